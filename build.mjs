@@ -37,7 +37,7 @@ const SOURCES = [
   'package-lock.json',
 ];
 // The first process of a leased container, for both architectures: the engine may run on another machine.
-const WATCHDOGS = ['amd64', 'arm64'].map((it) => `src/compute/backends/container/watchdog/watchdog-${it}`);
+const WATCHDOGS = ['amd64', 'arm64'].map((it) => `src/compute/kit/watchdog/watchdog-${it}`);
 // What the pages load, with its media type; its limit, compressed, is for all of it together.
 const UI_ASSETS = {
   'page.css': 'text/css; charset=utf-8',

@@ -18,7 +18,7 @@ export function configCommands(program: Command): void {
         else
           print(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
         const { adviceOn } = await import('../src/compute/settings.ts');
-        const { adviceOnDisk } = await import('../src/compute/backends/container/disk-advice.ts');
+        const { adviceOnDisk } = await import('../src/compute/engines/container/disk-advice.ts');
         const { adviceOnServices } = await import('../src/config/advice-services.ts');
         const { adviceOnStart } = await import('../src/config/advice-start.ts');
         const { adviceOnRouter } = await import('../src/config/advice-router.ts');

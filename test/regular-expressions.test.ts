@@ -12,17 +12,17 @@ import { length } from './helper/random.ts';
 const BOUNDED: [name: string, longest: number, why: string][] = [
   ['src/money.ts /0+$/', 64, 'digits of an amount, which has at most 18 behind its point'],
   [String.raw`src/ui/parts.ts /\B(?=(\d{3})+$)/g`, 64, 'digits of an amount'],
-  [String.raw`src/compute/backends/vast/settings.ts /\/+$/`, 500, 'the longest address that the setting takes'],
-  [String.raw`src/compute/backends/slurm/check.ts /(\w+)=(.*?)(?=\s+\w+=|\s*$)/g`, 4096, 'a line is cut before'],
-  [String.raw`src/compute/backends/slurm/slurm.ts / to start at (\d+) .* in partition (\S+)/`, 4096, 'is cut before'],
+  [String.raw`src/compute/engines/vast/settings.ts /\/+$/`, 500, 'the longest address that the setting takes'],
+  [String.raw`src/compute/engines/slurm/check.ts /(\w+)=(.*?)(?=\s+\w+=|\s*$)/g`, 4096, 'a line is cut before'],
+  [String.raw`src/compute/engines/slurm/slurm.ts / to start at (\d+) .* in partition (\S+)/`, 4096, 'is cut before'],
   [
-    'src/compute/backends/container/network.ts /fully subnetted|non-overlapping|no free.*subnet/i',
+    'src/compute/engines/container/network.ts /fully subnetted|non-overlapping|no free.*subnet/i',
     4096,
     'what an engine says is cut',
   ],
-  [`src/compute/backends/lxd/check.ts /ENOENT.*open|, open '/`, 1024, 'what LXD says is cut to 500'],
+  [`src/compute/engines/lxd/check.ts /ENOENT.*open|, open '/`, 1024, 'what LXD says is cut to 500'],
   [
-    'src/compute/backends/kubernetes/kubernetes.ts /exceeded quota|is forbidden: .*quota/i',
+    'src/compute/engines/kubernetes/kubernetes.ts /exceeded quota|is forbidden: .*quota/i',
     1024,
     'what the API says is cut to 500',
   ],
@@ -33,12 +33,9 @@ const OWN: [name: string, why: string][] = [
   [String.raw`cli/completion.ts /[<[](.+?)[\]>]/`, 'the options of our own commands'],
   [String.raw`src/router/discover.ts /\/+$/`, 'addresses that the operator gives to `purser init`'],
   ['src/config/config.ts / but received .*$/', 'a message about a setting of the operator'],
-  [
-    'src/compute/backends/container/connection.ts /; if the root CA is installed locally.*$/',
-    'an error of Node itself',
-  ],
+  ['src/compute/engines/container/connection.ts /; if the root CA is installed locally.*$/', 'an error of Node itself'],
   [String.raw`src/config/router.ts /\/+$/`, 'a setting of the operator'],
-  [String.raw`src/compute/backends/kubernetes/credentials.ts /\/+$/`, 'the cluster in the operator’s kubeconfig'],
+  [String.raw`src/compute/engines/kubernetes/credentials.ts /\/+$/`, 'the cluster in the operator’s kubeconfig'],
   [String.raw`src/net/listen.ts /^(0\.0\.0\.0|[0:]*::[0:]*)$/`, 'a setting of the operator'],
   [String.raw`src/doctor/machine.ts /(\d+)\.(\d+)(?:\.(\d+))?/`, 'versions of the machine’s own programs'],
 ];
@@ -46,9 +43,9 @@ const OWN: [name: string, why: string][] = [
 /** How many expressions each file puts together at run time: they begin with a fixed text or token, or repeat one class only. */
 const MADE: Record<string, number> = {
   'cli/terminal.ts': 1,
-  'src/compute/backends/container/address.ts': 2,
-  'src/compute/backends/slurm/step.ts': 1,
-  'src/compute/inside/sftp-inside.ts': 2,
+  'src/compute/engines/container/address.ts': 2,
+  'src/compute/engines/slurm/step.ts': 1,
+  'src/compute/machine/sftp-inside.ts': 2,
   'src/config/variables.ts': 1,
   'src/http/page.ts': 1,
   'src/http/port-proxy.ts': 2,

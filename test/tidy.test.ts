@@ -17,7 +17,7 @@ const withoutComments = (source: string) => source.replace(/\/\*[\s\S]*?\*\//g, 
 const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   [
     /process\.env\b/,
-    /^(src\/config\/config\.ts|src\/compute\/backends\/kubernetes\/credentials\.ts|test\/|bench\/)/,
+    /^(src\/config\/config\.ts|src\/compute\/engines\/kubernetes\/credentials\.ts|test\/|bench\/)/,
     'the environment is read once; a pod is told in it where its cluster is',
   ],
   [
@@ -43,7 +43,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /^import (?!type ).*from 'undici'|import\('undici'\)/m,
-    /^(src\/compute\/backends\/lxd\/|src\/(notify|telemetry\/spans)\/|src\/net\/(contained-connector|request|watched-pool|web-classes)\.ts|test\/|bench\/)/,
+    /^(src\/compute\/engines\/lxd\/|src\/(notify|telemetry\/spans)\/|src\/net\/(contained-connector|request|watched-pool|web-classes)\.ts|test\/|bench\/)/,
     'calls go over HTTP/1.1, and what they throw is contained',
   ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
@@ -127,6 +127,28 @@ test('imports point to lower layers only', () => {
       const importedLayer = layerOf(imported);
       const mayShare = layer === 0 || layer >= SHARED_LAYER || folderOf(name) === folderOf(imported);
       if (importedLayer < layer || (importedLayer === layer && !mayShare)) faults.push(`${name} imports ${imported}`);
+    }
+  }
+  assert.deepEqual(faults, []);
+});
+
+/** The parts of compute, and what each may import of compute beside its own folder and the files that lie in compute itself. */
+const PARTS_OF_COMPUTE: [part: RegExp, imports: RegExp][] = [
+  [/^src\/compute\/engines\/(?!index)/, /^src\/compute\/(kit|machine)\//],
+  [/^src\/compute\/kit\//, /^src\/compute\/machine\//],
+  [/^src\/compute\/machine\//, /^$/],
+];
+
+test('an engine imports no sibling: what several of them share lies in the kit, or in what runs in any machine', () => {
+  const faults: string[] = [];
+  for (const name of files) {
+    const [part, imports] = PARTS_OF_COMPUTE.find(([it]) => it.test(name)) ?? [];
+    if (!part || !imports) continue;
+    const own = /^src\/compute\/(engines\/[^/]+|kit|machine)\//.exec(name)?.[0] as string;
+    for (const [, target] of read(name).matchAll(/(?:from|import\()\s*'(\.[^']+)'/g)) {
+      const imported = normalize(join(dirname(name), target as string));
+      const isShared = /^src\/compute\/[^/]+$/.test(imported) || !imported.startsWith('src/compute/');
+      if (!isShared && !imported.startsWith(own) && !imports.test(imported)) faults.push(`${name} imports ${imported}`);
     }
   }
   assert.deepEqual(faults, []);

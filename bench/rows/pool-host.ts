@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { openSshBackend } from '../../src/compute/backends/ssh/ssh.ts';
+import { openSshBackend } from '../../src/compute/engines/ssh/ssh.ts';
 import { openSshd } from '../../test/compute/engines/sshd.ts';
 import { median } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
@@ -39,7 +39,7 @@ export async function poolHost(): Promise<Line[]> {
   stack.defer(() => void execFileSync('ssh', ['-O', 'exit', ...argv], { stdio: 'ignore' }));
 
   const runs = {
-    purser: () => backend.exec(made.ref, { command: 'true', timeoutSeconds: 60, streamBytesMax: 1000 }),
+    purser: () => backend.inside.exec(made.ref, { command: 'true', timeoutSeconds: 60, streamBytesMax: 1000 }),
     control: () => once(spawn('ssh', [...argv, 'true'], { stdio: 'ignore' }), 'exit'),
   };
   const taken = { purser: [] as number[], control: [] as number[] };

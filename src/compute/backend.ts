@@ -109,6 +109,37 @@ export type SessionOrder = {
 /** The result of one check: `detail` says what was found, or what is wrong and what to do about it. */
 export type Finding = { name: string; ok: boolean; detail: string };
 
+/** What is done inside the machines of a backend. */
+export type Inside = {
+  exec(ref: Ref, order: ExecOrder): Promise<ExecResult>;
+  /** Writes a file whole or not at all; parents are created. */
+  upload(ref: Ref, path: string, content: Buffer): Promise<void>;
+  session(ref: Ref, order: SessionOrder): Promise<Session>;
+  /**
+   * Tries a machine that runs, before it is paid for: a command, and the GPUs that were sold. Returns what is wrong, or
+   * undefined. Reliable only until a tenant has been inside.
+   */
+  prove(ref: Ref): Promise<string | undefined>;
+  /**
+   * The path, inside every machine, of the program that `port.ts` runs as `PROGRAM relay PORT` (watchdog.c). Without it,
+   * what the image has is used.
+   */
+  relay?: string;
+};
+
+/** How `doctor` examines a backend. */
+export type Examination = {
+  /** Checks everything that a lease depends on, without making one. Never throws. */
+  check(): Promise<Finding[]>;
+  /** What it costs to make a machine only to try the backend. One that costs money is not made. */
+  trial: 'free' | 'costs_money';
+  /**
+   * Says which limit is not in force inside a running machine; undefined if all are. Reliable only until a tenant has
+   * been inside.
+   */
+  unlimited?(ref: Ref, quote: Quote): Promise<string | undefined>;
+};
+
 /**
  * The machines behind a slot (design, section 7). Every call has its own time limit and, unless its result says
  * otherwise, throws when the backend cannot be asked. A call that throws proves nothing about what happened.
@@ -149,20 +180,8 @@ export type Backend = {
   destroy(ref: Ref): Promise<void>;
   /** Everything that carries a tag with this prefix. Throws when the list would be partial. */
   listOwned(prefix: string): Promise<Owned[]>;
-  /**
-   * Tries a machine that runs, before it is paid for: a command, and the GPUs that were sold. Returns what is wrong, or
-   * undefined. Reliable only until a tenant has been inside.
-   */
-  prove?(ref: Ref): Promise<string | undefined>;
-  exec(ref: Ref, order: ExecOrder): Promise<ExecResult>;
-  /** Writes a file whole or not at all; parents are created. */
-  upload(ref: Ref, path: string, content: Buffer): Promise<void>;
-  session(ref: Ref, order: SessionOrder): Promise<Session>;
-  /**
-   * The path, inside every machine, of the program that `port.ts` runs as `PROGRAM relay PORT` (watchdog.c of the container
-   * backend). Without it, what the image has is used.
-   */
-  relay?: string;
+  /** What is done inside its machines. An engine gives the start of a program, and `createInside` makes the rest of it. */
+  inside: Inside;
   /**
    * Machines of the same users as this installation's that do not carry its tag. They are only reported, unless there
    * is an `end`. `list` throws when the list would be partial.
@@ -177,15 +196,8 @@ export type Backend = {
   absence: { lists: number; apartSeconds: number };
   /** Names the settings that this machine still needs and the configuration no longer has, as sentences. Calls no provider. */
   misses?(machine: { tag: string; ref: Ref | null }): string | undefined;
-  /** Checks everything that a lease depends on, without making one. Never throws. */
-  check?(): Promise<Finding[]>;
-  /**
-   * Says which limit is not in force inside a running machine; undefined if all are. Reliable only until a tenant has
-   * been inside.
-   */
-  unlimited?(ref: Ref, quote: Quote): Promise<string | undefined>;
-  /** Set if `doctor` may make a machine only to try the backend: `free`, or at a price. */
-  trial?: 'free' | 'costs_money';
+  /** What only `doctor` asks. */
+  doctor?: Examination;
   close(): Promise<void>;
 };
 

@@ -1,5 +1,5 @@
 import { Refusal } from '../refusal.ts';
-import type { Backend } from './backend.ts';
+import type { Backend, Inside } from './backend.ts';
 
 /** Hears of every call of a backend: `ok`, `failed`, the kind of another outcome, or the code of a refusal. */
 export type BackendCalled = (call: string, code: string, seconds: number) => void;
@@ -16,13 +16,16 @@ const CALLS = new Set<string | symbol>([
   'exec',
   'upload',
   'session',
-] satisfies (keyof Backend)[]);
+] satisfies (keyof Backend | keyof Inside)[]);
 
 /** Returns a backend that does what this one does, and tells how each call ended and how long it took. */
-export function countedBackend(backend: Backend, called: BackendCalled): Backend {
-  return new Proxy(backend, {
+export const countedBackend = (backend: Backend, called: BackendCalled): Backend => counted(backend, called);
+
+function counted<T extends Backend | Inside>(calls: T, called: BackendCalled): T {
+  return new Proxy(calls, {
     get(target, name) {
       const value: unknown = Reflect.get(target, name, target);
+      if (name === 'inside') return counted(value as Inside, called);
       if (typeof value !== 'function' || !CALLS.has(name)) return value;
       return async (...args: unknown[]) => {
         const began = performance.now();

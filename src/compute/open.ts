@@ -1,9 +1,9 @@
 import { join } from 'node:path';
 import { files } from '../files/data-directory.ts';
 import type { Backend, Slot, Surroundings } from './backend.ts';
-import * as backends from './backends/index.ts';
-import * as local from './backends/local/settings.ts';
 import { type BackendCalled, countedBackend } from './counted-backend.ts';
+import * as backends from './engines/index.ts';
+import * as local from './engines/local/settings.ts';
 import { type ComputeSettings, type Fill, type LocalCompute, listBackends, type PlacedSettings } from './settings.ts';
 import { type ConfiguredBackend, createSlots, type Slots } from './slots.ts';
 

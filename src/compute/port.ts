@@ -100,8 +100,8 @@ const relayCommand = (port: number, program = '') => `set -- ${port} '${program}
  * the stream ends it. Throws PortUnreachable, and whatever a session throws.
  */
 export async function connectPort(backend: Backend, ref: Ref, port: number): Promise<Duplex> {
-  const command = relayCommand(port, backend.relay);
-  const session = await backend.session(ref, { command, terminal: undefined });
+  const command = relayCommand(port, backend.inside.relay);
+  const session = await backend.inside.session(ref, { command, terminal: undefined });
   session.ended.catch(() => {}); // The error reaches those who await it.
   for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {}); // `ended` reports it.
   const said = session.stderr ? begin(session.stderr) : () => '';

@@ -99,7 +99,7 @@ async function use(
   const waited = () => Math.ceil((performance.now() - started) / 1000);
   for (;;) {
     const machine = await backend.inspect(ref);
-    const fault = machine?.state === 'running' ? await backend.prove?.(ref) : machine?.note;
+    const fault = machine?.state === 'running' ? await backend.inside.prove(ref) : machine?.note;
     const why = fault === undefined ? '' : `: ${fault}`;
     if (!machine || machine.state === 'ended')
       throw new Error(`it was made, and ended by itself after ${waited()} s${why}`);
@@ -118,14 +118,14 @@ async function use(
   const ran = waited();
   if (!(await backend.find(tag)).some((it) => it.ref === ref))
     throw new Error(`it runs, but its tag ${tag} does not find it`);
-  const { exitCode, stderr } = await backend.exec(ref, {
+  const { exitCode, stderr } = await backend.inside.exec(ref, {
     command: 'true',
     timeoutSeconds: EXEC_SECONDS,
     streamBytesMax: 1000,
   });
   if (exitCode !== 0)
     throw new Error(`it runs, but the command \`true\` ended with ${exitCode} in it: ${stderr.toString().trim()}`);
-  const unlimited = await backend.unlimited?.(ref, quote);
+  const unlimited = await backend.doctor?.unlimited?.(ref, quote);
   if (unlimited !== undefined) throw new Error(`it runs, but ${unlimited}`);
   return { ok: true, detail: `it ran ${ran} s after it was made, was found by its tag and ran a command` };
 }

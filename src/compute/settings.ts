@@ -1,7 +1,7 @@
 import * as v from 'valibot';
 import { type Backend, SLOTS, type Slot, type Surroundings } from './backend.ts';
-import * as backends from './backends/index.ts';
-import type { LocalSettings } from './backends/local/settings.ts';
+import * as backends from './engines/index.ts';
+import type { LocalSettings } from './engines/local/settings.ts';
 import { firstOtherPrice } from './same-prices.ts';
 import { firstSharedUser } from './same-users.ts';
 

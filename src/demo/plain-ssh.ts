@@ -3,7 +3,7 @@ import { writeFileSync } from 'node:fs';
 import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import { PATH } from '../compute/backends/local/kill.ts';
+import { PATH } from '../compute/engines/local/kill.ts';
 
 /** The response of `POST /v1/compute/ssh`. */
 export type Access = { host: string; port: number; username: string; private_key: string; host_key: string };

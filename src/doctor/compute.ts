@@ -46,7 +46,7 @@ async function examineBackend(
   if (!configured) return [named(opened)];
   const { backend } = configured;
   try {
-    const found = await inTime(backend.check?.() ?? Promise.resolve([]), CHECK_MILLISECONDS, 'The check').catch(
+    const found = await inTime(backend.doctor?.check() ?? Promise.resolve([]), CHECK_MILLISECONDS, 'The check').catch(
       (error: Error) => [{ name: 'check', ok: false, detail: error.message }],
     );
     return [...found, ...(await runSelfTest(configured, installationId, now))].map(named);
@@ -61,7 +61,7 @@ async function runSelfTest(
   now: () => number,
 ): Promise<Finding[]> {
   const name = 'trial';
-  const { trial } = configured.backend;
+  const trial = configured.backend.doctor?.trial;
   if (trial === undefined) return [];
   if (trial === 'costs_money')
     return [{ name, ok: true, detail: 'No machine was made: with this backend it would cost money' }];

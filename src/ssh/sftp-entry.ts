@@ -1,4 +1,4 @@
-import { entriesOf, type Facts } from '../compute/inside/sftp-facts.ts';
+import { entriesOf, type Facts } from '../compute/machine/sftp-facts.ts';
 import type { Name } from './sftp-wire.ts';
 
 const KINDS = new Map([

@@ -1,6 +1,6 @@
-import { SftpFault, STATUS } from '../compute/inside/sftp-fault.ts';
-import type { Inside } from '../compute/inside/sftp-inside.ts';
-import { MOVE_BYTES, READ_BYTES } from '../compute/inside/sftp-script.ts';
+import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
+import type { Inside } from '../compute/machine/sftp-inside.ts';
+import { MOVE_BYTES, READ_BYTES } from '../compute/machine/sftp-script.ts';
 import { OPEN } from './sftp-wire.ts';
 
 /** The most blocks of 64 KiB that are read ahead. */

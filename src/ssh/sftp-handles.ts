@@ -1,5 +1,5 @@
-import { SftpFault, STATUS } from '../compute/inside/sftp-fault.ts';
-import { DESCRIPTORS } from '../compute/inside/sftp-script.ts';
+import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
+import { DESCRIPTORS } from '../compute/machine/sftp-script.ts';
 import type { Memory } from './memory.ts';
 import type { Listing } from './sftp-entry.ts';
 import type { File } from './sftp-file.ts';

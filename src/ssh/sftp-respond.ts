@@ -1,7 +1,7 @@
-import { type Attributes, factsOf } from '../compute/inside/sftp-facts.ts';
-import { SftpFault, STATUS } from '../compute/inside/sftp-fault.ts';
-import type { Inside } from '../compute/inside/sftp-inside.ts';
-import { DESCRIPTORS } from '../compute/inside/sftp-script.ts';
+import { type Attributes, factsOf } from '../compute/machine/sftp-facts.ts';
+import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
+import type { Inside } from '../compute/machine/sftp-inside.ts';
+import { DESCRIPTORS } from '../compute/machine/sftp-script.ts';
 import type { Memory } from './memory.ts';
 import type { Write } from './sftp-batch.ts';
 import { createListing } from './sftp-entry.ts';

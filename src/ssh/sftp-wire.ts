@@ -1,6 +1,6 @@
 import type { Readable } from 'node:stream';
-import type { Attributes } from '../compute/inside/sftp-facts.ts';
-import type { Status } from '../compute/inside/sftp-fault.ts';
+import type { Attributes } from '../compute/machine/sftp-facts.ts';
+import type { Status } from '../compute/machine/sftp-fault.ts';
 
 /**
  * The packets of the SSH File Transfer Protocol, version 3 (draft-ietf-secsh-filexfer-02, and OpenSSH's PROTOCOL file for

@@ -1,7 +1,7 @@
 import type { Readable } from 'node:stream';
 import type { Session } from '../compute/backend.ts';
-import { SftpFault, STATUS } from '../compute/inside/sftp-fault.ts';
-import { createInside } from '../compute/inside/sftp-inside.ts';
+import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
+import { createInside } from '../compute/machine/sftp-inside.ts';
 import type { Memory } from './memory.ts';
 import { gatherWrites } from './sftp-batch.ts';
 import { createResponder } from './sftp-respond.ts';

@@ -1,6 +1,6 @@
 import * as v from 'valibot';
-import type { Entry, FileFacts } from '../compute/inside/files.ts';
-import { LOG_BYTES_MAX, type Process } from '../compute/inside/process.ts';
+import type { Entry, FileFacts } from '../compute/machine/files.ts';
+import { LOG_BYTES_MAX, type Process } from '../compute/machine/process.ts';
 import { Command, EnvironmentVariables, WorkingDirectory, withoutNul } from './compute.ts';
 import { Id, Time, text, wholeNumber } from './parts.ts';
 

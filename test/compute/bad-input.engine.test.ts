@@ -63,8 +63,9 @@ async function openScene(t: TestContext): Promise<Scene | undefined> {
   const asked: string[] = [];
   for (const { slot, backend } of purser.app.slots.list)
     for (const name of ['create', 'extend', 'exec', 'session', 'destroy'] as const) {
-      const real = backend[name] as (...args: unknown[]) => Promise<unknown>;
-      Object.assign(backend, {
+      const calls = name === 'exec' || name === 'session' ? backend.inside : backend;
+      const real = Reflect.get(calls, name) as (...args: unknown[]) => Promise<unknown>;
+      Object.assign(calls, {
         [name]: (...args: unknown[]) => {
           asked.push(`${slot} ${name}`);
           return real(...args);

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
-import { collect, collectBoth } from '../../src/compute/backends/collect.ts';
+import { collect, collectBoth } from '../../src/compute/machine/collect.ts';
 
 const unwanted = () => new AbortController();
 

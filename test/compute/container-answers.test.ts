@@ -5,9 +5,10 @@ import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { openEngine, textOf } from '../../src/compute/backends/container/engine.ts';
-import { runInside } from '../../src/compute/backends/container/session.ts';
-import { whyEnded } from '../../src/compute/backends/container/why-ended.ts';
+import { openEngine, textOf } from '../../src/compute/engines/container/engine.ts';
+import { beginIn } from '../../src/compute/engines/container/program.ts';
+import { whyEnded } from '../../src/compute/engines/container/why-ended.ts';
+import { createInside } from '../../src/compute/machine/inside.ts';
 import { followFaults } from '../../src/fault.ts';
 import { waitFor } from '../helper/waiting.ts';
 
@@ -118,6 +119,7 @@ test('a command that the engine says runs for ever is given up after its limit',
   const engine = await open(t, (path) =>
     path.endsWith('/start') ? upgrade : json({ Id: 'x', Image: 'x', Config: {}, Running: true, ExitCode: null }),
   );
+  const inside = createInside((ref, order) => beginIn(engine, ref, order), { graceMilliseconds: 1 });
   const order = { command: 'true', timeoutSeconds: 0, streamBytesMax: 100 };
-  await assert.rejects(waitFor('it is given up', runInside(engine, 'x', order, 1)), { name: 'TimeoutError' });
+  await assert.rejects(waitFor('it is given up', inside.exec('x', order)), { name: 'TimeoutError' });
 });

@@ -5,7 +5,7 @@ import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { examine } from '../../src/doctor/doctor.ts';
 import { openTestServer } from '../helper/server.ts';
@@ -34,7 +34,7 @@ async function check(socket: string, { gpus = 0, ...over }: Over = {}) {
     },
     { prefix: 'purser-inst-check-', now: () => Math.floor(Date.now() / 1000) },
   );
-  const findings = (await backend.check?.()) ?? [];
+  const findings = (await backend.doctor?.check()) ?? [];
   return new Map(findings.map(({ name, ok, detail }) => [name, `${ok ? 'ok' : 'bad'}: ${detail}`]));
 }
 

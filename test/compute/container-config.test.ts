@@ -6,10 +6,10 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { parseEngineAddress } from '../../src/compute/backends/container/address.ts';
-import { openEngine } from '../../src/compute/backends/container/engine.ts';
-import { gpuDevices } from '../../src/compute/backends/container/gpus.ts';
-import { notes, type SizedSettings } from '../../src/compute/backends/container/settings.ts';
+import { parseEngineAddress } from '../../src/compute/engines/container/address.ts';
+import { openEngine } from '../../src/compute/engines/container/engine.ts';
+import { notes, type SizedSettings } from '../../src/compute/engines/container/settings.ts';
+import { gpuDevices } from '../../src/compute/kit/gpus.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { ConfigurationFault } from '../../src/config/fault.ts';
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { inspect } from 'node:util';
-import { openEngineConnections } from '../../src/compute/backends/container/connection.ts';
+import { openEngineConnections } from '../../src/compute/engines/container/connection.ts';
 
 test('the options of a request to an engine can be inspected without all its connections', (t) => {
   const { agent, close } = openEngineConnections({ socket: 'unix:///run/docker.sock' });

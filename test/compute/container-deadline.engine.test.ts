@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { type Created, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { newId } from '../../src/id.ts';
 import { minimalDebian } from '../helper/minimal-debian.ts';
 import { until } from '../helper/waiting.ts';
@@ -40,7 +40,11 @@ async function lease(engine: Engine, image: string, seconds: number) {
     tag,
     created,
     async sh(command: string): Promise<string> {
-      const { stdout, stderr } = await backend.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 10_000 });
+      const { stdout, stderr } = await backend.inside.exec(tag, {
+        command,
+        timeoutSeconds: 60,
+        streamBytesMax: 10_000,
+      });
       return `${stdout}${stderr}`.trim();
     },
     /** Waits for its end, which has to come at the deadline and for no other reason. */
@@ -153,7 +157,7 @@ test('in an image with nothing but one static program, the deadline is kept and 
   await imageOf(t, engine, 'localhost/scratch:1', tree);
   const { backend, tag, created, endsAt } = await lease(engine, 'localhost/scratch:1', 300);
   assert.equal(created.kind, 'created', JSON.stringify(created));
-  assert.match((await backend.prove?.(tag)) ?? '', /^it runs, but .*\/bin\/sh/, 'nobody would pay for it');
+  assert.match((await backend.inside.prove(tag)) ?? '', /^it runs, but .*\/bin\/sh/, 'nobody would pay for it');
   const tenant = runAsRoot(engine.docker, tag, '/sleep', '4321');
   const deadline = now() + 12;
   assert.deepEqual(await backend.extend(tag, deadline), { kind: 'done' });
@@ -236,9 +240,12 @@ test('limits are read inside: one that lies above what is leased is named', asyn
   if (!engine) return;
   const { backend, tag } = await lease(engine, IMAGE, 300);
   const quote = await backend.quote({ gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.25, max_seconds: 600 });
-  assert.equal(await backend.unlimited?.(tag, quote), undefined);
+  assert.equal(await backend.doctor?.unlimited?.(tag, quote), undefined);
   // As if no limit had been asked for: what is set is then more than what was sold.
   const smaller = { ...quote, spec: { ...quote.spec, memory_gib: 0.1 } };
-  assert.match((await backend.unlimited?.(tag, smaller)) ?? '', /^inside it nothing limits its memory, whatever/);
+  assert.match(
+    (await backend.doctor?.unlimited?.(tag, smaller)) ?? '',
+    /^inside it nothing limits its memory, whatever/,
+  );
   await backend.destroy(tag);
 });

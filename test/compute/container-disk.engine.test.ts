@@ -8,9 +8,9 @@ import test, { after, type TestContext } from 'node:test';
 import { promisify } from 'node:util';
 import { stringify } from 'yaml';
 import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { checkDisk } from '../../src/compute/backends/container/check.ts';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
-import { openEngine } from '../../src/compute/backends/container/engine.ts';
+import { checkDisk } from '../../src/compute/engines/container/check.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
+import { openEngine } from '../../src/compute/engines/container/engine.ts';
 import { until } from '../helper/waiting.ts';
 import { openBtrfs } from './engines/btrfs.ts';
 import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
@@ -44,13 +44,13 @@ async function rent(engine: Engine, image = IMAGE) {
       now: () => Math.floor(Date.now() / 1000),
     },
   );
-  const findings = new Map((await backend.check?.())?.map((it) => [it.name, it]));
+  const findings = new Map((await backend.doctor?.check())?.map((it) => [it.name, it]));
   const quote = await backend.quote({ offer_id: 'small', disk_gb: 1, max_seconds: 600 });
   const tag = tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
   const created = await backend.create({ tag, quote, deadline: Math.floor(Date.now() / 1000) + 660 });
   assert.equal(created.kind, 'created', JSON.stringify(created));
   const reserve = (megabytes: number, file = '/tmp/file') =>
-    backend.exec(tag, {
+    backend.inside.exec(tag, {
       command: `fallocate -l ${megabytes}M ${file}`,
       timeoutSeconds: 60,
       streamBytesMax: 4096,

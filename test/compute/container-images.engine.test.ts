@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 
@@ -49,7 +49,7 @@ for (const [name, open] of ENGINES)
     };
     const say = async (ref: string) => {
       const command = 'echo "$MODEL"; df -k /dev/shm | tail -1 | awk \'{ print $2 }\'';
-      return (await backend.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1000 })).stdout.toString();
+      return (await backend.inside.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1000 })).stdout.toString();
     };
     const imageOf = async (ref: string) => (await engine.docker.getContainer(ref).inspect()).Config.Image;
 
@@ -62,7 +62,7 @@ for (const [name, open] of ENGINES)
       assert.equal(made.kind, 'created', JSON.stringify(made));
       const { ref } = made as { ref: string };
       assert.deepEqual([await imageOf(ref), await say(ref)], [image, said]);
-      assert.deepEqual(await backend.prove?.(ref), undefined);
+      assert.deepEqual(await backend.inside.prove(ref), undefined);
       await backend.destroy(ref);
     }
     const refused = await rent('missing');
@@ -71,7 +71,7 @@ for (const [name, open] of ENGINES)
       code: 'provider_unavailable',
       reason: `The image ${MISSING} is not on the engine. Nothing was charged.`,
     });
-    const checks = (await backend.check?.()) ?? [];
+    const checks = (await backend.doctor?.check()) ?? [];
     assert.deepEqual(
       checks.filter((it) => it.name.startsWith('image')).map((it) => [it.name, it.ok]),
       [

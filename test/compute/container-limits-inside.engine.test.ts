@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
 import test from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
-import { findUnlimited } from '../../src/compute/backends/container/limits.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
+import { findUnlimited } from '../../src/compute/kit/limits.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { IMAGE } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
@@ -30,7 +30,7 @@ for (const rootless of [true, false])
       },
       { prefix: 'purser-inst-rootless-', now },
     );
-    const findings = new Map((await backend.check?.())?.map((it) => [it.name, it.detail]));
+    const findings = new Map((await backend.doctor?.check())?.map((it) => [it.name, it.detail]));
     assert.match(findings.get('users') ?? '', rootless ? /^root inside is nobody outside$/ : /^not mapped/);
     const tried = await selfTest({ backend, provisionSeconds: 60 }, INSTALLATION, now);
     assert.match(tried.detail, /it was destroyed and is gone$/);

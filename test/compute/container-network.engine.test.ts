@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { until } from '../helper/waiting.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
@@ -36,7 +36,7 @@ function open(engine: Engine, network: string) {
     const { tag, created } = await rent(walletId);
     assert.equal(created.kind, 'created', JSON.stringify(created));
     const sh = async (command: string) => {
-      const said = await backend.exec(tag, { command, timeoutSeconds: 20, streamBytesMax: 4000 });
+      const said = await backend.inside.exec(tag, { command, timeoutSeconds: 20, streamBytesMax: 4000 });
       return said.stdout.toString().trim();
     };
     return {

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { openTestServer } from '../helper/server.ts';
 import { UNHURRIED_MILLISECONDS, until } from '../helper/waiting.ts';
 import { type Engine, openDocker } from './engines/docker.ts';

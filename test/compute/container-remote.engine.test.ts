@@ -2,9 +2,9 @@ import assert from 'node:assert/strict';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
-import type { EngineSettings } from '../../src/compute/backends/container/address.ts';
-import { adviceOnDisk } from '../../src/compute/backends/container/disk-advice.ts';
-import { runCommand } from '../../src/compute/inside/command.ts';
+import type { EngineSettings } from '../../src/compute/engines/container/address.ts';
+import { adviceOnDisk } from '../../src/compute/engines/container/disk-advice.ts';
+import { runCommand } from '../../src/compute/machine/command.ts';
 import { hasComponent } from '../helper/component.ts';
 import { freePort } from '../helper/free-port.ts';
 import { until } from '../helper/waiting.ts';
@@ -94,7 +94,7 @@ test('whoever is not the engine, and what the engine does not accept, is named, 
   ];
   for (const [settings, said] of cases) {
     const { backend, spec } = containerSubject(settings);
-    const [finding] = (await backend.check?.()) ?? [];
+    const [finding] = (await backend.doctor?.check()) ?? [];
     assert.deepEqual([finding?.name, finding?.ok], ['engine', false]);
     assert.match(finding?.detail ?? '', said);
     const order = { tag: 'purser-inst-conformance-res-no', quote: await backend.quote(spec), deadline: 1e10 };
@@ -168,9 +168,9 @@ for (const [name, open] of LINES) {
     const limits = { timeoutSeconds: 60, streamBytesMax: 1000 };
     // What comes in the same moment as a cut may still be given an idle connection that was cut as well.
     const say = async (command: string) =>
-      (await backend.exec(tag, { command, ...limits }).catch(() => undefined))?.stdout.toString();
+      (await backend.inside.exec(tag, { command, ...limits }).catch(() => undefined))?.stdout.toString();
     for (const [way, run] of [
-      ['plain', (command: string) => backend.exec(tag, { command, ...limits })],
+      ['plain', (command: string) => backend.inside.exec(tag, { command, ...limits })],
       ['in a directory', (command: string) => runCommand(backend, tag, { command, cwd: '/tmp', ...limits })],
     ] as const) {
       const ran = run('echo begun; : > /tmp/begun; sleep 60');
@@ -197,7 +197,7 @@ test('what a command has asked an engine over SSH leaves no connection, nor does
   await until('it is closed', async () => relay.openCount() === 0);
 
   const unusable = containerSubject({ ...engine, identity_file: remote.client.cert });
-  assert.match((await unusable.backend.check?.())?.[0]?.detail ?? '', /parse privateKey/);
+  assert.match((await unusable.backend.doctor?.check())?.[0]?.detail ?? '', /parse privateKey/);
   const usable = containerSubject(engine).backend; // The relay accepts its connection after the one before.
   await usable.listOwned('purser-');
   await usable.close();

@@ -19,15 +19,19 @@ test('the Podman of another user, who has no rights, rents out containers: by it
     },
   ]) {
     const { backend, spec } = containerSubject(settings);
-    const [found] = (await backend.check?.()) ?? [];
+    const [found] = (await backend.doctor?.check()) ?? [];
     assert.match(`${found?.ok} ${found?.detail}`, /^true Podman \d+/);
     const quote = await backend.quote(spec);
     const now = Math.floor(Date.now() / 1000);
     const tag = 'purser-inst-conformance-res-rootless';
     const made = await backend.create({ tag, quote, deadline: now + 600 });
     assert.deepEqual(made, { kind: 'created', ref: tag });
-    await backend.upload(tag, '/tmp/file', Buffer.from('uploaded'));
-    const ran = await backend.exec(tag, { command: 'cat /tmp/file; exit 3', timeoutSeconds: 60, streamBytesMax: 1000 });
+    await backend.inside.upload(tag, '/tmp/file', Buffer.from('uploaded'));
+    const ran = await backend.inside.exec(tag, {
+      command: 'cat /tmp/file; exit 3',
+      timeoutSeconds: 60,
+      streamBytesMax: 1000,
+    });
     assert.deepEqual([ran.exitCode, ran.stdout.toString()], [3, 'uploaded']);
     assert.deepEqual(await backend.extend(tag, now + 900), { kind: 'done' });
     assert.equal((await backend.inspect(tag))?.deadline, now + 900);

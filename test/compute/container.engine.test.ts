@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { mkdtempSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
-import { collect } from '../../src/compute/backends/collect.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
 import { until } from '../helper/waiting.ts';
 import { conform, type Subject } from './conformance.ts';
 import { type Engine, importImage, openDocker, packBusybox } from './engines/docker.ts';
@@ -43,7 +43,7 @@ for (const name of ['Docker', 'Podman'] as const)
     const created = await backend.create({ tag, quote: await backend.quote(spec), deadline });
     assert.deepEqual(created, { kind: 'created', ref: tag });
     const sh = async (command: string) => {
-      const said = await backend.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 4096 });
+      const said = await backend.inside.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 4096 });
       return `${said.stdout}${said.stderr}${said.exitCode}`.trim();
     };
     assert.equal(
@@ -91,15 +91,19 @@ for (const name of ['Docker', 'Podman'] as const) {
     await create(opened, tag);
     t.after(() => backend.destroy(tag));
     const sh = async (command: string) => {
-      const { stdout, exitCode } = await backend.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 4096 });
+      const { stdout, exitCode } = await backend.inside.exec(tag, {
+        command,
+        timeoutSeconds: 60,
+        streamBytesMax: 4096,
+      });
       return [stdout.toString(), exitCode];
     };
     await sh('mkdir -p /tmp/work');
     assert.deepEqual(await sh('pwd'), ['/tmp/work\n', 0]);
     assert.deepEqual(await sh("df -m /dev/shm | awk 'END { print $2 }'"), ['128\n', 0]);
-    await backend.upload(tag, 'a', Buffer.from('x'));
+    await backend.inside.upload(tag, 'a', Buffer.from('x'));
     assert.deepEqual(await sh('cat /tmp/work/a; exit 3'), ['x', 3]);
-    const session = await backend.session(tag, { command: 'pwd', terminal: undefined });
+    const session = await backend.inside.session(tag, { command: 'pwd', terminal: undefined });
     const said = collect(session.stdout, 100);
     session.stderr?.resume();
     assert.deepEqual([await session.ended, (await said).bytes.toString()], [{ code: 0 }, '/tmp/work\n']);
@@ -118,7 +122,7 @@ for (const name of ['Docker', 'Podman'] as const) {
     await create(opened, tag);
     t.after(() => backend.destroy(tag));
     // Podman breaks the connection then, and may put its own words in place of the command's.
-    const session = await backend.session(tag, { command: ': > /tmp/notes; /tmp/notes', terminal: undefined });
+    const session = await backend.inside.session(tag, { command: ': > /tmp/notes; /tmp/notes', terminal: undefined });
     session.stdin.on('error', () => {});
     session.stdin.write(Buffer.alloc(8 * 1024 * 1024));
     session.stdout.resume();

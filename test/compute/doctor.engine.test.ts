@@ -187,9 +187,12 @@ test('a trial whose doctor died half-way is an orphan, and the server takes it a
   const never = Promise.withResolvers<never>();
   const backend: Backend = {
     ...configured.backend,
-    exec: () => {
-      died.resolve();
-      return never.promise;
+    inside: {
+      ...configured.backend.inside,
+      exec: () => {
+        died.resolve();
+        return never.promise;
+      },
     },
   };
   const now = () => Math.floor(Date.now() / 1000);

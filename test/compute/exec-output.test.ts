@@ -4,10 +4,10 @@ import { EventEmitter } from 'node:events';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
 import type { Session } from '../../src/compute/backend.ts';
-import { collect } from '../../src/compute/backends/collect.ts';
-import { partOutput } from '../../src/compute/backends/exec-output.ts';
-import { createStreams } from '../../src/compute/backends/kubernetes/stream.ts';
-import { startRun } from '../../src/compute/inside/run.ts';
+import { partOutput } from '../../src/compute/engines/container/exec-output.ts';
+import { createStreams } from '../../src/compute/engines/kubernetes/stream.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
+import { startRun } from '../../src/compute/machine/run.ts';
 import { frame } from './engines/frame.ts';
 
 const [STDOUT, STDERR] = [1, 2];
@@ -95,7 +95,7 @@ test('what comes in frames of one byte waits in few pieces', async () => {
 test('what a text in a machine says a byte at a time waits in few pieces', async () => {
   const source = { stdin: new PassThrough(), stdout: new PassThrough(), stderr: new PassThrough() };
   const session: Session = { ...source, ended: new Promise(() => {}), resize() {}, kill() {} };
-  const backend = { session: async () => session, exec: () => assert.fail() };
+  const backend = { inside: { session: async () => session } as never };
   const run = await startRun(backend, 'ref', { text: 'true', timeoutSeconds: 60 });
   const [token] = String(source.stdin.read()).split(' ');
   source.stdout.write(`${token} ok\n`);

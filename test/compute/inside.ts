@@ -4,9 +4,9 @@ import { readdirSync, readFileSync } from 'node:fs';
 import test, { type TestContext } from 'node:test';
 import fc from 'fast-check';
 import { tagOf } from '../../src/compute/backend.ts';
-import { type CommandOrder, runCommand } from '../../src/compute/inside/command.ts';
-import { listFiles, readPart } from '../../src/compute/inside/files.ts';
-import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/inside/process.ts';
+import { type CommandOrder, runInSetting } from '../../src/compute/machine/command.ts';
+import { listFiles, readPart } from '../../src/compute/machine/files.ts';
+import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/machine/process.ts';
 import { until } from '../helper/waiting.ts';
 import { gone, type Subject } from './conformance.ts';
 
@@ -44,17 +44,17 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     const { ref } = created as { ref: string };
     await until(`${name} runs`, async () => {
       const it = await backend.inspect(ref);
-      return it?.state === 'running' && (await backend.prove?.(ref)) === undefined && it;
+      return it?.state === 'running' && (await backend.inside.prove(ref)) === undefined && it;
     });
     const folder = `/tmp/purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
     const sh = async (command: string) => {
-      const said = await backend.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
+      const said = await backend.inside.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
       return said.stdout.toString();
     };
     await sh(`mkdir ${folder}`);
     const run = async (command: string, order: Partial<CommandOrder> = {}) => {
       const limits = { timeoutSeconds: 60, streamBytesMax: 1024 * 1024 };
-      const said = await runCommand(backend, ref, { command, ...limits, ...order });
+      const said = await runInSetting(backend, ref, { command, ...limits, ...order });
       return { ...said, stdout: said.stdout.toString(), stderr: said.stderr.toString() };
     };
     const end = async () => {
@@ -120,7 +120,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     const random = fc.sample(NAMES, { numRuns: 6, seed }).filter((it) => it !== '.' && it !== '..');
     const names = [...new Set(['-rf', "it's", '"quoted" \\ $x', 'ünïcode 😀', ...random])];
     const contents = new Map(names.map((it) => [it, randomBytes(randomInt(200_000))]));
-    for (const [it, content] of contents) await backend.upload(ref, `${folder}/${it}`, content);
+    for (const [it, content] of contents) await backend.inside.upload(ref, `${folder}/${it}`, content);
     // Upload refuses control characters. A tenant may use them.
     const other = 'two\nlines\n';
     await run(`cat >"$NAME"`, { cwd: folder, env: { NAME: other }, input: Buffer.from('x') });
@@ -139,7 +139,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     }
 
     const big = randomBytes(3_000_000);
-    await backend.upload(ref, `${folder}/big`, big);
+    await backend.inside.upload(ref, `${folder}/big`, big);
     const part = (offset: number, length: number) =>
       readPart(backend, ref, { path: `${folder}/big`, offset, length, bytesMax: 1_000_000, take });
     for (const [offset, length] of [

@@ -3,7 +3,7 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { readCluster } from '../../src/compute/backends/kubernetes/credentials.ts';
+import { readCluster } from '../../src/compute/engines/kubernetes/credentials.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
 const SECRET = 'very-secret-word';

@@ -7,8 +7,8 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openKubernetesBackend } from '../../src/compute/backends/kubernetes/kubernetes.ts';
-import { type KubernetesSettings, slots } from '../../src/compute/backends/kubernetes/settings.ts';
+import { openKubernetesBackend } from '../../src/compute/engines/kubernetes/kubernetes.ts';
+import { type KubernetesSettings, slots } from '../../src/compute/engines/kubernetes/settings.ts';
 import { changeResource } from '../../src/ledger/resource.ts';
 import { LONG, openWith } from '../lease/leases.ts';
 import {
@@ -65,7 +65,8 @@ async function openBench(t: TestContext) {
 const calls = (backend: Backend) => ({
   create: async (tag: string = freshTag()) =>
     backend.create({ tag, quote: await backend.quote(SPEC), deadline: now() + 600 }),
-  sh: (ref: string, command: string) => backend.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 1024 * 1024 }),
+  sh: (ref: string, command: string) =>
+    backend.inside.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 1024 * 1024 }),
 });
 const jobsOf = (fake: FakeKubernetes) => fake.objects('jobs').length;
 
@@ -382,7 +383,7 @@ for (const protocols of [['v5.channel.k8s.io', 'v4.channel.k8s.io'], ['v5.channe
     const content = randomBytes(300_000);
     const open = join(tmpdir(), `purser-upload-${randomBytes(6).toString('hex')}`);
     t.after(() => rmSync(open, { recursive: true, force: true }));
-    await backend.upload(tag, `${open}/file`, content);
+    await backend.inside.upload(tag, `${open}/file`, content);
     assert.ok(readFileSync(`${open}/file`).equals(content));
   });
 
@@ -462,7 +463,7 @@ test('kubernetes: a server may close a stream by itself', async (t) => {
 
 test('kubernetes: what Purser may not do in the cluster is said by its checks', async (t) => {
   const { fake, backend } = await openBench(t);
-  const rights = async () => (await backend.check?.())?.find((it) => it.name === 'rights');
+  const rights = async () => (await backend.doctor?.check())?.find((it) => it.name === 'rights');
   fake.denied = new Set(['create pods/exec', 'patch jobs', 'get secrets', 'list secrets', 'create rolebindings']);
   const missing = await rights();
   assert.equal(missing?.ok, false);

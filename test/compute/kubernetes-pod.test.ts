@@ -2,11 +2,11 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as v from 'valibot';
 import { type Spec, tagOf } from '../../src/compute/backend.ts';
-import { describeJob, describePod, jobName } from '../../src/compute/backends/kubernetes/describe.ts';
-import type { Job, Pod } from '../../src/compute/backends/kubernetes/objects.ts';
-import { type KubernetesSettings, notes, slots } from '../../src/compute/backends/kubernetes/settings.ts';
-import { machineOf } from '../../src/compute/backends/kubernetes/state.ts';
-import { quoteOf } from '../../src/compute/backends/priced.ts';
+import { describeJob, describePod, jobName } from '../../src/compute/engines/kubernetes/describe.ts';
+import type { Job, Pod } from '../../src/compute/engines/kubernetes/objects.ts';
+import { type KubernetesSettings, notes, slots } from '../../src/compute/engines/kubernetes/settings.ts';
+import { machineOf } from '../../src/compute/engines/kubernetes/state.ts';
+import { quoteOf } from '../../src/compute/kit/priced.ts';
 import { newId } from '../../src/id.ts';
 
 const base = { backend: 'kubernetes', namespace: 'leases', image: 'debian:12' };

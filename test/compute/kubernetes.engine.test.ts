@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test, { after, type TestContext } from 'node:test';
 import type { Backend } from '../../src/compute/backend.ts';
-import { collect } from '../../src/compute/backends/collect.ts';
-import { jobName } from '../../src/compute/backends/kubernetes/describe.ts';
+import { jobName } from '../../src/compute/engines/kubernetes/describe.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
 import { until } from '../helper/waiting.ts';
 import { conform, gone } from './conformance.ts';
 import { type KubernetesCluster, openKubernetes } from './engines/kubernetes.ts';
@@ -44,12 +44,12 @@ async function start({ backend, spec }: NonNullable<Awaited<ReturnType<typeof su
   await until('it runs', async () => {
     const it = await backend.inspect(tag);
     assert.notEqual(it?.state, 'ended', it?.note);
-    return it?.state === 'running' && (await backend.prove?.(tag)) === undefined;
+    return it?.state === 'running' && (await backend.inside.prove(tag)) === undefined;
   });
   return tag;
 }
 const sh = async (backend: Backend, tag: string, command: string) => {
-  const { stdout, stderr } = await backend.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 100_000 });
+  const { stdout, stderr } = await backend.inside.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 100_000 });
   return `${stdout}${stderr}`.trim();
 };
 const podOf = async (cluster: KubernetesCluster, tag: string) =>
@@ -64,7 +64,7 @@ test('kubernetes: the rights of the page are enough, and what is missing has a n
   const opened = await subject(t);
   if (!opened) return;
   const { backend, cluster } = opened;
-  const findings = (await backend.check?.()) ?? [];
+  const findings = (await backend.doctor?.check()) ?? [];
   assert.deepEqual(
     findings.map(({ name, ok }) => [name, ok]),
     ['cluster', 'rights', 'network', 'pod', 'kernel'].map((it) => [it, true]),
@@ -72,7 +72,7 @@ test('kubernetes: the rights of the page are enough, and what is missing has a n
   );
   assert.match(findings.find((it) => it.name === 'rights')?.detail ?? '', /^all that leases need/);
   const elsewhere = await subject(t, { namespace: 'default' });
-  const rights = (await elsewhere?.backend.check?.())?.find((it) => it.name === 'rights');
+  const rights = (await elsewhere?.backend.doctor?.check())?.find((it) => it.name === 'rights');
   assert.equal(rights?.ok, false);
   assert.match(rights?.detail ?? '', /may not create jobs, .*create pods\/exec/);
   const quote = await backend.quote(opened.spec);
@@ -127,14 +127,14 @@ test('kubernetes: a session passes much, takes no more than is read, and ends at
   const { backend } = opened;
   const tag = await start(opened);
   const bytes = Buffer.alloc(3_000_000, 'purser ');
-  const session = await backend.session(tag, { command: 'cat; echo over >&2; exit 4', terminal: undefined });
+  const session = await backend.inside.session(tag, { command: 'cat; echo over >&2; exit 4', terminal: undefined });
   const said = collect(session.stderr as NonNullable<typeof session.stderr>, 1000);
   session.stdin.end(bytes);
   const out = await collect(session.stdout, bytes.length * 2);
   assert.ok(out.bytes.equals(bytes));
   assert.deepEqual([await session.ended, (await said).bytes.toString()], [{ code: 4 }, 'over\n']);
 
-  const endless = await backend.session(tag, { command: 'cat /dev/zero', terminal: undefined });
+  const endless = await backend.inside.session(tag, { command: 'cat /dev/zero', terminal: undefined });
   await until('it has begun', async () => endless.stdout.readableLength > 0);
   const before = process.memoryUsage().rss;
   await new Promise((resolve) => setTimeout(resolve, 1500));
@@ -152,7 +152,7 @@ test('kubernetes: a terminal has its size, and takes another', async (t) => {
   const tag = await start(opened);
   const terminal = { term: 'xterm', columns: 90, rows: 30 };
   const command = 'until [ "$(stty size 2>/dev/null)" = "40 100" ]; do sleep 0.1; done; echo $TERM; exit 3';
-  const session = await backend.session(tag, { command, terminal });
+  const session = await backend.inside.session(tag, { command, terminal });
   assert.equal(session.stderr, undefined);
   session.resize(100, 40);
   const said = collect(session.stdout, 1000);
@@ -210,7 +210,11 @@ test('kubernetes: a connection that is cut leaves the outcome of a command open,
   if (!opened) return;
   const { backend, cluster } = opened;
   const tag = await start(opened);
-  const command = backend.exec(tag, { command: 'touch begun; sleep 30', timeoutSeconds: 60, streamBytesMax: 100 });
+  const command = backend.inside.exec(tag, {
+    command: 'touch begun; sleep 30',
+    timeoutSeconds: 60,
+    streamBytesMax: 100,
+  });
   command.catch(() => {});
   await until('it runs', async () => (await sh(backend, tag, 'ls')) === 'begun');
   cluster.cut();

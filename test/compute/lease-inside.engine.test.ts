@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openEngine } from '../../src/compute/backends/container/engine.ts';
-import { uploadInto } from '../../src/compute/backends/container/session.ts';
+import { openEngine } from '../../src/compute/engines/container/engine.ts';
+import { beginIn } from '../../src/compute/engines/container/program.ts';
+import { createInside } from '../../src/compute/machine/inside.ts';
 import { until } from '../helper/waiting.ts';
 import { openLeaseServer } from '../lease/docker-leases.ts';
 import { type LeaseServer, LONG, PRICE } from '../lease/leases.ts';
@@ -139,9 +140,10 @@ test('an upload that a tenant stops inside is given up, and its engine is not as
     '#!/bin/busybox sh\ncase "$*" in */tmp/stopped*) kill -STOP $$ ;; esac\nexec /bin/busybox sh "$@"\n';
   await sh(`printf '%s' '${stopsItself}' >/tmp/sh; chmod 755 /tmp/sh; mv /tmp/sh /bin/sh`);
   const engine = openEngine(purser.engine);
+  const inside = createInside((it, order) => beginIn(engine, it, order), { uploadMilliseconds: 1500 });
   const questions = t.mock.method(engine, 'ask');
   const content = Buffer.alloc(4 * 1024 * 1024);
-  await assert.rejects(uploadInto(engine, ref, '/tmp/stopped', content, 1500), /timeout/);
+  await assert.rejects(inside.upload(ref, '/tmp/stopped', content), { name: 'TimeoutError' });
   const asked = questions.mock.callCount();
   await new Promise((resolve) => setTimeout(resolve, 1500));
   assert.equal(questions.mock.callCount(), asked);

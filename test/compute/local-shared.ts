@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { type Backend, tagOf } from '../../src/compute/backend.ts';
-import { openLocalBackend } from '../../src/compute/backends/local/local.ts';
-import type { LocalSettings } from '../../src/compute/backends/local/settings.ts';
+import { openLocalBackend } from '../../src/compute/engines/local/local.ts';
+import type { LocalSettings } from '../../src/compute/engines/local/settings.ts';
 
 export const now = () => Math.floor(Date.now() / 1000);
 
@@ -44,7 +44,7 @@ export async function openLease(t: TestContext) {
   const made = await backend.create({ tag, quote: await backend.quote(SPEC), deadline: now() + 600 });
   assert.deepEqual(made, { kind: 'created', ref: tag });
   const run = async (command: string) => {
-    const said = await backend.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
+    const said = await backend.inside.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
     return { ...said, stdout: said.stdout.toString(), stderr: said.stderr.toString() };
   };
   return { backend, tag, home: join(leases, tag, 'home'), directory: join(leases, tag), run };

@@ -6,16 +6,16 @@ import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { killAll } from '../../src/compute/backends/local/kill.ts';
-import { openSession } from '../../src/compute/backends/local/process.ts';
-import { ENTRY_COUNT_MAX, listFiles, readPart } from '../../src/compute/inside/files.ts';
+import { killAll } from '../../src/compute/engines/local/kill.ts';
+import { beginIn } from '../../src/compute/engines/local/process.ts';
+import { ENTRY_COUNT_MAX, listFiles, readPart } from '../../src/compute/machine/files.ts';
 import {
   LOG_BYTES_MAX,
   listProcesses,
   PROCESS_COUNT_MAX,
   readLog,
   startProcess,
-} from '../../src/compute/inside/process.ts';
+} from '../../src/compute/machine/process.ts';
 import { until } from '../helper/waiting.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { conform, type Subject } from './conformance.ts';
@@ -92,7 +92,7 @@ test('an end is the end of every process of the lease, whatever session it made 
     'setsid sleep 4444 & nohup sleep 4444 >/dev/null 2>&1 & (setsid sh -c "sleep 4444; sleep 4444" &) & sleep 0.1',
   );
   await run('mkdir -p a/b/c; chmod 0 a/b; chmod 500 a ..'); // Folders that not even the tenant could remove.
-  const session = await backend.session(tag, { command: 'exec sleep 4444', terminal: undefined });
+  const session = await backend.inside.session(tag, { command: 'exec sleep 4444', terminal: undefined });
   const command = run('sleep 4444');
   await until('all of them run', async () => processesWith(`PURSER_LEASE=${tag}`).length >= 6);
   await backend.destroy(tag);
@@ -102,7 +102,7 @@ test('an end is the end of every process of the lease, whatever session it made 
   assert.deepEqual([(await command).exitCode, (await command).timedOut], [137, false]);
   assert.equal((await neighbour.run('true')).exitCode, 0, 'a neighbour lives on');
   await assert.rejects(run('true'), { code: 'resource_not_active' });
-  await assert.rejects(backend.upload(tag, '/x', Buffer.from('x')), { code: 'resource_not_active' });
+  await assert.rejects(backend.inside.upload(tag, '/x', Buffer.from('x')), { code: 'resource_not_active' });
 });
 
 test('what a command leaves in the background is not waited for, and lives as long as the lease', async (t) => {
@@ -117,10 +117,10 @@ async function startPurser(t: TestContext, seconds: number) {
   const leases = join(temporaryDirectory(t), 'leases');
   const tag = freshTag();
   const code = `
-    import { openLocalBackend } from ${JSON.stringify(new URL('../../src/compute/backends/local/local.ts', import.meta.url).href)};
+    import { openLocalBackend } from ${JSON.stringify(new URL('../../src/compute/engines/local/local.ts', import.meta.url).href)};
     const backend = openLocalBackend({ backend: 'local' }, { leases: ${JSON.stringify(leases)}, now: () => 0 });
     await backend.create({ tag: '${tag}', deadline: Math.floor(Date.now() / 1000) + ${seconds} });
-    void backend.exec('${tag}', { command: 'setsid sleep 4446 & exec sleep 4446', timeoutSeconds: 600, streamBytesMax: 1 });
+    void backend.inside.exec('${tag}', { command: 'setsid sleep 4446 & exec sleep 4446', timeoutSeconds: 600, streamBytesMax: 1 });
     console.log('made');`;
   const purser = spawn(process.execPath, ['--input-type=module', '-e', code], { stdio: ['ignore', 'pipe', 'inherit'] });
   t.after(() => purser.kill('SIGKILL'));
@@ -147,7 +147,7 @@ test('an upload is written as a command of the lease would write it', async (t) 
   const { backend, run, home, directory, tag } = await openLease(t);
   const elsewhere = temporaryDirectory(t);
   writeFileSync(join(elsewhere, 'file'), 'mine');
-  const upload = (path: string) => backend.upload(tag, path, Buffer.from('theirs'));
+  const upload = (path: string) => backend.inside.upload(tag, path, Buffer.from('theirs'));
   await upload('work/a/b');
   await upload(`${home}/work/c`);
   await upload(join(elsewhere, 'd'));
@@ -207,7 +207,7 @@ test('a terminal is refused in a sentence where the machine has no `script`', (t
   const home = temporaryDirectory(t);
   const terminal = { term: 'xterm', columns: 80, rows: 24 };
   assert.throws(
-    () => openSession({ home, env: { PATH: home } }, { command: undefined, terminal }),
+    () => beginIn({ home, env: { PATH: home } }, { purpose: 'session', script: '', args: [], terminal }),
     /no `script`.*ssh -T/,
   );
 });

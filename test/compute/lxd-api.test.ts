@@ -6,10 +6,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Duplex, PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
-import { collect } from '../../src/compute/backends/collect.ts';
-import { WITH_EXIT_MARK, withoutMark } from '../../src/compute/backends/exit-mark.ts';
-import { nameOf } from '../../src/compute/backends/lxd/describe.ts';
-import { frame, MessageStream } from '../../src/compute/backends/lxd/websocket.ts';
+import { nameOf } from '../../src/compute/engines/lxd/describe.ts';
+import { frame, MessageStream } from '../../src/compute/engines/lxd/websocket.ts';
+import { WITH_EXIT_MARK, withoutMark } from '../../src/compute/kit/exit-mark.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
 import { LXD_PREFIX, lxdSubject } from './engines/lxd.ts';
 
 /** What a real LXD cannot be made to do: a server that answers as a test says. */
@@ -129,7 +129,7 @@ test('the capacity of a cluster is that of the members that are online', async (
     if (path.startsWith('/1.0/images/aliases')) return refusal(404, 'none');
     return sync(path.startsWith('/1.0/projects') ? { config: { restricted: 'true' } } : { driver: 'zfs' });
   });
-  const findings = new Map(((await fake.backend.check?.()) ?? []).map((it) => [it.name, it]));
+  const findings = new Map(((await fake.backend.doctor?.check()) ?? []).map((it) => [it.name, it]));
   assert.match(findings.get('members')?.detail ?? '', /two \(Offline\)/);
   assert.deepEqual([findings.get('project')?.ok, findings.get('image')?.ok], [false, false]);
   assert.match(findings.get('project')?.detail ?? '', /restricted.containers.lowlevel=allow/);
@@ -138,7 +138,7 @@ test('the capacity of a cluster is that of the members that are online', async (
 
 test('an untrusted certificate is named, with what to do', async (t) => {
   const fake = await openFake(t, () => sync({ auth: 'untrusted' }));
-  const [finding] = (await fake.backend.check?.()) ?? [];
+  const [finding] = (await fake.backend.doctor?.check()) ?? [];
   assert.ok(finding && !finding.ok && /lxc config trust add/.test(finding.detail), JSON.stringify(finding));
 });
 
@@ -207,7 +207,7 @@ async function openFakeExec(t: TestContext, breaks?: 'stdout') {
     if (breaks) stdout.once('close', sayMark).end();
     else sayMark();
   });
-  return fake.backend;
+  return fake.backend.inside;
 }
 
 const EXEC = { command: 'true', timeoutSeconds: 20, streamBytesMax: 100 };

@@ -6,9 +6,9 @@ import { connect, createServer } from 'node:net';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
 import type { Backend, Created, Machine } from '../../src/compute/backend.ts';
-import { collect } from '../../src/compute/backends/collect.ts';
-import { nameOf } from '../../src/compute/backends/lxd/describe.ts';
-import { runCommand } from '../../src/compute/inside/command.ts';
+import { nameOf } from '../../src/compute/engines/lxd/describe.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
+import { runCommand } from '../../src/compute/machine/command.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { newId } from '../../src/id.ts';
 import { freePort } from '../helper/free-port.ts';
@@ -56,7 +56,11 @@ async function lease(t: TestContext, { backend, spec, lxd }: Pick<Opened, 'backe
     await last.backend.close();
   });
   const sh = async (command: string, timeoutSeconds = 60) => {
-    const { stdout, stderr, exitCode } = await backend.exec(ref, { command, timeoutSeconds, streamBytesMax: 65_536 });
+    const { stdout, stderr, exitCode } = await backend.inside.exec(ref, {
+      command,
+      timeoutSeconds,
+      streamBytesMax: 65_536,
+    });
     return `${stdout}${stderr}${exitCode}`;
   };
   return { tag, ref, deadline, sh };
@@ -83,7 +87,7 @@ test('lxd: a lease is limited and unprivileged, and sees no device, network or s
   assert.equal(await sh('ls -d /dev/lxd /dev/incus /dev/sda /dev/vda /dev/kvm 2>/dev/null'), '1');
   const [inside, outside] = (await sh('cat /proc/self/uid_map')).trim().split(/\s+/);
   assert.ok(inside === '0' && Number(outside) >= 65_536, 'root inside is nobody outside');
-  assert.equal(await backend.unlimited?.(ref, await backend.quote(spec)), undefined);
+  assert.equal(await backend.doctor?.unlimited?.(ref, await backend.quote(spec)), undefined);
   assert.match(await sh('dd if=/dev/zero of=/dev/null bs=300M count=1'), /137$/, 'more than its memory kills it');
   assert.match(await sh('for i in $(seq 80); do sleep 1 & done; wait'), /can't fork/);
   assert.match(await sh('mount -t tmpfs none /tmp'), /denied|permitted/);
@@ -95,7 +99,10 @@ test('lxd: a lease is limited and unprivileged, and sees no device, network or s
   assert.deepEqual([config['boot.autostart'], config['user.purser.cpus']], ['false', '0.5']);
   // A limit that is not in force is named.
   await opened.lxd.api.ask('PATCH', `/1.0/instances/${ref}`, { config: { 'limits.processes': '' } });
-  assert.match((await backend.unlimited?.(ref, await backend.quote(spec))) ?? '', /nothing limits its processes/);
+  assert.match(
+    (await backend.doctor?.unlimited?.(ref, await backend.quote(spec))) ?? '',
+    /nothing limits its processes/,
+  );
 });
 
 for (const user of [1000, 0])
@@ -115,7 +122,7 @@ for (const user of [1000, 0])
     if (user === 0) {
       // Whoever puts something in the place of the shell does not get it run as the watchdog's user.
       const shell = '#!/tmp/busybox sh\n/tmp/busybox id -u >> /tmp/ran\nexec /tmp/busybox sh "$@"\n';
-      await backend.upload(ref, '/tmp/shell', Buffer.from(shell));
+      await backend.inside.upload(ref, '/tmp/shell', Buffer.from(shell));
       await sh('cp /bin/busybox /tmp/busybox; : > /tmp/ran; chmod 777 /tmp/ran /tmp/shell; mv /tmp/shell /bin/sh');
       assert.deepEqual(await backend.extend(ref, now() + 300), { kind: 'done' });
       assert.match(await sh('cat /tmp/ran'), /^(0\n)+0$/);
@@ -146,7 +153,7 @@ test('lxd: a lease outlives a restart of the daemon, and says its deadline again
   const { lxd } = opened;
   const { ref, deadline, sh } = await lease(t, opened);
   // The clock of a limit is a `sleep` as well, of 60 here.
-  const broken = opened.backend.exec(ref, {
+  const broken = opened.backend.inside.exec(ref, {
     command: 'echo half; sleep 5678',
     timeoutSeconds: 60,
     streamBytesMax: 100,
@@ -185,7 +192,7 @@ test('lxd: a session has separate streams, an end of its input, an exit code, an
   if (!opened) return;
   const { backend } = opened;
   const { ref, sh } = await lease(t, opened);
-  const copied = await backend.session(ref, { command: 'cat; echo err >&2; exit 9', terminal: undefined });
+  const copied = await backend.inside.session(ref, { command: 'cat; echo err >&2; exit 9', terminal: undefined });
   const said = Promise.all([collect(copied.stdout, 10_000_000), collect(copied.stderr ?? copied.stdout, 100)]);
   const sent = Buffer.alloc(3_000_000, 'abcdefg');
   for (let at = 0; at < sent.length; at += 100_000)
@@ -196,7 +203,7 @@ test('lxd: a session has separate streams, an end of its input, an exit code, an
   assert.ok(out.bytes.equals(sent));
   assert.equal(err.bytes.toString(), 'err\n');
 
-  const killed = await backend.session(ref, { command: 'setsid sleep 7654 & sleep 7654', terminal: undefined });
+  const killed = await backend.inside.session(ref, { command: 'setsid sleep 7654 & sleep 7654', terminal: undefined });
   await until('it runs', async () => (await sh(count('sleep 7654'))).startsWith('2'));
   killed.kill();
   await until('all of it is dead', async () => (await sh(count('sleep 7654'))).startsWith('0'));
@@ -209,7 +216,7 @@ test('lxd: a terminal has a size that can change, one stream, and a background p
   if (!opened) return;
   const { backend } = opened;
   const { ref } = await lease(t, opened);
-  const session = await backend.session(ref, {
+  const session = await backend.inside.session(ref, {
     command: undefined,
     terminal: { term: 'vt100', columns: 81, rows: 23 },
   });
@@ -228,7 +235,7 @@ test('lxd: a terminal has a size that can change, one stream, and a background p
   session.stdin.write('sleep 600 & exit 3\n');
   assert.deepEqual(await session.ended, { code: 3 });
   const command = 'sleep 600 & echo there';
-  const { stdout, exitCode } = await backend.exec(ref, { command, timeoutSeconds: 300, streamBytesMax: 100 });
+  const { stdout, exitCode } = await backend.inside.exec(ref, { command, timeoutSeconds: 300, streamBytesMax: 100 });
   assert.deepEqual([stdout.toString(), exitCode], ['there\n', 0], 'what it left behind is not waited for');
 });
 
@@ -238,7 +245,7 @@ test('lxd: what nobody reads stays with the command', async (t) => {
   const { backend } = opened;
   const { ref, sh } = await lease(t, opened);
   const command = 'dd if=/dev/zero bs=65536 count=1600 2>/dev/null; echo done > /tmp/done';
-  const session = await backend.session(ref, { command, terminal: undefined });
+  const session = await backend.inside.session(ref, { command, terminal: undefined });
   session.stderr?.resume();
   const memory = process.memoryUsage().rss;
   await new Promise((resolve) => setTimeout(resolve, 1500));
@@ -306,7 +313,7 @@ test('lxd: doctor checks what a lease depends on, and its trial leaves nothing',
   const opened = await openSubject(t);
   if (!opened) return;
   const { backend } = opened;
-  const findings = (await backend.check?.()) ?? [];
+  const findings = (await backend.doctor?.check()) ?? [];
   assert.deepEqual(
     findings.map((it) => [it.name, it.ok]),
     ['engine', 'project', 'disk', 'image', 'limits', 'network', 'restart'].map((name) => [name, true]),
@@ -319,11 +326,11 @@ test('lxd: doctor checks what a lease depends on, and its trial leaves nothing',
   assert.deepEqual(await backend.listOwned(LXD_PREFIX), []);
   const wrong = lxdSubject(opened.lxd.socket, { image: 'nowhere', pool: 'nopool', project: 'noproject' });
   t.after(() => wrong.backend.close());
-  const faults = ((await wrong.backend.check?.()) ?? []).filter((it) => !it.ok).map((it) => it.name);
+  const faults = ((await wrong.backend.doctor?.check()) ?? []).filter((it) => !it.ok).map((it) => it.name);
   assert.deepEqual(faults, ['project', 'disk', 'image']);
   const nowhere = lxdSubject('unix:///nowhere/lxd.socket');
   t.after(() => nowhere.backend.close());
-  assert.match((await nowhere.backend.check?.())?.[0]?.detail ?? '', /Is LXD or Incus running/);
+  assert.match((await nowhere.backend.doctor?.check())?.[0]?.detail ?? '', /Is LXD or Incus running/);
 });
 
 test('lxd: over TLS a trusted certificate is needed, and the server must show the one that is pinned', async (t) => {
@@ -342,7 +349,7 @@ test('lxd: over TLS a trusted certificate is needed, and the server must show th
     t.after(() => subject.backend.close());
     return subject;
   };
-  const first = async ({ backend }: ReturnType<typeof over>) => (await backend.check?.())?.[0];
+  const first = async ({ backend }: ReturnType<typeof over>) => (await backend.doctor?.check())?.[0];
   const { cert, key } = client;
   const right = over({ server: join(data, 'server.crt'), cert, key });
   assert.match((await first(right))?.detail ?? '', /does not trust Purser/);
@@ -414,12 +421,12 @@ test('lxd: the stream of a command that breaks is no answer', async (t) => {
     const { backend } = lxdSubject(proxy.socket);
     proxy.watch({ nth, moment: 'before it is answered', strike: () => {} });
     const order = { command: 'echo whole', timeoutSeconds: 20, streamBytesMax: 100 };
-    const answer = await backend.exec(ref, order).catch((error: Error) => error);
+    const answer = await backend.inside.exec(ref, order).catch((error: Error) => error);
     if (!(answer instanceof Error)) assert.equal(answer.stdout.toString(), 'whole\n', `${nth}`);
     const path = `/tmp/upload-${nth}`;
     proxy.watch({ nth, moment: 'before it is answered', strike: () => {} });
     const content = Buffer.alloc(500_000, nth);
-    const isUploaded = await backend.upload(ref, path, content).then(...[() => true, () => false]);
+    const isUploaded = await backend.inside.upload(ref, path, content).then(...[() => true, () => false]);
     const there = await sh(`ls ${path} 2>/dev/null && wc -c < ${path}`);
     if (isUploaded) assert.match(there, /500000/);
     else assert.ok(there === '1' || /500000/.test(there), there);
@@ -454,6 +461,6 @@ test('lxd: a command whose stream breaks in its middle is not answered with half
   // Both halves are put together inside: what is sent there comes back from LXD, too.
   const command = 'word=ha; echo $word"lf"; sleep 2; echo other';
   const lost = /the connection to a command was lost/;
-  await assert.rejects(backend.exec(ref, { command, ...limits }), lost);
+  await assert.rejects(backend.inside.exec(ref, { command, ...limits }), lost);
   await assert.rejects(runCommand(backend, ref, { command, cwd: '/tmp', ...limits }), lost);
 });

@@ -13,9 +13,9 @@ const source = (path: string) => JSON.stringify(new URL(`../../src/${path}`, imp
 const SCRIPT = `
 import { openSync } from 'node:fs';
 import { setTimeout } from 'node:timers/promises';
-import { createSlurmCommands, NeverStarted } from ${source('compute/backends/slurm/command.ts')};
-import { execute } from ${source('compute/backends/local/process.ts')};
-import { createLeases } from ${source('compute/backends/local/lease.ts')};
+import { createSlurmCommands, NeverStarted } from ${source('compute/engines/slurm/command.ts')};
+import { beginIn } from ${source('compute/engines/local/process.ts')};
+import { createLeases } from ${source('compute/engines/local/lease.ts')};
 import { watchBooks } from ${source('reaper/books-watch.ts')};
 
 const [directory] = process.argv.slice(2);
@@ -25,7 +25,7 @@ const events = { booksExamined() {}, failed() {} };
 const starts = {
   'a command of Slurm': () => slurm.run(['true']),
   'a program in a job': async () => slurm.start(['true'], user),
-  'a command on this machine': () => execute({ home: '/', env: {} }, { command: 'true', timeoutSeconds: 5, streamBytesMax: 10 }),
+  'a command on this machine': async () => beginIn({ home: '/', env: {} }, { purpose: 'exec', script: 'true', args: [] }),
   'the keeper of a lease': async () => createLeases(directory).keep('purser-inst-x-res-y'),
   'an examination of the books': () => watchBooks(directory, {}, {}, events).runOnce(),
 };

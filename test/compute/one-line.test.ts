@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { onOneLine } from '../../src/compute/backends/one-line.ts';
+import { onOneLine } from '../../src/compute/kit/one-line.ts';
 import { assertLinear } from '../helper/cpu.ts';
 
 test('what a program says comes on one line, however many spaces it prints', () => {

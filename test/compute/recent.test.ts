@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { createRecent } from '../../src/compute/backends/recent.ts';
+import { createRecent } from '../../src/compute/kit/recent.ts';
 
 test('an engine is asked once for all who ask within seconds, and again when something changed', async () => {
   let count = 0;

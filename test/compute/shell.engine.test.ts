@@ -3,7 +3,7 @@ import { spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
-import { judgeUpload, RECEIVE } from '../../src/compute/backends/shell.ts';
+import { judgeUpload, RECEIVE } from '../../src/compute/machine/shell.ts';
 import { hasComponent } from '../helper/component.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 

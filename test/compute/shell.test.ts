@@ -6,7 +6,7 @@ import { readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { constants } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { IS_MARKED, KILL_MARKED, LIMITED } from '../../src/compute/backends/shell.ts';
+import { IS_MARKED, KILL_MARKED, LIMITED } from '../../src/compute/machine/shell.ts';
 import { length } from '../helper/random.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { startProcesses } from './engines/crowd.ts';

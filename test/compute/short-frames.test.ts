@@ -5,10 +5,10 @@ import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
-import { partOutput } from '../../src/compute/backends/exec-output.ts';
-import { openApi } from '../../src/compute/backends/kubernetes/api.ts';
-import { createStreams } from '../../src/compute/backends/kubernetes/stream.ts';
-import { MessageStream } from '../../src/compute/backends/lxd/websocket.ts';
+import { partOutput } from '../../src/compute/engines/container/exec-output.ts';
+import { openApi } from '../../src/compute/engines/kubernetes/api.ts';
+import { createStreams } from '../../src/compute/engines/kubernetes/stream.ts';
+import { MessageStream } from '../../src/compute/engines/lxd/websocket.ts';
 import { assertLinear } from '../helper/cpu.ts';
 import { frame } from './engines/frame.ts';
 
@@ -100,7 +100,9 @@ async function endOf(status: string): Promise<number> {
   for (let at = 0; at < status.length; at += CHUNK_BYTES)
     socket.emit('message', Buffer.from(`\x03${status.slice(at, at + CHUNK_BYTES)}`));
   socket.emit('close');
-  return ended;
+  const end = await ended;
+  assert('code' in end);
+  return end.code;
 }
 
 test('Kubernetes: whatever a server says as the status of a command, that has ended', async () => {

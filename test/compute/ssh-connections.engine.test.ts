@@ -5,12 +5,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { tagOf } from '../../src/compute/backend.ts';
-import { NeverSent } from '../../src/compute/backends/ssh/channel.ts';
-import { connectSsh } from '../../src/compute/backends/ssh/connect.ts';
-import { keepConnections } from '../../src/compute/backends/ssh/connections.ts';
-import { HostUnreachable } from '../../src/compute/backends/ssh/host.ts';
-import { runOver } from '../../src/compute/backends/ssh/machine.ts';
-import { openSshBackend, type SshBackend } from '../../src/compute/backends/ssh/ssh.ts';
+import { keepConnections } from '../../src/compute/engines/ssh/connections.ts';
+import { HostUnreachable } from '../../src/compute/engines/ssh/host.ts';
+import { openSshBackend, type SshBackend } from '../../src/compute/engines/ssh/ssh.ts';
+import { NeverSent } from '../../src/compute/kit/channel.ts';
+import { connectSsh } from '../../src/compute/kit/connect.ts';
+import { runOver } from '../../src/compute/kit/ssh-program.ts';
 import { until } from '../helper/waiting.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
 
@@ -47,7 +47,7 @@ async function lease(t: TestContext, settings: string[] = []): Promise<Leased | 
   const backend = openBackend(t, sshd);
   const { ref } = made as { ref: string };
   const sh = async (command: string) => {
-    const said = await backend.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 8 * 1024 * 1024 });
+    const said = await backend.inside.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 8 * 1024 * 1024 });
     return `${said.stdout}${said.stderr}${said.exitCode}`;
   };
   return { sshd, backend, ref, sh };
@@ -57,7 +57,7 @@ async function lease(t: TestContext, settings: string[] = []): Promise<Leased | 
 async function crowd({ backend, ref }: Leased, count: number): Promise<void> {
   const run = async (_: unknown, i: number) => {
     const order = { command: `echo ${i}; sleep 0.2`, timeoutSeconds: 60, streamBytesMax: 1000 };
-    const { stdout, exitCode } = await backend.exec(ref, order);
+    const { stdout, exitCode } = await backend.inside.exec(ref, order);
     return `${stdout}${exitCode}`;
   };
   const all = await Promise.all(Array.from({ length: count }, run));
@@ -170,7 +170,7 @@ test('a tenant who holds many sessions does not keep the lease from ending', asy
   const it = await lease(t);
   if (!it) return;
   const sessions = await Promise.all(
-    Array.from({ length: 24 }, () => it.backend.session(it.ref, { command: 'yes', terminal: undefined })),
+    Array.from({ length: 24 }, () => it.backend.inside.session(it.ref, { command: 'yes', terminal: undefined })),
   );
   for (const { ended } of sessions) ended.catch(() => {}); // Nobody reads what they say.
   await it.backend.destroy(it.ref);
@@ -204,6 +204,6 @@ test('connections close when idle, also after a session that nobody read, and wi
 test('a path that cannot be is refused before anything is connected', async (t) => {
   const it = await lease(t);
   if (!it) return;
-  await assert.rejects(it.backend.upload(it.ref, '../x', Buffer.from('x')), { code: 'invalid_request' });
+  await assert.rejects(it.backend.inside.upload(it.ref, '../x', Buffer.from('x')), { code: 'invalid_request' });
   assert.equal(it.sshd.connections(), 0);
 });

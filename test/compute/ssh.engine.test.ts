@@ -9,7 +9,7 @@ import test, { after, before, type TestContext } from 'node:test';
 import { Client } from 'ssh2';
 import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openSshBackend, type SshBackend } from '../../src/compute/backends/ssh/ssh.ts';
+import { openSshBackend, type SshBackend } from '../../src/compute/engines/ssh/ssh.ts';
 import { Compute } from '../../src/compute/settings.ts';
 import { openTestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
@@ -75,7 +75,11 @@ async function make(backend: Backend, seconds = 600): Promise<string> {
   return (created as { ref: string }).ref;
 }
 async function sh(backend: Backend, ref: string, command: string): Promise<string> {
-  const { stdout, stderr } = await backend.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
+  const { stdout, stderr } = await backend.inside.exec(ref, {
+    command,
+    timeoutSeconds: 60,
+    streamBytesMax: 1024 * 1024,
+  });
   return stdout.toString() + stderr.toString();
 }
 const userOf = (ref: string) => ref.slice(ref.lastIndexOf('/') + 1);
@@ -189,7 +193,7 @@ test('a tenant has no privileges, and reads neither rootâ€™s files nor the poolâ
   if (!host) return;
   const backend = open([host]);
   const first = await make(backend);
-  await backend.upload(first, '/tmp/purser-leftover', Buffer.from('secret'));
+  await backend.inside.upload(first, '/tmp/purser-leftover', Buffer.from('secret'));
   await sh(backend, first, 'echo secret > ~/secret; echo secret > /dev/shm/purser-leftover');
   await backend.destroy(first);
   const second = await make(backend);
@@ -359,7 +363,7 @@ test('a session with a terminal: its size, its end, and what it started dies wit
   if (!host) return;
   const backend = open([host]);
   const ref = await make(backend);
-  const session = await backend.session(ref, {
+  const session = await backend.inside.session(ref, {
     command: undefined,
     terminal: { term: 'xterm', columns: 91, rows: 31 },
   });
@@ -376,7 +380,7 @@ test('a session with a terminal: its size, its end, and what it started dies wit
   session.stdin.write('stty size; exit 6\n');
   assert.deepEqual(await session.ended, { code: 6 });
   await until('the new size is seen', async () => said.includes('40 100'));
-  const killed = await backend.session(ref, { command: 'setsid sleep 3004 & sleep 3005', terminal: undefined });
+  const killed = await backend.inside.session(ref, { command: 'setsid sleep 3004 & sleep 3005', terminal: undefined });
   killed.ended.catch(() => {});
   await until('it runs', async () => processesOf(host.firstUid).length >= 2);
   killed.kill();

@@ -9,9 +9,9 @@ import { join } from 'node:path';
 import test, { after, before, type TestContext } from 'node:test';
 import { inspect } from 'node:util';
 import { type Backend, type Created, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import type { Spacing } from '../../src/compute/backends/vast/api.ts';
-import type { VastSettings } from '../../src/compute/backends/vast/settings.ts';
-import { openVastBackend } from '../../src/compute/backends/vast/vast.ts';
+import type { Spacing } from '../../src/compute/engines/vast/api.ts';
+import type { VastSettings } from '../../src/compute/engines/vast/settings.ts';
+import { openVastBackend } from '../../src/compute/engines/vast/vast.ts';
 import { printable, readConfig } from '../../src/config/config.ts';
 import { Secret } from '../../src/config/secret.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
@@ -478,7 +478,7 @@ test('a machine that shows another host key than before is not talked to', async
   Object.assign(a as object, { port: b?.port }); // Somebody else answers where the machine was.
   b?.keys.push(...(a?.keys ?? []));
   await backend.inspect(one);
-  await assert.rejects(backend.exec(one, { command: 'true', timeoutSeconds: 5, streamBytesMax: 10 }), /host/i);
+  await assert.rejects(backend.inside.exec(one, { command: 'true', timeoutSeconds: 5, streamBytesMax: 10 }), /host/i);
 });
 
 test('another process of ours finds the machine again: its key, its host key and its deadline', async (t) => {
@@ -494,7 +494,7 @@ test('another process of ours finds the machine again: its key, its host key and
     const next = openVastBackend(settingsOf(vast.url), { leases: directory, now, spacing: QUICK });
     const machine = await next.inspect(ref);
     assert.deepEqual([machine?.state, machine?.deadline], ['running', deadline]);
-    assert.equal((await next.exec(ref, order)).stdout.toString(), 'hi\n');
+    assert.equal((await next.inside.exec(ref, order)).stdout.toString(), 'hi\n');
     await next.close();
   }
   assert.equal(vast.count('attach'), 2, 'only where the record was lost another key is given');
@@ -537,7 +537,7 @@ test('a check says what the account can do, and buys nothing', async (t) => {
   if (!bench) return;
   const { vast, backend } = bench;
   vast.offer();
-  const check = async (it = backend) => (await it.check?.()) ?? [];
+  const check = async (it = backend) => (await it.doctor?.check()) ?? [];
   assert.deepEqual(await check(), [
     { name: 'key', ok: true, detail: 'Vast accepts it' },
     { name: 'credit', ok: true, detail: 'USD 12.50' },

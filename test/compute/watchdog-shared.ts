@@ -1,3 +1,3 @@
 import { join } from 'node:path';
 
-export const FOLDER = join(import.meta.dirname, '../../src/compute/backends/container/watchdog');
+export const FOLDER = join(import.meta.dirname, '../../src/compute/kit/watchdog');

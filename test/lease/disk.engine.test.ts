@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as v from 'valibot';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
-import { slots } from '../../src/compute/backends/container/settings.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
+import { slots } from '../../src/compute/engines/container/settings.ts';
 import { IMAGE } from '../compute/engines/docker.ts';
 import { until } from '../helper/waiting.ts';
 import { openLeaseServer, sharedDocker } from './docker-leases.ts';

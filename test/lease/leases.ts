@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import type { TestContext } from 'node:test';
 import type { Backend } from '../../src/compute/backend.ts';
-import type { EngineSettings } from '../../src/compute/backends/container/address.ts';
+import type { EngineSettings } from '../../src/compute/engines/container/address.ts';
 import { createMemory, type Memory, replaceBackend } from '../compute/engines/memory.ts';
 import { type Answer, openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
 import { waitFor } from '../helper/waiting.ts';

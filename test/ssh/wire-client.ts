@@ -5,8 +5,8 @@ import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import type { TestContext } from 'node:test';
 import type { Session } from '../../src/compute/backend.ts';
-import type { Attributes } from '../../src/compute/inside/sftp-facts.ts';
-import { SFTP_SCRIPT } from '../../src/compute/inside/sftp-script.ts';
+import type { Attributes } from '../../src/compute/machine/sftp-facts.ts';
+import { SFTP_SCRIPT } from '../../src/compute/machine/sftp-script.ts';
 import { serveSftp } from '../../src/ssh/sftp.ts';
 import { REQUEST, readFields, string, uint32, uint64 } from '../../src/ssh/sftp-wire.ts';
 

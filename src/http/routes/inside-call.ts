@@ -1,5 +1,5 @@
 import type { Backend, OutputBudget } from '../../compute/backend.ts';
-import { codeOfSignal } from '../../compute/backends/shell.ts';
+import { codeOfSignal } from '../../compute/machine/shell.ts';
 import { checkAfterFailure, checkAfterKill } from '../../lease/after-failure.ts';
 import type { Resource } from '../../ledger/resource.ts';
 import { inTime } from '../../net/deadline.ts';

@@ -1,8 +1,8 @@
 import { hash } from 'node:crypto';
 import type { ExecResult as CommandResult } from '../../compute/backend.ts';
-import { refusePath } from '../../compute/backends/shell.ts';
-import { type CommandOrder, runCommand, UNREAD_SECONDS } from '../../compute/inside/command.ts';
-import { listFiles, readPart } from '../../compute/inside/files.ts';
+import { type CommandOrder, runCommand, UNREAD_SECONDS } from '../../compute/machine/command.ts';
+import { listFiles, readPart } from '../../compute/machine/files.ts';
+import { refusePath } from '../../compute/machine/shell.ts';
 import { Refusal } from '../../refusal.ts';
 import { ExecRequest, ExecResult, UploadRequest, UploadResult } from '../../wire/compute.ts';
 import {
@@ -63,15 +63,13 @@ export const execCompute = endpoint({
     const input = inputOf(body);
     const { resource, backend, ref } = active(app, wallet, id);
     const isStream = accepts(headers, 'text/event-stream');
-    const isPlain = !isStream && input === undefined && cwd === undefined && env === undefined;
     const started = performance.now();
     const { budget, letGo } = countOutput(app.memory.open(app.tenantOf(wallet.id).treeId));
     whenGone(letGo);
     const order = { command, timeoutSeconds, streamBytesMax: STREAM_BYTES_MAX, budget };
 
     async function exec(more: Partial<CommandOrder> = {}, unreadSeconds = 0) {
-      const call = () =>
-        isPlain ? backend.exec(ref, order) : runCommand(backend, ref, { ...order, input, cwd, env, ...more });
+      const call = () => runCommand(backend, ref, { ...order, input, cwd, env, ...more });
       const it = await reachInside(app, resource, timeoutSeconds + unreadSeconds, call)
         .finally(letGo)
         .catch(async (error) => {
@@ -143,7 +141,7 @@ export const uploadCompute = endpoint({
     refusePath(body.path); // Before the machine is asked: a connection to it may cost a while.
     const { resource, backend, ref } = active(app, principal.wallet, body.id);
     share.take(content.length);
-    await reachInside(app, resource, FILE_SECONDS, () => backend.upload(ref, body.path, content)).catch(
+    await reachInside(app, resource, FILE_SECONDS, () => backend.inside.upload(ref, body.path, content)).catch(
       async (error) => {
         throw await explainFailure(app, body.id, error);
       },

@@ -1,5 +1,5 @@
 import type { Backend } from '../../compute/backend.ts';
-import { killProcess, listProcesses, readLog, startProcess } from '../../compute/inside/process.ts';
+import { killProcess, listProcesses, readLog, startProcess } from '../../compute/machine/process.ts';
 import { Refusal } from '../../refusal.ts';
 import { ResourceId } from '../../wire/compute.ts';
 import {

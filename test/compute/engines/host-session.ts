@@ -1,17 +1,17 @@
 import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
-import type { Backend, Session } from '../../../src/compute/backend.ts';
+import type { Inside, Session } from '../../../src/compute/backend.ts';
 
 /** The watchdog of this machine's architecture, with its relay. */
 export const WATCHDOG = fileURLToPath(
   new URL(
-    `../../../src/compute/backends/container/watchdog/watchdog-${process.arch === 'arm64' ? 'arm64' : 'amd64'}`,
+    `../../../src/compute/kit/watchdog/watchdog-${process.arch === 'arm64' ? 'arm64' : 'amd64'}`,
     import.meta.url,
   ),
 );
 
 /** Opens sessions as plain processes of this machine, for a machine that exists only in memory. */
-export function hostSession(env: Record<string, string> = {}): Backend['session'] & { running(): number } {
+export function hostSession(env: Record<string, string> = {}): Inside['session'] & { running(): number } {
   const children = new Set<ReturnType<typeof spawn>>();
   const open = async (_: string, { command }: { command: string | undefined }): Promise<Session> => {
     const child = spawn('/bin/sh', ['-c', command as string], {

@@ -7,9 +7,9 @@ import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import * as v from 'valibot';
 import type { Backend } from '../../../src/compute/backend.ts';
-import { openContainerBackend } from '../../../src/compute/backends/container/container.ts';
-import { openKubernetesBackend } from '../../../src/compute/backends/kubernetes/kubernetes.ts';
-import { type KubernetesSettings, slots } from '../../../src/compute/backends/kubernetes/settings.ts';
+import { openContainerBackend } from '../../../src/compute/engines/container/container.ts';
+import { openKubernetesBackend } from '../../../src/compute/engines/kubernetes/kubernetes.ts';
+import { type KubernetesSettings, slots } from '../../../src/compute/engines/kubernetes/settings.ts';
 import { followFaults } from '../../../src/fault.ts';
 import type { Random } from '../../helper/random.ts';
 import { waitFor } from '../../helper/waiting.ts';
@@ -84,10 +84,10 @@ function calls(backend: Backend, ref: string): (() => Promise<unknown>)[] {
     () => backend.extend(ref, now() + 100),
     async () =>
       backend.create({ tag: TAG, quote: await backend.quote(SPEC as never), deadline: now() + 100, walletId: 'w' }),
-    () => backend.exec(ref, give as never),
-    () => backend.upload(ref, '/tmp/x', Buffer.from('x')),
+    () => backend.inside.exec(ref, give as never),
+    () => backend.inside.upload(ref, '/tmp/x', Buffer.from('x')),
     async () => {
-      const session = await backend.session(ref, { command: 'true', terminal: undefined });
+      const session = await backend.inside.session(ref, { command: 'true', terminal: undefined });
       session.ended.catch(() => {});
       for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {});
       session.stdout.resume();
@@ -96,8 +96,8 @@ function calls(backend: Backend, ref: string): (() => Promise<unknown>)[] {
       const kill = setTimeout(() => session.kill(), SILENCE_MILLISECONDS);
       await session.ended.finally(() => clearTimeout(kill));
     },
-    async () => backend.prove?.(ref),
-    async () => backend.check?.(),
+    async () => backend.inside.prove(ref),
+    async () => backend.doctor?.check(),
     async () => backend.strangers?.list(PREFIX),
   ];
 }

@@ -1,8 +1,8 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import * as v from 'valibot';
-import { openKubernetesBackend } from '../../../src/compute/backends/kubernetes/kubernetes.ts';
-import { type KubernetesSettings, slots } from '../../../src/compute/backends/kubernetes/settings.ts';
+import { openKubernetesBackend } from '../../../src/compute/engines/kubernetes/kubernetes.ts';
+import { type KubernetesSettings, slots } from '../../../src/compute/engines/kubernetes/settings.ts';
 import type { Subject } from '../conformance.ts';
 import type { KubernetesCluster } from './kubernetes.ts';
 

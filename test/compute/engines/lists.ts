@@ -4,9 +4,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { Worker } from 'node:worker_threads';
-import { nameOf } from '../../../src/compute/backends/lxd/describe.ts';
-import { openVastApi, VAST_PATIENCE, VAST_SPACING } from '../../../src/compute/backends/vast/api.ts';
-import { createVastOffers } from '../../../src/compute/backends/vast/offers.ts';
+import { nameOf } from '../../../src/compute/engines/lxd/describe.ts';
+import { openVastApi, VAST_PATIENCE, VAST_SPACING } from '../../../src/compute/engines/vast/api.ts';
+import { createVastOffers } from '../../../src/compute/engines/vast/offers.ts';
 import { CONTAINER_PREFIX, containerAt, kubernetesAt } from './hostile.ts';
 import { LXD_PREFIX, lxdSubject } from './lxd.ts';
 

@@ -4,9 +4,9 @@ import { chmodSync, globSync, mkdirSync, mkdtempSync, readFileSync, rmdirSync, r
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
-import { type LxdApi, openLxdApi, succeeded } from '../../../src/compute/backends/lxd/api.ts';
-import { openLxdBackend } from '../../../src/compute/backends/lxd/lxd.ts';
-import type { LxdSettings } from '../../../src/compute/backends/lxd/settings.ts';
+import { type LxdApi, openLxdApi, succeeded } from '../../../src/compute/engines/lxd/api.ts';
+import { openLxdBackend } from '../../../src/compute/engines/lxd/lxd.ts';
+import type { LxdSettings } from '../../../src/compute/engines/lxd/settings.ts';
 import { hasComponent } from '../../helper/component.ts';
 import { hasEnded, untilServes } from '../../helper/waiting.ts';
 import type { Subject } from '../conformance.ts';

@@ -1,6 +1,6 @@
-import type { Backend, Machine, Owned } from '../../../src/compute/backend.ts';
+import type { Backend, Inside, Machine, Owned } from '../../../src/compute/backend.ts';
 
-type Asked = Exclude<keyof Backend, 'name' | 'absence' | 'trial' | 'close' | 'check' | 'unlimited'>;
+type Asked = Exclude<keyof Backend | keyof Inside, 'name' | 'absence' | 'close' | 'doctor' | 'inside'>;
 type Kept = Owned & { deadline: number };
 
 /** An error text of an engine. It names a path that no agent may see. */
@@ -52,7 +52,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     ...(memory.readable ? { deadline: it.deadline } : {}),
     ...(memory.waitsFor === undefined || it.state !== 'provisioning' ? {} : { waitsFor: memory.waitsFor }),
   });
-  const calls: Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned' | 'exec' | 'upload'> = {
+  const calls: Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned'> = {
     async create({ tag, deadline }) {
       if (memory.unreachable)
         return { kind: 'refused', code: 'provider_unavailable', reason: 'Nobody answers. Nothing was charged.' };
@@ -89,6 +89,8 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       [...memory.machines.values()]
         .filter((it) => it.tag.startsWith(prefix))
         .map((it) => ({ ...show(it), tag: it.tag, createdAt: it.createdAt })),
+  };
+  const inside: Pick<Inside, 'exec' | 'upload'> = {
     upload: async () => {},
     exec: async (_, { command }) => ({
       exitCode: 0,
@@ -103,15 +105,19 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       timedOut: false,
     }),
   };
-  backend.prove = async () => undefined;
-  for (const [name, call] of Object.entries(calls) as [Asked, (...args: never[]) => Promise<unknown>][])
-    Object.assign(backend, {
-      async [name](...args: never[]) {
-        memory.calls.push(name);
-        await memory.before[name]?.(...args);
-        const answer = await call(...args);
-        await memory.after[name]?.(...args);
-        return answer;
-      },
-    });
+  backend.inside.prove = async () => undefined;
+  replace(backend, calls);
+  replace(backend.inside, inside);
+  function replace(target: object, calls: object) {
+    for (const [name, call] of Object.entries(calls) as [Asked, (...args: never[]) => Promise<unknown>][])
+      Object.assign(target, {
+        async [name](...args: never[]) {
+          memory.calls.push(name);
+          await memory.before[name]?.(...args);
+          const answer = await call(...args);
+          await memory.after[name]?.(...args);
+          return answer;
+        },
+      });
+  }
 }

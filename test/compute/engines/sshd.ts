@@ -4,7 +4,7 @@ import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'nod
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
-import type { SshSettings } from '../../../src/compute/backends/ssh/settings.ts';
+import type { SshSettings } from '../../../src/compute/engines/ssh/settings.ts';
 import { hasComponent } from '../../helper/component.ts';
 import { freePort } from '../../helper/free-port.ts';
 import { hasEnded, untilServes } from '../../helper/waiting.ts';

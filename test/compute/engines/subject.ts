@@ -1,5 +1,5 @@
-import type { EngineSettings } from '../../../src/compute/backends/container/address.ts';
-import { openContainerBackend } from '../../../src/compute/backends/container/container.ts';
+import type { EngineSettings } from '../../../src/compute/engines/container/address.ts';
+import { openContainerBackend } from '../../../src/compute/engines/container/container.ts';
 import type { Subject } from '../conformance.ts';
 import { IMAGE } from './docker.ts';
 

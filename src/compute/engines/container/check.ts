@@ -1,0 +1,218 @@
+import { randomBytes } from 'node:crypto';
+import { statSync } from 'node:fs';
+import type { Finding } from '../../backend.ts';
+import { warning } from '../../finding.ts';
+import { gpuDevices } from '../../kit/gpus.ts';
+import { cannotLimitDisk } from './describe.ts';
+import { type Engine, podmanOf, statusOf, textOf, type Version } from './engine.ts';
+import { lacksImage } from './image.ts';
+import { remedyFor } from './remedies.ts';
+import { type ContainerSettings, imagesOf } from './settings.ts';
+
+/** Podman asks the package manager what it is, which takes a busy machine more than five seconds. */
+const LOOK_MILLISECONDS = 20_000;
+
+/** The parts of both engines' answer to `GET /info` that are used. */
+type Info = {
+  Driver: string;
+  DriverStatus?: [string, string][] | null;
+  DockerRootDir?: string;
+  MemoryLimit?: boolean;
+  SwapLimit?: boolean;
+  CpuCfsQuota?: boolean;
+  PidsLimit?: boolean;
+  LiveRestoreEnabled?: boolean;
+  SecurityOptions?: string[] | null;
+  /** Podman's own word for it. */
+  Rootless?: boolean;
+};
+type ImageConfig = { Config?: { Volumes?: Record<string, unknown> | null } | null };
+
+/**
+ * Checks what a lease depends on. A detail may also name a limitation that is no fault, such as a missing disk limit.
+ */
+export async function checkContainers(
+  engine: Engine,
+  settings: ContainerSettings,
+  books: string | undefined,
+): Promise<Finding[]> {
+  const ask = <T>(path: string) => engine.request<T>('GET', path, undefined, LOOK_MILLISECONDS);
+  let version: Version;
+  let info: Info;
+  try {
+    version = await ask('/version');
+    info = await ask('/info');
+  } catch (error) {
+    const text = textOf(error);
+    return [{ name: 'engine', ok: false, detail: `${settings.socket} cannot be asked: ${text}. ${remedyFor(text)}` }];
+  }
+  const podman = podmanOf(version);
+  const name = podman ? `Podman ${podman.Version}` : `Docker Engine ${version.Version}`;
+  return [
+    { name: 'engine', ok: true, detail: `${name} on ${settings.socket}` },
+    ...(await checkImages(ask, settings, podman !== undefined)),
+    await checkNetwork(ask, settings.network),
+    checkLimits(info),
+    checkRestart(info, podman !== undefined),
+    checkUsers(info),
+    await checkSharedDisk(engine, settings, info, books),
+    ...('offers' in settings ? [] : checkGpus(settings)),
+  ];
+}
+
+/** Whether a lease's disk is limited, and whether it is the one that the database is on. */
+async function checkSharedDisk(
+  engine: Engine,
+  settings: ContainerSettings,
+  { DockerRootDir: root }: Info,
+  books: string | undefined,
+): Promise<Finding> {
+  const { isEnforced, detail } = await checkDisk(engine, imagesOf(settings)[0] as string);
+  const isShared = root !== undefined && books !== undefined && isOnSameDisk(engine.socket, root, books);
+  if (isEnforced || !isShared) return { name: 'disk', ok: true, detail };
+  const advice = `Leases (${root}) and Purser's database (${books}) are on one file system: a lease can fill it before it is measured. Give the engine a disk of its own`;
+  return { name: 'disk', ok: true, detail: warning(`${detail}. ${advice}`) };
+}
+
+/** Whether both are on one file system. False where the engine's directory is not to be seen from here. */
+function isOnSameDisk(socket: string, root: string, books: string): boolean {
+  if (!socket.startsWith('unix:')) return false;
+  const device = (path: string) => statSync(path, { throwIfNoEntry: false })?.dev;
+  try {
+    return device(root) !== undefined && device(root) === device(books);
+  } catch {
+    return false; // It may not be read.
+  }
+}
+
+type Ask = <T>(path: string) => Promise<T>;
+
+/** One finding for each image; that of the settings has no name, because it is there without being named in an offer. */
+function checkImages(ask: Ask, settings: ContainerSettings, isPodman: boolean): Promise<Finding[]> {
+  return Promise.all(
+    imagesOf(settings).map(async (image) => {
+      const found = await checkImage(ask, image, settings, isPodman);
+      return image === settings.image ? found : { ...found, name: `image ${image}` };
+    }),
+  );
+}
+
+async function checkImage(ask: Ask, image: string, settings: ContainerSettings, isPodman: boolean): Promise<Finding> {
+  const { pull } = settings;
+  try {
+    const { Config } = await ask<ImageConfig>(`/images/${image}/json`);
+    const volumes = Object.keys(Config?.Volumes ?? {});
+    const isBeside = 'offers' in settings && !isPodman && volumes.length > 0;
+    const beside = isBeside ? `; its volumes ${volumes.join(', ')} lie beside any disk limit` : '';
+    return { name: 'image', ok: true, detail: `${image} is there${beside}` };
+  } catch (error) {
+    if (statusOf(error) !== 404) return { name: 'image', ok: false, detail: textOf(error) };
+    if (pull === 'missing')
+      return { name: 'image', ok: true, detail: `${image} is not there yet: the first lease pulls it` };
+    return { name: 'image', ok: false, detail: `${image} is not there. Pull it, or set pull: missing` };
+  }
+}
+
+async function checkNetwork(ask: Ask, network: string): Promise<Finding> {
+  if (network === 'none') return { name: 'network', ok: true, detail: 'none: leases reach nobody' };
+  try {
+    const { Driver } = await ask<{ Driver: string }>(`/networks/${network}`);
+    if (Driver !== 'bridge')
+      return {
+        name: 'network',
+        ok: false,
+        detail: `${network} is a ${Driver} network, in which leases of different wallets reach each other. Name a bridge: each wallet then gets one like it`,
+      };
+    return { name: 'network', ok: true, detail: `${network} is there; each wallet gets a network like it` };
+  } catch (error) {
+    const detail =
+      statusOf(error) === 404 ? `${network} is not there. Make it: network create ${network}` : textOf(error);
+    return { name: 'network', ok: false, detail };
+  }
+}
+
+function checkLimits(info: Info): Finding {
+  const missing = Object.entries({ memory: info.MemoryLimit, CPU: info.CpuCfsQuota, processes: info.PidsLimit })
+    .filter(([, isThere]) => !isThere)
+    .map(([what]) => what);
+  if (missing.length)
+    return {
+      name: 'limits',
+      ok: false,
+      detail: `the engine cannot limit ${missing.join(' and ')}: a lease could take all. Enable these cgroup controllers`,
+    };
+  const swap = info.SwapLimit ? '' : '; swap is not limited';
+  const detail = `the engine says that it limits memory, CPU and processes${swap}. The trial reads whether it does`;
+  return { name: 'limits', ok: true, detail };
+}
+
+function checkRestart({ LiveRestoreEnabled }: Info, isPodman: boolean): Finding {
+  const detail = isPodman
+    ? 'leases outlive a restart of the engine'
+    : LiveRestoreEnabled
+      ? 'live-restore is on: leases outlive a restart of the engine'
+      : 'live-restore is off: restarting the engine ends every lease. Set "live-restore": true in its daemon.json';
+  return { name: 'restart', ok: true, detail };
+}
+
+function checkUsers({ SecurityOptions, Rootless }: Info): Finding {
+  const isMapped = Rootless || SecurityOptions?.some((it) => /^name=(userns|rootless)/.test(it));
+  const detail = isMapped
+    ? 'root inside is nobody outside'
+    : 'not mapped: root inside is root outside, without capabilities. Think of userns-remap';
+  return { name: 'users', ok: true, detail };
+}
+
+/** Tries whether `disk_gb` is enforced, on a container that is never started and removed at once. Never throws. */
+export async function checkDisk(engine: Engine, image: string): Promise<{ isEnforced: boolean; detail: string }> {
+  const no = (detail: string) => ({ isEnforced: false, detail });
+  try {
+    const info = await engine.request<Info>('GET', '/info', undefined, LOOK_MILLISECONDS);
+    const status = new Map(info.DriverStatus ?? []);
+    // Docker accepts the limit and silently ignores it (moby/moby#51222).
+    if (/snapshotter/.test(status.get('driver-type') ?? ''))
+      return no(`disk_gb is not enforced: the containerd image store (${info.Driver}) has no limits`);
+    const driver = [info.Driver, status.get('Backing Filesystem')].filter(Boolean).join(' on ');
+    const error = await tryDisk(engine, image);
+    if (error === undefined) return { isEnforced: true, detail: `disk_gb is enforced by ${driver}` };
+    if (lacksImage(error)) return no('whether disk_gb is enforced can be told when the image is there');
+    if (!cannotLimitDisk(error)) throw error;
+    return no(
+      `disk_gb is not enforced: ${driver} has no limits. A lease that wrote more is ended within about two minutes. overlay2 on xfs with pquota has limits, btrfs and zfs too`,
+    );
+  } catch (error) {
+    return no(`whether disk_gb is enforced cannot be told: ${textOf(error)}`);
+  }
+}
+
+/** The engine's error for a container with a disk limit, if any. */
+async function tryDisk({ ask, docker }: Engine, image: string): Promise<unknown> {
+  const name = `purser-disk-${randomBytes(8).toString('hex')}`;
+  const limited = { name, Image: image, Cmd: ['/bin/sh'], HostConfig: { StorageOpt: { size: '1G' } } };
+  let fault: unknown;
+  try {
+    await ask('create', (abortSignal) => docker.createContainer({ ...limited, abortSignal }));
+  } catch (error) {
+    fault = error;
+  }
+  try {
+    // After a failure too: an engine that took too long may have made it.
+    await ask('remove', (abortSignal) => docker.getContainer(name).remove({ force: true, abortSignal }));
+  } catch (error) {
+    if (statusOf(error) !== 404) fault ??= error;
+  }
+  return fault;
+}
+
+function checkGpus(settings: Exclude<ContainerSettings, { offers: unknown }>): Finding[] {
+  if (settings.limits.gpus === 0) return [];
+  const types = Object.entries(gpuDevices(settings)).map(([type, devices]) => `${type}: ${devices.join(', ')}`);
+  const detail = `${types.join('; ')}. Not tried here: they are counted inside every lease before it is sold`;
+  return [
+    {
+      name: 'gpus',
+      ok: types.length > 0,
+      detail: types.length ? detail : 'limits.gpus is above 0, and no GPU has a price',
+    },
+  ];
+}

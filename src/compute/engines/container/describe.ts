@@ -1,0 +1,151 @@
+import type Docker from 'dockerode';
+import { cdiName } from '../../kit/gpus.ts';
+import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
+import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
+import type { Engine } from './engine.ts';
+import { statusOf, textOf } from './engine.ts';
+import type { Contents } from './settings.ts';
+
+const GIB = 1024 ** 3;
+const CPU_PERIOD_MICROSECONDS = 100_000;
+
+/** A container as Purser wants it, for either engine: limited, unprivileged, with its watchdog as PID 1. */
+export type Wanted = Contents & {
+  name: string;
+  labels: Record<string, string>;
+  cpus: number;
+  memoryGib: number;
+  pids: number;
+  network: string;
+  /** Unix seconds. */
+  deadline: number;
+  devices: string[];
+  /** The way in which Docker is asked for devices; Podman knows CDI only. */
+  gpuMode: 'nvidia' | 'cdi';
+  diskGb: number | undefined;
+  /** Whether the last output of its first process is kept by the engine. */
+  keepsLog: boolean;
+};
+
+/** Enough for the last lines of a trial. A lease keeps none: its tenant may write to the output of process 1. */
+const LOG_BYTES = 64 * 1024;
+
+/**
+ * Creates a container without starting it. If the engine says that its storage driver cannot limit a disk, the
+ * container is created without a disk limit; `check` and `config check` tell the operator.
+ */
+export async function makeContainer(engine: Engine, wanted: Wanted): Promise<void> {
+  const isPodman = await engine.isPodman();
+  const make = (it: Wanted) =>
+    isPodman
+      ? engine.request('POST', '/v4.0.0/libpod/containers/create', forPodman(it))
+      : engine.ask('create', (abortSignal) => engine.docker.createContainer({ ...forDocker(it), abortSignal }));
+  if (withoutQuotas.has(engine)) return void (await make({ ...wanted, diskGb: undefined }));
+  try {
+    await make(wanted);
+  } catch (error) {
+    if (!cannotLimitDisk(error)) throw error;
+    withoutQuotas.add(engine);
+    await make({ ...wanted, diskGb: undefined });
+  }
+}
+
+/** Engines that said so; they are not asked again. */
+const withoutQuotas = new WeakSet<Engine>();
+
+/** Both engines' error messages for a storage driver or file system without quotas. */
+export const cannotLimitDisk = (error: unknown) =>
+  statusOf(error) !== undefined && /storage-opt|quota/i.test(textOf(error));
+
+/**
+ * An image may ask for all GPUs in its environment, and a default runtime would give them: "void" asks for none
+ * (documentation of the NVIDIA Container Toolkit). What is leased comes by name.
+ */
+const NO_GPU = { NVIDIA_VISIBLE_DEVICES: 'void' };
+
+/** An eighth of the default CPU weight (1024): under load Purser comes before the leases. */
+const CPU_SHARES = 128;
+/** When memory runs out, the kernel kills leased processes before Purser (proc(5), oom_score_adj). */
+const OOM_SCORE = 500;
+
+const USER = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
+
+/** For `POST /containers/create` of the Docker Engine API. */
+function forDocker(it: Wanted): Docker.ContainerCreateOptions {
+  const memory = Math.round(it.memoryGib * GIB);
+  const byName = it.devices.length > 0 && it.gpuMode === 'nvidia';
+  return {
+    name: it.name,
+    Image: it.image,
+    Hostname: 'lease',
+    Entrypoint: [WATCHDOG_PATH],
+    Cmd: [String(it.deadline)],
+    User: USER,
+    WorkingDir: '/',
+    Labels: it.labels,
+    Env: Object.entries({ ...it.env, ...(byName ? {} : NO_GPU) }).map(([name, value]) => `${name}=${value}`),
+    HostConfig: {
+      Init: false, // Whatever the engine's default is: the watchdog is process 1.
+      CpuShares: CPU_SHARES,
+      OomScoreAdj: OOM_SCORE,
+      NanoCpus: Math.round(it.cpus * 1e9),
+      Memory: memory,
+      MemorySwap: memory,
+      PidsLimit: it.pids,
+      ...(it.shmGib === undefined ? {} : { ShmSize: Math.round(it.shmGib * GIB) }),
+      CapDrop: ['ALL'],
+      SecurityOpt: ['no-new-privileges'],
+      NetworkMode: it.network,
+      RestartPolicy: { Name: 'no' },
+      LogConfig: it.keepsLog
+        ? { Type: 'json-file', Config: { 'max-size': String(LOG_BYTES), 'max-file': '1' } }
+        : { Type: 'none', Config: {} },
+      ...(it.diskGb === undefined ? {} : { StorageOpt: { size: `${it.diskGb}G` } }),
+      ...(it.devices.length
+        ? {
+            DeviceRequests: [
+              byName
+                ? { Driver: 'nvidia', DeviceIDs: it.devices, Capabilities: [['gpu']] }
+                : { Driver: 'cdi', DeviceIDs: it.devices.map(cdiName) },
+            ],
+          }
+        : {}),
+    },
+  };
+}
+
+/**
+ * For `POST /libpod/containers/create` of Podman: its Docker API takes a DeviceRequest and leaves the device out without
+ * a word (podman-container-tools/podman#22645).
+ */
+function forPodman(it: Wanted): object {
+  const memory = Math.round(it.memoryGib * GIB);
+  const quota = Math.round(it.cpus * CPU_PERIOD_MICROSECONDS);
+  const cpu = { period: CPU_PERIOD_MICROSECONDS, quota, shares: CPU_SHARES };
+  return {
+    name: it.name,
+    image: it.image,
+    hostname: 'lease',
+    entrypoint: [WATCHDOG_PATH],
+    command: [String(it.deadline)],
+    init: false,
+    oom_score_adj: OOM_SCORE,
+    user: USER,
+    work_dir: '/',
+    labels: it.labels,
+    env: { ...it.env, ...NO_GPU },
+    resource_limits: { cpu, memory: { limit: memory, swap: memory }, pids: { limit: it.pids } },
+    ...(it.shmGib === undefined ? {} : { shm_size: Math.round(it.shmGib * GIB) }),
+    cap_drop: ['ALL'],
+    no_new_privileges: true,
+    ...(it.network === 'none'
+      ? { netns: { nsmode: 'none' } }
+      : { netns: { nsmode: 'bridge' }, networks: { [it.network]: {} } }),
+    restart_policy: 'no',
+    log_configuration: it.keepsLog ? { driver: 'k8s-file', size: LOG_BYTES } : { driver: 'none' },
+    // A volume of the image would lie beside the disk limit.
+    image_volume_mode: 'ignore',
+    ...(it.diskGb === undefined ? {} : { storage_opts: { size: `${it.diskGb}G` } }),
+    devices: it.devices.map((device) => ({ path: cdiName(device) })),
+  };
+}

@@ -1,0 +1,142 @@
+import Docker from 'dockerode';
+import { deadline } from '../../../net/deadline.ts';
+import type { Capacity } from '../../kit/claim.ts';
+import type { EngineSettings } from './address.ts';
+import { EngineUnreachable, openEngineConnections } from './connection.ts';
+import { readAnswersInTurns } from './modem.ts';
+import { type ImageDefaults, imageDefaults } from './user.ts';
+
+const CALL_MILLISECONDS = 30_000;
+/** The most characters of an engine's error that expressions read and messages show. */
+const WORDS_LENGTH_MAX = 4096;
+
+type EngineError = Error & { statusCode?: number; json?: { message?: unknown; cause?: unknown } };
+
+/** The status of the engine's answer, or undefined if none came. */
+export const statusOf = (error: unknown) => (error as EngineError).statusCode;
+/** Whether the engine received nothing of the request. */
+export const wasNeverSent = (error: unknown) => error instanceof EngineUnreachable;
+/** The message of the engine itself. That of the error has words of the library for its status as well. */
+const ownWords = (error: unknown) => {
+  const { json } = error as EngineError;
+  return [json?.message, json?.cause].find((it) => typeof it === 'string');
+};
+/** The engine's message, or the error of reaching it. */
+export const textOf = (error: unknown) =>
+  (ownWords(error) ?? (error as Error).message).slice(0, WORDS_LENGTH_MAX).trim();
+/** The words of both engines about what is not there. Something before an engine may answer 404 as well. */
+const NO_SUCH = /no such (container|exec (session|instance))/i;
+/**
+ * Tells whether the engine says that there is no such container, or no such command since its container is gone. When a container
+ * is removed while Podman answers, that is a 500 (pkg/api/handlers/compat/exec.go, ExecInspectHandler).
+ */
+export const wasRemoved = (error: unknown) =>
+  [404, 500].includes(statusOf(error) as number) && NO_SUCH.test(ownWords(error)?.slice(0, WORDS_LENGTH_MAX) ?? '');
+
+/** A Docker Engine or Podman. */
+export type Engine = {
+  socket: string;
+  docker: Docker;
+  /** Makes one call with a limit of its own, 30 s unless told otherwise; throws and names what took too long. */
+  ask<T>(what: string, call: (abortSignal: AbortSignal) => Promise<T>, milliseconds?: number): Promise<T>;
+  /** Makes one call by its path, for what dockerode does not offer. */
+  request<T>(method: 'GET' | 'POST', path: string, body?: object, milliseconds?: number): Promise<T>;
+  /** Whether the engine says it is Podman, whose own API offers what its Docker API leaves out. */
+  isPodman(): Promise<boolean>;
+  /** The architecture of its machine, as Go names it: amd64, arm64. */
+  architecture(): Promise<string>;
+  /** The CPUs and the memory of its machine. */
+  capacity(milliseconds?: number): Promise<Capacity>;
+  /** As whom and where the image of a container wants commands to run. Throws where there is no such user. */
+  defaultsOf(container: string): Promise<ImageDefaults>;
+  /** Closes its connections. */
+  close(): void;
+};
+
+const GIB = 1024 ** 3;
+
+export type Version = { Version: string; Arch: string; Components?: { Name: string; Version: string }[] };
+export const podmanOf = ({ Components }: Version) => Components?.find((it) => it.Name === 'Podman Engine');
+
+/** dockerode would fill in what is not set from DOCKER_HOST and its companions in the environment. */
+const NOT_FROM_ENVIRONMENT = {
+  port: undefined,
+  pathPrefix: '/',
+  username: undefined,
+  timeout: undefined,
+  ca: undefined,
+  cert: undefined,
+  key: undefined,
+};
+
+/** Opens the engine that the settings name, without a call. */
+export function openEngine(settings: EngineSettings): Engine {
+  const { socket } = settings;
+  const { agent, call: callModem, close } = openEngineConnections(settings);
+  // The name stands in the Host header only: the agent alone knows where the engine is.
+  const docker = new Docker({ ...NOT_FROM_ENVIRONMENT, protocol: 'http', host: 'http://engine', agent } as object);
+  readAnswersInTurns(docker.modem);
+  let version: Version | undefined;
+  let capacity: Capacity | undefined;
+  /** By image id: an id's content never changes. */
+  const defaults = new Map<string, ImageDefaults>();
+
+  const ask: Engine['ask'] = (what, call, milliseconds = CALL_MILLISECONDS) => {
+    const giveUp = new AbortController();
+    // docker-modem is told, and may have lost the call: its limit holds without it.
+    return deadline(
+      callModem(() => call(giveUp.signal)),
+      milliseconds,
+      () => {
+        giveUp.abort();
+        throw new Error(`${socket}: ${what} took longer than ${milliseconds / 1000} s`);
+      },
+    );
+  };
+
+  const request: Engine['request'] = <T>(method: 'GET' | 'POST', path: string, body?: object, milliseconds?: number) =>
+    ask(
+      path,
+      (abortSignal) =>
+        new Promise<T>((resolve, reject) => {
+          const options = { method, path, abortSignal, statusCodes: { 200: true, 201: true, 204: true } };
+          docker.modem.dial({ ...options, ...(body ? { options: body } : {}) }, (error, answer) =>
+            error ? reject(error) : resolve(answer as T),
+          );
+        }),
+      milliseconds,
+    );
+
+  const versionOnce = async () => {
+    if (version) return version;
+    const said = await request<Version>('GET', '/version');
+    if (typeof said?.Arch !== 'string') throw new Error(`${socket}: the engine does not say what it is`);
+    version = said;
+    return version;
+  };
+
+  return {
+    socket,
+    docker,
+    ask,
+    request,
+    close,
+    async defaultsOf(container) {
+      const { Image } = await ask('inspect', (abortSignal) => docker.getContainer(container).inspect({ abortSignal }));
+      const known = defaults.get(Image);
+      if (known) return known;
+      const found = await imageDefaults({ ask, docker }, Image);
+      defaults.set(Image, found);
+      return found;
+    },
+    isPodman: async () => podmanOf(await versionOnce()) !== undefined,
+    architecture: async () => (await versionOnce()).Arch,
+    async capacity() {
+      if (capacity) return capacity;
+      const { NCPU, MemTotal } = await request<{ NCPU: number; MemTotal: number }>('GET', '/info');
+      if (!(NCPU > 0 && MemTotal > 0)) throw new Error(`${socket}: the engine does not say how large its machine is`);
+      capacity = { cpus: NCPU, memory_gib: Math.floor((MemTotal / GIB) * 100) / 100 };
+      return capacity;
+    },
+  };
+}

@@ -1,0 +1,99 @@
+import { PassThrough, type Readable, Writable } from 'node:stream';
+import { WAITING } from '../../machine/waiting.ts';
+
+/** Each piece begins with the number of its stream, three empty bytes and its length (Docker Engine API, attach). */
+const HEAD_BYTES = 8;
+const STDERR = 2;
+/** What a process left behind still arrives; what something in the background keeps open is not waited for. */
+const QUIET_MILLISECONDS = 200;
+
+export type ExecOutput = {
+  stdout: PassThrough;
+  stderr: PassThrough;
+  /** Resolves when nothing has come for a moment although there was room for it, or nothing can come any more. */
+  quiet(): Promise<void>;
+  /** Takes no more. What has come can still be read. */
+  end(): void;
+};
+
+/**
+ * What a command says through an engine: one stream of a terminal, or two in one that are parted here. It is taken no
+ * faster than it is read, so what nobody reads stays with the command.
+ */
+export function partOutput(stream: Readable, { terminal }: { terminal: boolean }): ExecOutput {
+  const [stdout, stderr] = [new PassThrough(WAITING), new PassThrough(WAITING)];
+  let head: Buffer = Buffer.alloc(0);
+  let left = 0;
+  let to = stdout;
+  let heard = 0;
+
+  /** Gives on what stands in the chunk, each stream's in one piece, and answers the streams that are full. */
+  function part(chunk: Buffer): PassThrough[] {
+    const parts = new Map<PassThrough, Buffer[]>([
+      [stdout, []],
+      [stderr, []],
+    ]);
+    for (let at = 0; at < chunk.length; ) {
+      if (left === 0) {
+        const more = chunk.subarray(at, at + HEAD_BYTES - head.length);
+        head = Buffer.concat([head, more]);
+        at += more.length;
+        if (head.length < HEAD_BYTES) break;
+        to = head[0] === STDERR ? stderr : stdout;
+        left = head.readUInt32BE(4);
+        head = Buffer.alloc(0);
+      } else {
+        const piece = chunk.subarray(at, at + left);
+        at += piece.length;
+        left -= piece.length;
+        parts.get(to)?.push(piece);
+      }
+    }
+    const full: PassThrough[] = [];
+    for (const [stream, [first, ...more]] of parts)
+      if (first && !stream.write(more.length ? Buffer.concat([first, ...more]) : first)) full.push(stream);
+    return full;
+  }
+  const parted = new Writable({
+    async write(chunk: Buffer, _, done) {
+      await Promise.all(part(chunk).map(hasRoom));
+      done();
+    },
+  });
+  parted.once('finish', () => {
+    stdout.end();
+    stderr.end();
+  });
+  stream.on('data', () => {
+    heard += 1;
+  });
+  const first = terminal ? stdout : parted;
+  if (terminal) stdout.once('finish', () => stderr.end());
+  stream.pipe(first);
+  return {
+    stdout,
+    stderr,
+    async quiet() {
+      for (;;) {
+        const before = heard;
+        await new Promise((resolve) => setTimeout(resolve, QUIET_MILLISECONDS));
+        if (stream.destroyed) return;
+        if (heard === before && !stdout.writableNeedDrain && !stderr.writableNeedDrain) return;
+      }
+    },
+    end() {
+      stream.unpipe(first);
+      first.end();
+    },
+  };
+}
+
+function hasRoom(stream: PassThrough): Promise<void> {
+  return new Promise((resolve) => {
+    const done = () => {
+      stream.off('drain', done).off('close', done);
+      resolve();
+    };
+    stream.on('drain', done).on('close', done);
+  });
+}

@@ -1,0 +1,217 @@
+import type { Duplex, Readable } from 'node:stream';
+import { setTimeout as pause } from 'node:timers/promises';
+import type Docker from 'dockerode';
+import { containConnection } from '../../../net/contain.ts';
+import type { Ref } from '../../backend.ts';
+import { newMark, withMark, withoutMark } from '../../kit/exit-mark.ts';
+import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
+import { IS_MARKED, KILLED } from '../../machine/shell.ts';
+import { type Engine, wasRemoved } from './engine.ts';
+import { partOutput } from './exec-output.ts';
+
+const WAIT_MILLISECONDS_LEAST = 50;
+const WAIT_MILLISECONDS_MAX = 1000;
+/** The stream of a command ends within this time after its container was removed. */
+const REMOVED_MILLISECONDS = 30_000;
+/** The longest wait for the rest of a command's output once its exit code is known. */
+const LATE_MILLISECONDS = 10_000;
+const OWN_OUTPUT_BYTES = 4096;
+const LOOK_MILLISECONDS = 30_000;
+/**
+ * The exit code that Docker gives a command whose output it could not send on, and which may still run. A shell's for what
+ * cannot be executed is the same.
+ */
+const UNSENT = 126;
+const NONE_IS_MARKED = 1;
+
+/** Runs `$2…` in the directory `$1`. A tenant may have removed that: an engine asked for it would run nothing any more. */
+const IN_DIRECTORY = 'cd "$1" 2>/dev/null; shift; exec "$@"';
+
+type State = { Running: boolean; ExitCode: number | null };
+
+type Beginning = Pick<ProgramOrder, 'terminal'> & {
+  /** The user; by default the image's, in the image's working directory. */
+  user?: string;
+  /**
+   * Rejects when the connection is lost, since the rest of the output is: always, or only if the command still runs. The
+   * engine itself breaks the connection of one that has ended and left input unread. With `whileRuns`, the marker in the
+   * command's environment tells whether it runs. Without it the exit code is waited for.
+   */
+  needsAll?: 'always' | { whileRuns: string };
+  /** The mark that ends both outputs. It is waited for, and taken out of them. */
+  mark?: string;
+};
+
+/**
+ * Starts the program of an order. The whole output of a command with a limit is needed: on a busy machine Docker drops what
+ * it has not read two seconds after a command has ended (moby, daemon/monitor.go, ProcessEvent), and says nothing.
+ */
+export async function beginIn(engine: Engine, ref: Ref, order: ProgramOrder): Promise<Program> {
+  const { purpose, terminal, marker = '' } = order;
+  if (purpose !== 'exec')
+    return begin(engine, ref, argvOf(order), {
+      terminal,
+      ...(purpose === 'session' ? { needsAll: { whileRuns: marker } } : {}),
+    });
+  const mark = newMark();
+  const argv = argvOf({ ...order, script: withMark(order.script) });
+  const program = await begin(engine, ref, argv, { needsAll: 'always', mark });
+  program.stdin.write(`${mark}\n`);
+  return program;
+}
+
+/** Starts a command in the container, with separate streams, or with one for a terminal. */
+async function begin(engine: Engine, ref: Ref, argv: string[], it: Beginning = {}): Promise<Program> {
+  const { docker, ask } = engine;
+  const { terminal } = it;
+  const { user, directory } = it.user === undefined ? await engine.defaultsOf(ref) : { user: it.user, directory: '/' };
+  const inside = directory === '/' ? [] : ['/bin/sh', '-c', IN_DIRECTORY, 'purser', directory];
+  const exec = await ask('exec', (abortSignal) =>
+    docker.getContainer(ref).exec({
+      Cmd: [...inside, ...argv],
+      User: user,
+      AttachStdin: true,
+      AttachStdout: true,
+      AttachStderr: true,
+      Tty: terminal !== undefined,
+      ...(terminal ? { Env: [`TERM=${terminal.term}`] } : {}),
+      abortSignal,
+    }),
+  );
+  const stream = await ask('exec', (abortSignal) =>
+    exec.start({ hijack: true, stdin: true, Tty: terminal !== undefined, abortSignal }),
+  );
+  containConnection(stream, 'backend');
+  const [left, lost] = [new AbortController(), new AbortController()];
+  stream.on('error', ({ message, code }: NodeJS.ErrnoException) => {
+    // After its end everything has been read. What an engine that has closed it is still sent breaks the pipe.
+    if ((stream as Duplex).readableEnded || code === 'EPIPE') return;
+    lost.abort(new Error(`the connection to the engine was lost: ${message}`));
+  });
+  const judge = async (state?: State) => {
+    left.signal.throwIfAborted();
+    if (!it.needsAll || !lost.signal.aborted) return;
+    const runs =
+      it.needsAll === 'always' ||
+      state?.Running ||
+      (state?.ExitCode === UNSENT && (await mayRun(engine, ref, it.needsAll.whileRuns)));
+    if (runs) lost.signal.throwIfAborted();
+  };
+  const { stdout, stderr, quiet, end } = partOutput(stream, { terminal: terminal !== undefined });
+  const marked = it.mark === undefined ? undefined : takeMarks(it.mark, stdout, stderr);
+  const rest = async (code: number) => {
+    if (marked && code < UNSENT)
+      await Promise.race([marked.whole, pause(LATE_MILLISECONDS, undefined, { ref: false })]);
+    await quiet();
+  };
+  const ended = waitForEnd(ask, exec, stream, rest, judge)
+    .then((code) => ({ code }))
+    .finally(() => {
+      end();
+      stream.destroy(); // A hijacked socket keeps the process alive.
+    });
+  ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
+  const resize = ({ columns, rows }: { columns: number; rows: number }) =>
+    exec.resize({ w: columns, h: rows }).catch(() => {});
+  if (terminal) await resize(terminal);
+  return {
+    ...{ stdin: stream, stdout: marked?.stdout ?? stdout, stderr: marked?.stderr ?? stderr, ended },
+    resize: (columns, rows) => void resize({ columns, rows }),
+    leave: (reason) => left.abort(reason),
+    kill: () => void stream.destroy(),
+    judge(exitCode, said) {
+      if (marked && exitCode < UNSENT && !marked.isWhole())
+        throw new Error('the engine lost the end of what the command said');
+      return said;
+    },
+  };
+}
+
+/** Takes the marks out of both outputs. Once both have come (`whole`), nothing that the command said is missing. */
+function takeMarks(mark: string, stdout: Readable, stderr: Readable) {
+  const { promise: whole, resolve } = Promise.withResolvers<void>();
+  let missing = 2;
+  const found = () => {
+    missing -= 1;
+    if (missing === 0) resolve();
+  };
+  return {
+    stdout: stdout.pipe(withoutMark(mark, found)),
+    stderr: stderr.pipe(withoutMark(mark, found)),
+    whole,
+    isWhole: () => missing === 0,
+  };
+}
+
+/**
+ * Waits for the exit code. The end of the stream tells, or the engine if a background process keeps the stream open: then
+ * `rest` waits for what has not come of the output. `judge` rejects when it is waited for no more.
+ */
+async function waitForEnd(
+  ask: Engine['ask'],
+  exec: Docker.Exec,
+  stream: NodeJS.ReadWriteStream,
+  rest: (code: number) => Promise<void>,
+  judge: (state?: State) => Promise<void>,
+): Promise<number> {
+  let over = false;
+  const closed = new Promise<void>((resolve) =>
+    stream
+      .once('end', resolve)
+      .once('close', resolve)
+      .once('error', () => resolve()),
+  );
+  void closed.then(() => {
+    over = true;
+  });
+  // An idle session of an hour must not be asked about ten times a second.
+  for (let wait = WAIT_MILLISECONDS_LEAST; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
+    const wasOver = over;
+    await (over ? pause(wait) : Promise.race([closed, pause(wait)]));
+    await judge();
+    // Mostly it ends at once now; but a tenant may close the streams of what runs on.
+    if (over && !wasOver) wait = WAIT_MILLISECONDS_LEAST / 2;
+    const state: State = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch(async (error) => {
+      if (!wasRemoved(error)) {
+        await judge({ Running: true, ExitCode: null }); // Nobody can say that it does not.
+        throw error;
+      }
+      // An engine may forget the container before the end of the stream is here.
+      await Promise.race([closed, pause(REMOVED_MILLISECONDS, undefined, { ref: false })]);
+      if (!over) throw error;
+      return { Running: false, ExitCode: KILLED };
+    });
+    if (typeof state?.Running !== 'boolean') throw new Error('the engine does not say whether a command runs');
+    await judge(state);
+    if (!state.Running && typeof state.ExitCode === 'number') {
+      if (!over) await Promise.race([closed, rest(state.ExitCode)]);
+      await judge(state);
+      return state.ExitCode;
+    }
+  }
+}
+
+/** Whether a process with this marker in its environment may still run. */
+async function mayRun(engine: Engine, ref: Ref, marker: string): Promise<boolean> {
+  try {
+    const look = await begin(engine, ref, argvOf({ script: IS_MARKED, args: [marker] }));
+    const { exitCode } = await finish(look, undefined, { streamBytesMax: 0, milliseconds: LOOK_MILLISECONDS });
+    return exitCode !== NONE_IS_MARKED;
+  } catch {
+    return true; // It cannot be ruled out.
+  }
+}
+
+/** Runs a program of Purser's own as `user`, and waits at most `milliseconds` for it. */
+export async function runAs(
+  engine: Engine,
+  ref: Ref,
+  user: string,
+  argv: string[],
+  milliseconds: number,
+): Promise<{ exitCode: number; stdout: string }> {
+  const program = await begin(engine, ref, argv, { user });
+  const limits = { streamBytesMax: OWN_OUTPUT_BYTES, milliseconds };
+  const { exitCode, stdout } = await finish(program, undefined, limits);
+  return { exitCode, stdout: stdout.toString() };
+}

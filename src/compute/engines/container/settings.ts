@@ -1,0 +1,173 @@
+import * as v from 'valibot';
+import type { Backend, Surroundings } from '../../backend.ts';
+import { above0, DOUBLE_ID, haveOwnIds, limits, offerCount, offerFields, sized, whole } from '../../kit/fields.ts';
+import { checkEngineAddress, engineAddress, notesOnAddress } from './address.ts';
+
+/** Containers of an engine, on this machine or another: the settings, the notes for the operator, and how the backend is opened. */
+
+/** The size of /dev/shm in GiB, if not the engine's own 64 MB. What lies there counts as the lease's memory. */
+const shmGib = v.optional(above0);
+const image = v.pipe(v.string(), v.minLength(1));
+
+const shared = {
+  backend: v.literal('container'),
+  ...engineAddress,
+  image,
+  pull: v.optional(v.picklist(['never', 'missing']), 'never'),
+  network: v.optional(
+    v.pipe(
+      v.string(),
+      v.regex(/^(?!host$)[A-Za-z0-9][\w.-]*$/, 'must be none, or the name of a network that you made on the engine'),
+    ),
+    'none',
+  ),
+  pids: v.optional(whole(16, 1_000_000), 512),
+  shm_gib: shmGib,
+  provision_seconds: v.optional(whole(1, 86_400), 60),
+};
+
+/** A device as the GPU's vendor names it: an index, a UUID, or a part of a divided GPU. */
+const device = v.pipe(
+  v.union([v.string(), v.number()], 'must be an index or a UUID'),
+  v.transform(String),
+  v.regex(/^[A-Za-z0-9][\w:.-]*$/, 'must be an index or a UUID, as nvidia-smi -L shows them'),
+);
+
+/** The devices of each GPU type; each is leased to one at a time. */
+const gpuDevices = v.pipe(
+  v.record(v.string(), v.pipe(v.array(device), v.minLength(1, 'has no device'))),
+  v.check((types) => {
+    const all = Object.values(types).flat();
+    return new Set(all).size === all.length;
+  }, 'has a device twice'),
+);
+
+const Sized = v.pipe(
+  v.strictObject({
+    ...shared,
+    ...sized,
+    /** Of all leases together. */
+    capacity: v.optional(v.strictObject({ cpus: above0, memory_gib: above0 })),
+    gpu_devices: v.optional(gpuDevices),
+    /** The way in which Docker is asked for GPUs; Podman is always asked by their CDI names. */
+    gpu_mode: v.optional(v.picklist(['nvidia', 'cdi']), 'nvidia'),
+  }),
+  checkEngineAddress(),
+  v.forward(
+    v.check(
+      ({ limits, prices, gpu_devices }) =>
+        limits.gpus === 0 || gpu_devices !== undefined || Object.keys(prices.gpu_hourly_usd).length <= 1,
+      'several GPU types are priced: say in gpu_devices which devices are of which type',
+    ),
+    ['prices'],
+  ),
+  v.forward(
+    v.check(
+      ({ limits, gpu_devices }) => gpu_devices === undefined || limits.gpus > 0,
+      'limits.gpus is 0: nobody can lease these',
+    ),
+    ['gpu_devices'],
+  ),
+  v.forward(
+    v.check(({ prices, gpu_devices }) => {
+      const types = Object.keys(prices.gpu_hourly_usd);
+      return gpu_devices === undefined || Object.keys(gpu_devices).sort().join() === types.sort().join();
+    }, 'does not name the same GPU types as prices.gpu_hourly_usd'),
+    ['gpu_devices'],
+  ),
+  v.forward(
+    v.check(
+      ({ limits, capacity }) =>
+        capacity === undefined || (limits.cpus <= capacity.cpus && limits.memory_gib <= capacity.memory_gib),
+      'one lease may be larger than this: lower its limits',
+    ),
+    ['capacity'],
+  ),
+);
+
+/** What Purser sets itself is not to be changed: by it processes are found, and GPUs given. */
+const OURS = /^(PURSER_|NVIDIA_VISIBLE_DEVICES$)/;
+const environment = v.pipe(
+  v.record(
+    v.pipe(v.string(), v.regex(/^[A-Za-z_]\w*$/, 'is no name of a variable')),
+    v.pipe(
+      v.string(),
+      v.maxLength(32_768),
+      v.check((it) => !it.includes('\0'), 'has a NUL character'),
+    ),
+  ),
+  v.check((it) => !Object.keys(it).some((name) => OURS.test(name)), 'has a variable that Purser sets itself'),
+);
+
+const Offers = v.pipe(
+  v.strictObject({
+    ...shared,
+    limits,
+    offers: v.pipe(
+      v.array(
+        v.strictObject({
+          ...offerFields,
+          count: offerCount,
+          /** Where the offer has something else than the others. */
+          image: v.optional(image),
+          shm_gib: shmGib,
+          /** Variables that every process of the lease has. */
+          env: v.optional(environment),
+        }),
+      ),
+      v.minLength(1),
+      v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
+    ),
+  }),
+  checkEngineAddress(),
+);
+
+export const slots = { provider_one: Sized, provider_three: Offers };
+export type SizedSettings = v.InferOutput<typeof Sized>;
+export type OffersSettings = v.InferOutput<typeof Offers>;
+export type ContainerSettings = SizedSettings | OffersSettings;
+
+/** What an offer is made from. */
+export type Contents = { image: string; shmGib: number | undefined; env: Readonly<Record<string, string>> };
+
+/** Returns what a lease is made from: what its offer says, else what the backend's settings say. */
+export function contentsOf(settings: ContainerSettings, offerId: string | undefined): Contents {
+  const offer = 'offers' in settings ? settings.offers.find(({ id }) => id === offerId) : undefined;
+  return {
+    image: offer?.image ?? settings.image,
+    shmGib: offer?.shm_gib ?? settings.shm_gib,
+    env: offer?.env ?? {},
+  };
+}
+
+/** Returns every image that leases are made from, each once. */
+export function imagesOf(settings: ContainerSettings): string[] {
+  if (!('offers' in settings)) return [settings.image];
+  return [...new Set(settings.offers.map(({ id }) => contentsOf(settings, id).image))];
+}
+
+export function notes(it: ContainerSettings): string[] {
+  return [
+    ...notesOnAddress(it),
+    ...(it.network === 'none'
+      ? []
+      : [`each wallet’s leases get a network like ${it.network} and reach what it reaches; Purser filters nothing`]),
+    ...('prices' in it ? notesOnGpus(it) : []),
+    'containers share the kernel of their host, which is no wall against a hostile tenant',
+  ];
+}
+
+function notesOnGpus({ limits, prices }: SizedSettings): string[] {
+  const priced = Object.keys(prices.gpu_hourly_usd).length;
+  if (limits.gpus > 0 && priced === 0) return ['limits.gpus has no use: prices.gpu_hourly_usd names no GPU'];
+  if (limits.gpus === 0 && priced > 0) return ['no GPU is on offer: limits.gpus is 0'];
+  return [];
+}
+
+export async function open(
+  settings: ContainerSettings,
+  { prefix, dataDirectory, now }: Surroundings,
+): Promise<Backend> {
+  const { openContainerBackend } = await import('./container.ts');
+  return openContainerBackend(settings, { prefix, books: dataDirectory, now });
+}

@@ -1,0 +1,56 @@
+import { randomBytes } from 'node:crypto';
+import { readBounded } from '../../../net/read-bounded.ts';
+import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
+import type { Engine } from './engine.ts';
+import { unpackFile } from './tar.ts';
+
+const ROOT = '0:0';
+const PASSWD_BYTES_MAX = 4 * 1024 * 1024;
+
+type Calls = Pick<Engine, 'ask' | 'docker'>;
+
+/** The user as a number, with the image's group behind a colon if it names one, and the working directory. */
+export type ImageDefaults = { user: string; directory: string };
+
+/**
+ * The defaults of an image (USER, WORKDIR). A user's name is looked up in the image and not left to the engine: that would
+ * look into the container's own /etc/passwd, which a tenant who is root there may change to say that his name is the
+ * watchdog's number.
+ */
+export async function imageDefaults(calls: Calls, image: string): Promise<ImageDefaults> {
+  const { Config } = await calls.ask('inspect', () => calls.docker.getImage(image).inspect());
+  const [name = '', group] = (Config.User || ROOT).split(':');
+  const user = /^\d+$/.test(name) ? Number(name) : await lookUp(calls, image, name);
+  if (user === WATCHDOG_USER)
+    throw new Error(`the image runs its commands as user ${WATCHDOG_USER}, which is the watchdog's own`);
+  return {
+    user: group === undefined ? String(user) : `${user}:${group}`,
+    directory: Config.WorkingDir || '/',
+  };
+}
+
+/** The number of a user in the image's /etc/passwd, read from a container that is never started. */
+async function lookUp({ ask, docker }: Calls, image: string, name: string): Promise<number> {
+  const container = `purser-user-${randomBytes(8).toString('hex')}`;
+  await ask('create', (abortSignal) =>
+    docker.createContainer({ name: container, Image: image, Cmd: ['/bin/sh'], abortSignal }),
+  );
+  try {
+    const passwd = await ask('archive', async (abortSignal) => {
+      const stream = await docker.getContainer(container).getArchive({ path: '/etc/passwd', abortSignal });
+      const archive = await readBounded(stream as AsyncIterable<Buffer>, PASSWD_BYTES_MAX);
+      if (!archive) throw new Error('the /etc/passwd of the image is too large');
+      return unpackFile(archive);
+    }).catch((error) => {
+      if ((error as { statusCode?: number }).statusCode === 404) return undefined;
+      throw error;
+    });
+    for (const line of passwd?.toString().split('\n') ?? []) {
+      const [entry, , number = ''] = line.split(':');
+      if (entry === name && /^\d+$/.test(number)) return Number(number);
+    }
+    throw new Error(`the image runs its commands as ${name}, who is not in its /etc/passwd`);
+  } finally {
+    await ask('remove', (abortSignal) => docker.getContainer(container).remove({ v: true, abortSignal }));
+  }
+}

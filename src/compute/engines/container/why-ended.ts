@@ -1,0 +1,52 @@
+import { Readable } from 'node:stream';
+import { getSystemErrorMap } from 'node:util';
+import type Docker from 'dockerode';
+import { readBounded } from '../../../net/read-bounded.ts';
+import { collectBoth } from '../../machine/collect.ts';
+import type { Engine } from './engine.ts';
+import { partOutput } from './exec-output.ts';
+
+const LOG_LINES = 5;
+const LOG_CHARACTERS = 500;
+const LOG_BYTES_MAX = 1024 * 1024;
+
+type Inspected = Pick<Docker.ContainerInspectInfo, 'Id' | 'State' | 'HostConfig'>;
+
+/**
+ * In words, why a container does not run: its first process says so by its exit code (watchdog.c), the engine by its
+ * error, and the log by its last lines, if one was kept.
+ */
+export async function whyEnded(engine: Engine, { Id, State, HostConfig }: Inspected): Promise<string> {
+  const said = HostConfig.LogConfig?.Type === 'none' ? '' : await lastLines(engine, Id).catch(() => '');
+  return [
+    reasonOf(State),
+    ...(State.Error ? [`the engine says: ${State.Error.slice(0, LOG_CHARACTERS)}`] : []),
+    ...(said ? [`the last of its output: ${said}`] : []),
+  ].join('; ');
+}
+
+function reasonOf({ Status, ExitCode, OOMKilled }: Inspected['State']): string {
+  if (Status === 'created') return 'it was made and never started';
+  if (ExitCode === 0) return "its deadline has passed by the clock of the engine's machine";
+  if (ExitCode === 143) return 'somebody stopped it';
+  if (OOMKilled) return 'it ran out of memory';
+  // Podman does not always see that it was for lack of memory.
+  if (ExitCode === 137) return 'it was killed, by somebody or for lack of memory';
+  const [name] = getSystemErrorMap().get(-ExitCode) ?? [];
+  return `its watchdog ended with exit code ${ExitCode}${name ? ` (${name})` : ''}`;
+}
+
+async function lastLines({ ask, docker }: Engine, id: string): Promise<string> {
+  const framed = await ask('logs', async (abortSignal) => {
+    // It has ended, so there is nothing to follow; only so the log comes as it is, and not as an answer in JSON.
+    const log = await docker
+      .getContainer(id)
+      .logs({ stdout: true, stderr: true, tail: LOG_LINES, follow: true, abortSignal });
+    return readBounded(log as AsyncIterable<Buffer>, LOG_BYTES_MAX);
+  });
+  if (!framed) return '';
+  const { stdout, stderr } = partOutput(Readable.from([framed]), { terminal: false });
+  const said = await collectBoth(stdout, stderr, { streamBytesMax: framed.length });
+  const lines = `${said.stderr}${said.stdout}`.split('\n').map((it) => it.trim());
+  return lines.filter(Boolean).join(' | ').slice(-LOG_CHARACTERS);
+}

@@ -1,0 +1,91 @@
+import type { Backend, Finding, Spec } from '../../backend.ts';
+import { finding, warning } from '../../finding.ts';
+import { offersOf, quoteOf } from '../../kit/priced.ts';
+import type { Api } from './api.ts';
+import { describePolicies } from './describe.ts';
+import type { AccessReview, Paths } from './objects.ts';
+import type { KubernetesSettings } from './settings.ts';
+
+type Right = { group: string; resource: string; subresource?: string; verb: string };
+const rightsOn = (group: string, resource: string, verbs: string[], subresource?: string): Right[] =>
+  verbs.map((verb) => ({ group, resource, verb, ...(subresource ? { subresource } : {}) }));
+
+/** The rights that Purser needs, in its namespace alone: the Role in docs/backends.md. */
+const RIGHTS: readonly Right[] = [
+  ...rightsOn('batch', 'jobs', ['create', 'get', 'list', 'patch', 'delete']),
+  ...rightsOn('', 'pods', ['create', 'get', 'list', 'delete']),
+  ...rightsOn('', 'pods', ['create', 'get'], 'exec'),
+  ...rightsOn('', 'events', ['list']),
+  ...rightsOn('networking.k8s.io', 'networkpolicies', ['create', 'get']),
+];
+/** The rights that it does not need: with these a leaked credential is worth more than the leases. */
+const TOO_MUCH: readonly Right[] = [
+  ...rightsOn('', 'secrets', ['get', 'list']),
+  ...rightsOn('rbac.authorization.k8s.io', 'rolebindings', ['create']),
+];
+
+const nameOf = ({ resource, subresource, verb }: Right) =>
+  `${verb} ${[resource, subresource].filter(Boolean).join('/')}`;
+
+/** Checks what a lease depends on. Never throws. */
+export async function checkCluster(
+  api: Api,
+  settings: KubernetesSettings,
+  paths: Paths,
+  { tryPod, now }: { tryPod: (order: Parameters<Backend['create']>[0]) => Promise<unknown>; now: () => number },
+): Promise<Finding[]> {
+  const { namespace } = settings;
+  const server = await finding('cluster', async () => {
+    const { gitVersion } = await api.get<{ gitVersion: string }>('/version');
+    return `Kubernetes ${gitVersion} on ${api.server}`;
+  });
+  if (!server.ok) return [server];
+
+  const may = async ({ group, resource, subresource, verb }: Right): Promise<boolean> => {
+    const attributes = { namespace, group, resource, verb, ...(subresource ? { subresource } : {}) };
+    const review = await api.create<AccessReview>('/apis/authorization.k8s.io/v1/selfsubjectaccessreviews', {
+      apiVersion: 'authorization.k8s.io/v1',
+      kind: 'SelfSubjectAccessReview',
+      spec: { resourceAttributes: attributes },
+    });
+    return review.status?.allowed === true;
+  };
+  const filter = async (rights: readonly Right[], wanted: boolean) => {
+    const allowed = await Promise.all(rights.map(may));
+    return rights.filter((_, i) => allowed[i] === wanted).map(nameOf);
+  };
+
+  return [
+    server,
+    await finding('rights', async () => {
+      const missing = await filter(RIGHTS, false);
+      if (missing.length)
+        throw new Error(
+          `Purser may not ${missing.join(', ')} in the namespace ${namespace}. Give it the Role of docs/backends.md`,
+        );
+      const excess = await filter(TOO_MUCH, true);
+      const detail = `all that leases need in the namespace ${namespace}`;
+      return excess.length ? warning(`${detail}, and more: ${excess.join(', ')}`) : detail;
+    }),
+    await finding('network', async () => {
+      const names = describePolicies().map((it) => it.metadata.name);
+      const found = await Promise.all(names.map((name) => api.find(`${paths.policies}/${name}`)));
+      const missing = names.filter((_, i) => !found[i]);
+      const what = missing.length
+        ? `${missing.join(' and ')} will be made with the first lease`
+        : `the network policies ${names.join(' and ')} are there`;
+      return warning(`${what}. Whether the network plugin enforces them cannot be seen: flannel, for one, does not`);
+    }),
+    await finding('pod', async () => {
+      const [offer] = offersOf(settings, 'pod');
+      const spec = offer?.spec as Spec;
+      await tryPod({ tag: 'purser-check', quote: quoteOf(settings, spec), deadline: now() + spec.max_seconds });
+      return 'the API admits the pod of a lease (tried without making it)';
+    }),
+    await finding('kernel', () =>
+      settings.runtime_class === undefined
+        ? warning('leases share the kernel of their node: name a runtime_class where gVisor or Kata is installed')
+        : `leases run in the RuntimeClass ${settings.runtime_class}`,
+    ),
+  ];
+}

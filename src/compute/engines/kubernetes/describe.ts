@@ -1,0 +1,241 @@
+import { hash } from 'node:crypto';
+import type { Quote, Spec, SpecOne, SpecThree, SpecTwo } from '../../backend.ts';
+import { chipOf, offerOf } from '../../kit/priced.ts';
+import { watchdogFor } from '../../kit/watchdog.ts';
+import type { KubernetesSettings } from './settings.ts';
+
+/** The objects that Purser makes: a Job for each lease, and the network policies of its namespace. */
+
+export const CONTAINER = 'lease';
+/** Every pod and Job of a lease has this label, with the Job's name. */
+export const LEASE_LABEL = 'purser.lease';
+const NETWORK_LABEL = 'purser.network';
+/** A tag is longer than a label's value may be. */
+export const TAG_ANNOTATION = 'purser.tag';
+export const CREATED_ANNOTATION = 'purser.created';
+/** The pod that a tenant has been in. Another one of the same Job is not his machine. */
+export const POD_ANNOTATION = 'purser.pod';
+/** When the Job controller looks at a deadline that has been moved since (Unix seconds). */
+export const REARM_ANNOTATION = 'purser.rearm';
+
+/** A Job's pods carry its name as a label, so it has at most 63 characters. A tag has more. */
+export const jobName = (tag: string) => `purser-${hash('sha256', tag).slice(0, 20)}-${tag.slice(-26)}`;
+
+const HOME = '/home/lease';
+const PRIVATE = '/run/purser';
+export const WATCHDOG_PATH = `${PRIVATE}/watchdog`;
+/** Longer than PID 1 takes to end. Never 0: that would remove a pod from the API and leave it running. */
+export const GRACE_SECONDS = 2;
+/** The time for which a Job that has ended can still be asked why. */
+const KEPT_SECONDS = 3600;
+/** The kubelet's own deadline is later than any that is sold, since it cannot be moved back. */
+const KUBELET_SLACK_SECONDS = 60;
+const EXIT_NO_WATCHDOG = 78;
+
+/**
+ * The first process of a lease becomes the watchdog, which keeps its deadline where neither Purser nor the cluster's control
+ * can be asked (kit/watchdog/watchdog.c). The program of the node's architecture is in the arguments.
+ */
+const BECOME_WATCHDOG = `case $(uname -m) in
+  x86_64) program=$2 ;;
+  aarch64) program=$3 ;;
+  *) exit ${EXIT_NO_WATCHDOG} ;;
+esac
+umask 022
+printf %s "$program" | base64 -d > ${WATCHDOG_PATH} && chmod 555 ${WATCHDOG_PATH} || exit ${EXIT_NO_WATCHDOG}
+exec ${WATCHDOG_PATH} "$1"`;
+
+/** In words, why process 1 ended with this exit code; undefined if that says nothing. */
+export function meaningOf(exitCode: number): string | undefined {
+  if (exitCode === 0) return "its deadline has passed by its node's clock";
+  if (exitCode === 143) return 'somebody stopped it';
+  if (exitCode === 137) return 'it was killed, by somebody or for lack of memory';
+  if (exitCode === EXIT_NO_WATCHDOG)
+    return `its watchdog cannot be started: the image needs sh, uname, base64 and chmod, ${PRIVATE} has to be writable, and the node's architecture one of amd64 and arm64`;
+  return undefined;
+}
+
+/** Those who take nodes away leave one alone whose pod says this: what is leased is paid for. */
+const STAYS = { 'cluster-autoscaler.kubernetes.io/safe-to-evict': 'false', 'karpenter.sh/do-not-disrupt': 'true' };
+
+export type Size = {
+  cpus: number;
+  memoryGib: number;
+  diskGb: number;
+  gpus: number;
+  nodeSelector: Record<string, string>;
+};
+
+/** Returns the resources that a spec asks of a node. Refuses with `offer_not_found`. */
+export function sizeOf(settings: KubernetesSettings, spec: Spec): Size {
+  if ('chips' in settings) {
+    const it = chipOf(settings, (spec as SpecTwo).chip);
+    return { ...shapeOf(it), diskGb: it.disk_gb, nodeSelector: it.node_selector };
+  }
+  if ('offers' in settings) {
+    const { offer_id: id, disk_gb: diskGb } = spec as SpecThree;
+    const it = offerOf(settings, id);
+    return { ...shapeOf(it), diskGb, nodeSelector: it.node_selector };
+  }
+  const one = spec as SpecOne;
+  const nodeSelector = (one.gpu !== null && settings.gpu_nodes[one.gpu]) || {};
+  return { ...shapeOf(one), diskGb: settings.limits.disk_gb, nodeSelector };
+}
+
+const shapeOf = ({ cpus, memory_gib: memoryGib, gpus }: { cpus: number; memory_gib: number; gpus: number }) => ({
+  cpus,
+  memoryGib,
+  gpus,
+});
+
+/** The labels that select a lease's pod; its network policy goes by the second. */
+const labelsOf = (settings: KubernetesSettings, tag: string) => ({
+  [LEASE_LABEL]: jobName(tag),
+  [NETWORK_LABEL]: settings.network,
+});
+
+const mib = (gib: number) => `${Math.ceil(gib * 1024)}Mi`;
+
+export function describePod(
+  settings: KubernetesSettings,
+  { tag, quote, deadline }: { tag: string; quote: Quote; deadline: number },
+  now: number,
+) {
+  // The time that the lease has until it is ready: another backend of its slot may need longer than this one.
+  const provisionSeconds = Math.max(0, deadline - now - quote.spec.max_seconds);
+  const { cpus, memoryGib, diskGb, gpus, nodeSelector } = sizeOf(settings, quote.spec);
+  const resources = {
+    cpu: `${Math.round(cpus * 1000)}m`,
+    memory: mib(memoryGib),
+    'ephemeral-storage': `${diskGb}Gi`,
+    ...(gpus ? { [settings.gpu_resource]: String(gpus) } : {}),
+  };
+  const program = (architecture: string) => watchdogFor(architecture).toString('base64');
+  const shm = settings.shm_gib;
+  return {
+    metadata: { labels: labelsOf(settings, tag), annotations: { [TAG_ANNOTATION]: tag, ...STAYS } },
+    spec: {
+      restartPolicy: 'Never',
+      terminationGracePeriodSeconds: GRACE_SECONDS,
+      activeDeadlineSeconds: provisionSeconds + quote.maxSeconds + KUBELET_SLACK_SECONDS,
+      automountServiceAccountToken: false,
+      enableServiceLinks: false,
+      hostname: CONTAINER,
+      nodeSelector: { ...settings.node_selector, ...nodeSelector },
+      tolerations: settings.tolerations.map((it) => ({
+        operator: it.value === undefined ? 'Exists' : 'Equal',
+        ...it,
+      })),
+      imagePullSecrets: settings.image_pull_secrets.map((name) => ({ name })),
+      ...(settings.runtime_class === undefined ? {} : { runtimeClassName: settings.runtime_class }),
+      securityContext: {
+        runAsNonRoot: true,
+        runAsUser: settings.user,
+        runAsGroup: settings.group,
+        fsGroup: settings.group,
+        seccompProfile: { type: 'RuntimeDefault' },
+      },
+      containers: [
+        {
+          name: CONTAINER,
+          image: settings.image,
+          imagePullPolicy: { never: 'Never', missing: 'IfNotPresent', always: 'Always' }[settings.pull],
+          command: ['/bin/sh', '-c', BECOME_WATCHDOG, 'purser'],
+          args: [String(deadline), program('amd64'), program('arm64')],
+          workingDir: HOME,
+          env: [
+            { name: 'HOME', value: HOME },
+            // A default runtime would give every GPU of the node to an image that asks for all.
+            ...(gpus ? [] : [{ name: 'NVIDIA_VISIBLE_DEVICES', value: 'void' }]),
+          ],
+          resources: { requests: resources, limits: resources },
+          securityContext: { allowPrivilegeEscalation: false, capabilities: { drop: ['ALL'] } },
+          volumeMounts: [
+            { name: 'home', mountPath: HOME },
+            { name: 'tmp', mountPath: '/tmp' }, // An image may have none that everybody may write.
+            { name: 'private', mountPath: PRIVATE },
+            ...(shm === undefined ? [] : [{ name: 'shm', mountPath: '/dev/shm' }]),
+          ],
+        },
+      ],
+      volumes: [
+        { name: 'home', emptyDir: {} },
+        { name: 'tmp', emptyDir: {} },
+        { name: 'private', emptyDir: {} },
+        ...(shm === undefined ? [] : [{ name: 'shm', emptyDir: { medium: 'Memory', sizeLimit: mib(shm) } }]),
+      ],
+    },
+  };
+}
+
+/** A Job of one pod that is never made again. Its own deadline counts from the moment at which its controller sees it. */
+export function describeJob(
+  settings: KubernetesSettings,
+  order: { tag: string; quote: Quote; deadline: number },
+  now: number,
+) {
+  const { tag, deadline } = order;
+  return {
+    apiVersion: 'batch/v1',
+    kind: 'Job',
+    metadata: {
+      name: jobName(tag),
+      labels: labelsOf(settings, tag),
+      annotations: { [TAG_ANNOTATION]: tag, [CREATED_ANNOTATION]: String(now) },
+    },
+    spec: {
+      backoffLimit: 0,
+      activeDeadlineSeconds: Math.max(1, deadline - now),
+      ttlSecondsAfterFinished: KEPT_SECONDS,
+      template: describePod(settings, order, now),
+    },
+  };
+}
+
+/** The addresses that are not reached from a lease that reaches the internet: private, local and shared addresses (RFC 6890). */
+const NOT_PUBLIC_V4 = [
+  ...['0.0.0.0/8', '10.0.0.0/8', '100.64.0.0/10', '127.0.0.0/8', '169.254.0.0/16', '172.16.0.0/12'],
+  ...['192.0.0.0/24', '192.168.0.0/16', '198.18.0.0/15', '224.0.0.0/4', '240.0.0.0/4'],
+];
+/** Global unicast addresses, but what carries others inside (RFC 6052, 3056). */
+const PUBLIC_V6 = '2000::/3';
+const NOT_PUBLIC_V6 = ['2002::/16'];
+
+/**
+ * The policies of the namespace: leases reach nobody and are reached by nobody; those with `network: internet` reach public
+ * addresses and the cluster's name service. They select leases only.
+ */
+export function describePolicies(): { metadata: { name: string }; spec: object }[] {
+  const policy = (name: string, spec: object) => ({
+    apiVersion: 'networking.k8s.io/v1',
+    kind: 'NetworkPolicy',
+    metadata: { name },
+    spec,
+  });
+  const names = {
+    namespaceSelector: { matchLabels: { 'kubernetes.io/metadata.name': 'kube-system' } },
+    podSelector: { matchLabels: { 'k8s-app': 'kube-dns' } },
+  };
+  return [
+    policy('purser-none', {
+      podSelector: { matchExpressions: [{ key: LEASE_LABEL, operator: 'Exists' }] },
+      policyTypes: ['Ingress', 'Egress'],
+    }),
+    policy('purser-internet', {
+      podSelector: {
+        matchLabels: { [NETWORK_LABEL]: 'internet' },
+        matchExpressions: [{ key: LEASE_LABEL, operator: 'Exists' }],
+      },
+      policyTypes: ['Egress'],
+      egress: [
+        {
+          to: [
+            { ipBlock: { cidr: '0.0.0.0/0', except: NOT_PUBLIC_V4 } },
+            { ipBlock: { cidr: PUBLIC_V6, except: NOT_PUBLIC_V6 } },
+          ],
+        },
+        { to: [names], ports: ['UDP', 'TCP'].map((protocol) => ({ protocol, port: 53 })) },
+      ],
+    }),
+  ];
+}

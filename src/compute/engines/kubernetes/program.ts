@@ -1,0 +1,23 @@
+import { argvOverInput } from '../../kit/over-input.ts';
+import { argvOf, type Program, type ProgramOrder } from '../../machine/program.ts';
+import type { Streams } from './stream.ts';
+
+/** Runs `$2…` with `$1` as the type of its terminal: the API of exec takes no variables. */
+const ON_TERMINAL = 'export TERM="$1"; shift; exec "$@"';
+
+/**
+ * Starts the program of an order in a pod. The address of the request would be in the cluster's audit log, so a command goes over
+ * standard input. On a terminal it cannot, as that would show it.
+ */
+export async function beginIn(streams: Streams, pod: string, order: ProgramOrder): Promise<Program> {
+  const { terminal } = order;
+  if (terminal) {
+    const argv = argvOf({ script: ON_TERMINAL, args: [terminal.term, ...argvOf(order)] });
+    return streams.begin(pod, argv, terminal);
+  }
+  const { argv, head } = argvOverInput(order);
+  const program = await streams.begin(pod, argv);
+  const begunAt = performance.now();
+  if (head?.length) program.stdin.write(head);
+  return { ...program, begunAt };
+}

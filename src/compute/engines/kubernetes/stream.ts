@@ -1,0 +1,239 @@
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { PassThrough, Writable } from 'node:stream';
+import * as v from 'valibot';
+import type { RawData, WebSocket } from 'ws';
+import { parseNested } from '../../../json-text.ts';
+import type { SessionOrder } from '../../backend.ts';
+import { between, MARKED } from '../../kit/between.ts';
+import { onOneLine } from '../../kit/one-line.ts';
+import type { Program } from '../../machine/program.ts';
+import { WAITING } from '../../machine/waiting.ts';
+import { type Api, ApiError } from './api.ts';
+import { CONTAINER } from './describe.ts';
+
+/**
+ * A process in a pod through the API's exec: one WebSocket with a channel in the first byte of each message
+ * (k8s.io/apimachinery, remotecommand). Protocol v5 can end the standard input; v4 cannot, and servers before Kubernetes 1.30
+ * have nothing newer: there the input comes in pieces, each after a line with its length, and a small shell takes them apart.
+ */
+
+const V5 = 'v5.channel.k8s.io';
+const V4 = 'v4.channel.k8s.io';
+const [STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE] = [0, 1, 2, 3, 4, 255];
+const PIECE_BYTES_MAX = 32 * 1024;
+/** A server's status is a few lines. The rest of a longer one is not kept, so it cannot be read. */
+const STATUS_CHARACTERS_MAX = 64 * 1024;
+const BEGIN_MILLISECONDS = 30_000;
+/**
+ * The server ends the socket a moment after the command, unless something in the background keeps its streams open: then what
+ * the command said may still be under way, and this silence is its end.
+ */
+const QUIET_MILLISECONDS = 2_000;
+const SIGNAL_EXIT = 128;
+
+/** Runs `$@` with what the pieces on standard input hold. A piece of 0 bytes is its end. */
+const RELAYED = `/bin/sh -c 'echo $$
+while IFS= read -r size && [ "$size" -gt 0 ]; do dd bs="$size" count=1 iflag=fullblock 2>/dev/null; done' |
+{ read -r relay; "$@"; code=$?; kill "$relay" 2>/dev/null; exit "$code"; }`;
+
+const Words = v.nullish(v.string());
+const Status = v.object({
+  status: Words,
+  reason: Words,
+  message: Words,
+  details: v.nullish(v.object({ causes: v.nullish(v.array(v.object({ reason: Words, message: Words }))) })),
+});
+
+/** Begins processes in the pods of a namespace. The protocol that the server spoke last is tried first. */
+export function createStreams(api: Api, pods: string) {
+  let known = V5;
+
+  async function connect(pod: string, argv: (protocol: string) => string[], terminal: boolean): Promise<WebSocket> {
+    for (const protocol of known === V5 ? [V5, V4] : [V4, V5]) {
+      const query = new URLSearchParams({
+        container: CONTAINER,
+        stdin: 'true',
+        stdout: 'true',
+        stderr: String(!terminal),
+        tty: String(terminal),
+      });
+      for (const it of argv(protocol)) query.append('command', it);
+      try {
+        const socket = await api.connect(`${pods}/${pod}/exec?${query}`, protocol);
+        known = protocol;
+        return socket;
+      } catch (error) {
+        if (!refusesProtocol(error) || protocol !== known) throw error;
+      }
+    }
+    throw new Error(`the API server speaks neither ${V5} nor ${V4}`);
+  }
+
+  return {
+    /** Begins a program. Resolves when it has begun, or with a terminal when the server has taken it. */
+    async begin(pod: string, argv: readonly string[], terminal?: SessionOrder['terminal']): Promise<Program> {
+      const mark = randomBytes(16).toString('hex');
+      const marked = terminal ? [...argv] : ['/bin/sh', '-c', MARKED, 'purser', mark, ...argv];
+      const isFramed = (protocol: string) => protocol === V4 && !terminal;
+      const relayed = (protocol: string) =>
+        isFramed(protocol) ? ['/bin/sh', '-c', RELAYED, 'purser', ...marked] : marked;
+      const socket = await connect(pod, relayed, terminal !== undefined);
+      const stream = follow(socket, terminal ? undefined : mark, isFramed(socket.protocol));
+      if (terminal) stream.program.resize(terminal.columns, terminal.rows);
+      const slow = setTimeout(() => stream.program.leave(), BEGIN_MILLISECONDS);
+      await stream.begun.finally(() => clearTimeout(slow));
+      return stream.program;
+    },
+  };
+}
+export type Streams = ReturnType<typeof createStreams>;
+
+/** The server knows the pod and us, and did not begin, since it does not know this protocol. Its answer is no Status then. */
+const refusesProtocol = (error: unknown) =>
+  error instanceof ApiError && [400, 403, 501].includes(error.status) && error.reason === '';
+
+/** Follows one socket to its end. Without a mark, as on a terminal, the server's status alone tells the exit code. */
+function follow(
+  socket: WebSocket,
+  mark: string | undefined,
+  isFramed: boolean,
+): { program: Program; begun: Promise<void> } {
+  const [stdout, rawStderr] = [new PassThrough(WAITING), new PassThrough(WAITING)];
+  const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<{ code: number }>()];
+  for (const it of [begun, ended]) it.promise.catch(() => {}); // Callers get the rejections; this only avoids unhandled ones.
+  let hasBegun = mark === undefined;
+  let exitCode: number | undefined;
+  let noise = '';
+  let status = '';
+  let quiet: NodeJS.Timeout | undefined;
+  if (hasBegun) begun.resolve();
+
+  const stderr =
+    mark === undefined
+      ? rawStderr
+      : rawStderr.pipe(
+          between(mark, {
+            begun() {
+              hasBegun = true;
+              begun.resolve();
+            },
+            exitCode(code) {
+              exitCode ??= code;
+              quiet ??= setTimeout(over, QUIET_MILLISECONDS);
+            },
+            noise(text) {
+              noise = text;
+            },
+          }),
+        );
+
+  let full = 0;
+  /** What nobody reads stays with the command: the socket is read no further. */
+  function push(stream: PassThrough, bytes: Buffer) {
+    quiet?.refresh();
+    if (stream.writableEnded || stream.destroyed || stream.write(bytes)) return;
+    full += 1;
+    socket.pause();
+    const go = () => {
+      stream.off('drain', go).off('close', go);
+      full -= 1;
+      if (full === 0 && socket.readyState === socket.OPEN) socket.resume();
+      quiet?.refresh();
+    };
+    stream.on('drain', go).on('close', go);
+  }
+
+  socket.on('message', (data: RawData) => {
+    const bytes = data as Buffer;
+    const rest = bytes.subarray(1);
+    if (rest.length === 0) return; // Each channel begins with an empty message.
+    if (bytes[0] === STDOUT) push(stdout, rest);
+    else if (bytes[0] === STDERR) push(rawStderr, rest);
+    else if (bytes[0] === STATUS) status += rest.toString('utf8', 0, STATUS_CHARACTERS_MAX - status.length);
+  });
+  socket.once('close', over);
+
+  /** Nothing more is awaited: the socket is closed, or the command has ended and what it left says nothing. */
+  function over() {
+    if (full > 0 && socket.readyState === socket.OPEN) return void quiet?.refresh(); // Its reader is slow.
+    clearTimeout(quiet);
+    socket.terminate();
+    stdout.end();
+    rawStderr.end();
+    void settle();
+  }
+
+  async function settle() {
+    // The mark may still be on its way through the streams.
+    if (mark !== undefined && !stderr.writableFinished && !stderr.destroyed)
+      await once(stderr, 'finish', { signal: AbortSignal.timeout(1000) }).catch(() => {});
+    const said = parseStatus(status);
+    // What killed the command with its machine, killed the one who would have printed the code.
+    const code =
+      exitCode ?? (hasBegun && (mark === undefined || (said.code ?? 0) > SIGNAL_EXIT) ? said.code : undefined);
+    const words = [onOneLine(noise), said.fault].filter(Boolean).join('; ');
+    const lost = hasBegun
+      ? 'the connection to the command was lost, and nobody knows how it ended'
+      : 'the connection was lost, and nobody knows whether the command has begun';
+    const fault = new Error(
+      words === '' ? lost : hasBegun ? `${lost}: ${words}` : `nothing can be run in the pod: ${words}`,
+    );
+    begun.reject(fault);
+    if (code === undefined) ended.reject(fault);
+    else ended.resolve({ code });
+  }
+
+  const say = (channel: number, bytes: Uint8Array, done?: (error?: Error | null) => void) =>
+    socket.send(Buffer.concat([Buffer.of(channel), bytes]), done);
+  const stdin = new Writable({
+    highWaterMark: PIECE_BYTES_MAX,
+    write(chunk: Buffer, _, done) {
+      void sendPieces(chunk).then(() => done(), done);
+    },
+    final(done) {
+      if (isFramed) say(STDIN, Buffer.from('0\n'), done);
+      else if (socket.protocol === V5) socket.send(Buffer.of(CLOSE, STDIN), done);
+      else done();
+    },
+  });
+  stdin.on('error', () => {}); // The command need not read what it is given; `ended` tells of a lost connection.
+  async function sendPieces(chunk: Buffer): Promise<void> {
+    for (let at = 0; at < chunk.length; at += PIECE_BYTES_MAX) {
+      const piece = chunk.subarray(at, at + PIECE_BYTES_MAX);
+      const whole = isFramed ? Buffer.concat([Buffer.from(`${piece.length}\n`), piece]) : piece;
+      await new Promise<void>((done, fail) => say(STDIN, whole, (error) => (error ? fail(error) : done())));
+    }
+  }
+
+  return {
+    begun: begun.promise,
+    program: {
+      stdin,
+      stdout,
+      stderr,
+      ended: ended.promise,
+      resize(columns, rows) {
+        if (socket.readyState === socket.OPEN)
+          say(RESIZE, Buffer.from(JSON.stringify({ Width: columns, Height: rows })), () => {});
+      },
+      leave: () => socket.terminate(),
+      kill: () => socket.terminate(),
+    },
+  };
+}
+
+/** The exit code that the server tells, or its fault. */
+function parseStatus(text: string): { code?: number; fault?: string } {
+  if (!text) return {};
+  let said: v.InferOutput<typeof Status>;
+  try {
+    said = v.parse(Status, parseNested(text)?.value);
+  } catch {
+    return { fault: 'its status cannot be read' };
+  }
+  if (said.status === 'Success') return { code: 0 };
+  const code = said.details?.causes?.find((it) => it.reason === 'ExitCode')?.message;
+  if (said.reason === 'NonZeroExitCode' && code && /^\d+$/.test(code)) return { code: Number(code) };
+  return { fault: said.message ?? said.reason ?? 'it failed' };
+}

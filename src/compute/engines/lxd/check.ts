@@ -1,0 +1,151 @@
+import type { Finding, Inside, Ref } from '../../backend.ts';
+import { warning } from '../../finding.ts';
+import { findUnlimited } from '../../kit/limits.ts';
+import { isAbsent, type LxdApi, textOf } from './api.ts';
+import { imagePath } from './describe.ts';
+import { membersOf, type Server } from './host.ts';
+import type { LxdSettings } from './settings.ts';
+
+/** The remedies for errors of reaching the server, by their words: what each means, and what to do. */
+const REMEDIES: [words: RegExp, what: string][] = [
+  [
+    /another certificate/,
+    'If the server was made anew, put its new certificate (server.crt of its directory) into tls.server; if not, somebody else answers at its address.',
+  ],
+  [/ENOENT.*open|, open '/, 'Correct the path of this file, or let Purser read it.'],
+  [/EACCES/, 'Purser’s user must be in the group that may open the socket (lxd, incus-admin): that is root there.'],
+  [
+    /ENOENT/,
+    'Is LXD or Incus running, and is this the path of its socket? The snap has /var/snap/lxd/common/lxd/unix.socket.',
+  ],
+  [/key values mismatch|PEM/, 'tls.key must be the key of tls.cert, both PEM and the key without a passphrase.'],
+];
+const remedyFor = (text: string) =>
+  REMEDIES.find(([words]) => words.test(text))?.[1] ??
+  'Is it running, and is core.https_address set where it is another machine?';
+
+/** Drivers of storage pools that hold a root disk to its size. */
+const LIMITING_DRIVERS = ['btrfs', 'zfs', 'lvm', 'ceph'];
+
+/** Checks what a lease depends on. Never throws. */
+export async function checkLxd(lxd: LxdApi, settings: LxdSettings): Promise<Finding[]> {
+  let server: Server;
+  try {
+    server = await lxd.ask<Server>('GET', '/1.0');
+  } catch (error) {
+    const text = textOf(error);
+    return [{ name: 'engine', ok: false, detail: `${lxd.socket} cannot be asked: ${text}. ${remedyFor(text)}` }];
+  }
+  if (server.auth !== 'trusted')
+    return [
+      {
+        name: 'engine',
+        ok: false,
+        detail: `${lxd.socket} does not trust Purser. Add tls.cert there: lxc config trust add FILE (incus config trust add-certificate FILE)`,
+      },
+    ];
+  const { environment } = server;
+  const name = `${environment.server === 'incus' ? 'Incus' : 'LXD'} ${environment.server_version} on ${lxd.socket}`;
+  return [
+    { name: 'engine', ok: true, detail: name },
+    ...(environment.server_clustered ? [await checked('members', () => checkMembers(lxd))] : []),
+    await checked('project', () => checkProject(lxd, settings.project)),
+    await checked('disk', () => checkPool(lxd, settings.pool)),
+    await checked('image', () => checkImages(lxd, settings)),
+    await checked('limits', () => checkLimits(lxd)),
+    { name: 'network', ok: true, detail: 'none: leases reach nobody' },
+    { name: 'restart', ok: true, detail: 'leases outlive a restart of the daemon, not of its machine' },
+  ];
+}
+
+/** The detail of a fault, or of what is well. */
+type Said = { ok: boolean; detail: string };
+
+async function checked(name: string, check: () => Promise<Said>): Promise<Finding> {
+  return { name, ...(await check().catch((error) => ({ ok: false, detail: textOf(error) }))) };
+}
+
+/** The answer to a question, or undefined when there is no such thing. */
+const orAbsent = <T>(asking: Promise<T>): Promise<T | undefined> =>
+  asking.catch((error) => {
+    if (isAbsent(error)) return undefined;
+    throw error;
+  });
+
+async function checkMembers(lxd: LxdApi): Promise<Said> {
+  const members = await membersOf(lxd);
+  const away = members.filter(({ status }) => status !== 'Online');
+  if (!away.length) return { ok: true, detail: `${members.length} members, all online` };
+  const names = away.map((it) => `${it.server_name} (${it.status})`).join(', ');
+  return { ok: true, detail: warning(`${names}: its leases are of unknown state until it is back`) };
+}
+
+/** A restricted project refuses `raw.lxc`, which makes the watchdog the first process. */
+async function checkProject(lxd: LxdApi, project: string): Promise<Said> {
+  const found = await orAbsent(
+    lxd.ask<{ config: Record<string, string> }>('GET', `/1.0/projects/${encodeURIComponent(project)}`),
+  );
+  if (!found) return { ok: false, detail: `there is no project ${project}, or Purser's certificate may not see it` };
+  const { restricted, 'restricted.containers.lowlevel': lowlevel } = found.config;
+  if (restricted !== 'true' || lowlevel === 'allow') return { ok: true, detail: project };
+  return {
+    ok: false,
+    detail: `${project} is restricted, and refuses raw.lxc: lxc project set ${project} restricted.containers.lowlevel=allow`,
+  };
+}
+
+async function checkPool(lxd: LxdApi, pool: string): Promise<Said> {
+  const found = await orAbsent(lxd.ask<{ driver: string }>('GET', `/1.0/storage-pools/${encodeURIComponent(pool)}`));
+  if (!found)
+    return {
+      ok: false,
+      detail: `there is no storage pool ${pool}. Set pool, or make it: lxc storage create ${pool} btrfs`,
+    };
+  if (LIMITING_DRIVERS.includes(found.driver)) return { ok: true, detail: `disk_gb is enforced by ${found.driver}` };
+  return {
+    ok: true,
+    detail: warning(
+      `disk_gb may not be enforced: the pool ${pool} is of the driver ${found.driver}, which needs project quotas of its file system. A lease can fill it. Use btrfs, zfs or lvm`,
+    ),
+  };
+}
+
+async function checkImages(lxd: LxdApi, settings: LxdSettings): Promise<Said> {
+  const named = 'offers' in settings ? settings.offers.map((it) => it.image ?? settings.image) : [settings.image];
+  for (const image of new Set(named)) {
+    const found = await orAbsent(lxd.ask<{ type: string }>('GET', imagePath(image)));
+    if (!found)
+      return { ok: false, detail: `${image} is not there: lxc image copy images:debian/12 local: --alias ${image}` };
+    if (found.type !== 'container') return { ok: false, detail: `${image} is the image of a ${found.type}` };
+  }
+  return { ok: true, detail: `${[...new Set(named)].join(', ')}: there` };
+}
+
+/** LXD itself notes which controllers its kernel lacks. */
+async function checkLimits(lxd: LxdApi): Promise<Said> {
+  const noted = await lxd.ask<{ type: string; status: string }[]>('GET', '/1.0/warnings?recursion=1').catch(() => []);
+  const missing = noted
+    .filter(
+      ({ type, status }) => status !== 'resolved' && /cgroup/i.test(type) && /(memory|cpu|pids) controller/i.test(type),
+    )
+    .map(({ type }) => type);
+  if (missing.length)
+    return { ok: false, detail: `${missing.join('; ')}: a lease could take all. Enable these cgroup controllers` };
+  return { ok: true, detail: 'LXD misses no control group for memory, CPU and processes. The trial reads the limits' };
+}
+
+/** Says which limit or wall is missing inside a running lease; undefined if none is. `printed` is the output of READ_LIMITS. */
+export async function findOpen(
+  inside: Inside,
+  ref: Ref,
+  printed: string,
+  memoryGib: number,
+): Promise<string | undefined> {
+  const unlimited = findUnlimited(printed, memoryGib);
+  if (unlimited !== undefined) return unlimited;
+  const order = { command: 'cat /proc/self/uid_map', timeoutSeconds: 10, streamBytesMax: 4096 };
+  const { stdout } = await inside.exec(ref, order);
+  const [root, outside] = stdout.toString().trim().split(/\s+/).map(Number);
+  if (root === 0 && outside !== undefined && outside > 0) return undefined;
+  return 'root inside is root outside: LXD has no subordinate users. Give root some in /etc/subuid and /etc/subgid';
+}

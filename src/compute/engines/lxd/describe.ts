@@ -1,0 +1,105 @@
+import { createHash } from 'node:crypto';
+import { type Claim, claimOf, labelsOf } from '../../kit/claim.ts';
+import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
+import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
+import type { LxdSettings } from './settings.ts';
+
+const GIB = 1024 ** 3;
+const CPU_PERIOD_MILLISECONDS = 100;
+
+/**
+ * The name of a tag's instance. A name has at most 63 characters, fewer than a tag, so that stands in the instance's
+ * configuration. The same tag always makes the same name: LXD refuses a second one.
+ */
+export const nameOf = (tag: string) => `purser-${createHash('sha256').update(tag).digest('hex').slice(0, 32)}`;
+/** Whether an instance may be a lease, as far as its name tells. */
+export const isLeaseName = (name: string) => /^purser-[0-9a-f]{32}$/.test(name);
+
+/** An instance as `GET /1.0/instances` lists it. */
+export type Instance = {
+  name: string;
+  status: string;
+  status_code: number;
+  architecture: string;
+  created_at: string;
+  /** The member of the cluster, or `none`. */
+  location: string;
+  /** Missing where the member does not answer. */
+  config?: Record<string, string> | null;
+};
+
+const USER_KEY = 'user.';
+export const CREATED_KEY = 'user.purser.created';
+
+/** The keys of an instance's configuration that tell of its lease. The keys are the labels of the container backend. */
+export const claimIn = ({ config }: Instance): Claim =>
+  claimOf(
+    Object.fromEntries(
+      Object.entries(config ?? {}).flatMap(([key, value]) =>
+        key.startsWith(USER_KEY) ? [[key.slice(USER_KEY.length), value]] : [],
+      ),
+    ),
+  );
+
+/** Every capability that Linux has (capabilities(7)): liblxc knows no word for all. */
+const CAPABILITIES = `audit_control audit_read audit_write block_suspend bpf checkpoint_restore chown dac_override
+dac_read_search fowner fsetid ipc_lock ipc_owner kill lease linux_immutable mac_admin mac_override mknod net_admin
+net_bind_service net_broadcast net_raw perfmon setfcap setgid setpcap setuid sys_admin sys_boot sys_chroot sys_module
+sys_nice sys_pacct sys_ptrace sys_rawio sys_resource sys_time sys_tty_config syslog wake_alarm`.replace(/\s+/g, ' ');
+
+/**
+ * What LXD has no setting for (lxc.container.conf(5)): process 1 is the watchdog, nobody inside has or gains a capability, and
+ * there is a loopback. A container without a network has it down, and nobody inside may change that. The hook runs before
+ * process 1, by the `ip` of LXD's machine; where that lacks it, a lease has no loopback. liblxc adds arguments, which the shell
+ * leaves alone.
+ */
+const raw = (deadline: number) =>
+  [
+    `lxc.init.cmd = ${WATCHDOG_PATH} ${deadline}`,
+    `lxc.init.uid = ${WATCHDOG_USER}`,
+    `lxc.init.gid = ${WATCHDOG_USER}`,
+    'lxc.no_new_privs = 1',
+    `lxc.cap.drop = ${CAPABILITIES}`,
+    'lxc.hook.mount = /bin/sh -c "ip link set lo up || :"',
+  ].join('\n');
+
+/** The body of `POST /1.0/instances`: an unprivileged, limited container without any profile of the operator's. */
+export function describeInstance(
+  settings: LxdSettings,
+  { claim, deadline, created, isIncus }: { claim: Claim; deadline: number; created: number; isIncus: boolean },
+): object {
+  const image = 'offers' in settings ? settings.offers.find(({ id }) => id === claim.offer)?.image : undefined;
+  const quota = Math.max(1, Math.round(claim.cpus * CPU_PERIOD_MILLISECONDS));
+  const labels = Object.entries(labelsOf(claim)).map(([key, value]) => [USER_KEY + key, value]);
+  return {
+    name: nameOf(claim.tag),
+    type: 'container',
+    source: { type: 'image', ...sourceOf(image ?? settings.image) },
+    profiles: [],
+    config: {
+      ...Object.fromEntries(labels),
+      [CREATED_KEY]: String(created),
+      'boot.autostart': 'false',
+      'limits.cpu': String(Math.ceil(claim.cpus)),
+      'limits.cpu.allowance': `${quota}ms/${CPU_PERIOD_MILLISECONDS}ms`,
+      'limits.memory': `${Math.round(claim.memoryGib * GIB)}`,
+      'limits.memory.swap': 'false',
+      'limits.processes': String(settings.pids),
+      'security.privileged': 'false',
+      'security.nesting': 'false',
+      // No other container has the same users outside.
+      'security.idmap.isolated': 'true',
+      [isIncus ? 'security.guestapi' : 'security.devlxd']: 'false',
+      'raw.lxc': raw(deadline),
+    },
+    devices: {
+      root: { type: 'disk', path: '/', pool: settings.pool, size: `${claim.diskGb}GiB` },
+    },
+  };
+}
+
+const FINGERPRINT = /^[0-9a-f]{12,64}$/;
+const sourceOf = (image: string) => (FINGERPRINT.test(image) ? { fingerprint: image } : { alias: image });
+/** The path that shows an image, and whether it names an alias of it. */
+export const imagePath = (image: string) =>
+  FINGERPRINT.test(image) ? `/1.0/images/${image}` : `/1.0/images/aliases/${encodeURIComponent(image)}`;

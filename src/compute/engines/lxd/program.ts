@@ -1,0 +1,164 @@
+import { constants } from 'node:os';
+import { type Duplex, PassThrough } from 'node:stream';
+import { finished } from 'node:stream/promises';
+import type { Ref } from '../../backend.ts';
+import { newMark, WITH_EXIT_MARK, withoutMark } from '../../kit/exit-mark.ts';
+import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
+import { WAITING } from '../../machine/waiting.ts';
+import { type LxdApi, succeeded } from './api.ts';
+import type { MessageStream } from './websocket.ts';
+
+const OWN_OUTPUT_BYTES = 4096;
+const LOST = 'the connection to a command was lost';
+
+/** As whom and where the commands of tenants run. */
+export type Tenant = { user: number; directory: string };
+
+type Beginning = Pick<ProgramOrder, 'terminal'> & {
+  user: number;
+  /** The directory that it runs in, if that is there. */
+  directory?: string;
+  /** Runs the program alone, without a shell of the image: a tenant may have put something else in its place. */
+  isBare?: boolean;
+  /** Whether an end without all of the output is an error. */
+  needsAll?: boolean;
+};
+
+/**
+ * Starts the program of an order as the tenant's user. A file is written by a shell, too: LXD's own files API is root there,
+ * follows links and replaces nothing as a whole.
+ */
+export function beginIn(lxd: LxdApi, ref: Ref, order: ProgramOrder, tenant: Tenant): Promise<Program> {
+  const { purpose, terminal } = order;
+  if (purpose === 'kill') return begin(lxd, ref, argvOf(order), { user: tenant.user, isBare: true });
+  const needsAll = purpose !== 'upload';
+  return begin(lxd, ref, argvOf(order), { ...tenant, terminal, needsAll });
+}
+
+/** What a process left behind still arrives; what something in the background keeps open is not waited for. */
+const QUIET_MILLISECONDS = 200;
+
+/** Starts a command. It does not run before all its streams are connected, and LXD gives up on them after seconds. */
+async function begin(
+  lxd: LxdApi,
+  ref: Ref,
+  argv: string[],
+  { user, directory = '/', terminal, isBare = false, needsAll = false }: Beginning,
+): Promise<Program> {
+  const mark = `purser-${newMark()} `;
+  const operation = await lxd.ask<{ id: string; metadata: { fds: Record<string, string> } }>(
+    'POST',
+    `/1.0/instances/${ref}/exec`,
+    {
+      command: isBare ? argv : ['/bin/sh', '-c', WITH_EXIT_MARK, 'purser', directory, mark, ...argv],
+      environment: { HOME: directory, ...(terminal ? { TERM: terminal.term } : {}) },
+      ...{ user, group: user, cwd: '/', interactive: terminal !== undefined, 'wait-for-websocket': true },
+      ...(terminal ? { width: terminal.columns, height: terminal.rows } : {}),
+    },
+  );
+  const { id, metadata } = operation;
+  const names = ['control', ...(terminal ? ['0'] : ['0', '1', '2'])];
+  const connecting = names.map((name) => lxd.connect(id, metadata.fds[name] ?? ''));
+  const leave = async () => {
+    for (const it of await Promise.allSettled(connecting)) if (it.status === 'fulfilled') it.value.destroy();
+  };
+  const streams = await Promise.all(connecting).catch((error) => {
+    void leave();
+    throw error;
+  });
+  const [control, stdin, out = stdin, err = stdin] = streams as [MessageStream, MessageStream, MessageStream?];
+  control.resume();
+  const left = new AbortController();
+  const lxdSays = lxd.wait(id, left.signal).then((it) => {
+    // An operation fails for the exit codes 126 and 127 as well.
+    const code = it.metadata?.return;
+    if (typeof code === 'number' && code >= 0) return code;
+    succeeded(it);
+    throw new Error('LXD did not say how the command ended');
+  });
+  const marked = Promise.withResolvers<number>();
+  const marking = withoutMark(mark, marked.resolve);
+  const stdout = terminal ? marking : new PassThrough(WAITING);
+  const pipes: Pipe[] = terminal
+    ? [{ from: out, to: marking }]
+    : [
+        { from: out, to: stdout },
+        { from: err, to: marking },
+      ];
+  for (const { from, to } of pipes) from.pipe(to);
+  /** Those that were quiet and are not waited for. One that broke before is none of them. */
+  const cut = new Set<MessageStream>();
+  const markSays = marked.promise.then(async (code) => {
+    await quiet(pipes);
+    for (const { from, to } of pipes) {
+      if (from.readableEnded) continue;
+      cut.add(from);
+      from.unpipe(to);
+      to.end();
+    }
+    return code;
+  });
+  lxdSays.catch(() => {}); // It may be said too late.
+  const givenUp = Promise.withResolvers<never>();
+  left.signal.addEventListener('abort', () => givenUp.reject(left.signal.reason), { once: true });
+  const killed = new AbortController();
+  const tell = (what: object) => control.say(JSON.stringify(what));
+  const isWhole = () => pipes.every(({ from }) => from.isWhole || cut.has(from));
+  const passedOn = AbortSignal.any([killed.signal, left.signal]);
+  async function whole(): Promise<{ code: number }> {
+    const code = await Promise.race([lxdSays, markSays, givenUp.promise]);
+    if (!needsAll) return { code };
+    // What is killed is not waited for to be read.
+    const reading = [stdout, marking].map((it) => finished(it, { readable: false, signal: passedOn }));
+    await Promise.all(reading).catch(() => {});
+    left.signal.throwIfAborted();
+    if (!killed.signal.aborted && !isWhole()) throw new Error(LOST);
+    return { code };
+  }
+  const ended = whole();
+  ended.catch(() => void leave());
+  return {
+    ...{ stdin, stdout, stderr: marking, ended },
+    resize: (columns, rows) =>
+      tell({ command: 'window-resize', args: { width: String(columns), height: String(rows) } }),
+    leave(reason) {
+      left.abort(reason);
+      void leave();
+    },
+    kill() {
+      killed.abort();
+      tell({ command: 'signal', signal: constants.signals.SIGKILL });
+      void leave();
+    },
+  };
+}
+
+type Pipe = { from: MessageStream; to: Duplex };
+
+/** Resolves when nothing has come for a moment although there was room for it. */
+async function quiet(pipes: Pipe[]): Promise<void> {
+  let heard = 0;
+  const count = () => {
+    heard += 1;
+  };
+  for (const { from } of pipes) from.on('data', count);
+  for (let before = -1; before !== heard || pipes.some(({ to }) => to.writableNeedDrain); ) {
+    before = heard;
+    await new Promise((resolve) => setTimeout(resolve, QUIET_MILLISECONDS));
+  }
+  for (const { from } of pipes) from.off('data', count);
+}
+
+/** Runs one program as `user`, and nothing else, and waits at most `milliseconds` for it. */
+export async function runProgram(
+  lxd: LxdApi,
+  ref: Ref,
+  user: number,
+  argv: string[],
+  milliseconds: number,
+): Promise<{ exitCode: number; stdout: string }> {
+  const program = await begin(lxd, ref, argv, { user, isBare: true });
+  const limits = { streamBytesMax: OWN_OUTPUT_BYTES, milliseconds };
+  const { exitCode, stdout } = await finish(program, undefined, limits);
+  return { exitCode, stdout: stdout.toString() };
+}

@@ -1,0 +1,207 @@
+import type { Client } from 'ssh2';
+import {
+  BEGIN_MILLISECONDS,
+  ChannelRefused,
+  type Channels,
+  type Fate,
+  NeverSent,
+  openChannel,
+} from '../../kit/channel.ts';
+
+/** Sessions that sshd takes on a connection unless its MaxSessions says otherwise. Fewer are learned from refusals. */
+const CHANNEL_COUNT_MAX = 10;
+/** Handshakes at a time; sshd drops some when 10 are under way, whoever's they are (MaxStartups). */
+const HANDSHAKE_COUNT_MAX = 4;
+const IDLE_MILLISECONDS = 60_000;
+/**
+ * How often a connection without channels may refuse one before it is given up, with pauses of 20, 40, 80 … ms. A refusal
+ * proves little: sshd may count a session for a moment after its channel was closed.
+ */
+const REFUSAL_COUNT_MAX = 6;
+const REFUSAL_PAUSE_MILLISECONDS = 20;
+/** Connections in a row that are given up before the host counts as one that takes no channel. */
+const USELESS_COUNT_MAX = 2;
+
+type Connection = {
+  client: Client;
+  /** Channels that were asked for and are not closed. */
+  open: number;
+  /** The most channels at a time. */
+  max: number;
+  /** Whether a line has begun on it. */
+  hasServed: boolean;
+  /** Whether a channel was closed before its line had ended: sshd may still count that. */
+  hasLeft: boolean;
+  /** Takes no further channel, and is closed after its last one. */
+  isRetired: boolean;
+  idle: NodeJS.Timeout | undefined;
+  /** Refusals in a row while no other channel was open. */
+  refusals: number;
+};
+type Turn = { take(connection: Connection): void; fail(error: Error): void };
+
+export type Connections = Channels & {
+  /** Closes every connection; what runs on them is lost. */
+  close(): void;
+};
+
+/**
+ * Keeps connections to one host, and runs each line on a channel of one of them. There are as many connections as its
+ * channels need, since sshd limits the sessions of a connection and not the connections of a client. A line that was
+ * never sent, because its connection had died or took no further channel, is begun again on another.
+ */
+export function keepConnections(connect: () => Promise<Client>, idleMilliseconds = IDLE_MILLISECONDS): Connections {
+  const connections = new Set<Connection>();
+  const turns: Turn[] = [];
+  let handshakes = 0;
+  let channelCountMax = CHANNEL_COUNT_MAX;
+  let isClosed = false;
+
+  function serve(): void {
+    for (const it of connections)
+      while (turns.length && !it.isRetired && it.open < it.max) {
+        clearTimeout(it.idle);
+        it.open++;
+        turns.shift()?.take(it);
+      }
+  }
+
+  /** Opens connections for those who wait. */
+  function grow(): void {
+    while (!isClosed && handshakes < HANDSHAKE_COUNT_MAX && turns.length > handshakes * channelCountMax) void add();
+  }
+
+  async function add(): Promise<void> {
+    handshakes++;
+    try {
+      const client = await connect();
+      handshakes--;
+      if (isClosed) client.end();
+      else adopt(client);
+      serve();
+      grow();
+    } catch (error) {
+      handshakes--;
+      if (handshakes === 0) failAll(error as Error);
+    }
+  }
+
+  function adopt(client: Client): void {
+    const it = { client, open: 0, max: channelCountMax, hasServed: false, hasLeft: false, isRetired: false };
+    const connection: Connection = { ...it, idle: undefined, refusals: 0 };
+    connections.add(connection);
+    client.once('close', () => {
+      retire(connection);
+      grow();
+    });
+    rest(connection);
+  }
+
+  function rest(it: Connection): void {
+    if (it.open > 0) return;
+    clearTimeout(it.idle);
+    if (it.isRetired) close(it);
+    else it.idle = setTimeout(close, idleMilliseconds, it);
+  }
+
+  function retire(it: Connection): void {
+    it.isRetired = true;
+    rest(it);
+  }
+
+  function close(it: Connection): void {
+    connections.delete(it);
+    clearTimeout(it.idle);
+    it.client.end();
+  }
+
+  function failAll(error: Error): void {
+    for (const it of turns.splice(0)) it.fail(error);
+  }
+
+  /** A channel of a connection, counted. */
+  function turn(milliseconds: number): Promise<Connection> {
+    return new Promise((resolve, reject) => {
+      const leave = () => {
+        clearTimeout(late);
+        const at = turns.indexOf(it);
+        if (at >= 0) turns.splice(at, 1);
+      };
+      const it: Turn = {
+        take(connection) {
+          leave();
+          resolve(connection);
+        },
+        fail(error) {
+          leave();
+          reject(error);
+        },
+      };
+      const late = setTimeout(
+        () => it.fail(new NeverSent(`no channel was free within ${BEGIN_MILLISECONDS / 1000} s`)),
+        milliseconds,
+      );
+      turns.push(it);
+      serve();
+      grow();
+    });
+  }
+
+  function release(it: Connection, fate: Fate): void {
+    it.open--;
+    if (fate === 'left') it.hasLeft = true;
+    if (fate === 'refused' && it.open > 0) {
+      it.max = it.open;
+      if (!it.hasLeft) channelCountMax = Math.min(channelCountMax, it.max);
+    } else if (fate === 'refused') doubt(it);
+    rest(it);
+    serve();
+  }
+
+  /** A connection without channels refused one: it is asked again after a pause, or given up. */
+  function doubt(it: Connection): void {
+    const { max } = it;
+    it.max = 0;
+    // What runs on after its channel was left may be counted for as long as it runs.
+    if (it.hasLeft || ++it.refusals > REFUSAL_COUNT_MAX) it.isRetired = true;
+    else
+      setTimeout(
+        () => {
+          it.max = max;
+          serve();
+        },
+        REFUSAL_PAUSE_MILLISECONDS * 2 ** (it.refusals - 1),
+      );
+  }
+
+  async function begin(line: string, terminal: Parameters<Channels['begin']>[1]) {
+    const until = performance.now() + BEGIN_MILLISECONDS;
+    let useless = 0;
+    for (;;) {
+      if (isClosed) throw new NeverSent('the connections are closed');
+      const it = await turn(until - performance.now());
+      try {
+        const over = (fate: Fate) => release(it, fate);
+        const begun = await openChannel(it.client, line, { terminal, milliseconds: until - performance.now(), over });
+        it.hasServed = true;
+        it.refusals = 0;
+        return begun;
+      } catch (error) {
+        if (!(error instanceof NeverSent)) throw error;
+        if (!(error instanceof ChannelRefused)) retire(it);
+        if (it.isRetired && !it.hasServed) useless++;
+        if (useless === USELESS_COUNT_MAX) failAll(error); // New connections take nothing: another would not either.
+        if (useless === USELESS_COUNT_MAX || performance.now() >= until) throw error;
+      }
+    }
+  }
+
+  return {
+    begin,
+    close() {
+      isClosed = true;
+      failAll(new NeverSent('the connections are closed'));
+      for (const it of connections) close(it);
+    },
+  };
+}

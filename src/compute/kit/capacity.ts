@@ -1,0 +1,61 @@
+import { type Capacity, type Claim, countFree, fit, type Size, type Sold } from './claim.ts';
+
+/** A create of unknown outcome may still make its container: it keeps its capacity for this long. */
+const DOUBT_MILLISECONDS = 60_000;
+
+/** Capacity counting both existing containers and those about to be made, so that two creates never share the last. */
+export type Reservations = {
+  /** Reserves capacity for the container `tag`, or says what is lacking. Throws when the engine cannot be asked. */
+  reserve(tag: string, size: Size): Promise<Claim | { lacking: string }>;
+  /** Ends a reservation: the engine lists the container now, or there is none. If in doubt it is kept for a minute. */
+  release(tag: string, doubt?: boolean): void;
+  /** Returns how many more of a size fit now. Throws when the engine cannot be asked. */
+  free(): Promise<(size: Size) => number>;
+};
+
+/** The calls to the engine: the claims of its containers, of all installations, and the size of its machine. */
+export type Engines = {
+  list(): Promise<Claim[]>;
+  capacity(): Promise<Capacity>;
+};
+
+export function createReservations(settings: Sold, prefix: string, engine: Engines): Reservations {
+  const coming = new Map<string, Claim>();
+  let last: Promise<unknown> = Promise.resolve();
+
+  async function taken(): Promise<Claim[]> {
+    // Read before the list, so that a container made meanwhile is in at least one of the two.
+    const before = [...coming.values()];
+    const there = await engine.list();
+    return [...there, ...before.filter(({ tag }) => !there.some((it) => it.tag === tag))];
+  }
+
+  /** For all leases of provider_one together: the machine's capacity, unless the operator configured another. */
+  const capacity = async () => ('offers' in settings ? undefined : (settings.capacity ?? (await engine.capacity())));
+
+  async function decide(tag: string, size: Size): Promise<Claim | { lacking: string }> {
+    const others = (await taken()).filter((it) => it.tag !== tag);
+    const found = fit(settings, prefix, others, size, await capacity());
+    if ('lacking' in found) return found;
+    const { cpus, memoryGib, offer, diskGb } = size;
+    const claim = { tag, cpus, memoryGib, offer, devices: found.devices, diskGb };
+    coming.set(tag, claim);
+    return claim;
+  }
+
+  return {
+    async free() {
+      const [claims, whole] = await Promise.all([taken(), capacity()]);
+      return (size) => countFree(settings, prefix, claims, size, whole);
+    },
+    reserve(tag, size) {
+      const mine = last.then(() => decide(tag, size));
+      last = mine.catch(() => {});
+      return mine;
+    },
+    release(tag, doubt = false) {
+      if (doubt) setTimeout(() => coming.delete(tag), DOUBT_MILLISECONDS).unref();
+      else coming.delete(tag);
+    },
+  };
+}

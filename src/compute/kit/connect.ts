@@ -1,0 +1,99 @@
+import { connect } from 'node:net';
+import { Client, type ConnectConfig } from 'ssh2';
+import { reportFault } from '../../fault.ts';
+import { contain } from '../../net/contain.ts';
+import { SSH_ALGORITHMS } from '../../net/ssh-algorithms.ts';
+
+const CONNECT_MILLISECONDS = 10_000;
+const PING_MILLISECONDS = 5_000;
+/** A connection on which nothing arrives for this long, not even the answer to a ping, is given up. */
+const SILENT_MILLISECONDS = 20_000;
+/** A machine that does not close its end of a connection is not waited for any longer than this. */
+const HANG_UP_MILLISECONDS = 1_000;
+const RETRY_MILLISECONDS = { least: 50, most: 1_000 };
+
+/** The address of a machine, and what proves both sides. */
+export type SshAddress = {
+  host: string;
+  port: number;
+  username: string;
+  privateKey: string;
+  algorithms?: NonNullable<ConnectConfig['algorithms']>;
+};
+export type SshFault = Error & { level?: string; code?: string };
+
+/**
+ * Opens a connection, or throws; `level` is `client-authentication` where the key was refused. `isHost` tells whether a
+ * host key is the machine's.
+ */
+export function connectSsh(
+  address: SshAddress,
+  isHost: (key: Buffer) => boolean,
+  milliseconds = CONNECT_MILLISECONDS,
+): Promise<Client> {
+  const client = new Client();
+  const { host, port, algorithms, ...login } = address;
+  const sock = connect({ host, port, noDelay: true });
+  contain(sock, (error) => {
+    reportFault('backend', error);
+    client.emit('error', error);
+  });
+  sock.once('finish', () => setTimeout(() => sock.destroy(), HANG_UP_MILLISECONDS).unref());
+  client.setMaxListeners(0); // Every channel listens for its end.
+  const settings: ConnectConfig = {
+    ...login,
+    sock,
+    algorithms: { ...SSH_ALGORITHMS, ...algorithms },
+    hostVerifier: isHost,
+    readyTimeout: milliseconds,
+    keepaliveInterval: PING_MILLISECONDS,
+    // An answer may wait behind the output of commands: what counts is that anything arrives.
+    keepaliveCountMax: Number.MAX_SAFE_INTEGER,
+  };
+  return new Promise((resolve, reject) => {
+    client.on('error', (error) => {
+      client.destroy();
+      reject(error);
+    });
+    client.once('close', () => reject(new Error(CLOSED)));
+    client.once('ready', () => {
+      const silent = setTimeout(
+        () => client.emit('error', new Error(`nothing was heard for ${SILENT_MILLISECONDS / 1000} s`)),
+        SILENT_MILLISECONDS,
+      );
+      sock.on('data', () => silent.refresh());
+      sock.once('close', () => clearTimeout(silent));
+      resolve(client);
+    });
+    try {
+      client.connect(settings);
+    } catch (error) {
+      sock.destroy(); // The private key cannot be parsed.
+      throw error;
+    }
+  });
+}
+
+const CLOSED = 'the machine closed the connection';
+
+/**
+ * Opens a connection with `open`, and again while the machine drops it before the handshake, as sshd does with those
+ * above its MaxStartups. Gives up after the time that one connection may take.
+ */
+export async function connectAgain<T>(open: () => Promise<T>): Promise<T> {
+  const until = performance.now() + CONNECT_MILLISECONDS;
+  for (let pause = RETRY_MILLISECONDS.least; ; pause = Math.min(2 * pause, RETRY_MILLISECONDS.most)) {
+    try {
+      return await open();
+    } catch (error) {
+      if (!wasDropped(error as SshFault) || performance.now() + pause > until) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, pause * (0.5 + Math.random())));
+  }
+}
+
+/** Whether a connection was dropped before anything was agreed on it. */
+const wasDropped = ({ code, level, message }: SshFault) =>
+  (level === 'client-socket' && (code === 'ECONNRESET' || code === 'EPIPE')) ||
+  message === 'Connection lost before handshake' ||
+  message === CLOSED;

@@ -1,0 +1,59 @@
+import { randomBytes } from 'node:crypto';
+import { Transform } from 'node:stream';
+import { WAITING } from '../machine/waiting.ts';
+import { partOf } from './between.ts';
+
+/**
+ * LXD before 5.21 says that a command has ended only when nobody holds its output any more: a process that it left in the
+ * background would hold up its answer. So a shell around each command prints its exit code behind a mark, as the last on
+ * standard error.
+ */
+export const WITH_EXIT_MARK =
+  'cd "$1" 2>/dev/null; mark=$2; shift 2; "$@"; code=$?; echo "$mark$code" >&2; exit "$code"';
+
+/**
+ * Returns a script for an engine that may lose the end of what a command says: its exit code behind a mark is the last on both
+ * outputs. The mark is the first line of its input, because a command may print the arguments of whatever runs.
+ */
+export const withMark = (script: string) => `IFS= read -r purser_mark
+trap 'code=$?; echo "$purser_mark$code"; echo "$purser_mark$code" >&2' EXIT
+${script}`;
+
+/** Makes a mark that no output has by chance. */
+export const newMark = () => randomBytes(12).toString('hex');
+
+const CODE_BYTES_MAX = 4; // Three digits and a line feed.
+
+/** Passes a stream on without the mark and its code, and says the code. */
+export function withoutMark(mark: string, found: (code: number) => void): Transform {
+  const wanted = Buffer.from(mark);
+  let held: Buffer = Buffer.alloc(0);
+  let isFound = false;
+
+  return new Transform({
+    ...WAITING,
+    transform(chunk: Buffer, _, done) {
+      if (isFound) return done(null, chunk);
+      const bytes = held.length ? Buffer.concat([held, chunk]) : chunk;
+      const at = bytes.indexOf(wanted);
+      if (at < 0) {
+        const plain = bytes.length - partOf(wanted, bytes);
+        held = bytes.subarray(plain);
+        return plain ? done(null, bytes.subarray(0, plain)) : done();
+      }
+      if (at > 0) this.push(bytes.subarray(0, at));
+      held = bytes.subarray(at);
+      const code = held.subarray(wanted.length, wanted.length + CODE_BYTES_MAX);
+      const end = code.indexOf('\n');
+      if (end < 0) return done();
+      isFound = true;
+      found(Number(code.subarray(0, end).toString()));
+      const rest = held.subarray(wanted.length + end + 1);
+      held = Buffer.alloc(0);
+      return rest.length ? done(null, rest) : done();
+    },
+    flush(done) {
+      done(null, held.length && !isFound ? held : null);
+    },
+  });
+}

@@ -1,0 +1,71 @@
+import { assetBytes } from '../../files/asset.ts';
+import type { Extended, Ref } from '../backend.ts';
+
+/**
+ * The watchdog (watchdog/watchdog.c) is the first process of every container: a static program that is put into the
+ * container before it starts, holds the deadline in memory and exits when it has passed
+ * (docs/decisions/0020-deadline-inside-the-machine.md).
+ */
+
+/** The program's path inside. A tenant who is root there may remove it; the running process is not affected. */
+export const WATCHDOG_PATH = '/.purser-watchdog';
+
+/** The program that runs as process 1, even if its file was removed. */
+export const RUNNING_WATCHDOG = '/proc/1/exe';
+export const MOVE_MILLISECONDS = 15_000;
+
+const ARCHITECTURES = ['amd64', 'arm64'];
+export const hasWatchdog = (architecture: string) => ARCHITECTURES.includes(architecture);
+export const watchdogFor = (architecture: string) => assetBytes(`src/compute/kit/watchdog/watchdog-${architecture}`);
+
+/** The deadlines of a backend's running containers. */
+export type Deadlines = {
+  /** Notes the deadline that a container was started with. */
+  note(ref: Ref, deadline: number): void;
+  /** The deadline of a running container. If not known, its watchdog is asked; undefined when that fails. */
+  read(ref: Ref): Promise<number | undefined>;
+  /** Moves the deadline. Throws when the engine cannot be asked. */
+  move(ref: Ref, deadline: number): Promise<Extended>;
+  forget(ref: Ref): void;
+};
+
+/**
+ * `tell` runs the watchdog inside with these arguments, as its own user. `whyStopped` returns the words of an error that
+ * means that nothing was run, since the machine does not run.
+ */
+export function keepDeadlines(
+  tell: (ref: Ref, ...args: string[]) => Promise<{ exitCode: number; stdout: string }>,
+  whyStopped: (error: unknown) => string | undefined,
+): Deadlines {
+  const known = new Map<Ref, number>();
+
+  return {
+    note: (ref, deadline) => void known.set(ref, deadline),
+    forget: (ref) => void known.delete(ref),
+
+    async read(ref) {
+      const noted = known.get(ref);
+      if (noted !== undefined) return noted;
+      const { exitCode, stdout } = await tell(ref).catch(() => ({ exitCode: -1, stdout: '' }));
+      if (exitCode !== 0 || !/^\d+\n$/.test(stdout)) return undefined;
+      known.set(ref, Number(stdout));
+      return Number(stdout);
+    },
+
+    async move(ref, deadline) {
+      known.delete(ref); // Until it has answered nobody knows.
+      try {
+        const { exitCode } = await tell(ref, String(deadline));
+        // Killed, it may have moved the deadline before; any other error comes before that.
+        if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
+        if (exitCode !== 0) return { kind: 'refused', reason: `the watchdog did not take the deadline (${exitCode})` };
+      } catch (error) {
+        const reason = whyStopped(error);
+        if (reason !== undefined) return { kind: 'refused', reason };
+        throw error;
+      }
+      known.set(ref, deadline);
+      return { kind: 'done' };
+    },
+  };
+}

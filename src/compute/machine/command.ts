@@ -1,0 +1,104 @@
+import { Refusal } from '../../refusal.ts';
+import type { Backend, ExecOrder, ExecResult, Ref } from '../backend.ts';
+import { collect, type Tell } from './collect.ts';
+import { hasTimedOut } from './program.ts';
+import { firstWord, startRun } from './run.ts';
+import { quoted, refuseCommand } from './shell.ts';
+
+/** Commands with more than `exec` of `inside.ts` takes: where they start, what they are given, and who hears of their output. */
+
+/** Seconds after its limit at which a command that the guard inside has not ended is killed from here. */
+const LATE_SECONDS = 10;
+/** Seconds after the limit of a command that its output may still wait for a reader that is slow. */
+export const UNREAD_SECONDS = 300;
+
+export type Setting = {
+  /** The directory that it starts in, from the directory in which commands start. */
+  cwd?: string | undefined;
+  /** Names and values without NUL; names are those of a shell. */
+  env?: Readonly<Record<string, string>> | undefined;
+};
+
+export type CommandOrder = ExecOrder &
+  Setting & {
+    input?: Buffer | undefined;
+    /** Called once, when the command begins. Until then it may still be refused. */
+    begun?: () => void;
+    /** Is told the output as it comes. */
+    tell?: Record<'stdout' | 'stderr', Tell> | undefined;
+    /** Kills the command with all that it started. */
+    signal?: AbortSignal | undefined;
+  };
+
+/** Enters the directory of a command. */
+export const enter = ({ cwd }: Setting) =>
+  cwd === undefined ? ':' : `cd ${quoted(cwd.startsWith('/') ? cwd : `./${cwd}`)} 2>/dev/null`;
+
+/** Becomes the command, with its variables. */
+export function become(command: string, { env = {} }: Setting): string {
+  const variables = Object.entries(env).map(([name, value]) => ` ${name}=${quoted(value)}`);
+  return `${variables.length ? `export${variables.join('')}\n` : ''}exec /bin/sh -c ${quoted(command)}`;
+}
+
+export const NO_DIRECTORY = () =>
+  new Refusal('invalid_request', 'cwd: is no directory of the resource that can be entered. Make it first.');
+
+/** Runs a command to its end or its limit: as plain as its order is, since not every image has what a setting needs. */
+export function runCommand(backend: Backend, ref: Ref, order: CommandOrder): Promise<ExecResult> {
+  const { input, cwd, env, begun, tell, signal, ...plain } = order;
+  const isPlain = [input, cwd, env, begun, tell, signal].every((it) => it === undefined);
+  return isPlain ? backend.inside.exec(ref, plain) : runInSetting(backend, ref, order);
+}
+
+/** Runs a command as a text in a session, to its end or its limit. */
+export async function runInSetting(
+  backend: Backend,
+  ref: Ref,
+  { command, timeoutSeconds, streamBytesMax, budget, input, begun, tell, signal, ...setting }: CommandOrder,
+): Promise<ExecResult> {
+  refuseCommand(command);
+  const started = performance.now();
+  const own = become(command, setting);
+  const feed = input === undefined ? `exec </dev/null\n${own}` : `head -c ${input.length} | {\n${own}\n}`;
+  const text = `${enter(setting)} || { say cwd; exit 0; }\nsay ok\n${feed}`;
+  const run = await startRun(backend, ref, { text, input, timeoutSeconds });
+  /** The number of pieces that wait for their reader. */
+  let waiting = 0;
+  const counted = (it: Tell | undefined): Tell | undefined =>
+    it &&
+    (async (piece) => {
+      waiting += 1;
+      await it(piece);
+      waiting -= 1;
+    });
+  const said = Promise.all([
+    collect(run.stdout, streamBytesMax, budget, counted(tell?.stdout)),
+    collect(run.stderr, streamBytesMax, budget, counted(tell?.stderr)),
+  ]);
+  said.catch(() => {}); // A command that is lost says so itself.
+  const late = setInterval(() => {
+    const seconds = (performance.now() - started) / 1000 - timeoutSeconds;
+    if (seconds >= (waiting ? UNREAD_SECONDS : LATE_SECONDS)) run.kill();
+  }, 1000);
+  const kill = () => run.kill();
+  signal?.addEventListener('abort', kill);
+  if (signal?.aborted) kill();
+  try {
+    const word = await firstWord(run);
+    if (word === 'cwd') throw NO_DIRECTORY();
+    begun?.();
+    const exitCode = await run.ended;
+    const [stdout, stderr] = await said;
+    return {
+      exitCode,
+      stdout: stdout.bytes,
+      stderr: stderr.bytes,
+      stdoutTruncated: stdout.truncated,
+      stderrTruncated: stderr.truncated,
+      timedOut: hasTimedOut(exitCode, timeoutSeconds, started),
+    };
+  } finally {
+    clearInterval(late);
+    signal?.removeEventListener('abort', kill);
+  }
+}

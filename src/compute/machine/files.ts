@@ -1,0 +1,165 @@
+import { collectPieces } from '../../net/pieces.ts';
+import { Refusal } from '../../refusal.ts';
+import type { Backend, Ref } from '../backend.ts';
+import { type Attributes, entriesOf, factsOf } from './sftp-facts.ts';
+import { SftpFault, STATUS } from './sftp-fault.ts';
+import { createInside, type Inside } from './sftp-inside.ts';
+import { MOVE_BYTES, READ_BYTES, SFTP_SCRIPT } from './sftp-script.ts';
+
+/** Files of a lease for the API: read in parts, and listed, by the script that answers sftp. */
+
+/** The most entries of a listing. */
+export const ENTRY_COUNT_MAX = 10_000;
+/** One more, the two for the directory and the one above it, and two patterns that nothing may match. */
+const NAME_COUNT_MAX = ENTRY_COUNT_MAX + 5;
+/** More than so many entries can take, with the longest names. */
+const LISTING_BYTES_MAX = 5 * 1024 * 1024;
+const BLOCK_COUNT_MAX = 16;
+/** Time limit for the script to end after its input has. */
+const EXIT_MILLISECONDS = 5000;
+const DESCRIPTOR = 3;
+
+const TYPES = new Map([
+  [0o010000, 'fifo'],
+  [0o020000, 'device'],
+  [0o040000, 'directory'],
+  [0o060000, 'device'],
+  [0o100000, 'file'],
+  [0o120000, 'link'],
+  [0o140000, 'socket'],
+] as const);
+const TYPE_BITS = 0o170000;
+const PERMISSION_BITS = 0o7777;
+export type FileType = 'fifo' | 'device' | 'directory' | 'file' | 'link' | 'socket' | 'other';
+
+/** The attributes of a file: `mode` is its permissions, `modified` Unix seconds. */
+export type FileFacts = { type: FileType; size: number; mode: number; modified: number };
+export type Entry = FileFacts & { name: Buffer };
+
+/** A path that no tool takes for an option. */
+const plain = (path: string) => (path.startsWith('/') ? path : `./${path}`);
+
+/** Counts memory. Returns false where there is none left. */
+type Take = (bytes: number) => boolean;
+const noMemory = () =>
+  new Refusal('rate_limited', 'This caller uses too much memory. Retry when some requests are done.', {
+    retryAfterSeconds: 2,
+  });
+
+function fileFacts({ mode = 0, size = 0n, times }: Attributes): FileFacts {
+  return {
+    type: TYPES.get((mode & TYPE_BITS) as never) ?? 'other',
+    size: Number(size),
+    mode: mode & PERMISSION_BITS,
+    modified: times?.modified ?? 0,
+  };
+}
+
+/** Opens the script, and ends it after `use`. What it says of a path becomes a refusal. */
+async function withScript<T>(backend: Backend, ref: Ref, use: (inside: Inside) => Promise<T>): Promise<T> {
+  const session = await backend.inside.session(ref, { command: SFTP_SCRIPT, terminal: undefined });
+  session.ended.catch(() => {}); // The client of the script reports it.
+  try {
+    const inside = createInside(session);
+    await inside.ask({ verb: 'hello' });
+    return await use(inside);
+  } catch (error) {
+    throw error instanceof SftpFault ? refusalOf(error) : error;
+  } finally {
+    session.stdin.end();
+    const hangs = setTimeout(() => session.kill(), EXIT_MILLISECONDS);
+    void session.ended.finally(() => clearTimeout(hangs)).catch(() => {});
+  }
+}
+
+function refusalOf({ status, message }: SftpFault): Refusal {
+  const words = message.replace(/^.*: /s, '').trim();
+  if (status === STATUS.noSuchFile)
+    return new Refusal('not_found', `path: there is nothing of that name on the resource (${words}).`);
+  return new Refusal('invalid_request', `path: cannot be read there (${words}).`);
+}
+
+export type Part = { bytes: Buffer; size: number; modified: number };
+
+/**
+ * Reads up to `length` bytes of a file from `offset`; without a length all that follows, and refuses where that is more than
+ * `bytesMax`. Throws refusals for what is no file that can be read, and `rate_limited` where `take` has no room.
+ */
+export function readPart(
+  backend: Backend,
+  ref: Ref,
+  {
+    path,
+    offset,
+    length,
+    bytesMax,
+    take,
+  }: { path: string; offset: number; length?: number | undefined; bytesMax: number; take: Take },
+): Promise<Part> {
+  return withScript(backend, ref, async (inside) => {
+    await inside.ask({ verb: 'open', words: [DESCRIPTOR, 'read', 'no', 'no', '-', plain(path)] });
+    const { output } = await inside.ask({ verb: 'stat', words: [DESCRIPTOR] });
+    const { size, modified } = fileFacts(factsOf(output.toString()).attributes);
+    const tooMany = (count: string) =>
+      new Refusal(
+        'invalid_request',
+        `length: is required here: the file has ${count} bytes, and a call fetches at most ${bytesMax}. Fetch it in parts, by offset and length.`,
+      );
+    if (length === undefined && size - offset > bytesMax) throw tooMany(String(size));
+    const pieces = collectPieces();
+    // Its size says little of a file of /proc, and each of its reads may be short: its end is where nothing comes.
+    const wanted = length ?? (size === 0 ? bytesMax + 1 : bytesMax);
+    const isRead = () => pieces.length() >= wanted || (size > 0 && offset + pieces.length() >= size);
+    for (let isFirst = true; !isRead(); isFirst = false) {
+      const blocks = Math.min(Math.ceil((wanted - pieces.length()) / READ_BYTES), BLOCK_COUNT_MAX);
+      const move = isFirst ? ['on', Math.floor(offset / MOVE_BYTES), offset % MOVE_BYTES, offset] : ['here', 0, 0, 0];
+      const words = [DESCRIPTOR, ...move, blocks];
+      const { output: piece } = await inside.ask({ verb: 'read', words, answerBytesMax: blocks * READ_BYTES });
+      if (!take(piece.length)) throw noMemory();
+      if (piece.length === 0) break;
+      pieces.add(piece.subarray(0, wanted - pieces.length()));
+    }
+    if (length === undefined && pieces.length() > bytesMax) throw tooMany('more');
+    return { bytes: pieces.whole(), size, modified };
+  });
+}
+
+/**
+ * Says what is at a path, a link not followed, and lists it where it is, or leads to, a directory: at most 10,000 entries by
+ * name, those first that begin with a dot. Throws refusals for what cannot be read, and `rate_limited` where `take` has no room.
+ */
+export function listFiles(
+  backend: Backend,
+  ref: Ref,
+  { path, take }: { path: string; take: Take },
+): Promise<{ facts: FileFacts; entries: Entry[] | undefined; isTruncated: boolean }> {
+  return withScript(backend, ref, async (inside) => {
+    const about = async (verb: 'stat' | 'lstat') =>
+      fileFacts(factsOf((await inside.ask({ verb, words: [plain(path)] })).output.toString()).attributes);
+    const facts = await about('lstat');
+    const isDirectory =
+      facts.type === 'directory' ||
+      (facts.type === 'link' && (await about('stat').catch(() => undefined))?.type === 'directory');
+    if (!isDirectory) return { facts, entries: undefined, isTruncated: false };
+    let hasRoom = true;
+    const listing = {
+      verb: 'list',
+      words: [plain(path), NAME_COUNT_MAX],
+      answerBytesMax: LISTING_BYTES_MAX,
+      take: (bytes: number) => (hasRoom &&= take(bytes)),
+    };
+    const { output, token } = await inside.ask(listing).catch((error) => {
+      throw hasRoom ? error : noMemory();
+    });
+    const entries: Entry[] = [];
+    let isTruncated = false;
+    for (const { name, facts } of entriesOf(output, `${token}/`)) {
+      if (name.equals(HERE) || name.equals(ABOVE)) continue;
+      isTruncated = entries.length === ENTRY_COUNT_MAX;
+      if (isTruncated) break;
+      entries.push({ name, ...fileFacts(facts.attributes) });
+    }
+    return { facts, entries: entries.sort((a, b) => Buffer.compare(a.name, b.name)), isTruncated };
+  });
+}
+const [HERE, ABOVE] = [Buffer.from('.'), Buffer.from('..')];

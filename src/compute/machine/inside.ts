@@ -1,0 +1,112 @@
+import { randomBytes } from 'node:crypto';
+import type { Inside, Ref } from '../backend.ts';
+import { type Begin, finish, hasTimedOut } from './program.ts';
+import { faultOf } from './proof.ts';
+import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
+
+const UPLOAD_MILLISECONDS = 120_000;
+const KILL_MILLISECONDS = 60_000;
+/** The guard inside ends a command at its limit. A command that still runs this long after it is left. */
+const GRACE_MILLISECONDS = 30_000;
+const OWN_OUTPUT_BYTES = 4096;
+
+/** What a machine has to show before it is paid for. */
+export type Proof = {
+  /** The number of GPUs that were sold. */
+  gpus?: number | undefined;
+  /** Whether a machine without nvidia-smi passes. */
+  mayLackTool?: boolean;
+  /** A text of shell before the command of the proof. */
+  before?: string;
+};
+
+export type InsideOptions = {
+  /** Returns what has to be shown, or what is wrong already. Without it, a command has to run. */
+  proofOf?: (ref: Ref) => Promise<Proof | string>;
+  /** The path of the program that connects to ports (`Inside.relay`). */
+  relay?: string;
+  /** The login shell, as a word of shell. */
+  loginShell?: string;
+  graceMilliseconds?: number;
+  uploadMilliseconds?: number;
+  killMilliseconds?: number;
+};
+
+const newMarker = () => randomBytes(12).toString('hex');
+
+/** Creates all that is done inside the machines of a backend from what starts a program there. */
+export function createInside(
+  begin: Begin,
+  {
+    proofOf = async () => ({}),
+    relay,
+    loginShell = '/bin/sh',
+    graceMilliseconds = GRACE_MILLISECONDS,
+    uploadMilliseconds = UPLOAD_MILLISECONDS,
+    killMilliseconds = KILL_MILLISECONDS,
+  }: InsideOptions = {},
+): Inside {
+  const exec: Inside['exec'] = async (ref, { command, timeoutSeconds, ...bounds }) => {
+    refuseCommand(command);
+    const marker = newMarker();
+    const calledAt = performance.now();
+    const args = [marker, String(timeoutSeconds)];
+    const program = await begin(ref, { purpose: 'exec', script: LIMITED, args, command, marker });
+    const milliseconds = timeoutSeconds * 1000 + graceMilliseconds;
+    const result = await finish(program, undefined, { ...bounds, milliseconds });
+    return { ...result, timedOut: hasTimedOut(result.exitCode, timeoutSeconds, program.begunAt ?? calledAt) };
+  };
+
+  async function killMarked(ref: Ref, marker: string): Promise<void> {
+    const program = await begin(ref, { purpose: 'kill', script: KILL_MARKED, args: [marker] });
+    await finish(program, undefined, { streamBytesMax: 0, milliseconds: killMilliseconds });
+  }
+
+  return {
+    exec,
+    ...(relay === undefined ? {} : { relay }),
+
+    async prove(ref) {
+      const proof = await proofOf(ref);
+      if (typeof proof === 'string') return proof;
+      const { gpus, mayLackTool = false, before } = proof;
+      return faultOf(
+        (order) => exec(ref, before === undefined ? order : { ...order, command: `${before}\n${order.command}` }),
+        gpus,
+        { mayLackTool },
+      );
+    },
+
+    async upload(ref, path, content) {
+      refusePath(path);
+      const program = await begin(ref, { purpose: 'upload', script: RECEIVE, args: [path, String(content.length)] });
+      const limits = { streamBytesMax: OWN_OUTPUT_BYTES, milliseconds: uploadMilliseconds };
+      const { exitCode, stderr } = await finish(program, content, limits);
+      judgeUpload(exitCode, stderr);
+    },
+
+    async session(ref, { command, terminal }) {
+      refuseCommand(command ?? '');
+      const marker = newMarker();
+      const shell = command === undefined ? `exec ${loginShell} -l` : 'exec /bin/sh -c "$2"';
+      const script = `export PURSER_EXEC="$1"; ${shell}`;
+      const program = await begin(ref, { purpose: 'session', script, args: [marker], command, marker, terminal });
+      const { stdin, stdout, stderr, ended, resize } = program;
+      return {
+        stdin,
+        stdout,
+        stderr: terminal ? undefined : stderr,
+        resize,
+        ended,
+        kill() {
+          program.kill();
+          // A program that gave up its marker is not found: its end is waited for no longer than the killing is.
+          const lost = new Error('the session was killed');
+          const late = setTimeout(() => program.leave(lost), killMilliseconds).unref();
+          ended.finally(() => clearTimeout(late)).catch(() => {});
+          killMarked(ref, marker).catch(() => {}); // The lease may be gone: then so is what it ran.
+        },
+      };
+    },
+  };
+}

@@ -1,0 +1,318 @@
+import { randomBytes } from 'node:crypto';
+import { newId } from '../../id.ts';
+import { Refusal } from '../../refusal.ts';
+import type { Backend, OutputBudget, Ref } from '../backend.ts';
+import { collect, type Tell } from './collect.ts';
+import { become, enter, NO_DIRECTORY, type Setting } from './command.ts';
+import { firstWord, runText, startRun } from './run.ts';
+import { KILL_FUNCTION, KILL_HOLDERS, quoted, refuseCommand } from './shell.ts';
+
+/**
+ * Commands in the background of a lease. All that is known of one is in a directory inside, so it outlives the connection and
+ * Purser, and ends with the lease:
+ *
+ *   command  what was asked for           started  Unix seconds
+ *   keeper   the script that keeps it      start    what is run: variables, directory and command; removes itself
+ *   pid      of the shell that runs that   waits    there until the machine's launcher has started the keeper
+ *   log      both its streams, up to      cut      there when more came
+ *            LOG_BYTES_MAX                exit     exit code and Unix seconds, when it has ended
+ */
+
+/** The most bytes of a log; what follows is read and discarded. */
+export const LOG_BYTES_MAX = 64 * 1024 * 1024;
+/** Processes that are kept. The oldest that have ended make room. */
+export const PROCESS_COUNT_MAX = 64;
+/** The most characters of a command in a record. */
+export const SHOWN_CHARACTERS_MAX = 1000;
+const SECONDS = 30;
+/** A keeper that has not begun after so long never will: its start was cut short. */
+const START_SECONDS = 120;
+const RECORD_BYTES_MAX = 16 * 1024;
+const MOVE_BYTES = 1024 * 1024;
+/** The unit of `ulimit -f` (POSIX). */
+const BLOCK_BYTES = 512;
+
+export type Process = {
+  id: string;
+  command: string;
+  isRunning: boolean;
+  /** Null while it runs, and when the shell that kept it was killed. */
+  exitCode: number | null;
+  startedAt: number;
+  endedAt: number | null;
+  logBytes: number;
+  logTruncated: boolean;
+  logPath: string;
+};
+
+/**
+ * The file with the process id of the machine's launcher, in the home, where there is one: told by SIGUSR1 it starts the keepers
+ * that wait. Without one they are started by the session that asks, as what a session leaves behind lives on elsewhere.
+ */
+export const LAUNCHER = '.purser-launcher';
+export const PROCESSES = '.purser-processes';
+
+/** Finds, or makes, the directory `$place`: in the home, or where commands start, or in /tmp. */
+const PLACE = `place=
+for top in "\${HOME:-/}" "$PWD" /tmp; do
+  top=\${top%/}/${PROCESSES}
+  [ -d "$top" ] && [ ! -L "$top" ] && [ -O "$top" ] && [ -w "$top" ] && place=$top && break
+done
+[ -n "$place" ] || for top in "\${HOME:-/}" "$PWD" /tmp; do
+  top=\${top%/}/${PROCESSES}
+  mkdir -m 700 "$top" 2>/dev/null && place=$top && break
+done
+`;
+
+/**
+ * `record DIRECTORY` prints a line of facts and the beginning of the command. A process is one that runs until its shell has
+ * written an exit code, or is gone, or was never there.
+ */
+const RECORD = `size_of() { stat -c %s "$1" 2>/dev/null || wc -c <"$1"; }
+has_ended() {
+  [ ! -e "$1/exit" ] || return 0
+  if ! read -r keeper <"$1/pid"; then
+    read -r began <"$1/started" && [ "$(($(date +%s) - began))" -gt ${START_SECONDS} ]
+    return
+  fi
+  case $(tr '\\0' ' ' <"/proc/$keeper/cmdline") in *"$1"*) return 1 ;; esac
+} 2>/dev/null
+record() {
+  state=running code=- ended=-
+  if has_ended "$1"; then
+    state=ended
+    [ ! -e "$1/exit" ] || read -r code ended <"$1/exit"
+  fi
+  read -r started <"$1/started" || return 1
+  cut=no; [ ! -e "$1/cut" ] || cut=yes
+  printf '%s/%s %s %s %s %s %s %s %s/' "$token" "\${1##*/}" "$state" "$code" "$started" "$ended" "$(size_of "$1/log")" "$cut" "$1"
+  head -c ${4 * SHOWN_CHARACTERS_MAX} "$1/command"
+}
+`;
+
+/**
+ * The script that keeps a process: `$1` is its directory, whose name is its id, which marks all that it starts, as descriptor 8
+ * does. The log has so many blocks at most. `cat` writes what it reads at once, other than `head`; past its limit, or where the disk
+ * is full, it ends, and the rest is discarded. The exit code is written when what stood in the pipe is in the log.
+ */
+const KEEPER = `echo $$ >"$1/pid"
+own=/proc/$$/comm; [ -r "$own" ] || own=/dev/null
+size() { stat -c %s "$1/log" || wc -c <"$1/log"; }
+{
+  PURSER_EXEC=\${1##*/} /bin/sh "$1/start" 8<"$own" </dev/null 2>&1 &
+  wait "$!"
+  code=$?
+  for round in 1 2 3 4 5 6 7 8 9 10; do
+    before=$(size "$1")
+    sleep 0.1 || sleep 1
+    [ "$(size "$1")" != "$before" ] || break
+  done
+  echo "$code $(date +%s)" >"$1/exit.new" && mv "$1/exit.new" "$1/exit"
+} | {
+  (ulimit -c 0; ulimit -f ${LOG_BYTES_MAX / BLOCK_BYTES}; exec cat >"$1/log") || : >"$1/cut"
+  cat >/dev/null
+}`;
+
+const said = {
+  none: () => new Refusal('not_found', 'There is no such process on this resource.'),
+  full: () =>
+    new Refusal(
+      'lease_limit_exceeded',
+      `process: at most ${PROCESS_COUNT_MAX} run at once on a resource. Kill one, or wait for its end.`,
+    ),
+  place: () => new Refusal('invalid_request', 'The resource has no directory that can be written, for the log.'),
+  cwd: NO_DIRECTORY,
+} satisfies Record<string, () => Refusal>;
+
+/** Refuses what a text said instead of `ok`; returns what it said after that. */
+function checked(word: string): string {
+  const [first = '', rest = ''] = word.split(/ (.*)/s);
+  if (first === 'ok') return rest;
+  if (Object.hasOwn(said, first)) throw said[first as keyof typeof said]();
+  throw new Error(`the machine says what cannot be understood: ${word.slice(0, 100)}`);
+}
+
+/** Runs a text with its own mark for records, and returns them beside its word. */
+async function ask(
+  backend: Backend,
+  ref: Ref,
+  text: string,
+  streamBytesMax = RECORD_BYTES_MAX,
+): Promise<{ word: string; processes: Process[] }> {
+  const mark = randomBytes(16).toString('hex');
+  const order = { text: `token_of_records=${mark}\n${text}`, timeoutSeconds: SECONDS, streamBytesMax };
+  const { word, stdout } = await runText(backend, ref, order);
+  return { word: checked(word), processes: recordsIn(stdout, mark) };
+}
+
+const recordOf = (directory: string) => `(token=$token_of_records; record ${directory})`;
+
+/** Parses records. What a tenant changed into something else is left out. */
+function recordsIn(output: Buffer, mark: string): Process[] {
+  const parts = output.toString().split(`${mark}/`).slice(1);
+  return parts.flatMap((part) => {
+    const found =
+      /^(proc_[0-9a-z]{26}) (running|ended) (\d{1,3}|-) (\d{1,10}) (\d{1,10}|-) (\d{1,15}) (yes|no) (\/.*?\/proc_[0-9a-z]{26})\/(.*)$/s.exec(
+        part,
+      );
+    if (!found) return [];
+    const [, id = '', state, code, started, ended, bytes, cut, directory, command = ''] = found;
+    return {
+      id,
+      command: [...command].slice(0, SHOWN_CHARACTERS_MAX).join(''),
+      isRunning: state === 'running',
+      exitCode: code === '-' ? null : Number(code),
+      startedAt: Number(started),
+      endedAt: ended === '-' ? null : Number(ended),
+      logBytes: Number(bytes),
+      logTruncated: cut === 'yes',
+      logPath: `${directory}/log`,
+    };
+  });
+}
+
+/** Starts a command in the background. Throws refusals for a directory that is none and for too many processes. */
+export async function startProcess(
+  backend: Backend,
+  ref: Ref,
+  { command, ...setting }: { command: string } & Setting,
+): Promise<Process> {
+  refuseCommand(command);
+  const id = newId('proc');
+  const start = `rm -f "$0"\n${enter(setting)} || exit 126\n${become(command, setting)}`;
+  const { processes } = await ask(
+    backend,
+    ref,
+    `${PLACE}${RECORD}
+[ -n "$place" ] || { say place; exit 0; }
+set -- "$place"/proc_*
+[ -d "$1" ] || set --
+kept=$#
+for it; do
+  [ "$kept" -ge ${PROCESS_COUNT_MAX} ] || break
+  ! has_ended "$it" || { rm -rf "$it"; kept=$((kept - 1)); }
+done
+[ "$kept" -lt ${PROCESS_COUNT_MAX} ] || { say full; exit 0; }
+(${enter(setting)}) || { say cwd; exit 0; }
+it=$place/${id}
+(
+  umask 077
+  mkdir "$it" && : >"$it/log" && date +%s >"$it/started" && printf %s ${quoted(command)} >"$it/command" &&
+    printf %s ${quoted(start)} >"$it/start" && printf %s ${quoted(KEEPER)} >"$it/keeper"
+) || { rm -rf "$it"; say place; exit 0; }
+launcher=
+read -r launcher 2>/dev/null <"\${HOME:-/}/${LAUNCHER}"
+if [ -z "$launcher" ] || ! : >"$it/waits" || ! kill -s USR1 "$launcher" 2>/dev/null; then
+  detach=; ! command -v setsid >/dev/null || detach=setsid
+  $detach /bin/sh "$it/keeper" "$it" 8<&- </dev/null >/dev/null 2>&1 &
+fi
+say ok
+${recordOf('"$it"')}`,
+  );
+  return theOne(processes);
+}
+
+function theOne([process]: Process[]): Process {
+  if (!process) throw new Error('the machine said nothing of the process');
+  return process;
+}
+
+/** Lists the processes, the newest first. */
+export async function listProcesses(backend: Backend, ref: Ref): Promise<Process[]> {
+  const text = `${PLACE}${RECORD}say ok\nfor it in "$place"/proc_*; do [ ! -d "$it" ] || ${recordOf('"$it"')}; done`;
+  const { processes } = await ask(backend, ref, `${text}\nexit 0`, PROCESS_COUNT_MAX * 2 * RECORD_BYTES_MAX);
+  return processes.reverse();
+}
+
+/** Enters the directory of a process as `$it`. */
+const ENTER = (id: string) => `${PLACE}${RECORD}it=$place/${id}\n[ -d "$it" ] || { say none; exit 0; }\n`;
+const isId = (id: string) => /^proc_[0-9a-z]{26}$/.test(id);
+
+/** Kills a process with all that it started. One that has ended is left as it is, but for what it left running. */
+export async function killProcess(backend: Backend, ref: Ref, id: string): Promise<Process> {
+  if (!isId(id)) throw said.none();
+  const { processes } = await ask(
+    backend,
+    ref,
+    `${ENTER(id)}${KILL_FUNCTION}
+read -r keeper <"$it/pid"
+own=/proc/$keeper/comm
+for round in 1 2 3; do
+  ! has_ended "$it" || own=/dev/null/none
+  ${KILL_HOLDERS}
+  (kill_marked ${id})
+done
+for round in 1 2 3 4 5 6 7 8 9 10; do
+  ! has_ended "$it" || break
+  sleep 0.2 || sleep 1
+done
+say ok
+${recordOf('"$it"')}`,
+  );
+  return theOne(processes);
+}
+
+export type LogOrder = {
+  id: string;
+  /** In bytes; below 0 it counts from the end. */
+  offset: number;
+  /** Follows the log until the process has ended. Otherwise at most `bytesMax` are read. */
+  follow?: { timeoutSeconds: number; signal?: AbortSignal | undefined } | undefined;
+  bytesMax: number;
+  budget?: OutputBudget | undefined;
+  /** Called once, with the offset in bytes, before the first piece. */
+  begun?: (offset: number) => void;
+  tell?: Tell;
+};
+
+/** Reads a log. Returns its process as it was afterwards; of one that is followed, null when its time or its signal ended it first. */
+export async function readLog(
+  backend: Backend,
+  ref: Ref,
+  { id, offset, follow, bytesMax, budget, begun, tell }: LogOrder,
+): Promise<{ offset: number; bytes: Buffer; process: Process | null }> {
+  if (!isId(id)) throw said.none();
+  const mark = randomBytes(16).toString('hex');
+  const followed = `while :; do
+  over=; ! has_ended "$it" || over=yes
+  cat <&3 || exit 1
+  [ -z "$over" ] || break
+  sleep 0.2 || sleep 1
+done`;
+  const text = `${ENTER(id)}[ -f "$it/log" ] || { say none; exit 0; }
+exec 3<"$it/log"
+size=$(size_of "$it/log") at=${offset < 0 ? `$((size - ${-offset}))` : offset}
+[ "$at" -ge 0 ] || at=0
+[ "$at" -lt ${MOVE_BYTES} ] || dd bs=${MOVE_BYTES} seek=$((at / ${MOVE_BYTES})) count=0 2>/dev/null >&3
+[ $((at % ${MOVE_BYTES})) = 0 ] || dd bs=1 seek=$((at % ${MOVE_BYTES})) count=0 2>/dev/null >&3
+say "ok $at"
+${follow ? followed : `head -c ${bytesMax} <&3`}
+token=${mark}; record "$it" >&2`;
+  const timeoutSeconds = follow?.timeoutSeconds ?? SECONDS;
+  const run = await startRun(backend, ref, { text, timeoutSeconds });
+  const output = Promise.all([
+    collect(run.stdout, follow ? 0 : bytesMax, budget, tell),
+    collect(run.stderr, RECORD_BYTES_MAX),
+  ]);
+  output.catch(() => {}); // A text that is lost says so itself.
+  const kill = () => run.kill();
+  follow?.signal?.addEventListener('abort', kill);
+  if (follow?.signal?.aborted) kill();
+  try {
+    const from = Number(checked(await firstWord(run)));
+    begun?.(from);
+    await run.ended.catch((error) => {
+      if (!follow?.signal?.aborted) throw error; // Some lines break with what is killed.
+    });
+    const [out, err] = await output;
+    if (!follow && out.truncated)
+      throw new Refusal('rate_limited', 'This caller uses too much memory. Retry when some requests are done.', {
+        retryAfterSeconds: 2,
+      });
+    const [process] = recordsIn(err.bytes, mark);
+    if (!process && !follow) throw new Error('the machine said nothing of the process');
+    return { offset: from, bytes: out.bytes, process: process ?? null };
+  } finally {
+    follow?.signal?.removeEventListener('abort', kill);
+  }
+}

@@ -1,0 +1,178 @@
+import { randomBytes } from 'node:crypto';
+import { PassThrough, type Readable, Transform } from 'node:stream';
+import { Refusal } from '../../refusal.ts';
+import type { Backend, OutputBudget, Ref } from '../backend.ts';
+import { collectBoth } from './collect.ts';
+import { codeOfSignal, KILL_MARKED, LIMITED, quoted } from './shell.ts';
+import { WAITING } from './waiting.ts';
+
+/**
+ * Runs a text of shell in a machine, over a session of any backend. The text and its input go over standard input, so no
+ * list of processes shows them, on no machine on the way.
+ */
+
+/** Waits this long for what is left in the pipes; what something in the background keeps open is not waited for. */
+const QUIET_MILLISECONDS = 500;
+/** What a shell may print by itself before the text begins. */
+const NOISE_BYTES_MAX = 64 * 1024;
+
+/**
+ * Reads a line with a token and the length of the text, then the text, and runs it. The text ends with the token: of one that
+ * was cut nothing is run. `say` prints the line with the token that tells how the text begins; then the input comes on standard
+ * input. Standard input is descriptor 7 here, as a shell gives what it runs in the background none.
+ */
+const READ_AND_RUN = `exec <&7 7<&-
+read -r token length
+say() { printf '%s %s\\n' "$token" "$*"; }
+if command -v head >/dev/null; then
+  text=$(head -c "$length")
+  case $text in *"$token") eval "$text" ;; *) say cut ;; esac
+else say headless; fi`;
+
+/** The line of a session that runs a text for at most so many seconds, marked with `marker`. */
+const lineOf = (marker: string, seconds: number) => `exec 7<&0 </dev/null
+set -- ${marker} ${seconds} ${quoted(READ_AND_RUN)}
+${LIMITED}`;
+/** Seconds for ending what a text started. */
+const KILL_SECONDS = 30;
+
+export type RunOrder = {
+  /** Says a first word with `say`, at once or after its checks. */
+  text: string;
+  input?: Buffer | undefined;
+  /** Past them everything that the text started is killed inside the machine. */
+  timeoutSeconds: number;
+};
+
+export type Run = {
+  /** The first that the text said. Rejects when it ended without a word. */
+  said: Promise<string>;
+  /** What followed. Has to be read: it is taken from the machine no faster. */
+  stdout: Readable;
+  stderr: Readable;
+  /** The exit code. Resolves when both streams have been passed on, too. Rejects when the session was lost. */
+  ended: Promise<number>;
+  /** Ends the session, and kills everything that the text started. */
+  kill(): void;
+};
+
+/** Starts a text. Throws when the backend opens no session. */
+export async function startRun(
+  { inside }: Pick<Backend, 'inside'>,
+  ref: Ref,
+  { text, input, timeoutSeconds }: RunOrder,
+): Promise<Run> {
+  const token = randomBytes(16).toString('hex');
+  const bytes = Buffer.from(`${text}\n# ${token}`);
+  const marker = randomBytes(12).toString('hex');
+  const session = await inside.session(ref, { command: lineOf(marker, timeoutSeconds), terminal: undefined });
+  const from = { stdout: session.stdout, stderr: session.stderr as Readable };
+  for (const stream of [session.stdin, from.stdout, from.stderr]) stream.on('error', () => {}); // `ended` reports it.
+  const said = Promise.withResolvers<string>();
+  said.promise.catch(() => {}); // Whoever waits hears of it.
+  const [stdout, stderr] = [after(token, said.resolve), new PassThrough(WAITING)];
+  let heardAt = performance.now();
+  let open = 2;
+  for (const [source, to] of [
+    [from.stdout, stdout],
+    [from.stderr, stderr],
+  ] as const) {
+    source.on('data', () => {
+      heardAt = performance.now();
+    });
+    let isOpen = true;
+    const closed = () => {
+      if (isOpen) open -= 1;
+      isOpen = false;
+    };
+    source.once('end', closed).once('close', closed).pipe(to, { end: false });
+  }
+  session.stdin.write(Buffer.concat([Buffer.from(`${token} ${bytes.length}\n`), bytes]));
+  if (input === undefined) session.stdin.end();
+  else
+    void said.promise
+      .then(() => session.stdin.end(input)) // Not before: the `head` of busybox reads ahead.
+      .catch(() => {}); // It ended without a word.
+
+  /** Waits until nothing comes any more. What waits for a slow reader is no silence. */
+  async function quiet(): Promise<void> {
+    heardAt = performance.now();
+    while (open > 0) {
+      const isRead = !stdout.writableNeedDrain && !stderr.writableNeedDrain;
+      if (isRead && performance.now() - heardAt >= QUIET_MILLISECONDS) return;
+      await new Promise((resolve) => setTimeout(resolve, QUIET_MILLISECONDS / 20));
+    }
+  }
+  const ended = session.ended
+    .then(async (end) => {
+      await quiet();
+      return 'code' in end ? end.code : codeOfSignal(end.signal);
+    })
+    .finally(() => {
+      for (const [source, to] of [
+        [from.stdout, stdout],
+        [from.stderr, stderr],
+      ] as const) {
+        source.unpipe(to);
+        to.end();
+      }
+      // A connection of its own is closed with it; what goes on in the background is left alone.
+      if ('destroy' in session.stdin) session.stdin.destroy();
+      said.reject(new Error('the machine ran nothing of what it was sent'));
+    });
+  ended.catch(() => {}); // Whoever waits hears of it.
+  function kill(): void {
+    session.kill();
+    // The text has a mark of its own: the one of the session is on the guard, too, which must not end itself.
+    const command = `set -- ${marker}\n${KILL_MARKED}`;
+    inside.exec(ref, { command, timeoutSeconds: KILL_SECONDS, streamBytesMax: 0 }).catch(() => {}); // Or the lease is gone.
+  }
+  return { said: said.promise, stdout, stderr, ended, kill };
+}
+
+/** Passes on what follows the line with the token, and resolves its word. */
+function after(token: string, say: (word: string) => void): Transform {
+  let before: Buffer | undefined = Buffer.alloc(0);
+  return new Transform({
+    ...WAITING,
+    transform(chunk: Buffer, _, done) {
+      if (!before) return done(null, chunk);
+      before = Buffer.concat([before, chunk]);
+      const at = before.indexOf(`${token} `);
+      const end = at < 0 ? -1 : before.indexOf('\n', at);
+      if (end < 0) {
+        before = before.subarray(-NOISE_BYTES_MAX);
+        return done();
+      }
+      say(before.subarray(at + token.length + 1, end).toString());
+      const rest = before.subarray(end + 1);
+      before = undefined;
+      return rest.length ? done(null, rest) : done();
+    },
+  });
+}
+
+/** Waits for the first word of a text. Refuses what lies in the machine's image; throws when the text was lost on its way. */
+export async function firstWord(run: Run): Promise<string> {
+  const word = await run.said;
+  if (word === 'headless')
+    throw new Refusal('invalid_request', 'The image of this resource has no `head`, which this request needs.');
+  if (word === 'cut') throw new Error('the connection was lost before the machine had all of the request');
+  return word;
+}
+
+/** Runs a text to its end and keeps its output. Throws when it ends in any other way than well. */
+export async function runText(
+  backend: Pick<Backend, 'inside'>,
+  ref: Ref,
+  order: RunOrder & { streamBytesMax: number; budget?: OutputBudget | undefined },
+): Promise<{ word: string; stdout: Buffer; stderr: Buffer }> {
+  const run = await startRun(backend, ref, order);
+  const output = collectBoth(run.stdout, run.stderr, order);
+  output.catch(() => {}); // A text that is lost says so itself.
+  const word = await firstWord(run);
+  const code = await run.ended;
+  const { stdout, stderr } = await output;
+  if (code !== 0) throw new Error(`the machine ended with ${code}`); // A shell's own words may quote the text.
+  return { word, stdout, stderr };
+}
