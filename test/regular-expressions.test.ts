@@ -13,7 +13,6 @@ const BOUNDED: [name: string, longest: number, why: string][] = [
   ['src/money.ts /0+$/', 64, 'digits of an amount, which has at most 18 behind its point'],
   [String.raw`src/ui/parts.ts /\B(?=(\d{3})+$)/g`, 64, 'digits of an amount'],
   [String.raw`src/compute/engines/vast/settings.ts /\/+$/`, 500, 'the longest address that the setting takes'],
-  [String.raw`src/compute/engines/slurm/check.ts /(\w+)=(.*?)(?=\s+\w+=|\s*$)/g`, 4096, 'a line is cut before'],
   [String.raw`src/compute/engines/slurm/slurm.ts / to start at (\d+) .* in partition (\S+)/`, 4096, 'is cut before'],
   [
     'src/compute/engines/container/network.ts /fully subnetted|non-overlapping|no free.*subnet/i',

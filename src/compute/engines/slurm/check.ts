@@ -200,9 +200,6 @@ function hasGres(of: string, wanted: string): boolean {
   });
 }
 
-/** The characters of a line of `scontrol` that are read. */
-const LINE_LENGTH_MAX = 4096;
-
 /** `Name = value`, one a line, as of `scontrol show config`. */
 function valuesOf(said: string): Record {
   return new Map(
@@ -219,15 +216,12 @@ function recordsOf(said: string): Record[] {
   return said
     .split('\n')
     .filter((line) => line.includes('='))
-    .map(
-      (line) =>
-        new Map(
-          [...line.slice(0, LINE_LENGTH_MAX).matchAll(/(\w+)=(.*?)(?=\s+\w+=|\s*$)/g)].map(([, name, value]) => [
-            name as string,
-            value as string,
-          ]),
-        ),
-    );
+    .map((line) => {
+      const names = [...line.matchAll(/(?:^|\s)(\w+)=/g)];
+      return new Map(
+        names.map((it, i) => [it[1] as string, line.slice(it.index + it[0].length, names[i + 1]?.index).trim()]),
+      );
+    });
 }
 
 /** Seconds of a time as Slurm writes it: `UNLIMITED` is undefined, else `[days-]hours:minutes:seconds` (`man slurm.conf`, MaxTime). */
