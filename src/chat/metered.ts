@@ -1,7 +1,7 @@
-import { ANSWER_KEPT_SECONDS, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
+import { ANSWER_KEPT_SECONDS, answerBytes, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
 import { formatUsd, type Nanos } from '../money.ts';
 import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../refusal.ts';
-import type { AnswerReader } from '../router/apart.ts';
+import { type AnswerReader, LARGE_BYTES } from '../router/apart.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
 import type { Model, Route } from '../router/catalogue.ts';
 import { isPass, type Pass } from '../router/circuit.ts';
@@ -67,6 +67,15 @@ export function spendOnModel<A extends Buffer | null>(
     pass = undefined;
   };
   const room = app.answerRooms(tenant().treeId);
+  /** The room is left when the request has ended and nobody takes its answer any more. */
+  let users = 1;
+  const leaveRoom = () => {
+    if (--users === 0) room.leave();
+  };
+  const stayUntil = (whenOver: (listener: () => void) => void) => {
+    users++;
+    whenOver(leaveRoom);
+  };
   const answered = spend<Detail, A, ChatTerms>(
     app,
     { ...request, kind: 'chat' },
@@ -83,6 +92,7 @@ export function spendOnModel<A extends Buffer | null>(
       movedTo: (key) => place?.moveTo(key),
       async call(operation, { detail }, { audience }) {
         const cancelling = stream ? watchClients(app, audience) : undefined;
+        stayUntil(audience.whenServed); // Those who have joined are given the same bytes.
         try {
           const by = { pass: pass as Pass, reader: { apart: app.readApart(tenant()), enter: room.enter } };
           const { route, reply, began } = await ask(app, operation, detail, by, stream, cancelling?.of);
@@ -98,17 +108,15 @@ export function spendOnModel<A extends Buffer | null>(
         }
       },
       refuse: (operation, outcome) => refuse(app, operation, outcome),
-      replay: (operation) => replay(app, operation) as A,
+      async replay(operation) {
+        if (request.whenOver) stayUntil(request.whenOver);
+        // Each replay is a copy of its own.
+        const isLarge = (answerBytes(app.ledger.read, operation.id, app.clock.now()) ?? 0) > LARGE_BYTES;
+        if (isLarge) await room.enter();
+        return replay(app, operation) as A;
+      },
     },
   );
-  let users = 1;
-  const leaveRoom = () => {
-    if (--users === 0) room.leave();
-  };
-  if (request.whenOver) {
-    users++;
-    request.whenOver(leaveRoom);
-  }
   const left = answered.finally(() => {
     leave();
     leaveRoom();

@@ -1,8 +1,8 @@
 import type { Clock } from '../clock.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
+  answerBytes,
   dropAnswer,
-  findAnswer,
   findOperationByKey,
   isUnanswered,
   keepAnswer,
@@ -125,7 +125,7 @@ export function createRetries(
     if (running) return !running.audience.isGivenUp();
     const operation = operationOf(attempt);
     if (!operation) return false;
-    return isOpen(attempt, operation) || findAnswer(ledger.read, operation.id, now()) !== undefined;
+    return isOpen(attempt, operation) || answerBytes(ledger.read, operation.id, now()) !== undefined;
   }
   const now = () => clock.now();
 
@@ -158,7 +158,7 @@ export function createRetries(
   /** An answer is given to one retry, not to the next. */
   function forget(attempt: Attempt): void {
     const operation = operationOf(attempt);
-    if (!operation || findAnswer(ledger.read, operation.id, now()) === undefined) return;
+    if (!operation || answerBytes(ledger.read, operation.id, now()) === undefined) return;
     ledger.write(dropAnswer, { id: operation.id }).catch((error) => events.failed('answer', error));
   }
 
