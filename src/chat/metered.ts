@@ -50,7 +50,7 @@ export function spendOnModel<A extends Buffer | null>(
   const keep: Detail['keep'] = (make) => {
     const seconds = keptSeconds();
     const answer = seconds ? make() : null;
-    const isKept = answer && app.keptAnswers.tryKeep(tenant().treeId, answer.length, seconds);
+    const isKept = answer && app.keptAnswers.tryKeep(tenant(), answer.length, seconds);
     return { answer: isKept ? answer : null, keptSeconds: seconds };
   };
   let pass: Pass | undefined;

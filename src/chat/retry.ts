@@ -148,7 +148,7 @@ export function createRetries(
   function store(attempt: Attempt, answer: Buffer): void {
     const operation = operationOf(attempt);
     if (operation?.outcome !== 'charged') return;
-    if (!keptAnswers.tryKeep(ownerOf(attempt), answer.length, UNDELIVERED_SECONDS)) return;
+    if (!keptAnswers.tryKeep(tenantOf(attempt.walletId), answer.length, UNDELIVERED_SECONDS)) return;
     const until = now() + UNDELIVERED_SECONDS;
     attempt.stored = ledger
       .write(keepAnswer, { id: operation.id, body: answer, keptUntil: until })
