@@ -5,6 +5,7 @@ import { type AnswerReader, LARGE_BYTES } from '../router/apart.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
 import type { Model, Route } from '../router/catalogue.ts';
 import { isPass, type Pass } from '../router/circuit.ts';
+import type { TranscriptMemory } from '../router/transcript.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import type { Refused, Reply } from '../router/upstream.ts';
 import {
@@ -30,6 +31,8 @@ type Answering = {
   isCancelled: () => boolean;
   /** When the model server was asked (`performance.now()`). */
   began: number;
+  /** Counts what is kept of the answer in memory until it has been taken. */
+  memory: TranscriptMemory;
 };
 type Silent = { kind: 'refused' | 'unknown' | 'cancelled' };
 
@@ -67,10 +70,13 @@ export function spendOnModel<A extends Buffer | null>(
     pass = undefined;
   };
   const room = app.answerRooms(tenant().treeId);
+  const memory = app.memory.open(tenant().treeId);
   /** The room is left when the request has ended and nobody takes its answer any more. */
   let users = 1;
   const leaveRoom = () => {
-    if (--users === 0) room.leave();
+    if (--users > 0) return;
+    room.leave();
+    memory.close();
   };
   const stayUntil = (whenOver: (listener: () => void) => void) => {
     users++;
@@ -102,7 +108,7 @@ export function spendOnModel<A extends Buffer | null>(
             return { outcome: notDone(reply, detail, route), answer: unreachable };
           place?.begin();
           const isCancelled = () => cancelling?.isOver() ?? false;
-          return await take({ operation, detail, route, reply, isCancelled, began });
+          return await take({ operation, detail, route, reply, isCancelled, began, memory });
         } finally {
           cancelling?.end(); // What has ended cannot be cancelled while it is written.
         }
