@@ -119,6 +119,8 @@ export function spendOnModel<A extends Buffer | null>(
         // Each replay is a copy of its own.
         const isLarge = (answerBytes(app.ledger.read, operation.id, app.clock.now()) ?? 0) > LARGE_BYTES;
         if (isLarge) await room.enter();
+        if (isLarge && users === 1)
+          throw new Refusal('invalid_request', 'The client has gone while its answer waited.');
         return replay(app, operation) as A;
       },
     },

@@ -178,6 +178,43 @@ for (const stream of [false, true])
     assert.deepEqual(purser.problems(), []);
   });
 
+test('whoever leaves while the answer that was kept for it waits for its room leaves that to the next', async (t) => {
+  const { purser, gateway, rooms, asks, asked } = await openWithOneRoom(t);
+  const { handler, open: go } = gate((_, response) => {
+    response.writeHead(200, { 'content-type': 'application/json' });
+    response.end(answerOf(400_000));
+  });
+  purser.upstream.handle = handler;
+  const own = rooms(gateway.walletId);
+  /** Asks, and leaves once the server does what `when` waits for. */
+  const leave = async (when: () => Promise<unknown>) => {
+    const leaving = new AbortController();
+    const body = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100 };
+    const gone = gateway.ask('POST', '/chat/completions', { body, signal: leaving.signal }).catch(() => {});
+    await when();
+    leaving.abort();
+    await gone;
+  };
+  await leave(() => purser.upstream.arrived(1));
+  go();
+  await gateway.quiet();
+  await own.enter();
+  const before = asked.get(gateway.walletId) as number;
+  await leave(() => asks(before + 1));
+  await until(
+    () => 'its place is vacant',
+    () => purser.app.retries.vacantCount() === 1,
+  );
+  const next = gateway.chat();
+  await asks(before + 2);
+  own.leave();
+  const { status, headers } = await next;
+  assert.deepEqual([status, headers['idempotent-replayed']], [200, 'true']);
+  assert.equal(purser.upstream.calls.length, 1);
+  assert.equal(purser.app.retries.vacantCount(), 0);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a large answer has its room until the last of those who share it has taken it', async (t) => {
   const { purser, gateway, stranger, asks } = await openWithOneRoom(t);
   const { handler, open: go } = gate((_, response) => {
