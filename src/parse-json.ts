@@ -12,6 +12,12 @@ export function parseJson(text: string): unknown {
 /** Parses a string in JSON. V8 reads one that is no name as it is written. */
 export const parseString = (written: string): string => JSON.parse(written);
 
+/**
+ * Returns a value of JSON as a word to look up or to show; an empty one for a list or an object: `String` throws for
+ * `{"toString": 1}`.
+ */
+export const wordOf = (value: unknown): string => (typeof value === 'object' && value !== null ? '' : String(value));
+
 /** Returns the offset behind the string in JSON that begins at `at`; that of the end of the text if it has no end. */
 export function endOfString(text: string, at: number): number {
   for (let end = text.indexOf('"', at + 1); end !== -1; end = text.indexOf('"', end + 1)) {

@@ -1,10 +1,11 @@
-import { ANSWER_KEPT_SECONDS, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
+import { ANSWER_KEPT_SECONDS, answerBytes, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
 import { formatUsd, type Nanos } from '../money.ts';
 import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../refusal.ts';
-import type { AnswerReader } from '../router/apart.ts';
+import { type AnswerReader, LARGE_BYTES } from '../router/apart.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
 import type { Model, Route } from '../router/catalogue.ts';
 import { isPass, type Pass } from '../router/circuit.ts';
+import type { TranscriptMemory } from '../router/transcript.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import type { Refused, Reply } from '../router/upstream.ts';
 import {
@@ -30,6 +31,8 @@ type Answering = {
   isCancelled: () => boolean;
   /** When the model server was asked (`performance.now()`). */
   began: number;
+  /** Counts what is kept of the answer in memory until it has been taken. */
+  memory: TranscriptMemory;
 };
 type Silent = { kind: 'refused' | 'unknown' | 'cancelled' };
 
@@ -50,7 +53,7 @@ export function spendOnModel<A extends Buffer | null>(
   const keep: Detail['keep'] = (make) => {
     const seconds = keptSeconds();
     const answer = seconds ? make() : null;
-    const isKept = answer && app.keptAnswers.tryKeep(tenant().treeId, answer.length, seconds);
+    const isKept = answer && app.keptAnswers.tryKeep(tenant(), answer.length, seconds);
     return { answer: isKept ? answer : null, keptSeconds: seconds };
   };
   let pass: Pass | undefined;
@@ -67,6 +70,18 @@ export function spendOnModel<A extends Buffer | null>(
     pass = undefined;
   };
   const room = app.answerRooms(tenant().treeId);
+  const memory = app.memory.open(tenant().treeId);
+  /** The room is left when the request has ended and nobody takes its answer any more. */
+  let users = 1;
+  const leaveRoom = () => {
+    if (--users > 0) return;
+    room.leave();
+    memory.close();
+  };
+  const stayUntil = (whenOver: (listener: () => void) => void) => {
+    users++;
+    whenOver(leaveRoom);
+  };
   const answered = spend<Detail, A, ChatTerms>(
     app,
     { ...request, kind: 'chat' },
@@ -83,6 +98,7 @@ export function spendOnModel<A extends Buffer | null>(
       movedTo: (key) => place?.moveTo(key),
       async call(operation, { detail }, { audience }) {
         const cancelling = stream ? watchClients(app, audience) : undefined;
+        stayUntil(audience.whenServed); // Those who have joined are given the same bytes.
         try {
           const by = { pass: pass as Pass, reader: { apart: app.readApart(tenant()), enter: room.enter } };
           const { route, reply, began } = await ask(app, operation, detail, by, stream, cancelling?.of);
@@ -92,23 +108,23 @@ export function spendOnModel<A extends Buffer | null>(
             return { outcome: notDone(reply, detail, route), answer: unreachable };
           place?.begin();
           const isCancelled = () => cancelling?.isOver() ?? false;
-          return await take({ operation, detail, route, reply, isCancelled, began });
+          return await take({ operation, detail, route, reply, isCancelled, began, memory });
         } finally {
           cancelling?.end(); // What has ended cannot be cancelled while it is written.
         }
       },
       refuse: (operation, outcome) => refuse(app, operation, outcome),
-      replay: (operation) => replay(app, operation) as A,
+      async replay(operation) {
+        if (request.whenOver) stayUntil(request.whenOver);
+        // Each replay is a copy of its own.
+        const isLarge = (answerBytes(app.ledger.read, operation.id, app.clock.now()) ?? 0) > LARGE_BYTES;
+        if (isLarge) await room.enter();
+        if (isLarge && users === 1)
+          throw new Refusal('invalid_request', 'The client has gone while its answer waited.');
+        return replay(app, operation) as A;
+      },
     },
   );
-  let users = 1;
-  const leaveRoom = () => {
-    if (--users === 0) room.leave();
-  };
-  if (request.whenOver) {
-    users++;
-    request.whenOver(leaveRoom);
-  }
   const left = answered.finally(() => {
     leave();
     leaveRoom();

@@ -8,6 +8,7 @@ import type { ReadApart } from '../router/apart.ts';
 import type { Bounded } from '../router/bound.ts';
 import type { Catalogue, Model } from '../router/catalogue.ts';
 import type { Circuits } from '../router/circuit.ts';
+import type { TranscriptMemory } from '../router/transcript.ts';
 import type { Upstream } from '../router/upstream.ts';
 import type { UpstreamOutages } from '../router/upstream-outages.ts';
 import type { PaidApp, PaidRequest, Quote } from '../spend/spend.ts';
@@ -20,6 +21,8 @@ export type ChatApp = PaidApp & {
   readApart: (tenant: Tenant) => ReadApart;
   answerRooms: AnswerRooms;
   keptAnswers: KeptAnswers;
+  /** What a tree of wallets has in memory. */
+  memory: { open(treeId: string): TranscriptMemory & { close(): void } };
   catalogue: Catalogue;
   upstreams: ReadonlyMap<string, Upstream>;
   circuits: Circuits;

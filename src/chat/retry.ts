@@ -1,8 +1,8 @@
 import type { Clock } from '../clock.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
+  answerBytes,
   dropAnswer,
-  findAnswer,
   findOperationByKey,
   isUnanswered,
   keepAnswer,
@@ -125,8 +125,9 @@ export function createRetries(
     if (running) return !running.audience.isGivenUp();
     const operation = operationOf(attempt);
     if (!operation) return false;
-    return isOpen(attempt, operation) || findAnswer(ledger.read, operation.id, now()) !== undefined;
+    return isOpen(attempt, operation) || hasAnswer(operation);
   }
+  const hasAnswer = ({ id }: Operation) => answerBytes(ledger.read, id, now()) !== undefined;
   const now = () => clock.now();
 
   /** Returns whether the hold of an attempt may be taken over. What a policy charged buys the first answer that begins. */
@@ -148,7 +149,7 @@ export function createRetries(
   function store(attempt: Attempt, answer: Buffer): void {
     const operation = operationOf(attempt);
     if (operation?.outcome !== 'charged') return;
-    if (!keptAnswers.tryKeep(ownerOf(attempt), answer.length, UNDELIVERED_SECONDS)) return;
+    if (!keptAnswers.tryKeep(tenantOf(attempt.walletId), answer.length, UNDELIVERED_SECONDS)) return;
     const until = now() + UNDELIVERED_SECONDS;
     attempt.stored = ledger
       .write(keepAnswer, { id: operation.id, body: answer, keptUntil: until })
@@ -158,7 +159,7 @@ export function createRetries(
   /** An answer is given to one retry, not to the next. */
   function forget(attempt: Attempt): void {
     const operation = operationOf(attempt);
-    if (!operation || findAnswer(ledger.read, operation.id, now()) === undefined) return;
+    if (!operation || !hasAnswer(operation)) return;
     ledger.write(dropAnswer, { id: operation.id }).catch((error) => events.failed('answer', error));
   }
 
@@ -212,6 +213,8 @@ export function createRetries(
           const operation = operationOf(attempt);
           const isLost = error instanceof Refusal && error.code === 'answer_lost'; // What is asked next is a new request.
           // There is still no answer: the place is vacant even if the client was told so.
+          // One that had gone while its answer waited has left its place already, perhaps to another.
+          if (isDelivered === false && operation && hasAnswer(operation)) throw error;
           if (operation && !isLost && (operation.state === 'reserved' || isOpen(attempt, operation))) vacate(attempt);
           else occupy(attempt);
           throw error;

@@ -39,8 +39,8 @@ export function streamChat(
 ): Promise<Answered<Buffer | null>> {
   const { place, isKeyMadeUp } = request;
   return spendOnModel<Buffer | null>(app, request, true, async (answering) => {
-    const { operation, detail, route, reply, began, isCancelled } = answering;
-    const transcript = place || !isKeyMadeUp ? createTranscript() : undefined;
+    const { operation, detail, route, reply, began, isCancelled, memory } = answering;
+    const transcript = place || !isKeyMadeUp ? createTranscript(memory) : undefined;
     const tellPiece = (bytes: Buffer) => {
       transcript?.push(bytes);
       return listener.write(bytes);

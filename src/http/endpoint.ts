@@ -53,7 +53,7 @@ import type { PortProxy } from './port-proxy.ts';
 import { messagesError } from './wires/messages.ts';
 
 /** The part of the App that the routes use. */
-export type HttpApp = Omit<ChatApp, 'readApart'> &
+export type HttpApp = Omit<ChatApp, 'readApart' | 'memory'> &
   CloseApp &
   OpenApp &
   BillingApp & {

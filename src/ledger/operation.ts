@@ -159,6 +159,12 @@ const reads = prepare((read: Reader) => ({
     .from(answers)
     .where(and(eq(answers.operationId, sql.placeholder('id')), gt(answers.keptUntil, sql.placeholder('now'))))
     .prepare(),
+  // SQLite tells the length of a body without reading it.
+  answerBytes: read
+    .select({ bytes: sql<bigint>`length(${answers.body})` })
+    .from(answers)
+    .where(and(eq(answers.operationId, sql.placeholder('id')), gt(answers.keptUntil, sql.placeholder('now'))))
+    .prepare(),
   hasAnswer: read
     .select({ id: answers.operationId })
     .from(answers)
@@ -258,6 +264,12 @@ export function findPaid(read: Reader, walletId: string, route: string, key: str
 /** Returns the stored body of a charged answer until `keptUntil`, even if the reaper is late in deleting it. */
 export function findAnswer(read: Reader, operationId: string, now: number): Buffer | undefined {
   return reads(read).answer.get({ id: operationId, now })?.body;
+}
+
+/** Returns the bytes of what `findAnswer` returns; undefined where there is none. */
+export function answerBytes(read: Reader, operationId: string, now: number): number | undefined {
+  const found = reads(read).answerBytes.get({ id: operationId, now });
+  return found && Number(found.bytes);
 }
 
 /** Returns what a wallet was charged since `since` (Unix seconds), by its latest 10,000 operations. To show, not to decide by. */

@@ -46,6 +46,48 @@ export function collectPieces(announced = 0): Pieces {
   };
 }
 
+/** Shorter chunks are joined when so many have come one after the other. */
+const SHORT_BYTES_MAX = 1024;
+const SHORT_COUNT_MAX = 1024;
+
+/** The chunks of a body as they come. */
+export type Chunks = {
+  add(chunk: Buffer): void;
+  isEmpty(): boolean;
+  /** Returns all bytes since the last call; a single chunk is not copied. */
+  take(): Buffer;
+  /** Drops everything collected. */
+  clear(): void;
+};
+
+/**
+ * Collects chunks without copying them, other than `collectPieces`. Only a long run of short ones is joined: a server may send one
+ * byte in each, and an object for each would take a hundred times its memory, and seconds of V8's collector.
+ */
+export function collectChunks(): Chunks {
+  let chunks: Buffer[] = [];
+  /** The index of the first of the short chunks at the end. */
+  let run = 0;
+  function clear() {
+    chunks = [];
+    run = 0;
+  }
+  return {
+    add(chunk) {
+      chunks.push(chunk);
+      if (chunk.length > SHORT_BYTES_MAX) run = chunks.length;
+      else if (chunks.length - run === SHORT_COUNT_MAX) run = chunks.push(Buffer.concat(chunks.splice(run)));
+    },
+    isEmpty: () => chunks.length === 0,
+    take() {
+      const taken = chunks;
+      clear();
+      return taken.length === 1 ? (taken[0] as Buffer) : Buffer.concat(taken);
+    },
+    clear,
+  };
+}
+
 /** Less is left to V8's collector. */
 const GIVEN_BACK_BYTES_MIN = 16 * 1024;
 

@@ -1,6 +1,7 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { type buildConnector, type Dispatcher, Pool } from 'undici';
 import { containedConnector } from './contained-connector.ts';
+import { collectChunks } from './pieces.ts';
 
 export type WatchedPool = {
   dispatcher: Dispatcher;
@@ -137,7 +138,7 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Ex
   #bytesMax = 0;
   #isWaiting = false;
   #length = 0;
-  readonly #chunks: Buffer[] = [];
+  readonly #chunks = collectChunks();
 
   constructor(reading: Reading) {
     super();
@@ -158,7 +159,7 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Ex
   onResponseData(controller: Dispatcher.DispatchController, chunk: Buffer) {
     this.#length += chunk.length;
     if (this.#length <= this.#bytesMax) {
-      this.#chunks.push(chunk);
+      this.#chunks.add(chunk);
       if (this.#length > (this.#reading.room?.freeBytes ?? Number.POSITIVE_INFINITY)) this.#waitForRoom(controller);
       return;
     }
@@ -167,7 +168,7 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Ex
   }
 
   onResponseEnd() {
-    this.#settle(joined(this.#chunks), undefined);
+    this.#settle(this.#chunks.take(), undefined);
   }
 
   #waitForRoom(controller: Dispatcher.DispatchController) {
@@ -203,7 +204,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
   #begin!: (head: Awaited<Opening['head']>) => void;
   #fail!: (error: Error) => void;
   #error: Error | undefined;
-  #chunks: Buffer[] = [];
+  readonly #chunks = collectChunks();
   /** Bytes since the connection was last at rest, or since the body was left. */
   #length = 0;
   #isPaused = false;
@@ -230,7 +231,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
       if (this.#length > this.#left.bytesMax) this.abort();
       return;
     }
-    this.#chunks.push(chunk);
+    this.#chunks.add(chunk);
     if (this.#length >= BODY_BYTES_A_TURN) {
       this.#isPaused = true;
       controller.pause();
@@ -243,7 +244,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
   }
 
   override abort() {
-    this.#chunks = [];
+    this.#chunks.clear();
     super.abort();
   }
 
@@ -252,18 +253,17 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
   }
 
   async next() {
-    if (!this.#chunks.length && !this.isOver) {
+    if (this.#chunks.isEmpty() && !this.isOver) {
       await new Promise<void>((resolve) => {
         this.#wake = resolve;
       });
       this.#wake = undefined;
     }
-    if (!this.#chunks.length) {
+    if (this.#chunks.isEmpty()) {
       if (this.#error) throw this.#error;
       return undefined;
     }
-    const bytes = joined(this.#chunks);
-    this.#chunks = [];
+    const bytes = this.#chunks.take();
     if (this.#isPaused) {
       this.#isPaused = false;
       this.#length = 0;
@@ -276,7 +276,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
   }
 
   leave({ bytesMax, milliseconds }: { bytesMax: number; milliseconds: number }) {
-    this.#chunks = [];
+    this.#chunks.clear();
     this.#length = 0;
     if (this.isOver) return;
     this.#left = { bytesMax, timer: setTimeout(() => this.abort(), milliseconds) };
@@ -300,7 +300,3 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
     this.#wake?.();
   }
 }
-
-/** Returns the bytes of all chunks; a single one is not copied. */
-const joined = (chunks: readonly Buffer[]): Buffer =>
-  chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks);

@@ -1,6 +1,6 @@
 import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
-import { parseJson } from '../parse-json.ts';
+import { parseJson, wordOf } from '../parse-json.ts';
 import { readStatedModels } from './check.ts';
 
 /** Model servers, by the ports that they use unless told otherwise. */
@@ -82,7 +82,7 @@ async function lookAt({ software: usual, address }: { software: string; address:
   const { data } = (list.json ?? {}) as { data?: unknown };
   if (data !== null && !Array.isArray(data)) return undefined; // Another kind of server.
   const owner = member((data ?? [])[0], 'owned_by');
-  const software = SOFTWARE_BY_OWNER[String(owner)] ?? usual;
+  const software = SOFTWARE_BY_OWNER[wordOf(owner)] ?? usual;
   const models = [...readStatedModels(list.json)].map(
     ([id, { contextLength }]): FoundModel => ({ id, kind: 'chat', contextLength }),
   );
@@ -105,7 +105,7 @@ const DETAILS: Record<string, (address: string, models: FoundModel[]) => Promise
       models.map(async ({ id }) => {
         const shown = (await ask(`${address}/api/show`, { model: id }))?.json;
         const loaded = running.find((it) => member(it, 'name') === id);
-        const parameters = String(member(shown, 'parameters') ?? '');
+        const parameters = wordOf(member(shown, 'parameters') ?? '');
         const set = Number(/^num_ctx\s+(\d+)/m.exec(parameters)?.[1]);
         const isEmbedding = listOf(member(shown, 'capabilities')).includes('embedding');
         return {

@@ -1,4 +1,5 @@
 import { HANDLED_MEMBERS, type NativeWire } from '../config/router.ts';
+import { wordOf } from '../parse-json.ts';
 import { Refusal } from '../refusal.ts';
 import { contextOf, type Model } from './catalogue.ts';
 import { FREE_MEMBERS } from './free-members.ts';
@@ -341,7 +342,11 @@ function refuseMedia(value: unknown, where: string): void {
   if (typeof value !== 'object' || value === null) return;
   for (const [name, it] of Object.entries(value)) {
     if (it === null) continue;
-    if (NOT_TEXT.test(name) || (name === 'type' && NOT_TEXT.test(String(it)))) throw unsupported(where);
+    if (
+      NOT_TEXT.test(name) ||
+      (name === 'type' && [it].flat(Number.POSITIVE_INFINITY).some((one) => NOT_TEXT.test(wordOf(one))))
+    )
+      throw unsupported(where);
     refuseMedia(it, where);
   }
 }

@@ -1,4 +1,5 @@
 import { isWire, type NativeWire } from '../config/router.ts';
+import { wordOf } from '../parse-json.ts';
 import type { Model } from './catalogue.ts';
 import { bytesOfText } from './generated.ts';
 import { eventsOfItem } from './response-events.ts';
@@ -31,11 +32,11 @@ export function isNativeEvent(json: unknown): boolean {
 
 /** Events that come before anything has been generated: an error right after them is a definite refusal. */
 const PREAMBLE = new Set(['message_start', 'ping', 'response.created', 'response.in_progress', 'response.queued']);
-export const isPreamble = (json: unknown): boolean => PREAMBLE.has(String(objectOf(json).type));
+export const isPreamble = (json: unknown): boolean => PREAMBLE.has(wordOf(objectOf(json).type));
 
 /** The events that end a stream. The client gets them once the charge is on disk. */
 const LAST = new Set(['message_stop', 'response.completed', 'response.incomplete']);
-export const isLastEvent = (json: unknown): boolean => LAST.has(String(objectOf(json).type));
+export const isLastEvent = (json: unknown): boolean => LAST.has(wordOf(objectOf(json).type));
 
 /** Names of errors in answers with status 200, and the status that they stand for. */
 const STATUSES: Record<string, number> = {
@@ -63,7 +64,7 @@ export function errorOf(api: Api, json: unknown): object | undefined {
     type === 'response.failed' ? (objectOf(response).error ?? {}) : (error ?? (type === 'error' ? own : undefined));
   if (!told) return undefined;
   const { type: kind, code, message } = typeof told === 'string' ? ({ message: told } as Json) : objectOf(told);
-  return { error: { message, code: STATUSES[String(kind)] ?? STATUSES[String(code)] ?? code } };
+  return { error: { message, code: STATUSES[wordOf(kind)] ?? STATUSES[wordOf(code)] ?? code } };
 }
 
 /** Members of an answer in which text stands that was generated. A signature holds thinking that is not shown. */

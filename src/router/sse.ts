@@ -1,3 +1,5 @@
+import { collectChunks } from '../net/pieces.ts';
+
 /** A server-sent event: its bytes, and its data lines (undefined for a comment), decoded on access. */
 export type SseEvent = { readonly raw: Buffer; readonly data: string | undefined };
 
@@ -29,7 +31,7 @@ export type PlainText = (latin1: string, at: number) => { end: number; textBytes
  */
 export function createEventSplitter(plain?: PlainText): EventSplitter {
   // The pieces of an unfinished event, joined once when its end has arrived.
-  let pieces: Buffer[] = [];
+  const pieces = collectChunks();
   let length = 0;
   let tail: Buffer = EMPTY;
   let isFirst = true;
@@ -47,7 +49,7 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
   }
 
   function keep(rest: Buffer): void {
-    pieces.push(rest);
+    pieces.add(rest);
     length += rest.length;
     tail = Buffer.concat([tail, rest.subarray(-TAIL_BYTES)]).subarray(-TAIL_BYTES);
     if (length > EVENT_BYTES_MAX) throw new Error('an event is longer than any model server sends');
@@ -60,8 +62,8 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
   }
 
   function takeUnfinished(end: Buffer): SseEvent {
-    const raw = Buffer.concat([...pieces, end], length + end.length);
-    pieces = [];
+    pieces.add(end);
+    const raw = pieces.take();
     length = 0;
     tail = EMPTY;
     return toEvent(raw);
@@ -98,7 +100,7 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
       return events;
     },
     end() {
-      const raw = Buffer.concat(pieces, length);
+      const raw = pieces.take();
       return isBlank(raw) ? undefined : toEvent(Buffer.concat([raw, Buffer.from('\n\n')]));
     },
   };

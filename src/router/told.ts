@@ -1,5 +1,6 @@
 import { isWire } from '../config/router.ts';
 import { parseNested, UncountedJson } from '../json-text.ts';
+import { wordOf } from '../parse-json.ts';
 import { generatedBytes } from './generated.ts';
 import {
   type Api,
@@ -126,7 +127,7 @@ function finishedIn(choices: unknown[]): unknown[] {
   return [...finished];
 }
 
-const plainIndex = (index: unknown) => (typeof index === 'number' ? index : String(index).slice(0, INDEX_LENGTH_MAX));
+const plainIndex = (index: unknown) => (typeof index === 'number' ? index : wordOf(index).slice(0, INDEX_LENGTH_MAX));
 
 /** Returns whether a body contains generated output or an embedding. */
 function isFilled(json: unknown): boolean {

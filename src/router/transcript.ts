@@ -7,28 +7,44 @@ import { collectPieces } from '../net/pieces.ts';
  */
 const SEGMENT_BYTES = 64 * 1024;
 const PACKED_BYTES_MAX = 8 * 1024 * 1024;
+/** So much of a transcript is not counted: nearly all are shorter. */
+const FREE_BYTES = 128 * 1024;
 
 /** The bytes streamed to a client, recorded for replays. */
 export type Transcript = {
   push(bytes: Buffer): undefined;
-  /** Returns concatenated gzip members, or null if the transcript became too long to store. */
+  /** Returns concatenated gzip members, or null if the transcript became too long to keep. */
   finish(): Buffer | null;
 };
 
-/** Creates an empty transcript. */
-export function createTranscript(): Transcript {
+/** The memory that a tenant may use. */
+export type TranscriptMemory = { tryTake(bytes: number): boolean; release(bytes: number): void };
+const UNBOUNDED: TranscriptMemory = { tryTake: () => true, release() {} };
+
+/** Creates an empty transcript. What is long of it is taken from `memory`; where that is used up, it is too long to keep. */
+export function createTranscript(memory: TranscriptMemory = UNBOUNDED): Transcript {
   let loose: Buffer[] = [];
   let looseBytes = 0;
   // Copied into blocks: what zlib returns is the used part of a block of 16 KiB, which it would keep in memory.
   const packed = collectPieces();
   let isTooLong = false;
+  let taken = 0;
+  function tryTake(): boolean {
+    const more = packed.length() - FREE_BYTES - taken;
+    if (more <= 0) return true;
+    if (!memory.tryTake(more)) return false;
+    taken += more;
+    return true;
+  }
   function pack() {
     if (isTooLong || !looseBytes) return;
     packed.add(gzipSync(Buffer.concat(loose, looseBytes), { level: 1 }));
     loose = [];
     looseBytes = 0;
-    isTooLong = packed.length() > PACKED_BYTES_MAX;
-    if (isTooLong) packed.clear();
+    isTooLong = packed.length() > PACKED_BYTES_MAX || !tryTake();
+    if (!isTooLong) return;
+    packed.clear();
+    memory.release(taken);
   }
   return {
     push(bytes) {

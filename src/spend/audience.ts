@@ -18,6 +18,8 @@ export type Audience = {
   watch(patience: () => number | undefined, listener: () => void): () => void;
   /** Returns whether the attempt has been given up: a watch found that nobody came back. */
   isGivenUp(): boolean;
+  /** Calls `listener` when the attempt has ended and the responses to all of its clients are over. One may be set at a time. */
+  whenServed(listener: () => void): void;
   /** Says that the attempt has ended: nobody is waited for any more. */
   close(): void;
 };
@@ -25,6 +27,9 @@ export type Audience = {
 /** Creates an audience with nobody in it. */
 export function createAudience(): Audience {
   let count = 0;
+  /** Clients whose response is not over: an answer stays in memory until the last of them has taken it. */
+  let unservedCount = 0;
+  let served = () => {};
   let watched: { patience: () => number | undefined; listener: () => void } | undefined;
   let stopWaiting = () => {};
   let isGivenUp = false;
@@ -51,12 +56,18 @@ export function createAudience(): Audience {
     waitIfDeserted();
   }
 
+  function tellServed(): void {
+    if (isClosed && unservedCount === 0) served();
+  }
+
   return {
     admit(whenOver) {
       count++;
+      if (whenOver) unservedCount++;
       stopWaiting();
       whenOver?.((isDelivered) => {
-        if (isClosed) return;
+        unservedCount--;
+        if (isClosed) return tellServed();
         if (isDelivered) after(COME_BACK_SECONDS, leave);
         else leave();
       });
@@ -70,10 +81,14 @@ export function createAudience(): Audience {
       };
     },
     isGivenUp: () => isGivenUp,
+    whenServed(listener) {
+      served = listener;
+    },
     close() {
       isClosed = true;
       watched = undefined;
       stopWaiting();
+      tellServed();
     },
   };
 }

@@ -4,8 +4,8 @@ import type { Data, Write } from '../db/write.ts';
 import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
+  answerBytes,
   FUNDS_HELD_RETRY_SECONDS,
-  findAnswer,
   findOperationByKey,
   HOLD_REFUSALS,
   type HoldOrder,
@@ -148,7 +148,7 @@ export async function spend<Q, A, T extends Data>(
   if (earlier) {
     if (!earlier.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
     // What a policy charged may have its answer since, from a retry whose client has gone as well.
-    const asksAgain = isUnanswered(earlier) && !findAnswer(app.ledger.read, earlier.id, app.clock.now());
+    const asksAgain = isUnanswered(earlier) && answerBytes(app.ledger.read, earlier.id, app.clock.now()) === undefined;
     if (!request.takesOver || !asksAgain) return { ...unpaid(await steps.replay(earlier)), replayed: true };
     const given = await app.inFlight.drive<Given<A>>(request, (registerId, ...waiting) =>
       attemptAgain(app, request, earlier, steps, registerId, waitersOf(...waiting)),

@@ -19,7 +19,7 @@ test('a tree has an eighth of what would be free without it, until its answers a
     () => free,
   );
   const keep = (owner: string, seconds: number) => {
-    const isKept = kept.tryKeep(owner, 10 * MIB, seconds);
+    const isKept = kept.tryKeep({ treeId: owner, accountId: `of ${owner}` }, 10 * MIB, seconds);
     if (isKept) free -= 10 * MIB;
     return isKept;
   };
@@ -45,18 +45,59 @@ test('on a disk without room, ordinary answers are stored all the same', () => {
     () => 1,
     () => 0,
   );
-  for (let i = 0; i < 16; i++) assert.equal(kept.tryKeep('a', MIB, DAYS_3), true);
-  assert.equal(kept.tryKeep('a', 1, DAYS_3), false);
-  assert.equal(kept.tryKeep('b', MIB, DAYS_3), true);
-  for (let i = 0; i < 1200; i++) assert.equal(kept.tryKeep(`${i}`, 1, 600), true);
-  assert.equal(kept.tryKeep('a', 1, DAYS_3), false);
+  const keep = (treeId: string, bytes: number) => kept.tryKeep({ treeId, accountId: `of ${treeId}` }, bytes, DAYS_3);
+  for (let i = 0; i < 16; i++) assert.equal(keep('a', MIB), true);
+  assert.equal(keep('a', 1), false);
+  assert.equal(keep('b', MIB), true);
+  for (let i = 0; i < 1200; i++) assert.equal(keep(`${i}`, 1), true);
+  assert.equal(keep('a', 1), false);
+});
+
+test('an account has a quarter of what would be free without it, in however many wallets', () => {
+  let free = 8000 * MIB;
+  const kept = createKeptAnswers(
+    () => 1,
+    () => free,
+  );
+  const fill = (accountId: string) => {
+    let count = 0;
+    for (let i = 0; i < 1000; i++) {
+      if (!kept.tryKeep({ treeId: `${accountId}, wallet ${i}`, accountId }, 10 * MIB, DAYS_3)) continue;
+      free -= 10 * MIB;
+      count++;
+    }
+    return count;
+  };
+  assert.equal(fill('attacker'), 200);
+  assert.equal(fill('other'), 150);
+  free = 0;
+  assert.equal(fill('attacker'), 0);
+  assert.equal(fill('third'), 1); // 16 MiB have room for one.
+});
+
+test('who else has stored answers does not make it dearer to store one', () => {
+  let now = 1_800_000_000;
+  let askedCount = 0;
+  const kept = createKeptAnswers(
+    () => {
+      askedCount++;
+      return now;
+    },
+    () => 1e12,
+  );
+  const keep = (i: number) => kept.tryKeep({ treeId: `tree ${i}`, accountId: 'all' }, 1, DAYS_3);
+  for (let i = 0; i < 3000; i++) keep(i);
+  now += 600;
+  askedCount = 0;
+  for (let i = 0; i < 1000; i++) keep(i);
+  assert(askedCount < 10_000, `the counts of ${askedCount} owners were looked at`);
 });
 
 test('an answer that is not stored is charged once: those who wait for it get it, whoever comes later a 409', async (t) => {
   const purser = await openTestServer(t);
   const full = await openGateway(purser);
   const other = await openGateway(purser);
-  purser.app.keptAnswers = { tryKeep: (owner) => owner !== full.walletId };
+  purser.app.keptAnswers = { tryKeep: ({ treeId }) => treeId !== full.walletId };
   for (const ask of ['chat', 'streamed'] as const) {
     const { handler, open } = gate(ask === 'chat' ? completion() : completionStream());
     purser.upstream.handle = handler;

@@ -5,7 +5,8 @@ import { createTranscript, readTranscript } from '../../src/router/transcript.ts
 import { openGateway } from '../helper/gateway.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completionStream, counted, DONE, FINISHED, forever, said, streaming } from '../helper/sse.ts';
-import { completion } from '../helper/upstream.ts';
+import { completion, gate } from '../helper/upstream.ts';
+import { until } from '../helper/waiting.ts';
 
 const KIBIBYTE = 1024;
 /** Text that cannot be packed to less than three quarters of it. */
@@ -168,6 +169,60 @@ test('a stream that is too long to be kept is streamed and charged, and says so 
   const again = await gateway.streamed({}, 'k');
   assert.deepEqual([again.status, again.body.error.code], [409, 'idempotency_key_expired']);
   assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
+});
+
+test('long transcripts of a tree of wallets are kept as long as it has memory for them, and give it back', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const { open } = purser.app.memory;
+  const mostBytes = 1024 * KIBIBYTE;
+  let used = 0;
+  purser.app.memory.open = (owner) => {
+    const allowance = open(owner);
+    if (owner !== gateway.walletId) return allowance;
+    let own = 0;
+    const release = (bytes: number) => {
+      used -= bytes;
+      own -= bytes;
+    };
+    return {
+      ...allowance,
+      tryTake(bytes) {
+        if (used + bytes > mostBytes) return false;
+        used += bytes;
+        own += bytes;
+        return true;
+      },
+      release,
+      close() {
+        release(own);
+        allowance.close();
+      },
+    };
+  };
+  const pieces = Array.from({ length: 6 }, () => said(noise(100 * KIBIBYTE)));
+  const count = 6;
+  const { handler, open: go } = gate(streaming(...pieces, FINISHED, counted(), DONE));
+  purser.upstream.handle = handler;
+  const streams = Array.from({ length: count }, (_, i) => gateway.streamed({}, `${i}`));
+  await purser.upstream.arrived(count);
+  go();
+  for (const { status, text } of await Promise.all(streams))
+    assert.deepEqual([status, text.endsWith(DONE)], [200, true]);
+  await gateway.quiet();
+  let keptCount = 0;
+  for (let i = 0; i < count; i++) if ((await gateway.streamed({}, `${i}`)).status === 200) keptCount++;
+  assert(keptCount > 0 && keptCount < count, `${keptCount} were kept`);
+  await until(
+    () => `${used} bytes are used`,
+    () => used === 0,
+  );
+  // A short one is kept, whatever is used.
+  used = mostBytes;
+  purser.upstream.handle = streaming(said('a'), counted(), DONE);
+  await gateway.streamed({}, 'short');
+  assert.equal((await gateway.streamed({}, 'short')).status, 200);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a stream that is joined when the server stops is answered to both', async (t) => {

@@ -10,6 +10,7 @@ import { openApi } from '../../src/compute/engines/kubernetes/api.ts';
 import { createStreams } from '../../src/compute/engines/kubernetes/stream.ts';
 import { MessageStream } from '../../src/compute/engines/lxd/websocket.ts';
 import { assertLinear } from '../helper/cpu.ts';
+import { until } from '../helper/waiting.ts';
 import { frame } from './engines/frame.ts';
 
 /** So much a socket gives at once. */
@@ -84,15 +85,50 @@ test('Kubernetes: of messages that come at once, others have a turn between them
   assert(most <= 4, `${most} messages in one turn`);
 });
 
+/** A socket to the server of a cluster, which the test speaks for. */
+class Socket extends EventEmitter {
+  readonly OPEN = 1;
+  readonly protocol = 'v5.channel.k8s.io';
+  readonly readyState: number;
+  isPaused = false;
+  constructor(readyState: number) {
+    super();
+    this.readyState = readyState;
+  }
+  send(_: Buffer, done?: () => void) {
+    done?.();
+  }
+  terminate() {}
+  pause() {
+    this.isPaused = true;
+  }
+  resume() {
+    this.isPaused = false;
+  }
+}
+
+test('Kubernetes: however many messages come before the pause takes effect, one listener waits for the reader', async () => {
+  const socket = new Socket(1);
+  const streams = createStreams({ connect: async () => socket } as never, 'pods');
+  const { stdout } = await streams.begin('pod', ['true'], { term: 'xterm', columns: 80, rows: 24 });
+  const count = CHUNK_BYTES / 4;
+  for (let i = 0; i < count; i++) socket.emit('message', Buffer.from('\x01x'));
+  assert.equal(socket.isPaused, true);
+  assert.deepEqual([stdout.listenerCount('drain'), stdout.listenerCount('close')], [1, 1]);
+  let read = 0;
+  stdout.on('data', (bytes: Buffer) => {
+    read += bytes.length;
+  });
+  await until(
+    () => `${read} bytes have been read`,
+    () => read === count && !socket.isPaused,
+  );
+  assert.deepEqual([stdout.listenerCount('drain'), stdout.listenerCount('close')], [0, 0]);
+});
+
 /** Begins a command in a pod whose server then says this as its status, and is gone. */
 async function endOf(status: string): Promise<number> {
-  class Socket extends EventEmitter {
-    readonly OPEN = 1;
-    readonly readyState = 3;
-    readonly protocol = 'v5.channel.k8s.io';
-    terminate() {}
-  }
-  const socket = new Socket();
+  const socket = new Socket(3);
   const streams = createStreams({ connect: async () => socket } as never, 'pods');
   const { stdout, stderr, ended } = await streams.begin('pod', ['true'], { term: 'xterm', columns: 80, rows: 24 });
   stdout.resume();

@@ -1,10 +1,14 @@
 import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { type IncomingMessage, request as send } from 'node:http';
 import test, { type TestContext } from 'node:test';
 import { createReadingThread, readerOfAnswers } from '../../src/http/reading-thread.ts';
 import { createAnswerRooms } from '../../src/router/answer-room.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { openTestServer } from '../helper/server.ts';
 import { addTenant, walletOf } from '../helper/tenants.ts';
+import { gate } from '../helper/upstream.ts';
 import { until } from '../helper/waiting.ts';
 
 // A small request may have a large answer, which costs its wallet next to nothing: what it costs everybody else is bounded.
@@ -117,4 +121,173 @@ test('rooms are given back, first come first served, also of those who still wai
   third?.leave();
   fifth?.leave();
   assert.deepEqual([rooms('mine').enter(), rooms('mine').enter()], [undefined, undefined]);
+});
+
+/** More than a connection on loopback takes of an answer that its client does not read. */
+const UNREAD_BYTES = 14 * 1024 * 1024;
+
+/** Opens a server where a tree of wallets has one room, and counts how often each owner has asked for it. */
+async function openWithOneRoom(t: TestContext) {
+  const { purser, gateway, stranger, read } = await open(t);
+  read();
+  const rooms = createAnswerRooms(1);
+  const asked = new Map<string, number>();
+  purser.app.answerRooms = (owner) => {
+    const room = rooms(owner);
+    return {
+      ...room,
+      enter() {
+        asked.set(owner, (asked.get(owner) ?? 0) + 1);
+        return room.enter();
+      },
+    };
+  };
+  const asks = (count: number) =>
+    until(
+      () => `the room was asked for ${asked.get(gateway.walletId)} times`,
+      () => (asked.get(gateway.walletId) ?? 0) >= count,
+    );
+  return { purser, gateway, stranger, rooms, asked, asks };
+}
+
+for (const stream of [false, true])
+  test(`a replay of a large answer waits for its room, and no other tenant does: ${stream ? 'a transcript' : 'whole'}`, async (t) => {
+    const { purser, gateway, stranger, rooms, asked, asks } = await openWithOneRoom(t);
+    purser.upstream.handle = (_, response) => {
+      response.writeHead(200, { 'content-type': 'application/json' });
+      const content = randomBytes(300_000).toString('base64');
+      response.end(JSON.stringify({ choices: [{ message: { content }, finish_reason: 'stop' }], usage: USAGE }));
+    };
+    const first = await gateway.chat({ stream }, 'mine');
+    assert.equal((await purser.chat(stranger.token, {}, 'his')).status, 200);
+    await gateway.quiet();
+    const own = rooms(gateway.walletId);
+    await own.enter();
+    const before = asked.get(gateway.walletId) as number;
+    let isAnswered = false;
+    const again = gateway.chat({ stream }, 'mine').finally(() => {
+      isAnswered = true;
+    });
+    await asks(before + 1);
+    for (let i = 0; i < 2; i++) assert.equal((await purser.chat(stranger.token, {}, 'his')).status, 200);
+    assert.equal(isAnswered, false);
+    own.leave();
+    const { status, headers, text } = await again;
+    assert.deepEqual([status, headers['idempotent-replayed']], [200, 'true']);
+    if (!stream) assert.equal(text, first.text);
+    assert.deepEqual(purser.problems(), []);
+  });
+
+test('whoever leaves while the answer that was kept for it waits for its room leaves that to the next', async (t) => {
+  const { purser, gateway, rooms, asks, asked } = await openWithOneRoom(t);
+  const { handler, open: go } = gate((_, response) => {
+    response.writeHead(200, { 'content-type': 'application/json' });
+    response.end(answerOf(400_000));
+  });
+  purser.upstream.handle = handler;
+  const own = rooms(gateway.walletId);
+  /** Asks, and leaves once the server does what `when` waits for. */
+  const leave = async (when: () => Promise<unknown>) => {
+    const leaving = new AbortController();
+    const body = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100 };
+    const gone = gateway.ask('POST', '/chat/completions', { body, signal: leaving.signal }).catch(() => {});
+    await when();
+    leaving.abort();
+    await gone;
+  };
+  await leave(() => purser.upstream.arrived(1));
+  go();
+  await gateway.quiet();
+  await own.enter();
+  const before = asked.get(gateway.walletId) as number;
+  await leave(() => asks(before + 1));
+  await until(
+    () => 'its place is vacant',
+    () => purser.app.retries.vacantCount() === 1,
+  );
+  const next = gateway.chat();
+  await asks(before + 2);
+  own.leave();
+  const { status, headers } = await next;
+  assert.deepEqual([status, headers['idempotent-replayed']], [200, 'true']);
+  assert.equal(purser.upstream.calls.length, 1);
+  assert.equal(purser.app.retries.vacantCount(), 0);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a large answer has its room until the last of those who share it has taken it', async (t) => {
+  const { purser, gateway, stranger, asks } = await openWithOneRoom(t);
+  const { handler, open: go } = gate((_, response) => {
+    response.writeHead(200, { 'content-type': 'application/json' });
+    response.end(answerOf(UNREAD_BYTES));
+  });
+  purser.upstream.handle = handler;
+  /** Asks without reading the answer. */
+  async function unread(key: string): Promise<IncomingMessage> {
+    const { port } = new URL(purser.url);
+    const headers = {
+      authorization: `Bearer ${gateway.key}`,
+      'content-type': 'application/json',
+      'idempotency-key': key,
+    };
+    const path = '/v1/router/chat/completions';
+    const asking = send({ host: '127.0.0.1', port, path, method: 'POST', headers, agent: false });
+    asking.end(JSON.stringify({ model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100 }));
+    const [answer] = await once(asking, 'response');
+    return answer;
+  }
+  const [driver, joined] = [unread('shared'), unread('shared')];
+  await purser.upstream.arrived(1);
+  go();
+  const [first, second] = await Promise.all([driver, joined]);
+  await gateway.quiet();
+  let isAnswered = false;
+  const next = gateway.chat({ seed: 2 }).finally(() => {
+    isAnswered = true;
+  });
+  await asks(2);
+  first.destroy();
+  for (let i = 0; i < 2; i++) assert.equal((await purser.chat(stranger.token)).status, 200);
+  assert.equal(isAnswered, false);
+  second.destroy();
+  assert.equal((await next).status, 200);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('those who share a large answer share its translation', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const { handler, open: go } = gate((_, response) => {
+    response.writeHead(200, { 'content-type': 'application/json' });
+    response.end(answerOf(400_000));
+  });
+  purser.upstream.handle = handler;
+  const { readApart } = purser.app;
+  let count = 0;
+  purser.app.readApart = (tenant) => {
+    const apart = readApart(tenant);
+    return ((name: 'answer', ...given: [Buffer, 'chat']) => {
+      if ((name as string) === 'translated') count++;
+      return apart(name, ...given);
+    }) as typeof apart;
+  };
+  const { find } = purser.app.inFlight;
+  let joinedCount = 0;
+  purser.app.inFlight.find = (...key) => {
+    const found = find(...key);
+    if (found) joinedCount++;
+    return found;
+  };
+  const body = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100 };
+  const answers = Array.from({ length: 5 }, () => gateway.ask('POST', '/messages', { body, key: 'shared' }));
+  await purser.upstream.arrived(1);
+  await until(
+    () => `${joinedCount} have joined`,
+    () => joinedCount === 4,
+  );
+  go();
+  const texts = (await Promise.all(answers)).map(({ status, text }) => [status, text]);
+  assert.deepEqual(texts, Array(5).fill(texts[0]));
+  assert.equal(texts[0]?.[0], 200);
+  assert.equal(count, 1);
 });

@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { createServer, type RequestListener } from 'node:http';
-import type { AddressInfo, Socket } from 'node:net';
+import { type AddressInfo, createServer as createTcpServer, type Socket } from 'node:net';
 import test, { type TestContext } from 'node:test';
 import { createServer as createTlsServer } from 'node:tls';
+import { queryObjects } from 'node:v8';
 import { containedConnector } from '../../src/net/contained-connector.ts';
 import { openWatchedPool } from '../../src/net/watched-pool.ts';
+import { createEventSplitter } from '../../src/router/sse.ts';
 
 const BYTES_MAX = 1000;
 
@@ -62,6 +64,57 @@ test('an answer is read to its end, whatever its pieces, and hints before it are
     assert.deepEqual([statusCode, headers['x-a'], String(bytes), error], [201, 'b', pieces.join(''), undefined]);
     assert.deepEqual([call.wasSent(), heads], [true, [1]]);
   }
+});
+
+/** How many buffers there are, once those that nobody has are collected. */
+const bufferCount = () => Number(queryObjects(Uint8Array, { format: 'count' }));
+
+test('an answer in chunks of one byte takes no object for each, and is what was sent', async (t) => {
+  const [half, count] = [20_000, 40_000];
+  const text = Buffer.from(Array.from({ length: count }, (_, i) => 97 + (i % 26))).toString();
+  const chunks = Array.from(text, (it) => `1\r\n${it}\r\n`);
+  const server = createTcpServer((socket) => {
+    socket.on('error', () => {});
+    socket.once('data', () => {
+      socket.write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n');
+      for (let at = 0; at < count; at += 10_000) socket.write(chunks.slice(at, at + 10_000).join(''));
+      socket.write('0\r\n\r\n');
+    });
+  });
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  const pool = openWatchedPool(`http://127.0.0.1:${(server.address() as AddressInfo).port}`, {
+    connectMilliseconds: 5000,
+  });
+  t.after(async () => {
+    await pool.close();
+    server.close();
+  });
+  const request = { path: '/', method: 'GET' as const };
+  const entered = Promise.withResolvers<void>();
+  const room = Promise.withResolvers<void>();
+  const before = bufferCount();
+  const enter = () => {
+    entered.resolve();
+    return room.promise;
+  };
+  const { answer } = pool.exchange(request, { onHead() {}, bytesMax: () => count, room: { freeBytes: half, enter } });
+  await entered.promise;
+  const held = bufferCount() - before;
+  assert(held < half / 10, `${held} objects for ${half} bytes`);
+  room.resolve();
+  assert.equal((await answer).bytes?.toString(), text);
+
+  const { body } = await pool.open(request).head;
+  const splitter = createEventSplitter();
+  let read = '';
+  for await (const piece of body) {
+    read += piece;
+    for (let at = 0; at < piece.length; at++) splitter.push(piece.subarray(at, at + 1));
+  }
+  assert.equal(read, text);
+  const unfinished = bufferCount() - before;
+  assert(unfinished < count / 10, `${unfinished} objects for an unfinished event of ${count} bytes`);
+  assert.equal(splitter.end()?.raw.toString(), `${text}\n\n`);
 });
 
 test('an answer that is too long is not read to its end', async (t) => {

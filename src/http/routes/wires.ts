@@ -52,7 +52,9 @@ function translated(
       const apart = app.readApart(app.tenantOf(walletId));
       if (!asked.stream) {
         const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
-        const translated = await apart('translated', answer, wire.name, kept, call.idempotencyKey);
+        const translate = () => apart('translated', answer, wire.name, kept, call.idempotencyKey);
+        const name = `${wire.name}\n${call.idempotencyKey}`;
+        const translated = await (isLarge(answer) ? translatedOnce(answer, name, translate) : translate());
         const all = { ...paidHeaders(app, request, paid), ...headers(), ...extraHeaders(app, walletId) };
         return { body: translated ?? answer, replayed, headers: all };
       }
@@ -79,6 +81,18 @@ function translated(
       };
     },
   });
+}
+
+/** Translations of large answers that are in memory, by API and key. */
+const translations = new WeakMap<Buffer, Map<string, ReturnType<Translating>>>();
+type Translating = () => Buffer | undefined | Promise<Buffer | undefined>;
+
+/** Translates an answer once for all who have asked with the same key and wait for it together. */
+function translatedOnce(answer: Buffer, name: string, translate: Translating): ReturnType<Translating> {
+  const known = translations.get(answer) ?? new Map<string, ReturnType<Translating>>();
+  translations.set(answer, known);
+  if (!known.has(name)) known.set(name, translate());
+  return known.get(name);
 }
 
 /**

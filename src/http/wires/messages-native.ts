@@ -1,4 +1,5 @@
 import type { IncomingHttpHeaders } from 'node:http';
+import { wordOf } from '../../parse-json.ts';
 import { isObject, type Json, namesGiven, objectOf } from './json.ts';
 import { FREE } from './messages-request.ts';
 import type { Kept, NativeRequest } from './wire.ts';
@@ -61,7 +62,7 @@ function editsFor(thinking: Json | undefined, management: unknown): Json {
   if (!clears(management)) return {};
   const all = objectOf(management).edits as unknown[];
   const edits =
-    thinking?.type === 'disabled' ? all.filter((it) => !/^clear_thinking/.test(String(objectOf(it).type))) : all;
+    thinking?.type === 'disabled' ? all.filter((it) => !/^clear_thinking/.test(wordOf(objectOf(it).type))) : all;
   return edits.length ? { context_management: { edits } } : {};
 }
 
@@ -69,7 +70,7 @@ function editsFor(thinking: Json | undefined, management: unknown): Json {
 function clears(management: unknown): boolean {
   const { edits, ...others } = objectOf(management);
   if (!Array.isArray(edits) || Object.keys(others).length > 0) return false;
-  return edits.every((it) => String(objectOf(it).type).startsWith('clear_'));
+  return edits.every((it) => wordOf(objectOf(it).type).startsWith('clear_'));
 }
 
 /** Returns the headers of a request that are passed on. */

@@ -1,3 +1,4 @@
+import { wordOf } from '../../parse-json.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
 import { createConversation, imagePart, markedText, marksOf, type Said } from './conversation.ts';
 import {
@@ -153,7 +154,7 @@ function resultOf({ content, is_error: isError }: Json, where: string): Said[] {
   return isError === true ? ['The tool failed:', ...said] : said;
 }
 
-const named = (type: unknown) => JSON.stringify(String(type).slice(0, 40));
+const named = (type: unknown) => JSON.stringify(wordOf(type).slice(0, 40));
 
 const unknownBlock = ({ type }: Json, where: string) =>
   notOffered(where, `a block of the type ${named(type)} is not offered here.`);
@@ -172,7 +173,7 @@ function toolsOf(value: unknown): Json[] {
 function choiceOfTools(choice: unknown): Json {
   if (choice === undefined || choice === null) return {};
   const { type, name, disable_parallel_tool_use: isSingle } = objectOf(choice);
-  const simple = { auto: 'auto', any: 'required', none: 'none' }[String(type)];
+  const simple = { auto: 'auto', any: 'required', none: 'none' }[wordOf(type)];
   if (!simple && type !== 'tool') throw invalid('tool_choice.type', 'must be auto, any, tool or none');
   return {
     tool_choice: simple ?? { type: 'function', function: { name: textOf(name, 'tool_choice.name') } },
@@ -192,7 +193,7 @@ function formatOf(format: unknown): Json | undefined {
 
 function effortOf(effort: unknown): string | undefined {
   if (effort === undefined || effort === null) return undefined;
-  const known = EFFORTS[String(effort)];
+  const known = EFFORTS[wordOf(effort)];
   if (known === undefined) throw invalid('output_config.effort', 'must be low, medium, high, xhigh or max');
   return known;
 }

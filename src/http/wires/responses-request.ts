@@ -1,4 +1,5 @@
 import { createHash } from 'node:crypto';
+import { wordOf } from '../../parse-json.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
 import { type Conversation, createConversation, imagePart, type Said } from './conversation.ts';
 import {
@@ -35,7 +36,7 @@ const TRANSLATED = new Set([...READ, ...FREE]);
 const FORGETS = 'nothing is stored here: send the whole conversation in input.';
 /** Tools that clients send by themselves and work without: leaving them out is what lets Codex and Cline start. */
 const TOOLS_LEFT_OUT = /^(web_search|image_generation$)/;
-export const isLeftOut = (tool: unknown) => TOOLS_LEFT_OUT.test(String(objectOf(tool).type));
+export const isLeftOut = (tool: unknown) => TOOLS_LEFT_OUT.test(wordOf(objectOf(tool).type));
 
 /** What a tool was called in the request, where chat completions need another name or form. */
 export type SpecialTool = { name: string; namespace?: string; isCustom: boolean };
@@ -144,7 +145,7 @@ function tellMessage(told: Conversation, { role, content }: Json, where: string)
   else throw invalid(`${where}.role`, 'must be user, assistant, system or developer');
 }
 
-const named = (type: unknown) => JSON.stringify(String(type).slice(0, 40));
+const named = (type: unknown) => JSON.stringify(wordOf(type).slice(0, 40));
 const nameOf = ({ name, namespace }: Json, where: string) =>
   flatName(textOf(name, `${where}.name`), typeof namespace === 'string' ? namespace : undefined);
 const callIdOf = (item: Json, where: string) => textOf(item.call_id, `${where}.call_id`);
@@ -220,7 +221,8 @@ const CUSTOM_PARAMETERS = {
 
 function describeCustom({ description, format }: Json): Json {
   const { type, syntax, definition } = objectOf(format);
-  const grammar = type === 'grammar' ? `The input must follow this grammar (${syntax}):\n${definition}` : undefined;
+  const grammar =
+    type === 'grammar' ? `The input must follow this grammar (${wordOf(syntax)}):\n${wordOf(definition)}` : undefined;
   const texts = [description, grammar].filter((it) => typeof it === 'string' && it);
   return texts.length ? { description: texts.join('\n\n') } : {};
 }
@@ -233,7 +235,7 @@ function choiceOfTools(choice: unknown, tools: readonly Json[]): Json {
     return { tools, tool_choice: { type: 'function', function: { name: flat(choice) } } };
   if (type !== 'allowed_tools') throw notOffered('tool_choice', `${named(type)} is not offered here.`);
   const names = new Set(objectsOf(allowed, 'tool_choice.tools').map(flat));
-  return { tools: tools.filter((it) => names.has(String(objectOf(it.function).name))), tool_choice: mode };
+  return { tools: tools.filter((it) => names.has(wordOf(objectOf(it.function).name))), tool_choice: mode };
 }
 
 function formatOf(format: unknown): Json | undefined {

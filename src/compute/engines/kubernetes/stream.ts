@@ -128,17 +128,19 @@ function follow(
           }),
         );
 
-  let full = 0;
+  /** The streams that wait for their readers. */
+  const full = new Set<PassThrough>();
   /** What nobody reads stays with the command: the socket is read no further. */
   function push(stream: PassThrough, bytes: Buffer) {
     quiet?.refresh();
     if (stream.writableEnded || stream.destroyed || stream.write(bytes)) return;
-    full += 1;
+    if (full.has(stream)) return; // A command that writes single bytes sends thousands of messages before the pause takes effect.
+    full.add(stream);
     socket.pause();
     const go = () => {
       stream.off('drain', go).off('close', go);
-      full -= 1;
-      if (full === 0 && socket.readyState === socket.OPEN) socket.resume();
+      full.delete(stream);
+      if (full.size === 0 && socket.readyState === socket.OPEN) socket.resume();
       quiet?.refresh();
     };
     stream.on('drain', go).on('close', go);
@@ -156,7 +158,7 @@ function follow(
 
   /** Nothing more is awaited: the socket is closed, or the command has ended and what it left says nothing. */
   function over() {
-    if (full > 0 && socket.readyState === socket.OPEN) return void quiet?.refresh(); // Its reader is slow.
+    if (full.size > 0 && socket.readyState === socket.OPEN) return void quiet?.refresh(); // Its reader is slow.
     clearTimeout(quiet);
     socket.terminate();
     stdout.end();

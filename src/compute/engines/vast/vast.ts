@@ -1,4 +1,5 @@
 import type { Client } from 'ssh2';
+import { wordOf } from '../../../parse-json.ts';
 import { sshKeyFromSeed } from '../../../ssh-key.ts';
 import type { Backend, Created, Extended, Machine, Owned, Quote, SpecThree } from '../../backend.ts';
 import { channelsOf, separateChannels } from '../../kit/channel.ts';
@@ -407,7 +408,7 @@ function statusOf(it: Record<string, unknown>): Machine['state'] {
   const { actual_status: status, status_msg: message } = it;
   if (status === 'stopped' || status === 'exited') return 'ended';
   if ([it.cur_state, it.intended_status, it.next_state].every((state) => state === 'stopped')) return 'ended';
-  if (status === 'created' && /OCI runtime create failed/.test(String(message))) return 'ended';
+  if (status === 'created' && /OCI runtime create failed/.test(wordOf(message))) return 'ended';
   return status === 'running' ? 'running' : 'provisioning';
 }
 
