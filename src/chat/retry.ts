@@ -212,9 +212,9 @@ export function createRetries(
           end = 'failed';
           const operation = operationOf(attempt);
           const isLost = error instanceof Refusal && error.code === 'answer_lost'; // What is asked next is a new request.
-          // There is still no answer: the place is vacant even if the client was told so.
           // One that had gone while its answer waited has left its place already, perhaps to another.
           if (isDelivered === false && operation && hasAnswer(operation)) throw error;
+          // There is still no answer: the place is vacant even if the client was told so.
           if (operation && !isLost && (operation.state === 'reserved' || isOpen(attempt, operation))) vacate(attempt);
           else occupy(attempt);
           throw error;
