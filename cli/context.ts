@@ -31,7 +31,7 @@ export function readGiven(path: string): string {
 }
 
 /** The configuration in force, and a log that shows warnings and errors unless the configured level is another than `info`. */
-export type CommandContext = { config: Config; log: Log; globals: Globals };
+type CommandContext = { config: Config; log: Log; globals: Globals };
 
 /**
  * Reads the configuration from the global options, the environment and purser.yaml; `withoutKey` leaves the master key

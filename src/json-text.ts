@@ -22,7 +22,7 @@ const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = [0x5b, 0x5d, 0x7b, 0x
  * A JSON text with one character per byte (latin1), so that offsets in it are offsets in the bytes. JavaScript searches a
  * string faster than bytes.
  */
-export type ByteText = string;
+type ByteText = string;
 
 /** A member of an object: where its name begins and its value ends, in bytes. */
 export type Member = { name: string; start: number; end: number };

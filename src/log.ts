@@ -69,7 +69,7 @@ const WARN = 40;
  * What the reader does not take waits within a bound; further lines are lost and counted, and once the reader has taken
  * what waits, a line says how many.
  */
-export type LineBuffer = {
+type LineBuffer = {
   write(line: string): void;
   /** Writes what waits, for at most `milliseconds`. Blocks: it is for the end of the process. */
   flush(milliseconds: number): void;

@@ -29,7 +29,7 @@ const RETRY_SECONDS = 10;
 /** For so long a discovery document is kept for sign-ins in the browser. */
 const DISCOVERY_MILLISECONDS = 600_000;
 
-export type IssuerSettings = Pick<IdentitySettings, 'issuer' | 'audience' | 'token_type' | 'client_ids'>;
+type IssuerSettings = Pick<IdentitySettings, 'issuer' | 'audience' | 'token_type' | 'client_ids'>;
 export type Claims = JWTPayload & { sub: string };
 export type Issuer = {
   /**

@@ -6,7 +6,7 @@ const COOLDOWN_MILLISECONDS = 30_000;
 const FRESH_MILLISECONDS = 600_000;
 
 /** The issuer's keys are unavailable, so a token cannot be checked. */
-export class Unavailable extends Error {}
+class Unavailable extends Error {}
 
 /**
  * Caches the published keys of an issuer. While the issuer is down, cached keys stay valid however old they are, so an

@@ -70,7 +70,7 @@ export function refuseRevoked(read: Reader, principal: Principal): void {
 }
 
 export type AccountPrincipal = Extract<Principal, { accountId: string }>;
-export type WalletPrincipal = Extract<Principal, { kind: 'wallet' }>;
+type WalletPrincipal = Extract<Principal, { kind: 'wallet' }>;
 export type RouterPrincipal = Extract<Principal, { kind: 'router' }>;
 export type PrincipalFor<S extends Scope> = S extends 'router'
   ? RouterPrincipal

@@ -16,7 +16,7 @@ import { wrapKey } from './wrapped-key.ts';
 
 /** The place that the configuration takes the master key from. Purser writes it only in its own data directory. */
 export type KeyPlace = Pick<MasterKeySource, 'from' | 'path'>;
-export type RotationApp = { ledger: Ledger; keyring: Keyring; keyPlace: KeyPlace };
+type RotationApp = { ledger: Ledger; keyring: Keyring; keyPlace: KeyPlace };
 
 /**
  * Makes `next` the master key (docs/decisions/0014). One commit wraps every older key with it, and wraps it with the

@@ -12,7 +12,7 @@ import { Refusal } from '../refusal.ts';
 
 export type RouterKey = typeof routerKeys.$inferSelect;
 /** The requested restrictions of a gateway key. They do not bind the wallet token, whose holder may create another key. */
-export type RouterKeyOptions = {
+type RouterKeyOptions = {
   models?: readonly string[] | null | undefined;
   max_price_usd?: string | null | undefined;
 };

@@ -17,7 +17,7 @@ const FEED_DAYS = 180;
 const DAY_SECONDS = 86_400;
 
 /** The result of a pass: calls that succeeded and calls that failed. */
-export type Polled = { asked: number; failed: number };
+type Polled = { asked: number; failed: number };
 
 /** Polls the payment provider; sufficient without webhooks. */
 export type PaymentPoller = {

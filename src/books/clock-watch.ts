@@ -23,7 +23,7 @@ export function readSighting(file: string): Sighting | undefined {
 }
 const isBoot = (it: Boot | null) => Number.isFinite(it?.seconds) && (it?.id === null || typeof it?.id === 'string');
 
-export type ClockWatchParts = {
+type ClockWatchParts = {
   clock: Clock;
   ledger: Pick<Ledger, 'write'>;
   log: Log;

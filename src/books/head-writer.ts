@@ -9,7 +9,7 @@ const HEAD_MILLISECONDS = 1000;
  * Keeps `ledger.tip` at the newest commit and `ledger.head` at most a second behind it; both are exact after `flush`
  * (design, section 6).
  */
-export type HeadWriter = {
+type HeadWriter = {
   /** After a commit: the tip is written now, the head within a second. */
   committed(newest: () => CommitMark): void;
   flush(): Promise<void>;

@@ -14,7 +14,7 @@ import type { Log } from '../log.ts';
 import { readSighting } from './clock-watch.ts';
 
 /** A caller's needs of a data directory, which in any case must belong to this user. */
-export type DirectoryNeeds = {
+type DirectoryNeeds = {
   /** Creates the directory when it is missing. Without it there must be a database. */
   create?: boolean;
   /** The lock to hold; none unless given. `lock` keeps other writers out, `backupLock` only other backups. */

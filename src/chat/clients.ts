@@ -4,7 +4,7 @@ import type { Audience } from '../spend/audience.ts';
 import type { ChatApp } from './quote.ts';
 
 /** The clients of a stream, watched while model servers work for it. */
-export type WatchedClients = {
+type WatchedClients = {
   /** Returns the signal that ends a call by this route, which is the one that counts from now on. */
   of(route: Route): AbortSignal;
   /** Returns whether the last call was ended by its signal. */

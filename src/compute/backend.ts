@@ -128,7 +128,7 @@ export type Inside = {
 };
 
 /** How `doctor` examines a backend. */
-export type Examination = {
+type Examination = {
   /** Checks everything that a lease depends on, without making one. Never throws. */
   check(): Promise<Finding[]>;
   /** What it costs to make a machine only to try the backend. One that costs money is not made. */

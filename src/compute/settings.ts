@@ -22,7 +22,7 @@ type SchemaFor<S extends Slot> = {
 type SettingsFor<S extends Slot> = v.InferOutput<SchemaFor<S>>;
 
 /** The backend of a slot that is asked first: the first in the list, or the one with the most free. */
-export const FILLS = ['in_order', 'most_free'] as const;
+const FILLS = ['in_order', 'most_free'] as const;
 export type Fill = (typeof FILLS)[number];
 
 /** A slot with several backends. A name may be left out once for each kind of backend: it is then that kind. */

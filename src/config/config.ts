@@ -289,7 +289,7 @@ function isNear(a: string, b: string): boolean {
 }
 
 /** The settings in force, without the text of a secret. */
-export type PrintedConfig = {
+type PrintedConfig = {
   data_directory: string;
   file: string | null;
   /** Where the master key comes from. */

@@ -6,7 +6,7 @@ import { hideVariables, showVariables } from './variables.ts';
 import { createEdits } from './yaml-edits.ts';
 
 /** A price that differs from the list's, in USD: of a million tokens, or of a request or an image. */
-export type PriceChange = {
+type PriceChange = {
   model: string;
   upstream: string;
   price: string;
@@ -22,7 +22,7 @@ export type ImportedPrices = {
   /** Models whose long prompts cost more by the list: their tiers have to be written by hand. */
   tiered: string[];
 };
-export type ImportOrder = {
+type ImportOrder = {
   list: ReadonlyMap<string, ListedModel>;
   /** Names in the list by the ids of models that go by another name there. */
   names: ReadonlyMap<string, string>;

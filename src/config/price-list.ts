@@ -2,7 +2,7 @@ import { formatDecimal } from '../money.ts';
 import { parseJson } from '../parse-json.ts';
 
 /** Prices of one model in USD per token, per request and per image: exact decimals, as `pricing` of a model takes them. */
-export type ListedPrices = {
+type ListedPrices = {
   prompt?: string;
   completion?: string;
   request?: string;

@@ -1,12 +1,12 @@
 import { stringify } from 'yaml';
 
 /** A model server and what it offers, for the file that `purser init` writes. */
-export type OfferedServer = {
+type OfferedServer = {
   software: string;
   baseUrl: string;
   models: { id: string; kind: 'chat' | 'embeddings'; contextLength: number | undefined }[];
 };
-export type OfferedModel = { id: string; upstream: string; upstream_model?: string; context_length: number };
+type OfferedModel = { id: string; upstream: string; upstream_model?: string; context_length: number };
 
 /** Prices per million tokens of a small open model at hosts, in USD. The operator sets his own. */
 export const EXAMPLE_PRICES = { prompt: '0.10', completion: '0.40' };

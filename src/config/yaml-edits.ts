@@ -1,7 +1,7 @@
 import { isCollection, isPair, isSeq, type Node, type Pair, stringify, type YAMLMap, type YAMLSeq } from 'yaml';
 
 /** Changes of a YAML text at the places of its nodes. What is not changed stays as it was written, comments and spaces too. */
-export type YamlEdits = {
+type YamlEdits = {
   replace(node: Node, value: string): void;
   /** Adds a pair at the end of a map that is not empty. */
   addPair(map: YAMLMap, key: string, value: unknown): void;

@@ -11,7 +11,7 @@ const MESSAGE = 'Every paid operation first holds its maximum price, then calls 
 const CALL_COUNT_MAX = 100;
 
 /** The server that the scenario runs against. */
-export type ScenarioServer = {
+type ScenarioServer = {
   baseUrl: string;
   /** Credits the account through the operator command, as the CLI does. */
   credit(cents: number): Promise<void>;

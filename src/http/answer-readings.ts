@@ -13,7 +13,7 @@ import type { Kept } from './wires/wire.ts';
 const WIRES = { messages: messagesWire, responses: responsesWire };
 
 /** An event to translate: chunks of plain data. Of an event that is of the API already, only this is read. */
-export type ReadChunk = { native: boolean; isLast: boolean; response: Json; chunks: unknown[] };
+type ReadChunk = { native: boolean; isLast: boolean; response: Json; chunks: unknown[] };
 
 /** The ways to read what a model server has sent, and to translate it. */
 export const ANSWER_READINGS = {

@@ -21,7 +21,7 @@ type Connection = {
 type Group = Map<string, Set<Connection>>;
 type Handler = (request: IncomingMessage, response: ServerResponse) => unknown;
 
-export type ConnectionLimit = {
+type ConnectionLimit = {
   /** Answers a request when its turn on its connection has come. */
   handle: Handler;
   /** Starts to limit the connections of a server. */

@@ -23,7 +23,7 @@ const END_MILLISECONDS = 1000;
 const FLUSH_MILLISECONDS = 5000;
 
 /** The destination of a request to a port, and what its answer may be. */
-export type PortTarget = {
+type PortTarget = {
   /** The id that Purser's answer and its log give this request. */
   requestId: string;
   resourceId: string;

@@ -49,7 +49,7 @@ export function masterKeyRows(read: Reader): MasterKeyRow[] {
   return reads(read).all.all();
 }
 
-export type Rotation = {
+type Rotation = {
   next: { id: string; wrapped: Buffer; wrappedBy: string };
   /** Every retained key, wrapped with the next one. */
   kept: readonly { id: string; wrapped: Buffer }[];

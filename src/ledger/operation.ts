@@ -29,7 +29,7 @@ import {
 } from './wallet.ts';
 
 export type Operation = typeof operations.$inferSelect;
-export type OperationKind = (typeof OPERATION_KINDS)[number];
+type OperationKind = (typeof OPERATION_KINDS)[number];
 export type SettledBy = (typeof SETTLED_BY)[number];
 
 /**
@@ -309,7 +309,7 @@ export function listOperationsBelow(
   return reads(read).ofTree.all({ walletId, before, limit });
 }
 
-export type OperationFilter = {
+type OperationFilter = {
   walletId?: string | undefined;
   accountId?: string | undefined;
   state?: Operation['state'] | undefined;

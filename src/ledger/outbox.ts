@@ -164,7 +164,7 @@ export const latestEventOf = (read: Reader, subject: string): Event | undefined 
   reads(read).latestOf.get({ subject });
 
 /** `since` is in Unix seconds. */
-export type EventFilter = {
+type EventFilter = {
   type?: EventType | undefined;
   wallet?: Pick<Wallet, 'id' | 'accountId'> | undefined;
   since?: number | undefined;

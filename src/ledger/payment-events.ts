@@ -39,7 +39,7 @@ export function noteEvent(tx: Tx, { id, type, subject }: PaymentEvent, now: numb
 }
 
 /** Progress through the provider's event list: read up to `readTo`, next read at `dueAt` (both Unix seconds). */
-export type Feed = { readTo: number; dueAt: number };
+type Feed = { readTo: number; dueAt: number };
 
 /** Returns the progress through the provider's event list; undefined before the first read. */
 export function findFeed(read: Reader): Feed | undefined {

@@ -15,7 +15,7 @@ const GATHER_COUNT_MAX = 20;
 type Waiting = { isPaid: boolean; resolve(value: unknown): void; reject(error: unknown): void };
 
 /** The writer in its thread, as the others see it. */
-export type RemoteWriter = {
+type RemoteWriter = {
   write<D, R>(write: Write<D, R>, data: NoInfer<D>): Promise<R>;
   commitCount(): number;
   changeCount(): number;
@@ -26,7 +26,7 @@ export type RemoteWriter = {
   close(): Promise<void>;
 };
 
-export type RemoteOptions = Omit<WriterOptions, 'told'>;
+type RemoteOptions = Omit<WriterOptions, 'told'>;
 
 /**
  * Starts the thread that writes to this file. What is asked for in one turn of the event loop goes to it as one message, and

@@ -111,7 +111,7 @@ export function liveResourcesOfSlot(read: Reader, slot: string): Resource[] {
   return reads(read).liveOfSlot.all({ slot });
 }
 
-export type ResourceFilter = {
+type ResourceFilter = {
   accountId?: string | undefined;
   walletId?: string | undefined;
   status?: Resource['status'] | undefined;

@@ -68,7 +68,7 @@ function isNews(known: Reversal, report: ReversalReport): boolean {
 const isUndecided = (it: Pick<Reversal, 'kind' | 'state'>) =>
   it.kind === 'dispute' && (it.state === 'inquiry' || it.state === 'taken');
 
-export type Reversed = {
+type Reversed = {
   checkout: Checkout;
   /** Cents taken back from the account; negative when given back. */
   movedCents: number;

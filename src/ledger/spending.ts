@@ -20,7 +20,7 @@ export type SpendOrder = {
   until?: number | undefined;
 };
 
-export type SpendRow = {
+type SpendRow = {
   key: string;
   operations: number;
   promptTokens: number;
@@ -141,7 +141,7 @@ const byKey = (a: SpendRow, b: SpendRow) => (a.key < b.key ? -1 : 1);
 const byAmount = (a: SpendRow, b: SpendRow) => (a.charged === b.charged ? byKey(a, b) : a.charged < b.charged ? 1 : -1);
 
 export type SpendCell = { at: number; keys: string[]; operations: number; charged: Nanos };
-export type SpendGrid = Omit<SpendOrder, 'by'> & {
+type SpendGrid = Omit<SpendOrder, 'by'> & {
   /** What the keys of a cell are, in this order. */
   by: readonly Exclude<SpendBy, 'tag'>[];
   /** The length of a cell in seconds. It begins at a multiple of it, so that a day is a UTC day. */

@@ -28,7 +28,7 @@ const VALUE_STARTS = Buffer.from('{["-0123456789tfn');
 const isSpace = (code: number) => code === 0x20 || code === 0x0a || code === 0x0d || code === 0x09;
 
 /** Parses a value; `name` is that of the member that it is, undefined in a list. */
-export type ParseValue = (text: string, name: string | undefined) => unknown;
+type ParseValue = (text: string, name: string | undefined) => unknown;
 
 /** An answer that was read to its end. `json` is undefined where it is not JSON, and only there. */
 export type JsonAnswer = { json: unknown; beginning: string; length: number };
@@ -76,7 +76,7 @@ type Opened = { list: unknown[] } | { object: Record<string, unknown>; count: nu
 /** The next token that is allowed. */
 type Expected = 'value' | 'value or end' | 'name' | 'name or end' | 'colon' | 'comma or end' | 'nothing';
 
-export type JsonParser = {
+type JsonParser = {
   /** Takes the next bytes. Throws a SyntaxError for what is not JSON, and another error for more than is read. */
   push(bytes: Buffer): void;
   /** Says that all has come. Throws a SyntaxError if something is missing. */

@@ -51,7 +51,7 @@ const SHORT_BYTES_MAX = 1024;
 const SHORT_COUNT_MAX = 1024;
 
 /** The chunks of a body as they come. */
-export type Chunks = {
+type Chunks = {
   add(chunk: Buffer): void;
   isEmpty(): boolean;
   /** Returns all bytes since the last call; a single chunk is not copied. */

@@ -14,7 +14,7 @@ import { readUsage } from './usage.ts';
 /**
  * The result of a one-token request to a model. `detail` describes what was found, or what is wrong and how to fix it.
  */
-export type ModelCheck = { name: string; ok: boolean; detail: string };
+type ModelCheck = { name: string; ok: boolean; detail: string };
 
 const LIST_MILLISECONDS = 10_000;
 /** Time limit per route. A model may have to be loaded before its first token. */
@@ -158,7 +158,7 @@ function comparePrice({ tiers }: Price, stated: unknown, faults: string[]): void
 }
 
 /** An entry of an upstream's model list. */
-export type StatedModel = { pricing: unknown; contextLength: number | undefined };
+type StatedModel = { pricing: unknown; contextLength: number | undefined };
 
 /** Describes a context length that differs from the one the upstream states; undefined if they agree. */
 export function contextFault(contextLength: number, stated: StatedModel | undefined): string | undefined {

@@ -12,7 +12,7 @@ export const USUAL_SERVERS: readonly { software: string; port: number }[] = [
   { software: 'SGLang', port: 30_000 },
 ];
 
-export type FoundModel = { id: string; kind: 'chat' | 'embeddings'; contextLength: number | undefined };
+type FoundModel = { id: string; kind: 'chat' | 'embeddings'; contextLength: number | undefined };
 export type FoundServer = {
   software: string;
   /** The base of its OpenAI-compatible API. */

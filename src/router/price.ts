@@ -43,7 +43,7 @@ export function holdOf(price: Price, max: MaxUsage): Nanos {
  * The parts of a usage that are estimated: each of their tokens costs its most expensive rate. `isCachedForHour`: the request asks
  * that its prompt be kept for an hour.
  */
-export type Estimated = { isPrompt: boolean; isCompletion: boolean; isCachedForHour?: boolean | undefined };
+type Estimated = { isPrompt: boolean; isCompletion: boolean; isCachedForHour?: boolean | undefined };
 
 /**
  * Returns the cost of a usage in nano-dollars, however absurd the figures: for a comparison, before it becomes money.

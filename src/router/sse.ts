@@ -16,7 +16,7 @@ export type SseRun = SseEvent & {
   readonly textBytes?: number;
 };
 
-export type EventSplitter = {
+type EventSplitter = {
   push(chunk: Buffer): SseRun[];
   /** Returns the last event if its final blank line is missing. Nothing is known of whether that event is complete. */
   end(): SseEvent | undefined;

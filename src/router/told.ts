@@ -41,7 +41,7 @@ export type ToldAnswer = {
 };
 
 /** The part of an event that is read. */
-export type ToldEvent = {
+type ToldEvent = {
   /** An error right after it is a definite refusal. */
   isBeforeAnswer: boolean;
   error: ToldError | undefined;

@@ -11,7 +11,7 @@ const PACKED_BYTES_MAX = 8 * 1024 * 1024;
 const FREE_BYTES = 128 * 1024;
 
 /** The bytes streamed to a client, recorded for replays. */
-export type Transcript = {
+type Transcript = {
   push(bytes: Buffer): undefined;
   /** Returns concatenated gzip members, or null if the transcript became too long to keep. */
   finish(): Buffer | null;

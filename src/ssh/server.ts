@@ -16,7 +16,7 @@ import { forward } from './forward.ts';
 import type { Memory } from './memory.ts';
 import { type Host, serveSession } from './session.ts';
 
-export type SshApp = LeaseApp & { keyring: Keyring; memory: { open(walletId: string): Memory }; ports: Ports };
+type SshApp = LeaseApp & { keyring: Keyring; memory: { open(walletId: string): Memory }; ports: Ports };
 export type GatewayLimits = {
   /** Time limit for a client to authenticate. */
   authenticationMilliseconds: number;

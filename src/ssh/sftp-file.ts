@@ -21,7 +21,7 @@ export type File = {
 const isWritable = (file: File) => (file.flags & (OPEN.write | OPEN.append)) !== 0;
 const isAppended = (file: File) => (file.flags & OPEN.append) !== 0;
 
-export type OpenOrder = {
+type OpenOrder = {
   descriptor: number;
   path: Buffer;
   flags: number;

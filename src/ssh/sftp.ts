@@ -16,7 +16,7 @@ const EXTENSIONS = {
   'limits@openssh.com': '1',
 };
 
-export type SftpClient = {
+type SftpClient = {
   source: Readable;
   /** Resolves when more can be sent; rejects when the client has disconnected. */
   send(bytes: Buffer): Promise<void>;

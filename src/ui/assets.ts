@@ -8,7 +8,7 @@ export type Asset = { path: string; mime: string; bytes: Buffer; gzipped: Buffer
 /** What the build writes into the executable, by name: base64 of the bytes and of the compressed bytes. */
 type Manifest = Record<string, { mime: string; sha256: string; bytes: string; gzipped: string }>;
 
-export const ASSET_NAMES = ['page.css', 'page.js', 'icon.svg'] as const;
+const ASSET_NAMES = ['page.css', 'page.js', 'icon.svg'] as const;
 type Name = (typeof ASSET_NAMES)[number];
 const FOLDER = 'src/ui/assets';
 const MIME: Record<string, string> = {

@@ -154,7 +154,7 @@ function field(it: Field): Html {
   return html`<div class="field">${label}<input id="${fieldId}" name="${it.name}" type="${it.type ?? 'text'}" value="${it.value ?? ''}" autocomplete="${it.autocomplete ?? 'off'}"${attributes}>${it.hint && html`<p class="hint" id="${hintId}">${it.hint}</p>`}</div>`;
 }
 
-export type FormOrder = {
+type FormOrder = {
   action: string;
   fields?: readonly Field[];
   submit: string;

@@ -51,7 +51,7 @@ export function moneyBar(title: string, parts: readonly Part[]): Html {
   return html`<figure class="bar"><svg role="img" aria-label="${title}: ${words}" width="100%" height="14">${shapes}</svg><ul class="legend">${legend}</ul></figure>`;
 }
 
-export type Cell = { at: number; key: string; amount: Nanos };
+type Cell = { at: number; key: string; amount: Nanos };
 
 function axis(maximum: bigint, from: string, to: string, shapes: Html, title: string): Html {
   return html`<div class="plot"><div class="y" aria-hidden="true"><span>${brief(maximum as Nanos)}</span><span>${brief((maximum / 2n) as Nanos)}</span><span>$0</span></div><svg role="img" aria-label="${title}" viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none"><path class="grid" d="M0 0H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 ${HEIGHT}H${WIDTH}"></path>${shapes}</svg><div class="x" aria-hidden="true"><span>${from}</span><span>${to}</span></div></div>`;

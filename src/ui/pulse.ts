@@ -19,7 +19,7 @@ export type Pulse = {
   figures(): ReturnType<typeof figures>;
 };
 
-export type Spender = {
+type Spender = {
   walletId: string;
   charged: Nanos;
   operations: number;

@@ -20,7 +20,7 @@ export type OpenApp = {
   /** Wakes the reaper by this time (Unix seconds). */
   wakeAt: (at: number) => void;
 };
-export type OpenRequest = Omit<WalletOrder, 'id' | 'masterKeyId' | 'tokenHash' | 'tokenHint'>;
+type OpenRequest = Omit<WalletOrder, 'id' | 'masterKeyId' | 'tokenHash' | 'tokenHint'>;
 
 /**
  * Opens a wallet with its token. The same key and body return the same wallet; once that is no longer active, its dead

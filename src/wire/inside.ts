@@ -7,7 +7,7 @@ import { Id, Time, text, wholeNumber } from './parts.ts';
 /** Files and background processes of a lease. */
 
 export const CONTENT_BYTES_MAX = 8 * 1024 * 1024;
-export const LOG_PART_BYTES_MAX = 1024 * 1024;
+const LOG_PART_BYTES_MAX = 1024 * 1024;
 
 const Path = v.pipe(text(1, 4096), withoutNul('a path, absolute or from the directory in which commands start'));
 const count = v.pipe(v.number(), v.integer());

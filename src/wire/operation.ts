@@ -7,7 +7,7 @@ import { parseJson } from '../parse-json.ts';
 import { Time, Usd } from './parts.ts';
 
 /** An operation in the operator's view. */
-export const OperationRecord = v.object({
+const OperationRecord = v.object({
   id: v.string(),
   wallet_id: v.string(),
   kind: v.picklist(OPERATION_KINDS),
@@ -30,7 +30,7 @@ export const OperationRecord = v.object({
 });
 
 /** An operation in the view of the wallet that paid it, or of its parent. */
-export const RunOperation = v.omit(OperationRecord, ['price', 'reason', 'idempotency_key']);
+const RunOperation = v.omit(OperationRecord, ['price', 'reason', 'idempotency_key']);
 export const RunOperations = v.object({ operations: v.array(RunOperation), next_cursor: v.string() });
 
 export function runOperation(operation: Operation): v.InferOutput<typeof RunOperation> {

@@ -15,7 +15,7 @@ printf '%s}%d;' "$mark" "$?" >&3`;
 export const MARKED = `mark=$1; shift
 ${RUN_MARKED}`;
 
-export type MarkedOutput = { begun(): void; exitCode(code: number): void; noise(text: string): void };
+type MarkedOutput = { begun(): void; exitCode(code: number): void; noise(text: string): void };
 
 const NOISE_BYTES_MAX = 4096;
 

@@ -4,7 +4,7 @@ import { type Capacity, type Claim, countFree, fit, type Size, type Sold } from 
 const DOUBT_MILLISECONDS = 60_000;
 
 /** Capacity counting both existing containers and those about to be made, so that two creates never share the last. */
-export type Reservations = {
+type Reservations = {
   /** Reserves capacity for the container `tag`, or says what is lacking. Throws when the engine cannot be asked. */
   reserve(tag: string, size: Size): Promise<Claim | { lacking: string }>;
   /** Ends a reservation: the engine lists the container now, or there is none. If in doubt it is kept for a minute. */

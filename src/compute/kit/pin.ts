@@ -3,7 +3,7 @@ import type { Algorithms } from 'ssh2';
 const RSA_SIGNATURES = ['rsa-sha2-512', 'rsa-sha2-256'];
 
 /** A host key as an operator wrote it down, for one connection. */
-export type PinnedHostKey = {
+type PinnedHostKey = {
   /** Asks for the pinned kind of key: a host with several might show another. */
   algorithms: Pick<Algorithms, 'serverHostKey'>;
   isHost(key: Buffer): boolean;

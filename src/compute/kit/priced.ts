@@ -19,7 +19,7 @@ export type FixedOffer = {
   price_hourly_usd: bigint;
 };
 export type Fixed = { offers: (FixedOffer & { count?: number })[]; limits: { max_seconds: number } };
-export type ByChip = { chips: Record<string, { price_hourly_usd: bigint }>; limits: { max_seconds: number } };
+type ByChip = { chips: Record<string, { price_hourly_usd: bigint }>; limits: { max_seconds: number } };
 export type Priced = Sized | ByChip | Fixed;
 
 /** One of the fixed shapes. Refuses with `offer_not_found`. */

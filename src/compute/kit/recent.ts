@@ -7,7 +7,7 @@ const WAIT_MILLISECONDS = 2000;
 const OLDEST_MILLISECONDS = 15_000;
 
 /** Keeps an engine's answer for a few seconds, for offers. */
-export type Recent<T> = {
+type Recent<T> = {
   /** Asks the engine unless that was done just now. Undefined if it fails, or has not answered within `waitMilliseconds`. */
   get(waitMilliseconds?: number): Promise<T | undefined>;
   /** Forgets the answer: something has changed that it would not show. */

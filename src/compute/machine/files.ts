@@ -30,7 +30,7 @@ const TYPES = new Map([
 ] as const);
 const TYPE_BITS = 0o170000;
 const PERMISSION_BITS = 0o7777;
-export type FileType = 'fifo' | 'device' | 'directory' | 'file' | 'link' | 'socket' | 'other';
+type FileType = 'fifo' | 'device' | 'directory' | 'file' | 'link' | 'socket' | 'other';
 
 /** The attributes of a file: `mode` is its permissions, `modified` Unix seconds. */
 export type FileFacts = { type: FileType; size: number; mode: number; modified: number };

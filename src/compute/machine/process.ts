@@ -23,7 +23,7 @@ export const LOG_BYTES_MAX = 64 * 1024 * 1024;
 /** Processes that are kept. The oldest that have ended make room. */
 export const PROCESS_COUNT_MAX = 64;
 /** The most characters of a command in a record. */
-export const SHOWN_CHARACTERS_MAX = 1000;
+const SHOWN_CHARACTERS_MAX = 1000;
 const SECONDS = 30;
 /** A keeper that has not begun after so long never will: its start was cut short. */
 const START_SECONDS = 120;
@@ -252,7 +252,7 @@ ${recordOf('"$it"')}`,
   return theOne(processes);
 }
 
-export type LogOrder = {
+type LogOrder = {
   id: string;
   /** In bytes; below 0 it counts from the end. */
   offset: number;

@@ -36,7 +36,7 @@ ${LIMITED}`;
 /** Seconds for ending what a text started. */
 const KILL_SECONDS = 30;
 
-export type RunOrder = {
+type RunOrder = {
   /** Says a first word with `say`, at once or after its checks. */
   text: string;
   input?: Buffer | undefined;

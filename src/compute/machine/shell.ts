@@ -134,12 +134,6 @@ export const codeOfSignal = (name: string) => 128 + (constants.signals[`SIG${nam
 /** The exit code of what SIGKILL ended. */
 export const KILLED = codeOfSignal('KILL');
 
-/** The program of a session: the command, or a login shell without one. What it starts carries the marker, for KILL_MARKED. */
-export const sessionArgv = (marker: string, command: string | undefined): string[] => {
-  const shell = command === undefined ? 'exec /bin/sh -l' : 'exec /bin/sh -c "$2"';
-  return ['/bin/sh', '-c', `export PURSER_EXEC="$1"; ${shell}`, 'purser', marker, command ?? ''];
-};
-
 const PATH_CHARACTERS_MAX = 4096;
 const KEPT_OUT_PATH = /^\/(proc|sys|dev|run\/purser)(\/|$)/;
 const MUST_NOT_LIE_THERE = 'must not lie in /proc, /sys, /dev or /run/purser.';

@@ -138,9 +138,9 @@ type Caller = Pick<
   Call<'router', unknown>,
   'principal' | 'idempotencyKey' | 'isKeyMadeUp' | 'requestId' | 'headers' | 'whenGone'
 >;
-export type RouterCall = Caller & Pick<Call<'router', unknown>, 'request'>;
+type RouterCall = Caller & Pick<Call<'router', unknown>, 'request'>;
 /** A paid request under the gateway's base URL, and the headers of its answer. */
-export type RouterRequest = { request: ChatRequest; headers: () => Record<string, string> };
+type RouterRequest = { request: ChatRequest; headers: () => Record<string, string> };
 
 /** Builds the request of a body that was read as one to a model. */
 function requestOf(app: HttpApp, call: RouterCall, route: string, kind: Model['kind']): Promise<RouterRequest> {

@@ -18,7 +18,7 @@ export type BlockEvent =
   | { type: 'stop'; block: Block };
 
 /** Turns the deltas of a chat completion into blocks, one after the other. */
-export type BlockReader = {
+type BlockReader = {
   read(delta: unknown): BlockEvent[];
   end(): BlockEvent[];
   /** All blocks so far, in order. */

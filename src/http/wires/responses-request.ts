@@ -39,7 +39,7 @@ const TOOLS_LEFT_OUT = /^(web_search|image_generation$)/;
 export const isLeftOut = (tool: unknown) => TOOLS_LEFT_OUT.test(wordOf(objectOf(tool).type));
 
 /** What a tool was called in the request, where chat completions need another name or form. */
-export type SpecialTool = { name: string; namespace?: string; isCustom: boolean };
+type SpecialTool = { name: string; namespace?: string; isCustom: boolean };
 export type SpecialTools = ReadonlyMap<string, SpecialTool>;
 
 /**

@@ -16,7 +16,7 @@ const AGAIN_MILLISECONDS = { min: 1000, max: 30_000 };
 const LAST_MILLISECONDS = 2000;
 
 /** Hears what becomes of spans. */
-export type ExporterEvents = {
+type ExporterEvents = {
   failed(where: string, error: unknown): void;
   spansSent(count: number): void;
   spansDropped(reason: DropReason, count: number): void;

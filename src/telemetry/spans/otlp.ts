@@ -10,7 +10,7 @@ import type { SpanContext } from './trace-context.ts';
 type Value = string | number | bigint | boolean;
 export type Attributes = Record<string, Value | undefined>;
 
-export const SPAN_KINDS = { internal: 1, client: 3 } as const;
+const SPAN_KINDS = { internal: 1, client: 3 } as const;
 const STATUS_ERROR = 2;
 
 export type Span = {

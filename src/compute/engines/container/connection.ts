@@ -32,7 +32,7 @@ export class EngineUnreachable extends Error {}
 /** Makes one connection to the engine, over which nothing has been sent yet. */
 type Connect = () => Promise<Duplex>;
 
-export type EngineConnections = {
+type EngineConnections = {
   /** For the HTTP requests to the engine. A request without a connection fails with EngineUnreachable. */
   agent: http.Agent;
   /** Makes a call of docker-modem. It fails with whatever that throws while it reads the answer, also where nobody hears it. */

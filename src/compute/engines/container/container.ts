@@ -22,7 +22,7 @@ import { whyEnded } from './why-ended.ts';
 
 const CREATED_LABEL = 'purser.created';
 
-export type ContainerSurroundings = {
+type ContainerSurroundings = {
   /** The prefix of all tags of this installation. */
   prefix: string;
   /** A directory on the file system of Purser's database, for `check`. */

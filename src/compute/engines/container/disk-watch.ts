@@ -11,7 +11,7 @@ const PATIENCE_MILLISECONDS = 2_000;
 const GIVE_UP_MILLISECONDS = 600_000;
 
 /** Measures what containers have written, for engines without quotas. What cannot be measured is not reported. */
-export type DiskWatch = {
+type DiskWatch = {
   /** Says that a container wrote more than `diskGb`; undefined if it did not, or has not been measured yet. */
   exceeded(ref: Ref, diskGb: number): Promise<string | undefined>;
   forget(ref: Ref): void;

@@ -7,7 +7,7 @@ const STDERR = 2;
 /** What a process left behind still arrives; what something in the background keeps open is not waited for. */
 const QUIET_MILLISECONDS = 200;
 
-export type ExecOutput = {
+type ExecOutput = {
   stdout: PassThrough;
   stderr: PassThrough;
   /** Resolves when nothing has come for a moment although there was room for it, or nothing can come any more. */

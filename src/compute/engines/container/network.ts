@@ -51,7 +51,7 @@ type Attached = {
 /** No subnet is left for another network. */
 export class NoSubnet extends Error {}
 
-export type WalletNetworks = {
+type WalletNetworks = {
   /**
    * Makes the network `name` if it is not there, and runs `make` with the network that a container has to be in; the
    * network is not removed meanwhile. Throws `NoSubnet`.

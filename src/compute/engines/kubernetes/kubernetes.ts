@@ -41,7 +41,7 @@ const FORCE_SECONDS = 300;
 /** Any quota says so with these words (k8s.io/apiserver, resourcequota). */
 const QUOTA = /exceeded quota|is forbidden: .*quota/i;
 
-export type KubernetesSurroundings = {
+type KubernetesSurroundings = {
   /** Unix seconds. */
   now: () => number;
   cluster?: () => Promise<Cluster>;

@@ -1,6 +1,6 @@
 /** The parts of Kubernetes' objects that are used (its API reference, batch/v1 and v1). */
 
-export type Meta = {
+type Meta = {
   name: string;
   uid: string;
   resourceVersion: string;

@@ -2,7 +2,7 @@ import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node
 import { join } from 'node:path';
 
 /** The deadline files of a backend's machines, one directory each. */
-export type DeadlineFiles = {
+type DeadlineFiles = {
   directory(tag: string): string;
   write(tag: string, deadline: number): void;
   read(tag: string): number | undefined;

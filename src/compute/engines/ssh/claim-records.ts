@@ -6,7 +6,7 @@ import { writeDurablySync } from '../../../files/durable-file.ts';
 const KEPT_SECONDS = 90 * 86_400;
 
 /** A host's name, and its `place`, which tells whether it is still that host. Older records have no `place`. */
-export type AskedHost = { name: string; place: string | undefined };
+type AskedHost = { name: string; place: string | undefined };
 
 /**
  * Records which host was asked to make the machine of a tag, written before the host is asked. With it, a host that is

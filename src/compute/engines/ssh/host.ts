@@ -18,7 +18,7 @@ export class HostUnreachable extends NeverSent {}
 /** The host key differs: another machine answers there, or the host was reinstalled. Only the operator can tell. */
 export class HostKeyMismatch extends HostUnreachable {}
 
-export type HostAnswer = { code: number; said: string; fault: string };
+type HostAnswer = { code: number; said: string; fault: string };
 
 /** One of the operator's own hosts. */
 export type PoolHost = {

@@ -21,7 +21,7 @@ const CLEAR_NO = new Set<number>([POOL_EXIT.taken, POOL_EXIT.quarantined, POOL_E
 const HEALTH_STATES = ['free', 'taken', 'quarantined'] as const;
 
 /** A host's own report. Only a `free` host without faults is leased. */
-export type HostHealth = {
+type HostHealth = {
   host: string;
   chip: string;
   state: (typeof HEALTH_STATES)[number] | 'unreachable';

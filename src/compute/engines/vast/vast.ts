@@ -49,7 +49,7 @@ type Instance = {
   addresses: { host: string; port: number }[];
 };
 
-export type VastOptions = {
+type VastOptions = {
   /** The directory for the records of the machines. */
   leases: string;
   now: () => number;
