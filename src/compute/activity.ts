@@ -10,10 +10,10 @@ export type Activity = {
   forget(resourceId: string): void;
 };
 
-/** Creates the count of what is open, with nothing open. */
+/** Creates the counts, all zero. */
 export function createActivity(): Activity {
   const counts = new Map<string, number>();
-  /** Of which something was begun since it was last asked for. */
+  /** Resources for which something was begun since the last `sinceAsked`. */
   const begun = new Set<string>();
   const open = (resourceId: string) => counts.get(resourceId) ?? 0;
   return {

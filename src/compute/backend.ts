@@ -50,8 +50,8 @@ export type Created =
 
 /**
  * A machine as the backend sees it. An `ended` one still has to be destroyed; `note` says why it does not run, for the
- * operator. `waitsFor` says to the tenant why it is provisioning, and names nothing of what is behind the backend. One that
- * wrote more than the disk it may use counts as `ended`, with `exceeded`.
+ * operator. `waitsFor` tells the tenant why it is provisioning, without details of the backend. A machine that wrote more
+ * than its disk limit counts as `ended`, with `exceeded`.
  */
 export type Machine = {
   ref: Ref;
@@ -77,7 +77,7 @@ export type ExecOrder = {
 export type OutputBudget = {
   /** Counts a piece. Returns false when it does not fit: the piece and the rest of its stream are discarded. */
   take(piece: Buffer): boolean;
-  /** Aborted when nobody waits for the output any more; what was kept of it is then released. */
+  /** Aborted when the output is no longer wanted; what was kept of it is then released. */
   unwanted: AbortSignal;
 };
 export type ExecResult = {
@@ -106,32 +106,32 @@ export type SessionOrder = {
   terminal: { term: string; columns: number; rows: number } | undefined;
 };
 
-/** The result of one check: `detail` says what was found, or what is wrong and what to do about it. */
+/** The result of one check: `detail` describes the finding, or the fault and its remedy. */
 export type Finding = { name: string; ok: boolean; detail: string };
 
-/** What is done inside the machines of a backend. */
+/** The calls into the machines of a backend. */
 export type Inside = {
   exec(ref: Ref, order: ExecOrder): Promise<ExecResult>;
   /** Writes a file whole or not at all; parents are created. */
   upload(ref: Ref, path: string, content: Buffer): Promise<void>;
   session(ref: Ref, order: SessionOrder): Promise<Session>;
   /**
-   * Tries a machine that runs, before it is paid for: a command, and the GPUs that were sold. Returns what is wrong, or
-   * undefined. Reliable only until a tenant has been inside.
+   * Tries a running machine before it is paid for: a command, and the GPUs that were sold. Returns the fault, or undefined.
+   * Reliable only until a tenant has been inside.
    */
   prove(ref: Ref): Promise<string | undefined>;
   /**
    * The path, inside every machine, of the program that `port.ts` runs as `PROGRAM relay PORT` (watchdog.c). Without it,
-   * what the image has is used.
+   * the tools of the image are used.
    */
   relay?: string;
 };
 
-/** How `doctor` examines a backend. */
+/** The examination of a backend by `doctor`. */
 type Examination = {
   /** Checks everything that a lease depends on, without making one. Never throws. */
   check(): Promise<Finding[]>;
-  /** What it costs to make a machine only to try the backend. One that costs money is not made. */
+  /** The cost of making a machine only to try the backend. One that costs money is not made. */
   trial: 'free' | 'costs_money';
   /**
    * Says which limit is not in force inside a running machine; undefined if all are. Reliable only until a tenant has
@@ -142,23 +142,26 @@ type Examination = {
 
 /**
  * The machines behind a slot (design, section 7). Every call has its own time limit and, unless its result says
- * otherwise, throws when the backend cannot be asked. A call that throws proves nothing about what happened.
+ * otherwise, throws when the backend cannot be asked. A call that throws proves nothing about its effect.
  */
 export type Backend = {
   name: string;
-  /** Lists the offers of this slot. An engine that has not said within `waitMilliseconds` (2,000) what is free has nothing available. */
+  /**
+   * Lists the offers of this slot. An engine that does not report its free capacity within `waitMilliseconds` (2,000) has nothing
+   * available.
+   */
   offers(waitMilliseconds?: number): Promise<Offer[]>;
   /**
-   * The price and limits of this spec. Refuses with `offer_not_found` and `invalid_request`. Calls the provider only if it
-   * has to.
+   * Returns the price and limits of this spec. Refuses with `offer_not_found` and `invalid_request`. Calls the provider only if
+   * it has to.
    */
   quote(spec: Spec): Promise<Quote>;
   /** Returns how many more machines of this spec fit, as of a few seconds ago. Without it, `offers` says whether one does. */
   freeFor?(spec: Spec): Promise<number>;
   /**
-   * Makes one machine with `tag` that ends by itself at `deadline` (Unix seconds). Machines of different wallets must not
-   * reach each other; one without a wallet is nobody's. Of one for a trial the backend may keep more, so that it can say why
-   * it ended.
+   * Makes one machine with `tag` that ends by itself at `deadline` (Unix seconds). Machines of different wallets must not reach
+   * each other; one without a wallet must not be reached by any other. Of one for a trial the backend may keep more, so that it can
+   * say why it ended.
    */
   create(order: {
     tag: string;
@@ -167,20 +170,20 @@ export type Backend = {
     walletId?: string;
     isTrial?: boolean;
   }): Promise<Created>;
-  /** Every machine with this tag, ended ones included. */
+  /** Returns every machine with this tag, ended ones included. */
   find(tag: string): Promise<Machine[]>;
   /**
-   * The machine, or undefined when the backend confirms that there is none. Where a deadline that was moved needs something
-   * more to be in force, that is done here, unless the caller may `onlyLook`: it does not hold the lease's lock.
+   * Returns the machine, or undefined when the backend confirms that there is none. Where a moved deadline needs a further call to
+   * be in force, makes that call, unless the caller may `onlyLook`: it does not hold the lease's lock.
    */
   inspect(ref: Ref, options?: { onlyLook?: boolean }): Promise<Machine | undefined>;
   /** Sets the backend's own deadline. */
   extend(ref: Ref, deadline: number): Promise<Extended>;
   /** Ends and removes a machine in any state; succeeds if it is gone already. `inspect` confirms its absence. */
   destroy(ref: Ref): Promise<void>;
-  /** Everything that carries a tag with this prefix. Throws when the list would be partial. */
+  /** Lists everything that carries a tag with this prefix. Throws when the list would be partial. */
   listOwned(prefix: string): Promise<Owned[]>;
-  /** What is done inside its machines. An engine gives the start of a program, and `createInside` makes the rest of it. */
+  /** Everything that is done inside its machines. An engine starts programs; `createInside` makes the rest from that. */
   inside: Inside;
   /**
    * Machines of the same users as this installation's that do not carry its tag. They are only reported, unless there
@@ -196,7 +199,7 @@ export type Backend = {
   absence: { lists: number; apartSeconds: number };
   /** Names the settings that this machine still needs and the configuration no longer has, as sentences. Calls no provider. */
   misses?(machine: { tag: string; ref: Ref | null }): string | undefined;
-  /** What only `doctor` asks. */
+  /** The calls that only `doctor` makes. */
   doctor?: Examination;
   close(): Promise<void>;
 };
@@ -214,7 +217,7 @@ export const resourceIdOf = (prefix: string, tag: string) => tag.slice(prefix.le
 /** The surroundings that a backend is opened with, beside its settings. */
 export type Surroundings = {
   dataDirectory: string;
-  /** The directory for what a backend keeps of its machines, above all their deadlines. */
+  /** The directory for a backend's own records of its machines, above all their deadlines. */
   leases: string;
   /** The prefix of this installation's tags. */
   prefix: string;

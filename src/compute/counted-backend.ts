@@ -1,7 +1,7 @@
 import { Refusal } from '../refusal.ts';
 import type { Backend, Inside } from './backend.ts';
 
-/** Hears of every call of a backend: `ok`, `failed`, the kind of another outcome, or the code of a refusal. */
+/** Called for every call of a backend with `ok`, `failed`, the kind of another outcome, or the code of a refusal. */
 export type BackendCalled = (call: string, code: string, seconds: number) => void;
 
 const CALLS = new Set<string | symbol>([
@@ -18,7 +18,7 @@ const CALLS = new Set<string | symbol>([
   'session',
 ] satisfies (keyof Backend | keyof Inside)[]);
 
-/** Returns a backend that does what this one does, and tells how each call ended and how long it took. */
+/** Returns a backend that does the same as this one, and reports how each call ended and how long it took. */
 export const countedBackend = (backend: Backend, called: BackendCalled): Backend => counted(backend, called);
 
 function counted<T extends Backend | Inside>(calls: T, called: BackendCalled): T {
@@ -43,7 +43,7 @@ function counted<T extends Backend | Inside>(calls: T, called: BackendCalled): T
   });
 }
 
-/** The outcomes of `create` and `extend` that are no error of the call. */
+/** Returns the code of a call's result: some outcomes of `create` and `extend` are no error of the call. */
 function codeOf(name: string | symbol, result: unknown): string {
   const { kind } = (name === 'create' || name === 'extend' ? result : {}) as { kind?: string };
   return kind === undefined || kind === 'created' || kind === 'done' ? 'ok' : kind;

@@ -1,9 +1,8 @@
 import type { Backend, Ref } from './backend.ts';
 
 /**
- * The processor time that a machine has used, and when, by the machine's own clock since its host was booted. It is read
- * from the machine's control group, or from its own processes one by one; `none` where neither can be told from what else
- * runs on the host.
+ * The processor time that a machine has used, and when, by the machine's own clock since its host was booted. It is read from the
+ * machine's control group, or from its own processes one by one; `none` where neither can be told apart from the rest of the host.
  */
 export type CpuTime =
   | { source: 'cgroup' | 'processes'; usedSeconds: number; uptimeSeconds: number }
@@ -14,7 +13,7 @@ const OUTPUT_BYTES_MAX = 256;
 
 /**
  * Prints `purser-cpu SOURCE VALUE UNIT UPTIME`, with the unit in parts of a second. A machine is not always the whole of
- * what its commands can see, so the group of processes is chosen by what marks the lease:
+ * what its commands can see, so the group of processes is chosen by the mark of the lease:
  * - PURSER_LEASE (local): the processes that have it in their environment;
  * - SLURM_JOB_ID: the job's control group, else the processes that have it in their environment;
  * - a user whose slice the command is in (a pool host): that slice;
@@ -80,8 +79,8 @@ processes "$(echo /proc/[0-9]*)"`;
 const SAID = /^purser-cpu (cgroup|processes|none) (\d{1,20}) (\d{1,10}) (\d{1,12}(?:\.\d{1,6})?)$/m;
 
 /**
- * Reads the processor time of a machine by a command inside it. Its tenant may say what they like: they only spend their
- * own money. Throws when the machine cannot be asked.
+ * Reads the processor time of a machine by a command inside it. Its tenant can falsify the answer: that only spends their own
+ * money. Throws when the machine cannot be asked.
  */
 export async function readCpuTime(backend: Backend, ref: Ref): Promise<CpuTime> {
   const order = { command: READ_CPU, timeoutSeconds: READ_SECONDS, streamBytesMax: OUTPUT_BYTES_MAX };

@@ -2,13 +2,13 @@ import { deadline } from '../net/deadline.ts';
 import type { Backend, Offer, Spec, SpecOne, SpecThree, SpecTwo } from './backend.ts';
 import type { Fill } from './settings.ts';
 
-/** How long a backend has to say what is free. */
+/** The time in which a backend has to report its free capacity. */
 const ASK_MILLISECONDS = 2000;
 
 /**
- * Returns the candidates for a new machine in the order in which they are asked. `in_order` is the order of the settings;
- * with `most_free` the one comes first where the most machines of this spec still fit. One that cannot say has none, and
- * where they are equal the settings decide. One that fails at the moment comes last.
+ * Returns the candidates for a new machine in the order in which they are asked. `in_order` is the order of the settings; with
+ * `most_free` the backend with room for the most machines of this spec comes first. One that cannot report its room counts as full,
+ * and the settings decide between equals. One that currently fails comes last.
  */
 export async function ordered<C extends { backend: Backend }>(
   candidates: readonly [C, ...C[]],
@@ -25,7 +25,7 @@ export async function ordered<C extends { backend: Backend }>(
     .map(({ it }) => it) as [C, ...C[]];
 }
 
-/** Returns how many more machines of the spec the backend has room for; 0 when it does not say so in time. */
+/** Returns how many more machines of the spec the backend has room for; 0 when it does not answer in time. */
 async function freeFor(backend: Backend, spec: Spec): Promise<number> {
   const asked = backend.freeFor
     ? backend.freeFor(spec)
@@ -37,7 +37,7 @@ async function freeFor(backend: Backend, spec: Spec): Promise<number> {
   );
 }
 
-/** Whether an offer is of the kind that the spec asks for. */
+/** Returns whether an offer is of the kind that the spec requests. */
 function isOf({ spec: offered }: Offer, spec: Spec): boolean {
   const kind = (it: Spec) => (it as SpecThree).offer_id ?? (it as SpecTwo).chip ?? (it as SpecOne).gpu;
   return kind(offered) === kind(spec);

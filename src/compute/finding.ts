@@ -5,7 +5,7 @@ export const WARNING = 'Warning: ';
 /** Makes the detail of a finding a warning. */
 export const warning = (text: string) => WARNING + text;
 
-/** Makes one finding: `check` returns the detail of a success, or throws an error that says what to do. Never throws. */
+/** Makes one finding: `check` returns the detail of a success, or throws an error with the remedy. Never throws. */
 export async function finding(name: string, check: () => string | Promise<string>): Promise<Finding> {
   try {
     return { name, ok: true, detail: await check() };

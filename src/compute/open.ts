@@ -11,7 +11,7 @@ const BACKENDS = { ...backends, local };
 
 type Around = Omit<Surroundings, 'leases'>;
 
-/** Opens the backends of every configured slot. `called` hears of every call of them. */
+/** Opens the backends of every configured slot. `called` is called for each of their calls. */
 export async function openSlots(
   { compute }: { compute: ComputeSettings | LocalCompute },
   around: Around,
@@ -28,7 +28,7 @@ export async function openSlots(
   return createSlots(list, new Map(fills as [Slot, Fill][]));
 }
 
-/** Opens one backend, under the name that it has among those of its slot. */
+/** Opens one backend, under its name among those of its slot. */
 export async function openBackend(
   { slot, name, place, settings }: PlacedSettings,
   around: Around,
@@ -36,7 +36,7 @@ export async function openBackend(
   const { backend: kind, provision_seconds: provisionSeconds } = settings;
   const open = BACKENDS[kind].open as (of: typeof settings, around: Surroundings) => Promise<Backend>;
   const shared = files(around.dataDirectory).leases;
-  // Two of a kind keep their files apart. The one without a name has those of a slot with one backend.
+  // Two backends of a kind keep their files apart. The one without a name has those of a slot with one backend.
   const leases = name === kind ? shared : join(shared, slot, name);
   const backend = await open(settings, { ...around, leases });
   return { slot, place, provisionSeconds, backend: { ...backend, name } };

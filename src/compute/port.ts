@@ -2,7 +2,7 @@ import { Duplex, type Readable } from 'node:stream';
 import { deadline } from '../net/deadline.ts';
 import type { Backend, Ref, Session } from './backend.ts';
 
-/** Nothing listens on the port, or the machine has nothing that could connect to it. The message says so to the tenant. */
+/** No server listens on the port, or the machine has no program that could connect to it. The message tells the tenant which. */
 export class PortUnreachable extends Error {}
 
 /** The line that a relay writes once it is connected. */
@@ -11,7 +11,7 @@ const CONNECTED = Buffer.from('connected\n');
 const CLOSED = 111;
 const NO_PROGRAM = 69;
 const CONNECT_MILLISECONDS = 20_000;
-/** What waits on either side of a connection for whoever is slower. */
+/** Buffer size in each direction. */
 const WAITING_BYTES = 64 * 1024;
 const STDERR_BYTES_MAX = 512;
 
@@ -74,9 +74,9 @@ kill "$up" 2>/dev/null
 exit 0`;
 
 /**
- * Connects standard input and output to the port `$1` on loopback, by the program `$2` if it is there, else by the first of
- * what an image may have. Those of the last group do not say that they are connected: the kernel's table says whether
- * somebody listens. nc asks 127.0.0.1 alone, and socat would end half a second after its input.
+ * Connects standard input and output to the port `$1` on loopback, by the program `$2` if it exists, else by the first tool that
+ * the image has. Those of the last group do not report that they are connected: the kernel's table shows whether the port has a
+ * listener. nc tries 127.0.0.1 alone, and socat would end half a second after its input.
  */
 const RELAY = `[ -x "$2" ] && "$2" relay 2>/dev/null && exec "$2" relay "$1"
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -96,8 +96,8 @@ exec "$@"`;
 const relayCommand = (port: number, program = '') => `set -- ${port} '${program}'\n${RELAY}`;
 
 /**
- * Connects to a port on loopback inside a machine. What the program that connects is told ends with the machine; destroying
- * the stream ends it. Throws PortUnreachable, and whatever a session throws.
+ * Connects to a port on loopback inside a machine. Destroying the stream ends the relay; so does the machine's end. Throws
+ * PortUnreachable, and the errors of a session.
  */
 export async function connectPort(backend: Backend, ref: Ref, port: number): Promise<Duplex> {
   const command = relayCommand(port, backend.inside.relay);
@@ -126,7 +126,7 @@ function begin(stream: Readable): () => string {
   return () => text.trim();
 }
 
-/** Waits for the relay's line. Returns what came behind it. */
+/** Waits for the relay's line. Returns the data after it. */
 async function connected({ stdout, ended }: Session, port: number, said: () => string): Promise<Buffer> {
   let heard: Buffer = Buffer.alloc(0);
   const line = Promise.withResolvers<void>();
@@ -153,7 +153,7 @@ async function connected({ stdout, ended }: Session, port: number, said: () => s
   );
 }
 
-/** Returns a session as one stream, with back-pressure both ways. `first` has been read of it already. */
+/** Returns a session as one stream, with back-pressure both ways. `first` has already been read from it. */
 function overSession({ stdin, stdout, ended, kill }: Session, first: Buffer): Duplex {
   let isOver = false;
   const stream = new Duplex({
@@ -166,13 +166,13 @@ function overSession({ stdin, stdout, ended, kill }: Session, first: Buffer): Du
     },
     read: () => void stdout.resume(),
     destroy(error, done) {
-      if (!isOver) kill(); // Nothing keeps running when nobody is connected to it.
+      if (!isOver) kill(); // The relay must not outlive its connection.
       done(error);
     },
   });
   if (first.length) stream.push(first);
   stdout.on('data', (piece: Buffer) => stream.push(piece) || stdout.pause());
-  // A machine that dies ends its relay too: only one that ended by itself says that the server closed the connection.
+  // A machine that dies ends its relay too: only a relay that ended by itself shows that the server closed the connection.
   const broken = (cause?: unknown) => stream.destroy(new Error('the connection into the machine broke', { cause }));
   const finish = (end: Awaited<Session['ended']>) => {
     isOver = true;
@@ -180,7 +180,7 @@ function overSession({ stdin, stdout, ended, kill }: Session, first: Buffer): Du
     else broken(end);
   };
   const over = () => void ended.then(finish, broken);
-  // A server that says something and closes at once has ended before anybody listened here.
+  // A server that sends data and closes at once has ended before the listeners above were added.
   if (stdout.readableEnded) over();
   else if (stdout.destroyed) broken();
   else {

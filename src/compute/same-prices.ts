@@ -1,6 +1,6 @@
 import { formatUsd, Nanos } from '../money.ts';
 
-/** The parts of all backends' settings that say what is sold, and for how much. */
+/** The parts of all backends' settings that define the items on sale and their prices. */
 type Sold = {
   prices?: {
     cpu_hourly_usd: bigint;
@@ -18,7 +18,7 @@ type Sold = {
   }[];
 };
 
-/** Returns what is sold by the name that a tenant asks for it by, with its price and its size in words. */
+/** Maps each item on sale to a description of its price and size. */
 function soldBy({ prices, chips = {}, hosts = [], offers = [] }: Sold): Map<string, string> {
   const usd = (price: bigint) => `${formatUsd(Nanos(price))} USD an hour`;
   const sized = prices
@@ -40,8 +40,8 @@ function soldBy({ prices, chips = {}, hosts = [], offers = [] }: Sold): Map<stri
 }
 
 /**
- * Returns, in words, the first thing that two backends of a slot sell under one name and not on the same terms; undefined if
- * there is none. What a lease costs must not depend on where it happens to be made.
+ * Returns, in words, the first item that two backends of a slot sell under one name on different terms; undefined if there is none.
+ * The price of a lease must not depend on the backend that makes it.
  */
 export function firstOtherPrice(list: readonly (readonly [name: string, settings: object])[]): string | undefined {
   const terms = new Map<string, { name: string; words: string }>();

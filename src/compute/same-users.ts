@@ -1,9 +1,9 @@
-/** The parts of backends' settings that say which users leases run as. */
+/** The parts of backends' settings that name the users of leases. */
 type Users = { job_user?: string; job_users?: readonly string[] };
 
 /**
- * Returns, in words, the first user whom two backends of a slot give to leases, and one of them to a single lease at a time;
- * undefined if there is none. Each knows only its own claims.
+ * Returns, in words, the first user that two backends of a slot give to leases while one of them gives it to a single lease at a
+ * time; undefined if there is none. Each backend knows only its own claims.
  */
 export function firstSharedUser(list: readonly (readonly [name: string, settings: object])[]): string | undefined {
   const all = list.map(([name, settings]) => ({ name, ...(settings as Users) }));

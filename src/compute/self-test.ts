@@ -11,22 +11,22 @@ import {
 } from './backend.ts';
 import type { ConfiguredBackend } from './slots.ts';
 
-/** Together well below the grace period of the orphan sweep, so that a running trial is not taken for an orphan. */
+/** Time limits, together well below the grace period of the orphan sweep, so that a running trial is not taken for an orphan. */
 const RUN_MILLISECONDS = 60_000;
 const REMOVE_MILLISECONDS = 75_000; // Slurm kills what does not end by itself after 30 s (KillWait).
 const POLL_MILLISECONDS = 250;
-/** The deadline of the trial machine: long enough to try it, and soon over should nothing else end it. */
+/** The deadline of the trial machine: long enough to try it, and short in case nothing else ends it. */
 const TRIAL_SECONDS = 120;
 const EXEC_SECONDS = 20;
-/** A busy engine is asked what is free for as long as it is asked what it is: one that is slow is not one that is full. */
+/** A busy engine gets as long to report its free capacity as to describe itself: a slow engine is not a full one. */
 const OFFERS_MILLISECONDS = 20_000;
 
 const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /**
- * Makes one machine of the cheapest offer that is free, waits until it runs, finds it by its tag, runs `true` in it,
- * destroys it, and asks whether it is gone. Its tag names this installation and no resource, so that the orphan sweep
- * takes it away if this process dies half-way. What is leased is not touched. Never throws.
+ * Makes one machine of the cheapest offer that is free, waits until it runs, finds it by its tag, runs `true` in it, destroys it,
+ * and checks that it is gone. Its tag names this installation and no resource, so that the orphan sweep removes it if this process
+ * dies half-way. Leased machines are not touched. Never throws.
  */
 export async function selfTest(
   { backend, provisionSeconds }: Pick<ConfiguredBackend, 'backend' | 'provisionSeconds'>,
@@ -105,7 +105,7 @@ async function use(
       throw new Error(`it was made, and ended by itself after ${waited()} s${why}`);
     if (machine.state === 'running' && fault === undefined) break;
     if (performance.now() - started > Math.min(RUN_MILLISECONDS, provisionSeconds * 1000)) {
-      // Slow is not yet a fault: a cluster may be full.
+      // Being slow is not yet a fault: a cluster may be full.
       if (provisionSeconds * 1000 > RUN_MILLISECONDS)
         return {
           ok: true,
@@ -130,7 +130,7 @@ async function use(
   return { ok: true, detail: `it ran ${ran} s after it was made, was found by its tag and ran a command` };
 }
 
-/** Why the machine does not run any more, whatever failed first for that reason; undefined if it runs. */
+/** Returns why the machine no longer runs, whatever failed first because of that; undefined if it runs. */
 async function endOf(backend: Backend, ref: Ref | undefined, madeAt: number): Promise<string | undefined> {
   const machine = ref === undefined ? undefined : await backend.inspect(ref).catch(() => undefined);
   if (machine?.state !== 'ended') return undefined;

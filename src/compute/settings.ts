@@ -28,13 +28,13 @@ export type Fill = (typeof FILLS)[number];
 /** A slot with several backends. A name may be left out once for each kind of backend: it is then that kind. */
 type Several<One> = { backend?: undefined; fill: Fill; backends: (One & { name?: string })[] };
 
-/** The fault of an unknown backend. `local` has its own message: the demo shows it, and somebody will try it. */
+/** The fault of an unknown backend. `local` has its own message: the demo shows it, so operators will try it. */
 const notThis = ({ expected, received }: v.BaseIssue<unknown>) =>
   received === '"local"'
     ? 'local is for `purser demo` only: it puts no wall between a lease and this machine'
     : `Invalid type: Expected ${expected} but received ${received}`;
 
-/** It is a label of metrics, and names a directory. */
+/** The name of a backend. It is a label of metrics, and names a directory. */
 const backendName = v.pipe(
   v.string(),
   v.maxLength(60),
@@ -68,7 +68,7 @@ function backendsFor<S extends Slot>(slot: S) {
         (list) => new Set(list.map(nameOf)).size === list.length,
         'two backends have the same name: give each a `name` of its own',
       ),
-      // Leases of a backend without a name have its kind in their rows: another kind must not be asked for them.
+      // The rows of leases of a backend without a name have its kind: another kind must not be asked for them.
       v.check(
         (list) => list.every((it) => nameOf(it) === it.backend || !Object.hasOwn(BACKENDS, nameOf(it))),
         'a backend has the name of another kind: give it another `name`',
@@ -83,7 +83,7 @@ function backendsFor<S extends Slot>(slot: S) {
   const both = v.custom(() => false, 'give either backend or backends');
   const has = (input: unknown, key: string) => typeof input === 'object' && input !== null && key in input;
   const either = v.lazy((input) => (!has(input, 'backends') ? one : has(input, 'backend') ? both : several));
-  // Where a setting is not known, its neighbours are looked up in the options (config.ts).
+  // Where a setting is not known, similar names are looked up in the options (config.ts).
   const options = [one, several];
   return v.optional(
     Object.assign(either, { options }) as v.GenericSchema<unknown, SettingsFor<S> | Several<SettingsFor<S>>>,
@@ -116,7 +116,7 @@ export function listBackends(compute: ComputeSettings | LocalCompute): PlacedSet
   });
 }
 
-/** Returns notes for the operator, not faults: the limits that a backend does not enforce, as far as the settings tell. */
+/** Returns notes for the operator, not faults: the limits that a backend does not enforce, as far as the settings show. */
 export function adviceOn(compute: ComputeSettings): string[] {
   return listBackends(compute).flatMap(({ place, settings }) => {
     const { notes } = BACKENDS[settings.backend as keyof Backends];

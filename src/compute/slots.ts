@@ -7,14 +7,14 @@ import type { Fill } from './settings.ts';
 /** One configured backend of a slot (design, section 7). */
 export type ConfiguredBackend = {
   slot: Slot;
-  /** Names it among all: its slot, and its own name where the slot has several. */
+  /** The unique name: the slot, and its own name where the slot has several. */
   place: string;
   backend: Backend;
   provisionSeconds: number;
 };
 
 export type Slots = {
-  /** In slot order, and each slot's in the order of its list. */
+  /** The backends in slot order, those of a slot in the order of its list. */
   list: readonly ConfiguredBackend[];
   /** The backends of a slot, and which is asked first. Refuses with `provider_not_configured`. */
   find(slot: Slot): { fill: Fill; backends: readonly [ConfiguredBackend, ...ConfiguredBackend[]] };
@@ -46,12 +46,12 @@ export function createSlots(list: readonly ConfiguredBackend[], fills: ReadonlyM
 
 const SECONDS_PER_HOUR = 3600n;
 
-/** The price of `seconds`, rounded up to a whole nano-dollar, once (design 2.1). */
+/** Returns the price of `seconds`, rounded up to a whole nano-dollar, once (design 2.1). */
 export function priceOfSeconds(priceHourly: bigint, seconds: number): Nanos {
   return Nanos((priceHourly * BigInt(seconds) + SECONDS_PER_HOUR - 1n) / SECONDS_PER_HOUR);
 }
 
-/** The price of a lease as JSON, kept on the operation's row. */
+/** Returns the price of a lease as JSON, kept on the operation's row. */
 export function leasePriceSnapshot(priceHourly: bigint, seconds: number): string {
   return JSON.stringify({ price_hourly_usd: formatUsd(Nanos(priceHourly)), seconds });
 }

@@ -2,9 +2,9 @@ import { Transform } from 'node:stream';
 import { WAITING } from '../machine/waiting.ts';
 
 /**
- * Runs `$@` and marks on standard error, with `$mark`, where its output begins and ends, and prints its exit code there. What
- * an engine itself says on that stream can so be told from the command's own output. This shell's own word on a command that a
- * signal ended, such as "Terminated", goes nowhere.
+ * Runs `$@`, marks on standard error, with `$mark`, where its output begins and ends, and prints its exit code there. The engine's
+ * own messages on that stream can thus be told apart from the command's output. This shell's message about a command that a signal
+ * ended, such as "Terminated", is discarded.
  */
 export const RUN_MARKED = `printf '%s{' "$mark" >&2
 exec 3>&2 2>/dev/null
@@ -41,7 +41,7 @@ export function between(mark: string, tell: MarkedOutput): Transform {
       }
       if (where === 'inside') {
         const at = held.indexOf(shut);
-        // Bytes that may begin the mark are kept back until that is certain.
+        // Bytes that may begin the mark are kept back until they are known to be output.
         const sure = at < 0 ? held.length - partOf(shut, held) : at;
         if (sure > 0) this.push(held.subarray(0, sure));
         held = held.subarray(at < 0 ? sure : at + shut.length);

@@ -5,9 +5,9 @@ const DOUBT_MILLISECONDS = 60_000;
 
 /** Capacity counting both existing containers and those about to be made, so that two creates never share the last. */
 type Reservations = {
-  /** Reserves capacity for the container `tag`, or says what is lacking. Throws when the engine cannot be asked. */
+  /** Reserves capacity for the container `tag`, or returns what is lacking. Throws when the engine cannot be asked. */
   reserve(tag: string, size: Size): Promise<Claim | { lacking: string }>;
-  /** Ends a reservation: the engine lists the container now, or there is none. If in doubt it is kept for a minute. */
+  /** Ends a reservation: the engine lists the container now, or there is none. If in doubt, the reservation is kept for a minute. */
   release(tag: string, doubt?: boolean): void;
   /** Returns how many more of a size fit now. Throws when the engine cannot be asked. */
   free(): Promise<(size: Size) => number>;
@@ -24,13 +24,13 @@ export function createReservations(settings: Sold, prefix: string, engine: Engin
   let last: Promise<unknown> = Promise.resolve();
 
   async function taken(): Promise<Claim[]> {
-    // Read before the list, so that a container made meanwhile is in at least one of the two.
+    // Read before the list, so that a container made in the meantime is in at least one of the two.
     const before = [...coming.values()];
     const there = await engine.list();
     return [...there, ...before.filter(({ tag }) => !there.some((it) => it.tag === tag))];
   }
 
-  /** For all leases of provider_one together: the machine's capacity, unless the operator configured another. */
+  /** Returns the capacity for all leases of provider_one together: the machine's, unless the operator configured another. */
   const capacity = async () => ('offers' in settings ? undefined : (settings.capacity ?? (await engine.capacity())));
 
   async function decide(tag: string, size: Size): Promise<Claim | { lacking: string }> {

@@ -8,7 +8,7 @@ import { nameOfSignal } from '../machine/shell.ts';
 export const BEGIN_MILLISECONDS = 15_000;
 const BLANK = 0x20;
 
-/** The machine received nothing of what was asked of it, and never will. */
+/** The machine received nothing of the request, and never will. */
 export class NeverSent extends Error {}
 /** The machine opens no further channel on this connection. */
 export class ChannelRefused extends NeverSent {}
@@ -16,22 +16,22 @@ export class ChannelRefused extends NeverSent {}
 /** A line that runs on a machine. */
 export type Begun = {
   channel: ClientChannel;
-  /** Its end. Rejects when its channel or its connection was lost, so that nobody knows. */
+  /** Resolves when the line ends. Rejects when its channel or its connection was lost, so that the end is unknown. */
   ended: Promise<{ code: number } | { signal: string }>;
-  /** Closes the channel, and throws away what still comes. Rejects `ended` with `error` if the line still runs. */
+  /** Closes the channel, and discards further output. Rejects `ended` with `error` if the line still runs. */
   close(error?: Error): void;
 };
 
-/** A way to run lines of shell on a machine, each on a channel of its own. */
+/** Runs lines of shell on a machine, each on a channel of its own. */
 export type Channels = {
-  /** Throws NeverSent if the machine received nothing, another Error if it may have. */
+  /** Begins a line. Throws NeverSent if the machine received nothing, another Error if it may have. */
   begin(line: string, terminal?: SessionOrder['terminal']): Promise<Begun>;
 };
 
-/** Why a channel is no more: it was never opened, its line has ended, or that was not waited for. */
+/** The end of a channel: it was never opened, its line has ended, or it was left before that. */
 export type Fate = 'refused' | 'ended' | 'left';
 
-/** Runs a line on a channel of `client`. `over` is called once, when the channel is no more. Throws as `begin` does. */
+/** Runs a line on a channel of `client`. `over` is called once, when the channel has ended. Throws as `begin` does. */
 export function openChannel(
   client: Client,
   line: string,
@@ -43,7 +43,7 @@ export function openChannel(
 ): Promise<Begun> {
   const { promise, resolve, reject } = Promise.withResolvers<Begun>();
   const end = Promise.withResolvers<{ code: number } | { signal: string }>();
-  end.promise.catch(() => {}); // Whoever waits hears of it.
+  end.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
   const pty = terminal && { term: terminal.term, cols: terminal.columns, rows: terminal.rows, width: 0, height: 0 };
   const text = Buffer.from(line);
   let isSent = false;

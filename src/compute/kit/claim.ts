@@ -2,7 +2,7 @@ import type { Spec, SpecOne, SpecThree } from '../backend.ts';
 import { gpuDevices, type SoldDevices } from './gpus.ts';
 import { type Fixed, type FixedOffer, offerOf } from './priced.ts';
 
-/** The settings of what a backend sells: by size, or as offers. */
+/** The settings that define what a backend sells: by size, or as offers. */
 export type Sold =
   | (SoldDevices & { limits: { disk_gb: number }; capacity?: Capacity | undefined })
   | { offers: (FixedOffer & { count: number })[]; limits: Fixed['limits'] };
@@ -30,14 +30,14 @@ export function sizeOf(settings: Sold, spec: Spec): Size {
   return { cpus, memoryGib, gpu, gpus, offer: undefined, diskGb: settings.limits.disk_gb };
 }
 
-/** What one container takes of its engine. Recorded as labels on the container, and nowhere else. */
+/** The share of its engine that one container takes. Recorded as labels on the container, and nowhere else. */
 export type Claim = {
   tag: string;
   cpus: number;
   memoryGib: number;
   offer: string | undefined;
   devices: string[];
-  /** Undefined for a container that an earlier release made. */
+  /** Undefined for a container without the label. */
   diskGb: number | undefined;
 };
 
@@ -99,7 +99,7 @@ export function fit(
   return { devices: free.slice(0, size.gpus) };
 }
 
-/** Returns how many more containers of `size` fit beside what is `taken`, counted as `fit` does. */
+/** Returns how many more containers of `size` fit beside what is `taken`, counted as in `fit`. */
 export function countFree(
   settings: Sold,
   prefix: string,

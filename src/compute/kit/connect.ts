@@ -8,11 +8,11 @@ const CONNECT_MILLISECONDS = 10_000;
 const PING_MILLISECONDS = 5_000;
 /** A connection on which nothing arrives for this long, not even the answer to a ping, is given up. */
 const SILENT_MILLISECONDS = 20_000;
-/** A machine that does not close its end of a connection is not waited for any longer than this. */
+/** The longest wait for a machine to close its end of a connection. */
 const HANG_UP_MILLISECONDS = 1_000;
 const RETRY_MILLISECONDS = { least: 50, most: 1_000 };
 
-/** The address of a machine, and what proves both sides. */
+/** The address of a machine, and the credentials of both sides. */
 export type SshAddress = {
   host: string;
   port: number;
@@ -23,8 +23,8 @@ export type SshAddress = {
 export type SshFault = Error & { level?: string; code?: string };
 
 /**
- * Opens a connection, or throws; `level` is `client-authentication` where the key was refused. `isHost` tells whether a
- * host key is the machine's.
+ * Opens a connection, or throws; `level` is `client-authentication` where the key was refused. `isHost` returns whether a host key
+ * is the machine's.
  */
 export function connectSsh(
   address: SshAddress,
@@ -77,8 +77,8 @@ export function connectSsh(
 const CLOSED = 'the machine closed the connection';
 
 /**
- * Opens a connection with `open`, and again while the machine drops it before the handshake, as sshd does with those
- * above its MaxStartups. Gives up after the time that one connection may take.
+ * Opens a connection with `open`, and repeats that while the machine drops it before the handshake, as sshd does with those above
+ * its MaxStartups. Gives up after the time limit of one connection.
  */
 export async function connectAgain<T>(open: () => Promise<T>): Promise<T> {
   const until = performance.now() + CONNECT_MILLISECONDS;
@@ -92,7 +92,7 @@ export async function connectAgain<T>(open: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Whether a connection was dropped before anything was agreed on it. */
+/** Returns whether a connection was dropped before its handshake was complete. */
 const wasDropped = ({ code, level, message }: SshFault) =>
   (level === 'client-socket' && (code === 'ECONNRESET' || code === 'EPIPE')) ||
   message === 'Connection lost before handshake' ||

@@ -1,8 +1,8 @@
 import type { Created } from '../backend.ts';
 
 /**
- * The outcome of a create that made nothing for certain. `reason` is a sentence without its full stop, for the caller; `words`
- * are the provider's, for the operator and the log.
+ * Returns the outcome of a create that certainly made nothing. `reason` is a sentence without its full stop, for the caller;
+ * `words` are the provider's, for the operator and the log.
  */
 export const refused = (
   reason: string,

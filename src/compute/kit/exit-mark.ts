@@ -4,16 +4,15 @@ import { WAITING } from '../machine/waiting.ts';
 import { partOf } from './between.ts';
 
 /**
- * LXD before 5.21 says that a command has ended only when nobody holds its output any more: a process that it left in the
- * background would hold up its answer. So a shell around each command prints its exit code behind a mark, as the last on
- * standard error.
+ * Runs a command and prints its exit code behind a mark, as the last output on standard error. LXD before 5.21 reports the end of a
+ * command only when no process holds its output any more: a process that the command left in the background would delay the report.
  */
 export const WITH_EXIT_MARK =
   'cd "$1" 2>/dev/null; mark=$2; shift 2; "$@"; code=$?; echo "$mark$code" >&2; exit "$code"';
 
 /**
- * Returns a script for an engine that may lose the end of what a command says: its exit code behind a mark is the last on both
- * outputs. The mark is the first line of its input, because a command may print the arguments of whatever runs.
+ * Returns a script for an engine that may lose the end of a command's output: its exit code behind a mark is the last on both
+ * outputs. The mark is the first line of its input, because a command may print the arguments of any process.
  */
 export const withMark = (script: string) => `IFS= read -r purser_mark
 trap 'code=$?; echo "$purser_mark$code"; echo "$purser_mark$code" >&2' EXIT
@@ -24,7 +23,7 @@ export const newMark = () => randomBytes(12).toString('hex');
 
 const CODE_BYTES_MAX = 4; // Three digits and a line feed.
 
-/** Passes a stream on without the mark and its code, and says the code. */
+/** Passes a stream on without the mark and its code, and reports the code. */
 export function withoutMark(mark: string, found: (code: number) => void): Transform {
   const wanted = Buffer.from(mark);
   let held: Buffer = Buffer.alloc(0);

@@ -35,7 +35,7 @@ export const above0 = v.pipe(v.number(), v.gtValue(0), v.maxValue(1_000_000));
 export const maxSeconds = v.optional(whole(60, SECONDS_MAX), 86_400);
 export const limits = v.optional(v.strictObject({ max_seconds: maxSeconds }), {});
 
-/** Disk space that a lease of provider_one may write where the operator sets nothing else. */
+/** The disk space in GB that a lease of provider_one may write unless the operator sets another. */
 export const DISK_GB = 20;
 
 /** The prices and limits of a lease that is sold by its size, as provider_one's are. */
@@ -45,18 +45,18 @@ export const sized = {
     memory_gib_hourly_usd: hourly,
     gpu_hourly_usd: v.optional(v.record(v.string(), hourly), {}),
   }),
-  /** Of one lease. */
+  /** The limits of one lease. */
   limits: v.strictObject({
     cpus: above0,
     memory_gib: above0,
     gpus: v.optional(whole(0, 64), 0),
-    /** Nobody buys it: what a lease may write. */
+    /** The disk space that a lease may write. It is not sold separately. */
     disk_gb: v.optional(whole(1, 1_000_000), DISK_GB),
     max_seconds: maxSeconds,
   }),
 };
 
-/** What every offer of a size has. */
+/** The fields of every offer of a size. */
 export const offerFields = {
   id: v.pipe(v.string(), v.minLength(1), v.maxLength(100)),
   cpus: above0,
@@ -66,7 +66,7 @@ export const offerFields = {
 };
 /** The number of leases that an offer takes at once. */
 export const offerCount = v.optional(whole(1, 10_000), 1);
-/** Whether no two of the offers have the same id. */
+/** Returns whether no two of the offers have the same id. */
 export const haveOwnIds = (offers: readonly { id: string }[]) =>
   new Set(offers.map(({ id }) => id)).size === offers.length;
 export const DOUBLE_ID = 'two offers have the same id';

@@ -4,8 +4,8 @@ import type { Sized } from './priced.ts';
 export type SoldDevices = Sized & { gpu_devices?: Record<string, string[]> | undefined };
 
 /**
- * The devices of each GPU type. Without `gpu_devices`, the one type with a price gets the first `limits.gpus` indexes;
- * the configuration refuses several types without it.
+ * Returns the devices of each GPU type. Without `gpu_devices`, the one type with a price gets the first `limits.gpus` indexes; the
+ * configuration refuses several types without it.
  */
 export function gpuDevices(settings: SoldDevices): Record<string, string[]> {
   if (settings.gpu_devices) return settings.gpu_devices;
@@ -15,5 +15,5 @@ export function gpuDevices(settings: SoldDevices): Record<string, string[]> {
     : { [type]: Array.from({ length: settings.limits.gpus }, (_, index) => String(index)) };
 }
 
-/** The name of a device in the vendor's Container Device Interface specification. */
+/** Returns the name of a device in the vendor's Container Device Interface specification. */
 export const cdiName = (device: string) => `nvidia.com/gpu=${device}`;

@@ -1,6 +1,6 @@
 /**
- * Returns what a program said, on one line. It is split and not searched for line ends between spaces: that takes the square of the
- * spaces' number, and a tenant may print them.
+ * Returns a program's output on one line. It is split instead of searched for line ends between spaces: a search takes time with
+ * the square of the number of spaces, and a tenant may print many.
  */
 export const onOneLine = (said: string): string =>
   said

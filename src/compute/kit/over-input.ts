@@ -5,8 +5,8 @@ const READ_AND_RUN = `command=$(dd bs="$1" count=1 iflag=fullblock 2>/dev/null);
 exec /bin/sh -c "$script" purser "$@" "$command"`;
 
 /**
- * Returns the program of an order, and what has to come first on its standard input. Its command goes that way where arguments
- * stand in lists of processes, or in the audit log of a cluster.
+ * Returns the program of an order, and what has to come first on its standard input. Its command is sent there where arguments
+ * appear in lists of processes, or in the audit log of a cluster.
  */
 export function argvOverInput(order: Pick<ProgramOrder, 'script' | 'args' | 'command'>): {
   argv: string[];

@@ -7,7 +7,7 @@ type PinnedHostKey = {
   /** Asks for the pinned kind of key: a host with several might show another. */
   algorithms: Pick<Algorithms, 'serverHostKey'>;
   isHost(key: Buffer): boolean;
-  /** Whether `isHost` has seen another key. */
+  /** Returns whether `isHost` has seen another key. */
   isOther(): boolean;
 };
 

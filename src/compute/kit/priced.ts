@@ -2,7 +2,7 @@ import { formatUsd, Nanos } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
 import type { Offer, Quote, Spec, SpecOne, SpecThree, SpecTwo } from '../backend.ts';
 
-/** Prices and limits that stand in the configuration: what a backend quotes without asking anybody. */
+/** Prices and limits from the configuration: a backend quotes them without a call. */
 
 const MIN_SECONDS = 60;
 
@@ -22,21 +22,21 @@ export type Fixed = { offers: (FixedOffer & { count?: number })[]; limits: { max
 type ByChip = { chips: Record<string, { price_hourly_usd: bigint }>; limits: { max_seconds: number } };
 export type Priced = Sized | ByChip | Fixed;
 
-/** One of the fixed shapes. Refuses with `offer_not_found`. */
+/** Returns one of the fixed shapes. Refuses with `offer_not_found`. */
 export function offerOf<O extends { id: string }>({ offers }: { offers: O[] }, id: string): O {
   const offer = offers.find((it) => it.id === id);
   if (!offer) throw new Refusal('offer_not_found');
   return offer;
 }
 
-/** A chip by its name. Refuses with `offer_not_found`. */
+/** Returns a chip by its name. Refuses with `offer_not_found`. */
 export function chipOf<C>({ chips }: { chips: Record<string, C> }, name: string): C {
   const chip = Object.hasOwn(chips, name) ? chips[name] : undefined;
   if (!chip) throw new Refusal('offer_not_found', `There is no chip ${JSON.stringify(name)} on offer.`);
   return chip;
 }
 
-/** What a spec costs, by its size, chip or offer. Refuses with `offer_not_found` and `invalid_request`. */
+/** Returns the price and limits of a spec, by its size, chip or offer. Refuses with `offer_not_found` and `invalid_request`. */
 export function quoteOf(settings: Priced, spec: Spec): Quote {
   if ('chips' in settings) {
     const { price_hourly_usd: priceHourly } = chipOf(settings, (spec as SpecTwo).chip);
@@ -53,18 +53,18 @@ export function quoteOf(settings: Priced, spec: Spec): Quote {
   const { limits, prices } = settings;
   const over = (['cpus', 'memory_gib', 'gpus'] as const).find((name) => one[name] > limits[name]);
   if (over) throw new Refusal('invalid_request', `spec.${over}: at most ${limits[over]} here.`);
-  const has = (gpu: string) => Object.hasOwn(prices.gpu_hourly_usd, gpu); // And does not only inherit the name.
+  const has = (gpu: string) => Object.hasOwn(prices.gpu_hourly_usd, gpu); // An own property, not an inherited one.
   const gpuPrice = one.gpu === null ? 0n : has(one.gpu) ? prices.gpu_hourly_usd[one.gpu] : undefined;
   if (gpuPrice === undefined)
     throw new Refusal('offer_not_found', `There is no GPU ${JSON.stringify(one.gpu)} on offer.`);
-  // Hundredths are exact: the door admits at most two decimals.
+  // Hundredths are exact: the API admits at most two decimals.
   const hundredths = (value: number) => BigInt(Math.round(value * 100));
   const fractional =
     hundredths(one.cpus) * prices.cpu_hourly_usd + hundredths(one.memory_gib) * prices.memory_gib_hourly_usd;
   return { spec, priceHourly: (fractional + 99n) / 100n + gpuPrice * BigInt(one.gpus), maxSeconds: limits.max_seconds };
 }
 
-/** What can be leased; `noun` says what a machine is here. */
+/** Returns what can be leased; `noun` is the word for a machine of this backend. */
 export function offersOf(settings: Priced, noun: string): Offer[] {
   const describeOffer = (offerId: string | null, spec: Spec, words: string): Offer => {
     const { priceHourly, maxSeconds } = quoteOf(settings, spec);

@@ -1,8 +1,8 @@
 import { deadline } from '../../net/deadline.ts';
 
-/** Offers are asked for often, and asking an engine takes a process or a connection. */
+/** Offers are requested often, and asking an engine takes a process or a connection. */
 const KEPT_MILLISECONDS = 3000;
-/** A list of offers waits at most this long for the engine, unless told otherwise; then an earlier answer counts, if it is not too old. */
+/** The default time that a list of offers waits for the engine; then an earlier answer counts, if it is not too old. */
 const WAIT_MILLISECONDS = 2000;
 const OLDEST_MILLISECONDS = 15_000;
 
@@ -10,11 +10,11 @@ const OLDEST_MILLISECONDS = 15_000;
 type Recent<T> = {
   /** Asks the engine unless that was done just now. Undefined if it fails, or has not answered within `waitMilliseconds`. */
   get(waitMilliseconds?: number): Promise<T | undefined>;
-  /** Forgets the answer: something has changed that it would not show. */
+  /** Forgets the answer, after a change that it does not show. */
   forget(): void;
 };
 
-/** Concurrent callers share one question, and no other is asked while it hangs. */
+/** Creates the cache. Concurrent callers share one question, and no other is asked while it hangs. */
 export function createRecent<T>(ask: () => Promise<T>): Recent<T> {
   let asked: Promise<T | undefined> | undefined;
   let last: { answer: T | undefined; at: number } | undefined;
@@ -24,7 +24,7 @@ export function createRecent<T>(ask: () => Promise<T>): Recent<T> {
     const mine = ask()
       .catch(() => undefined)
       .then((answer) => {
-        if (asked !== mine) return answer; // It was forgotten meanwhile.
+        if (asked !== mine) return answer; // It was forgotten in the meantime.
         last = { answer, at: performance.now() };
         asked = undefined;
         return answer;

@@ -6,15 +6,15 @@ import type { Begun, Channels } from './channel.ts';
 
 /** Programs on a machine that is reached over SSH. */
 
-/** Waits this long for output left in the pipes; a background process that keeps them open is not waited for. */
+/** Waits this long for output left in the pipes; a background process that keeps them open is not awaited. */
 const IDLE_MILLISECONDS = 500;
-/** A quarter of what one argument of a program may have in bytes (Linux, MAX_ARG_STRLEN), as UTF-8 may have four each. */
+/** A quarter of the bytes that one argument of a program may have (Linux, MAX_ARG_STRLEN), as a character may have four in UTF-8. */
 const LINE_CHARACTERS_MAX = 32 * 1024;
 
 /** The login shell of a machine's user. */
 export const LOGIN_SHELL = `"\${SHELL:-/bin/sh}"`;
 
-/** Makes a line for the login shell, which runs a text for `sh`: as the tenant, say, and not as the login user. */
+/** Makes a line for the login shell that runs a text for `sh`: as the tenant, for example, and not as the login user. */
 export type Within = (text: string) => string;
 const asLogin: Within = (text) => `exec /bin/sh -c ${quoted(text)}`;
 
@@ -25,7 +25,7 @@ export async function beginOver(channels: Channels, order: ProgramOrder, within 
     within(`set -- ${[...args.map((it) => quoted(it)), ...words].join(' ')}\n${script}`);
   let line = lineOf(...(command === undefined ? [] : [quoted(command)]));
   let head: Buffer | undefined;
-  // Quoted again and again a command may grow too long for a line: it then comes over standard input.
+  // A command that is quoted repeatedly may grow too long for a line: it then comes over standard input.
   if (purpose === 'exec' && command !== undefined && line.length > LINE_CHARACTERS_MAX) {
     head = Buffer.from(command);
     line = lineOf(`"$(head -c ${head.length})"`);
@@ -46,7 +46,7 @@ export async function runOver(
   return finish(programOf(await channels.begin(line)), input, limits);
 }
 
-/** A program whose output is passed on as it comes, with no end of its own: the channel's is the one of its connection. */
+/** A program whose output is passed on as it comes, with no separate end: the channel ends with its connection. */
 function liveProgram({ channel, ended, close }: Begun): Program {
   return {
     ...{ stdin: channel, stdout: channel, stderr: channel.stderr, ended },

@@ -1,6 +1,6 @@
 /**
- * Runs `$PURSER_COMMAND`, or a login shell, on a terminal of `$PURSER_ROWS` by `$PURSER_COLUMNS` that `script`
- * (util-linux) makes in the machine: Purser has none to lend. `$PURSER_EXEC` names it.
+ * Runs `$PURSER_COMMAND`, or a login shell, on a terminal of `$PURSER_ROWS` by `$PURSER_COLUMNS` that `script` (util-linux) makes
+ * in the machine: Purser has no terminal there. `$PURSER_EXEC` names it.
  */
 export const WITH_TERMINAL = `export PURSER_EXEC TERM
 script -qfec 'stty sane rows "$PURSER_ROWS" columns "$PURSER_COLUMNS"; tty > "$HOME/.purser-tty-$PURSER_EXEC"

@@ -22,7 +22,7 @@ export const watchdogFor = (architecture: string) => assetBytes(`src/compute/kit
 export type Deadlines = {
   /** Notes the deadline that a container was started with. */
   note(ref: Ref, deadline: number): void;
-  /** The deadline of a running container. If not known, its watchdog is asked; undefined when that fails. */
+  /** Returns the deadline of a running container. If not known, its watchdog is asked; undefined when that fails. */
   read(ref: Ref): Promise<number | undefined>;
   /** Moves the deadline. Throws when the engine cannot be asked. */
   move(ref: Ref, deadline: number): Promise<Extended>;
@@ -30,8 +30,8 @@ export type Deadlines = {
 };
 
 /**
- * `tell` runs the watchdog inside with these arguments, as its own user. `whyStopped` returns the words of an error that
- * means that nothing was run, since the machine does not run.
+ * Creates the deadlines. `tell` runs the watchdog inside with these arguments, as its own user. `whyStopped` returns the words of
+ * an error which means that nothing was run, since the machine does not run.
  */
 export function keepDeadlines(
   tell: (ref: Ref, ...args: string[]) => Promise<{ exitCode: number; stdout: string }>,
@@ -53,10 +53,10 @@ export function keepDeadlines(
     },
 
     async move(ref, deadline) {
-      known.delete(ref); // Until it has answered nobody knows.
+      known.delete(ref); // The deadline is unknown until the watchdog has answered.
       try {
         const { exitCode } = await tell(ref, String(deadline));
-        // Killed, it may have moved the deadline before; any other error comes before that.
+        // If it was killed, it may have moved the deadline before; any other error comes before that.
         if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
         if (exitCode !== 0) return { kind: 'refused', reason: `the watchdog did not take the deadline (${exitCode})` };
       } catch (error) {

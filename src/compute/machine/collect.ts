@@ -2,12 +2,12 @@ import type { Readable } from 'node:stream';
 import { collectPieces } from '../../net/pieces.ts';
 import type { ExecResult, OutputBudget } from '../backend.ts';
 
-/** Is told every piece of a stream as it comes. The next one is read when what it returns has resolved. */
+/** Called with every piece of a stream as it comes. The next piece is read when the returned promise has resolved. */
 export type Tell = (piece: Buffer) => Promise<void> | undefined;
 
 /**
- * Reads a stream to its end and keeps its first `most` bytes, as far as `budget` has room for them; what follows is read
- * and thrown away. `tell` is told all of it.
+ * Reads a stream to its end and keeps its first `most` bytes, as far as `budget` has room for them; the rest is read and discarded.
+ * `tell` gets every piece.
  */
 export async function collect(
   stream: Readable,
@@ -33,7 +33,7 @@ export async function collect(
   }
 }
 
-/** Both streams of a command, side by side. */
+/** Collects both streams of a command in parallel. */
 export async function collectBoth(
   stdout: Readable,
   stderr: Readable,

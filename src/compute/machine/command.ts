@@ -5,15 +5,15 @@ import { hasTimedOut } from './program.ts';
 import { firstWord, startRun } from './run.ts';
 import { quoted, refuseCommand } from './shell.ts';
 
-/** Commands with more than `exec` of `inside.ts` takes: where they start, what they are given, and who hears of their output. */
+/** Commands with more than `exec` of `inside.ts` takes: a directory, variables, input, and listeners for their output. */
 
-/** Seconds after its limit at which a command that the guard inside has not ended is killed from here. */
+/** Seconds after its limit at which a command that the guard inside has not ended is killed by Purser. */
 const LATE_SECONDS = 10;
-/** Seconds after the limit of a command that its output may still wait for a reader that is slow. */
+/** Seconds after the limit of a command for which its output may still wait for a slow reader. */
 export const UNREAD_SECONDS = 300;
 
 export type Setting = {
-  /** The directory that it starts in, from the directory in which commands start. */
+  /** The directory that it starts in, relative to the one in which commands start. */
   cwd?: string | undefined;
   /** Names and values without NUL; names are those of a shell. */
   env?: Readonly<Record<string, string>> | undefined;
@@ -24,17 +24,17 @@ export type CommandOrder = ExecOrder &
     input?: Buffer | undefined;
     /** Called once, when the command begins. Until then it may still be refused. */
     begun?: () => void;
-    /** Is told the output as it comes. */
+    /** Called with the output as it comes. */
     tell?: Record<'stdout' | 'stderr', Tell> | undefined;
-    /** Kills the command with all that it started. */
+    /** Kills the command with all processes that it started. */
     signal?: AbortSignal | undefined;
   };
 
-/** Enters the directory of a command. */
+/** Returns shell code that enters the directory of a command. */
 export const enter = ({ cwd }: Setting) =>
   cwd === undefined ? ':' : `cd ${quoted(cwd.startsWith('/') ? cwd : `./${cwd}`)} 2>/dev/null`;
 
-/** Becomes the command, with its variables. */
+/** Returns shell code that becomes the command, with its variables. */
 export function become(command: string, { env = {} }: Setting): string {
   const variables = Object.entries(env).map(([name, value]) => ` ${name}=${quoted(value)}`);
   return `${variables.length ? `export${variables.join('')}\n` : ''}exec /bin/sh -c ${quoted(command)}`;
@@ -43,7 +43,10 @@ export function become(command: string, { env = {} }: Setting): string {
 export const NO_DIRECTORY = () =>
   new Refusal('invalid_request', 'cwd: is no directory of the resource that can be entered. Make it first.');
 
-/** Runs a command to its end or its limit: as plain as its order is, since not every image has what a setting needs. */
+/**
+ * Runs a command to its end or its limit, in the simplest way that its order allows, since not every image has the tools that a
+ * setting needs.
+ */
 export function runCommand(backend: Backend, ref: Ref, order: CommandOrder): Promise<ExecResult> {
   const { input, cwd, env, begun, tell, signal, ...plain } = order;
   const isPlain = [input, cwd, env, begun, tell, signal].every((it) => it === undefined);
@@ -75,7 +78,7 @@ export async function runInSetting(
     collect(run.stdout, streamBytesMax, budget, counted(tell?.stdout)),
     collect(run.stderr, streamBytesMax, budget, counted(tell?.stderr)),
   ]);
-  said.catch(() => {}); // A command that is lost says so itself.
+  said.catch(() => {}); // `ended` rejects as well.
   const late = setInterval(() => {
     const seconds = (performance.now() - started) / 1000 - timeoutSeconds;
     if (seconds >= (waiting ? UNREAD_SECONDS : LATE_SECONDS)) run.kill();

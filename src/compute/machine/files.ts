@@ -10,9 +10,9 @@ import { MOVE_BYTES, READ_BYTES, SFTP_SCRIPT } from './sftp-script.ts';
 
 /** The most entries of a listing. */
 export const ENTRY_COUNT_MAX = 10_000;
-/** One more, the two for the directory and the one above it, and two patterns that nothing may match. */
+/** Room for one more entry, for the directory and its parent, and for two patterns that may match no file. */
 const NAME_COUNT_MAX = ENTRY_COUNT_MAX + 5;
-/** More than so many entries can take, with the longest names. */
+/** Upper bound for a full listing with names of maximal length. */
 const LISTING_BYTES_MAX = 5 * 1024 * 1024;
 const BLOCK_COUNT_MAX = 16;
 /** Time limit for the script to end after its input has. */
@@ -36,10 +36,10 @@ type FileType = 'fifo' | 'device' | 'directory' | 'file' | 'link' | 'socket' | '
 export type FileFacts = { type: FileType; size: number; mode: number; modified: number };
 export type Entry = FileFacts & { name: Buffer };
 
-/** A path that no tool takes for an option. */
+/** Returns a path that no tool takes for an option. */
 const plain = (path: string) => (path.startsWith('/') ? path : `./${path}`);
 
-/** Counts memory. Returns false where there is none left. */
+/** Counts memory. Returns false where none is left. */
 type Take = (bytes: number) => boolean;
 const noMemory = () =>
   new Refusal('rate_limited', 'This caller uses too much memory. Retry when some requests are done.', {
@@ -55,7 +55,7 @@ function fileFacts({ mode = 0, size = 0n, times }: Attributes): FileFacts {
   };
 }
 
-/** Opens the script, and ends it after `use`. What it says of a path becomes a refusal. */
+/** Opens the script, and ends it after `use`. Turns its errors for a path into refusals. */
 async function withScript<T>(backend: Backend, ref: Ref, use: (inside: Inside) => Promise<T>): Promise<T> {
   const session = await backend.inside.session(ref, { command: SFTP_SCRIPT, terminal: undefined });
   session.ended.catch(() => {}); // The client of the script reports it.
@@ -82,8 +82,8 @@ function refusalOf({ status, message }: SftpFault): Refusal {
 export type Part = { bytes: Buffer; size: number; modified: number };
 
 /**
- * Reads up to `length` bytes of a file from `offset`; without a length all that follows, and refuses where that is more than
- * `bytesMax`. Throws refusals for what is no file that can be read, and `rate_limited` where `take` has no room.
+ * Reads up to `length` bytes of a file from `offset`; without a length the whole rest, which is refused when it exceeds `bytesMax`.
+ * Throws refusals for a path that is no readable file, and `rate_limited` where `take` has no room.
  */
 export function readPart(
   backend: Backend,
@@ -107,7 +107,7 @@ export function readPart(
       );
     if (length === undefined && size - offset > bytesMax) throw tooMany(String(size));
     const pieces = collectPieces();
-    // Its size says little of a file of /proc, and each of its reads may be short: its end is where nothing comes.
+    // The size of a file of /proc means little, and each of its reads may be short: its end is where a read returns nothing.
     const wanted = length ?? (size === 0 ? bytesMax + 1 : bytesMax);
     const isRead = () => pieces.length() >= wanted || (size > 0 && offset + pieces.length() >= size);
     for (let isFirst = true; !isRead(); isFirst = false) {
@@ -125,8 +125,9 @@ export function readPart(
 }
 
 /**
- * Says what is at a path, a link not followed, and lists it where it is, or leads to, a directory: at most 10,000 entries by
- * name, those first that begin with a dot. Throws refusals for what cannot be read, and `rate_limited` where `take` has no room.
+ * Describes the file at a path, a link not followed, and lists it where it is, or leads to, a directory: at most 10,000 entries by
+ * name, those that begin with a dot first. Throws refusals for a path that cannot be read, and `rate_limited` where `take` has no
+ * room.
  */
 export function listFiles(
   backend: Backend,

@@ -6,11 +6,11 @@ import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath }
 
 const UPLOAD_MILLISECONDS = 120_000;
 const KILL_MILLISECONDS = 60_000;
-/** The guard inside ends a command at its limit. A command that still runs this long after it is left. */
+/** The time for which a command that still runs past its limit is awaited; the guard inside should have ended it. */
 const GRACE_MILLISECONDS = 30_000;
 const OWN_OUTPUT_BYTES = 4096;
 
-/** What a machine has to show before it is paid for. */
+/** The requirements that a machine has to meet before it is paid for. */
 export type Proof = {
   /** The number of GPUs that were sold. */
   gpus?: number | undefined;
@@ -21,7 +21,7 @@ export type Proof = {
 };
 
 export type InsideOptions = {
-  /** Returns what has to be shown, or what is wrong already. Without it, a command has to run. */
+  /** Returns the requirements, or a fault that is already known. Without it, a command has to run. */
   proofOf?: (ref: Ref) => Promise<Proof | string>;
   /** The path of the program that connects to ports (`Inside.relay`). */
   relay?: string;
@@ -34,7 +34,7 @@ export type InsideOptions = {
 
 const newMarker = () => randomBytes(12).toString('hex');
 
-/** Creates all that is done inside the machines of a backend from what starts a program there. */
+/** Creates everything that is done inside the machines of a backend from a function that starts a program there. */
 export function createInside(
   begin: Begin,
   {
@@ -100,11 +100,11 @@ export function createInside(
         ended,
         kill() {
           program.kill();
-          // A program that gave up its marker is not found: its end is waited for no longer than the killing is.
+          // A program that removed its marker is not found: its end is awaited only as long as the killing takes.
           const lost = new Error('the session was killed');
           const late = setTimeout(() => program.leave(lost), killMilliseconds).unref();
           ended.finally(() => clearTimeout(late)).catch(() => {});
-          killMarked(ref, marker).catch(() => {}); // The lease may be gone: then so is what it ran.
+          killMarked(ref, marker).catch(() => {}); // The lease may be gone, and with it everything that it ran.
         },
       };
     },

@@ -11,7 +11,7 @@ import { KILL_FUNCTION, KILL_HOLDERS, quoted, refuseCommand } from './shell.ts';
  * Commands in the background of a lease. All that is known of one is in a directory inside, so it outlives the connection and
  * Purser, and ends with the lease:
  *
- *   command  what was asked for           started  Unix seconds
+ *   command  the requested command        started  Unix seconds
  *   keeper   the script that keeps it      start    what is run: variables, directory and command; removes itself
  *   pid      of the shell that runs that   waits    there until the machine's launcher has started the keeper
  *   log      both its streams, up to      cut      there when more came
@@ -25,7 +25,7 @@ export const PROCESS_COUNT_MAX = 64;
 /** The most characters of a command in a record. */
 const SHOWN_CHARACTERS_MAX = 1000;
 const SECONDS = 30;
-/** A keeper that has not begun after so long never will: its start was cut short. */
+/** A keeper that has not begun after this time never will: its start was cut short. */
 const START_SECONDS = 120;
 const RECORD_BYTES_MAX = 16 * 1024;
 const MOVE_BYTES = 1024 * 1024;
@@ -46,8 +46,8 @@ export type Process = {
 };
 
 /**
- * The file with the process id of the machine's launcher, in the home, where there is one: told by SIGUSR1 it starts the keepers
- * that wait. Without one they are started by the session that asks, as what a session leaves behind lives on elsewhere.
+ * The file with the process id of the machine's launcher, in the home, where there is one: on SIGUSR1 it starts the waiting
+ * keepers. Without one, the session of the request starts them, as processes that a session leaves behind survive on other engines.
  */
 export const LAUNCHER = '.purser-launcher';
 export const PROCESSES = '.purser-processes';
@@ -65,8 +65,8 @@ done
 `;
 
 /**
- * `record DIRECTORY` prints a line of facts and the beginning of the command. A process is one that runs until its shell has
- * written an exit code, or is gone, or was never there.
+ * `record DIRECTORY` prints a line of facts and the beginning of the command. A process counts as running until its shell has
+ * written an exit code, or is gone, or never existed.
  */
 const RECORD = `size_of() { stat -c %s "$1" 2>/dev/null || wc -c <"$1"; }
 has_ended() {
@@ -91,9 +91,9 @@ record() {
 `;
 
 /**
- * The script that keeps a process: `$1` is its directory, whose name is its id, which marks all that it starts, as descriptor 8
- * does. The log has so many blocks at most. `cat` writes what it reads at once, other than `head`; past its limit, or where the disk
- * is full, it ends, and the rest is discarded. The exit code is written when what stood in the pipe is in the log.
+ * The script that keeps a process: `$1` is its directory, whose name is its id, which marks every process that it starts, as
+ * descriptor 8 does. `ulimit -f` caps the log. `cat`, unlike `head`, writes each read at once; at the cap or on a full disk it
+ * exits and the rest is discarded. The exit code is written when the content of the pipe is in the log.
  */
 const KEEPER = `echo $$ >"$1/pid"
 own=/proc/$$/comm; [ -r "$own" ] || own=/dev/null
@@ -124,7 +124,7 @@ const said = {
   cwd: NO_DIRECTORY,
 } satisfies Record<string, () => Refusal>;
 
-/** Refuses what a text said instead of `ok`; returns what it said after that. */
+/** Refuses the errors that a text reports instead of `ok`; returns the rest of its message. */
 function checked(word: string): string {
   const [first = '', rest = ''] = word.split(/ (.*)/s);
   if (first === 'ok') return rest;
@@ -132,7 +132,7 @@ function checked(word: string): string {
   throw new Error(`the machine says what cannot be understood: ${word.slice(0, 100)}`);
 }
 
-/** Runs a text with its own mark for records, and returns them beside its word. */
+/** Runs a text with its own mark for records, and returns them with its first word. */
 async function ask(
   backend: Backend,
   ref: Ref,
@@ -147,7 +147,7 @@ async function ask(
 
 const recordOf = (directory: string) => `(token=$token_of_records; record ${directory})`;
 
-/** Parses records. What a tenant changed into something else is left out. */
+/** Parses records. Records that a tenant has damaged are left out. */
 function recordsIn(output: Buffer, mark: string): Process[] {
   const parts = output.toString().split(`${mark}/`).slice(1);
   return parts.flatMap((part) => {
@@ -171,7 +171,7 @@ function recordsIn(output: Buffer, mark: string): Process[] {
   });
 }
 
-/** Starts a command in the background. Throws refusals for a directory that is none and for too many processes. */
+/** Starts a command in the background. Throws refusals for a path that is no directory and for too many processes. */
 export async function startProcess(
   backend: Backend,
   ref: Ref,
@@ -228,7 +228,7 @@ export async function listProcesses(backend: Backend, ref: Ref): Promise<Process
 const ENTER = (id: string) => `${PLACE}${RECORD}it=$place/${id}\n[ -d "$it" ] || { say none; exit 0; }\n`;
 const isId = (id: string) => /^proc_[0-9a-z]{26}$/.test(id);
 
-/** Kills a process with all that it started. One that has ended is left as it is, but for what it left running. */
+/** Kills a process with all that it started. One that has ended is left as it is, except for the processes that it left running. */
 export async function killProcess(backend: Backend, ref: Ref, id: string): Promise<Process> {
   if (!isId(id)) throw said.none();
   const { processes } = await ask(
@@ -254,7 +254,7 @@ ${recordOf('"$it"')}`,
 
 type LogOrder = {
   id: string;
-  /** In bytes; below 0 it counts from the end. */
+  /** The offset in bytes; below 0 it counts from the end. */
   offset: number;
   /** Follows the log until the process has ended. Otherwise at most `bytesMax` are read. */
   follow?: { timeoutSeconds: number; signal?: AbortSignal | undefined } | undefined;
@@ -265,7 +265,7 @@ type LogOrder = {
   tell?: Tell;
 };
 
-/** Reads a log. Returns its process as it was afterwards; of one that is followed, null when its time or its signal ended it first. */
+/** Reads a log. Returns its process as it was afterwards; null for a followed one whose time or signal ended the reading first. */
 export async function readLog(
   backend: Backend,
   ref: Ref,
@@ -294,7 +294,7 @@ token=${mark}; record "$it" >&2`;
     collect(run.stdout, follow ? 0 : bytesMax, budget, tell),
     collect(run.stderr, RECORD_BYTES_MAX),
   ]);
-  output.catch(() => {}); // A text that is lost says so itself.
+  output.catch(() => {}); // `ended` rejects as well.
   const kill = () => run.kill();
   follow?.signal?.addEventListener('abort', kill);
   if (follow?.signal?.aborted) kill();
@@ -302,7 +302,7 @@ token=${mark}; record "$it" >&2`;
     const from = Number(checked(await firstWord(run)));
     begun?.(from);
     await run.ended.catch((error) => {
-      if (!follow?.signal?.aborted) throw error; // Some lines break with what is killed.
+      if (!follow?.signal?.aborted) throw error; // Killing breaks some connections.
     });
     const [out, err] = await output;
     if (!follow && out.truncated)

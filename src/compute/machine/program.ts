@@ -6,33 +6,33 @@ import { codeOfSignal, KILLED } from './shell.ts';
 /** A program that runs in a machine. An engine's `Begin` is the only way to start one. */
 export type Program = Pick<Session, 'stdin' | 'ended' | 'resize'> & {
   stdout: Readable;
-  /** Has nothing to read with a terminal, which has one stream for both. */
+  /** Empty with a terminal, which has one stream for both. */
   stderr: Readable;
   /**
-   * Ends the wait for the program and closes its connection. `ended` rejects with `reason`, unless the end is known already.
-   * The program may go on in the machine.
+   * Ends the wait for the program and closes its connection. `ended` rejects with `reason`, unless the end is known already. The
+   * program may continue in the machine.
    */
   leave(reason?: Error): void;
   /** Closes the streams, and ends the program where the engine can do that by itself. */
   kill(): void;
-  /** The value of `performance.now()` before which it had not begun, where the engine knows it. */
+  /** A value of `performance.now()` at which it had not begun yet, where the engine knows one. */
   begunAt?: number;
   /**
-   * Looks at the collected result: returns standard error without the words of the engine, and throws where a part of the
-   * output was lost or nothing was run.
+   * Examines the collected result: returns standard error without the engine's own messages, and throws where a part of the output
+   * was lost or nothing was run.
    */
   judge?(exitCode: number, stderr: Buffer): Buffer;
 };
 
 export type ProgramOrder = {
-  /** Decides what the engine has to take care of. The output of `upload` and `kill` may be cut short. */
+  /** Determines the guarantees of the engine. The output of `upload` and `kill` may be cut short. */
   purpose: 'exec' | 'upload' | 'session' | 'kill';
-  /** A text for `/bin/sh -c`, and its arguments. */
+  /** A script for `/bin/sh -c`, and its arguments. */
   script: string;
   args: readonly string[];
   /**
-   * The last argument: the text of a tenant. An engine may send it over standard input instead, where arguments stand in
-   * lists of processes or logs. That of `exec` is followed by no other input.
+   * The last argument: the text of a tenant. An engine may send it over standard input instead, where arguments appear in lists of
+   * processes or logs. That of `exec` is followed by no other input.
    */
   command?: string | undefined;
   /** The value of PURSER_EXEC in the environment of the program. */
@@ -52,11 +52,11 @@ export const argvOf = ({ script, args, command }: Pick<ProgramOrder, 'script' | 
   ...(command === undefined ? [] : [command]),
 ];
 
-/** Tells whether a command with a limit was killed by it, and not before it. `begunAt` is a value of `performance.now()`. */
+/** Returns whether a command with a limit was killed by it, and not before it. `begunAt` is a value of `performance.now()`. */
 export const hasTimedOut = (exitCode: number, timeoutSeconds: number, begunAt: number): boolean =>
   exitCode === KILLED && performance.now() - begunAt >= timeoutSeconds * 1000;
 
-/** The limits of a program that is waited for. */
+/** The limits of a program that is awaited. */
 export type Limits = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { milliseconds: number };
 
 /**

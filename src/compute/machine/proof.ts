@@ -7,9 +7,9 @@ const LIST = 'nvidia-smi -L';
 const NO_TOOL = 'no nvidia-smi';
 
 /**
- * Tries a machine before it is sold: a command has to run in it, and `nvidia-smi -L` has to show the GPUs that were
- * asked for. Returns what is wrong, or undefined. Where `mayLackTool` is set, a machine without nvidia-smi passes: its GPUs
- * may be somebody else's.
+ * Tries a machine before it is sold: a command has to run in it, and `nvidia-smi -L` has to show the GPUs that were requested.
+ * Returns the fault, or undefined. Where `mayLackTool` is set, a machine without nvidia-smi passes: its GPUs may be of another
+ * vendor.
  */
 export async function faultOf(
   exec: (order: ExecOrder) => Promise<ExecResult>,
@@ -25,7 +25,7 @@ export async function faultOf(
     return `it runs, but nothing can be run in it: ${(error as Error).message}`;
   }
   const stdout = said.stdout.toString();
-  const words = said.stderr.toString().trim() || (gpus === 0 ? stdout.trim() : ''); // Docker says on either why it cannot.
+  const words = said.stderr.toString().trim() || (gpus === 0 ? stdout.trim() : ''); // Docker prints its reason on either.
   const inWords = words ? ` (${words.split('\n').at(-1)?.slice(0, 200)})` : '';
   if (gpus === 0 && said.exitCode === 0) return undefined;
   if (gpus === 0) return `it runs, but \`true\` ended with exit code ${said.exitCode} in it${inWords}`;

@@ -7,19 +7,19 @@ import { codeOfSignal, KILL_MARKED, LIMITED, quoted } from './shell.ts';
 import { WAITING } from './waiting.ts';
 
 /**
- * Runs a text of shell in a machine, over a session of any backend. The text and its input go over standard input, so no
- * list of processes shows them, on no machine on the way.
+ * Runs a shell script in a machine, over a session of any backend. The script (a text) and its input go over standard input, so
+ * that no list of processes shows them, on any machine on the way.
  */
 
-/** Waits this long for what is left in the pipes; what something in the background keeps open is not waited for. */
+/** Waits this long for output left in the pipes; a background process that keeps them open is not awaited. */
 const QUIET_MILLISECONDS = 500;
-/** What a shell may print by itself before the text begins. */
+/** The most bytes that a shell may print by itself before the text begins. */
 const NOISE_BYTES_MAX = 64 * 1024;
 
 /**
- * Reads a line with a token and the length of the text, then the text, and runs it. The text ends with the token: of one that
- * was cut nothing is run. `say` prints the line with the token that tells how the text begins; then the input comes on standard
- * input. Standard input is descriptor 7 here, as a shell gives what it runs in the background none.
+ * Reads a line with a token and the length of the text, then the text, and runs it. The text ends with the token: a text that was
+ * cut is not run. `say` prints the line with the token and the first word of the text; then the input comes on standard input.
+ * Standard input is descriptor 7 here, as a shell gives its background processes none.
  */
 const READ_AND_RUN = `exec <&7 7<&-
 read -r token length
@@ -29,30 +29,30 @@ if command -v head >/dev/null; then
   case $text in *"$token") eval "$text" ;; *) say cut ;; esac
 else say headless; fi`;
 
-/** The line of a session that runs a text for at most so many seconds, marked with `marker`. */
+/** Returns the line of a session that runs a text for at most this many seconds, marked with `marker`. */
 const lineOf = (marker: string, seconds: number) => `exec 7<&0 </dev/null
 set -- ${marker} ${seconds} ${quoted(READ_AND_RUN)}
 ${LIMITED}`;
-/** Seconds for ending what a text started. */
+/** The time limit for killing the processes of a text. */
 const KILL_SECONDS = 30;
 
 type RunOrder = {
-  /** Says a first word with `say`, at once or after its checks. */
+  /** The script. It prints its first word with `say`, at once or after its checks. */
   text: string;
   input?: Buffer | undefined;
-  /** Past them everything that the text started is killed inside the machine. */
+  /** After this time all processes of the text are killed inside the machine. */
   timeoutSeconds: number;
 };
 
 export type Run = {
-  /** The first that the text said. Rejects when it ended without a word. */
+  /** The first word of the text. Rejects when it ended without one. */
   said: Promise<string>;
-  /** What followed. Has to be read: it is taken from the machine no faster. */
+  /** The output after the first word. It has to be read: it is taken from the machine no faster. */
   stdout: Readable;
   stderr: Readable;
   /** The exit code. Resolves when both streams have been passed on, too. Rejects when the session was lost. */
   ended: Promise<number>;
-  /** Ends the session, and kills everything that the text started. */
+  /** Ends the session, and kills all processes of the text. */
   kill(): void;
 };
 
@@ -69,7 +69,7 @@ export async function startRun(
   const from = { stdout: session.stdout, stderr: session.stderr as Readable };
   for (const stream of [session.stdin, from.stdout, from.stderr]) stream.on('error', () => {}); // `ended` reports it.
   const said = Promise.withResolvers<string>();
-  said.promise.catch(() => {}); // Whoever waits hears of it.
+  said.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
   const [stdout, stderr] = [after(token, said.resolve), new PassThrough(WAITING)];
   let heardAt = performance.now();
   let open = 2;
@@ -91,10 +91,10 @@ export async function startRun(
   if (input === undefined) session.stdin.end();
   else
     void said.promise
-      .then(() => session.stdin.end(input)) // Not before: the `head` of busybox reads ahead.
-      .catch(() => {}); // It ended without a word.
+      .then(() => session.stdin.end(input)) // Not earlier: the `head` of busybox reads ahead.
+      .catch(() => {}); // It ended without a first word.
 
-  /** Waits until nothing comes any more. What waits for a slow reader is no silence. */
+  /** Waits until no more output comes. Output that waits for a slow reader is no silence. */
   async function quiet(): Promise<void> {
     heardAt = performance.now();
     while (open > 0) {
@@ -116,21 +116,21 @@ export async function startRun(
         source.unpipe(to);
         to.end();
       }
-      // A connection of its own is closed with it; what goes on in the background is left alone.
+      // A connection of its own is closed with it; background processes continue.
       if ('destroy' in session.stdin) session.stdin.destroy();
       said.reject(new Error('the machine ran nothing of what it was sent'));
     });
-  ended.catch(() => {}); // Whoever waits hears of it.
+  ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
   function kill(): void {
     session.kill();
-    // The text has a mark of its own: the one of the session is on the guard, too, which must not end itself.
+    // The text has a mark of its own: that of the session also marks the guard, which must not end itself.
     const command = `set -- ${marker}\n${KILL_MARKED}`;
-    inside.exec(ref, { command, timeoutSeconds: KILL_SECONDS, streamBytesMax: 0 }).catch(() => {}); // Or the lease is gone.
+    inside.exec(ref, { command, timeoutSeconds: KILL_SECONDS, streamBytesMax: 0 }).catch(() => {}); // The lease may be gone.
   }
   return { said: said.promise, stdout, stderr, ended, kill };
 }
 
-/** Passes on what follows the line with the token, and resolves its word. */
+/** Passes on the output after the line with the token, and resolves its first word. */
 function after(token: string, say: (word: string) => void): Transform {
   let before: Buffer | undefined = Buffer.alloc(0);
   return new Transform({
@@ -152,7 +152,7 @@ function after(token: string, say: (word: string) => void): Transform {
   });
 }
 
-/** Waits for the first word of a text. Refuses what lies in the machine's image; throws when the text was lost on its way. */
+/** Waits for the first word of a text. Refuses errors that lie in the machine's image; throws when the text was lost on its way. */
 export async function firstWord(run: Run): Promise<string> {
   const word = await run.said;
   if (word === 'headless')
@@ -161,7 +161,7 @@ export async function firstWord(run: Run): Promise<string> {
   return word;
 }
 
-/** Runs a text to its end and keeps its output. Throws when it ends in any other way than well. */
+/** Runs a text to its end and keeps its output. Throws unless it exits with 0. */
 export async function runText(
   backend: Pick<Backend, 'inside'>,
   ref: Ref,
@@ -169,7 +169,7 @@ export async function runText(
 ): Promise<{ word: string; stdout: Buffer; stderr: Buffer }> {
   const run = await startRun(backend, ref, order);
   const output = collectBoth(run.stdout, run.stderr, order);
-  output.catch(() => {}); // A text that is lost says so itself.
+  output.catch(() => {}); // `ended` rejects as well.
   const word = await firstWord(run);
   const code = await run.ended;
   const { stdout, stderr } = await output;

@@ -27,7 +27,7 @@ const FIND_FUNCTION = `find_marked() {
   fi
 }`;
 
-/** `kill_marked MARKER` kills what `find_marked` finds. */
+/** `kill_marked MARKER` kills the processes that `find_marked` finds. */
 export const KILL_FUNCTION = `${FIND_FUNCTION}
 kill_marked() {
   find_marked "$1"
@@ -67,7 +67,7 @@ exit "$code"`;
 
 /**
  * Kills every process with the marker `$1` in its environment. A busy engine may start a session's program after its client has
- * gone, so while none is found they are looked for again, for ten seconds.
+ * gone, so while none is found the search is repeated, for ten seconds.
  */
 export const KILL_MARKED = `${KILL_FUNCTION}
 for second in 1 2 3 4 5 6 7 8 9 10; do
@@ -112,7 +112,7 @@ fi
 mv -f "$fresh" "$path"
 fresh=`;
 
-/** Interprets RECEIVE's exit code. Refuses what the tenant can correct; throws when the connection broke. */
+/** Interprets RECEIVE's exit code. Refuses errors that the tenant can correct; throws when the connection broke. */
 export function judgeUpload(exitCode: number, stderr: Buffer): void {
   if (exitCode === 0) return;
   if (exitCode === CUT_SHORT) throw new Error('the connection was lost during an upload');
@@ -125,20 +125,20 @@ export function judgeUpload(exitCode: number, stderr: Buffer): void {
   throw new Refusal('invalid_request', `path: ${fault}`);
 }
 
-/** A signal's name without `SIG`, as SSH says it (RFC 4254, section 6.10); Node and ssh2's client say it with. */
+/** Returns a signal's name without `SIG`, as in SSH (RFC 4254, section 6.10); Node and ssh2's client have it with the prefix. */
 export const nameOfSignal = (signal: string) => signal.replace(/^SIG/, '');
 
-/** A shell's exit code for a command that signal n ended: 128 + n. */
+/** Returns a shell's exit code for a command that signal n ended: 128 + n. */
 export const codeOfSignal = (name: string) => 128 + (constants.signals[`SIG${name}` as NodeJS.Signals] ?? 0);
 
-/** The exit code of what SIGKILL ended. */
+/** The exit code of a command that SIGKILL ended. */
 export const KILLED = codeOfSignal('KILL');
 
 const PATH_CHARACTERS_MAX = 4096;
 const KEPT_OUT_PATH = /^\/(proc|sys|dev|run\/purser)(\/|$)/;
 const MUST_NOT_LIE_THERE = 'must not lie in /proc, /sys, /dev or /run/purser.';
 
-/** Refuses what is not the plain path of a file: traversal, devices, control characters. */
+/** Refuses a path that is not plain: traversal, devices, control characters. */
 export function refusePath(path: string): void {
   const fault = path.endsWith('/')
     ? 'must name a file.'

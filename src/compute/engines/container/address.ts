@@ -34,7 +34,7 @@ export function parseEngineAddress(socket: string): EngineAddress | undefined {
 }
 
 const isLoopback = (host: string) => /^(localhost|127(\.\d{1,3}){3}|::1)$/.test(host);
-/** Whether the address is plain TCP to another machine. */
+/** Returns whether the address is plain TCP to another machine. */
 const isOpen = (at: EngineAddress | undefined) => at?.kind === 'tcp' && !isLoopback(at.host);
 
 /** The settings of an engine's address. */
@@ -63,10 +63,10 @@ export type EngineSettings = {
 } & { socket: string };
 type Fault = [setting: keyof EngineSettings, what: string];
 
-/** What does not fit the kind of address, each fault at its setting. */
+/** Returns the settings that do not fit the kind of address, each fault at its setting. */
 function faultsOf({ socket, tls, insecure, host_key, identity_file }: EngineSettings): Fault[] {
   const at = parseEngineAddress(socket);
-  if (!at) return []; // `socket` has said so itself.
+  if (!at) return []; // The schema of `socket` has already reported it.
   const faults: Fault[] = [];
   if (at.kind === 'tcp') {
     if (isOpen(at) && !tls && !insecure)

@@ -9,7 +9,7 @@ import { lacksImage } from './image.ts';
 import { remedyFor } from './remedies.ts';
 import { type ContainerSettings, imagesOf } from './settings.ts';
 
-/** Podman asks the package manager what it is, which takes a busy machine more than five seconds. */
+/** Podman asks the package manager for its own version, which takes more than five seconds on a busy machine. */
 const LOOK_MILLISECONDS = 20_000;
 
 /** The parts of both engines' answer to `GET /info` that are used. */
@@ -60,7 +60,7 @@ export async function checkContainers(
   ];
 }
 
-/** Whether a lease's disk is limited, and whether it is the one that the database is on. */
+/** Checks whether a lease's disk is limited, and whether it is the one that the database is on. */
 async function checkSharedDisk(
   engine: Engine,
   settings: ContainerSettings,
@@ -74,20 +74,20 @@ async function checkSharedDisk(
   return { name: 'disk', ok: true, detail: warning(`${detail}. ${advice}`) };
 }
 
-/** Whether both are on one file system. False where the engine's directory is not to be seen from here. */
+/** Returns whether both are on one file system. False where the engine's directory cannot be seen from here. */
 function isOnSameDisk(socket: string, root: string, books: string): boolean {
   if (!socket.startsWith('unix:')) return false;
   const device = (path: string) => statSync(path, { throwIfNoEntry: false })?.dev;
   try {
     return device(root) !== undefined && device(root) === device(books);
   } catch {
-    return false; // It may not be read.
+    return false; // It may be unreadable.
   }
 }
 
 type Ask = <T>(path: string) => Promise<T>;
 
-/** One finding for each image; that of the settings has no name, because it is there without being named in an offer. */
+/** Returns one finding for each image. That of the settings has no name, because it exists without being named in an offer. */
 function checkImages(ask: Ask, settings: ContainerSettings, isPodman: boolean): Promise<Finding[]> {
   return Promise.all(
     imagesOf(settings).map(async (image) => {
@@ -163,7 +163,7 @@ function checkUsers({ SecurityOptions, Rootless }: Info): Finding {
   return { name: 'users', ok: true, detail };
 }
 
-/** Tries whether `disk_gb` is enforced, on a container that is never started and removed at once. Never throws. */
+/** Checks whether `disk_gb` is enforced, on a container that is never started and is removed at once. Never throws. */
 export async function checkDisk(engine: Engine, image: string): Promise<{ isEnforced: boolean; detail: string }> {
   const no = (detail: string) => ({ isEnforced: false, detail });
   try {
@@ -185,7 +185,7 @@ export async function checkDisk(engine: Engine, image: string): Promise<{ isEnfo
   }
 }
 
-/** The engine's error for a container with a disk limit, if any. */
+/** Returns the engine's error for a container with a disk limit, if any. */
 async function tryDisk({ ask, docker }: Engine, image: string): Promise<unknown> {
   const name = `purser-disk-${randomBytes(8).toString('hex')}`;
   const limited = { name, Image: image, Cmd: ['/bin/sh'], HostConfig: { StorageOpt: { size: '1G' } } };

@@ -15,7 +15,7 @@ import { connectSsh } from '../../kit/connect.ts';
 import { pinHostKey } from '../../kit/pin.ts';
 import { type EngineAddress, type EngineSettings, parseEngineAddress } from './address.ts';
 
-/** Below the limit of a call, so that an engine that cannot be reached is told from one that does not answer. */
+/** Below the limit of a call, so that an unreachable engine is distinguished from one that does not answer. */
 const CONNECT_MILLISECONDS = 10_000;
 /** An idle connection is closed after this long. */
 const IDLE_MILLISECONDS = 5_000;
@@ -35,7 +35,10 @@ type Connect = () => Promise<Duplex>;
 type EngineConnections = {
   /** For the HTTP requests to the engine. A request without a connection fails with EngineUnreachable. */
   agent: http.Agent;
-  /** Makes a call of docker-modem. It fails with whatever that throws while it reads the answer, also where nobody hears it. */
+  /**
+   * Makes a call of docker-modem. Rejects with whatever that throws while it reads the answer, even where docker-modem has no
+   * caller for it.
+   */
   call<T>(make: () => Promise<T>): Promise<T>;
   close(): void;
 };
@@ -89,17 +92,17 @@ function createAgent(connectOnce: Connect, keepAlive: boolean): http.Agent {
     request.prependListener('response', (answer) => {
       answered = answer;
       if (request.hasHeader('upgrade') && (answer.statusCode as number) >= 300) boundError(answer);
-      delete answer.headers.location; // Or it would ask elsewhere, past this agent, with nobody to hear of an error.
-      // What docker-modem throws while it reads an answer is nobody's to catch: the call fails of it.
+      delete answer.headers.location; // Otherwise it would ask elsewhere, past this agent, and errors would be unhandled.
+      // Errors that docker-modem throws while it reads an answer would be uncaught: they fail the call.
       contain(answer, (error) => {
         reportFault('backend', error);
         request.emit('error', error);
-        fail?.(error); // It may have taken the call for done.
+        fail?.(error); // It may already count the call as done.
         answer.destroy(error);
       });
     });
-    // docker-modem would wait for ever for an answer that broke off, or that was an upgrade nobody has asked for. One that it has
-    // taken ignores this.
+    // docker-modem would wait for ever for an answer that broke off, or for an upgrade that was not requested. A completed call
+    // ignores this error.
     request.once('close', () => {
       if (!answered?.complete) request.emit('error', new Error(BROKEN_OFF));
     });
@@ -119,7 +122,7 @@ function boundError(answer: http.IncomingMessage): void {
   });
 }
 
-/** A connection that comes too late is closed. */
+/** Resolves with the connection in time; closes one that comes too late. */
 function inTime(connecting: Promise<Duplex>): Promise<Duplex> {
   return deadline(connecting, CONNECT_MILLISECONDS, () => {
     connecting.then(
@@ -170,7 +173,7 @@ function openSshLine(
     );
     client.once('close', () => {
       opening = undefined;
-      // ssh2 ends its channels as if all had been said.
+      // ssh2 ends its channels as if the output were complete.
       for (const channel of channels) channel.emit('error', new Error('the SSH connection to the engine was lost'));
     });
     return client;
@@ -184,7 +187,7 @@ function openSshLine(
         throw error;
       });
       const channel = await new Promise<ClientChannel>((resolve, reject) => {
-        // Without either, the connection ended meanwhile.
+        // Without either, the connection has ended in the meantime.
         client.openssh_forwardOutStreamLocal(path, (error, opened?: ClientChannel) =>
           opened ? resolve(opened) : reject(error ?? new Error('the SSH connection was lost')),
         );

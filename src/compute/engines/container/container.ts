@@ -35,7 +35,7 @@ type ContainerSurroundings = {
 
 type Order = Parameters<Backend['create']>[0];
 
-/** A container that waits for its image. `failed` says why it will never be made. */
+/** A container that waits for its image. `failed` is the reason why it is never made. */
 type Coming = {
   image: string;
   wanted: boolean;
@@ -83,7 +83,7 @@ export function openContainerBackend(
       free.forget();
       if ('lacking' in claim) return refused(`There is no room: ${claim.lacking}`, undefined, 'capacity_unavailable');
     } catch (error) {
-      // Nothing was asked for yet.
+      // Nothing has been requested yet.
       return settle(order.tag, refused('The container cannot be ordered', textOf(error)));
     }
     const made = await make(order, claim).catch(unknown);
@@ -92,14 +92,14 @@ export function openContainerBackend(
     return settle(order.tag, refused(`The image ${contentsOf(settings, claim.offer).image} is not on the engine`));
   }
 
-  /** Whatever the outcome, the engine's list shows it from now on. */
+  /** Releases the reservation: whatever the outcome, the engine's list shows the container from now on, if there is one. */
   function settle(tag: string, made: Created): Created {
     reservations.release(tag, made.kind === 'unknown');
     free.forget();
     return made;
   }
 
-  /** A pull may take long: the machine is `provisioning` meanwhile, and is made when the image is there. */
+  /** Pulls the image, which may take long. The machine is `provisioning` until then, and is made when the image is there. */
   function awaitImage(order: Order, claim: Claim): Created {
     const { image } = contentsOf(settings, claim.offer);
     const it: Coming = { image, wanted: true, making: undefined, failed: undefined };
@@ -168,7 +168,7 @@ export function openContainerBackend(
       const there = await look(tag);
       if (!there) return refused('The provider refused the machine', textOf(error));
       if (there.State.Status !== 'created') return { kind: 'created', ref: tag };
-      isFresh = false; // Its deadline is the one of that attempt.
+      isFresh = false; // It has the deadline of that attempt.
     }
     const started = await start(tag);
     if (isFresh && started.kind === 'created') deadlines.note(tag, deadline);
@@ -195,7 +195,8 @@ export function openContainerBackend(
   async function look(ref: Ref) {
     try {
       const found = await ask('inspect', (abortSignal) => docker.getContainer(ref).inspect({ abortSignal }));
-      // Only its own word that there is no such container proves that, and what it says of another one says nothing of this.
+      // Only the engine's own message proves that there is no such container; an answer about another container proves nothing
+      // about this one.
       if (nameOf(found) !== ref) throw new Error(`the engine does not answer for ${ref}`);
       return found;
     } catch (error) {
@@ -231,7 +232,7 @@ export function openContainerBackend(
   const labelled = () =>
     ask('list', (abortSignal) => docker.listContainers({ all: true, filters: { label: [TAG_LABEL] }, abortSignal }));
 
-  /** Containers, and networks that outlived theirs. */
+  /** Lists containers, and networks that outlived theirs. */
   async function listOwned(prefix: string): Promise<Owned[]> {
     const unused = (await networks.listUnused(prefix)).map(({ name, createdAt }) => ({
       ...{ ref: name, tag: name, createdAt },
@@ -241,8 +242,8 @@ export function openContainerBackend(
   }
 
   /**
-   * Only containers whose name is their tag: an image committed from a lease passes its labels on to whatever is made of it,
-   * and that is not ours to remove.
+   * Lists only containers whose name is their tag: an image committed from a lease passes its labels on to every container made
+   * from it, and Purser must not remove those.
    */
   async function listContainers(prefix: string): Promise<Owned[]> {
     return (await labelled())
@@ -250,7 +251,7 @@ export function openContainerBackend(
       .map(({ Labels, State, Created }) => ({
         ref: Labels[TAG_LABEL] as string,
         tag: Labels[TAG_LABEL] as string,
-        state: STATES.get(State) ?? 'provisioning', // It is there; a look at it alone says more.
+        state: STATES.get(State) ?? 'provisioning', // It exists; inspecting it alone shows more.
         createdAt: Number(Labels[CREATED_LABEL] ?? Created),
       }));
   }
@@ -264,7 +265,7 @@ export function openContainerBackend(
     }
     const found = await look(ref);
     await remove(ref);
-    // What is no container may be a network. The network of a lease that is gone is left to the sweep if it fails.
+    // A reference without a container may name a network. A network that cannot be removed with its container is left to the sweep.
     const network = found ? found.Config.Labels[NETWORK_LABEL] : ref;
     if (network !== undefined)
       await networks.release(network).catch((error) => {
@@ -336,7 +337,10 @@ export function openContainerBackend(
 
 const unknown = (error: unknown): Created => ({ kind: 'unknown', reason: textOf(error) });
 
-/** The states of Docker and of Podman. One that was made and not started never will be: whoever made it died in between, and it is made anew. */
+/**
+ * The states of Docker and of Podman. A container that was made and not started never runs: its creator died in between, and it is
+ * made again.
+ */
 const STATES = new Map<unknown, Machine['state']>([
   ['running', 'running'],
   ['paused', 'running'],

@@ -9,7 +9,7 @@ import type { Contents } from './settings.ts';
 const GIB = 1024 ** 3;
 const CPU_PERIOD_MICROSECONDS = 100_000;
 
-/** A container as Purser wants it, for either engine: limited, unprivileged, with its watchdog as PID 1. */
+/** A container as Purser orders it, for either engine: limited, unprivileged, with its watchdog as PID 1. */
 export type Wanted = Contents & {
   name: string;
   labels: Record<string, string>;
@@ -27,7 +27,7 @@ export type Wanted = Contents & {
   keepsLog: boolean;
 };
 
-/** Enough for the last lines of a trial. A lease keeps none: its tenant may write to the output of process 1. */
+/** The size of the log, enough for the last lines of a trial. A lease keeps none: its tenant may write to the output of process 1. */
 const LOG_BYTES = 64 * 1024;
 
 /**
@@ -50,7 +50,7 @@ export async function makeContainer(engine: Engine, wanted: Wanted): Promise<voi
   }
 }
 
-/** Engines that said so; they are not asked again. */
+/** Engines that have reported this; they are not asked again. */
 const withoutQuotas = new WeakSet<Engine>();
 
 /** Both engines' error messages for a storage driver or file system without quotas. */
@@ -58,8 +58,8 @@ export const cannotLimitDisk = (error: unknown) =>
   statusOf(error) !== undefined && /storage-opt|quota/i.test(textOf(error));
 
 /**
- * An image may ask for all GPUs in its environment, and a default runtime would give them: "void" asks for none
- * (documentation of the NVIDIA Container Toolkit). What is leased comes by name.
+ * An image may ask for all GPUs in its environment, and a default runtime would give them: "void" asks for none (documentation of
+ * the NVIDIA Container Toolkit). Leased devices are requested by name.
  */
 const NO_GPU = { NVIDIA_VISIBLE_DEVICES: 'void' };
 
@@ -70,7 +70,7 @@ const OOM_SCORE = 500;
 
 const USER = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
 
-/** For `POST /containers/create` of the Docker Engine API. */
+/** Builds the options for `POST /containers/create` of the Docker Engine API. */
 function forDocker(it: Wanted): Docker.ContainerCreateOptions {
   const memory = Math.round(it.memoryGib * GIB);
   const byName = it.devices.length > 0 && it.gpuMode === 'nvidia';
@@ -115,8 +115,8 @@ function forDocker(it: Wanted): Docker.ContainerCreateOptions {
 }
 
 /**
- * For `POST /libpod/containers/create` of Podman: its Docker API takes a DeviceRequest and leaves the device out without
- * a word (podman-container-tools/podman#22645).
+ * Builds the body for `POST /libpod/containers/create` of Podman: its Docker API takes a DeviceRequest and silently leaves the
+ * device out (podman-container-tools/podman#22645).
  */
 function forPodman(it: Wanted): object {
   const memory = Math.round(it.memoryGib * GIB);

@@ -6,13 +6,13 @@ const GIB = 1024 ** 3;
 const MEASURE_MILLISECONDS = 50_000;
 /** The engine walks through all files of the container. It may spend a twentieth of the time on that. */
 const REST_FACTOR = 19;
-/** A measurement that takes longer is heard by the next poll. */
+/** The longest wait for a measurement. One that takes longer is reported by the next poll. */
 const PATIENCE_MILLISECONDS = 2_000;
 const GIVE_UP_MILLISECONDS = 600_000;
 
-/** Measures what containers have written, for engines without quotas. What cannot be measured is not reported. */
+/** Measures how much containers have written, for engines without quotas. Reports nothing for a container that cannot be measured. */
 type DiskWatch = {
-  /** Says that a container wrote more than `diskGb`; undefined if it did not, or has not been measured yet. */
+  /** Returns a sentence when a container wrote more than `diskGb`; undefined if it did not, or has not been measured yet. */
   exceeded(ref: Ref, diskGb: number): Promise<string | undefined>;
   forget(ref: Ref): void;
 };

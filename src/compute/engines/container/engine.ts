@@ -7,16 +7,16 @@ import { readAnswersInTurns } from './modem.ts';
 import { type ImageDefaults, imageDefaults } from './user.ts';
 
 const CALL_MILLISECONDS = 30_000;
-/** The most characters of an engine's error that expressions read and messages show. */
+/** The most characters of an engine's error that regular expressions read and messages show. */
 const WORDS_LENGTH_MAX = 4096;
 
 type EngineError = Error & { statusCode?: number; json?: { message?: unknown; cause?: unknown } };
 
 /** The status of the engine's answer, or undefined if none came. */
 export const statusOf = (error: unknown) => (error as EngineError).statusCode;
-/** Whether the engine received nothing of the request. */
+/** Returns whether the engine received nothing of the request. */
 export const wasNeverSent = (error: unknown) => error instanceof EngineUnreachable;
-/** The message of the engine itself. That of the error has words of the library for its status as well. */
+/** Returns the engine's own message. That of the error also has the library's words for its status. */
 const ownWords = (error: unknown) => {
   const { json } = error as EngineError;
   return [json?.message, json?.cause].find((it) => typeof it === 'string');
@@ -24,11 +24,11 @@ const ownWords = (error: unknown) => {
 /** The engine's message, or the error of reaching it. */
 export const textOf = (error: unknown) =>
   (ownWords(error) ?? (error as Error).message).slice(0, WORDS_LENGTH_MAX).trim();
-/** The words of both engines about what is not there. Something before an engine may answer 404 as well. */
+/** Both engines' messages for a missing container or command. A proxy before an engine may answer 404 as well. */
 const NO_SUCH = /no such (container|exec (session|instance))/i;
 /**
- * Tells whether the engine says that there is no such container, or no such command since its container is gone. When a container
- * is removed while Podman answers, that is a 500 (pkg/api/handlers/compat/exec.go, ExecInspectHandler).
+ * Returns whether the engine reports that there is no such container, or no such command because its container is gone. When a
+ * container is removed while Podman answers, that is a 500 (pkg/api/handlers/compat/exec.go, ExecInspectHandler).
  */
 export const wasRemoved = (error: unknown) =>
   [404, 500].includes(statusOf(error) as number) && NO_SUCH.test(ownWords(error)?.slice(0, WORDS_LENGTH_MAX) ?? '');
@@ -37,17 +37,17 @@ export const wasRemoved = (error: unknown) =>
 export type Engine = {
   socket: string;
   docker: Docker;
-  /** Makes one call with a limit of its own, 30 s unless told otherwise; throws and names what took too long. */
+  /** Makes one call with a limit of its own, 30 s by default. Throws an error that names the call that took too long. */
   ask<T>(what: string, call: (abortSignal: AbortSignal) => Promise<T>, milliseconds?: number): Promise<T>;
-  /** Makes one call by its path, for what dockerode does not offer. */
+  /** Makes one call by its path, for calls that dockerode lacks. */
   request<T>(method: 'GET' | 'POST', path: string, body?: object, milliseconds?: number): Promise<T>;
-  /** Whether the engine says it is Podman, whose own API offers what its Docker API leaves out. */
+  /** Returns whether the engine reports that it is Podman, whose own API offers more than its Docker API. */
   isPodman(): Promise<boolean>;
-  /** The architecture of its machine, as Go names it: amd64, arm64. */
+  /** Returns the architecture of its machine, as Go names it: amd64, arm64. */
   architecture(): Promise<string>;
-  /** The CPUs and the memory of its machine. */
+  /** Returns the CPUs and the memory of its machine. */
   capacity(milliseconds?: number): Promise<Capacity>;
-  /** As whom and where the image of a container wants commands to run. Throws where there is no such user. */
+  /** Returns the user and the directory in which the image of a container wants commands to run. Throws where there is no such user. */
   defaultsOf(container: string): Promise<ImageDefaults>;
   /** Closes its connections. */
   close(): void;
@@ -58,7 +58,7 @@ const GIB = 1024 ** 3;
 export type Version = { Version: string; Arch: string; Components?: { Name: string; Version: string }[] };
 export const podmanOf = ({ Components }: Version) => Components?.find((it) => it.Name === 'Podman Engine');
 
-/** dockerode would fill in what is not set from DOCKER_HOST and its companions in the environment. */
+/** dockerode would fill in missing options from DOCKER_HOST and its companions in the environment. */
 const NOT_FROM_ENVIRONMENT = {
   port: undefined,
   pathPrefix: '/',
@@ -78,12 +78,12 @@ export function openEngine(settings: EngineSettings): Engine {
   readAnswersInTurns(docker.modem);
   let version: Version | undefined;
   let capacity: Capacity | undefined;
-  /** By image id: an id's content never changes. */
+  /** Kept by image id: an id's content never changes. */
   const defaults = new Map<string, ImageDefaults>();
 
   const ask: Engine['ask'] = (what, call, milliseconds = CALL_MILLISECONDS) => {
     const giveUp = new AbortController();
-    // docker-modem is told, and may have lost the call: its limit holds without it.
+    // docker-modem gets the signal, but may have lost the call: the limit holds without it.
     return deadline(
       callModem(() => call(giveUp.signal)),
       milliseconds,

@@ -4,7 +4,10 @@ import { WAITING } from '../../machine/waiting.ts';
 /** Each piece begins with the number of its stream, three empty bytes and its length (Docker Engine API, attach). */
 const HEAD_BYTES = 8;
 const STDERR = 2;
-/** What a process left behind still arrives; what something in the background keeps open is not waited for. */
+/**
+ * The silence after which the output counts as complete: output still in transit arrives within it, and background processes may
+ * keep the stream open.
+ */
 const QUIET_MILLISECONDS = 200;
 
 type ExecOutput = {
@@ -12,13 +15,13 @@ type ExecOutput = {
   stderr: PassThrough;
   /** Resolves when nothing has come for a moment although there was room for it, or nothing can come any more. */
   quiet(): Promise<void>;
-  /** Takes no more. What has come can still be read. */
+  /** Stops taking input. What has arrived can still be read. */
   end(): void;
 };
 
 /**
- * What a command says through an engine: one stream of a terminal, or two in one that are parted here. It is taken no
- * faster than it is read, so what nobody reads stays with the command.
+ * The output of a command through an engine: one stream of a terminal, or two streams in one that are separated here. It is read
+ * from the engine no faster than by its reader, so unread output stays with the command.
  */
 export function partOutput(stream: Readable, { terminal }: { terminal: boolean }): ExecOutput {
   const [stdout, stderr] = [new PassThrough(WAITING), new PassThrough(WAITING)];
@@ -27,7 +30,7 @@ export function partOutput(stream: Readable, { terminal }: { terminal: boolean }
   let to = stdout;
   let heard = 0;
 
-  /** Gives on what stands in the chunk, each stream's in one piece, and answers the streams that are full. */
+  /** Passes on the content of a chunk, each stream's in one piece, and returns the streams that are full. */
   function part(chunk: Buffer): PassThrough[] {
     const parts = new Map<PassThrough, Buffer[]>([
       [stdout, []],

@@ -2,7 +2,7 @@ import { type Engine, statusOf, textOf } from './engine.ts';
 
 const PULL_MILLISECONDS = 1_800_000;
 
-/** Docker answers 404, Podman's own API 500 with these words. */
+/** Returns whether the image is missing: Docker answers 404, Podman's own API 500 with these words. */
 export const lacksImage = (error: unknown) =>
   statusOf(error) !== undefined && /no such image|image not known/i.test(textOf(error));
 

@@ -9,12 +9,12 @@ const ANSWER_BYTES_MAX = 64 * 1024 * 1024;
 /** The error that docker-modem throws for an answer with a status that the call does not expect. */
 type Unexpected = Error & { statusCode: number; reason: unknown; json: unknown };
 
-/** Every status is handed over; which of them are errors is told here. */
+/** Accepts every status: the code here decides which of them are errors. */
 const ALL_STATUSES = Object.fromEntries(Array.from({ length: 500 }, (_, i) => [i + 100, true]));
 
 /**
- * Has the answers to all calls that end with one read as they come, with bounds. docker-modem itself would collect whatever an engine
- * sends, and parse it at once. Takes an answer that is not JSON for none.
+ * Reads the answers to all calls that end with one as they come, with limits. docker-modem itself would collect whatever an engine
+ * sends, and parse it at once. An answer that is not JSON counts as none.
  */
 export function readAnswersInTurns(modem: Docker['modem']): void {
   const dial = modem.dial.bind(modem);
@@ -32,7 +32,7 @@ export function readAnswersInTurns(modem: Docker['modem']): void {
     dial({ ...options, isStream: true, statusCodes: ALL_STATUSES }, (error, answer) => {
       const { statusCode = 0 } = (answer ?? {}) as IncomingMessage;
       if (error || (options.isStream && statuses[statusCode] === true)) callback(error, answer);
-      // What dockerode throws when it gets an answer that it does not expect is nobody's to catch.
+      // Errors that dockerode throws for an unexpected answer would be uncaught.
       else
         read(answer as IncomingMessage)
           .then((json) => callback(null, json))

@@ -3,14 +3,14 @@ import { type Engine, statusOf, textOf } from './engine.ts';
 /**
  * Leases of different wallets must not reach each other, so no lease is in the network that the operator named: each
  * wallet gets a bridge like it (docs/decisions/0033-isolation-between-leases.md). Engines do not pass packets from one
- * bridge to another; Podman only if it is told so. The operator's own containers in the named network are connected to
- * the wallets' networks as well, since they are what the network is for.
+ * bridge to another; Podman only with an option. The operator's own containers in the named network are connected to
+ * the wallets' networks as well, since the network exists for them.
  */
 
-/** On a network and on its containers: the network's name. */
+/** The label with a network's name, on the network and on its containers. */
 export const NETWORK_LABEL = 'purser.network';
 
-/** The networks that engines come with. Whatever was started without a network of its own is in there. */
+/** The networks that engines come with. Containers that were started without a network of their own are in them. */
 const DEFAULT_NETWORKS = ['bridge', 'podman'];
 
 /** Options of a bridge that hold for another one too; a name or an address does not. */
@@ -53,8 +53,8 @@ export class NoSubnet extends Error {}
 
 type WalletNetworks = {
   /**
-   * Makes the network `name` if it is not there, and runs `make` with the network that a container has to be in; the
-   * network is not removed meanwhile. Throws `NoSubnet`.
+   * Makes the network `name` if it does not exist, and runs `make` with the network that a container has to be in; the network is
+   * not removed while `make` runs. Throws `NoSubnet`.
    */
   within<T>(name: string, make: (network: string) => Promise<T>): Promise<T>;
   /** Removes a network that Purser made, unless a container is in it. */
@@ -63,7 +63,7 @@ type WalletNetworks = {
   listUnused(prefix: string): Promise<{ name: string; createdAt: number }[]>;
 };
 
-/** `template` is the network that the operator named, or `none`. */
+/** Creates the networks of wallets. `template` is the network that the operator named, or `none`. */
 export function createWalletNetworks(engine: Engine, template: string): WalletNetworks {
   const { docker, ask } = engine;
   const serially = createQueues();
@@ -112,7 +112,7 @@ export function createWalletNetworks(engine: Engine, template: string): WalletNe
     }
   }
 
-  /** The ids of the running containers in a network. */
+  /** Returns the ids of the running containers in a network. */
   const attachedTo = async (name: string) =>
     (await ask('list', (abortSignal) => docker.listContainers({ filters: { network: [name] }, abortSignal }))).map(
       ({ Id }) => Id,
@@ -126,11 +126,11 @@ export function createWalletNetworks(engine: Engine, template: string): WalletNe
       const found = (await ask('inspect', (abortSignal) => docker.getContainer(id).inspect({ abortSignal })).catch(
         () => undefined, // It may have ended.
       )) as Attached | undefined;
-      // A lease of an earlier release is in the template itself.
+      // Purser's own containers are leases, not services of the operator.
       if (!found || Object.keys(found.Config.Labels ?? {}).some((it) => it.startsWith('purser.'))) continue;
       const names = found.NetworkSettings.Networks[template]?.Aliases ?? [];
       const Aliases = [...new Set([found.Name.replace(/^\//, ''), ...names])].filter((it) => !id.startsWith(it));
-      // The operator's container keeps its way out.
+      // The operator's container keeps its route to the outside.
       const EndpointConfig = { Aliases, GwPriority: -1 };
       await engine.request('POST', `/networks/${to}/connect`, { Container: id, EndpointConfig });
     }
@@ -138,7 +138,7 @@ export function createWalletNetworks(engine: Engine, template: string): WalletNe
 
   async function prepare(name: string): Promise<string> {
     const from = await look(template);
-    // A bridge is all that can be made again: others are bound to a device, or span machines. `check` names them.
+    // Only a bridge can be made again: other networks are bound to a device, or span machines. `check` names them.
     if (from?.driver !== 'bridge') return template;
     if (!(await look(name))) await make(name, from);
     await connectServices(name);
@@ -181,7 +181,7 @@ export function createWalletNetworks(engine: Engine, template: string): WalletNe
   };
 }
 
-/** Runs what has the same name one after the other. */
+/** Creates queues that run tasks of the same name one after another. */
 function createQueues() {
   const last = new Map<string, Promise<unknown>>();
   return <T>(name: string, work: () => Promise<T>): Promise<T> => {

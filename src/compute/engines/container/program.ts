@@ -18,13 +18,13 @@ const LATE_MILLISECONDS = 10_000;
 const OWN_OUTPUT_BYTES = 4096;
 const LOOK_MILLISECONDS = 30_000;
 /**
- * The exit code that Docker gives a command whose output it could not send on, and which may still run. A shell's for what
- * cannot be executed is the same.
+ * The exit code that Docker gives a command whose output it could not send on, and which may still run. A shell uses the same code
+ * for a file that cannot be executed.
  */
 const UNSENT = 126;
 const NONE_IS_MARKED = 1;
 
-/** Runs `$2…` in the directory `$1`. A tenant may have removed that: an engine asked for it would run nothing any more. */
+/** Runs `$2…` in the directory `$1`. A tenant may have removed that directory: an engine told to start in it would then run nothing. */
 const IN_DIRECTORY = 'cd "$1" 2>/dev/null; shift; exec "$@"';
 
 type State = { Running: boolean; ExitCode: number | null };
@@ -33,18 +33,18 @@ type Beginning = Pick<ProgramOrder, 'terminal'> & {
   /** The user; by default the image's, in the image's working directory. */
   user?: string;
   /**
-   * Rejects when the connection is lost, since the rest of the output is: always, or only if the command still runs. The
-   * engine itself breaks the connection of one that has ended and left input unread. With `whileRuns`, the marker in the
-   * command's environment tells whether it runs. Without it the exit code is waited for.
+   * Rejects when the connection is lost, because the rest of the output is lost too: always, or only if the command still runs. The
+   * engine itself breaks the connection of a command that has ended and left input unread. With `whileRuns`, the marker in the
+   * command's environment shows whether it runs. Without it, the exit code is awaited.
    */
   needsAll?: 'always' | { whileRuns: string };
-  /** The mark that ends both outputs. It is waited for, and taken out of them. */
+  /** The mark that ends both outputs. It is awaited, and removed from them. */
   mark?: string;
 };
 
 /**
- * Starts the program of an order. The whole output of a command with a limit is needed: on a busy machine Docker drops what
- * it has not read two seconds after a command has ended (moby, daemon/monitor.go, ProcessEvent), and says nothing.
+ * Starts the program of an order. The whole output of a command with a limit is needed: on a busy machine Docker silently drops
+ * whatever it has not read two seconds after a command has ended (moby, daemon/monitor.go, ProcessEvent).
  */
 export async function beginIn(engine: Engine, ref: Ref, order: ProgramOrder): Promise<Program> {
   const { purpose, terminal, marker = '' } = order;
@@ -84,7 +84,7 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: Beginning = {
   containConnection(stream, 'backend');
   const [left, lost] = [new AbortController(), new AbortController()];
   stream.on('error', ({ message, code }: NodeJS.ErrnoException) => {
-    // After its end everything has been read. What an engine that has closed it is still sent breaks the pipe.
+    // All output has been read by then. Input that is still sent to an engine that has closed the stream breaks the pipe.
     if ((stream as Duplex).readableEnded || code === 'EPIPE') return;
     lost.abort(new Error(`the connection to the engine was lost: ${message}`));
   });
@@ -127,7 +127,7 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: Beginning = {
   };
 }
 
-/** Takes the marks out of both outputs. Once both have come (`whole`), nothing that the command said is missing. */
+/** Removes the marks from both outputs. Once both have come (`whole`), the command's output is complete. */
 function takeMarks(mark: string, stdout: Readable, stderr: Readable) {
   const { promise: whole, resolve } = Promise.withResolvers<void>();
   let missing = 2;
@@ -144,8 +144,8 @@ function takeMarks(mark: string, stdout: Readable, stderr: Readable) {
 }
 
 /**
- * Waits for the exit code. The end of the stream tells, or the engine if a background process keeps the stream open: then
- * `rest` waits for what has not come of the output. `judge` rejects when it is waited for no more.
+ * Waits for the exit code. It comes at the end of the stream, or from the engine if a background process keeps the stream open:
+ * then `rest` waits for the missing output. `judge` rejects when the exit code is no longer awaited.
  */
 async function waitForEnd(
   ask: Engine['ask'],
@@ -169,11 +169,11 @@ async function waitForEnd(
     const wasOver = over;
     await (over ? pause(wait) : Promise.race([closed, pause(wait)]));
     await judge();
-    // Mostly it ends at once now; but a tenant may close the streams of what runs on.
+    // The command has mostly ended by now; but a tenant may close the streams of a program that continues.
     if (over && !wasOver) wait = WAIT_MILLISECONDS_LEAST / 2;
     const state: State = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch(async (error) => {
       if (!wasRemoved(error)) {
-        await judge({ Running: true, ExitCode: null }); // Nobody can say that it does not.
+        await judge({ Running: true, ExitCode: null }); // Nothing proves that it does not.
         throw error;
       }
       // An engine may forget the container before the end of the stream is here.
@@ -191,7 +191,7 @@ async function waitForEnd(
   }
 }
 
-/** Whether a process with this marker in its environment may still run. */
+/** Returns whether a process with this marker in its environment may still run. */
 async function mayRun(engine: Engine, ref: Ref, marker: string): Promise<boolean> {
   try {
     const look = await begin(engine, ref, argvOf({ script: IS_MARKED, args: [marker] }));

@@ -31,7 +31,7 @@ const REMEDIES: [words: RegExp, what: string][] = [
   [/, open '/, 'Correct the path of this file, or let Purser read it.'],
 ];
 
-/** What to do about an error of reaching an engine, as a sentence. */
+/** Returns the remedy for an error of reaching an engine, as a sentence. */
 export function remedyFor(text: string): string {
   const known = REMEDIES.find(([words]) => words.test(text))?.[1];
   return known ?? 'Is the engine running, and may this user open its socket?';

@@ -5,7 +5,7 @@ import { checkEngineAddress, engineAddress, notesOnAddress } from './address.ts'
 
 /** Containers of an engine, on this machine or another: the settings, the notes for the operator, and how the backend is opened. */
 
-/** The size of /dev/shm in GiB, if not the engine's own 64 MB. What lies there counts as the lease's memory. */
+/** The size of /dev/shm in GiB, if not the engine's own 64 MB. Its content counts as the lease's memory. */
 const shmGib = v.optional(above0);
 const image = v.pipe(v.string(), v.minLength(1));
 
@@ -46,7 +46,7 @@ const Sized = v.pipe(
   v.strictObject({
     ...shared,
     ...sized,
-    /** Of all leases together. */
+    /** The capacity for all leases together. */
     capacity: v.optional(v.strictObject({ cpus: above0, memory_gib: above0 })),
     gpu_devices: v.optional(gpuDevices),
     /** The way in which Docker is asked for GPUs; Podman is always asked by their CDI names. */
@@ -85,7 +85,7 @@ const Sized = v.pipe(
   ),
 );
 
-/** What Purser sets itself is not to be changed: by it processes are found, and GPUs given. */
+/** Variables that Purser sets itself and settings may not change: it finds processes and assigns GPUs by them. */
 const OURS = /^(PURSER_|NVIDIA_VISIBLE_DEVICES$)/;
 const environment = v.pipe(
   v.record(
@@ -108,7 +108,7 @@ const Offers = v.pipe(
         v.strictObject({
           ...offerFields,
           count: offerCount,
-          /** Where the offer has something else than the others. */
+          /** The image of this offer, if not the common one. */
           image: v.optional(image),
           shm_gib: shmGib,
           /** Variables that every process of the lease has. */
@@ -127,10 +127,10 @@ export type SizedSettings = v.InferOutput<typeof Sized>;
 export type OffersSettings = v.InferOutput<typeof Offers>;
 export type ContainerSettings = SizedSettings | OffersSettings;
 
-/** What an offer is made from. */
+/** The contents that an offer is made from. */
 export type Contents = { image: string; shmGib: number | undefined; env: Readonly<Record<string, string>> };
 
-/** Returns what a lease is made from: what its offer says, else what the backend's settings say. */
+/** Returns the contents that a lease is made from: those of its offer, else those of the backend's settings. */
 export function contentsOf(settings: ContainerSettings, offerId: string | undefined): Contents {
   const offer = 'offers' in settings ? settings.offers.find(({ id }) => id === offerId) : undefined;
   return {

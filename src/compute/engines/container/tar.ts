@@ -6,7 +6,7 @@ const FILE = new Set(['0', '\0']);
 
 const field = (value: number, length: number) => `${value.toString(8).padStart(length - 1, '0')}\0`;
 
-/** An archive of one file. `name` has at most 99 bytes. */
+/** Returns an archive of one file. `name` has at most 99 bytes. */
 export function packFile(name: string, content: Buffer, { mode, owner }: { mode: number; owner: number }): Buffer {
   const head = Buffer.alloc(BLOCK_BYTES);
   head.write(name, 0);
@@ -24,7 +24,7 @@ export function packFile(name: string, content: Buffer, { mode, owner }: { mode:
   return Buffer.concat([head, content, filling, Buffer.alloc(2 * BLOCK_BYTES)]);
 }
 
-/** The content of the first plain file in an archive, or undefined if there is none. */
+/** Returns the content of the first plain file in an archive, or undefined if there is none. */
 export function unpackFile(archive: Buffer): Buffer | undefined {
   for (let at = 0; at + BLOCK_BYTES <= archive.length && archive[at] !== 0; ) {
     const size = Number.parseInt(archive.toString('latin1', at + 124, at + 136), 8);

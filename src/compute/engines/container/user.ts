@@ -13,9 +13,8 @@ type Calls = Pick<Engine, 'ask' | 'docker'>;
 export type ImageDefaults = { user: string; directory: string };
 
 /**
- * The defaults of an image (USER, WORKDIR). A user's name is looked up in the image and not left to the engine: that would
- * look into the container's own /etc/passwd, which a tenant who is root there may change to say that his name is the
- * watchdog's number.
+ * Returns the defaults of an image (USER, WORKDIR). A user's name is looked up in the image and not left to the engine: that would
+ * read the container's own /etc/passwd, in which a tenant who is root there could give their name the watchdog's number.
  */
 export async function imageDefaults(calls: Calls, image: string): Promise<ImageDefaults> {
   const { Config } = await calls.ask('inspect', () => calls.docker.getImage(image).inspect());
@@ -29,7 +28,7 @@ export async function imageDefaults(calls: Calls, image: string): Promise<ImageD
   };
 }
 
-/** The number of a user in the image's /etc/passwd, read from a container that is never started. */
+/** Returns the number of a user in the image's /etc/passwd, read from a container that is never started. */
 async function lookUp({ ask, docker }: Calls, image: string, name: string): Promise<number> {
   const container = `purser-user-${randomBytes(8).toString('hex')}`;
   await ask('create', (abortSignal) =>

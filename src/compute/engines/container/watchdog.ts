@@ -19,7 +19,7 @@ export async function putWatchdog({ ask, docker }: Engine, container: string, ar
   await ask('archive', (abortSignal) => docker.getContainer(container).putArchive(archive, { path: '/', abortSignal }));
 }
 
-/** The deadlines of containers, each asked and moved by the watchdog inside. */
+/** Creates the deadlines of containers, each read and moved by the watchdog inside. */
 export function createDeadlines(engine: Engine): Deadlines {
   return keepDeadlines(
     (ref, ...args) =>

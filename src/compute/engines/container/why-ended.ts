@@ -13,8 +13,8 @@ const LOG_BYTES_MAX = 1024 * 1024;
 type Inspected = Pick<Docker.ContainerInspectInfo, 'Id' | 'State' | 'HostConfig'>;
 
 /**
- * In words, why a container does not run: its first process says so by its exit code (watchdog.c), the engine by its
- * error, and the log by its last lines, if one was kept.
+ * Returns, in words, why a container does not run: by the exit code of its first process (watchdog.c), the engine's error, and the
+ * last lines of the log, if one was kept.
  */
 export async function whyEnded(engine: Engine, { Id, State, HostConfig }: Inspected): Promise<string> {
   const said = HostConfig.LogConfig?.Type === 'none' ? '' : await lastLines(engine, Id).catch(() => '');
@@ -30,7 +30,7 @@ function reasonOf({ Status, ExitCode, OOMKilled }: Inspected['State']): string {
   if (ExitCode === 0) return "its deadline has passed by the clock of the engine's machine";
   if (ExitCode === 143) return 'somebody stopped it';
   if (OOMKilled) return 'it ran out of memory';
-  // Podman does not always see that it was for lack of memory.
+  // Podman does not always notice that memory ran out.
   if (ExitCode === 137) return 'it was killed, by somebody or for lack of memory';
   const [name] = getSystemErrorMap().get(-ExitCode) ?? [];
   return `its watchdog ended with exit code ${ExitCode}${name ? ` (${name})` : ''}`;
@@ -38,7 +38,8 @@ function reasonOf({ Status, ExitCode, OOMKilled }: Inspected['State']): string {
 
 async function lastLines({ ask, docker }: Engine, id: string): Promise<string> {
   const framed = await ask('logs', async (abortSignal) => {
-    // It has ended, so there is nothing to follow; only so the log comes as it is, and not as an answer in JSON.
+    // The container has ended, so there is nothing to follow; but only with `follow` does the log come as it is, and not as an
+    // answer in JSON.
     const log = await docker
       .getContainer(id)
       .logs({ stdout: true, stderr: true, tail: LOG_LINES, follow: true, abortSignal });

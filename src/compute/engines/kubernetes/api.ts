@@ -8,7 +8,7 @@ import { type JsonAnswer, readJsonAnswer } from '../../../net/json-answer.ts';
 import { openWatchedPool, type WatchedPool } from '../../../net/watched-pool.ts';
 import type { Cluster, Credentials } from './credentials.ts';
 
-/** The REST calls to an API server, and the sockets to what runs in a pod. Each call has a limit of time. */
+/** The REST calls to an API server, and the sockets to programs in a pod. Each call has a time limit. */
 
 const CONNECT_MILLISECONDS = 10_000;
 const CALL_MILLISECONDS = 30_000;
@@ -16,7 +16,7 @@ const OPEN_MILLISECONDS = 20_000;
 /** A load balancer closes a connection that is silent for long. */
 const PING_MILLISECONDS = 30_000;
 const KEEP_ALIVE_MILLISECONDS = 15_000;
-/** What a replaced pool of connections still has under way may end. */
+/** The time in which calls under way on a replaced pool of connections may still end. */
 const RETIRE_MILLISECONDS = 60_000;
 /** The longest answer with one object: etcd keeps objects of at most 1.5 MiB. */
 const ANSWER_BYTES_MAX = 2 * 1024 * 1024;
@@ -26,10 +26,10 @@ const FRAME_BYTES_MAX = 16 * 1024 * 1024;
 const WORDS_CHARACTERS_MAX = 500;
 const PAGE_COUNT = 250;
 const PAGES_MAX = 40;
-/** How often a list is begun anew because the server has forgotten where it was. */
+/** The number of times that a list is tried when the server forgets its position. */
 const LIST_ATTEMPTS = 3;
 
-/** The server answered, and did not do it. `reason` is Kubernetes' own word, such as `AlreadyExists`. */
+/** The server answered with an error and did nothing. `reason` is Kubernetes' own word, such as `AlreadyExists`. */
 export class ApiError extends Error {
   readonly status: number;
   readonly reason: string;
@@ -39,7 +39,7 @@ export class ApiError extends Error {
     this.reason = reason;
   }
 }
-/** No answer came. `sent` says whether the server may have received the request. */
+/** No answer came. `sent` tells whether the server may have received the request. */
 export class ApiUnreachable extends Error {
   readonly sent: boolean;
   constructor(message: string, sent: boolean) {
@@ -56,22 +56,22 @@ type Listed<T> = { kind?: string; metadata?: { continue?: string }; items?: T[] 
 export type Api = {
   /** The address of the server, for messages. */
   server: string;
-  /** The object, or undefined when the server says itself that there is none. */
+  /** Returns the object, or undefined when Kubernetes itself reports that there is none. */
   find<T>(path: string): Promise<T | undefined>;
   get<T>(path: string): Promise<T>;
-  /** Everything of a kind with these labels. Reads to the end, or throws. */
+  /** Lists all objects of a kind with these labels. Reads to the end, or throws. */
   list<T>(path: string, query: Record<string, string>): Promise<T[]>;
   create<T>(path: string, body: object): Promise<T>;
-  /** A merge patch (RFC 7386). */
+  /** Applies a merge patch (RFC 7386). */
   patch<T>(path: string, body: object): Promise<T>;
-  /** Succeeds when there is none. */
+  /** Removes an object. Succeeds when there is none. */
   remove(path: string, options: object): Promise<void>;
   /** Opens a socket that speaks this protocol. Throws ApiError when the server answered and opened none. */
   connect(path: string, protocol: string): Promise<WebSocket>;
   close(): Promise<void>;
 };
 
-/** Opens the API without a call; `read` tells where it is at the first one. */
+/** Opens the API without a call; `read` returns the cluster at the first one. */
 export function openApi(read: () => Promise<Cluster>): Api {
   let reading: Promise<Cluster> | undefined;
   let pool: { of: string; pool: WatchedPool } | undefined;
@@ -91,7 +91,7 @@ export function openApi(read: () => Promise<Cluster>): Api {
     }
   }
 
-  /** Other certificates need other connections. */
+  /** Returns the pool for these certificates: other certificates need other connections. */
   function poolFor(server: string, { tls }: Credentials): WatchedPool {
     const of = hash('sha256', JSON.stringify([tls.ca, tls.cert, tls.key, tls.servername, tls.rejectUnauthorized]));
     if (pool?.of === of) return pool.pool;
@@ -153,16 +153,16 @@ export function openApi(read: () => Promise<Cluster>): Api {
     }
   }
 
-  /** Throws ApiError and ApiUnreachable. */
+  /** Makes one call. Throws ApiError and ApiUnreachable. */
   async function exchange(method: Method, path: string, call: Call): Promise<JsonAnswer> {
     let answer = await send(method, path, call);
     if (answer.status === 401) {
-      // A token may have expired a moment ago. The server has not done anything.
+      // A token may have expired a moment ago. The server has done nothing yet.
       (await clusterOf()).renew();
       answer = await send(method, path, call);
     }
     if (answer.status < 200 || answer.status > 299) throw errorOf(answer.status, answer);
-    // Of anything else nothing would be found in it, and what is not found is taken for gone.
+    // Nothing would be found in an answer of another form, and a missing object counts as gone.
     if (typeof answer.json !== 'object' || answer.json === null)
       throw new ApiUnreachable(`${known}: the answer is no object in JSON`, true);
     return answer;
@@ -180,7 +180,7 @@ export function openApi(read: () => Promise<Cluster>): Api {
       const address = `${path}?${new URLSearchParams({ ...query, ...limits })}`;
       const { json, length } = await exchange('GET', address, { bytesMax });
       const listed = json as Listed<T>;
-      // A list of none has no items in it, and says so.
+      // The items of an empty list may be null, but are never missing.
       if (!listed.kind?.endsWith('List') || listed.items === undefined)
         throw new Error(`${known}: what came is no list`);
       for (const it of listed.items ?? []) items.push(it);
@@ -188,7 +188,7 @@ export function openApi(read: () => Promise<Cluster>): Api {
       if (!next) return items;
       bytesMax -= length;
     }
-    // A part of it would say of the other machines that they are gone.
+    // A part of the list would make all other machines look gone.
     throw new Error(`${known}: a list has no end`);
   }
 
@@ -279,7 +279,7 @@ export function openApi(read: () => Promise<Cluster>): Api {
   };
 }
 
-/** Something before the server may answer 404 as well; only Kubernetes' own word proves an absence. */
+/** Returns whether Kubernetes itself reports an absence. A proxy before the server may answer 404 as well, which proves nothing. */
 export const isNotFound = (error: unknown) =>
   error instanceof ApiError && error.status === 404 && error.reason === 'NotFound';
 

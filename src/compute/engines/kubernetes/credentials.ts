@@ -8,19 +8,19 @@ import { parse } from 'yaml';
 import { parseJson } from '../../../parse-json.ts';
 
 /**
- * Where a cluster's API server is, and who Purser is there: from a kubeconfig file, or from the service account of the
- * pod that Purser runs in. Files are read again when a minute has passed or the server refused what they said, since
- * tokens and certificates rotate. No message has a secret in it.
+ * The address of a cluster's API server, and Purser's credentials there: from a kubeconfig file, or from the service account of the
+ * pod that Purser runs in. Files are read again after a minute, or when the server refused the credentials in them, since tokens
+ * and certificates rotate. No message contains a secret.
  */
 
-/** The proofs of a connection: what a request shows the server, and what the server has to show. */
+/** The proofs of a connection: the credentials of the client, and those that the server must present. */
 export type Credentials = { token: string | undefined; tls: ConnectionOptions };
 export type Cluster = {
   /** The address of the API server, without a slash at its end. */
   server: string;
-  /** The credentials of now. Throws when they cannot be had. */
+  /** Returns the current credentials. Throws when there are none. */
   credentials(): Promise<Credentials>;
-  /** Has the next request ask for them anew: the server did not take these. */
+  /** Makes the next request read them again: the server refused these. */
   renew(): void;
 };
 
@@ -28,7 +28,7 @@ const ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount';
 const KEPT_SECONDS = 60;
 const PLUGIN_MILLISECONDS = 30_000;
 const PLUGIN_BYTES_MAX = 1024 * 1024;
-/** Credentials of a plugin are asked for anew so long before they expire. */
+/** Credentials of a plugin are requested again this long before they expire. */
 const EARLY_SECONDS = 30;
 
 const text = v.pipe(v.string(), v.minLength(1));
@@ -78,7 +78,7 @@ type UserSettings = v.InferOutput<typeof UserEntry>;
 type PluginSettings = v.InferOutput<typeof Plugin>;
 type Held = Credentials & { until?: number };
 
-/** Reads where the cluster is. `now` is in Unix seconds. Throws an Error that says what is wrong with the file. */
+/** Reads where the cluster is. `now` is in Unix seconds. Throws an Error that names the fault of the file. */
 export async function readCluster(
   { kubeconfig, context }: { kubeconfig?: string | undefined; context?: string | undefined },
   now: () => number,
@@ -92,7 +92,7 @@ export async function readCluster(
   });
 }
 
-/** The cluster of the pod that Purser runs in. */
+/** Returns the cluster of the pod that Purser runs in. */
 function ownCluster(now: () => number): Cluster {
   const { KUBERNETES_SERVICE_HOST: host, KUBERNETES_SERVICE_PORT: port = '443' } = process.env;
   if (!host) throw new Error('Purser does not run in a pod: name a kubeconfig');
@@ -107,7 +107,7 @@ function ownCluster(now: () => number): Cluster {
   });
 }
 
-/** Concurrent callers share one reading. */
+/** Keeps what `read` returns. Concurrent callers share one reading. */
 function keep(server: string, now: () => number, read: () => Promise<Held>): Cluster {
   let held: { reading: Promise<Held>; until: number } | undefined;
   return {
@@ -180,7 +180,7 @@ async function credentialsOf(folder: string, cluster: ClusterSettings, user: Use
   return { token: token || undefined, tls: { ...toServer, ...(cert && key ? { cert, key } : {}) } };
 }
 
-/** Runs the plugin that a kubeconfig names (KEP-541). It gets PATH, HOME and what the file gives it, nothing of Purser's. */
+/** Runs the plugin that a kubeconfig names (KEP-541). It gets PATH, HOME and the variables of the file, nothing of Purser's. */
 async function askPlugin(
   folder: string,
   { command, args, env, apiVersion, provideClusterInfo }: PluginSettings,
@@ -206,7 +206,7 @@ async function askPlugin(
       (error, stdout) => {
         if (!error) return done(stdout);
         const why = error.killed ? `took longer than ${PLUGIN_MILLISECONDS / 1000} s` : `failed (${error.code})`;
-        fail(new Error(`${command}, which the kubeconfig names, ${why}`)); // Its own words may have a secret in them.
+        fail(new Error(`${command}, which the kubeconfig names, ${why}`)); // The plugin's own words may contain a secret.
       },
     );
   });

@@ -10,31 +10,31 @@ export const CONTAINER = 'lease';
 /** Every pod and Job of a lease has this label, with the Job's name. */
 export const LEASE_LABEL = 'purser.lease';
 const NETWORK_LABEL = 'purser.network';
-/** A tag is longer than a label's value may be. */
+/** The annotation with the tag, which is longer than a label's value may be. */
 export const TAG_ANNOTATION = 'purser.tag';
 export const CREATED_ANNOTATION = 'purser.created';
-/** The pod that a tenant has been in. Another one of the same Job is not his machine. */
+/** The annotation that names the pod a tenant has been in. Another pod of the same Job is not their machine. */
 export const POD_ANNOTATION = 'purser.pod';
-/** When the Job controller looks at a deadline that has been moved since (Unix seconds). */
+/** The annotation with the time (Unix seconds) at which the Job controller looks at a deadline that was moved. */
 export const REARM_ANNOTATION = 'purser.rearm';
 
-/** A Job's pods carry its name as a label, so it has at most 63 characters. A tag has more. */
+/** Returns the name of a tag's Job. A Job's pods carry its name as a label, so it has at most 63 characters; a tag has more. */
 export const jobName = (tag: string) => `purser-${hash('sha256', tag).slice(0, 20)}-${tag.slice(-26)}`;
 
 const HOME = '/home/lease';
 const PRIVATE = '/run/purser';
 export const WATCHDOG_PATH = `${PRIVATE}/watchdog`;
-/** Longer than PID 1 takes to end. Never 0: that would remove a pod from the API and leave it running. */
+/** The grace period of a pod, longer than PID 1 takes to end. Never 0: that would remove a pod from the API and leave it running. */
 export const GRACE_SECONDS = 2;
-/** The time for which a Job that has ended can still be asked why. */
+/** The time for which a Job that has ended can still be inspected. */
 const KEPT_SECONDS = 3600;
 /** The kubelet's own deadline is later than any that is sold, since it cannot be moved back. */
 const KUBELET_SLACK_SECONDS = 60;
 const EXIT_NO_WATCHDOG = 78;
 
 /**
- * The first process of a lease becomes the watchdog, which keeps its deadline where neither Purser nor the cluster's control
- * can be asked (kit/watchdog/watchdog.c). The program of the node's architecture is in the arguments.
+ * Turns the first process of a lease into the watchdog, which keeps its deadline while neither Purser nor the cluster's control
+ * plane can be reached (kit/watchdog/watchdog.c). The program for the node's architecture is in the arguments.
  */
 const BECOME_WATCHDOG = `case $(uname -m) in
   x86_64) program=$2 ;;
@@ -45,7 +45,7 @@ umask 022
 printf %s "$program" | base64 -d > ${WATCHDOG_PATH} && chmod 555 ${WATCHDOG_PATH} || exit ${EXIT_NO_WATCHDOG}
 exec ${WATCHDOG_PATH} "$1"`;
 
-/** In words, why process 1 ended with this exit code; undefined if that says nothing. */
+/** Returns, in words, why process 1 ended with this exit code; undefined if the code says nothing. */
 export function meaningOf(exitCode: number): string | undefined {
   if (exitCode === 0) return "its deadline has passed by its node's clock";
   if (exitCode === 143) return 'somebody stopped it';
@@ -55,7 +55,7 @@ export function meaningOf(exitCode: number): string | undefined {
   return undefined;
 }
 
-/** Those who take nodes away leave one alone whose pod says this: what is leased is paid for. */
+/** Autoscalers leave a node alone whose pod has these annotations: leased machines are paid for. */
 const STAYS = { 'cluster-autoscaler.kubernetes.io/safe-to-evict': 'false', 'karpenter.sh/do-not-disrupt': 'true' };
 
 export type Size = {
@@ -88,7 +88,7 @@ const shapeOf = ({ cpus, memory_gib: memoryGib, gpus }: { cpus: number; memory_g
   gpus,
 });
 
-/** The labels that select a lease's pod; its network policy goes by the second. */
+/** Returns the labels that select a lease's pod; its network policy selects by the second. */
 const labelsOf = (settings: KubernetesSettings, tag: string) => ({
   [LEASE_LABEL]: jobName(tag),
   [NETWORK_LABEL]: settings.network,
@@ -152,7 +152,7 @@ export function describePod(
           securityContext: { allowPrivilegeEscalation: false, capabilities: { drop: ['ALL'] } },
           volumeMounts: [
             { name: 'home', mountPath: HOME },
-            { name: 'tmp', mountPath: '/tmp' }, // An image may have none that everybody may write.
+            { name: 'tmp', mountPath: '/tmp' }, // An image may lack a /tmp that every user may write.
             { name: 'private', mountPath: PRIVATE },
             ...(shm === undefined ? [] : [{ name: 'shm', mountPath: '/dev/shm' }]),
           ],
@@ -168,7 +168,7 @@ export function describePod(
   };
 }
 
-/** A Job of one pod that is never made again. Its own deadline counts from the moment at which its controller sees it. */
+/** Describes a Job of one pod that is never made again. Its own deadline counts from the moment at which its controller sees it. */
 export function describeJob(
   settings: KubernetesSettings,
   order: { tag: string; quote: Quote; deadline: number },
@@ -192,18 +192,18 @@ export function describeJob(
   };
 }
 
-/** The addresses that are not reached from a lease that reaches the internet: private, local and shared addresses (RFC 6890). */
+/** The addresses that a lease with internet access cannot reach: private, local and shared addresses (RFC 6890). */
 const NOT_PUBLIC_V4 = [
   ...['0.0.0.0/8', '10.0.0.0/8', '100.64.0.0/10', '127.0.0.0/8', '169.254.0.0/16', '172.16.0.0/12'],
   ...['192.0.0.0/24', '192.168.0.0/16', '198.18.0.0/15', '224.0.0.0/4', '240.0.0.0/4'],
 ];
-/** Global unicast addresses, but what carries others inside (RFC 6052, 3056). */
+/** Global unicast addresses, except those that embed other addresses (RFC 6052, 3056). */
 const PUBLIC_V6 = '2000::/3';
 const NOT_PUBLIC_V6 = ['2002::/16'];
 
 /**
- * The policies of the namespace: leases reach nobody and are reached by nobody; those with `network: internet` reach public
- * addresses and the cluster's name service. They select leases only.
+ * Describes the policies of the namespace: no traffic from or to leases; those with `network: internet` reach public addresses and
+ * the cluster's name service. They select leases only.
  */
 export function describePolicies(): { metadata: { name: string }; spec: object }[] {
   const policy = (name: string, spec: object) => ({

@@ -31,14 +31,14 @@ import { createStreams } from './stream.ts';
 type Order = Parameters<Backend['create']>[0];
 
 const OWN_OUTPUT_BYTES = 4096;
-/** The Job controller has looked at a deadline so long after it. */
+/** The Job controller has looked at a deadline this long after it. */
 const REARM_SECONDS = 5;
 /**
- * A pod whose deadline is so long over does not run: its watchdog and its kubelet have ended it, if its node lives. If that
- * has died, nobody confirms it, and the pod is removed from the API without.
+ * A pod this long past its deadline does not run: its watchdog and its kubelet have ended it, if its node lives. A dead node cannot
+ * confirm that, so the pod is then removed from the API without confirmation.
  */
 const FORCE_SECONDS = 300;
-/** Any quota says so with these words (k8s.io/apiserver, resourcequota). */
+/** Every quota reports itself with these words (k8s.io/apiserver, resourcequota). */
 const QUOTA = /exceeded quota|is forbidden: .*quota/i;
 
 type KubernetesSurroundings = {
@@ -69,13 +69,13 @@ export function openKubernetesBackend(
   const room = createRecent(freeSpecs);
 
   const jobPath = (tag: string) => `${paths.jobs}/${jobName(tag)}`;
-  /** The pods with this tag. A server that answers with others as well has not looked at the label. */
+  /** Returns the pods with this tag. A server that returns others as well has ignored the label. */
   const podsOf = async (tag: string) => {
     const pods = await api.list<Pod>(paths.pods, { labelSelector: `${LEASE_LABEL}=${jobName(tag)}` });
     return pods.filter((it) => it.metadata.labels?.[LEASE_LABEL] === jobName(tag));
   };
 
-  /** The Job with this tag. Throws when another one has its name: nothing is known of ours then. */
+  /** Returns the Job with this tag. Throws when another one has its name: nothing is then known of ours. */
   async function findJob(tag: string): Promise<Job | undefined> {
     const job = await api.find<Job>(jobPath(tag));
     if (job && job.metadata.annotations?.[TAG_ANNOTATION] !== tag)
@@ -83,13 +83,13 @@ export function openKubernetesBackend(
     return job;
   }
 
-  /** The pods first, so that none is without its Job only because both were made in between. */
+  /** Reads the pods first: otherwise a pod could lack its Job only because both were made in between. */
   async function observe(tag: string): Promise<{ job: Job | undefined; pods: Pod[] }> {
     const pods = await podsOf(tag);
     return { job: await findJob(tag), pods };
   }
 
-  /** Nobody may reach a lease before the policies are there that say so. Somebody may have removed them. */
+  /** Makes sure that the policies exist before any lease does. They may have been removed. */
   async function ensurePolicies(): Promise<void> {
     await Promise.all(
       describePolicies().map(async (policy) => {
@@ -101,7 +101,7 @@ export function openKubernetesBackend(
     );
   }
 
-  /** Has the API admit the pod without making it: a Job is taken whatever its pods lack. Throws what it says. */
+  /** Has the API validate the pod without making it: a Job is admitted whatever its pods lack. Throws the API's error. */
   const tryPod = (order: Pick<Order, 'tag' | 'quote' | 'deadline'>) =>
     api.create(`${paths.pods}?dryRun=All`, {
       apiVersion: 'v1',
@@ -114,7 +114,7 @@ export function openKubernetesBackend(
       await ensurePolicies();
       await tryPod(order);
     } catch (error) {
-      return refuseOrFind(order.tag, error); // This attempt has not asked for anything yet.
+      return refuseOrFind(order.tag, error); // This attempt has not requested anything yet.
     }
     const created = await make(order);
     room.forget();
@@ -132,7 +132,10 @@ export function openKubernetesBackend(
     }
   }
 
-  /** A clear no to this attempt. An earlier one may have made the Job: that is one reason for a no. */
+  /**
+   * Turns a certain failure of this attempt into a refusal, unless an earlier attempt has made the Job: that is one reason for such
+   * a failure.
+   */
   async function refuseOrFind(tag: string, error: unknown): Promise<Created> {
     if (!(error instanceof ApiError)) return refuse(error);
     try {
@@ -155,9 +158,9 @@ export function openKubernetesBackend(
   }
 
   /**
-   * The controller of older versions (seen on 1.20) forgets a deadline that was moved back, once it has looked at the earlier
-   * one. Any other value, set after that, has it look again. A Job that was changed since it was read is left as it is, since
-   * its deadline may be another: the next look sees that.
+   * Makes the controller look at a moved deadline again. In older versions (seen on 1.20) it forgets a deadline that was moved
+   * back, once it has looked at the earlier one; any other value, set after that, makes it look again. A Job that was changed since
+   * it was read is left as it is, since its deadline may be another: the next inspection sees that.
    */
   async function rearm({ metadata, spec }: Job): Promise<void> {
     const at = Number(metadata.annotations?.[REARM_ANNOTATION] ?? Number.POSITIVE_INFINITY);
@@ -173,7 +176,7 @@ export function openKubernetesBackend(
     }
   }
 
-  /** What the controller says about a pod that it cannot make. Nobody has to be allowed to read that. */
+  /** Returns the controller's reason why it cannot make a pod. Purser may lack the right to read it, which is optional. */
   async function whyNoPod({ metadata }: Job): Promise<string | undefined> {
     const query = { fieldSelector: `involvedObject.uid=${metadata.uid}` };
     const events = await api.list<Event>(paths.events, query).catch(() => []);
@@ -196,7 +199,7 @@ export function openKubernetesBackend(
       });
   }
 
-  /** In the foreground: the API has the Job until its pods are gone, and its controller makes no other. */
+  /** Deletes in the foreground: the API keeps the Job until its pods are gone, and its controller makes no other pod. */
   async function destroy(tag: Ref): Promise<void> {
     const { job, pods } = await observe(tag);
     room.forget();
@@ -210,7 +213,7 @@ export function openKubernetesBackend(
     }
   }
 
-  /** Another object of that name is not ours to remove. */
+  /** Removes only the object with this uid: another object of that name is not ours. */
   async function removeOnly(path: string, uid: string, options: object): Promise<void> {
     try {
       await api.remove(path, { ...options, preconditions: { uid } });
@@ -219,7 +222,7 @@ export function openKubernetesBackend(
     }
   }
 
-  /** The pod to run something in. */
+  /** Returns the pod to run something in. */
   async function podOf(tag: Ref): Promise<string> {
     const { job, pods } = await observe(tag);
     const pod = job && runningPod(job, pods);
@@ -228,8 +231,8 @@ export function openKubernetesBackend(
   }
 
   /**
-   * Moves both deadlines: first the watchdog's, then the Job's, which is the one that `inspect` tells. So what it tells is
-   * in force, whatever fails in between.
+   * Moves both deadlines: first the watchdog's, then the Job's, which is the one that `inspect` reports. So the reported deadline
+   * is in force, even if a call in between fails.
    */
   async function extend(tag: Ref, deadline: number): Promise<Extended> {
     const { job, pods } = await observe(tag);
@@ -238,7 +241,7 @@ export function openKubernetesBackend(
     const watchdog = await streams.begin(pod.metadata.name, [RUNNING_WATCHDOG, String(deadline)]);
     const limits = { streamBytesMax: OWN_OUTPUT_BYTES, milliseconds: MOVE_MILLISECONDS };
     const { exitCode } = await finish(watchdog, undefined, limits);
-    // Killed, it may have moved the deadline before; any other error comes before that.
+    // If it was killed, it may have moved the deadline before; any other error comes before that.
     if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
     if (exitCode !== 0) return { kind: 'refused', reason: `the watchdog did not take the deadline (${exitCode})` };
     const before = deadlineOf(job) ?? 0;
@@ -260,7 +263,7 @@ export function openKubernetesBackend(
     return { kind: 'done' };
   }
 
-  /** The specs of offers that the API admits now: quotas count, free places on nodes do not. */
+  /** Returns the specs of offers that the API admits now: quotas count, free places on nodes do not. */
   async function freeSpecs(): Promise<ReadonlySet<string>> {
     const specs = offersOf(settings, 'pod').map((it) => it.spec);
     const admits = async (spec: Spec) => {
@@ -315,11 +318,14 @@ const withName = <T extends { metadata: object }>(it: T, name: string) => ({
 });
 const textOf = (error: unknown) => (error as Error).message;
 const isConflict = (error: unknown) => error instanceof ApiError && error.status === 409;
-/** The server understood and will not, or turned the request away unread (429). A 408 is of somebody who gave up waiting. */
+/**
+ * Returns whether the server understood the request and refused it, or turned it away unread (429). A 408 is for a client that gave
+ * up waiting.
+ */
 const isRefusal = (error: unknown) =>
   error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 408;
 
-/** Of an answer or a fault that proves that nothing was made. */
+/** Returns the refusal for an answer or an error that proves that nothing was made. */
 function refuse(error: unknown): Created {
   const words = textOf(error);
   if (QUOTA.test(words)) return refused('The quota of the cluster is used up', words, 'capacity_unavailable');

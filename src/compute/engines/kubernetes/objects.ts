@@ -36,7 +36,7 @@ export type AccessReview = { status?: { allowed?: boolean; reason?: string } };
 
 export const secondsOf = (timestamp: string) => Math.floor(Date.parse(timestamp) / 1000);
 
-/** The paths of a namespace's objects. */
+/** Returns the paths of a namespace's objects. */
 export const pathsOf = (namespace: string) => ({
   jobs: `/apis/batch/v1/namespaces/${namespace}/jobs`,
   pods: `/api/v1/namespaces/${namespace}/pods`,

@@ -6,8 +6,8 @@ import type { Streams } from './stream.ts';
 const ON_TERMINAL = 'export TERM="$1"; shift; exec "$@"';
 
 /**
- * Starts the program of an order in a pod. The address of the request would be in the cluster's audit log, so a command goes over
- * standard input. On a terminal it cannot, as that would show it.
+ * Starts the program of an order in a pod. The URL of the request would be in the cluster's audit log, so a command goes over
+ * standard input. On a terminal it cannot, as the terminal would show it.
  */
 export async function beginIn(streams: Streams, pod: string, order: ProgramOrder): Promise<Program> {
   const { terminal } = order;

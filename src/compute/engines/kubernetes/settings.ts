@@ -38,14 +38,14 @@ const nodeSelector = v.optional(v.record(key, value), {});
 
 const shared = {
   backend: v.literal('kubernetes'),
-  /** The file that says where the cluster is and who Purser is there. Without it, the pod's own service account. */
+  /** The file with the cluster's address and Purser's credentials there. Without it, the pod's own service account. */
   kubeconfig: v.optional(file),
   /** The context of that file; by default its current one. */
   context: v.optional(v.pipe(v.string(), v.minLength(1))),
   /** The namespace that the leases are made in. One namespace per installation, for leases alone. */
   namespace: label('a namespace'),
   image: v.pipe(v.string(), v.minLength(1), v.maxLength(1000)),
-  /** When a node pulls the image. */
+  /** The policy by which a node pulls the image. */
   pull: v.optional(v.picklist(['never', 'missing', 'always']), 'missing'),
   /** Secrets of the namespace that the image is pulled with. */
   image_pull_secrets: v.optional(v.array(objectName('a Secret')), []),
@@ -53,7 +53,7 @@ const shared = {
   /** The user and group that everything in a lease runs as. */
   user: v.optional(whole(1, 2_147_483_647), 1000),
   group: v.optional(whole(1, 2_147_483_647), 1000),
-  /** `internet`: leases reach public addresses and the cluster's name service, and nobody reaches them. */
+  /** `internet`: leases reach public addresses and the cluster's name service; no connection reaches them. */
   network: v.optional(v.picklist(['none', 'internet']), 'none'),
   /** The nodes that leases may run on. */
   node_selector: nodeSelector,
@@ -69,7 +69,7 @@ const shared = {
   ),
   /** The resource that counts a node's GPUs. */
   gpu_resource: v.optional(key, GPU_RESOURCE),
-  /** The size of /dev/shm, if not the engine's own 64 MB. What lies there counts as the lease's memory. */
+  /** The size of /dev/shm, if not the engine's own 64 MB. Its content counts as the lease's memory. */
   shm_gib: v.optional(above0),
   provision_seconds: v.optional(whole(1, 86_400), CLOUD_PROVISION_SECONDS),
 };
@@ -97,7 +97,7 @@ const Sized = v.pipe(
   ),
 );
 
-/** Each chip is what a pod asks for. */
+/** The resources that a pod requests for each chip. */
 const Chips = v.strictObject({
   ...shared,
   chips: v.pipe(

@@ -2,27 +2,27 @@ import type { Machine, Ref } from '../../backend.ts';
 import { CONTAINER, meaningOf, POD_ANNOTATION } from './describe.ts';
 import { type Job, type Pod, secondsOf } from './objects.ts';
 
-/** What a Job and its pods say about a lease's machine. */
+/** Derives the state of a lease's machine from its Job and pods. */
 
-/** These do not change by waiting. */
+/** Reasons that waiting does not change. */
 const HOPELESS = new Set(['ErrImageNeverPull', 'InvalidImageName']);
 const IMAGE_MISSING = new Set(['ErrImagePull', 'ImagePullBackOff', 'RegistryUnavailable', 'ErrImageNeverPull']);
 const WORDS_CHARACTERS_MAX = 500;
 
-/** When its Job's controller ends the machine (Unix seconds); undefined while it has not seen the Job. */
+/** Returns when its Job's controller ends the machine (Unix seconds); undefined while the controller has not seen the Job. */
 export function deadlineOf({ spec, status }: Job): number | undefined {
   if (!status?.startTime || spec.activeDeadlineSeconds === undefined) return undefined;
   return secondsOf(status.startTime) + spec.activeDeadlineSeconds;
 }
 
-/** The pod in which a lease runs, while it does. */
+/** Returns the pod in which a lease runs, while it does. */
 export function runningPod(job: Job, pods: readonly Pod[]): Pod | undefined {
   if (job.metadata.deletionTimestamp || endOf(job)) return undefined;
   const pod = currentPod(job, pods);
   return pod?.status?.phase === 'Running' && containerOf(pod)?.running ? pod : undefined;
 }
 
-/** The machine, or undefined when neither the Job nor a pod of it is left. */
+/** Returns the machine, or undefined when neither the Job nor a pod of it is left. */
 export function machineOf(ref: Ref, job: Job | undefined, pods: readonly Pod[]): Machine | undefined {
   if (!job && !pods.length) return undefined;
   const ended = (note: string): Machine => ({ ref, state: 'ended', note: note.slice(0, WORDS_CHARACTERS_MAX) });
@@ -49,7 +49,7 @@ export function machineOf(ref: Ref, job: Job | undefined, pods: readonly Pod[]):
   return { ref, state: 'provisioning', ...whyPending(pod) };
 }
 
-/** The pod that is the machine: the one that a tenant has been in, or else the only one that is not being removed. */
+/** Returns the pod that is the machine: the one that a tenant has been in, or else the only one that is not being removed. */
 function currentPod({ metadata }: Job, pods: readonly Pod[]): Pod | undefined {
   const used = metadata.annotations?.[POD_ANNOTATION];
   return pods.find((it) => !it.metadata.deletionTimestamp && (used === undefined || it.metadata.uid === used));
@@ -57,7 +57,7 @@ function currentPod({ metadata }: Job, pods: readonly Pod[]): Pod | undefined {
 
 const containerOf = ({ status }: Pod) => status?.containerStatuses?.find((it) => it.name === CONTAINER)?.state;
 
-/** Why a Job has ended, in the words of its controller. */
+/** Returns why a Job has ended, in the words of its controller. */
 function endOf({ status }: Job): string | undefined {
   const end = status?.conditions?.find((it) => /^(Complete|Failed)$/.test(it.type) && it.status === 'True');
   return end && (end.reason ? `${end.reason} ${end.message ?? ''}`.trim() : end.type);
@@ -65,7 +65,7 @@ function endOf({ status }: Job): string | undefined {
 
 const wordsOf = ({ status }: Pod) => [status?.reason, status?.message].filter(Boolean).join(': ');
 
-/** The pod wrote more than its own limit; a node that has no disk left for anybody says something else. */
+/** Returns whether the pod wrote more than its own limit; a node whose disk is full reports other words. */
 const isOverDisk = ({ status }: Pod) =>
   status?.reason === 'Evicted' &&
   /exceed/i.test(status.message ?? '') &&
@@ -82,7 +82,7 @@ function whyEnded(pod: Pod): string {
   return [own, wordsOf(pod)].filter(Boolean).join('; ') || 'its pod ended';
 }
 
-/** Why it does not run yet: for the tenant in plain words, for the operator in those of the cluster. */
+/** Returns why it does not run yet: for the tenant in plain words, for the operator in those of the cluster. */
 function whyPending(pod: Pod): Pick<Machine, 'note' | 'waitsFor'> {
   const place = pod.status?.conditions?.find((it) => it.type === 'PodScheduled' && it.status === 'False');
   if (place) return { note: said(place), waitsFor: 'the cluster has no free place for it' };

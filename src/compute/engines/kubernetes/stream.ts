@@ -13,9 +13,9 @@ import { type Api, ApiError } from './api.ts';
 import { CONTAINER } from './describe.ts';
 
 /**
- * A process in a pod through the API's exec: one WebSocket with a channel in the first byte of each message
- * (k8s.io/apimachinery, remotecommand). Protocol v5 can end the standard input; v4 cannot, and servers before Kubernetes 1.30
- * have nothing newer: there the input comes in pieces, each after a line with its length, and a small shell takes them apart.
+ * A process in a pod through the API's exec: one WebSocket with a channel in the first byte of each message (k8s.io/apimachinery,
+ * remotecommand). Protocol v5 can end the standard input; v4 cannot, and servers before Kubernetes 1.30 have nothing newer: there
+ * the input is sent in pieces, each after a line with its length, and a small shell script reassembles it.
  */
 
 const V5 = 'v5.channel.k8s.io';
@@ -26,13 +26,13 @@ const PIECE_BYTES_MAX = 32 * 1024;
 const STATUS_CHARACTERS_MAX = 64 * 1024;
 const BEGIN_MILLISECONDS = 30_000;
 /**
- * The server ends the socket a moment after the command, unless something in the background keeps its streams open: then what
- * the command said may still be under way, and this silence is its end.
+ * The server ends the socket a moment after the command, unless a background process keeps its streams open: then output of the
+ * command may still be in transit, and counts as complete after this much silence.
  */
 const QUIET_MILLISECONDS = 2_000;
 const SIGNAL_EXIT = 128;
 
-/** Runs `$@` with what the pieces on standard input hold. A piece of 0 bytes is its end. */
+/** Runs `$@` with the content of the pieces on standard input. A piece of 0 bytes is its end. */
 const RELAYED = `/bin/sh -c 'echo $$
 while IFS= read -r size && [ "$size" -gt 0 ]; do dd bs="$size" count=1 iflag=fullblock 2>/dev/null; done' |
 { read -r relay; "$@"; code=$?; kill "$relay" 2>/dev/null; exit "$code"; }`;
@@ -89,11 +89,14 @@ export function createStreams(api: Api, pods: string) {
 }
 export type Streams = ReturnType<typeof createStreams>;
 
-/** The server knows the pod and us, and did not begin, since it does not know this protocol. Its answer is no Status then. */
+/**
+ * Returns whether the server knows the pod and the client, but did not begin because it does not know this protocol. Its answer is
+ * then no Status.
+ */
 const refusesProtocol = (error: unknown) =>
   error instanceof ApiError && [400, 403, 501].includes(error.status) && error.reason === '';
 
-/** Follows one socket to its end. Without a mark, as on a terminal, the server's status alone tells the exit code. */
+/** Follows one socket to its end. Without a mark, as on a terminal, only the server's status has the exit code. */
 function follow(
   socket: WebSocket,
   mark: string | undefined,
@@ -130,7 +133,7 @@ function follow(
 
   /** The streams that wait for their readers. */
   const full = new Set<PassThrough>();
-  /** What nobody reads stays with the command: the socket is read no further. */
+  /** Passes on output. Unread output stays with the command: the socket is then read no further. */
   function push(stream: PassThrough, bytes: Buffer) {
     quiet?.refresh();
     if (stream.writableEnded || stream.destroyed || stream.write(bytes)) return;
@@ -156,7 +159,7 @@ function follow(
   });
   socket.once('close', over);
 
-  /** Nothing more is awaited: the socket is closed, or the command has ended and what it left says nothing. */
+  /** Closes everything: the socket is closed, or the command has ended and its background processes are silent. */
   function over() {
     if (full.size > 0 && socket.readyState === socket.OPEN) return void quiet?.refresh(); // Its reader is slow.
     clearTimeout(quiet);
@@ -171,7 +174,7 @@ function follow(
     if (mark !== undefined && !stderr.writableFinished && !stderr.destroyed)
       await once(stderr, 'finish', { signal: AbortSignal.timeout(1000) }).catch(() => {});
     const said = parseStatus(status);
-    // What killed the command with its machine, killed the one who would have printed the code.
+    // If the command was killed with its machine, the process that would have printed the code was killed too.
     const code =
       exitCode ?? (hasBegun && (mark === undefined || (said.code ?? 0) > SIGNAL_EXIT) ? said.code : undefined);
     const words = [onOneLine(noise), said.fault].filter(Boolean).join('; ');
@@ -199,7 +202,7 @@ function follow(
       else done();
     },
   });
-  stdin.on('error', () => {}); // The command need not read what it is given; `ended` tells of a lost connection.
+  stdin.on('error', () => {}); // The command may leave input unread; `ended` reports a lost connection.
   async function sendPieces(chunk: Buffer): Promise<void> {
     for (let at = 0; at < chunk.length; at += PIECE_BYTES_MAX) {
       const piece = chunk.subarray(at, at + PIECE_BYTES_MAX);
@@ -225,7 +228,7 @@ function follow(
   };
 }
 
-/** The exit code that the server tells, or its fault. */
+/** Parses the server's status into an exit code or a fault. */
 function parseStatus(text: string): { code?: number; fault?: string } {
   if (!text) return {};
   let said: v.InferOutput<typeof Status>;

@@ -31,7 +31,7 @@ async function processesWith(variables: readonly string[]): Promise<number[]> {
   const pids = (await readdir('/proc')).filter((it) => /^\d+$/.test(it));
   const found = await Promise.all(
     pids.map(async (pid) => {
-      const environment = await readFile(`/proc/${pid}/environ`, 'utf8').catch(() => ''); // Gone, or somebody else's.
+      const environment = await readFile(`/proc/${pid}/environ`, 'utf8').catch(() => ''); // It has ended, or belongs to another user.
       return environment.split('\0').some((it) => variables.includes(it)) ? [Number(pid)] : [];
     }),
   );

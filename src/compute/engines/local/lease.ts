@@ -21,8 +21,8 @@ import { killAll, PATH } from './kill.ts';
 /** One lease on this machine: a directory with its marks, a keeper, and the processes that carry its tag. */
 
 /**
- * Whatever a lease starts inherits this variable with its tag: by it all of them are found. The keeper has its own.
- * @NOTE Who clears its environment, or hides it as ssh-agent does, is not found: a demo is not worth a namespace.
+ * The variable with the tag that every process of a lease inherits: all of them are found by it. The keeper has its own.
+ * @NOTE A process that clears its environment, or hides it as ssh-agent does, is not found: a demo is not worth a namespace.
  */
 const LEASED = 'PURSER_LEASE';
 const KEEPING = 'PURSER_KEEPER';
@@ -31,9 +31,9 @@ const START_MILLISECONDS = 10_000;
 const END_MILLISECONDS = 10_000;
 
 /**
- * The lease's watchdog: at the deadline in the directory `$1`, or when Purser (the process `$3`) is gone, it ends
- * everything that carries the tag `$2`, and removes the directory. A deadline that cannot be read
- * counts as passed. It starts only if this machine's grep can find the tag.
+ * The lease's watchdog: at the deadline in the directory `$1`, or when Purser (the process `$3`) is gone, it kills every process
+ * that carries the tag `$2`, and removes the directory. A deadline that cannot be read counts as passed. It starts only if this
+ * machine's grep can find the tag.
  */
 const KEEPER = `directory=$1 tag=$2 owner=$3
 grep -qzxF "${KEEPING}=$tag" "/proc/$$/environ" && echo $$ > "$directory/keeper" && echo ready || exit 1
@@ -57,19 +57,19 @@ rm -rf "$directory"`;
 
 export type Leases = ReturnType<typeof createLeases>;
 
-/** The leases below the directory `root`, each in a directory named after its tag. */
+/** Creates access to the leases below the directory `root`, each in a directory named after its tag. */
 export function createLeases(root: string) {
   const deadlines = createDeadlineFiles(root);
   const { directory } = deadlines;
   const at = (tag: string, name: string) => join(directory(tag), name);
 
-  /** Whether the keeper is alive. Its process id is trusted only if that process carries the keeper's mark. */
+  /** Returns whether the keeper is alive. Its process id is trusted only if that process carries the keeper's mark. */
   function isKept(tag: string): boolean {
     try {
       const pid = readFileSync(at(tag, 'keeper'), 'utf8').trim();
       return readFileSync(`/proc/${pid}/environ`, 'utf8').split('\0').includes(`${KEEPING}=${tag}`);
     } catch {
-      return false; // The one file or the other is gone.
+      return false; // One of the two files is gone.
     }
   }
 
@@ -123,18 +123,18 @@ export function createLeases(root: string) {
       }
     },
 
-    /** Kills the keeper and all that the lease started, and removes the directory when nobody is left. Throws if not. */
+    /** Kills the keeper and all that the lease started, and removes the directory when no process is left. Throws if not. */
     async end(tag: string): Promise<void> {
       if (!existsSync(directory(tag))) return;
       chmodSync(directory(tag), 0o700); // Its tenant may have locked it.
-      rmSync(at(tag, 'keeper'), { force: true }); // From here on nothing is begun in it.
+      rmSync(at(tag, 'keeper'), { force: true }); // From here on nothing is started in it.
       await killAll([`${LEASED}=${tag}`, `${KEEPING}=${tag}`]);
-      if (!existsSync(directory(tag))) return; // Its keeper was quicker.
+      if (!existsSync(directory(tag))) return; // Its keeper removed it first.
       await unlock(directory(tag));
       await rm(directory(tag), { recursive: true, force: true });
     },
 
-    /** Where the lease's processes live, and the whole of their environment. Refuses once the lease has ended. */
+    /** Returns the home of the lease's processes, and their whole environment. Refuses once the lease has ended. */
     enter(tag: string): { home: string; env: Record<string, string> } {
       if (!isKept(tag)) throw new Refusal('resource_not_active', 'The lease has ended.');
       const home = at(tag, 'home');
@@ -144,8 +144,8 @@ export function createLeases(root: string) {
   };
 }
 
-/** A tenant may have left folders that they made unremovable. */
+/** Makes folders removable that a tenant may have made unremovable. */
 async function unlock(directory: string): Promise<void> {
   const options = { cwd: '/', env: { PATH }, timeout: END_MILLISECONDS, killSignal: 'SIGKILL' } as const;
-  await promisify(execFile)('chmod', ['-R', 'u+rwx', directory], options).catch(() => {}); // What is left, rm tells.
+  await promisify(execFile)('chmod', ['-R', 'u+rwx', directory], options).catch(() => {}); // What is left, rm reports.
 }

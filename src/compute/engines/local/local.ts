@@ -5,12 +5,12 @@ import { createLeases } from './lease.ts';
 import { beginIn } from './process.ts';
 import type { LocalSettings } from './settings.ts';
 
-/** Shorter than elsewhere: there is no line on which the end of a command could be late. */
+/** Shorter than elsewhere: no connection can delay the end of a command. */
 const GRACE_MILLISECONDS = 10_000;
 
 /**
- * Plain processes of this user on this machine, for `purser demo` alone: a directory and a keeper per lease. There is no
- * wall between a lease and its neighbours, or Purser. All of them end with Purser.
+ * Plain processes of this user on this machine, for `purser demo` alone: a directory and a keeper per lease. Leases are not
+ * isolated from each other, nor from Purser. All of them end with Purser.
  */
 export function openLocalBackend(
   settings: LocalSettings,

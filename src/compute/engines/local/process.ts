@@ -17,8 +17,8 @@ const SILENCE_MILLISECONDS = 1000;
 const RESIZE_MILLISECONDS = 10_000;
 
 /**
- * Starts a program. Its streams end when it has ended; what it left in the background is not waited for. A terminal needs
- * `script` on this machine; throws where there is none.
+ * Starts a program. Its streams end when it has ended; its background processes are not awaited. A terminal needs `script` on this
+ * machine; throws where there is none.
  */
 export function beginIn(place: Place, order: ProgramOrder): Program {
   const { marker = '', terminal } = order;
@@ -40,7 +40,7 @@ export function beginIn(place: Place, order: ProgramOrder): Program {
   const [stdout, stderr] = [new PassThrough(), new PassThrough()];
   child.stdout.on('data', () => silence?.refresh()).pipe(stdout);
   child.stderr.on('data', () => silence?.refresh()).pipe(stderr);
-  child.stdin.on('error', () => {}); // It need not read what it is given.
+  child.stdin.on('error', () => {}); // The program may leave its input unread.
   let silence: NodeJS.Timeout | undefined;
   const silent = () => {
     const isRead = !stdout.writableNeedDrain && !stderr.writableNeedDrain;
@@ -69,9 +69,9 @@ export function beginIn(place: Place, order: ProgramOrder): Program {
       if (terminal) resized = resized.then(() => resizeTo(place, marker, rows, columns));
     },
     leave() {
-      if (isClosed) return; // What it left in the background goes on.
+      if (isClosed) return; // Its background processes continue.
       kill();
-      if (marker) void killAll([`PURSER_EXEC=${marker}`]).catch(() => {}); // The end of the lease is another chance.
+      if (marker) void killAll([`PURSER_EXEC=${marker}`]).catch(() => {}); // If this fails, the end of the lease kills them.
     },
   };
 }
@@ -83,7 +83,7 @@ function release(child: ChildProcessWithoutNullStreams): void {
 
 const hasProgram = ({ env }: Place, name: string) => env.PATH?.split(':').some((it) => existsSync(join(it, name)));
 
-/** Sets the size of a session's terminal; that may have ended meanwhile. */
+/** Sets the size of a session's terminal, which may have ended in the meantime. */
 function resizeTo({ env }: Place, marker: string, rows: number, columns: number): Promise<void> {
   const options = { cwd: '/', env, timeout: RESIZE_MILLISECONDS, killSignal: 'SIGKILL' } as const;
   const args = ['-c', RESIZE, 'purser', marker, String(rows), String(columns)];

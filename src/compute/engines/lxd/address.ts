@@ -38,8 +38,8 @@ export const checkLxdAddress = <T extends LxdAddress>() =>
     });
   });
 
-/** The origin of the requests, for a pool of connections. */
+/** Returns the origin of the requests, for a pool of connections. */
 export const originOf = ({ socket }: LxdAddress) => (HTTPS.test(socket) ? socket : 'http://lxd');
 
-/** The path of the unix socket; undefined for an https address. */
+/** Returns the path of the unix socket; undefined for an https address. */
 export const socketPathOf = ({ socket }: LxdAddress): string | undefined => UNIX.exec(socket)?.[1];

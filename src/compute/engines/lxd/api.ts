@@ -10,7 +10,7 @@ import { MessageStream } from './websocket.ts';
 
 const CONNECT_MILLISECONDS = 10_000;
 const CALL_MILLISECONDS = 30_000;
-/** The server is asked again after so long, so that a connection that died is noticed. */
+/** The server is asked again after this time, so that a dead connection is noticed. */
 const WAIT_SECONDS = 20;
 const WORDS_MAX = 500;
 const ANSWER_BYTES_MAX = 64 * 1024 * 1024;
@@ -18,7 +18,7 @@ const ANSWER_BYTES_MAX = 64 * 1024 * 1024;
 /** The states of an operation, and of an instance (LXD, REST API, status codes). */
 export const STATUS = { running: 103, success: 200, stopped: 102, error: 112 } as const;
 
-/** LXD answered with an error, or its operation failed: what was asked for has not been done. */
+/** LXD answered with an error, or its operation failed: the request had no effect. */
 export class LxdRefusal extends Error {
   readonly status: number;
   constructor(message: string, status: number) {
@@ -61,7 +61,7 @@ export type LxdApi = {
    * error when its end is not known after `milliseconds`.
    */
   run(method: Method, path: string, body: object | undefined, milliseconds: number): Promise<Operation>;
-  /** Waits for the end of an operation, however long that takes, and however it ended. */
+  /** Waits for the end of an operation, whatever its duration and its outcome. */
   wait(id: string, signal?: AbortSignal): Promise<Operation>;
   /** Connects to one of the WebSockets of an operation. */
   connect(operation: string, secret: string): Promise<MessageStream>;
@@ -114,7 +114,7 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
     return (await exchange(...call)).metadata as T;
   }
 
-  /** The operation, ended or still running after the server's own limit. */
+  /** Returns the operation, ended or still running after the server's own limit. */
   const waitOnce = (id: string, seconds: number) =>
     ask<Operation>('GET', `/1.0/operations/${id}/wait?timeout=${seconds}`, undefined, {
       milliseconds: seconds * 1000 + CALL_MILLISECONDS,

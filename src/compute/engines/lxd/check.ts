@@ -6,7 +6,7 @@ import { imagePath } from './describe.ts';
 import { membersOf, type Server } from './host.ts';
 import type { LxdSettings } from './settings.ts';
 
-/** The remedies for errors of reaching the server, by their words: what each means, and what to do. */
+/** The remedies for errors of reaching the server, by their words: the meaning of each, and its remedy. */
 const REMEDIES: [words: RegExp, what: string][] = [
   [
     /another certificate/,
@@ -58,14 +58,14 @@ export async function checkLxd(lxd: LxdApi, settings: LxdSettings): Promise<Find
   ];
 }
 
-/** The detail of a fault, or of what is well. */
+/** The detail of a fault, or of a success. */
 type Said = { ok: boolean; detail: string };
 
 async function checked(name: string, check: () => Promise<Said>): Promise<Finding> {
   return { name, ...(await check().catch((error) => ({ ok: false, detail: textOf(error) }))) };
 }
 
-/** The answer to a question, or undefined when there is no such thing. */
+/** Returns the answer, or undefined when LXD reports that there is no such thing. */
 const orAbsent = <T>(asking: Promise<T>): Promise<T | undefined> =>
   asking.catch((error) => {
     if (isAbsent(error)) return undefined;
@@ -80,7 +80,7 @@ async function checkMembers(lxd: LxdApi): Promise<Said> {
   return { ok: true, detail: warning(`${names}: its leases are of unknown state until it is back`) };
 }
 
-/** A restricted project refuses `raw.lxc`, which makes the watchdog the first process. */
+/** Checks the project: a restricted one refuses `raw.lxc`, which makes the watchdog the first process. */
 async function checkProject(lxd: LxdApi, project: string): Promise<Said> {
   const found = await orAbsent(
     lxd.ask<{ config: Record<string, string> }>('GET', `/1.0/projects/${encodeURIComponent(project)}`),
@@ -121,7 +121,7 @@ async function checkImages(lxd: LxdApi, settings: LxdSettings): Promise<Said> {
   return { ok: true, detail: `${[...new Set(named)].join(', ')}: there` };
 }
 
-/** LXD itself notes which controllers its kernel lacks. */
+/** Checks the limits: LXD itself notes which controllers its kernel lacks. */
 async function checkLimits(lxd: LxdApi): Promise<Said> {
   const noted = await lxd.ask<{ type: string; status: string }[]>('GET', '/1.0/warnings?recursion=1').catch(() => []);
   const missing = noted
@@ -134,7 +134,10 @@ async function checkLimits(lxd: LxdApi): Promise<Said> {
   return { ok: true, detail: 'LXD misses no control group for memory, CPU and processes. The trial reads the limits' };
 }
 
-/** Says which limit or wall is missing inside a running lease; undefined if none is. `printed` is the output of READ_LIMITS. */
+/**
+ * Returns the limit or isolation that is missing inside a running lease; undefined if none is. `printed` is the output of
+ * READ_LIMITS.
+ */
 export async function findOpen(
   inside: Inside,
   ref: Ref,

@@ -6,8 +6,8 @@ import { containConnection } from '../../../net/contain.ts';
 import { type LxdAddress, socketPathOf } from './address.ts';
 
 /**
- * Makes connections to the address. Over TLS the server has to show the very certificate that is pinned, whatever its name
- * and whoever signed it: LXD and Incus sign their own. Files of certificates are read at each connection.
+ * Returns a connector to the address. Over TLS the server has to show the very certificate that is pinned, whatever its name and
+ * issuer: LXD and Incus sign their own. Certificate files are read at each connection.
  */
 export function lxdConnector(address: LxdAddress, timeout: number): buildConnector.connector {
   return (options, callback) => {

@@ -8,11 +8,11 @@ const GIB = 1024 ** 3;
 const CPU_PERIOD_MILLISECONDS = 100;
 
 /**
- * The name of a tag's instance. A name has at most 63 characters, fewer than a tag, so that stands in the instance's
- * configuration. The same tag always makes the same name: LXD refuses a second one.
+ * Returns the name of a tag's instance. A name has at most 63 characters, fewer than a tag, so the tag itself is kept in the
+ * instance's configuration. The same tag always makes the same name: LXD refuses a second instance of that name.
  */
 export const nameOf = (tag: string) => `purser-${createHash('sha256').update(tag).digest('hex').slice(0, 32)}`;
-/** Whether an instance may be a lease, as far as its name tells. */
+/** Returns whether an instance may be a lease, judged by its name. */
 export const isLeaseName = (name: string) => /^purser-[0-9a-f]{32}$/.test(name);
 
 /** An instance as `GET /1.0/instances` lists it. */
@@ -31,7 +31,7 @@ export type Instance = {
 const USER_KEY = 'user.';
 export const CREATED_KEY = 'user.purser.created';
 
-/** The keys of an instance's configuration that tell of its lease. The keys are the labels of the container backend. */
+/** Returns the claim of an instance from its configuration. The keys are the labels of the container backend. */
 export const claimIn = ({ config }: Instance): Claim =>
   claimOf(
     Object.fromEntries(
@@ -41,17 +41,17 @@ export const claimIn = ({ config }: Instance): Claim =>
     ),
   );
 
-/** Every capability that Linux has (capabilities(7)): liblxc knows no word for all. */
+/** Every capability that Linux has (capabilities(7)): liblxc has no keyword for all of them. */
 const CAPABILITIES = `audit_control audit_read audit_write block_suspend bpf checkpoint_restore chown dac_override
 dac_read_search fowner fsetid ipc_lock ipc_owner kill lease linux_immutable mac_admin mac_override mknod net_admin
 net_bind_service net_broadcast net_raw perfmon setfcap setgid setpcap setuid sys_admin sys_boot sys_chroot sys_module
 sys_nice sys_pacct sys_ptrace sys_rawio sys_resource sys_time sys_tty_config syslog wake_alarm`.replace(/\s+/g, ' ');
 
 /**
- * What LXD has no setting for (lxc.container.conf(5)): process 1 is the watchdog, nobody inside has or gains a capability, and
- * there is a loopback. A container without a network has it down, and nobody inside may change that. The hook runs before
- * process 1, by the `ip` of LXD's machine; where that lacks it, a lease has no loopback. liblxc adds arguments, which the shell
- * leaves alone.
+ * Returns the configuration that LXD has no setting for (lxc.container.conf(5)): process 1 is the watchdog, no process inside has
+ * or gains a capability, and there is a loopback. In a container without a network it is down, and no process inside may change
+ * that. The hook runs before process 1, by the `ip` of LXD's machine; where that lacks it, a lease has no loopback. liblxc adds
+ * arguments, which the shell ignores.
  */
 const raw = (deadline: number) =>
   [
@@ -63,7 +63,7 @@ const raw = (deadline: number) =>
     'lxc.hook.mount = /bin/sh -c "ip link set lo up || :"',
   ].join('\n');
 
-/** The body of `POST /1.0/instances`: an unprivileged, limited container without any profile of the operator's. */
+/** Returns the body of `POST /1.0/instances`: an unprivileged, limited container without any profile of the operator's. */
 export function describeInstance(
   settings: LxdSettings,
   { claim, deadline, created, isIncus }: { claim: Claim; deadline: number; created: number; isIncus: boolean },
@@ -100,6 +100,6 @@ export function describeInstance(
 
 const FINGERPRINT = /^[0-9a-f]{12,64}$/;
 const sourceOf = (image: string) => (FINGERPRINT.test(image) ? { fingerprint: image } : { alias: image });
-/** The path that shows an image, and whether it names an alias of it. */
+/** Returns the path that shows an image, and whether it names an alias of it. */
 export const imagePath = (image: string) =>
   FINGERPRINT.test(image) ? `/1.0/images/${image}` : `/1.0/images/aliases/${encodeURIComponent(image)}`;

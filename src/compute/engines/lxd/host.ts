@@ -6,7 +6,7 @@ const GIB = 1024 ** 3;
 /** The parts of `GET /1.0` that are used. */
 export type Server = {
   auth: string;
-  /** Missing for whoever is not trusted. */
+  /** Missing for an untrusted client. */
   environment: {
     /** `lxd` or `incus`. */
     server: string;
@@ -20,7 +20,7 @@ type Resources = { cpu: { total: number }; memory: { total: number } };
 /** The machine of a server, or the members of its cluster. */
 export type Host = {
   isIncus(): Promise<boolean>;
-  /** The CPUs and the memory, of all members of a cluster that are there. */
+  /** Returns the CPUs and the memory, of all members of a cluster that are online. */
   capacity(): Promise<Capacity>;
 };
 

@@ -34,9 +34,9 @@ type Order = Parameters<Backend['create']>[0];
 const ARCHITECTURES: Record<string, string> = { x86_64: 'amd64', aarch64: 'arm64' };
 
 /**
- * Unprivileged containers of LXD or Incus. The name comes from the tag, which stands in the configuration; its first process
- * is a watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the server may be another
- * machine or a cluster.
+ * Unprivileged containers of LXD or Incus. The name comes from the tag, which is in the configuration; the first process is a
+ * watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the server may be another machine or a
+ * cluster.
  */
 export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix: string; now: () => number }): Backend {
   const { user, directory } = settings;
@@ -64,12 +64,12 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
       if ('lacking' in claim) return refused(`There is no room: ${claim.lacking}`, undefined, 'capacity_unavailable');
       return settle(tag, await make(order, claim).catch(unknown));
     } catch (error) {
-      // Nothing was asked for yet.
+      // Nothing has been requested yet.
       return settle(tag, refused('The container cannot be ordered', textOf(error)));
     }
   }
 
-  /** Whatever the outcome, the server's list shows it from now on. */
+  /** Releases the reservation: whatever the outcome, the server's list shows the instance from now on, if there is one. */
   function settle(tag: string, made: Created): Created {
     reservations.release(tag, made.kind === 'unknown');
     free.forget();
@@ -77,8 +77,8 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
   }
 
   /**
-   * LXD 5.0 chooses the users of an instance by those of the others, and takes one that it is just making for one without any:
-   * of several that were made at once some then cannot start. So they are made one after another.
+   * The last create, which the next one waits for: LXD 5.0 chooses the users of an instance by those of the others, and takes an
+   * instance that it is still making for one without any. Of several made at once some then cannot start.
    */
   let lastMade: Promise<unknown> = Promise.resolve();
   function makeInTurn<T>(make: () => Promise<T>): Promise<T> {
@@ -97,12 +97,12 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
       await makeInTurn(() => lxd.run('POST', '/1.0/instances', wanted, CREATE_MILLISECONDS));
     } catch (error) {
       if (error instanceof LxdUnreachable) return refused('The provider cannot be reached', textOf(error));
-      // A member of a cluster may have been asked, and its answer lost.
+      // A member of a cluster may have received the request, and its answer was lost.
       if (!(error instanceof LxdRefusal) || error.status >= 500) throw error;
       const there = await look(ref);
       if (!there) return refusedBy(error);
       if (claimIn(there).tag !== tag) return refused('The provider has something else of this name', ref);
-      // An earlier attempt has made it, whose deadline it has.
+      // An earlier attempt has made it, and it has the deadline of that attempt.
       if (stateOf(there) !== 'ended') return { kind: 'created', ref };
       isFresh = false;
     }
@@ -145,7 +145,7 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
       headers: headersOf(owner, mode, 'file'),
     });
 
-  /** Its parents belong to root. */
+  /** Makes the tenant's directory. Its parents belong to root. */
   async function putDirectory(ref: Ref): Promise<void> {
     const parts = directory.split('/').slice(1);
     for (let count = 1; count <= parts.length; count++) {
@@ -160,7 +160,7 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
   async function look(ref: Ref): Promise<Instance | undefined> {
     try {
       const found = await lxd.ask<Instance>('GET', `/1.0/instances/${ref}`);
-      // Only its own word that there is no such instance proves that, and what it says of another one says nothing of this.
+      // Only the server's own message proves that there is no such instance; an answer about another proves nothing about this one.
       if (typeof found?.status_code !== 'number' || found.name !== ref)
         throw new Error(`LXD does not say the state of ${ref}`);
       noteLocation(found);
@@ -171,7 +171,7 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
     }
   }
 
-  /** Outside a cluster all are at one place. */
+  /** Notes the member that an instance is on. Outside a cluster there is only one place. */
   function noteLocation({ name, location }: Instance): void {
     if (location && location !== 'none') locations.set(name, location);
   }
@@ -186,7 +186,7 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
     return { ref, state, ...(deadline === undefined ? {} : { deadline }) };
   }
 
-  /** Every container of the project. Throws when a member of the cluster does not answer for one that may be a lease. */
+  /** Lists every container of the project. Throws when a member of the cluster does not answer for one that may be a lease. */
   async function list(): Promise<Instance[]> {
     const all = await lxd.ask<Instance[]>('GET', '/1.0/instances?recursion=1&instance-type=container');
     all.forEach(noteLocation);
@@ -195,7 +195,7 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
     return all;
   }
 
-  /** Only instances whose name comes from their tag: a copy of one has its configuration as well, and is not ours. */
+  /** Lists only instances whose name comes from their tag: a copy of one has its configuration as well, and is not ours. */
   async function listOwned(prefix: string): Promise<Owned[]> {
     return (await list()).flatMap((it) => {
       const { tag } = claimIn(it);
@@ -266,7 +266,7 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
   };
 }
 
-/** Does something with an instance that LXD may be busy with: one whose deadline has just passed is being stopped. */
+/** Repeats work on an instance while LXD is busy with it: one whose deadline has just passed is being stopped. */
 async function whenIdle<T>(work: () => Promise<T>): Promise<T> {
   const until = performance.now() + BUSY_MILLISECONDS;
   for (;;)
@@ -281,7 +281,7 @@ async function whenIdle<T>(work: () => Promise<T>): Promise<T> {
 const unknown = (error: unknown): Created => ({ kind: 'unknown', reason: textOf(error) });
 
 function refusedBy(error: LxdRefusal): Created {
-  // Every container has 65536 users of its own, and a host has some for so many only.
+  // Every container has 65536 users of its own, and a host has enough for a limited number of containers.
   if (/not enough uid\/gid/i.test(error.message))
     return refused('No users are left for another container', error.message, 'capacity_unavailable');
   return refused('The provider refused the machine', error.message);
@@ -290,7 +290,10 @@ function refusedBy(error: LxdRefusal): Created {
 const STARTING = 106;
 const ENDED: readonly number[] = [102, 107, 108]; // Stopped, stopping, aborting.
 
-/** Throws when LXD cannot say it. One that was made and not started counts as ended: whoever made it died in between. */
+/**
+ * Returns the state of an instance. Throws when LXD reports none. One that was made and not started counts as ended: its creator
+ * died in between.
+ */
 function stateOf({ name, status, status_code: code }: Instance): Machine['state'] {
   if (code === STATUS.error) throw new Error(`LXD cannot say the state of ${name} (${status})`);
   return ENDED.includes(code) ? 'ended' : code === STARTING ? 'provisioning' : 'running';

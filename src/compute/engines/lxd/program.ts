@@ -11,22 +11,22 @@ import type { MessageStream } from './websocket.ts';
 const OWN_OUTPUT_BYTES = 4096;
 const LOST = 'the connection to a command was lost';
 
-/** As whom and where the commands of tenants run. */
+/** The user and the directory of tenants' commands. */
 export type Tenant = { user: number; directory: string };
 
 type Beginning = Pick<ProgramOrder, 'terminal'> & {
   user: number;
-  /** The directory that it runs in, if that is there. */
+  /** The directory that it runs in, if it exists. */
   directory?: string;
-  /** Runs the program alone, without a shell of the image: a tenant may have put something else in its place. */
+  /** Runs the program directly, without a shell of the image: a tenant may have replaced that. */
   isBare?: boolean;
   /** Whether an end without all of the output is an error. */
   needsAll?: boolean;
 };
 
 /**
- * Starts the program of an order as the tenant's user. A file is written by a shell, too: LXD's own files API is root there,
- * follows links and replaces nothing as a whole.
+ * Starts the program of an order as the tenant's user. A file is written by a shell, too: LXD's own files API acts as root, follows
+ * links and does not replace a file as a whole.
  */
 export function beginIn(lxd: LxdApi, ref: Ref, order: ProgramOrder, tenant: Tenant): Promise<Program> {
   const { purpose, terminal } = order;
@@ -35,10 +35,13 @@ export function beginIn(lxd: LxdApi, ref: Ref, order: ProgramOrder, tenant: Tena
   return begin(lxd, ref, argvOf(order), { ...tenant, terminal, needsAll });
 }
 
-/** What a process left behind still arrives; what something in the background keeps open is not waited for. */
+/**
+ * The silence after which the output counts as complete: output still in transit arrives within it, and background processes may
+ * keep the stream open.
+ */
 const QUIET_MILLISECONDS = 200;
 
-/** Starts a command. It does not run before all its streams are connected, and LXD gives up on them after seconds. */
+/** Starts a command. It does not run before all its streams are connected, and LXD gives up waiting for them after some seconds. */
 async function begin(
   lxd: LxdApi,
   ref: Ref,
@@ -70,7 +73,7 @@ async function begin(
   control.resume();
   const left = new AbortController();
   const lxdSays = lxd.wait(id, left.signal).then((it) => {
-    // An operation fails for the exit codes 126 and 127 as well.
+    // LXD also marks the operation as failed for the exit codes 126 and 127.
     const code = it.metadata?.return;
     if (typeof code === 'number' && code >= 0) return code;
     succeeded(it);
@@ -86,7 +89,7 @@ async function begin(
         { from: err, to: marking },
       ];
   for (const { from, to } of pipes) from.pipe(to);
-  /** Those that were quiet and are not waited for. One that broke before is none of them. */
+  /** Streams that were silent and are no longer awaited. One that broke before is not among them. */
   const cut = new Set<MessageStream>();
   const markSays = marked.promise.then(async (code) => {
     await quiet(pipes);
@@ -98,7 +101,7 @@ async function begin(
     }
     return code;
   });
-  lxdSays.catch(() => {}); // It may be said too late.
+  lxdSays.catch(() => {}); // The rejection may come too late.
   const givenUp = Promise.withResolvers<never>();
   left.signal.addEventListener('abort', () => givenUp.reject(left.signal.reason), { once: true });
   const killed = new AbortController();
@@ -108,7 +111,7 @@ async function begin(
   async function whole(): Promise<{ code: number }> {
     const code = await Promise.race([lxdSays, markSays, givenUp.promise]);
     if (!needsAll) return { code };
-    // What is killed is not waited for to be read.
+    // After a kill the output need not have been read.
     const reading = [stdout, marking].map((it) => finished(it, { readable: false, signal: passedOn }));
     await Promise.all(reading).catch(() => {});
     left.signal.throwIfAborted();

@@ -29,7 +29,7 @@ const shared = {
   /** The storage pool of the root disks. */
   pool: v.optional(name, 'default'),
   image,
-  /** As whom the commands of tenants run. Root has no capabilities. */
+  /** The user that tenants' commands run as. Root has no capabilities. */
   user: v.optional(
     v.pipe(
       whole(0, UID_MAX),
@@ -37,7 +37,7 @@ const shared = {
     ),
     1000,
   ),
-  /** The directory that they begin in. It is made, and theirs. */
+  /** The directory that they start in. It is made, and belongs to that user. */
   directory: v.optional(
     v.pipe(v.string(), v.regex(/^(\/[A-Za-z0-9_-][\w.-]*)+$/, 'must be an absolute path')),
     '/home/lease',
@@ -49,10 +49,10 @@ const shared = {
 const Sized = v.pipe(
   v.strictObject({
     ...shared,
-    /** No GPU is leased here. */
+    /** The prices, without GPUs: this backend leases none. */
     prices: v.strictObject({ ...sized.prices.entries, gpu_hourly_usd: v.optional(v.record(v.never(), hourly), {}) }),
     limits: v.strictObject({ ...sized.limits.entries, gpus: v.optional(v.literal(0), 0) }),
-    /** Of all leases together. */
+    /** The capacity for all leases together. */
     capacity: v.optional(v.strictObject({ cpus: above0, memory_gib: above0 })),
   }),
   checkLxdAddress(),

@@ -5,9 +5,9 @@ import { WAITING } from '../../machine/waiting.ts';
 /**
  * The part of WebSockets (RFC 6455) that the exec of LXD and Incus needs, on a connection that was upgraded already.
  *
- * The package `ws` does not hold the bounds of this one. Its `pause()` does not stop what it has read already: of 64 KiB in frames of
- * one byte, which a command causes that writes a byte at a time, all others still come as messages, thousands of pieces that wait for
- * a reader. It takes six times as long for them, and holds a message in fragments until it has the last one.
+ * The package `ws` does not keep the limits of this one. Its `pause()` does not stop data that it has read already: of 64 KiB in
+ * frames of one byte, which a command causes that writes a byte at a time, all others still come as messages, thousands of pieces
+ * that wait for a reader. It takes six times as long for them, and holds a fragmented message until it has the last fragment.
  */
 
 const CONTINUATION = 0;
@@ -38,14 +38,14 @@ export function frame(opcode: number, payload: Buffer): Buffer {
 }
 
 /**
- * The binary messages of one WebSocket as a stream of bytes. Either side says with a text message that this was all. It is
- * read no faster than somebody reads it. It never fails: a connection that breaks ends it, and `isWhole` stays false.
+ * The binary messages of one WebSocket as a stream of bytes. Either side marks the end of its data with a text message. The stream
+ * is read no faster than its reader reads. It never fails: a connection that breaks ends it, and `isWhole` stays false.
  *
- * Pings are not answered. LXD and Incus do not wait for that; and Node closes a connection that cannot be written any more
- * at once, with all that was not read of it yet.
+ * Pings are not answered. LXD and Incus do not wait for that; and Node at once closes a connection that can no longer be written,
+ * together with all unread input.
  */
 export class MessageStream extends Duplex {
-  /** Whether the other side has said that this was all. */
+  /** Whether the other side has marked the end of its data. */
   isWhole = false;
   readonly #socket: Duplex;
   /** The head of the next frame, as far as it has come. */
@@ -56,7 +56,7 @@ export class MessageStream extends Duplex {
   #left = 0;
   /** The opcode of the message that continuation frames belong to. */
   #message = BINARY;
-  /** The payloads in the chunk that is being taken, one behind the other. */
+  /** The payloads in the current chunk, one behind the other. */
   #payloads: Buffer = Buffer.alloc(0);
   #payloadBytes = 0;
 
@@ -64,7 +64,7 @@ export class MessageStream extends Duplex {
     super({ ...WAITING, autoDestroy: false });
     this.#socket = socket;
     socket.on('data', (chunk: Buffer) => this.#take(chunk));
-    this.on('error', () => {}); // Of a write after the other side has said that this was all.
+    this.on('error', () => {}); // For a write after the other side has marked its end.
     const over = () => this.#over();
     socket.once('end', over).once('close', over).on('error', over);
   }
@@ -79,7 +79,7 @@ export class MessageStream extends Duplex {
   }
 
   override _write(chunk: Buffer, _: BufferEncoding, done: () => void) {
-    // Whoever reads it has gone: that is no fault of the writer.
+    // The reader is gone, which is no fault of the writer.
     if (!this.#socket.writable) return done();
     this.#socket.write(frame(BINARY, chunk), () => done());
   }
@@ -103,7 +103,7 @@ export class MessageStream extends Duplex {
     this.#socket.destroy();
   }
 
-  /** Gives on what stands in a chunk in one piece: whoever speaks in frames of one byte would have thousands made of it. */
+  /** Passes on the payloads of a chunk in one piece: frames of one byte would otherwise make thousands of pieces. */
   #take(chunk: Buffer) {
     this.#payloads = Buffer.allocUnsafe(chunk.length);
     for (let at = 0; at < chunk.length; )
@@ -145,13 +145,13 @@ export class MessageStream extends Duplex {
     if (!this.push(bytes)) this.#socket.pause();
   }
 
-  /** A frame has come to its end. */
+  /** Handles the end of a frame. */
   #end() {
     if (this.#opcode === TEXT && !this.isWhole) {
       this.#give();
       this.isWhole = true;
       this.push(null);
-      this.end(); // The other side waits for it where one connection carries both ways.
+      this.end(); // The other side waits for it where one connection carries both directions.
     }
     if (this.#opcode === CLOSE) {
       this.#give();
@@ -161,7 +161,7 @@ export class MessageStream extends Duplex {
   }
 }
 
-/** The bytes of a frame's head, as far as its first two tell. The payload of a server is never masked. */
+/** Returns the length of a frame's head, from its first two bytes. The payload of a server is never masked. */
 function headLength(head: Buffer): number {
   const kind = (head[1] as number) & 0x7f;
   return 2 + (kind === 126 ? 2 : kind === 127 ? 8 : 0);

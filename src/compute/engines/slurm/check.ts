@@ -15,13 +15,13 @@ type Around = {
   users: JobUsers['all'];
   /** The sbatch options of a chip's job. */
   ask(chip: string, user: User): string[];
-  /** Jobs of our users that are not this installation's. */
+  /** Returns the jobs of our users that are not this installation's. */
   strangers(): Promise<Owned[]>;
 };
 
 /**
- * Checks what a lease depends on, each by asking Slurm itself. What only weakens the isolation of tenants is reported
- * and is no fault: a cluster may serve a single tenant.
+ * Checks what a lease depends on, each by asking Slurm itself. Settings that only weaken the isolation of tenants are
+ * reported and are no fault: a cluster may serve a single tenant.
  */
 export async function checkSlurm(
   slurm: SlurmCommands,
@@ -114,7 +114,7 @@ export async function checkSlurm(
   ];
 }
 
-/** The partition that jobs go to: the configured ones, of which Slurm takes the first that has room, or the default. */
+/** Returns the partition that jobs go to: the configured ones, of which Slurm takes the first that has room, or the default. */
 function checkPartition(settings: SlurmSettings, all: readonly Record[]): string {
   const wanted = settings.partition?.split(',');
   const isOurs = (it: Record) =>
@@ -141,7 +141,10 @@ function checkPartition(settings: SlurmSettings, all: readonly Record[]): string
   return ours.map((it) => `${it.get('PartitionName')} is UP, MaxTime ${it.get('MaxTime')}`).join('; ');
 }
 
-/** Slurm's own word on the job of a chip: `--test-only` examines it like a real one, job_user included, and submits nothing. */
+/**
+ * Returns Slurm's own answer for the job of a chip: `--test-only` examines it like a real one, job_user included, and submits
+ * nothing.
+ */
 async function checkChip(
   slurm: SlurmCommands,
   settings: SlurmSettings,
@@ -185,7 +188,7 @@ function checkDevices(config: Record): string {
   return `TaskPlugin is ${plugins}, ConstrainDevices is ${config.get('ConstrainDevices') ?? 'not set'}: a tenant can open GPUs that are not his. Set TaskPlugin=task/cgroup and ConstrainDevices=yes (cgroup.conf) where tenants do not trust each other`;
 }
 
-/** Whether `Gres=` of a node, as in `gpu:h100:2(S:0-1),shard:4`, has what a job asks for, as in `gpu:h100:1`. */
+/** Returns whether `Gres=` of a node, as in `gpu:h100:2(S:0-1),shard:4`, covers what a job requests, as in `gpu:h100:1`. */
 function hasGres(of: string, wanted: string): boolean {
   const parse = (text: string) =>
     text.split(',').map((part) => {
@@ -200,7 +203,7 @@ function hasGres(of: string, wanted: string): boolean {
   });
 }
 
-/** `Name = value`, one a line, as of `scontrol show config`. */
+/** Parses `Name = value`, one a line, as of `scontrol show config`. */
 function valuesOf(said: string): Record {
   return new Map(
     said
@@ -211,7 +214,7 @@ function valuesOf(said: string): Record {
   );
 }
 
-/** `Name=value …`, one record a line, as of `scontrol --oneliner show`. A value ends where the next name begins. */
+/** Parses `Name=value …`, one record a line, as of `scontrol --oneliner show`. A value ends where the next name begins. */
 function recordsOf(said: string): Record[] {
   return said
     .split('\n')
@@ -224,7 +227,10 @@ function recordsOf(said: string): Record[] {
     });
 }
 
-/** Seconds of a time as Slurm writes it: `UNLIMITED` is undefined, else `[days-]hours:minutes:seconds` (`man slurm.conf`, MaxTime). */
+/**
+ * Returns the seconds of a time as Slurm writes it: `UNLIMITED` is undefined, else `[days-]hours:minutes:seconds` (`man
+ * slurm.conf`, MaxTime).
+ */
 function secondsOf(time: string): number | undefined {
   const [, days, hours, minutes, seconds] = /^(?:(\d+)-)?(\d+):(\d+):(\d+)$/.exec(time) ?? [];
   if (hours === undefined) return undefined;

@@ -4,9 +4,9 @@ import { join } from 'node:path';
 import { writeDurablySync } from '../../../files/durable-file.ts';
 
 /**
- * Records, by user id, of the submissions whose outcome is not known, written before Slurm is asked. A process reads those of
- * others: of the one before it, which may have been killed in between, and of a doctor or a server that runs beside it. Such a
- * user may have a job that no list shows yet.
+ * Keeps records, by user id, of the submissions whose outcome is not known, written before Slurm is asked. A process reads the
+ * records of others: of the one before it, which may have been killed in between, and of a doctor or a server that runs beside it.
+ * Such a user may have a job that no list shows yet.
  */
 export function createClaimRecords(root: string, now: () => number) {
   const owner = randomUUID();
@@ -15,7 +15,7 @@ export function createClaimRecords(root: string, now: () => number) {
     try {
       return readFileSync(file(uid), 'utf8');
     } catch {
-      return undefined; // Its owner has removed it just now.
+      return undefined; // Its owner has just removed it.
     }
   };
   return {
@@ -23,7 +23,7 @@ export function createClaimRecords(root: string, now: () => number) {
       mkdirSync(root, { recursive: true, mode: 0o700 });
       writeDurablySync(file(uid), `${now()} ${owner}`);
     },
-    /** Returns the records of others that are younger than this, or of a future that the clock has come back from. */
+    /** Returns the records of other processes that are younger than this, or dated in the future because the clock was set back. */
     others(seconds: number): { uid: number; text: string }[] {
       if (!existsSync(root)) return [];
       const uids = readdirSync(root).filter((name) => /^\d+$/.test(name));
@@ -37,7 +37,7 @@ export function createClaimRecords(root: string, now: () => number) {
     remove(uid: number): void {
       try {
         if (read(uid)?.endsWith(owner)) rmSync(file(uid), { force: true });
-      } catch {} // It stays on a disk that cannot be written, and holds its user for two minutes after a start.
+      } catch {} // It stays on a disk that cannot be written, and claims its user for two minutes after a start.
     },
   };
 }

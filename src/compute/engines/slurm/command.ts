@@ -3,11 +3,11 @@ import { startProgram } from '../../../files/programs.ts';
 import { onOneLine } from '../../kit/one-line.ts';
 import { collect } from '../../machine/collect.ts';
 
-/** Slurm's own programs as child processes: an argument list, no shell, and an environment that is not Purser's. */
+/** Slurm's own programs as child processes: an argument list, no shell, and an environment without Purser's variables. */
 
 export const CALL_MILLISECONDS = 60_000;
 const STDERR_BYTES_MAX = 64 * 1024;
-/** Enough for a list of a quarter of a million jobs. Longer output is cut, and then refused. */
+/** The most bytes of output, enough for a list of a quarter of a million jobs. Longer output is cut, and then refused. */
 const STDOUT_BYTES_MAX = 32 * 1024 * 1024;
 
 const PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin';
@@ -29,7 +29,7 @@ export type SlurmCommands = {
 
 export function createSlurmCommands(slurmConf: string | undefined): SlurmCommands {
   const base = { PATH, LC_ALL: 'C', ...(slurmConf === undefined ? {} : { SLURM_CONF: slurmConf }) };
-  // Times come as Unix seconds, whatever zone the cluster lives in.
+  // Times come as Unix seconds, whatever time zone the cluster uses.
   const env = { ...base, TZ: 'UTC', SLURM_TIME_FORMAT: '%s' };
   const begin = ([program, ...args]: readonly string[], environment: Record<string, string>, user?: User) => {
     const options = {
@@ -60,7 +60,7 @@ export function createSlurmCommands(slurmConf: string | undefined): SlurmCommand
         child.once('error', (error) => reject(new NeverStarted(`${what} cannot be started: ${error.message}`)));
         child.once('exit', (code, signal) => resolve({ code, signal }));
       });
-      child.stdin.on('error', () => {}); // It need not read what it is given; its exit code says what it made of it.
+      child.stdin.on('error', () => {}); // It may leave its input unread; its exit code reports the result.
       child.stdin.end(input);
       const streams = Promise.all([collect(child.stdout, STDOUT_BYTES_MAX), collect(child.stderr, STDERR_BYTES_MAX)]);
       streams.catch(() => {}); // A program that never started has none.
@@ -78,6 +78,6 @@ export function createSlurmCommands(slurmConf: string | undefined): SlurmCommand
   };
 }
 
-/** A failed program's error output, on one line. */
+/** Returns a failed program's error output, on one line. */
 export const wordsOf = ({ stderr, stdout }: Pick<Said, 'stderr' | 'stdout'>) =>
   onOneLine(stderr.trim() || stdout).slice(0, 300) || 'it said nothing';

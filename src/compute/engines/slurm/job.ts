@@ -7,12 +7,12 @@ import { LAUNCHER, PROCESSES } from '../../machine/process.ts';
 export const directoryOf = (jobId: string) => `/tmp/purser-lease-${jobId}`;
 
 /**
- * How long a job outlives its end while the controller cannot be asked, in seconds. It covers a restart of the controller,
+ * The seconds for which a job outlives its end while the controller cannot be asked. It covers a restart of the controller,
  * and clocks that differ a little.
  */
 export const CONTROLLER_LOST_SECONDS = 300;
 
-/** Tells a job's script that its end was moved. A process that does not expect this signal ignores it (signal(7)). */
+/** Signals a job's script that its end was moved. A process that does not expect this signal ignores it (signal(7)). */
 export const MOVED_SIGNAL = 'URG';
 
 /**
@@ -22,7 +22,7 @@ export const SURROUNDINGS = `export TMPDIR="$HOME" SHELL=/bin/sh LANG=C.UTF-8
 unset SLURM_CONF LC_ALL`;
 
 /**
- * The job's script. It removes what earlier jobs of its user left, then waits until it is told to end. At the end it
+ * The job's script. It removes the remains of earlier jobs of its user, then waits until it has to end. At the end it
  * kills every process with the job's number in its environment, including daemons that escaped a cluster which tracks
  * processes by descent, and removes the job's directory. With PURSER_ALONE it kills every process of its user.
  *
@@ -134,24 +134,24 @@ export type Job = {
   name: string;
   state: Machine['state'] | 'gone';
   submittedAt: number;
-  /** When Slurm ends it; known only while it runs. */
+  /** The time at which Slurm ends it; known only while it runs. */
   endsAt: number | undefined;
-  /** The number of GPUs that it asked for. */
+  /** The number of GPUs that it requested. */
   gpus: number;
-  /** Slurm's reason why it does not run, of one that waits. */
+  /** Slurm's reason why a waiting job does not run. */
   reason: string | undefined;
 };
 
 /**
- * The output format for `squeue`. A job's owner may choose any name, line breaks included, and a reason may be the words of
- * an administrator; so an unguessable mark is before each record and before its name.
+ * Returns the output format for `squeue`. A job's owner may choose any name, line breaks included, and a reason may be free text of
+ * an administrator; so an unguessable mark precedes each record and its name.
  */
 export const formatOf = (mark: string) => `${mark}|%A|%T|%U|%V|%e|%b|%r${mark}|%j`;
 
 const RECORD = /^\|(\d+)\|([A-Z_]+)\|(\d+)\|(\d+)\|(\d+|N\/A|NONE)\|([^|\n]*)\|(.*)$/s;
 const NAME = /^\|(.*)\n$/s;
 
-/** The GPUs in what `squeue` says of a job's resources, as in `gres:gpu:h100:2,gres:shard:1`. */
+/** Returns the number of GPUs in a job's resources as `squeue` prints them, such as `gres:gpu:h100:2,gres:shard:1`. */
 function gpusOf(gres: string): number {
   const counts = [...gres.matchAll(/(?:^|,)(?:gres[:/])?gpu(?::[^,:=]*[^,:=\d][^,:=]*)?(?:[:=](\d+))?(?=,|$)/g)];
   return counts.reduce((sum, [, count]) => sum + Number(count ?? 1), 0);
@@ -185,7 +185,10 @@ export function parseJobs(said: string, mark: string): Job[] {
 }
 type Fields = [string, string, string, string, string, string, string, string];
 
-/** What a job waits for, by how Slurm's reason begins (`man squeue`, JOB REASON CODES). Slurm's own words may name nodes. */
+/**
+ * The tenant's description of why a job waits, by the beginning of Slurm's reason (`man squeue`, JOB REASON CODES). Slurm's own
+ * words may name nodes.
+ */
 const WAITS: [reason: RegExp, words: string][] = [
   [/^(None)?$/, 'it waits for the scheduler to look at it'],
   [/^(Resources|Licenses)$/, 'it waits until what it needs is free'],

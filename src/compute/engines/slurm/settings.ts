@@ -21,7 +21,7 @@ const jobUser = v.pipe(
   v.check(notOurs, 'must be neither root nor the user that Purser runs as: what is leased runs as this user'),
 );
 
-/** Each chip is what a job asks for. */
+/** The resources that a job requests for each chip. */
 const Fields = v.strictObject({
   backend: v.literal('slurm'),
   /** The user that all leases run as. */
@@ -35,7 +35,7 @@ const Fields = v.strictObject({
       v.check((names) => new Set(names).size === names.length, 'has a user twice'),
     ),
   ),
-  /** The job users run nothing but Purser's jobs: whatever else they run is ended like an orphan. */
+  /** The job users run only Purser's jobs: any other job of theirs is ended like an orphan. */
   exclusive_user: v.optional(v.boolean(), false),
   partition: v.optional(word(/^[\w.][\w.,-]*$/)),
   /** Path of Slurm's configuration, if Slurm does not find it by itself. */

@@ -20,7 +20,7 @@ import type { SlurmSettings } from './settings.ts';
 import { beginIn, type RunningJob } from './step.ts';
 import { type Claim, createJobUsers } from './user.ts';
 
-/** The most characters of a command's output that expressions read. */
+/** The most characters of a command's output that regular expressions read. */
 const WORDS_LENGTH_MAX = 4096;
 const MIN_SECONDS = 60;
 const MIB_PER_GIB = 1024;
@@ -34,7 +34,7 @@ const STARTS_NOW_SECONDS = 15;
  */
 const SAID_NO: [words: RegExp, code: 'capacity_unavailable' | 'provider_unavailable'][] = [
   [/Unable to contact slurm controller \(connect failure\)/, 'provider_unavailable'],
-  // sbatch says these itself, before anything is sent: it has no configuration, or munge gives it no credential.
+  // sbatch prints these itself, before anything is sent: it has no configuration, or munge gives it no credential.
   [/Could not establish a configuration source/, 'provider_unavailable'],
   [/auth_g_create: REQUEST_SUBMIT_BATCH_JOB has authentication error/, 'provider_unavailable'],
   [/Invalid generic resource \(gres\) specification/, 'provider_unavailable'],
@@ -88,7 +88,7 @@ export function openSlurmBackend(
     throw new Error(`squeue cannot tell: ${wordsOf(said)}`);
   }
 
-  /** All jobs of the job users that are not gone. Other users' jobs do not count: anybody may give a job any name. */
+  /** Returns all jobs of the job users that are not gone. Other users' jobs do not count: any user may give a job any name. */
   async function liveJobs(): Promise<Job[]> {
     const uids = (await users.all()).map(({ uid }) => uid);
     const all = await jobs(`--user=${uids.join(',')}`);
@@ -104,7 +104,7 @@ export function openSlurmBackend(
       .map((job) => ({ ...machineOf(job), tag: job.name, createdAt: job.submittedAt }));
   }
 
-  /** Jobs of the job users without our tag: a tenant submitted them, or somebody else uses the same user. */
+  /** Returns jobs of the job users without our tag: submitted by a tenant, or by another program that uses the same user. */
   async function strangers(owned: string): Promise<Owned[]> {
     return (await liveJobs())
       .filter((job) => !job.name.startsWith(owned))
@@ -129,9 +129,9 @@ export function openSlurmBackend(
   }
 
   /**
-   * The job of a reference, or undefined when the controller has none that could still run. A cluster that lost its
-   * state numbers its jobs from 1 again, and an owner may rename a job: a live job that does not match is not ours to
-   * end, and does not prove that ours is gone.
+   * Returns the job of a reference, or undefined when the controller has none that could still run. A cluster that lost its state
+   * numbers its jobs from 1 again, and an owner may rename a job: a live job that does not match is not ours to end, and does not
+   * prove that ours is gone.
    */
   async function look(ref: string): Promise<Job | undefined> {
     const { jobId, tag } = parseRef(ref);
@@ -149,8 +149,9 @@ export function openSlurmBackend(
   }
 
   /**
-   * RUNNING proves nothing: Slurm takes minutes to notice a dead node (SlurmdTimeout), and takes commands before the job's
-   * script has begun, which is what ends all that they leave. Not every GPU is NVIDIA's.
+   * Returns the proof of a job, or why it cannot be given. RUNNING proves nothing: Slurm takes minutes to notice a dead node
+   * (SlurmdTimeout), and accepts commands before the job's script has begun, which ends all the processes that they leave. Not
+   * every GPU is NVIDIA's.
    */
   async function proofOf(ref: string): Promise<Proof | string> {
     const job = await look(ref);
@@ -197,7 +198,7 @@ export function openSlurmBackend(
     return { kind: 'unknown', reason: `sbatch ended with ${said.code}: ${wordsOf(said)}` };
   }
 
-  /** The chips of which a job would start now: by Slurm's own estimate, and in a partition that starts jobs. */
+  /** Returns the chips of which a job would start now: by Slurm's own estimate, and in a partition that starts jobs. */
   async function freeChips(): Promise<ReadonlySet<string>> {
     const user = await users.free(usersWithJobs);
     if (!user) return new Set();
@@ -217,7 +218,7 @@ export function openSlurmBackend(
     return new Set(chips.filter((_, i) => starts[i]));
   }
 
-  /** Sets the end to the second. A time limit would be whole minutes, and an owner may only lower it. */
+  /** Sets the end to the second. A time limit would have whole minutes, and an owner may only lower it. */
   async function extend(ref: string, deadline: number): Promise<Extended> {
     const job = await look(ref);
     if (job?.state !== 'running') return { kind: 'refused', reason: 'the job does not run' };
@@ -226,7 +227,7 @@ export function openSlurmBackend(
     const words = wordsOf(said);
     if (said.code !== 0)
       return { kind: NOT_EXTENDED.test(words) ? 'refused' : 'unknown', reason: `scontrol refused the end: ${words}` };
-    // Where the signal is lost, the script asks for the end at the earlier one.
+    // If the signal is lost, the script asks for the end at the earlier one.
     await slurm.run(['scancel', '--batch', `--signal=${MOVED_SIGNAL}`, job.id]).catch(() => {});
     const after = await look(ref);
     if (after?.endsAt === deadline) return { kind: 'done' };
@@ -236,11 +237,11 @@ export function openSlurmBackend(
   async function destroy(ref: string): Promise<void> {
     const job = await look(ref);
     free.forget();
-    if (!job || job.state === 'ended') return; // Slurm is at it: what is left is killed after its KillWait.
+    if (!job || job.state === 'ended') return; // Slurm is ending it: processes that remain are killed after its KillWait.
     await cancel(job.id);
   }
 
-  /** The job and its user, if it is still this lease's. */
+  /** Returns the job and its user, if it is still this lease's. */
   async function runningJob(ref: string): Promise<RunningJob> {
     const job = await look(ref);
     if (job?.state !== 'running') throw new Error(`job ${parseRef(ref).jobId} does not run`);
@@ -279,7 +280,7 @@ export function openSlurmBackend(
   };
 }
 
-/** A reference names the job and its user, so that a job number alone is never trusted. */
+/** Returns the reference of a job. It names the job and its user, so that a job number alone is never trusted. */
 const refOf = (jobId: string, tag: string) => `${jobId}:${tag}`;
 function parseRef(ref: string): { jobId: string; tag: string } {
   const [, jobId, tag] = /^(\d+):(.+)$/.exec(ref) ?? [];

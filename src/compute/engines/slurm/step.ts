@@ -14,7 +14,7 @@ import { directoryOf, SURROUNDINGS } from './job.ts';
 
 const BEGIN_MILLISECONDS = 30_000;
 const RESIZE_MILLISECONDS = 30_000;
-/** `srun` ends a moment after its command, unless something in the background keeps its streams open. */
+/** `srun` ends a moment after its command, unless a background process keeps its streams open. */
 const IDLE_MILLISECONDS = 2_000;
 const FINISH_MILLISECONDS = 1_000;
 const SIGNAL_EXIT = 128;
@@ -62,7 +62,7 @@ async function resizeTo(start: SlurmCommands['start'], job: RunningJob, args: st
   await finish(program, undefined, { streamBytesMax: 0, milliseconds: RESIZE_MILLISECONDS });
 }
 
-/** Sets sizes one after another. Of those that come while one is being set only the latest counts. */
+/** Returns a function that sets sizes one after another. Of those that arrive while one is being set only the latest counts. */
 function resizer(set: (size: Size) => Promise<void>): Program['resize'] {
   let wanted: Size | undefined;
   let isBusy = false;
@@ -114,11 +114,11 @@ async function begin(
       drain ??= setTimeout(() => abandon(child), IDLE_MILLISECONDS);
     },
   });
-  child.stdin.on('error', () => {}); // The command need not read what it is given.
+  child.stdin.on('error', () => {}); // The command may leave its input unread.
   child.stderr.pipe(stderr);
   const stdout = child.stdout.on('data', () => drain?.refresh()).pipe(new PassThrough(WAITING));
   function over(reason: string, code: number | null = null) {
-    // srun tells by what signal its task ended: with the job, say.
+    // srun reports the signal that ended its task: with the job, for example.
     if (hasBegun && exitCode === undefined && code !== null && code > SIGNAL_EXIT) {
       exitCode = code;
       isCut = true;
@@ -136,7 +136,7 @@ async function begin(
   child.once('close', (code, signal) => {
     const reason = `srun ended with ${signal ?? code}`;
     for (const it of [stdout, stderr]) it.end(); // A stream that was destroyed does not end what it is piped into.
-    // It may have the exit code still to read; somebody who does not read what comes before it is not waited for.
+    // The exit code may still be unread; a reader that does not take the output before it is not awaited.
     const unread = setTimeout(over, FINISH_MILLISECONDS, reason, code);
     finished(stderr, { readable: false }, () => {
       clearTimeout(unread);
@@ -167,9 +167,9 @@ async function begin(
 }
 
 /**
- * Removes what Slurm itself says about a step of the job that it kills: its line on the end, wherever it is, as the command may
- * have words after it; and where the shell around the command did not live long enough to tell its exit code, all that it says
- * last.
+ * Removes Slurm's own messages about a step of the job that it kills: its line on the end, wherever it is, as the command may have
+ * output after it; and, where the shell around the command did not live long enough to print its exit code, all of Slurm's last
+ * lines.
  */
 export function withoutSlurm(stderr: Buffer, jobId: string, wasCut: boolean): Buffer {
   const end = new RegExp(
@@ -180,10 +180,10 @@ export function withoutSlurm(stderr: Buffer, jobId: string, wasCut: boolean): Bu
   return Buffer.from(wasCut ? withoutLastWords(words) : words, 'latin1');
 }
 
-/** The beginning of a line in which Slurm speaks. */
+/** The beginning of a line that Slurm writes. */
 const SLURM_SPEAKS = /(?:srun|slurmstepd[\w-]*): /y;
 
-/** Removes the lines at the end in which Slurm speaks. Walks back: tried at each line, an expression takes the square of their number. */
+/** Removes Slurm's lines at the end. Walks backwards: an expression tried at each line takes time with the square of their number. */
 function withoutLastWords(text: string): string {
   let end = text.endsWith('\n') ? text.length - 1 : text.length;
   let isSaid = false;

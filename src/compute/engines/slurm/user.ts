@@ -19,7 +19,7 @@ export type JobUsers = {
   free(busy: () => Promise<ReadonlySet<number>>): Promise<User | undefined>;
 };
 
-/** `leases` is the backend's directory: claims of `job_users` that are not settled outlive the process in it. */
+/** Creates the job users. `leases` is the backend's directory: claims of `job_users` that are not settled outlive the process in it. */
 export function createJobUsers(
   slurm: SlurmCommands,
   { job_user: one, job_users: many }: Pick<SlurmSettings, 'job_user' | 'job_users'>,
@@ -28,7 +28,7 @@ export function createJobUsers(
   const names = many ?? [one as string];
   let found: Promise<User[]> | undefined;
   const records = createClaimRecords(join(leases, 'slurm'), now);
-  /** Until when each user is or was claimed, in milliseconds of process time. */
+  /** The end of each user's claim, in milliseconds of process time. */
   const claimedUntil = new Map<number, number>();
   /** The records of other processes that have been seen. */
   const seen = new Map<number, string>();
@@ -43,7 +43,7 @@ export function createJobUsers(
   }
   if (many) claimForOthers();
 
-  /** A failure is not cached. */
+  /** Looks up all job users. A failure is not cached. */
   async function all() {
     found ??= Promise.all(names.map(find)).catch((error) => {
       found = undefined;
@@ -64,7 +64,7 @@ export function createJobUsers(
     return { name, uid, gid };
   }
 
-  /** The user for a new job; undefined when none is free. `then` runs before anything else can find the same one. */
+  /** Finds the user for a new job; undefined when none is free. `then` runs before anything else can find the same one. */
   async function findFree(busy: () => Promise<ReadonlySet<number>>, then: (user: User) => void = () => {}) {
     const users = await all();
     if (!many) return users[0];

@@ -2,7 +2,7 @@ import type { Finding } from '../../backend.ts';
 import { finding } from '../../finding.ts';
 import { HostKeyMismatch, HostUnreachable, type PoolHost } from './host.ts';
 
-/** Error messages of ssh2, and what to do about each. */
+/** Error messages of ssh2, and the remedy for each. */
 const REMEDIES: [words: RegExp, what: string][] = [
   [/ENOENT|EACCES/, 'Correct identity_file, or let Purser read it'],
   [/authentication methods failed/, "Add the public half of identity_file to root's authorized_keys there"],
@@ -15,8 +15,8 @@ const REMEDIES: [words: RegExp, what: string][] = [
 ];
 
 /**
- * Looks at every host of the pool: reachable, its key as pinned, root, what a tenant needs, quarantine, GPUs. On a
- * leased host nothing is started or changed.
+ * Checks every host of the pool: reachable, its key as pinned, root, what a tenant needs, quarantine, GPUs. On a leased host
+ * nothing is started or changed.
  */
 export function checkHosts(hosts: readonly PoolHost[], now: () => number): Promise<Finding[]> {
   return Promise.all(hosts.map((host) => finding(`host ${host.name}`, () => checkHost(host, now))));

@@ -5,7 +5,7 @@ import { writeDurablySync } from '../../../files/durable-file.ts';
 /** Records older than this belong to no lease that could still be alive. */
 const KEPT_SECONDS = 90 * 86_400;
 
-/** A host's name, and its `place`, which tells whether it is still that host. Older records have no `place`. */
+/** A host's name, and its `place`, which tells whether it is still the same host. Older records have no `place`. */
 type AskedHost = { name: string; place: string | undefined };
 
 /**
@@ -14,7 +14,7 @@ type AskedHost = { name: string; place: string | undefined };
  */
 export type Asked = {
   write(tag: string, host: AskedHost, deadline: number): void;
-  /** The one host that may have made the machine; undefined when that is not known. */
+  /** Returns the one host that may have made the machine; undefined when that is not known. */
   read(tag: string): AskedHost | undefined;
 };
 

@@ -8,14 +8,14 @@ import {
   openChannel,
 } from '../../kit/channel.ts';
 
-/** Sessions that sshd takes on a connection unless its MaxSessions says otherwise. Fewer are learned from refusals. */
+/** Sessions that sshd accepts on a connection, unless its MaxSessions is lower. Fewer are learned from refusals. */
 const CHANNEL_COUNT_MAX = 10;
-/** Handshakes at a time; sshd drops some when 10 are under way, whoever's they are (MaxStartups). */
+/** The most handshakes at a time; sshd drops some when 10 are under way, from all clients together (MaxStartups). */
 const HANDSHAKE_COUNT_MAX = 4;
 const IDLE_MILLISECONDS = 60_000;
 /**
- * How often a connection without channels may refuse one before it is given up, with pauses of 20, 40, 80 … ms. A refusal
- * proves little: sshd may count a session for a moment after its channel was closed.
+ * The number of times that a connection without channels may refuse one before it is given up, with pauses of 20, 40, 80 … ms.
+ * A refusal proves little: sshd may count a session for a moment after its channel was closed.
  */
 const REFUSAL_COUNT_MAX = 6;
 const REFUSAL_PAUSE_MILLISECONDS = 20;
@@ -24,7 +24,7 @@ const USELESS_COUNT_MAX = 2;
 
 type Connection = {
   client: Client;
-  /** Channels that were asked for and are not closed. */
+  /** Channels that were requested and are not closed. */
   open: number;
   /** The most channels at a time. */
   max: number;
@@ -41,7 +41,7 @@ type Connection = {
 type Turn = { take(connection: Connection): void; fail(error: Error): void };
 
 export type Connections = Channels & {
-  /** Closes every connection; what runs on them is lost. */
+  /** Closes every connection; the lines that run on them are lost. */
   close(): void;
 };
 
@@ -66,7 +66,7 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
       }
   }
 
-  /** Opens connections for those who wait. */
+  /** Opens connections for the waiting callers. */
   function grow(): void {
     while (!isClosed && handshakes < HANDSHAKE_COUNT_MAX && turns.length > handshakes * channelCountMax) void add();
   }
@@ -119,7 +119,7 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
     for (const it of turns.splice(0)) it.fail(error);
   }
 
-  /** A channel of a connection, counted. */
+  /** Waits for a free channel and returns its connection, with the channel counted. */
   function turn(milliseconds: number): Promise<Connection> {
     return new Promise((resolve, reject) => {
       const leave = () => {
@@ -158,11 +158,11 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
     serve();
   }
 
-  /** A connection without channels refused one: it is asked again after a pause, or given up. */
+  /** Handles a refusal by a connection without channels: it is tried again after a pause, or given up. */
   function doubt(it: Connection): void {
     const { max } = it;
     it.max = 0;
-    // What runs on after its channel was left may be counted for as long as it runs.
+    // A program that continues after its channel was left may be counted for as long as it runs.
     if (it.hasLeft || ++it.refusals > REFUSAL_COUNT_MAX) it.isRetired = true;
     else
       setTimeout(

@@ -48,7 +48,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
   const script = `${pool}/${POOL_SCRIPT_NAME}`;
   const line = (verb: string, args: string[]) =>
     ['exec /bin/sh', ...[script, pool, verb, ...args].map((it) => quoted(it))].join(' ');
-  // The script is uploaded on every new connection, whole or not at all: the host may have been made anew meanwhile.
+  // The script is uploaded on every new connection, whole or not at all: the host may have been reinstalled in the meantime.
   const install = `set -e; umask 077; mkdir -p ${quoted(pool)}; cat > ${quoted(script)}.$$
     test "$(wc -c < ${quoted(script)}.$$)" -eq ${Buffer.byteLength(POOL_SCRIPT)} && mv -f ${quoted(script)}.$$ ${quoted(script)}`;
 

@@ -8,17 +8,17 @@ const FIRST_UID = 1_900_000_000;
 /** A host whose clock is wrong would end its tenants too soon or too late. */
 const SKEW_SECONDS_MAX = 120;
 const DISK_LEAST_KIB = 1024 * 1024;
-/** Rounds of killing a tenant's processes, 0.2 s apart, before its end fails: what is killed takes a while to die. */
+/** Rounds of killing a tenant's processes, 0.2 s apart, before its end fails: a killed process takes a while to die. */
 const END_ROUNDS = 75;
 
 /**
  * Purser's side of a pool host: `sh FILE POOL VERB …`, run as root. Debian's essential packages, `passwd` and util-linux
  * are all it needs. POOL is a directory of root's own with
- * `tenant/` the one tenant, made by a rename, so that it is there with all its fields or not at all: `tag`, `user`,
+ * `tenant/` the one tenant, made by a rename, so that it exists with all its fields or not at all: `tag`, `user`,
  * `uid`, `created`, `boot`, `deadline`; `ready` when its user is, `ending` from when it has to go ·
  * `quarantine` why the host may not be used: only the operator removes it · `next_uid` · `last` how the last tenant's end
- * went · `lock`, over every change of `tenant` · `gate`, held shared by whoever is about to become the tenant's user ·
- * `end.lock`, held by whoever is ending the tenant.
+ * went · `lock`, over every change of `tenant` · `gate`, held shared by every process about to become the tenant's
+ * user · `end.lock`, held by the process that is ending the tenant.
  */
 export const POOL_SCRIPT = `set -u
 umask 077

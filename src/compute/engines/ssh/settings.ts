@@ -4,7 +4,7 @@ import { hostKey, hourly, limits, whole } from '../../kit/fields.ts';
 
 /** A pool of hosts reached by SSH: the settings, the notes for the operator, and how the backend is opened. */
 
-/** Each host has one tenant at a time. */
+/** A pool of hosts. Each host has one tenant at a time. */
 const Ssh = v.strictObject({
   backend: v.literal('ssh'),
   hosts: v.pipe(

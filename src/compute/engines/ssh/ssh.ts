@@ -70,10 +70,10 @@ export function openSshBackend(
         hasAnswered = true;
         heard = true;
         if (CLEAR_NO.has(code)) continue;
-        await end(host, user); // It broke off half-way: only a host that is rid of it is a clear no.
+        await end(host, user); // The claim broke off half-way: only a host without this tenant is a certain refusal.
         if ((await list(host)).some((it) => it.tag === tag)) return { kind: 'unknown', reason: fault };
       } catch (error) {
-        // Unreachable for its claim, the host made nothing; unreachable after that, it may keep half of a tenant.
+        // If the host was unreachable for its claim, it made nothing; if it became unreachable after that, it may keep half of a tenant.
         if (hasAnswered || !(error instanceof HostUnreachable))
           return { kind: 'unknown', reason: (error as Error).message };
       }
@@ -85,7 +85,7 @@ export function openSshBackend(
     };
   }
 
-  /** The tenant of a host, if it has one. */
+  /** Returns the tenant of a host, if it has one. */
   async function list(host: PoolHost): Promise<Owned[]> {
     const { code, said, fault } = await host.ask('list', []);
     if (code !== 0) throw new Error(`the pool host ${host.name} cannot say who is on it: ${fault || code}`);
@@ -105,7 +105,7 @@ export function openSshBackend(
   async function listAll(some: PoolHost[]): Promise<Owned[]> {
     const results = await Promise.allSettled(some.map(list));
     return results.flatMap((it) => {
-      if (it.status === 'rejected') throw it.reason; // A partial list must not be taken for all.
+      if (it.status === 'rejected') throw it.reason; // A partial list must not count as complete.
       return it.value;
     });
   }
@@ -158,7 +158,7 @@ export function openSshBackend(
     }
   }
 
-  /** The report of each host. One that is slow holds up no other, and nobody for long. */
+  /** Returns the report of each host. A slow host delays no other report, and delays the caller by a limited time. */
   function health(waitMilliseconds?: number): Promise<HostHealth[]> {
     return Promise.all(
       [...reports].map(async ([{ name, chip }, report]): Promise<HostHealth> => {
@@ -198,7 +198,7 @@ export function openSshBackend(
   return {
     name: 'ssh',
     partOf: (ref) => ref.slice(0, ref.lastIndexOf('/')),
-    absence: { lists: 2, apartSeconds: 15 }, // A claim that was cut off may wait for the host's lock.
+    absence: { lists: 2, apartSeconds: 15 }, // A claim that was cut off may still wait for the host's lock.
     health,
     offers,
     quote: async (spec) => quoteOf(spec),
@@ -251,5 +251,5 @@ export function openSshBackend(
   };
 }
 
-/** The name of a tenant's user: as unique as the tag, and short enough for every system. */
+/** Returns the name of a tenant's user: as unique as the tag, and short enough for every system. */
 const userOf = (tag: string) => `purser-${hash('sha256', tag).slice(0, 20)}`;

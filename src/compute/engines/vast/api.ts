@@ -43,7 +43,7 @@ const TURN_MILLISECONDS_MAX: Spacing = {
 };
 const ANSWER_BYTES_MAX = 16 * 1024 * 1024;
 const REASON_CHARACTERS_MAX = 300;
-/** How often a read is tried while Vast answers 429. */
+/** The number of times that a read is tried while Vast answers 429. */
 const READ_ATTEMPTS = 3;
 
 /** Vast's answer. `json` is undefined when the body is not JSON; a 429 is often plain text. */
@@ -61,14 +61,14 @@ export class VastUnreachable extends Error {
 export type VastApi = {
   /** Makes one call as soon as the rate limit allows. Throws VastUnreachable. */
   call(endpoint: Endpoint, method: 'GET' | 'POST' | 'PUT' | 'DELETE', path: string, body?: unknown): Promise<Answer>;
-  /** The same for a call that changes nothing: it is repeated after a 429. */
+  /** Makes a call that changes nothing in the same way; it is repeated after a 429. */
   read(endpoint: Endpoint, method: 'GET' | 'POST', path: string, body?: unknown): Promise<Answer>;
-  /** Whether a call of this endpoint would have to wait for the rate limit. */
+  /** Returns whether a call of this endpoint would have to wait for the rate limit. */
   isBusy(endpoint: Endpoint): boolean;
   close(): Promise<void>;
 };
 
-/** The HTTP API of Vast. The key travels in the header alone, never in an address, a reason or a log. */
+/** Opens the HTTP API of Vast. The key is sent in the header alone, never in a URL, a reason or a log. */
 export function openVastApi(
   baseUrl: string,
   apiKey: string,
@@ -77,7 +77,7 @@ export function openVastApi(
   const { origin, pathname } = new URL(baseUrl);
   const prefix = pathname.replace(/\/$/, '');
   const kept = openWatchedPool(origin, { pipelining: 1, connectMilliseconds: CONNECT_MILLISECONDS });
-  // A create gets a new connection: one that was kept open may have died, and would leave the outcome unknown.
+  // A create gets a new connection: a kept one may have died, and would leave the outcome unknown.
   const fresh = openWatchedPool(origin, { pipelining: 0, connectMilliseconds: CONNECT_MILLISECONDS });
   const turn = createTurns(spacing);
   const closing = new AbortController();
@@ -140,7 +140,7 @@ export function openVastApi(
   };
 }
 
-/** Hands out turns per endpoint, one at a time. The next turn starts its `spacing` after the last one was ended. */
+/** Creates turns per endpoint, one at a time. The next turn starts its `spacing` after the last one was ended. */
 function createTurns(spacing: Spacing) {
   const lines = new Map<Endpoint, Promise<void>>();
   return {

@@ -19,7 +19,7 @@ export async function checkVast(
     if (account.status === 403) return 'Vast accepts it; it may not read the account (user_read)';
     throw new Error(complaint(account.said));
   });
-  if (!key.ok) return [key]; // Whatever else is asked would fail alike, and cost a turn of the server's.
+  if (!key.ok) return [key]; // Any other call would fail in the same way, and use up a turn of the server's.
   return [
     key,
     await finding('credit', () => creditOf(account)),
@@ -34,7 +34,7 @@ export async function checkVast(
   ];
 }
 
-/** The prepaid credit, and what the balance adds or owes (docs.vast.ai, show user; vast-cli shows both). */
+/** Describes the prepaid credit, and what the balance adds or owes (docs.vast.ai, show user; vast-cli shows both). */
 function creditOf(account: Answer | undefined): string {
   const { credit, balance } = (account?.json ?? {}) as { credit?: unknown; balance?: unknown };
   const [prepaid, owed] = [numberOf(credit), numberOf(balance)];
@@ -54,7 +54,7 @@ async function read<T>(ask: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Vast's error or silence as a sentence that says what to do about it. */
+/** Returns Vast's error, or its silence, as a sentence with the remedy. */
 function complaint(said: string): string {
   const [, status] = /(?:^|: )([45]\d\d)(?: |$)/.exec(said) ?? [];
   const what = () => {

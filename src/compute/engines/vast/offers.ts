@@ -7,14 +7,14 @@ import type { VastSettings } from './settings.ts';
 const OFFER_COUNT_MAX = 64;
 /** The smallest disk that Vast rents. Disks cannot grow later. */
 const DISK_GB_MIN = 8;
-/** The disk that the list of offers is priced with; a quote is for the disk that was asked for. */
+/** The disk that the list of offers is priced with; a quote is for the requested disk. */
 const DISK_GB_LISTED = 16;
 const SECONDS_LISTED = 3600;
 const SECONDS_MIN = 60;
 const SECONDS_MAX = 30 * 86_400;
-/** The list is cached, because many may ask at once; only a quote's price is binding. */
+/** The list is cached, because it is requested often; only a quote's price is binding. */
 const LIST_KEPT_MILLISECONDS = 5_000;
-const HOURLY_MAX = 10n ** 15n; // USD 1,000,000 an hour is a slip of somebody's pen.
+const HOURLY_MAX = 10n ** 15n; // USD 1,000,000 an hour is a typing error.
 const EXPONENT_MAX = 40;
 const NANOS_PER_USD = 10n ** 9n;
 const HUNDREDTHS_OF_A_PERCENT = 10_000n;
@@ -33,7 +33,7 @@ type Ask = {
   geolocation?: unknown;
 };
 
-/** Machines for rent, and their prices. */
+/** Creates access to the machines for rent, and their prices. */
 export function createVastOffers(settings: VastSettings, api: VastApi, now: () => number) {
   let listed: { at: number; offers: Promise<Offer[]> } | undefined;
 
@@ -52,7 +52,7 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
     return asks.slice(0, OFFER_COUNT_MAX).filter((it) => typeof it === 'object' && it !== null);
   }
 
-  /** Unix seconds at which the contract of this ask would end. It is locked when the ask is rented. */
+  /** Returns the Unix seconds at which the contract of this ask would end. They are fixed when the ask is rented. */
   function endOf(ask: Ask): number | undefined {
     const ends = [numberOf(ask.end_date), addTo(now(), numberOf(ask.duration))].filter((it) => it !== undefined);
     return ends.length ? Math.floor(Math.min(...ends)) : undefined;
@@ -92,8 +92,8 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
     },
 
     /**
-     * Refuses with `offer_not_found` if it cannot be rented (any more), and with `invalid_request` for an impossible
-     * disk.
+     * Returns a quote. Refuses with `offer_not_found` if the machine cannot be rented (any more), and with `invalid_request` for an
+     * impossible disk.
      */
     async quote(spec: SpecThree): Promise<Quote> {
       const { offer_id: offerId, disk_gb: diskGb } = spec;
@@ -113,7 +113,7 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
 }
 
 /**
- * The price in nano-dollars per hour with the operator's markup, rounded up once. Exact: computed from the digits in
+ * Returns the price in nano-dollars per hour with the operator's markup, rounded up once. It is exact: computed from the digits in
  * the JSON text, which may have an exponent. Undefined for a price that cannot be right.
  */
 function priceOf({ dph_total: digits }: Ask, markupPercent: number): bigint | undefined {
@@ -140,7 +140,7 @@ function wordsOf(ask: Ask): string {
   ].join(', ');
 }
 
-/** An id at Vast as text, or undefined if it is not a whole number. */
+/** Returns an id at Vast as text, or undefined if it is not a whole number. */
 export function idOf(value: unknown): string | undefined {
   const text = typeof value === 'number' && Number.isSafeInteger(value) ? String(value) : value;
   return typeof text === 'string' && /^[1-9]\d{0,18}$/.test(text) ? text : undefined;

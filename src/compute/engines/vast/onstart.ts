@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { quoted } from '../../machine/shell.ts';
 
-/** Where a rented machine keeps its deadline; uploads into this directory are refused. */
+/** The directory in which a rented machine keeps its deadline; uploads into it are refused. */
 const DIRECTORY = '/run/purser';
 const ONSTART_CHARACTERS_MAX = 4096; // Vast's limit, arguments included.
 
@@ -37,7 +37,7 @@ setsid nohup sh ${DIRECTORY}/switch < /dev/null > /dev/null 2>&1 &
   return script;
 }
 
-/** A line of shell that sets the deadline and prints the one in force. */
+/** Returns a line of shell that sets the deadline and prints the one in force. */
 export function setDeadline(deadline: number): string {
   const file = `${DIRECTORY}/deadline`;
   return `mkdir -p ${DIRECTORY} && echo ${deadline} > ${file}.new && mv -f ${file}.new ${file} && cat ${file}`;

@@ -40,7 +40,7 @@ export function createVastRecords(root: string) {
   };
   return {
     read,
-    /** The record of a machine, a new one when there is none. */
+    /** Returns the record of a machine; writes a new one with `change` when there is none. */
     keep(ref: string, tag: string, change: Partial<VastRecord> = {}): VastRecord {
       const known = read(ref);
       if (known) return known;

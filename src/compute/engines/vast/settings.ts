@@ -5,7 +5,7 @@ import { CLOUD_PROVISION_SECONDS, whole } from '../../kit/fields.ts';
 
 /** Machines rented at Vast: the settings, the notes for the operator, and how the backend is opened. */
 
-/** Has what every lease needs (a shell, Python and the CUDA runtime), and many of Vast's hosts have it already. */
+/** It has what every lease needs (a shell, Python and the CUDA runtime), and many of Vast's hosts have it already. */
 const VAST_IMAGE = 'pytorch/pytorch:2.4.1-cuda12.4-cudnn9-runtime';
 
 const Vast = v.strictObject({
@@ -20,7 +20,7 @@ const Vast = v.strictObject({
     ),
     'https://console.vast.ai',
   ),
-  /** Added to Vast's price. It has to cover bandwidth, which Vast bills separately. At most two decimals. */
+  /** The percentage added to Vast's price. It has to cover bandwidth, which Vast bills separately. At most two decimals. */
   markup_percent: v.optional(
     v.pipe(
       v.number(),

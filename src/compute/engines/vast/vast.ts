@@ -77,7 +77,7 @@ export function openVastBackend(
   const reached = new Set<string>();
   const doomed = new Map<string, string>();
   const attachedAt = new Map<string, number>();
-  /** When a machine without a start date was seen first. */
+  /** The time at which a machine without a start date was first seen. */
   const firstSeen = new Map<string, number>();
   /** The labels that the next list will ask for. */
   let batch: { labels: Set<string>; rows: Promise<Instance[]> } | undefined;
@@ -121,7 +121,7 @@ export function openVastBackend(
     // Checked first, whatever the status: a contract may come with an error. The machine is then found to have ended.
     const ref = idOf((answer.json as { new_contract?: unknown } | undefined)?.new_contract);
     if (ref !== undefined) {
-      // With its record it would get the key to the other's machine.
+      // With the other tag's record, this tenant would get the key to that machine.
       if ((records.read(ref)?.tag ?? tag) !== tag)
         return { kind: 'unknown', reason: `vast answered the create with the machine of another lease, ${ref}` };
       records.keep(ref, tag, { madeAt: now(), seen: false, deadline });
@@ -164,14 +164,14 @@ export function openVastBackend(
 
   async function find(tag: string): Promise<Instance[]> {
     const rank = { running: 0, provisioning: 1, ended: 2 };
-    // Of several the first is kept: the one furthest in its start, and among equals the oldest.
+    // Of several the first is kept: the one closest to running, and among equals the oldest.
     return (await list({ eq: tag }))
       .filter((it) => it.label === tag)
       .map(saw)
       .sort((a, b) => rank[a.state] - rank[b.state] || Number(a.ref) - Number(b.ref));
   }
 
-  /** The instance, or undefined when Vast says there is none. Throws when Vast's answer says neither. */
+  /** Returns the instance, or undefined when Vast reports that there is none. Throws when Vast's answer shows neither. */
   async function show(ref: string): Promise<Instance | undefined> {
     const answer = await api.read('show', 'GET', `/api/v0/instances/${ref}/`);
     const raw = (answer.json as { instances?: unknown } | undefined)?.instances;
@@ -214,7 +214,7 @@ export function openVastBackend(
       } finally {
         client.end();
       }
-    } catch {} // It stays unknown, and whoever needs it waits.
+    } catch {} // It stays unknown, and callers that need it wait.
   }
 
   /** Confirms an absence with a second query: one answer may come from a lagging or faulty replica. */
@@ -247,7 +247,7 @@ export function openVastBackend(
     return batch.rows;
   }
 
-  /** A machine counts as running once its SSH server has accepted our key; until then nobody can use it. */
+  /** Returns the machine's state. It counts as running once its SSH server has accepted our key; until then it cannot be used. */
   async function stateOf(instance: Instance): Promise<Machine['state']> {
     const { ref, state } = instance;
     if (state !== 'running' || reached.has(ref) || doomed.has(ref)) return state;
@@ -276,11 +276,11 @@ export function openVastBackend(
     if (answer.status === 200 && body?.success === true) return forget(ref);
     if (!GONE.has(answer.status) && body?.error !== 'no_such_instance')
       throw new Error(`vast: instance ${ref} was not destroyed: ${answer.said}`);
-    // A machine not seen yet may only be late: its record stays until its absence is certain.
+    // A machine that was never seen may only be late: its record stays until its absence is certain.
     if (records.read(ref)?.seen !== false) forget(ref);
   }
 
-  /** A connection to the machine, as root, with its own key. */
+  /** Connects to the machine as root, with its own key. */
   async function connect(ref: string, milliseconds?: number): Promise<Client> {
     const instance = looks.get(ref) ?? (await show(ref));
     if (!instance) throw new Error(`vast: instance ${ref} is gone`);
@@ -288,7 +288,7 @@ export function openVastBackend(
     const { privateKey } = sshKeyFromSeed(Buffer.from(record.seed, 'base64'), record.tag);
     let fault: unknown = new Error(`vast: instance ${ref} has no address yet`);
     for (const address of instance.addresses) {
-      // Vast does not publish a machine's host key: the first one it shows is trusted, and no other from then on.
+      // Vast does not publish a machine's host key: the first one that it shows is trusted, and no other afterwards.
       let shown = '';
       const isHost = (key: Buffer) => {
         shown = key.toString('base64');
@@ -312,7 +312,7 @@ export function openVastBackend(
 
   const channelsTo = (ref: string) => separateChannels(() => connect(ref));
 
-  /** The machine's record, after making sure that the machine has its key. */
+  /** Returns the machine's record, after making sure that the machine has its key. */
   async function keyOf(ref: string, tag: string): Promise<VastRecord> {
     const record = records.keep(ref, tag);
     if (record.attached) return record;
@@ -336,7 +336,7 @@ export function openVastBackend(
     } catch (error) {
       return { kind: 'refused', reason: `the machine cannot be reached: ${(error as Error).message}` };
     }
-    records.change(ref, { deadline: undefined }); // From here on only the machine knows, whatever becomes of this process.
+    records.change(ref, { deadline: undefined }); // From here on only the machine knows its deadline, even if this process dies.
     try {
       const order = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: DEADLINE_MILLISECONDS };
       const { exitCode, stdout, stderr } = await runOver(channelsOf(client), setDeadline(deadline), order);
@@ -400,9 +400,8 @@ function instanceOf(raw: unknown): Instance | undefined {
 }
 
 /**
- * The state of an instance. `offline`, `unknown` and `frozen` may recover: before a machine was ready its provisioning
- * time decides, after that its lease goes on. A stopped machine costs its disk and never comes back by itself: it has
- * ended.
+ * Returns the state of an instance. `offline`, `unknown` and `frozen` may recover: before a machine is ready its provisioning time
+ * decides, after that its lease continues. A stopped machine costs its disk and never comes back by itself: it has ended.
  */
 function statusOf(it: Record<string, unknown>): Machine['state'] {
   const { actual_status: status, status_msg: message } = it;
