@@ -5,16 +5,16 @@ import type { LeaseApp } from './create.ts';
 import { advance } from './step.ts';
 import { whyOver } from './why.ts';
 
-/** When a machine dies, much may fail at once: within this time of a check no other is begun. */
+/** When a machine dies, many calls may fail at once: no further check begins within this time of the last one. */
 const APART_MILLISECONDS = 2000;
-/** Seconds that a caller whose call failed waits for the check. The check goes on without it. */
+/** Seconds that a caller whose call failed waits for the check. The check continues without it. */
 const WAIT_SECONDS = 5;
-/** A machine that takes no command is looked at this often until it is known to have ended. */
+/** Interval of the checks of a machine that accepts no command, until it is known to have ended. */
 const AGAIN_MILLISECONDS = 100;
 
 /**
- * Checks a lease because a call into its machine failed: if the machine is gone, the lease begins to end now and not at its
- * next step. Returns why the lease has ended, or is being ended; null if it lives on as far as anybody knows.
+ * Checks a lease because a call into its machine failed: if the machine is gone, the lease begins to end now and not at its next
+ * step. Returns why the lease has ended, or is being ended; null if no end is known.
  */
 export async function checkAfterFailure(app: LeaseApp, id: string): Promise<EndReason | null> {
   if (whyOver(app, id) === null) await app.inFlight.waitFor(checkOnce(app, id), WAIT_SECONDS);

@@ -42,11 +42,11 @@ export type LeaseApp = PaidApp & {
   slots: Slots;
   leaseMutex: KeyedMutex;
   outages: Outages;
-  /** By lease: the check that a failed call into its machine has begun, for a moment. */
+  /** The check that a failed call into its machine has begun, by lease, while it runs. */
   leaseChecks: Map<string, Promise<unknown>>;
-  /** By lease that is provisioning: what its machine waits for, as its backend says it to tenants. */
+  /** The reason why a machine is not ready, in its backend's words for tenants, by lease that is provisioning. */
   waitingFor: Map<string, string | undefined>;
-  /** What is open into machines: commands, uploads, sessions, ports. */
+  /** The open commands, uploads, sessions and ports of machines. */
   activity: Activity;
   installationId: string;
   /** `create` answers within this many seconds, ready or not (design 2.18). */
@@ -58,10 +58,10 @@ const POLL_MILLISECONDS = 250;
 const QUOTE_SECONDS = 20;
 
 type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
-/** A backend that has what is asked for, and its quote. All candidates of a create sell it at the same price. */
+/** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
 type Candidate = ConfiguredBackend & { quote: BackendQuote };
 type Candidates = [Candidate, ...Candidate[]];
-/** In the order in which they are asked. */
+/** The candidates, in the order in which they are asked. */
 type Detail = { candidates: Candidates };
 /** The offer of a create, as its writes know it. */
 type Terms = {
@@ -159,8 +159,8 @@ export async function createLease(
 }
 
 /**
- * Prices a lease by what its slot's backends quote. Those that do not have what is asked for, or have it at another price
- * than the first that has it, are left out; the others are candidates, and the lease has the terms that all of them keep.
+ * Prices a lease by the quotes of its slot's backends. Those without the requested machine, or with another price than the first
+ * backend that has it, are left out; the others are candidates, and the lease has the terms that all of them keep.
  */
 async function quoteLease(
   app: LeaseApp,
@@ -181,7 +181,7 @@ async function quoteLease(
       'lease_limit_exceeded',
       `max_seconds is ${seconds}; this offer allows at most ${Math.max(...quoted.map(({ quote }) => quote.maxSeconds))}.`,
     );
-  // Where only a part of a backend fails, its place is not among them: another part may have room.
+  // If only a part of a backend fails, the backend itself is not in this list: another part may have room.
   const failing = app.outages.list().map(({ place }) => place);
   const candidates = await ordered([one, ...others], fill, spec, ({ place }) => failing.includes(place));
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
@@ -206,7 +206,7 @@ async function quoteLease(
   };
 }
 
-/** Throws a refusal: the backend's own, or `provider_unavailable` when it cannot be asked. */
+/** Returns a candidate. Throws a refusal: the backend's own, or `provider_unavailable` when it cannot be asked. */
 async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: Spec): Promise<Candidate> {
   const noQuote = (cause?: unknown) =>
     new Refusal('provider_unavailable', 'The provider cannot be asked for a price. Nothing was charged.', {
@@ -221,7 +221,7 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
   return { ...configured, quote };
 }
 
-/** Returns the refusal to show: of a backend that cannot be asked now, else of one that rejects the request, else the first. */
+/** Returns the refusal to show: that of a backend that cannot be asked now, else of one that rejects the request, else the first. */
 function mostTelling(refusals: readonly Refusal[]): Refusal {
   const codes = ['provider_unavailable', 'invalid_request'];
   const found = codes.flatMap((code) => refusals.find((it) => it.code === code) ?? []);
@@ -251,7 +251,7 @@ async function startLease(
       answered(app, current()).then(answer, reject);
     },
     Math.max(0, answerAt - performance.now()),
-  ).unref(); // Nothing but its caller's connection waits for it.
+  ).unref(); // Only its caller's connection waits for it.
   const untilAnswered = async () => {
     try {
       return await answered(app, await untilReady(app, id, answerAt));
@@ -301,7 +301,7 @@ async function askInTurn(
   return allRefused(refused);
 }
 
-/** The answer of a backend, with its name. */
+/** The refusal of a backend, with its name. */
 type Refused = { name: string; made: Created & { kind: 'refused' } };
 
 type MoveLease = { id: string; operationId: string; backend: string };
@@ -314,7 +314,7 @@ const moveLease = defineWrite('lease.move', (tx, { id, operationId, backend }: M
   return true;
 });
 
-/** The refusal of a create that every backend refused: that of the first that is full, else the last one's. */
+/** Returns the refusal of a create that every backend refused: that of the first backend that is full, else the last one's. */
 function allRefused(refused: readonly Refused[]): Created {
   const full = refused.find(({ made }) => made.code === 'capacity_unavailable');
   const { made: told } = full ?? (refused.at(-1) as Refused);
@@ -332,15 +332,16 @@ async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quo
 }
 
 /**
- * Adds the backend's own message to the operator's reason; it may name sockets and addresses, so callers do not get it.
+ * Returns the refusal with the backend's own message added to the operator's reason. It may name sockets and addresses, so callers
+ * do not get it.
  */
 function refusedWith({ words, ...refused }: Created & { kind: 'refused' }): Outcome<never> {
   return { ...refused, reason: words ? `${refused.reason} (${words})` : refused.reason, told: refused.reason };
 }
 
 /**
- * After a definite refusal, ends the row of the lease, and tells so if its caller has been given it already; after an unknown
- * outcome, has its machine searched for at once.
+ * After a definite refusal, ends the row of the lease, and announces that if its caller has already been given the lease; after an
+ * unknown outcome, schedules the search for its machine at once.
  */
 function noteFailure(
   tx: Tx,

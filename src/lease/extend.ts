@@ -42,7 +42,7 @@ const extendWrites = definePaidWrites<Terms>('compute_extend', {
   },
 });
 
-/** An uncertain extension is resolved by the next few queries of the backend. */
+/** Suggested wait after an uncertain extension: the next few queries of the backend resolve it. */
 const RETRY_SECONDS = 10;
 
 /**
@@ -66,7 +66,7 @@ export function extendLease(
       serialize: async (run) => {
         if (!canExtend(resource.slot)) throw new Refusal('extension_not_supported'); // Known without the lock.
         return app.leaseMutex(id, async () => {
-          if (app.inFlight.isCutOff()) throw uncertain(); // The caller has been told; nothing was started.
+          if (app.inFlight.isCutOff()) throw uncertain(); // The caller has its answer already; nothing was started.
           return run();
         });
       },
@@ -112,7 +112,7 @@ function quoteExtension(
   };
 }
 
-/** Throws a refusal for what the lease, its wallet or its provider does not allow. */
+/** Throws a refusal when the lease, its wallet or its provider does not allow the extension. */
 function limitExtension(
   read: Reader,
   wallet: Wallet,

@@ -22,8 +22,8 @@ export type ExtensionResult =
   | { kind: 'unknown'; reason: string };
 
 /**
- * Returns the unresolved extensions of a lease that are not in their call. One that has just become uncertain counts as
- * driven until its caller has been told, but its call is over.
+ * Returns the unresolved extensions of a lease whose call is over. One that has just become uncertain counts as driven until its
+ * caller has an answer, but its call is over.
  */
 export function openExtensions(app: LeaseApp, resource: Resource): Operation[] {
   const isInCall = ({ id, state }: Operation) => state === 'reserved' && app.inFlight.drives(id);
@@ -32,7 +32,7 @@ export function openExtensions(app: LeaseApp, resource: Resource): Operation[] {
   );
 }
 
-/** An uncertain extension, and what the backend's deadline says about it. */
+/** An uncertain extension, and its result by the backend's deadline. */
 export type Verdict = { operation: Operation; result: ExtensionResult };
 
 /**
@@ -79,8 +79,8 @@ export function extensionOutcome(operation: Operation, result: ExtensionResult):
 }
 
 /**
- * Releases an extension whose lease no longer runs (design, section 7), or is being ended because its time was over: nobody saw
- * its deadline moved then, and whatever moves it now, its machine is being destroyed.
+ * Releases an extension whose lease no longer runs (design, section 7), or is being ended because its time was over: its deadline
+ * was not seen moved in time, and a later move is of no use, since its machine is being destroyed.
  */
 export function judgeExtension<O extends Outcome<Buffer | null>>(
   tx: Tx,
@@ -127,8 +127,8 @@ function applyResolution(tx: Tx, operation: Operation, now: number): void {
 }
 
 /**
- * Moves the end of a lease to the target of its extension, which has just been charged. By no more than the extension's own
- * seconds: since its hold the clock may have been set back, and the end of the lease with it, but not the target.
+ * Moves the end of a lease to the target of its extension, which has just been charged, by at most the extension's own seconds:
+ * since its hold the clock may have been set back, and the end of the lease with it, but not the target.
  */
 export function applyExtension(tx: Tx, operation: Operation): Resource {
   const row = findResource(tx, operation.resourceId as string) as Resource;

@@ -24,9 +24,9 @@ import { whyOver } from './why.ts';
 
 /** Extends leases while their machines are busy (docs/decisions/0057). */
 
-/** A step is decided this long before the end of the paid time: a backend needs a moment to be asked and to extend. */
+/** A step is decided this long before the end of the paid time: the call to the backend takes a moment. */
 const LEAD_SECONDS = 60;
-/** The longest time over which processor time is measured before a step: work of long ago keeps no machine. */
+/** The longest time over which processor time is measured before a step: older work is no reason to keep a machine. */
 const WINDOW_SECONDS_MAX = 300;
 /** A machine that is not busy when its step is due is measured again this often until its end. */
 const AGAIN_SECONDS = 10;
@@ -67,10 +67,10 @@ export async function keepLease(app: LeaseApp, resource: Resource, order: KeepOr
   return { replayed: !isNew && keep !== undefined };
 }
 
-/** Returns whether the clock rules out steps: nothing new may be held, or nothing can be said to have expired. */
+/** Returns whether the clock rules out steps: no new hold may be placed, or no expiry is certain. */
 const areStepsBlocked = ({ clock }: KeepApp) => clock.expiryBlocked() || clock.holdsBlocked() !== undefined;
 
-/** Checks every keep that is due. Returns what runs; nothing while the clock allows no holds. */
+/** Checks every keep that is due. Returns the running checks; none while the clock allows no holds. */
 export function checkKeeps(app: KeepApp): Promise<void>[] {
   const due: Promise<void>[] = [];
   if (areStepsBlocked(app)) return due;
@@ -101,7 +101,7 @@ export function nextKeep(app: KeepApp): number {
   }
 }
 
-/** One check of a keep at a time: callers share it. */
+/** Checks a keep. Only one check of a keep runs at a time; callers share it. */
 function check(app: KeepApp, id: string): Promise<void> {
   const running = app.keeps.checks.get(id);
   if (running) return running;
@@ -115,8 +115,8 @@ const leaseOf = (app: KeepApp, keep: Keep) => findResource(app.ledger.read, keep
 type End = { reason: KeepEnd; message: string | null };
 
 /**
- * Returns why a keep is over, by the rows and the time. An extension in doubt at the deadline may have moved it;
- * `lease/step.ts` finds that out.
+ * Returns why a keep is over, by the rows and the time. An extension in doubt at the deadline may have moved it; `lease/step.ts`
+ * resolves that.
  */
 function whyKeepIsOver(app: KeepApp, keep: Keep, row: Resource): End | undefined {
   const { read } = app.ledger;
@@ -149,7 +149,7 @@ function momentsOf({ extendSeconds }: Keep, { expiresAt }: Resource): { measureA
 function dueAt(app: KeepApp, keep: Keep): number {
   const row = leaseOf(app, keep);
   if (whyKeepIsOver(app, keep, row)) return 0;
-  // A step that is not decided, a machine that is not ready, a lease that is only reported on.
+  // The step is undecided, the machine is not ready, or the lease is only reported on.
   if (keep.operationId !== null || row.readyAt === null || row.quarantinedAt !== null) return Number.POSITIVE_INFINITY;
   const { measureAt, decideAt } = momentsOf(keep, row);
   const last = app.keeps.readings.get(keep.id);
@@ -206,7 +206,7 @@ async function buy(app: KeepApp, keep: Keep, row: Resource): Promise<void> {
       reason: 'lease_limit_exceeded',
       message: `The lease cannot last longer: ${row.purchasedSeconds} s are bought, and it ends at ${row.expiresAt}.`,
     });
-  // The step's number is what was bought before it, so that a step has the same key whenever it is tried.
+  // The step's number is the time bought before it, so that a step has the same key whenever it is tried.
   const idempotencyKey = `${keep.id}.${keep.boughtSeconds}`;
   const { walletId, requestId, tags } = keep;
   const order = { walletId, requestId, tags, route: KEEP_ROUTE, idempotencyKey, keepId: keep.id };
@@ -214,7 +214,7 @@ async function buy(app: KeepApp, keep: Keep, row: Resource): Promise<void> {
     await extendLease(app, { ...order, fingerprint: fingerprint(idempotencyKey), resource: row, additionalSeconds });
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
-    if (app.inFlight.isCutOff() || error.code === 'conflict') return; // It has changed meanwhile, and is checked again.
+    if (app.inFlight.isCutOff() || error.code === 'conflict') return; // It has changed in the meantime, and is checked again.
     const over = whyKeepIsOver(app, findKeep(app.ledger.read, keep.id) as Keep, leaseOf(app, keep));
     if (over) return end(app, keep, over);
     const isInDoubt = openOperations(app.ledger.read, walletId).some((it) => it.resourceId === row.id);
@@ -224,7 +224,7 @@ async function buy(app: KeepApp, keep: Keep, row: Resource): Promise<void> {
   }
 }
 
-/** Notes why the step that is due is not bought, and has it checked a little later; null: no step is due. */
+/** Notes why the due step is not bought, and schedules the next check soon; null: no step is due. */
 async function wait(app: KeepApp, keep: Keep, waiting: string | null): Promise<void> {
   const { cpu } = app.keeps.readings.get(keep.id) ?? {};
   app.keeps.readings.set(keep.id, { at: app.clock.now(), cpu });

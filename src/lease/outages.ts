@@ -1,12 +1,12 @@
 /** While a backend fails, one of its leases is tried this often, so that its return is noticed; the others back off. */
 const PROBE_SECONDS = 10;
-/** Shortest time between two wake-ups, and from the first failure: until then the back-off is short by itself. */
+/** Shortest time between two wake-ups, and from the first failure to the first wake-up: before that the back-off is short anyway. */
 const WAKE_APART_SECONDS = 10;
 /** A failure that lasts is logged again after this long. */
 const LOG_APART_SECONDS = 600;
 
 /**
- * What this process knows of backends that fail. A `place` is a backend, or the part of it that fails by itself (see
+ * The failing backends that this process knows of. A `place` is a backend, or the part of it that fails by itself (see
  * `Backend.partOf`). Times are Unix seconds.
  */
 export type Outages = {
@@ -31,10 +31,10 @@ type Outage = { failing: Set<string>; since: number; loggedAt: number; loggedCou
 
 export function createOutages(): Outages {
   const outages = new Map<string, Outage>();
-  /** When leases of a place were woken last. A place that is missing has not answered since the start. */
+  /** The time at which leases of a place were last woken. A missing place has not answered since the start. */
   const wokenAt = new Map<string, number>();
 
-  /** A lease fails nowhere any more. Returns the outages that this ends. */
+  /** Removes a lease from all places. Returns the outages that this ends. */
   function forget(id: string): [place: string, outage: Outage][] {
     const over = [...outages].filter(([, { failing }]) => failing.delete(id) && !failing.size);
     for (const [place] of over) outages.delete(place);

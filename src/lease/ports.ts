@@ -27,7 +27,7 @@ export type Ports = {
   connect(resourceId: string, port: number): Promise<Duplex>;
   /** The number of open connections. */
   count(): number;
-  /** Cuts all connections, and makes no more. */
+  /** Closes all connections, and opens no more. */
   close(): void;
 };
 
@@ -86,7 +86,7 @@ export function createPorts(app: PortsApp, enter: (resourceId: string, walletId:
       try {
         memory.take(CONNECTION_BYTES_MAX);
         const stream = await reach(id, port);
-        stream.on('error', () => {}); // Whoever uses it hears of its end.
+        stream.on('error', () => {}); // `close` follows.
         containConnection(stream, 'port');
         open.set(stream, id);
         stream.once('close', () => {

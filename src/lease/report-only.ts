@@ -4,13 +4,13 @@ import { beginEpoch, type ReportOnly, reportOnlyOf, setMachineHash, setReportOnl
 import { journalHead } from '../ledger/journal.ts';
 import { quarantinedResources, quarantineResources, releaseResources } from '../ledger/resource.ts';
 
-/** The reason given to anybody who wants to end a quarantined lease. */
+/** The reason why a quarantined lease is neither ended nor extended. */
 export const REPORT_ONLY = 'this installation only reports until the operator runs `purser resource reconcile --apply`';
 
 /**
- * Begins the report-only state: nothing is destroyed that these books may not own. After a restore, an accepted loss or
- * a move to another machine they may be a copy, and the machines production's (docs/decisions/0010). Live leases are
- * quarantined; later ones are certainly ours. A second reason does not replace the first.
+ * Begins the report-only state: no machine is destroyed that these books may not own. After a restore, an accepted loss or a move
+ * to another machine they may be a copy, and the machines production's (docs/decisions/0010). Live leases are quarantined; later
+ * ones are certainly ours. A second reason does not replace the first.
  */
 export function beginReportOnly(tx: Tx, reason: string, now: number): void {
   if (!reportOnlyOf(tx)) setReportOnly(tx, { since: now, reason });
@@ -34,7 +34,7 @@ export const beginNewEpoch = defineWrite(
 );
 
 type Machine = { machineHash: Buffer; isAnother: boolean; now: number };
-/** Records the machine on which this installation runs; on another than before it begins the report-only state. */
+/** Records the machine on which this installation runs; on a different machine than before, begins the report-only state. */
 export const recogniseMachine = defineWrite('installation.machine', (tx, { machineHash, isAnother, now }: Machine) => {
   setMachineHash(tx, machineHash);
   if (isAnother) beginReportOnly(tx, 'this is another machine than at the last start', now);

@@ -44,7 +44,7 @@ const TIGHTEN_COUNT = 4;
 const TIGHTEN_SECONDS = 2;
 /** Longest delay between two attempts of a step that keeps failing. */
 const BACK_OFF_SECONDS_MAX = 300;
-/** How often in a row a step fails until receivers are told: once may be nothing. */
+/** The number of consecutive failures of a step after which receivers get an event: a single failure may mean nothing. */
 const TROUBLE_COUNT = 3;
 
 /**
@@ -188,7 +188,7 @@ async function noteAnswer(app: LeaseApp, row: Resource): Promise<void> {
   app.wakeAt(now);
 }
 
-/** Names what fails and returns as one: the lease's backend, or the part of it that the machine depends on. */
+/** Names the unit that fails and returns as a whole: the lease's backend, or the part of it that the machine depends on. */
 function placeOf(app: LeaseApp, row: Resource): string {
   const configured = app.slots.configuredOf(row);
   const place = configured?.place ?? row.slot;
@@ -196,7 +196,7 @@ function placeOf(app: LeaseApp, row: Resource): string {
   return part === undefined ? place : `${place} ${part}`;
 }
 
-/** Returns the next transition: decided by the rows alone if possible, else by what the backend reports. */
+/** Returns the next transition: decided by the rows alone if possible, else by the backend's report. */
 async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition> {
   const backend = app.slots.backendOf(row);
   const end = whyToEnd(app, row);
@@ -208,7 +208,7 @@ async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition>
     const verdicts = await askForVerdicts(app, backend, row, settleSeconds);
     if (verdicts.length) return settleVerdicts(app, row, verdicts, { again: always });
   }
-  // Where nobody can look at the deadline, ending the lease would release an extension that may have taken place.
+  // Where the deadline cannot be read, ending the lease would release an extension that may have taken place.
   const isUnseen = end === 'lease_expired' && !canBeSeen && openExtensions(app, row).length > 0;
   if (end !== row.endWanted && !isUnseen)
     return { write: (ledger) => ledger.write(beginEnd, { id: row.id, time: timeOf(app) }), again: always };
@@ -261,7 +261,7 @@ const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resourc
 type Found = { backend: Backend; machines: Machine[] };
 /**
  * Returns the machines with the tag of a lease whose reference is not known: those of the backend that its row names, or
- * else of another of its slot. Throws when the former cannot be asked; one of the others that cannot holds up nobody.
+ * else of another of its slot. Throws when the former cannot be asked; failures of the others are ignored.
  */
 export async function findByTag(app: LeaseApp, named: Backend, { slot, tag }: Resource): Promise<Found> {
   const found: Found = { backend: named, machines: await named.find(tag) };
@@ -283,9 +283,9 @@ const findingOf = ({ state }: Machine): 'starting' | 'running' | 'ended' =>
   state === 'provisioning' ? 'starting' : state;
 
 /**
- * Counts the empty lists that prove an absence, including the one that was asked for at `askedAt` and answered `now`. List n + 1
- * counts only if it was asked for n × `apartSeconds` or more after the answer to the first: a late answer may describe the
- * moment of its question.
+ * Counts the empty lists that prove an absence, including the one that was requested at `askedAt` and answered `now`. List n + 1
+ * counts only if it was requested n × `apartSeconds` or more after the answer to the first: a late answer may describe the time of
+ * its request.
  */
 function countedAbsence(row: Resource, { absence }: Backend, askedAt: number, now: number): Absence {
   const absentSince = row.absentSince ?? now;
@@ -297,12 +297,12 @@ function countedAbsence(row: Resource, { absence }: Backend, askedAt: number, no
 
 const always = () => true;
 
-/** A change of the row alone. */
+/** Returns a transition that changes the row alone. */
 function change({ id }: Resource, values: ResourceChange): Transition {
   return { write: (ledger) => ledger.write(changeResource, { id, values }) };
 }
 
-/** Nothing was found, which proves nothing yet, so the search is repeated. Evidence decides, never a timer. */
+/** Counts an empty list, which proves nothing yet, so the search is repeated. Evidence decides, never a timer. */
 function countAbsence({ app, backend, row, absence }: Observed): Transition {
   return change(row, { ...absence, ...answeredAgain(row), dueAt: app.clock.now() + backend.absence.apartSeconds });
 }
@@ -323,7 +323,7 @@ async function adopt({ app, backend, row, machines }: Observed): Promise<Transit
   return { ...change(row, { ...values, dueAt: app.clock.now() }), announce: app.events.leaseAdopted, again: always };
 }
 
-/** The machine has ended by itself or by its provider, or has to end for what it did: begins to remove what is left of it. */
+/** Begins to remove a machine that has ended by itself or by its provider, or has to end because it exceeded a limit. */
 function beginEnding({ app, row, machines: [machine] }: Observed): Transition {
   const now = app.clock.now();
   const early = machine?.exceeded === 'disk' ? 'disk_exceeded' : 'provider_ended';
@@ -395,16 +395,16 @@ async function captureWhenReady(observed: Observed): Promise<Transition> {
 }
 
 /**
- * Has the backend end the machine when its paid time is over, and returns when that begins and ends. The call takes nothing of
- * what is paid for: where it takes long, it is repeated for a paid time that begins when its answer is expected
- * (docs/decisions/0066). Throws when the backend does not accept the deadline, or takes longer each time.
+ * Has the backend end the machine when its paid time is over, and returns when that time begins and ends. A slow call must not use
+ * up paid time: it is repeated for a start at which its answer is expected (docs/decisions/0066). Throws when the backend does not
+ * accept the deadline, or takes longer each time.
  */
 async function tighten(app: LeaseApp, backend: Backend, row: Resource) {
   let [last, longest] = [0, 0];
   for (let tries = TIGHTEN_COUNT; tries > 0; tries--) {
     const isLastTry = tries === 1;
     const askedAt = app.clock.now();
-    // No later than what the first deadline left room for: that was checked against the wallet's expiry and the offer's end.
+    // Never after `readyBy`, which was checked against the wallet's expiry and the offer's end.
     const readyAt = Math.min(askedAt + (isLastTry ? 2 * longest : last), row.readyBy);
     const expiresAt = readyAt + row.purchasedSeconds;
     const tightened = await backend.extend(row.ref as string, expiresAt);
@@ -435,8 +435,8 @@ function backOff({ app, row, error }: Observed): Transition {
 }
 
 /**
- * Schedules a retry of a failed step, for ever and with growing delays. A lease that backs off already and was not due was
- * stepped for a caller who waits: that attempt does not count.
+ * Schedules a retry of a failed step, without end and with growing delays. A step of a lease that backs off already and was not due
+ * was taken for a waiting caller: that attempt does not count.
  */
 function retryLater(app: LeaseApp, row: Resource, error: Error): Transition {
   const now = app.clock.now();
@@ -458,9 +458,7 @@ const noteFailedStep = defineWrite('lease.step_failed', (tx, { id, values, now }
   return failed;
 });
 
-/**
- * The machine may belong to another installation (docs/decisions/0010): reports the pending action and does nothing.
- */
+/** Reports the pending action and does nothing: the machine may belong to another installation (docs/decisions/0010). */
 function reportOnly(app: LeaseApp, row: Resource, end: EndReason | null): Transition {
   const lastError = end && `${end}: ${REPORT_ONLY}`;
   if (lastError && lastError !== row.lastError) app.events.leaseHeldBack(row, lastError);
@@ -539,7 +537,7 @@ function reasonToEnd({ now, isInDoubt }: Time, read: Reader, row: Resource): End
 }
 
 type BeginEnd = { id: string; time: Time };
-/** Notes why a lease has to end, if it still has to: while its backend was asked, the operator may have charged an extension. */
+/** Notes why a lease has to end, if it still has to: during the call to its backend, the operator may have charged an extension. */
 const beginEnd = defineWrite('lease.begin_end', (tx, { id, time }: BeginEnd) => {
   const current = findResource(tx, id) as Resource;
   const endWanted = current.endWanted ?? reasonToEnd(time, tx, current);
@@ -553,14 +551,14 @@ type EndLease = {
   abandoned: string | undefined;
   now: number;
 };
-/** Ends the row of a lease, and releases what it still holds. `abandoned` is why the operator did not wait for its backend. */
+/** Ends the row of a lease, and releases what it still holds. `abandoned` is the operator's reason for not waiting for its backend. */
 const endLease = defineWrite('lease.end', (tx, { row, reason, outcome, abandoned, now }: EndLease) => {
   const by = abandoned === undefined ? 'answer' : 'operator';
   const released: Operation[] = [];
   for (const { id } of openOperations(tx, row.walletId).filter((it) => it.resourceId === row.id))
     if (settle(tx, id, outcome, by, now).moved) released.push(findOperation(tx, id) as Operation);
   const { charge } = operationOf(tx, row.operationId);
-  // As it is now: while the machine was being ended, the operator may have charged an extension.
+  // Read again: while the machine was being ended, the operator may have charged an extension.
   const before = findResource(tx, row.id) as Resource;
   const ended = updateIfLive(tx, row.id, {
     status: reason === 'create_failed' ? 'failed' : 'stopped',

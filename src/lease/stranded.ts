@@ -10,9 +10,9 @@ function missedBy(resource: Resource, slots: Slots): string | undefined {
 }
 
 /**
- * Throws when a backend with live resources is missing from the configuration (design, section 7): nobody would end
- * them, and another backend would take a lease that it does not find for gone. The message names what is missing, which
- * resources need it, and the remedies. Makes no external calls.
+ * Throws when a backend with live resources is missing from the configuration (design, section 7): no step could end them, and
+ * another backend would count a lease that it does not find as gone. The message names what is missing, which resources need it,
+ * and the remedies. Makes no external calls.
  */
 export function refuseStranded(read: Reader, slots: Slots): void {
   const missing = new Map<string, string[]>();

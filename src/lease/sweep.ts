@@ -5,7 +5,7 @@ import type { LeaseApp } from './create.ts';
 
 /** Machines younger than this are spared: their rows may not have the reference yet. */
 const GRACE_SECONDS = 300;
-/** Limit per sweep: a mistake of ours must not empty a cluster. */
+/** Limit per sweep: a bug in Purser must not empty a cluster. */
 const KILL_COUNT_MAX = 10;
 
 type Orphan = Owned & { destroyed: boolean };
@@ -23,9 +23,9 @@ export const newPass = ({ report = false, showAll = false } = {}): Pass => ({
 });
 
 /**
- * Lists the backend's machines with this installation's tag and destroys those that no live row knows (design, section
- * 7): only machines older than a grace period, only a few per sweep, nothing if the list failed or is partial, and
- * nothing while the installation is in report-only mode. Strangers that the backend may end are treated the same.
+ * Lists the backend's machines with this installation's tag and destroys those that no live row knows (design, section 7): only
+ * machines older than a grace period, only a few per sweep, nothing if the list failed or is partial, and nothing while the
+ * installation is in report-only mode. Machines without the tag that the backend may end are treated the same.
  */
 export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: Pass): Promise<Orphan[]> {
   const prefix = tagPrefix(app.installationId);

@@ -3,8 +3,8 @@ import type { LeaseApp } from './create.ts';
 import { whyToEnd } from './step.ts';
 
 /**
- * Why a lease has ended or has to end; null while it lives. Paid time that is over is over for its tenant even while the
- * clock is in doubt and nothing is destroyed.
+ * Returns why a lease has ended or has to end; null while it lives. When paid time is over, it is over for its tenant even while
+ * the clock is in doubt and no machine is destroyed.
  */
 export function whyOver(app: LeaseApp, id: string): EndReason | null {
   const row = findResource(app.ledger.read, id) as Resource;
@@ -13,7 +13,7 @@ export function whyOver(app: LeaseApp, id: string): EndReason | null {
   return whyToEnd(app, row) ?? (isOver ? 'lease_expired' : null);
 }
 
-/** Says in plain words why a lease is not ready yet; undefined if it is, or if nobody knows. */
+/** Returns, in plain words, why a lease is not ready yet; undefined if it is, or if the reason is unknown. */
 export function whyProvisioning(
   { waitingFor }: Pick<LeaseApp, 'waitingFor'>,
   { id, status, attempts }: Resource,

@@ -29,9 +29,9 @@ export type BooksWatch = {
 };
 
 /**
- * Runs `purser ledger verify` on the books periodically, in a separate process: it reads for minutes, and needs the
- * memory only then. A new fault turns `readyz` red and stops service, as a broken chain does; an accepted one that is gone is
- * accepted no more.
+ * Runs `purser ledger verify` on the books periodically, in a separate process: it reads for minutes, and needs the memory only
+ * then. A new fault turns `readyz` red and stops service, as a broken chain does; an accepted fault that is gone is no longer
+ * accepted.
  */
 export function watchBooks(
   directory: string,
@@ -101,7 +101,7 @@ function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verdic
       said[name] += text;
     });
   return new Promise((resolve, reject) => {
-    child.on('error', reject); // One that was not started may be aborted, too.
+    child.on('error', reject); // A process that was not started may be aborted, too.
     child.once('spawn', () => {
       try {
         setPriority(child.pid as number, NICENESS);

@@ -24,7 +24,7 @@ import type { Reaped, ReaperApp } from './reaper.ts';
 const SWEEP_SECONDS = 60;
 /** Seconds that a chore waits for a backend. Work on one that hangs continues on its own and does not delay the others. */
 const WAIT_SECONDS = 15;
-/** Steps that an earlier pass waited for in vain. */
+/** Steps for which an earlier pass has waited to the time limit. */
 const hung = new WeakSet<object>();
 /** Backends whose last sweep has not ended yet. */
 const sweeping = new WeakSet<Backend>();
@@ -167,7 +167,7 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
   }
 }
 
-/** Polls the payment provider for what is due. If it hangs, the pass goes on without it. */
+/** Polls the payment provider for the sessions and lists that are due. If it hangs, the pass continues without it. */
 export async function pollPayments(app: ReaperApp, reaped: Reaped): Promise<void> {
   if (!app.paymentPoller || app.paymentPoller.nextDue() > app.clock.now()) return;
   const pass = await app.inFlight.waitFor(app.paymentPoller.pass(), PAYMENTS_WAIT_SECONDS);

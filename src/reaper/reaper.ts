@@ -30,10 +30,10 @@ export type ReaperApp = CloseApp &
       /** The time of the next sweep for orphans, Unix seconds. */
       sweepAt: number;
     };
-    /** Asks the payment provider, where one is configured. */
+    /** Polls the payment provider, where one is configured. */
     paymentPoller: PaymentPoller | undefined;
     keyring: Keyring;
-    /** By retired master key: the wallet up to which none needs it. */
+    /** The wallet up to which no wallet needs it, by retired master key. */
     keysWalked: Map<string, string>;
   };
 
@@ -155,7 +155,7 @@ export function createReaper(app: ReaperApp): Reaper {
       });
   }
 
-  /** During a pass the wake-up is kept for its end: two passes never run at once. */
+  /** Wakes the reaper at `at`. During a pass the wake-up is kept for its end: two passes never run at once. */
   function wakeAt(at: number) {
     if (running) wanted = Math.min(wanted ?? at, at);
     else sleepUntil(at);

@@ -6,7 +6,7 @@ import type { Client } from './clients.ts';
 import { createOutlet } from './outlet.ts';
 import { discardRest, flow } from './session.ts';
 
-/** The names of loopback: all that a client may be connected to is its own resource. */
+/** The names of loopback: a client may be connected only to its own resource. */
 const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost']);
 
 /** A channel that a client wants to open to an address (`ssh -L`, `-W`; RFC 4254, section 7.2). */
@@ -43,7 +43,7 @@ export async function forward(
     await flow(inside, createOutlet(channel, client.socket, leaving.signal).out, () => {});
     channel.end();
   } catch {
-    containCall(() => channel.close(), client.broken); // One of them has gone.
+    containCall(() => channel.close(), client.broken); // One of the two sides has gone.
   } finally {
     client.gone.removeEventListener('abort', leave);
     discardRest(channel);

@@ -11,9 +11,9 @@ export type Outlet = {
 };
 
 /**
- * Writes to a client one chunk at a time and no faster than it reads. ssh2 itself observes only the channel window, which
- * the client may open as wide as it likes, and never the socket's buffer. A client that takes all at once, or asks for what
- * needs no machine, leaves others their turn.
+ * Writes to a client one chunk at a time and no faster than it reads. ssh2 itself observes only the channel window, which the
+ * client may open as wide as it likes, and never the socket's buffer. Other clients get their turn beside one that reads everything
+ * at once, or that sends requests which need no machine.
  */
 export function createOutlet(channel: ServerChannel, socket: Socket, gone: AbortSignal): Outlet {
   let last: Promise<void> = Promise.resolve();

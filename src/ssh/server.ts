@@ -103,7 +103,7 @@ export async function openSshServer(
         const connect = (port: number) => app.ports.connect(client.resourceId as string, port);
         void forward(connect, client, { host: to, port, accept, reject }).catch(client.broken);
       });
-      // Forwarding of every other kind: to the client, of sockets.
+      // All other kinds of forwarding: to the client, of sockets.
       connection.on('openssh.streamlocal', (_accept, reject) => reject());
       connection.on('request', (_accept, reject) => reject?.());
     });
@@ -156,7 +156,7 @@ function createHost(app: SshApp, idleMilliseconds: number): Host {
       if (!found || !backend || found.resource.ref === null) throw new Error(NOT_RUNNING);
       const { id, ref } = found.resource;
       return backend.inside.session(ref, order).catch(async (error) => {
-        await checkAfterFailure(app, id); // The client is told by `over` if its machine is gone.
+        await checkAfterFailure(app, id); // If its machine is gone, `over` tells the client.
         throw error;
       });
     },
@@ -165,7 +165,7 @@ function createHost(app: SshApp, idleMilliseconds: number): Host {
   };
 }
 
-/** Says why a lease cannot be used, which mostly is that it is over; undefined while it can. */
+/** Returns why a lease cannot be used, mostly that it is over; undefined while it can. */
 function whyInaccessible(app: SshApp, resourceId: string): string | undefined {
   if (accessible(app, resourceId)) return undefined;
   const reason = whyOver(app, resourceId);

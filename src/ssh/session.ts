@@ -16,20 +16,20 @@ import { MalformedPacket } from './sftp-wire.ts';
 
 /** Time limit for the sftp script to end after its input has; one that hangs is killed. */
 const EXIT_MILLISECONDS = 5000;
-/** A client may change the size of its window at every pixel: of the sizes within this time the machine hears the last. */
+/** A client may change the size of its window at every pixel: of the sizes within this time, only the last is sent to the machine. */
 const RESIZE_MILLISECONDS = 100;
 /** The signals that kill the session; a client's other signals are ignored. */
 const KILLING = ['TERM', 'KILL', 'INT', 'HUP', 'QUIT'];
 
 /** Errors caused by the client or its machine; they are reported to the client and not to the operator. */
 const CLIENT_ERRORS = [SftpFault, MalformedPacket, InsideLost];
-/** No session could be opened. The cause is for the operator only, as it describes what is behind the gateway. */
+/** No session could be opened. The cause is for the operator only, as it describes the backend. */
 class Unopened extends Error {}
 
 export type Host = {
   /** Opens a session in the client's resource. Throws when that fails. */
   open(client: Client, order: SessionOrder): Promise<Session>;
-  /** Says that the client's lease is over and why; undefined while it can be used. */
+  /** Returns a message that the client's lease is over, with the reason; undefined while it can be used. */
   over(client: Client): string | undefined;
   /** Reports to the operator that a session of a lease that can be used could not be opened or broke off. */
   failed(client: Client, error: unknown): void;
@@ -56,7 +56,7 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
   let wanted: { columns: number; rows: number } | undefined;
   let resized: NodeJS.Timeout | undefined;
 
-  /** Passes on the size that is wanted, and the next one a moment later. */
+  /** Passes on the wanted size, and the next one a moment later. */
   function resize() {
     if (resized || !wanted) return;
     live?.resize(wanted.columns, wanted.rows);
@@ -90,14 +90,14 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
   });
   session.on('signal', (accept, _reject, { name }) => {
     if (live && !isKilled && KILLING.includes(name)) {
-      isKilled = true; // Each time would be a command of its own in the machine.
+      isKilled = true; // A second kill would be another command in the machine.
       live.kill();
     }
     accept?.();
   });
   for (const kind of ['env', 'x11', 'auth-agent'] as const) session.on(kind as 'env', (_accept, reject) => reject?.());
 
-  /** Runs a session to its end. Whatever the end is, nothing of it is left running in the machine. */
+  /** Runs a session to its end. However it ends, no process of it remains in the machine. */
   async function run(channel: ServerChannel, order: SessionOrder, serve: typeof join): Promise<void> {
     const outlet = createOutlet(channel, client.socket, signal);
     const idle = setTimeout(() => {
@@ -116,7 +116,7 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
       channel.end();
     } catch (thrown) {
       const error = thrown as Error;
-      live?.kill(); // Nothing keeps running when its client is gone.
+      live?.kill(); // No process of the session outlives its client.
       if (signal.aborted) return;
       const isClientError = CLIENT_ERRORS.some((kind) => error instanceof kind);
       const over = isClientError ? undefined : host.over(client);
@@ -131,7 +131,7 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
       forgetOnceClosed(client, channel);
     }
   }
-  /** `channel` is undefined when the client wants no reply, or has a channel on this session already. */
+  /** Begins the session. `channel` is undefined when the client wants no reply, or has a channel on this session already. */
   function begin(channel: ServerChannel | undefined, order: SessionOrder, serve: typeof join) {
     if (!channel) return;
     for (const it of [channel, channel.stderr]) contain(it, client.broken);
@@ -153,8 +153,8 @@ function forgetOnceClosed({ channels }: Client, channel: ServerChannel): void {
 }
 
 /**
- * Drops what a client still sends on a channel that is over. Nobody reads it any more, and ssh2 takes it as long as the client
- * has not closed the channel, which it need not do.
+ * Drops further data of a client on a channel that is over. It has no reader any more, and ssh2 accepts data until the client
+ * closes the channel, which it need not do.
  */
 export function discardRest(channel: ServerChannel): void {
   channel.unpipe();
@@ -186,7 +186,7 @@ async function join({ host, client, channel, inside, outlet, signal, active }: E
   const [end] = await unless(signal, Promise.all([inside.ended, ...flows]));
   const over = host.over(client); // Its machine may have ended the command by ending itself.
   if (over !== undefined) await outlet.err(Buffer.from(`purser: ${over}\n`));
-  // Not the protocol's own message of a signal: engines tell nothing but a code, and `ssh` would make it 255.
+  // The protocol's own message for a signal is not used: engines report only a code, and `ssh` would turn the message into 255.
   channel.exit('code' in end ? end.code : codeOfSignal(end.signal));
 }
 
@@ -224,7 +224,7 @@ export function flow(source: Readable, put: (bytes: Buffer) => Promise<void>, ac
 
 /** Awaits a promise, but throws the signal's reason as soon as it is aborted. */
 async function unless<T>(signal: AbortSignal, wanted: Promise<T>): Promise<T> {
-  wanted.catch(() => {}); // It may reject when nobody waits for it any more.
+  wanted.catch(() => {}); // It may reject after the wait has ended.
   signal.throwIfAborted();
   const aborted = Promise.withResolvers<never>();
   const abort = () => aborted.reject(signal.reason);
