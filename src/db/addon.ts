@@ -41,6 +41,6 @@ function isIntact(file: string, hash: string): boolean {
   try {
     return createHash('sha256').update(readFileSync(file)).digest('hex') === hash;
   } catch {
-    return false; // Missing, or not ours to read.
+    return false; // Missing, or not readable by this user.
   }
 }

@@ -28,7 +28,7 @@ import {
 
 /**
  * The tables whose rows carry a checksum (column `seal`) over the table's name and columns, to detect bits flipped by a
- * disk or memory (docs/decisions/0013). It is no signature: anybody who can write the file can compute it. Journal
+ * disk or memory (docs/decisions/0013). It is no signature: any program that can write the file can compute it. Journal
  * entries have their hash chain instead.
  */
 const CHECKED_TABLES = [
@@ -100,7 +100,7 @@ const SHAPES = new Map<CheckedTable, Shape>(
   }),
 );
 
-/** Returns the text before a column's value. A declaration, since the shapes above are made with it as the module loads. */
+/** Returns the text before a column's value. It is a declaration, since the shapes above use it while the module loads. */
 function labelOf(column: string): string {
   return `\n${column} `;
 }

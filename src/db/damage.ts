@@ -9,8 +9,8 @@ import * as schema from './schema.ts';
 const FAULT_COUNT_MAX = 100;
 
 /**
- * Reports what SQLite's integrity check finds (pages, indexes against their tables, CHECKs), rows that are gone though others
- * refer to them, and what `findChangedSchema` does.
+ * Reports the findings of SQLite's integrity check (pages, indexes against their tables, CHECKs), missing rows that others refer
+ * to, and the findings of `findChangedSchema`.
  */
 export function findDamage(client: Client, fault: (text: string) => void): void {
   for (const found of client.prepare(`pragma integrity_check(${FAULT_COUNT_MAX})`).pluck().iterate())
@@ -21,7 +21,7 @@ export function findDamage(client: Client, fault: (text: string) => void): void 
 
 type Broken = { table: string; rowid: bigint; parent: string; fkid: bigint };
 
-/** Reports each row that others refer to and that is not there, once. */
+/** Reports each missing row that others refer to, once. */
 function findMissingParents(client: Client, fault: (text: string) => void): void {
   const column = client.prepare('select "from" from pragma_foreign_key_list(?) where id = ?').pluck();
   const missing = new Map<string, { by: string; rows: number }>();
@@ -41,7 +41,7 @@ function findMissingParents(client: Client, fault: (text: string) => void): void
 
 type SchemaObject = { type: string; name: string; table: string };
 
-/** Returns the objects of a schema that are not of `known`, without what SQLite makes by itself. */
+/** Returns the objects of a schema that are not in `known`, without those that SQLite makes by itself. */
 function foreignObjects(client: Client, known: Schema): SchemaObject[] {
   const rows = client
     .prepare('select type, name, tbl_name as "table" from sqlite_schema where sql is not null')
@@ -73,7 +73,7 @@ export function findForeignObject(client: Client, pending: readonly Migration[])
   return first && `the ${first.type} ${first.name}`;
 }
 
-/** Deletes the tables and views that are not ours, with what is on them. */
+/** Deletes the tables and views that are not ours, with their indexes and triggers. */
 export function dropForeignTables(client: Client): void {
   const known = knownSchema();
   for (const { type, name } of foreignObjects(client, known))
@@ -81,7 +81,7 @@ export function dropForeignTables(client: Client): void {
 }
 
 /**
- * Returns which of our tables or columns is not there, if any. Whatever needs it would fail in the middle of its work, so no
+ * Returns a table or column of ours that is missing, if any. Code that needs it would fail in the middle of its work, so no
  * accepted loss makes up for it.
  */
 export function missingPart(client: Client): string | undefined {

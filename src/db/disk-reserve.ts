@@ -33,7 +33,7 @@ const RETRY_SECONDS = 5;
 export type DiskReserve = {
   /** Returns why no new work may be started, or undefined. */
   shortage(): string | undefined;
-  /** Returns for how many seconds the last `shortage` has been known; undefined where there is none. */
+  /** Returns for how many seconds the last `shortage` has been known; undefined if there is none. */
   shortSeconds(): number | undefined;
   /** Frees the reserve after a write found the disk full. Returns false when it is already used up. */
   release(): boolean;
@@ -46,7 +46,7 @@ export type DiskReserve = {
 };
 
 export type DiskReserveEvents = {
-  /** No new work is started any more, for this reason. */
+  /** Reports that no new work is started any more, and the reason. */
   diskLow(reason: string): void;
   diskEnough(freeBytes: number): void;
   reserveMade(bytes: number): void;
@@ -60,7 +60,7 @@ export function reserveOn(diskBytes: number): number {
   return Math.min(RESERVE_BYTES_MAX, Math.max(SLICE_BYTES, part));
 }
 
-/** Returns what is free on the disk of a directory, and the size of the reserve on it, in bytes. */
+/** Returns the free space on the disk of a directory, and the size of the reserve on it, in bytes. */
 function spaceOf(directory: string): { free: number; reserve: number } {
   const { bavail, bsize, blocks } = statfsSync(directory);
   return { free: bavail * bsize, reserve: reserveOn(blocks * bsize) };
@@ -97,7 +97,7 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
   function shortage(): string | undefined {
     const at = performance.now();
     if (seen && at - seen.at < CHECK_VALID_MILLISECONDS) return seen.shortage;
-    const wasShort = shortSince !== undefined; // Not by `seen`, which is forgotten whenever the disk must be looked at anew.
+    const wasShort = shortSince !== undefined; // Does not use `seen`: that is cleared whenever the disk must be checked again.
     seen = { at, shortage: check() };
     shortSince = seen.shortage === undefined ? undefined : (shortSince ?? at);
     if (seen.shortage && !wasShort) {

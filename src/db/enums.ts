@@ -1,4 +1,7 @@
-/** The values of the columns that have a list of them. Nothing is imported here: what reads settings needs some, but no database. */
+/**
+ * The values of the columns that have a list of them. This file imports nothing, because the code that reads settings needs some of
+ * them, but no database.
+ */
 
 export const KEY_KINDS = ['account', 'operator'] as const;
 /** `link` is a one-time link, which becomes a session of the operator. */
@@ -23,7 +26,7 @@ export const CHANGE_KINDS = ['raise', 'lower', 'extend', 'refill'] as const;
 export const OPERATION_KINDS = ['chat', 'compute_create', 'compute_extend'] as const;
 export const OPERATION_STATES = ['reserved', 'uncertain', 'settled'] as const;
 export const OPERATION_OUTCOMES = ['charged', 'released'] as const;
-/** The source of an outcome: the answer to its call, its clients that went away and ended the call, the policy, or the operator. */
+/** The source of an outcome: the answer to the call, the cancellation of the call when its clients left, the policy, or the operator. */
 export const SETTLED_BY = ['answer', 'cancelled', 'policy', 'operator'] as const;
 export const RESOURCE_STATUSES = ['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown'] as const;
 export const END_REASONS = [
@@ -35,12 +38,12 @@ export const END_REASONS = [
   'disk_exceeded',
 ] as const;
 /**
- * Where a machine's processor time can be read: its control group, or its own processes one by one; `none` where neither
- * can be told from what else runs on the host.
+ * The source of a machine's processor time: its control group, or its own processes one by one; `none` where neither can be told
+ * apart from the rest of the host.
  */
 export const CPU_SOURCES = ['cgroup', 'processes', 'none'] as const;
 
-/** Everything that Purser tells to receivers (docs/events.md). */
+/** The types of events for receivers (docs/events.md). */
 export const EVENT_TYPES = [
   'wallet.threshold',
   'wallet.closed',

@@ -11,7 +11,7 @@ export type Reader = Pick<Drizzle, 'select'>;
 /** A handle for use inside a write. Only the writer creates one, so having it is the proof. Every Tx is a Reader. */
 export type Tx = Reader & Pick<Drizzle, 'insert' | 'update' | 'delete'> & { readonly [writing]: true };
 
-/** A drizzle database without a file: what it prepares is compiled, and then made for each database that is opened. */
+/** A drizzle database without a file: its prepared queries are compiled, and then instantiated for each open database. */
 const withoutFile = drizzle({ prepare: () => undefined } as unknown as Client);
 
 /** The methods of drizzle's prepared queries that statements have here. */

@@ -7,7 +7,7 @@ import { knownMigrations, migrate } from './migrate.ts';
 /** The SQL of every table, index and trigger, by its type and name. */
 export type Schema = ReadonlyMap<string, string>;
 
-/** Returns the schema that `client` has, without what SQLite makes by itself. */
+/** Returns the schema of `client`, without the objects that SQLite makes by itself. */
 export function schemaOf(client: Client): Schema {
   const rows = client.prepare('select type, name, sql from sqlite_schema where sql is not null').all() as {
     type: string;
@@ -19,13 +19,13 @@ export function schemaOf(client: Client): Schema {
 
 let known: Schema | undefined;
 
-/** Returns the schema that all migrations make: in the executable as the build made it, which saves each start some 30 ms. */
+/** Returns the schema that all migrations make. In the executable it was computed by the build, which saves each start some 30 ms. */
 export function knownSchema(): Schema {
   known ??= sea.isSea() ? new Map(JSON.parse(assetText('schema.json')) as [string, string][]) : migratedSchema();
   return known;
 }
 
-/** Runs migrations in memory, all unless told which, and returns the schema that they make. */
+/** Runs migrations in memory, by default all, and returns the schema that they make. */
 export function migratedSchema(migrations = knownMigrations()): Schema {
   const client = connect(':memory:');
   try {

@@ -9,8 +9,8 @@ const WAIT_MILLISECONDS = 5000;
 const TRY_MILLISECONDS = 50;
 
 /**
- * A server's longer wait for the lock. A command may be waiting for a backend that hangs, and nobody may be there to
- * start the server again.
+ * A server's longer wait for the lock. A command may be waiting for a backend that hangs, and the server may not be restarted by
+ * hand.
  */
 export type Patience = {
   milliseconds: number;
@@ -61,7 +61,7 @@ export async function takeLock(file: string, who: string, patience?: Patience): 
   }
 }
 
-/** Records who holds the lock. Failing to write is harmless: the lock itself does not depend on it. */
+/** Records the holder of the lock. Failing to write is harmless: the lock itself does not depend on it. */
 function name(file: string, who: string): void {
   try {
     writeFileSync(`${file}.holder`, who, { mode: 0o600 });

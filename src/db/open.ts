@@ -18,7 +18,10 @@ const WAL_BYTES_KEPT = 64 * 1024 * 1024;
  * write-back costs two more fsyncs, for which all writes wait: at SQLite's 1,000 pages, five times a second under load.
  */
 const LOG_PAGES = 4000;
-/** The same on a small disk, whose reserve for settlements is small, too: what a write-back adds to the file has to fit it. */
+/**
+ * The same on a small disk. Its reserve for settlements is small as well, and the growth of the file by a write-back has to fit in
+ * it.
+ */
 const LOG_PAGES_SMALL = 1000;
 /**
  * SQLite's own page cache in KiB; the operating system caches the rest of the file. More would cost more than it saves: a
@@ -29,7 +32,7 @@ const PAGE_CACHE_KIB = 4 * 1024;
 export type Database = {
   client: Client.Database;
   read: Reader;
-  /** Passed on only by the writer (docs/decisions/0002). */
+  /** Only the writer passes it on (docs/decisions/0002). */
   tx: Tx;
 };
 
@@ -40,10 +43,10 @@ type OpenOptions = {
 };
 
 /**
- * Opens the one SQLite file with WAL, synchronous=FULL, foreign keys and safe integers. With `migrate`, a missing file is
- * created, and before an older one is migrated a verified copy is saved beside it (`<file>.before-<migration>`), which
- * `migrated` is told. Throws when the file is missing (without `migrate`, or beside a log of its own), newer than this
- * program, damaged, or not durable.
+ * Opens the one SQLite file with WAL, synchronous=FULL, foreign keys and safe integers. With `migrate`, a missing file is created,
+ * and before an older one is migrated a verified copy is saved beside it (`<file>.before-<migration>`), whose path is passed to
+ * `migrated`. Throws when the file is missing (without `migrate`, or beside a log of its own), newer than this program, damaged, or
+ * not durable.
  */
 export function openDatabase(file: string, options: OpenOptions): Database {
   const client = connectTo(file, options);
@@ -97,8 +100,8 @@ function connectTo(file: string, options: OpenOptions): Client.Database {
 }
 
 /**
- * Opens the file to be read beside the thread that writes it. `renew` ends the state of this turn of the event loop, so that
- * what comes next is read as it is now. Throws as `openDatabase` does.
+ * Opens the file for reading beside the thread that writes it. `renew` ends the snapshot of this turn of the event loop, so that
+ * the next reads see the current rows. Throws as `openDatabase` does.
  */
 export function openReader(file: string): Pick<Database, 'client' | 'read'> & { renew(): void } {
   const client = connectTo(file, { migrate: false, readonly: true });

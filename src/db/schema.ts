@@ -31,7 +31,7 @@ import {
   WALLET_STATUSES,
 } from './enums.ts';
 
-/** A whole number of nano-dollars. Only Nanos goes in, only Nanos comes out. */
+/** A whole number of nano-dollars, as Nanos on both sides. */
 export const nanos = customType<{ data: Nanos; driverData: bigint }>({
   dataType: () => 'integer',
   fromDriver: Nanos,
@@ -73,12 +73,12 @@ export const installation = sqliteTable(
     masterKeyId: text('master_key_id').notNull(),
     frozenAt: count('frozen_at'),
     freezeReason: text('freeze_reason'),
-    /** Since when, and why, existing leases are only reported and none is ended (docs/decisions/0010). */
+    /** When and why the report-only state began, in which no lease is ended (docs/decisions/0010). */
     reportOnlySince: count('report_only_since'),
     reportOnlyReason: text('report_only_reason'),
     /** Hash of the machine of the last start; null until one was known. */
     machineHash: hash('machine_hash'),
-    /** Number of commits that moved no money: with the journal's head it tells every commit from the one before it. */
+    /** Number of commits that moved no money: together with the journal's head it distinguishes every commit from the one before it. */
     quietCommits: count('quiet_commits').notNull(),
     seal: seal(),
   },
@@ -99,7 +99,7 @@ export const masterKeys = sqliteTable('master_key', {
   seal: seal(),
 });
 
-/** Epochs: each begins a part of the journal, with no promise about what came before it. */
+/** Epochs: each begins a part of the journal, without a guarantee for earlier entries. */
 export const epochs = sqliteTable('epoch', {
   number: count().primaryKey(),
   afterSeq: count('after_seq').notNull(),
@@ -122,7 +122,7 @@ export const accounts = sqliteTable(
     owedCents: count('owed_cents').notNull(),
     createdAt: count('created_at').notNull(),
     suspendedAt: count('suspended_at'),
-    /** Since when a payment of this account is disputed and undecided: no new wallets. */
+    /** When a payment of this account was disputed, while that is undecided: no new wallets. */
     disputedAt: count('disputed_at'),
     seal: seal(),
   },
@@ -183,13 +183,13 @@ export const browserSessions = sqliteTable(
   {
     id: text().primaryKey(),
     kind: text({ enum: SESSION_KINDS }).notNull(),
-    /** Whose session it is; null for the operator's. */
+    /** The account of the session; null for the operator's. */
     accountId: text('account_id').references(() => accounts.id),
     /** The account key that opened it: the session ends with the key. */
     keyId: text('key_id').references(() => keys.id),
     tokenHash: hash('token_hash').notNull(),
     createdAt: count('created_at').notNull(),
-    /** The end that no use puts off. */
+    /** The end of the session, which no use postpones. */
     expiresAt: count('expires_at').notNull(),
     lastUsedAt: count('last_used_at').notNull(),
     seal: seal(),
@@ -234,7 +234,7 @@ export const fundings = sqliteTable(
   ],
 );
 
-/** Hosted checkouts. The row is written before the payment provider hears of it; its amount is what is credited. */
+/** Hosted checkouts. The row is written before the request to the payment provider; its amount is the amount credited. */
 export const checkouts = sqliteTable(
   'checkout',
   {
@@ -312,7 +312,7 @@ export const reversals = sqliteTable(
   ],
 );
 
-/** Relevant events of the payment provider, each processed once. Their content is not kept. */
+/** Relevant events of the payment provider, each processed once. Their content is not stored. */
 export const paymentEvents = sqliteTable('payment_event', {
   id: text().primaryKey(),
   type: text().notNull(),
@@ -322,7 +322,7 @@ export const paymentEvents = sqliteTable('payment_event', {
   seal: seal(),
 });
 
-/** One row: how far the provider's event list has been read, in Unix seconds. */
+/** The position up to which the provider's event list has been read, in Unix seconds. One row. */
 export const paymentFeed = sqliteTable(
   'payment_feed',
   {
@@ -345,7 +345,7 @@ export const wallets = sqliteTable(
     status: text({ enum: WALLET_STATUSES }).notNull(),
     budget: nanos('budget_nanos').notNull(),
     held: nanos('held_nanos').notNull(),
-    /** Charges of its own operations, and all that its closed children have spent. */
+    /** The charges of its own operations, and everything that its closed children have spent. */
     spent: nanos('spent_nanos').notNull(),
     returnedCents: count('returned_cents'),
     masterKeyId: text('master_key_id')
@@ -359,7 +359,7 @@ export const wallets = sqliteTable(
     createdAt: count('created_at').notNull(),
     expiresAt: count('expires_at'),
     closeReason: text('close_reason', { enum: CLOSE_REASONS }),
-    /** Since when it spends nothing more; null while it is active, and where it began to close before this was noted. */
+    /** When it stopped spending; null while it is active, and in rows that began to close before this column existed. */
     closingSince: count('closing_since'),
     closedAt: count('closed_at'),
     cleanupAttempts: count('cleanup_attempts').notNull(),
@@ -368,17 +368,20 @@ export const wallets = sqliteTable(
     parentId: text('parent_id').references((): AnySQLiteColumn => wallets.id),
     /** The budgets of its open children. */
     delegated: nanos('delegated_nanos').notNull().default(sql`0`),
-    /** Since when, and why, it takes no new holds (design, section 13). */
+    /** When and why it was frozen: no new holds (design, section 13). */
     frozenAt: count('frozen_at'),
     freezeReason: text('freeze_reason'),
     /** The refill, as JSON, and the boundary at which it happens next, Unix seconds. */
     refill: text(),
     refillAt: count('refill_at'),
-    /** What it had spent when the current budget period began: at its last refill, or 0. */
+    /** The spending when the current budget period began: at its last refill, or 0. */
     periodSpent: nanos('period_spent_nanos').notNull().default(sql`0`),
-    /** What it has spent when the next `wallet.threshold` is reached; null when none is left in this period. */
+    /** The spending at which the next `wallet.threshold` is reached; null when none is left in this period. */
     nextThreshold: nanos('next_threshold_nanos'),
-    /** Its operations, and the answers that were stored as one settled: counted here, since a chat writes this row anyway. */
+    /**
+     * The number of its operations, and of answers that were stored as one settled: counted here, since a chat writes this row
+     * anyway.
+     */
     operationCount: count('operation_count').notNull().default(sql`0`),
     answerCount: count('answer_count').notNull().default(sql`0`),
     seal: seal(),
@@ -409,7 +412,7 @@ export const wallets = sqliteTable(
   ],
 );
 
-/** What was changed of an open wallet: its budget, by a movement of the journal with this id as its cause, or its expiry. */
+/** Changes of open wallets: of the budget, by a movement of the journal with this id as its cause, or of the expiry. */
 export const walletChanges = sqliteTable(
   'wallet_change',
   {
@@ -423,8 +426,8 @@ export const walletChanges = sqliteTable(
     /** For an extension: the expiry afterwards, Unix seconds. */
     expiresAt: count('expires_at'),
     /**
-     * For a refill: the local date of its boundary, with rhythm and zone where another boundary of that date came before. One
-     * refill a wallet and period.
+     * For a refill: the local date of its boundary, with rhythm and zone if another boundary of that date came before. A wallet
+     * gets one refill a period.
      */
     period: text(),
     idempotencyKey: text('idempotency_key'),
@@ -482,7 +485,7 @@ export const operations = sqliteTable(
       .notNull()
       .references(() => wallets.id),
     kind: text({ enum: OPERATION_KINDS }).notNull(),
-    /** The path below /v1: with the wallet and the key, the scope of idempotency (design 2.7). */
+    /** The path below /v1: together with the wallet and the key, the scope of idempotency (design 2.7). */
     route: text().notNull(),
     idempotencyKey: text('idempotency_key').notNull(),
     fingerprint: hash('fingerprint').notNull(),
@@ -511,7 +514,7 @@ export const operations = sqliteTable(
      * resource.
      */
     answeredAt: count('answered_at'),
-    /** What the caller named it by: a JSON object of strings, or null. */
+    /** The caller's tags: a JSON object of strings, or null. */
     tags: text(),
     seal: seal(),
   },
@@ -566,7 +569,7 @@ export const learnedBounds = sqliteTable(
     /** Thousandths of the bound by those settings, and when such a factor was last seen. */
     permille: count().notNull(),
     factorAt: count('factor_at'),
-    /** Tokens that the server adds to each prompt, and when so many were last seen. Null in rows of earlier versions. */
+    /** Tokens that the server adds to each prompt, and when this number was last seen. Null in rows of earlier versions. */
     overheadTokens: count('overhead_tokens'),
     overheadAt: count('overhead_at'),
     /** The longest prompt counted, if above the configured context length; else 0. */
@@ -626,9 +629,9 @@ export const resources = sqliteTable(
     /** Number of consecutive lists without it, and the time of the first. */
     absentCount: count('absent_count').notNull(),
     absentSince: count('absent_since'),
-    /** Set when the operator abandoned it: nobody confirmed that its machine is gone. */
+    /** The operator's reason for abandoning it: its machine is not confirmed as gone. */
     abandonedReason: text('abandoned_reason'),
-    /** Since when its machine may belong to another installation, so nothing is done to it (docs/decisions/0010). */
+    /** When it was quarantined: its machine may belong to another installation, so it is left alone (docs/decisions/0010). */
     quarantinedAt: count('questioned_at'),
     seal: seal(),
   },
@@ -648,8 +651,8 @@ export const resources = sqliteTable(
 );
 
 /**
- * What an agent asked for by `POST /v1/compute/keep`: to extend a lease by short steps while its machine is busy
- * (docs/decisions/0057). At most one of a lease has not ended; earlier ones stay.
+ * Orders by `POST /v1/compute/keep`: to extend a lease by short steps while its machine is busy (docs/decisions/0057). At most one
+ * of a lease has not ended; earlier ones stay.
  */
 export const keeps = sqliteTable(
   'keep',
@@ -664,18 +667,18 @@ export const keeps = sqliteTable(
     idempotencyKey: text('idempotency_key').notNull(),
     fingerprint: hash('fingerprint').notNull(),
     requestId: text('request_id').notNull(),
-    /** JSON: those of the request, for each operation of it. */
+    /** The tags of the request as JSON, for each of its operations. */
     tags: text(),
-    /** Length of a step, and the most that all steps may buy together. */
+    /** The length of a step, and the most that all steps may buy together. */
     extendSeconds: count('extend_seconds').notNull(),
     maxSeconds: count('max_seconds').notNull(),
-    /** What its charged operations have bought. */
+    /** The seconds that its charged operations have bought. */
     boughtSeconds: count('bought_seconds').notNull(),
-    /** The step that is being bought, from its hold until it is known to be charged. No other is begun meanwhile. */
+    /** The step that is being bought, from its hold until it is known to be charged. No other step begins before that. */
     operationId: text('operation_id').references(() => operations.id),
-    /** Where the machine's processor time was last read; null before the first time. */
+    /** The source of the machine's last processor time; null before the first reading. */
     cpuSource: text('cpu_source', { enum: CPU_SOURCES }),
-    /** Why the step that is due is not bought yet: `idle`, or the code of a refusal that may pass. */
+    /** The reason why the due step is not bought yet: `idle`, or the code of a refusal that may pass. */
     waiting: text(),
     createdAt: count('created_at').notNull(),
     endedAt: count('ended_at'),
@@ -703,7 +706,7 @@ export const events = sqliteTable(
     seq: count().primaryKey(),
     id: text().notNull(),
     type: text({ enum: EVENT_TYPES }).notNull(),
-    /** What it is about: a wallet, an account, `upstream:` and its name, or a part of the installation. */
+    /** The subject: a wallet, an account, `upstream:` and its name, or a part of the installation. */
     subject: text().notNull(),
     /** JSON. */
     data: text().notNull(),
@@ -728,11 +731,11 @@ export const deliveries = sqliteTable(
     /** The name of the receiver in the configuration. */
     receiver: text().notNull(),
     subject: text().notNull(),
-    /** When it was written, or asked for again: what could not be delivered for 3 days is given up. */
+    /** The time when it was written, or last resent: a delivery that fails for 3 days is given up. */
     queuedAt: count('queued_at').notNull(),
     deliveredAt: count('delivered_at'),
     gaveUpAt: count('gave_up_at'),
-    /** The time of the next attempt; the number of attempts that failed, and the last error. */
+    /** The time of the next attempt; the number of failed attempts, and the last error. */
     dueAt: count('due_at').notNull(),
     attempts: count().notNull(),
     lastError: text('last_error'),
@@ -770,8 +773,8 @@ export const entries = sqliteTable(
 );
 
 /**
- * The rows that were added to each table, less those that were deleted (src/db/tally.ts): a row that is gone is missed. Triggers
- * count what is added; of `answer` only what wallets do not count.
+ * The number of rows added to each table, less those deleted (src/db/tally.ts), so that a lost row is noticed. Triggers count the
+ * added rows; of `answer` only those that wallets do not count.
  */
 export const tallies = sqliteTable('tally', {
   table: text('table_name').primaryKey(),

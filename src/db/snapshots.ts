@@ -1,9 +1,9 @@
 import type { Database as Client, Statement } from 'better-sqlite3';
 
 /**
- * Has all reads of one turn of the event loop see the same rows, though another thread writes meanwhile: the first read of a
- * turn begins a transaction, which ends with the turn. Returns what ends it early: called when a write is known to be on
- * disk, so that whoever waited for it reads it.
+ * Makes all reads of one turn of the event loop see the same rows, though another thread writes at the same time: the first read of
+ * a turn begins a transaction, which ends with the turn. Returns a function that ends it early: called when a write is known to be
+ * on disk, so that its callers read it.
  */
 export function holdSnapshots(client: Client): () => void {
   const begin = client.prepare('begin');

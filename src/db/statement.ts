@@ -18,9 +18,9 @@ type Prepared = {
 export type CompiledQuery = (client: Pick<Client, 'prepare'>) => object;
 
 /**
- * Works out once what drizzle works out on each call of a prepared query: which parameter is a placeholder, which field is a
- * column, how each is encoded. The results are the same. SQLite prepares a statement only when it is first used: most
- * threads and commands use few of the statements they load.
+ * Computes once what drizzle computes on each call of a prepared query: which parameter is a placeholder, which field is a column,
+ * how each is encoded. The results are the same. SQLite prepares a statement only when it is first used: most threads and commands
+ * use few of the statements they load.
  */
 export function compileQuery(prepared: object): CompiledQuery {
   const { query, fields } = prepared as Prepared;
@@ -45,13 +45,13 @@ export function compileQuery(prepared: object): CompiledQuery {
   };
 }
 
-/** A join of whole tables, whose rows drizzle puts together. */
+/** Returns the statement of a join of whole tables, whose rows drizzle assembles. */
 const joinOf =
   (prepared: object, sql: string): CompiledQuery =>
   (client) =>
     Object.create(prepared, { stmt: { get: onceOf(() => client.prepare(sql)) } });
 
-/** Returns a function that calls `make` the first time and remembers what it returned. */
+/** Returns a function that calls `make` the first time and remembers its result. */
 function onceOf<T extends object>(make: () => T): () => T {
   let made: T | undefined;
   return () => {
@@ -111,9 +111,8 @@ function mapper(fields: NonNullable<Prepared['fields']>): (row: unknown[]) => Va
 }
 
 /**
- * Returns the function whose text is `source`, with `scope` in scope. All that varies in a source is column and placeholder
- * names. One loop for all queries would look each member up by its name: V8 optimises a function for the shapes that it
- * sees.
+ * Returns the function whose text is `source`, with `scope` in scope. Only column and placeholder names vary in a source. One loop
+ * for all queries would look each member up by its name: V8 optimises a function for the shapes that it sees.
  */
 function written<F>(source: string, scope: Record<string, unknown>): F {
   return new Function(...Object.keys(scope), `return ${source};`)(...Object.values(scope)) as F;

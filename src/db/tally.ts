@@ -27,9 +27,9 @@ import {
 } from './schema.ts';
 
 /**
- * The tables whose rows are counted, so that one that is gone is missed (docs/decisions/0013). A trigger of each counts what is
- * added. The others: entries are numbered and chained, operations and most answers are counted on their wallets, and sessions of
- * the page may end at any time.
+ * The tables whose rows are counted, so that a lost row is noticed (docs/decisions/0013). A trigger of each counts the added rows.
+ * The others: entries are numbered and chained, operations and most answers are counted on their wallets, and sessions of the page
+ * may end at any time.
  */
 const COUNTED_TABLES = [
   installation,
@@ -54,7 +54,7 @@ const COUNTED_TABLES = [
 ] as const;
 type CountedTable = (typeof COUNTED_TABLES)[number] | typeof answers;
 
-/** Deletes rows of a table and takes them off its count. Returns how many there were. */
+/** Deletes rows of a table and subtracts them from its count. Returns how many there were. */
 export function deleteRows(tx: Tx, table: CountedTable, where: SQL): number {
   const { changes } = tx.delete(table).where(where).run();
   if (changes) count(tx, table, -changes);
@@ -71,7 +71,7 @@ function count(tx: Tx, table: SQLiteTable, rows: number): void {
     .run();
 }
 
-/** Compares the rows of each table with those that were counted. Reads rows and writes nothing. */
+/** Compares the rows of each table with its count. Reads rows and writes nothing. */
 export function findMissingRows(client: Client, fault: (text: string) => void): void {
   const tally = client.prepare('select row_count from tally where table_name = ?').pluck();
   const rowsOf = (table: string) => client.prepare(`select count(*) from ${table}`).pluck().get() as bigint;

@@ -16,13 +16,13 @@ export type Data =
   | { readonly [name: string]: Data };
 
 /**
- * A write by its name: what it changes is decided by its data and the rows alone, so that it can run in another thread
- * than its caller (docs/decisions/0002).
+ * A write by its name. Its data and the rows alone determine its changes, so that it can run in another thread than its caller
+ * (docs/decisions/0002).
  */
 export type Write<D, R> = {
   readonly name: string;
   readonly run: (tx: Tx, data: D) => R;
-  /** It is one of a paid request: it moves money, and changes no credential. */
+  /** Whether it is part of a paid request: it moves money, and changes no credential. */
   readonly isPaid: boolean;
 };
 

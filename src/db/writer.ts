@@ -75,7 +75,7 @@ export type WriterEvents = {
   isReadOnly?: () => boolean;
   /** Called after a commit, before its promises resolve. */
   committed?: () => void;
-  /** Called when the writes of a batch have been told how they ended. */
+  /** Called when the callers of a batch's writes have their results. */
   told?: () => void;
   /**
    * Called when a COMMIT or fsync failed, so that the state on disk is unknown. The process must stop without
@@ -97,9 +97,9 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
   let closed = false;
   let commits = 0;
   let failure: string | undefined;
-  let alone = 0; // How many queued closures are tried one by one: together they were too much for a full disk.
+  let alone = 0; // The number of queued closures that are tried one by one: together they were too much for a full disk.
   let savepoints = false; // Whether each closure of the next batch runs in a savepoint.
-  let undone: string | undefined; // Why a closure of this batch found no space, though the batch was committed.
+  let undone: string | undefined; // The reason why a closure of this batch found no space, though the batch was committed.
   const idle: (() => void)[] = [];
   const isClean = (error: unknown) => leavesNothing(error, events.isReadOnly);
 
@@ -123,7 +123,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
         settle.push(() => job.resolve(value));
       } catch (error) {
         events.restarted?.();
-        // SQLite ended the whole batch, or the disk is faulty: undo everybody's closure.
+        // SQLite ended the whole batch, or the disk is faulty: undo every closure.
         if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
         if (isFull(error) && events.releaseReserve?.()) throw AGAIN;
         count = changes.get();
@@ -142,7 +142,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     const value = run(tx);
     if (value instanceof Object && 'then' in value)
       throw new TypeError('a write is a synchronous closure: it must not return a promise');
-    assert(client.inTransaction, 'a write must not end the transaction'); // What follows would be committed by itself.
+    assert(client.inTransaction, 'a write must not end the transaction'); // Otherwise later statements would be committed one by one.
     return value;
   }
 
