@@ -48,7 +48,7 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-/** Longer than any wait for a checkout's next poll: 3 h until one in `creating` expires, 6 h for one in `pending`. */
+/** A time longer than any wait for a checkout's next poll: 3 h until one in `creating` expires, 6 h for one in `pending`. */
 const CHECKOUT_SECONDS = 86_400;
 
 /**
@@ -65,8 +65,8 @@ export function newestTime(read: Reader): number {
 }
 
 /**
- * Goes back to an earlier time (docs/decisions/0047): begins a new epoch, and brings back what was put off by the later
- * time. The time of the journal's entries stays where it is until the clock has reached it. What has ended stays ended.
+ * Goes back to an earlier time (docs/decisions/0047): begins a new epoch, and brings forward what the later time had postponed. The
+ * time of the journal's entries does not advance until the clock has reached it. Rows that have ended stay ended.
  */
 export function goBackTo(tx: Tx, reason: string, now: number): void {
   const back = Math.max(0, newestTime(tx) - now);

@@ -52,8 +52,8 @@ export function listAccounts(read: Reader): Account[] {
 
 type OpenAccount = { name: string; creditCents: number; now: number };
 /**
- * Opens an account, with an opening credit unless that is 0. Throws `invalid_request` for a bad name, `conflict` for one
- * that is taken, and `read_only` on a full disk; for the credit also what `fundAccount` throws.
+ * Opens an account, with an opening credit unless that is 0. Throws `invalid_request` for a bad name, `conflict` for one that is
+ * taken, and `read_only` on a full disk; for the credit also the errors of `fundAccount`.
  */
 export const openAccount = defineWrite('account.open', (tx, { name, creditCents, now }: OpenAccount): Account => {
   if (!name || [...name].length > 80) throw new Refusal('invalid_request', 'An account name has 1 to 80 characters.');
@@ -79,7 +79,7 @@ export const openAccount = defineWrite('account.open', (tx, { name, creditCents,
   return fundAccount.run(tx, { order: { accountId: account.id, ...credit }, now });
 });
 
-/** Opens the account that a new account key belongs to unless another is named. */
+/** Opens the account of new account keys for which no other account is named. */
 export const openDefaultAccount = defineWrite('account.open_default', (tx, { now }: { now: number }) =>
   setDefaultAccount(tx, openAccount.run(tx, { name: 'default', creditCents: 0, now }).id),
 );
@@ -107,7 +107,7 @@ const CENTS_MAX = 100_000_000_000; // USD 1,000,000,000: nanos of a few such sum
 
 type FundAccount = { order: FundingOrder; now: number };
 /**
- * Credits or debits an account. A credit pays off what the account owes first. Repeating an order with the same key has no
+ * Credits or debits an account. A credit first pays off the account's debt. Repeating an order with the same key has no
  * further effect; reusing the key for a different order throws `conflict`. Throws `invalid_request` for a bad amount,
  * `insufficient_funds` for a debit above the available credit, and `conflict` above the lifetime limit of an account. Also
  * throws `not_found`, and `read_only` for an operator's or welcome credit on a full disk.
@@ -138,7 +138,7 @@ export const fundAccount = defineWrite('account.fund', (tx, { order, now }: Fund
   if (availableCents + account.reservedCents + account.spentCents > CENTS_MAX)
     throw new Refusal('conflict', `An account holds at most ${CENTS_MAX} cents over its life.`);
 
-  // After this point the money moves.
+  // From here on the money moves.
   const funding = withChecksum(fundings, { id: newId('evt'), createdAt: now, ...order });
   tx.insert(fundings).values(funding).run();
   const change = withNewChecksum(accounts, account, {
@@ -160,7 +160,7 @@ export const fundAccount = defineWrite('account.fund', (tx, { order, now }: Fund
 });
 
 /**
- * Throws what forbids an account to give budget to a wallet, whatever it has: `account_suspended`, `read_only`,
+ * Throws a refusal when an account may not give budget to a wallet, whatever its credit: `account_suspended`, `read_only`,
  * `insufficient_funds` while it owes money, and `not_found`.
  */
 export function refuseNewBudget(tx: Tx, accountId: string, blocked?: string): void {
@@ -228,10 +228,7 @@ export const suspendAccount = defineWrite('account.suspend', (tx, { id, at }: Su
   return { ...account, ...change };
 });
 
-/**
- * Records that a payment of the account is disputed (since `disputedAt`, Unix seconds), or with null that none is any
- * more.
- */
+/** Records that a payment of the account is disputed (since `disputedAt`, Unix seconds), or with null that none is disputed any more. */
 export function setDisputed(tx: Tx, accountId: string, disputedAt: number | null): void {
   const change = withNewChecksum(accounts, accountOf(tx, accountId), { disputedAt });
   tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();

@@ -54,7 +54,7 @@ type Part = keyof typeof PARTS;
 export type AuditOrder = { file: string; part: Part };
 type Found = { faults: Faults; error?: string };
 
-/** Examines one part of a file over its own connection. `error` says what kept it from being read to its end. */
+/** Examines one part of a file over its own connection. `error` is the reason why it could not be read to its end. */
 export function examinePart(file: string, part: Part): Found {
   let error: string | undefined;
   const faults = faultsOf((fault) => {
@@ -74,8 +74,8 @@ export function examinePart(file: string, part: Part): Found {
 }
 
 /**
- * `audit` of a file of any size, in three threads at once. Each part reads one snapshot, of the moment at which it begins:
- * a part compares nothing with what another one reads. Rejects when a thread ends without an answer.
+ * Runs `audit` on a file of any size, in three threads at once. Each part reads one snapshot, taken when it begins: no part
+ * compares its rows with those of another part. Rejects when a thread ends without an answer.
  */
 export async function auditInThreads(file: string, client: Client): Promise<Verdict> {
   const [structure, rows] = (['structure', 'rows'] as const).map(async (part) => {
@@ -101,9 +101,8 @@ export async function auditInThreads(file: string, client: Client): Promise<Verd
 }
 
 /**
- * Returns why books with these faults may not be served, or undefined. Faults that the operator accepted with a loss
- * are still listed by `ledger verify`; only faults beyond that number count, which `lowerAcceptedFaults` keeps to those
- * that are left.
+ * Returns why books with these faults may not be served, or undefined. Faults that the operator accepted with a loss are still
+ * listed by `ledger verify`; only faults beyond that number count. `lowerAcceptedFaults` lowers it to the faults that remain.
  */
 export function newFault(read: Reader, { problems, faults }: Pick<Verdict, 'problems' | 'faults'>): string | undefined {
   const { acceptedFaults } = currentEpoch(read);

@@ -9,14 +9,11 @@ import { attachOutbox, type Outbox } from './outbox.ts';
 export type WriterOptions = {
   /** Disk space reserved for settlements; starting new work requires more than that. */
   diskReserve?: Pick<DiskReserve, 'shortage' | 'release' | 'isReadOnly'>;
-  /** Receivers of events. Without it nobody is told of what happens. */
+  /** Receivers of events. Without it no events are written. */
   outbox?: Outbox | undefined;
-  /**
-   * Called after each commit, before its promises resolve; with what the head file should say, unless nothing is installed
-   * yet.
-   */
+  /** Called after each commit, before its promises resolve; with the content of the head file, unless nothing is installed yet. */
   committed?: (newest: CommitMark | undefined) => void;
-  /** Called when the writes of a batch have been told how they ended. */
+  /** Called when the callers of a batch's writes have their results. */
   told?: () => void;
   /** Called when a COMMIT or fsync failed: must stop the process without answering. */
   fatal: (error: unknown) => void;
@@ -28,7 +25,7 @@ export function openWriter({ client, read, tx }: Database, options: WriterOption
   if (diskReserve) attachReserve(tx, diskReserve);
   if (outbox) attachOutbox(tx, outbox);
   const forgetHead = rememberHead(tx);
-  const { seq } = journalHead(read); // Until there is a newer mark.
+  const { seq } = journalHead(read); // Valid until there is a newer mark.
   let [newest, next]: (CommitMark | undefined)[] = [];
   return createWriter(client, tx, {
     fatal: options.fatal,
@@ -36,11 +33,11 @@ export function openWriter({ client, read, tx }: Database, options: WriterOption
     ...(diskReserve ? { releaseReserve: diskReserve.release, isReadOnly: diskReserve.isReadOnly } : {}),
     restarted() {
       forgetHead();
-      next = undefined; // A batch that writes nothing leaves what was there before.
+      next = undefined; // A batch that writes nothing leaves the earlier mark.
     },
     committing() {
       if (journalHead(tx).seq === (newest?.seq ?? seq)) countQuietCommit(tx);
-      next = findInstallation(tx) && headOf(tx); // In this transaction: a new one would cost more than the reading.
+      next = findInstallation(tx) && headOf(tx); // Read in this transaction: a transaction of its own would cost more than the read.
     },
     committed() {
       newest = next ?? newest;

@@ -81,7 +81,7 @@ export function findCheckoutByKey(read: Reader, accountId: string, key: string):
 type CheckoutFilter = {
   accountId?: string | undefined;
   status?: Checkout['status'] | undefined;
-  /** Only those that need the operator: paid with another amount or currency than requested, or given up without a final word. */
+  /** Only checkouts that need the operator: paid with another amount or currency than requested, or given up without a final report. */
   trouble?: boolean;
   /** Made at or after this, Unix seconds. */
   since?: number | undefined;
@@ -95,7 +95,7 @@ const matching = ({ accountId, status, trouble, since }: CheckoutFilter) =>
     since === undefined ? undefined : gte(checkouts.createdAt, since),
   );
 
-/** Returns the checkouts that fit, newest first, before the id `before`, at most `limit`. */
+/** Returns the matching checkouts, newest first, before the id `before`, at most `limit`. */
 export function listCheckouts(
   read: Reader,
   filter: CheckoutFilter,
@@ -133,7 +133,7 @@ export type CheckoutOrder = Pick<Checkout, 'accountId' | 'amountCents' | 'finger
 
 type OpenCheckout = { order: CheckoutOrder; now: number };
 /**
- * Records a checkout before the provider hears of it. Throws `rate_limited` when too many checkouts of the account are
+ * Records a checkout before the request to the provider. Throws `rate_limited` when too many checkouts of the account are
  * unpaid. A suspended account may pay.
  */
 export const openCheckout = defineWrite('checkout.open', (tx, { order, now }: OpenCheckout): Checkout => {
@@ -267,7 +267,7 @@ export const AFTER: Record<CheckoutStatus, Record<PaymentReport['outcome'] | 'wr
 };
 
 type Reported =
-  /** `movedCents`: what refunds and disputes that were reported before the payment took back at once, in cents. */
+  /** `movedCents`: the cents that refunds and disputes reported before the payment took back at once. */
   | { kind: 'known'; before: CheckoutStatus; checkout: Checkout; movedCents: number }
   /** The checkout already has a different session; it cannot have two. */
   | { kind: 'stray'; checkout: Checkout }

@@ -44,7 +44,7 @@ export function closeWallet(tx: Tx, id: string, now: number): Wallet {
 
   assert(wallet.delegated === 0n, 'the children of a wallet are closed before it');
 
-  // After this point the wallet is closed.
+  // From here on the wallet is closed.
   const left = available(wallet);
   const returnedCents = nanosToCentsDown(left);
   const change = { status: 'closed' as const, closedAt: now, returnedCents, cleanupError: null };
@@ -67,7 +67,7 @@ function returnToAccount(tx: Tx, wallet: Wallet, returnedCents: number, now: num
   ]);
 }
 
-/** Gives the rest back to the nano; what the child has spent is spent by its parent from now on. */
+/** Gives the rest back to the nano; the child's spending counts as its parent's from now on. */
 function returnToParent(tx: Tx, wallet: Wallet, parentId: string, now: number): void {
   const spending = tx
     .update(wallets)

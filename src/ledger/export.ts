@@ -25,7 +25,7 @@ export function* exportEntries(read: Reader, format: 'jsonl' | 'csv'): Generator
         prev_hash: entry.prevHash.toString('hex'),
         hash: entry.hash.toString('hex'),
       };
-      // Values are ids, book names and figures: none holds a comma or a quote.
+      // Values are ids, book names and figures: none contains a comma or a quote.
       yield format === 'csv' ? COLUMNS.map((name) => row[name]).join(',') : JSON.stringify(row);
     }
     const last = page.at(-1);

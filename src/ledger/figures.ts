@@ -55,7 +55,7 @@ const reads = prepare((read: Reader) => ({
 /** Money on hold: how many operations hold it, and since when the oldest does (Unix seconds). */
 export type Holds = { count: number; amount: Nanos; oldestAt: number | null };
 
-/** Sums what the books hold at the moment. */
+/** Sums the money that the books hold at the moment. */
 export function figures(read: Reader) {
   const ofAccounts = reads(read).accounts.get();
   const ofWallets = reads(read).wallets.get();
@@ -73,7 +73,7 @@ export function figures(read: Reader) {
       spent: cents(ofAccounts?.spent),
       owed: cents(ofAccounts?.owed),
     },
-    /** Those that are not closed. */
+    /** The wallets that are not closed. */
     wallets: {
       count: Number(ofWallets?.count ?? 0),
       budget: Nanos(ofWallets?.budget ?? 0n),
@@ -91,7 +91,7 @@ export function figures(read: Reader) {
   };
 }
 
-/** Returns what the wallets of each account that are not closed have spent, by account. */
+/** Returns the spending of the wallets that are not closed, by account. */
 export function spentByOpenWallets(read: Reader): Map<string, Nanos> {
   return new Map(
     reads(read)

@@ -16,10 +16,10 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-/** What takes no new holds: 1 for the installation, suspended accounts, and active wallets that are frozen. */
+/** The number of holders that are frozen: 1 for the installation, suspended accounts, and active wallets that are frozen. */
 type FrozenCounts = { installation: 0 | 1; account: number; wallet: number };
 
-/** Counts what takes no new holds (design, section 13). */
+/** Counts everything that takes no new holds (design, section 13). */
 export function countFrozen(read: Reader): FrozenCounts {
   return {
     installation: installationOf(read).frozenAt === null ? 0 : 1,
@@ -28,14 +28,17 @@ export function countFrozen(read: Reader): FrozenCounts {
   };
 }
 
-/** Returns since when the installation is frozen, and the first account and wallet, in Unix seconds; null where none is. */
+/** Returns the Unix seconds since which the installation, the first account and the first wallet are frozen; null where none is. */
 export const frozenSince = (read: Reader) => ({
   installation: installationOf(read).frozenAt,
   accounts: reads(read).accounts.get()?.since ?? null,
   wallets: reads(read).wallets.get()?.since ?? null,
 });
 
-/** Says what takes no new holds, and for the installation when and why it was frozen; undefined while nothing is stopped. */
+/**
+ * Describes everything that takes no new holds, and for the installation when and why it was frozen; undefined while nothing is
+ * frozen.
+ */
 export function describeFrozen(read: Reader): string | undefined {
   const { installation, account, wallet } = countFrozen(read);
   const { frozenAt, freezeReason } = installationOf(read);

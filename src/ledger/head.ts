@@ -84,7 +84,7 @@ export function writeHeadFile(file: string, head: CommitMark): Promise<void> {
   return writeDurably(file, `${lineOf(head)}\n`);
 }
 
-/** Less than one sector, so that the death of the process never leaves a torn write. */
+/** The size of the tip file, less than one sector, so that the death of the process never leaves a torn write. */
 const TIP_BYTES = 160;
 
 /** Reads the tip file; undefined when it is missing or damaged. It is never synced, so its absence proves nothing. */
@@ -111,7 +111,7 @@ export function openTipFile(file: string): { write(head: CommitMark): void; clos
   };
 }
 
-/** Returns what the head file should say now. On the hot path: runs inside every transaction that writes, at its end. */
+/** Returns the current content of the head file. On the hot path: runs at the end of every transaction that writes. */
 export function headOf(read: Reader): CommitMark {
   const { hash = GENESIS.hash, ...mark } = reads(read).mark.get() ?? {
     seq: 0,

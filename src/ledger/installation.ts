@@ -47,7 +47,7 @@ function change(tx: Tx, what: Partial<Omit<Installation, 'id' | 'seal'>>): Insta
   return { ...before, ...after };
 }
 
-/** Records the account that a new account key belongs to unless another is named. */
+/** Records the account of new account keys for which no other account is named. */
 export function setDefaultAccount(tx: Tx, accountId: string): void {
   change(tx, { defaultAccountId: accountId });
 }
@@ -73,8 +73,8 @@ export function refuseFrozenInstallation(read: Reader): void {
 type Freeze = Pick<Installation, 'frozenAt' | 'freezeReason'>;
 
 /**
- * Returns the freeze after an order to freeze at `frozenAt` (Unix seconds), or to unfreeze (null); undefined if nothing
- * changes. What is already frozen keeps its time and takes the new reason, if one is given.
+ * Returns the freeze after an order to freeze at `frozenAt` (Unix seconds), or to unfreeze (null); undefined if nothing changes. An
+ * existing freeze keeps its time and takes the new reason, if one is given.
  */
 export function freezeAfter(before: Freeze, frozenAt: number | null, reason: string | null): Freeze | undefined {
   const isSame = (before.frozenAt === null) === (frozenAt === null);
@@ -102,8 +102,8 @@ export function currentEpoch(read: Reader): Epoch {
 }
 
 /**
- * Begins a new epoch: the journal from `afterSeq` on, with no promise about what came before (design, section 6). Its
- * number is above every number used before, in the database and, through `above`, in the files beside it.
+ * Begins a new epoch: the journal from `afterSeq` on, without a guarantee for earlier entries (design, section 6). Its number is
+ * above every number used before, in the database and, through `above`, in the files beside it.
  */
 export function beginEpoch(
   tx: Tx,
@@ -116,8 +116,8 @@ export function beginEpoch(
 }
 
 /**
- * Lowers the number of faults that the operator has accepted to those that are left: one that is gone, with the row that had it,
- * makes no room for another.
+ * Lowers the number of faults that the operator has accepted to those that remain: an accepted fault that is gone, together with
+ * its row, must not make room for a new one.
  */
 export const lowerAcceptedFaults = defineWrite('faults.lower', (tx, { left }: { left: number }) => {
   const epoch = currentEpoch(tx);

@@ -63,7 +63,7 @@ function bytesOf(prevHash: Buffer | string, fields: string): Buffer {
   return bytes.subarray(0, start + bytes.write(fields, start));
 }
 
-/** Returns the SHA-256 over the previous hash and the entry's fields, on a line each. No field can hold a line feed. */
+/** Returns the SHA-256 over the previous hash and the entry's fields, each on a line of its own. No field contains a line feed. */
 export function hashEntry(prevHash: Buffer, seq: number, movement: Movement): Buffer {
   const { at, causeId, debit, credit, amount } = movement;
   return hash('sha256', bytesOf(prevHash, `${seq}\n${at}\n${causeId}\n${debit}\n${credit}\n${amount}`), 'buffer');
@@ -71,7 +71,7 @@ export function hashEntry(prevHash: Buffer, seq: number, movement: Movement): Bu
 
 /**
  * Columns to select from `entry` for `hashEntryHex`: its hashes in hexadecimal, and the fields as `hashEntry` hashes them.
- * SQLite makes these texts at a fraction of what it costs to fetch the columns and hashes one by one.
+ * SQLite makes these texts at a fraction of the cost of fetching the columns and hashes one by one.
  */
 export const HASHED_COLUMNS = {
   prevHash: 'lower(hex(prev_hash))',
@@ -79,7 +79,7 @@ export const HASHED_COLUMNS = {
   fields: `concat(${['seq', 'at', 'cause_id', 'debit', 'credit', 'amount_nanos'].join(', char(10), ')})`,
 };
 
-/** `hashEntry` in hexadecimal, of an entry's texts (`HASHED_COLUMNS`). */
+/** Returns the result of `hashEntry` in hexadecimal, from an entry's texts (`HASHED_COLUMNS`). */
 export function hashEntryHex(prevHash: string, fields: string): string {
   return hash('sha256', bytesOf(prevHash, fields), 'hex');
 }
@@ -101,8 +101,8 @@ export function latestEntries(
 const heads = new WeakMap<Tx, Head | undefined>();
 
 /**
- * Keeps the head of the journal in memory from one `post` to the next. Returns what forgets it, which the caller must do
- * whenever something else may have written, and when rows have been undone.
+ * Keeps the head of the journal in memory from one `post` to the next. Returns a function that forgets it, which the caller must
+ * call after any other write, and when rows have been undone.
  */
 export function rememberHead(tx: Tx): () => void {
   const forget = () => heads.set(tx, undefined);

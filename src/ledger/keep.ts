@@ -15,7 +15,7 @@ export type Keep = typeof keeps.$inferSelect;
 /** The route of the operations that are steps. */
 export const KEEP_ROUTE = 'compute/keep';
 
-/** Why a keep has ended. A refusal code is that of the step that was refused. */
+/** The reason why a keep has ended. A refusal code is that of the refused step. */
 export type KeepEnd = 'requested' | 'replaced' | 'max_seconds' | 'idle' | 'lease_ended' | RefusalCode;
 
 const reads = prepare((read: Reader) => ({
@@ -38,7 +38,7 @@ const reads = prepare((read: Reader) => ({
     .select()
     .from(keeps)
     .where(eq(keeps.resourceId, sql.placeholder('resourceId')))
-    // Not by id: two ids of a millisecond, or of a clock that was set back, do not sort in the order of their making.
+    // Not by id: two ids of the same millisecond, or from a clock that was set back, do not sort in the order of creation.
     .orderBy(desc(isNull(keeps.endedAt)), sql`rowid desc`)
     .limit(1)
     .prepare(),
@@ -138,15 +138,15 @@ export const endKeep = defineWrite('keep.end', (tx, { id, reason, message, now }
 });
 
 type NoteKeep = { id: string; change: Partial<Pick<Keep, 'cpuSource' | 'waiting'>> };
-/** Notes where the processor time was read, or why no step is bought. */
+/** Notes the source of the processor time, or why no step is bought. */
 export const noteKeep = defineWrite('keep.note', (tx, { id, change }: NoteKeep) => {
   const keep = keepWith(tx, id);
   if (keep.endedAt === null) updateKeep(tx, keep, change);
 });
 
 /**
- * Throws `conflict` unless this keep may buy so many seconds now: it has not ended, nothing else of it is being bought,
- * and its maximum allows it. Runs in the write of the hold.
+ * Throws `conflict` unless this keep may buy this many seconds now: it has not ended, no other step of it is being bought, and its
+ * maximum allows it. Runs in the write of the hold.
  */
 export function refuseStep(read: Reader, id: string, seconds: number): void {
   const keep = keepWith(read, id);
@@ -160,7 +160,7 @@ export function beginStep(tx: Tx, id: string, operationId: string): void {
   updateKeep(tx, keepWith(tx, id), { operationId, waiting: null });
 }
 
-/** Adds what a step has bought, in the write that charges it. */
+/** Adds the seconds that a step has bought, in the write that charges it. */
 export function finishStep(tx: Tx, operationId: string, seconds: number): void {
   const keep = reads(tx).byOperation.get({ operationId });
   if (keep) updateKeep(tx, keep, { boughtSeconds: keep.boughtSeconds + seconds, operationId: null, waiting: null });

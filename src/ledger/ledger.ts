@@ -15,15 +15,15 @@ export type Ledger = {
   /** A connection that only reads, for `verify` and for statistics. */
   client: Client;
   /**
-   * Runs a write entirely or not at all. Resolves with its result once it is on disk. Rejects with what it throws, or
-   * with `read_only`.
+   * Runs a write entirely or not at all. Resolves with its result once it is on disk. Rejects with the write's error, or with
+   * `read_only`.
    */
   write<D, R>(write: Write<D, R>, data: NoInfer<D>): Promise<R>;
   /** Returns why the last batch could not be written; undefined once one can be again. */
   failure(): string | undefined;
   /** Returns the number of commits so far: each is one fsync of the write-ahead log. */
   commitCount(): number;
-  /** Returns a number that grows with every write but those of paid requests. While it is the same, so is every credential. */
+  /** Returns a number that grows with every write except those of paid requests. As long as it is the same, no credential has changed. */
   changeCount(): number;
   close(): Promise<void>;
 };
@@ -35,15 +35,15 @@ export type LedgerOptions = {
   migrated?: (names: string[], copy: string) => void;
   /** Disk space reserved for settlements; starting new work requires more than that. */
   diskReserve?: DiskReserve;
-  /** Receivers of events. Without it nobody is told of what happens. */
+  /** Receivers of events. Without it no events are written. */
   outbox?: Outbox | undefined;
-  /** Called after each commit, before its promises resolve. `newest` returns what the head file should say now. */
+  /** Called after each commit, before its promises resolve. `newest` returns the current content of the head file. */
   committed?: (newest: () => CommitMark) => void;
   /** Called when a COMMIT or fsync failed: must stop the process without answering. */
   fatal: (error: unknown) => void;
   /**
-   * Writes in this thread, over the one connection that also reads. For tests only: of failures of the writing connection,
-   * and with functions in place of data.
+   * Writes in this thread, over the one connection that also reads. For tests only: with failures of the writing connection, and
+   * with functions in place of data.
    */
   writesHere?: boolean | undefined;
 };
@@ -56,7 +56,7 @@ export function openLedger(file: string, options: LedgerOptions): Ledger {
 
 function writtenApart({ client: migrated }: Database, file: string, options: LedgerOptions): Ledger {
   const { client, read, renew } = openReader(file);
-  migrated.close(); // After the other is open: closing the last connection would write the whole log into the file.
+  migrated.close(); // Closed after the other is open: closing the last connection would write the whole log into the file.
   const { drain, close, ...writer } = startWriter(file, {
     ...options,
     committed(newest) {
@@ -70,7 +70,7 @@ function writtenApart({ client: migrated }: Database, file: string, options: Led
     client,
     async close() {
       await drain();
-      client.close(); // Before the one that writes, so that that one empties the log.
+      client.close(); // Closed before the writing connection, so that the latter empties the log.
       await close();
     },
   };

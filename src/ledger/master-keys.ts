@@ -77,7 +77,7 @@ export const dropWrappedKey = defineWrite('master_key.drop_wrapped', (tx, { id }
 
 type DropRetired = { id: string; walletId: string };
 /**
- * Drops a retired key unless a wallet from `walletId` on needs it: one of the previous key may have been waiting for its
+ * Drops a retired key unless a wallet from `walletId` on needs it: a wallet with the previous key may have been waiting for its
  * commit. Returns whether it was dropped.
  */
 export const dropRetiredKey = defineWrite('master_key.drop_retired', (tx, { id, walletId }: DropRetired): boolean => {
@@ -87,7 +87,7 @@ export const dropRetiredKey = defineWrite('master_key.drop_retired', (tx, { id, 
   return true;
 });
 
-/** Makes `nextId` the master key of books whose key is lost. No other key can be unwrapped any more, so none is kept. */
+/** Makes `nextId` the master key of books whose key is lost. Without it no other key can be unwrapped, so none is kept. */
 export function replaceLostMasterKey(tx: Tx, nextId: string, now: number): void {
   for (const { id } of masterKeyRows(tx)) change(tx, id, { wrapped: null, wrappedBy: null, retiredAt: now });
   tx.insert(masterKeys)
@@ -101,7 +101,7 @@ export function openWallets(read: Reader): Wallet[] {
   return reads(read).open.all();
 }
 
-/** Gives an open wallet another token. The one before it ends. */
+/** Gives an open wallet another token. The previous one ends. */
 export function giveToken(
   tx: Tx,
   id: string,

@@ -11,7 +11,7 @@ import { book, post } from './journal.ts';
 import { tellIfLow } from './notices.ts';
 import { available, findWallet, type Wallet } from './wallet.ts';
 
-/** Where budgets come from and go to: an account, in whole cents, or a wallet, in nano-dollars (design, section 13). */
+/** The source and destination of budgets: an account, in whole cents, or a wallet, in nano-dollars (design, section 13). */
 type Purse = { account: string } | { wallet: string };
 
 export type Move = {
@@ -19,7 +19,7 @@ export type Move = {
   to: Purse;
   /** Above 0; whole cents when an account is on either side. */
   amount: Nanos;
-  /** What moved it, in the journal: the id of a wallet that opens, or of a change of one. Each id moves money once. */
+  /** The cause of the move in the journal: the id of a wallet that opens, or of a change of one. Each id moves money once. */
   causeId: string;
   /** Unix seconds. */
   at: number;
@@ -34,10 +34,10 @@ const writes = prepare((tx: Tx) => ({
 }));
 
 /**
- * Moves budget between an account and a wallet, or between a wallet and its child, in either direction (design, section
- * 13): changes both sides and posts the journal entry. What comes back to an account pays off its debt first. Throws
- * `insufficient_funds` where the giving side has less available, and `funds_held` where requests in flight hold what is
- * missing. `opens` says that the receiving wallet was inserted with this budget.
+ * Moves budget between an account and a wallet, or between a wallet and its child, in either direction (design, section 13):
+ * changes both sides and posts the journal entry. Money returned to an account pays off its debt first. Throws `insufficient_funds`
+ * where the giving side has less available, and `funds_held` where requests in flight hold the missing money. With `opens`,
+ * the receiving wallet has just been inserted with this budget.
  */
 export function move(tx: Tx, order: Move, { opens = false } = {}): void {
   assert(order.amount > 0n, 'a movement has an amount');
@@ -76,7 +76,7 @@ function returnTo(tx: Tx, { amount, causeId, at }: Move, walletId: string, accou
   ]);
 }
 
-/** Between a wallet and its child: the parent's budget stays, and what it has delegated changes. */
+/** Moves budget between a wallet and its child: the parent's budget stays, and its delegated amount changes. */
 function pass(tx: Tx, { amount, causeId, at }: Move, fromId: string, toId: string, opens: boolean): void {
   const [giver, taker] = [walletOf(tx, fromId), walletOf(tx, toId)];
   assert(giver.id === taker.parentId || taker.id === giver.parentId, 'budget moves between a wallet and its child');
@@ -91,7 +91,7 @@ function pass(tx: Tx, { amount, causeId, at }: Move, fromId: string, toId: strin
   post(tx, [{ at, causeId, debit: book.wallet(giver.id), credit: book.wallet(taker.id), amount }]);
 }
 
-/** Changes what a wallet has given to its open children. The caller has checked that it fits and posts the entry. */
+/** Changes the amount that a wallet has delegated to its open children. The caller has checked that it fits and posts the entry. */
 function delegate(tx: Tx, walletId: string, amount: Nanos): void {
   writes(tx).delegate.run({ id: walletId, amount });
 }
@@ -119,7 +119,7 @@ export function insertChange(tx: Tx, change: NewChange, now: number): WalletChan
   return row;
 }
 
-/** Moves what a change records: from the wallet's purse, or back to it where the amount is negative. */
+/** Moves the amount of a change: from the wallet's purse, or back to it where the amount is negative. */
 export function moveBudget(tx: Tx, wallet: Wallet, { id, amount }: Pick<WalletChange, 'id' | 'amount'>, at: number) {
   if (amount === 0n) return;
   const [purse, own] = [purseOf(wallet), { wallet: wallet.id }];
@@ -127,7 +127,7 @@ export function moveBudget(tx: Tx, wallet: Wallet, { id, amount }: Pick<WalletCh
   move(tx, { from, to, amount: Nanos(amount < 0n ? -amount : amount), causeId: id, at });
 }
 
-/** Returns where the budget of a wallet comes from. */
+/** Returns the source of a wallet's budget. */
 export const purseOf = (wallet: Pick<Wallet, 'accountId' | 'parentId'>): Purse =>
   wallet.parentId === null ? { account: wallet.accountId } : { wallet: wallet.parentId };
 

@@ -8,7 +8,7 @@ import { accountLowCents, record } from './outbox.ts';
 import { available, findWallet, type Wallet } from './wallet.ts';
 
 /**
- * The events for receivers (docs/events.md). Each function is called in the transaction of what it tells. Events carry ids,
+ * The events for receivers (docs/events.md). Each function runs in the transaction of the change that it reports. Events carry ids,
  * names, amounts and reasons; never a prompt, a token or a key.
  */
 
@@ -59,22 +59,22 @@ function walletOf(tx: Tx, id: string): Wallet {
   return wallet;
 }
 
-/** The parts of a budget, in percent, that are told once each when they are spent. */
+/** The parts of a budget, in percent, at which an event is written once each when they are spent. */
 export const THRESHOLDS = [50n, 80n, 95n, 100n] as const;
 
 type Period = Pick<Wallet, 'budget' | 'periodSpent'>;
 
-/** Returns what a wallet has spent when it has used this part of the budget of its period, rounded up to the nano. */
+/** Returns a wallet's spending at which it has used this part of the budget of its period, rounded up to the nano. */
 const spentAt = ({ budget, periodSpent }: Period, percent: bigint): Nanos =>
   Nanos(periodSpent + ((budget - periodSpent) * percent + 99n) / 100n);
 
-/** Returns what a wallet has spent when its next threshold is reached: null when none is left. */
+/** Returns a wallet's spending at which its next threshold is reached; null when none is left. */
 export function nextThreshold(period: Period, spent: Nanos): Nanos | null {
   if (period.budget <= period.periodSpent) return null; // A period without a budget has no parts.
   return THRESHOLDS.map((percent) => spentAt(period, percent)).find((at) => at > spent) ?? null;
 }
 
-/** Tells receivers of each threshold that a charge has reached. Costs one comparison if it reached none. */
+/** Writes an event for each threshold that a charge has reached. Costs one comparison if it reached none. */
 export function tellThresholds(
   tx: Tx,
   walletId: string,
@@ -91,7 +91,7 @@ export function tellThresholds(
   );
 }
 
-/** Tells those of `percents` that are reached, and remembers the next threshold. */
+/** Writes events for those of `percents` that are reached, and stores the next threshold. */
 function tellReached(tx: Tx, wallet: Wallet, percents: readonly bigint[], now: number): void {
   for (const percent of percents)
     if (wallet.spent >= spentAt(wallet, percent))
@@ -117,8 +117,8 @@ function tellReached(tx: Tx, wallet: Wallet, percents: readonly bigint[], now: n
 }
 
 /**
- * Recomputes the thresholds after a budget was raised or lowered: those above what is spent will be told again, and those
- * that a lower budget has reached are told now. `before` is the row before the change.
+ * Recomputes the thresholds after a budget was raised or lowered: those above the spending get an event again when they are
+ * reached, and those that a lower budget has reached get one now. `before` is the row before the change.
  */
 export function tellBudgetChanged(tx: Tx, before: Wallet, now: number): void {
   const wallet = walletOf(tx, before.id);
@@ -128,7 +128,7 @@ export function tellBudgetChanged(tx: Tx, before: Wallet, now: number): void {
   tellReached(tx, wallet, hasBudget ? THRESHOLDS.filter((percent) => !hadBudget || isNew(percent)) : [], now);
 }
 
-/** Tells receivers of a refill, and begins its budget period. `before` is the row before the refill. */
+/** Writes the event of a refill, and begins its budget period. `before` is the row before the refill. */
 export function tellRefilled(
   tx: Tx,
   before: Wallet,
@@ -159,7 +159,7 @@ export function tellClosed(tx: Tx, wallet: Wallet, now: number): void {
   );
 }
 
-/** Tells that the available credit of an account falls below `events.account_low_cents` by this change in cents. */
+/** Writes `account.low` when this change in cents makes the available credit of an account fall below `events.account_low_cents`. */
 export function tellIfLow(tx: Tx, account: Account, changeCents: number, now: number): void {
   const lowCents = accountLowCents(tx);
   const { id, name, availableCents } = account;
@@ -169,7 +169,7 @@ export function tellIfLow(tx: Tx, account: Account, changeCents: number, now: nu
   record(tx, 'account.low', id, { account_id: id, account_name: name, cause: 'credit', available_usd, low_usd }, now);
 }
 
-/** Tells that an account cannot pay a refill: once in its period, however often that is tried. */
+/** Writes an event that an account cannot pay a refill: once in its period, however often the refill is tried. */
 export function tellRefillShort(tx: Tx, wallet: Wallet, period: string, now: number): void {
   if (reads(tx).refillShort.get({ accountId: wallet.accountId, walletId: wallet.id, period })) return;
   const { parent_id: _, ...facts } = factsOf(tx, wallet);
@@ -196,7 +196,7 @@ export function tellLeaseEnded(tx: Tx, resource: Resource, now: number): void {
   record(tx, 'lease.ended', walletId, { ...leaseOf(tx, resource), ...how }, now);
 }
 
-/** Tells that steps of a lease keep failing. The error stays in the log: it is a backend's own words. */
+/** Writes an event that steps of a lease keep failing. The error stays in the log: it is in the backend's own words. */
 export function tellLeaseTrouble(tx: Tx, resource: Resource, now: number): void {
   const { walletId, status, attempts } = resource;
   record(tx, 'lease.trouble', walletId, { ...leaseOf(tx, resource), status, failed_attempts: attempts }, now);
@@ -214,7 +214,7 @@ export const tellDiskLow = defineWrite('event.disk_low', (tx, { reason, now }: {
   record(tx, 'disk.low', 'disk', { reason }, now),
 );
 
-/** Tells that the installation, an account or a wallet takes no new holds any more. */
+/** Writes an event that the installation, an account or a wallet takes no new holds any more. */
 export function tellFrozen(
   tx: Tx,
   what: { installation: string } | { account: Account } | { wallet: Wallet },

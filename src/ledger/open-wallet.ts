@@ -78,10 +78,10 @@ type OpenWallet = {
   limited?: RefusalData | undefined;
 };
 /**
- * Opens a wallet, after a refill that its parent is owed: reserves part of an account's credit, or of its parent's
- * budget, as its budget. Repeating the order with the same key and body returns the same wallet; the caller decides what a
- * replay may show. Throws `idempotency_conflict`, `account_suspended`, `read_only`, `insufficient_funds` and `not_found`; for a child also
- * `wallet_closed`, `wallet_expired`, `wallet_frozen`, `funds_held`, `wallet_limit_exceeded` and `limited`.
+ * Opens a wallet, after a refill that its parent is owed: reserves part of an account's credit, or of its parent's budget, as its
+ * budget. Repeating the order with the same key and body returns the same wallet; the caller decides what a replay may show. Throws
+ * `idempotency_conflict`, `account_suspended`, `read_only`, `insufficient_funds` and `not_found`; for a child also `wallet_closed`,
+ * `wallet_expired`, `wallet_frozen`, `funds_held`, `wallet_limit_exceeded` and `limited`.
  */
 export const openWallet = defineWrite('wallet.open', (tx, data: OpenWallet): { wallet: Wallet; isNew: boolean } => {
   const { order, now, blocked } = data;

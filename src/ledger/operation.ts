@@ -39,10 +39,10 @@ export type SettledBy = (typeof SETTLED_BY)[number];
 export const ANSWER_KEPT_SECONDS = 72 * 60 * 60;
 /** Suggested wait when a hold fails only because other requests in flight hold the money. */
 export const FUNDS_HELD_RETRY_SECONDS = 2;
-/** Where only requests of unknown outcome hold the money: a policy decides those, after 15 minutes unless set otherwise. */
+/** Suggested wait where only requests of unknown outcome hold the money: a policy decides those, by default after 15 minutes. */
 const UNDECIDED_RETRY_SECONDS = 60;
 
-/** Marks an outcome of a call that was ended because nobody waited for it any more. */
+/** Marks an outcome of a call that was cancelled because its clients had left. */
 type Cancelled = { isCancelled?: true };
 
 /** The outcome of an external call. `unknown` never gives money back (design, section 6). */
@@ -68,7 +68,7 @@ export const AFTER: Record<Operation['state'], Record<Outcome<never>['kind'], Op
   settled: { done: 'too_late', refused: 'too_late', unknown: 'too_late' },
 };
 
-/** More operations than this are not summed for a figure that is only shown. */
+/** Beyond this many operations, no sum is computed for a figure that is only displayed. */
 const SUMMED_COUNT_MAX = 10_000;
 
 /** The operation that owns a key of a wallet and a route. */
@@ -159,7 +159,7 @@ const reads = prepare((read: Reader) => ({
     .from(answers)
     .where(and(eq(answers.operationId, sql.placeholder('id')), gt(answers.keptUntil, sql.placeholder('now'))))
     .prepare(),
-  // SQLite tells the length of a body without reading it.
+  // SQLite returns the length of a body without reading it.
   answerBytes: read
     .select({ bytes: sql<bigint>`length(${answers.body})` })
     .from(answers)
@@ -253,8 +253,8 @@ export function findOperationByKey(read: Reader, walletId: string, route: string
 }
 
 /**
- * Returns what the operation that owns this key was charged, null while it is not, and what its wallet may still spend, as
- * people and agents are shown it. Undefined when no operation owns the key.
+ * Returns the charge of the operation that owns this key, null while it has none, and the money that its wallet may still spend, as
+ * it is displayed. Undefined when no operation owns the key.
  */
 export function findPaid(read: Reader, walletId: string, route: string, key: string) {
   const operation = findOperationByKey(read, walletId, route, key);
@@ -266,13 +266,16 @@ export function findAnswer(read: Reader, operationId: string, now: number): Buff
   return reads(read).answer.get({ id: operationId, now })?.body;
 }
 
-/** Returns the bytes of what `findAnswer` returns; undefined where there is none. */
+/** Returns the number of bytes that `findAnswer` returns; undefined where there is no answer. */
 export function answerBytes(read: Reader, operationId: string, now: number): number | undefined {
   const found = reads(read).answerBytes.get({ id: operationId, now });
   return found && Number(found.bytes);
 }
 
-/** Returns what a wallet was charged since `since` (Unix seconds), by its latest 10,000 operations. To show, not to decide by. */
+/**
+ * Returns the amount charged to a wallet since `since` (Unix seconds), by its latest 10,000 operations. For display, not for
+ * decisions.
+ */
 export function chargedSince(read: Reader, walletId: string, since: number): Nanos {
   return Nanos(reads(read).chargedSince.get({ walletId, since })?.nanos ?? 0n);
 }
@@ -282,7 +285,7 @@ export function openOperations(read: Reader, walletId: string): Operation[] {
   return reads(read).open.all({ walletId });
 }
 
-/** What operations of unknown outcome hold of a wallet. */
+/** Returns the amount that operations of unknown outcome hold of a wallet. */
 function uncertainHeld(read: Reader, walletId: string): Nanos {
   return Nanos(reads(read).uncertainHeld.get({ walletId })?.nanos ?? 0n);
 }
@@ -366,9 +369,9 @@ export function uncertainOperations(
   return reads(read).uncertain.all({ until, afterAt: cursor.uncertainAt, afterId: cursor.id });
 }
 
-/** The order of a hold: all of a new operation but what the hold decides. */
+/** The order of a hold: all members of a new operation except those that the hold decides. */
 export type OperationOrder = {
-  /** Chosen before the write, so that the operation is registered as in flight before anybody can see it. */
+  /** Chosen before the write, so that the operation is registered as in flight before it becomes visible. */
   id: string;
   walletId: string;
   kind: OperationKind;
@@ -392,8 +395,8 @@ export type OperationOrder = {
 export type Placed = Pick<Operation, 'hold' | 'price' | 'seal'>;
 
 /**
- * A smaller order. `isShort`: its caller would rather wait for requests in flight than have so little, as long as they hold
- * anything.
+ * A smaller order. With `isShort` the caller would rather wait for requests in flight than get so small an answer, as long as they
+ * hold anything.
  */
 export type Reduced = { hold: Nanos; price: string; to: number; isShort: boolean };
 
@@ -405,8 +408,8 @@ export type HoldOrder = OperationOrder & {
   /** Called with the smaller order that is held. */
   reduced?: (reduced: Reduced) => void;
   /**
-   * Throws a refusal for what the rules of its kind or a limit forbid. Runs after the checks of the wallet's state, before
-   * its funds.
+   * Throws a refusal for violations of the rules of its kind or of a limit. Runs after the checks of the wallet's state, before
+   * those of its funds.
    */
   limits?: (read: Reader, wallet: Wallet) => void;
 };
@@ -440,7 +443,7 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   if ('to' in funds) order.reduced?.(funds);
   const { hold, price } = funds;
 
-  // After this point the hold must stand.
+  // From here on the hold must stand.
   const { id } = order;
   const placed = { hold, price, seal: 0 };
   const operation = withChecksum(operations, operationFrom(order, placed, now));
@@ -451,7 +454,7 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
 }
 
 /**
- * Returns what of an order a wallet can hold: all of it, or less. Or why it holds nothing: `isSoon` where that is only because of
+ * Returns the part of an order that a wallet can hold: all of it, or less; or why it can hold nothing. `isSoon`: only because of
  * requests in flight whose outcome will be known.
  */
 function fundsFor(
@@ -464,7 +467,7 @@ function fundsFor(
   const reduced = order.reduce?.(left);
   if (reduced && !reduced.isShort) return reduced;
   const unknown = wallet.held ? uncertainHeld(read, wallet.id) : ZERO;
-  const later = Nanos(left + wallet.held); // As soon as the holds in flight settle for nothing.
+  const later = Nanos(left + wallet.held); // The funds if all holds in flight are released.
   const soon = Nanos(later - unknown);
   const most = soon >= order.hold ? order : order.reduce?.(soon);
   if (reduced && (!most || most.hold <= reduced.hold)) return reduced;
@@ -484,12 +487,12 @@ function fundsFor(
 }
 
 /**
- * The verdict of a wallet on an order. `waits`: only requests in flight keep it from its money, and `refusal` is what it would be
- * refused with. `refused`: for another reason, which the write of the hold tells.
+ * The verdict of a wallet on an order. `waits`: only requests in flight keep it from its money, and `refusal` is the refusal that
+ * it would get. `refused`: for another reason, which the write of the hold reports.
  */
 export type Standing = { kind: 'ready' } | { kind: 'waits'; refusal: Refusal } | { kind: 'refused' };
 
-/** Returns what `placeHold` would do, by the rows as they are. A refill that is due is not looked at. */
+/** Returns the result that `placeHold` would have, by the rows as they are. Ignores a refill that is due. */
 export function standingOf(read: Reader, order: HoldOrder, now: number, blocked?: string): Standing {
   const wallet = findWallet(read, order.walletId) as Wallet;
   try {
@@ -534,7 +537,7 @@ export function operationFrom(order: OperationOrder, { hold, price, seal }: Plac
   };
 }
 
-/** Throws why a wallet may not spend at the moment, whatever it has. */
+/** Throws a refusal when a wallet may not spend at the moment, whatever its funds. */
 function refuseHolds(read: Reader, wallet: Wallet, now: number, blocked: string | undefined): void {
   refuseInactive(wallet, now);
   refuseFrozen(read, wallet);
@@ -552,9 +555,9 @@ export const isUnanswered = ({ state, outcome, settledBy }: Operation): boolean 
   state === 'uncertain' || (outcome === 'charged' && (settledBy === 'policy' || settledBy === 'operator'));
 
 /**
- * Takes over the hold of an unanswered operation for another attempt at the same request. Nothing is held anew: what
- * comes is charged to this hold, or has been. Returns undefined when the operation has been answered or released in the
- * meantime. Throws what `placeHold` throws for the state of the wallet.
+ * Takes over the hold of an unanswered operation for another attempt at the same request. There is no second hold: the new attempt
+ * is charged to this one, or already has been. Returns undefined when the operation has been answered or released in the meantime.
+ * Throws the refusals of `placeHold` for the state of the wallet.
  */
 export function takeOverHold(tx: Tx, id: string, now: number, blocked?: string): Operation | undefined {
   const operation = operationOf(tx, id);
@@ -563,10 +566,10 @@ export function takeOverHold(tx: Tx, id: string, now: number, blocked?: string):
   return operation;
 }
 
-/** `moved` is false if the operation had been settled before. `available` is what its wallet may spend now, if it moved money. */
+/** `moved` is false if the operation had been settled before. `available` is the money that its wallet may spend now, if money moved. */
 export type Settlement = { moved: boolean; available: Nanos | undefined };
 const UNMOVED: Settlement = { moved: false, available: undefined };
-/** It is uncertain, and holds what it held. */
+/** The operation is uncertain, and keeps its hold. */
 const KEPT: Settlement = { moved: true, available: undefined };
 
 /**
@@ -593,7 +596,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
   const charge = outcome.kind === 'done' ? outcome.charge : ZERO;
   assert(charge >= 0n && charge <= operation.hold, 'a charge is never above its hold: the price is capped before');
 
-  // After this point the operation is settled.
+  // From here on the operation is settled.
   const settled = withNewChecksum(operations, operation, {
     state: 'settled' as const,
     outcome: outcome.kind === 'done' ? ('charged' as const) : ('released' as const),

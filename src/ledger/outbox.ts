@@ -10,8 +10,8 @@ import { Refusal } from '../refusal.ts';
 import { LIST_COUNT_MAX, type Page, type Wallet } from './wallet.ts';
 
 /**
- * The outbox of events for receivers (docs/decisions/0037): what happened is written in the transaction that caused it,
- * with one delivery for each receiver that wants it. The notifier sends what is waiting (src/notify).
+ * The outbox of events for receivers (docs/decisions/0037): an event is written in the transaction that caused it, with one
+ * delivery for each receiver that wants it. The notifier sends waiting deliveries (src/notify).
  */
 
 export type Event = typeof events.$inferSelect;
@@ -22,7 +22,7 @@ export const EVENT_KEPT_SECONDS = 30 * 86_400;
 
 /** The settings of events that the ledger needs. */
 export type OutboxSettings = {
-  /** `types` are those that a receiver gets; all unless given. */
+  /** `types` are the types that a receiver gets; by default all. */
   receivers: readonly { name: string; types?: readonly EventType[] | undefined }[];
   /** An account whose available credit falls below this is low; undefined where no limit is set. */
   account_low_cents: number | undefined;
@@ -44,16 +44,16 @@ export type Outbox = OutboxSettings & {
 
 const outboxes = new WeakMap<object, Outbox>();
 
-/** Sets who is told about what happens in this database. */
+/** Sets the receivers of events of this database. */
 export function attachOutbox(tx: Tx, outbox: Outbox): void {
   outboxes.set(tx, outbox);
 }
 
-/** Returns the cents below which the available credit of an account is low; undefined where nobody asked. */
+/** Returns the cents below which the available credit of an account is low; undefined where no limit is set. */
 export const accountLowCents = (tx: Tx): number | undefined => outboxes.get(tx)?.account_low_cents;
 
 const WAITING = sql`${deliveries.deliveredAt} is null and ${deliveries.gaveUpAt} is null`;
-/** No earlier event of the same subject waits for the same receiver. */
+/** The condition that no earlier event of the same subject waits for the same receiver. */
 const FIRST_OF_SUBJECT = sql`not exists (
   select 1 from delivery d
   where d.receiver = ${deliveries.receiver} and d.subject = ${deliveries.subject} and d.event_seq < ${deliveries.eventSeq}
@@ -139,7 +139,7 @@ export const recordTest = defineWrite('event.test', (tx, { now }: { now: number 
   record(tx, 'test', 'test', {}, now),
 );
 
-/** Returns the receivers that want events of a type. Every one wants a test. */
+/** Returns the receivers that want events of a type. Every receiver gets a test. */
 const wanting = (tx: Tx, type: EventType) =>
   (outboxes.get(tx)?.receivers ?? []).filter(({ types }) => type === 'test' || (types?.includes(type) ?? true));
 
@@ -171,8 +171,8 @@ type EventFilter = {
 };
 
 /**
- * Matches the events about a wallet. A failed refill has the account as its subject, so of the account's few events those are
- * matched whose data name the wallet.
+ * Matches the events about a wallet. The subject of a failed refill is the account, so of the account's few events those match
+ * whose data name the wallet.
  */
 const aboutWallet = ({ id, accountId }: Pick<Wallet, 'id' | 'accountId'>) =>
   and(
@@ -187,7 +187,7 @@ const matching = ({ type, wallet, since }: EventFilter) =>
     since === undefined ? undefined : gte(events.createdAt, since),
   );
 
-/** Returns the events that fit, newest first, before the id `before`, at most `limit`. Throws `not_found` for `before`. */
+/** Returns the matching events, newest first, before the id `before`, at most `limit`. Throws `not_found` for `before`. */
 export function listEvents(read: Reader, filter: EventFilter, { before, limit = LIST_COUNT_MAX }: Page = {}): Event[] {
   return read
     .select()
@@ -207,8 +207,8 @@ export function countEvents(read: Reader, filter: EventFilter): number {
 export const deliveriesOf = (read: Reader, { seq }: Event): Delivery[] => reads(read).deliveries.all({ seq });
 
 /**
- * Queues an event again, with its id, for every configured receiver that wants its type. It is sent before what waits of
- * the same subject and is younger. Returns how many receivers get it. Throws `not_found`.
+ * Queues an event again, with its id, for every configured receiver that wants its type. It is sent before younger waiting events
+ * of the same subject. Returns how many receivers get it. Throws `not_found`.
  */
 export const resendEvent = defineWrite('event.resend', (tx, { id, now }: { id: string; now: number }): number => {
   const event = eventOf(tx, id);
@@ -219,7 +219,7 @@ export const resendEvent = defineWrite('event.resend', (tx, { id, now }: { id: s
   return receivers.length;
 });
 
-/** Returns the next delivery to a receiver: the oldest that is due and has nothing of its subject before it. */
+/** Returns the next delivery to a receiver: the oldest that is due without an earlier one of its subject. */
 export function nextDelivery(
   read: Reader,
   receiver: string,
@@ -229,8 +229,8 @@ export function nextDelivery(
 }
 
 /**
- * Returns the Unix seconds after `now` at which something may be due for this receiver. What is due already and was not
- * returned by `nextDelivery` waits for something of its subject.
+ * Returns the Unix seconds after `now` at which a delivery to this receiver may be due. One that is due already and was not
+ * returned by `nextDelivery` waits for another of its subject.
  */
 export function nextDeliveryAt(read: Reader, receiver: string, now: number): number | undefined {
   return reads(read).nextDue.get({ receiver, now })?.at || undefined;
@@ -250,11 +250,11 @@ export type Attempt =
 type RecordAttempt = {
   delivery: Delivery;
   attempt: Attempt;
-  /** The receiver had been down: everything that waits for it is due. */
+  /** The receiver had been down: all of its waiting deliveries become due. */
   isBack: boolean;
   now: number;
 };
-/** Records how an attempt ended. */
+/** Records the outcome of an attempt. */
 export const recordAttempt = defineWrite('event.attempt', (tx, { delivery, attempt, isBack, now }: RecordAttempt) => {
   noteAttempt(tx, delivery, attempt, now);
   if (isBack) hurry(tx, delivery.receiver, now);
@@ -279,7 +279,7 @@ function noteAttempt(tx: Tx, { eventSeq, receiver, queuedAt }: Delivery, attempt
     .run();
 }
 
-/** Makes everything due that waits for a receiver. */
+/** Makes all waiting deliveries of a receiver due. */
 function hurry(tx: Tx, receiver: string, now: number): void {
   tx.update(deliveries)
     .set({ dueAt: now })

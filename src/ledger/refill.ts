@@ -13,17 +13,14 @@ import { insertChange, moveBudget, type WalletChange } from './move.ts';
 import { tellRefilled, tellRefillShort } from './notices.ts';
 import { available, findWallet, LIST_COUNT_MAX, refuseInactive, statusAt, type Wallet } from './wallet.ts';
 
-/** What a wallet gets at each boundary of its period (design, section 13). */
+/** The amount that a wallet gets at each boundary of its period, and the rules for it (design, section 13). */
 export type Refill = {
   /** US cents, above 0. */
   cents: number;
   every: Period;
   /** The time zone whose midnights, Mondays and firsts are the boundaries. */
   zone: string;
-  /**
-   * `none` sets what is available to `cents`, `all` adds them, a number of cents adds them to at most that much (0: as
-   * `none`).
-   */
+  /** `none` sets the available amount to `cents`, `all` adds them, a number of cents adds them up to at most that much (0: as `none`). */
   carry: 'none' | 'all' | number;
 };
 
@@ -38,7 +35,7 @@ const reads = prepare((read: Reader) => ({
       and(
         sql`${wallets.status} = 'active' and ${wallets.refillAt} is not null`,
         lte(wallets.refillAt, sql.placeholder('now')),
-        // One that is over but not marked as expired yet stays due: a caller that pages would never come to an end.
+        // A wallet that has expired but is not marked yet would stay due: a caller that pages would never finish.
         or(isNull(wallets.expiresAt), gt(wallets.expiresAt, sql.placeholder('now'))),
       ),
     )
@@ -94,9 +91,9 @@ export function nextRefill(read: Reader): number | undefined {
 
 type SetRefill = { id: string; refill: Refill | null; now: number; blocked: string | undefined };
 /**
- * Sets the refill of a wallet, or ends it with null, after one that is owed under the terms before. The first one happens
- * at the next boundary. One that is still owed stays owed where rhythm and zone remain. Throws `wallet_closed`,
- * `wallet_expired`, and `invalid_request` for a child, whose budget comes from its parent.
+ * Sets the refill of a wallet, or ends it with null, after paying one that is owed under the former terms. The first one happens at
+ * the next boundary. One that is still owed stays owed if rhythm and zone remain. Throws `wallet_closed`, `wallet_expired`, and
+ * `invalid_request` for a child, whose budget comes from its parent.
  */
 export const setRefill = defineWrite('wallet.set_refill', (tx, { id, refill, now, blocked }: SetRefill): Wallet => {
   const found = findWallet(tx, id) as Wallet;
@@ -124,13 +121,13 @@ function isOwed(wallet: Wallet, now: number): boolean {
 
 export type Refilled =
   | { kind: 'refilled'; wallet: Wallet; change: WalletChange }
-  /** The account cannot give what is needed: tried again, for the period that is current then. */
+  /** The account cannot pay the amount: tried again, for the period that is current then. */
   | { kind: 'short'; wallet: Wallet; period: string; reason: string };
 
 /**
- * Refills a wallet whose boundary has passed, once for the current period, however many have passed (design, section
- * 13). Whole cents move: what is left over afterwards, held or not, in the wallet and in its open children, is the amount, or less
- * than a cent above it; more where that is held, or lies with the children, who keep it. Returns undefined where nothing is due.
+ * Refills a wallet whose boundary has passed, once for the current period, however many have passed (design, section 13). Whole
+ * cents move. Afterwards the unspent money, held or not, in the wallet and in its open children, is the amount, or less than a cent
+ * above it; more if that much is held, or lies with the children, who keep it. Returns undefined if no refill is due.
  */
 export function refillIfDue(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {
   return isDue(wallet, now) ? refillNow(tx, wallet, now, blocked) : undefined;
@@ -158,9 +155,9 @@ export function refillParent(tx: Tx, child: Pick<Wallet, 'parentId'> | undefined
 function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {
   const refill = refillOf(wallet);
   if (!refill || statusAt(wallet, now) !== 'active') return;
-  if (blocked) return; // The clock is doubted: a boundary may not have passed.
+  if (blocked) return; // The clock is in doubt: a boundary may not have passed.
   const { date, start, next } = periodAt(refill.every, refill.zone, now);
-  // One of this date from before this period began belongs to another zone or rhythm, and to another boundary.
+  // A refill of this date from before this period belongs to another zone or rhythm, and to another boundary.
   const earlier = reads(tx).ofPeriod.get({ walletId: wallet.id, period: date });
   const period = earlier && earlier.createdAt < start ? `${date} ${refill.every} ${refill.zone}` : date;
   if (reads(tx).ofPeriod.get({ walletId: wallet.id, period })) {
@@ -171,7 +168,7 @@ function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refil
   try {
     if (amount > 0n) refuseNewBudget(tx, wallet.accountId);
     const id = newId('chg');
-    moveBudget(tx, wallet, { id, amount }, now); // Refuses before it writes, so that nothing of a short refill stays.
+    moveBudget(tx, wallet, { id, amount }, now); // Refuses before it writes, so that a short refill leaves nothing.
     const change = insertChange(tx, { id, walletId: wallet.id, kind: 'refill', amount, period }, now);
     tellRefilled(tx, wallet, change, now);
     const budget = Nanos(wallet.budget + amount);
@@ -185,17 +182,17 @@ function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refil
 }
 
 /**
- * Returns what the open wallets below a wallet may still spend, or hold. It comes back when they close, so it is left over: an
- * agent would else keep any sum across a refill by parking it in a child. What is held comes back as well, but for what it is
- * charged, which is spent when it is.
+ * Returns the amount that the open wallets below a wallet may still spend, or hold. It comes back when they close, so it counts as
+ * unspent: otherwise an agent would keep any sum across a refill by parking it in a child. Held money comes back as well, except
+ * for its charge, which counts as spent once it is charged.
  */
 function parkedBelow(tx: Tx, { id: walletId, delegated }: Wallet): Nanos {
   return Nanos(delegated === 0n ? 0n : (reads(tx).parked.get({ walletId })?.nanos ?? 0n));
 }
 
 /**
- * Returns what a refill moves, in whole cents; below 0 where more than its amount is left over, but never more than is `own`:
- * what is held stays held, and what is parked with children stays with them.
+ * Returns the amount that a refill moves, in whole cents; below 0 if more than its amount is unspent, but never more than `own`:
+ * held money stays held, and money parked with children stays with them.
  */
 function amountOf({ cents, carry }: Pick<Refill, 'cents' | 'carry'>, own: Nanos, bound: Nanos): Nanos {
   if (carry === 'all') return centsToNanos(cents);

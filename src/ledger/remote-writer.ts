@@ -5,22 +5,22 @@ import { errorOf, pack, unpack } from './crossing.ts';
 import type { Order, Report, WorkerSettings } from './writer-worker.ts';
 
 /**
- * A message waits for at most this many turns of the event loop, until it has so many writes, and no longer than each turn
- * brings more: a write that is alone waits for none. Under load fewer and larger commits are made; but were all requests in
- * one message, the thread that writes and the one that answers would wait for each other in turn.
+ * A message waits for at most this many turns of the event loop, until it has GATHER_COUNT_MAX writes, and only while each turn
+ * brings more: a single write does not wait. Under load this makes fewer and larger commits; but were all requests in one message,
+ * the thread that writes and the one that answers would wait for each other in turn.
  */
 const GATHER_TURNS_MAX = 8;
 const GATHER_COUNT_MAX = 20;
 
 type Waiting = { isPaid: boolean; resolve(value: unknown): void; reject(error: unknown): void };
 
-/** The writer in its thread, as the others see it. */
+/** The writer in its thread, as the other threads see it. */
 type RemoteWriter = {
   write<D, R>(write: Write<D, R>, data: NoInfer<D>): Promise<R>;
   commitCount(): number;
   changeCount(): number;
   failure(): string | undefined;
-  /** Resolves when everything asked for has ended. Nothing may be written afterwards. */
+  /** Resolves when all requested writes have ended. Nothing may be written afterwards. */
   drain(): Promise<void>;
   /** Closes the database and ends the thread. */
   close(): Promise<void>;
@@ -29,9 +29,9 @@ type RemoteWriter = {
 type RemoteOptions = Omit<WriterOptions, 'told'>;
 
 /**
- * Starts the thread that writes to this file. What is asked for in one turn of the event loop goes to it as one message, and
- * a few turns later while each brings more. The end of the thread, and an exception between the two, is the end of the process:
- * it calls `fatal`.
+ * Starts the thread that writes to this file. The writes of one turn of the event loop go to it as one message, which waits a few
+ * turns while each brings more. The end of the thread, and an exception in the messages between the two, ends the process: it calls
+ * `fatal`.
  */
 export function startWriter(file: string, options: RemoteOptions): RemoteWriter {
   const { diskReserve, outbox } = options;
@@ -46,10 +46,10 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   let [commits, failure]: [number, string | undefined] = [0, undefined];
   let changes = 0;
   let isClosed = false;
-  let isEnding = false; // By itself, or because it is told to.
+  let isEnding = false; // On its own or on request.
   let isClosing = false;
 
-  worker.unref(); // Whoever waits for a write keeps the process alive.
+  worker.unref(); // Waiting callers keep the process alive.
   worker.on('message', (bytes: Uint8Array) => orFail(() => take(unpack<Report>(bytes))));
   worker.on('error', (error) => {
     if (isClosing) ended.reject(error);
@@ -68,7 +68,7 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
     options.fatal(error);
   }
 
-  /** Runs a step between the threads. After one that throws nobody knows which writes were told how they ended. */
+  /** Runs a step between the threads. After one that throws, it is unknown which callers have their results. */
   function orFail(step: () => void): void {
     try {
       step();
@@ -84,7 +84,7 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   }
 
   function takeEnded(report: Report & { kind: 'ended' }): void {
-    if (report.results.some(([id]) => !waiting.get(id)?.isPaid)) changes++; // Before whoever waits for them goes on.
+    if (report.results.some(([id]) => !waiting.get(id)?.isPaid)) changes++; // Must happen before the callers resume.
     const hasCommitted = report.commits > commits;
     ({ commits, failure } = report);
     if (hasCommitted) options.committed?.(report.mark);
@@ -109,8 +109,8 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   }
 
   /**
-   * Sends what is queued once a turn of the event loop brings nothing more. The thread hears nothing of these turns, so it
-   * could not wait for what they bring.
+   * Sends the queue once a turn of the event loop brings nothing more. The thread does not see these turns, so it could not wait
+   * for their writes.
    */
   function gather(seen: number, turnsLeft: number): void {
     const hasMore = queued.length > seen && queued.length < GATHER_COUNT_MAX;
@@ -119,13 +119,13 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   }
 
   function send(): void {
-    const shortage = diskReserve?.shortage(); // May ask for a write itself.
+    const shortage = diskReserve?.shortage(); // It may request a write itself.
     const writes = queued;
     queued = [];
     worker.postMessage(pack({ writes, shortage, outbox: changedOutbox() } satisfies Order));
   }
 
-  /** Returns the settings of the outbox; undefined where they are those of the message before. */
+  /** Returns the settings of the outbox; undefined if they are those of the message before. */
   function changedOutbox(): Order['outbox'] {
     if (!outbox) return undefined;
     const { receivers, account_low_cents } = outbox;

@@ -115,7 +115,7 @@ type ResourceFilter = {
   accountId?: string | undefined;
   walletId?: string | undefined;
   status?: Resource['status'] | undefined;
-  /** Only those that have not ended. */
+  /** Only resources that have not ended. */
   isLive?: boolean;
   /** Created at or after this, Unix seconds. */
   since?: number | undefined;
@@ -193,8 +193,8 @@ export function updateResource(tx: Tx, id: string, change: ResourceChange): Reso
 }
 
 /**
- * Updates a lease with a finding that may be out of date. A lease that has ended stays as it is. A lease that is to end
- * is `stopping` until then and keeps its first end reason.
+ * Updates a lease with a finding that may be out of date. A lease that has ended stays as it is. A lease that has to end is
+ * `stopping` until then and keeps its first end reason.
  */
 export function updateIfLive(tx: Tx, id: string, change: ResourceChange): Resource {
   const row = findResource(tx, id) as Resource;

@@ -75,9 +75,9 @@ type Reversed = {
 };
 
 /**
- * Applies a report on a refund or dispute, in any order and however often. The amount taken from the account follows
- * from everything known about the payment. Returns undefined when the report is no news, or when no checkout is known
- * to have been paid by that payment; the report is then kept until one is.
+ * Applies a report on a refund or dispute, in any order and however often. The amount taken from the account follows from
+ * everything known about the payment. Returns undefined when the report is no news, or when no checkout is known to have been paid
+ * by that payment; the report is then kept until one is known.
  */
 function reportReversal(tx: Tx, report: ReversalReport, now: number): Reversed | undefined {
   const known = reads(tx).byId.get({ id: report.id });
@@ -108,8 +108,8 @@ function changeReversal(tx: Tx, reversal: Reversal, change: Partial<Reversal>): 
 }
 
 /**
- * Takes from the account what the refunds and disputes of a paid checkout claim, at most what it brought, or gives back
- * what they no longer claim. While a dispute is undecided the account gets no new wallets.
+ * Takes from the account the amount that the refunds and disputes of a paid checkout claim, at most its credit, or gives back the
+ * amount that they no longer claim. While a dispute is undecided the account gets no new wallets.
  */
 export function settleReversals(
   tx: Tx,

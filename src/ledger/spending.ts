@@ -8,7 +8,7 @@ import { findWallet, TREE } from './wallet.ts';
 export const SPEND_BY = ['model', 'wallet', 'account', 'day', 'tag', 'kind'] as const;
 export type SpendBy = (typeof SPEND_BY)[number];
 
-/** Whose charged operations are summed: those of a wallet and all below it, of an account, or all. */
+/** The scope of the charged operations that are summed: a wallet and all below it, an account, or all. */
 export type SpendScope = { wallet: string } | { account: string } | undefined;
 
 export type SpendOrder = {
@@ -28,13 +28,13 @@ type SpendRow = {
   charged: Nanos;
 };
 
-/** What was charged under keys that have no row of their own. */
+/** The sum of the keys that have no row of their own. */
 export type SpendRest = Omit<SpendRow, 'key'>;
 export type Spending = { rows: SpendRow[]; others: SpendRest | undefined; total: Nanos };
 
 /**
- * The most keys that are summed at a time: agents make up as many tags as they like. When there are more, those with the least so
- * far, half of them, become a part of the rest.
+ * The most keys that are summed at a time: agents may invent any number of tags. When there are more, the half with the smallest
+ * sums becomes a part of the rest.
  */
 const KEY_COUNT_MAX = 10_000;
 
@@ -51,7 +51,7 @@ const OPERATION = {
 };
 type Charged = Pick<typeof operations.$inferSelect, keyof typeof OPERATION>;
 
-/** Rows that are read at a time: a millisecond or two, in which nothing else is served. */
+/** The number of rows read at a time: a millisecond or two, in which nothing else is served. */
 const PAGE_COUNT = 500;
 
 const reads = prepare((read: Reader) => ({
@@ -69,7 +69,7 @@ const reads = prepare((read: Reader) => ({
     .orderBy(asc(operations.settledAt), asc(operations.id))
     .limit(PAGE_COUNT)
     .prepare(),
-  // What does not count is left out later: a page takes as long whatever it holds.
+  // Rows that do not count are left out later: a page then takes the same time whatever it contains.
   ofWallet: read
     .select(OPERATION)
     .from(operations)
@@ -88,11 +88,11 @@ const reads = prepare((read: Reader) => ({
 }));
 
 /**
- * Sums what was charged, by model, wallet, account, UTC day, tag or kind: the journal's entries to sales, with the tokens of
- * their operations. An operation belongs to the second in which it was charged. Rows are ordered by day, or else by amount,
- * largest first: at most `rowsMax`, with the sum of all `others`. By tag, an operation counts for each of its tags, one without
- * any under the empty key; the total counts it once. Total, and rows with the rest, are exact; of more than 10,000 keys a row may
- * lack what was charged under its key before it was among the largest. Reads by pages and lets other work go on between them.
+ * Sums charges by model, wallet, account, UTC day, tag or kind: the journal's entries to sales, with the tokens of their
+ * operations. An operation belongs to the second in which it was charged. Rows are ordered by day, or else by amount, largest
+ * first: at most `rowsMax`, with the sum of all `others`. By tag, an operation counts for each of its tags, one without any under
+ * the empty key; the total counts it once. The total, and the rows together with the rest, are exact; with more than 10,000 keys a
+ * row may lack charges from before its key was among the largest. Reads by pages and lets other work run between them.
  */
 export async function sumSpending(read: Reader, order: SpendOrder, rowsMax = KEY_COUNT_MAX): Promise<Spending> {
   const rows = new Map<string, SpendRow>();
@@ -142,13 +142,13 @@ const byAmount = (a: SpendRow, b: SpendRow) => (a.charged === b.charged ? byKey(
 
 export type SpendCell = { at: number; keys: string[]; operations: number; charged: Nanos };
 type SpendGrid = Omit<SpendOrder, 'by'> & {
-  /** What the keys of a cell are, in this order. */
+  /** The keys of a cell, in this order. */
   by: readonly Exclude<SpendBy, 'tag'>[];
-  /** The length of a cell in seconds. It begins at a multiple of it, so that a day is a UTC day. */
+  /** The length of a cell in seconds. A cell begins at a multiple of it, so that a day is a UTC day. */
   seconds: number;
 };
 
-/** Sums what was charged in cells of time, by several keys at once. Reads like `sumSpending`. */
+/** Sums charges in cells of time, by several keys at once. Reads in the same way as `sumSpending`. */
 export async function spendingOverTime(read: Reader, { by, seconds, ...order }: SpendGrid): Promise<SpendCell[]> {
   const cells = new Map<string, SpendCell>();
   const keysOf = by.map((it) => keysBy(read, it));
@@ -216,7 +216,7 @@ async function* chargedOperations(
     for (let afterId = ''; ; ) {
       const page = reads(read).ofWallet.all({ walletId, afterId });
       yield* page.filter(counts);
-      rows += page.length + 1; // A wallet without operations takes a look as well.
+      rows += page.length + 1; // A wallet without operations takes a query as well.
       if (rows >= PAGE_COUNT) {
         rows = 0;
         await nextTurn();

@@ -5,13 +5,13 @@ import { findWallet, lineage } from './wallet.ts';
 const KNOWN_COUNT_MAX = 20_000;
 
 /**
- * To whom a wallet belongs, for everything that is shared out: an agent opens children at will, so they count as one with the
- * wallet above them whose budget comes from the account.
+ * The owner of a wallet, for every fair share: an agent opens children at will, so they count as one with the wallet above them
+ * whose budget comes from the account.
  */
 export type Tenant = { treeId: string; accountId: string };
 export type TenantOf = (walletId: string) => Tenant;
 
-/** Creates the look-up of tenants. It remembers what it finds: a wallet never changes its parent. */
+/** Creates the look-up of tenants. It caches them: a wallet never changes its parent. */
 export function createTenantOf(read: Reader): TenantOf {
   const known = new Map<string, Tenant>();
   return (walletId) => {

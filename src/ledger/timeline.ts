@@ -17,7 +17,7 @@ const reads = prepare((read: Reader) => ({
         eq(entries.causeId, sql.placeholder('walletId')),
         sql`${entries.causeId} in (select id from operation where wallet_id = ${sql.placeholder('walletId')})`,
         sql`${entries.causeId} in (select id from wallet_change where wallet_id = ${sql.placeholder('walletId')})`,
-        // What its children were given when they opened or were raised, and what they gave back.
+        // The amounts that its children got when they opened or were raised, and those that they gave back.
         sql`${entries.causeId} in (
           select id from wallet where parent_id = ${sql.placeholder('walletId')}
           union all
@@ -27,7 +27,7 @@ const reads = prepare((read: Reader) => ({
     )
     .orderBy(asc(entries.seq))
     .prepare(),
-  /** Stops counting at `limit`: what is left is not read. */
+  /** Stops counting at `limit`: the rest is not read. */
   causes: read
     .select({ count: sql<number>`count(*)` })
     .from(
@@ -64,16 +64,16 @@ export type Step = {
   /** The wallet's available money afterwards. */
   available: Nanos;
   operationId: string | null;
-  /** Null for what a child gave back: the request that closed it is not in the books. */
+  /** Null for money that a child gave back: the request that closed it is not in the books. */
   requestId: string | null;
-  /** The model or the resource, and what was metered. */
+  /** The model or the resource, and the metered quantity. */
   subject: string | null;
   usage: string | null;
   settledBy: string | null;
   reason: string | null;
 };
 
-/** Returns every movement of a wallet's money in order, from opening to closing: why is my $3.20 gone? */
+/** Returns every movement of a wallet's money in order, from opening to closing. */
 export function timeline(read: Reader, wallet: Wallet): Step[] {
   let available = ZERO;
   return reads(read)

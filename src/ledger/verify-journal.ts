@@ -14,7 +14,10 @@ type OperationRow = [
   hold: bigint,
   charge: bigint | null,
 ];
-/** The balance of a book of the journal, and what sales took from it, in nano-dollars. A wallet has two, which know each other. */
+/**
+ * The balance of a book of the journal, and the amount that sales took from it, in nano-dollars. A wallet has two, which refer to
+ * each other.
+ */
 type Book = { name: string; amount: bigint; sold: bigint; other: Book | undefined };
 /** The book of an operation's hold, the sums of its entries, and its row. */
 type Seen = {
@@ -51,12 +54,12 @@ const NANOS_PER_CENT = 10_000_000n;
 /** An entry of the journal, with the books that it moves money between. */
 type Entry = { seq: number; causeId: string; from: Book; to: Book; amount: bigint };
 
-/** What the entries of the journal add up to, and the rows that they are held against as they are read. */
+/** The sums of the journal's entries, and the rows that they are compared with as they are read. */
 type Sums = {
   fault: (text: string) => void;
-  /** The books of all but wallets, by name. */
+  /** The books by name, except those of wallets. */
   readonly books: Map<string, Book>;
-  /** The books of available money, by wallet: each knows the book of its holds, so one look-up finds both. */
+  /** The books of available money, by wallet: each refers to the book of its holds, so one look-up finds both. */
   readonly walletBooks: Map<string, Book>;
   /** The sums of the entries of each unsettled operation; dropped once its row agrees. */
   readonly open: Map<string, Seen>;
@@ -66,19 +69,19 @@ type Sums = {
   readonly fundings: Map<string, bigint>;
   fundingCount: number;
   readonly findFunding: (id: string) => FundingRow | undefined;
-  /** By wallet: the budget it was given, when it opened and by changes. */
+  /** The budget that each wallet was given, when it opened and by changes. */
   readonly given: Map<string, bigint>;
-  /** What the entries of each change of a wallet add up to. */
+  /** The sums of the entries of each change of a wallet. */
   readonly changes: Map<string, bigint>;
   readonly findChange: (id: string) => string | undefined;
 };
 
-/** By account, what its wallets say, in cents: reserved by the open ones, spent by the closed ones. */
+/** The sums of each account's wallets, in cents: reserved by the open ones, spent by the closed ones. */
 type Budgets = { readonly reserved: Map<string, bigint>; readonly spent: Map<string, bigint> };
 
 /**
- * Rebuilds every balance from the journal, reading it once, and holds every row against it: operations, fundings, changes
- * of wallets, wallets and accounts. Returns the newest entry.
+ * Rebuilds every balance from the journal, reading it once, and compares every row with it: operations, fundings, changes of
+ * wallets, wallets and accounts. Returns the newest entry.
  */
 export function verifyJournal(client: Client, fault: (text: string) => void): { seq: number; hash: string } {
   const sums = noSums(client, fault);
@@ -193,11 +196,11 @@ function walkEntries(client: Client, sums: Sums): { seq: number; hash: string } 
     expected = seq + 1;
     prev = hash;
     lastAt = at;
-    if (isWhole) addEntry(sums, seq, parts as Fields); // Else a field has a line feed: whose money it moves cannot be told.
+    if (isWhole) addEntry(sums, seq, parts as Fields); // Otherwise a field has a line feed, and the books of the entry are unknown.
   }
 }
 
-/** Moves the amount of an entry between its books, and adds it to what it was caused by. */
+/** Moves the amount of an entry between its books, and adds it to the sum of its cause. */
 function addEntry(sums: Sums, seq: number, [, , causeId, debit, credit, amountText]: Fields): void {
   const amount = BigInt(amountText);
   const isOperation = causeId.startsWith('op_');
@@ -237,7 +240,7 @@ function followOperation(sums: Sums, { seq, causeId: id, from, to, amount }: Ent
   }
 }
 
-/** Returns the id of the wallet whose holds this book has. */
+/** Returns the id of the wallet whose holds are in this book. */
 const heldFor = ({ name }: Book): string => name.slice('hold:'.length);
 
 function checkOperation(sums: Sums, id: string, seen: Seen) {
@@ -275,7 +278,7 @@ function followFunding(sums: Sums, { seq, causeId: id, from, to, amount }: Entry
   if (moved > cents * NANOS_PER_CENT) fault(`funding ${id} is of ${cents} cents, its entries of ${moved} nanos`);
 }
 
-/** Finds the fundings whose entries are less than their rows say. */
+/** Reports the fundings whose entries sum to less than their rows. */
 function checkFundings(sums: Sums): void {
   for (const [id, moved] of sums.fundings) {
     const [, , cents] = sums.findFunding(id) as FundingRow;
@@ -304,7 +307,7 @@ function checkChanges(client: Client, { fault, changes }: Sums): void {
       fault(`the change ${id} of ${walletId} is of ${amount} nanos, its entries of ${changes.get(id) ?? 0n}`);
 }
 
-/** Finds whether operations and fundings have rows but no entries. */
+/** Reports operations and fundings that have rows but no entries. */
 function checkCounts(client: Client, { fault, operationCount, fundingCount }: Sums): void {
   // An operation with a hold of 0 moves nothing, so it has no entries.
   const priced = client.prepare('select count(*) from operation where hold_nanos > 0').pluck().get() as bigint;
@@ -314,7 +317,7 @@ function checkCounts(client: Client, { fault, operationCount, fundingCount }: Su
   if (funded !== BigInt(fundingCount)) fault(`there are ${funded} fundings, ${fundingCount} of them in the journal`);
 }
 
-/** Checks every wallet against its books and the sums of its children. Takes the books of those that have a row away. */
+/** Checks every wallet against its books and the sums of its children. Removes the books of wallets that have a row. */
 function checkWallets(client: Client, sums: Sums): Budgets {
   const budgets: Budgets = { reserved: new Map(), spent: new Map() };
   const belowOf = childrenOf(client);
@@ -327,11 +330,11 @@ function checkWallets(client: Client, sums: Sums): Budgets {
   return budgets;
 }
 
-/** What the closed children of a wallet have spent, and what its open ones were given. */
+/** The spending of a wallet's closed children, and the budgets of its open ones. */
 type Below = { spent: bigint; delegated: bigint };
 const NOTHING_BELOW: Below = { spent: 0n, delegated: 0n };
 
-/** Returns a function that sums the children of a wallet. Most wallets have none, and are not asked for. */
+/** Returns a function that sums the children of a wallet. Most wallets have none, and are not queried. */
 function childrenOf(client: Client): (walletId: string) => Below {
   const parents = new Set(
     client.prepare('select distinct parent_id from wallet where parent_id is not null').pluck().all() as string[],
@@ -376,7 +379,7 @@ function checkWallet(sums: Sums, { reserved, spent }: Budgets, wallet: WalletRow
   add(spent, wallet.account_id, kept);
 }
 
-/** Checks every account against its books and its wallets. Takes the books of those that have a row away. */
+/** Checks every account against its books and its wallets. Removes the books of accounts that have a row. */
 function checkAccounts(client: Client, sums: Sums, { reserved, spent }: Budgets): void {
   const { fault, books } = sums;
   for (const account of client
@@ -401,7 +404,7 @@ function checkAccounts(client: Client, sums: Sums, { reserved, spent }: Budgets)
   }
 }
 
-/** Finds the books that are left: a row that is gone had a name here, even if it had nothing left. */
+/** Reports the remaining books: the row of such a name is missing, even if its balance is zero. */
 function checkNames({ fault, books, walletBooks }: Sums): void {
   const ofNobody = [...walletBooks.values()].flatMap((it) => [it, it.other as Book]);
   for (const { name, amount } of [...books.values(), ...ofNobody])

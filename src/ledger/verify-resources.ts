@@ -3,8 +3,8 @@ import type { Database as Client } from 'better-sqlite3';
 type Row = { id: string; charged: bigint; paid: bigint; waits: bigint };
 
 /**
- * Compares each lease's recorded charge with its operations: its creation and every charged extension. Before its machine is
- * ready only the operator charges a creation, and older books have nothing charged then.
+ * Compares each lease's recorded charge with its operations: its creation and every charged extension. Before its machine is ready
+ * only the operator charges a creation, and older books record no charge then.
  */
 export function verifyResources(client: Client, fault: (text: string) => void): void {
   const rows = client.prepare(`

@@ -10,9 +10,9 @@ export type Verdict = {
   ok: boolean;
   entries: number;
   head: { seq: number; hash: string };
-  /** The faults, of which a list that is too long names only the first and how many more there are. */
+  /** The faults; of a list that is too long only the first and the number of the others. */
   problems: string[];
-  /** The number of faults, of those too that are not listed. */
+  /** The number of faults, including those that are not listed. */
   faults: number;
 };
 
@@ -30,7 +30,7 @@ export function readVerdict(text: string): Verdict {
 
 /** Cap of listed faults; the rest are only counted. */
 const PROBLEM_COUNT_MAX = 1000;
-/** Faults that were found, the first of them listed. */
+/** The faults found, the first of them listed. */
 export type Faults = { listed: string[]; count: number };
 
 /** Runs a check and returns the faults that it reports. */
@@ -69,8 +69,8 @@ export function verifyLedger(client: Client): Verdict {
 
 /**
  * Rebuilds every balance from the journal and finds every fault of it: the chain, the numbering, the timestamps, and each
- * operation, wallet, funding, checkout and account against its entries. For use inside a transaction. Returns the newest
- * entry as well.
+ * operation, wallet, funding, checkout and account against its entries. For use inside a transaction. Also returns the newest
+ * entry.
  */
 export function verifyBooks(client: Client): { head: Verdict['head']; faults: Faults } {
   let head: Verdict['head'] = { seq: 0, hash: '' };

@@ -27,10 +27,10 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-/** What makes a change safe to repeat, and who asked for it. */
+/** The idempotency key of a change, and its author. */
 export type ChangeOrder = {
   walletId: string;
-  /** The same key and body change nothing again. Null for a command that nobody repeats. */
+  /** A repetition with the same key and body changes nothing. Null for a command that is never repeated. */
   idempotencyKey: string | null;
   fingerprint: Buffer;
   requestId: string;
@@ -40,13 +40,13 @@ export type Changed = { wallet: Wallet; change: WalletChange; isNew: boolean };
 
 type ChangeBudget = { order: ChangeOrder & { cents: number }; now: number; blocked: string | undefined };
 /**
- * Raises a wallet's budget by whole cents, out of its account or its parent, or lowers it by negative ones. Lowering
- * stops at what is spent, held and delegated (design, section 13). Refills that are owed come first. Throws
- * `wallet_closed`, `wallet_expired`, `idempotency_conflict`, and for a raise what `refuseNewBudget` and `move` throw.
+ * Raises a wallet's budget by whole cents, out of its account or its parent, or lowers it by negative ones. Lowering stops at the
+ * amount spent, held and delegated (design, section 13). Refills that are owed come first. Throws `wallet_closed`,
+ * `wallet_expired`, `idempotency_conflict`, and for a raise the refusals of `refuseNewBudget` and `move`.
  */
 export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, blocked }: ChangeBudget): Changed => {
   const before = findWallet(tx, order.walletId);
-  if (before) refillIfOwed(tx, before, now, blocked); // Later it would take back what is added now, or give back what is taken.
+  if (before) refillIfOwed(tx, before, now, blocked); // A later refill would take back the added amount, or give back the removed one.
   refillParent(tx, before, now, blocked);
   const earlier = repeated(tx, order);
   if (earlier) return earlier;
@@ -69,7 +69,7 @@ type ExtendWallet = { order: ChangeOrder & { seconds: number }; now: number };
  */
 export const extendWallet = defineWrite('wallet.extend', (tx, { order, now }: ExtendWallet): Changed => {
   const idempotencyKey = order.idempotencyKey === null ? null : `extend\n${order.idempotencyKey}`;
-  // Older versions kept the key of an extension as it came.
+  // Older versions stored the key of an extension unchanged.
   const earlier = repeated(tx, { ...order, idempotencyKey }) ?? repeated(tx, order, 'extend');
   if (earlier) return earlier;
   const wallet = walletOf(tx, order.walletId);
@@ -90,8 +90,8 @@ export const extendWallet = defineWrite('wallet.extend', (tx, { order, now }: Ex
 
 type FreezeWallet = { id: string; frozenAt: number | null; reason: string | null; now: number };
 /**
- * Freezes a wallet, with everything below it, or unfreezes it with null: no new holds, while stops and settlements go
- * on. Idempotent; a wallet that is frozen already takes a new reason. Throws `wallet_closed` and `wallet_expired`.
+ * Freezes a wallet, with everything below it, or unfreezes it with null: no new holds, while stops and settlements continue.
+ * Idempotent; a wallet that is frozen already takes a new reason. Throws `wallet_closed` and `wallet_expired`.
  */
 export const freezeWallet = defineWrite('wallet.freeze', (tx, { id, frozenAt, reason, now }: FreezeWallet): Wallet => {
   const wallet = walletOf(tx, id);
@@ -104,7 +104,7 @@ export const freezeWallet = defineWrite('wallet.freeze', (tx, { id, frozenAt, re
   return { ...wallet, ...change };
 });
 
-/** Returns what an earlier order with this key has changed, of this kind alone if one is named. */
+/** Returns the change of an earlier order with this key, of this kind alone if one is named. */
 function repeated(
   tx: Tx,
   { walletId, idempotencyKey, fingerprint }: ChangeOrder,

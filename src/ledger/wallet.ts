@@ -8,7 +8,7 @@ export type Wallet = typeof wallets.$inferSelect;
 
 /** Lists return the latest 100 rows unless asked for fewer (interface, section 1). */
 export const LIST_COUNT_MAX = 100;
-/** A page of a list: rows before this id, at most so many. */
+/** A page of a list: rows before this id, at most `limit` of them. */
 export type Page = { before?: string | undefined; limit?: number | undefined };
 
 const reads = prepare((read: Reader) => ({
@@ -142,7 +142,7 @@ export type WalletFilter = {
   status?: Wallet['status'] | undefined;
   /** Opened at or after this, Unix seconds. */
   since?: number | undefined;
-  /** Only those that are frozen and may otherwise spend. */
+  /** Only wallets that are frozen and may otherwise spend. */
   isFrozen?: boolean;
   /** A part of the name, in any case. */
   named?: string | undefined;
@@ -190,11 +190,11 @@ export function countWallets(read: Reader, filter: WalletFilter): number {
 
 type Balances = Pick<Wallet, 'budget' | 'held' | 'spent' | 'delegated'>;
 
-/** Returns what the wallet may still spend or delegate. */
+/** Returns the amount that the wallet may still spend or delegate. */
 export const available = ({ budget, held, spent, delegated }: Balances): Nanos =>
   Nanos(budget - held - spent - delegated);
 
-/** Returns the same as people and agents are shown it: nothing of a closed wallet, which has given back its rest. */
+/** Returns the available amount as it is displayed: zero for a closed wallet, which has given back its rest. */
 export const shownAvailable = (wallet: Balances & Pick<Wallet, 'status'>): Nanos =>
   wallet.status === 'closed' ? ZERO : available(wallet);
 
@@ -228,7 +228,7 @@ export function refuseFrozen(read: Reader, wallet: Wallet): void {
 }
 
 /**
- * Returns the wallet whose freeze holds this one back: itself, or the nearest above it. Undefined where none is frozen, and for a
+ * Returns the wallet whose freeze applies to this one: itself, or the nearest above it. Undefined where none is frozen, and for a
  * closed wallet that is not frozen itself: its record is final.
  */
 export function frozenOver(read: Reader, wallet: Wallet): Wallet | undefined {
@@ -269,12 +269,12 @@ export function raiseHeld(tx: Tx, walletId: string, amount: Nanos): void {
   writes(tx).hold.run({ id: walletId, amount });
 }
 
-/** A hold that ends, what of it is charged, and how many answers are stored with it. */
+/** A hold that ends, its charge, and the number of answers that are stored with it. */
 export type Settled = { hold: Nanos; charge: Nanos; answers: number };
 
 /**
- * Turns a hold into a charge on the wallet row and releases the rest. The caller posts the entries. Returns what the row says
- * now.
+ * Turns a hold into a charge on the wallet row and releases the rest. The caller posts the entries. Returns the changed row's
+ * figures.
  */
 export function settleHeld(
   tx: Tx,
@@ -296,7 +296,7 @@ export function nextExpiry(read: Reader): number | undefined {
   return reads(read).nextExpiry.get()?.at ?? undefined;
 }
 
-/** Returns since when a wallet that closes spends nothing (Unix seconds); null for others, and where it was not noted. */
+/** Returns the Unix seconds since which a closing wallet spends nothing; null for others, and where they were not recorded. */
 export function closingSince({ status, closingSince: noted, expiresAt }: Wallet): number | null {
   if (status !== 'closing' && status !== 'expired') return null;
   return noted ?? (status === 'expired' ? expiresAt : null);

@@ -18,9 +18,9 @@ export type WorkerSettings = {
 /** Writes to run, in this order. */
 export type Order = {
   writes: readonly (readonly [id: number, name: string, data: unknown])[];
-  /** Why no new work may be started. */
+  /** The reason why no new work may be started. */
   shortage: string | undefined;
-  /** The receivers of events, with the first order and where a reload has changed them since the last one. */
+  /** The receivers of events: in the first order, and where a reload has changed them since the last one. */
   outbox: OutboxSettings | undefined;
 };
 export type Result = readonly [id: number, value: unknown, thrown?: Thrown];
