@@ -7,12 +7,12 @@ import type { Ledger } from '../ledger/ledger.ts';
 import type { Log } from '../log.ts';
 import { parseJson } from '../parse-json.ts';
 
-/** Between two notes of the time that the books were served at. */
+/** The interval between two notes of the time at which the books were served. */
 const NOTE_SECONDS = 60;
-/** Between two questions whether the clock has been synchronized. */
+/** The interval between two checks whether the clock is synchronized. */
 const ASK_SECONDS = 10;
 
-/** Returns when these books were last served; undefined where the file is missing or damaged. */
+/** Returns the time at which these books were last served; undefined where the file is missing or damaged. */
 export function readSighting(file: string): Sighting | undefined {
   try {
     const { at, boot } = parseJson(readFileSync(file, 'utf8')) as Sighting;
@@ -30,17 +30,17 @@ type ClockWatchParts = {
   time: TimeSource;
   /** Returns whether a time service vouches for the clock; `now` is the wall clock in Unix seconds. */
   isSynced(now: number): Promise<boolean | undefined>;
-  /** The path of the file in which the time is noted. */
+  /** The path of the file with the noted time. */
   file: string;
   /** Reports that the time could not be noted. */
   failed(error: unknown): void;
 };
 
-/** Notes at what time the books are served, and ends a doubt of the clock when it is synchronized. */
+/** Notes the time at which the books are served, and ends a doubt of the clock when it is synchronized. */
 export type ClockWatch = {
-  /** Believes the clock if the operator has accepted it or a time service vouches for it. */
+  /** Trusts the clock if the operator has accepted it or a time service vouches for it. */
   judge(isAccepted: boolean): Promise<void>;
-  /** Logs a doubt that is left. */
+  /** Logs a remaining doubt. */
   start(): void;
   stop(): Promise<void>;
 };
@@ -49,7 +49,7 @@ export type ClockWatch = {
 export function watchClock({ clock, ledger, log, time, isSynced, file, failed }: ClockWatchParts): ClockWatch {
   let timer: NodeJS.Timeout | undefined;
   let running: Promise<void> | undefined;
-  let noting = Promise.resolve(); // One note after the other.
+  let noting = Promise.resolve(); // One note is written after the other.
   let isStarted = false;
   let isFailing = false; // On a full disk it fails every minute, which is reported once.
 
@@ -70,7 +70,7 @@ export function watchClock({ clock, ledger, log, time, isSynced, file, failed }:
   async function believeIfSynced(): Promise<void> {
     const leap = clock.doubt();
     if (!leap || !(await isSynced(wall()))) return;
-    const still = clock.doubt(); // It may have been set right while the time service was asked.
+    const still = clock.doubt(); // The clock may have been corrected while the time service was asked.
     if (still) await believe(still, 'a time service vouches for it');
   }
 

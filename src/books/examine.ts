@@ -11,12 +11,12 @@ const SMALL_BYTES = 32 * 1024 * 1024;
 export type Marks = {
   head: CommitMark | undefined;
   tip: CommitMark | undefined;
-  /** Why the head file could not be read. */
+  /** The reason why the head file could not be read. */
   fault: string | undefined;
 };
 
 /**
- * Reads the head file and the tip file. Read them before the books that they are compared with: meanwhile those may move
+ * Reads the head file and the tip file. Read them before the books that they are compared with: in between, the books may move
  * forward, but never back. Never throws.
  */
 export async function readMarks(at: { head: string; tip: string }): Promise<Marks> {
@@ -34,7 +34,7 @@ export const newestOf = ({ head, tip }: Marks): { epoch: number; seq: number } =
   seq: Math.max(head?.seq ?? 0, tip?.seq ?? 0),
 });
 
-/** Returns why these books are not the ones that the marks know: commits are lost, or the newest entries do not chain. */
+/** Returns why these books do not match the marks: commits are lost, or the newest entries do not chain. */
 export function gapOf({ read }: Pick<ReadableBooks, 'read'>, { head, tip, fault }: Marks): string | undefined {
   if (fault) return fault;
   try {

@@ -10,7 +10,7 @@ const HEAD_MILLISECONDS = 1000;
  * (design, section 6).
  */
 type HeadWriter = {
-  /** After a commit: the tip is written now, the head within a second. */
+  /** Records a commit: the tip is written now, the head within a second. */
   committed(newest: () => CommitMark): void;
   flush(): Promise<void>;
   stop(): Promise<void>;
@@ -38,7 +38,7 @@ export function createHeadWriter(
     await writeHeadFile(at.head, head);
     written = state;
     isFailing = false;
-    writeTip(headOf(ledger().read)); // Only now is the old content of the tip no longer needed.
+    writeTip(headOf(ledger().read)); // Written only now: before, the old content of the tip may still be needed.
   }
   /** Writes the tip. Without one, the head is at most a second older. A failed tip is opened again with the next head. */
   function writeTip(head: CommitMark) {

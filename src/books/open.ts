@@ -17,7 +17,7 @@ import { readSighting } from './clock-watch.ts';
 type DirectoryNeeds = {
   /** Creates the directory when it is missing. Without it there must be a database. */
   create?: boolean;
-  /** The lock to hold; none unless given. `lock` keeps other writers out, `backupLock` only other backups. */
+  /** The lock to hold, by default none. `lock` keeps other writers out, `backupLock` only other backups. */
   lock?: { file: 'lock' | 'backupLock'; who: string; patience?: Patience };
 };
 
@@ -46,10 +46,10 @@ export type ReadableBooks = Pick<Ledger, 'client' | 'read'> & Disposable;
 export type WritableBooks = Ledger & AsyncDisposable;
 
 /**
- * Opens a database file as books. `read` may run beside a server and needs no lock: it writes nothing and migrates nothing.
- * `write` opens the ledger with its writer, and needs the lock of the directory. Throws when the file is missing, older
- * (without `migrate`) or newer than this program, or damaged so far that SQLite cannot open it, and `read_only` where the
- * disk has no room for what SQLite makes beside it.
+ * Opens a database file as books. `read` may run beside a server and needs no lock: it writes nothing and migrates nothing. `write`
+ * opens the ledger with its writer, and needs the lock of the directory. Throws when the file is missing, older (without `migrate`)
+ * or newer than this program, or too damaged for SQLite to open it, and `read_only` where the disk has no room for the files that
+ * SQLite makes beside it.
  */
 export function openBooks(file: string, needs: { access: 'read' }): ReadableBooks;
 export function openBooks(file: string, needs: { access: 'write' } & LedgerOptions): WritableBooks;
@@ -70,13 +70,13 @@ export function openBooks(
 }
 
 /**
- * Opens the keyring of these books with the configured master key. Creates no key. Throws when the key is missing or
- * malformed, or is another than theirs.
+ * Opens the keyring of these books with the configured master key. Creates no key. Throws when the key is missing or malformed, or
+ * does not belong to these books.
  */
 export const keyringOf = (read: Reader, source: MasterKeySource): Keyring =>
   openKeyring(read, readMasterKey(source, { create: false }));
 
-/** Returns what these books know of time: their newest time, and when they were last served, by the file of their directory. */
+/** Returns the times that these books know: their newest, and the time at which they were last served, by the file of their directory. */
 export function knownTimeOf(read: Reader, at: Pick<Files, 'clock'>): KnownTime {
   const sighting = readSighting(at.clock);
   return { at: Math.max(newestTime(read), Math.floor(sighting?.at ?? 0)), sighting };

@@ -1,6 +1,6 @@
 import type { Books } from './service.ts';
 
-/** Returns why the server takes no new holds at the moment, or undefined: what `/readyz` and `purser status` say. */
+/** Returns why the server takes no new holds at the moment, or undefined: the reason in `/readyz` and `purser status`. */
 export function unreadyReason({
   health,
   diskReserve,

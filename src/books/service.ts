@@ -52,20 +52,20 @@ export type BooksOptions = {
   create: boolean;
   /** Begins a new epoch where the database is behind its head file, its chain is broken or its books are damaged. */
   acceptLoss?: boolean;
-  /** Believes the clock where it is in doubt. */
+  /** Trusts the clock where it is in doubt. */
   acceptClock?: boolean;
-  /** The receivers of events; none unless given. */
+  /** The receivers of events; by default none. */
   outbox?: Outbox;
   /** Called after each commit. */
   committed?: () => void;
   time?: TimeSource;
-  /** Returns whether a time service vouches for the clock; asks the machine unless given. */
+  /** Returns whether a time service vouches for the clock; by default asks the machine. */
   isSynced?: (now: number) => Promise<boolean | undefined>;
-  /** Returns the id of this machine; reads /etc/machine-id unless given. */
+  /** Returns the id of this machine; by default reads /etc/machine-id. */
   machineId?: () => string | undefined;
   /** Called when a COMMIT failed: must stop the process at once. */
   fatal: (error: unknown) => void;
-  /** Writes in this thread. Only tests do (`LedgerOptions`). */
+  /** Writes in this thread. Only tests set it (`LedgerOptions`). */
   writesHere?: boolean;
 };
 
@@ -103,7 +103,7 @@ export async function openBooksForService(
   const headWriter = createHeadWriter(at, () => ledger, events, health);
   function diskLow(reason: string): void {
     events.diskLow(reason);
-    // Not at the cost of the reserve; and books with a fault are not written.
+    // The event must not use up the reserve; and books with a fault are not written.
     if (health.fault || diskReserve.isReadOnly() || diskReserve.freeBytes() < EVENT_SPACE_BYTES) return;
     const told = ledger.write(tellDiskLow, { reason, now: clock.now() });
     told.catch((error) => events.failed('disk_event', error));
@@ -134,7 +134,7 @@ export async function openBooksForService(
   health.fault = await examine(ledger, at, clock, masterKey.id, options);
   if (!health.fault) await clockWatch.judge(options.acceptClock ?? false);
   opening.adopt(headWriter, async (it) => {
-    // A head that the database is behind is evidence: it is not overwritten. An older one that stays, on a full disk, is none.
+    // A head that is ahead of the database is evidence: it is not overwritten. An older head that remains, on a full disk, is none.
     if (!health.fault) await it.stop().catch((error) => events.failed('head', error));
   });
   if (!health.fault) {
@@ -181,7 +181,7 @@ async function examine(
   else if (fault && options.acceptLoss) {
     options.log.warn({ event: 'loss.accepted', fault }, 'the loss was accepted; a new epoch begins');
     const epoch = { reason: fault, acceptedFaults: found.faults, above: newestOf(marks).epoch };
-    // Not earlier than the books: that would accept a clock which is behind them.
+    // Not earlier than the books: that would accept a clock that is behind them.
     const at = Math.max(now, newestTime(ledger.read));
     await ledger.write(beginNewEpoch, { ...epoch, because: 'the loss of entries was accepted', now: at });
     fault = undefined;
@@ -203,7 +203,7 @@ async function examine(
   return fault;
 }
 
-/** Begins the report-only state on another machine than before: there these books may be a copy. */
+/** Begins the report-only state on a different machine than before: there these books may be a copy. */
 async function recognise(ledger: Ledger, machineId: string | undefined, now: number): Promise<void> {
   if (machineId === undefined) return;
   const { installationId, machineHash: known } = installationOf(ledger.read);

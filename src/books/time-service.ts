@@ -4,14 +4,14 @@ import { findPrograms, outputOf } from '../files/programs.ts';
 
 /** The return value of adjtimex(2) for a clock that is not synchronized. */
 const TIME_ERROR = 5;
-/** systemd-timesyncd touches it at each synchronization, at least every 2048 s; see systemd-timesyncd.service(8). */
+/** The file that systemd-timesyncd touches at each synchronization, at least every 2048 s; see systemd-timesyncd.service(8). */
 const TIMESYNC_FILE = '/run/systemd/timesync/synchronized';
 const TIMESYNC_SECONDS_MAX = 2 * 2048;
 
 /**
- * Returns whether a time service keeps this machine's clock right, by any program here that can ask the kernel
- * (adjtimex(2), STA_UNSYNC) or chronyd, which sets that state only with `rtcsync`. Where none can, as in a container, the
- * file of systemd-timesyncd tells. Undefined if nothing does. `now` is the wall clock in Unix seconds.
+ * Returns whether a time service keeps this machine's clock right, by any program here that can ask the kernel (adjtimex(2),
+ * STA_UNSYNC) or chronyd, which sets that state only with `rtcsync`. Where none can, as in a container, the file of
+ * systemd-timesyncd decides. Undefined if there is no evidence. `now` is the wall clock in Unix seconds.
  */
 export async function isClockSynced(now: number): Promise<boolean | undefined> {
   const ask = async (name: string, ...args: string[]) => {

@@ -12,11 +12,11 @@ import { type Manifest, manifestOf, writeManifest } from './manifest.ts';
 export type Backup = Manifest & { file: string; bytes: number };
 
 /**
- * Writes a complete copy of the books of a data directory to `file` while the server runs: one snapshot, read by this
- * process, so that nothing waits for it. The copy gets its name only once it is verified; on failure nothing is left under
- * that name. `now` is in Unix seconds. Throws `conflict` when the file exists, `not_found` when its directory does not,
- * NoDatabaseError, LockedError while another backup is being made (both would write the same unfinished file), and an error
- * when the books are damaged or behind their head file.
+ * Writes a complete copy of the books of a data directory to `file` while the server runs: one snapshot, read by this process, so
+ * that the server does not wait for it. The copy gets its name only once it is verified; on failure no file of that name remains.
+ * `now` is in Unix seconds. Throws `conflict` when the file exists, `not_found` when its directory does not, NoDatabaseError,
+ * LockedError while another backup is being made (both would write the same unfinished file), and an error when the books are
+ * damaged or behind their head file.
  */
 export async function backUp(directory: string, file: string, version: string, now: number): Promise<Backup> {
   const taken = () =>
@@ -28,8 +28,8 @@ export async function backUp(directory: string, file: string, version: string, n
   const part = `${file}.part`;
   try {
     if (existsSync(file)) throw taken(); // Made by the backup that this one waited for.
-    removeDatabase(part); // Left by a backup that was killed.
-    const marks = await readMarks(at); // Before the copy, so that the copy is never older.
+    removeDatabase(part); // Remains of a backup that was killed.
+    const marks = await readMarks(at); // Read before the copy, so that the copy is never older.
     closeSync(openSync(part, 'wx', 0o600));
     copy(at, part);
     const manifest = finish(part, version, now);
@@ -48,7 +48,7 @@ export async function backUp(directory: string, file: string, version: string, n
   }
 }
 
-/** Notes for `purser status` when and where the last backup was made. Without the note the backup is as good. */
+/** Notes for `purser status` when and where the last backup was made. The backup is complete without the note. */
 function note({ lastBackup }: Files, file: string, at: number): void {
   try {
     writeFileSync(`${lastBackup}.new`, JSON.stringify({ at, file }), { mode: 0o600 });
@@ -61,7 +61,7 @@ function copy({ database }: Files, part: string): void {
   books.client.prepare('vacuum into ?').run(part);
 }
 
-/** Turns the copy into a backup: without tables and views that are not ours, with its manifest, and in one file. */
+/** Turns the copy into a backup: without foreign tables and views, with its manifest, and in one file. */
 function finish(part: string, version: string, now: number): Manifest {
   const { client, read } = openDatabase(part, { migrate: false });
   try {
@@ -79,7 +79,7 @@ function finish(part: string, version: string, now: number): Manifest {
   }
 }
 
-/** Checks the finished backup as a restore would, and that nothing is missing that was on disk before the copy. */
+/** Checks the finished backup as a restore would, and that it contains everything that was on disk before the copy. */
 function check(part: string, marks: Marks): void {
   using books = openBooks(part, { access: 'read' });
   const fault = damageOf(books) ?? gapOf(books, marks);

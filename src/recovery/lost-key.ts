@@ -26,21 +26,21 @@ export type LostKeyReport = {
   master_key_id: string | null;
   from: MasterKeySource['from'];
   file: string | null;
-  /** The new name of the unusable key file that was there, if any. */
+  /** The new name of the unusable key file, if there was one. */
   kept: string | null;
   /** The wallets that get a new token. */
   wallets: { id: string; name: string; account_id: string; status: string }[];
-  /** How many gateway keys of theirs get a new secret, and how many live leases a new SSH key. */
+  /** The number of their gateway keys that get a new secret, and of live leases that get a new SSH key. */
   gateway_keys: number;
   leases: number;
   is_done: boolean;
 };
 
 /**
- * Opens an installation whose master key is lost to a new one (docs/decisions/0014): every open wallet and its gateway keys
- * get new tokens, derived under the new key, and the old tokens end. Nothing else was made with the lost key. Without
- * `apply` only says what would happen. Throws `conflict` where the key is not lost, where the configuration gives a key that
- * was used here before, or none, outside the data directory, and for books with lost commits; LockedError while a server runs.
+ * Opens an installation whose master key is lost to a new one (docs/decisions/0014): every open wallet and its gateway keys get new
+ * tokens, derived under the new key, and the old tokens end. Nothing else was made with the lost key. Without `apply` only reports
+ * what would happen. Throws `conflict` where the key is not lost, where the configuration gives a key that was used here before, or
+ * none, outside the data directory, and for books with lost commits; LockedError while a server runs.
  */
 export async function replaceLostKey(config: Config, { apply }: { apply: boolean }): Promise<LostKeyReport> {
   const source = config.masterKey;
@@ -70,7 +70,7 @@ export async function replaceLostKey(config: Config, { apply }: { apply: boolean
 
   const next = given ?? generateMasterKey();
   const path = source.path as string;
-  // The file first: a key that is in force and in no file would be lost as well.
+  // The file is written first: a key that is in force and in no file would be lost as well.
   const kept = !given && existsSync(path) ? await keepOldKey(path, readFileSync(path, 'utf8')) : null;
   if (!given) await replaceMasterKey(path, next);
   const now = Math.max(newestTime(books.read), Math.floor(systemTime.wall() / 1000));

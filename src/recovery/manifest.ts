@@ -38,7 +38,7 @@ export function manifestOf(client: Client, read: Reader, version: string, create
   };
 }
 
-/** Writes the manifest into a backup, in a table of its own. A file put in place by hand has its old one still. */
+/** Writes the manifest into a backup, in a table of its own. A file put in place by hand still has its old one. */
 export function writeManifest(client: Client, manifest: Manifest): void {
   client.exec(`drop table if exists ${TABLE}`);
   client.exec(`create table ${TABLE} (one integer primary key check (one = 1), manifest text not null) strict`);
@@ -99,7 +99,7 @@ function countsOf(client: Client): Record<string, number> {
 
 const LITESTREAM = '\\_litestream\\_%';
 
-/** Deletes Litestream's tables. They say which replica a file has; a copy has none. */
+/** Deletes Litestream's tables. They name the replica of a file; a copy has none. */
 export function dropLitestream(client: Client): void {
   for (const name of tablesOf(client, LITESTREAM)) client.exec(`drop table "${name}"`);
 }

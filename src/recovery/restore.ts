@@ -32,19 +32,16 @@ export type Restored = {
   kept: string | null;
   /** The newest entry that was known here and is missing in the restored books. */
   lost_to_seq: number | null;
-  /**
-   * Restrictions taken over from the books that were replaced; null where those could not be read, or there were none of this
-   * installation.
-   */
+  /** Restrictions carried over from the replaced books; null where those could not be read, or belonged to another installation. */
   carried_over: CarriedOver | null;
 };
 
 /**
- * Replaces the database with a backup (docs/decisions/0010). All work is done on a copy beside it; the replacement is
- * one rename. The restored books begin a new epoch and are report-only until `resource reconcile --apply`. Throws
- * `not_found` when there is no such file; `conflict` for another master key, a newer or damaged file, a database in
- * use, and, without `force`, a file without a manifest or books of another installation; LockedError while a server
- * runs. `withoutKey` restores books whose master key is lost, which have to get another before they are served.
+ * Replaces the database with a backup (docs/decisions/0010). All work is done on a copy beside it; the replacement is one rename.
+ * The restored books begin a new epoch and are report-only until `resource reconcile --apply`. Throws `not_found` when there is no
+ * such file; `conflict` for another master key, a newer or damaged file, a database in use, and, without `force`, a file without a
+ * manifest or books of another installation; LockedError while a server runs. `withoutKey` restores books whose master key is lost,
+ * which must get another before they are served.
  */
 export async function restore(
   config: Config,
@@ -63,7 +60,7 @@ export async function restore(
     lock: { file: 'lock', who: 'purser restore' },
   });
   const fresh = `${at.database}.restored`;
-  removeDatabase(fresh); // Left by a restore that was killed.
+  removeDatabase(fresh); // Remains of a restore that was killed.
   using leaving = new DisposableStack();
   leaving.defer(() => removeDatabase(fresh));
   copyBeside(file, fresh);
@@ -145,10 +142,7 @@ type Before = {
   restrictions: Restrictions | undefined;
 };
 
-/**
- * Returns what is known here about the books to be replaced: from the files beside them, and from the database if it
- * can be read.
- */
+/** Returns the facts about the books to be replaced: from the files beside them, and from the database if it can be read. */
 async function remember(at: Files): Promise<Before> {
   const { epoch, seq } = newestOf(await readMarks(at));
   let known: { id: string; epoch: number; seq: number } | undefined;
@@ -162,7 +156,7 @@ async function remember(at: Files): Promise<Before> {
       } finally {
         client.close();
       }
-    } catch {} // It is being replaced because it cannot be read: the files beside it have to do.
+    } catch {} // It is being replaced because it cannot be read: the files beside it have to suffice.
   }
   return {
     installationId: known?.id,
@@ -201,7 +195,7 @@ async function begin(
   return { ...headOf(books.read), installationId, carriedOver };
 }
 
-/** Runs `read`. Throws `conflict` when SQLite cannot read the copy, as where a bit of its schema turned. */
+/** Runs `read`. Throws `conflict` when SQLite cannot read the copy, for example after a bit flip in its schema. */
 function readable<T>(file: string, read: () => T): T {
   try {
     return read();
@@ -226,10 +220,10 @@ function refuseOtherKey({ read }: WritableBooks, masterKey: MasterKeySource, fil
 }
 
 /**
- * Links the old database under another name, so that the rename which replaces it is the only step that counts. Its
- * write-ahead log is checkpointed first: left behind, it would be taken for the new database's. Where it cannot be, the log is
- * renamed as well; so is that of a database which is gone, because it may hold all that is left. Returns the path of what is
- * kept, or null when there was nothing.
+ * Links the old database under another name, so that the rename which replaces it is the only step that counts. Its write-ahead log
+ * is checkpointed first: otherwise it would be taken for the new database's. If it cannot be checkpointed, the log is renamed as
+ * well; so is that of a database which is gone, because it may hold all that is left. Returns the path of the kept database, or
+ * null when there was none.
  */
 function setAside(database: string): string | null {
   const isThere = existsSync(database);

@@ -7,12 +7,12 @@ import { freeze, isFrozen } from '../ledger/installation.ts';
 import { findWallet } from '../ledger/wallet.ts';
 import { freezeWallet } from '../ledger/wallet-change.ts';
 
-/** The ids of all that somebody has stopped in the books that a restore replaces. A backup of before would let it go on. */
+/** The ids of everything that was stopped in the books that a restore replaces. An older backup would let it continue. */
 export type Restrictions = {
   keys: { id: string; kind: Key['kind'] }[];
   routerKeys: { id: string }[];
   accounts: { id: string }[];
-  /** The frozen ones, and with `isOver` those that were closed or have expired. */
+  /** The frozen wallets, and with `isOver` those that were closed or have expired. */
   wallets: { id: string; reason: string | null; isOver: 0 | 1 }[];
   installation: { isFrozen: 0 | 1; reason: string | null };
 };
@@ -27,7 +27,7 @@ export type CarriedOver = {
 
 const CLOSED_SINCE = 'it had ended in the books that were replaced by a backup of before';
 
-/** Reads them from books of any version that knows them. Throws what SQLite throws. */
+/** Reads the restrictions from books of any version that has them. Throws the errors of SQLite. */
 export function readRestrictions(client: Database['client']): Restrictions {
   const all = <Row>(query: string) => client.prepare(query).all() as Row[];
   const [installation] = all<Restrictions['installation']>(
@@ -45,8 +45,8 @@ export function readRestrictions(client: Database['client']): Restrictions {
 }
 
 /**
- * Revokes, suspends and freezes in restored books what was stopped in those they replace. A wallet that was closed there and is
- * active here is frozen: what it has left may go back to its account, but nobody means it to spend.
+ * Revokes, suspends and freezes in restored books everything that was stopped in the replaced ones. A wallet that was closed there
+ * and is active here is frozen: its rest may go back to its account, but must not be spent.
  */
 export function carryOver(tx: Tx, from: Restrictions, now: number): CarriedOver {
   const keys = from.keys.filter(({ id, kind }) => {

@@ -27,7 +27,7 @@ type BackupsApp = {
   installationId: string;
   ledger: Pick<Ledger, 'read'>;
 };
-/** Makes one backup. The signal ends it. Throws why none was made. */
+/** Makes one backup. The signal aborts it. Throws the reason when none was made. */
 type MakeBackup = (file: string, signal: AbortSignal) => Promise<void>;
 
 export type Backups = {
@@ -42,8 +42,8 @@ const nameOf = (installationId: string) =>
   new RegExp(`^purser-${installationId}-(\\d{4})(\\d\\d)(\\d\\d)T(\\d\\d)(\\d\\d)(\\d\\d)Z\\.db(\\.part.*)?$`);
 
 /**
- * Returns the finished backups of an installation by the times in their names, the oldest first; before them those whose time
- * is yet to come, because the clock went back: nobody knows their age. Throws when the directory cannot be read.
+ * Returns the finished backups of an installation by the times in their names, the oldest first; before them those with a time in
+ * the future, because the clock went back: their age is unknown. Throws when the directory cannot be read.
  */
 function backupsIn(directory: string, installationId: string, now: number): { file: string; at: number }[] {
   const name = nameOf(installationId);
@@ -58,8 +58,8 @@ function backupsIn(directory: string, installationId: string, now: number): { fi
 }
 
 /**
- * Returns the Unix seconds of the newest backup of an installation that is not of a time to come. Throws when the directory
- * cannot be read.
+ * Returns the Unix seconds of the newest backup of an installation without a time in the future. Throws when the directory cannot
+ * be read.
  */
 export function newestBackup(directory: string, installationId: string, now: number): number | undefined {
   const at = backupsIn(directory, installationId, now).at(-1)?.at;
@@ -67,10 +67,10 @@ export function newestBackup(directory: string, installationId: string, now: num
 }
 
 /**
- * Creates the server's own backups (`backup` in purser.yaml). One is due `every` after the newest that lies in the directory,
- * also over restarts. A failure is logged once, until one succeeds. Only files with the name and the manifest of a backup of
- * this installation are removed, and only after a new one was made. A server that only reports removes none: another one of the
- * same installation may run, and write to the same directory.
+ * Creates the server's own backups (`backup` in purser.yaml). One is due `every` after the newest in the directory, also across
+ * restarts. A failure is logged once, until one succeeds. Only files with the name and the manifest of a backup of this
+ * installation are removed, and only after a new one was made. A server that only reports removes none: another one of the same
+ * installation may run, and write to the same directory.
  */
 export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   const ending = new AbortController();
@@ -87,7 +87,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   });
   app.events.gauge('backup_every_seconds', '`backup.every`.', () => app.config.backup?.every);
 
-  /** `newestBackup`, looked up once, and again after the clock went back. */
+  /** Returns the result of `newestBackup`, looked up once, and again after the clock went back. */
   function newestIn(directory: string, now: number): number | undefined {
     if (newest?.directory !== directory || (newest.at ?? 0) > now) newest = { directory, at: lookUp(directory, now) };
     return newest.at;
@@ -96,7 +96,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     try {
       return newestBackup(directory, app.installationId, now);
     } catch {
-      return undefined; // The next backup says what is wrong with the directory.
+      return undefined; // The next backup reports the fault of the directory.
     }
   }
   function isOurs(file: string): boolean {
@@ -108,13 +108,13 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
         client.close();
       }
     } catch {
-      return false; // Whatever it is, it is not removed.
+      return false; // It is not removed, whatever it is.
     }
   }
 
-  /** Removes the backups beyond the newest `keep`, and what unfinished ones left. Returns the backups that are gone. */
+  /** Removes the backups beyond the newest `keep`, and the remains of unfinished ones. Returns the removed backups. */
   function removeOutdated(directory: string, keep: number, now: number): string[] {
-    // Only one backup is made at a time, so what is unfinished was left by one that was killed.
+    // Only one backup is made at a time, so an unfinished file was left by one that was killed.
     const name = nameOf(app.installationId);
     for (const it of readdirSync(directory)) if (name.test(it) && it.includes('.db.part')) rmSync(join(directory, it));
     const outdated = backupsIn(directory, app.installationId, now)

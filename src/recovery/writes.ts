@@ -14,8 +14,8 @@ type RestoredEpoch = {
 };
 
 /**
- * Begins the epoch of restored books, which only report. They may know browser sessions that have ended since, and what was
- * stopped since stays stopped. Returns how much that is; null where it is not known.
+ * Begins the epoch of restored books, which only report. Ends all browser sessions, as some may have ended since the backup, and
+ * carries over later restrictions. Returns the counts of those; null where they are unknown.
  */
 export const beginRestored = defineWrite(
   'restore.begin',
