@@ -57,7 +57,7 @@ export function spendOnModel<A extends Buffer | null>(
     return { answer: isKept ? answer : null, keptSeconds: seconds };
   };
   let pass: Pass | undefined;
-  /** Asks the circuits, and for a place, before anything is held: a refusal of theirs leaves nothing in the books. */
+  /** Asks the circuits, and for a place, before anything is held: their refusals leave nothing in the books. */
   const enter = (model: Model, earlier?: Operation): Refusal | undefined => {
     if (pass) return undefined;
     const entered = app.circuits.enter(model.routes, tenant, app.upstreams);

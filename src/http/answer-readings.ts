@@ -15,7 +15,7 @@ const WIRES = { messages: messagesWire, responses: responsesWire };
 /** An event to translate, as chunks of plain data. Of an event that is already in the client's API, only this is read. */
 type ReadChunk = { native: boolean; isLast: boolean; response: Json; chunks: unknown[] };
 
-/** The ways to read what a model server has sent, and to translate it. */
+/** The ways to read the answers of model servers, and to translate them. */
 export const ANSWER_READINGS = {
   ...READINGS,
   /** Translates a complete answer to another API. Returns undefined for an answer that is already in that API. */

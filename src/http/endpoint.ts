@@ -84,7 +84,7 @@ export type HttpApp = Omit<ChatApp, 'readApart' | 'memory'> &
     retries: Retries;
     /** Commands and uploads that run inside resources. */
     concurrency: Concurrency;
-    /** Forwards requests to ports of resources. */
+    /** The proxy to ports of resources, and the links with which browsers open them. */
     portProxy: PortProxy;
     portLinks: PortLinks;
     /** The part of the ports' own host names after the first label, if configured. */

@@ -23,8 +23,8 @@ export const CHAT_HEADERS = {
 };
 
 /**
- * Returns the headers of a paid answer: its charge, and the remaining budget of its wallet. Looks them up unless they are
- * known. Empty if nothing was charged.
+ * Returns the headers of a paid answer: its charge, and the amount that its wallet may still spend. Looks them up unless
+ * they are known. Empty if nothing was charged.
  */
 export function paidHeaders(
   { ledger }: App,

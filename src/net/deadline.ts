@@ -1,8 +1,8 @@
 const LATE = Symbol('late');
 
 /**
- * Resolves to the value of `promise`, or to the result of `onLate` once `milliseconds` have passed or `cut` is aborted.
- * This stops nothing: the work behind `promise` continues.
+ * Resolves to the value of `promise`, or to the result of `onLate` once `milliseconds` have passed or `cut` is aborted;
+ * `onLate` may throw instead. This stops nothing: the work behind `promise` continues.
  */
 export async function deadline<T, L>(
   promise: Promise<T>,

@@ -11,7 +11,7 @@ import { parseEvent, readAnswer, readEvent } from './told.ts';
 export const LARGE_BYTES = 128 * 1024;
 export const isLarge = (bytes: Buffer) => bytes.length > LARGE_BYTES;
 
-/** Ways to read what a model server has sent: pure functions on plain data, so that another thread can run them. */
+/** Ways to read the answers of model servers: pure functions on plain data, so that another thread can run them. */
 export const READINGS = {
   answer: readAnswer,
   event: (raw: Buffer, api: Api) => readEvent(eventIn(raw), api),

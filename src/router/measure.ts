@@ -74,7 +74,10 @@ export type MeasuredFor = {
   wires: readonly NativeWire[];
 };
 
-/** Returns these properties. Bytes above `enough` are not counted: no prompt is longer than the context of a route. */
+/**
+ * Returns the properties of a model that measuring depends on. Bytes above `enough` are not counted: no prompt is longer
+ * than the context of a route.
+ */
 export const measuredFor = (model: Model): MeasuredFor => ({
   sellsImages: model.imageTokens !== undefined,
   imageUrls: model.imageUrls,

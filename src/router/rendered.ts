@@ -18,7 +18,7 @@ const NORMALIZED_UNITS = 64;
  * text).
  */
 const RUN_UNITS_MAX = 32;
-/** Maximum bytes by which the normal form of a run exceeds those of the two pieces of it: a letter and three marks. */
+/** Maximum bytes by which the normal form of a run exceeds those of its two pieces together: a letter and three marks. */
 const CUT_RUN_BYTES = 8;
 /** The longest double. */
 const NUMBER_BYTES_MAX = 25;

@@ -8,8 +8,8 @@ const HOST = /^([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?$/i;
 const LOOPBACK = /^(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?$/i;
 
 /**
- * Headers of every answer of the page. It is `same-origin` because with `no-referrer` a browser sends `Origin: null` with a
- * form.
+ * Headers of every answer of the page. The referrer policy is `same-origin`: with `no-referrer` a browser sends
+ * `Origin: null` with a form.
  */
 export const PAGE_HEADERS = {
   'content-security-policy': [

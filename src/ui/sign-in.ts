@@ -22,7 +22,7 @@ export type Arrival = {
   query: URLSearchParams;
   form: URLSearchParams;
 };
-/** Redirects the browser, with cookies. */
+/** A redirection of the browser, with cookies. */
 export type Go = { to: string; cookies?: string[] };
 
 const COOKIE_SECONDS = 7 * 86_400;
@@ -64,7 +64,7 @@ export function signInPage({ app, query }: Arrival, fault?: string): Page {
   return { title: 'Sign in to Purser', body, aside: brand, status: fault === undefined ? 200 : 401 };
 }
 
-/** Opens a session and ends the browser's earlier one, so that its token cannot have been planted beforehand. */
+/** Opens a session with a new token and ends the browser's earlier one, which may have been planted there. */
 async function open(arrival: Arrival, order: Omit<BrowserSessionOrder, 'tokenHash'>): Promise<string> {
   const { app, incoming, place } = arrival;
   const token = mintBrowserToken();

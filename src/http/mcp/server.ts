@@ -116,7 +116,7 @@ async function callTool(
 
 /**
  * Throws `invalid_request` for an argument that the tool does not take. Endpoints ignore unknown members, but a misspelt
- * `id` would turn this call into another one, which closes the caller's own wallet.
+ * `id` would make this another call, which closes the caller's own wallet.
  */
 function refuseUnknown(name: string, args: Arguments): void {
   const known = ARGUMENTS.get(name) as string[];

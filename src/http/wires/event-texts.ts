@@ -34,7 +34,7 @@ function* longTexts(events: readonly NamedEvent[]): Generator<string> {
   }
 }
 
-/** Yields what JSON.stringify makes of plain data. */
+/** Yields the JSON of plain data, as JSON.stringify writes it. */
 function* jsonTexts(value: unknown): Generator<string> {
   if (Array.isArray(value)) {
     for (const [i, it] of value.entries()) {

@@ -208,7 +208,7 @@ export async function create(visit: Visit): Promise<Page> {
   const raw = {
     name: sent.get('name') ?? '',
     budget_cents: centsIn(sent.get('budget')),
-    expires_in_seconds: Number(sent.get('life')?.trim() || DAY_SECONDS), // An empty field is not a number: 0 would mean for ever.
+    expires_in_seconds: Number(sent.get('life')?.trim() || DAY_SECONDS), // An empty field means the default: 0 would mean for ever.
   };
   const key = sent.get('key') ?? undefined;
   const opened =
