@@ -8,7 +8,7 @@ import { describeUsage, toldIn, type Usage } from '../router/usage.ts';
 import { type LearnApp, learnBound } from './learn.ts';
 import type { Detail } from './quote.ts';
 
-/** The size of an answer: the counts that were told of it, and a bound of the tokens that came. */
+/** The size of an answer: its reported counts, and a bound on the tokens that arrived. */
 export type Size = Pick<Heard, 'counts' | 'isCounted' | 'tokensDelivered'>;
 
 /** Returns the size of a complete answer. */
@@ -19,10 +19,10 @@ export const sizeOf = ({ usage, generatedBytes }: ToldAnswer): Size => ({
 });
 
 /**
- * Returns the charge for an answer by its usage, and the usage as text. What was told is charged as told. Only what nobody
- * told is estimated, and never too low: the prompt at its bound, the completion of an answer that nobody counted at its end by
- * what was delivered. The charge is never above the hold (design, section 8). Emits the events of the charge, and learns from
- * counts of the prompt.
+ * Returns the charge for an answer by its usage, and the usage as text. Reported counts are charged as reported. Only
+ * missing ones are estimated, and never too low: the prompt at its bound, and the completion, if it was not counted at its
+ * end, by the delivered text. The charge is never above the hold (design, section 8). Emits the events of the charge, and
+ * learns from counts of the prompt.
  */
 export function charge(
   app: LearnApp,
@@ -34,12 +34,12 @@ export function charge(
   const max = bounded.maxUsage(route);
   const { images } = max;
   const told = toldIn(counts, bounded.apiOf(route), max.promptTokens);
-  // A server that does not know yet tells 0 at the beginning; no prompt has none.
+  // A server that does not know the count yet reports 0 at the beginning; no prompt has 0 tokens.
   const isPromptTold = told.promptTokens !== undefined && (isCounted || told.promptTokens > 0);
   const isAnswerTold = isCounted && told.completionTokens !== undefined;
   const usage: Usage = {
     ...told,
-    // An upstream that does not say how long it caches written tokens caches them as long as the request asked for.
+    // An upstream that does not report how long it caches written tokens caches them for the requested time.
     cacheWriteHourTokens: told.cacheWriteHourTokens ?? (max.isCachedForHour ? told.cacheWriteTokens : 0),
     promptTokens: isPromptTold ? (told.promptTokens as number) : max.promptTokens,
     completionTokens: isAnswerTold

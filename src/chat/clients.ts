@@ -5,17 +5,17 @@ import type { ChatApp } from './quote.ts';
 
 /** The clients of a stream, watched while model servers work for it. */
 type WatchedClients = {
-  /** Returns the signal that ends a call by this route, which is the one that counts from now on. */
+  /** Returns the signal that ends a call by this route. The signal replaces the one of an earlier call. */
   of(route: Route): AbortSignal;
   /** Returns whether the last call was ended by its signal. */
   isOver(): boolean;
-  /** Watches no longer: a call that has ended by itself. */
+  /** Stops watching: the call has ended by itself. */
   end(): void;
 };
 
 /**
- * Watches the clients of a stream. When the last of them has gone for as long as the settings say at that moment, the call is
- * to be ended.
+ * Watches the clients of a stream. The call is to be ended when the last of them has been gone for as long as the settings
+ * in force at that moment allow.
  */
 export function watchClients(app: Pick<ChatApp, 'config'>, audience: Audience): WatchedClients {
   let controller: AbortController | undefined;

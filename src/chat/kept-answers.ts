@@ -1,34 +1,34 @@
 import type { Tenant } from '../ledger/tenant.ts';
 
 /**
- * A tree of wallets, and an account with all its trees, may take one part in so many, for its stored answers, of what would be free
- * on the disk without them.
+ * Divisors of the disk space that would be free without stored answers: a tree of wallets, and an account with all its
+ * trees, may take one part in this number for its answers.
  */
 const DISK_PARTS = { tree: 8, account: 4 };
-/** Bytes that each of them may have stored in any case, however full the disk is. */
+/** Bytes that each owner may store in any case, however full the disk is. */
 const BYTES_MIN = 16 * 1024 * 1024;
-/** Answers are counted by the time at which they are deleted, in steps of so many seconds. */
+/** Answers are counted by the time of their deletion, in steps of this many seconds. */
 const STEP_SECONDS = 600;
-/** Beyond so many owners those whose answers have all been deleted are forgotten, once in a step. */
+/** Beyond this many owners, those without stored answers are removed, once in a step. */
 const OWNER_COUNT_MAX = 1000;
 
-/** Counts what is stored of answers for replays, since the start. */
+/** Counts the answers stored for replays since the start. */
 export type KeptAnswers = {
-  /** Counts an answer that is to be stored for so long. Returns false where it is not to be stored: its owner has too much. */
+  /** Counts an answer that is to be stored for `seconds`. Returns false if it must not be stored, as its owner has too much. */
   tryKeep(owner: Tenant, bytes: number, seconds: number): boolean;
 };
 
 /**
- * Creates the count, with nothing stored. An answer of many MiB may cost its wallet a millionth of a dollar, and all of them are on one
- * disk: without a bound one tree of wallets, or one account with many, would fill it, and nobody could hold anything more
- * (docs/decisions/0017). `now` returns Unix seconds, `freeBytes` what is free on the disk.
+ * Creates the count, with nothing stored. An answer of many MiB may cost its wallet a millionth of a dollar, and all
+ * answers share one disk: without a bound one tree of wallets, or one account with many, would fill it, and no holds could
+ * be placed (docs/decisions/0017). `now` returns Unix seconds, `freeBytes` the free disk space.
  */
 export function createKeptAnswers(now: () => number, freeBytes: () => number): KeptAnswers {
   /** The bytes of each tree and account, by the step in which they are deleted. */
   const owners = new Map<string, Map<number, number>>();
   let sweptStep = 0;
 
-  /** Returns what an owner has, and forgets what has been deleted. */
+  /** Returns an owner's stored bytes, and removes the deleted ones. */
   function bytesOf(steps: Map<number, number>): number {
     const step = stepAt(now());
     let all = 0;
@@ -39,7 +39,7 @@ export function createKeptAnswers(now: () => number, freeBytes: () => number): K
     return all;
   }
 
-  /** Forgets who has nothing. Not at each answer: there may be many who have. */
+  /** Removes owners without stored answers. Not for each answer, as there may be many owners. */
   function sweep(): void {
     const step = stepAt(now());
     if (owners.size <= OWNER_COUNT_MAX || step === sweptStep) return;
@@ -49,7 +49,7 @@ export function createKeptAnswers(now: () => number, freeBytes: () => number): K
 
   const stepsOf = (name: string) => owners.get(name) ?? new Map<number, number>();
 
-  /** Returns whether an owner may store so much more. */
+  /** Returns whether an owner may store `bytes` more. */
   function isWithin(name: string, bytes: number, part: number): boolean {
     const kept = bytesOf(stepsOf(name));
     const all = kept + bytes;

@@ -8,9 +8,9 @@ import type { Bounded } from '../router/bound.ts';
 import { type Catalogue, fadedAt, type Learned, type Model, NOTHING_LEARNED, type Route } from '../router/catalogue.ts';
 import type { Events } from '../telemetry/events.ts';
 
-/** A prompt of fewer tokens, by its bound, teaches what is added to each; a longer one a factor. */
+/** A prompt with a bound below this teaches the tokens added to each prompt; a longer one teaches a factor. */
 const SHORT_TOKENS = 2000;
-/** Caps of what is learned. A server that counts more is broken; they keep holds usable. */
+/** Caps on the learned values. A server that counts more is broken; the caps keep holds usable. */
 const OVERHEAD_TOKENS_MAX = 64_000;
 const PERMILLE_MAX = 64_000;
 /** The largest context_length that the configuration accepts. */
@@ -25,10 +25,11 @@ const basisOf = ({ contextLength, tokensPerByte, promptOverheadTokens }: Route):
   `context_length ${contextLength}, tokens_per_byte ${tokensPerByte}, prompt_overhead_tokens ${promptOverheadTokens}`;
 
 /**
- * Raises the bound of a route so that `counted` prompt tokens would have been within it, and keeps up what it has learned for as long
- * as it is seen. It holds at once, and is kept in the books: it is queued before the settlement that it was found in. Nothing is
- * learned of the text of a request with images, or with switches for the template: one image above `image_tokens`, or a template
- * that writes pages for a switch, would raise the bound of everybody's text, by as much as its sender likes.
+ * Raises the bound of a route so that it covers `counted` prompt tokens, and renews the learned values as long as they are
+ * seen. The new bound applies at once, and is stored in the books: its write is queued before the settlement of the same
+ * request. Requests with images, or with switches for the template, teach nothing about text: one image above
+ * `image_tokens`, or a template that writes pages for a switch, would raise the bound of every caller's text, by as much as
+ * its sender likes.
  */
 export function learnBound(
   { ledger, clock, events }: LearnApp,
@@ -44,7 +45,7 @@ export function learnBound(
   const now = clock.now();
   const before = route.learned;
   const learned = { ...before };
-  // A count of several prompts says nothing of the longest.
+  // A count of several prompts does not show the longest one.
   if (count === 1 && counted > route.contextLength)
     learned.contextTokens = Math.min(Math.max(counted, before.contextTokens), CONTEXT_TOKENS_MAX);
   // If the context length cut the bound off, its real size is unknown; then the context length was wrong.
@@ -80,8 +81,8 @@ const isNews = (before: Learned, after: Learned): boolean =>
   Math.max(after.overheadAt - before.overheadAt, after.factorAt - before.factorAt) >= KEPT_SECONDS;
 
 /**
- * Loads the learned bounds from the database into the routes. What a route has learned since is kept where there is more left of it
- * at `now`.
+ * Loads the learned bounds from the database into the routes. A value learned since then is kept if more of it is left at
+ * `now`.
  */
 export function recallBounds(read: Reader, catalogue: Catalogue, now = 0): void {
   const rows = listLearnedBounds(read);
@@ -98,8 +99,8 @@ export function recallBounds(read: Reader, catalogue: Catalogue, now = 0): void 
 }
 
 /**
- * Returns what a row says. One of an earlier version has a factor, from whichever prompt: it stays one if that was a long prompt,
- * and becomes an overhead if it was a short one.
+ * Returns the learned values of a row. A row of an earlier version has a factor, from a prompt of any length: it stays a
+ * factor if the prompt was long, and becomes an overhead if it was short.
  */
 function learnedFrom(read: Reader, row: LearnedBound, { promptOverheadTokens }: Route): Learned {
   const { permille, contextTokens, overheadTokens, overheadAt, factorAt, learnedAt } = row;
@@ -114,10 +115,10 @@ function learnedFrom(read: Reader, row: LearnedBound, { promptOverheadTokens }: 
   return { ...NOTHING_LEARNED, overheadTokens: tokens, overheadAt: learnedAt, contextTokens };
 }
 
-/** The learned bound of a route, as it was when it was forgotten. */
+/** The learned bound of a route at the time when it was forgotten. */
 export type Forgotten = { upstream: string; upstreamModel: string } & Learned;
 
-/** Forgets what was learned of a model's routes, in the books and in every model that has one of them. */
+/** Forgets the learned bounds of a model's routes, in the books and in every model that has one of the routes. */
 export async function forgetBounds(
   { ledger, clock, events }: LearnApp,
   { routes }: Model,

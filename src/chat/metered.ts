@@ -27,18 +27,18 @@ type Answering = {
   detail: Detail;
   route: Route;
   reply: Exclude<Reply, Silent>;
-  /** Returns whether the call was ended because nobody waited for the answer any more. */
+  /** Returns whether the call was ended because no client waited for the answer. */
   isCancelled: () => boolean;
-  /** When the model server was asked (`performance.now()`). */
+  /** The time at which the model server was asked (`performance.now()`). */
   began: number;
-  /** Counts what is kept of the answer in memory until it has been taken. */
+  /** Counts the memory of the answer until it has been delivered. */
   memory: TranscriptMemory;
 };
 type Silent = { kind: 'refused' | 'unknown' | 'cancelled' };
 
 /**
- * Runs one metered request to a model: holds the bound, asks the routes in order, and settles what `take` makes of the
- * answer. A stream is stopped when nobody has waited for it for a while, where the settings say so. Throws
+ * Runs one metered request to a model: holds the bound, asks the routes in order, and settles the result that `take` makes
+ * of the answer. A stream is stopped when no client has waited for it for a while, if the settings allow it. Throws
  * `unsupported_parameter`, `idempotency_key_expired`, `answer_lost`, `operation_uncertain`, definite refusals of the model
  * server, and PAID_REFUSALS.
  */
@@ -57,7 +57,7 @@ export function spendOnModel<A extends Buffer | null>(
     return { answer: isKept ? answer : null, keptSeconds: seconds };
   };
   let pass: Pass | undefined;
-  /** Asks the circuits, and for a place, before anything is held: what they refuse leaves nothing in the books. */
+  /** Asks the circuits, and for a place, before anything is held: their refusals leave nothing in the books. */
   const enter = (model: Model, earlier?: Operation): Refusal | undefined => {
     if (pass) return undefined;
     const entered = app.circuits.enter(model.routes, tenant, app.upstreams);
@@ -71,7 +71,7 @@ export function spendOnModel<A extends Buffer | null>(
   };
   const room = app.answerRooms(tenant().treeId);
   const memory = app.memory.open(tenant().treeId);
-  /** The room is left when the request has ended and nobody takes its answer any more. */
+  /** The room is left when the request has ended and all deliveries of its answer are over. */
   let users = 1;
   const leaveRoom = () => {
     if (--users > 0) return;
@@ -98,7 +98,7 @@ export function spendOnModel<A extends Buffer | null>(
       movedTo: (key) => place?.moveTo(key),
       async call(operation, { detail }, { audience }) {
         const cancelling = stream ? watchClients(app, audience) : undefined;
-        stayUntil(audience.whenServed); // Those who have joined are given the same bytes.
+        stayUntil(audience.whenServed); // Clients that have joined are given the same bytes.
         try {
           const by = { pass: pass as Pass, reader: { apart: app.readApart(tenant()), enter: room.enter } };
           const { route, reply, began } = await ask(app, operation, detail, by, stream, cancelling?.of);
@@ -110,13 +110,13 @@ export function spendOnModel<A extends Buffer | null>(
           const isCancelled = () => cancelling?.isOver() ?? false;
           return await take({ operation, detail, route, reply, isCancelled, began, memory });
         } finally {
-          cancelling?.end(); // What has ended cannot be cancelled while it is written.
+          cancelling?.end(); // A call that has ended cannot be cancelled while its outcome is written.
         }
       },
       refuse: (operation, outcome) => refuse(app, operation, outcome),
       async replay(operation) {
         if (request.whenOver) stayUntil(request.whenOver);
-        // Each replay is a copy of its own.
+        // Each replay has its own copy in memory.
         const isLarge = (answerBytes(app.ledger.read, operation.id, app.clock.now()) ?? 0) > LARGE_BYTES;
         if (isLarge) await room.enter();
         if (isLarge && users === 1)
@@ -136,7 +136,7 @@ const unreachable = () => {
   throw new Error('only an outcome that is done has an answer');
 };
 
-/** Asks the routes in order. Any error on the way is an unknown outcome. */
+/** Asks the routes in order. Any error during a call is an unknown outcome. */
 async function ask(
   app: ChatApp,
   operation: Operation,
@@ -168,8 +168,8 @@ async function ask(
 }
 
 /**
- * Ends a call whose clients had gone before an answer began. The prompt was worked on, as far as anybody knows, unless it was
- * not sent. On a hold that was taken over it says nothing of the attempt before, so the hold stays.
+ * Ends a call whose clients left before an answer began. The prompt is assumed to have been processed unless it was not
+ * sent. On a hold that was taken over, this does not resolve the earlier attempt, so the hold stays.
  */
 function cancelledEarly(
   app: ChatApp,
@@ -188,7 +188,7 @@ function cancelledEarly(
 const NOTHING_CAME: Size = { counts: undefined, isCounted: false, tokensDelivered: 0 };
 const CANCELLED = 'its client went away, and nobody came for it';
 
-/** Settles a cancelled call by what it is charged. Whoever asks for the answer with its key hears of that. */
+/** Settles a cancelled call at its charge. A later request for the answer with its key gets that as the refusal. */
 export function cancelled(operation: Operation, charged: { charge: Nanos; usage: string }): Called<never> {
   return {
     outcome: { kind: 'done', ...charged, answer: null, reason: CANCELLED, isCancelled: true },
@@ -218,7 +218,7 @@ function refuse(app: ChatApp, { id }: Operation, outcome: NotDone): Refusal {
   return refusedOutside(operation.outcome === 'released' ? outcome : ofRetry(app, operation, outcome));
 }
 
-/** Returns the refusal of a retry on the hold of an earlier attempt, of which it says nothing. */
+/** Returns the refusal of a retry on the hold of an earlier attempt, which it does not resolve. */
 function ofRetry<R extends { reason: string }>(app: Pick<ChatApp, 'config'>, earlier: Operation, refused: R): R {
   const reason = refused.reason.replace(' Nothing was charged.', '').replace(/[^.!?]$/, '$&.');
   return { ...refused, reason: `${reason} ${moneyOf('the earlier attempt', app, earlier)}` };
@@ -245,7 +245,7 @@ export function lost(charge: Nanos, isCancelled = false): Refusal {
   );
 }
 
-/** Returns the refusal for an unknown outcome: says what will happen to the hold, and when. */
+/** Returns the refusal for an unknown outcome: it states when and how the hold will be resolved. */
 function uncertainChat(app: Pick<ChatApp, 'config'>, operation: Operation): Refusal {
   return new Refusal(
     'operation_uncertain',
@@ -255,8 +255,8 @@ function uncertainChat(app: Pick<ChatApp, 'config'>, operation: Operation): Refu
 }
 
 /**
- * Says what is held for `what`, whose outcome is not known, and what will happen to it; or what a policy or the operator has
- * charged for it.
+ * Describes the hold for `what`, whose outcome is unknown, and its resolution; or the charge that a policy or the operator
+ * has made for it.
  */
 function moneyOf(what: string, { config }: Pick<ChatApp, 'config'>, operation: Operation): string {
   if (operation.outcome === 'charged') return `${formatUsd(operation.charge as Nanos)} USD were charged for ${what}.`;

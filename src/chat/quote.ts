@@ -17,11 +17,11 @@ import type { Place } from './retry.ts';
 import { type ChatTerms, fitting, orderOf } from './terms.ts';
 
 export type ChatApp = PaidApp & {
-  /** Reads what a model server has sent to a tenant, in another thread where it is large: there tenants take turns. */
+  /** Reads the answers of model servers to a tenant, large ones in another thread, where tenants take turns. */
   readApart: (tenant: Tenant) => ReadApart;
   answerRooms: AnswerRooms;
   keptAnswers: KeptAnswers;
-  /** What a tree of wallets has in memory. */
+  /** The memory in use by a tree of wallets. */
   memory: { open(treeId: string): TranscriptMemory & { close(): void } };
   catalogue: Catalogue;
   upstreams: ReadonlyMap<string, Upstream>;
@@ -31,30 +31,31 @@ export type ChatApp = PaidApp & {
 };
 export type ChatRequest = Omit<PaidRequest, 'kind'> & {
   /**
-   * Finds the model and bounds the request; throws a refusal if it is not offered, malformed or not priced. Not called
-   * for a replay.
+   * Finds the model and bounds the request; throws a refusal if it is not offered, malformed or not priced. Not called for
+   * a replay.
    */
   prepare: () => { model: Model; bounded: Bounded };
   /** The price limit of one request, if the caller's key has one. */
   maxPrice?: Nanos | undefined;
-  /** Says why the caller may ask no more: its key was revoked while the request waited. */
+  /** Returns the reason why the caller may ask no more: its key was revoked while the request waited. */
   forbidden?: (() => RefusalData | undefined) | undefined;
-  /** The client's place in the attempt, where it sent no key and a retry is recognised by its body. */
+  /** The client's place in the attempt, if it sent no key and a retry is recognised by its body. */
   place?: Place | undefined;
 };
 export type Detail = ReturnType<ChatRequest['prepare']> & {
-  /** Returns the part of an outcome that stores the answer for replays, or does not. Asked when it has come. */
+  /** Returns the part of an outcome that decides whether the answer is stored for replays. Called when the answer has come. */
   keep: (answer: () => Buffer | null) => { answer: Buffer | null; keptSeconds: number };
-  /** The upstreams of the catalogue that the model came from: a reload does not change them once a request is priced. */
+  /** The upstreams of the catalogue that the model came from: a reload does not change them for a priced request. */
   upstreams: ChatApp['upstreams'];
 };
 
-/** A caller that waits for its money is not cut below this while waiting would help, nor below what it asked for. */
+/** An answer of a caller that waits for its money is not cut below this while waiting would help, unless less was requested. */
 const ENOUGH_TOKENS = 8192;
 
 /**
  * Prices a request at the most expensive of the model's routes, because any of them may answer. With `earlier`, whose hold
- * is to be taken over, an answer that can be shorter is made to fit it. `waits`: it rather waits for money than is cut short.
+ * is to be taken over, an answer that can be shorter is cut to fit it. `waits`: the request waits for money rather than
+ * being cut short.
  */
 export function quoteChat(
   { model, bounded }: ReturnType<ChatRequest['prepare']>,
@@ -82,7 +83,7 @@ export function quoteChat(
     bounded.reduceTo(fits);
     terms = termsNow();
   };
-  // A limit that the caller named is cut to what the wallet has, not to what the key allows.
+  // A limit named by the caller is cut to the money in the wallet, not to the key's price limit.
   if (maxPrice !== undefined && !reducible?.isNamed) shorten(maxPrice);
   if (earlier) shorten(earlier.hold);
   const { hold, price } = orderOf(terms);

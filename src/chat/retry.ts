@@ -20,11 +20,11 @@ import type { Answered, PaidRequest } from '../spend/spend.ts';
 import type { Events } from '../telemetry/events.ts';
 import type { KeptAnswers } from './kept-answers.ts';
 
-/** Seconds for which an answer that was paid and not delivered waits for the retry of its request. */
+/** Seconds for which a paid but undelivered answer waits for the retry of its request. */
 const UNDELIVERED_SECONDS = 600;
 /**
- * Beyond this many vacant places, of a tree of wallets and of all, the oldest of whoever has most are given up: their retries are
- * new requests.
+ * Beyond this many vacant places, of a tree of wallets and of all, the oldest places of the largest owner are given up:
+ * their retries are new requests.
  */
 const VACANT_COUNT_MAX = { each: 2500, all: 10_000 };
 
@@ -37,33 +37,33 @@ type RetryApp = {
   keptAnswers: KeptAnswers;
 };
 
-/** A request without a key. Its fingerprint is that of what it asks and of its gateway key. */
+/** A request without a key. Its fingerprint covers its question and its gateway key. */
 type Asking = Pick<PaidRequest, 'walletId' | 'route' | 'fingerprint' | 'requestId'>;
 
-/** The place of one client in an attempt. Others may have had it before, and may get it when this one has gone. */
+/** The place of one client in an attempt. Other clients may have had it before, and may get it when this one has gone. */
 export type Place = {
   /** The key of the attempt. */
   readonly idempotencyKey: string;
-  /** Says that the attempt has become a new request, with a key of its own. */
+  /** Records that the attempt has become a new request, with a key of its own. */
   moveTo(idempotencyKey: string): void;
-  /** True if the client took the place of an earlier one, whose key this is. */
+  /** True if the client took the place of an earlier one, which had this key. */
   takesOver: boolean;
   /** Returns the seconds for which the answer is to be stored: 0 while a client waits for it. */
   keptSeconds(): number;
   /** Returns whether another client than the first has waited for this attempt. */
   isShared(): boolean;
-  /** Says that the answer has begun: what a policy has charged for it buys no other. */
+  /** Records that the answer has begun: a policy's charge for it pays for no other answer. */
   begin(): void;
-  /** Says how to get the answer, once it has come, in the form that is stored. */
+  /** Sets the function that returns the answer, in its stored form, once it has come. */
   offer(answer: () => Buffer | null): void;
   /** Follows the attempt to its end and the answer to its client. Resolves and rejects as the attempt does. */
   follow<A>(attempt: Promise<Answered<A>>): Promise<Answered<A>>;
 };
 
 /**
- * Recognises the retry of a request without an Idempotency-Key: most clients send none, and ask the same again. The place
- * of a client that has gone without its answer is vacant, and so is that of a client that was told that the outcome is not
- * known. The next request that asks the same under the same gateway key takes it (design, section 14).
+ * Recognises the retry of a request without an Idempotency-Key: most clients send none, and repeat the request. A place
+ * becomes vacant when its client leaves without its answer, or is refused because the outcome is not known. The next
+ * request with the same question under the same gateway key takes it (design, section 14).
  */
 export type Retries = {
   take(asking: Asking, whenOver: WhenOver): Promise<Place>;
@@ -119,7 +119,7 @@ export function createRetries(
 
   const operationOf = ({ walletId, route, key }: Attempt) => findOperationByKey(ledger.read, walletId, route, key);
 
-  /** Returns whether there is something to take: a running attempt, an answer, or a hold without one. */
+  /** Returns whether the attempt has something for a retry: a call in flight, an answer, or a hold without one. */
   function isWorth(attempt: Attempt): boolean {
     const running = inFlight.find(attempt.walletId, attempt.route, attempt.key);
     if (running) return !running.audience.isGivenUp();
@@ -130,7 +130,7 @@ export function createRetries(
   const hasAnswer = ({ id }: Operation) => answerBytes(ledger.read, id, now()) !== undefined;
   const now = () => clock.now();
 
-  /** Returns whether the hold of an attempt may be taken over. What a policy charged buys the first answer that begins. */
+  /** Returns whether the hold of an attempt may be taken over. A policy's charge pays for the first answer that begins. */
   function isOpen({ hasBegun }: Attempt, it: Operation): boolean {
     if (!isUnanswered(it) || (hasBegun && it.state === 'settled')) return false;
     return (it.settledAt ?? now()) > now() - UNDELIVERED_SECONDS;
@@ -156,7 +156,7 @@ export function createRetries(
       .catch((error) => events.failed('answer', error));
   }
 
-  /** An answer is given to one retry, not to the next. */
+  /** Drops the answer, which is given to one retry only. */
   function forget(attempt: Attempt): void {
     const operation = operationOf(attempt);
     if (!operation || !hasAnswer(operation)) return;
@@ -171,7 +171,7 @@ export function createRetries(
     /** Runs when the attempt has been answered and the client's response is over. */
     function finish(): void {
       if (isDelivered && takesOver) forget(attempt);
-      // A client that has gone earlier may have given its place to another, who needs the answer and takes care of the rest.
+      // A client that left earlier may have given its place to another, which needs the answer and handles the rest.
       if (isDelivered || !attempt.isVacant) return;
       const bytes = attempt.answer();
       attempt.answer = nothing;
@@ -211,10 +211,10 @@ export function createRetries(
         } catch (error) {
           end = 'failed';
           const operation = operationOf(attempt);
-          const isLost = error instanceof Refusal && error.code === 'answer_lost'; // What is asked next is a new request.
-          // One that had gone while its answer waited has left its place already, perhaps to another.
+          const isLost = error instanceof Refusal && error.code === 'answer_lost'; // The next request is a new one.
+          // A client that left while its answer waited has left its place already, perhaps to another.
           if (isDelivered === false && operation && hasAnswer(operation)) throw error;
-          // There is still no answer: the place is vacant even if the client was told so.
+          // There is still no answer: the place is vacant even if the client got this refusal.
           if (operation && !isLost && (operation.state === 'reserved' || isOpen(attempt, operation))) vacate(attempt);
           else occupy(attempt);
           throw error;
@@ -235,7 +235,7 @@ export function createRetries(
     },
     recall() {
       const leave = ({ walletId, route, idempotencyKey: key, requestId, fingerprint, kind }: Operation) => {
-        if (kind !== 'chat' || key !== requestId) return; // A key that its caller sent.
+        if (kind !== 'chat' || key !== requestId) return; // Its caller sent a key.
         vacate(newAttempt({ walletId, route, name: fingerprint.toString('base64'), key }));
       };
       let cursor: UncertainCursor | undefined;
@@ -244,7 +244,7 @@ export function createRetries(
         page.forEach(leave);
         cursor = page.at(-1);
       } while (cursor);
-      // Answers to requests with keys are stored for days: those that are about to expire are among these, too.
+      // Answers to requests with keys are stored for days: those that are about to expire are included here.
       operationsWithAnswers(ledger.read, now(), now() + UNDELIVERED_SECONDS).forEach(leave);
     },
     vacantCount: kept.count,

@@ -13,9 +13,9 @@ import { charge, sizeOf } from './charge.ts';
 import { cancelled, lost, spendOnModel } from './metered.ts';
 import type { ChatApp, ChatRequest } from './quote.ts';
 
-/** The client that an answer is streamed to. It may disconnect at any time; what is written then goes nowhere. */
+/** The client that an answer is streamed to. It may disconnect at any time; later writes are dropped. */
 export type Listener = {
-  /** Starts the stream: from now on the answer is one. */
+  /** Starts the stream: from now on the response is a stream. */
   begin(): void;
   /** Resolves when more can be written; at once when the client has disconnected. */
   write(bytes: Buffer): Promise<void> | undefined;
@@ -26,11 +26,11 @@ type StreamRequest = ChatRequest & {
 };
 
 /**
- * Runs one metered chat completion as a stream: the hold is on disk before the first byte, and the end of the stream is sent
- * only when the charge is on disk. Returns the packed transcript, or null when it is too long, or neither stored nor wanted
- * by another client. Refusals before the stream begins are thrown as usual. A stream that breaks later is charged by the
- * usage if the upstream still reports it, else for what was delivered, and `answer_lost` is thrown. So is one that is stopped
- * because its clients have gone.
+ * Runs one metered chat completion as a stream: the hold is on disk before the first byte, and the end of the stream is
+ * sent only when the charge is on disk. Returns the packed transcript, or null when it is too long, or neither stored nor
+ * wanted by another client. Refusals before the stream begins are thrown as usual. A stream that breaks later is charged by
+ * the usage if the upstream still reports it, else by the delivered text, and `answer_lost` is thrown. A stream that is
+ * stopped because its clients have gone throws it, too.
  */
 export function streamChat(
   app: ChatApp,
@@ -57,7 +57,7 @@ export function streamChat(
           tell,
         );
     if (isStream) app.events.streamEnded(operation, route, secondsSince(began));
-    // Of a complete answer its own usage counts, even where it could not be made a stream.
+    // A complete answer is charged by its own usage, even if it could not be turned into a stream.
     const charged = charge(app, operation, detail, route, isStream ? heard : sizeOf(reply.told));
     if (!heard.isWhole && isCancelled()) return cancelled(operation, charged);
     if (!heard.isWhole)
@@ -88,13 +88,13 @@ type Passed = {
   usageEvent: Buffer | undefined;
   /** The end of the stream for the client, once it is whole. */
   end: Buffer;
-  /** Why the stream broke off, if it did. */
+  /** The reason why the stream broke off, if it did. */
   broken: string;
 };
 
 type Tell = (bytes: Buffer) => Promise<void> | undefined;
 
-/** Forwards the stream that was made of a complete answer, for an upstream that does not stream. */
+/** Forwards the stream made of a complete answer, for an upstream that does not stream. */
 async function passWhole({ events, ...stream }: AnswerStream, tell: Tell): Promise<Passed> {
   if (events.length) await tell(events);
   return stream;

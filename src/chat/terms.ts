@@ -15,13 +15,16 @@ export type ChatTerms = {
   choices: number;
   /** The price and the largest possible usage of each of the model's routes, because any of them may answer. */
   routes: readonly { price: Price; usage: MaxUsage }[];
-  /** Output tokens of one answer, and how few they may become; undefined where they may not. */
+  /** Output tokens of one answer, and the smallest number to which they may be cut; undefined if they may not be cut. */
   reducible: { outputTokens: number; outputTokensMin: number } | undefined;
   /** The limit of output tokens per answer, if it was lowered. */
   reducedTo: number | undefined;
   /** The price limit of one request, if the caller's key has one. */
   maxPrice: Nanos | undefined;
-  /** Output tokens per answer below which the caller rather waits for requests in flight than is cut; 0 if it does not wait. */
+  /**
+   * Output tokens per answer below which the caller would rather wait for requests in flight than be cut; 0 if it does not
+   * wait.
+   */
   enough: number;
 };
 
@@ -43,11 +46,11 @@ export function orderOf({
 export const reducedToOf = ({ price }: Pick<Operation, 'price'>): number | undefined =>
   (parseJson(price) as { reduced_to_tokens?: number }).reduced_to_tokens;
 
-/** Returns how many output tokens per answer `left` pays for on every route: the dearest one depends on their number. */
+/** Returns the output tokens per answer that `left` pays for on every route: their number decides which route costs most. */
 const affordable = ({ routes, choices }: ChatTerms, left: Nanos): number =>
   Math.min(...routes.map(({ price, usage }) => Math.floor(affordableCompletion(price, usage, left) / choices)));
 
-/** Returns the output tokens per answer that a request costing more than `left` is cut to; undefined if it cannot be cut. */
+/** Returns the output tokens per answer to which a request costing more than `left` is cut; undefined if it cannot be cut. */
 export function fitting(terms: ChatTerms, left: Nanos): number | undefined {
   const { reducible } = terms;
   const fits = affordable(terms, left);

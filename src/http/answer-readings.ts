@@ -12,13 +12,13 @@ import type { Kept } from './wires/wire.ts';
 
 const WIRES = { messages: messagesWire, responses: responsesWire };
 
-/** An event to translate: chunks of plain data. Of an event that is of the API already, only this is read. */
+/** An event to translate, as chunks of plain data. Of an event that is already in the client's API, only this is read. */
 type ReadChunk = { native: boolean; isLast: boolean; response: Json; chunks: unknown[] };
 
-/** The ways to read what a model server has sent, and to translate it. */
+/** The ways to read the answers of model servers, and to translate them. */
 export const ANSWER_READINGS = {
   ...READINGS,
-  /** Translates a complete answer to another API; undefined for one that is of that API already. */
+  /** Translates a complete answer to another API. Returns undefined for an answer that is already in that API. */
   translated(bytes: Buffer, wire: NativeWire, kept: Kept, seed: string): Buffer | undefined {
     const json: unknown = parseJson(bytes.toString('utf8'));
     if (isAnswerOf(wire, json)) return undefined;
@@ -42,7 +42,7 @@ export type AnswerReadings = ReadBy<typeof ANSWER_READINGS>;
 const LENGTH_MAX = 1000;
 const MEMBER_COUNT_MAX = 100;
 
-/** Returns the short members that are no lists or objects. */
+/** Returns the short members that are neither lists nor objects. */
 function plainMembers(json: Json): Json {
   const short = Object.entries(json).filter(
     ([name, value]) => name.length <= LENGTH_MAX && typeof value !== 'object' && String(value).length <= LENGTH_MAX,

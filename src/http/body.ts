@@ -11,17 +11,17 @@ export const NUMBER_BYTES = 16;
 
 /**
  * Reads the whole body, at most `max` bytes. Throws `payload_too_large`, before reading when Content-Length announces the
- * size; `rate_limited` when the memory quota is used up; `invalid_request` when the body breaks off; and what the body was
- * failed with (http/unreadable.ts).
+ * size; `rate_limited` when the memory quota is used up; `invalid_request` when the body breaks off; and the error with
+ * which the body was failed (http/unreadable.ts).
  */
 export async function readBody(request: IncomingMessage, max: number, share: Allowance): Promise<Buffer> {
   const announced = Number(request.headers['content-length'] ?? 0);
   if (announced > max) throw tooLarge(max);
-  share.take(announced); // Whole or not at all: if many half-read bodies filled the memory, none could be completed.
+  share.take(announced); // All or nothing: if many half-read bodies filled the memory, none could be completed.
   return collect(request, max, announced, share);
 }
 
-/** By events and not by an async iterator, which costs more than all else that is done to a small body. */
+/** Uses events: an async iterator costs more than all other work on a small body. */
 function collect(request: IncomingMessage, max: number, announced: number, share: Allowance): Promise<Buffer> {
   return new Promise((resolve, reject) => {
     const pieces = collectPieces(announced);
@@ -42,7 +42,7 @@ function collect(request: IncomingMessage, max: number, announced: number, share
         if (length > max) throw tooLarge(max);
         if (length > announced) share.take(chunk.length);
         pieces.add(chunk);
-        giveBack(chunk); // Node's parser has made it for this listener, and keeps none of it.
+        giveBack(chunk); // Node's parser makes a piece for this listener and keeps no reference to it.
       } catch (error) {
         refuse(error as Refusal);
       }
@@ -79,9 +79,9 @@ export function refuseMediaType(request: IncomingMessage): void {
 }
 
 /**
- * Parses a body of at most 100 levels and 50,000 values, or `valuesMax`. Levels and values are counted before parsing, and the memory they will need is taken from `share`. Throws
- * `invalid_json` for a body that is not UTF-8, not JSON, nested too deep or has too many values, and `rate_limited` when
- * the memory quota is used up.
+ * Parses a body of at most 100 levels and 50,000 values, or `valuesMax`. Levels and values are counted before parsing, and
+ * the memory that they will need is taken from `share`. Throws `invalid_json` for a body that is not UTF-8, not JSON, nested
+ * too deep or has too many values, and `rate_limited` when the memory quota is used up.
  */
 export function parseBody(bytes: Buffer, share: Allowance, valuesMax?: number): ParsedText {
   const take = ({ values, numbers }: { values: number; numbers: number }) =>
@@ -90,8 +90,8 @@ export function parseBody(bytes: Buffer, share: Allowance, valuesMax?: number): 
 }
 
 /**
- * Reads the query of an address. Throws `invalid_request` for a parameter that comes twice: which one is meant is not known
- * (decision 0072).
+ * Reads the query of an address. Throws `invalid_request` for a parameter that occurs twice: it is unclear which one is
+ * meant (decision 0072).
  */
 export function readQuery({ url = '' }: IncomingMessage): Record<string, string> {
   const at = url.indexOf('?');

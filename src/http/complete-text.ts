@@ -1,6 +1,6 @@
 const CHARACTER_BYTES_MAX = 4;
 
-/** How many bytes of UTF-8 there are without a character that is cut at the end. */
+/** Returns the number of bytes of UTF-8 before a character that is cut off at the end. */
 export function completeLength(bytes: Buffer): number {
   for (let back = 1; back < CHARACTER_BYTES_MAX && back <= bytes.length; back++) {
     const byte = bytes[bytes.length - back] as number;

@@ -1,20 +1,20 @@
 import { Refusal } from '../refusal.ts';
 
-/** What may run at once. Each needs a process in the resource and a connection to its backend. */
+/** Limits on concurrent calls. Each call needs a process in the resource and a connection to its backend. */
 const COUNT_MAX = { resource: 16, wallet: 64 };
-/** A page in a browser makes several connections, and keeps some of them open. */
+/** Limits on connections to ports. A page in a browser opens several and keeps some of them open. */
 export const PORT_COUNT_MAX = { resource: 64, wallet: 128 };
 const RETRY_SECONDS = 2;
 
 export type Concurrency = {
   /**
-   * Counts one more command, upload or whatever else is limited. Call the returned function once, when it has ended. Throws
+   * Counts one more command, upload or other limited call. Call the returned function once, when the call has ended. Throws
    * `rate_limited` when the resource or its wallet is at its limit.
    */
   enter(resourceId: string, walletId: string): () => void;
 };
 
-/** Limits what is concurrent on each resource and of each wallet: commands and uploads, unless told otherwise. */
+/** Limits the concurrent calls on each resource and of each wallet: commands and uploads by default. */
 export function createConcurrency(countMax = COUNT_MAX, plural = 'commands and uploads'): Concurrency {
   const counts = new Map<string, number>();
   function add(id: string, more: 1 | -1) {

@@ -3,9 +3,9 @@ import type { Socket } from 'node:net';
 import { networkOf } from '../net/address.ts';
 import type { Events } from '../telemetry/events.ts';
 
-/** The most pipelined requests that may wait on one connection behind the one being answered. */
+/** Maximum number of pipelined requests that wait on one connection behind the request being answered. */
 const WAITING_COUNT_MAX = 32;
-/** Of the open connections, the part whose newest may have asked nothing yet without making room for others. */
+/** The share of open connections, the newest ones, that are kept when room is needed although they have sent no request yet. */
 const NEWEST_SHARE = 1 / 8;
 
 type Connection = {
@@ -17,7 +17,7 @@ type Connection = {
   request?: IncomingMessage;
   waiting: [IncomingMessage, ServerResponse][];
 };
-/** Connections by network, those first that have been in it for longest. */
+/** Connections by network; those that have been in the group longest come first. */
 type Group = Map<string, Set<Connection>>;
 type Handler = (request: IncomingMessage, response: ServerResponse) => unknown;
 
@@ -26,20 +26,21 @@ type ConnectionLimit = {
   handle: Handler;
   /** Starts to limit the connections of a server. */
   watch(server: Server): void;
-  /** Goes on watching a connection whose protocol changes, which the server no longer does. */
+  /** Continues to watch a connection whose protocol changes, which the server itself stops doing. */
   follow(upgraded: Socket): void;
   /** The number of open connections. */
   count(): number;
 };
 
 /**
- * Caps open connections at `max`. When full, closes one: one that is unauthenticated (those in `authenticated` have shown a valid
- * token) and is idle, or whose request is still arriving; then an idle authenticated one; of these from the network with the
- * most of them, and there the one that has been so for longest; last of all one that has only just connected: what it asks may be on
- * its way. A flood therefore evicts itself, also when it begins requests that it does not end, unless it comes from so many
- * networks that none has more than others. A request that has come whole, or shown a token, is never cut off. Requests on one connection are answered
- * one after the other (RFC 9112, section 9.3.2), so no client has more requests in flight than connections. A client that
- * reads nothing of its response for `stallMilliseconds` is disconnected.
+ * Caps open connections at `max`. When full, closes one. First choice is an unauthenticated connection (those in
+ * `authenticated` have shown a valid token) that is idle or whose request is still arriving; then an idle authenticated
+ * one. Among these, it takes the network with the most of them, and there the connection that has been in this state
+ * longest. Last choice is a connection that has only just been opened, as its request may be on its way. A flood therefore
+ * evicts itself, also when it begins requests that it does not end, unless it comes from so many networks that none has
+ * more than the others. A request that has arrived completely, or has shown a token, is never cut off. Requests on one
+ * connection are answered one after the other (RFC 9112, section 9.3.2), so no client has more requests in flight than
+ * connections. A client that reads nothing of its response for `stallMilliseconds` is disconnected.
  */
 export function limitConnections(
   max: number,
@@ -49,11 +50,11 @@ export function limitConnections(
   events: Pick<Events, 'cutOff'>,
 ): ConnectionLimit {
   const bySocket = new Map<Socket, Connection>();
-  /** Idle, or busy with a request that had neither come whole nor shown a token when it began to be answered. */
+  /** Connections without a valid token that are idle, or busy with a request that is not yet complete. */
   const strangers: Group = new Map();
   const idleAuthenticated: Group = new Map();
   const groups = [strangers, idleAuthenticated];
-  /** The newest connections that have asked nothing yet, in the order in which they came. */
+  /** The newest connections that have sent no request yet, in the order of their arrival. */
   const newest = new Set<Connection>();
   const newestMax = Math.max(1, Math.floor(max * NEWEST_SHARE));
 
@@ -77,7 +78,7 @@ export function limitConnections(
   function end({ socket }: Connection, why: Parameters<Events['cutOff']>[0]) {
     events.cutOff(why);
     socket.destroy();
-    forget(socket); // At once: its close event comes later, and the new connection needs the place now.
+    forget(socket); // At once: its close event comes later, and the new connection needs the slot now.
   }
   function forget(socket: Socket) {
     const connection = bySocket.get(socket);
@@ -88,14 +89,14 @@ export function limitConnections(
     connection.waiting = [];
   }
 
-  /** Closes one connection to make room. Returns false when every one is busy with a request that is not cut off. */
+  /** Closes one connection to make room. Returns false when every connection is busy with a request that must not be cut off. */
   function evict(): boolean {
     const longest = longestIn(strangers) ?? longestIn(idleAuthenticated) ?? newest.values().next().value;
     if (longest) end(longest, 'no_room');
     return longest !== undefined;
   }
 
-  /** Returns the connection of a group that makes room first. */
+  /** Returns the connection of a group that is closed first to make room. */
   function longestIn(group: Group): Connection | undefined {
     for (;;) {
       let longest: Connection | undefined;
@@ -105,7 +106,7 @@ export function limitConnections(
         if (first) [longest, size] = [first, it.size];
       }
       if (!longest?.isBusy || isArriving(longest)) return longest;
-      take(longest); // Its request has come whole by now, or has shown a token.
+      take(longest); // Its request has arrived completely in the meantime, or has shown a token.
     }
   }
 
@@ -125,16 +126,16 @@ export function limitConnections(
     });
     handler(request, response);
     leaveStrangers(connection, request);
-    // Node tells of a request before it has read its end, and the end of most came in the same piece.
+    // Node emits a request before it has read its end; most requests arrive completely in the same piece.
     if (isArriving(connection)) setImmediate(leaveStrangers, connection, request);
   }
 
-  /** Has a request that has come whole, or shown a token, no longer count as one of its network's strangers. */
+  /** Removes a connection from the unauthenticated ones of its network once its request is complete or has shown a token. */
   function leaveStrangers(connection: Connection, request: IncomingMessage): void {
     if (connection.isBusy && connection.request === request && !isArriving(connection)) take(connection);
   }
 
-  /** Ends a connection on which nothing has moved for `stallMilliseconds`, unless its client is waiting for us. */
+  /** Ends a connection without traffic for `stallMilliseconds`, unless its client is waiting for an answer. */
   function endSilent(socket: Socket) {
     const connection = bySocket.get(socket);
     if (!connection?.isBusy) return void socket.destroy(); // A kept-alive connection that was idle.

@@ -23,7 +23,7 @@ type Connection = {
 export type Connections = {
   /** Registers a request. Returns false if an earlier response announced the connection's end: then it is not answered. */
   take(request: IncomingMessage, response: ServerResponse): boolean;
-  /** Returns the response to the latest request of a connection, over or not. */
+  /** Returns the response to the latest request of a connection, whether it is over or not. */
   latest(socket: Socket): ServerResponse | undefined;
   /**
    * Closes the server without resetting accepted connections. New connections are refused. Every request that has arrived
@@ -43,7 +43,7 @@ export function followConnections(server: Server): Connections {
     socket.once('close', () => connections.delete(socket));
   });
 
-  /** Only the last response may say `Connection: close`; on an earlier one it would lose the requests behind it. */
+  /** Only the last response may carry `Connection: close`; on an earlier one it would lose the requests behind it. */
   const announceEnd = ({ last }: Connection, isEnd: boolean) => {
     if (last && !last.headersSent) last.shouldKeepAlive = !isEnd;
   };
@@ -80,7 +80,7 @@ export function followConnections(server: Server): Connections {
       stopping = true;
       // The kernel may have accepted connections already: a full turn of the event loop takes them in.
       for (let turn = 0; turn < 2; turn++) await new Promise((resolve) => setImmediate(resolve));
-      // Not http's own close: it ends idle connections at once and loses requests on their way.
+      // http's own close ends idle connections at once and loses requests on their way.
       const closed = new Promise((resolve) => net.Server.prototype.close.call(server, resolve));
       for (const connection of connections.values()) announceEnd(connection, true);
 
@@ -98,9 +98,9 @@ export function followConnections(server: Server): Connections {
         await pause();
       }
       server.closeAllConnections();
-      for (const socket of connections.keys()) socket.destroy(); // The server knows upgraded connections no more.
+      for (const socket of connections.keys()) socket.destroy(); // The server no longer tracks upgraded connections.
       await closed;
-      server.close(); // Stops http's own check for slow clients, too.
+      server.close(); // Also stops http's own check for slow clients.
     },
   };
 }

@@ -2,12 +2,12 @@ import { collectPieces } from '../net/pieces.ts';
 
 /** Shorter pieces are joined. */
 const CRUMB_BYTES_MAX = 1024;
-/** Once so many pieces were joined, the other bodies wait for the next turn: a thousand take some milliseconds to read. */
+/** After this many pieces the other bodies wait for the next turn: a thousand pieces take some milliseconds to read. */
 const TURN_COUNT = 2048;
 
 type Push = (piece: Buffer | null) => boolean;
 
-/** Bodies that have short pieces to give on, each with what does that and returns their number. */
+/** Bodies with short pieces to pass on. Each entry passes them on and returns their number. */
 const due: (() => number)[] = [];
 
 function giveDue(): void {
@@ -19,14 +19,15 @@ function giveDue(): void {
 }
 
 /**
- * Joins the short pieces of a body that one read of its socket has given, before they are pushed: Node makes a piece of each chunk,
- * of one byte too. While it waits it takes two hundred bytes, and whoever passes it on is called for each, and makes another chunk
- * of it. A socket that gives such pieces is read no further in this turn, nor, where many do, before its turn has come.
+ * Joins the short pieces that one read of a socket yields before they are pushed. Node makes a piece of each chunk, even of
+ * one byte; a waiting piece takes two hundred bytes of memory, and every reader down the line is called for it and writes
+ * another chunk. A socket that yields such pieces is not read further in this turn, nor, where many do so, before its own
+ * turn.
  */
 export function joinCrumbs(push: Push): Push {
   let crumbs = collectPieces();
   let count = 0;
-  /** Until then the socket is stopped at each piece: something else may have had it read again. */
+  /** Until the pieces are passed on, the socket is stopped at each piece: another reader may have resumed it. */
   let isDue = false;
   function give(): boolean {
     if (crumbs.length() === 0) return true;
@@ -50,6 +51,6 @@ export function joinCrumbs(push: Push): Push {
     count++;
     if (!isDue && due.push(giveRest) === 1) setImmediate(giveDue);
     isDue = true;
-    return false; // What is pushed then has the socket read again, once somebody wants more.
+    return false; // Pushing the joined piece resumes the socket once there is demand.
   };
 }

@@ -65,33 +65,36 @@ export type HttpApp = Omit<ChatApp, 'readApart' | 'memory'> &
     };
     health: Health;
     diskReserve: Pick<DiskReserve, 'shortage'>;
-    /** Signs the URLs of objects, where transfer storage is configured. */
+    /** Signs the URLs of objects; undefined without configured transfer storage. */
     signer: Signer | undefined;
     tokens: Tokens;
-    /** Signs people in, where an identity provider is configured. */
+    /** Signs people in; undefined without a configured identity provider. */
     sessions: Sessions | undefined;
     limits: ChatApp['limits'] & { wallet: Limit; account: Limit; failedAuth: Limit; webhook: Limit };
-    /** The requests of each caller that are being read or answered: each has a connection that is not cut off. */
+    /** The requests of each caller that are being read or answered: each has a connection that must not be cut off. */
     atOnce: Shares;
-    /** The sums over what was spent that are running for each caller. */
+    /** The spend sums that are running for each caller. */
     sums: Shares;
-    /** Bodies and answers that are in memory. */
+    /** Counts the bodies and answers in memory. */
     memory: MemoryQuota;
     modelRequests: ModelRequests;
-    /** Reads and translates what model servers have sent: in another thread where it is large. */
+    /** Reads and translates the answers of model servers, large ones in another thread. */
     readApart: (tenant: Tenant) => AnswerReadings;
     /** Recognises retries of requests without a key. */
     retries: Retries;
     /** Commands and uploads that run inside resources. */
     concurrency: Concurrency;
-    /** Sends requests on to ports of resources, and the links with which browsers open them. */
+    /** The proxy to ports of resources, and the links with which browsers open them. */
     portProxy: PortProxy;
     portLinks: PortLinks;
-    /** What follows the first label of the ports' own host names, where the settings have it. */
+    /** The part of the ports' own host names after the first label, if configured. */
     portHost: string | undefined;
     /** Connections on which a valid token was shown. */
     authenticated: WeakSet<Socket>;
-    /** A client that takes nothing of its stream for so long is gone: the upstream's connection is not kept open for it. */
+    /**
+     * A client that reads nothing of its stream for this long is treated as disconnected, so it cannot hold the upstream's
+     * connection.
+     */
     stallMilliseconds: number;
     addressOf: ReturnType<typeof createAddressReader>;
     /** Notes that a key was used. */
@@ -106,7 +109,7 @@ export type Env = {
 
 /** The largest body unless the endpoint says otherwise: 64 KiB (design 2.20). */
 export const BODY_BYTES_MAX = 64 * 1024;
-/** Responses up to this size fit into the kernel's buffers, so they are not counted until they are read. */
+/** Responses up to this size fit into the kernel's buffers, so they are not counted while their client reads them. */
 const ANSWER_BYTES_SMALL = 64 * 1024;
 const BUSY_RETRY_SECONDS = 2;
 const NO_QUERY = v.strictObject({});
@@ -117,11 +120,11 @@ export type Call<S extends Scope, B> = {
   body: B;
   /** The parsed body before defaults; the fingerprint is computed from it. */
   raw: unknown;
-  /** The request to a model, at an endpoint that takes one: in place of `body` and `raw`. */
+  /** The request to a model, at an endpoint that takes one; replaces `body` and `raw`. */
   request: ValidModelRequest;
   /** The Idempotency-Key on endpoints that take one, otherwise empty. */
   idempotencyKey: string;
-  /** True when the caller sent no key: the request id stands in for it, so no retry can match it. */
+  /** True when the caller sent no key: the request id replaces it, so no retry can match it. */
   isKeyMadeUp: boolean;
   requestId: string;
   params: Record<string, string>;
@@ -130,18 +133,18 @@ export type Call<S extends Scope, B> = {
   /** Counts the memory that this request uses until it is answered. */
   share: Allowance;
   /**
-   * Calls `listener` when the response is over, written or not; at once if it is. Tells it whether the client got the
-   * whole response.
+   * Calls `listener` when the response is over, written or not; at once if it already is. The argument is true if the
+   * client got the whole response.
    */
   whenGone: WhenOver;
 };
 
 export type Reply =
-  /** `status`: where it is not the endpoint's own. */
+  /** `status` overrides the endpoint's own. */
   | { body: Buffer | object; replayed?: boolean; status?: number; headers?: Headers }
   /**
-   * Streams the response. An error thrown before the stream begins is answered like any other; `errorEvent` is the last
-   * event of one that breaks off later, in the shape of OpenAI's unless given.
+   * Streams the response. An error thrown before the stream begins is answered like any other; `errorEvent` builds the last
+   * event of a stream that breaks off later, in OpenAI's shape by default.
    */
   | {
       stream(events: EventStream, share: Allowance): Promise<void>;
@@ -158,18 +161,18 @@ export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.Gene
   /** The body is a request to a model of this kind. */
   modelRequest?: ModelRequestKind;
   bodyBytesMax?: number;
-  /** The most values of a body that may be large, as one of them is a long text. */
+  /** Maximum number of values of a body that may be large because one of them is a long text. */
   valuesMax?: number;
   query?: v.GenericSchema;
   /** `true` requires the Idempotency-Key header; `'optional'` accepts it. */
   idempotent?: boolean | 'optional';
   status?: 200 | 201;
   answer: v.GenericSchema;
-  /** Headers of its answer beside those that every answer has, each with what it says. */
+  /** Headers of its answer beside those of every answer, each with a description. */
   headers?: Record<string, string>;
-  /** Answers of other media types that the request may accept, each with what it is. */
+  /** Answers of other media types that the request may accept, each with a description. */
   otherAnswers?: Record<string, string>;
-  /** The refusals of this endpoint, in addition to those that every endpoint has. */
+  /** The refusals of this endpoint, in addition to those of every endpoint. */
   refusals?: readonly RefusalCode[];
   example: { body?: unknown; answer: unknown };
   run(app: HttpApp, call: Call<S, v.InferOutput<B>>): Promise<Reply> | Reply;
@@ -180,7 +183,7 @@ export function endpoint<S extends Scope, B extends v.GenericSchema>(it: Endpoin
   return it as unknown as Endpoint;
 }
 
-/** Returns the value of `Allow` for a path with these methods: what answers GET answers HEAD. */
+/** Returns the value of `Allow` for a path with these methods: a path that answers GET also answers HEAD. */
 export const allowOf = (methods: readonly string[]): string =>
   methods.flatMap((it) => (it === 'GET' ? ['GET', 'HEAD'] : [it])).join(', ');
 
@@ -239,7 +242,7 @@ async function runEndpoint(
       );
     else if (it.isBodyOptional && !bytes.length) raw = {};
     else raw = parseBody(bytes, share, it.valuesMax).value;
-    // A body may arrive slowly: a key that was revoked meanwhile must not complete its request.
+    // A body may arrive slowly: a key that has been revoked by then must not complete its request.
     if (app.ledger.changeCount() !== changes) refuseRevoked(app.ledger.read, principal);
   }
   return invoke(app, it, {
@@ -249,7 +252,7 @@ async function runEndpoint(
     key,
     requestId,
     params: c.req.param() as Record<string, string>,
-    // Clients of other servers send parameters that those servers know, such as `beta=true` (decision 0072).
+    // Clients of other servers send parameters known to those servers, such as `beta=true` (decision 0072).
     query: it.scope === 'router' ? {} : readQuery(incoming),
     headers: incoming.headers,
     share,
@@ -265,7 +268,7 @@ export type Invocation = Omit<Call<Scope, unknown>, 'body' | 'request' | 'idempo
   key: unknown;
 };
 
-/** Checks what an endpoint was called with, then runs it. */
+/** Checks the arguments of a call to an endpoint, then runs it. */
 export async function invoke(app: HttpApp, it: Endpoint, { key, read, ...call }: Invocation): Promise<Reply> {
   const isKeyMadeUp = isKeyLeftOut(it, key);
   const idempotencyKey = isKeyMadeUp ? call.requestId : it.idempotent ? readIdempotencyKey(key) : '';
@@ -282,7 +285,7 @@ export async function invoke(app: HttpApp, it: Endpoint, { key, read, ...call }:
   });
 }
 
-/** Tells whether the caller left out a key that it may leave out. */
+/** Returns whether the caller left out an optional key. */
 const isKeyLeftOut = (it: Endpoint, key: unknown) => it.idempotent === 'optional' && key === undefined;
 
 const isKeySent = (it: Endpoint, key: unknown) => it.idempotent !== undefined && !isKeyLeftOut(it, key);
@@ -322,7 +325,7 @@ async function respondWithEvents(
   const headers = () => headersOf(app, c, requestId);
   const events = openEventStream(c.env.outgoing as ServerResponse, headers, app.stallMilliseconds);
   const begin = (more?: Record<string, string>) => {
-    share.close(); // By now the request has been forwarded, and a stream may last for an hour.
+    share.close(); // The request has been forwarded by now, and a stream may last for an hour.
     events.begin(more);
   };
   try {
@@ -333,33 +336,33 @@ async function respondWithEvents(
     const last = errorEvent?.(refusal, message, requestId) ?? [eventOf(openAiBody(refusal, message, requestId))];
     await writePieces(events, last);
   } finally {
-    events.end(); // The attempt may continue without its client, but must not write to this response any more.
+    events.end(); // The attempt may continue without its client, but must no longer write to this response.
   }
   return RESPONSE_ALREADY_SENT;
 }
 
 type Headers = Record<string, string>;
 
-/** The id that limits of requests count by: the wallet, the account of a session, or the key. */
+/** Returns the id by which the limits count requests: the wallet, the account of a session, or the key. */
 function callerOf(principal: Principal): string {
   if (principal.kind === 'wallet') return principal.wallet.id;
   if (principal.kind === 'router') return principal.walletId;
   return principal.kind === 'session' ? principal.accountId : principal.keyId;
 }
 
-/** To whom a caller belongs. What an account does by itself counts as one tree beside those of its wallets. */
+/** Returns the tenant of a caller. The account's own requests count as one tree beside those of its wallets. */
 function tenantFor({ tenantOf }: Pick<HttpApp, 'tenantOf'>, principal: Principal): Tenant {
   if (principal.kind === 'wallet') return tenantOf(principal.wallet.id);
   if (principal.kind === 'router') return tenantOf(principal.walletId);
   return { treeId: principal.accountId, accountId: principal.accountId };
 }
 
-/** The id by which what all share is counted: the tree of the wallet, or the account. */
+/** Returns the id by which shared resources are counted: the tree of the wallet, or the account. */
 const ownerOf = (app: Pick<HttpApp, 'tenantOf'>, principal: Principal): string => tenantFor(app, principal).treeId;
 
 /**
- * Counts a request as one of its owner's until its response is over. Throws `rate_limited` where the owner has too many at
- * once: the connection of a caller who has shown a token is never cut off.
+ * Counts a request as its owner's until its response is over. Throws `rate_limited` when the owner has too many at once:
+ * the connection of an authenticated caller is never cut off.
  */
 export function enter({ atOnce }: Pick<HttpApp, 'atOnce'>, c: Context<Env>, owner: string): void {
   if (!atOnce.tryTake(owner, 1))
@@ -392,7 +395,7 @@ function keyHeaderOf(c: Context<Env>): string | undefined {
   return isGatewayRequest(c.req.method, c.req.path) ? c.req.header('x-api-key') : undefined;
 }
 
-/** Returns the token of a request. A bearer token goes first: some clients send the key of another service beside it. */
+/** Returns the token of a request. A bearer token takes precedence: some clients also send the key of another service. */
 function tokenOf(c: Context<Env>): string {
   const { authorization } = c.env.incoming.headers;
   return (authorization === undefined ? keyHeaderOf(c) : undefined) ?? bearerOf(authorization);
@@ -435,7 +438,7 @@ function readIdempotencyKey(key: unknown): string {
 
 /**
  * Builds the error response for requests that never reach a route: unreadable as HTTP, refused by their head, or failed
- * outside `onError`. A `fault` that is not a Refusal is an internal error. `request` is what is known of it.
+ * outside `onError`. A `fault` that is not a Refusal is an internal error. `request` is the part that is known of it.
  */
 export function unparsableRequest(
   app: Pick<HttpApp, 'events'>,
@@ -457,20 +460,20 @@ export function describeError(
 ): { refusal: Refusal; message: string } {
   if (!(error instanceof Refusal)) app.events.faulted('request', error, { request_id: requestId, path });
   const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
-  const message = redactTokens(refusal.message); // It may quote what the caller sent, a token in the wrong place included.
+  const message = redactTokens(refusal.message); // It may quote the caller's input, including a token in the wrong place.
   app.events.refused(refusal.code, requestId, message, path);
   return { refusal, message };
 }
 
-/** Builds the body of an error (interface, section 2), under the gateway's base URL with what its clients read beside it. */
+/** Builds the body of an error (interface, section 2); under the gateway's base URL, with the members that its clients read. */
 function errorBody(method: string, path: string, refusal: Refusal, message: string, requestId: string): object {
   if (!isGatewayRequest(method, path)) return { error: { code: refusal.code, message }, request_id: requestId };
   return (isMessagesPath(path) ? messagesError : openAiBody)(refusal, message, requestId);
 }
 
 /**
- * Returns Hono's error handler, which turns anything thrown into an error response. `pathOf` returns the path as the log
- * may have it.
+ * Returns Hono's error handler, which turns any error into an error response. `pathOf` returns the path in the form that
+ * may be logged.
  */
 export function onError(
   app: Pick<HttpApp, 'events' | 'limits'>,

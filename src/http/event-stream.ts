@@ -6,7 +6,7 @@ import { turnWhenDue } from '../net/turn.ts';
 export type EventStream = Listener & {
   begin(headers?: Record<string, string>): void;
   hasBegun(): boolean;
-  /** Ends the stream, even one that has not begun: later writes are dropped. */
+  /** Ends the stream, even if it has not begun: later writes are dropped. */
   end(): void;
 };
 
@@ -21,7 +21,7 @@ export function openEventStream(
 ): EventStream {
   let begun = false;
   let over = false;
-  // More than one may wait: a stopping server writes its last event while the stream itself waits for the client.
+  // Several writes may wait: a stopping server writes its last event while the stream itself waits for the client.
   let waiting: (() => void)[] = [];
   const release = () => {
     for (const go of waiting) go();
@@ -63,7 +63,7 @@ export function openEventStream(
   };
 }
 
-/** Writes pieces one after the other as the client reads them, with turns of others in between. */
+/** Writes pieces one after the other as the client reads them, and yields to other work between them. */
 export async function writePieces(
   stream: Pick<EventStream, 'write'>,
   pieces: Iterable<Buffer | string>,

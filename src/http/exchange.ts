@@ -21,8 +21,8 @@ export function lastAnswer(code: RefusalCode, requestId: string, error: object) 
 }
 
 /**
- * A request of a client. An exception of a listener, on any of its events, ends it and nothing else: the parser that emits
- * most of them has nobody above it who could catch one (docs/decisions/0069).
+ * A request of a client. An exception in a listener of any of its events ends this request and nothing else: the parser
+ * emits most of them, and no caller above it could catch one (docs/decisions/0069).
  */
 export class ContainedRequest extends IncomingMessage {
   response: ContainedResponse | undefined;
@@ -45,8 +45,8 @@ export class ContainedRequest extends IncomingMessage {
 }
 
 /**
- * The response to such a request. What Node refuses to write, or a listener throws, makes it a 500 where it has not begun, and
- * else ends its connection: nothing above it can make another answer of it.
+ * The response to such a request. When Node refuses to write something, or a listener throws, it becomes a 500 if it has
+ * not begun; otherwise its connection is ended. No caller above it can answer instead.
  */
 export class ContainedResponse extends ServerResponse<ContainedRequest> {
   /** The id of the request, once it has one. */
@@ -90,13 +90,13 @@ export class ContainedResponse extends ServerResponse<ContainedRequest> {
     }
   }
 
-  /** Ends the request because of an error that nobody foresaw, which is reported. */
+  /** Ends the request because of an unexpected error, and reports it. */
   fail(error: unknown): void {
-    if (this.#hasFailed) return; // Whoever still writes to it has not noticed.
+    if (this.#hasFailed) return; // The code that writes to it may continue after the first failure.
     this.#hasFailed = true;
     this.requestId ??= newId('req');
     reportFault('request', error, { request_id: this.requestId });
-    if (this.writableEnded) return; // Its client gets it whole.
+    if (this.writableEnded) return; // Its client still gets it whole.
     if (this.headersSent) return void this.req.socket.destroy();
     try {
       const { code, message } = new Refusal('internal_error');
@@ -112,7 +112,7 @@ export class ContainedResponse extends ServerResponse<ContainedRequest> {
   }
 }
 
-/** Ends what the event of a server was about, which a listener of it could not take. */
+/** Ends the request or connection of a server event whose listener failed. */
 export function endFaulty(error: unknown, about: readonly unknown[]): void {
   const request = about.find((it) => it instanceof ContainedRequest);
   if (request?.response) request.response.fail(error);

@@ -8,8 +8,8 @@ import { TAG_HEADER } from './tags.ts';
 const DOT_SEGMENT = /(^|\/)(\.|%2e){1,2}(\/|$)|\\/i;
 
 /**
- * The headers that Purser reads as one value. A request has each of them once at most: of two lines Node takes the first, or
- * joins them to a value that nobody sent, while a proxy before Purser may have read the last.
+ * The headers that Purser reads as one value. A request may have each of them once: of two lines Node takes the first, or
+ * joins them to a value that was never sent, while a proxy before Purser may have read the last.
  */
 export const SINGLE_HEADERS: ReadonlySet<string> = new Set([
   'anthropic-version',
@@ -32,7 +32,7 @@ export const SINGLE_HEADERS: ReadonlySet<string> = new Set([
 ]);
 /** Beginnings of the names of more such headers. */
 const SINGLE_PREFIXES = ['mcp-', TAG_HEADER];
-/** The headers that Purser reads as lists: several lines mean what one line with all of their values does. */
+/** The headers that Purser reads as lists: several lines are equivalent to one line with all of their values. */
 export const LIST_HEADERS: ReadonlySet<string> = new Set([
   'accept',
   'accept-encoding',
@@ -49,7 +49,7 @@ const HEADER_COUNT_MAX = 2000;
 
 const isSingle = (name: string) => SINGLE_HEADERS.has(name) || SINGLE_PREFIXES.some((it) => name.startsWith(it));
 
-/** Returns the name of a header that must come once and comes more often, if any. */
+/** Returns the name of a repeated header that may occur only once, if any. */
 function repeatedHeader(rawHeaders: readonly string[]): string | undefined {
   const seen = new Set<string>();
   for (let at = 0; at < rawHeaders.length; at += 2) {
@@ -62,9 +62,9 @@ function repeatedHeader(rawHeaders: readonly string[]): string | undefined {
 }
 
 /**
- * Returns the refusal that a request gets by its head alone, if any: of a version that is not spoken, without Host, with a
- * header twice that has one value, in a coding that is not known, with too many headers (RFC 9112, sections 2.3, 3.2 and 6.1), or for a path that
- * normalizes to another one, which could bypass a proxy that filters by path.
+ * Returns the refusal that a request gets by its head alone, if any: for an HTTP version that is not supported, a missing
+ * Host, a repeated header with a single value, an unknown coding, too many headers (RFC 9112, sections 2.3, 3.2 and 6.1),
+ * or a path that normalizes to another one, which could bypass a proxy that filters by path.
  */
 export function faultOfHead(request: IncomingMessage): Refusal | undefined {
   const { method, httpVersion, headers, rawHeaders, url = '' } = request;
@@ -88,17 +88,17 @@ export function faultOfHead(request: IncomingMessage): Refusal | undefined {
   return undefined;
 }
 
-/** Tells whether the request has an expectation that cannot be met: answered with 417 (RFC 9110, section 10.1.1). */
+/** Returns whether the request has an expectation that cannot be met: answered with 417 (RFC 9110, section 10.1.1). */
 export const expectsTooMuch = ({ headers }: IncomingMessage) =>
   headers.expect !== undefined && headers.expect.toLowerCase() !== '100-continue';
 
-/** Tells whether a request has a body, by its head. */
+/** Returns whether a request has a body, judged by its head. */
 export const hasBody = ({ headers }: IncomingMessage): boolean =>
   Number(headers['content-length'] ?? 0) > 0 || headers['transfer-encoding'] !== undefined;
 
 /**
- * Has a client that waits for "100 Continue" wait until its body is read: what is refused without the body, by its length
- * for one, is refused before the client has sent it.
+ * Sends "100 Continue" only when the body is read: a request that is refused without its body, such as for its length, is
+ * refused before the client sends it.
  */
 export function continueWhenRead(request: IncomingMessage, response: ServerResponse): void {
   const proceed = () => {
@@ -109,7 +109,7 @@ export function continueWhenRead(request: IncomingMessage, response: ServerRespo
 }
 
 /**
- * Tells whether a Host header is an IP address, `localhost`, this machine's host name, or `listen`, the configured host.
+ * Returns whether a Host header is an IP address, `localhost`, this machine's host name, or `listen`, the configured host.
  * Guards against DNS rebinding: a foreign page whose name was made to resolve to this machine sends that name.
  */
 export function isOwnHost(host: string | undefined, listen: string): boolean {

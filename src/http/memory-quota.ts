@@ -1,7 +1,7 @@
 import { Refusal } from '../refusal.ts';
 import { createShares } from '../shares.ts';
 
-/** The most bytes of bodies, output and responses in memory at a time, for one caller and for all. */
+/** Maximum bytes of bodies, output and responses in memory at a time, for one caller and for all. */
 const BYTES_MAX = { each: 64 * 1024 * 1024, all: 256 * 1024 * 1024 };
 const RETRY_SECONDS = 2;
 const STOPPING_RETRY_SECONDS = 5;
@@ -18,7 +18,7 @@ export type Allowance = {
   release(bytes: number): void;
   /** Releases all bytes. */
   close(): void;
-  /** Calls `refuse` with `read_only` when `cutOff` is called; returns a function that takes this back. */
+  /** Calls `refuse` with `read_only` when `cutOff` is called. Returns a function that removes `refuse`. */
   onCutOff(refuse: (refusal: Refusal) => void): () => void;
 };
 

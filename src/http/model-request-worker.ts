@@ -1,4 +1,4 @@
-// The worker thread that reads what is large (reading-thread.ts). It is a bundle of its own in the executable.
+// The worker thread that reads large texts (reading-thread.ts). It is a separate bundle in the executable.
 import { parentPort } from 'node:worker_threads';
 import { lowerPriority } from '../files/worker.ts';
 import { collectWhenIdle } from '../idle-memory.ts';
@@ -8,12 +8,12 @@ import type { MeasuredFor } from '../router/measure.ts';
 import { ANSWER_READINGS } from './answer-readings.ts';
 import { forwardedOf, type ModelRequest, type ReadOrder, readModelRequest } from './model-request.ts';
 
-/** One body of a request to read, and the models in force. Its memory moves to the worker, and back with the answer. */
+/** A request body to read, and the models in force. Its memory moves to the worker, and back with the answer. */
 type BodyQuestion = ReadOrder & {
   bytes: Uint8Array;
   models: readonly (readonly [id: string, MeasuredFor])[];
 };
-/** A copy of what a model server has sent, and how to read it. */
+/** A copy of an answer of a model server, and the way to read it. */
 type AnswerQuestion = { reading: keyof typeof ANSWER_READINGS; bytes: Uint8Array; given: readonly unknown[] };
 export type Question = BodyQuestion | AnswerQuestion;
 export type Answer = { read: unknown } | { refused: RefusalData } | { failed: string };
@@ -23,7 +23,7 @@ lowerPriority(); // One client's large bodies would make all small requests wait
 parentPort?.on('message', (question: Question) => {
   const answer = answerTo(question);
   parentPort?.postMessage(answer, memoryOf(question, answer));
-  giveBack(question.bytes); // Unless it has moved.
+  giveBack(question.bytes); // No effect on memory that has moved.
 });
 
 function answerTo(question: Question): Answer {
@@ -38,7 +38,7 @@ function answerTo(question: Question): Answer {
 
 function readBody({ bytes, models, ...order }: BodyQuestion): ModelRequest {
   const known = new Map(models);
-  // One body at a time, so what its values take is bounded by the limits of one body.
+  // One body at a time, so the memory for its values is bounded by the limits of one body.
   return readModelRequest(
     Buffer.from(bytes.buffer as ArrayBuffer),
     order,
@@ -52,7 +52,10 @@ function readAnswer({ reading, bytes, given }: AnswerQuestion): unknown {
   return read(Buffer.from(bytes.buffer as ArrayBuffer), ...given);
 }
 
-/** The body that is forwarded moves, and so does what was made of an answer: a copy would cost as much as reading it. */
+/**
+ * Returns the memory to move instead of copying: that of the forwarded body and of a translated answer. A copy would cost
+ * as much as reading.
+ */
 function memoryOf(question: Question, answer: Answer): ArrayBuffer[] {
   if (!('read' in answer)) return [];
   const { read } = answer;
@@ -60,7 +63,7 @@ function memoryOf(question: Question, answer: Answer): ArrayBuffer[] {
     'reading' in question
       ? [read, ...Object.values(Object(read))].filter((it) => it instanceof Uint8Array)
       : forwardedOf(read as ModelRequest).map((it) => it.bytes);
-  // What Buffer.from makes of a short text lies in a pool that other buffers share.
+  // Buffer.from places a short text in a pool that it shares with other buffers.
   const whole = all.filter(({ length, buffer }) => length === buffer.byteLength);
   return [...new Set(whole.map(({ buffer }) => buffer as ArrayBuffer))];
 }

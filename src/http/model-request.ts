@@ -28,10 +28,10 @@ import type { Kept, Translation, Wire } from './wires/wire.ts';
 /** OpenAI's own limits: 2048 inputs of 8192 tokens each. The limit on body bytes is reached first. */
 const EMBEDDED_TOKENS_MAX = 2048 * 8192;
 
-/** Of a body in another API. Every other member is checked by the translation. */
+/** The members read here of a body in another API. Every other member is checked by the translation. */
 export const WireBody = v.looseObject({ model: RouterChatBody.entries.model, stream: RouterChatBody.entries.stream });
 
-/** The endpoints that take requests to models, by what their bodies are. */
+/** The endpoints that take requests to models, by the kind of their bodies. */
 export const KINDS = {
   chat: { schema: ChatBody, numbersMax: 0 },
   routerChat: { schema: RouterChatBody, numbersMax: 0 },
@@ -44,35 +44,35 @@ export const KINDS = {
 export type ModelRequestKind = keyof typeof KINDS;
 const wireOf = (kind: ModelRequestKind): Wire | undefined => (KINDS[kind] as { wire?: Wire }).wire;
 
-/** What is known of a request to a model once its body has been read. Plain data, so that a worker thread can send it. */
+/** The result of reading the body of a request to a model. Plain data, so that a worker thread can send it. */
 export type ModelRequest =
-  /** Is JSON, and not a valid request. */
+  /** The body is JSON, but not a valid request. */
   | { invalid: RefusalData }
   | {
       invalid?: undefined;
       model: string;
       stream: boolean;
       includeUsage: boolean;
-      /** SHA-256 of the canonical JSON of the body; for a request without a key, of what it asks. */
+      /** SHA-256 of the canonical JSON of the body; for a request without a key, of its question. */
       fingerprint: Buffer;
       /** The tags in the body. */
       tags: Tag[];
-      /** Of one in another API: what its answer is translated by, or why it cannot be translated. */
+      /** For a request in another API: the data needed to translate its answer, or the reason why it cannot be translated. */
       kept: Kept | { refused: RefusalData } | undefined;
-      /** What it is priced by, or why it cannot be priced; undefined where the model is not known. */
+      /** The measurements for its price, or the reason why it cannot be priced; undefined if the model is not known. */
       measured: MeasuredRequest | { refused: RefusalData } | undefined;
-      /** What the model was when the request was measured: a reload may change it before the request is priced. */
+      /** The model's settings when the request was measured: a reload may change them before the request is priced. */
       measuredFor: MeasuredFor | undefined;
     };
 type MeasuredRequest = Measured & { forwards: Forwards; native?: MeasuredNative | undefined };
 export type ValidModelRequest = Extract<ModelRequest, { model: string }>;
 
-/** How to read a body. `isKeyed`: an Idempotency-Key was sent, so every member counts in the fingerprint. */
+/** The way to read a body. `isKeyed`: an Idempotency-Key was sent, so every member counts in the fingerprint. */
 export type ReadOrder = { kind: ModelRequestKind; isKeyed: boolean };
 
 /**
- * Reads the body of a request to a model: parses, validates and measures it. `take` is told the number of values before
- * anything is made of them. Throws `invalid_json`, and what `take` throws.
+ * Reads the body of a request to a model: parses, validates and measures it. `take` is called with the number of values
+ * before they are created. Throws `invalid_json`, and the errors of `take`.
  */
 export function readModelRequest(
   bytes: Buffer,
@@ -110,8 +110,9 @@ export function readModelRequest(
 }
 
 /**
- * Members that ask nothing: they say who asks, which tags it has and how the answer is kept or counted. A retry without a key may
- * differ in them (design 2.7). Each with the one value to which that applies, or null where it is any. docs/clients.md lists them.
+ * Members that are not part of the question: they name the caller, give tags, or control how the answer is stored or
+ * counted. A retry without a key may differ in them (design 2.7). Each with the one value to which that applies, or null if
+ * any value does. docs/clients.md lists them.
  */
 export const BESIDE_THE_QUESTION: ReadonlyMap<string, unknown> = new Map<string, unknown>([
   ['client_metadata', null],
@@ -124,7 +125,7 @@ export const BESIDE_THE_QUESTION: ReadonlyMap<string, unknown> = new Map<string,
   ['user', null],
 ]);
 
-/** Returns what tells whether a member of this body asks nothing. */
+/** Returns a predicate for the members of this body that are not part of the question. */
 function besideTheQuestion(body: Readonly<Record<string, unknown>>): (name: string) => boolean {
   return (name) => {
     const only = BESIDE_THE_QUESTION.get(name);
@@ -142,7 +143,7 @@ function translatedBy(wire: Wire | undefined, raw: Json): Translation | { refuse
 
 const isRefused = (it: object | undefined): it is { refused: RefusalData } => it !== undefined && 'refused' in it;
 
-/** The parsed body is measured: valibot drops "__proto__" and "constructor", and what is not priced must be refused. */
+/** Measures the parsed body: valibot drops "__proto__" and "constructor", and members that are not priced must be refused. */
 function measure(
   bytes: Buffer,
   parsed: ParsedText,
@@ -168,7 +169,10 @@ function measure(
   }
 }
 
-/** Measures a request in another API: as the chat completion that it is, and as it came for those who speak that API. */
+/**
+ * Measures a request in another API: as the chat completion that it translates to, and in its own form for upstreams with
+ * that API.
+ */
 function measureTranslated(
   bytes: Buffer,
   { outline, value }: ParsedText,
@@ -193,9 +197,10 @@ function measureTranslated(
 }
 
 /**
- * Bounds a request. Throws the refusal of one that cannot be priced, and `gateway_unavailable` where the model changed after
- * it was measured. Its body is freed with what is returned. With `cutsNamed`, an output limit that the caller named may be
- * lowered, too. `now` says what is left of what was learned. `headers` are those of the request: some of another API are passed on.
+ * Bounds a request. Throws the refusal of a request that cannot be priced, and `gateway_unavailable` if the model changed
+ * after it was measured. Its body is freed with the returned object. With `cutsNamed`, an output limit set by the caller
+ * may be lowered, too. `now` decides how much of the learned bound is left. `headers` are those of the request: some of
+ * another API are passed on.
  */
 export function boundRequest(
   model: Model,
@@ -217,26 +222,29 @@ export function boundRequest(
   return bound(model, figures, forwards, cutsNamed, native && sendable(native, headers), now);
 }
 
-/** Adds what depends on the limit of output tokens and on the headers. Holds nothing large: it is kept for the length of a stream. */
+/**
+ * Adds the parts that depend on the output limit and on the headers. Holds nothing large: it is kept for the length of a
+ * stream.
+ */
 function sendable({ kept, ...native }: MeasuredNative, headers: IncomingHttpHeaders): Native {
   const wire = native.wire === 'messages' ? messagesWire : responsesWire;
   return { ...native, written: (outputTokens) => wire.written(kept, outputTokens), headers: wire.headers(headers) };
 }
 
-/** Returns what the answer of a request in another API is translated by. Throws why the request cannot be translated. */
+/** Returns the data for translating the answer to a request in another API. Throws the reason if it cannot be translated. */
 export function keptOf({ kept }: ValidModelRequest): Kept {
   if (isRefused(kept)) throw refusalOf(kept.refused);
   return kept as Kept;
 }
 
-/** Returns all that is forwarded of a request, in whatever form. */
+/** Returns every form in which the request may be forwarded. */
 export function forwardedOf(request: ModelRequest): Forwarded[] {
   if (request.invalid || !request.measured || isRefused(request.measured)) return [];
   const { forwards, native } = request.measured;
   return [...Object.values(forwards), ...Object.values(native?.forwards ?? {})].filter((it) => it !== undefined);
 }
 
-/** Returns the valid request. Throws why it is none. */
+/** Returns the valid request. Throws the refusal of an invalid one. */
 export function validRequest(request: ModelRequest): ValidModelRequest {
   if (request.invalid) throw refusalOf(request.invalid);
   return request;

@@ -7,17 +7,20 @@ import type { Allowance } from './memory-quota.ts';
 import { forwardedOf, type ModelRequest, type ReadOrder, readModelRequest } from './model-request.ts';
 import { asBuffer, createReadingThread, type ReadingThread } from './reading-thread.ts';
 
-/** Reads the bodies of requests to models: small ones at once, large ones one after the other in a worker thread, where tenants take turns. */
+/**
+ * Reads the bodies of requests to models: small ones at once, large ones one by one in a worker thread, where tenants take
+ * turns.
+ */
 export type ModelRequests = {
   /**
-   * Throws as `readModelRequest` does, and `rate_limited` when `share` is used up. A large body must not be used by the
-   * caller any more. Those of one tenant wait for each other, and between two of them others have a turn.
+   * Throws as `readModelRequest` does, and `rate_limited` when `share` is used up. The caller must not use a large body
+   * afterwards. Bodies of one tenant wait for each other, and other tenants have a turn between two of them.
    */
   read(bytes: Buffer, order: ReadOrder, share: Allowance, tenant: Tenant): ModelRequest | Promise<ModelRequest>;
   close(): Promise<void>;
 };
 
-/** `catalogue` returns the one in force: it changes while the server runs. */
+/** Creates the reader. `catalogue` returns the one in force, which changes while the server runs. */
 export function createModelRequests(
   catalogue: () => Catalogue,
   thread: ReadingThread = createReadingThread(),

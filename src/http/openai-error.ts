@@ -5,13 +5,13 @@ import { REFUSALS, type Refusal, type RefusalCode } from '../refusal.ts';
 export const GATEWAY_PATH = '/v1/router';
 
 /**
- * Tells whether a request is answered as clients of model servers expect it: all under the gateway's base URL (design,
- * section 8), except for the interface's own endpoint, by which a wallet gets a key.
+ * Returns whether a request is answered in the form that clients of model servers expect: all under the gateway's base URL
+ * (design, section 8), except for the interface's own endpoint, which gives a wallet a key.
  */
 export const isGatewayRequest = (method: string, path: string) =>
   path.startsWith(`${GATEWAY_PATH}/`) && !(path === `${GATEWAY_PATH}/key` && method !== 'GET');
 
-/** Tells whether a path is of Anthropic's API. Most of its clients append /v1 to the base URL. */
+/** Returns whether a path belongs to Anthropic's API. Most of its clients append /v1 to the base URL. */
 export const isMessagesPath = (path: string) => /^\/v1\/router(\/v1)?\/messages(\/|$)/.test(path);
 
 /** Codes worth retrying; stock clients back off by themselves. Retrying any other code is pointless. */
@@ -33,7 +33,7 @@ const TYPES: Record<number, string> = {
   429: 'rate_limit_error',
 };
 
-/** `funds_held` is a 429 here: stock clients wait that out, and never repeat a 402 (design 2.8). */
+/** Returns the status of a code. `funds_held` is a 429 here: stock clients wait that out, and never repeat a 402 (design 2.8). */
 export function gatewayStatus(code: RefusalCode): number {
   return code === 'funds_held' ? REFUSALS.rate_limited.status : REFUSALS[code].status;
 }
@@ -42,10 +42,10 @@ export function gatewayStatus(code: RefusalCode): number {
 export function openAiBody({ code, param }: Refusal, message: string, requestId: string) {
   const status = gatewayStatus(code);
   const type = TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error');
-  // Like the message, it may quote what the caller sent.
+  // Like the message, it may quote the caller's input.
   const quoted = param === undefined ? null : redactTokens(param);
   return { error: { message, type, param: quoted, code }, request_id: requestId };
 }
 
-/** Tells whether a code is worth retrying: the value of `x-should-retry`, which OpenAI's clients obey over the status. */
+/** Returns whether a code is worth retrying: the value of `x-should-retry`, which OpenAI's clients obey over the status. */
 export const isPassing = (code: RefusalCode): boolean => PASSING.has(code);

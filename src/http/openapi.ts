@@ -65,8 +65,8 @@ const bearer = (description: string) => ({ type: 'http', scheme: 'bearer', descr
 export type JsonObject = Record<string, unknown>;
 
 /**
- * Generates the OpenAPI 3.1 document from the schemas that validate requests. `servers` names `baseUrl`; `forwarded` are the
- * members of a chat that this installation takes beside those that all do.
+ * Generates the OpenAPI 3.1 document from the schemas that validate requests. `servers` names `baseUrl`; `forwarded` are
+ * the members of a chat that this installation accepts in addition to the standard ones.
  */
 export function openApiDocument(
   routes: readonly [string, string, Endpoint][],
@@ -198,7 +198,7 @@ function operation(method: string, path: string, it: Endpoint, forwarded: readon
   };
 }
 
-/** Says in sentences what holds for an operation beside its schemas: its callers, its key, its size. */
+/** Describes, in sentences, the properties of an operation that its schemas do not express: its callers, its key, its size. */
 function describe({ summary, scope, idempotent, body, bodyBytesMax = BODY_BYTES_MAX }: Endpoint): string {
   const sentences = [`${summary}.`, `Takes ${CALLERS[scope]}.`];
   if (idempotent) sentences.push('Retry it with the same Idempotency-Key and body: it has its effect once.');
@@ -206,7 +206,7 @@ function describe({ summary, scope, idempotent, body, bodyBytesMax = BODY_BYTES_
   return sentences.join(' ');
 }
 
-/** Returns the schema of a body, with the members that only this installation takes. */
+/** Returns the schema of a body, with the members that only this installation accepts. */
 function bodySchema(it: Endpoint, body: v.GenericSchema, forwarded: readonly string[]): JsonObject {
   const schema = jsonSchema(body, 'input');
   if (!it.modelRequest) return schema;
@@ -220,15 +220,15 @@ function operationId(method: string, path: string): string {
   return method.toLowerCase() + words.map((word) => word.charAt(0).toUpperCase() + word.slice(1)).join('');
 }
 
-/** The JSON Schema keywords that a schema or an action carries (`checked` in wire/parts.ts). */
+/** Returns the JSON Schema keywords that a schema or an action carries (`checked` in wire/parts.ts). */
 const keywordsOf = (it: object): JsonObject => ('keywords' in it ? (it.keywords as JsonObject) : {});
 
-/** Adds what a schema itself says: that an object takes other members, too, and the keywords that it carries. */
+/** Adds the properties of the schema itself: that an object accepts other members, and the keywords that it carries. */
 function described(schema: v.GenericSchema, json: JsonObject): JsonObject {
   const { properties, ...keywords } = keywordsOf(schema) as { properties?: JsonObject };
   return {
     ...json,
-    ...(schema.type === 'loose_object' ? { additionalProperties: true } : {}), // Without it some generators allow none.
+    ...(schema.type === 'loose_object' ? { additionalProperties: true } : {}), // Without it some generators allow no other members.
     ...keywords,
     ...(properties ? { properties: { ...properties, ...(json.properties as JsonObject) } } : {}),
   };

@@ -23,8 +23,8 @@ export const CHAT_HEADERS = {
 };
 
 /**
- * Returns the headers of a paid answer: its charge, and what its wallet may still spend. Looks them up unless they are known.
- * Empty if nothing was charged.
+ * Returns the headers of a paid answer: its charge, and the amount that its wallet may still spend. Looks them up unless
+ * they are known. Empty if nothing was charged.
  */
 export function paidHeaders(
   { ledger }: App,
@@ -40,8 +40,8 @@ export function paidHeaders(
 }
 
 /**
- * Returns the header of the output limit, where that was cut to fit. A replay is not bounded again: its operation
- * says it.
+ * Returns the header of the output limit if it was cut to fit. A replay is not bounded again: its limit is read from its
+ * operation.
  */
 export function limitHeaders({ ledger }: App, asked: Asked, bounded: Pick<Bounded, 'reducedTo'> | undefined) {
   const tokens = bounded ? bounded.reducedTo() : reducedToBefore(ledger.read, asked);
@@ -53,13 +53,13 @@ function reducedToBefore(read: Reader, { walletId, route, idempotencyKey }: Aske
   return operation && reducedToOf(operation);
 }
 
-/** Returns what was paid as a comment in a stream, whose headers were sent before the charge was known. */
+/** Returns the charge as a comment for a stream, whose headers were sent before the charge was known. */
 export function paidComment(app: App, asked: Asked): Buffer {
   const fields = Object.entries(paidHeaders(app, asked)).map(([name, value]) => `${name}=${value}`);
   return Buffer.from(fields.length ? `: ${fields.join(' ')}\n\n` : '');
 }
 
-/** Returns a stream of chat completion chunks with `comment` before its end marker, which comes in one piece. */
+/** Returns a stream of chat completion chunks that writes `comment` before the end marker, which must come in one piece. */
 export function withComment(events: EventStream, comment: () => Buffer): EventStream {
   return {
     ...events,
@@ -70,7 +70,7 @@ export function withComment(events: EventStream, comment: () => Buffer): EventSt
   };
 }
 
-/** Returns whether the last event is the end marker, and not another one that ends with the same bytes. */
+/** Returns whether the last event is the end marker, and not another event that ends with the same bytes. */
 function endsWithMarker(bytes: Buffer): boolean {
   if (!bytes.subarray(-DONE_EVENT.length).equals(DONE_EVENT)) return false;
   const before = bytes.subarray(0, -DONE_EVENT.length);
@@ -81,8 +81,8 @@ function endsWithMarker(bytes: Buffer): boolean {
 const THRESHOLDS = [0.95, 0.75];
 
 /**
- * Returns how much of its budget a wallet has used, of what it has for the current period where it is refilled, in the headers in which Anthropic tells of a plan's limits. Claude
- * Code warns its user by them.
+ * Returns the used share of a wallet's budget, or of the current period's if it is refilled, in the headers that Anthropic
+ * uses for the limits of a plan. Claude Code warns its user by them.
  */
 export function planHeaders(wallet: Wallet): Record<string, string> {
   const { budget, spent, periodSpent, delegated, expiresAt, refillAt } = wallet;

@@ -3,7 +3,7 @@ import { createHmac, randomBytes, timingSafeEqual } from 'node:crypto';
 /** The target of a link or a session: one port of one resource. */
 export type PortAccess = { resourceId: string; port: number };
 
-/** How long a link is good for, and how long a browser that has used one stays in, in seconds. */
+/** Lifetime of a link, and of the session of a browser that has used one, in seconds. */
 const LINK_SECONDS = 300;
 const SESSION_SECONDS = 12 * 3600;
 const NONCE_BYTES = 12;
@@ -11,20 +11,23 @@ const NONCE_BYTES = 12;
 type Kind = 'link' | 'session';
 
 export type PortLinks = {
-  /** Signs a link. It is good once, for five minutes, and not after `until`, the end of the lease in Unix seconds. */
+  /** Signs a link. It is valid once, for five minutes, and not after `until`, the end of the lease in Unix seconds. */
   mint(to: PortAccess, until: number): { code: string; expiresAt: number };
-  /** Exchanges a link for the session of a browser. Returns undefined for one that is not good any more, or of another port. */
+  /**
+   * Exchanges a link for the session of a browser. Returns undefined for a link that is no longer valid, or is for another
+   * port.
+   */
   redeem(code: string, to: PortAccess, until: number): { session: string; seconds: number } | undefined;
-  /** Whether a session opens this port now. */
+  /** Returns whether a session opens this port now. */
   opens(session: string, to: PortAccess): boolean;
 };
 
 /**
- * Creates the links with which a browser opens ports. They are signed and not stored, so a session outlives a restart; what
- * was used is remembered until it would have ended. `masterKey` returns the current master key; `now` Unix seconds.
+ * Creates the links with which a browser opens ports. They are signed and not stored, so a session outlives a restart; used
+ * links are remembered until they would have ended. `masterKey` returns the current master key; `now` Unix seconds.
  */
 export function createPortLinks(masterKey: () => Buffer, now: () => number): PortLinks {
-  /** By what is signed: the signature itself can be written in several ways, as base64 ignores what is not of it. */
+  /** Used links, by the signed content: base64 ignores foreign characters, so one signature can be written in several ways. */
   const used = new Map<string, number>();
 
   const macOf = (payload: string) =>

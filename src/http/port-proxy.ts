@@ -14,27 +14,30 @@ import { Refusal } from '../refusal.ts';
 import { joinCrumbs } from './crumbs.ts';
 import { hasBody } from './head.ts';
 
-/** How long a connection without a request is kept for the next one. Servers end idle ones after 5 s at the least. */
+/** Time for which an idle connection is kept for the next request. Servers end idle ones after 5 s or more. */
 const IDLE_MILLISECONDS = 3000;
 const IDLE_COUNT_MAX = 8;
-/** What a client of an upgraded connection sent before it ended its side still arrives. */
+/** Time in which the last bytes from a client of an upgraded connection may arrive after it has ended its side. */
 const END_MILLISECONDS = 1000;
-/** Time that the client of an upgraded connection has to take what is on its way when the connection inside has ended. */
+/** Time in which the client of an upgraded connection must read the buffered bytes after the connection inside has ended. */
 const FLUSH_MILLISECONDS = 5000;
 
-/** The destination of a request to a port, and what its answer may be. */
+/** The destination of a request to a port, and the limits on its answer. */
 type PortTarget = {
   /** The id that Purser's answer and its log give this request. */
   requestId: string;
   resourceId: string;
   port: number;
-  /** Path and query as the server inside gets them. */
+  /** Path and query that the server inside gets. */
   path: string;
   /** The path below which the port is reached, without a slash at its end; empty on a host name of its own. */
   base: string;
-  /** The origin of the port's own host name. Undefined under the origin of Purser, where the answer may do nothing in a browser. */
+  /**
+   * The origin of the port's own host name. Undefined under Purser's origin, where the answer must have no effect in a
+   * browser.
+   */
   origin: string | undefined;
-  /** The cookie that a browser shows to Purser; the server inside neither sees nor sets it. */
+  /** The cookie that a browser sends to Purser; the server inside neither sees nor sets it. */
   cookie: string;
 };
 
@@ -50,10 +53,13 @@ const OF_CONNECTION = [
   'transfer-encoding',
   'upgrade',
 ];
-/** The server inside is asked as `localhost`, as a client beside it would; what a proxy before Purser said is not its matter. */
+/**
+ * Request headers that are replaced: the server inside is asked as `localhost`, and headers of a proxy before Purser do not
+ * concern it.
+ */
 const OF_REQUEST = new Set([
   ...OF_CONNECTION,
-  'content-length', // The framing is written anew: a header that Connection names is not passed on, and a body needs it.
+  'content-length', // The framing is rewritten: a header that Connection names is not passed on, and a body needs it.
   'expect',
   'forwarded',
   'host',
@@ -66,7 +72,7 @@ const OF_REQUEST = new Set([
 ]);
 /** Under Purser's origin these belong to Purser. */
 const OF_PURSER = new Set(['authorization', 'cookie', 'origin', 'referer', 'x-api-key']);
-/** What reaches beyond the answer itself: other host names of the site, or where a browser connects. */
+/** Headers that act beyond the answer itself: on other host names of the site, or on where a browser connects. */
 const BEYOND_ANSWER = new Set([
   ...OF_CONNECTION,
   'alt-svc',
@@ -74,7 +80,7 @@ const BEYOND_ANSWER = new Set([
   'cross-origin-resource-policy',
   'strict-transport-security',
   'x-request-id', // Every answer carries Purser's (design 2.21).
-  // Orders to the proxy in front of Purser: to send a file of its own, to ask elsewhere.
+  // Orders to the proxy in front of Purser: to send one of its files, or to ask another server.
   'fly-replay',
   'x-lighttpd-send-file',
   'x-lighttpd-send-tempfile',
@@ -84,7 +90,7 @@ const BEYOND_ANSWER = new Set([
 ]);
 /** Orders to the proxy in front of Purser, by their beginnings: nginx's, LiteSpeed's, Envoy's, and those to caches. */
 const TO_PROXY = /^(x-accel-|x-litespeed-|x-envoy-|surrogate-|(cloudflare-)?cdn-|edge-)/;
-/** What would act for the whole origin. */
+/** Headers that would act on the whole origin. */
 const BEYOND_PATH =
   /^(set-cookie2?|set-login|speculation-rules|service-worker-allowed|access-control-.*|report-to|reporting-endpoints|nel|cache-control|refresh|www-authenticate|accept-ch|critical-ch|activate-storage-access|attribution-reporting-.*|observe-browsing-topics|origin-agent-cluster|use-as-dictionary)$/;
 const SANDBOXED = [
@@ -101,10 +107,10 @@ type Header = readonly [name: string, value: string];
 const pairs = (raw: readonly string[]): Header[] =>
   raw.flatMap((name, at) => (at % 2 ? [] : [[name, raw[at + 1] as string] as const]));
 
-/** Returns whether text has a token of Purser's in it. */
+/** Returns whether a text contains one of Purser's tokens. */
 export const hasOwnToken = (text: string): boolean => OWN_TOKEN.test(text);
 
-/** Returns the headers without those in `dropped`, and those that Connection names. */
+/** Returns the headers except those in `dropped` and those that Connection names. */
 function without(raw: readonly string[], dropped: ReadonlySet<string>): Header[] {
   const all = pairs(raw);
   const named = new Set(
@@ -120,10 +126,10 @@ function without(raw: readonly string[], dropped: ReadonlySet<string>): Header[]
   return all.filter(([name]) => !dropped.has(name.toLowerCase()) && !named.has(name.toLowerCase()));
 }
 
-/** Whether Node's parser has let go of the connection, so that it may carry another protocol. */
+/** Returns whether Node's parser has released the connection, so that it may carry another protocol. */
 const isUpgrade = (request: IncomingMessage) => (request as { upgrade?: boolean | null }).upgrade === true;
 
-/** Returns the headers for the server inside. Nothing that Purser is told by them reaches it. */
+/** Returns the headers for the server inside. Headers meant for Purser are removed. */
 function requestHeaders(request: IncomingMessage, { port, origin, cookie }: PortTarget): string[] {
   const local = `http://localhost:${port}`;
   const headers: Header[] = [['Host', `localhost:${port}`]];
@@ -144,7 +150,10 @@ function requestHeaders(request: IncomingMessage, { port, origin, cookie }: Port
   return headers.flat();
 }
 
-/** Returns whether Node writes a header. What it reads in an answer it may refuse to write: control characters, for one. */
+/**
+ * Returns whether Node can write a header. It may read a header in an answer that it refuses to write, such as one with
+ * control characters.
+ */
 function isWritable([name, value]: Header): boolean {
   try {
     validateHeaderName(name);
@@ -155,7 +164,7 @@ function isWritable([name, value]: Header): boolean {
   }
 }
 
-/** Returns the headers for the client, without what reaches beyond this port, and without what cannot be written. */
+/** Returns the headers for the client, except those that act beyond this port and those that cannot be written. */
 function answerHeaders(answer: IncomingMessage, target: PortTarget): string[] {
   const { base, origin, cookie } = target;
   const headers: Header[] = [
@@ -163,7 +172,7 @@ function answerHeaders(answer: IncomingMessage, target: PortTarget): string[] {
     ['Cross-Origin-Resource-Policy', 'same-origin'],
   ];
   if (origin === undefined) headers.push(...SANDBOXED);
-  // Or a proxy that buffers would make one late answer of it.
+  // Otherwise a proxy that buffers would turn it into one late answer.
   if (/^text\/event-stream\b/i.test(answer.headers['content-type'] ?? '')) headers.push(['X-Accel-Buffering', 'no']);
   for (const [name, value] of without(answer.rawHeaders, BEYOND_ANSWER)) {
     const lower = name.toLowerCase();
@@ -174,14 +183,14 @@ function answerHeaders(answer: IncomingMessage, target: PortTarget): string[] {
       const [, cookieName = ''] = /^([^=]*)=/.exec(pair.trim()) ?? [];
       // A browser shows the value of a cookie without a name as it stands, and it may look like a name and a value (RFC 6265bis, 5.7).
       if (['', cookie.toLowerCase()].includes(cookieName.trim().toLowerCase())) continue;
-      // Without Domain it is a cookie of this host name alone.
+      // Without Domain it is a cookie of this host name only.
       headers.push([name, [pair, ...attributes.filter((it) => !/^\s*domain\s*(=|$)/i.test(it))].join(';')]);
     } else headers.push([name, value]);
   }
   return headers.filter(isWritable).flat();
 }
 
-/** Returns where a redirection leads from outside: what the server takes for its own address is below `base`. */
+/** Returns the target of a redirection as seen from outside: the server's own address becomes `base`. */
 function locationOf(location: string, port: number, base: string): string {
   const own = new RegExp(`^http://(localhost|127\\.0\\.0\\.1|\\[::1\\]):${port}(?=[/?#]|$)`, 'i');
   const path = location.replace(own, '');
@@ -189,7 +198,7 @@ function locationOf(location: string, port: number, base: string): string {
   return isOwn ? `${base}${path.startsWith('/') ? path : `/${path}`}` : location;
 }
 
-/** Connections to ports that are used again. The host of a request is the id of its resource. */
+/** Connections to ports that are reused. The host of a request is the id of its resource. */
 class PortAgent extends Agent {
   readonly #ports: Ports;
   readonly #idle = new WeakMap<Duplex, NodeJS.Timeout>();
@@ -218,7 +227,7 @@ class PortAgent extends Agent {
   }
 }
 
-/** Adds what Node's client calls on a socket and a stream does not have. */
+/** Adds the methods that Node's client calls on a socket and a stream lacks. */
 function asSocket(stream: Duplex): Duplex {
   const itself = () => stream;
   return Object.assign(stream, {
@@ -230,11 +239,11 @@ function asSocket(stream: Duplex): Duplex {
   });
 }
 
-/** Sends requests on to ports, and their answers back, both as streams. */
+/** Forwards requests to ports, and their answers back, both as streams. */
 export type PortProxy = {
   /**
    * Resolves when the answer is over, whole or cut off. Throws a Refusal before the answer has begun: those of
-   * `Ports.connect`, and `port_unreachable` when what listens does not answer in HTTP.
+   * `Ports.connect`, and `port_unreachable` when the listening server does not answer in HTTP.
    */
   forward(request: IncomingMessage, response: ServerResponse, target: PortTarget): Promise<void>;
 };
@@ -252,7 +261,7 @@ export function createPortProxy(ports: Ports): PortProxy {
   };
 }
 
-/** Tells whether a status ends a request: 101 without an upgrade, and what Node's parser takes below 100, do not. */
+/** Returns whether a status ends a request: 101 without an upgrade, and those below 100 that Node's parser accepts, do not. */
 const isFinal = (status: number) => status >= 200 && status <= 999;
 
 const noHttp = (port: number, cause: string) =>
@@ -285,10 +294,10 @@ function exchange(request: IncomingMessage, response: ServerResponse, target: Po
   asked.on('response', (answer) => {
     const status = answer.statusCode as number;
     if (!isFinal(status)) return void asked.destroy(new Error(`its status is ${status}`));
-    // Without the reason phrase, which says nothing (RFC 9112, section 4) and may have characters that nobody may write.
+    // Omits the reason phrase, which has no meaning (RFC 9112, section 4) and may contain characters that must not be written.
     response.writeHead(status, answerHeaders(answer, target));
-    response.flushHeaders(); // A stream of events may have none for a while.
-    answer.on('error', () => {}); // Its close tells.
+    response.flushHeaders(); // A stream of events may be silent for a while.
+    answer.on('error', () => {}); // The close event follows and is handled below.
     answer.push = joinCrumbs(answer.push.bind(answer));
     answer.once('close', () => {
       if (!answer.complete) request.socket.destroy(); // An answer that was cut off must not look whole.
@@ -307,11 +316,11 @@ function exchange(request: IncomingMessage, response: ServerResponse, target: Po
     if (head.length) inside.unshift(head);
     client.once('close', () => inside.destroy());
     inside.once('close', () => {
-      client.destroySoon(); // With what is still on its way, as long as the client goes on taking it.
+      client.destroySoon(); // Flush the buffered bytes while the client keeps reading.
       client.setTimeout(FLUSH_MILLISECONDS, () => client.destroy());
     });
     client.pipe(inside).pipe(client);
-    // Nobody halves a connection here: a client that has ended its side is gone, and a server may not notice.
+    // Half-open connections are not supported: when one side ends, close both, as a server may not notice the end of its client.
     client.once('end', () => setTimeout(() => inside.destroy(), END_MILLISECONDS).unref());
   });
   if (isWithBody) request.once('error', (error) => asked.destroy(error)).pipe(asked);

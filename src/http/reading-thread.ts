@@ -7,11 +7,11 @@ import { ANSWER_READINGS, type AnswerReadings } from './answer-readings.ts';
 import type { Answer, Question } from './model-request-worker.ts';
 import { createTurns } from './turns.ts';
 
-/** The thread that reads what is large: bodies of requests to models, and what model servers answer. */
+/** The thread that reads large texts: bodies of requests to models, and answers of model servers. */
 export type ReadingThread = {
   /**
-   * Resolves to what the thread answers. The memory of `bytes` moves there. Questions of one tenant wait for each other, and
-   * between two of them others have a turn. `question` makes the question once it is its turn.
+   * Resolves to the thread's answer. The memory of `bytes` moves there. Questions of one tenant wait for each other, and
+   * other tenants have a turn between two of them. `question` builds the question when its turn comes.
    */
   ask(question: () => Question, tenant: Tenant): Promise<unknown>;
   close(): Promise<void>;
@@ -35,7 +35,7 @@ export function createReadingThread(): ReadingThread {
       else it?.resolve(answer.read);
       askNext();
     });
-    // Only what it was reading is lost: the next question starts another one.
+    // Only the current question is lost: the next one starts another thread.
     const end = (error: Error) => {
       if (worker !== started) return;
       worker = undefined;
@@ -48,7 +48,7 @@ export function createReadingThread(): ReadingThread {
     return started;
   }
 
-  /** Gives the thread the question whose turn it is. One at a time, so that its memory is that of one. */
+  /** Gives the thread the next question. Only one at a time, so that its memory is that of one. */
   function askNext(): void {
     if (current) return;
     current = waiting.next();
@@ -74,11 +74,11 @@ export function createReadingThread(): ReadingThread {
 
 const ended = () => new Error('the thread that reads large bodies has ended');
 
-/** Messages turn a Buffer into the Uint8Array that it is made of. */
+/** Returns a Uint8Array as a Buffer: messages turn a Buffer into the Uint8Array behind it. */
 export const asBuffer = ({ buffer, byteOffset, length }: Uint8Array): Buffer =>
   Buffer.from(buffer as ArrayBuffer, byteOffset, length);
 
-/** Returns the way to read the answers of a tenant: small ones at once, large ones in the thread, in the turns of the tenant. */
+/** Returns a reader of a tenant's answers: small ones are read at once, large ones in the thread, in the tenant's turns. */
 export function readerOfAnswers(thread: ReadingThread): (tenant: Tenant) => AnswerReadings {
   const readerOf =
     (tenant: Tenant): AnswerReadings =>
@@ -91,7 +91,7 @@ export function readerOfAnswers(thread: ReadingThread): (tenant: Tenant) => Answ
   return readerOf;
 }
 
-/** Returns the result with its bytes as Buffers, wherever they are on its first level. */
+/** Returns the result with its bytes as Buffers, at any place on its first level. */
 function withBuffers(result: unknown): unknown {
   if (result instanceof Uint8Array) return asBuffer(result);
   if (typeof result !== 'object' || result === null) return result;

@@ -60,7 +60,10 @@ export const ROUTES: readonly [Method, string, Endpoint][] = [
   ['POST', '/v1/chat/completions', createChatCompletion],
 ];
 
-/** The endpoints beside those of the interface: leases to work in, money that moves, and what was spent (design, sections 7, 13 and 16). */
+/**
+ * The endpoints beside those of the interface: work in leases, moves of money, and spend reports (design, sections 7, 13
+ * and 16).
+ */
 export const EXTRAS: typeof ROUTES = [
   ['POST', '/v1/wallets/:id/budget', wallets.changeBudget],
   ['POST', '/v1/wallets/:id/extend', wallets.extendWallet],
@@ -107,15 +110,15 @@ const SERVED = ROUTER_ROUTES.map(
 const MCP_ROUTES: typeof ROUTES = [['POST', '/v1/mcp', answerMcp]];
 
 /**
- * Builds the HTTP application that is served on `listen`: endpoints, API document, health checks and webhook. What is none of
- * these, and not under /v1, is for `pages`.
+ * Builds the HTTP application that is served on `listen`: endpoints, API document, health checks and webhook. All other
+ * paths outside /v1 go to `pages`.
  */
 export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<Env> {
   const hono = new Hono<Env>();
   hono.onError(onError(app));
   const routes = [...ROUTES, ...EXTRAS, ...ROUTER_ROUTES, ...MCP_ROUTES];
   for (const [method, path, endpoint] of routes) hono.on(method, path, open(app, endpoint));
-  // Whatever method and path: they are of the server inside.
+  // For every method and path: they belong to the server inside.
   for (const path of [PORT_PATH, `${PORT_PATH}/*`]) hono.all(path, servePortPath(app));
 
   let described: { catalogue: HttpApp['catalogue']; document: string } | undefined;
@@ -158,7 +161,7 @@ export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<En
   hono.notFound((c) => {
     if (pages && !c.req.path.startsWith('/v1')) return pages(c.req.raw, c.env);
     const isBase = c.req.path === GATEWAY_PATH || c.req.path === `${GATEWAY_PATH}/`;
-    if (isBase && c.req.method === 'HEAD') return json(c, 200, ''); // Claude Code looks whether anybody is there.
+    if (isBase && c.req.method === 'HEAD') return json(c, 200, ''); // Claude Code probes whether the server is up.
     const isGateway = isBase || c.req.path.startsWith(`${GATEWAY_PATH}/`);
     const served = `${app.state.baseUrl}${GATEWAY_PATH} serves ${SERVED.join(', ')}.`;
     throw new Refusal('not_found', `There is no such path.${isGateway ? ` ${served}` : ''}`);

@@ -2,7 +2,7 @@ import type { IncomingHttpHeaders } from 'node:http';
 import { parseNested } from '../json-text.ts';
 import { Refusal } from '../refusal.ts';
 
-/** What a caller names a paid request by, to find its spending again: a name and a value. */
+/** A tag: a name and a value that a caller gives a paid request, to find its spending again. */
 export type Tag = [name: string, value: string];
 
 const COUNT_MAX = 8;
@@ -23,8 +23,8 @@ function isValue(value: unknown): value is string {
 
 /**
  * Returns the tags in the body of a request to a model: the string members of `metadata`, and the ids of user and session
- * that Claude Code (`metadata.user_id`) and Codex (`prompt_cache_key`) send. What is no valid tag is left out: metadata
- * has other uses, with wider limits.
+ * that Claude Code (`metadata.user_id`) and Codex (`prompt_cache_key`) send. Invalid tags are left out: metadata has other
+ * uses, with wider limits.
  */
 export function tagsOfBody({ metadata, prompt_cache_key: cacheKey }: Record<string, unknown>): Tag[] {
   const tags: Tag[] = [];
@@ -39,7 +39,7 @@ export function tagsOfBody({ metadata, prompt_cache_key: cacheKey }: Record<stri
   return tags;
 }
 
-/** Returns the tags `user` and `session` in a `metadata.user_id` of Claude Code; none in any other. */
+/** Returns the tags `user` and `session` in a `metadata.user_id` of Claude Code; none for any other form. */
 function claudeIds(text: string): Tag[] {
   if (text.length > CLAUDE_USER_LENGTH_MAX) return [];
   let user: unknown;
@@ -52,9 +52,9 @@ function claudeIds(text: string): Tag[] {
 
 /**
  * Returns the tags of a request as the JSON that is stored with its operation, or null without any: those of the headers
- * `X-Purser-Tag-NAME`, then those of the body, then the session that a client names in a header of its own. The first of a
- * name counts, and the first eight in all. Throws `invalid_request` for a header that is no valid tag, and for more than
- * eight of them.
+ * `X-Purser-Tag-NAME`, then those of the body, then the session that a client names in a header of its own. The first of
+ * each name counts, and the first eight in all. Throws `invalid_request` for a header that is not a valid tag, and for more
+ * than eight of them.
  */
 export function tagsOf(headers: IncomingHttpHeaders, ofBody: readonly Tag[] = []): string | null {
   const tags = tagsOfHeaders(headers);

@@ -1,18 +1,18 @@
 import type { Tenant } from '../ledger/tenant.ts';
 
-/** Things of many tenants that wait for what does one at a time. */
+/** Items of many tenants that wait for a worker that takes one at a time. */
 export type Turns<T> = {
   add(tenant: Tenant, it: T): void;
-  /** Takes the next one out. */
+  /** Removes and returns the next one. */
   next(): T | undefined;
 };
 
 /**
- * Creates a line in which accounts take turns, and in the turn of an account its trees of wallets do. What one tenant adds stays
- * in its order.
+ * Creates a queue in which accounts take turns, and within the turn of an account its trees of wallets. Items of one tenant
+ * keep their order.
  */
 export function createTurns<T>(): Turns<T> {
-  /** By account and tree, each in the order of their turns. */
+  /** The items by account and tree, each in the order of their turns. */
   const accounts = new Map<string, Map<string, T[]>>();
   return {
     add({ accountId, treeId }, it) {
@@ -24,7 +24,7 @@ export function createTurns<T>(): Turns<T> {
       for (const [accountId, trees] of accounts)
         for (const [treeId, [next, ...others]] of trees) {
           trees.delete(treeId);
-          if (others.length) trees.set(treeId, others); // After all that wait by now.
+          if (others.length) trees.set(treeId, others); // Behind all that are waiting now.
           accounts.delete(accountId);
           if (trees.size) accounts.set(accountId, trees);
           return next;

@@ -4,13 +4,13 @@ import { Refusal } from '../refusal.ts';
 import type { Connections } from './connections.ts';
 import { type HttpApp, unparsableRequest } from './endpoint.ts';
 
-/** Time in which a client takes the answer. To close at once would reset the connection, and may lose it. */
+/** Time in which a client can read the answer. Closing at once would reset the connection, and the answer may be lost. */
 const LINGER_MILLISECONDS = 2000;
 
-/** A fault of a client, as Node reports it: an error of its parser or a limit of time, or else an error of the connection. */
+/** An error of a client, as Node reports it: of the parser, of a time limit, or of the connection. */
 type Fault = Error & { code?: string; reason?: string };
 
-/** Returns the refusal of what Node's parser cannot read. Undefined where the connection itself has failed. */
+/** Returns the refusal of a request that Node's parser cannot read. Undefined if the connection itself has failed. */
 function refusalOf({ code = '', reason }: Fault): Refusal | undefined {
   if (code === 'HPE_HEADER_OVERFLOW') return new Refusal('head_too_large');
   if (code === 'ERR_HTTP_REQUEST_TIMEOUT') return new Refusal('request_timeout');
@@ -21,15 +21,14 @@ function refusalOf({ code = '', reason }: Fault): Refusal | undefined {
 /** Fails the body of a request. Unlike `destroy`, leaves the connection open for the answer. */
 function failBody(request: IncomingMessage, refusal: Refusal): void {
   request._destroy = (error, done) => done(error);
-  request.on('error', () => {}); // Whoever reads the body hears of it; perhaps nobody does.
+  request.on('error', () => {}); // The reader of the body gets the error, if there is one; this only avoids an uncaught one.
   request.destroy(refusal);
 }
 
 /**
- * Answers requests that Node's parser cannot read, in the shape of every other refusal, after the answers to earlier requests
- * on the connection. Where it is the body that cannot be read, the body fails with the refusal, and the answer is that of
- * whoever reads it. The connection ends after either. Returns a function that tells whether nothing more is read from a
- * connection.
+ * Answers requests that Node's parser cannot read, in the shape of every other refusal, after the answers to earlier
+ * requests on the connection. If the body cannot be read, it fails with the refusal, and its reader answers. The connection
+ * ends in either case. Returns a function that returns whether nothing more is read from a connection.
  */
 export function answerUnreadable(
   app: Pick<HttpApp, 'events'>,
@@ -55,7 +54,7 @@ export function answerUnreadable(
   }
 
   server.on('clientError', (error: Fault, socket: Socket) => {
-    if (over.has(socket)) return; // Of a connection that is given up, too, each further piece is an error.
+    if (over.has(socket)) return; // Each further piece on a connection that is being ended is an error, too.
     const refusal = refusalOf(error);
     const latest = connections.latest(socket);
     const isAnswering = latest !== undefined && !latest.closed;

@@ -36,7 +36,7 @@ export function stripeWebhook(app: HttpApp, payments: Provider): Handler<Env> {
   };
 }
 
-/** Logs what is wrong with a message; its sender only sees `invalid_request`. */
+/** Logs the fault of a message; its sender only sees `invalid_request`. */
 function opened<T>(open: () => T, app: HttpApp, requestId: string): T {
   try {
     return open();

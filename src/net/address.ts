@@ -29,7 +29,7 @@ export function createAddressReader(
   };
 }
 
-/** Turns an IPv4-mapped IPv6 address into the IPv4 address. */
+/** Returns the IPv4 address of an IPv4-mapped IPv6 address; any other address unchanged. */
 function plain(address: string): string {
   return address.startsWith('::ffff:') ? address.slice('::ffff:'.length) : address;
 }

@@ -1,8 +1,8 @@
 const LATE = Symbol('late');
 
 /**
- * The value of `promise`, or what `onLate` returns or throws once `milliseconds` have passed or `cut` is aborted. Nothing
- * is stopped by this: the work behind `promise` goes on.
+ * Resolves to the value of `promise`, or to the result of `onLate` once `milliseconds` have passed or `cut` is aborted;
+ * `onLate` may throw instead. This stops nothing: the work behind `promise` continues.
  */
 export async function deadline<T, L>(
   promise: Promise<T>,
@@ -24,7 +24,7 @@ export async function deadline<T, L>(
   }
 }
 
-/** The value of `promise`, or an Error saying that `what` took longer than its limit. */
+/** Resolves to the value of `promise`. Throws an Error when `what` takes longer than its limit. */
 export const inTime = <T>(promise: Promise<T>, milliseconds: number, what: string): Promise<T> =>
   deadline(promise, milliseconds, () => {
     throw new Error(`${what} took longer than ${milliseconds / 1000} s`);

@@ -3,21 +3,24 @@ import { collectPieces } from './pieces.ts';
 import { turnWhenDue } from './turn.ts';
 
 /**
- * Answers in JSON of servers that may be as long as a list of all their machines. They are parsed as they come, value by value, and
- * others have a turn in between: JSON.parse of the whole would keep the main thread for seconds.
+ * JSON answers of servers, which may be as long as a list of all their machines. They are parsed as they arrive, value by
+ * value, with turns for other work: JSON.parse of the whole would block the main thread for seconds.
  */
 
-/** The levels of lists and objects that are opened. What is in them is parsed by itself, as a whole. */
+/** The levels of lists and objects that are opened. Values below them are parsed as a whole. */
 const OPENED_LEVELS = 4;
 /** The longest value that is parsed as a whole. */
 const VALUE_BYTES_MAX = 128 * 1024;
-/** The most lists, objects and members in such a value: they are what costs time, and the values of real engines have hundreds. */
+/**
+ * Maximum number of lists, objects and members in such a value: they determine the time, and the values of real engines
+ * have hundreds.
+ */
 const VALUE_PARTS_MAX = 8_000;
-/** The most members that an opened list or object may have, so that whoever walks through one is done soon. */
+/** Maximum number of members of an opened list or object, so that a walk through one is short. */
 const MEMBER_COUNT_MAX = 10_000;
-/** The most values in all: they bound the memory, which may be twenty times that of the text. */
+/** Maximum number of values in all: they bound the memory, which may be twenty times that of the text. */
 const VALUE_COUNT_MAX = 2_000_000;
-/** So many bytes are looked at before the time is. */
+/** The number of bytes between two checks of the time. */
 const SLICE_BYTES = 16 * 1024;
 /** The beginning of an answer, for messages. */
 const BEGINNING_BYTES = 4 * 1024;
@@ -27,15 +30,15 @@ const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = [0x5b, 0x5d, 0x7b, 0x
 const VALUE_STARTS = Buffer.from('{["-0123456789tfn');
 const isSpace = (code: number) => code === 0x20 || code === 0x0a || code === 0x0d || code === 0x09;
 
-/** Parses a value; `name` is that of the member that it is, undefined in a list. */
+/** Parses a value; `name` is the name of the member, undefined in a list. */
 type ParseValue = (text: string, name: string | undefined) => unknown;
 
-/** An answer that was read to its end. `json` is undefined where it is not JSON, and only there. */
+/** An answer that was read to its end. `json` is undefined only if it is not JSON. */
 export type JsonAnswer = { json: unknown; beginning: string; length: number };
 
 /**
- * Reads the body of an answer to its end. Throws an Error when it breaks off, or is longer than `bytesMax`, or holds more than
- * is read: nothing is known then, least of all that something is not in it.
+ * Reads the body of an answer to its end. Throws an Error when it breaks off, is longer than `bytesMax`, or exceeds the
+ * parser's limits: its content is then unknown, so no item may be regarded as missing.
  */
 export async function readJsonAnswer(
   body: AsyncIterable<Buffer>,
@@ -59,7 +62,7 @@ export async function readJsonAnswer(
   return { json: isJson ? parser.value() : undefined, beginning: beginning.whole().toString('utf8'), length };
 }
 
-/** Returns false where a step finds that the text is not JSON. */
+/** Returns false if a step finds that the text is not JSON. */
 function notSyntax(step: () => void): boolean {
   try {
     step();
@@ -70,18 +73,18 @@ function notSyntax(step: () => void): boolean {
   }
 }
 
-/** A list or object that is open, and the name of its member that comes next. */
+/** An open list or object, and the name of its next member. */
 type Opened = { list: unknown[] } | { object: Record<string, unknown>; count: number; name: string };
 
 /** The next token that is allowed. */
 type Expected = 'value' | 'value or end' | 'name' | 'name or end' | 'colon' | 'comma or end' | 'nothing';
 
 type JsonParser = {
-  /** Takes the next bytes. Throws a SyntaxError for what is not JSON, and another error for more than is read. */
+  /** Takes the next bytes. Throws a SyntaxError for text that is not JSON, and another error beyond the limits. */
   push(bytes: Buffer): void;
-  /** Says that all has come. Throws a SyntaxError if something is missing. */
+  /** Marks the end of the text. Throws a SyntaxError if something is missing. */
   end(): void;
-  /** Returns what JSON.parse would make of the whole. */
+  /** Returns the same value as JSON.parse of the whole. */
   value(): unknown;
 };
 
@@ -91,7 +94,7 @@ export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
   let expected: Expected = 'value';
   let result: unknown;
   let count = 0;
-  /** The value that is being read, without opening it: what came of it before these bytes, and where in it they go on. */
+  /** The value that is being read as a whole: its earlier bytes, and the state at their end. */
   const before = collectPieces();
   let isInside = false;
   let isInString = false;
@@ -199,7 +202,7 @@ export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
             if (depth === 0) finish(bytes.subarray(start, at + 1));
           }
         } else if (depth === 0) {
-          // A number or a word: it ends before what ends the others.
+          // A number or a word ends before the next delimiter.
           if (code !== COMMA && code !== CLOSE_LIST && code !== CLOSE_OBJECT && !isSpace(code)) continue;
           finish(bytes.subarray(start, at));
           at--;
@@ -215,7 +218,7 @@ export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
       if (isInside) keep(bytes.subarray(start));
     },
     end() {
-      // Of a number alone only the end tells that it is one.
+      // Only the end of the text shows that a number is complete.
       if (isInside && !isInString && depth === 0) finish(Buffer.alloc(0));
       if (expected !== 'nothing') throw notJson();
     },

@@ -13,18 +13,18 @@ export function parseAddress(text: string): Address | undefined {
   return host && port <= 65535 ? { host, port } : undefined;
 }
 
-/** Returns an address as text, as `parseAddress` takes it. */
+/** Returns an address as text, in the form that `parseAddress` accepts. */
 export const formatAddress = ({ host, port }: Address): string => `${host.includes(':') ? `[${host}]` : host}:${port}`;
 
 /** Returns the `http://` URL of an address. */
 export const urlOf = (address: Address): string => `http://${formatAddress(address)}`;
 
-/** Whether a host stands for all addresses of the machine. */
+/** Returns whether a host stands for all addresses of the machine. */
 export const isEverywhere = (host: string): boolean => /^(0\.0\.0\.0|[0:]*::[0:]*)$/.test(host);
 
 /**
- * Returns a host that others can call: one that stands for all addresses is replaced by the machine's first address that is
- * not loopback, or by loopback where there is none.
+ * Returns a host that other machines can call: one that stands for all addresses is replaced by the machine's first address
+ * that is not loopback, or by loopback if there is none.
  */
 export function reachableHost(host: string): string {
   if (!isEverywhere(host)) return host;
@@ -32,21 +32,22 @@ export function reachableHost(host: string): string {
   return all.find((it) => !it.internal && it.family === 'IPv4')?.address ?? '127.0.0.1';
 }
 
-/** Returns the `http://` URL at which others can call an address. */
+/** Returns the `http://` URL at which other machines can call an address. */
 export const reachableUrl = ({ host, port }: Address): string => urlOf({ host: reachableHost(host), port });
 
 /** Minimum interval between reports of failed accept(2) calls, which come in bursts. */
 const REPORT_MILLISECONDS = 10_000;
 
 /**
- * Connections that may wait to be accepted; the system may allow fewer (`net.core.somaxconn`). With Node's 511, of a thousand that come in
- * one moment half waited a second for their client's next try.
+ * Maximum number of connections that wait to be accepted; the system may allow fewer (`net.core.somaxconn`). With Node's
+ * 511, half of a thousand connections at the same moment waited a second for their client's next try.
  */
 const BACKLOG = 4096;
 
 /**
- * Listens, and keeps listening when a single connection cannot be accepted; `failed` is told of such errors, at intervals.
- * Returns the address with the actual port. Throws when the address is in use; the message names the setting `name`.
+ * Listens, and keeps listening when a single connection cannot be accepted; `failed` is called with such errors, at
+ * intervals. Returns the address with the actual port. Throws when the address is in use; the message names the setting
+ * `name`.
  */
 export async function listen(
   server: Server,
@@ -86,7 +87,7 @@ export function outliveFaults(server: Server, failed: (error: Error) => void): v
 /** The usual soft limit on Linux; assumed if there is no /proc to read the limit from. */
 const OPEN_FILES_USUAL = 1024;
 
-/** Returns how many files and sockets this process may open (getrlimit(2), RLIMIT_NOFILE; Node raises it to the maximum). */
+/** Returns the number of files and sockets this process may open (getrlimit(2), RLIMIT_NOFILE; Node raises it to the maximum). */
 export function openFilesMax(): number {
   let limits: string;
   try {

@@ -46,7 +46,7 @@ export function collectPieces(announced = 0): Pieces {
   };
 }
 
-/** Shorter chunks are joined when so many have come one after the other. */
+/** Shorter chunks are joined after this many of them in a row. */
 const SHORT_BYTES_MAX = 1024;
 const SHORT_COUNT_MAX = 1024;
 
@@ -61,8 +61,8 @@ type Chunks = {
 };
 
 /**
- * Collects chunks without copying them, other than `collectPieces`. Only a long run of short ones is joined: a server may send one
- * byte in each, and an object for each would take a hundred times its memory, and seconds of V8's collector.
+ * Collects chunks without copying them, unlike `collectPieces`. Only a long run of short ones is joined: a server may send
+ * one byte in each, and an object for each would take a hundred times its memory, and seconds of garbage collection.
  */
 export function collectChunks(): Chunks {
   let chunks: Buffer[] = [];
@@ -88,12 +88,12 @@ export function collectChunks(): Chunks {
   };
 }
 
-/** Less is left to V8's collector. */
+/** Smaller buffers are left to the garbage collector. */
 const GIVEN_BACK_BYTES_MIN = 16 * 1024;
 
 /**
- * Gives the memory of these bytes back at once, where it is theirs alone and worth it: V8 does so with its next collection, which
- * large bodies would cause again and again (docs/decisions/0062). They are empty afterwards.
+ * Frees the memory of these bytes at once, if it is theirs alone and large enough: otherwise V8 frees it with its next
+ * collection, which large bodies would trigger again and again (docs/decisions/0062). The bytes are empty afterwards.
  */
 export function giveBack({ length, buffer }: Uint8Array): void {
   if (length >= GIVEN_BACK_BYTES_MIN && length === buffer.byteLength) (buffer as ArrayBuffer).transfer(0);

@@ -1,4 +1,7 @@
-/** The whole body, or undefined when it is longer than `bytesMax`; the rest is then not read. Throws when it breaks off. */
+/**
+ * Reads the whole body. Returns undefined when it is longer than `bytesMax`; the rest is then not read. Throws when it
+ * breaks off.
+ */
 export async function readBounded(body: AsyncIterable<Buffer>, bytesMax: number): Promise<Buffer | undefined> {
   const chunks: Buffer[] = [];
   let length = 0;
@@ -7,10 +10,10 @@ export async function readBounded(body: AsyncIterable<Buffer>, bytesMax: number)
     if (length > bytesMax) return undefined;
     chunks.push(chunk);
   }
-  return chunks.length === 1 ? chunks[0] : Buffer.concat(chunks); // A large one is not copied.
+  return chunks.length === 1 ? chunks[0] : Buffer.concat(chunks); // Avoids a copy of a large body.
 }
 
-/** The text of an answer from outside. Throws an Error when it is longer than `bytesMax`. */
+/** Reads the text of an answer from outside. Throws an Error when it is longer than `bytesMax`. */
 export async function readAnswerText(body: AsyncIterable<Buffer>, bytesMax: number): Promise<string> {
   const bytes = await readBounded(body, bytesMax);
   if (!bytes) throw new Error(`the answer is longer than ${bytesMax} bytes`);

@@ -4,7 +4,7 @@ import { containedConnector } from './contained-connector.ts';
 const CONNECT_MILLISECONDS = 10_000;
 const agent = new Agent({ connect: containedConnector(CONNECT_MILLISECONDS) });
 
-/** Sends one request. Throws what undici throws: give it a `signal` that ends it in time. It follows no redirect. */
+/** Sends one request. Throws the errors of undici; pass a `signal` that ends it in time. It follows no redirect. */
 export const request = (
   url: string | URL,
   options: Omit<Dispatcher.RequestOptions, 'origin' | 'path' | 'method'> &

@@ -1,13 +1,13 @@
-/** Longest time in milliseconds for which one piece of work after the other is done in one turn of the event loop. */
+/** Maximum time in milliseconds for which steps of work follow each other in one turn of the event loop. */
 const TURN_MILLISECONDS = 10;
 
 let turnedAt = performance.now();
 let turn: Promise<void> | undefined;
 
 /**
- * Returns a promise for the next turn of the event loop when the last that was waited for is some time ago, undefined
- * otherwise. Work that never has to wait for input or output awaits it between its steps: a chain of promises that are
- * resolved already lets nothing else run, neither timers nor other connections.
+ * Returns a promise for the next turn of the event loop if the last awaited turn was some time ago, undefined otherwise.
+ * Work that never waits for input or output awaits it between its steps: a chain of resolved promises blocks everything
+ * else, including timers and other connections.
  */
 export function turnWhenDue(): Promise<void> | undefined {
   if (turn || performance.now() - turnedAt < TURN_MILLISECONDS) return turn;

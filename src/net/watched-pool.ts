@@ -9,7 +9,7 @@ export type WatchedPool = {
   wasSent(signal: AbortSignal): boolean;
   /** Sends one request and reads its answer to the end, at much less cost than a stream of it. */
   exchange(request: Dispatcher.DispatchOptions, reading: Reading): Exchange;
-  /** Sends one request and reads its answer as it comes, at less cost than a Node stream of it. */
+  /** Sends one request and reads its answer as it arrives, at less cost than a Node stream of it. */
   open(request: Dispatcher.DispatchOptions): Opening;
   close(): Promise<void>;
 };
@@ -17,22 +17,25 @@ export type WatchedPool = {
 export type Reading = {
   /** Called when the head of the answer has arrived. */
   onHead(): void;
-  /** Returns the most bytes to read of an answer with this status. */
+  /** Returns the maximum number of bytes to read of an answer with this status. */
   bytesMax(status: number): number;
-  /** After so many bytes the answer is read on when `enter` has resolved; at once where that returns undefined. */
+  /** After `freeBytes`, reading continues when `enter` has resolved; at once if it returns undefined. */
   room?: { freeBytes: number; enter(): Promise<void> | undefined };
 };
 
 export type AnswerHead = { statusCode: number; headers: IncomingHttpHeaders };
 
-/** An answer: all of its bytes; or undefined when it is too long, and then the rest is not read; or why it broke off. */
+/**
+ * An answer: all of its bytes; or undefined when it is too long, in which case the rest is not read; or the error that
+ * broke it off.
+ */
 export type Whole = AnswerHead & {
   bytes: Buffer | undefined;
   error: Error | undefined;
 };
 
 type Sent = {
-  /** Whether a byte of the request may have been sent. */
+  /** Returns whether a byte of the request may have been sent. */
   wasSent(): boolean;
   /** Ends the exchange: `answer` rejects, or resolves with an error. A request that waits for a connection is not sent. */
   abort(): void;
@@ -42,19 +45,22 @@ export type Exchange = Sent & { answer: Promise<Whole> };
 /** `head` rejects when no answer began. */
 export type Opening = Sent & {
   head: Promise<AnswerHead & { body: AnswerBody }>;
-  /** Ends the exchange as `abort` does, but what has come of the body can still be read. */
+  /** Ends the exchange as `abort` does, but the received part of the body can still be read. */
   cut(): void;
 };
 
-/** The body of an answer as it comes. It has to be read to its end or left. */
+/** The body of an answer as it arrives. It has to be read to its end or left. */
 export type AnswerBody = AsyncIterable<Buffer> & {
   /**
-   * Returns all bytes that have come since the last call, waiting for the first of them; undefined at the end. Throws when
-   * the body has broken off and what came before has been read. While nobody asks, the server is read no further than 64 KiB
-   * and a chunk.
+   * Returns all bytes that have arrived since the last call, waiting for the first of them; undefined at the end. Throws
+   * when the body has broken off and all earlier bytes have been read. Between calls, at most 64 KiB and a chunk are read
+   * from the server.
    */
   next(): Promise<Buffer | undefined>;
-  /** Drops what follows, so that its connection can be reused; closes it when that is more than so much, or takes longer. */
+  /**
+   * Drops the rest, so that its connection can be reused; closes the connection when the rest exceeds `bytesMax` or
+   * `milliseconds`.
+   */
   leave(limits: { bytesMax: number; milliseconds: number }): void;
 };
 
@@ -99,7 +105,7 @@ export function openWatchedPool(
   };
 }
 
-/** What both ways to read an answer have in common. undici calls `onRequestStart` when it begins to write the request. */
+/** The common part of both ways to read an answer. undici calls `onRequestStart` when it begins to write the request. */
 abstract class SentHandler implements Sent {
   protected controller: Dispatcher.DispatchController | undefined;
   protected isOver = false;
@@ -116,7 +122,7 @@ abstract class SentHandler implements Sent {
 
   onRequestStart(controller: Dispatcher.DispatchController) {
     if (this.isOver)
-      controller.abort(new Error('the exchange was ended')); // It is not written then.
+      controller.abort(new Error('the exchange was ended')); // It is then not written.
     else this.controller = controller;
   }
 
@@ -124,7 +130,7 @@ abstract class SentHandler implements Sent {
     this.end(error);
   }
 
-  /** The answer broke off, or never began. Does nothing when it is over. */
+  /** Ends the exchange with an error: the answer broke off, or never began. Does nothing if it has ended already. */
   protected abstract end(error: Error): void;
 }
 
@@ -172,7 +178,7 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Ex
   }
 
   #waitForRoom(controller: Dispatcher.DispatchController) {
-    if (this.#isWaiting) return; // These had come before the connection came to rest.
+    if (this.#isWaiting) return; // These chunks arrived before the connection was paused.
     const entering = this.#reading.room?.enter();
     if (!entering) return;
     this.#isWaiting = true;
@@ -195,20 +201,20 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Ex
   }
 }
 
-/** Bytes of a body after which its connection rests until they are read, and until a turn of the event loop is over. */
+/** Bytes of a body after which its connection is paused until they are read and a turn of the event loop is over. */
 const BODY_BYTES_A_TURN = 64 * 1024;
 
-/** Reads one answer as it comes. The chunks of one read of the connection are one piece to its reader. */
+/** Reads one answer as it arrives. The chunks of one read of the connection become one piece for its reader. */
 class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Opening, AnswerBody {
   readonly head: Opening['head'];
   #begin!: (head: Awaited<Opening['head']>) => void;
   #fail!: (error: Error) => void;
   #error: Error | undefined;
   readonly #chunks = collectChunks();
-  /** Bytes since the connection was last at rest, or since the body was left. */
+  /** Bytes since the connection was last paused, or since the body was left. */
   #length = 0;
   #isPaused = false;
-  /** Called when there is something to read, or nothing more to come. */
+  /** Called when there is something to read, or nothing more will arrive. */
   #wake: (() => void) | undefined;
   #left: { bytesMax: number; timer: NodeJS.Timeout } | undefined;
 
@@ -267,7 +273,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
     if (this.#isPaused) {
       this.#isPaused = false;
       this.#length = 0;
-      // Not at once: then libuv would read 2 MiB of one fast server before it lets timers and other connections have a turn.
+      // Not at once: libuv would then read 2 MiB of one fast server before timers and other connections have a turn.
       setImmediate(() => {
         if (!this.isOver && !this.#left) this.controller?.resume();
       });
@@ -296,7 +302,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
     this.isOver = true;
     this.#error = error;
     clearTimeout(this.#left?.timer);
-    this.#fail(error ?? new Error('there was no answer')); // Does nothing once an answer has begun.
+    this.#fail(error ?? new Error('there was no answer')); // No effect once an answer has begun.
     this.#wake?.();
   }
 }

@@ -1,19 +1,22 @@
-/** Large answers of one owner that are in memory at a time: being read, written, or not yet taken by their client. */
+/** Maximum number of one owner's large answers in memory at a time: being read, written, or not yet read by their client. */
 const COUNT_MAX = 4;
 
-/** The room that the answer to one request takes, if it becomes large. */
+/** The room for the answer to one request, if it becomes large. */
 export type AnswerRoom = {
-  /** Takes the room; undefined where it has it. Else resolves when an earlier answer of its owner has left, or this one has. */
+  /**
+   * Takes the room. Returns undefined if the answer already has it; otherwise a promise that resolves when an earlier
+   * answer of its owner has left, or this one has.
+   */
   enter(): Promise<void> | undefined;
-  /** Gives it back, or no longer waits for it. */
+  /** Gives the room back, or stops waiting for it. */
   leave(): void;
 };
 export type AnswerRooms = (owner: string) => AnswerRoom;
 
 /**
- * Creates the rooms for large answers, so many for each owner. An answer that exists has been paid for and cannot be refused, and a
- * small request may have a large one: so of what an owner is sent beyond that, the rest waits at its model server, first come first
- * served.
+ * Creates the rooms for large answers, `countMax` for each owner. An existing answer has been paid for and cannot be
+ * refused, and a small request may have a large one. Beyond the limit, the rest of an owner's answers therefore waits at
+ * the model server, first come first served.
  */
 export function createAnswerRooms(countMax = COUNT_MAX): AnswerRooms {
   const owners = new Map<string, { taken: number; waiting: Set<() => void> }>();
@@ -45,7 +48,7 @@ export function createAnswerRooms(countMax = COUNT_MAX): AnswerRooms {
       leave() {
         const owner = owners.get(name);
         if (!owner || !(hasRoom || entering)) return;
-        if (entering) enter(); // Whoever waits goes on; nothing more is read.
+        if (entering) enter(); // The waiting code continues; nothing more is read.
         hasRoom = false;
         owner.taken--;
         const [next] = owner.waiting;

@@ -6,20 +6,20 @@ import { createNativeReader } from './native-reader.ts';
 import type { SseEvent } from './sse.ts';
 import { createStreamReader, type Heard } from './stream-reader.ts';
 
-/** The stream that is made of a complete answer. */
+/** The stream made of a complete answer. */
 export type AnswerStream = {
   /** All events that are forwarded before the charge is on disk. */
   events: Buffer;
   usageEvent: Buffer | undefined;
   end: Buffer;
   heard: Heard;
-  /** Why it broke off, if it did. */
+  /** The reason why it broke off, if it did. */
   broken: string;
 };
 
 /**
- * Makes a stream of one answer that has been found to be one, for an upstream that does not stream. It breaks off where a
- * completion cannot be expressed in chunks.
+ * Makes a stream of one complete, valid answer, for an upstream that does not stream. It breaks off where a completion
+ * cannot be expressed in chunks.
  */
 export function streamOfAnswer(bytes: Buffer, api: Api, choices: number): AnswerStream {
   const reader = isWire(api) ? createNativeReader(api) : createStreamReader(choices);

@@ -5,13 +5,13 @@ import { eventIn } from './sse.ts';
 import { parseEvent, readAnswer, readEvent } from './told.ts';
 
 /**
- * Bytes from outside that are more than this are read in a thread beside the main one: there they would keep all other requests
- * waiting, 50 ms at the worst.
+ * Bytes from outside beyond this size are read in another thread: the main one would keep all other requests waiting, 50 ms
+ * at the worst.
  */
 export const LARGE_BYTES = 128 * 1024;
 export const isLarge = (bytes: Buffer) => bytes.length > LARGE_BYTES;
 
-/** Ways to read what a model server has sent: pure, and made of plain data, so that a thread can be told to. */
+/** Ways to read the answers of model servers: pure functions on plain data, so that another thread can run them. */
 export const READINGS = {
   answer: readAnswer,
   event: (raw: Buffer, api: Api) => readEvent(eventIn(raw), api),
@@ -26,16 +26,16 @@ export const READINGS = {
 };
 const UNFINISHED = 'the stream ended inside an event';
 
-/** Reads in one of several ways, at once or in another thread. Of large bytes a copy goes there. */
+/** Reads in one of several ways, at once or in another thread, which gets a copy of large bytes. */
 export type ReadBy<R extends Record<string, (bytes: Buffer, ...given: never[]) => unknown>> = <N extends keyof R>(
   name: N,
   ...given: Parameters<R[N]>
 ) => ReturnType<R[N]> | Promise<ReturnType<R[N]>>;
 export type ReadApart = ReadBy<typeof READINGS>;
 
-/** Reads everything at once: for commands, where nobody else waits. */
+/** Reads everything at once: for commands, which keep no other requests waiting. */
 const readHere: ReadApart = (name, ...given) => (READINGS[name] as (...all: typeof given) => never)(...given);
 
-/** Reads the answer to one request: what is large of it by `apart`, and not before `enter` has given it room. */
+/** Reads the answer to one request: the large parts by `apart`, after `enter` has given it room. */
 export type AnswerReader = { apart: ReadApart; enter: AnswerRoom['enter'] };
 export const READ_HERE: AnswerReader = { apart: readHere, enter: () => undefined };

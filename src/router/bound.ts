@@ -9,16 +9,16 @@ import type { MaxUsage } from './price.ts';
 import type { Asked } from './upstream.ts';
 
 /**
- * Prompt tokens besides the values of a request, which the template writes around them. Per request: a preamble (the
- * date, a short default system prompt) and the opening of the answer. For tools: the explanation of how to call them
- * (Claude: up to 530). Anything a server adds beyond that is `prompt_overhead_tokens`.
+ * Prompt tokens besides the values of a request, which the template writes around them. Per request: a preamble (the date,
+ * a short default system prompt) and the opening of the answer. For tools: the explanation of how to call them (Claude: up
+ * to 530). Tokens that a server adds beyond that are `prompt_overhead_tokens`.
  */
 const TOKENS_PER_REQUEST = 128;
 const TOKENS_PER_MESSAGE = 40;
 const TOKENS_FOR_TOOLS = 640;
 const TOKENS_PER_TOOL = 64;
 const TOKENS_PER_INPUT = 8;
-/** An answer shorter than this is useless to a caller who set no limit. */
+/** A shorter answer is useless to a caller who set no limit. */
 const OUTPUT_TOKENS_MIN = 256;
 /**
  * Bytes per token in prose. Used where precision is not needed: to estimate how much context a prompt leaves for its
@@ -29,7 +29,7 @@ const TYPICAL_BYTES_PER_TOKEN = 4;
 /** The bound of the prompt tokens, and its parts. */
 export type Prompt = {
   tokens: number;
-  /** From the text of the request, before what has been learned. */
+  /** From the text of the request, without the learned additions. */
   computed: number;
   /** From the settings: images and `prompt_overhead_tokens`. */
   added: number;
@@ -44,11 +44,11 @@ export type Bounded = {
   /** The number of answers requested. */
   choices: number;
   images: number;
-  /** True if the request sets variables of the model server's template: its count then says nothing of other requests. */
+  /** True if the request sets variables of the model server's template: its count then does not apply to other requests. */
   isTemplated: boolean;
   maxUsage(route: Route): MaxUsage;
   prompt(route: Route): Prompt;
-  /** Output tokens of one answer, and how few they may become; undefined where they may not. */
+  /** Output tokens of one answer, and the smallest number to which they may be cut; undefined if they may not be cut. */
   reducible: { outputTokens: number; outputTokensMin: number; isNamed: boolean } | undefined;
   /** Lowers the limit of output tokens per answer. */
   reduceTo(outputTokens: number): void;
@@ -58,9 +58,9 @@ export type Bounded = {
   bodyFor(route: Route): Buffer;
   /** Returns the API in which the upstream of this route is asked. */
   apiOf(route: Route): Api;
-  /** Returns all that is sent to it. */
+  /** Returns the request in the form that is sent to the upstream of this route. */
   askedOf(route: Route): Asked;
-  /** A guess of the prompt's tokens, near for prose: unlike the bound it may be too low. 0 for embeddings. */
+  /** An estimate of the prompt's tokens, close for prose: unlike the bound it may be too low. 0 for embeddings. */
   estimate: number;
   /** Frees the bodies once no other route will be asked. */
   release(): void;
@@ -72,9 +72,9 @@ export type Native = {
   /** Bytes of the rendered prompt. */
   bytes: number;
   forwards: Forwards;
-  /** Members that are written for those routes alone whose upstream's settings name them. */
+  /** Members that are written only for routes whose upstream's settings name them. */
   byRoute: Readonly<Record<string, unknown>>;
-  /** Returns the members that are written anew, of which `outputTokens` is one. */
+  /** Returns the members that are rewritten, of which `outputTokens` is one. */
   written(outputTokens: number): Record<string, unknown>;
   headers: Readonly<Record<string, string>>;
 };
@@ -98,8 +98,8 @@ export function boundEmbeddings(model: Model, raw: Readonly<Record<string, unkno
 }
 
 /**
- * Bounds a request that has been measured, by the settings and what is left at `now` of what was learned. The output limit of the
- * reservation is written into its body. With `cutsNamed`, one that the caller named may be lowered, too.
+ * Bounds a measured request by the settings and by the part of the learned bound that is left at `now`. The output limit of
+ * the reservation is written into its body. With `cutsNamed`, an output limit that the caller named may be lowered, too.
  */
 export function bound(
   model: Model,
@@ -141,7 +141,7 @@ function boundMeasuredChat(
     const free = route.contextLength - estimate - route.promptOverheadTokens;
     return Math.min(perChoice, Math.max(outputTokensMin, free));
   };
-  // Apart, so that what is kept for the length of a stream does not hold the body.
+  // Taken out here, so that the data kept for the length of a stream does not hold the body.
   const { wire, bytes: nativeBytes = bytes, byRoute: byNativeRoute = {}, written: writtenNatively } = native ?? {};
   const bytesOf = (route: Route) => (speaks(route, wire) ? nativeBytes : bytes);
   const prompt = promptsOf(model, now, imageTokens, (route) => [bytesOf(route) * route.tokensPerByte + frame]);
@@ -177,13 +177,13 @@ function boundMeasuredChat(
   };
 }
 
-/** Returns those of the members that the settings of the route's upstream name. */
+/** Returns the members that the settings of the route's upstream name. */
 const namedBy = ({ forward }: Route, members: Readonly<Record<string, unknown>>) =>
   Object.fromEntries(Object.entries(members).filter(([name]) => forward.includes(name)));
 
 const speaks = ({ wires }: Route, wire: NativeWire | undefined) => wire !== undefined && wires.includes(wire);
 
-/** Each input is at most one context. */
+/** Bounds a measured embeddings request. Each input is at most one context. */
 function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: Forwards, now: number): Bounded {
   const prompt = promptsOf(model, now, 0, (route) =>
     measured.prompts.map(({ bytes, tokens }) => bytes * route.tokensPerByte + tokens + TOKENS_PER_INPUT),
@@ -203,8 +203,8 @@ function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: For
 }
 
 /**
- * The prompts of a request by route, `computed` from the text of each. Found once: what other requests teach while this
- * one runs does not change what it is held at.
+ * Returns the prompts of a request by route, `computed` from the text of each. They are computed once: what later requests
+ * teach must not change the hold of this one.
  */
 function promptsOf(
   model: Model,
@@ -231,7 +231,7 @@ function promptsOf(
   return (route) => prompts.get(route) as Prompt;
 }
 
-/** Writes the body for each route, once in a row for the same route. The bodies differ in a member or two. */
+/** Writes the body for each route and keeps the latest one. The bodies differ in a member or two. */
 function bodies(
   kind: Model['kind'],
   forwards: Forwards,

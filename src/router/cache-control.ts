@@ -3,8 +3,8 @@ import { type Forwarded, writtenAgain } from './forwarded.ts';
 import { changeNested, type Json } from './nested.ts';
 
 /**
- * Members that hold objects which may have a `cache_control`, by where they are. What a tool's schema names, or a text
- * quotes, is not among them.
+ * Members that hold objects which may have a `cache_control`, by their position. A name in a tool's schema, or a quote in a
+ * text, is not among them.
  */
 const MARKED = [
   'messages',
@@ -20,8 +20,8 @@ const MARKED = [
 ];
 
 /**
- * What is forwarded: without marks for prompt caches; with them, as far as they ask for the shortest time, if the request
- * has any; and as they came if some ask for an hour.
+ * The forwarded bytes in three forms: without marks for prompt caches; with the marks for the shortest time, if the request
+ * has any; and unchanged, if some marks ask for an hour.
  */
 export type Forwards = {
   plain: Forwarded;
@@ -29,7 +29,7 @@ export type Forwards = {
   cachedForHour?: Forwarded | undefined;
 };
 
-/** Returns what a route gets: marks only as far as writing to its cache has a price. */
+/** Returns the form for a route: marks are included only if writing to its cache has a price. */
 export const forwardedBy = (
   { cachesPrompts, cachesForHour }: Pick<Route, 'cachesPrompts' | 'cachesForHour'>,
   { plain, cached, cachedForHour }: Forwards,
@@ -69,7 +69,7 @@ export function cachedAs(
 const HOUR = '1h';
 const EPHEMERAL = { type: 'ephemeral' };
 
-/** Replaces each `cache_control` by what `change` makes of it. Copies only what changes. */
+/** Replaces each `cache_control` by the result of `change`. Copies only what changes. */
 const marked = (value: Json, parts: readonly string[], change: (mark: unknown) => unknown): Json =>
   changeNested(value, [...new Set([...MARKED, ...parts])], (it) => {
     if (!Object.hasOwn(it, 'cache_control')) return it;

@@ -12,9 +12,9 @@ export const secondsSince = (began: number): number => (performance.now() - bega
 
 /**
  * Asks the routes of a model in order, once each. Moves on only after a definite refusal that is not about the request
- * itself, never after an unknown outcome. A route whose circuit is open, or whose upstream has no place, refuses. Returns the reply that counts, its route, and
- * when that was asked (`performance.now()`). Calls `passedOver` for each route skipped. `cancelOf` returns what ends the call of
- * a route for a stream.
+ * itself, never after an unknown outcome. A route whose circuit is open, or whose upstream has no free place, refuses.
+ * Returns the reply that counts, its route, and the time of its call (`performance.now()`). Calls `passedOver` for each
+ * route skipped. `cancelOf` returns the signal that ends the call of a route for a stream.
  */
 export async function callInOrder(
   { upstreams, pass, reader }: { upstreams: ReadonlyMap<string, Upstream>; pass: Pass; reader: AnswerReader },

@@ -17,13 +17,13 @@ export type Route = {
   price: Price;
   /** Members sent with every chat, so that the account's settings at the upstream do not decide them. */
   forced: Readonly<Record<string, unknown>>;
-  /** Whether writing a prompt to the upstream's cache has a price, so that requests may ask for it. */
+  /** True if writing a prompt to the upstream's cache has a price, so that requests may ask for it. */
   cachesPrompts: boolean;
-  /** Whether keeping it there for an hour has one, too. */
+  /** True if keeping it there for an hour has a price, too. */
   cachesForHour: boolean;
   /** The APIs beside chat completions that the upstream speaks. */
   wires: readonly NativeWire[];
-  /** Members that this upstream gets beside those that all do. */
+  /** Members that this upstream gets in addition to the common ones. */
   forward: readonly string[];
   /** Learned from counts above the bound (src/chat/learn.ts); changes while the server runs. */
   learned: Learned;
@@ -31,10 +31,10 @@ export type Route = {
 
 /** The additions to a route's bound that counts above it have taught. */
 export type Learned = {
-  /** Tokens that the server adds to each prompt, and when so many were last seen (Unix seconds). */
+  /** Tokens that the server adds to each prompt, and the time when this number was last seen (Unix seconds). */
   overheadTokens: number;
   overheadAt: number;
-  /** Thousandths of the bound by bytes, and when such a factor was last seen. */
+  /** Thousandths of the bound by bytes, and the time when this factor was last seen. */
   permille: number;
   factorAt: number;
   /** The longest prompt counted, if above the context length; else 0. */
@@ -52,8 +52,8 @@ const DAY_SECONDS = 86_400;
 const HALF_LIFE_DAYS = 7;
 
 /**
- * Returns what is left of it at `now`: overhead and factor fade by half in seven days in which they are not seen, day by day. At 0
- * nothing has faded.
+ * Returns the part of the learned bound that is left at `now`: overhead and factor halve in seven days in which they are
+ * not seen, day by day. At 0 nothing has faded.
  */
 export function fadedAt(
   { overheadTokens, overheadAt, permille, factorAt }: Learned,
@@ -67,8 +67,8 @@ export function fadedAt(
 }
 
 /**
- * Returns an upper bound of a prompt's tokens on this route. `tokens` is its bound by bytes; images and what has been learned come on
- * top.
+ * Returns an upper bound of a prompt's tokens on this route. `tokens` is its bound by bytes; images and the learned bound
+ * are added.
  */
 export function promptBound(
   route: Route,
@@ -127,10 +127,7 @@ export function createCatalogue(config: Pick<Config, 'router'>): Catalogue {
   };
 }
 
-/**
- * Members that OpenAI's own API takes from a project's settings if a request lacks them; other servers may not know
- * them.
- */
+/** Members that OpenAI's own API takes from a project's settings if a request lacks them; other servers may not know them. */
 const OPENAI_FORCED = { store: false, service_tier: 'default' };
 const OPENAI_HOST = /(^|\.)api\.openai\.com$/;
 
@@ -214,7 +211,7 @@ function toPrice({ tiers, request = 0n, image = 0n, ...plain }: PricingConfig): 
   };
 }
 
-/** Converts configured rates; a special rate that is not given is the plain one. */
+/** Converts configured rates; a special rate that is not set equals the plain one. */
 function toRates(it: Omit<PricingConfig, 'tiers' | 'request' | 'image'>): Rates {
   const { prompt = 0n, completion = 0n } = it;
   return {

@@ -11,9 +11,7 @@ import { createStreamReader } from './stream-reader.ts';
 import type { Asked, Upstream } from './upstream.ts';
 import { readUsage } from './usage.ts';
 
-/**
- * The result of a one-token request to a model. `detail` describes what was found, or what is wrong and how to fix it.
- */
+/** The result of a one-token request to a model. `detail` describes the findings, or the fault and its remedy. */
 type ModelCheck = { name: string; ok: boolean; detail: string };
 
 const LIST_MILLISECONDS = 10_000;
@@ -24,8 +22,8 @@ const PROBE = { role: 'user', content: 'Say ok.' };
 
 /**
  * Sends a one-token request to every route of every model, charged to no wallet; chats are sent once more as a stream.
- * Compares the token counts with the bound, and the price and context length with those that the upstream states, if it
- * does. Costs what such requests cost. A route that does not answer within `routeSeconds` is reported as a fault.
+ * Compares the token counts with the bound, and the price and context length with those that the upstream states, if any.
+ * Costs as much as these requests cost. A route that does not answer within `routeSeconds` is reported as a fault.
  */
 export async function checkModels(
   catalogue: Catalogue,
@@ -95,10 +93,10 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
 
 const ESTIMATED = 'what is not told is charged at the bound of the prompt and the bytes of the text.';
 
-/** The smallest limit that OpenAI takes for a response. */
+/** The smallest limit that OpenAI accepts for a response. */
 const RESPONSE_TOKENS_MIN = 16;
 
-/** Sends the request in another API that the upstream is said to speak. */
+/** Sends the request in another API that the settings name for the upstream. */
 async function tryWire(upstream: Upstream, wire: NativeWire, { upstreamModel: model }: Route, faults: string[]) {
   const body =
     wire === 'messages'
@@ -139,7 +137,7 @@ async function tryStream(upstream: Upstream, asked: Asked, faults: string[]): Pr
     faults.push(`Its stream reports no readable usage (stream_options.include_usage): ${ESTIMATED}`);
 }
 
-/** Reports a price below what the upstream states: it would sell at a loss. */
+/** Reports a price below the upstream's stated price: it would sell at a loss. */
 function comparePrice({ tiers }: Price, stated: unknown, faults: string[]): void {
   const { rates } = tiers[0] as Price['tiers'][number];
   for (const name of ['prompt', 'completion'] as const) {
@@ -170,8 +168,8 @@ export function contextFault(contextLength: number, stated: StatedModel | undefi
 }
 
 /**
- * Describes what was learned about a route from counts above its bound, and what to set instead; undefined if nothing
- * was, or nothing is left of it at `now`.
+ * Describes the bound learned for a route from counts above its bound, and the settings to use instead; undefined if
+ * nothing was learned, or nothing of it is left at `now`.
  */
 export function describeLearned({ learned, contextLength }: Route, now = 0): string | undefined {
   const { contextTokens } = learned;
@@ -195,7 +193,7 @@ export function describeLearned({ learned, contextLength }: Route, now = 0): str
  */
 const CONTEXT_NAMES = ['context_length', 'max_model_len', 'context_window', 'max_context_length', 'n_ctx'];
 
-/** Fetches what an upstream states about its models, by their names there; empty when it states nothing or fails. */
+/** Fetches an upstream's statements about its models, by their names there; empty if it makes none or the call fails. */
 export async function statedModels(config: UpstreamConfig): Promise<Map<string, StatedModel>> {
   try {
     const response = await request(`${config.base_url}/models`, {
@@ -204,7 +202,7 @@ export async function statedModels(config: UpstreamConfig): Promise<Map<string, 
     });
     return readStatedModels(parseJson(await response.body.text()));
   } catch {
-    return new Map(); // The one-token request reports what is wrong with the upstream.
+    return new Map(); // The one-token request reports the fault of the upstream.
   }
 }
 

@@ -3,30 +3,30 @@ import type { Route } from './catalogue.ts';
 import { createCircuit, type Trial } from './route-circuit.ts';
 import type { Refused, Reply, Upstream } from './upstream.ts';
 
-/** Unknown outcomes of a route within a minute, with no answer between them, that open its circuit. */
+/** Number of unknown outcomes of a route within a minute, with no answer between them, that open its circuit. */
 const UNKNOWN_COUNT_MAX = 3;
 const BUSY_RETRY_SECONDS = 1;
 
 /**
- * The circuits of all routes. An outcome that is not known costs its caller a hold, so a route with several of them is not
- * asked for a while. Then one request at a time tries whether it answers again.
+ * The circuits of all routes. An unknown outcome costs its caller a hold, so a route with several of them is not asked for
+ * a while. Then one request at a time tries whether it answers again.
  */
 export type Circuits = {
   /**
-   * Lets a caller ask one of these routes, before anything is held for it: one whose circuit is closed to the caller, and
-   * whose upstream has a place for it, which is taken. Refuses where there is none.
+   * Admits a caller to one of these routes before anything is held for it: a route whose circuit is closed to the caller,
+   * and whose upstream has a free place, which is taken. Refuses if there is none.
    */
   enter(routes: readonly Route[], tenant: () => Tenant, upstreams: ReadonlyMap<string, Upstream>): Pass | Refused;
 };
 
-/** Says that a caller may ask. */
+/** The permission of a caller to ask. */
 export type Pass = {
   /**
-   * Asks by the route, or refuses where its circuit is open or its upstream has no place. `ask` is given what it calls when
-   * the call is over: a stream goes on after its reply.
+   * Asks by the route, or refuses if its circuit is open or its upstream has no free place. `ask` gets a function to call
+   * when the call is over: a stream continues after its reply.
    */
   ask(route: Route, ask: (over: () => void) => Promise<Reply>): Promise<Reply>;
-  /** Ends it: lets another try where this caller would have been the one, and gives back what it has of places. */
+  /** Ends it: another caller may try if this one would have been the trial, and its places are given back. */
   leave(): void;
 };
 
@@ -36,8 +36,8 @@ export const isPass = (it: Pass | Refused): it is Pass => 'ask' in it;
 type Begun = { trial: Trial; over: () => void };
 
 /**
- * Creates the circuits, all closed. `now` returns Unix seconds; `changed` is told when one opens or closes, and for whom (see
- * `createCircuit`). One opens after `countMax` unknown outcomes.
+ * Creates the circuits, all closed. `now` returns Unix seconds; `changed` is called when a circuit opens or closes, with
+ * the group concerned (see `createCircuit`). A circuit opens after `countMax` unknown outcomes.
  */
 export function createCircuits(
   now: () => number,

@@ -3,7 +3,7 @@ import { request } from '../net/request.ts';
 import { parseJson, wordOf } from '../parse-json.ts';
 import { readStatedModels } from './check.ts';
 
-/** Model servers, by the ports that they use unless told otherwise. */
+/** Model servers by their default ports. */
 export const USUAL_SERVERS: readonly { software: string; port: number }[] = [
   { software: 'Ollama', port: 11434 },
   { software: 'vLLM', port: 8000 },
@@ -18,14 +18,14 @@ export type FoundServer = {
   /** The base of its OpenAI-compatible API. */
   baseUrl: string;
   models: FoundModel[];
-  /** Whether it wants a key and says nothing without one. */
+  /** True if it requires a key and states nothing without one. */
   isLocked: boolean;
 };
 
 /** A server on this machine answers at once; one that loads a model may take a while. */
 const ANSWER_MILLISECONDS = 3000;
 const BYTES_MAX = 4 * 1024 * 1024;
-/** Models that are asked about one by one. */
+/** Maximum number of models that are queried one by one. */
 const ASKED_COUNT_MAX = 100;
 
 /** The `owned_by` of a model by the software that lists it. */
@@ -37,7 +37,10 @@ const SOFTWARE_BY_OWNER: Record<string, string> = {
   sglang: 'SGLang',
 };
 
-/** Looks for model servers at `others`, addresses with or without /v1, or without any on the usual ports of this machine. */
+/**
+ * Looks for model servers at `others`, addresses with or without /v1; if there are none, on the default ports of this
+ * machine.
+ */
 export async function discoverServers(
   others: readonly string[] = [],
   usualServers = others.length ? [] : USUAL_SERVERS,
@@ -53,7 +56,7 @@ export async function discoverServers(
 
 type Answer = { status: number; json: unknown };
 
-/** Returns undefined where nothing answers with JSON within the time limit. */
+/** Requests a URL. Returns undefined if nothing answers with JSON within the time limit. */
 async function ask(url: string, body?: object): Promise<Answer | undefined> {
   try {
     const response = await request(url, {
@@ -96,9 +99,9 @@ const positive = (value: unknown) =>
   Number.isSafeInteger(value) && (value as number) > 0 ? (value as number) : undefined;
 const listOf = (value: unknown) => (Array.isArray(value) ? (value as unknown[]) : []);
 
-/** What `GET /v1/models` does not say, by software. */
+/** Reads the details that `GET /v1/models` leaves out, by software. */
 const DETAILS: Record<string, (address: string, models: FoundModel[]) => Promise<FoundModel[]>> = {
-  /** What is loaded now, else `num_ctx` of the model, which is below what its training allows. */
+  /** Reads the context of the loaded models, else `num_ctx` of the model, which is below the limit of its training. */
   async Ollama(address, models) {
     const running = listOf(member((await ask(`${address}/api/ps`))?.json, 'models'));
     return Promise.all(
@@ -128,7 +131,7 @@ const DETAILS: Record<string, (address: string, models: FoundModel[]) => Promise
       };
     });
   },
-  /** The context of one slot, which is what a request may have. */
+  /** Reads the context of one slot, which is the limit of a request. */
   async 'llama.cpp'(address, models) {
     const settings = member((await ask(`${address}/props`))?.json, 'default_generation_settings');
     const contextLength = positive(member(settings, 'n_ctx'));

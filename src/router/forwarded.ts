@@ -1,15 +1,15 @@
 import { countMembers, type Member, type ParsedText } from '../json-text.ts';
 
 /**
- * The members of a request that are forwarded as they came. Each of the `ranges` of `bytes` is one member, or several with
+ * The members of a request that are forwarded unchanged. Each of the `ranges` of `bytes` is one member, or several with
  * commas between them.
  */
 export type Forwarded = { bytes: Buffer; ranges: [start: number, end: number][] };
 
 /**
- * Returns the members of these names where they are in the body. A body that others might read differently from JSON.parse
- * is written again: one with duplicate names (a server may count the first, and we price the last), with longer numbers or
- * with more white space than is priced. What is priced is what is sent.
+ * Returns the members of these names where they are in the body. A body that other parsers might read differently from
+ * JSON.parse is rewritten: one with duplicate names (a server may count the first, and we price the last), with longer
+ * numbers or with more white space than is priced. The priced bytes are the sent bytes.
  */
 export function forwardedFrom(
   bytes: Buffer,
@@ -39,7 +39,7 @@ export function writtenAgain(value: Readonly<Record<string, unknown>>, names: re
   return { bytes, ranges: names.length ? [[1, bytes.length - 1]] : [] };
 }
 
-/** Returns a JSON object of the `written` members, of which there is at least one, and those that are forwarded. */
+/** Returns a JSON object of the `written` members, at least one, and the forwarded ones. */
 export function spliced({ bytes, ranges }: Forwarded, written: Readonly<Record<string, unknown>>): Buffer {
   const pieces: Buffer[] = [Buffer.from(JSON.stringify(written).slice(0, -1))];
   for (const [start, end] of ranges) pieces.push(COMMA, bytes.subarray(start, end));

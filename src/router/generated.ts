@@ -2,7 +2,7 @@ type Json = Record<string, unknown>;
 
 /**
  * Returns the bytes of text that a model generated in an answer or a chunk: content, refusals, reasoning and tool
- * arguments. A token covers at least one byte, so this bounds the completion tokens of what was delivered.
+ * arguments. A token covers at least one byte, so this bounds the delivered completion tokens.
  */
 export function generatedBytes(answer: unknown): number {
   const choices = (answer as { choices?: unknown } | null)?.choices;

@@ -5,7 +5,7 @@ import { contextOf, type Model } from './catalogue.ts';
 import { FREE_MEMBERS } from './free-members.ts';
 import { quotedBytes, TooDeep, textBytes, valueBytes } from './rendered.ts';
 
-/** What a template writes around a part of a message's content. */
+/** Tokens that a template writes around a part of a message's content. */
 const TOKENS_PER_PART = 8;
 export const CHOICE_COUNT_MAX = 128;
 
@@ -37,7 +37,7 @@ const FORWARDED = new Set([
   ...FREE_MEMBERS,
 ]);
 /**
- * Fields that are read here and written anew, or accepted only with their neutral value. `metadata` is accepted and not
+ * Fields that are read here and rewritten, or accepted only with their neutral value. `metadata` is accepted and not
  * forwarded: a model server may use it to route requests (LiteLLM's tags).
  */
 const HANDLED = new Set<string>(HANDLED_MEMBERS);
@@ -51,30 +51,33 @@ export type ChatBody = Readonly<Record<string, unknown>> & {
 };
 
 /**
- * Members of a request in another API that have no place in a chat completion. They go only where the settings of an upstream
- * name them.
+ * Members of a request in another API that have no equivalent in a chat completion. They go only where the settings of an
+ * upstream name them.
  */
 export type Others = {
   members: Readonly<Record<string, unknown>>;
-  /** Names of those that are left out where nobody is to get them, instead of being refused. */
+  /** Names of members that are left out, instead of refused, if no upstream is to get them. */
   dispensable: readonly string[];
 };
 const NO_OTHERS: Others = { members: {}, dispensable: [] };
 
-/** What measuring needs to know of a model. */
+/** The properties of a model that measuring depends on. */
 export type MeasuredFor = {
   sellsImages: boolean;
   imageUrls: boolean;
   enough: number;
-  /** Whether a route has a price for writing prompts to a cache. */
+  /** True if a route has a price for writing prompts to a cache. */
   cachesPrompts: boolean;
-  /** Members that the settings of an upstream add to those that are forwarded. */
+  /** Members that the settings of an upstream add to the forwarded ones. */
   forward: readonly string[];
   /** The other APIs that an upstream speaks itself. */
   wires: readonly NativeWire[];
 };
 
-/** Bytes above `enough` are not counted: no prompt is longer than the context of a route. */
+/**
+ * Returns the properties of a model that measuring depends on. Bytes above `enough` are not counted: no prompt is longer
+ * than the context of a route.
+ */
 export const measuredFor = (model: Model): MeasuredFor => ({
   sellsImages: model.imageTokens !== undefined,
   imageUrls: model.imageUrls,
@@ -85,8 +88,8 @@ export const measuredFor = (model: Model): MeasuredFor => ({
 });
 
 /**
- * What is known of a request once its body has been read: enough to price it and to write its body, without its values. Plain
- * data, so that a worker thread can send it.
+ * The result of reading a request's body: enough to price it and to write its body, without its values. Plain data, so that
+ * a worker thread can send it.
  */
 export type Measured = {
   /** Bytes and tokens of each prompt: one for a chat, one for each input of embeddings. */
@@ -97,25 +100,25 @@ export type Measured = {
   choices: number;
   /** The limit of output tokens that the caller named, if any. */
   outputTokens: number | undefined;
-  /** Names of the members that are forwarded as they came. */
+  /** Names of the members that are forwarded unchanged. */
   forwarded: string[];
-  /** Members that are written anew whatever the route. */
+  /** Members that are rewritten for every route. */
   written: Record<string, unknown>;
-  /** Members that are written for those routes alone whose upstream's settings name them. */
+  /** Members that are written only for routes whose upstream's settings name them. */
   byRoute: Record<string, unknown>;
 };
 
 /**
  * Measures a chat completion: the bytes of its prompt as a model server renders it (rendered.ts). With `stream`, the
- * upstream will be asked to stream, with usage. `others` are those of the request that it is a translation of. Throws
- * `unsupported_parameter` for what is not priced and `invalid_request` for what is malformed.
+ * upstream will be asked to stream, with usage. `others` are the members of the original request in another API. Throws
+ * `unsupported_parameter` for members that are not priced and `invalid_request` for malformed ones.
  */
 export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, others: Others = NO_OTHERS): Measured {
   const own = withoutNulls(raw);
   const forwarded: string[] = [];
   const byRoute: Record<string, unknown> = {};
   for (const [name, value] of Object.entries(others.members)) {
-    // What the translation has written itself is not written twice.
+    // Members already written by the translation are not written twice.
     if (model.forward.includes(name) && !Object.hasOwn(own, name)) byRoute[name] = value;
     else if (!others.dispensable.includes(name)) throw notKnown(name);
   }
@@ -130,8 +133,7 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
     throw invalid('functions', 'must be an array');
   const tools = refuseTools(request.tools) + (Array.isArray(request.functions) ? request.functions.length : 0);
   const written: Record<string, unknown> = {};
-  // Would make the upstream store the request, or changes the price. The neutral value is forwarded, so that it is
-  // obeyed.
+  // Makes the upstream store the request, or changes the price. The neutral value is forwarded, so that it is obeyed.
   if (request.store !== undefined && request.store !== false) throw unsupported('store');
   if (request.service_tier !== undefined && request.service_tier !== 'default') throw unsupported('service_tier');
   for (const name of ['store', 'service_tier'] as const) if (request[name] !== undefined) written[name] = request[name];
@@ -191,7 +193,7 @@ function refuseTooDeep(field: string, count: () => number): number {
   }
 }
 
-/** Returns the bytes of the members of these names, as a template writes them. */
+/** Returns the bytes of the members of these names in the form that a template writes. */
 function namedBytes(request: Readonly<Record<string, unknown>>, names: readonly string[], enough: number): number {
   return names.reduce((bytes, name) => bytes + name.length + valueBytes(request[name], enough), 0);
 }
@@ -228,8 +230,8 @@ const EMBEDDED = new Set(['input', 'encoding_format', 'dimensions', 'user']);
 const INPUT_COUNT_MAX = 2048;
 
 /**
- * Measures an embeddings request: texts by their bytes, token lists by their length, each with what else is forwarded: a
- * server may put an instruction before each input. Throws as `measureChat` does.
+ * Measures an embeddings request: texts by their bytes, token lists by their length, each with the other forwarded members:
+ * a server may put an instruction before each input. Throws as `measureChat` does.
  */
 export function measureEmbeddings({ enough, forward }: MeasuredFor, raw: Readonly<Record<string, unknown>>): Measured {
   const request = withoutNulls(raw);
@@ -263,7 +265,7 @@ function inputsOf(input: unknown, enough: number): { bytes: number; tokens: numb
   });
 }
 
-/** A member that is null is left out, as OpenAI does it: some clients send all that they know. */
+/** Leaves out members that are null, as OpenAI does: some clients send every member they know. */
 const withoutNulls = <T extends object>(raw: T): T =>
   Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
 
@@ -295,11 +297,11 @@ function wholeNumber(
   throw invalid(name, `must be a whole number from 1${max < 1e6 ? ` to ${max}` : ''}`);
 }
 
-/** Fields in which reasoning models answer besides the content, and which clients send back in tool loops: text. */
+/** Text fields in which reasoning models answer besides the content, and which clients send back in tool loops. */
 const REASONING = ['reasoning_content', 'reasoning'];
 /**
- * Members in which model servers answer besides these, with thoughts, signatures and sources (OpenRouter, LiteLLM, SGLang, Gemini).
- * Clients send them back with the rest of an answer. They have values of any shape, and count by value.
+ * Members in which model servers answer besides these, with thoughts, signatures and sources (OpenRouter, LiteLLM, SGLang,
+ * Gemini). Clients send them back with the rest of an answer. They have values of any shape, and count by value.
  */
 const ANSWERED = [
   'reasoning_details',
@@ -319,13 +321,11 @@ const MESSAGE = new Set([
 ]);
 const ANSWER = new Set([...MESSAGE, ...ANSWERED]);
 const PART = new Set(['type', 'text', 'refusal']);
-/** A thought as Mistral answers it: with parts of its own, or as a text. */
+/** A thought in Mistral's form: with parts of its own, or as a text. */
 const THOUGHT = new Set(['type', 'thinking', 'closed', 'signature']);
 const TOOL = new Set(['type', 'function', 'custom']);
 
-/**
- * Refuses members that are not known to be text: bytes bound only text, not images, audio, files or cache directives.
- */
+/** Refuses members that are not known to be text: bytes bound only text, not images, audio, files or cache directives. */
 function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: string): void {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) throw invalid(where, 'must be an object');
   for (const [name, it] of Object.entries(value)) {
@@ -334,10 +334,13 @@ function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: stri
   }
 }
 
-/** Matches names of members, and types of parts, that hold or name what bytes do not bound, and marks for prompt caches. */
+/**
+ * Matches names of members, and types of parts, that hold or name content that bytes do not bound, and marks for prompt
+ * caches.
+ */
 const NOT_TEXT = /^(input_)?(image|audio|video|file|document$|cache_control$)/;
 
-/** Refuses what is not text, anywhere in a value that came with an answer. */
+/** Refuses content that is not text, anywhere in a value that came with an answer. */
 function refuseMedia(value: unknown, where: string): void {
   if (typeof value !== 'object' || value === null) return;
   for (const [name, it] of Object.entries(value)) {

@@ -4,12 +4,12 @@ import type { Heard, Reading, StreamReader } from './stream-reader.ts';
 import { readEvent } from './told.ts';
 import { type Counts, mergeCounts, toldIn } from './usage.ts';
 
-/** The end of a message whose stream ended after its reason to stop, without its last event. */
+/** The end of a message whose stream gave its stop reason but ended without its last event. */
 const MESSAGE_END = Buffer.from('event: message_stop\ndata: {"type":"message_stop"}\n\n');
 
 /** Reads a stream for its usage and its end. */
 export function createNativeReader(wire: NativeWire): StreamReader {
-  /** Anthropic tells of the prompt at the beginning and of the answer at the end. */
+  /** Anthropic reports the prompt at the beginning and the answer at the end. */
   let counts: Counts | undefined;
   let bytes = 0;
   let countedBytes = -1;

@@ -6,8 +6,8 @@ import { eventsOfItem } from './response-events.ts';
 import { errorIn, eventOf, type SseEvent } from './sse.ts';
 
 /**
- * What the answers of Anthropic's Messages and OpenAI's Responses say of their end, their usage and their errors. They are
- * passed on as they came; only this is read.
+ * The end, the usage and the errors in answers of Anthropic's Messages and OpenAI's Responses. The answers pass unchanged;
+ * only this is read.
  */
 
 /** The APIs in which a model server is asked. */
@@ -16,7 +16,7 @@ export type Api = Model['kind'] | NativeWire;
 type Json = Record<string, unknown>;
 const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});
 
-/** Returns whether a complete answer is one of this API. Tells answers in a store from chat completions, too. */
+/** Returns whether a complete answer is one of this API. Also separates stored answers from chat completions. */
 export function isAnswerOf(wire: NativeWire, json: unknown): boolean {
   const { type, content, object, output } = objectOf(json);
   return wire === 'messages'
@@ -24,13 +24,13 @@ export function isAnswerOf(wire: NativeWire, json: unknown): boolean {
     : object === 'response' && Array.isArray(output);
 }
 
-/** Returns whether an event is one of these APIs, and not a chunk of a chat completion: those have no type. */
+/** Returns whether an event belongs to one of these APIs, and not to a chat completion: its chunks have no type. */
 export function isNativeEvent(json: unknown): boolean {
   const { type, choices } = objectOf(json);
   return typeof type === 'string' && choices === undefined;
 }
 
-/** Events that come before anything has been generated: an error right after them is a definite refusal. */
+/** Events that come before any generated text: an error right after them is a definite refusal. */
 const PREAMBLE = new Set(['message_start', 'ping', 'response.created', 'response.in_progress', 'response.queued']);
 export const isPreamble = (json: unknown): boolean => PREAMBLE.has(wordOf(objectOf(json).type));
 
@@ -38,7 +38,7 @@ export const isPreamble = (json: unknown): boolean => PREAMBLE.has(wordOf(object
 const LAST = new Set(['message_stop', 'response.completed', 'response.incomplete']);
 export const isLastEvent = (json: unknown): boolean => LAST.has(wordOf(objectOf(json).type));
 
-/** Names of errors in answers with status 200, and the status that they stand for. */
+/** Names of errors in answers with status 200, and the status that each stands for. */
 const STATUSES: Record<string, number> = {
   invalid_request_error: 400,
   invalid_prompt: 400,
@@ -54,12 +54,12 @@ const STATUSES: Record<string, number> = {
 
 /**
  * Returns the error in place of an answer or an event, in the shape of a chat completion's; undefined if there is none.
- * `api` is what the upstream was asked in.
+ * `api` is the API of the request.
  */
 export function errorOf(api: Api, json: unknown): object | undefined {
   if (!isWire(api)) return errorIn(json);
   const { type, error, response, ...own } = objectOf(json);
-  // One that failed may leave out why.
+  // A failed response may omit the reason.
   const told =
     type === 'response.failed' ? (objectOf(response).error ?? {}) : (error ?? (type === 'error' ? own : undefined));
   if (!told) return undefined;
@@ -67,7 +67,7 @@ export function errorOf(api: Api, json: unknown): object | undefined {
   return { error: { message, code: STATUSES[wordOf(kind)] ?? STATUSES[wordOf(code)] ?? code } };
 }
 
-/** Members of an answer in which text stands that was generated. A signature holds thinking that is not shown. */
+/** Members of an answer that hold generated text. A signature holds thinking that is not shown. */
 const GENERATED = [
   'text',
   'refusal',
@@ -93,7 +93,7 @@ export function generatedInAnswer(json: unknown): number {
   return bytes;
 }
 
-/** The same for one event of a stream. What an event says again is not counted again. */
+/** Returns the same for one event of a stream. Text that an event repeats is not counted again. */
 export function generatedInEvent({ type, delta, content_block: block, item }: Json): number {
   if (type === 'content_block_delta') return generatedInAnswer(delta);
   if (type === 'content_block_start') return generatedInAnswer(block);

@@ -1,9 +1,9 @@
 export type Json = Readonly<Record<string, unknown>>;
 
 /**
- * Returns the value with `change` applied to it and to every object below it that is reached by members of these names
- * alone, in lists or not: the inner ones first. Copies only what changes. No name may be there twice: each level of
- * nesting would double the work.
+ * Applies `change` to the value and to every object below it that is reached through members of these names only, in lists
+ * or not: the inner ones first. Copies only what changes. No name may occur twice: each level of nesting would double the
+ * work.
  */
 export function changeNested(value: Json, names: readonly string[], change: (it: Json) => Json): Json {
   let copy: Record<string, unknown> | undefined;

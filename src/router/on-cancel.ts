@@ -1,8 +1,8 @@
 import type { RouterConfig } from '../config/router.ts';
 
 /**
- * Returns for how many seconds a stream of an upstream goes on when the last of its clients has gone; undefined where it is
- * finished all the same.
+ * Returns the seconds for which a stream of an upstream continues after its last client has gone; undefined if it always
+ * runs to its end.
  */
 export function graceOf(
   { upstreams, on_cancel: standard, cancel_grace_seconds: seconds }: Omit<RouterConfig, 'models' | 'uncertain'>,

@@ -1,11 +1,14 @@
 import type { Tenant } from '../ledger/tenant.ts';
 
-/** Seconds for which one who was refused goes before others, and a free place is kept for him: longer than he is told to wait. */
+/** Seconds for which a refused caller takes precedence and a free place is kept for it: longer than its Retry-After. */
 const TURN_SECONDS = 3;
 
-/** The places of an upstream: as many calls as it may have at a time. */
+/** The places of an upstream: the calls that it may have at a time. */
 export type Places = {
-  /** Takes a place at a moment (Unix seconds). Returns what gives it back; undefined where none is free for this tenant. */
+  /**
+   * Takes a place at a moment (Unix seconds). Returns a function that gives it back; undefined if none is free for this
+   * tenant.
+   */
   take(tenant: Tenant, now: number): (() => void) | undefined;
 };
 
@@ -14,12 +17,12 @@ type Member = {
   name: string;
   /** The places that it has. */
   taken: number;
-  /** How often it was refused one without having come back; 0 again at `until`. */
+  /** The number of its refused calls that have not come back; 0 again at `until`. */
   wanted: number;
   until: number;
-  /** A free place is kept for it. Being refused again does not make that last longer. */
+  /** A free place is kept for it. Further refusals do not extend this. */
   isKept: boolean;
-  /** When it began to wait, as a number in the order of all. */
+  /** The position at which it began to wait, in the order of all. */
   turn: number;
   below: Group;
 };
@@ -28,9 +31,10 @@ type Group = { members: Map<string, Member>; waiting: Set<Member> };
 const createGroup = (): Group => ({ members: new Map(), waiting: new Set() });
 
 /**
- * Creates so many places, none of them taken. Whoever is alone may take all. A place that becomes free is kept for those who
- * were refused a moment ago: first for the account with the fewest places, in it for the tree with the fewest, among equals
- * for the one that waits longest. So nobody who has more than his share gets another while somebody waits.
+ * Creates `countMax` places, none of them taken. A single tenant may take all. A place that becomes free is kept for
+ * tenants that were refused a moment ago: first for the account with the fewest places, in it for the tree with the fewest,
+ * among equals for the one that has waited longest. So no tenant with more than its share gets another place while others
+ * wait.
  */
 export function createPlaces(countMax: number): Places {
   const accounts = createGroup();
@@ -42,7 +46,7 @@ export function createPlaces(countMax: number): Places {
     return members.get(name) ?? { ...none, below: createGroup() };
   }
 
-  /** Returns how many places the others of a group get before one of them who has so many gets one more. */
+  /** Returns the number of places that go to the others of a group before a member with `taken` places gets one more. */
   function countBefore(group: Group, own: Member, taken: number, now: number): number {
     let count = 0;
     for (const it of group.waiting) {
@@ -70,7 +74,7 @@ export function createPlaces(countMax: number): Places {
     forget(group, it);
   }
 
-  /** Counts a place as taken. Where it is what the member waited for, the next one goes to others. */
+  /** Counts a place as taken. If the member was waiting for it, the next one goes to others. */
   function add(group: Group, it: Member, isAwaited: boolean, now: number): void {
     group.members.set(it.name, it);
     it.taken++;

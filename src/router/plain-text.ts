@@ -1,15 +1,15 @@
 import type { PlainText } from './sse.ts';
 
 /**
- * Matches the form of nearly every event: one piece of plain text. Anything with a nested object, an escape, an error or a
- * line end inside is read as JSON.
+ * Matches the form of nearly every event: one piece of plain text. An event with a nested object, an escape, an error or a
+ * line end inside is parsed as JSON.
  */
 const PLAIN =
   /data: \{[^{}\r\n]*"choices":\[\{"index":0,"delta":\{(?:"role":"assistant",)?"(?:content|reasoning|reasoning_content)":"([^"\\\r\n]*)"\}(?:,"logprobs":null)?,"finish_reason":null\}\](?:,"usage":null)?\}\r?\n\r?\n/y;
 
 /**
- * Recognises events of plain text without parsing them, which would cost more than all other work on a token. The events
- * of one stream differ in their text alone, mostly: what is around it is remembered, and then compared.
+ * Recognises events of plain text without parsing them, which would cost more than all other work on a token. The events of
+ * one stream mostly differ in their text alone: the bytes around it are remembered, and then compared.
  */
 export function createPlainText(): PlainText {
   let before = '';

@@ -9,7 +9,7 @@ export type Rates = {
   completion: bigint;
   cacheRead: bigint;
   cacheWrite: bigint;
-  /** Of what is kept for an hour. */
+  /** For prompts that are kept for an hour. */
   cacheWriteHour: bigint;
   reasoning: bigint;
 };
@@ -22,7 +22,7 @@ export type Price = {
   request: Nanos;
   image: Nanos;
 };
-/** The largest possible usage of a request. `isCachedForHour`: it asks that its prompt be kept for an hour. */
+/** The largest possible usage of a request. `isCachedForHour`: it asks for its prompt to be kept for an hour. */
 export type MaxUsage = {
   promptTokens: number;
   completionTokens: number;
@@ -30,9 +30,7 @@ export type MaxUsage = {
   isCachedForHour?: boolean;
 };
 
-/**
- * Returns the largest possible cost: each token at its most expensive rate. Rounded up to one nano, once (design 2.1).
- */
+/** Returns the largest possible cost: each token at its most expensive rate. Rounded up to one nano, once (design 2.1). */
 export function holdOf(price: Price, max: MaxUsage): Nanos {
   const { promptTokens, completionTokens, images } = max;
   const { prompt, completion } = highestRates(price, max);
@@ -40,14 +38,12 @@ export function holdOf(price: Price, max: MaxUsage): Nanos {
 }
 
 /**
- * The parts of a usage that are estimated: each of their tokens costs its most expensive rate. `isCachedForHour`: the request asks
- * that its prompt be kept for an hour.
+ * The parts of a usage that are estimated: each of their tokens costs its most expensive rate. `isCachedForHour`: the
+ * request asks for its prompt to be kept for an hour.
  */
 type Estimated = { isPrompt: boolean; isCompletion: boolean; isCachedForHour?: boolean | undefined };
 
-/**
- * Returns the cost of a usage in nano-dollars, however absurd the figures: for a comparison, before it becomes money.
- */
+/** Returns the cost of a usage in nano-dollars, even for absurd figures: for a comparison, before it becomes money. */
 export function costOf(price: Price, usage: Usage, images: number, estimated?: Estimated): bigint {
   const { promptTokens, completionTokens, cacheReadTokens, cacheWriteTokens, reasoningTokens } = usage;
   const { rates } = price.tiers.findLast(({ above }) => above === 0 || promptTokens > above) as Price['tiers'][number];
@@ -66,7 +62,8 @@ export function costOf(price: Price, usage: Usage, images: number, estimated?: E
 }
 
 /**
- * Returns how many completion tokens `left` pays for besides the rest of the request; 0 if it does not cover the rest.
+ * Returns the number of completion tokens that `left` pays for besides the rest of the request; 0 if it does not cover the
+ * rest.
  */
 export function affordableCompletion(price: Price, max: Omit<MaxUsage, 'completionTokens'>, left: Nanos): number {
   const { prompt, completion } = highestRates(price, max);

@@ -9,13 +9,16 @@ import { parseNested, UncountedJson } from '../json-text.ts';
 /** The size of the chunks in which text is written, in UTF-16 units. */
 const CHUNK_UNITS = 16_384;
 /**
- * The size of the chunks in which text is normalized: putting marks in order takes the square of the length of their run, which
- * may be all of a text.
+ * The size of the chunks in which text is normalized: ordering the marks takes the square of the length of their run, which
+ * may span a whole text.
  */
 const NORMALIZED_UNITS = 64;
-/** A chunk ends so many units earlier if that is not inside a run of marks. Honest runs are shorter (UAX 15, stream-safe text). */
+/**
+ * A chunk ends up to this many units earlier to avoid cutting a run of marks. Real runs are shorter (UAX 15, stream-safe
+ * text).
+ */
 const RUN_UNITS_MAX = 32;
-/** The most bytes by which the normal form of two pieces of a run is longer than that of each: a letter and three marks. */
+/** Maximum bytes by which the normal form of a run exceeds those of its two pieces together: a letter and three marks. */
 const CUT_RUN_BYTES = 8;
 /** The longest double. */
 const NUMBER_BYTES_MAX = 25;
@@ -29,10 +32,10 @@ const ARGUMENT_TAG_BYTES = 48;
 /** The nesting limit of a request body. */
 const NESTING_MAX = 100;
 
-/** The running total of a traversal. It stops at `enough`, because more is never counted. */
+/** The running total of a traversal. It stops at `enough`, as more is never counted. */
 type Sum = { bytes: number; readonly enough: number };
 
-/** Thrown for JSON in a string that is nested deeper than any honest request, or has more values. */
+/** Thrown for JSON in a string that is nested deeper than any real request, or has more values. */
 export class TooDeep extends Error {}
 
 /**
@@ -56,7 +59,10 @@ export function textBytes(text: string, enough = Number.POSITIVE_INFINITY): numb
   return bytes;
 }
 
-/** Returns where a chunk that begins at `at` ends: before a character that has nothing to do with the one before it, if one is near. */
+/**
+ * Returns the end of a chunk that begins at `at`: before a nearby character that does not combine with the one before it,
+ * if any.
+ */
 function endOfChunk(text: string, at: number): number {
   const longest = at + NORMALIZED_UNITS;
   if (longest >= text.length) return text.length;
@@ -69,7 +75,7 @@ const isLowSurrogate = (unit: number) => unit >= 0xdc00 && unit <= 0xdfff;
 /** Marks, and the halfwidth signs that become marks in NFKC. */
 const CONTINUING = /[\p{M}\uff9e\uff9f]/uy;
 
-/** Returns whether the character at `at` may be put in another order, or composed, with those before it. */
+/** Returns whether the character at `at` may be reordered, or composed, with those before it. */
 function continues(text: string, at: number): boolean {
   if (text.charCodeAt(at) < 0x300 || at >= text.length) return false;
   CONTINUING.lastIndex = at;
@@ -99,7 +105,10 @@ const chunkBytes = Buffer.allocUnsafeSlow(3 * CHUNK_UNITS);
 /** Counts a character beyond ASCII, in the same sum as the escapes of a chunk, which are fewer. */
 const BEYOND_ASCII = 2 ** 20;
 
-/** What each byte adds: the extra bytes of an ASCII character when escaped, or the UTF-16 units that a first byte begins. */
+/**
+ * The amount that each byte adds to the sum: the extra bytes of an escaped ASCII character, or the UTF-16 units that a
+ * first byte begins.
+ */
 const EXTRA = Float64Array.from({ length: 256 }, (_, byte) => {
   if (byte >= 0x80) return byte >= 0xf0 ? 2 * BEYOND_ASCII : byte >= 0xc0 ? BEYOND_ASCII : 0;
   const character = String.fromCharCode(byte);
@@ -140,8 +149,8 @@ function add(sum: Sum, value: unknown, depth: number): void {
 }
 
 /**
- * Adds the arguments of a call, which are JSON in a string. vLLM, Ollama and llama.cpp parse them, and the template
- * writes the values; arguments that cannot be parsed, or are not, stay text.
+ * Adds the arguments of a call, which are JSON in a string. vLLM, Ollama and llama.cpp parse them, and the template writes
+ * the values; arguments that cannot be parsed, or are not, stay text.
  */
 function addArguments(sum: Sum, text: string, depth: number): void {
   const quoted = 2 + quotedBytes(text, sum.enough);

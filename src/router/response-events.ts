@@ -1,14 +1,14 @@
 /**
- * The events in which OpenAI's Responses tell of an item: its beginning, each of its texts, its end. A text belongs to a part of the
- * item or, of a call, to the item itself, which then stands for the part.
+ * The events of an item in OpenAI's Responses: its beginning, each of its texts, its end. A text belongs to a part of the
+ * item or, in a call, to the item itself, which then takes the role of the part.
  */
 
 type Json = Record<string, unknown>;
 export type ResponseEvent = Json & { type: string };
 
 /**
- * The names in the events of a text, by the type of its part: `event` begins the names of those that tell the text, `member`
- * holds it, and `around` begins the names of those that open and close the part.
+ * The names in the events of a text, by the type of its part: `event` begins the names of the text events, `member` holds
+ * the text, and `around` begins the names of the events that open and close the part.
  */
 const TEXTS = new Map<unknown, { event: string; member: string; around?: string }>([
   ['output_text', { event: 'response.output_text', member: 'text', around: 'response.content_part' }],
@@ -33,21 +33,21 @@ const emptied = (it: Json): Json => ({
 });
 const logprobsOf = ({ type, logprobs }: Json): Json => (type === 'output_text' ? { logprobs: logprobs ?? [] } : {});
 
-/** Returns the event that opens an item, in which its texts and parts are empty. */
+/** Returns the event that opens an item, with empty texts and parts. */
 export const itemAdded = (index: number, item: Json): ResponseEvent => ({
   type: 'response.output_item.added',
   output_index: index,
   item: { ...emptied(item), ...(item.status === undefined ? {} : { status: 'in_progress' }) },
 });
 
-/** Returns the event that closes an item, with all of it. */
+/** Returns the event that closes an item, with its full content. */
 export const itemDone = (index: number, item: Json): ResponseEvent => ({
   type: 'response.output_item.done',
   output_index: index,
   item,
 });
 
-/** Returns the events at the beginning of a part. `at` says where it is, in each of its events. */
+/** Returns the events at the beginning of a part. `at` is the part's position, included in each event. */
 export function partBegun(part: Json, at: Json): ResponseEvent[] {
   const { around } = TEXTS.get(part.type) ?? {};
   return around ? [{ type: `${around}.added`, ...at, part: emptied(part) }] : [];
@@ -69,7 +69,7 @@ export function partDone(part: Json, at: Json): ResponseEvent[] {
   return around ? [done, { type: `${around}.done`, ...at, part }] : [done];
 }
 
-/** Returns the events of a complete item. One of another type than the model's own words and calls is told as a whole. */
+/** Returns the events of a complete item. Items other than messages and tool calls are sent as one event. */
 export function eventsOfItem(index: number, item: Json): ResponseEvent[] {
   const isCall = TEXTS.has(item.type);
   if (!isCall && item.type !== 'message' && item.type !== 'reasoning')

@@ -2,26 +2,26 @@ import type { Tenant } from '../ledger/tenant.ts';
 import type { Reply } from './upstream.ts';
 
 const WINDOW_SECONDS = 60;
-/** Seconds until an open circuit lets a first request try, and the most between two that try. */
+/** Seconds until an open circuit lets a first request try, and the maximum between two tries. */
 const FIRST_WAIT_SECONDS = 5;
 const WAIT_SECONDS_MAX = 60;
-/** Those whose requests came back unanswered try so much later than others, whose requests may be better. */
+/** Members whose requests came back unanswered try this much later than others, whose requests may be better. */
 const AFTER_OTHERS_SECONDS = 5;
 
 /** One call of a route. */
 export type Trial = {
-  /** Makes the call. A reply that says nothing of the server is marked as one of a server that is alive. */
+  /** Makes the call. A reply without information about the server is marked as coming from a working server. */
   run(ask: () => Promise<Reply>): Promise<Reply>;
-  /** Ends it without a call. */
+  /** Ends the trial without a call. */
   leave(): void;
 };
 
-/** Those for whom a circuit opens together: a tree of wallets, the trees of an account, all accounts. */
+/** Tenants for which a circuit opens together: a tree of wallets, the trees of an account, all accounts. */
 type Group = { name: string; has(it: Tenant): boolean; memberOf(it: Tenant): string; memberCountMin: 1 | 2 };
 
 const treeOf = (it: Tenant) => it.treeId;
 const accountOf = (it: Tenant) => it.accountId;
-/** Returns the groups that a tenant is in. What only one member of a group sees may be of his own making. */
+/** Returns the groups of a tenant. A failure that only one member of a group sees may be that member's own doing. */
 const groupsOf = ({ treeId, accountId }: Tenant): Group[] => [
   { name: treeId, has: (it) => it.treeId === treeId, memberOf: treeOf, memberCountMin: 1 },
   { name: accountId, has: (it) => it.accountId === accountId, memberOf: treeOf, memberCountMin: 2 },
@@ -31,7 +31,7 @@ const groupsOf = ({ treeId, accountId }: Tenant): Group[] => [
 type Open = {
   nextAt: number;
   waitSeconds: number;
-  /** The members whose requests are trying. */
+  /** The members with a trial request in flight. */
   trying: Set<string>;
   /** The members whose requests came back unanswered. */
   failed: Set<string>;
@@ -40,12 +40,13 @@ type Sort = 'answered' | 'unanswered' | 'nothing';
 
 /**
  * Creates the circuit of one route, closed. It opens with `countMax` unknown outcomes within a minute and no answer between
- * them: for a tree of wallets with its own, for an account with those of two trees, for all with those of two accounts. So a
- * server that has died costs a few holds whoever uses it, and nobody closes a model for others. The first answer closes it
- * for all. A call whose time is over while others were answered says nothing: it asked for more than its time allows.
+ * them: for a tree of wallets with its own, for an account with those of two trees, for all with those of two accounts. So
+ * a server that has died costs each tenant a few holds, and no tenant can close a model for others. The first answer closes
+ * it for all. A call that exceeds its time limit while others are answered does not count: its request took more than its
+ * time allows.
  *
- * When it is open, one request tries at a time; while that takes longer than the wait, somebody else may. `changed` is told
- * when it opens, with the name of the group, and when it closes.
+ * While it is open, one request tries at a time; if that takes longer than the wait, another may. `changed` is called when
+ * it opens, with the name of the group, and when it closes.
  */
 export function createCircuit(
   now: () => number,
@@ -78,10 +79,10 @@ export function createCircuit(
     changed(false);
   }
 
-  /** Counts an unknown outcome, and opens the circuit of whoever it makes one too many for. */
+  /** Counts an unknown outcome, and opens the circuit of each group that it brings to the limit. */
   function fail(tenant: Tenant): void {
     const at = now();
-    if (!open.has(tenant.treeId)) failures.push({ at, tenant }); // One that is open has its count.
+    if (!open.has(tenant.treeId)) failures.push({ at, tenant }); // An open circuit has its count already.
     failures = failures.filter((it) => it.at > at - WINDOW_SECONDS || open.has(it.tenant.treeId));
     for (const { name, has, memberOf, memberCountMin } of groupsOf(tenant)) {
       if (open.has(name)) continue;
@@ -93,7 +94,7 @@ export function createCircuit(
     }
   }
 
-  /** Has a tenant try in each of its groups whose circuit is open. Returns what takes in how that ended. */
+  /** Makes a tenant's call the trial in each of its groups whose circuit is open. Returns a function that records its result. */
   function startTrial(tenant: Tenant): (sort: Sort) => void {
     const ends = groupsOf(tenant).flatMap(({ name, memberOf }) => {
       const it = open.get(name);
@@ -146,7 +147,7 @@ export function createCircuit(
 }
 
 function sortOf(reply: Reply): Sort {
-  if (reply.kind === 'refused') return 'nothing'; // Costs nothing, and says nothing of the next outcome.
+  if (reply.kind === 'refused') return 'nothing'; // It costs nothing and does not predict the next outcome.
   if (reply.kind === 'cancelled') return 'nothing'; // It may have been about to answer.
   return reply.kind === 'unknown' && !reply.isAlive ? 'unanswered' : 'answered';
 }

@@ -3,31 +3,31 @@ import { collectChunks } from '../net/pieces.ts';
 /** A server-sent event: its bytes, and its data lines (undefined for a comment), decoded on access. */
 export type SseEvent = { readonly raw: Buffer; readonly data: string | undefined };
 
-/** A longer event does not come from a model server. */
+/** Maximum size of an event; no model server sends longer ones. */
 const EVENT_BYTES_MAX = 8 * 1024 * 1024;
 const [LF, CR, SPACE] = [10, 13, 32];
 /** The end of an event has at most four bytes, so up to three of them may be in the previous chunk. */
 const TAIL_BYTES = 3;
 const EMPTY = Buffer.alloc(0);
 
-/** A server-sent event, or several of plain text one after the other, which nobody has to look into. */
+/** A server-sent event, or several of plain text in a row, which need not be parsed. */
 export type SseRun = SseEvent & {
-  /** The bytes of the text in them, where they are known without reading further; then `data` says nothing. */
+  /** The bytes of the text in them, if known without further parsing; `data` is then meaningless. */
   readonly textBytes?: number;
 };
 
 type EventSplitter = {
   push(chunk: Buffer): SseRun[];
-  /** Returns the last event if its final blank line is missing. Nothing is known of whether that event is complete. */
+  /** Returns the last event if its final blank line is missing. That event may be incomplete. */
   end(): SseEvent | undefined;
 };
 
-/** Returns where the events of plain text that begin at `at` end, with the bytes of their text; undefined if there is none. */
+/** Returns the end of the events of plain text that begin at `at`, and the bytes of their text; undefined if there are none. */
 export type PlainText = (latin1: string, at: number) => { end: number; textBytes: number } | undefined;
 
 /**
- * Splits a byte stream into server-sent events at their blank lines (WHATWG HTML, 9.2.6; lines end in LF or CRLF),
- * however it is chunked. What `plain` recognises is not split. Throws when an event is longer than 8 MiB.
+ * Splits a byte stream into server-sent events at their blank lines (WHATWG HTML, 9.2.6; lines end in LF or CRLF), for any
+ * chunking. Runs that `plain` recognises are not split. Throws when an event is longer than 8 MiB.
  */
 export function createEventSplitter(plain?: PlainText): EventSplitter {
   // The pieces of an unfinished event, joined once when its end has arrived.
@@ -106,10 +106,10 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
   };
 }
 
-/** Returns whether there is nothing but line ends and spaces. */
+/** Returns whether the bytes are only line ends and spaces. */
 const isBlank = (bytes: Buffer) => bytes.every((it) => it === LF || it === CR || it === SPACE);
 
-/** Returns the event of these bytes. A byte order mark, which may begin the first of a stream, is no part of it. */
+/** Returns the event in these bytes. A byte order mark, which may begin the first of a stream, is not part of it. */
 export const eventIn = (raw: Buffer): SseEvent => ({ raw, data: dataOf(raw.toString('utf8').replace(/^\uFEFF/, '')) });
 
 /** Returns the offset after the blank line that ends the event, searching from `from`; -1 if it has not arrived. */

@@ -10,7 +10,7 @@ export type Reading = 'pass' | 'usage' | 'drop' | 'error' | 'end';
 
 /** The report of a stream so far. */
 export type Heard = {
-  /** All that was told of its usage: the largest of each count. */
+  /** All reported usage: the largest of each count. */
   counts: Counts | undefined;
   /** True if the completion was counted at its end: no text followed, or an error had come before. */
   isCounted: boolean;
@@ -23,7 +23,7 @@ export type Heard = {
 export type StreamReader = {
   read(event: SaidRun): Reading;
   heard(): Heard;
-  /** Returns what ends the stream for the client, once it is whole. */
+  /** Returns the bytes that end the stream for the client, once it is whole. */
   end(): Buffer;
 };
 
@@ -32,7 +32,7 @@ export function createStreamReader(choices: number): StreamReader {
   const finished = new Set<unknown>();
   let counts: Counts | undefined;
   let bytes = 0;
-  /** The number of them that the last count of the completion can have counted. */
+  /** The bytes of text that the last count of the completion can have covered. */
   let countedBytes = -1;
   let isEnded = false;
   /** A usage without choices has arrived, with no choices after it. */

@@ -16,8 +16,8 @@ import { DONE, type SseEvent, type SseRun } from './sse.ts';
 import { type Counts, countsIn, readUsage } from './usage.ts';
 
 /**
- * What is read of answers and events of model servers: plain data, and little of it, whatever it was read from. So another thread may
- * have read it.
+ * The data read from answers and events of model servers: plain, and small for any source, so that another thread can read
+ * it.
  */
 
 type Json = Record<string, unknown>;
@@ -30,7 +30,7 @@ export type ToldError = { status: number; message: string };
 export type ToldAnswer = {
   /** It holds generated output or an embedding. */
   isFilled: boolean;
-  /** It is what its API answers. An answer that says only what it has used was done as well. */
+  /** It has the shape of an answer of its API. An answer with only a usage counts as done, too. */
   isAnswer: boolean;
   error: ToldError | undefined;
   /** The message of an error with a status of its own. */
@@ -47,28 +47,28 @@ type ToldEvent = {
   error: ToldError | undefined;
   usage: Counts | undefined;
   generatedBytes: number;
-  /** Of a chunk: whether it has choices, or an empty list of them. */
+  /** In a chunk: whether it has choices, or an empty list of them. */
   choices: 'some' | 'none' | undefined;
-  /** Of a chunk: the choices that it ends. */
+  /** In a chunk: the choices that it ends. */
   finished: unknown[];
-  /** Of a native event: whether it names the reason to stop, is the last. */
+  /** In a native event: whether it names the stop reason, and whether it is the last. */
   stops: boolean;
   isLast: boolean;
 };
 
-/** The event of a stream as it was read: undefined for a comment. */
+/** The data read from an event of a stream: undefined for a comment. */
 export type Said = ToldEvent | typeof DONE | undefined;
 
-/** An event, or a run of them, with what has been read of it already: of a large one, by another thread. */
+/** An event, or a run of them, with the data already read from it: by another thread for a large one. */
 export type SaidRun = SseRun & { readonly said?: Said };
 
-/** A longer message is cut before secrets are looked for in it. */
+/** A longer message is cut before it is searched for secrets. */
 const MESSAGE_LENGTH_MAX = 64 * 1024;
-/** No request has as many choices. */
+/** No request has this many choices. */
 const FINISHED_COUNT_MAX = 1000;
 const INDEX_LENGTH_MAX = 20;
 
-/** Reads a complete answer; undefined for what is no object in JSON, or has more than 100 levels. */
+/** Reads a complete answer. Returns undefined if it is not a JSON object, or has more than 100 levels. */
 export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
   let json: unknown;
   try {
@@ -88,7 +88,7 @@ export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
   };
 }
 
-/** Reads an event. Throws for one that has more than 100 levels. */
+/** Reads an event. Throws if it has more than 100 levels. */
 export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
   if (data === undefined || data === DONE) return data;
   const json = parseEvent(data);
@@ -109,7 +109,7 @@ export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
   };
 }
 
-/** Parses the data of an event; undefined for what is not JSON. Throws for what has more than 100 levels. */
+/** Parses the data of an event. Returns undefined if it is not JSON; throws if it has more than 100 levels. */
 export function parseEvent(data: string): unknown {
   try {
     return parseNested(data, undefined, Number.POSITIVE_INFINITY)?.value;

@@ -3,11 +3,12 @@ import { createGunzip, gzipSync } from 'node:zlib';
 import { collectPieces } from '../net/pieces.ts';
 
 /**
- * Compressed in segments of this size, so that a thousand streams at once do not fill the memory with their replays.
+ * The size of the compressed segments, small enough that a thousand streams at once do not fill the memory with their
+ * replays.
  */
 const SEGMENT_BYTES = 64 * 1024;
 const PACKED_BYTES_MAX = 8 * 1024 * 1024;
-/** So much of a transcript is not counted: nearly all are shorter. */
+/** This much of a transcript is not counted: nearly all are shorter. */
 const FREE_BYTES = 128 * 1024;
 
 /** The bytes streamed to a client, recorded for replays. */
@@ -21,11 +22,14 @@ type Transcript = {
 export type TranscriptMemory = { tryTake(bytes: number): boolean; release(bytes: number): void };
 const UNBOUNDED: TranscriptMemory = { tryTake: () => true, release() {} };
 
-/** Creates an empty transcript. What is long of it is taken from `memory`; where that is used up, it is too long to keep. */
+/**
+ * Creates an empty transcript. Memory beyond the free part is taken from `memory`; if that is used up, the transcript is
+ * too long to keep.
+ */
 export function createTranscript(memory: TranscriptMemory = UNBOUNDED): Transcript {
   let loose: Buffer[] = [];
   let looseBytes = 0;
-  // Copied into blocks: what zlib returns is the used part of a block of 16 KiB, which it would keep in memory.
+  // Copied into blocks: zlib returns the used part of a 16 KiB block, which would keep the whole block in memory.
   const packed = collectPieces();
   let isTooLong = false;
   let taken = 0;

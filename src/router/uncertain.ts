@@ -4,9 +4,9 @@ import type { Operation } from '../ledger/operation.ts';
 import { parseJson } from '../parse-json.ts';
 
 /**
- * Returns what happens to a chat with an unknown outcome, and after how many seconds: the policy of the upstream that
- * was asked, else `router.uncertain`. If the process died during the call to a model with several upstreams, the policy
- * of the first applies.
+ * Returns the policy for a chat with an unknown outcome, and the seconds after which it applies: the policy of the upstream
+ * that was asked, else `router.uncertain`. If the process died during the call to a model with several upstreams, the
+ * policy of the first applies.
  */
 export function uncertainPolicyOf(
   { upstreams, models, uncertain }: Config['router'],

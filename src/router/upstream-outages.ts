@@ -5,27 +5,30 @@ import { latestEventOf } from '../ledger/outbox.ts';
 import { parseJson } from '../parse-json.ts';
 import type { Reply } from './upstream.ts';
 
-/** Calls in a row that brought no answer before an upstream counts as down: one failure may be the request's. */
+/** Number of unanswered calls in a row after which an upstream counts as down: one failure may be due to the request. */
 const FAILURE_COUNT_MIN = 3;
 
 export type UpstreamOutages = {
-  /** Takes in what came of a call. Tells receivers once when an upstream goes down, and once when it is up again. */
+  /** Records the result of a call. Notifies receivers once when an upstream goes down, and once when it is up again. */
   report(upstream: string, reply: Reply): void;
-  /** Takes over from before a restart which of these upstreams are down, so that the metrics show it at once. */
+  /** Loads the upstreams that were down before a restart, so that the metrics show them at once. */
   recall(upstreams: Iterable<string>): void;
-  /** Returns since when an upstream is down, and why; undefined while it is up. `reachable`: whether it was just now. */
+  /**
+   * Returns the start and the reason of an upstream's outage; undefined while it is up. `reachable`: whether it was
+   * reachable just now.
+   */
   outageOf(upstream: string, reachable: boolean): Outage | undefined;
   /** Forgets an upstream that is no longer configured. */
   forget(upstream: string): void;
 };
 
-/** `since` is in Unix seconds; `reason` is null for an upstream that nobody has called since it cannot be reached. */
+/** `since` is in Unix seconds; `reason` is null for an upstream that has not been called since it became unreachable. */
 export type Outage = { since: number; reason: string | null };
 
 type OutagesApp = {
   ledger: Ledger;
   clock: Clock;
-  /** Told of each change, and of every answer. */
+  /** Called for each change, and for every answer. */
   events: {
     failed(where: string, error: unknown): void;
     upstreamUp(upstream: string): void;
@@ -36,9 +39,9 @@ type OutagesApp = {
 };
 
 /**
- * Creates the record of which upstreams are down. An upstream is down at once where it cannot be reached or refuses this
- * gateway's key or address, and after three calls in a row that it did not answer; it is up with its next answer. Knows
- * from the outbox what was told before a restart.
+ * Creates the record of the upstreams that are down. An upstream is down at once if it cannot be reached or refuses this
+ * gateway's key or address, and after three unanswered calls in a row; it is up with its next answer. The outbox holds the
+ * events sent before a restart.
  */
 export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
   type State = { down: Outage | undefined; failureCount: number; unreachableSince?: number | undefined };
@@ -99,12 +102,12 @@ export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
 
 type Health = { isUp: true } | { isUp: false; isCertain: boolean; reason: string };
 
-/** Returns what a reply says about its server; undefined where it says nothing. */
+/** Returns a server's health judged by a reply; undefined if the reply does not show it. */
 function healthOf(reply: Reply): Health | undefined {
   if (reply.kind === 'unknown' && !reply.isAlive) return { isUp: false, isCertain: false, reason: reply.reason };
   if (reply.kind === 'cancelled') return undefined;
   if (reply.kind !== 'refused') return { isUp: true };
-  if (reply.code === 'rate_limited') return undefined; // It may not have been asked at all.
+  if (reply.code === 'rate_limited') return undefined; // The server itself may not have been asked.
   if (reply.code !== 'gateway_unavailable') return { isUp: true }; // It refused the request, so it works.
   const { fault, isUnreachable, reason } = reply;
   return { isUp: false, isCertain: fault !== undefined || isUnreachable === true, reason: fault ?? reason };

@@ -20,7 +20,7 @@ const ANSWER_BYTES_MAX = ANSWER_MIB_MAX * 1024 * 1024;
 const BODY_BYTES_KEPT = 16 * 1024;
 const ERROR_BYTES_MAX = 64 * 1024;
 const MESSAGE_CHARACTERS_MAX = 500;
-/** How long, in milliseconds, and for how much to wait after the end of a stream, so that its connection can be reused. */
+/** Limits on the wait, in milliseconds and bytes, after the end of a stream, so that its connection can be reused. */
 const REST = { bytesMax: 64 * 1024, milliseconds: 2000 };
 
 /** A definite refusal. `elsewhere` means that another upstream may do better, because the request is not at fault. */
@@ -30,12 +30,12 @@ export type Refused = {
   reason: string;
   retryAfterSeconds?: number;
   elsewhere: boolean;
-  /** The correction that the operator has to make if the configuration is at fault. For the log, never for the caller. */
+  /** The correction needed if the configuration is at fault. For the operator's log, never for the caller. */
   fault?: string;
   /** No connection could be made. */
   isUnreachable?: true;
 };
-/** The reply of an upstream. Only `answered` has certainly cost something; `unknown` may have. */
+/** The reply of an upstream. Only `answered` has certainly cost money; `unknown` may have. */
 export type Reply =
   | { kind: 'answered'; body: Buffer; told: ToldAnswer }
   /**
@@ -45,11 +45,11 @@ export type Reply =
   | { kind: 'streaming'; events: AsyncIterable<readonly SaidRun[]>; endSoon: () => void }
   | Refused
   /**
-   * `isAlive`: the server works, and nobody knows what it answered, as it is more than is read, or takes longer than the call
+   * `isAlive`: the server works, but its answer is unknown, as it is longer than the limit or takes longer than the call
    * may. `isLate`: the time of the call was over, here or at a server on the way.
    */
   | { kind: 'unknown'; reason: string; isAlive?: true; isLate?: true }
-  /** The call was ended from here before an answer began. `isSent`: the server may have begun to work. */
+  /** Purser ended the call before an answer began. `isSent`: the server may have begun to work. */
   | { kind: 'cancelled'; reason: string; isSent: boolean };
 
 /** The only upstream paths ever called. */
@@ -69,17 +69,18 @@ export type Asked = {
   body: Buffer;
   /** Sent beside those of every request. */
   headers?: Readonly<Record<string, string>>;
-  /** Reads its answer. Without one, it is read at once. */
+  /** Reads the answer. Without a reader, the answer is read at once. */
   reader?: AnswerReader;
 };
 
 export type Upstream = {
-  /** Its places, where it may have only so many calls at a time. Whoever asks has taken one. */
+  /** Its places, if its number of concurrent calls is limited. The caller must have taken one. */
   places?: Places;
   /**
    * Posts one request, with `operationId` as the Idempotency-Key. Never throws. Calls `onByte` when the answer begins, and
-   * perhaps again; `over` when the call is over, which for a stream is when its events have been read or returned. `cancelled`
-   * ends the call for a stream at any time, and its connection: what has come by then can still be read, and then reading throws.
+   * perhaps again; `over` when the call is over, which for a stream is when its events have been read or returned.
+   * `cancelled` ends the call for a stream at any time, and its connection: data received by then can still be read, and
+   * then reading throws.
    */
   ask(
     asked: Asked,
@@ -92,10 +93,10 @@ export type Upstream = {
   close(): Promise<void>;
 };
 
-/** Statuses that say a time-out somewhere on the way: nobody knows whether anything was generated (design, section 8). */
+/** Statuses of a time-out somewhere on the way: it is unknown whether anything was generated (design, section 8). */
 const TIME_OUTS = new Set([408, 425, 499, 504, 522, 524]);
 
-/** Opens the connections to one model server. Its key is sent as a bearer token; to Messages as Anthropic wants it. */
+/** Opens the connections to one model server. Its key is sent as a bearer token; to Messages in Anthropic's header. */
 export function openUpstream(config: UpstreamConfig): Upstream {
   const apiKey = config.api_key?.reveal();
   const { origin, pathname } = new URL(config.base_url);
@@ -224,7 +225,7 @@ export function openUpstream(config: UpstreamConfig): Upstream {
       const body = withRoom(head.body, () => Promise.race([entered(enter(), over), ended.promise]));
       return await replyOf(await readWhole({ ...head, body }), api, name, clean, apart);
     } catch (error) {
-      call.abort(); // What cannot be read is not read any further.
+      call.abort(); // The rest of an unreadable answer is not read.
       if (cancelled?.aborted)
         return { kind: 'cancelled', reason: `${name}: the call was ended from here`, isSent: call.wasSent() };
       return failure(error, call.wasSent(), limits);
@@ -234,8 +235,8 @@ export function openUpstream(config: UpstreamConfig): Upstream {
   }
 
   /**
-   * Waits for the first event that says something: an error there is a definite refusal, before anything was forwarded. A
-   * stream that ends before it has begun when it has told of its prompt: that much is known of what it cost.
+   * Waits for the first event with content: an error there is a definite refusal, before anything was forwarded. A stream
+   * that ends before such an event counts as begun if it has reported its prompt: that part of its cost is known.
    */
   async function begin(body: AnswerBody, api: Api, apart: ReadApart, limits: Limits, over: () => void): Promise<Reply> {
     const next = eventsOf(body, limits, api, apart);
@@ -294,9 +295,7 @@ export function openUpstream(config: UpstreamConfig): Upstream {
   }
 }
 
-/**
- * Streams a body once. undici keeps a body until its answer has ended; this one leaves nothing behind once it is read.
- */
+/** Streams a body once. undici keeps a body until its answer has ended; this one frees it once it is read. */
 function once(body: Buffer): Readable {
   let left: Buffer | null = body;
   return new Readable({
@@ -319,7 +318,7 @@ type Limits = {
 function startLimits(config: UpstreamConfig, abort: () => void, onByte: () => void): Limits {
   let exceeded: string | undefined;
   const after = (seconds: number, what: string) =>
-    // The connection keeps the process alive while it is needed, not the limit of a call that nobody follows any more.
+    // The connection keeps the process alive while needed; the limit of a call that is no longer followed must not.
     setTimeout(() => {
       exceeded = `${what} within ${seconds} s`;
       abort();
@@ -347,11 +346,11 @@ function startLimits(config: UpstreamConfig, abort: () => void, onByte: () => vo
   };
 }
 
-/** Returns a function that waits for the next events of a body: those of all that has arrived. Undefined at the end. */
+/** Returns a function that waits for the next events of a body: all that have arrived. Undefined at the end. */
 function eventsOf(body: AnswerBody, limits: Limits, api: Api, apart: ReadApart): () => Promise<SaidRun[] | undefined> {
   const splitter = createEventSplitter(isWire(api) ? undefined : createPlainText());
   let isOver = false;
-  /** Nothing more is read before a large event is: their order stays, and what waits of a stream is bounded. */
+  /** Reads nothing more before a large event has been read: this keeps the order, and bounds the unread part of a stream. */
   async function withLarge(events: SseRun[]): Promise<SaidRun[]> {
     const all: SaidRun[] = [];
     for (const event of events) {
@@ -385,7 +384,7 @@ function entered(entering: Promise<void> | undefined, over: () => void): Promise
   return entering;
 }
 
-/** Yields what comes of a body. What is large waits for its room after the first bytes. */
+/** Yields the bytes of a body. A large body waits for its room after the first bytes. */
 async function* withRoom(body: AnswerBody, enter: () => Promise<void>): AsyncGenerator<Buffer, void, void> {
   let length = 0;
   for await (const chunk of body) {
@@ -403,7 +402,7 @@ async function readWhole({ statusCode, headers, body }: AnswerHead & { body: Asy
   }
 }
 
-/** Judges a complete answer. Throws its error when it broke off and its status does not say all. */
+/** Judges a complete answer. Throws its error if it broke off, unless its status is conclusive. */
 async function replyOf(
   { statusCode: status, headers, bytes, error: broken }: Whole,
   api: Api,
@@ -411,7 +410,7 @@ async function replyOf(
   clean: (text: string) => string,
   apart: ReadApart,
 ): Promise<Reply> {
-  // A redirect or a 4xx says all by its status, even when its body breaks off; an error of the server has to be whole.
+  // The status of a redirect or a 4xx is conclusive, even if its body breaks off; an error of the server has to be whole.
   if (broken && !(status >= 300 && status < 500)) throw broken;
   const told = bytes && (await apart('answer', bytes, api));
   if (status === 200) {
@@ -444,8 +443,8 @@ function errorReply({ status, message }: ToldError, name: string, clean: (text: 
 type ReplyHeaders = { retryAfter?: number | undefined; location?: string | undefined };
 
 /**
- * Maps a complete answer with a status from 300 up and no generated output to a definite refusal, whichever server sent
- * it. The caller learns what they can fix; the rest is between the operator and the upstream.
+ * Maps a complete answer with a status from 300 up and no generated output to a definite refusal, for any server. The
+ * caller sees only faults that they can fix; the rest is between the operator and the upstream.
  */
 function refusal(status: number, message: string, name: string, { retryAfter, location }: ReplyHeaders = {}): Refused {
   const detail = message ? `: ${message}` : '.';

@@ -9,14 +9,14 @@ export type Usage = {
   completionTokens: number;
   cacheReadTokens: number;
   cacheWriteTokens: number;
-  /** Those of them that are kept for an hour, where the upstream tells. */
+  /** The written tokens that are kept for an hour, if the upstream reports them. */
   cacheWriteHourTokens?: number;
   reasoningTokens: number;
 };
 
 type Json = Record<string, unknown>;
 
-/** The counts in a usage as it was told, by their names, for `readUsage`. */
+/** The reported counts of a usage, by their names, for `readUsage`. */
 export type Counts = { [name: string]: number | null | undefined | Counts };
 
 /** The members of a usage that are read, at every level of it; `cost` is for the operator's check of prices. */
@@ -28,10 +28,10 @@ const COUNTS = [
   ...['input_tokens_details', 'cost'],
 ];
 const COUNT_LEVELS = 3;
-/** Stands for what is no count. */
+/** Represents a value that is not a count. */
 const NO_COUNT = -1;
 
-/** Returns what is read of a usage, whatever else it says: `readUsage` makes the same of it. Undefined where there is none. */
+/** Returns the part of a usage that is read; `readUsage` gives the same result for it. Undefined if there is none. */
 export function countsIn(usage: unknown): Counts | undefined {
   if (usage === undefined || usage === null) return undefined;
   return isObject(usage) ? countsAt(usage, COUNT_LEVELS) : {};
@@ -49,8 +49,8 @@ function countsAt(usage: Json, levels: number): Counts {
 }
 
 /**
- * Returns the larger of each count that two usages of one answer tell: they grow while it is written. What cannot be read
- * takes the place of no count.
+ * Returns the larger of each count in two usages of one answer: they grow while it is written. An unreadable value never
+ * replaces a count.
  */
 export function mergeCounts(earlier: Counts | undefined, later: Counts): Counts {
   if (!earlier) return later;
@@ -64,7 +64,7 @@ export function mergeCounts(earlier: Counts | undefined, later: Counts): Counts 
   return merged;
 }
 
-/** The counts of a usage. One that is absent, negative or not whole is undefined, and so is one that follows from it. */
+/** The counts of a usage. A count that is absent, negative or not whole is undefined, and so is one that follows from it. */
 export type Told = Omit<Usage, 'promptTokens' | 'completionTokens'> & {
   promptTokens: number | undefined;
   completionTokens: number | undefined;
@@ -79,10 +79,11 @@ const NOTHING_TOLD: Told = {
 };
 
 /**
- * Reads a usage count by count: one that cannot be read leaves its neighbours as they are, and of a detail the plain rate.
- * Besides OpenAI's fields it knows the others in use for cached prompts (DeepSeek's `prompt_cache_hit_tokens`, OpenRouter's
- * `cache_write_tokens`, LiteLLM's and Qwen's `cache_creation_…`). What only the total shows is prompt if a prompt of at most
- * `promptBound` tokens can have it (cached tokens that are counted beside), else completion (reasoning: xAI, Gemini).
+ * Reads a usage count by count: an unreadable one leaves its neighbours as they are, and an unreadable detail is charged at
+ * the plain rate. Besides OpenAI's fields it knows the others in use for cached prompts (DeepSeek's
+ * `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`, LiteLLM's and Qwen's `cache_creation_…`). Tokens that only
+ * the total shows are prompt if a prompt of at most `promptBound` tokens can have them (cached tokens that are counted
+ * separately), else completion (reasoning: xAI, Gemini).
  */
 export function toldIn(usage: unknown, api: Api, promptBound = 0): Told {
   if (!isObject(usage)) return NOTHING_TOLD;
@@ -129,8 +130,8 @@ function toldByResponses(usage: Json, promptBound: number): Told {
 }
 
 /**
- * Reads a usage of Anthropic's Messages, which counts cached and written tokens apart from the others: where one of the three
- * cannot be read, the prompt was not told.
+ * Reads a usage of Anthropic's Messages, which counts cached and written tokens apart from the others: if one of the three
+ * cannot be read, the prompt count is unknown.
  */
 function toldByMessages(usage: Json): Told {
   const { input_tokens: plain, cache_read_input_tokens: read, cache_creation_input_tokens: write } = usage;
@@ -174,21 +175,21 @@ function toldOf(all: Read, promptBound = 0): Told {
 }
 
 /**
- * Returns how many tokens were counted beside the prompt, because a part is never more than the whole: what was read and
- * written, as Anthropic counts, or what was written alone (LiteLLM's issue 15056).
+ * Returns the number of tokens counted beside the prompt, because a part is never more than the whole: the read and written
+ * ones, as Anthropic counts, or the written ones alone (LiteLLM's issue 15056).
  */
 function besidePrompt(prompt: number, read: number, write: number): number {
   if (read + write <= prompt) return 0;
   return write > prompt && read <= prompt ? write : read + write;
 }
 
-/** Returns the sum, or the count alone where the sum is no number of tokens. */
+/** Returns the sum, or the count alone if the sum is not a valid number of tokens. */
 function withBeside(count: number, beside: number): number {
   const all = count + beside;
   return isCount(all) ? all : count;
 }
 
-/** Reads the usage of an answer; undefined unless it tells of the prompt and of the completion. */
+/** Reads the usage of an answer; undefined unless it reports both the prompt and the completion. */
 export function readUsage(answer: unknown, api: Api): Usage | undefined {
   const told = toldIn(objectOf(answer).usage, api);
   return told.promptTokens === undefined || told.completionTokens === undefined ? undefined : (told as Usage);

@@ -1,33 +1,37 @@
-/** Seconds after which a client that was told to come back is expected. */
+/** Seconds after which a client that was asked to come back is expected. */
 export const COME_BACK_SECONDS = 5;
 
-/** Calls the listener when a client's response is over, at once if it already is, and says whether all of it was sent. */
+/** Calls the listener when a client's response is over, at once if it already is. The argument is whether all of it was sent. */
 export type WhenOver = (listener: (isDelivered: boolean) => void) => void;
 
 /** The clients that wait for an attempt. */
 export type Audience = {
   /**
-   * Counts a client until its response is over. One that got a whole response while the attempt goes on was told to come
-   * back: it counts until it can have done so. Without `whenOver` the client counts for good.
+   * Counts a client until its response is over. A client that got a whole response before the attempt ended was asked to
+   * come back: it counts until it has had the time to do so. Without `whenOver` the client counts for good.
    */
   admit(whenOver: WhenOver | undefined): void;
   /**
-   * Calls `listener` once nobody has been there for some seconds. `patience` says how many when the last client leaves, or
-   * now where there is none; undefined is for ever. Returns what ends the watch, of which there is one at a time.
+   * Calls `listener` once there has been no client for some seconds. `patience` returns their number when the last client
+   * leaves, or now if there is none; undefined means no limit. Returns a function that ends the watch. Only one watch at a
+   * time.
    */
   watch(patience: () => number | undefined, listener: () => void): () => void;
-  /** Returns whether the attempt has been given up: a watch found that nobody came back. */
+  /** Returns whether the attempt has been given up: a watch ended without a client. */
   isGivenUp(): boolean;
-  /** Calls `listener` when the attempt has ended and the responses to all of its clients are over. One may be set at a time. */
+  /**
+   * Calls `listener` when the attempt has ended and the responses to all of its clients are over. Only one may be set at a
+   * time.
+   */
   whenServed(listener: () => void): void;
-  /** Says that the attempt has ended: nobody is waited for any more. */
+  /** Records that the attempt has ended, and ends the watch. */
   close(): void;
 };
 
-/** Creates an audience with nobody in it. */
+/** Creates an audience without clients. */
 export function createAudience(): Audience {
   let count = 0;
-  /** Clients whose response is not over: an answer stays in memory until the last of them has taken it. */
+  /** Clients whose response is not over: an answer stays in memory until the last of them has read it. */
   let unservedCount = 0;
   let served = () => {};
   let watched: { patience: () => number | undefined; listener: () => void } | undefined;
@@ -35,7 +39,7 @@ export function createAudience(): Audience {
   let isGivenUp = false;
   let isClosed = false;
 
-  /** Runs after so many seconds, which keep no process alive. Returns what prevents it. */
+  /** Calls `run` after `seconds`, without keeping the process alive. Returns a function that prevents it. */
   function after(seconds: number, run: () => void): () => void {
     const limit = AbortSignal.timeout(seconds * 1000);
     limit.addEventListener('abort', run, { once: true });

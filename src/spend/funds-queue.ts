@@ -3,41 +3,47 @@ import { createShares } from '../shares.ts';
 import type { Audience } from './audience.ts';
 import { stopping } from './in-flight.ts';
 
-/** Requests that may wait in one wallet, in a tree of wallets, and in all. */
+/** Maximum number of waiting requests of one wallet, of a tree of wallets, and of all. */
 const WAITING_COUNT_MAX = { wallet: 64, tree: 256, all: 1024 };
-/** Wallets whose first request is looked at in one turn of the event loop. */
+/** Number of wallets whose first request is checked in one turn of the event loop. */
 const LOOKED_AT_COUNT = 32;
 
-/** Why a request waits no longer: its time is over, nobody of its audience is there any more, or the server stops. */
+/** The reason why a wait is over without a hold: its time is up, its clients have gone, or the server is stopping. */
 type Over = 'late' | 'left' | 'stopped';
-/** How a wait ended: with a hold, with another refusal, or without either. */
+/** The end of a wait: with a hold, with another refusal, or without either. */
 export type WaitEnd = 'held' | 'refused' | Over;
 
 /** The place of one request in the line of its wallet. */
 export type Turn = {
   /**
-   * Resolves with `first` once the request is the first of its line and `isWorth` says that trying is worth it. That is asked when the
-   * request has become the first, and whenever something may have changed in its wallet since.
+   * Resolves with `first` once the request is the first of its line and `isWorth` returns true. `isWorth` is called when
+   * the request becomes the first, and after each possible change of its wallet.
    */
   come(isWorth: () => boolean, audience: Audience): Promise<'first' | Over>;
-  /** Leaves the line, for the next to be the first. */
+  /** Leaves the line, so that the next request becomes the first. */
   leave(end: WaitEnd): void;
 };
 
 /**
- * The lines of requests that wait for money which only requests in flight keep from them: one for each wallet, first come first
- * served (docs/decisions/0077).
+ * The lines of requests that wait for money held by requests in flight only: one for each wallet, first come first served
+ * (docs/decisions/0077).
  */
 export type FundsQueue = {
-  /** Returns whether requests that can wait do so. */
+  /** Returns whether requests wait when waiting can help. */
   isOn(): boolean;
   /** Returns whether requests wait in this wallet. */
   hasLine(walletId: string): boolean;
-  /** Enters the line of a wallet. Returns undefined where too many wait, of it, of its tree, or of all. Throws `read_only` when the server stops. */
+  /**
+   * Enters the line of a wallet. Returns undefined if too many requests wait: of it, of its tree, or of all. Throws
+   * `read_only` when the server is stopping.
+   */
   join(walletId: string): Turn | undefined;
-  /** Says that a hold of this wallet has ended or begun. */
+  /** Checks the line of this wallet again, as a hold has ended or begun. */
   wake(walletId: string): void;
-  /** Says how many writes there were that may have changed any wallet: more than before let all lines be looked at. */
+  /**
+   * Takes the number of writes that may have changed any wallet: if it differs from the last one, all lines are checked
+   * again.
+   */
   changed(count: number): void;
   /** Ends all waits. */
   stop(): void;
@@ -45,13 +51,16 @@ export type FundsQueue = {
 };
 
 type Waiter = {
-  /** Something may have changed since it was last looked at. */
+  /** True if something may have changed since the last check. */
   isStale: boolean;
-  /** Undefined while it tries. */
+  /** Undefined while the request tries to place its hold. */
   waiting: { isWorth: () => boolean; end: (how: 'first' | Over) => void } | undefined;
 };
 
-/** Creates the lines, with nobody in them. `seconds` returns how long a request may wait, 0 for not at all; `ended` is told of each wait. */
+/**
+ * Creates the lines, all empty. `seconds` returns the time for which a request may wait, 0 for not at all; `ended` is
+ * called for each wait.
+ */
 export function createFundsQueue(
   seconds: () => number,
   tenantOf: (walletId: string) => Tenant,
@@ -62,7 +71,7 @@ export function createFundsQueue(
   let count = 0;
   let seen: number | undefined;
   let isStopped = false;
-  /** The wallets that are still to be looked at, the longest first. */
+  /** The wallets still to be checked, the longest waiting first. */
   const unseen = new Set<string>();
 
   function look(walletId: string): void {
@@ -78,7 +87,7 @@ export function createFundsQueue(
     let isWorth = true;
     try {
       isWorth = it.waiting.isWorth();
-    } catch {} // Not the fault of whoever wakes it: it tries, and finds out.
+    } catch {} // The error concerns the waiting request, not the code that woke it: the request gets it when it tries.
     if (isWorth) it.waiting.end('first');
   }
 

@@ -4,15 +4,15 @@ import { createShares } from '../shares.ts';
 import { type Audience, createAudience, type WhenOver } from './audience.ts';
 
 const BUSY_RETRY_SECONDS = 1;
-/** The largest share of the in-flight requests that one tree of wallets may have, and the part that is handed out freely. */
+/** Maximum share of the in-flight requests for one tree of wallets, and the part that is handed out freely. */
 const TREE_SHARE = 1 / 4;
 const FREE_SHARE = 1 / 2;
 
 type Key = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
-/** The key of an attempt, and the client that it is made for. */
+/** The key of an attempt, and the client for which it runs. */
 type Driving = Key & { whenOver?: WhenOver | undefined };
 
-/** Registers the operation that an attempt drives. What it returns undoes that. */
+/** Registers the operation that an attempt drives. Returns a function that removes it. */
 export type RegisterId = (operationId: string) => () => void;
 /** Rejects all waiting callers, while the attempt itself continues. */
 export type RejectWaiters = (refusal: Refusal) => void;
@@ -27,7 +27,7 @@ type RunAttempt<A> = (
 
 /** An attempt that this process is driving. */
 export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
-  /** Resolves or rejects as the first attempt does; after `seconds` rejects with the refusal that `late` makes. */
+  /** Resolves or rejects as the first attempt does; after `seconds`, rejects with the refusal from `late`. */
   join(seconds: number, late: () => Refusal): Promise<unknown>;
   /** The clients that wait for it. */
   audience: Audience;
@@ -68,7 +68,7 @@ export type InFlight = {
   isCutOff(): boolean;
 };
 
-/** Returns the refusal of what a stopping server does not begin any more. */
+/** Returns the refusal of a request that a stopping server does not begin. */
 export const stopping = () =>
   new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 });
 
@@ -94,7 +94,7 @@ export function createInFlight(
     });
   }
   async function waitFor<A>(promise: Promise<A>, seconds: number): Promise<A | undefined> {
-    promise.catch(() => {}); // Whoever waits hears of it; afterwards it is nobody's error.
+    promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
     return deadline(promise, seconds * 1000, () => undefined, cutOff.signal);
   }
   const keyOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
@@ -114,7 +114,7 @@ export function createInFlight(
       const end = Promise.withResolvers<void>();
       const audience = createAudience();
       audience.admit(key.whenOver);
-      answer.promise.catch(() => {}); // The caller gets the error; if there is none left, nobody needs it.
+      answer.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one if there are none.
       byKey.set(name, {
         walletId: key.walletId,
         fingerprint: key.fingerprint,

@@ -2,8 +2,8 @@
 export type KeyedMutex = {
   <T>(id: string, run: () => Promise<T>): Promise<T>;
   /**
-   * Coalesces equal work: while one call waits for its turn, later calls share its result, so that no queue forms
-   * behind work that hangs. All callers that share an id must ask for the same work.
+   * Coalesces equal work: while one call waits for its turn, later calls share its result, so that no queue forms behind
+   * work that hangs. All calls with the same id must be for the same work.
    */
   shared<T>(id: string, run: () => Promise<T>): Promise<T>;
   /** Returns whether anything is running or waiting for this id. */

@@ -29,7 +29,7 @@ import { type Held, type PaidWrites, takeOverHold } from './writes.ts';
 export const UNCERTAIN_RETRY_SECONDS = 30;
 /** Seconds that a second request with the same key waits for the first (design 2.7). */
 export const JOIN_SECONDS = 30;
-/** Seconds that a client waits for the attempt of an earlier client whose place it took. Longer than any call. */
+/** Seconds for which a client waits for the attempt of an earlier client whose place it took. Longer than any call. */
 const TAKE_OVER_SECONDS = 2 * 3600;
 
 export type PaidRequest = Pick<
@@ -40,24 +40,30 @@ export type PaidRequest = Pick<
   isKeyMadeUp?: boolean;
   /** The header `traceparent` of the request: its span in the caller's trace. */
   traceparent?: string | string[] | undefined;
-  /** The request takes the place of an earlier one, whose key it has: it waits for its end, or takes over its hold. */
+  /** The request takes the place and the key of an earlier one: it waits for its end, or takes over its hold. */
   takesOver?: boolean;
-  /** Says when the client is there no more. Without it, it is taken to stay. */
+  /** Calls its listener when the client has gone. Without it, the client is assumed to stay. */
   whenOver?: WhenOver | undefined;
-  /** Whether it waits a while, before it is refused, where only requests in flight keep it from its money. */
+  /** True if the request waits a while before it is refused when only requests in flight hold the money that it needs. */
   waitsForFunds?: boolean;
 };
 export type Quote<Q, T> = Pick<HoldOrder, 'hold' | 'price' | 'subject' | 'resourceId' | 'targetAt'> & {
   detail: Q;
   /** The part of the quote that the writes of this kind need. */
   terms: T;
-  /** Called when less was held than asked for, with what the rules of its kind reduced it to. */
+  /** Called if less than the order was held, with the result of the kind's `reduce` rule. */
   reduceTo?: (to: number) => void;
-  /** Says why nothing is to be held for this caller any more, whatever its wallet has: asked as long as the request waits. */
+  /**
+   * Returns the reason why nothing may be held for this caller any more, whatever its wallet has. Called as long as the
+   * request waits.
+   */
   forbidden?: (() => RefusalData | undefined) | undefined;
-  /** Asks for what a call takes besides money, right before the hold. Returns why nothing is to be held, as nobody outside would be asked. */
+  /**
+   * Acquires the resources of the call other than money, right before the hold. Returns the refusal if they are not
+   * available.
+   */
   enter?: () => Refusal | undefined;
-  /** Gives back what `enter` took, as nothing is held yet. */
+  /** Gives back the resources from `enter`, as nothing is held yet. */
   leave?: () => void;
 };
 
@@ -66,7 +72,7 @@ export type Waiters<A> = { reject: RejectWaiters; answer: RespondEarly<A>; audie
 
 /** The result of a call. */
 export type Called<A> =
-  /** An outcome to settle. Once a `done` outcome is on disk, `answer` runs; the caller gets what it returns or throws. */
+  /** An outcome to settle. Once a `done` outcome is on disk, `answer` runs; its result or error goes to the caller. */
   | { outcome: Outcome<Buffer | null>; answer: () => A | Promise<A> }
   /** Nothing to settle yet: the operation keeps its hold, and another step settles it. */
   | { pending: () => Promise<A> };
@@ -78,8 +84,8 @@ type PaidSteps<Q, A, T> = {
   /** Runs the whole request while holding a lock, where it must not overlap with others. */
   serialize?: <T>(run: () => Promise<T>) => Promise<T>;
   /**
-   * Prices the request at its maximum. Not called for a replay; throws a refusal for what the catalogue does not allow. With
-   * `earlier`, the operation whose hold is to be taken over, it makes the request fit that hold if it can.
+   * Prices the request at its maximum. Not called for a replay; throws the refusals of the catalogue. With `earlier`, the
+   * operation whose hold is to be taken over, it makes the request fit that hold if it can.
    */
   quote: (earlier?: Operation) => Quote<Q, T> | Promise<Quote<Q, T>>;
   /** Returns whether the hold and the prices of an earlier operation cover the request. */
@@ -95,15 +101,15 @@ type PaidSteps<Q, A, T> = {
 };
 export type NotDone = Exclude<Outcome<never>, { kind: 'done' }>;
 
-/** The charge of an operation, and the rest that its wallet could spend when it was settled. */
+/** The charge of an operation, and the available money of its wallet after the settlement. */
 export type Paid = { charge: Nanos; available: Nanos };
-/** An answer and, if it was charged on the way to it, what was paid. */
+/** An answer and, if it was charged in this call, the payment. */
 type Given<A> = { answer: A; paid: Paid | undefined };
 export type Answered<A> = Given<A> & { replayed: boolean };
 export type PaidApp = {
   /**
-   * Counts, for each wallet, the operations that were held and then refused by the model server or the backend, and for each
-   * tree of wallets the children that spent nothing. They cost nothing and stay in the books.
+   * Counts, for each wallet, the operations that were held and then refused by the model server or the backend, and for
+   * each tree of wallets the children that spent nothing. They cost nothing and stay in the books.
    */
   limits: { released: Limit };
   tenantOf: TenantOf;
@@ -147,7 +153,7 @@ export async function spend<Q, A, T extends Data>(
   const earlier = isKeyMadeUp ? undefined : findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
   if (earlier) {
     if (!earlier.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
-    // What a policy charged may have its answer since, from a retry whose client has gone as well.
+    // An answer may have been stored since a policy's charge, by a retry whose client has gone as well.
     const asksAgain = isUnanswered(earlier) && answerBytes(app.ledger.read, earlier.id, app.clock.now()) === undefined;
     if (!request.takesOver || !asksAgain) return { ...unpaid(await steps.replay(earlier)), replayed: true };
     const given = await app.inFlight.drive<Given<A>>(request, (registerId, ...waiting) =>
@@ -155,7 +161,7 @@ export async function spend<Q, A, T extends Data>(
     );
     return { ...given, replayed: false };
   }
-  // No await since the lookup: nothing else in this process can drive this key, and there is no other process.
+  // No await since the lookup: no other code can have begun to drive this key, and there is no other process.
   const given = await app.inFlight.drive<Given<A>>(request, (registerId, ...waiting) => {
     const run = () => attemptOnce(app, request, steps, registerId, waitersOf(...waiting));
     return steps.serialize ? steps.serialize(run) : run();
@@ -180,7 +186,7 @@ async function attemptOnce<Q, A, T extends Data>(
   const quote = await steps.quote();
   const { hold, price, subject, resourceId, targetAt } = quote;
   const id = newId('op');
-  registerId(id); // Before the write, so that nobody finds a hold without a driver.
+  registerId(id); // Before the write, so that there is never a hold without a driver.
   const order = {
     id,
     ...request,
@@ -201,7 +207,7 @@ async function attemptOnce<Q, A, T extends Data>(
   const called = await steps.call(operation, quote, waiters);
   if ('pending' in called) return unpaid(await called.pending());
   const { outcome, moved, paid } = await settleCalled(app, operation, called.outcome, steps, waiters.reject);
-  // If something else settled it in the meantime, a retry gets that outcome.
+  // If it was settled by other means in the meantime, a retry gets that outcome.
   if (outcome.kind === 'done' && moved) return { answer: await called.answer(), paid };
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }
@@ -209,7 +215,7 @@ async function attemptOnce<Q, A, T extends Data>(
 type Pending<T> = Quote<unknown, T>;
 type Writes<T> = Pick<PaidWrites<T>, 'hold' | 'standing'>;
 
-/** Places a hold. Gives back what the call would have taken where that is refused. */
+/** Places a hold. Gives back the resources of the call if that is refused. */
 async function place<T extends Data>(
   app: PaidApp,
   { hold }: Writes<T>,
@@ -227,9 +233,9 @@ async function place<T extends Data>(
 }
 
 /**
- * Places a hold as soon as requests in flight have left the money for it, after those of its wallet that came before. While it
- * waits it has nothing of what a call takes. Throws what `place` throws, `funds_held` when its time is over, and `read_only` when
- * the server stops.
+ * Places a hold as soon as requests in flight have released the money for it, after the earlier requests of its wallet.
+ * While it waits it has none of the call's resources. Throws the errors of `place`, `funds_held` when its time is over, and
+ * `read_only` when the server is stopping.
  */
 async function placeInTurn<T extends Data>(
   app: PaidApp,
@@ -245,7 +251,7 @@ async function placeInTurn<T extends Data>(
     return writes.standing(app.ledger.read, { ...data, limited });
   };
   const tryPlace = () => place(app, writes, order, quote);
-  /** Returns undefined where requests in flight have the money. */
+  /** Returns undefined if requests in flight hold the money. */
   const tryOrWait = async () => {
     try {
       return await tryPlace();
@@ -255,7 +261,7 @@ async function placeInTurn<T extends Data>(
       return undefined;
     }
   };
-  // Who comes now does not go before those who wait. What cannot be held whatever they do is refused at once.
+  // A new request does not overtake waiting ones. A hold that is impossible whatever becomes of them is refused at once.
   if (!app.fundsQueue.hasLine(walletId) || standing().kind === 'refused') {
     const held = await tryOrWait();
     if (held) return held;
@@ -280,7 +286,7 @@ async function placeInTurn<T extends Data>(
   }
 }
 
-/** Returns the refusal of a request that waits no longer, or cannot. */
+/** Returns the refusal of a request that stops waiting, or cannot wait. */
 const heldBack = (standing: Standing): Refusal =>
   standing.kind === 'waits'
     ? standing.refusal
@@ -289,9 +295,9 @@ const heldBack = (standing: Standing): Refusal =>
       });
 
 /**
- * Makes the call again on the hold of an unanswered operation. A definite refusal says nothing of the first attempt, so the
- * hold stays. If the hold does not cover the request, or the operation has been answered or released in the meantime, a new
- * request is made.
+ * Makes the call again on the hold of an unanswered operation. A definite refusal does not resolve the first attempt, so
+ * the hold stays. If the hold does not cover the request, or the operation has been answered or released in the meantime, a
+ * new request is made.
  */
 async function attemptAgain<Q, A, T extends Data>(
   app: PaidApp,
@@ -305,7 +311,7 @@ async function attemptAgain<Q, A, T extends Data>(
   const anew = () => {
     const own = { ...request, idempotencyKey: request.requestId };
     steps.movedTo?.(own.idempotencyKey);
-    // In flight under its own key as well: whoever takes the place of this client joins it by that.
+    // Also registered under its own key, so that a later retry can join it.
     return app.inFlight.drive<Given<A>>(own, (registerId, ...waiting) =>
       attemptOnce(app, own, { ...steps, quote: () => quote }, registerId, waitersOf(...waiting)),
     );
@@ -328,7 +334,7 @@ async function attemptAgain<Q, A, T extends Data>(
     app.limits.released.count(request.walletId);
     throw refusalOf(operation, called.outcome, steps);
   }
-  // What a policy has charged in full is paid: the answer is delivered for it, and nothing is charged.
+  // A full charge by a policy pays for the answer: it is delivered, and nothing more is charged.
   if (operation.state === 'settled') {
     if (called.outcome.kind === 'done') return unpaid(await called.answer());
     throw refusalOf(operation, called.outcome, steps);
@@ -339,8 +345,8 @@ async function attemptAgain<Q, A, T extends Data>(
 }
 
 /**
- * Returns why nothing is to be held for a request, as data: the write of the hold throws it, after it has checked the wallet's
- * state.
+ * Returns the reason why nothing may be held for a request, as data: the write of the hold throws it, after its check of
+ * the wallet's state.
  */
 const refusedNow = (
   { limits }: Pick<PaidApp, 'limits'>,
@@ -374,7 +380,7 @@ async function settleCalled(
   const outcome = judged ?? called;
   app.events.settled(operation, outcome, moved);
   if (moved && outcome.kind === 'refused') app.limits.released.count(operation.walletId);
-  // A policy or evidence decides what is unknown, and the end of a lease may have moved.
+  // A policy or evidence resolves an unknown outcome, and the end of a lease may have moved.
   if (outcome.kind === 'unknown' || operation.resourceId !== null) app.wakeAt(now);
   const isPaid = outcome.kind === 'done' && available !== undefined;
   return { outcome, moved, paid: isPaid ? { charge: outcome.charge, available } : undefined };

@@ -22,15 +22,18 @@ import type { Nanos } from '../money.ts';
 import { type RefusalData, refusalOf } from '../refusal.ts';
 
 /**
- * What kinds of paid requests add to the writes of holds and settlements. `terms` are the data that the quote of a
- * request gives them.
+ * The additions of a kind of paid requests to the writes of holds and settlements. `terms` are the data that the quote of a
+ * request passes to them.
  */
 type PaidRules<T> = {
-  /** Throws a refusal for what the rules of this kind forbid. Runs after the checks of the wallet's state, before its funds. */
+  /** Throws the refusals of this kind. Runs after the checks of the wallet's state, before those of its funds. */
   limits?: (read: Reader, wallet: Wallet, order: Pick<HoldOrder, 'hold'>, terms: T, now: number) => void;
   /** Returns a sentence of advice for a caller whose wallet has only `left`. */
   advice?: (terms: T, left: Nanos) => string;
-  /** Returns a smaller order for a wallet that has only `left`, where one is possible, and what it is reduced to. */
+  /**
+   * Returns a smaller order for a wallet that has only `left`, with the value to which it is reduced; undefined if there is
+   * none.
+   */
   reduce?: (terms: T, left: Nanos) => Reduced | undefined;
   /** Inserts rows in the same write as the hold. */
   insertRows?: (tx: Tx, operation: Operation, terms: T) => void;
@@ -44,19 +47,19 @@ type HoldData<T> = {
   order: OperationOrder;
   terms: T;
   now: number;
-  /** Why nothing new may be held because of the clock. */
+  /** The reason why nothing new may be held because of the clock. */
   blocked: string | undefined;
-  /** Why nothing is to be held at the moment; thrown unless the wallet's state already forbids the hold. */
+  /** The reason why nothing may be held at the moment; thrown unless the wallet's state already forbids the hold. */
   limited: RefusalData | undefined;
 };
-/** `reducedTo` is what `reduce` returned as `to`, if the wallet had too little for the whole order. */
+/** `reducedTo` is the `to` that `reduce` returned, if the wallet had too little for the whole order. */
 export type Held = { placed: Placed; reducedTo: number | undefined };
 
 type SettleData = { id: string; outcome: Outcome<Buffer | null>; now: number };
-/** `judged` is the outcome that `judge` put in the place of the given one. */
+/** `judged` is the outcome with which `judge` replaced the given one. */
 export type Settled = Settlement & { judged: Outcome<Buffer | null> | undefined };
 
-/** The two writes of a kind of paid request, and what its wallet says to a hold before it is written. */
+/** The two writes of a kind of paid request, and a check of its wallet before a hold is written. */
 export type PaidWrites<T> = {
   hold: Write<HoldData<T>, Held>;
   settle: Write<SettleData, Settled>;
@@ -65,7 +68,7 @@ export type PaidWrites<T> = {
 
 const PAID = { isPaid: true };
 
-/** Defines the writes of a kind of paid request, from what it adds to them. */
+/** Defines the writes of a kind of paid request, with its additions. */
 export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<T>): PaidWrites<T> {
   const { limits, advice, reduce, insertRows, judge, settleRows } = rules;
   const askedOf = ({ order, terms, now, limited }: HoldData<T>): HoldOrder => ({
@@ -108,7 +111,7 @@ export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<
   };
 }
 
-/** Returns by what an outcome of a call ended it. */
+/** Returns how an outcome of a call ended it. */
 const endedBy = (outcome: Outcome<unknown>): SettledBy =>
   outcome.kind !== 'unknown' && outcome.isCancelled ? 'cancelled' : 'answer';
 
@@ -117,7 +120,7 @@ export const takeOverHold = defineWrite('operation.take_over', (tx, { id, now, b
   takeOver(tx, id, now, blocked),
 );
 
-/** Makes an operation uncertain that a crash left in flight, and has evidence looked for at once. */
+/** Makes an operation uncertain that a crash left in flight, and schedules the search for evidence at once. */
 export const recoverOperation = defineWrite('operation.recover', (tx, { id, now }: { id: string; now: number }) => {
   settle(tx, id, { kind: 'unknown', reason: 'the process ended during the call' }, 'answer', now);
   const { resourceId, kind } = operationOf(tx, id);

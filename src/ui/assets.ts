@@ -3,9 +3,9 @@ import sea from 'node:sea';
 import { gzipSync } from 'node:zlib';
 import { assetBytes, assetText } from '../files/asset.ts';
 
-/** A file that the pages load. Its address has its hash, so that a browser may keep it for ever. */
+/** A file that the pages load. Its path contains its hash, so that a browser may cache it for ever. */
 export type Asset = { path: string; mime: string; bytes: Buffer; gzipped: Buffer };
-/** What the build writes into the executable, by name: base64 of the bytes and of the compressed bytes. */
+/** The build's output in the executable, by name: base64 of the bytes and of the compressed bytes. */
 type Manifest = Record<string, { mime: string; sha256: string; bytes: string; gzipped: string }>;
 
 const ASSET_NAMES = ['page.css', 'page.js', 'icon.svg'] as const;
@@ -22,7 +22,7 @@ const assetOf = (name: string, mime: string, sha256: string, bytes: Buffer, gzip
   return { path: `/assets/${stem}.${sha256.slice(0, 16)}.${ending}`, mime, bytes, gzipped };
 };
 
-/** Reads the assets: those of the executable as the build made them, or the files of the source tree as they are. */
+/** Reads the assets: in the executable those made by the build, otherwise the files of the source tree. */
 export function readAssets(): Record<Name, Asset> {
   if (sea.isSea()) {
     const manifest = JSON.parse(assetText('ui.json')) as Manifest;

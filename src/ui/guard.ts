@@ -2,14 +2,14 @@ import type { IncomingMessage } from 'node:http';
 import { Refusal } from '../refusal.ts';
 import type { UiApp } from './visit.ts';
 
-/** A name or an address, with or without a port: what else an address is made of, such as a user, is no host. */
+/** A name or an address, with or without a port. Other parts of a URL, such as a user, are not part of a host. */
 const HOST = /^([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?$/i;
-/** Loopback by name or address: what a browser on this machine, or at the end of an SSH tunnel, writes into Host. */
+/** Loopback by name or address: the Host header from a browser on this machine, or at the end of an SSH tunnel. */
 const LOOPBACK = /^(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?$/i;
 
 /**
- * Headers of every answer of the page. `same-origin` and not `no-referrer`: with the latter a browser sends `Origin: null`
- * with a form.
+ * Headers of every answer of the page. The referrer policy is `same-origin`: with `no-referrer` a browser sends
+ * `Origin: null` with a form.
  */
 export const PAGE_HEADERS = {
   'content-security-policy': [
@@ -31,17 +31,17 @@ export const PAGE_HEADERS = {
   'x-frame-options': 'DENY',
 } as const;
 
-/** The address at which a browser reached the page: its origin, and whether by TLS. */
+/** The address at which a browser reached the page: its origin, and whether it uses TLS. */
 export type Place = { origin: string; isSecure: boolean };
 
 /**
- * Returns the place by the Host header. Only the configured address and loopback are answered: the page of somebody else
- * whose name was made to resolve to this machine sends its own name (DNS rebinding). Throws `not_found`.
+ * Returns the place by the Host header. Only the configured address and loopback are answered: a foreign page whose name
+ * was made to resolve to this machine sends its own name (DNS rebinding). Throws `not_found`.
  */
 export function placeOf({ state }: Pick<UiApp, 'state'>, { headers }: IncomingMessage): Place {
   const host = headers.host ?? '';
   const own = new URL(state.baseUrl);
-  // A proxy may write the port, also where it is the one that goes without saying.
+  // A proxy may write the port even if it is the default one.
   if (HOST.test(host) && URL.parse(`${own.protocol}//${host}`)?.origin === own.origin)
     return { origin: own.origin, isSecure: own.protocol === 'https:' };
   // 127.0.0.256 is neither an address nor a name.
@@ -54,8 +54,8 @@ export function placeOf({ state }: Pick<UiApp, 'state'>, { headers }: IncomingMe
 }
 
 /**
- * Throws `wrong_token_scope` for a form that another site sent: a browser says where a form comes from, in Sec-Fetch-Site
- * and in Origin. A proxy that replaces Host leaves Origin as it is, so the configured address counts as well.
+ * Throws `wrong_token_scope` for a form from another site: a browser gives the origin of a form in Sec-Fetch-Site and in
+ * Origin. A proxy that replaces Host leaves Origin unchanged, so the configured address counts as well.
  */
 export function refuseForeignForm(
   { state }: Pick<UiApp, 'state'>,
@@ -68,7 +68,10 @@ export function refuseForeignForm(
   throw new Refusal('wrong_token_scope', 'This form was not sent by the page itself. Open the page and send it again.');
 }
 
-/** `__Host-` holds a cookie to this host and to TLS. Browsers take that prefix by TLS only, so loopback goes without. */
+/**
+ * Returns the full name of a cookie. `__Host-` binds it to this host and to TLS. Browsers accept that prefix over TLS only,
+ * so it is omitted on loopback.
+ */
 const nameOf = ({ isSecure }: Place, name: string) => (isSecure ? `__Host-${name}` : name);
 export const SESSION = 'purser-session';
 export const ATTEMPT = 'purser-sign-in';
@@ -83,7 +86,7 @@ export function cookieOf({ headers }: IncomingMessage, place: Place, name: strin
   return undefined;
 }
 
-/** Builds a Set-Cookie header; `seconds` 0 deletes the cookie. `value` is base64url, dots and nothing else. */
+/** Builds a Set-Cookie header; `seconds` 0 deletes the cookie. `value` may contain only base64url and dots. */
 export function cookie(place: Place, name: string, value: string, seconds: number): string {
   const attributes = `Path=/; HttpOnly; SameSite=Lax; Max-Age=${seconds}${place.isSecure ? '; Secure' : ''}`;
   return `${nameOf(place, name)}=${value}; ${attributes}`;

@@ -3,7 +3,7 @@ import type { HtmlEscapedString } from 'hono/utils/html';
 
 /** Markup. Only `html` makes it, so that text from outside is always escaped. */
 export type Html = HtmlEscapedString;
-/** What may stand in a template. Neither a promise nor an object: either would be a fault of the page. */
+/** The values that a template accepts. Promises and objects are excluded: either would be a mistake in the page. */
 export type Value = string | number | boolean | null | undefined | Html | readonly Value[];
 
 /** Builds markup from a template; every string in it is escaped, `false`, `null` and `undefined` are left out. */

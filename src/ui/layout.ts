@@ -9,9 +9,9 @@ export const assets = readAssets();
 export type Page = {
   title: string;
   body: Html;
-  /** Beside the title. */
+  /** Content beside the title. */
   aside?: Value;
-  /** Above the title: the pages that lead here. */
+  /** The parent pages, shown above the title. */
   path?: readonly (readonly [href: string, text: string])[];
   /** The stream that keeps the figures of the page up to date. */
   stream?: string;
@@ -47,7 +47,7 @@ const ACCOUNT_MENU: typeof OPERATOR_MENU = [
   ['/keys', 'Keys'],
 ];
 
-/** What was done, by the word in the address after a form: only these sentences can be shown. */
+/** The messages after a form, by the word in the address: only these sentences can be shown. */
 export const DONE: Record<string, string> = {
   frozen: 'The wallet is frozen. It spends nothing until you unfreeze it; what is running goes on.',
   unfrozen: 'The wallet is unfrozen and may spend again.',
@@ -81,7 +81,7 @@ function menu(viewer: Viewer, section: string | undefined): Html {
   return html`<header class="side"><a class="brand" href="/"><img src="${assets['icon.svg'].path}" alt="" width="22" height="22">Purser</a><nav aria-label="Main"><ul>${items}</ul></nav><div class="who"><span>${who}</span><form method="post" action="/sign-out" class="inline"><button class="plain">Sign out</button></form></div></header>`;
 }
 
-/** Builds the whole document. `done` is the word for what a form did. */
+/** Builds the whole document. `done` is the word for the result of a form. */
 export function documentOf(page: Page, viewer: Viewer | undefined, done?: string | null): Html {
   const { title, body, aside = EMPTY, path = [], stream, section } = page;
   const crumbs = path.length

@@ -15,17 +15,23 @@ import { operatorOnly, type Visit, walletSeen } from './visit.ts';
 /** Figures by the key of their element on the page. */
 export type Figures = Record<string, string>;
 
-/** The most streams of one account, and of all together before each has an even share. The operator's are counted apart. */
+/**
+ * Maximum number of streams of one account, and of all accounts together before each is limited to an even share. The
+ * operator's are counted apart.
+ */
 const STREAM_COUNT_MAX = { each: 20, all: 200 };
 const RETRY_SECONDS = 10;
 const LOOK_MILLISECONDS = 1000;
-/** Time passes without a commit, too: figures are read again after so long. Also keeps proxies from closing the stream. */
+/**
+ * Time passes without a commit, too: after this much silence figures are read again. Also keeps proxies from closing the
+ * stream.
+ */
 const QUIET_MILLISECONDS = 10_000;
 
 const ofAccounts = createShares(STREAM_COUNT_MAX);
 const ofOperator = createShares(STREAM_COUNT_MAX);
 
-/** Counts a stream and returns what ends it. Throws `rate_limited` when there are too many. */
+/** Counts a stream. Returns a function that ends it. Throws `rate_limited` when there are too many. */
 function takeStream({ viewer }: Visit): () => void {
   const [shares, who] = viewer.kind === 'account' ? [ofAccounts, viewer.accountId] : [ofOperator, viewer.kind];
   if (!shares.tryTake(who, 1))
@@ -35,7 +41,10 @@ function takeStream({ viewer }: Visit): () => void {
   return () => shares.release(who, 1);
 }
 
-/** Returns the figures of the page that the stream is for, without a name those of `/`. Throws `not_found` for a page of somebody else. */
+/**
+ * Returns the figures of the page that the stream is for; of `/` by default. Throws `not_found` for a page of another
+ * account.
+ */
 function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
   const { query, viewer } = visit;
   const fresh = () => ({ ...visit, now: visit.app.clock.now() });
@@ -59,8 +68,8 @@ function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
 }
 
 /**
- * Opens the stream of a page: what changed since it was last told, at most once a second, after commits. Ends when the
- * session does or the server stops. Throws `rate_limited` beyond twenty streams of one person.
+ * Opens the stream of a page: it sends the changes since its last message, at most once a second, after commits. Ends when
+ * the session does or the server stops. Throws `rate_limited` beyond twenty streams of one viewer.
  */
 export async function openLive(visit: Visit, c: Context<Env>, isSignedIn: () => boolean): Promise<Response> {
   const { app, requestId } = visit;
@@ -101,7 +110,7 @@ export async function openLive(visit: Visit, c: Context<Env>, isSignedIn: () => 
   return RESPONSE_ALREADY_SENT;
 }
 
-/** Waits for the next look, or until the browser is gone. */
+/** Waits for the next reading, or until the browser has disconnected. */
 function pause(response: ServerResponse): Promise<void> {
   return new Promise((resolve) => {
     const end = () => {

@@ -3,25 +3,25 @@ import { Refusal } from '../refusal.ts';
 import { createKept } from '../shares.ts';
 import type { Visit } from './visit.ts';
 
-/** For so long a form that is sent again gets the answer of the first time, with the secret that may be in it. */
+/** Time for which a repeated form gets the answer of the first one, with any secret in it. */
 const ANSWER_MILLISECONDS = 60_000;
-/** Of one session, and of all: forms that somebody else sends push out none of the operator's. */
+/** Maximum number of remembered forms of one session, and of all: forms of other sessions do not push out the operator's. */
 const FORM_COUNT_MAX = { each: 100, all: 1000 };
-/** The key of a form of this page, of any start: a script may send one of its own. */
+/** The key of a form of this page, from any start of the server: scripts may send keys of their own. */
 const OURS = /^[\da-f-]{36}\.[\da-f-]{36}$/;
 
 export type Once = {
   /** Returns a key for the field `key` of a new form. */
   newKey(): string;
-  /** Runs what a form asks for, unless this session has sent the very same form before. Throws `conflict`. */
+  /** Runs the action of a form, unless this session has sent the very same form before. Throws `conflict`. */
   run<A>(visit: Pick<Visit, 'viewer' | 'form'>, make: () => Promise<A>): Promise<A>;
 };
 
 /**
- * Creates the memory of forms that were sent, for what has no idempotency key in the books: a form has a key of its own in
- * the field `key`. Within a minute the second answer is the first; later it is a `conflict`, since the secret that was
- * shown is kept nowhere. What failed may be sent again. So is a form that was shown before the server was started a `conflict`:
- * whether it was sent is forgotten.
+ * Creates the memory of sent forms, for actions without an idempotency key in the books: a form has its own key in the
+ * field `key`. Within a minute a repeated form gets the first answer; later it is a `conflict`, since a shown secret is not
+ * kept. A failed form may be sent again. A form that was shown before the server started is also a `conflict`: whether it
+ * was sent is no longer known.
  */
 export function createOnce(): Once {
   const sent = new Map<string, { answer: Promise<unknown> | undefined }>();

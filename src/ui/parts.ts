@@ -4,13 +4,19 @@ import { duration, type StateTone, toneOf } from '../shown.ts';
 import { visible } from '../visible.ts';
 import { EMPTY, type Html, html, type Value } from './html.ts';
 
-/** Text that somebody else wrote: an agent, a model server, a backend. Escapes what would reorder or hide it. */
+/**
+ * Escapes text from outside, of an agent, a model server or a backend: characters that would reorder or hide it are made
+ * visible.
+ */
 export const outside = (text: string): string => visible(text);
 
-/** Matches a text of which nothing is seen: spaces, and what only shapes its neighbours. The blank of Braille is a symbol to Unicode. */
+/**
+ * Matches a text without visible characters: spaces, and characters that only shape their neighbours. Unicode regards the
+ * blank of Braille as a symbol.
+ */
 const UNSEEN = /^[\s\p{Cf}\p{Default_Ignorable_Code_Point}\u2800]*$/u;
 
-/** Returns the name that somebody gave a wallet, an account or a key; the end of its id where nothing of the name would be seen. */
+/** Returns the name of a wallet, an account or a key; the end of its id if no character of the name is visible. */
 export const named = (id: string, name = ''): string => (UNSEEN.test(name) ? endOf(id) : outside(name));
 
 /** Writes a time, always with its zone. The script adds the local time as a hint. */
@@ -21,7 +27,7 @@ export function when(at: number | null | undefined, otherwise = '–'): Html | s
   return html`<time datetime="${iso}">${text}</time>`;
 }
 
-/** Writes how long ago something was, with the time itself as a hint. */
+/** Writes the time since a moment, with the moment itself as a hint. */
 export function ago(at: number | null | undefined, now: number, otherwise = '–'): Html | string {
   if (at == null) return otherwise;
   const iso = new Date(at * 1000).toISOString();
@@ -40,7 +46,7 @@ export function dollars(amount: string | Nanos): string {
 
 const BRIEF_DIGITS = 4;
 
-/** Writes an amount for a glance: to the cent from a cent on, and a smaller one to two digits. Figures that count use `money`. */
+/** Writes a short amount: to the cent from a cent on, and a smaller one to two digits. Use `money` for exact figures. */
 export function brief(amount: string | Nanos): string {
   const text = typeof amount === 'string' ? amount : formatUsd(amount);
   const [whole = '0', fraction = ''] = text.split('.');
@@ -49,7 +55,7 @@ export function brief(amount: string | Nanos): string {
   return dollars(`${whole}.${fraction.slice(0, digits)}`);
 }
 
-/** Writes an amount to the nano, so that a column of them lines up; what is below a cent is in a weaker colour. */
+/** Writes an amount to the nano, so that a column of them lines up; digits below a cent have a weaker colour. */
 export function money(amount: string | Nanos, sign = ''): Html {
   const text = typeof amount === 'string' ? amount : formatUsd(amount);
   const [whole = '0', fraction = ''] = text.split('.');
@@ -73,22 +79,22 @@ export const badge = (text: string, tone: StateTone = 'quiet'): Html =>
 
 export const state = (name: string): Html => badge(name.replaceAll('_', ' '), toneOf(name) ?? 'quiet');
 
-/** An element whose text the stream of the page keeps up to date. */
+/** Renders an element whose text the stream of the page keeps up to date. */
 export const live = (key: string, value: Value): Html => html`<span data-live="${key}">${value}</span>`;
 
 export const copyButton = (text: string, what: string): Html =>
   html`<button type="button" class="copy" data-copy="${text}" aria-label="Copy ${what}" hidden>Copy</button>`;
 
-/** An id in full, with a button that copies it. */
+/** Renders an id in full, with a button that copies it. */
 export const id = (text: string): Html => html`<code class="id">${text}</code> ${copyButton(text, text)}`;
 
-/** The part of an id that people can tell apart: its end. */
+/** Returns the end of an id, the part that people can tell apart. */
 const endOf = (id: string): string => `…${id.slice(-6)}`;
 export const shortId = (text: string): Html => html`<code class="id" title="${text}">${endOf(text)}</code>`;
 
 export type Column = { label: string; kind?: 'text' | 'number' | 'money' | 'time' | 'actions' };
 
-/** A table that scrolls by itself on a narrow screen; `empty` says what to do when there is no row. */
+/** Renders a table that scrolls by itself on a narrow screen; `empty` advises what to do when there are no rows. */
 export function table(
   caption: string,
   columns: readonly Column[],
@@ -105,15 +111,15 @@ export function table(
   return html`<div class="scroll" tabindex="0" role="region" aria-label="${caption}"><table><caption class="hidden">${caption}</caption><thead><tr>${head}</tr></thead><tbody>${body}</tbody></table></div>`;
 }
 
-/** Names and values side by side. */
+/** Renders names and values side by side. */
 export const facts = (list: readonly (readonly [name: string, value: Value] | false)[]): Html =>
   html`<dl class="facts">${list.map((it) => it && html`<div><dt>${it[0]}</dt><dd>${it[1]}</dd></div>`)}</dl>`;
 
-/** A part of a page under a heading. `name` is how an address leads to it. */
+/** Renders a part of a page under a heading. `name` is its fragment in addresses. */
 export const card = (title: string, body: Value, aside: Value = EMPTY, name?: string): Html =>
   html`<section class="card"${name !== undefined && html` id="${name}"`}><header><h2>${title}</h2>${aside !== EMPTY && aside !== '' && html`<span>${aside}</span>`}</header>${body}</section>`;
 
-/** One figure with its name. */
+/** Renders one figure with its name. */
 export const figure = (name: string, value: Value, note: Value = EMPTY, tone: StateTone | '' = ''): Html =>
   html`<div class="figure ${tone}"><div class="name">${name}</div><div class="value">${value}</div><div class="note">${note}</div></div>`;
 
@@ -136,7 +142,7 @@ export type Field =
     }
   | { name: string; label: string; options: readonly (readonly [value: string, text: string])[]; value?: string };
 
-/** Several forms of a page may have a field of the same name. */
+/** Makes ids of fields unique: several forms of a page may have a field of the same name. */
 let fieldCount = 0;
 
 function field(it: Field): Html {
@@ -163,7 +169,7 @@ type FormOrder = {
   isInline?: boolean;
 };
 
-/** A form that changes something: always a POST. */
+/** Renders a form that changes something: always a POST. */
 export function form({ action, fields = [], submit, tone = '', hidden = {}, isInline = false }: FormOrder): Html {
   const extra = Object.entries(hidden).map(
     ([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`,
@@ -171,7 +177,7 @@ export function form({ action, fields = [], submit, tone = '', hidden = {}, isIn
   return html`<form method="post" action="${action}" class="${isInline ? 'inline' : 'stack'}">${extra}${fields.map(field)}<button class="${tone}">${submit}</button></form>`;
 }
 
-/** A form that filters a list: a GET, so that the address has the filter. */
+/** Renders a form that filters a list: a GET, so that the address contains the filter. */
 export function filters(action: string, fields: readonly Field[]): Html {
   return html`<form method="get" action="${action}" class="filters">${fields.map(field)}<button>Filter</button></form>`;
 }
@@ -179,7 +185,7 @@ export function filters(action: string, fields: readonly Field[]): Html {
 type Words = readonly [first: string, next: string];
 const NEWEST_FIRST: Words = ['Newest', 'Older'];
 
-/** The ways to the first and the next page of a list, which are addresses; undefined where the way leads nowhere. */
+/** Renders links to the first and the next page of a list, given as addresses; undefined means no link. */
 export const pager = (
   shown: number,
   total: number,
@@ -189,14 +195,15 @@ export const pager = (
 ): Html =>
   html`<nav class="pager" aria-label="Pages"><span>${count(shown)} of ${count(total)}</span>${first !== undefined && link(first, words[0])}${next !== undefined && link(next, words[1])}</nav>`;
 
-/** Separates a page of a list from the row beyond it, which is read to know whether the list goes on, and after which row. */
+/** Separates a page of a list from the row beyond it, which is read to find whether the list continues, and after which row. */
 export function cutPage<T>(rows: readonly T[], length: number): { page: readonly T[]; goesOnAfter: T | undefined } {
   return { page: rows.slice(0, length), goesOnAfter: rows.length > length ? rows[length - 1] : undefined };
 }
 
 /**
- * Returns one page of a list that stands on a page beside others, and the way to its other pages. The parameter `name` of
- * the address has the index of the first row, and `name` is the card of the list. `words` name the ways.
+ * Returns one page of a list that shares its page with other lists, and the links to its other pages. The parameter `name`
+ * of the address has the index of the first row, and `name` is also the card of the list. `words` are the texts of the
+ * links.
  */
 export function pagesOf<T>(
   { path, query }: { path: string; query: URLSearchParams },

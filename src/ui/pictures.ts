@@ -2,7 +2,7 @@ import { type Nanos, ZERO } from '../money.ts';
 import { EMPTY, type Html, html } from './html.ts';
 import { brief, count, dollars, outside, table, when } from './parts.ts';
 
-// Shapes are SVG, stretched to the width there is; labels are text beside them, which keeps its size. Behind each picture
+// Shapes are SVG, stretched to the available width; labels are text beside them, which keeps its size. Behind each picture
 // is a table with the same figures.
 
 const WIDTH = 1000;
@@ -14,7 +14,7 @@ const OTHERS = 'others';
 const DAY_SECONDS = 86_400;
 
 const behind = (body: Html): Html => html`<details class="behind"><summary>Show as a table</summary>${body}</details>`;
-/** A number for SVG: nanos are far above what matters to a picture, so a floating-point number does. */
+/** Writes a number for SVG: nanos are far more precise than a picture needs, so floating point is enough. */
 const scaled = (part: bigint, whole: bigint, length: number): string =>
   whole === 0n ? '0' : ((Number(part) / Number(whole)) * length).toFixed(1);
 const percent = (part: bigint, whole: bigint): string => `${scaled(part, whole, 100)}%`;
@@ -24,13 +24,13 @@ export type Part = {
   amount: Nanos;
   tone: 'spent' | 'held' | 'delegated' | 'free' | 'reserved';
   key?: string;
-  /** The legend names it only while it is not nothing. */
+  /** The legend names it only while it is not zero. */
   isRare?: boolean;
 };
 
 const NOTHING = dollars(ZERO);
 
-/** Money as a bar of its parts, with a legend that has the amounts. */
+/** Draws money as a bar of its parts, with a legend of the amounts. */
 export function moneyBar(title: string, parts: readonly Part[]): Html {
   const whole = parts.reduce((sum, it) => sum + it.amount, 0n);
   let x = 0n;
@@ -68,7 +68,10 @@ function niceMaximum(value: bigint): bigint {
 const clock = (at: number) => `${new Date(at * 1000).toISOString().slice(11, 16)} UTC`;
 const day = (at: number) => new Date(at * 1000).toISOString().slice(0, 10);
 
-/** Spending over time as stacked bars, one colour for each of the largest keys. `step` is the length of a bar in seconds. */
+/**
+ * Draws spending over time as stacked bars, one colour for each of the largest keys. `step` is the length of a bar in
+ * seconds.
+ */
 export function spendingOver(
   title: string,
   cells: readonly Cell[],
@@ -122,7 +125,7 @@ export function spendingOver(
 
 export type Moment = { at: number; available: Nanos; held: Nanos };
 
-/** A wallet's life: what was available as a line, and what was held on top of it as a band. */
+/** Draws a wallet's life: the available amount as a line, and the held amount above it as a band. */
 export function walletLife(moments: readonly Moment[], until: number): Html {
   const [first] = moments;
   const last = moments.at(-1);
@@ -156,7 +159,7 @@ export type Lease = {
   href: string;
 };
 
-/** Leases as a Gantt strip: from creation to deadline, with a line for now. */
+/** Draws leases as a Gantt strip: from creation to deadline, with a line for now. */
 export function ganttOf(leases: readonly Lease[], now: number): Html {
   if (!leases.length) return EMPTY;
   const from = Math.min(...leases.map((it) => it.from));
@@ -172,7 +175,7 @@ export function ganttOf(leases: readonly Lease[], now: number): Html {
   return html`<figure class="gantt"><ol>${rows}</ol><div class="x" aria-hidden="true"><span>${clock(from)}</span><span>${clock(to)}</span></div></figure>`;
 }
 
-/** Returns what the stream sends for the shapes of a `moneyBar`, by the keys of its parts: x and width. */
+/** Returns the shapes of a `moneyBar` for the stream, by the keys of its parts: x and width. */
 export function barShapes(parts: readonly Part[]): Record<string, string> {
   const whole = parts.reduce((sum, it) => sum + it.amount, 0n);
   const shapes: Record<string, string> = {};

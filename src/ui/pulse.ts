@@ -5,17 +5,17 @@ import { Nanos, ZERO } from '../money.ts';
 
 const MINUTE = 60;
 export const PULSE_SECONDS = 3600;
-/** A charge is written within seconds of its time, so what is older than this is not read again. */
+/** A charge is written within seconds of its time, so charges older than this are not read again. */
 const LATE_SECONDS = 30;
-/** A reading is followed by a pause of so many times its length, so that it takes little of a busy server. */
+/** Pause for this multiple of the last reading's duration, to limit the load. */
 const PAUSE_FACTOR = 20;
 const PAUSE_MILLISECONDS_MIN = 500;
 
-/** What every look at the operator's first page needs, read once for all who look. */
+/** The data behind the operator's first page, read once for all viewers. */
 export type Pulse = {
-  /** Returns what was charged in the last hour, in minutes, by wallet and model; reads only what is new. */
+  /** Returns the charges of the last hour, in minutes, by wallet and model; reads only new ones. */
   read(now: number): Promise<readonly SpendCell[]>;
-  /** Returns what the books hold at the moment, or held a moment ago. */
+  /** Returns the figures of the books now, or from a moment ago. */
   figures(): ReturnType<typeof figures>;
 };
 
@@ -66,7 +66,7 @@ export function createPulse(read: Reader, milliseconds: () => number = () => per
   };
 }
 
-/** Returns who spent in these cells, and on what; the largest first. */
+/** Returns the spenders of these cells, with their models; the largest first. */
 export function spendersOf(cells: readonly SpendCell[]): Spender[] {
   const spenders = new Map<string, { charged: Nanos; operations: number; models: Map<string, Nanos> }>();
   for (const { keys, charged, operations } of cells) {

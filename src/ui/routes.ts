@@ -45,7 +45,7 @@ const ASSET_SECONDS = 365 * 86_400;
 type Show = (visit: Visit) => Page | Go | Promise<Page | Go>;
 type Route = readonly [method: 'GET' | 'POST', path: string, show: Show];
 
-/** Lets only the operator in. */
+/** Restricts a page to the operator. */
 const operator =
   (show: Show): Show =>
   (visit) => {
@@ -53,7 +53,7 @@ const operator =
     return show(visit);
   };
 
-/** The pages, and the forms on them. Whoever is not signed in is sent to /sign-in. */
+/** The pages, and the forms on them. A viewer who is not signed in is redirected to /sign-in. */
 const ROUTES: readonly Route[] = [
   ['GET', '/', (visit) => (visit.viewer.kind === 'operator' ? nowPage(visit) : homePage(visit))],
   ['POST', '/top-up', topUp],
@@ -113,7 +113,7 @@ const ROUTES: readonly Route[] = [
   ['POST', '/settings/unfreeze', operator(settings.unfreeze)],
 ];
 
-/** What somebody does who is not signed in. */
+/** The pages and forms for visitors who are not signed in. */
 const ARRIVALS: readonly (readonly ['GET' | 'POST', string, (arrival: Arrival) => Page | Go | Promise<Page | Go>])[] = [
   ['GET', '/sign-in', (arrival) => signInPage(arrival)],
   ['POST', '/sign-in/key', signInByKey],
@@ -123,8 +123,8 @@ const ARRIVALS: readonly (readonly ['GET' | 'POST', string, (arrival: Arrival) =
 ];
 
 /**
- * Builds the page. It is an application of its own, so that its paths, many of them alike, do not slow down the router of
- * the API. `printSettings` returns the settings in force without secrets.
+ * Builds the page. It is a separate application, so that its paths, many of them alike, do not slow down the router of the
+ * API. `printSettings` returns the settings in force without secrets.
  */
 export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<Env> {
   const hono = new Hono<Env>();
@@ -159,7 +159,7 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
   for (const [path, known] of Map.groupBy(hono.routes, (it) => it.path)) {
     const refuse = refusing(app, () => new Refusal('method_not_allowed'));
     hono.all(path, (c) => {
-      placeOf(app, c.env.incoming); // Under a foreign host name no path is known.
+      placeOf(app, c.env.incoming); // Under a foreign host name no path exists.
       c.set('allow', allowOf(known.map(({ method }) => method)));
       return refuse(c);
     });
@@ -169,7 +169,7 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
 
 type Answer = (c: Context<Env>) => Promise<Response>;
 
-/** Answers with a refusal what no page is for: as a page to a browser, to programs as they get it from every other path. */
+/** Answers requests that no page handles with a refusal: as a page to a browser, in the API's form to programs. */
 function refusing(app: UiApp, refusal: () => Refusal): Answer {
   const asPage = handle(app, () => {
     throw refusal();
@@ -180,7 +180,7 @@ function refusing(app: UiApp, refusal: () => Refusal): Answer {
   };
 }
 
-/** Runs a handler behind the checks of every request to the page; what it throws becomes a page. */
+/** Runs a handler after the checks of every request to the page; its errors become pages. */
 function handle(app: UiApp, run: (c: Context<Env>, place: Place) => Promise<Response> | Response): Answer {
   return async (c) => {
     const { incoming } = c.env;
@@ -201,7 +201,7 @@ function handle(app: UiApp, run: (c: Context<Env>, place: Place) => Promise<Resp
   };
 }
 
-/** The path as the log may have it: without the code of a link, which may still be good. */
+/** Returns the path in the form that may be logged: without the code of a link, which may still be valid. */
 const loggedPath = (c: Context<Env>) => c.req.path.replace(/^(\/sign-in\/link\/).*/, '$1…');
 
 const faultPage = (message: string, requestId: string): Page => ({
@@ -214,7 +214,7 @@ function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<
     const { incoming } = c.env;
     const query = queryOf(c);
     const form = await formOf(app, c);
-    // Programs that preview a link ask with HEAD: that is no arrival, and uses up neither a link nor a code.
+    // Programs that preview a link send HEAD: that does not count as a visit, and uses up neither a link nor a code.
     if (c.req.method === 'HEAD') return answer(c, EMPTY, 200);
     const arrival: Arrival = { app, incoming, place, params: c.req.param() as Record<string, string>, query, form };
     try {
@@ -235,7 +235,7 @@ function visiting(app: UiApp, parts: UiParts, show: Show): Answer {
     admitViewer(app, c, found.viewer);
     await noteUse(app, found.session);
     const form = await formOf(app, c);
-    // A form may arrive slowly: a session that ended meanwhile must not complete its request.
+    // A form may arrive slowly: a session that has ended by then must not complete its request.
     const viewer = signedIn(app, c.env.incoming, place)?.viewer;
     if (!viewer) return turnAway(c, place);
     const visit = visitOf(app, parts, c, viewer, form);
@@ -243,7 +243,7 @@ function visiting(app: UiApp, parts: UiParts, show: Show): Answer {
   });
 }
 
-/** Sends whoever is not signed in to the sign-in page, and from there back. Throws `unauthenticated` for a form. */
+/** Redirects to the sign-in page, and from there back. Throws `unauthenticated` for a form. */
 function turnAway(c: Context<Env>, place: Place): Response {
   if (c.req.method !== 'GET' && c.req.method !== 'HEAD')
     throw new Refusal('unauthenticated', 'Your session has ended. Sign in and send the form again.');
@@ -272,7 +272,7 @@ function signedIn(app: UiApp, incoming: IncomingMessage, place: Place) {
   return viewer ? { session, viewer } : undefined;
 }
 
-/** Counts a request as one of its viewer's, and against the limit of its account. Throws `rate_limited`. */
+/** Counts a request as its viewer's, and against the limit of its account. Throws `rate_limited`. */
 function admitViewer(app: UiApp, c: Context<Env>, viewer: Viewer): void {
   app.authenticated.add(c.env.incoming.socket);
   enter(app, c, viewer.kind === 'account' ? viewer.accountId : 'operator');

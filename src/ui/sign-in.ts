@@ -13,7 +13,7 @@ import { buttonLink, card, form } from './parts.ts';
 import { sessionOf } from './viewer.ts';
 import type { UiApp, Viewer } from './visit.ts';
 
-/** A request by somebody who is not signed in yet. */
+/** A request of a visitor who is not signed in yet. */
 export type Arrival = {
   app: UiApp;
   incoming: IncomingMessage;
@@ -22,17 +22,17 @@ export type Arrival = {
   query: URLSearchParams;
   form: URLSearchParams;
 };
-/** Sends the browser elsewhere, with cookies. */
+/** A redirection of the browser, with cookies. */
 export type Go = { to: string; cookies?: string[] };
 
 const COOKIE_SECONDS = 7 * 86_400;
 const ATTEMPT_SECONDS = 600;
 const CALLBACK = '/sign-in/callback';
 
-/** Returns a path of ours; what is none is the first page. */
+/** Returns a path of this server; any other becomes the first page. */
 export const ownPath = (path: string | null): string => (path && /^\/(?![/\\])[\x21-\x7e]*$/.test(path) ? path : '/');
 
-/** The page for whoever is not signed in. */
+/** Shows the sign-in page. */
 export function signInPage({ app, query }: Arrival, fault?: string): Page {
   const next = ownPath(query.get('next'));
   const issuer =
@@ -64,7 +64,7 @@ export function signInPage({ app, query }: Arrival, fault?: string): Page {
   return { title: 'Sign in to Purser', body, aside: brand, status: fault === undefined ? 200 : 401 };
 }
 
-/** Opens a session and ends the one that the browser had, so that nobody can have chosen it beforehand. */
+/** Opens a session with a new token and ends the browser's earlier one, which may have been planted there. */
 async function open(arrival: Arrival, order: Omit<BrowserSessionOrder, 'tokenHash'>): Promise<string> {
   const { app, incoming, place } = arrival;
   const token = mintBrowserToken();
@@ -75,7 +75,7 @@ async function open(arrival: Arrival, order: Omit<BrowserSessionOrder, 'tokenHas
   return cookie(place, SESSION, token, COOKIE_SECONDS);
 }
 
-/** Counts a wrong credential against the network that it came from. Throws `rate_limited` and `unauthenticated`. */
+/** Counts a wrong credential against its network. Throws `rate_limited` and `unauthenticated`. */
 function refuse({ app, incoming }: Arrival, message: string): never {
   app.limits.failedAuth.take(callerNetwork(app, incoming));
   throw new Refusal('unauthenticated', message);
@@ -89,7 +89,7 @@ export async function signInByKey(arrival: Arrival): Promise<Go> {
   const key = kind === 'account' || kind === 'operator' ? findKeyByToken(app.ledger.read, hashToken(token)) : undefined;
   if (!key || key.kind !== kind || key.revokedAt !== null)
     return refuse(arrival, 'This is no account key of this installation, or it was revoked.');
-  app.limits.account.take(key.accountId); // A session is a commit, also where nothing is done with it.
+  app.limits.account.take(key.accountId); // A session costs a commit, even if it is never used.
   app.used(key.id, app.clock.now());
   const cookies = [await open(arrival, { kind: 'account', accountId: key.accountId, keyId: key.id })];
   return { to: ownPath(form.get('next')), cookies };
@@ -110,7 +110,7 @@ export async function signInByLink(arrival: Arrival): Promise<Go> {
   return { to: '/', cookies: [cookie(place, SESSION, token, COOKIE_SECONDS)] };
 }
 
-/** Sends the browser to the identity provider. What has to come back with it waits in a cookie. */
+/** Redirects the browser to the identity provider. The state that must come back with it is kept in a cookie. */
 export async function beginSignIn({ app, place }: Arrival): Promise<Go> {
   if (!app.codeFlow) throw new Refusal('not_found', 'No sign-in is configured (identity.client_id).');
   const { url, attempt } = await app.codeFlow.begin(`${place.origin}${CALLBACK}`);
@@ -118,7 +118,7 @@ export async function beginSignIn({ app, place }: Arrival): Promise<Go> {
   return { to: url, cookies: [cookie(place, ATTEMPT, kept, ATTEMPT_SECONDS)] };
 }
 
-/** Takes the browser back from the identity provider. */
+/** Completes the sign-in when the browser returns from the identity provider. */
 export async function finishSignIn(arrival: Arrival): Promise<Go> {
   const { app, incoming, place, query } = arrival;
   if (!app.codeFlow) throw new Refusal('not_found', 'No sign-in is configured (identity.client_id).');
@@ -138,7 +138,7 @@ export async function finishSignIn(arrival: Arrival): Promise<Go> {
     redirectUri: `${place.origin}${CALLBACK}`,
   };
   const network = callerNetwork(app, incoming);
-  app.limits.failedAuth.check(network); // Each attempt is a call of the identity provider.
+  app.limits.failedAuth.check(network); // Each attempt calls the identity provider.
   const { accountId } = await app.codeFlow.finish(back, attempt, app.clock.now()).catch((error) => {
     const isFailed = error instanceof Refusal && ['unauthenticated', 'provider_unavailable'].includes(error.code);
     if (isFailed) app.limits.failedAuth.count(network);

@@ -15,7 +15,7 @@ export function sessionOf(app: UiApp, incoming: IncomingMessage, place: Place): 
 }
 
 /**
- * Returns who a session belongs to; undefined when the account key that opened it has been revoked, or the sign-in that
+ * Returns the owner of a session; undefined when the account key that opened it has been revoked, or the sign-in that
  * opened it is no longer configured.
  */
 export function viewerOf(app: UiApp, session: BrowserSession): Viewer | undefined {
@@ -30,7 +30,7 @@ export function viewerOf(app: UiApp, session: BrowserSession): Viewer | undefine
   return { kind: 'account', sessionId, accountId, principal: { kind: key.kind, keyId, accountId } };
 }
 
-/** Notes that a session was used, now and then. A note that fails does not fail the page. */
+/** Records that a session was used, at intervals. A failed write does not fail the page. */
 export async function noteUse(app: UiApp, session: BrowserSession): Promise<void> {
   const now = app.clock.now();
   if (!isUseNews(session, now)) return;

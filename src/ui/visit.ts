@@ -17,15 +17,15 @@ export type UiApp = HttpApp &
     codeFlow: CodeFlow | undefined;
   };
 
-/** What the page has beside the App: the settings without secrets, the spending of the last hour, and forms that were sent. */
+/** The parts of the page beside the App: the settings without secrets, the spending of the last hour, and the sent forms. */
 export type UiParts = { settings: () => string; pulse: Pulse; once: Once };
 
-/** Who looks at the page. */
+/** The viewer of the page. */
 export type Viewer =
   | { kind: 'operator'; sessionId: string }
   | { kind: 'account'; sessionId: string; accountId: string; principal: AccountPrincipal };
 
-/** One request for a page, by somebody who is signed in. */
+/** One request of a signed-in viewer for a page. */
 export type Visit = {
   app: UiApp;
   parts: UiParts;
@@ -35,7 +35,7 @@ export type Visit = {
   path: string;
   params: Record<string, string>;
   query: URLSearchParams;
-  /** The fields of a form that was sent. */
+  /** The fields of a submitted form. */
   form: URLSearchParams;
   requestId: string;
 };
@@ -77,7 +77,7 @@ export async function callEndpoint<A>(
   }
 }
 
-/** Returns a wallet that the viewer may see. Throws `not_found`, also for somebody else's. */
+/** Returns a wallet that the viewer may see. Throws `not_found`, also for another account's. */
 export function walletSeen({ app, viewer }: Visit, walletId: string): Wallet {
   if (viewer.kind === 'account') return walletOf(app.ledger.read, viewer.accountId, walletId);
   const wallet = findWallet(app.ledger.read, walletId);
@@ -85,21 +85,21 @@ export function walletSeen({ app, viewer }: Visit, walletId: string): Wallet {
   return wallet;
 }
 
-/** Returns whether the viewer may do what takes a signed-in person: an account key may not, nor a session that it opened. */
+/** Returns whether the viewer may act as a signed-in person: an account key may not, nor a session that it opened. */
 export const isPerson = ({ viewer }: Visit): boolean =>
   viewer.kind === 'account' && viewer.principal.kind !== 'account';
 
-/** Throws `not_found` for anybody but the operator. */
+/** Throws `not_found` unless the viewer is the operator. */
 export function operatorOnly({ viewer }: Visit): void {
   if (viewer.kind !== 'operator') throw new Refusal('not_found', 'There is no such page.');
 }
 
-/** The account whose rows a list may show: the viewer's own, or for the operator the one that the query names. */
+/** Returns the account whose rows a list may show: the viewer's own, or for the operator the one in the query. */
 export function accountIn({ viewer, query }: Visit): string | undefined {
   return viewer.kind === 'account' ? viewer.accountId : query.get('account') || undefined;
 }
 
-/** The wallet that a list is limited to by its query, if any. Throws `not_found`, also for somebody else's. */
+/** Returns the wallet to which the query limits a list, if any. Throws `not_found`, also for another account's. */
 export function walletAsked(visit: Visit, name = 'wallet'): Wallet | undefined {
   const walletId = visit.query.get(name);
   return walletId ? walletSeen(visit, walletId) : undefined;

@@ -2,7 +2,7 @@ import * as v from 'valibot';
 import { CHAT_MEMBERS, CHOICE_COUNT_MAX } from '../router/measure.ts';
 import { wholeNumber } from './parts.ts';
 
-/** The most messages of a request; checked before any of them is validated. */
+/** Maximum number of messages of a request; checked before any of them is validated. */
 const MESSAGE_COUNT_MAX = 10_000;
 
 export const Messages = v.pipe(
@@ -18,7 +18,7 @@ export const Messages = v.pipe(
   v.array(v.record(v.string(), v.unknown(), 'must be an object')),
 );
 
-/** Members that are taken with some values only, for the API document (`measureChat`). */
+/** Members that are accepted with some values only, for the API document (`measureChat`). */
 const LIMITED = {
   n: { type: ['integer', 'null'], minimum: 1, maximum: CHOICE_COUNT_MAX },
   max_completion_tokens: { type: ['integer', 'null'], minimum: 1 },

@@ -79,7 +79,7 @@ export const KeepRequest = v.pipe(
     ['max_seconds'],
   ),
 );
-/** Schema action that refuses what no program can be given as a word. */
+/** Returns a schema action that refuses text which no program can get as an argument. */
 export const withoutNul = (description: string) =>
   checked((it: string) => !it.includes('\0'), 'must not contain NUL', {
     pattern: '^[^\\u0000]*$',
@@ -106,13 +106,13 @@ export const EnvironmentVariables = v.optional(
   ),
 );
 
-/** Line breaks may be anywhere, as programs that print base64 put them (RFC 2045, section 6.8). */
+/** Returns whether a text is base64. Line breaks may be anywhere, as in the output of many programs (RFC 2045, section 6.8). */
 function isBase64(text: string): boolean {
   const characters = text.replace(/[\r\n]+/g, '');
   return characters.length % 4 === 0 && /^[0-9A-Za-z+/]*={0,2}$/.test(characters);
 }
 
-/** Base64, with what it is for. */
+/** Returns the schema of base64, with a description of its purpose. */
 const base64 = (description: string) =>
   v.pipe(
     v.string('must be a string'),
@@ -141,7 +141,7 @@ export const UploadRequest = v.object({
   content_base64: base64('base64 of at most 8 MiB; may have line breaks'),
 });
 
-/** Resource summary (design, section 3): the Compute resource of the interface and what lists add to it. */
+/** Resource summary (design, section 3): the Compute resource of the interface and the additions of lists. */
 export const ResourceSummary = v.object({
   id: v.string(),
   provider_id: v.nullable(v.string()),

@@ -54,7 +54,7 @@ export const FilesResult = v.object({
   truncated: v.optional(v.pipe(v.boolean(), v.description('whether there are more than the 10,000 entries listed'))),
 });
 
-/** Builds the facts of a file. */
+/** Builds the description of a file. */
 export const factsOf = ({ type, size, mode, modified }: FileFacts) => ({
   type,
   size,

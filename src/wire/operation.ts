@@ -20,7 +20,7 @@ const OperationRecord = v.object({
   price: v.record(v.string(), v.unknown()),
   usage: v.nullable(v.record(v.string(), v.unknown())),
   reason: v.nullable(v.string()),
-  /** Empty unless its caller gave any. */
+  /** Empty unless its caller set any. */
   tags: v.record(v.string(), v.string()),
   idempotency_key: v.string(),
   request_id: v.string(),

@@ -15,22 +15,22 @@ export const ErrorBody = v.object({
   request_id: v.string(),
 });
 
-/** Schema of a whole number in a request; the error message states its limits. */
+/** Returns the schema of a whole number in a request; the error message states its limits. */
 export function wholeNumber(min: number, max: number) {
   const message = `must be a whole number from ${min} to ${max}`;
   return v.pipe(v.number(message), v.safeInteger(message), v.minValue(min, message), v.maxValue(max, message));
 }
 /**
- * Schema action that checks in code. The API document contains `keywords` in its place, the JSON Schema equivalent
- * (http/openapi.ts).
+ * Returns a schema action that checks in code. The API document contains `keywords` in its place, the JSON Schema
+ * equivalent (http/openapi.ts).
  */
 export function checked<T>(requirement: (input: T) => boolean, message: string, keywords: Record<string, unknown>) {
   return Object.assign(v.check(requirement, message), { keywords });
 }
 
 /**
- * Schema of a string in a request; the error message states its limits. Lengths are in code points, as in JSON Schema
- * (2020-12 validation, 6.3); JavaScript's `length` counts most emoji as two.
+ * Returns the schema of a string in a request; the error message states its limits. Lengths are in code points, as in JSON
+ * Schema (2020-12 validation, 6.3); JavaScript's `length` counts most emoji as two.
  */
 export function text(min: number, max: number) {
   const message = `must be a string of ${min} to ${max} characters`;
@@ -47,7 +47,7 @@ function hasLength(text: string, min: number, max: number): boolean {
   return count >= min && count <= max;
 }
 
-/** Schema of a whole number in a query, where everything is text. */
+/** Returns the schema of a whole number in a query, where every value is text. */
 export function numberInQuery(min: number, max: number, message = `must be a whole number from ${min} to ${max}`) {
   return v.pipe(
     v.string(message),
@@ -58,7 +58,7 @@ export function numberInQuery(min: number, max: number, message = `must be a who
   );
 }
 
-/** Schema of a name: 1 to 80 characters without control characters (Unicode category Cc). */
+/** Returns the schema of a name: 1 to 80 characters without control characters (Unicode category Cc). */
 export function name() {
   const keywords = { pattern: '^[^\\u0000-\\u001f\\u007f-\\u009f]*$', description: 'no control characters' };
   return v.pipe(

@@ -36,7 +36,7 @@ function isPrice(text: string): boolean {
 
 const Flag = v.nullish(v.boolean('must be true or false'));
 
-/** Body of POST /v1/router/chat/completions, as OpenAI's. Unpriced members are refused once the model is known. */
+/** Body of POST /v1/router/chat/completions, in OpenAI's shape. Unpriced members are refused once the model is known. */
 export const RouterChatBody = v.looseObject({
   model: ChatBody.entries.model,
   messages: Messages,
@@ -51,7 +51,7 @@ export const EmbeddingsBody = v.looseObject({ model: ChatBody.entries.model });
 export const Embeddings = v.looseObject({ data: v.optional(v.array(v.unknown())) });
 
 const Dollars = v.pipe(v.number(), v.description('USD'));
-/** What a gateway key may spend, as OpenRouter tells it. */
+/** The limits of a gateway key, in OpenRouter's shape. */
 export const GatewayKey = v.object({
   data: v.object({
     label: v.string(),
@@ -64,7 +64,7 @@ export const GatewayKey = v.object({
   }),
 });
 
-/** Renders what a gateway key may spend. `daily` is what its wallet was charged since midnight, UTC. */
+/** Renders the limits of a gateway key. `daily` is the charge of its wallet since midnight, UTC. */
 export function gatewayKey(
   wallet: Wallet,
   { last4 }: Pick<RouterKey, 'last4'>,
@@ -75,7 +75,7 @@ export function gatewayKey(
   return {
     data: {
       label: `${TOKEN_PREFIX.router}…${last4}`,
-      limit: dollars(Nanos(wallet.budget - wallet.periodSpent)), // Of the current period, where the wallet is refilled.
+      limit: dollars(Nanos(wallet.budget - wallet.periodSpent)), // For the current period, if the wallet is refilled.
       limit_remaining: dollars(shownAvailable(wallet)),
       limit_reset: every ? ({ day: 'daily', week: 'weekly', month: 'monthly' } as const)[every] : null,
       usage: dollars(wallet.spent),

@@ -3,7 +3,7 @@ import { SPEND_BY, type Spending, type SpendRest } from '../ledger/spending.ts';
 import { formatUsd } from '../money.ts';
 import { numberInQuery, Usd } from './parts.ts';
 
-/** The most rows of an answer over HTTP. */
+/** Maximum number of rows of an answer over HTTP. */
 export const SPEND_ROW_COUNT_MAX = 1000;
 
 const SUMS = {
@@ -13,7 +13,7 @@ const SUMS = {
   charged_usd: Usd,
 };
 
-/** The sums that were charged, by one of `SPEND_BY` (design, section 16). */
+/** The charged sums, by one of `SPEND_BY` (design, section 16). */
 export const Spend = v.object({
   rows: v.array(
     v.object({
@@ -49,7 +49,7 @@ const sumsOf = (it: SpendRest) => ({
   charged_usd: formatUsd(it.charged),
 });
 
-/** A whole number of Unix seconds in a query. */
+/** The schema of a whole number of Unix seconds in a query. */
 const QueryTime = numberInQuery(0, 99_999_999_999, 'must be Unix seconds');
 
 const ONE_OF = `must be one of ${SPEND_BY.join(', ')}`;

@@ -8,7 +8,7 @@ import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, 
 import { Cents, checked, name, Time, text, Usd, wholeNumber } from './parts.ts';
 
 const DAY_SECONDS = 86_400;
-/** The largest budget of a wallet: USD 10,000, as for the account's. */
+/** Maximum budget of a wallet: USD 10,000, the same as for the account's. */
 const BUDGET_MAX = centsToNanos(1_000_000);
 const EXPIRES_RULE = 'must be 0 (never) or a whole number of seconds from 60 to 2592000';
 

@@ -62,7 +62,10 @@ function headersFor({ headers }: McpCall): Record<string, string> {
   };
 }
 
-/** Would check what people answered whom a tool asked. None asks, and the SDK's own takes a quarter of a megabyte. */
+/**
+ * The SDK's validator checks what users answer when a tool asks them. No tool asks, and the validator takes a quarter of a
+ * megabyte.
+ */
 const NO_VALIDATOR: jsonSchemaValidator = {
   getValidator() {
     throw new Error('no tool asks people anything');
@@ -100,7 +103,7 @@ async function callTool(
     const { id = '' } = args;
     if (typeof id !== 'string') throw new Refusal('invalid_request', 'id: must be a string.');
     const params = { id };
-    const { accept: _, ...headers } = call.headers; // Of the message; a tool answers JSON.
+    const { accept: _, ...headers } = call.headers; // It belongs to the message; a tool answers JSON.
     const reply = await invoke(app, endpoint, { ...call, headers, raw, key, params, query: {} });
     if (!('body' in reply)) throw new Error('a tool has an endpoint that streams');
     const result = resultOf(reply.body as Arguments);
@@ -112,8 +115,8 @@ async function callTool(
 }
 
 /**
- * Throws `invalid_request` for an argument that the tool does not take. Endpoints ignore what they do not know, but a mistaken
- * name of `id` would make another call of this one: one that closes the caller's own wallet.
+ * Throws `invalid_request` for an argument that the tool does not take. Endpoints ignore unknown members, but a misspelt
+ * `id` would make this another call, which closes the caller's own wallet.
  */
 function refuseUnknown(name: string, args: Arguments): void {
   const known = ARGUMENTS.get(name) as string[];
@@ -123,13 +126,13 @@ function refuseUnknown(name: string, args: Arguments): void {
   throw new Refusal('invalid_request', `${unknown.slice(0, 120)}: unknown property. ${name} takes ${takes}.`);
 }
 
-/** The interface's JSON twice: as the structure, and as text for clients that show a model nothing else. */
+/** Returns the interface's JSON twice: as structured content, and as text for clients that show the model only text. */
 const resultOf = (body: Arguments): CallToolResult => ({
   content: [{ type: 'text', text: JSON.stringify(body) }],
   structuredContent: body,
 });
 
-/** Builds the error body of the interface. It has what is a header over HTTP: when a retry makes sense. */
+/** Builds the error body of the interface. It includes the delay before a retry, which is a header over HTTP. */
 function refusalBody({ code, retryAfterSeconds }: Refusal, message: string, requestId: string): Arguments {
   return {
     error: { code, message: message.replace(/Idempotency-Key( header)?/g, 'idempotency_key') },

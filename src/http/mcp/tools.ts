@@ -9,7 +9,7 @@ import * as inside from '../routes/inside.ts';
 import * as processes from '../routes/process.ts';
 import * as run from '../routes/run.ts';
 
-/** A tool, and the endpoint that a call of it is. */
+/** A tool, and the endpoint that it calls. */
 export type Tool = {
   description: string;
   endpoint: Endpoint;
@@ -18,7 +18,7 @@ export type Tool = {
   annotations: ToolAnnotations;
 };
 
-/** What clients may assume of a tool. Nothing that a wallet does reaches beyond this installation's own providers. */
+/** The annotations of the tools. No operation of a wallet reaches beyond this installation's own providers. */
 const READS: ToolAnnotations = { readOnlyHint: true, openWorldHint: false };
 const ADDS: ToolAnnotations = {
   readOnlyHint: false,
@@ -178,8 +178,8 @@ function inputSchema({ endpoint, withoutId }: Pick<Tool, 'endpoint' | 'withoutId
 type ObjectSchema = { properties: Record<string, JsonObject>; required: string[] };
 
 /**
- * Returns the properties of a schema. Those of alternatives are put together, as a tool's schema must be one object: the
- * APIs of models refuse alternatives at its top.
+ * Returns the properties of a schema. Those of alternatives are merged, as a tool's schema must be one object: the APIs of
+ * models refuse alternatives at its top.
  */
 function asOneObject(schema: JsonObject): ObjectSchema {
   const alternatives = (schema.anyOf ?? schema.oneOf ?? [schema]) as Partial<ObjectSchema>[];

@@ -32,7 +32,7 @@ import { tagsOf } from '../tags.ts';
 
 /** The time limit for a backend's offers. A slower slot is left out of the list and does not delay the others. */
 const OFFERS_MILLISECONDS = 20_000;
-/** A resource of the examples. */
+/** The resource in the examples. */
 export const ID = 'res_01k9v3c2mq8r5t7w1x4z6b0d2f';
 const EXAMPLE = {
   id: ID,
@@ -81,12 +81,12 @@ export function active(
   return { wallet, resource, backend, ref };
 }
 
-/** The refusal of what needs a lease that is over. */
+/** Returns the refusal of a call that needs a lease that is over. */
 export const leaseOver = (reason: EndReason, cause?: unknown) =>
   new Refusal('resource_not_active', `The lease is over (${reason}), and with it whatever ran in it.`, { cause });
 
 type ListedOffer = ReturnType<typeof offer>;
-/** Makes one offer of what several backends of a slot sell alike: it is available if one of them has room. */
+/** Merges the equal offers of several backends of a slot into one: it is available if one of them has room. */
 function mergeOffers(offers: readonly ListedOffer[]): ListedOffer[] {
   const merged = new Map<string, ListedOffer>();
   for (const it of offers) {

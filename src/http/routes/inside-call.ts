@@ -8,17 +8,17 @@ import type { HttpApp } from '../endpoint.ts';
 import type { Allowance } from '../memory-quota.ts';
 import { ACTIVE_REFUSALS, leaseOver } from './compute.ts';
 
-/** How the API calls into a machine: with limits of time, number and memory, and the lease checked after a failure. */
+/** Calls from the API into a machine: with limits of time, number and memory, and a check of the lease after a failure. */
 
 /**
- * Seconds after its time limit for which a command is still waited for. The machine's own guard ends it at the limit, but
- * a tenant may have stopped that guard.
+ * Seconds beyond its time limit for which the API still waits for a command. The machine's own guard ends it at the limit,
+ * but a tenant may have stopped that guard.
  */
 const GRACE_SECONDS = 15;
-/** The exit codes of what ends with its machine or with its lease. */
+/** The exit codes of a process that ends with its machine or with its lease. */
 const KILLED = new Set(['KILL', 'TERM', 'HUP'].map(codeOfSignal));
 
-/** The refusals of what is done inside a machine. */
+/** The refusals of calls into a machine. */
 export const INSIDE_REFUSALS = [...ACTIVE_REFUSALS, 'provider_unavailable', 'operation_uncertain'] as const;
 
 /** The bytes that each byte of output takes in the response: JSON may escape it, and invalid UTF-8 becomes U+FFFD. */
@@ -91,7 +91,7 @@ export function reachInside<T>(app: HttpApp, resource: Resource, seconds: number
   return app.inFlight.track(() => reach(() => inTime(counted(), milliseconds, 'The resource')), cutShort);
 }
 
-/** Whether the end of its lease, or of its machine, ended a command that was killed. */
+/** Returns whether the end of its lease, or of its machine, ended a command that was killed. */
 export async function wasCutShort(
   app: HttpApp,
   lease: { id: string; backend: Backend; ref: string },

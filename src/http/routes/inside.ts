@@ -108,7 +108,7 @@ export const execCompute = endpoint({
           await stderr.end();
           await events.send('exit', answer);
         } catch (error) {
-          if (!gone.signal.aborted) throw error; // Nobody is left to be told.
+          if (!gone.signal.aborted) throw error; // The client has gone, so the error has no recipient.
         } finally {
           events.end();
         }
@@ -138,7 +138,7 @@ export const uploadCompute = endpoint({
     const content = Buffer.from(body.content_base64, 'base64');
     if (content.length > CONTENT_BYTES_MAX)
       throw new Refusal('payload_too_large', `At most ${CONTENT_BYTES_MAX} bytes of content may be uploaded.`);
-    refusePath(body.path); // Before the machine is asked: a connection to it may cost a while.
+    refusePath(body.path); // Checked first: a connection to the machine may take a while.
     const { resource, backend, ref } = active(app, principal.wallet, body.id);
     share.take(content.length);
     await reachInside(app, resource, FILE_SECONDS, () => backend.inside.upload(ref, body.path, content)).catch(
@@ -185,7 +185,7 @@ export const downloadCompute = endpoint({
       const own = { 'content-type': 'application/octet-stream', 'x-purser-file-size': String(size) };
       return { body: bytes, headers: own };
     }
-    share.take(2 * bytes.length); // As base64, alone and in the answer.
+    share.take(2 * bytes.length); // Once as base64, and once more in the answer.
     const sha256 = hash('sha256', bytes, 'hex');
     const content = bytes.toString('base64');
     return { body: { id, path, offset, bytes: bytes.length, size, modified, sha256, content_base64: content } };

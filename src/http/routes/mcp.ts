@@ -23,7 +23,7 @@ export const answerMcp = endpoint({
   },
 });
 
-/** No honest id, method or name of a tool is longer. The SDK reads each several times, and an answer repeats the id. */
+/** Longer than any real id, method or tool name. The SDK reads each several times, and an answer repeats the id. */
 const NAME_LENGTH_MAX = 256;
 
 /** Refuses a message whose size is not in the arguments of its call, where the endpoint of the tool expects it. */

@@ -13,7 +13,7 @@ import { hasOwnToken } from '../port-proxy.ts';
 import { ACTIVE_REFUSALS, active } from './compute.ts';
 
 export const PORT_PATH = '/v1/compute/:id/port/:port';
-/** The path of a request to a port: what comes before it is for Purser, what follows for the server inside. */
+/** The path of a request to a port: the first part is for Purser, the rest for the server inside. */
 const IN_PATH = /^(?:https?:\/\/[^/?#]*)?(\/v1\/compute\/[^/?#]+\/port\/[^/?#]+)([/?#].*)?$/;
 /** A host name of a port begins with the port and the resource's id. */
 const LABEL = /^(\d{1,5})-([0-9a-z]{26})\.(.+)$/;
@@ -23,12 +23,12 @@ const PORT_MAX = 65_535;
 
 const portOf = (text: string) => (/^[1-9]\d{0,4}$/.test(text) && Number(text) <= PORT_MAX ? Number(text) : undefined);
 
-/** The addresses at which browsers reach ports: scheme, and what follows the first label of their host names. */
+/** The addresses at which browsers reach ports: the scheme, and the part of their host names after the first label. */
 type Hosts = { scheme: string; suffix: string };
 
 /**
- * Returns the host names of ports: those of `ports.host`, or below `localhost` where Purser is reached by loopback; browsers
- * resolve these themselves. Undefined where there are none.
+ * Returns the host names of ports: those of `ports.host`, or below `localhost` if Purser is reached by loopback; browsers
+ * resolve these themselves. Undefined if there are none.
  */
 function hostsOf({ state, portHost }: Pick<HttpApp, 'state' | 'portHost'>): Hosts | undefined {
   const { protocol, hostname, port } = new URL(state.baseUrl);
@@ -37,7 +37,7 @@ function hostsOf({ state, portHost }: Pick<HttpApp, 'state' | 'portHost'>): Host
   return { scheme: protocol, suffix: port && !/:\d+$/.test(name) ? `${name}:${port}` : name };
 }
 
-/** Returns the port that a request's host name stands for, if it is one of those. */
+/** Returns the port that the host name of a request stands for, if any. */
 function portAtHost(app: Pick<HttpApp, 'state' | 'portHost'>, request: IncomingMessage): PortAccess | undefined {
   const [, digits = '', id = '', rest] = LABEL.exec(request.headers.host?.toLowerCase() ?? '') ?? [];
   if (rest === undefined) return undefined;
@@ -46,8 +46,8 @@ function portAtHost(app: Pick<HttpApp, 'state' | 'portHost'>, request: IncomingM
 }
 
 /**
- * Whether a request may upgrade its protocol: one to a port, and without a body, which Node leaves in what follows the
- * request.
+ * Returns whether a request may upgrade its protocol: it must be for a port and have no body, which Node would leave in
+ * front of the data of the new protocol.
  */
 export const mayUpgrade = (app: Pick<HttpApp, 'state' | 'portHost'>, request: IncomingMessage): boolean =>
   !hasBody(request) && (portAtHost(app, request) !== undefined || IN_PATH.test(request.url ?? ''));
@@ -81,7 +81,7 @@ export const openPort = endpoint({
   },
 });
 
-/** Serves a port under Purser's own origin, to whoever shows the wallet's token. */
+/** Serves a port under Purser's own origin, to callers with the wallet's token. */
 export function servePortPath(app: HttpApp): Handler<Env> {
   return async (c) => {
     refuseFault(app.health);
@@ -108,7 +108,7 @@ export function servePortPath(app: HttpApp): Handler<Env> {
 }
 
 const pathOf = (rest: string) => (rest.startsWith('/') ? rest : `/${rest}`);
-/** Each escape for itself: one that is malformed hides no other. */
+/** Decodes each escape by itself: a malformed one does not hide the others. */
 const decoded = (text: string) =>
   text.replace(/%([0-9a-f]{2})/gi, (_, digits: string) => String.fromCharCode(Number.parseInt(digits, 16)));
 
@@ -133,7 +133,7 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
   const access = portAtHost(app, incoming) as PortAccess;
   const requestId = requestIdOf(c);
   const isSecure = scheme === 'https:';
-  // Browsers take the prefix, which holds a cookie to its host name, by TLS only.
+  // Browsers accept the prefix, which binds a cookie to its host name, over TLS only.
   const cookie = `${isSecure ? '__Host-' : ''}purser-port`;
   const origin = `${scheme}//${incoming.headers.host?.toLowerCase()}`;
   const resource = accessible(app, access.resourceId)?.resource;
@@ -173,8 +173,8 @@ const unauthenticated = (what: string) =>
   new Refusal('unauthenticated', `${what} Ask for a new link with POST /v1/compute/port.`);
 
 /**
- * Throws `wrong_token_scope` for a request that the page of another origin makes, that of another lease above all: a browser
- * counts its host name to the same site, and sends the cookie. To follow a link from elsewhere is allowed.
+ * Throws `wrong_token_scope` for a request from a page of another origin, above all of another lease: a browser regards its
+ * host name as the same site, and sends the cookie. Following a link from elsewhere is allowed.
  */
 function refuseOtherSites({ headers, method }: IncomingMessage, origin: string): void {
   const site = headers['sec-fetch-site'] ?? 'none';

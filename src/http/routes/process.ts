@@ -17,11 +17,11 @@ import { accepts, errorEvent, namedEvents } from '../named-events.ts';
 import { active, ID } from './compute.ts';
 import { explainFailure, INSIDE_REFUSALS, reachInside } from './inside-call.ts';
 
-/** Commands in the background of a lease. */
+/** Background commands of a lease. */
 
 /** Limits a start, a list, a kill and one part of a log, each a text inside with a limit of 30 s of its own. */
 const SECONDS = 40;
-/** Beyond its limit, a log that is followed may wait so long for a client that reads slowly. */
+/** Time beyond its limit for which a followed log may wait for a client that reads slowly. */
 const UNREAD_SECONDS = 300;
 
 const WATCH_MILLISECONDS = 500;
@@ -40,7 +40,7 @@ const EXAMPLE = {
   log_path: `/root/.purser-processes/${PROCESS_ID}/log`,
 };
 
-/** Calls into a running resource of the wallet, as a command is called. */
+/** Calls into a running resource of the wallet in the same way as a command. */
 async function inside<T>(
   app: HttpApp,
   { wallet }: { wallet: Parameters<typeof active>[1] },
@@ -123,7 +123,7 @@ export const readComputeProcessLog = endpoint({
       );
       const { bytes, process } = read;
       if (!process) throw new Error('a log that is not followed has a process');
-      // A character that the part cuts is left to the next one, unless there is none.
+      // A character that the part cuts is left to the next part, unless there is none.
       const isEnd = !process.isRunning && read.offset + bytes.length >= process.logBytes;
       const complete = isEnd ? bytes : bytes.subarray(0, completeLength(bytes) || bytes.length);
       const next = read.offset + complete.length;
@@ -132,14 +132,14 @@ export const readComputeProcessLog = endpoint({
       };
     }
 
-    active(app, principal.wallet, id); // What is refused is refused before the stream begins.
+    active(app, principal.wallet, id); // Refusals must come before the stream begins.
     const [gone, stopping] = [new AbortController(), new AbortController()];
     whenGone(() => gone.abort());
     return {
       errorEvent,
       async stream(stream) {
         const events = namedEvents(stream);
-        // A server that stops does not wait for a log: its reader follows on afterwards.
+        // A stopping server does not wait for a log: its reader can continue afterwards.
         const watch = setInterval(() => {
           if (app.health.stopping) stopping.abort();
         }, WATCH_MILLISECONDS);

@@ -51,7 +51,7 @@ export const createRouterKey = endpoint({
     const wallet = findWallet(app.ledger.read, principal.wallet.id) as Wallet;
     for (const id of body.models ?? []) app.catalogue.find(id);
     const now = app.clock.now();
-    refuseInactive(wallet, now); // The master key of a closed one may be gone.
+    refuseInactive(wallet, now); // The master key of a closed wallet may be gone.
     const order = { walletId: wallet.id, options: body, fresh: routerCredential(app.keyring, wallet) };
     const { key, isNew } = await app.ledger.write(openRouterKey, { order, now });
     if (isNew) app.events.routerKeyOpened(key);
@@ -142,7 +142,7 @@ type RouterCall = Caller & Pick<Call<'router', unknown>, 'request'>;
 /** A paid request under the gateway's base URL, and the headers of its answer. */
 type RouterRequest = { request: ChatRequest; headers: () => Record<string, string> };
 
-/** Builds the request of a body that was read as one to a model. */
+/** Builds the request from a body that was read as a request to a model. */
 function requestOf(app: HttpApp, call: RouterCall, route: string, kind: Model['kind']): Promise<RouterRequest> {
   const { request, principal } = call;
   return paidRequest(app, call, request, route, () => {
@@ -152,8 +152,8 @@ function requestOf(app: HttpApp, call: RouterCall, route: string, kind: Model['k
 }
 
 /**
- * Builds the request that all paid endpoints under the gateway's base URL have in common. Without a key it takes the place
- * of an earlier attempt that asked the same under the same gateway key, if there is one to take.
+ * Builds the part of the request that all paid endpoints under the gateway's base URL share. A request without a key takes
+ * over an earlier attempt at the same question under the same gateway key, if there is one.
  */
 export async function paidRequest(
   app: HttpApp,
@@ -167,13 +167,13 @@ export async function paidRequest(
     ? hash('sha256', Buffer.concat([Buffer.from(`${principal.routerKeyId}\n${route}\n`), ofBody.fingerprint]), 'buffer')
     : ofBody.fingerprint;
   const changes = app.ledger.changeCount(); // The key was read, or read again, in this turn.
-  const tags = tagsOf(sent, ofBody.tags); // Refused before the place is taken: a refusal would keep it.
+  const tags = tagsOf(sent, ofBody.tags); // Checked before an attempt is claimed: a refusal would keep it.
   const place = isKeyMadeUp ? await app.retries.take({ walletId, route, fingerprint, requestId }, whenGone) : undefined;
   let bounded: Bounded | undefined;
   const request: ChatRequest = {
     walletId,
     route,
-    // Read again for the headers of the answer: it may have become a request of its own.
+    // Read again for the headers of the answer: the attempt may have become a request of its own.
     get idempotencyKey() {
       return place?.idempotencyKey ?? idempotencyKey;
     },
@@ -198,8 +198,8 @@ export async function paidRequest(
 }
 
 /**
- * Rewrites advice about keys for a caller without an Idempotency-Key, who cannot retry the same attempt. A stream that has begun
- * is charged for what came of it (decision 0075): its retry takes no place.
+ * Rewrites advice about keys for a caller without an Idempotency-Key, who cannot name the attempt in a retry. A stream that
+ * has begun is charged for what came of it (decision 0075): its retry takes over nothing.
  */
 export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>, hasBegun = () => false): Promise<T> {
   if (!isKeyMadeUp) return answer;

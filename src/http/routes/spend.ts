@@ -9,8 +9,8 @@ import { endpoint, type HttpApp } from '../endpoint.ts';
 const RETRY_SECONDS = 2;
 
 /**
- * Sums what was charged, for an owner of what all share. Throws `rate_limited` where he has several sums running: each keeps a row
- * for every key that it meets until it is answered.
+ * Sums the charges for an owner. Throws `rate_limited` when several of its sums are running: each keeps a row for every key
+ * that it meets until it is answered.
  */
 async function sumFor({ sums, ledger }: Pick<HttpApp, 'sums' | 'ledger'>, owner: string, order: SpendOrder) {
   if (!sums.tryTake(owner, 1))

@@ -24,7 +24,7 @@ import {
 import { endpoint, type HttpApp } from '../endpoint.ts';
 import { PAGE_QUERY, pageOf, statusQuery } from '../page.ts';
 
-/** Returns the record of a wallet as it is now. */
+/** Returns the current record of a wallet. */
 export const recordOf = ({ ledger, clock }: Pick<HttpApp, 'ledger' | 'clock'>, wallet: Wallet) =>
   walletRecord(ledger.read, wallet, clock.now());
 

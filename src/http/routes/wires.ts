@@ -25,7 +25,7 @@ const planOf = (app: HttpApp, walletId: string) => planHeaders(findWallet(app.le
 export const createMessage = translated('One answer in the shape of Anthropic’s Messages', messagesWire, planOf);
 export const createResponse = translated('One answer in the shape of OpenAI’s Responses', responsesWire);
 
-/** An endpoint that speaks another API: it translates to one chat completion, which takes the road of all others. */
+/** Builds an endpoint that speaks another API: it translates to one chat completion, which then runs like all others. */
 function translated(
   summary: string,
   wire: Wire,
@@ -87,7 +87,7 @@ function translated(
 const translations = new WeakMap<Buffer, Map<string, ReturnType<Translating>>>();
 type Translating = () => Buffer | undefined | Promise<Buffer | undefined>;
 
-/** Translates an answer once for all who have asked with the same key and wait for it together. */
+/** Translates an answer once for all requests that have the same key and wait for it together. */
 function translatedOnce(answer: Buffer, name: string, translate: Translating): ReturnType<Translating> {
   const known = translations.get(answer) ?? new Map<string, ReturnType<Translating>>();
   translations.set(answer, known);
@@ -96,8 +96,8 @@ function translatedOnce(answer: Buffer, name: string, translate: Translating): R
 }
 
 /**
- * Returns a stream that takes chat completion chunks and writes the events of another API. Events that are of that API
- * already go on as they came, with `comment` before the last. A write has to be awaited before the next.
+ * Returns a stream that takes chat completion chunks and writes the events of another API. Events that are already in that
+ * API pass unchanged, with `comment` before the last. Await each write before the next.
  */
 function translateStream(
   apart: AnswerReadings,
@@ -141,7 +141,7 @@ function translateStream(
     return all.length ? client.write(all) : undefined;
   }
 
-  /** Only the first event can be large: what follows it has come in one piece with its end. */
+  /** Only the first event can be large: those behind it have arrived in one piece with its end. */
   async function writeBehindLarge([first, ...others]: readonly SseEvent[]): Promise<void> {
     await writeLarge((first as SseEvent).raw);
     await writeAll(others);

@@ -37,10 +37,10 @@ export function createBlockReader(): BlockReader {
   let first = 0;
   let live: Block | undefined;
   const texts = new Map<Block, GrownText>();
-  /** The end of each call's arguments, and, once it is found, whether they are an object. */
+  /** The end of each call's arguments and, once it is found, whether they are an object. */
   const ends = new Map<Block, { end: ObjectEnd; isObject?: boolean }>();
 
-  /** Tells whether a call has all its arguments. They are parsed once, when their brackets are closed. */
+  /** Returns whether a call has all its arguments. They are parsed once, when their brackets are closed. */
   const hasObject = (call: Block): boolean => {
     const followed = ends.get(call);
     if (!followed?.end.isClosed()) return false;
@@ -49,11 +49,11 @@ export function createBlockReader(): BlockReader {
   };
   const isComplete = (block: Block) => block.kind !== 'call' || hasObject(block);
 
-  /** Passes on what can be passed on; at the end everything. */
+  /** Passes on the blocks that are ready; at the end everything. */
   function advance(events: BlockEvent[], isEnd: boolean): void {
     for (let head = blocks[first]; head; head = blocks[first]) {
       if (head !== live) {
-        if (head.kind === 'call' && !head.name && !isEnd) return; // The name may still come.
+        if (head.kind === 'call' && !head.name && !isEnd) return; // The name may follow.
         live = head;
         events.push({ type: 'start', block: head });
         if (head.text) events.push({ type: 'delta', block: head, text: head.text });
@@ -140,12 +140,12 @@ export function createBlockReader(): BlockReader {
 
 type GrownText = { add(piece: string): void; text(): string };
 
-/** Longer ends of a text are made one string. */
+/** A text longer than this is flattened to one string. */
 const END_LENGTH = 32 * 1024;
 
 /**
- * Joins a text that comes in pieces. To V8 a sum of strings is a tree of them: of millions, its next collection takes hundreds of
- * milliseconds, and so does the first look at the whole.
+ * Joins a text that comes in pieces. V8 represents a concatenation as a tree of strings: with millions of pieces, its next
+ * garbage collection takes hundreds of milliseconds, and so does the first read of the whole.
  */
 function createGrownText(): GrownText {
   let before = '';
@@ -154,7 +154,7 @@ function createGrownText(): GrownText {
     add(piece) {
       end += piece;
       if (end.length < END_LENGTH) return;
-      end.charCodeAt(0); // Makes it one string.
+      end.charCodeAt(0); // Flattens it to one string.
       before += end;
       end = '';
     },

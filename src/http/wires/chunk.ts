@@ -2,14 +2,14 @@ import { countsIn } from '../../router/usage.ts';
 import { choiceOf, textIn } from './blocks.ts';
 import { isObject, type Json, objectOf, piecesOf } from './json.ts';
 
-/** Texts are cut into pieces of so many characters, each of which is a chunk of its own. */
+/** Texts are cut into pieces of this many characters, each a chunk of its own. */
 const PIECE_LENGTH = 32 * 1024;
-/** A chunk with more parts or calls comes from no model server. */
+/** No model server sends a chunk with more parts or calls. */
 const PART_COUNT_MAX = 10_000;
 
 /**
- * Returns a chunk of a chat completion as several small ones, of which the translation is the same: with nothing in them that
- * is not read. Throws for one with more parts than any model server sends.
+ * Splits a chunk of a chat completion into several small ones with the same translation, without the members that are not
+ * read. Throws for a chunk with more parts than any model server sends.
  */
 export function plainChunks(json: unknown): Json[] {
   const { id, created, usage } = objectOf(json);

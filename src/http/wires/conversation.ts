@@ -1,21 +1,21 @@
 import type { Json } from './json.ts';
 
-/** A piece of what one side says: text, or a part with an image or with a mark for a prompt cache. */
+/** A piece of a message: text, or a part with an image or with a mark for a prompt cache. */
 export type Said = string | Json;
 
-/** The messages of a chat completion, built in the order in which another API tells them. */
+/** The messages of a chat completion, built in the order in which another API gives them. */
 export type Conversation = {
-  /** What stands before the first other message becomes one system message: many templates allow no second one. */
+  /** System messages before the first other message are merged into one: many templates allow no second one. */
   system(said: readonly Said[]): void;
   user(said: readonly Said[]): void;
-  /** What the model said, thought or called, in one message until somebody else speaks. */
+  /** The model's text, thoughts and calls, in one message until another role follows. */
   assistant(more: { said?: Said; refusal?: string; reasoning?: string; call?: Call }): void;
   /**
-   * The result of a call. Its images are shown by the user after the results: a tool message holds only text. `marks` are
+   * The result of a call. Its images follow the results in a user message: a tool message holds only text. `marks` are
    * those of the result as a whole.
    */
   result(callId: string, said: readonly Said[], marks?: Json): void;
-  /** Returns the messages once all has been said. */
+  /** Returns the messages. Call it last. */
   finish(): Json[];
 };
 /** `arguments` is JSON. */
@@ -31,7 +31,7 @@ export function createConversation(): Conversation {
     messages.push(added);
     return added;
   };
-  /** Shows the images of the results before anything else is said. */
+  /** Adds the images of the results before any other message. */
   const showImages = () => {
     if (!images.length) return;
     add({ role: 'user' }, images);
@@ -86,22 +86,22 @@ export function createConversation(): Conversation {
 
 const textPart = (text: string): Json => ({ type: 'text', text });
 
-/** Returns the mark for a prompt cache that a part of a request has, as a member for another. */
+/** Returns the mark for a prompt cache of a part of a request, as a member for another part. */
 export const marksOf = ({ cache_control: mark }: Json): Json => (mark ? { cache_control: mark } : {});
 
-/** A text with the marks of what it came in. */
+/** Returns a text with the marks of the part that it came from. */
 export const markedText = (text: string, from: Json): Said => {
   const marks = marksOf(from);
   return Object.keys(marks).length ? { ...textPart(text), ...marks } : text;
 };
 
-/** Text alone is a string, which every model server takes; with images it is a list of parts. */
+/** Returns text alone as a string, which every model server takes; with images, a list of parts. */
 function contentOf(said: readonly Said[]): string | Json[] {
   if (said.every((it) => typeof it === 'string')) return said.join(SEPARATOR);
   return said.map((it) => (typeof it === 'string' ? textPart(it) : it));
 }
 
-/** A part with an image, by its address or as a data URL. */
+/** Returns a part with an image, by its address or as a data URL. */
 export const imagePart = (url: string, marks: Json = {}, detail?: unknown): Json => ({
   type: 'image_url',
   image_url: { url, ...(typeof detail === 'string' ? { detail } : {}) },

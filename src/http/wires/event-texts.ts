@@ -2,10 +2,10 @@ import { isObject, type Json, piecesOf } from './json.ts';
 
 export type NamedEvent = Json & { type: string };
 
-/** The text of server-sent events, in pieces. Of long ones each is made when it is asked for, so that others have turns in between. */
+/** The text of server-sent events, in pieces. Pieces of long events are made on demand, so that other work runs in between. */
 export type Texts = Iterable<string>;
 
-/** Longer texts come in pieces of about so many characters. */
+/** Longer texts come in pieces of about this many characters. */
 const PIECE_LENGTH = 32 * 1024;
 
 /** Returns the text of events whose names are the types of their data. */
@@ -34,7 +34,7 @@ function* longTexts(events: readonly NamedEvent[]): Generator<string> {
   }
 }
 
-/** Yields what JSON.stringify makes of plain data. */
+/** Yields the JSON of plain data, as JSON.stringify writes it. */
 function* jsonTexts(value: unknown): Generator<string> {
   if (Array.isArray(value)) {
     for (const [i, it] of value.entries()) {
@@ -58,7 +58,7 @@ function* jsonTexts(value: unknown): Generator<string> {
   } else yield JSON.stringify(value ?? null);
 }
 
-/** Counts the characters in the strings of plain data, until there are too many for one piece. */
+/** Counts the characters in the strings of plain data, up to the limit of one piece. */
 function lengthIn(value: unknown): number {
   if (typeof value === 'string') return value.length;
   if (typeof value !== 'object' || value === null) return 1;

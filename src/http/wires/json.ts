@@ -6,14 +6,14 @@ export type Json = Record<string, unknown>;
 export const isObject = (value: unknown): value is Json =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
 
-/** Returns the value as an object; an empty one for anything else. For what a model server sent, which is not refused. */
+/** Returns the value as an object; an empty one for anything else. For data from a model server, which is not refused. */
 export const objectOf = (value: unknown): Json => (isObject(value) ? value : {});
 
 export function invalid(param: string, what: string): Refusal {
   return new Refusal('invalid_request', `${param}: ${what}.`, { param });
 }
 
-/** The refusal of something that is not offered. `why` is a whole sentence. */
+/** Returns the refusal of a feature that is not offered. `why` is a whole sentence. */
 export function notOffered(param: string, why: string): Refusal {
   const name = param.slice(0, 80);
   return new Refusal('unsupported_parameter', `${name}: ${why}`, { param: name });
@@ -27,7 +27,7 @@ export function objectsOf(value: unknown, param: string): Json[] {
   return value;
 }
 
-/** Returns a list that has something in it. Throws `invalid_request` for an empty one. */
+/** Returns a non-empty list. Throws `invalid_request` for an empty one. */
 export function filled<T>(list: T[], param: string): T[] {
   if (!list.length) throw invalid(param, 'must have at least one message');
   return list;
@@ -39,7 +39,7 @@ export function textOf(value: unknown, param: string): string {
   return value;
 }
 
-/** Returns the members that are set, without those of these names. */
+/** Returns the members that are set, except those of these names. */
 export const givenBut = (members: Json, names: ReadonlySet<string>): Json =>
   given(Object.fromEntries(Object.entries(members).filter(([name]) => !names.has(name))));
 
@@ -55,7 +55,7 @@ export const namesGiven = (members: Json, names: readonly string[]): string[] =>
 export const given = (members: Json): Json =>
   Object.fromEntries(Object.entries(members).filter(([, value]) => value !== undefined && value !== null));
 
-/** Parses the arguments of a call; undefined for what is no object, or has more levels or values than a body may have. */
+/** Parses the arguments of a call; undefined if they are no object, or have more levels or values than a body may have. */
 export function parseObject(text: string): Json | undefined {
   try {
     const value = parseNested(text)?.value;
@@ -66,7 +66,7 @@ export function parseObject(text: string): Json | undefined {
   }
 }
 
-/** Cuts a text into pieces of at most so many units, but no character of two. */
+/** Cuts a text into pieces of at most `length` units, without splitting a surrogate pair. */
 export function* piecesOf(text: string, length: number): Generator<string> {
   for (let at = 0; at < text.length; ) {
     const isInside = /[\ud800-\udbff]/.test(text.charAt(at + length - 1));

@@ -5,15 +5,15 @@ import { FREE } from './messages-request.ts';
 import type { Kept, NativeRequest } from './wire.ts';
 
 /**
- * Features in beta that cost nothing but tokens and need nothing on the server, without their dates. Others are not asked
- * for: one may change a price or the context length by its name alone.
+ * Beta features that cost nothing but tokens and need nothing on the server, without their dates. Others are not requested:
+ * one may change a price or the context length by its name alone.
  */
 const BETAS = new Set([
   ...['claude-code', 'interleaved-thinking', 'fine-grained-tool-streaming', 'context-management', 'extended-cache-ttl'],
   ...['prompt-caching', 'prompt-caching-scope', 'token-efficient-tools', 'structured-outputs', 'effort', 'output-128k'],
   ...['adaptive-thinking', 'redact-thinking', 'tool-examples', 'task-budgets'],
 ]);
-/** Members that are passed on whatever they say. Marks for prompt caches go with them where they have a price. */
+/** Members that are passed on with any value. Marks for prompt caches go with them where they have a price. */
 const PASSED = [
   ...['messages', 'system', 'tools', 'tool_choice', 'stop_sequences'],
   ...['temperature', 'top_p', 'top_k', 'output_config', 'output_format'],
@@ -21,7 +21,7 @@ const PASSED = [
 /** The smallest thinking budget that Anthropic takes. */
 const THINKING_TOKENS_MIN = 1024;
 
-/** Says how a request of Anthropic's Messages API is passed on to a server that speaks it. */
+/** Describes how a request of Anthropic's Messages API is passed on to a server that speaks it. */
 export function nativeMessages(raw: Json): NativeRequest {
   const { stream, max_tokens: named, thinking } = raw;
   // The budget of thinking has to be below a limit that is cut to fit.
@@ -39,7 +39,7 @@ export function nativeMessages(raw: Json): NativeRequest {
   };
 }
 
-/** Returns the members of such a request that are written anew, by what was kept of it. */
+/** Returns the members of such a request that are rewritten, computed from the kept data. */
 export function writtenMessages({ named, stream, budgeted, management }: Kept, outputTokens: number): Json {
   const isCut = typeof named === 'number' && outputTokens < named;
   const thinks = isObject(budgeted) ? (isCut ? thinkingWithin(outputTokens, budgeted) : budgeted) : undefined;
@@ -57,7 +57,7 @@ function thinkingWithin(outputTokens: number, thinking: Json): Json {
   return budget < THINKING_TOKENS_MIN ? { type: 'disabled' } : { ...thinking, budget_tokens: budget };
 }
 
-/** Returns the edits of the conversation that may be asked for: none of thinking that has been switched off, which is a 400. */
+/** Returns the edits of the conversation that may be requested: none of thinking that has been switched off, which is a 400. */
 function editsFor(thinking: Json | undefined, management: unknown): Json {
   if (!clears(management)) return {};
   const all = objectOf(management).edits as unknown[];
@@ -66,7 +66,7 @@ function editsFor(thinking: Json | undefined, management: unknown): Json {
   return edits.length ? { context_management: { edits } } : {};
 }
 
-/** Tells whether the server would only drop parts of the conversation: summing it up is an answer that nobody has a limit for. */
+/** Returns whether the edits only delete content; a summary would be output without a limit. */
 function clears(management: unknown): boolean {
   const { edits, ...others } = objectOf(management);
   if (!Array.isArray(edits) || Object.keys(others).length > 0) return false;

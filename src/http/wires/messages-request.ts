@@ -18,7 +18,7 @@ import type { Translated } from './wire.ts';
 
 /** Members without effect here: hints for Anthropic's own context, and a thinking budget, which chat completions do not have. */
 const LEFT_OUT = ['metadata', 'thinking', 'context_management', 'service_tier', 'betas', 'anthropic_version'];
-/** What the server would run by itself. */
+/** Features that the server would run itself. */
 const RUN_THERE = ['mcp_servers', 'container'];
 /** Members that are read here. */
 const READ = [
@@ -67,7 +67,7 @@ function messagesOf({ system, messages }: Json): Json[] {
   if (instructions.some((it) => it !== '')) told.system(instructions);
   for (const [i, { role, content }] of filled(objectsOf(messages, 'messages'), 'messages').entries()) {
     const where = `messages.${i}`;
-    // Claude Code tells of changes in its surroundings this way.
+    // Claude Code reports changes in its surroundings this way.
     if (role === 'system') {
       told.system(textsOf(content, `${where}.content`));
       continue;
@@ -106,7 +106,7 @@ function assistantBlock(block: Json, where: string): Parameters<ReturnType<typeo
       return { said: markedText(textOf(block.text, `${where}.text`), block) };
     case 'thinking':
       return { reasoning: textOf(block.thinking, `${where}.thinking`) };
-    case 'redacted_thinking': // Only Anthropic can read it, and no answer from here has one.
+    case 'redacted_thinking': // Only Anthropic can read it, and no answer of this gateway contains any.
       return {};
     case 'tool_use': {
       if (!isObject(block.input ?? {})) throw invalid(`${where}.input`, 'must be an object');
@@ -143,7 +143,7 @@ function userBlock(block: Json, where: string): Said {
   throw unknownBlock(block, where);
 }
 
-/** The content of a tool's result. Chat completions have no mark for a failure, so it is said in words. */
+/** Returns the content of a tool's result. Chat completions have no mark for a failure, so the text states it. */
 function resultOf({ content, is_error: isError }: Json, where: string): Said[] {
   const said =
     content === undefined || content === null

@@ -77,10 +77,13 @@ function answersOf(model: string, stops: readonly string[], seed: string): Answe
   };
 }
 
-/** The id of a call, which the next request sends back. */
+/** Returns the id of a call, which the next request sends back. */
 const callId = ({ id, index }: Block, seed: string) => id ?? idFrom('toolu', undefined, `${seed}_${index}`);
 
-/** What a client gets whose arguments are not a JSON object, as Anthropic advises for input that cannot be parsed. */
+/**
+ * Returns the arguments for the client; if they are not a JSON object, in the form that Anthropic advises for unparsable
+ * input.
+ */
 const inputOf = (text: string): Json => (text.trim() ? (parseObject(text) ?? { INVALID_JSON: text }) : {});
 
 function contentOf(block: Block, seed: string): Json {
@@ -99,7 +102,7 @@ function eventsFor(event: BlockEvent, seed: string): NamedEvent[] {
   const { kind, index } = block;
   const deltaOf = (delta: Json) => ({ type: 'content_block_delta', index, delta });
   if (event.type === 'stop') {
-    // Clients that build their next request from deltas leave out a thought that none has signed (the AI SDK).
+    // Clients that build their next request from deltas leave out a thought without a signature (the AI SDK).
     const signed = kind === 'reasoning' ? [deltaOf({ type: 'signature_delta', signature: '' })] : [];
     return [...signed, { type: 'content_block_stop', index }];
   }
@@ -127,7 +130,7 @@ function stopOf(
   return is('end_turn');
 }
 
-/** Cached and written tokens are counted apart from the others here. */
+/** Returns the usage in Anthropic's form, which counts cached and written tokens apart from the others. */
 function usageOf(usage: Usage | undefined): Json {
   const { promptTokens = 0, completionTokens = 0, cacheReadTokens = 0, cacheWriteTokens = 0 } = usage ?? {};
   return {
@@ -147,7 +150,7 @@ const TYPES: Record<number, string> = {
   429: 'rate_limit_error',
 };
 
-/** Builds an error body in Anthropic's shape. It has no place for the code, so a program goes by type and status. */
+/** Builds an error body in Anthropic's shape. It has no member for the code, so programs use type and status. */
 export function messagesError({ code }: Refusal, message: string, requestId: string) {
   const status = gatewayStatus(code);
   const isOverloaded = REFUSALS[code].status === REFUSALS.gateway_unavailable.status && code !== 'operation_uncertain';

@@ -7,12 +7,12 @@ import { TooDeep, valueBytes } from '../../router/rendered.ts';
 import { givenBut, invalid, type Json, objectOf } from './json.ts';
 import type { Kept, Wire } from './wire.ts';
 
-/** A request in its own API, measured and as it is passed on. Plain data, as another thread may have read it. */
+/** A request in its own API, measured and in the form that is passed on. Plain data, as another thread may have read it. */
 export type MeasuredNative = Omit<Native, 'written' | 'headers'> & { kept: Kept };
 
 /**
- * Bounds and writes a request for model servers that speak its API. `bytes` is the body as it came, and `outline` where its
- * members are. `byRoute` are members that those get whose settings name them.
+ * Bounds and writes a request for model servers that speak its API. `bytes` is the received body, and `outline` the
+ * positions of its members. `byRoute` are members for the routes whose settings name them.
  */
 export function nativeOf(
   { name: wire, native }: Wire,
@@ -38,7 +38,7 @@ export function nativeOf(
   };
 }
 
-/** Returns what is passed on of a request with marks for prompt caches. Where all of them may stay, that is the body as it came. */
+/** Returns the forwarded part of a request with marks for prompt caches. If all of them may stay, that is the received body. */
 function markedForms(
   value: Json,
   plain: Json,
@@ -53,7 +53,7 @@ function markedForms(
   return { ...forms, ...(isWhole ? { [fullest]: own(all) ?? forms[fullest] } : {}) };
 }
 
-/** Returns the bytes of what is passed on, as values that a template writes. Images are counted apart. */
+/** Returns the bytes of the forwarded members, as values that a template writes. Images are counted apart. */
 function bytesOf(value: Json, names: readonly string[], parts: readonly string[], enough: number): number {
   const seen = changeNested(Object.fromEntries(names.map((name) => [name, value[name]])), parts, withoutImage);
   try {

@@ -1,7 +1,7 @@
-/** Follows a JSON object that comes in pieces, to tell where it ends: without reading any of it twice. */
+/** Follows a JSON object that comes in pieces to find its end, without reading any part of it twice. */
 export type ObjectEnd = {
   push(piece: string): void;
-  /** Whether all its brackets are closed, with nothing but white space behind. */
+  /** Returns whether all its brackets are closed, with only white space behind them. */
   isClosed(): boolean;
 };
 

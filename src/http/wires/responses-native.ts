@@ -2,16 +2,16 @@ import { type Json, namesGiven, objectOf } from './json.ts';
 import { FREE, isLeftOut } from './responses-request.ts';
 import type { Kept, NativeRequest } from './wire.ts';
 
-/** Members that are passed on whatever they say. */
+/** Members that are passed on with any value. */
 const PASSED = [
   ...['input', 'instructions', 'text', 'reasoning'],
   ...['temperature', 'top_p', 'user', 'safety_identifier', 'include', 'prompt_cache_key', 'client_metadata'],
   ...['truncation', 'stream_options', 'max_tool_calls', ...FREE],
 ];
-/** Members that go with a tool at least. */
+/** Members that require at least one tool. */
 const OF_TOOLS = ['tools', 'tool_choice', 'parallel_tool_calls'];
 
-/** Says how a request of OpenAI's Responses API is passed on to a server that speaks it. Nothing is stored there. */
+/** Describes how a request of OpenAI's Responses API is passed on to a server that speaks it. Nothing is stored there. */
 export function nativeResponses(raw: Json): NativeRequest {
   const { stream, service_tier: tier } = raw;
   const input = without(raw.input, isReference);
@@ -24,7 +24,7 @@ export function nativeResponses(raw: Json): NativeRequest {
   };
 }
 
-/** Returns the members of such a request that are written anew, by what was kept of it. */
+/** Returns the members of such a request that are rewritten, computed from the kept data. */
 export const writtenResponses = ({ stream, tier }: Kept, outputTokens: number): Json => ({
   max_output_tokens: outputTokens,
   stream: stream === true,
@@ -32,7 +32,7 @@ export const writtenResponses = ({ stream, tier }: Kept, outputTokens: number): 
   ...(tier === 'default' ? { service_tier: tier } : {}),
 });
 
-/** Returns the tools without those that are left out, in namespaces as well: the same list if there are none of them. */
+/** Returns the tools except those that are left out, in namespaces as well: the same list if there are none of them. */
 function toolsGiven(tools: unknown): unknown {
   const given = without(tools, isLeftOut);
   if (!Array.isArray(given)) return given;
@@ -44,9 +44,12 @@ function toolsGiven(tools: unknown): unknown {
   return deep.some((tool, i) => tool !== given[i]) ? deep : given;
 }
 
-/** Returns a list without those of its entries: the same list if there are none of them. */
+/** Returns a list without the matching entries: the same list if there are none. */
 const without = (list: unknown, isOne: (it: unknown) => boolean): unknown =>
   Array.isArray(list) && list.some(isOne) ? list.filter((it) => !isOne(it)) : list;
 
-/** What it refers to is not stored. Only reasoning gets here: other references are refused. */
+/**
+ * Returns whether an item is a reference to something that is not stored. Only reasoning gets here: other references are
+ * refused.
+ */
 const isReference = (item: unknown) => objectOf(item).type === 'item_reference';

@@ -17,7 +17,7 @@ import {
 } from './json.ts';
 import type { Translated } from './wire.ts';
 
-/** Members by which the server would remember something, or look it up. */
+/** Members that make the server store something, or look it up. */
 const REMEMBERED = ['previous_response_id', 'conversation', 'prompt'];
 /** Members without effect here. */
 const LEFT_OUT = [
@@ -34,11 +34,11 @@ const READ = [
 export const FREE = FREE_MEMBERS.filter((name) => ![...READ, ...LEFT_OUT].includes(name));
 const TRANSLATED = new Set([...READ, ...FREE]);
 const FORGETS = 'nothing is stored here: send the whole conversation in input.';
-/** Tools that clients send by themselves and work without: leaving them out is what lets Codex and Cline start. */
+/** Tools that clients send by default and can work without: leaving them out lets Codex and Cline start. */
 const TOOLS_LEFT_OUT = /^(web_search|image_generation$)/;
 export const isLeftOut = (tool: unknown) => TOOLS_LEFT_OUT.test(wordOf(objectOf(tool).type));
 
-/** What a tool was called in the request, where chat completions need another name or form. */
+/** The request's name of a tool for which chat completions need another name or form. */
 type SpecialTool = { name: string; namespace?: string; isCustom: boolean };
 export type SpecialTools = ReadonlyMap<string, SpecialTool>;
 
@@ -76,7 +76,7 @@ export function chatOfResponses(raw: Json): Translated & { special: SpecialTools
   return { chat, others: { members: givenBut(raw, TRANSLATED), dispensable: LEFT_OUT }, special };
 }
 
-/** Returns the output limit. Throws `invalid_request` by the name that it has here. */
+/** Returns the output limit. Throws `invalid_request` with its name in this API. */
 function limitOf(limit: unknown): unknown {
   if (limit === undefined || limit === null || (Number.isSafeInteger(limit) && (limit as number) >= 1)) return limit;
   throw invalid('max_output_tokens', 'must be a whole number from 1');
@@ -107,7 +107,7 @@ function tell(told: Conversation, item: Json, where: string): void {
             .map(({ text }) => textOf(text, where))
             .join('\n\n'),
         });
-      return; // Encrypted reasoning can be read by its maker only, and no answer from here has any.
+      return; // Only its maker can read encrypted reasoning, and no answer of this gateway contains any.
     }
     case 'function_call': {
       const name = nameOf(item, where);
@@ -127,7 +127,7 @@ function tell(told: Conversation, item: Json, where: string): void {
       told.result(callIdOf(item, where), contentOf(item.output, `${where}.output`));
       return;
     case 'item_reference':
-      // The AI SDK refers to the reasoning of an earlier step this way; a model does without it.
+      // The AI SDK refers to the reasoning of an earlier step this way; a model can do without it.
       if (textOf(item.id, `${where}.id`).startsWith('rs_')) return;
       throw notOffered(where, FORGETS);
     default:
@@ -140,7 +140,7 @@ function tellMessage(told: Conversation, { role, content }: Json, where: string)
   const text = () => said.map((it) => textOf(it, `${where}.content`)).join('\n\n');
   if (role === 'user') told.user(said);
   else if (role === 'assistant') told.assistant({ said: text() });
-  // Few model servers know the role "developer"; those that do take "system" for it.
+  // Few model servers know the role "developer"; those that do accept "system" instead.
   else if (role === 'system' || role === 'developer') told.system([text()]);
   else throw invalid(`${where}.role`, 'must be user, assistant, system or developer');
 }
@@ -150,7 +150,7 @@ const nameOf = ({ name, namespace }: Json, where: string) =>
   flatName(textOf(name, `${where}.name`), typeof namespace === 'string' ? namespace : undefined);
 const callIdOf = (item: Json, where: string) => textOf(item.call_id, `${where}.call_id`);
 
-/** The content of a message, or the output of a call. */
+/** Returns the content of a message, or the output of a call. */
 function contentOf(content: unknown, where: string): Said[] {
   if (typeof content === 'string') return [content];
   if (content === undefined || content === null) return [];
@@ -211,7 +211,7 @@ function toolsOf(value: unknown, where: string, special: Map<string, SpecialTool
   });
 }
 
-/** A custom tool takes a text, not JSON: here it is a function with one string. */
+/** The parameters of a custom tool, which takes a text, not JSON: here it is a function with one string. */
 const CUSTOM_PARAMETERS = {
   type: 'object',
   properties: { input: { type: 'string' } },

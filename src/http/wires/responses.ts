@@ -42,7 +42,7 @@ export const responsesWire: Wire = {
 type State = { status: string; error?: Json; incomplete_details?: Json };
 
 function answersOf(echoed: Json, special: SpecialTools, seed: string): Answers {
-  /** Builds the response object. What the request said of tools and instructions is not kept for a stream, nor said again. */
+  /** Builds the response object. The request's tools and instructions are not kept for a stream, nor repeated. */
   const response = (head: Json, state: State, output: Json[], usage: Usage | undefined): Json => ({
     id: idFrom('resp', head.id, seed),
     object: 'response',
@@ -81,7 +81,7 @@ function answersOf(echoed: Json, special: SpecialTools, seed: string): Answers {
       let last: Json = {};
       let usage: Usage | undefined;
       let number = 0;
-      /** What the model server said of its response when it began, where it speaks this API itself. */
+      /** The first response object of a model server that speaks this API itself. */
       let own: Json | undefined;
       const textsFor = (events: readonly ResponseEvent[]) =>
         textsOf(events.map(({ type, ...data }): NamedEvent => ({ type, sequence_number: number++, ...data })));
@@ -161,16 +161,16 @@ function itemId({ kind, index, name }: Block, upstreamId: unknown, special: Spec
   return `${idFrom(prefix, upstreamId, seed)}_${index}`;
 }
 
-/** Longer JSON comes from no model, and is told as it is: others would wait while it is parsed. */
+/** Longer JSON comes from no model and is passed on unparsed: parsing would block other requests. */
 const INPUT_LENGTH_MAX = 512 * 1024;
 
-/** The text that a custom tool was given, out of the JSON that it has here. */
+/** Returns the text for a custom tool out of the JSON that contains it here. */
 function inputOf(text: string): string {
   const input = text.length > INPUT_LENGTH_MAX ? undefined : parseObject(text)?.input;
   return typeof input === 'string' ? input : text;
 }
 
-/** Returns what a call without arguments lacks for clients to parse it: some model servers write nothing where `{}` is meant. */
+/** Returns the text that a call without arguments lacks to be parsable: some model servers write nothing for `{}`. */
 const missingObject = (text: string) => (text.trim() ? '' : '{}');
 
 function itemOf(block: Block, upstreamId: unknown, status: string, special: SpecialTools, seed: string): Json {
@@ -197,11 +197,11 @@ const partOf = ({ kind, text }: Block): Json =>
     ? { type: 'refusal', refusal: text }
     : { type: 'output_text', text, annotations: [], logprobs: [] };
 
-/** Returns what the events of a block's text are about: a part of its item, or the item of a call. */
+/** Returns the subject of the events of a block's text: a part of its item, or the item of a call. */
 const partIn = (block: Block, item: Json): Json =>
   block.kind === 'call' ? item : block.kind === 'reasoning' ? summaryOf(block.text) : partOf(block);
 
-/** What the events inside an item have in common. */
+/** Returns the members that all events inside an item share. */
 const inside = ({ kind, index }: Block, id: unknown): Json => ({
   item_id: id,
   output_index: index,
@@ -219,7 +219,7 @@ function deltaOf(
   id: string,
   special: SpecialTools,
 ): ResponseEvent[] {
-  // The input of a custom tool is inside JSON: it is told once that is complete.
+  // The input of a custom tool is inside JSON: it is sent once that is complete.
   if (block.kind === 'call' && special.get(block.name)?.isCustom) return [];
   return partGrown({ type: TYPES[block.kind] }, inside(block, id), text);
 }
@@ -227,7 +227,7 @@ function deltaOf(
 function stopOf(block: Block, item: Json): ResponseEvent[] {
   const part = partIn(block, item);
   const at = inside(block, item.id);
-  // What has not been told piece by piece.
+  // The text that has not been sent piece by piece.
   const rest =
     item.type === 'custom_tool_call'
       ? String(item.input)

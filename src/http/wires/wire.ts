@@ -14,35 +14,35 @@ export type Wire = {
   /** The path below the base URL; with the wallet and the key, the scope of idempotency. */
   route: string;
   /**
-   * Translates a request. Throws `invalid_request` for what is malformed and `unsupported_parameter` for what is not
-   * offered.
+   * Translates a request. Throws `invalid_request` for a malformed request and `unsupported_parameter` for a feature that
+   * is not offered.
    */
   translate(raw: Json): Translation;
   /**
-   * Returns the way back for a request of which `kept` was kept. `seed` stands in where the model server names no id: the
-   * same for a replay, another for any other request.
+   * Returns the way back for a request of which `kept` was kept. `seed` replaces an id that the model server does not name:
+   * the same for a replay, another for any other request.
    */
   answers(kept: Kept, seed: string): Answers;
-  /** Says how a request that can be translated is passed on to a model server that speaks this API. */
+  /** Describes how a translatable request is passed on to a model server that speaks this API. */
   native(raw: Json): NativeRequest;
-  /** Returns the members of such a request that are written anew, by what was kept of it. */
+  /** Returns the members of such a request that are rewritten, computed from the kept data. */
   written(kept: Kept, outputTokens: number): Json;
   /** Returns the headers that are sent beside those of every request. */
   headers(headers: IncomingHttpHeaders): Record<string, string>;
 };
 
-/** What is kept of a request until its answer has ended: plain data, as another thread may have read it, and nothing large. */
+/** The data of a request kept until its answer has ended: plain, as another thread may have read it, and small. */
 export type Kept = Readonly<Record<string, unknown>>;
 
-/** A request as it is passed on. */
+/** A request in the form that is passed on. */
 export type NativeRequest = {
-  /** The request without what is left out of its inner parts: the same object if nothing is. */
+  /** The request without the removed inner parts: the same object if nothing is removed. */
   value: Json;
-  /** Its members that are passed on as they are. */
+  /** Its members that are passed on unchanged. */
   names: string[];
-  /** What the members that are written anew depend on. */
+  /** The data on which the rewritten members depend. */
   kept: Kept;
-  /** Members through which the parts with images, and with marks for prompt caches, are reached. */
+  /** Members that lead to parts with images and with marks for prompt caches. */
   parts: readonly string[];
 };
 
@@ -65,7 +65,7 @@ export type StreamTranslator = {
   end(): Texts;
   /** The events at the end of a stream that broke off. */
   fail(refusal: Refusal, message: string, requestId: string): Texts;
-  /** Takes note of an event that the model server sent in this API itself, and that is passed on as it came. */
+  /** Takes note of an event that the model server sent in this API itself, and that passes unchanged. */
   passed?(event: unknown): void;
 };
 

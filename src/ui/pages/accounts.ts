@@ -37,7 +37,7 @@ const PAGE_COUNT = 100;
 const WALLET_COUNT = 15;
 const LINE_COUNT = 50;
 
-/** The parts of an account's money. */
+/** Returns the parts of an account's money. */
 export function moneyOf(it: Pick<Account, 'availableCents' | 'reservedCents' | 'spentCents'>): Part[] {
   return [
     { name: 'spent', amount: centsToNanos(it.spentCents), tone: 'spent', key: 'account.spent' },
@@ -53,7 +53,7 @@ const stateOf = (it: { suspended_at: number | null; disputed_at: number | null }
       ? badge('disputed', 'warn')
       : badge('active', 'good');
 
-/** All accounts, with what their open wallets have spent. */
+/** Shows all accounts, with the spending of their open wallets. */
 export async function listPage(visit: Visit): Promise<Page> {
   const { query } = visit;
   const { accounts } = await run(visit, 'account.list', {});
@@ -107,7 +107,7 @@ export async function create(visit: Visit): Promise<Go> {
   return { to: `/accounts/${account.id}` };
 }
 
-/** Returns an account that the viewer may see. Throws `not_found`, also for somebody else's. */
+/** Returns an account that the viewer may see. Throws `not_found`, also for another viewer's. */
 export function accountSeen({ app, viewer }: Visit, accountId: string): Account {
   const isOthers = viewer.kind === 'account' && viewer.accountId !== accountId;
   const account = isOthers ? undefined : findAccount(app.ledger.read, accountId);
@@ -117,7 +117,7 @@ export function accountSeen({ app, viewer }: Visit, accountId: string): Account 
 
 const accountIn = (visit: Visit): Account => accountSeen(visit, visit.params.id as string);
 
-/** One account: its money as a bar, its statement, its wallets and keys. */
+/** Shows one account: its money as a bar, its statement, its wallets and keys. */
 export async function accountPage(visit: Visit): Promise<Page> {
   const { app, now } = visit;
   const { read } = app.ledger;

@@ -23,7 +23,7 @@ import { run, type Visit } from '../visit.ts';
 
 const EVENT_COUNT = 100;
 
-/** What receivers were told, and what became of it. */
+/** Shows the events that were sent to receivers, and the results. */
 export async function eventsPage(visit: Visit): Promise<Page> {
   const { app, query, path } = visit;
   const type = EVENT_TYPES.find((it) => it === query.get('type'));

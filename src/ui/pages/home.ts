@@ -21,7 +21,7 @@ function ownAccount({ app, viewer }: Visit) {
   return accountOf(app.ledger.read, viewer.accountId);
 }
 
-/** The first page of the holder of an account: what there is, and where it goes. */
+/** Shows the first page of the holder of an account: its money, and where it goes. */
 export async function homePage(visit: Visit): Promise<Page> {
   const { app, now } = visit;
   const { read } = app.ledger;
@@ -88,7 +88,7 @@ export async function homePage(visit: Visit): Promise<Page> {
   };
 }
 
-/** Creates a checkout. The way to the payment is a link: a form may not lead to another site. */
+/** Creates a checkout. The payment page is opened by a link: a form may not lead to another site. */
 export async function topUp(visit: Visit): Promise<Page> {
   ownAccount(visit);
   const raw = { amount_cents: centsIn(visit.form.get('amount')) };

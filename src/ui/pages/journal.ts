@@ -15,10 +15,10 @@ const ENTRY_COUNT = 100;
 const OUTPUT_BYTES_MAX = 4 * 1024 * 1024;
 const PROBLEM_COUNT = 50;
 
-/** One verification at a time: it reads the whole file. */
+/** The verification in progress. Only one at a time, as it reads the whole file. */
 let verifying: Promise<Verdict> | undefined;
 
-/** The journal: its head, its newest entries, and the button that verifies it. */
+/** Shows the journal: its head, its newest entries, and the button that verifies it. */
 export function journalPage(visit: Visit, verdict?: Verdict): Page {
   const { app, query, path } = visit;
   const before = Number(query.get('before')) || undefined;
@@ -61,7 +61,7 @@ export function journalPage(visit: Visit, verdict?: Verdict): Page {
   return { title: 'Journal', body, section: '/journal' };
 }
 
-/** A book of the journal, as a link where it has a page. */
+/** Renders a book of the journal, as a link if it has a page. */
 function book(name: string): Html {
   const [kind = '', id] = name.split(':');
   if ((kind === 'wallet' || kind === 'hold') && id) return html`${kind} ${link(`/wallets/${id}`, `…${id.slice(-6)}`)}`;
@@ -83,7 +83,10 @@ function verdictNotice({ ok, entries, problems, faults }: Verdict): Html {
   return html`<div class="notice bad" role="alert"><p>${count(faults)} problems in ${count(entries)} entries:</p><ul>${problems.slice(0, PROBLEM_COUNT).map((it) => html`<li>${outside(it)}</li>`)}</ul>${problems.length > PROBLEM_COUNT && html`<p>These are the first ${PROBLEM_COUNT}; all: <code>purser ledger verify</code></p>`}</div>`;
 }
 
-/** Verifies the journal with `purser ledger verify` in a process of its own: it reads every row, and this one serves. */
+/**
+ * Verifies the journal with `purser ledger verify` in another process: it reads every row, and this process must keep
+ * serving.
+ */
 export async function verifyJournal(visit: Visit): Promise<Page> {
   verifying ??= verify(visit.app.config.dataDirectory).finally(() => {
     verifying = undefined;

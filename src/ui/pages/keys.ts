@@ -10,17 +10,17 @@ import { callEndpoint, isPerson, type Visit } from '../visit.ts';
 const PATH = [['/keys', 'Keys']] as const;
 const KEY_COUNT = 25;
 
-/** The account of the viewer. The operator's keys are on the pages of their accounts. */
+/** Returns the account of the viewer. The operator's keys are on the pages of their accounts. */
 function ownAccount({ viewer }: Visit): string {
   if (viewer.kind === 'account') return viewer.accountId;
   throw new Refusal('not_found', 'The operator has no keys of an account: they are on the pages of the accounts.');
 }
 
-/** All account keys of an account, newest first. */
+/** Returns all account keys of an account, newest first. */
 export const keysOf = ({ app }: Visit, accountId: string): Key[] =>
   listKeys(app.ledger.read, accountId, { limit: Number.MAX_SAFE_INTEGER });
 
-/** A table of account keys, in pages. Keys below `at` can be revoked; undefined where the viewer may not. */
+/** Renders a table of account keys, in pages. Keys below `at` can be revoked; undefined if the viewer may not revoke them. */
 export function keyTable(visit: Visit, keys: readonly Key[], at: string | undefined): Html {
   const { shown, pages } = pagesOf(visit, 'keys', keys, KEY_COUNT);
   const rows = shown.map((it) => [
@@ -49,7 +49,7 @@ export function keyTable(visit: Visit, keys: readonly Key[], at: string | undefi
   return html`${list}${pages}`;
 }
 
-/** The form that makes a key. */
+/** Renders the form that makes a key. */
 export const newKeyForm = (visit: Visit, action: string, tone: 'primary' | '' = ''): Html =>
   form({
     action,
@@ -59,7 +59,7 @@ export const newKeyForm = (visit: Visit, action: string, tone: 'primary' | '' = 
     tone,
   });
 
-/** The keys of the account. Only a signed-in person makes and revokes them, as over HTTP. */
+/** Shows the keys of the account. Only a signed-in person makes and revokes them, as over HTTP. */
 export function listPage(visit: Visit): Page {
   const keys = keysOf(visit, ownAccount(visit));
   const canChange = isPerson(visit);
@@ -75,7 +75,7 @@ export async function create(visit: Visit): Promise<Page> {
   return { ...newKeyPage(made.key, PATH), section: '/keys' };
 }
 
-/** Shows a key that was just made. */
+/** Shows a newly made key. */
 export function newKeyPage(key: string, path: Page['path']): Page {
   const body = html`
     <p class="notice good" role="status">Keep this key now: it is in this answer and nowhere else.</p>
@@ -94,7 +94,7 @@ export function confirmRevoke(visit: Visit): Page {
   return { ...revokePage(visit, accountId, visit.params.id as string, '/keys'), section: '/keys', path: PATH };
 }
 
-/** Asks before a key of an account is revoked. Throws `not_found` for a key of another. */
+/** Asks before a key of an account is revoked. Throws `not_found` for a key of another account. */
 export function revokePage(visit: Visit, accountId: string, keyId: string, at: string): Page {
   const key = keysOf(visit, accountId).find((it) => it.id === keyId);
   if (!key) throw new Refusal('not_found', 'There is no such key.');

@@ -40,7 +40,7 @@ const STRIP_COUNT = 30;
 
 type Keep = NonNullable<ReturnType<typeof summaryOf>['keep']>;
 
-/** What was rented, in a few words. */
+/** Describes the rented machine in a few words. */
 function whatIs({ slot, spec }: Resource): string {
   const { chip, offer_id: offer, gpu, gpus, cpus } = parseJson(spec) as Record<string, unknown>;
   const what = chip ?? offer ?? (gpu ? `${gpus} × ${gpu}` : cpus === undefined ? undefined : `${cpus} CPU`);
@@ -50,7 +50,7 @@ function whatIs({ slot, spec }: Resource): string {
 /** Returns whether an attempt to end the machine of a lease has failed. */
 const isStuck = (it: Resource): boolean => it.endWanted !== null && it.attempts > 0;
 
-/** Returns the share of a lease's time that is over, in percent, and the rest of it in words. */
+/** Returns the elapsed share of a lease's time, in percent, and the rest of it in words. */
 function timeOf(it: Resource, now: number): { percent: string; left: string } {
   if (it.endedAt !== null) return { percent: '100', left: 'ended' };
   const begun = it.readyAt ?? it.createdAt;
@@ -58,7 +58,7 @@ function timeOf(it: Resource, now: number): { percent: string; left: string } {
   return { percent: part.toFixed(1), left: isStuck(it) ? 'does not stop' : `${duration(it.expiresAt - now)} left` };
 }
 
-/** Draws the share of a lease's time that is over as a bar, with the rest of it in words. */
+/** Draws the elapsed share of a lease's time as a bar, with the rest of it in words. */
 function timeLeft(it: Resource, now: number): Html {
   if (it.endedAt !== null) return html`ended ${ago(it.endedAt, now)}`;
   const { percent, left } = timeOf(it, now);
@@ -68,8 +68,8 @@ function timeLeft(it: Resource, now: number): Html {
 }
 
 /**
- * Returns the part of a stream's address that names the leases of a table which still run: the stream has to tell of just
- * these, and also that one of them has ended, be it before the stream was opened.
+ * Returns the part of a stream's address that names the running leases of a table: the stream must report exactly these,
+ * including that one of them has ended, even before the stream was opened.
  */
 export const streamOf = (leases: readonly Resource[]): string =>
   `leases=${leases
@@ -78,8 +78,8 @@ export const streamOf = (leases: readonly Resource[]): string =>
     .join()}`;
 
 /**
- * Returns the ids of the leases that a stream was asked for; without a word about them the newest that run, for the stream of
- * their list. Throws `not_found`, also for those of somebody else.
+ * Returns the ids of the leases that a stream was opened for; by default the newest running ones, for the stream of their
+ * list. Throws `not_found`, also for leases of another account.
  */
 export function leasesAsked(visit: Visit): string[] {
   const { app, viewer, query } = visit;
@@ -106,7 +106,7 @@ export function leaseFigures({ app, now }: Pick<Visit, 'app' | 'now'>, leaseIds:
   return list;
 }
 
-/** A table of leases. */
+/** Renders a table of leases. */
 export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Html): Html {
   const { app, viewer, now } = visit;
   const rows = leases.map((it) => {
@@ -137,7 +137,7 @@ export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Htm
   );
 }
 
-/** Leases: the live ones as a strip, and all of them as a list. */
+/** Shows the leases: the live ones as a strip, and all of them as a list. */
 export function listPage(visit: Visit): Page {
   const { app, query, now, path } = visit;
   const { read } = app.ledger;
@@ -175,7 +175,7 @@ export function listPage(visit: Visit): Page {
   return { title: 'Leases', body, section: '/leases', stream: `/live?page=leases&${streamOf(page)}` };
 }
 
-/** Returns a lease that the viewer may see. Throws `not_found`, also for somebody else's. */
+/** Returns a lease that the viewer may see. Throws `not_found`, also for another account's. */
 function leaseSeen(visit: Visit, leaseId: string): Resource {
   const lease = findResource(visit.app.ledger.read, leaseId);
   if (!lease) throw new Refusal('not_found', 'There is no such lease.');
@@ -185,13 +185,13 @@ function leaseSeen(visit: Visit, leaseId: string): Resource {
 
 const leaseIn = (visit: Visit): Resource => leaseSeen(visit, visit.params.id as string);
 
-/** What a keep has bought and may buy, and why it has ended or waits. */
+/** Describes the time that a keep has bought and may buy, and why it has ended or waits. */
 function keepSentence({ state: is, bought_seconds: bought, max_seconds: max, ...keep }: Keep): Html {
   const why = keep.message ?? keep.reason?.replaceAll('_', ' ');
   return html`${state(is)} ${duration(bought)} of ${duration(max)} bought, by ${duration(keep.extend_seconds)}${why !== undefined && html` <span class="weak">${outside(why)}</span>`}`;
 }
 
-/** One lease. */
+/** Shows one lease. */
 export function leasePage(visit: Visit): Page {
   const { app, viewer, now } = visit;
   const it = leaseIn(visit);

@@ -5,7 +5,7 @@ import type { Page } from '../layout.ts';
 import { ago, badge, card, count, outside, table } from '../parts.ts';
 import { run, type Visit } from '../visit.ts';
 
-/** Per million tokens: what people compare. The wire has the price of one token, scaled by 10^15. */
+/** Renders a price per million tokens, the usual unit for comparisons. The wire has the price of one token, scaled by 10^15. */
 function perMillion(price: string | undefined): Value {
   if (price === undefined) return '';
   const [whole = '0', fraction = ''] = price.split('.');
@@ -24,7 +24,7 @@ function learnedOf({ id, routes }: CommandOutput<'models.list'>['data'][number])
   return html`${each}<span class="weak"><code>purser models forget ${outside(id)}</code></span>`;
 }
 
-/** Models with their prices and, for the operator, whether their servers can be reached. */
+/** Shows the models with their prices and, for the operator, whether their servers can be reached. */
 export async function modelsPage(visit: Visit): Promise<Page> {
   const isOperator = visit.viewer.kind === 'operator';
   const [{ data }, status] = await Promise.all([
@@ -61,7 +61,7 @@ export async function modelsPage(visit: Visit): Promise<Page> {
   return { title: 'Models', body, section: '/models' };
 }
 
-/** The model servers, and since when those that are down are so. */
+/** Renders the model servers, and since when those that are down have been down. */
 export function serverTable(upstreams: CommandOutput<'status'>['upstreams'], now: number): Html {
   const rows = upstreams.map((it) => [
     outside(it.name),

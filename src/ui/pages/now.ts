@@ -34,12 +34,12 @@ type Attention = { tone: StateTone; what: Value; since?: number | null; to?: str
 const SPENDER_COUNT = 8;
 const STUCK_COUNT = 5;
 const MINUTE = 60;
-/** The rate is that of the last few minutes: one alone jumps. */
+/** The rate is the average of this many minutes: that of a single one jumps. */
 const RATE_MINUTES = 5;
 /** A backup is late when the newest is older than two intervals. */
 const BACKUP_LATE_FACTOR = 2;
 
-/** What is going on, and what needs a person: the operator's first page. */
+/** Shows the operator's first page: current activity, and items that need attention. */
 export async function nowPage(visit: Visit): Promise<Page> {
   const { app, parts, now } = visit;
   const [status, cells] = await Promise.all([run(visit, 'status', {}), parts.pulse.read(now)]);
@@ -112,7 +112,7 @@ export async function nowFigures({ parts, now }: Pick<Visit, 'parts' | 'now'>): 
   };
 }
 
-/** Returns what needs a person, the most urgent first. */
+/** Returns the items that need a person, the most urgent first. */
 function attentionOf({ app, now }: Visit, status: Status): Attention[] {
   const { read } = app.ledger;
   const list: Attention[] = [];

@@ -37,7 +37,7 @@ import { run, type Visit } from '../visit.ts';
 import { endOf, usageOf } from './wallet.ts';
 import { PAGE_COUNT } from './wallets.ts';
 
-/** Operations: what holds money, by age; or all of them, newest first. */
+/** Shows the operations: those that hold money, by age; or all of them, newest first. */
 export function listPage(visit: Visit): Page {
   const { app, query, now, path } = visit;
   const { read } = app.ledger;
@@ -100,7 +100,7 @@ export function listPage(visit: Visit): Page {
   return { title: 'Operations', body, section: '/operations' };
 }
 
-/** Reads where a list of uncertain operations goes on: the time and the id of the last one before it. */
+/** Parses the position at which a list of uncertain operations continues: the time and the id of the last one before it. */
 function cursorIn(text: string | null): UncertainCursor | undefined {
   const [, at, id] = /^(\d{1,12})\.(op_\w{1,40})$/.exec(text ?? '') ?? [];
   return id === undefined ? undefined : { uncertainAt: Number(at), id };
@@ -112,7 +112,7 @@ function operationIn({ app, params }: Visit): Operation {
   return operation;
 }
 
-/** One operation: what was asked, held and charged, and how it can be resolved. */
+/** Shows one operation: its request, hold and charge, and how it can be resolved. */
 export function operationPage(visit: Visit): Page {
   const { app, now } = visit;
   const it = operationIn(visit);
@@ -155,7 +155,7 @@ export function operationPage(visit: Visit): Page {
   };
 }
 
-/** Asks before an uncertain operation is settled as the operator decides, and for the reason. */
+/** Asks for confirmation and a reason before an uncertain operation is settled by the operator's decision. */
 export function confirmResolve(visit: Visit): Page {
   const it = operationIn(visit);
   if (it.state !== 'uncertain') throw new Refusal('conflict', 'This operation is settled. That is final.');
@@ -193,7 +193,7 @@ export function confirmResolve(visit: Visit): Page {
   };
 }
 
-/** Settles an uncertain operation as the operator decides. */
+/** Settles an uncertain operation by the operator's decision. */
 export async function resolve(visit: Visit): Promise<Go> {
   const { id: operationId } = operationIn(visit);
   const decision = visit.form.get('decision') as 'charge' | 'release'; // The command checks it.

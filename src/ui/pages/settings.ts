@@ -8,7 +8,7 @@ import { run, type Visit } from '../visit.ts';
 
 const GIB = 1024 ** 3;
 
-/** The server, its backups and its settings in force, without secrets. */
+/** Shows the server, its backups and its settings in force, without secrets. */
 export async function settingsPage(visit: Visit): Promise<Page> {
   const { app, parts, now } = visit;
   const status = await run(visit, 'status', {});

@@ -25,7 +25,7 @@ const NAMES: Record<SpendBy, string> = {
 };
 const ROW_COUNT = 200;
 
-/** What was spent, by model, wallet, day, tag and so on: as a picture and as a table. */
+/** Shows the spending, by model, wallet, day, tag and so on: as a picture and as a table. */
 export async function spendPage(visit: Visit): Promise<Page> {
   const { app, viewer, query, now } = visit;
   const { read } = app.ledger;

@@ -59,8 +59,8 @@ import { leaseTable, streamOf } from './leases.ts';
 import { centsIn, handOver, partsOf, stateOf, walletTable } from './wallets.ts';
 
 /**
- * Beyond so many operations, changes and children the whole life of a wallet is not read for a page: the latest operations
- * are shown instead.
+ * Beyond this many operations, changes and children, a page does not read the whole life of a wallet: it shows the latest
+ * operations instead.
  */
 const WHOLE_LIFE_COUNT_MAX = 2000;
 const STEP_COUNT = 50;
@@ -75,10 +75,10 @@ const EXTENSIONS: readonly (readonly [string, string])[] = [
   [String(7 * DAY_SECONDS), 'by a week'],
 ];
 
-/** Returns the wallet that the address names. Throws `not_found`, also for somebody else's. */
+/** Returns the wallet that the address names. Throws `not_found`, also for another account's. */
 const walletIn = (visit: Visit): Wallet => walletSeen(visit, visit.params.id as string);
 
-/** One wallet: where its money is, where it went, and what can be done about it. */
+/** Shows one wallet: where its money is, where it went, and the actions on it. */
 export async function walletPage(visit: Visit): Promise<Page> {
   const { app, viewer, now } = visit;
   const { read } = app.ledger;
@@ -195,7 +195,7 @@ function changes(wallet: Wallet): Html {
   return html`<div class="forms">${wallet.parentId === null && budget}${wallet.expiresAt !== null && extend}<div class="stack"><p class="hint">The agent spends with its token.</p>${token}</div>${end}</div>`;
 }
 
-/** What was available and held after each step. */
+/** Returns the available and held amounts after each step. */
 function momentsOf(wallet: Wallet, steps: readonly Step[]): Moment[] {
   let held = ZERO;
   const moments: Moment[] = steps.map((step) => {
@@ -210,17 +210,20 @@ function momentsOf(wallet: Wallet, steps: readonly Step[]): Moment[] {
 
 const OUTWARD = new Set<Step['what']>(['held', 'charged', 'lowered', 'delegated', 'returned', 'rounded']);
 
-/** A step as the page shows it: what an operation cost in the end, in one row, with what was available then. */
+/**
+ * Returns the steps in the form that the page shows: one row for each operation, with its final cost and the amount
+ * available then.
+ */
 function outcomes(steps: readonly Step[]): Step[] {
   const rows: Step[] = [];
   const rowOf = new Map<string, Step>();
   for (const step of steps) {
     const row = step.operationId === null ? undefined : rowOf.get(step.operationId);
     if (row && step.what === 'released' && row.what === 'charged') {
-      row.available = step.available; // The rest of its hold came back in the same moment.
+      row.available = step.available; // The rest of its hold was released at the same time.
       continue;
     }
-    if (row) rows.splice(rows.lastIndexOf(row), 1); // The hold is over: its outcome stands for it.
+    if (row) rows.splice(rows.lastIndexOf(row), 1); // The hold is over: its outcome replaces it.
     const shown = { ...step };
     rows.push(shown);
     if (step.operationId !== null) rowOf.set(step.operationId, shown);
@@ -228,19 +231,22 @@ function outcomes(steps: readonly Step[]): Step[] {
   return rows;
 }
 
-/** What a movement was for: a model, a slot, or the wallet on its other side. */
+/** Renders the subject of a movement: a model, a slot, or the wallet on its other side. */
 function subjectOf({ app }: Visit, subject: string | null): Value {
   if (!subject?.startsWith('wal_')) return subject === null ? '' : outside(subject);
   return link(`/wallets/${subject}`, named(subject, findWallet(app.ledger.read, subject)?.name));
 }
 
-/** The way to the other view of the movements. */
+/** Renders the link to the other view of the movements. */
 const movementNote = ({ id: walletId }: Wallet, isFull: boolean): Html =>
   isFull
     ? link(`/wallets/${walletId}#movements`, 'One line for each request')
     : link(`/wallets/${walletId}?steps=all#movements`, 'With every hold and release');
 
-/** Why a step came to be. What an engine or a model server said may name sockets and addresses: it is for the operator. */
+/**
+ * Renders the reason of a step. Texts of an engine or a model server may name sockets and addresses: they are for the
+ * operator only.
+ */
 function reasonOf({ viewer }: Visit, { reason, settledBy }: Step): Html {
   if (reason === null || (viewer.kind !== 'operator' && settledBy !== 'policy' && settledBy !== 'cancelled'))
     return EMPTY;
@@ -276,10 +282,10 @@ const operationLink = ({ viewer }: Visit, operationId: string | null): Value => 
   return viewer.kind === 'operator' ? link(`/operations/${operationId}`, shortId(operationId)) : shortId(operationId);
 };
 
-/** Says what ended an operation. */
+/** Describes the end of an operation. */
 export const endOf = (settledBy: string): string => (settledBy === 'cancelled' ? 'cancelled' : `by ${settledBy}`);
 
-/** The tokens of an operation, as "812 + 240 tokens". */
+/** Renders the tokens of an operation, as "812 + 240 tokens". */
 export function usageOf(usage: string | null): Value {
   if (usage === null) return '';
   const { prompt_tokens: prompt, completion_tokens: completion } = parseJson(usage) as Record<string, unknown>;
@@ -337,7 +343,7 @@ function latestOperations(visit: Visit, wallet: Wallet): Html {
   return html`${shown}${pager(page.length, countOperations(read, { walletId: wallet.id }), before && to(undefined), older)}`;
 }
 
-/** A share in words: what is not nothing is never 0 %. */
+/** Formats a share; a non-zero share is never "0 %". */
 function percentOf(part: Nanos, whole: Nanos): string {
   const percent = (Number(part) / Number(whole)) * 100;
   if (whole <= 0n) return '';
@@ -365,7 +371,10 @@ function spendByModel(rows: Awaited<ReturnType<typeof sumSpending>>['rows'], tot
   );
 }
 
-/** Asks before a wallet is frozen, and for a reason. Throws `wallet_closed` and `wallet_expired`, as the freeze would. */
+/**
+ * Asks for confirmation and a reason before a wallet is frozen. Throws `wallet_closed` and `wallet_expired`, as the freeze
+ * would.
+ */
 export function confirmFreeze(visit: Visit): Page {
   const wallet = walletIn(visit);
   refuseInactive(wallet, visit.now);
@@ -433,7 +442,7 @@ export async function token(visit: Visit): Promise<Page> {
   return handOver(wallet.id, named(wallet.id, wallet.name), answer.agent_token, visit.app.state.baseUrl);
 }
 
-/** Asks before a wallet is closed, and says what that ends. Throws `conflict` for one that is closed already. */
+/** Asks before a wallet is closed, and states what that ends. Throws `conflict` if it is closed already. */
 export function confirmClose(visit: Visit): Page {
   const wallet = walletIn(visit);
   if (wallet.status === 'closed') throw new Refusal('conflict', 'This wallet is closed. That is final.');

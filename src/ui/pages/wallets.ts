@@ -44,20 +44,20 @@ const LIVES: readonly (readonly [string, string])[] = [
   ['0', 'until it is closed'],
 ];
 
-/** The state of a wallet as people speak of it: its status, or that it is frozen. */
+/** Returns the displayed state of a wallet: its status, or that it is frozen. */
 export const stateOf = (wallet: Wallet, now: number): string => {
   const status = statusAt(wallet, now);
   return status === 'active' && wallet.frozenAt !== null ? 'frozen' : status;
 };
 
-/** Parses an amount that somebody typed, as "5" or "5.50", into whole cents. Throws `invalid_request`. */
+/** Parses an amount in a form, as "5" or "5.50", into whole cents. Throws `invalid_request`. */
 export function centsIn(text: string | null): number {
   const [, minus, whole, fraction = ''] = /^(-?)\$?(\d{1,7})(?:\.(\d{1,2}))?$/.exec((text ?? '').trim()) ?? [];
   if (whole === undefined) throw new Refusal('invalid_request', 'Write the amount in dollars, as 5 or 5.50.');
   return Number(`${minus}${whole}${fraction.padEnd(2, '0')}`);
 }
 
-/** A small bar without a legend: how much of the budget is spent, held and delegated. */
+/** Draws a small bar without a legend: the shares of the budget that are spent, held and delegated. */
 function miniBar({ budget, spent, held, delegated }: Wallet): Html {
   const part = (amount: bigint) => (budget === 0n ? 0 : (Number(amount) / Number(budget)) * 100);
   const [a, b, c] = [part(spent), part(held), part(delegated)];
@@ -65,7 +65,7 @@ function miniBar({ budget, spent, held, delegated }: Wallet): Html {
   return html`<svg class="time-left" role="img" aria-label="${label}" width="100%" height="8"><rect class="spent" width="${a.toFixed(2)}%" height="8"></rect><rect class="held" x="${a.toFixed(2)}%" width="${b.toFixed(2)}%" height="8"></rect><rect class="delegated" x="${(a + b).toFixed(2)}%" width="${c.toFixed(2)}%" height="8"></rect></svg>`;
 }
 
-/** A table of wallets. */
+/** Renders a table of wallets. */
 export function walletTable(
   visit: Visit,
   wallets: readonly Wallet[],
@@ -101,7 +101,7 @@ export function walletTable(
   );
 }
 
-/** The field of a filter that keeps a list to one wallet, or lets it go. */
+/** Returns the filter field that limits a list to one wallet, or removes that limit. */
 export const walletField = (wallet: Wallet | undefined, name = 'wallet', label = 'Wallet'): Field[] =>
   wallet
     ? [
@@ -117,7 +117,7 @@ export const walletField = (wallet: Wallet | undefined, name = 'wallet', label =
       ]
     : [];
 
-/** Wallets, newest first, with filters in the address. */
+/** Shows the wallets, newest first, with filters in the address. */
 export function listPage(visit: Visit): Page {
   const { app, viewer, query, now, path } = visit;
   const { read } = app.ledger;
@@ -160,11 +160,11 @@ export function listPage(visit: Visit): Page {
   return { title: 'Wallets', body, section: '/wallets', aside: buttonLink('/wallets/new', 'New wallet', 'primary') };
 }
 
-/** The form that makes a wallet. */
+/** Shows the form that makes a wallet. */
 export function newPage(visit: Visit): Page {
   const { app, viewer, query } = visit;
   const all = viewer.kind === 'operator' ? listAccounts(app.ledger.read) : [];
-  // From the page of an account the way leads here for that account, however many there are.
+  // The page of an account links here with its id: that account is offered, however many there are.
   const asked = all.filter((it) => it.id === query.get('account'));
   const accounts = asked.length ? asked : all.slice(0, ACCOUNT_COUNT_MAX);
   const body = card(
@@ -208,7 +208,7 @@ export async function create(visit: Visit): Promise<Page> {
   const raw = {
     name: sent.get('name') ?? '',
     budget_cents: centsIn(sent.get('budget')),
-    expires_in_seconds: Number(sent.get('life')?.trim() || DAY_SECONDS), // An empty one is none: 0 would be for ever.
+    expires_in_seconds: Number(sent.get('life')?.trim() || DAY_SECONDS), // An empty field means the default: 0 would mean for ever.
   };
   const key = sent.get('key') ?? undefined;
   const opened =
@@ -218,7 +218,7 @@ export async function create(visit: Visit): Promise<Page> {
   return handOver(opened.id, named(opened.id, raw.name), opened.agent_token, opened.env.SVC_BROKER_URL);
 }
 
-/** Shows the token of a wallet. It is in this answer alone: going back or reloading does not show it. */
+/** Shows the token of a wallet. Only this answer contains it: going back or reloading does not show it. */
 export function handOver(id: string, name: string, token: string, url: string): Page {
   const env = `SVC_BROKER_URL=${url}\nSVC_BROKER_TOKEN=${token}`;
   const body = html`
@@ -229,7 +229,7 @@ export function handOver(id: string, name: string, token: string, url: string): 
   return { title: name, body, ...below('/wallets') };
 }
 
-/** The parts of a wallet's budget, as a bar shows them. */
+/** Returns the parts of a wallet's budget for a bar. */
 export function partsOf(wallet: Wallet): Part[] {
   const { spent, held, delegated } = wallet;
   return [
