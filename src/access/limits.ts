@@ -19,7 +19,7 @@ export type Limit = {
 };
 export type Left = { limit: number; remaining: number; fullInSeconds: number };
 
-/** Returns the refusal of a limit as data, undefined while there is none: a write throws it where it belongs among its checks. */
+/** Returns the refusal of a limit as data, for a write to throw among its checks; undefined while there is none. */
 export function refusalOfLimit(limit: Limit, caller: string): RefusalData | undefined {
   try {
     limit.check(caller);

@@ -87,7 +87,7 @@ export async function dropRetiredKeys(
     let at = last?.id ?? '';
     let found = walletNeeding(ledger.read, id, at);
     while (found.needed === undefined && found.next !== undefined) {
-      await new Promise((resolve) => setImmediate(resolve)); // Lets requests in between two pages.
+      await new Promise((resolve) => setImmediate(resolve)); // Lets requests run between two pages.
       at = found.next;
       found = walletNeeding(ledger.read, id, at);
     }

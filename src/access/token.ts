@@ -52,7 +52,7 @@ export function kindOfToken(text: string): TokenKind | undefined {
   return undefined;
 }
 
-/** Tells whether a string has the prefix of our own tokens; such a string is never a session (design 2.13). */
+/** Returns whether a string has the prefix of our own tokens; such a string is never a session (design 2.13). */
 export function looksLikeOurs(text: string): boolean {
   return text.startsWith('cnv_') || text.startsWith('svc_');
 }
