@@ -15,8 +15,8 @@ export async function outputOf(program: string, ...args: string[]): Promise<stri
 }
 
 /**
- * Starts a program, as Node's `spawn` does. Throws where this process has no descriptor left: Node then returns a child without
- * streams, and an event that nobody has come to listen for would end the process.
+ * Starts a program like Node's `spawn`. Throws where this process has no descriptor left: Node then returns a child without
+ * streams, and emits an error before a listener can be added, which would end the process.
  */
 export const startProgram = ((...order: Parameters<typeof spawn>) => {
   const child = spawn(...order);
