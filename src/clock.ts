@@ -20,7 +20,7 @@ const DOWNTIME_SECONDS_MAX = 7 * 86_400;
 /** A boot of the machine: its id where the kernel shows it, and the seconds since, suspension included. */
 export type Boot = { id: string | null; seconds: number };
 
-/** When the books were last served: the wall clock, in Unix seconds, and the boot of the machine. */
+/** The time at which the books were last served: the wall clock, in Unix seconds, and the boot of the machine. */
 export type Sighting = { at: number; boot: Boot | null };
 
 /** The times that the books contain when they are opened. */
@@ -85,7 +85,7 @@ export function findLeap(wall: number, { at, sighting }: KnownTime, boot: Boot |
   return isExplained ? undefined : { direction: 'ahead', seconds: Math.round(ahead) };
 }
 
-/** Returns what the time must be (Unix seconds) if the machine has not been booted since the sighting; else undefined. */
+/** Returns the expected time (Unix seconds) if the machine has not been booted since the sighting; else undefined. */
 function expectedTime(sighting: Sighting, boot: Boot | undefined): number | undefined {
   if (!boot || !sighting.boot || boot.id !== sighting.boot.id || boot.seconds < sighting.boot.seconds) return undefined;
   return sighting.at + boot.seconds - sighting.boot.seconds;

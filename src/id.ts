@@ -1,6 +1,6 @@
 import { randomFillSync } from 'node:crypto';
 
-/** Prefix that tells the kind of object (design, section 1). */
+/** Prefix that shows the kind of object (design, section 1). */
 export type IdPrefix =
   | 'acct'
   | 'key'

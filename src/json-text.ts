@@ -218,7 +218,7 @@ function boundsOf(text: string, valuesMax: number): 'bounded' | 'too much' | 'no
     if (code === QUOTE) at = endOfString(text, at) - 1;
     else if (code === COMMA || code === COLON) separators++;
     else if (code === OPEN_LIST || code === OPEN_OBJECT) {
-      separators++; // For the first value in it.
+      separators++; // Counts the first value in it.
       if (++depth > deepest) deepest = depth;
     } else if (code === CLOSE_LIST || code === CLOSE_OBJECT) {
       if (--depth < 0) return 'no JSON';

@@ -71,7 +71,7 @@ const WARN = 40;
  */
 type LineBuffer = {
   write(line: string): void;
-  /** Writes what waits, for at most `milliseconds`. Blocks: it is for the end of the process. */
+  /** Writes the waiting lines, for at most `milliseconds`. Blocks: for the end of the process only. */
   flush(milliseconds: number): void;
   /** Returns how many lines were lost so far. */
   lostCount(): number;

@@ -93,7 +93,7 @@ export function createReload(app: App, read: () => Config): Reload {
   async function close(retired: readonly Upstream[]) {
     await app.inFlight.whenTheseEnd();
     if (app.health.stopping) return; // The stop closes all of them.
-    recallBounds(app.ledger.read, app.catalogue, app.clock.now()); // Includes what they learned of the routes of their own catalogue.
+    recallBounds(app.ledger.read, app.catalogue, app.clock.now()); // Includes those learned by the retired catalogue.
     for (const upstream of retired) {
       app.openedUpstreams.delete(upstream);
       await upstream.close();

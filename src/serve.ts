@@ -58,8 +58,8 @@ export type Served = App & {
 
 /**
  * Opens the App and everything that listens: the API, the SSH server, the operator's socket, the metrics. Disposing it closes the
- * listeners first: no new connections, what was accepted is answered (at most `drain_seconds`), then the App closes.
- * Throws, with nothing left open, where live resources need what the configuration no longer has.
+ * listeners first: no new connections, accepted requests are answered (at most `drain_seconds`), then the App closes.
+ * Throws, with nothing left open, where live resources need settings that the configuration no longer has.
  */
 export async function serve(config: Config, options: AppOptions): Promise<Served> {
   await using opening = new AsyncDisposableStack();

@@ -6,7 +6,7 @@ import { writeDurably, writeDurablySync } from '../files/durable-file.ts';
 
 /** Thrown where books cannot be opened for want of their master key. */
 export class NoMasterKeyError extends Error {
-  /** The message without its remedy for a lost key: that of `restore` is another. */
+  /** The message without its remedy for a lost key, which differs in `restore`. */
   readonly fault: string;
 
   constructor(fault: string) {

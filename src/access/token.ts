@@ -62,7 +62,7 @@ export function hashToken(text: string): Buffer {
   return hash('sha256', text, 'buffer');
 }
 
-/** Returns the last four characters, by which people tell tokens apart. */
+/** Returns the last four characters, by which people distinguish tokens. */
 export function lastFour(text: string): string {
   return text.slice(-4);
 }

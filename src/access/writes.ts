@@ -62,8 +62,8 @@ export const replaceLostKey = defineWrite(
 );
 
 /**
- * Sets the books back to the time `now`, which is earlier than the newest time in them. Ends the sessions of the page: they
- * were to last until the later time.
+ * Sets the books back to the time `now`, which is earlier than the newest time in them. Ends the sessions of the page, which
+ * would otherwise last until after that later time.
  */
 export const goBack = defineWrite('clock.go_back', (tx, { reason, now }: { reason: string; now: number }) => {
   goBackTo(tx, reason, now);

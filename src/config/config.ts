@@ -24,7 +24,7 @@ export type Config = Readonly<Parsed> & {
   readonly masterKey: MasterKeySource;
 };
 
-/** Where the master key is: its text, or the path of its file. */
+/** The source of the master key: its text, or the path of its file. */
 export type MasterKeySource = {
   from: 'environment' | 'file' | 'data directory';
   text: Secret | undefined;
@@ -174,7 +174,7 @@ function parseSettings(file: string, text: string, env: Environment, faults: str
   if (first) {
     const tabs = document.errors.filter((it) => it.code === 'TAB_AS_INDENT'); // Further errors follow from these.
     const line = hidden.split('\n')[lines.linePos(first.pos[0]).line - 1] as string;
-    // Errors that follow from the brace in it.
+    // Its errors follow from the brace of `${NAME:-default}`, too.
     if (SHELL_DEFAULT.test(line)) faults.push(`${at(first.pos[0])}: ${NO_DEFAULT}`);
     else for (const error of tabs.length ? tabs : document.errors) faults.push(`${at(error.pos[0])}: ${error.message}`);
     return undefined;
@@ -295,9 +295,9 @@ function isNear(a: string, b: string): boolean {
 type PrintedConfig = {
   data_directory: string;
   file: string | null;
-  /** Where the master key comes from. */
+  /** The source of the master key. */
   master_key: MasterKeySource['from'];
-  /** In the names and units of purser.yaml, with `[set]` for each secret. */
+  /** The settings in the names and units of purser.yaml, with `[set]` for each secret. */
   settings: Record<string, unknown>;
 };
 

@@ -24,7 +24,7 @@ export type ImportedPrices = {
 };
 type ImportOrder = {
   list: ReadonlyMap<string, ListedModel>;
-  /** Names in the list by the ids of models that go by another name there. */
+  /** The names in the list of models that have another name there, by id. */
   names: ReadonlyMap<string, string>;
   /** Models of the list to be added, all at this upstream. */
   add: { names: readonly string[]; upstream: string | undefined };

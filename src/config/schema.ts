@@ -93,7 +93,7 @@ export const Settings = v.pipe(
     ),
     metrics: v.optional(v.strictObject({ listen: address })),
     opentelemetry: v.optional(OpenTelemetry),
-    /** Whether the page is served. */
+    /** True if the page is served. */
     ui: v.optional(v.boolean(), true),
     router: v.optional(Router, {}),
     /** The SSH server, opened only when a slot is configured. The public host and port default to the address it listens on. */

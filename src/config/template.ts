@@ -1,6 +1,6 @@
 import { stringify } from 'yaml';
 
-/** A model server and what it offers, for the file that `purser init` writes. */
+/** A model server and its models, for the file that `purser init` writes. */
 type OfferedServer = {
   software: string;
   baseUrl: string;

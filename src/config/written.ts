@@ -32,7 +32,7 @@ export function asWritten(schema: v.GenericSchema, value: unknown): unknown {
   if (own instanceof Secret) return own.toString();
   if (typeof own !== 'object' || own === null) return own;
   if (item) return (own as unknown[]).map((it) => asWritten(item, it));
-  // In the order of the schema, and without what the file does not have.
+  // In the order of the schema, without members that the file does not have.
   const members = Object.keys(entries ?? own).map((name) => {
     const member = (own as Members)[name];
     return [name, member === undefined ? undefined : asWritten((entries?.[name] ?? each) as Schema, member)] as const;

@@ -57,7 +57,7 @@ export function judgeFileSystem(directory: string, mount: Mount | undefined): st
   return is;
 }
 
-/** Returns the mount that a directory is on, or undefined if the kernel does not say. */
+/** Returns the mount that a directory is on, or undefined if the kernel does not list it. */
 export function readMount(directory: string): Mount | undefined {
   try {
     return mountOf(readFileSync('/proc/self/mountinfo', 'utf8'), realpathSync(directory));

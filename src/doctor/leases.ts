@@ -3,7 +3,7 @@ import type { Resource } from '../ledger/resource.ts';
 
 /** Seconds that ending a lease may take before it is late: a backend's slowest call, tried again. */
 const END_LATE_SECONDS = 300;
-/** The failed attempts of a step from which it is not a coincidence. */
+/** The number of failed attempts from which a step counts as being in trouble. */
 const TROUBLE_COUNT = 3;
 
 type Judged = Pick<

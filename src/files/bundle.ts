@@ -15,7 +15,7 @@ export function bundleSums(names: readonly string[], bytesOf: (name: string) => 
 }
 
 /**
- * Returns the SHA-256 over the sums of all parts that a build adds to the runtime and V8's code cache, computed from this
+ * Returns the SHA-256 over the sums of all parts of a build except the runtime and V8's code cache, computed from this
  * executable. Two builds of the same sources have the same. Undefined where Purser runs from its sources.
  */
 export function bundleDigest(): string | undefined {

@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 const run = promisify(execFile);
 const RUN_MILLISECONDS = 5000;
 
-/** Returns what a program prints, whatever its exit code. Undefined if it is missing, hangs or prints nothing. */
+/** Returns the output of a program, whatever its exit code. Undefined if it is missing, hangs or prints nothing. */
 export async function outputOf(program: string, ...args: string[]): Promise<string | undefined> {
   const output = await run(program, args, { timeout: RUN_MILLISECONDS, killSignal: 'SIGKILL', env: {} }).catch(
     (error: { stdout?: string }) => ({ stdout: error.stdout ?? '' }),

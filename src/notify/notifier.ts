@@ -51,7 +51,7 @@ export async function createNotifier(app: NotifierApp, config: EventConfig): Pro
   let opened = new Map<string, { queue: Queue; receiver: ReceiverConfig }>();
   /** Queues that end once their running delivery is answered. */
   const retiring = new Set<Queue>();
-  /** By a receiver's name: resolves once every earlier queue of it has ended. */
+  /** Promises by a receiver's name, each of which resolves once every earlier queue of the receiver has ended. */
   const ended = new Map<string, Promise<void>>();
   let isStarted = false;
   let isStopped = false;

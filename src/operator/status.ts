@@ -20,8 +20,8 @@ const holdsBody = ({ count, amount, oldestAt }: Holds) => ({
 
 export const status = {
   /**
-   * Returns the state of the installation in one answer (design, section 16). Without a server it says so, and shows the books
-   * alone.
+   * Returns the state of the installation in one answer (design, section 16). Without a server it
+   * gives that as the reason, beside the figures of the books.
    */
   status: command(NOTHING, async (app) => {
     const { ledger, health, clock, config } = app;

@@ -157,7 +157,7 @@ export const wallets = {
     const frozen = listWallets(app.ledger.read, filter, { limit: countWallets(app.ledger.read, filter) });
     return { wallets: await freezeEach(app, frozen, false, null) };
   }),
-  /** Makes one attempt to close every wallet of an account; those that are still closing say so. */
+  /** Makes one attempt to close every wallet of an account. A wallet may still be closing after it. */
   'wallet.close-account': command(v.strictObject({ account: Id }), async (app, { account }) => {
     const open = openWalletsOf(app.ledger.read, accountWith(app.ledger.read, account).id);
     const closed = await Promise.all(open.map(({ id }) => close(app, id, 'operator')));
