@@ -28,7 +28,7 @@ export function backupCommand(program: Command): void {
     });
 }
 
-/** Returns the part of a manifest that people read. The counts of all tables are in --json. */
+/** Returns the members of a manifest that are printed for people. The counts of all tables are in --json. */
 export function summaryOf({ version, created_at, installation_id, master_key_id, head, counts }: Manifest) {
   const { wallet: wallets = 0, account: accounts = 0 } = counts;
   return { made_at: created_at, version, installation_id, master_key_id, entries: head.seq, accounts, wallets };

@@ -2,7 +2,7 @@ import type { Command, Option } from 'commander';
 import { example, refuseJson } from './context.ts';
 import { print } from './report.ts';
 
-/** The scripts ask the program itself for what may stand at the cursor, so they never differ from its version. */
+/** The scripts ask the program itself for the words that may stand at the cursor, so they always match its version. */
 const SHELLS = {
   bash: `# bash completion of purser
 _purser() {
@@ -71,8 +71,8 @@ export function completionCommand(program: Command): void {
 }
 
 /**
- * Returns what may stand in place of the last of `words`, which follow the program's name: words with a tab and their
- * description, or `:file` or `:directory` alone.
+ * Returns the words that may replace the last of `words`, which follow the program's name: with a tab and their description,
+ * or `:file` or `:directory` alone.
  */
 function candidates(program: Command, words: readonly string[]): string[] {
   const current = words.at(-1) ?? '';
@@ -96,14 +96,14 @@ function candidates(program: Command, words: readonly string[]): string[] {
 
 const isHidden = (command: Command) => command.name() === 'candidates';
 
-/** The options of the program are accepted after every command. */
+/** Returns the options of a command, and those of the program, which are accepted after every command. */
 function optionsOf(command: Command, program: Command): string[] {
   const everywhere = program.options.filter((it) => !it.hidden && (it.long !== '--version' || command === program));
   const options = [...new Set([...command.options, ...everywhere])].filter((it) => !it.hidden);
   return [...options.map((it) => `${it.long}\t${it.description}`), '--help\texplain the command'];
 }
 
-/** The name of an option's value, as `file` of `--key-file <file>`; undefined for one without. */
+/** Returns the name of an option's value, such as `file` of `--key-file <file>`; undefined for one without. */
 const placeholderOf = ({ flags }: Option) => /[<[](.+?)[\]>]/.exec(flags)?.[1];
 
 function valuesOf(option: Option): string[] {

@@ -6,7 +6,7 @@ import { canAsk } from './terminal.ts';
 export const irreversible = (command: Command): Command =>
   command.option('-y, --yes', 'do not ask; without a terminal nothing is asked anyway');
 
-/** Asks on stderr. No answer, as at Ctrl-D or Ctrl-C, is `otherwise`. */
+/** Asks on stderr. Without an answer, as at Ctrl-D or Ctrl-C, returns `otherwise`. */
 export async function askYesOrNo(question: string, otherwise = false): Promise<boolean> {
   const { createInterface } = await import('node:readline/promises');
   const terminal = createInterface({ input: process.stdin, output: process.stderr });
@@ -24,7 +24,7 @@ export async function askYesOrNo(question: string, otherwise = false): Promise<b
 }
 
 /**
- * Asks before something that cannot be undone, on a terminal and without --yes or --json. Scripts are not asked. Throws
+ * Asks before an action that cannot be undone, on a terminal and without --yes or --json. Scripts are not asked. Throws
  * `conflict` when the answer is not yes.
  */
 export async function confirm(command: Command, question: string): Promise<void> {
@@ -33,7 +33,7 @@ export async function confirm(command: Command, question: string): Promise<void>
   if (!(await askYesOrNo(question))) throw new Refusal('conflict', 'Nothing was changed.');
 }
 
-/** Like `confirm`, but throws `conflict` where nobody can be asked: without a terminal the command needs --yes. */
+/** Asks like `confirm`, but throws `conflict` without a terminal: there the command needs --yes. */
 export async function confirmAlways(command: Command, question: string): Promise<void> {
   if (command.optsWithGlobals<{ yes?: boolean }>().yes) return;
   if (!canAsk()) throw new Refusal('conflict', 'Nothing was changed. To do it, add --yes.');

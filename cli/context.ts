@@ -12,7 +12,7 @@ import { lines, table } from './table.ts';
 
 export type Globals = { data?: string; config?: string; json?: boolean };
 
-/** Returns the global options that a next command needs as well, each with a space before it, to be shown. */
+/** Returns the global options that the next command needs as well, each after a space, to be shown. */
 export function repeated(globals: Globals): string {
   const data = dataDirectoryOf(globals);
   return [
@@ -30,7 +30,7 @@ export function readGiven(path: string): string {
   }
 }
 
-/** The configuration in force, and a log that shows warnings and errors unless the configured level is another than `info`. */
+/** The configuration in force, and a log that shows warnings and errors unless the configured level is other than `info`. */
 type CommandContext = { config: Config; log: Log; globals: Globals };
 
 /**
@@ -51,7 +51,7 @@ export async function readContext(command: Command, { withoutKey = false } = {})
 const WARN = 40;
 const ERROR = 50;
 
-/** Says a line of the log in words: a command has a reader, not a collector of logs. */
+/** Prints a line of the log as a sentence, as a person reads the output of a command, not a log collector. */
 function sayLogLine(line: string): void {
   const { level, msg, event } = JSON.parse(line) as { level: number; msg?: string; event?: string };
   say(`${level >= ERROR ? 'error' : level >= WARN ? 'warning' : 'note'}: ${msg ?? event}`);
@@ -63,7 +63,7 @@ export function output<T>(command: Command, value: T, format: (value: T) => stri
   else show(format(value));
 }
 
-/** Ends with a usage error where JSON is asked of a command whose stdout is not its own result. */
+/** Ends with a usage error if --json is given to a command whose stdout is not its own result. */
 export function refuseJson(command: Command, prints: string): void {
   if (command.optsWithGlobals<Globals>().json)
     command.error(`error: --json is not for this command: it prints ${prints}`);
@@ -83,7 +83,7 @@ export async function askAndPrint<N extends CommandName>(
 /** The options of a list command. */
 export type ListOptions<N extends CommandName> = Omit<CommandInput<N>, 'limit' | 'before' | 'since'> & PageOptions;
 
-/** Runs a list command and prints the page that was asked for, or with `all` every page as one. Throws like `ask`. */
+/** Runs a list command and prints the requested page, or with `all` every page as one. Throws like `ask`. */
 export async function askAndPrintList<N extends CommandName, M extends keyof CommandOutput<N>>(
   command: Command,
   name: N,
@@ -130,7 +130,7 @@ export function parseAmount(value: string): number {
 const DURATION = /^(\d{1,9})([smhdw]?)$/;
 const UNIT_SECONDS: Record<string, number> = { '': 1, s: 1, m: 60, h: 3600, d: 86_400, w: 604_800 };
 
-/** Parses a duration, as "90", "30m", "12h" or "7d", into seconds. Throws a usage error otherwise. */
+/** Parses a duration, such as "90", "30m", "12h" or "7d", into seconds. Throws a usage error otherwise. */
 export function parseDuration(value: string): number {
   const [, count, unit] = DURATION.exec(value) ?? [];
   if (count === undefined) throw new InvalidArgumentError('It must be a duration, as "90", "30m", "12h" or "7d".');
@@ -139,7 +139,7 @@ export function parseDuration(value: string): number {
 
 /**
  * Parses a time into Unix seconds: Unix seconds, how long ago ("30m", "12h", "7d"), or a date or time of ISO 8601, in UTC
- * unless it says otherwise. Throws a usage error otherwise.
+ * unless it has an offset. Throws a usage error otherwise.
  */
 export function parseTime(value: string): number {
   if (/^\d{1,12}$/.test(value)) return Number(value);
@@ -161,17 +161,17 @@ export function pageOptions(command: Command): Command {
     .option('--limit <n>', 'at most so many, 1 to 1000 (default 100)', parseWholeNumber);
 }
 
-/** The foot of a list that does not show everything: how many there are, and how to see the next. */
+/** Returns the foot of a list that does not show everything: the total, and how to see the next page. */
 export function footOf(shown: readonly { id: string }[], total: number, hint = ''): string {
   if (shown.length >= total) return '';
   return `\n${shown.length} of ${total}${hint}; older: --before ${shown.at(-1)?.id ?? '<id>'}`;
 }
 
-/** Returns the foot of a list that begins with the oldest: it has no next page, only the whole. */
+/** Returns the foot of a list that begins with the oldest: it has no next page, but can be shown whole. */
 export const restOf = (shown: readonly unknown[], total: number): string =>
   shown.length >= total ? '' : `\n${shown.length} of ${total}, --all shows all`;
 
-/** Asks for all pages of a list, newest first. */
+/** Fetches all pages of a list, newest first. */
 async function everyPage<T extends { id: string }>(
   ask: (page: { before?: string; limit: number }) => Promise<T[]>,
 ): Promise<T[]> {

@@ -14,7 +14,7 @@ export function demoCommand(program: Command): void {
       const { json } = command.optsWithGlobals<Globals>();
       const [{ createLog }, { runDemo }] = await Promise.all([import('../src/log.ts'), import('../src/demo/demo.ts')]);
       const stop = new AbortController();
-      // SIGHUP: its terminal was closed.
+      // SIGHUP: the terminal was closed.
       void untilSignal(['SIGTERM', 'SIGINT', 'SIGHUP']).then(() => stop.abort());
       const wrong = await runDemo({
         log: createLog('warn'),

@@ -31,7 +31,7 @@ export function doctorCommand(program: Command): void {
     });
 }
 
-/** The word before a finding, in a column of four characters. */
+/** Returns the word before a finding, in a column of four characters. */
 export function mark(ok: boolean, isWarning = false): string {
   const [tone, word]: [Tone, string] = !ok ? ['bad', 'BAD'] : isWarning ? ['warn', 'warn'] : ['good', 'ok'];
   return toned(tone, word) + ' '.repeat(4 - word.length);

@@ -33,7 +33,7 @@ const listEvents = (options: ListOptions<'events.list'>, command: Command) =>
       ) + footOf(events, total, ', --all shows all'),
   );
 
-/** Registers `events`: what receivers were told, and to tell it again. */
+/** Registers `events`: the events for receivers, and their repetition. */
 export function eventsCommands(program: Command): void {
   const group = program.command('events').description('what the configured receivers are told: warnings and ends');
   pageOptions(group.command('list'))

@@ -13,7 +13,7 @@ async function main(): Promise<void> {
     );
     process.exitCode = 5;
   });
-  // Its terminal was closed, its reader is gone, or its disk is full: the message is lost, and the work goes on.
+  // The terminal was closed, the reader is gone, or the disk is full: the message is lost, and the work continues.
   process.stderr.on('error', () => {});
   const [major] = process.versions.node.split('.');
   if (Number(major) < 24) {

@@ -22,7 +22,7 @@ function parseName(value: string, all: [string, string][]): [string, string][] {
   return [...all, [id, name]];
 }
 
-/** Registers `models import`: prices out of a list. */
+/** Registers `models import`: imports prices from a list. */
 export function importCommand(group: Command): void {
   group
     .command('import')
@@ -99,7 +99,7 @@ function describe({ changes, unmatched, tiered }: ImportedPrices): string {
   ].join('\n');
 }
 
-/** Replaces a file at once. A link stays one, and the mode stays. */
+/** Replaces a file atomically. A link remains one, and the mode is kept. */
 function replace(path: string, text: string): void {
   const file = realpathSync(path);
   const fresh = `${file}.new`;

@@ -20,7 +20,7 @@ const COLUMNS = [
   'bound_factor',
 ];
 
-/** Registers `models`: lists the models, checks them against their upstreams, and forgets what was learned of them. */
+/** Registers `models`: lists the models, checks them against their upstreams, and forgets their learned bounds. */
 export function modelsCommands(program: Command): void {
   const group = program.command('models').description('the models on offer; check them against their upstreams');
   group

@@ -13,7 +13,7 @@ import {
 } from './context.ts';
 
 function listOperations(options: ListOptions<'operation.list'>, command: Command): Promise<void> {
-  // --uncertain is a page of its own order, the oldest first.
+  // --uncertain is one page with its own order, the oldest first.
   const { all, uncertain, ...rest } = options;
   if (uncertain && (options.state !== undefined || options.before !== undefined))
     command.error('error: give --uncertain alone, or --state uncertain with --before');

@@ -15,10 +15,10 @@ const COMMIT_FAILED = 'A commit failed, so the command may or may not have taken
 
 /**
  * Runs one operator command: over the socket while `serve` runs, otherwise in this process, which takes the lock, opens the
- * App, runs the command and closes the App. So there is always a single writer (design, section 4). The configuration is
- * read only in the second case: a running server has its own, and its secrets need not be in this terminal's environment.
- * Throws the command's refusals, ConfigurationFault, `operation_uncertain` when the server hangs, and LockedError when one
- * holds the lock for 10 s without listening.
+ * App, runs the command and closes the App. So there is always a single writer (design, section 4). The configuration is read
+ * only in the second case: a running server has its own, and its secrets need not be in this terminal's environment. Throws
+ * the command's refusals, ConfigurationFault, `operation_uncertain` when the server hangs, and LockedError when another
+ * process holds the lock for 10 s without listening.
  */
 export async function ask<N extends CommandName>(
   command: Command,
@@ -41,7 +41,7 @@ export async function ask<N extends CommandName>(
   }
 }
 
-/** Runs a command in this process, once. Throws LockedError, before anything has happened, while another holds the lock. */
+/** Runs a command in this process, once. Throws LockedError, before anything has happened, while another process holds the lock. */
 async function runHere<N extends CommandName>(
   command: Command,
   name: N,

@@ -64,7 +64,7 @@ const COMMANDS = [
 const EXIT_CODES =
   '\nExit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused or in conflict, 5 unavailable at the moment';
 
-/** A command that names a misspelled option before it asks for a missing one, which may be what was meant. */
+/** A command that reports a misspelled option before a missing one, as that may be the one meant. */
 class PurserCommand extends Command {
   override createCommand(name?: string): Command {
     return new PurserCommand(name);
@@ -73,7 +73,7 @@ class PurserCommand extends Command {
   override error(message: string, options?: ErrorOptions): never {
     const unknown = this.args.find((it) => /^--[a-z]/.test(it))?.split('=')[0];
     if (options?.code === 'commander.missingMandatoryOptionValue' && unknown !== undefined)
-      (this as unknown as { unknownOption(flag: string): void }).unknownOption(unknown); // It suggests the right one.
+      (this as unknown as { unknownOption(flag: string): void }).unknownOption(unknown); // Suggests the right one.
     return super.error(message, options);
   }
 }
@@ -95,7 +95,7 @@ export function createProgram(output: OutputConfiguration = {}): Command {
     .showHelpAfterError('Add --help for the full help.')
     .addHelpText('after', example('purser init', 'purser serve', 'purser wallet create --help'))
     .exitOverride();
-  program.options.find(({ flags }) => flags === '-V')?.hideHelp(); // For those who know it so.
+  program.options.find(({ flags }) => flags === '-V')?.hideHelp(); // Accepted out of habit.
   program.addHelpText('after', EXIT_CODES);
   for (const add of COMMANDS) add(program);
   for (const group of program.commands.filter((it) => it.commands.length))

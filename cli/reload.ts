@@ -7,7 +7,7 @@ import { Refusal } from '../src/refusal.ts';
 import { example, type Globals, output } from './context.ts';
 import { lines } from './table.ts';
 
-/** Registers `reload`: the running server reads its settings again. */
+/** Registers `reload`: makes the running server read its settings again. */
 export function reloadCommand(program: Command): void {
   program
     .command('reload')

@@ -27,7 +27,7 @@ function codeOf(error: unknown): string {
   return codes[exitCodeOf(error)] ?? 'failed';
 }
 
-/** Returns the original error: on a full disk closing fails as well, which is not worth reporting. */
+/** Returns the original error: on a full disk closing fails as well, and only the first error is worth a report. */
 function firstOf(error: unknown): unknown {
   return error instanceof SuppressedError ? firstOf(error.suppressed) : error;
 }

@@ -38,10 +38,10 @@ function showRestored({ file, manifest, installation_id, head }: Restored): stri
 
 type Reconciled = Pick<CommandOutput<'resource.reconcile'>, 'leases' | 'orphans' | 'faults'>;
 
-/** Stands for the provider where no backend could be asked. */
+/** Shown as the provider where no backend could be asked. */
 const NONE_ASKED = '-';
 
-/** Lists the machines that the restored books do not know, and the state of those that they know. Changes nothing. */
+/** Lists the machines that the restored books do not contain, and the state of those that they contain. Changes nothing. */
 async function compareBackends(command: Command, withoutKey: boolean): Promise<Reconciled> {
   const { ask } = await import('./operator-client.ts');
   try {
@@ -65,7 +65,7 @@ function described({ leases, orphans, faults }: Reconciled): string[] {
 const counted = (count: number, one: string, many = `${one}s`) =>
   count ? [`${count} ${count === 1 ? one : many}`] : [];
 
-/** Says what stays stopped; undefined where the replaced books stopped no more than the backup. */
+/** Describes what stays stopped; undefined where the replaced books stopped no more than the backup. */
 function describeCarried(carried: Restored['carried_over']): string | undefined {
   if (!carried)
     return 'What was revoked, suspended, frozen or closed since the backup is not known here, and works again: see `purser key list`, `operator-key list`, `account list` and `wallet list`.';

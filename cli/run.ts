@@ -12,7 +12,7 @@ import { say } from './report.ts';
 
 const SHOW_MILLISECONDS = 1000;
 const CLOSE_AGAIN_MILLISECONDS = 1000;
-/** Exit codes of a shell for a command that is not there and one that cannot be run. */
+/** Exit codes of a shell for a command that does not exist and one that cannot be run. */
 const NOT_FOUND = 127;
 const NOT_RUN = 126;
 /** Signals that end a program. */
@@ -58,12 +58,12 @@ async function run(program: string, args: string[], options: Options, command: C
   let ended: Ended = { code: 1 };
   try {
     const gateway = await ask(socket, 'wallet.gateway-key', { id: wallet.id });
-    const { signal } = interrupted; // Before the program was there to get it.
+    const { signal } = interrupted; // It came before the program was there to get it.
     ended = signal
       ? endedBy(signal)
       : await runProgram(program, args, environmentOf(wallet.env, gateway), () => showSpending(socket, wallet.id));
   } finally {
-    // Whoever does not wait until it is closed hears how far that has come.
+    // If the closing is interrupted, what is still pending is printed.
     const signal = await Promise.race([closeAndReport(socket, wallet.id), interrupted.again()]);
     if (signal) {
       await reportUnfinished(socket, wallet.id);
@@ -71,12 +71,12 @@ async function run(program: string, args: string[], options: Options, command: C
     }
   }
   interrupted[Symbol.dispose]();
-  if (ended.signal !== undefined) process.kill(process.pid, ended.signal); // Whoever waits for it sees the same end.
+  if (ended.signal !== undefined) process.kill(process.pid, ended.signal); // Dies of the same signal, for the calling process.
   process.exitCode = ended.code;
 }
 
 /**
- * Takes the signals that would end this command until it is disposed: a wallet that it has opened is closed first.
+ * Catches the signals that would end this command until it is disposed, so that a wallet that it has opened is closed first.
  * `signal` is the first that came. `again` resolves with the next one.
  */
 function catchInterrupts() {
@@ -107,7 +107,7 @@ function socketOf(command: Command): string {
   return files(directory).socket;
 }
 
-/** Asks the server that runs. Unlike other commands there is nothing to do without one: the program would reach nobody. */
+/** Sends a command to the running server. Unlike other commands this one needs a server: its program would have none to call. */
 async function ask<N extends CommandName>(socket: string, name: N, input: CommandInput<N>): Promise<CommandOutput<N>> {
   const answered = await askServer(socket, name, input);
   if (!answered) throw new Refusal('read_only', 'No server is running on this data directory. Start it: purser serve');
@@ -119,13 +119,13 @@ function environmentOf(
   own: { SVC_BROKER_URL: string; SVC_BROKER_TOKEN: string },
   gateway: { api_key: string; base_url: string },
 ): NodeJS.ProcessEnv {
-  // An API key of Anthropic would win over the token, and with the master key a program makes tokens of its own.
+  // An API key of Anthropic would take precedence over the token, and the master key would let a program derive tokens itself.
   const { ANTHROPIC_API_KEY: _, PURSER_MASTER_KEY: __, ...inherited } = inheritedEnvironment();
   return {
     ...inherited,
     ...own,
     OPENAI_BASE_URL: gateway.base_url,
-    OPENAI_API_BASE: gateway.base_url, // What older clients read.
+    OPENAI_API_BASE: gateway.base_url, // Read by older clients.
     OPENAI_API_KEY: gateway.api_key,
     ANTHROPIC_BASE_URL: gateway.base_url,
     ANTHROPIC_AUTH_TOKEN: gateway.api_key,
@@ -139,7 +139,7 @@ function runProgram(program: string, args: string[], env: NodeJS.ProcessEnv, sho
   return new Promise<Ended>((resolve) => {
     const child = spawn(program, args, { stdio: 'inherit', env });
     const pass = (signal: NodeJS.Signals) => {
-      // A terminal has sent these to the whole foreground group already.
+      // A terminal has already sent these to the whole foreground group.
       if (process.stdin.isTTY && (signal === 'SIGINT' || signal === 'SIGQUIT')) return;
       child.kill(signal);
     };
@@ -158,14 +158,14 @@ function runProgram(program: string, args: string[], env: NodeJS.ProcessEnv, sho
   });
 }
 
-/** Shows what is spent in the terminal's title: the screen belongs to the program. */
+/** Shows the spending in the terminal's title: the screen belongs to the program. */
 async function showSpending(socket: string, id: string): Promise<void> {
   const { used_usd, held_usd, budget_usd } = await ask(socket, 'wallet.show', { id });
   const held = Number(held_usd) > 0 ? `, ${held_usd} held` : '';
   process.stderr.write(`\u001b]2;${used_usd} of ${budget_usd} USD spent${held}\u0007`);
 }
 
-/** Closes the wallet and says what it cost. */
+/** Closes the wallet and prints its cost. */
 async function closeAndReport(socket: string, id: string): Promise<undefined> {
   for (;;) {
     try {

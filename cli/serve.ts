@@ -20,12 +20,12 @@ export function serveCommand(program: Command): void {
     )
     .addHelpText('after', example('purser --data /var/lib/purser serve'))
     .action(async (options: { acceptLoss?: boolean; acceptClock?: boolean }, command: Command) => {
-      // Until the process has ended: SIGHUP never ends it (cli/hang-up.ts).
+      // Kept until the process ends: SIGHUP never ends it (cli/hang-up.ts).
       let reload: (() => Promise<unknown>) | undefined;
       let isWanted = false;
       process.on('SIGHUP', () => {
         isWanted = true;
-        reload?.().catch(() => {}); // The log says why it was refused.
+        reload?.().catch(() => {}); // The log has the reason of a refusal.
       });
       const { config } = await readContext(command);
       const [{ createLog, logConsole }, { serve }] = await Promise.all([
@@ -40,7 +40,7 @@ export function serveCommand(program: Command): void {
       if (isNew) {
         say(`Creating a new installation in ${config.dataDirectory}.`);
         if (!process.stderr.isTTY && config.masterKey.from === 'data directory')
-          // A terminal hears it below.
+          // On a terminal it is printed below.
           say(`Copy ${config.masterKey.path} to another place once it is there: no backup contains it.`);
       }
       const signalled = untilSignal(); // A signal during the start stops the server as soon as it has opened.
@@ -67,7 +67,7 @@ export function serveCommand(program: Command): void {
     });
 }
 
-/** Says what is missing and what to do next: to a person at a terminal in words, else in the log, where it is a warning. */
+/** Reports what is missing and what to do next: on a terminal in words, otherwise in the log, as a warning. */
 async function sayOnStart(served: Served, isNew: boolean, { path }: MasterKeySource, globals: Globals) {
   const notes = adviceOnStart({ ...served.config, listen: served.address });
   if (!process.stderr.isTTY) {

@@ -12,7 +12,7 @@ type Options = {
   csv?: boolean;
 };
 
-/** Registers `spend`: who spent how much, and on what. */
+/** Registers `spend`: how much was spent, by whom and on what. */
 export function spendCommand(program: Command): void {
   program
     .command('spend')
@@ -54,7 +54,7 @@ async function spend({ csv, ...options }: Options, command: Command): Promise<vo
   show(showTable([...rows, ...rest, total], options.by as string, ...(isNamed ? ['name'] : []), ...columns.slice(1)));
 }
 
-/** The sums of the other columns; by tag an operation may be in several rows. */
+/** Returns the sums of the other columns; none by tag, as an operation may be in several rows. */
 function sumsOf(by: Options['by'], rows: { operations: number; prompt_tokens: number; completion_tokens: number }[]) {
   if (by === 'tag') return {};
   const sum = (name: 'operations' | 'prompt_tokens' | 'completion_tokens') =>
@@ -66,7 +66,10 @@ function sumsOf(by: Options['by'], rows: { operations: number; prompt_tokens: nu
   };
 }
 
-/** One cell as RFC 4180 has it. What a spreadsheet would run as a formula gets an apostrophe: agents choose their tags. */
+/**
+ * Formats one cell as RFC 4180 specifies. A text that a spreadsheet would run as a formula gets an apostrophe: agents choose
+ * their tags.
+ */
 function csvCell(value: string | number): string {
   const text = typeof value === 'string' && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;

@@ -5,7 +5,7 @@ const PATIENCE_MILLISECONDS = 1000;
 /** Clears the line of the cursor (ECMA-48). */
 const CLEAR_LINE = '\r\u001b[K';
 
-/** Draws by itself, so that it turns also while the main thread computes. */
+/** Runs in a thread of its own, so that the spinner also turns while the main thread computes. */
 const DRAWING = `
 const { workerData } = require('node:worker_threads');
 const { writeSync } = require('node:fs');
@@ -21,8 +21,8 @@ setTimeout(() => setInterval(() => {
 `;
 
 /**
- * Runs `work`, and turns a spinner on stderr once it takes longer than a second, if stderr is a terminal. `what` says what
- * is going on, as "verifying the books". The line is cleared at the end. `work` may block this thread; for what only waits
+ * Runs `work`, and turns a spinner on stderr once it takes longer than a second, if stderr is a terminal. `what` describes the
+ * work, such as "verifying the books". The line is cleared at the end. `work` may block this thread; for work that only waits
  * there is `whileWaiting`, which starts no thread before a second has passed.
  */
 export async function whileWorking<T>(what: string, work: () => T | Promise<T>): Promise<T> {
@@ -54,7 +54,7 @@ function startSpinner(what: string, patience: number) {
   const shown = new Int32Array(new SharedArrayBuffer(4));
   const worker = new Worker(DRAWING, { eval: true, env: {}, workerData: { what, patience, shown } });
   worker.unref();
-  worker.on('error', () => {}); // Without it the work goes on.
+  worker.on('error', () => {}); // The work continues without the spinner.
   return {
     async stop() {
       await worker.terminate();

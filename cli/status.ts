@@ -12,7 +12,7 @@ const WATCH_MILLISECONDS = 2000;
 /** Moves the cursor home and clears the screen (ECMA-48). */
 const CLEAR = '\u001b[H\u001b[2J';
 
-/** Registers `status`: one screen of what is going on. */
+/** Registers `status`: one screen about the state of the installation. */
 export function statusCommand(program: Command): void {
   program
     .command('status')

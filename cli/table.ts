@@ -9,7 +9,7 @@ type Row = Record<string, unknown>;
 const GAP = '  ';
 /** The least width to which a column of text is cut. */
 const TEXT_WIDTH_MIN = 8;
-/** The beginning of an id that tells when it was made: `wal_` and ten characters. */
+/** The beginning of an id that contains the time of its creation: `wal_` and ten characters. */
 const ID_STAMP = /^[a-z]+_[0-9a-z]{10}/;
 const ID = /^[a-z]+_[0-9a-z]{26}$/;
 /** Decimals of a price per token whose last one is a nano-dollar per million tokens. */
@@ -53,7 +53,7 @@ function columnOf(name: string, rows: readonly Row[]): Column {
 
 const titleOf = (name: string) => name.replace(/_cents$/, '_usd').replaceAll('_', ' ');
 
-/** Gives all amounts of a column as many decimals as the longest has. */
+/** Formats all amounts of a column with as many decimals as the longest has. */
 function sameDecimals(cells: string[]): string[] {
   const decimalsOf = (it: string) => it.split('.')[1]?.length ?? 0;
   const max = Math.max(...cells.map(decimalsOf));
@@ -64,7 +64,7 @@ const columnWidth = ({ heading, cells }: Column) => Math.max(...[...heading, ...
 const lengthOf = (columns: Column[]) =>
   columns.reduce((sum, it) => sum + columnWidth(it), 0) + GAP.length * (columns.length - 1);
 
-/** Shortens ids to beginnings that tell them apart, which commands accept. */
+/** Shortens ids to beginnings that are still distinct, which commands accept. */
 function shortenIds(column: Column): Column {
   const { cells } = column;
   if (!cells.every((it) => it === '-' || ID.test(it)) || !cells.some((it) => ID.test(it))) return column;
@@ -124,8 +124,8 @@ function draw(columns: Column[]): string {
 }
 
 /**
- * Formats a record as lines of `name  value`, in the units of people (`peopleOf`); nested members are named with a dot.
- * Values that are longer than a terminal's line go on below themselves.
+ * Formats a record as lines of `name  value`, in the units of people (`peopleOf`); nested members are named with a dot. Values
+ * that are longer than a terminal's line continue on the lines below.
  */
 export function lines(record: Row, width = terminalWidth()): string {
   const flat: [string, string][] = [];
@@ -149,7 +149,7 @@ export function lines(record: Row, width = terminalWidth()): string {
     .join('\n');
 }
 
-/** Renames amounts to USD, in which `cell` shows them. An amount that is there in cents and in USD is shown once. */
+/** Renames amounts to USD, in which `cell` shows them. An amount that exists in cents and in USD is shown once. */
 function peopleOf(record: Row): Row {
   return Object.fromEntries(
     Object.entries(record).flatMap(([name, value]): [string, unknown][] => {

@@ -7,8 +7,8 @@ export type Tone = 'heading' | StateTone;
 const FORMATS = { heading: 'bold', good: 'green', info: 'cyan', warn: 'yellow', bad: 'red', quiet: 'dim' } as const;
 const TONES = Object.keys(FORMATS) as Tone[];
 
-// Two noncharacters stand around text with a tone until it is written: control sequences would be escaped with those of
-// outside text (visible.ts). `plain` takes them out of outside text.
+// Two noncharacters enclose text with a tone until it is written, as control sequences would be escaped with those of outside
+// text (visible.ts). `plain` removes them from outside text.
 const [OPEN, CLOSE] = ['\ufdd0', '\ufdd1'];
 const MARKED = new RegExp(`${OPEN}(\\d)([^${CLOSE}]*)${CLOSE}`, 'g');
 
@@ -25,22 +25,22 @@ export function paint(text: string, stream: NodeJS.WriteStream): string {
   );
 }
 
-/** Taken for the width of a terminal that does not tell it. */
+/** The assumed width of a terminal that does not report it. */
 const COLUMNS_USUAL = 80;
 
-/** The columns of the terminal that stdout is; undefined where it is a file or a pipe, whose lines may be of any length. */
+/** Returns the columns of the terminal on stdout; undefined for a file or a pipe, whose lines may be of any length. */
 export function terminalWidth(): number | undefined {
   return process.stdout.isTTY ? process.stdout.columns || COLUMNS_USUAL : undefined;
 }
 
-/** Returns whether a person can be asked: stdin and stderr are a terminal. */
+/** Returns whether a question can be asked: stdin and stderr are a terminal. */
 export const canAsk = () => Boolean(process.stdin.isTTY && process.stderr.isTTY);
 
 const ZERO_WIDTH = /[\p{Mn}\p{Me}\p{Cf}]/gu;
 const DOUBLE_WIDTH =
   /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\p{Emoji_Presentation}\u3000-\u303f\uff01-\uff60]/gu;
 
-/** The columns that text takes on a terminal. */
+/** Returns the columns that text takes on a terminal. */
 export function widthOf(text: string): number {
   if (/^[\x20-\x7e]*$/.test(text)) return text.length;
   const shown = text.replace(ZERO_WIDTH, '');

@@ -48,7 +48,7 @@ function parseCarry(value: string): 'none' | 'all' | number {
   try {
     const cents = parseAmount(value);
     if (cents >= 0) return cents;
-  } catch {} // Said below, with the words that may stand for an amount.
+  } catch {} // The error below names the words that are allowed instead of an amount.
   throw new InvalidArgumentError('It must be "none", "all", or an amount in US cents, or in USD as "2.00".');
 }
 
@@ -217,13 +217,13 @@ function showTimeline({ wallet, steps, open }: Timeline, isDetailed: boolean): s
   ].join('\n');
 }
 
-/** One line for each operation, by what became of its hold; other movements as they are. */
+/** Returns one line for each operation, by the outcome of its hold; other movements unchanged. */
 function operationLines(steps: readonly Step[]): Step[] {
   const lines = new Map<string, Step>();
   for (const step of steps) {
     const key = step.operation_id ?? `entry ${step.seq}`;
     const before = lines.get(key);
-    // What is released after a charge is the rest of the hold; a hold comes first, so its time stays.
+    // A release after a charge is the rest of the hold; a hold comes first, so its time is kept.
     const isRest = before?.what === 'charged';
     const kept = isRest ? { ...before, available_usd: step.available_usd } : step;
     lines.set(key, before ? { ...kept, seq: before.seq, at: before.at } : kept);
@@ -231,7 +231,7 @@ function operationLines(steps: readonly Step[]): Step[] {
   return [...lines.values()];
 }
 
-/** Counts and sums: "42 charged 4.4561 · 3 released · 2 uncertain 0.25 held · big 4.45 · qwen3-8b 0.0061". */
+/** Formats counts and sums: "42 charged 4.4561 · 3 released · 2 uncertain 0.25 held · big 4.45 · qwen3-8b 0.0061". */
 function footOfTimeline(steps: readonly Step[], open: Timeline['open']): string {
   const sum = (amounts: string[]) => formatUsd(amounts.reduce((total, it) => Nanos(total + parseUsd(it)), ZERO));
   const charged = steps.filter((it) => it.what === 'charged');
@@ -265,7 +265,7 @@ const listWallets = (options: ListOptions<'wallet.list'>, command: Command) =>
     (it) => showWallets(it) + footOf(it.wallets, it.total, ', --all shows all'),
   );
 
-/** Prints the wallet record, and says where a lower moved less than was asked. */
+/** Prints the wallet record, and explains a reduction that moved less than requested. */
 async function changeBudget(command: Command, input: CommandInput<'wallet.budget'>): Promise<void> {
   const { ask } = await import('./operator-client.ts');
   const { moved_cents: moved, ...wallet } = await ask(command, 'wallet.budget', input);

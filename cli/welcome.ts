@@ -8,13 +8,16 @@ import { toned } from './terminal.ts';
 type Order = {
   /** The arguments of the command line that every further command needs: --data and --config. */
   globals: string;
-  /** True if this start has made the installation. */
+  /** True if this start has created the installation. */
   isNew: boolean;
   masterKeyFile: string | undefined;
   notes: readonly string[];
 };
 
-/** Returns the text that `serve` prints on a terminal: where it listens, what is missing before anybody can spend, and what to type next. */
+/**
+ * Returns the text that `serve` prints on a terminal: its address, what is missing before money can be spent, and the next
+ * commands.
+ */
 export function welcome(app: Served, { globals, isNew, masterKeyFile, notes }: Order): string {
   const { config } = app;
   const listens = `${toned('heading', `Purser ${VERSION}`)} listens on ${urlOf(app.address)}`;

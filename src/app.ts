@@ -60,21 +60,21 @@ import { createOperationSpans } from './telemetry/spans/operation-spans.ts';
 import type { Signer } from './transfer/object-url.ts';
 
 /**
- * Connections of clients, and paid requests in flight, each of which may have a connection to a model server and need not
- * have its client any more: two thirds and one third of the descriptors that the process does not need for itself.
+ * Caps on client connections and on paid requests in flight, as two thirds and one third of the descriptors that the process
+ * does not need for itself. A paid request may hold a connection to a model server after its client has gone.
  */
 const CONNECTION_COUNT_MAX = 16_384;
 const IN_FLIGHT_COUNT_MAX = 16_384;
 const OWN_FILE_COUNT = 64;
-/** Of the connections, the part whose requests may be of one caller, and the part that is handed out freely. */
+/** The share of the connections whose requests may belong to one caller, and the share that is handed out freely. */
 const CALLER_SHARE = 1 / 4;
 const FREE_SHARE = 1 / 2;
-/** Sums over what was spent that may run at once, for a caller and for all. */
+/** Caps on concurrent sums over past spending, for a caller and for all. */
 const SUM_COUNT_MAX = { each: 4, all: 16 };
-/** A client that takes nothing of its answer for this long is gone. */
+/** A client that reads nothing of its answer for this long is treated as disconnected. */
 const STALL_MILLISECONDS = 60_000;
 
-/** Everything that is open. Each part of the program asks only for what it uses of it. */
+/** Everything that is open. Each part of the program takes only the members that it uses. */
 export type App = HttpApp &
   ReaperApp &
   Books & {
@@ -92,16 +92,16 @@ export type App = HttpApp &
     notifier: Notifier;
     /** The receivers of events, as the ledger knows them: a reload changes it. */
     outbox: Outbox;
-    /** Every pool that is open: after a reload also those that requests in flight may still use. */
+    /** Every open pool, including those that only requests in flight still use after a reload. */
     openedUpstreams: Set<Upstream>;
-    /** Only a server has it (src/reload.ts). */
+    /** Set only in a server (src/reload.ts). */
     reload?: Reload;
     /** Cap on open connections of clients. */
     connectionCountMax: number;
     state: AppState;
     /**
-     * Waits until all is `answered` and nothing runs any more, at most `drain_seconds`. Then nothing new is driven: what
-     * still runs is answered as uncertain, and what is still being read is refused.
+     * Waits at most `drain_seconds` until `answered` has resolved and nothing runs any more. After that nothing new is driven:
+     * requests that still run are answered as uncertain, and those that are still being read are refused.
      */
     drain(answered: Promise<void>): Promise<void>;
     [Symbol.asyncDispose](): Promise<void>;
@@ -116,17 +116,17 @@ export type AppOptions = BooksOptions & {
   local?: LocalCompute;
   /** Milliseconds after which a client that reads nothing of its response is disconnected; a minute unless given. */
   stallMilliseconds?: number;
-  /** The process is this server's alone: what nothing else has caught is reported, and does not end it. */
+  /** The process belongs to this server alone: an error that nothing has caught is reported, and does not end it. */
   ownsProcess?: boolean;
   /** Unknown outcomes of a route within a minute that open its circuit; three unless given. */
   unknownCountMax?: number;
 };
 
-/** `POST /v1/compute/create` answers within this, ready or not (design 2.18). */
+/** The time limit of `POST /v1/compute/create`, whether the machine is ready or not (design 2.18). */
 const ANSWER_SECONDS = 30;
 /** After the cut-off, in-flight operations get this long to be written; the next start recovers the rest. */
 const LAST_WORDS_MILLISECONDS = 5000;
-/** From one address: a payment provider reports a few payments a minute, and repeats what was refused. */
+/** Webhook requests per minute from one address: a payment provider reports a few payments a minute, and repeats refused ones. */
 const WEBHOOKS_PER_MINUTE = 600;
 
 /**
@@ -140,7 +140,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const free = Math.max(3, openFilesMax() - OWN_FILE_COUNT);
   const connectionCountMax = Math.min(CONNECTION_COUNT_MAX, Math.floor((free / 3) * 2));
   const inFlightCountMax = Math.min(IN_FLIGHT_COUNT_MAX, Math.floor(free / 3));
-  // Nothing runs before the books are open, which tell whose a wallet is.
+  // Nothing runs before the books are open, which know the tenant of a wallet.
   const inFlight = createInFlight(inFlightCountMax, (walletId) => tenantOf(walletId).treeId);
   let notifier: Notifier | undefined;
   let fundsQueue: FundsQueue | undefined;
@@ -194,12 +194,12 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   opening.defer(async () => {
     fundsQueue.stop();
     inFlight.cutOff(() => uncertain());
-    for (const upstream of openedUpstreams) await upstream.close(); // What is in flight ends as unknown, and is written so.
-    await deadline(inFlight.drained(), LAST_WORDS_MILLISECONDS, () => {}); // A backend that hangs is not waited for.
+    for (const upstream of openedUpstreams) await upstream.close(); // Calls in flight end with an unknown outcome, which is recorded.
+    await deadline(inFlight.drained(), LAST_WORDS_MILLISECONDS, () => {}); // A backend that hangs does not delay the end.
   });
 
   const keysUsed = new Map<string, number>();
-  // One object: what is opened below is added to it, and everybody is handed the same.
+  // One object, handed to every part: what is opened below is added to it.
   const app: Omit<
     App,
     'paymentPoller' | 'ports' | 'portProxy' | 'reaper' | 'chain' | 'booksWatch' | typeof Symbol.asyncDispose
@@ -279,7 +279,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   }
   const reportOnly = describeReportOnly(ledger.read);
   if (reportOnly) events.reportOnly(reportOnly.reason, reportOnly.leases);
-  const frozen = options.create ? describeFrozen(ledger.read) : undefined; // Said to a server's log, not to each command.
+  const frozen = options.create ? describeFrozen(ledger.read) : undefined; // Only a server logs it, not each command.
   if (frozen) events.frozen(frozen);
   const chain = opening.adopt(watchChain(ledger.read, health, events), (it) => it.stop());
   const booksWatch = opening.adopt(watchBooks(config.dataDirectory, ledger, health, events), (it) => it.stop());

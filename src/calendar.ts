@@ -20,11 +20,11 @@ export function periodAt(every: Period, zone: string, at: number): Span {
   return { date: first.toString(), start: startOf(first), next: startOf(next) };
 }
 
-/** Returns whether this is a time zone's name, as "Europe/Berlin" or "UTC", whose periods are known. */
+/** Returns whether a name is that of a time zone whose periods are known, such as "Europe/Berlin" or "UTC". */
 export function isZone(name: string): boolean {
   try {
     new Intl.DateTimeFormat('en', { timeZone: name });
-    periodAt('day', name, 0); // It refuses the old names of ICU's, such as CST, which may mean several zones.
+    periodAt('day', name, 0); // Throws for ICU's old names, such as CST, which may mean several zones.
     return true;
   } catch {
     return false;

@@ -3,8 +3,8 @@ import { uptime } from 'node:os';
 import type { Log } from './log.ts';
 
 /**
- * A forward jump of the wall clock by more than this is quarantined (design, section 6). Less is what time services
- * correct, and what a clock without one drifts in weeks. At a start it is the bound in both directions.
+ * A forward jump of the wall clock by more than this is quarantined (design, section 6). Time services correct less than this,
+ * and a clock without one drifts less in weeks. At a start it is the bound in both directions.
  */
 const FORWARD_JUMP_SECONDS = 5 * 60;
 /** Seconds that a forward jump must last before it is accepted as the time. */
@@ -12,18 +12,18 @@ const QUARANTINE_SECONDS = 5 * 60;
 /** A backward jump of the wall clock by more than this blocks new holds until it has caught up. */
 const BACKWARD_JUMP_SECONDS = 60;
 /**
- * The longest downtime across a boot of the machine that is believed without a time service: nothing can tell it from a
- * clock that is as much ahead. Longer than a weekend or a week of holidays.
+ * The longest downtime across a boot of the machine that is believed without a time service: it cannot be distinguished from a
+ * clock that is ahead by as much. Longer than a weekend or a week of holidays.
  */
 const DOWNTIME_SECONDS_MAX = 7 * 86_400;
 
-/** A boot of the machine: its id where the kernel tells it, and the seconds since, suspension included. */
+/** A boot of the machine: its id where the kernel shows it, and the seconds since, suspension included. */
 export type Boot = { id: string | null; seconds: number };
 
-/** When the books were last served: the wall clock, in Unix seconds, and the boot of the machine. */
+/** The time at which the books were last served: the wall clock, in Unix seconds, and the boot of the machine. */
 export type Sighting = { at: number; boot: Boot | null };
 
-/** What the books know of time when they are opened. */
+/** The times that the books contain when they are opened. */
 export type KnownTime = {
   /** The newest time in the books, in Unix seconds; 0 in empty ones. */
   at: number;
@@ -61,7 +61,7 @@ export const systemTime: TimeSource = {
   boot: () => ({ id: readBootId(), seconds: uptime() }),
 };
 
-/** Returns the kernel's id of this boot, or null where it is hidden (`ProcSubset=pid` of systemd hides it). */
+/** Returns the kernel's id of this boot, or null where systemd's `ProcSubset=pid` hides it. */
 function readBootId(): string | null {
   try {
     return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
@@ -72,8 +72,8 @@ function readBootId(): string | null {
 
 /**
  * Returns the leap between the books and a wall clock (Unix seconds), or undefined where the downtime explains it. Within one
- * boot of the machine its length is known. Across boots every downtime up to a week is believed. Books without a sighting
- * do not say when they were last served: a new database, a restored one, one of an earlier version.
+ * boot of the machine its length is known. Across boots every downtime up to a week is believed. Books without a sighting do
+ * not record when they were last served: those of a new or restored database, or of an earlier version.
  */
 export function findLeap(wall: number, { at, sighting }: KnownTime, boot: Boot | undefined): Leap | undefined {
   if (at === 0) return undefined;
@@ -85,13 +85,13 @@ export function findLeap(wall: number, { at, sighting }: KnownTime, boot: Boot |
   return isExplained ? undefined : { direction: 'ahead', seconds: Math.round(ahead) };
 }
 
-/** Returns what the time must be (Unix seconds) if the machine has not been booted since the sighting; else undefined. */
+/** Returns the expected time (Unix seconds) if the machine has not been booted since the sighting; else undefined. */
 function expectedTime(sighting: Sighting, boot: Boot | undefined): number | undefined {
   if (!boot || !sighting.boot || boot.id !== sighting.boot.id || boot.seconds < sighting.boot.seconds) return undefined;
   return sighting.at + boot.seconds - sighting.boot.seconds;
 }
 
-/** Says what is the matter with the clock, and what ends it. */
+/** Describes the leap, and what ends the doubt. */
 export function describeLeap({ direction, seconds }: Leap): string {
   const [unit, length] = seconds >= 2 * 86_400 ? ['days', 86_400] : seconds >= 7200 ? ['hours', 3600] : ['minutes', 60];
   const many = `${Math.round(seconds / (length as number))} ${unit}`;
@@ -104,13 +104,13 @@ export function describeLeap({ direction, seconds }: Leap): string {
 
 /**
  * Creates the clock by the time rule of design, section 6. `now` is the later of the newest time in the books and the wall
- * clock at the start, plus monotonic time since; the wall clock only moves it forward. A forward jump is quarantined:
- * until it has lasted five minutes, `now` continues as if it had not happened, and there are no new holds and no
- * expiry. After a backward jump `now` continues too, ahead of the wall clock, and there are no new holds until the wall
- * clock has caught up.
+ * clock at the start, plus monotonic time since; the wall clock only moves it forward. A forward jump is quarantined: until it
+ * has lasted five minutes, `now` continues as if it had not happened, and there are no new holds and no expiry. After a
+ * backward jump `now` continues too, ahead of the wall clock, and there are no new holds until the wall clock has caught up.
  *
- * A leap since the books were last served puts the clock in doubt, until it is believed or has been set right: no new holds
- * and no expiry. Meanwhile `now` is the earlier of the two times, so that what is written is not in the future.
+ * A leap since the books were last served puts the clock in doubt, until it is believed or the clock has been set right. While
+ * in doubt there are no new holds and no expiry, and `now` is the earlier of the two times, so that no record lies in the
+ * future.
  */
 export function createClock(time: TimeSource, known: KnownTime, log: Pick<Log, 'warn' | 'info'>): Clock {
   const seconds = () => time.wall() / 1000;
@@ -126,7 +126,7 @@ export function createClock(time: TimeSource, known: KnownTime, log: Pick<Log, '
     return Math.max(known.at, (known.sighting && expectedTime(known.sighting, time.boot?.())) ?? 0);
   }
 
-  /** The time while the clock is in doubt; ends the doubt where the wall clock has been set right. */
+  /** Returns the time while the clock is in doubt; ends the doubt once the wall clock has been set right. */
   function readDoubted(at: number): number {
     const wall = seconds();
     doubt = findLeap(wall, known, time.boot?.());

@@ -1,10 +1,9 @@
 /**
- * Faults: errors that nobody foresaw, each of which ended one request, connection or turn of a timer, and nothing else
- * (docs/decisions/0069). They are told from where they are caught, at every layer, to whoever follows them: a server, which
- * logs and counts them.
+ * Faults: unexpected errors, each of which ended one request, connection or timer callback, and nothing else
+ * (docs/decisions/0069). Every layer reports them where it catches them; a server follows them, to log and count them.
  */
 
-/** The places at which faults are caught. `process` is the last of them: where nothing else has caught one. */
+/** The places at which faults are caught. `process` gets those that no other place has caught. */
 export const FAULT_PLACES = [
   'request',
   'connection',
@@ -20,7 +19,7 @@ export type FaultPlace = (typeof FAULT_PLACES)[number];
 type Follower = (where: FaultPlace, error: unknown, facts: Record<string, unknown>) => void;
 const followers = new Set<Follower>();
 
-/** Tells `follower` of every fault of this process from now on. */
+/** Calls `follower` for every fault of this process from now on. */
 export function followFaults(follower: Follower): Disposable {
   followers.add(follower);
   return { [Symbol.dispose]: () => void followers.delete(follower) };
@@ -31,13 +30,13 @@ export function reportFault(where: FaultPlace, error: unknown, facts: Record<str
   for (const follower of followers) {
     try {
       follower(where, error, facts);
-    } catch {} // There is nobody left to tell.
+    } catch {} // A follower's own error has nowhere to go.
   }
 }
 
 /**
- * Returns a function that calls `call` and never throws: an exception, or the rejection of a promise that it returns, is
- * reported. For listeners and timers. `over` then ends what the call was for.
+ * Returns a function that calls `call` and never throws: it reports an exception, or the rejection of a promise that `call`
+ * returns, and then calls `over`, which ends what the call was for. For listeners and timers.
  */
 export function contained<A extends unknown[]>(
   where: FaultPlace,
@@ -59,11 +58,11 @@ export function contained<A extends unknown[]>(
 }
 
 /**
- * Keeps the process going after an exception or a rejection that nothing has caught: it is reported, and what it belonged to
- * runs into its time limit. Whatever must end the process says so itself (`fatal` of the ledger).
+ * Keeps the process running after an exception or a rejection that nothing has caught: it is reported, and the work that it
+ * interrupted runs into its time limit. An error that must end the process does so on its own (`fatal` of the ledger).
  */
 export function containProcess(): Disposable {
   const net = (error: unknown) => reportFault('process', error);
-  process.on('uncaughtException', net); // Unhandled rejections come here, too.
+  process.on('uncaughtException', net); // Unhandled rejections arrive here, too.
   return { [Symbol.dispose]: () => void process.off('uncaughtException', net) };
 }

@@ -1,6 +1,6 @@
 import { randomFillSync } from 'node:crypto';
 
-/** Prefix that tells the kind of object (design, section 1). */
+/** Prefix that shows the kind of object (design, section 1). */
 export type IdPrefix =
   | 'acct'
   | 'key'
@@ -22,7 +22,7 @@ const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'; // Crockford's base 32 sort
 const TIME_CHARACTERS = 10;
 const RANDOM_CHARACTERS = 16;
 
-// Filled by one system call for many ids.
+// One system call fills it for many ids.
 const pool = new Uint8Array(4096);
 let used = pool.length;
 

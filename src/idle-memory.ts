@@ -1,22 +1,22 @@
 import { type EventLoopUtilization, performance } from 'node:perf_hooks';
 
-/** Time between two checks of whether a thread is idle. With a shorter one, each of several bursts in a row would begin cold. */
+/** The interval between checks of whether a thread is idle. With a shorter one, each burst of several would start cold. */
 const CHECK_MILLISECONDS = 30_000;
-/** Of the time since the last check, the share that makes a thread busy. Timers and probes take less. */
+/** The share of the time since the last check from which a thread counts as busy. Timers and probes take less. */
 const BUSY_SHARE = 0.02;
 
-/** The thread's own measure of its work, and its collector. The tests replace both. */
+/** The thread's own measure of its work, and its collector. Tests replace both. */
 type Thread = {
-  /** Returns the work of the event loop so far, or what came to it between two readings. */
+  /** Returns the work of the event loop so far, or the work between two readings. */
   utilization(now?: EventLoopUtilization, before?: EventLoopUtilization): EventLoopUtilization;
   /** V8's collector, with `--expose-gc`: the executable has that flag, a run from source need not. */
   collect: typeof globalThis.gc;
 };
 
 /**
- * Gives memory back to the system, once, when the thread that calls this has been busy and is idle again: by itself V8 keeps much
- * of what a burst has taken (docs/decisions/0062). A collection takes about a millisecond for each MB that is in use, in which the thread does nothing
- * else; `collected` is told of each. Does nothing where V8 lets nobody call its collector.
+ * Returns memory to the system, once, when the calling thread has been busy and is idle again: V8 by itself keeps much of what
+ * a burst has taken (docs/decisions/0062). A collection blocks the thread for about a millisecond per MB in use; `collected`
+ * is called after each. Does nothing where V8's collector is not exposed.
  */
 export function collectWhenIdle(
   collected: () => void = () => {},
@@ -24,7 +24,7 @@ export function collectWhenIdle(
 ): Disposable {
   if (!collect) return { [Symbol.dispose]: () => {} };
   let last = utilization();
-  let wasBusy = true; // With its start.
+  let wasBusy = true; // The start counts as work.
   const timer = setInterval(() => {
     const now = utilization();
     const isBusy = utilization(now, last).utilization >= BUSY_SHARE;
@@ -32,7 +32,7 @@ export function collectWhenIdle(
     if (wasBusy && !isBusy) {
       collect({ type: 'major', execution: 'sync', flavor: 'last-resort' });
       collected();
-      last = utilization(); // Or a long collection would itself be work, and another one follow it.
+      last = utilization(); // Otherwise a long collection would count as work, and cause another.
     }
     wasBusy = isBusy;
   }, CHECK_MILLISECONDS);

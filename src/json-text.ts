@@ -6,11 +6,11 @@ import { Refusal } from './refusal.ts';
 const NESTING_MAX = 100;
 /** The most values that a body may have. A long text is one value, so only a hostile body has more. */
 const VALUE_COUNT_MAX = 50_000;
-/** Longer numbers are compared with how they are written again. Every number of four characters has at most so many more. */
+/** Numbers up to this length are not checked: they cannot exceed their shortest form by more than NUMBER_EXCESS_MAX. */
 const SHORT_NUMBER_LENGTH = 4;
-/** Whole numbers of so many digits are written again as they are. */
+/** Whole numbers of up to this many digits are their own shortest form. */
 const EXACT_DIGITS = 15;
-/** How much longer than its shortest form a number may be, and the longest at all (src/router/rendered.ts). */
+/** The most by which a number may exceed its shortest form, and its maximum length (src/router/rendered.ts). */
 const NUMBER_EXCESS_MAX = 3;
 const NUMBER_LENGTH_MAX = 25;
 
@@ -27,7 +27,7 @@ type ByteText = string;
 /** A member of an object: where its name begins and its value ends, in bytes. */
 export type Member = { name: string; start: number; end: number };
 
-/** What can be said of a JSON text without parsing it. Means nothing for a text that is not JSON. */
+/** The facts about a JSON text that are known without parsing it. They mean nothing for a text that is not JSON. */
 export type Outline = {
   /** Values, without the `numbers`. */
   values: number;
@@ -40,16 +40,16 @@ export type Outline = {
   /** The offsets behind all strings, in their order. */
   stringEnds: number[];
   /**
-   * Whether nobody reads more in it than JSON.parse does: no gap of more than one white space, no number that is longer than
-   * its shortest form by more than what prices allow for, and no escape in a name: a server that runs on V8 may take it for another
-   * (parse-json.ts). Duplicate names are not seen here.
+   * True if no other reader finds more in it than JSON.parse does: no gap of more than one white space, no number that exceeds
+   * its shortest form by more than prices allow for, and no escape in a name, which a server that runs on V8 may take for
+   * another name (parse-json.ts). Duplicate names are not detected here.
    */
   isPlain: boolean;
 };
 
 /**
- * Outlines a JSON text. Throws `invalid_json` at the first value above `valuesMax`, to which up to `numbersMax` numbers directly
- * in lists do not count, and at the first level above 100.
+ * Outlines a JSON text. Throws `invalid_json` at the first value above `valuesMax`, and at the first level above 100. Up to
+ * `numbersMax` numbers directly in lists do not count as values.
  */
 function outlineOf(text: ByteText, numbersMax: number, valuesMax: number): Outline {
   const isList: boolean[] = [];
@@ -63,7 +63,7 @@ function outlineOf(text: ByteText, numbersMax: number, valuesMax: number): Outli
   /** True where a value may begin: at the start, and after a bracket, a colon or a comma in a list. */
   let isExpected = true;
   let gap = 0;
-  /** The name of the member of the outermost object that is being read, and the end of what was read of it. */
+  /** The member of the outermost object that is being read: the start of its name, and the end of what was read of it. */
   let name: { start: number; end: number } | undefined;
   let end = 0;
   const endMember = () => {
@@ -157,8 +157,9 @@ const decode = (text: ByteText) => Buffer.from(text, 'latin1').toString('utf8');
 export type ParsedText = { text: ByteText; outline: Outline; value: unknown };
 
 /**
- * Parses a body of at most 100 levels and 50,000 values, or `valuesMax` (`outlineOf`). `take` is told values and numbers before anything is
- * made of them; what it throws ends the parsing. Throws `invalid_json` for what is not JSON in UTF-8.
+ * Parses a body of at most 100 levels and 50,000 values, or `valuesMax` (`outlineOf`). `take` gets the counts of values and
+ * numbers before any value is created; an exception that it throws ends the parsing. Throws `invalid_json` for a body that is
+ * not JSON in UTF-8.
  */
 export function parseText(
   bytes: Buffer,
@@ -183,9 +184,9 @@ export function parseText(
 export class UncountedJson extends Error {}
 
 /**
- * Parses JSON that stands in a string, so that its levels and values have not been counted with those of what the string came in.
- * Every such text goes through here. Returns undefined for what is not JSON, and for a text longer than `lengthMax`. Throws
- * UncountedJson for what may be JSON of more than 100 levels, or 50,000 values or `valuesMax`: it is not parsed.
+ * Parses JSON inside a string, whose levels and values were not counted with those of the text around it. Every such text must
+ * be parsed by this function. Returns undefined for a text that is not JSON, and for one longer than `lengthMax`. Throws
+ * UncountedJson, without parsing it, for a text that may be JSON of more than 100 levels or `valuesMax` values.
  */
 export function parseNested(
   text: string,
@@ -204,11 +205,11 @@ export function parseNested(
 }
 
 /**
- * Tells whether a text has the levels and values of a body. What ends before its brackets are closed is no JSON however deep it
- * goes: a model that repeats itself writes it.
+ * Compares a text with the limits of a body. A text that ends before its brackets are closed is not JSON, however deep it is:
+ * a model that repeats itself writes such texts.
  */
 function boundsOf(text: string, valuesMax: number): 'bounded' | 'too much' | 'no JSON' {
-  if (!/^[ \n\r\t]*[[{]/.test(text)) return 'bounded'; // One value, if it is JSON.
+  if (!/^[ \n\r\t]*[[{]/.test(text)) return 'bounded'; // A single value, if it is JSON.
   let depth = 0;
   let deepest = 0;
   let separators = 0;
@@ -217,21 +218,21 @@ function boundsOf(text: string, valuesMax: number): 'bounded' | 'too much' | 'no
     if (code === QUOTE) at = endOfString(text, at) - 1;
     else if (code === COMMA || code === COLON) separators++;
     else if (code === OPEN_LIST || code === OPEN_OBJECT) {
-      separators++; // What may stand in it first.
+      separators++; // Counts the first value in it.
       if (++depth > deepest) deepest = depth;
     } else if (code === CLOSE_LIST || code === CLOSE_OBJECT) {
       if (--depth < 0) return 'no JSON';
     }
   }
   if (depth !== 0) return 'no JSON';
-  // A value has one of its own, or two.
+  // One separator precedes a value in a list, two precede one in an object.
   return deepest > NESTING_MAX || separators > 2 * valuesMax ? 'too much' : 'bounded';
 }
 
 /**
- * Returns the canonical form of a body that has been parsed: the bytes of what `canonicalJson` makes of its value, without the
- * members of the outermost object that `isLeftOut` names. It is put together from pieces of the body, which takes a fraction of
- * the time. Valid until the next call.
+ * Returns the canonical form of a parsed body: the bytes of `canonicalJson` of its value, without the members of the outermost
+ * object that `isLeftOut` names. It is assembled from pieces of the body, which takes a fraction of the time. Valid until the
+ * next call.
  */
 export function canonicalBytes(
   bytes: Buffer,
@@ -340,7 +341,7 @@ const COPY_LENGTH = 32;
 const SCRATCH_BYTES_MAX = 1024 * 1024;
 const scratches: Buffer[] = [];
 
-/** Returns a buffer of at least this size with anything in it. New memory costs more than what is written into it. */
+/** Returns a buffer of at least this size with arbitrary content. Allocating memory costs more than writing to it. */
 function scratch(which: number, size: number): Buffer {
   const kept = scratches[which];
   if (kept && kept.length >= size) return kept;
@@ -349,7 +350,7 @@ function scratch(which: number, size: number): Buffer {
   return made;
 }
 
-/** Returns how many members the objects in a parsed value have together. */
+/** Counts the members of all objects in a parsed value. */
 export function countMembers(value: unknown): number {
   if (typeof value !== 'object' || value === null) return 0;
   let count = 0;

@@ -9,7 +9,7 @@ export type LogLevel = LevelWithSilent;
 
 // Our own tokens, and prefixes of a payment provider's secrets: a person may paste one in the wrong place.
 const TOKEN = /(cnv_live_|cnv_operator_|svc_agent_|svc_router_|[rs]k_(?:live|test)_|whsec_)[0-9A-Za-z]{8,}/g;
-// No backslash: in a line of JSON it may escape the quote behind it.
+// Excludes the backslash: in a line of JSON it may escape the quote behind it.
 const BEARER = /(bearer\s+)[^\s"',\\]+/gi;
 
 /** A signed token of an identity provider, or as much of it as a truncated sentence has left. */
@@ -47,8 +47,8 @@ export function createLog(level: LogLevel, secrets: readonly string[] = [], writ
 const SAID_LENGTH_MAX = 4000;
 
 /**
- * Has what libraries print on the console go to the log: they print whole errors, with whatever secrets are in them, in lines that
- * are none of the log. Hono's server does so where the answer to a request cannot be written.
+ * Redirects the console to the log: libraries print whole errors to it, with any secrets in them, in lines that do not have
+ * the log's form. Hono's server does so where it cannot write the answer to a request.
  */
 export function logConsole(log: Pick<Log, 'warn'>, console = globalThis.console): void {
   for (const name of ['debug', 'error', 'info', 'log', 'trace', 'warn'] as const)
@@ -56,22 +56,22 @@ export function logConsole(log: Pick<Log, 'warn'>, console = globalThis.console)
       log.warn({ event: 'console', said: format(...said).slice(0, SAID_LENGTH_MAX) }, 'a library printed something');
 }
 
-/** The most bytes of lines that wait for a reader that does not keep up: some thousands of lines. */
+/** The most bytes of lines that wait for a slow reader: some thousands of lines. */
 const WAITING_BYTES_MAX = 1024 * 1024;
-/** The interval at which a reader that does not keep up is tried again. */
+/** The interval at which writing to a slow reader is tried again. */
 const RETRY_MILLISECONDS = 50;
-/** The time that the end of the process waits for such a reader. */
+/** The time that the end of the process waits for a slow reader. */
 const END_MILLISECONDS = 1000;
 const WARN = 40;
 
 /**
- * Lines on their way to a file descriptor that does not block. The lines of one turn of the event loop are one write.
- * What the reader does not take waits within a bound; further lines are lost and counted, and once the reader has taken
- * what waits, a line says how many.
+ * Lines on their way to a file descriptor that does not block. The lines of one turn of the event loop are one write. Lines
+ * that the reader does not take wait within a bound; further ones are lost and counted, and a line reports their number once
+ * the reader has caught up.
  */
 type LineBuffer = {
   write(line: string): void;
-  /** Writes what waits, for at most `milliseconds`. Blocks: it is for the end of the process. */
+  /** Writes the waiting lines, for at most `milliseconds`. Blocks: for the end of the process only. */
   flush(milliseconds: number): void;
   /** Returns how many lines were lost so far. */
   lostCount(): number;
@@ -79,7 +79,7 @@ type LineBuffer = {
 
 export function createLineBuffer(fd: number): LineBuffer {
   let lines: string[] = [];
-  let left = Buffer.alloc(0); // What is being written: the reader has not taken it entirely.
+  let left = Buffer.alloc(0); // The rest of a write that the reader has not taken entirely.
   let waitingBytes = 0;
   let lost = 0;
   let unreported = 0;
@@ -112,7 +112,7 @@ export function createLineBuffer(fd: number): LineBuffer {
       }
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'EAGAIN') return false;
-      // Nobody reads it any more, or its disk is full. There is nowhere to say so.
+      // The reader is gone, or its disk is full: there is nowhere to report it.
       const count = lines.length + left.toString('latin1').split('\n').length - 1;
       lost += count;
       unreported += count;
@@ -159,7 +159,7 @@ function openStderr(): number {
     try {
       return openSync('/proc/self/fd/2', constants.O_WRONLY | constants.O_NONBLOCK | constants.O_NOCTTY);
     } catch {
-      return 2; // A terminal of somebody else.
+      return 2; // A terminal of another user.
     }
   }
   const kind = fstatSync(2);

@@ -1,24 +1,25 @@
 /**
- * Parses JSON as JSON.parse is specified to. That of V8 13.6 (Node 24) may take a name with an escape for another that it has seen
- * before, in any text that this thread has parsed: where an object went on with a name `caf\`, it reads `"caf\u00e9"` as that name in
- * the next. Whoever sends one text would change how those of others are read. So a text with such a name is read value by value,
- * and every text that others have a part in goes through here. Throws a SyntaxError for what is not JSON.
+ * Parses JSON as JSON.parse is specified. JSON.parse of V8 13.6 (Node 24) may take a name with an escape for another name that
+ * it has seen before, in any text that this thread has parsed: where an object continued with a name `caf\`, it reads
+ * `"caf\u00e9"` as that name in the next. One sender's text would change how the texts of others are read. A text with such a
+ * name is therefore read value by value, and every text with a part from outside must be parsed by this function. Throws a
+ * SyntaxError for a text that is not JSON.
  */
 export function parseJson(text: string): unknown {
   const value: unknown = JSON.parse(text);
   return text.includes('\\') && hasEscapeInName(text) ? readByValue(text) : value;
 }
 
-/** Parses a string in JSON. V8 reads one that is no name as it is written. */
+/** Parses a string of JSON. V8 reads a string that is not a name correctly. */
 export const parseString = (written: string): string => JSON.parse(written);
 
 /**
- * Returns a value of JSON as a word to look up or to show; an empty one for a list or an object: `String` throws for
+ * Returns a JSON value as a word to look up or to show; an empty one for a list or an object, as `String` throws for
  * `{"toString": 1}`.
  */
 export const wordOf = (value: unknown): string => (typeof value === 'object' && value !== null ? '' : String(value));
 
-/** Returns the offset behind the string in JSON that begins at `at`; that of the end of the text if it has no end. */
+/** Returns the offset behind the JSON string that begins at `at`; the end of the text if the string has no end. */
 export function endOfString(text: string, at: number): number {
   for (let end = text.indexOf('"', at + 1); end !== -1; end = text.indexOf('"', end + 1)) {
     let before = end - 1;
@@ -54,7 +55,7 @@ export function setMember(object: Record<string, unknown>, name: string, value: 
 /** Reads a text that is known to be JSON. */
 function readByValue(text: string): unknown {
   let at = 0;
-  /** Goes behind a character that may stand next. */
+  /** Skips a character if it is next, and the white space before it. Returns whether it was. */
   const takes = (character: string) => {
     at = behindSpace(text, at);
     if (text[at] !== character) return false;

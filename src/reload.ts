@@ -12,8 +12,8 @@ import { createCatalogue } from './router/catalogue.ts';
 import type { Upstream } from './router/upstream.ts';
 
 /**
- * Throws `conflict` where the settings in force came from a file that is gone or empty now. At a start that means the defaults; while
- * a server runs it is a file that is being moved or written.
+ * Throws `conflict` where the file of the settings in force is gone or empty. At a start that means the defaults; while a
+ * server runs, the file is being moved or written.
  */
 function refuseLost({ file }: Config, next: Config): void {
   if (file === undefined) return;
@@ -26,10 +26,9 @@ function refuseLost({ file }: Config, next: Config): void {
 }
 
 /**
- * Creates the reload of a running server. `read` reads the settings again.
- * Everything is checked and opened before anything changes. A request that was priced keeps its model, its price and its
- * upstreams; upstreams that did not change keep their connections, limits that did not change keep their counts, and
- * receivers of events that did not change go on.
+ * Creates the reload of a running server. `read` reads the settings again. Everything is checked and opened before anything
+ * changes. A request that was priced keeps its model, its price and its upstreams. Unchanged upstreams keep their connections,
+ * unchanged limits their counts, and unchanged receivers of events keep running.
  */
 export function createReload(app: App, read: () => Config): Reload {
   let last: Promise<unknown> = Promise.resolve();
@@ -63,7 +62,7 @@ export function createReload(app: App, read: () => Config): Reload {
     }
   }
 
-  /** In one turn: no request meets half of it. */
+  /** Applies everything in one turn: no request sees a part of it. */
   function apply(
     config: Config,
     change: Change,
@@ -94,7 +93,7 @@ export function createReload(app: App, read: () => Config): Reload {
   async function close(retired: readonly Upstream[]) {
     await app.inFlight.whenTheseEnd();
     if (app.health.stopping) return; // The stop closes all of them.
-    recallBounds(app.ledger.read, app.catalogue, app.clock.now()); // What they learned of their own catalogue's routes.
+    recallBounds(app.ledger.read, app.catalogue, app.clock.now()); // Includes those learned by the retired catalogue.
     for (const upstream of retired) {
       app.openedUpstreams.delete(upstream);
       await upstream.close();

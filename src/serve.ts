@@ -33,9 +33,9 @@ import { createUi } from './ui/routes.ts';
 /** Time limits for the headers and the whole of a request: a slow client does not keep a connection for ever. */
 const HEADERS_MILLISECONDS = 20_000;
 const REQUEST_MILLISECONDS = 120_000;
-/** Names and values of the headers, and the address. The sentence of `head_too_large` says it. */
+/** The cap on the names and values of the headers and the address. The message of `head_too_large` states it. */
 const HEAD_BYTES_MAX = 16 * 1024;
-/** Longer than proxies keep theirs (nginx: 60 s), so that none asks on a connection that is just being closed. */
+/** Longer than proxies keep theirs (nginx: 60 s), so that none sends a request on a connection that is being closed. */
 const KEEP_ALIVE_MILLISECONDS = 75_000;
 /** Silence after which TCP asks whether a client is still there (SO_KEEPALIVE). */
 const GONE_MILLISECONDS = 30_000;
@@ -43,7 +43,7 @@ const GONE_MILLISECONDS = 30_000;
 const CHECK_MILLISECONDS = 5000;
 /** Cap on connections to the metrics listener. */
 const METRICS_CONNECTION_COUNT_MAX = 64;
-/** Half a request that comes no further holds one of these few connections. */
+/** A half-sent request holds one of these few connections for this long. */
 const METRICS_HEADERS_MILLISECONDS = 5000;
 /** Statuses that no refusal of a route has: RFC 9110, sections 15.5.18 and 15.5.20. */
 const EXPECTATION_FAILED = 417;
@@ -58,8 +58,8 @@ export type Served = App & {
 
 /**
  * Opens the App and everything that listens: the API, the SSH server, the operator's socket, the metrics. Disposing it closes the
- * listeners first: no new connections, what was accepted is answered (at most `drain_seconds`), then the App closes.
- * Throws, with nothing left open, where live resources need what the configuration no longer has.
+ * listeners first: no new connections, accepted requests are answered (at most `drain_seconds`), then the App closes.
+ * Throws, with nothing left open, where live resources need settings that the configuration no longer has.
  */
 export async function serve(config: Config, options: AppOptions): Promise<Served> {
   await using opening = new AsyncDisposableStack();
@@ -67,7 +67,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
   opening.use(followFaults(app.events.faulted));
   if (options.ownsProcess) opening.use(containProcess());
   opening.use(collectWhenIdle(() => app.log.debug({ event: 'memory.collected' }, 'idle: memory is given back')));
-  // Not in openApp: the commands that help here open the books themselves.
+  // Not in openApp: the commands that help in this case open the books themselves.
   if (!app.health.fault) {
     refuseStranded(app.ledger.read, app.slots);
     await endForbidden(app);
@@ -82,7 +82,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
   let metrics: Server | undefined;
   opening.defer(async () => {
     await Promise.all([close(), gateway?.close()]);
-    // Only now: what is in flight may take minutes, in which the operator wants to see it.
+    // Closed last: requests in flight may take minutes, in which the operator wants to see them.
     metrics?.closeAllConnections();
     metrics?.close();
     await socket?.close();
@@ -137,7 +137,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
   return Object.assign(app, { address, [Symbol.asyncDispose]: () => opened.disposeAsync() });
 }
 
-/** Ends the sessions of the page that the settings no longer allow. A disk that takes no write does not stop the start. */
+/** Ends the sessions of the page that the settings no longer allow. A disk that cannot be written does not prevent the start. */
 async function endForbidden({ config, codeFlow, ledger, events }: App): Promise<void> {
   const allowed = { page: config.ui, signIn: codeFlow !== undefined };
   if (!hasForbiddenSessions(ledger.read, allowed)) return;
@@ -157,12 +157,12 @@ function openServer(app: App): { server: Server; close(): Promise<void> } {
     const { fetch: answerOf } = ports.isFor(incoming) ? ports : hono;
     const answered = answerOf(request, env);
     if (incoming.method !== 'HEAD') return answered;
-    // Hono copies the answer to a HEAD, and with that forgets that it was sent already.
+    // Hono copies the answer to a HEAD request, and the copy does not show that it was already sent.
     return Promise.resolve(answered).then((it) => (outgoing.headersSent ? RESPONSE_ALREADY_SENT : it));
   };
   const answer = getRequestListener(route, {
     autoCleanupIncoming: false, // `lingerAfter` does it.
-    hostname: 'localhost', // Of a request of HTTP/1.0, which may have no Host: the health check of a load balancer, for one.
+    hostname: 'localhost', // For a request of HTTP/1.0 without a Host, such as a load balancer's health check.
     errorHandler(error) {
       const refusal = new Refusal('invalid_request', 'The address of the request, or its Host header, cannot be read.');
       const { body, ...init } = unparsableRequest(app, error instanceof RequestError ? refusal : error);
@@ -186,20 +186,20 @@ function openServer(app: App): { server: Server; close(): Promise<void> } {
     return undefined;
   }
   const server: Server = createServer({
-    ...(CONTAINED as object), // Who listens need not know of it.
+    ...(CONTAINED as object), // Listeners need not know of it.
     headersTimeout: HEADERS_MILLISECONDS,
     requestTimeout: REQUEST_MILLISECONDS,
     maxHeaderSize: HEAD_BYTES_MAX,
     keepAliveTimeout: KEEP_ALIVE_MILLISECONDS,
     connectionsCheckingInterval: CHECK_MILLISECONDS,
-    keepAlive: true, // A client that is gone without a word is noticed, also on a connection that nobody writes to.
+    keepAlive: true, // Detects a client that has vanished, even on a connection that is not written to.
     keepAliveInitialDelay: GONE_MILLISECONDS,
-    requireHostHeader: false, // Its own answer has no body and no id.
-    shouldUpgradeCallback: (request) => mayUpgrade(app, request), // Elsewhere it is a request like any other.
+    requireHostHeader: false, // Node's own answer has no body and no id.
+    shouldUpgradeCallback: (request) => mayUpgrade(app, request), // Elsewhere it is an ordinary request.
   });
   contain(server, endFaulty);
   server.on('connection', (socket) => containConnection(socket, 'connection'));
-  server.maxHeadersCount = 0; // Of more than this Node drops the rest without a word; `faultOfHead` says so.
+  server.maxHeadersCount = 0; // Beyond a maximum Node drops headers silently; `faultOfHead` refuses them instead.
   const connections = followConnections(server);
   const isUnreadable = answerUnreadable(app, server, connections);
   limit.watch(server);
@@ -213,7 +213,7 @@ function openServer(app: App): { server: Server; close(): Promise<void> } {
     admit(request, response);
   });
   const handleDetached = (request: ContainedRequest, socket: Socket, head: Buffer) => {
-    socket.on('error', () => {}); // Whoever uses it hears of its close.
+    socket.on('error', () => {}); // Users of the socket see its close.
     limit.follow(socket);
     if (head.length) socket.unshift(head);
     const response = new ContainedResponse(request);

@@ -1,10 +1,10 @@
-/** What many share, in whatever it is counted. */
+/** Shares of a common capacity, in any unit. */
 export type Shares = {
-  /** Takes so much for an owner, if there is room. Returns whether there was. */
+  /** Takes an amount for an owner, if there is room. Returns whether there was. */
   tryTake(owner: string, amount: number): boolean;
-  /** Takes so much without asking for room. */
+  /** Takes an amount, whether or not there is room. */
   add(owner: string, amount: number): void;
-  /** Gives back so much, at most what the owner has. */
+  /** Gives back an amount, at most what the owner has. */
   release(owner: string, amount: number): void;
 };
 
@@ -39,16 +39,16 @@ export function createShares(max: { each: number; all: number }): Shares {
   };
 }
 
-/** Things that are kept for a while, of many owners. */
+/** Things of many owners that are kept for a while. */
 export type Kept<T> = {
-  /** Keeps one more. Drops the oldest of its owner, or of whoever has most, where there are too many. */
+  /** Keeps one more. Where there are too many, drops the oldest of its owner, or of the owner with the most. */
   keep(owner: string, it: T): void;
-  /** Lets go of one. */
+  /** Removes one. */
   drop(owner: string, it: T): void;
   count(): number;
 };
 
-/** Creates a place for so many things of `each` owner and of `all`. `dropped` is told what had to make room. */
+/** Creates a store for at most `each` things of one owner and `all` in total. Calls `dropped` with each that had to make room. */
 export function createKept<T>(max: { each: number; all: number }, dropped: (it: T) => void): Kept<T> {
   const byOwner = new Map<string, Set<T>>();
   let all = 0;

@@ -1,4 +1,4 @@
-/** How states and lengths of time are shown, at the terminal and on the page. */
+/** The display of states and lengths of time, at the terminal and on the page. */
 
 /** The meaning of a state, which is shown as a colour. */
 export type StateTone = 'good' | 'info' | 'warn' | 'bad' | 'quiet';

@@ -13,15 +13,15 @@ export type SshKey = {
 };
 
 /**
- * The ed25519 key of a seed of 32 bytes, in the formats of OpenSSH: the same seed is the same key, byte for byte. Not by
- * ssh2's own generator, which makes a malformed key about once in 300.
+ * Returns the ed25519 key of a seed of 32 bytes, in the formats of OpenSSH: the same seed gives the same key, byte for byte.
+ * ssh2's own generator is not used, as it makes a malformed key about once in 300.
  */
 export function sshKeyFromSeed(seed: Buffer, comment: string): SshKey {
   if (seed.length !== SEED_BYTES) throw new RangeError(`a seed has ${SEED_BYTES} bytes, not ${seed.length}`);
   const key = createPrivateKey({ key: Buffer.concat([PKCS8_HEAD, seed]), format: 'der', type: 'pkcs8' });
   const point = Buffer.from(createPublicKey(key).export({ format: 'jwk' }).x as string, 'base64url');
   const blob = Buffer.concat([field('ssh-ed25519'), field(point)]);
-  // Twice the same four bytes tell a right passphrase from a wrong one; there is none, so they may follow from the seed.
+  // Four bytes, repeated, distinguish a right passphrase from a wrong one; without a passphrase they may follow from the seed.
   const check = hash('sha256', Buffer.concat([Buffer.from('check'), point]), 'buffer').subarray(0, 4);
   const inner = Buffer.concat([check, check, blob, field(Buffer.concat([seed, point])), field(comment)]);
   const padding = Buffer.from([1, 2, 3, 4, 5, 6, 7].slice(0, (8 - (inner.length % 8)) % 8));

@@ -2,7 +2,7 @@
 import { parentPort, workerData } from 'node:worker_threads';
 import { collectWhenIdle } from './idle-memory.ts';
 import { serveWrites, type WorkerSettings } from './ledger/writer-worker.ts';
-// Every module that defines writes: the thread knows no others. They are as light as the thread is to be.
+// Every module that defines writes: the thread knows no others. They must be as light as the thread.
 import './access/writes.ts';
 import './chat/terms.ts';
 import './lease/create.ts';

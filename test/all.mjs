@@ -1,5 +1,5 @@
-// `npm test`, `npm run test:engines`, `npm run test:soak`: runs one layer of the tests (test/layers.ts). Nothing else stands here, since
-// another Node cannot even read the rest.
+// `npm test`, `npm run test:engines`, `npm run test:soak`: runs one layer of the tests (test/layers.ts). It has no other
+// content, as another Node cannot even parse the rest.
 import './helper/pinned-node.mjs';
 
 const { runLayer } = await import('./run.ts');

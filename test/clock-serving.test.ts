@@ -9,7 +9,7 @@ import { asAccount } from './ui/sample.ts';
 
 const DAY = 86_400;
 
-/** What a request, the readiness and the reaper make of the clock as it is. */
+/** Returns how requests and the readiness respond at the present clock. */
 async function serving(purser: Awaited<ReturnType<typeof openTestServer>>, token: string) {
   const body = { name: 'new', budget_cents: 100 };
   const opened = await purser.ask('POST', '/v1/wallets', { token: purser.accountKey, key: randomUUID(), body });
@@ -103,7 +103,7 @@ test('what was settled while the clock is doubted is settled: only new holds wai
   assert.equal(closed.body.close_reason, 'account_request');
 });
 
-/** A server that was stopped, and started again after `meanwhile`. */
+/** Stops a server, and starts it again after `meanwhile`. */
 async function restarted(t: TestContext, meanwhile: (time: HandClock) => void, seconds = 3600) {
   const time = handClock();
   const purser = await openTestServer(t, { time });

@@ -4,15 +4,15 @@ import fc from 'fast-check';
 import { createClock } from '../src/clock.ts';
 import { type HandClock, handClock } from './helper/server.ts';
 
-/** A clock on a time source in hand, started on a whole second, with what it warned of. */
+/** Creates a clock on a time source that the test controls, started on a whole second, and collects its warnings. */
 function open(newestAt = (_start: number) => 0) {
   const time = handClock();
-  time.leap(1 - (time.wall() % 1000) / 1000); // A whole second: what is asserted below is then exact.
+  time.leap(1 - (time.wall() % 1000) / 1000); // A whole second, so that the asserted times are exact.
   const start = time.wall() / 1000;
   const warnings: string[] = [];
   const warn = (facts: object) => warnings.push((facts as { event: string }).event);
   const clock = createClock(time, { at: newestAt(start) }, { warn, info: warn } as never);
-  /** What the clock says, beside what it would say if nobody had touched the wall clock. */
+  /** Returns the clock's state, with its time relative to the start. */
   const state = () => [clock.now() - start, clock.holdsBlocked() !== undefined, clock.expiryBlocked()];
   return { time, clock, start, warnings, state };
 }
@@ -54,7 +54,7 @@ test('a start that is further behind the newest entry is in doubt, until the wal
 
 const DAY = 86_400;
 
-/** A clock of books that were served until now, `meanwhile` later. */
+/** Opens a clock on books that were served until now, after `meanwhile`. */
 function openAgain(meanwhile: (time: HandClock) => void, hidesId = false) {
   const time = handClock();
   const hidden = ({ seconds }: { seconds: number }) => ({ id: null, seconds });
@@ -96,7 +96,7 @@ test('a start after a leap ahead goes on with the time that has passed, and expi
   });
   const leap = clock.doubt();
   assert.equal(leap?.direction, 'ahead');
-  assert([10 * DAY, 10 * DAY + 1].includes(leap.seconds), String(leap.seconds)); // The hand's clock starts within a second.
+  assert([10 * DAY, 10 * DAY + 1].includes(leap.seconds), String(leap.seconds)); // The test's clock does not start on a whole second.
   assert.match(clock.holdsBlocked() ?? '', /is 10 days ahead of the time that these books expect/);
   assert.equal(clock.now(), at + 3600);
   time.advance(DAY);

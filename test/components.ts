@@ -1,4 +1,4 @@
-// What the tests of the engines' layer need beside the project: the components, where each is looked for, and what is tested with it.
+// The components that tests of the engines' layer need beside the project: where each is looked for, and the tests that use it.
 // `npm run test:setup` installs them (test/setup has their Debian packages).
 import { execFileSync } from 'node:child_process';
 import { existsSync } from 'node:fs';
@@ -8,21 +8,21 @@ const MODULES = join(import.meta.dirname, '../node_modules');
 const AGENTS = join(import.meta.dirname, 'agents/node_modules');
 const PLATFORM = `${process.platform}-${process.arch}`;
 
-/** Directories of the programs of test/agents/package.json. Two packages put theirs into place by a script, and none is run here. */
+/** Directories of the programs of test/agents/package.json. Two packages install theirs by a script, and no script is run here. */
 export const AGENT_DIRECTORIES = [
   join(AGENTS, `@anthropic-ai/claude-code-${PLATFORM}`),
   join(AGENTS, `opencode-${PLATFORM}/bin`),
   join(AGENTS, '.bin'),
 ];
 
-/** Programs of root's are found too, also by whoever has not their directories in the PATH. */
+/** Includes root's programs, even for users without their directories in the PATH. */
 const DIRECTORIES = [...(process.env.PATH ?? '').split(delimiter), '/usr/local/sbin', '/usr/sbin', '/sbin'];
 
-/** Whether a program is on the machine; a path is looked for as it is. */
+/** Returns whether a program is on the machine; a path is checked as it is. */
 export const hasProgram = (name: string): boolean =>
   name.startsWith('/') ? existsSync(name) : DIRECTORIES.some((it) => existsSync(join(it, name)));
 
-/** The mirror that this machine installs Debian packages from. */
+/** Returns the mirror that this machine installs Debian packages from. */
 export function debianMirror(): string | undefined {
   if (!hasProgram('apt-get')) return undefined;
   const filters = ['Created-By: Packages', 'Origin: Debian', 'Label: Debian'];
@@ -31,8 +31,8 @@ export function debianMirror(): string | undefined {
 }
 
 /**
- * Litestream itself, from the PATH or from its package, which npm has for Linux on x64 alone: so it is an optional dependency,
- * without which a machine of another kind installs.
+ * Finds Litestream in the PATH or in its package, which npm has only for Linux on x64: so it is an optional dependency, and
+ * other machines install without it.
  */
 export function findLitestream(): string | undefined {
   const places = [
@@ -42,7 +42,10 @@ export function findLitestream(): string | undefined {
   return places.find((it) => existsSync(it));
 }
 
-/** The directory with Kubernetes' own programs, which test/setup unpacks from their archive where it is there; undefined without them. */
+/**
+ * Returns the directory with Kubernetes' own programs, which test/setup unpacks from their archive if it exists; undefined
+ * without them.
+ */
 export function findKubernetes(): string | undefined {
   const script = 'source "$1" && unpack_kubernetes >&2 && echo "$KUBERNETES"';
   const args = ['-c', script, 'bash', join(import.meta.dirname, 'setup')];
@@ -65,7 +68,7 @@ const program = (tests: string, ...programs: string[]): Component => ({
   isThere: () => programs.every(hasProgram),
 });
 
-/** Each component by its name: what is tested with it, and whether this machine has it. */
+/** The components by name: the tests of each, and whether this machine has it. */
 export const COMPONENTS = {
   docker: asRoot('containers on Docker, leases over a crash, the image', 'dockerd', 'busybox'),
   podman: asRoot('containers on Podman', 'podman', '/usr/lib/podman/netavark', 'runc', 'busybox', 'newuidmap'),

@@ -14,13 +14,13 @@ import { temporaryDirectory } from './ledger/books.ts';
 
 type Environment = Record<string, string>;
 
-/** A data directory whose purser.yaml is `yaml`, if that is given. */
+/** Creates a data directory, with `yaml` as its purser.yaml if that is given. */
 function write(t: TestContext, yaml?: string) {
   const directory = temporaryDirectory(t);
   const file = join(directory, 'purser.yaml');
   if (yaml !== undefined) writeFileSync(file, yaml);
   const read = (env: Environment = {}, flags: Flags = {}) => readConfig({ data: directory, ...flags }, env);
-  /** Every fault, with the file's name left out. */
+  /** Returns every fault, without the file's name. */
   function faults(env: Environment = {}): string[] {
     try {
       read(env);
@@ -659,7 +659,7 @@ test('a master key that is malformed or cannot be read is a fault beside the oth
   writeFileSync(join(directory, 'purser.yaml'), '');
   assert.equal(read(inFile, { withoutKey: true }).masterKey.path, file);
   const pipe = join(directory, 'pipe');
-  execFileSync('mkfifo', [pipe]); // It can be read only once, and then by whoever needs the key.
+  execFileSync('mkfifo', [pipe]); // It can be read only once, which is left to the reader of the key.
   assert.equal(faults({ PURSER_MASTER_KEY_FILE: pipe }).length, 0);
 });
 

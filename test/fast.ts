@@ -17,8 +17,8 @@ export function runFast(given: readonly string[]): void {
     [
       '--import=./test/helper/loading.mjs',
       '--test',
-      '--test-concurrency=5', // For two cores: half of the time of a file is waiting.
-      `--test-reporter=${isWatched ? 'spec' : 'dot'}`, // A run that watches has few enough tests to name each.
+      '--test-concurrency=5', // Suits two cores: a file spends half of its time waiting.
+      `--test-reporter=${isWatched ? 'spec' : 'dot'}`, // When watching, few enough tests run to name each.
       '--test-reporter-destination=stdout',
       ...options,
       ...files,

@@ -4,7 +4,7 @@ import { collectWhenIdle } from '../src/idle-memory.ts';
 
 const CHECK_MILLISECONDS = 30_000;
 
-/** A thread that works as much as it is told. `passes` lets one check after another come, each after its share of work. */
+/** A thread with simulated work. `passes` runs one check after another, each after its share of work. */
 function thread(t: TestContext) {
   t.mock.timers.enable({ apis: ['setInterval'] });
   const collect = t.mock.fn<(options: NodeJS.GCOptions) => void>();

@@ -7,13 +7,13 @@ import { parseJson } from '../src/parse-json.ts';
 import { forwardedFrom, spliced } from '../src/router/forwarded.ts';
 import { createRandom, length, type Random, SEED } from './helper/random.ts';
 
-// JSON.parse of V8 13.6 (Node 24) expects the names of the last object that began alike. It compares the expected name with the text
-// of the next one before the escapes in that are decoded, so `"\u0069mage"` is read as `\u006` where an object with that name came before. A
-// caller may send one first.
+// JSON.parse of V8 13.6 (Node 24) expects the names of the last object that began alike. It compares the expected name with the
+// text of the next one before the escapes in that are decoded, so `"\u0069mage"` is read as `\u006` if an object with that name
+// came before. A caller may send one first.
 
 const bodyOf = (text: string) => parseText(Buffer.from(text), 0, () => {});
 
-/** All that reads JSON that others wrote. */
+/** All functions that read JSON from outside. */
 const READERS: Record<string, (text: string) => unknown> = {
   parseJson,
   parseText: (text) => bodyOf(text).value,
@@ -35,7 +35,7 @@ const nameFrom = ({ whole, pick }: Random) =>
     Array.from({ length: whole(1, 6) }, () => pick(CHARACTERS)).join(''),
   ]);
 
-/** Writes a name with escapes: those that it needs, and others. */
+/** Writes a name with escapes, required and optional ones. */
 function written(name: string, { pick }: Random): string {
   const characters = Array.from({ length: name.length }, (_, i) => {
     const character = name[i] as string;
@@ -46,7 +46,7 @@ function written(name: string, { pick }: Random): string {
   return `"${characters.join('')}"`;
 }
 
-/** Returns the text of an object of members of these names, and what it is. */
+/** Returns the text of an object with members of these names, and its entries. */
 function objectOf(names: readonly string[], texts: readonly string[]): { text: string; entries: [string, number][] } {
   const entries = Object.entries(Object.fromEntries(names.map((name, i) => [name, i])));
   return { text: `{${texts.map((it, i) => `${it} :${i}`).join(', ')}}`, entries };
@@ -56,7 +56,7 @@ for (const [reader, read] of Object.entries(READERS))
   test(`${reader} reads every name as it is written, whatever was read before, seed ${SEED}`, () => {
     const random = createRandom(SEED);
     for (let round = 0; round < length(2000, 50_000); round++) {
-      // Names that nobody else has: an object that began alike and went on otherwise would hide the fault.
+      // Unique names: an object that began alike and continued differently would hide the fault.
       const before = [`${reader}${round}`, nameFrom(random)];
       const name = nameFrom(random);
       const text = written(name, random);
@@ -85,7 +85,7 @@ test('what is no JSON is none with escapes in its names, too', () => {
 });
 
 test('no source but those of Purser itself is parsed by another', () => {
-  // What the build puts into the executable.
+  // The parts that the build puts into the executable.
   const own = ['files/bundle.ts', 'files/version.ts', 'files/build-cache.cjs', 'ui/assets.ts', 'ui/assets/page.js'];
   const exempt = [...own, 'db/known-schema.ts', 'db/migrate.ts', 'parse-json.ts'].map((it) => `src/${it}`);
   const code = (file: string) => readFileSync(file, 'utf8').replace(/^ *(\/?\*|\/\/).*/gm, '');

@@ -11,7 +11,7 @@ import { pathToFileURL } from 'node:url';
 /** Every test file, by name. */
 export const allFiles = () => globSync('test/**/*.test.ts', { exclude: ['**/node_modules'] }).sort();
 
-/** The layer that a test file's name says. */
+/** Returns the layer that a test file's name gives. */
 export const layerOf = (file: string) => /\.(engine|soak)\.test\.ts$/.exec(file)?.[1] ?? 'gate';
 
 const importsOf = new Map<string, string[]>();
@@ -26,32 +26,32 @@ function imports(file: string): string[] {
   return importsOf.get(file) as string[];
 }
 
-/** Whether a file of the tests imports one of `wanted`, directly or not. */
+/** Returns whether a test file imports one of `wanted`, directly or indirectly. */
 function reaches(file: string, wanted: ReadonlySet<string>, seen = new Set<string>()): boolean {
   if (wanted.has(file)) return true;
   if (seen.has(file)) return false;
   seen.add(file);
-  // A program that a test writes down may import what lies elsewhere.
+  // A program in the text of a test may import files from elsewhere.
   return imports(file).some((it) => it.startsWith('test/') && existsSync(it) && reaches(it, wanted, seen));
 }
 
 /** The helpers that start the executable, ask for components, and load the vocabularies of five real models. */
 const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.ts', 'test/helper/tokenizers.ts']);
 
-/** Whether a file of the gate needs no build and no seconds before it starts: `npm run test:fast`. */
+/** Returns whether a file of the gate needs no build and starts at once: `npm run test:fast`. */
 export const isFast = (file: string): boolean => layerOf(file) === 'gate' && !reaches(file, NEEDS_MORE);
 
-/** Whether a file starts a Kubernetes cluster. */
+/** Returns whether a file starts a Kubernetes cluster. */
 export const opensCluster = (file: string): boolean => reaches(file, new Set(['test/compute/engines/kubernetes.ts']));
 
-/** Whether a file has walks or lists that the soak makes longer. */
+/** Returns whether a file has walks or lists that the soak makes longer. */
 export const hasLength = (file: string): boolean =>
   imports(file).includes('test/helper/random.ts') && /\blength\(\d/.test(readFileSync(file, 'utf8'));
 
-/** More groups than processes at a time, so that none of these is left to run alone for long. */
+/** More groups than concurrent processes, so that no group runs alone for long. */
 const GROUP_COUNT = 20;
 
-/** The slowest, which wait for most of their time: each begins one of the first groups, so that none of them is left to the end. */
+/** The slowest files, which wait for most of their time: each begins one of the first groups, so that none is left to the end. */
 const FIRST = [
   'test/ledger/serving.test.ts',
   'test/recovery/restore.test.ts',
@@ -64,8 +64,8 @@ const FIRST = [
 ];
 
 /**
- * Fast files share processes, since loading Purser for each of them would take a quarter of their time: writes the files that
- * import the tests of a group each into `directory`. Neighbours, which are alike, go to different groups.
+ * Groups fast files to share processes, as loading Purser for each of them would take a quarter of their time: writes one file
+ * per group, which imports its tests, into `directory`. Neighbours, which are similar, go to different groups.
  */
 export function grouped(all: readonly string[], directory: string): string[] {
   for (const file of FIRST) assert(all.includes(file), `${file} is missing`);

@@ -6,7 +6,7 @@ import test, { type TestContext } from 'node:test';
 import { createLineBuffer, createLog, logConsole } from '../src/log.ts';
 import { temporaryDirectory } from './ledger/books.ts';
 
-/** A pipe whose reader reads when the test says so, and a buffer in front of it. */
+/** A pipe whose reader reads when the test tells it to, and a buffer before it. */
 function openPipe(t: TestContext) {
   const path = join(temporaryDirectory(t), 'pipe');
   execFileSync('mkfifo', [path]);
@@ -22,7 +22,7 @@ function openPipe(t: TestContext) {
     closeSync(writer);
   });
   const bytes = Buffer.alloc(1024 * 1024);
-  /** What is in the pipe now. */
+  /** Returns the present content of the pipe. */
   const read = (): string => {
     try {
       return bytes.toString('utf8', 0, readSync(reader, bytes));
@@ -34,7 +34,7 @@ function openPipe(t: TestContext) {
   return { buffer: createLineBuffer(writer), read, closeReader };
 }
 const turn = () => new Promise((resolve) => setImmediate(resolve));
-/** A line of 230 bytes, whatever its number. */
+/** Returns a line of 230 bytes, for any number. */
 const lineOf = (i: number) => `{"line":"${String(i).padStart(6, '0')}","text":"ümläut ${'x'.repeat(200)}"}\n`;
 
 test('the lines of a turn are written at its end, in order', async (t) => {

@@ -18,7 +18,7 @@ import { affordableCompletion, costOf, holdOf, type Price } from '../src/router/
 const INT64_MAX = 2n ** 63n - 1n;
 const NANOS_PER_USD = 10n ** 9n;
 const NANOS_PER_CENT = 10n ** 7n;
-/** Every amount that fits, and often the small ones and the round ones where mistakes live. */
+/** Any amount that fits, with a preference for small and round ones, where mistakes are likely. */
 const amount = fc
   .oneof(
     fc.bigInt({ min: 0n, max: INT64_MAX }),

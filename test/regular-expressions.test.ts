@@ -5,10 +5,12 @@ import { LARGE_BYTES } from '../src/router/apart.ts';
 import { cpuOf, isInProportion, threadMilliseconds } from './helper/cpu.ts';
 import { length } from './helper/random.ts';
 
-// One thread serves everybody, and an expression may take the square of its input's length, or worse. So each one of the program is
-// tried on inputs made from itself, in the soak as long as what the main thread reads at once: it takes little time for that, or stands below with the longest input that it may see. The run lists each with that length and what it took.
+// One thread serves all requests, and an expression may take the square of its input's length, or worse. So each expression of
+// the program is tried on inputs made from itself, in the soak up to the length that the main thread reads at once: it must take
+// little time for that, or be listed below with the longest input that it may get. The run prints each with that length and its
+// time.
 
-/** Expressions that take more, each with the longest input that it sees, in characters, and why it is no longer. */
+/** Expressions that take more, each with the length of its longest input, in characters, and the reason why that is no longer. */
 const BOUNDED: [name: string, longest: number, why: string][] = [
   ['src/money.ts /0+$/', 64, 'digits of an amount, which has at most 18 behind its point'],
   [String.raw`src/ui/parts.ts /\B(?=(\d{3})+$)/g`, 64, 'digits of an amount'],
@@ -27,7 +29,7 @@ const BOUNDED: [name: string, longest: number, why: string][] = [
   ],
 ];
 
-/** Others that take more, and see nothing from outside. */
+/** Other expressions that take more, and get no input from outside. */
 const OWN: [name: string, why: string][] = [
   [String.raw`cli/completion.ts /[<[](.+?)[\]>]/`, 'the options of our own commands'],
   [String.raw`src/router/discover.ts /\/+$/`, 'addresses that the operator gives to `purser init`'],
@@ -39,7 +41,7 @@ const OWN: [name: string, why: string][] = [
   [String.raw`src/doctor/machine.ts /(\d+)\.(\d+)(?:\.(\d+))?/`, 'versions of the machine’s own programs'],
 ];
 
-/** How many expressions each file puts together at run time: they begin with a fixed text or token, or repeat one class only. */
+/** The number of expressions that each file assembles at run time: they begin with a fixed text or token, or repeat one class only. */
 const MADE: Record<string, number> = {
   'cli/terminal.ts': 1,
   'src/compute/engines/container/address.ts': 2,
@@ -56,24 +58,27 @@ const MADE: Record<string, number> = {
 };
 
 const LONGEST = length(16 * 1024, LARGE_BYTES);
-/** Short ones first: what takes more than the square would not end on a long one. */
+/** Short ones first: an expression that takes more than the square would not end on a long one. */
 const LENGTHS = [24, 256, 2048, 16 * 1024];
-/** Of the longest inputs so few are tried, beside the worst that was found before: what grows as the square is seen with many. */
+/**
+ * Only one in this many of the longest inputs is tried, beside the worst of the shorter ones: growth as the square shows with
+ * many inputs.
+ */
 const LONG_INPUTS_EACH = 16;
 /**
- * In proportion, the longest takes some milliseconds of processor time; as its square, thousands. What takes more than this, as on a
- * busy machine, is compared with itself at an eighth of the length.
+ * In proportion, the longest input takes some milliseconds of processor time; as its square, thousands. An expression that
+ * takes more than this, for example on a busy machine, is compared with itself at an eighth of the length.
  */
 const MILLISECONDS_MAX = 50;
 
-/** Comments, strings, templates; then an expression, where a value may begin, or one that is put together. */
+/** Matches comments, strings and templates; then an expression, where a value may begin, or one that is assembled. */
 const TOKENS =
   /\/\*[\s\S]*?\*\/|\/\/[^\n]*|'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|`(?:[^`\\]|\\[\s\S])*`|(?<=(?:^|[=(,[!&|?:;{}>+\n]|\breturn|=>)\s*)\/(?![*/])(?:[^/\\[\n]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\/[dgimsuvy]*|\bRegExp\(/g;
 
 const sources = globSync('{src,cli}/**/*.ts').map((file) => [file, readFileSync(file, 'utf8')] as const);
 const tokens = sources.flatMap(([file, source]) => [...source.matchAll(TOKENS)].map(([text]) => ({ file, text })));
 
-/** The code in `${}` of a template, which may hold expressions as well. */
+/** Returns the code in `${}` of a template, which may contain expressions as well. */
 const inTemplate = (text: string) => [...text.matchAll(/\$\{([^`]*?)\}/g)].map(([, code]) => `(${code}`);
 const literals = tokens
   .flatMap(({ file, text }) =>
@@ -92,7 +97,7 @@ function expressionOf(text: string): RegExp | undefined {
   }
 }
 
-/** Inputs that come close to a match, again and again: from the characters and words of the expression. */
+/** Returns inputs that come close to a match again and again, from the characters and words of the expression. */
 function inputsFor({ source }: RegExp): ((length: number) => string)[] {
   const plain = source.replace(/\\[pP]\{[^}]*\}/g, 'é').replace(/\\u[\da-f]{4}/gi, (it) => JSON.parse(`"${it}"`));
   const words = plain
@@ -125,7 +130,7 @@ function tried(expression: RegExp, input: string): number {
   return threadMilliseconds() - before;
 }
 
-/** Returns the input on which it takes the most, with its length: `longest`, or one for which it takes out of proportion. */
+/** Returns the input on which it takes the longest, with its length: `longest`, or one whose time is out of proportion. */
 function worstOf(
   expression: RegExp,
   longest: number,

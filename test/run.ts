@@ -6,7 +6,7 @@ import { missingComponents, openTally, type TestEvent } from './helper/closing.t
 import { openRunDirectory, processorSeconds } from './helper/run-directory.ts';
 import { allFiles, grouped, hasLength, isFast, layerOf, opensCluster } from './layers.ts';
 
-/** The files that take longest start first, so that none of them is left to run alone at the end, which names the slowest of a run. */
+/** The slowest files start first, so that none of them runs alone at the end. A run prints its slowest files when it ends. */
 const SLOWEST: string[] = [
   'test/compute/kubernetes.engine.test.ts',
   'test/executable/kubernetes.engine.test.ts',
@@ -23,7 +23,7 @@ const slowestFirst = (files: readonly string[]) => [
 ];
 const filesOf = (layer: string) => allFiles().filter((it) => layerOf(it) === layer);
 
-/** Files that run beside those of the other lanes, so many at a time. */
+/** Files that run beside those of the other lanes, with their number at a time. */
 type Lane = { files: string[]; concurrency: number };
 type Layer = { lanes(directory: string): Lane[]; env?: Record<string, string>; isInMemory?: boolean };
 const LAYERS: Record<string, Layer> = {
@@ -32,13 +32,13 @@ const LAYERS: Record<string, Layer> = {
     lanes(directory) {
       const files = filesOf('gate');
       const all = [...slowestFirst(files.filter((it) => !isFast(it))), ...grouped(files.filter(isFast), directory)];
-      return [{ files: all, concurrency: 4 }]; // For two cores: with three at a time, these were idle for a quarter of the time.
+      return [{ files: all, concurrency: 4 }]; // Suits two cores: with three at a time, these were idle for a quarter of the time.
     },
   },
   engines: {
     lanes() {
       const files = slowestFirst(filesOf('engine'));
-      // A cluster takes a third of a core while its tests wait: two at a time, and nothing of them is left for the end.
+      // A cluster takes a third of a core while its tests wait: two run at a time, and none is left to the end.
       return [
         { files: files.filter(opensCluster), concurrency: 2 },
         { files: files.filter((it) => !opensCluster(it)), concurrency: 3 },
@@ -86,7 +86,7 @@ export async function runLayer(name: string): Promise<void> {
   say('The slowest files:', tally.slowest(directory.processorSeconds()));
   if (name === 'gate') say('Not on this machine, so `npm run test:engines` would leave out:', missingComponents());
   say('Skipped, because a component is missing (PURSER_TEST_REQUIRE=all makes that a failure):', tally.missing());
-  // Not every engine takes all of its own away at once, and its tools leave caches.
+  // Not every engine removes all of its own at once, and its tools leave caches.
   const isClean = name !== 'gate' || left.length === 0;
   say(isClean ? 'Left behind:' : 'LEFT BEHIND, which is a failure:', left);
   const wall = (performance.now() - began) / 1000;

@@ -8,13 +8,13 @@ import { hasComponent } from './helper/component.ts';
 
 const SETUP = join(import.meta.dirname, 'setup');
 
-/** A machine on which next to nothing is installed, and whose apt-get only says what it was asked. */
+/** Creates a machine with next to nothing installed, whose apt-get only prints its arguments. */
 function bareMachine(t: TestContext, ...programs: string[]) {
   const bin = mkdtempSync(join(tmpdir(), 'purser-setup-'));
   t.after(() => rmSync(bin, { recursive: true, force: true }));
   chmodSync(bin, 0o755);
   symlinkSync('/usr/bin/env', join(bin, 'env'));
-  copyFileSync(SETUP, join(bin, 'setup')); // Where every user can read it.
+  copyFileSync(SETUP, join(bin, 'setup')); // Every user can read it there.
   for (const name of programs) writeFileSync(join(bin, name), '#!/bin/bash\necho "asked: $0 $*"\n', { mode: 0o755 });
   return (identity: { uid?: number } = {}) =>
     spawnSync('/bin/bash', [join(bin, 'setup')], { env: { PATH: bin }, encoding: 'utf8', ...identity });

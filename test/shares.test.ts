@@ -4,7 +4,7 @@ import { Refusal } from '../src/refusal.ts';
 import { createKept, createShares } from '../src/shares.ts';
 import { createInFlight } from '../src/spend/in-flight.ts';
 
-/** Takes one after the other, and returns how many there was room for. */
+/** Takes one after the other, and returns how many succeeded. */
 function fill(tryTake: () => boolean, max = 100_000): number {
   let count = 0;
   while (count < max && tryTake()) count++;

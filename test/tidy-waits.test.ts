@@ -4,9 +4,9 @@ import { join } from 'node:path';
 import test from 'node:test';
 
 /**
- * No test asserts how long something takes, and no wait has a limit of its own: a machine may be as busy as it likes. These are
- * the places that look as if one did, each file with their number and the reason. A new one fails here until it waits for an
- * event (test/helper/waiting.ts), or is added with a reason.
+ * No test asserts the duration of something, and no wait has a limit of its own: a machine may be as busy as it likes. These
+ * are the places that look like exceptions, each file with their number and the reason. A new one fails here until it waits
+ * for an event (test/helper/waiting.ts), or is added with a reason.
  */
 const PATTERNS = [
   /(?:performance|Date)\.now\(\)[^;\n]*<[^=\n]|<=? *\(?(?:performance|Date)\.now\(\)/g, // An upper bound of time.

@@ -154,7 +154,7 @@ test('an engine imports no sibling: what several of them share lies in the kit, 
   assert.deepEqual(faults, []);
 });
 
-/** The modules that a module loads when it begins, and the packages; what is imported later, by `import()`, is not among them. */
+/** Returns the modules and packages that a module loads at its start; later imports, by `import()`, are not among them. */
 function loadedBy(entry: string): { modules: Set<string>; packages: string[] } {
   const runtimeImports = (name: string) =>
     [...read(name).matchAll(/^import (?!type )(?:[^;]*?from )?'([^']+)'/gm)]

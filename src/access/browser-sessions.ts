@@ -10,13 +10,13 @@ export type BrowserSession = typeof browserSessions.$inferSelect;
 export type BrowserSessionOrder = Pick<BrowserSession, 'kind' | 'accountId' | 'keyId' | 'tokenHash'>;
 
 const LINK_SECONDS = 60;
-/** A session ends when it was not used for so long, and in any case after seven days (design, section 15). */
+/** A session ends when it was not used for this long, and in any case after seven days (design, section 15). */
 const IDLE_SECONDS = 12 * 3600;
 const SESSION_SECONDS = 7 * 86_400;
-/** The use of a session is noted at most so often: a note is a write to disk. */
+/** The use of a session is noted at most this often: a note is a write to disk. */
 const NOTE_SECONDS = 300;
 const TOKEN_BYTES = 32;
-/** The sessions that an account key, or a person at the identity provider, may have at a time: beyond it the oldest end. */
+/** The most concurrent sessions of an account key, or of a person at the identity provider: beyond it the oldest end. */
 const SESSION_COUNT_MAX = 20;
 
 const reads = prepare((read: Reader) => ({
@@ -36,10 +36,10 @@ export function findBrowserSession(read: Reader, tokenHash: Buffer, now: number)
   return found && now < found.expiresAt && now < found.lastUsedAt + IDLE_SECONDS ? found : undefined;
 }
 
-/** Returns whether the use of a session at `now` is worth a note. */
+/** Returns whether the use of a session at `now` needs a new note. */
 export const isUseNews = (session: BrowserSession, now: number): boolean => now >= session.lastUsedAt + NOTE_SECONDS;
 
-/** Adds a link, good for a minute, or a session. Rows whose time is over are deleted on the way. */
+/** Adds a link, good for a minute, or a session. Deletes expired rows as well. */
 export function addBrowserSession(tx: Tx, order: BrowserSessionOrder, now: number): BrowserSession {
   tx.delete(browserSessions).where(lte(browserSessions.expiresAt, now)).run();
   const expiresAt = now + (order.kind === 'link' ? LINK_SECONDS : SESSION_SECONDS);
@@ -55,7 +55,7 @@ export function addBrowserSession(tx: Tx, order: BrowserSessionOrder, now: numbe
   return row;
 }
 
-/** Ends the oldest sessions of an account key, or those of an account by its identity provider, beyond the most that there may be. */
+/** Ends the oldest sessions of an account key, or of an account's sign-ins by its identity provider, beyond the cap. */
 function endOldest(tx: Tx, { accountId, keyId }: Pick<BrowserSessionOrder, 'accountId' | 'keyId'>): void {
   const isTheirs = and(
     eq(browserSessions.accountId, accountId as string),
@@ -104,7 +104,7 @@ export function countBrowserSessionsOf(read: Reader, accountId: string, now: num
   return Number(read.select({ count: count() }).from(browserSessions).where(and(isTheirs, isOpen)).get()?.count);
 }
 
-/** Ends every session and link: restored books may know those that had ended. */
+/** Ends every session and link: restored books may contain some that had already ended. */
 export function endAllBrowserSessions(tx: Tx): void {
   tx.delete(browserSessions).run();
 }

@@ -68,7 +68,7 @@ export function createCodeFlow(
     throw new Refusal('provider_unavailable', `The identity provider answered ${status}.`);
   }
 
-  /** Claims that the ID token may lack: of the access token, if it is one for us, or else of the userinfo endpoint. */
+  /** Returns claims that the ID token may lack: from the access token, if it is one for us, otherwise from the userinfo endpoint. */
   async function moreClaims(accessToken: unknown, subject: string, now: number): Promise<Record<string, unknown>> {
     if (typeof accessToken !== 'string') return {};
     const own = await issuer.verify(accessToken, now).catch(() => undefined);

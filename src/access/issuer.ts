@@ -26,7 +26,7 @@ const CLOCK_TOLERANCE_SECONDS = 30;
 const CALL_MILLISECONDS = 5000;
 const DOCUMENT_BYTES_MAX = 256 * 1024;
 const RETRY_SECONDS = 10;
-/** For so long a discovery document is kept for sign-ins in the browser. */
+/** The time for which a discovery document is kept for sign-ins in the browser. */
 const DISCOVERY_MILLISECONDS = 600_000;
 
 type IssuerSettings = Pick<IdentitySettings, 'issuer' | 'audience' | 'token_type' | 'client_ids'>;
@@ -43,8 +43,8 @@ export type Issuer = {
    */
   verifyIdToken(token: string, clientId: string, nonce: string, now: number): Promise<Claims>;
   /**
-   * Returns the issuer's discovery document, at most ten minutes old. Throws `provider_unavailable` when it cannot be had, and
-   * then for ten seconds without asking again: anybody can begin a sign-in.
+   * Returns the issuer's discovery document, at most ten minutes old. Throws `provider_unavailable` when it cannot be fetched,
+   * and then for ten seconds without another attempt: anyone can begin a sign-in.
    */
   discover(): Promise<Discovery>;
 };
@@ -57,7 +57,7 @@ export type Discovery = {
 };
 
 /**
- * Verifies the access tokens of one OpenID Connect issuer by its published keys (OpenID Connect Discovery 1.0).
+ * Creates the verifier of access tokens of one OpenID Connect issuer, by its published keys (OpenID Connect Discovery 1.0).
  * `milliseconds` is a monotonic clock; `failed` is called when the issuer cannot be reached.
  */
 export function createIssuer(
@@ -211,7 +211,7 @@ async function readJson(at: string): Promise<object> {
   return document;
 }
 
-/** For doctor: fetches the document and the keys, bypassing the cache. Returns what it found; throws what is wrong. */
+/** Fetches the document and the keys for doctor, bypassing the cache. Returns the finding; throws an error that describes the fault. */
 export async function tryIssuer(issuer: string): Promise<string> {
   const at = keysUrlOf(await discover(issuer), issuer);
   const { keys } = await readKeys(at);

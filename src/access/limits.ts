@@ -19,7 +19,7 @@ export type Limit = {
 };
 export type Left = { limit: number; remaining: number; fullInSeconds: number };
 
-/** Returns the refusal of a limit as data, undefined while there is none: a write throws it where it belongs among its checks. */
+/** Returns the refusal of a limit as data, for a write to throw among its checks; undefined while there is none. */
 export function refusalOfLimit(limit: Limit, caller: string): RefusalData | undefined {
   try {
     limit.check(caller);
@@ -33,7 +33,7 @@ export function refusalOfLimit(limit: Limit, caller: string): RefusalData | unde
 export function createLimit(perMinute: number, milliseconds: () => number, what = 'requests'): Limit {
   if (perMinute === 0) return { take() {}, check() {}, count() {}, left: () => undefined };
   const interval = MINUTE_MILLISECONDS / perMinute;
-  // When each caller's bucket will be full again. A refused call leaves it unchanged, so rounding errors do not add up.
+  // The time at which each caller's bucket will be full again. A refused call leaves it unchanged, so rounding errors do not add up.
   const fullAt = new Map<string, number>();
   const owed = (caller: string) => Math.max(0, (fullAt.get(caller) ?? 0) - milliseconds());
   function set(caller: string, milliseconds: number) {

@@ -6,7 +6,7 @@ import { writeDurably, writeDurablySync } from '../files/durable-file.ts';
 
 /** Thrown where books cannot be opened for want of their master key. */
 export class NoMasterKeyError extends Error {
-  /** The message without its remedy for a lost key: `restore` has another one. */
+  /** The message without its remedy for a lost key, which differs in `restore`. */
   readonly fault: string;
 
   constructor(fault: string) {
@@ -54,8 +54,8 @@ export function replaceMasterKey(path: string, key: MasterKey): Promise<void> {
 }
 
 /**
- * Keeps the text of a key file that is about to be replaced beside it, named with the time. Returns the name. A file with the
- * same text is not written twice.
+ * Keeps the text of a key file that is about to be replaced, in a file beside it that is named with the time. Returns the
+ * name. The same text is not written twice.
  */
 export async function keepOldKey(path: string, text: string): Promise<string> {
   const stamp = new Date().toISOString().replace(/[-:]|\.\d+/g, '');

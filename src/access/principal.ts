@@ -11,7 +11,7 @@ import type { Tokens } from './tokens.ts';
 export type Principal =
   | { kind: 'account' | 'operator'; keyId: string; accountId: string }
   | { kind: 'session'; accountId: string }
-  /** A wallet without its state, which whoever needs it reads at that moment. */
+  /** A wallet without its state, which is read at the moment that it is needed. */
   | { kind: 'wallet'; wallet: Pick<Wallet, 'id' | 'accountId'> }
   | { kind: 'router'; routerKeyId: string; walletId: string; limits: KeyLimits };
 
@@ -53,7 +53,7 @@ export function authenticate(
   return principal;
 }
 
-/** Returns why the caller's key counts no more, as data; undefined while it has not been revoked. */
+/** Returns why the caller's key is no longer valid, as data; undefined unless the key has been revoked. */
 export function revokedSince(read: Reader, principal: Principal): RefusalData | undefined {
   try {
     refuseRevoked(read, principal);

@@ -21,9 +21,9 @@ type RotationApp = { ledger: Ledger; keyring: Keyring; keyPlace: KeyPlace };
 /**
  * Makes `next` the master key (docs/decisions/0014). One commit wraps every older key with it, and wraps it with the
  * configured key, so that a start with either key opens the database wherever a crash falls. Then the key file in the data
- * directory is replaced, and the old one is kept beside it: returns its new name, or null. A key from the environment or from the operator's own file is left to the operator to replace;
- * until then a start with the old key unwraps the new one. Throws `conflict` for a key that was used before, and
- * `read_only` when the key file cannot be written.
+ * directory is replaced, and the old one is kept beside it: returns its new name, or null. A key from the environment or from
+ * the operator's own file is left to the operator to replace; until then a start with the old key unwraps the new one. Throws
+ * `conflict` for a key that was used before, and `read_only` when the key file cannot be written.
  */
 export async function rotate(
   { ledger, keyring, keyPlace }: RotationApp,
@@ -87,7 +87,7 @@ export async function dropRetiredKeys(
     let at = last?.id ?? '';
     let found = walletNeeding(ledger.read, id, at);
     while (found.needed === undefined && found.next !== undefined) {
-      await new Promise((resolve) => setImmediate(resolve)); // Lets requests in between two pages.
+      await new Promise((resolve) => setImmediate(resolve)); // Lets requests run between two pages.
       at = found.next;
       found = walletNeeding(ledger.read, id, at);
     }

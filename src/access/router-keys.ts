@@ -107,7 +107,7 @@ export function openRouterKey(
   { walletId, options, fresh }: RouterKeyOrder,
   now: number,
 ): { key: RouterKey; isNew: boolean } {
-  const wallet = findWallet(tx, walletId) as Wallet; // Read again: it may have been closed since the caller was authenticated.
+  const wallet = findWallet(tx, walletId) as Wallet; // Read again: it may have been closed since authentication.
   refuseInactive(wallet, now);
   const { models, max_price_usd: maxPriceUsd } = options;
   const text = canonicalJson({
@@ -139,7 +139,7 @@ export const liveRouterKeys = (read: Reader): RouterKey[] =>
 
 export type RouterRow = Pick<RouterKey, 'id' | 'masterKeyId' | 'tokenHash' | 'last4'>;
 
-/** Gives a gateway key another secret: that of these columns. The old one ends. */
+/** Replaces the secret of a gateway key by that of these columns. Its old token ends. */
 export function giveRouterToken(tx: Tx, { id, ...change }: RouterRow): void {
   const key = routerKeyOf(tx, id);
   tx.update(routerKeys)

@@ -68,7 +68,7 @@ function claimOf(claims: Claims, name: string): unknown {
 /** Claims that are space-separated lists (RFC 8693, 4.2). In others a space is an ordinary character. */
 const SPACE_SEPARATED = new Set(['scope', 'scp']);
 
-/** Tells whether a claim equals the value, is a list that contains it, or is an object with a member of that name. */
+/** Returns whether a claim equals the value, is a list that contains it, or is an object with a member of that name. */
 function holds(name: string, claim: unknown, wanted: string): boolean {
   if (Array.isArray(claim)) return claim.includes(wanted);
   if (typeof claim === 'string')

@@ -52,7 +52,7 @@ export function kindOfToken(text: string): TokenKind | undefined {
   return undefined;
 }
 
-/** Tells whether a string has the prefix of our own tokens; such a string is never a session (design 2.13). */
+/** Returns whether a string has the prefix of our own tokens; such a string is never a session (design 2.13). */
 export function looksLikeOurs(text: string): boolean {
   return text.startsWith('cnv_') || text.startsWith('svc_');
 }
@@ -62,7 +62,7 @@ export function hashToken(text: string): Buffer {
   return hash('sha256', text, 'buffer');
 }
 
-/** Returns the last four characters, by which people tell tokens apart. */
+/** Returns the last four characters, by which people distinguish tokens. */
 export function lastFour(text: string): string {
   return text.slice(-4);
 }

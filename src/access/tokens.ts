@@ -6,12 +6,12 @@ import type { Principal } from './principal.ts';
 import { findRouterKeyByToken, limitsOf } from './router-keys.ts';
 import { hashToken, kindOfToken } from './token.ts';
 
-/** The most that is remembered: tokens, and the models that gateway keys are limited to, of which a key may name a thousand. */
+/** The most that is remembered: tokens, and the models that gateway keys are limited to, up to a thousand for one key. */
 const KNOWN_SIZE_MAX = 20_000;
 
 /** Purser's own tokens. */
 export type Tokens = {
-  /** Returns whose token this is; undefined for one that is unknown, revoked or malformed. */
+  /** Returns the principal of a token; undefined for a token that is unknown, revoked or malformed. */
   find(token: string): Principal | undefined;
 };
 

@@ -29,6 +29,6 @@ export function unwrapKey(id: string, wrapped: Buffer, under: MasterKey): Master
     decipher.setAuthTag(wrapped.subarray(-TAG_BYTES));
     const key = Buffer.concat([decipher.update(wrapped.subarray(NONCE_BYTES, -TAG_BYTES)), decipher.final()]);
     if (fingerprintOf(key) === id) return { id, key };
-  } catch {} // Node says "Unsupported state or unable to authenticate data", or that the tag is short.
+  } catch {} // Node's message is "Unsupported state or unable to authenticate data", or that the tag is short.
   throw new Error(fault);
 }

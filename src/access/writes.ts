@@ -50,20 +50,20 @@ type Replacement = {
   gatewayKeys: readonly routerKeys.RouterRow[];
   now: number;
 };
-/** Puts another master key in the place of a lost one, and all tokens under it. Sessions of the page end. */
+/** Replaces a lost master key by another one, and all tokens under it. Ends the sessions of the page. */
 export const replaceLostKey = defineWrite(
   'master_key.replace_lost',
   (tx, { nextId, wallets, gatewayKeys, now }: Replacement) => {
     replaceLostMasterKey(tx, nextId, now);
-    sessions.endAllBrowserSessions(tx); // Whoever took the key may have signed in, too.
+    sessions.endAllBrowserSessions(tx); // A thief of the key may also have opened a session.
     for (const { id, ...credential } of wallets) giveToken(tx, id, credential);
     for (const row of gatewayKeys) routerKeys.giveRouterToken(tx, row);
   },
 );
 
 /**
- * Goes back to the time `now`, which is earlier than the newest in the books. Sessions of the page end: those of the later
- * time would last into it.
+ * Sets the books back to the time `now`, which is earlier than the newest time in them. Ends the sessions of the page, which
+ * would otherwise last until after that later time.
  */
 export const goBack = defineWrite('clock.go_back', (tx, { reason, now }: { reason: string; now: number }) => {
   goBackTo(tx, reason, now);
@@ -73,14 +73,14 @@ export const goBack = defineWrite('clock.go_back', (tx, { reason, now }: { reaso
 // Sessions of the page.
 
 type OpenSession = { order: sessions.BrowserSessionOrder; earlierId: string | undefined; now: number };
-/** Opens a session or a link, and ends the session that the browser had. */
+/** Opens a session or a link, and ends the browser's earlier session. */
 export const openBrowserSession = defineWrite('browser_session.open', (tx, { order, earlierId, now }: OpenSession) => {
   if (earlierId !== undefined) sessions.endBrowserSession(tx, earlierId);
   return sessions.addBrowserSession(tx, order, now);
 });
 
 type Redeem = { linkHash: Buffer; tokenHash: Buffer; earlierId: string | undefined; now: number };
-/** Opens a session in the place of a link, and ends the one that the browser had. Returns false for a link that is not good. */
+/** Exchanges a link for a session, and ends the browser's earlier session. Returns false for a link that is not valid. */
 export const redeemLink = defineWrite(
   'browser_session.redeem',
   (tx, { linkHash, tokenHash, earlierId, now }: Redeem) => {

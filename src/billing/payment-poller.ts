@@ -12,7 +12,7 @@ const BACKOFF_SECONDS = { min: 15, max: 600 };
 /** Interval at which refunds and disputes are read, and the delay after an error. */
 const FEED_SECONDS = 300;
 const FEED_RETRY_SECONDS = 900;
-/** Days after the last payment for which they are read: cards may be disputed for months. */
+/** The days after the last payment for which refunds and disputes are read: cards may be disputed for months. */
 const FEED_DAYS = 180;
 const DAY_SECONDS = 86_400;
 
@@ -85,7 +85,7 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
     return findFeed(app.ledger.read)?.dueAt ?? now;
   }
 
-  /** Returns the time of the first read: a payment may have been refunded before anybody here knew that it was paid. */
+  /** Returns the time of the first read: a payment may have been refunded before it was known here as paid. */
   const firstTime = (now: number) => Math.min(firstCheckoutAt(app.ledger.read) ?? now, now - DAY_SECONDS);
 
   async function readFeed(polled: Polled): Promise<void> {
@@ -102,7 +102,7 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
       }
       if (until !== undefined) {
         next.readTo = Math.max(next.readTo, until);
-        next.dueAt = now; // On with the rest.
+        next.dueAt = now; // The rest is read at once.
       }
       polled.asked++;
     } catch (error) {

@@ -18,7 +18,7 @@ export type ProviderEvent = {
 /** A report on a payment, with the installation and account from the session's metadata. */
 export type MarkedPayment = PaymentReport & { installationId: string | undefined; accountId: string | undefined };
 
-/** The provider could not be reached or rejected our key. Says nothing about the object that was requested. */
+/** The provider could not be reached or rejected our key. The state of the requested object is unknown. */
 export class ProviderDown extends Error {}
 
 /** A payment provider. Every call has a time limit and is idempotent. */
@@ -31,16 +31,17 @@ export type Provider = {
   create(checkout: Checkout): Promise<Creation>;
   /** Returns the session that an earlier attempt created for this checkout, if it can be found. Never throws. */
   find(checkout: Checkout): Promise<Creation | undefined>;
-  /** Reads the state of a session. Throws ProviderDown when the provider is unavailable, another Error about this session. */
+  /** Reads the state of a session. Throws ProviderDown when the provider is unavailable, another Error if only this session fails. */
   read(sessionId: string): Promise<MarkedPayment>;
   /**
-   * Reads the events of refunds and disputes since a time in Unix seconds, oldest first. Where they are too many for one call it
-   * reads those before `until`, a time up to `now`, which is undefined where all of them were read. Throws like `read`.
+   * Reads the events of refunds and disputes since a time in Unix seconds, oldest first. Where they are too many for one call
+   * it reads only those before `until`, a time up to `now`; `until` is undefined when all of them were read. Throws like
+   * `read`.
    */
   readEvents(since: number, now: number): Promise<{ events: ProviderEvent[]; until: number | undefined }>;
   /** Verifies and parses a signed webhook message at `now` (Unix seconds). Throws `invalid_request` when it is not authentic. */
   open(message: Buffer, signature: string | undefined, now: number): ProviderEvent;
-  /** For doctor: checks that the key has the needed permissions. Returns what it found; throws what is wrong. */
+  /** Checks for doctor that the key has the needed permissions. Returns the finding; throws an error that describes the fault. */
   check(): Promise<string>;
   /** Cancels calls in flight; their outcome is unknown. */
   close(): Promise<void>;

@@ -19,7 +19,7 @@ const SENT = new Set([
   'stripe-version',
 ]);
 
-/** A call without an answer. `sent` tells whether any byte of the request may have reached the provider. */
+/** A call without an answer. `sent` is true if any byte of the request may have reached the provider. */
 export class CallFailed extends Error {
   readonly sent: boolean;
   constructor(message: string, sent: boolean) {

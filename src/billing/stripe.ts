@@ -190,7 +190,7 @@ export function openStripe({ stripe: settings }: BillingSettings, marks: { insta
 const REJECTED_STATUSES = new Set([400, 401, 402, 403, 404, 429]);
 
 /**
- * Tells whether an answer certainly means that nothing was created (docs.stripe.com/api/errors). An idempotency conflict
+ * Returns whether an answer certainly means that nothing was created (docs.stripe.com/api/errors). An idempotency conflict
  * does not, as the earlier attempt may have created it; neither does any status from 500.
  */
 function isRejection(error: unknown): boolean {

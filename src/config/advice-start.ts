@@ -19,7 +19,7 @@ function adviceOnListen({ listen, public_url: publicUrl }: Pick<Config, 'listen'
   ];
 }
 
-/** What `serve`, `config check` and `doctor` all say of settings that are probably not meant as they are. */
+/** Returns the notes of `serve`, `config check` and `doctor` on settings that are probably not meant as they are. */
 export const adviceOnStart = (config: Config): string[] => [
   ...unreadFiles(config),
   ...adviceOnListen(config),

@@ -3,7 +3,7 @@ import type { Config } from './config.ts';
 import { SETTING_NAMES } from './schema.ts';
 import { isSame } from './secret.ts';
 
-/** Reads the settings again and applies them, all or nothing. Throws `conflict`, saying why nothing was changed. */
+/** Reads the settings again and applies them, all or nothing. Throws `conflict` with the reason why nothing was changed. */
 export type Reload = () => Promise<Change>;
 
 /** The settings that a reload changes, by name. */
@@ -28,7 +28,7 @@ const FIXED = SETTING_NAMES.filter((name) => ![...CHANGEABLE, 'router', 'events'
 /** Settings of the router beside its lists. */
 const ROUTER = ['uncertain', 'on_cancel', 'cancel_grace_seconds'] as const;
 
-/** Returns what is different. Throws `conflict` when a setting is that only a start changes, with the names of all such. */
+/** Returns the settings that differ. Throws `conflict` with the names of those that only a start changes, if there are any. */
 export function changeOf(before: Config, after: Config): Change {
   const isOther = (read: (it: Config) => unknown) => !isSame(read(before), read(after));
   const fixed = FIXED.filter((name) => isOther((it) => it[name]));

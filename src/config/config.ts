@@ -24,7 +24,7 @@ export type Config = Readonly<Parsed> & {
   readonly masterKey: MasterKeySource;
 };
 
-/** Where the master key is: its text, or the path of its file. */
+/** The source of the master key: its text, or the path of its file. */
 export type MasterKeySource = {
   from: 'environment' | 'file' | 'data directory';
   text: Secret | undefined;
@@ -44,7 +44,10 @@ export function dataDirectoryOf(flags: Flags, env: Environment = process.env): s
   return resolve(flags.data ?? (env.PURSER_DATA || undefined) ?? './purser-data');
 }
 
-/** Returns the path of the settings: what the flag or the environment name, or purser.yaml in the data directory if it is there. */
+/**
+ * Returns the path of the settings: the one that the flag or the environment names, or purser.yaml in the data directory if it
+ * exists.
+ */
 export function settingsFile(flags: Flags, env: Environment = process.env): string | undefined {
   const asked = flags.config ?? (env.PURSER_CONFIG || undefined);
   const standard = resolve(dataDirectoryOf(flags, env), 'purser.yaml');
@@ -100,7 +103,7 @@ function masterKeySource(env: Environment, dataDirectory: string): MasterKeySour
   return { from: 'data directory', text: undefined, path: resolve(dataDirectory, 'master.key') };
 }
 
-/** Says what is wrong with the master key that the environment gives; never contains the key. */
+/** Returns the fault of the master key that the environment gives; never contains the key. */
 function faultOfMasterKey(env: Environment, isUnread: boolean): string | undefined {
   const { PURSER_MASTER_KEY: text, PURSER_MASTER_KEY_FILE: file } = env;
   if (text && file) return 'give PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both';
@@ -169,9 +172,9 @@ function parseSettings(file: string, text: string, env: Environment, faults: str
   const at = (offset: number | undefined) => `${file}:${offset === undefined ? 1 : lines.linePos(offset).line}`;
   const [first] = document.errors;
   if (first) {
-    const tabs = document.errors.filter((it) => it.code === 'TAB_AS_INDENT'); // Further errors follow from them.
+    const tabs = document.errors.filter((it) => it.code === 'TAB_AS_INDENT'); // Further errors follow from these.
     const line = hidden.split('\n')[lines.linePos(first.pos[0]).line - 1] as string;
-    // They follow from its brace, too.
+    // Its errors follow from the brace of `${NAME:-default}`, too.
     if (SHELL_DEFAULT.test(line)) faults.push(`${at(first.pos[0])}: ${NO_DEFAULT}`);
     else for (const error of tabs.length ? tabs : document.errors) faults.push(`${at(error.pos[0])}: ${error.message}`);
     return undefined;
@@ -207,7 +210,7 @@ function parseSettings(file: string, text: string, env: Environment, faults: str
   try {
     settings = document.toJS() ?? {};
   } catch (error) {
-    if (error instanceof RangeError) return tooDeep(); // Of the stack.
+    if (error instanceof RangeError) return tooDeep(); // The stack has overflowed.
     faults.push(`${at(lastAlias)}: the aliases up to here stand for too much text`);
     return undefined;
   }
@@ -249,7 +252,7 @@ const TYPES: Record<string, string> = {
 const SHELL_DEFAULT = /\$\{[A-Za-z_]\w*:?[-+?=]/;
 const NO_DEFAULT = `only \${NAME} is known, without a default`;
 
-/** Says that a setting is not known, and which one beside it may be meant. */
+/** Describes an unknown setting, and suggests the one beside it that may be meant. */
 function unknownSetting(path: readonly unknown[]): string {
   const name = String(path.at(-1));
   let at: Schema[] = [Settings as unknown as Schema];
@@ -263,14 +266,14 @@ function unknownSetting(path: readonly unknown[]): string {
 /** The members by which a valibot schema holds others. */
 type Schema = { entries?: Record<string, Schema>; wrapped?: Schema; item?: Schema; options?: unknown[] };
 
-/** The schemas that a value may have: without what makes it optional, and each of several. */
+/** Returns the schemas that a value may have: the one inside an optional one, and each of several. */
 function forms(schema: Schema): Schema[] {
   if (schema.wrapped) return forms(schema.wrapped);
   const options = schema.options?.filter((it): it is Schema => typeof it === 'object' && it !== null);
   return options?.length ? options.flatMap(forms) : [schema];
 }
 
-/** Whether two names differ by at most two letters that are missing, too many or wrong (Levenshtein's distance). */
+/** Returns whether two names differ by at most two letters that are missing, added or wrong (Levenshtein's distance). */
 function isNear(a: string, b: string): boolean {
   let row = Array.from({ length: b.length + 1 }, (_, i) => i);
   for (let i = 1; i <= a.length; i++) {
@@ -292,9 +295,9 @@ function isNear(a: string, b: string): boolean {
 type PrintedConfig = {
   data_directory: string;
   file: string | null;
-  /** Where the master key comes from. */
+  /** The source of the master key. */
   master_key: MasterKeySource['from'];
-  /** In the names and units of purser.yaml, with `[set]` for each secret. */
+  /** The settings in the names and units of purser.yaml, with `[set]` for each secret. */
   settings: Record<string, unknown>;
 };
 

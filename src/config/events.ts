@@ -27,14 +27,14 @@ const NAME = /^[\w.:-]{1,60}$/;
 
 const Receiver = v.pipe(
   v.strictObject({
-    /** The path and the query of an address of a chat service are secret: they let anybody post there. */
+    /** The path and the query of a chat service's address are secret: they allow anyone to post there. */
     url: secret(endpoint),
     /** Its name in lists, logs and metrics; the host of its address unless given. */
     name: v.optional(
       v.pipe(
         v.string(),
         v.regex(NAME, 'must be 1 to 60 letters, digits or . : _ -'),
-        // A host in brackets, or a long one, is a name that only comes from the address.
+        // A host in brackets, or a long one, is a name that was taken from the address.
         writtenAs((name: string) => (NAME.test(name) ? name : undefined)),
       ),
     ),
@@ -83,7 +83,7 @@ export const EventSettings = v.strictObject({
     ),
     [],
   ),
-  /** An account whose available credit falls below this is told as `account.low`; never if unset. */
+  /** `account.low` is emitted when an account's available credit falls below this; never if unset. */
   account_low_cents: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(100_000_000_000))),
 });
 export type EventConfig = v.InferOutput<typeof EventSettings>;

@@ -1,10 +1,10 @@
 /** An honest settings file has some kilobytes. The time to parse one grows faster than its length in places. */
 const LENGTH_MAX = 1024 * 1024;
-/** Each is looked for in the whole file. */
+/** Each alias causes a search of the whole file. */
 const ALIAS_COUNT_MAX = 1000;
 const BRACKETS_MAX = 200;
 
-/** Returns what a YAML text has more of than can be parsed in a moment, and where; undefined for any honest one. */
+/** Returns the part of a YAML text that is too large to be parsed in a moment, and its offset; undefined for any honest text. */
 export function excessIn(text: string): { at: number; what: string } | undefined {
   if (text.length > LENGTH_MAX) return { at: LENGTH_MAX, what: 'the file is longer than 1 MiB' };
   const alias = [...text.matchAll(/(?<=^|[\s,[{])\*[^\s,[\]{}*]/g)][ALIAS_COUNT_MAX];

@@ -24,7 +24,7 @@ export type ImportedPrices = {
 };
 type ImportOrder = {
   list: ReadonlyMap<string, ListedModel>;
-  /** Names in the list by the ids of models that go by another name there. */
+  /** The names in the list of models that have another name there, by id. */
   names: ReadonlyMap<string, string>;
   /** Models of the list to be added, all at this upstream. */
   add: { names: readonly string[]; upstream: string | undefined };
@@ -116,7 +116,7 @@ const itemsOf = (map: unknown, key: string): YAMLMap[] => {
   return isSeq(list) ? list.items.filter((it): it is YAMLMap => isMap(it)) : [];
 };
 
-/** The prices of a list as they are told and written: USD of a million tokens, a request, an image; and USD of one token. */
+/** Returns the prices of a listed model as they are shown and written: USD per million tokens, request and image; and USD per token. */
 const pricesOf = ({ prices }: ListedModel) =>
   Object.entries(prices).map(
     ([price, perToken]) => [price, { perToken, usd: usdOf(perToken, !EACH.has(price)) }] as const,
@@ -124,7 +124,7 @@ const pricesOf = ({ prices }: ListedModel) =>
 
 const pricingOf = (route: YAMLMap) => (['pricing', 'pricing_per_million'] as const).find((it) => route.has(it));
 
-/** A price as USD of a million tokens, or of one request; as it is where it is no price. */
+/** Formats a price as USD per million tokens or per request; returns it unchanged if it is not a price. */
 function usdOf(text: string, isPerToken: boolean): string {
   try {
     return formatUsd(Nanos(parseDecimal(text, isPerToken ? TOKEN_DECIMALS : 9)));
@@ -134,8 +134,8 @@ function usdOf(text: string, isPerToken: boolean): string {
 }
 
 /**
- * Returns the name of a model in the list: its own, else the one that ends in it after a provider's name. Names that differ
- * in no price count as one; of several that do, all are returned.
+ * Returns the names of a model in the list: its own, otherwise those that end in it after a provider's name. Names with the
+ * same prices count as one; several are returned only if their prices differ.
  */
 function candidatesFor(list: ReadonlyMap<string, ListedModel>, name: string): string[] {
   if (list.has(name)) return [name];

@@ -1,7 +1,7 @@
 /** The length of a master key. */
 export const KEY_BYTES = 32;
 
-/** Says what the text of a master key must be. A message puts the place where it was found before this. */
+/** The rule for the text of a master key. A message puts the place of the text before it. */
 export const MASTER_KEY_RULE = `must be ${KEY_BYTES} bytes, as 64 hex digits or in base64`;
 
 /** Decodes the text of a master key. Returns undefined when it is malformed. */

@@ -16,13 +16,13 @@ export type ListedModel = {
   upstreamModel: string;
   kind: 'chat' | 'embeddings';
   prices: ListedPrices;
-  /** Rates of long prompts that the list has and that are not imported: they are named instead. */
+  /** True if the list has rates for long prompts, which are not imported: they are only named. */
   hasTiers: boolean;
   contextLength: number | undefined;
   maxOutputTokens: number | undefined;
 };
 
-/** Decimals of a price per token that a setting may have. What is finer is rounded up: nothing is sold at a loss. */
+/** Decimals of a price per token that a setting may have. Finer prices are rounded up: nothing is sold at a loss. */
 const DECIMALS = 15;
 
 type Json = Record<string, unknown>;
@@ -104,8 +104,8 @@ function setSpecial(prices: ListedPrices, name: keyof ListedPrices, value: unkno
 const NUMBER = /^(\d+)(?:\.(\d+))?(?:e([+-]?\d{1,3}))?$/i;
 
 /**
- * Writes a number of JSON, or a decimal as text, as a plain decimal with at most 15 decimals, rounded up. Undefined where it
- * is none, or negative: OpenRouter writes -1 where a price varies.
+ * Formats a number of JSON, or a decimal as text, as a plain decimal with at most 15 decimals, rounded up. Returns undefined
+ * for anything else, and for a negative one: OpenRouter writes -1 where a price varies.
  */
 export function exactDecimal(value: unknown): string | undefined {
   const match = NUMBER.exec(String(value));

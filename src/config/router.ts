@@ -12,7 +12,7 @@ const whole = wholeSeconds;
 export const url = v.pipe(
   v.string(),
   v.check((text) => /^https?:\/\/[^\s]+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
-  // Nothing would use the credentials, and addresses are printed.
+  // The credentials would not be used, and addresses are printed.
   v.check((text) => !/^\w+:\/\/[^/?#]*@/.test(text), 'holds a user name or a password: give the key as api_key'),
   v.transform((text) => text.replace(/\/+$/, '')),
 );
@@ -20,7 +20,7 @@ export const url = v.pipe(
 /** Prices are exact: kept as integer nano-dollars per million tokens (design, section 8). */
 const NANOS_PER_MILLION_FROM_TOKEN = 15;
 const NANOS_DECIMALS = 9;
-const PRICE_MAX = 10n ** 13n; // USD 10,000 per million tokens, or per request; more is taken for a typing error
+const PRICE_MAX = 10n ** 13n; // USD 10,000 per million tokens, or per request; more is probably a typing error
 const price = (decimals: number) =>
   v.pipe(
     v.string(),
@@ -41,7 +41,7 @@ const price = (decimals: number) =>
   );
 
 const PER_TOKEN = 'A price of one token belongs under pricing';
-/** Whether a price has more decimals than one per million tokens may have, as prices per token do. */
+/** Returns whether a price has more decimals than one per million tokens may have, as prices per token do. */
 function isFine(text: string): boolean {
   try {
     parseDecimal(text, NANOS_PER_MILLION_FROM_TOKEN);
@@ -178,7 +178,7 @@ const policy = v.picklist(['charge', 'release']);
 /** Stops a stream when the last of its clients has gone, or finishes it (docs/decisions/0075). */
 const onCancel = v.picklist(['stop', 'finish']);
 
-/** Members of a chat completion that Purser reads and writes anew, or takes with one value only. */
+/** Members of a chat completion that Purser reads and rewrites, or accepts with one value only. */
 export const HANDLED_MEMBERS = [
   ...['model', 'stream', 'n', 'max_tokens', 'max_completion_tokens'],
   ...['store', 'service_tier', 'modalities', 'metadata'],
@@ -214,7 +214,7 @@ const Upstream = v.pipe(
     connect_timeout_seconds: v.optional(whole(1, 600), 10),
     /** Maximum number of concurrent calls. The next one is refused, or goes to the next upstream of its model. */
     max_concurrent: v.optional(whole(1, 1_000_000)),
-    /** Members of a request, in any API, that this upstream gets beside those that all do. Nothing about them is priced. */
+    /** Members of a request, in any API, that this upstream accepts beside those that all accept. Nothing about them is priced. */
     forward: v.optional(
       v.array(
         v.pipe(
@@ -254,11 +254,11 @@ export const Router = v.pipe(
       {},
     ),
     on_cancel: v.optional(onCancel, 'stop'),
-    /** How long a stream goes on for nobody before it is stopped: the same request may come again. */
+    /** The seconds for which a stream continues without a client before it is stopped: the same request may come again. */
     cancel_grace_seconds: v.optional(whole(0, 600), 3),
   }),
   v.rawCheck(({ dataset, addIssue }) => {
-    // Beside other faults, too: then a member is missing or of any type, and only what is text can be compared.
+    // Runs even when there are other faults: then a member may be missing or of any type, and only text can be compared.
     const input = partsOf(dataset.value);
     const [upstreams, models] = [listOf(input.upstreams), listOf(input.models)];
     const fault = (key: 'upstreams' | 'models', index: number, field: string, message: string) => {

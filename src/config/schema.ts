@@ -61,11 +61,11 @@ export const LOG_LEVELS = [
 /** Default of `drain_seconds` without an upstream: how long requests in flight may take at a stop. */
 const DRAIN_SECONDS = 10;
 
-/** The longest upstream timeout, in seconds. By default a stop waits that long, so that no answer is cut off. */
+/** Returns the longest upstream timeout, in seconds. By default a stop waits this long, so that no answer is cut off. */
 const longestAnswer = (upstreams: readonly { timeout_seconds: number }[]) =>
   Math.max(DRAIN_SECONDS, ...upstreams.map((it) => it.timeout_seconds));
 
-/** What purser.yaml may say (design, section 4). */
+/** The schema of purser.yaml (design, section 4). */
 export const Settings = v.pipe(
   v.strictObject({
     listen: v.optional(address, '127.0.0.1:7420'),
@@ -75,15 +75,15 @@ export const Settings = v.pipe(
     close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
     /** If unset, the longest upstream timeout: no answer is cut off. */
     drain_seconds: v.optional(wholeSeconds(0, 3600)),
-    /** How deep wallets may be nested below an account's, and how many open children one may have. */
+    /** The depth to which wallets may be nested below an account's, and the most open children of one. */
     child_wallets: v.optional(
       v.strictObject({ depth: v.optional(counted(0, 16), 4), open: v.optional(counted(0, 100_000), 1000) }),
       {},
     ),
     log_level: v.optional(v.picklist(LOG_LEVELS), 'info'),
-    /** Of one processor, in percent: a machine that uses at least that much is busy. */
+    /** A machine that uses at least this many percent of one processor is busy. */
     keep: v.optional(v.strictObject({ cpu_percent: v.optional(counted(1, 100), 5) }), {}),
-    /** Backups that the server makes: the seconds between two, how many stay, and where. */
+    /** Backups that the server makes: the seconds between two, how many are kept, and where. */
     backup: v.optional(
       v.strictObject({
         every: v.pipe(duration, v.minValue(60, 'less than a minute')),
@@ -93,7 +93,7 @@ export const Settings = v.pipe(
     ),
     metrics: v.optional(v.strictObject({ listen: address })),
     opentelemetry: v.optional(OpenTelemetry),
-    /** Whether the page is served. */
+    /** True if the page is served. */
     ui: v.optional(v.boolean(), true),
     router: v.optional(Router, {}),
     /** The SSH server, opened only when a slot is configured. The public host and port default to the address it listens on. */
@@ -105,7 +105,7 @@ export const Settings = v.pipe(
       }),
       {},
     ),
-    /** Host names of the ports of leases, one for each: `*.` and what they have in common, which is kept. */
+    /** Host names of the ports of leases, one for each: `*.` before their common part, which is stored. */
     ports: v.optional(
       v.strictObject({
         host: v.optional(

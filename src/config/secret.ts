@@ -5,10 +5,7 @@ const SHOWN = '[set]';
 /** The shortest word of a secret that is redacted by itself. */
 const WORD_LENGTH_MIN = 8;
 
-/**
- * A secret of the settings. However it is printed it reads `[set]`, and a copy for another thread is empty. Only `reveal`
- * gives its text.
- */
+/** A secret of the settings. It is printed as `[set]`, and a copy of it for another thread is empty. Only `reveal` returns its text. */
 export class Secret {
   readonly #text: string;
 
@@ -48,8 +45,8 @@ export function secretsIn(value: unknown): Secret[] {
 }
 
 /**
- * Returns what a log must redact of these settings: the text of every secret, and its longer words, as an answer may repeat
- * a key without the `Bearer` before it.
+ * Returns the texts that a log must redact for these settings: every secret, and its longer words, as an answer may repeat a
+ * key without the `Bearer` before it.
  */
 export function redactedTexts(settings: unknown): string[] {
   const texts = secretsIn(settings).map((it) => it.reveal());

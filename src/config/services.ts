@@ -24,7 +24,7 @@ export const Identity = v.pipe(
     token_type: v.optional(v.literal('at+jwt', 'must be at+jwt')),
     /** The applications whose tokens are accepted, by `client_id` or `azp`. If unset, every application of the issuer. */
     client_ids: v.optional(v.pipe(v.array(word(500)), v.minLength(1, 'must name at least one client'))),
-    /** With it the page has "Sign in": its own registration at the issuer, and the secret where the issuer gave one. */
+    /** With it the page has "Sign in": a registration of its own at the issuer, and the secret if the issuer issued one. */
     client_id: v.optional(word(500)),
     client_secret: v.optional(secret(word(500))),
     /** Requires the claim email_verified. If unset, the claim may be missing, but not false. */
@@ -67,7 +67,7 @@ const landing = v.pipe(
   v.string(),
   v.check((text) => /^https?:\/\/\S+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
 );
-/** Returns whether the money is real, as the key says. */
+/** Returns whether the money is real, by the prefix of the key. */
 export const isLive = ({ secret_key: key }: { secret_key: Secret }): boolean => key.reveal().includes('_live_');
 
 /** Hosted checkout by Stripe. */

@@ -1,6 +1,6 @@
 import { stringify } from 'yaml';
 
-/** A model server and what it offers, for the file that `purser init` writes. */
+/** A model server and its models, for the file that `purser init` writes. */
 type OfferedServer = {
   software: string;
   baseUrl: string;
@@ -8,9 +8,9 @@ type OfferedServer = {
 };
 type OfferedModel = { id: string; upstream: string; upstream_model?: string; context_length: number };
 
-/** Prices per million tokens of a small open model at hosts, in USD. The operator sets his own. */
+/** Prices per million tokens of a small open model at hosts, in USD, for the operator to replace. */
 export const EXAMPLE_PRICES = { prompt: '0.10', completion: '0.40' };
-/** What most servers take unless told otherwise; a longer prompt than the server's is refused or cut there. */
+/** The context length of most servers by default; a longer prompt than the server's is refused or cut there. */
 const CONTEXT_UNKNOWN = 4096;
 const OUTPUT_MAX = 8192;
 

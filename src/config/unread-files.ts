@@ -4,7 +4,7 @@ import { parseDocument } from 'yaml';
 import type { Config } from './config.ts';
 import { excessIn } from './excess.ts';
 
-/** Names of settings files of other programs, or of ours as somebody remembers them. */
+/** Names of the settings files of other programs, and likely misspellings of ours. */
 const NAMES = /^(purser|config|settings)\.(ya?ml|json|toml)$/i;
 /** Settings that hardly any other program has at the top of its file. */
 const OURS = ['router', 'compute', 'public_url', 'child_wallets', 'drain_seconds', 'trusted_proxies'];

@@ -1,9 +1,9 @@
 import * as v from 'valibot';
 import { Secret } from './secret.ts';
 
-/** How settings are written in purser.yaml, as the other way round of what their schema makes of them. */
+/** The text of settings in purser.yaml: the inverse of what their schemas make of it. */
 
-/** Ends a pipe that transforms: `write` undoes the transformation, and returns what the file has to say. */
+/** Ends a pipe that transforms: `write` inverts the transformation, and returns the value for the file. */
 export const writtenAs = <T>(write: (value: T) => unknown) => v.metadata<T, { write: typeof write }>({ write });
 
 /** The members by which a schema holds others. */
@@ -18,7 +18,7 @@ type Schema = v.GenericSchema & {
 };
 type Members = Readonly<Record<string, unknown>>;
 
-/** Returns what the file has to say for `schema` to make `value` of it, with `[set]` for each secret. */
+/** Returns the value in the file from which `schema` makes `value`, with `[set]` for each secret. */
 export function asWritten(schema: v.GenericSchema, value: unknown): unknown {
   const { type, wrapped, getter, item, value: each, entries, key = '', options } = schema as Schema;
   if (wrapped) return asWritten(wrapped, value);
@@ -32,7 +32,7 @@ export function asWritten(schema: v.GenericSchema, value: unknown): unknown {
   if (own instanceof Secret) return own.toString();
   if (typeof own !== 'object' || own === null) return own;
   if (item) return (own as unknown[]).map((it) => asWritten(item, it));
-  // In the order of the schema, and without what the file does not have.
+  // In the order of the schema, without members that the file does not have.
   const members = Object.keys(entries ?? own).map((name) => {
     const member = (own as Members)[name];
     return [name, member === undefined ? undefined : asWritten((entries?.[name] ?? each) as Schema, member)] as const;

@@ -1,11 +1,11 @@
 import { isCollection, isPair, isSeq, type Node, type Pair, stringify, type YAMLMap, type YAMLSeq } from 'yaml';
 
-/** Changes of a YAML text at the places of its nodes. What is not changed stays as it was written, comments and spaces too. */
+/** Changes of a YAML text at the places of its nodes. Everything else stays as it was written, including comments and spaces. */
 type YamlEdits = {
   replace(node: Node, value: string): void;
   /** Adds a pair at the end of a map that is not empty. */
   addPair(map: YAMLMap, key: string, value: unknown): void;
-  /** Adds items, each on one line, at the end of the list `key` of a map; makes the list where there is none. */
+  /** Adds items, each on one line, at the end of the list `key` of a map; creates the list if it is missing. */
   addItems(map: YAMLMap, key: string, items: readonly unknown[]): void;
   apply(): string;
 };
@@ -14,7 +14,7 @@ const onOneLine = (value: unknown) =>
   stringify(value, { collectionStyle: 'flow', lineWidth: 0, flowCollectionPadding: true }).trim();
 const rangeOf = (node: unknown) => (node as Node).range as [number, number, number];
 
-/** `source` is the text that was parsed. */
+/** Creates the edits of `source`, the text that was parsed. */
 export function createEdits(source: string): YamlEdits {
   const edits: { start: number; end: number; text: string }[] = [];
   const insert = (at: number, text: string) => edits.push({ start: at, end: at, text });
@@ -24,7 +24,7 @@ export function createEdits(source: string): YamlEdits {
     const end = source.indexOf('\n', offset);
     return end === -1 ? source.length : end;
   }
-  /** Where the text of a node ends. A block may claim the comments after it as well. */
+  /** Returns the end of a node's text. A block may include the comments after it. */
   function endOf(node: unknown): number {
     if (!isCollection(node) || node.flow || !node.items.length) return rangeOf(node)[1];
     const last = node.items.at(-1);

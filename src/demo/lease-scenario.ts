@@ -9,7 +9,7 @@ const SECONDS = 600;
 const MORE_SECONDS = 300;
 const CPUS = 2;
 const MEMORY_GIB = 1;
-/** Between two questions whether a lease has stopped. */
+/** The interval at which a lease is asked whether it has stopped. */
 const STOPPING_MILLISECONDS = 200;
 const SECONDS_PER_HOUR = 3600n;
 const NOTE = 'What an agent brings is there, whole or not at all.\n';
@@ -21,8 +21,8 @@ type Rented = { provider: string; id: string; expiresAt: number; cost: bigint };
 const usd = (nanos: bigint) => formatUsd(Nanos(nanos));
 
 /**
- * Shows leases over HTTP: rented, used, extended and stopped. One is left running for the end of the wallet. Returns what
- * they cost in nano-dollars, and the id of the one that still runs.
+ * Shows leases over HTTP: rented, used, extended and stopped. One is left running for the end of the wallet. Returns their
+ * cost in nano-dollars, and the id of the one that still runs.
  */
 export async function rent(
   { step, note, check, ask }: Narrator,

@@ -1,14 +1,14 @@
 // biome-ignore lint/suspicious/noExplicitAny: the demo reads answers as any client would.
 export type Response = { status: number; replayed: boolean; body: any };
 
-/** Prints the scenario step by step, calls the server over HTTP, and compares every figure with what arithmetic says. */
+/** Prints the scenario step by step, calls the server over HTTP, and compares every figure with an independent calculation. */
 export type Narrator = {
   step(title: string): void;
   /** Prints a line that is not checked. */
   note(line: string): void;
   check(what: string, actual: unknown, expected: unknown): void;
   ask(method: string, path: string, token: string, body?: object, key?: string): Promise<Response>;
-  /** Returns how many figures were not what arithmetic says. */
+  /** Returns how many figures differed from the calculation. */
   wrong(): number;
 };
 

@@ -26,7 +26,7 @@ type ScenarioServer = {
 
 /**
  * Shows the whole life of a wallet over HTTP, step by step with its amounts. Every figure is computed independently of the
- * server and compared. Returns how many figures were not what arithmetic says.
+ * server and compared. Returns how many figures differed.
  */
 export async function runScenario(
   server: ScenarioServer,

@@ -3,7 +3,7 @@ import type { Config } from '../config/config.ts';
 import { newestBackup } from '../recovery/scheduled.ts';
 import { canWrite } from './files.ts';
 
-/** Seconds that a backup may take, and its start be late, before it is missed. */
+/** The seconds that a backup may take, including a late start, before it counts as missed. */
 const BACKUP_LATE_SECONDS = 900;
 
 /**

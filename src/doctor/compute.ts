@@ -7,12 +7,12 @@ import type { ConfiguredBackend } from '../compute/slots.ts';
 import type { Config } from '../config/config.ts';
 import { inTime } from '../net/deadline.ts';
 
-/** Time limits for a backend that does not keep its own. */
+/** The time limit for a backend that does not keep its own. */
 const CHECK_MILLISECONDS = 120_000;
 const TRIAL_MILLISECONDS = 240_000;
 
 /**
- * Checks every backend of the configured slots: what it needs and, if that costs nothing, whether it can make, find and
+ * Checks every backend of the configured slots: its requirements and, if that costs nothing, whether it can make, find and
  * destroy a machine. Without an installation id no machine is made, because its owner could not be identified. `now` is in
  * Unix seconds.
  */

@@ -21,7 +21,7 @@ const FIT = /^(ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|jfs|reiserfs|nilfs2)$/;
 /** File systems whose locks and shared memory span machines or are emulated, which WAL mode forbids (sqlite.org/wal.html). */
 const NETWORK = /^(nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gfs2?|ocfs2|glusterfs|beegfs|orangefs|gpfs|coda|ncpfs)$/;
 
-/** Returns what the file system is. Throws if the ledger is not safe on it. */
+/** Returns a description of the file system. Throws if the ledger is not safe on it. */
 export function judgeFileSystem(directory: string, mount: Mount | undefined): string {
   if (!mount)
     return warning(
@@ -57,7 +57,7 @@ export function judgeFileSystem(directory: string, mount: Mount | undefined): st
   return is;
 }
 
-/** Returns the mount that a directory is on, or undefined if the kernel does not say. */
+/** Returns the mount that a directory is on, or undefined if the kernel does not list it. */
 export function readMount(directory: string): Mount | undefined {
   try {
     return mountOf(readFileSync('/proc/self/mountinfo', 'utf8'), realpathSync(directory));
@@ -110,8 +110,8 @@ export type Disk = {
 };
 
 /**
- * Measures appending 4 KiB and syncing it, some times. Returns the milliseconds of each fsync in ascending order, and leaves
- * no file behind. Throws if the disk is full or refuses the write.
+ * Measures several times how long it takes to append 4 KiB and sync it. Returns the milliseconds of each fsync in ascending
+ * order, and leaves no file behind. Throws if the disk is full or refuses the write.
  */
 export function measureFsync(directory: string): number[] {
   const file = join(directory, `.doctor-${process.pid}`);

@@ -46,7 +46,7 @@ type RunCheck = (name: string, check: () => string | Promise<string>) => Promise
 
 /**
  * Checks an installation, and returns every finding with its remedy. Changes nothing, and may run beside the server. Calls
- * only what is configured. Each backend where that costs nothing makes one machine and destroys it.
+ * only configured services. Each backend that can do so at no cost makes one machine and destroys it.
  */
 export async function examine(config: Config): Promise<Check[]> {
   const checks: Check[] = [];
@@ -224,8 +224,9 @@ async function examineBooks(
 }
 
 /**
- * Returns what resolves operations of unknown outcome, which are given with the oldest first: a policy those of models, the
- * backend's evidence alone those of leases (design 2.9). Throws where a policy is overdue at `now`, Unix seconds.
+ * Describes how operations of unknown outcome, which are given with the oldest first, will be resolved: those of models by a
+ * policy, those of leases only by the backend's evidence (design 2.9). Throws where a policy is overdue at `now`, Unix
+ * seconds.
  */
 export function judgeUncertain(
   waiting: readonly Pick<Operation, 'id' | 'resourceId' | 'uncertainAt' | 'subject' | 'usage'>[],

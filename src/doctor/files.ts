@@ -21,7 +21,7 @@ import { files } from '../files/data-directory.ts';
 const OURS = /^(backup\.lock|purser\.(db|lock|sock)|ledger\.|master\.key|ssh_host_key|reserve)/;
 const LISTED_COUNT_MAX = 3;
 
-/** Checks that only the owner can open the data directory, and that nobody else can replace it. */
+/** Checks that only the owner can open the data directory, and that no other user can replace it. */
 export function judgeDirectory(directory: string): string {
   const mode = statSync(directory).mode & 0o777;
   if (mode & 0o077)
@@ -30,7 +30,7 @@ export function judgeDirectory(directory: string): string {
   return directory;
 }
 
-/** Whether its mount is read-only, whatever its mode says: Kubernetes mounts settings and keys with mode 777 like that. */
+/** Returns whether its mount is read-only, whatever its mode: Kubernetes mounts settings and keys with mode 777 that way. */
 function isReadOnly(directory: string): boolean {
   try {
     accessSync(directory, constants.W_OK);
@@ -40,7 +40,7 @@ function isReadOnly(directory: string): boolean {
   return false;
 }
 
-/** Every directory above a file or directory, and above what a symbolic link there leads to. */
+/** Checks every directory above a file or directory, and above the target of a symbolic link there. */
 function judgePlace(path: string): void {
   for (const it of [resolve(path), realpathSync(path)])
     for (let above = dirname(it); above !== dirname(above); above = dirname(above)) {
@@ -52,7 +52,7 @@ function judgePlace(path: string): void {
     }
 }
 
-/** Every file in the data directory belongs to its owner, and those that are written can be. */
+/** Checks that every file in the data directory belongs to its owner, and that the files that are written can be. */
 export function judgeFiles(directory: string): string {
   const owner = statSync(directory).uid;
   const names = readdirSync(directory, { recursive: true, encoding: 'utf8' });
@@ -122,7 +122,7 @@ const listed = (names: readonly string[]) =>
   names.slice(0, LISTED_COUNT_MAX).join(', ') +
   (names.length > LISTED_COUNT_MAX ? ` and ${names.length - LISTED_COUNT_MAX} more` : '');
 
-// A file that has disappeared meanwhile (a log, a `.new`) is no fault.
+// A file that has disappeared since it was listed (a log, a `.new`) is no fault.
 const uidOf = (file: string, otherwise: number) => lstatSync(file, { throwIfNoEntry: false })?.uid ?? otherwise;
 const modeOf = (file: string) => {
   const it = lstatSync(file, { throwIfNoEntry: false });

@@ -3,7 +3,7 @@ import type { Resource } from '../ledger/resource.ts';
 
 /** Seconds that ending a lease may take before it is late: a backend's slowest call, tried again. */
 const END_LATE_SECONDS = 300;
-/** Failed attempts of a step after which it is no accident. */
+/** The number of failed attempts from which a step counts as being in trouble. */
 const TROUBLE_COUNT = 3;
 
 type Judged = Pick<
@@ -12,8 +12,8 @@ type Judged = Pick<
 >;
 
 /**
- * Checks that the live leases are ended when their time is over, at `now` in Unix seconds. Returns the finding, which warns of
- * leases whose backend does not do what it is asked; throws an Error for those that should have ended.
+ * Checks that live leases end when their time is over, at `now` in Unix seconds. Returns the finding, which warns of leases
+ * whose backend does not comply; throws an Error for leases that should have ended.
  */
 export function judgeLeases(live: readonly Judged[], now: number): string {
   const ours = live.filter((it) => it.quarantinedAt === null);

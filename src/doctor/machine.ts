@@ -5,8 +5,8 @@ import { outputOf } from '../files/programs.ts';
 /** The doctor's checks of the machine: its clock, and other programs that may open the database. */
 
 /**
- * Throws if the clock is in doubt: `leap` is what the downtime does not explain. `isSynced` says whether a time service
- * vouches for the clock; undefined if unknown.
+ * Throws if the clock is in doubt: `leap` is the difference that the downtime does not explain. `isSynced` is true if a time
+ * service vouches for the clock; undefined if unknown.
  */
 export function judgeClock(leap: Leap | undefined, isSynced: boolean | undefined): string {
   if (leap && !isSynced)

@@ -14,7 +14,7 @@ export type Mount = {
 const plain = (text: string) =>
   text.replace(/\\(\d{3})/g, (_, octal) => String.fromCharCode(Number.parseInt(octal, 8)));
 
-/** Finds the mount that `path` is on. `path` is absolute and has no symbolic links. Returns undefined if the text has none. */
+/** Finds the mount of `path`, which is absolute and has no symbolic links. Returns undefined if the text has none. */
 export function mountOf(mountinfo: string, path: string): Mount | undefined {
   let found: Mount | undefined;
   for (const line of mountinfo.split('\n')) {

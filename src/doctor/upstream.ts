@@ -4,7 +4,7 @@ import { readAnswerText } from '../net/read-bounded.ts';
 import { parseJson } from '../parse-json.ts';
 
 const UPSTREAM_MILLISECONDS = 5000;
-/** Some model servers know no list of models, and say so by this status. */
+/** Some model servers have no list of models, and answer with this status. */
 const NOT_IMPLEMENTED = 501;
 /** OpenRouter's list of all its models is smaller than 1 MiB. */
 const LIST_BYTES_MAX = 16 * 1024 * 1024;

@@ -1,6 +1,6 @@
-// Makes dist/NAME.cache of each bundle: what V8 has compiled of it once a server is ready (docs/decisions/0062).
-// build.mjs runs it with the runtime and the flags of the executable, because V8 takes nothing from others. It is also what the
-// threads of that server begin with: then it has its own text from `assets`.
+// Writes dist/NAME.cache for each bundle: the code that V8 has compiled of it once a server is ready (docs/decisions/0062).
+// build.mjs runs it with the runtime and the flags of the executable, as V8 accepts a cache only from the same ones. The threads
+// of that server begin with it as well, in place of the asset `start.cjs`.
 const { mkdtempSync, readFileSync, rmSync, writeFileSync } = require('node:fs');
 const http = require('node:http');
 const net = require('node:net');
@@ -13,7 +13,7 @@ const { isMainThread, threadName } = require('node:worker_threads');
 const READY_MILLISECONDS_MAX = 60_000;
 const TRY_MILLISECONDS = 20;
 
-// The bundles take this for the executable. Its assets are still the files that will go into it.
+// The bundles take this process for the executable. Its assets are still the files that will go into it.
 const { assets } = JSON.parse(readFileSync('dist/sea.json', 'utf8'));
 const bytesOf = (name) => readFileSync(name === 'start.cjs' ? 'src/files/build-cache.cjs' : assets[name]);
 sea.isSea = () => true;

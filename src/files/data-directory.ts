@@ -27,7 +27,7 @@ export const files = (directory: string) => ({
   reserve: join(directory, 'reserve'),
   lock: join(directory, 'purser.lock'),
   lastBackup: join(directory, 'last-backup.json'),
-  /** Leads a browser to a link of `purser ui`, and is gone within a minute. */
+  /** Leads a browser to a link of `purser ui`; removed within a minute. */
   signIn: join(directory, 'sign-in.html'),
   backupLock: join(directory, 'backup.lock'),
   lockHolder: join(directory, 'purser.lock.holder'),

@@ -21,7 +21,7 @@ export function giveName(fresh: string, name: string): void {
 /** The endings of the files that SQLite keeps beside a database. */
 const BESIDE = ['-wal', '-shm', '-journal'];
 
-/** Returns the endings of the files that stand beside a database, whether it is there itself or not. */
+/** Returns the endings of the files that exist beside a database, whether or not the database itself exists. */
 export const endingsBeside = (file: string): string[] => BESIDE.filter((ending) => existsSync(file + ending));
 
 /** Removes a database and the files that SQLite keeps beside it. */

@@ -20,7 +20,7 @@ export function writeDurablySync(file: string, text: string): void {
   syncDirectory(dirname(file));
 }
 
-/** Does the same without blocking the event loop. */
+/** Writes a file like `writeDurablySync`, without blocking the event loop. */
 export async function writeDurably(file: string, text: string): Promise<void> {
   const fresh = `${file}.new`;
   const handle = await open(fresh, 'w', 0o600);

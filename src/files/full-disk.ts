@@ -4,7 +4,7 @@ import { Refusal } from '../refusal.ts';
 /** SQLite makes its shared memory in steps of 32 KiB, and calls a disk without room for one an I/O error. */
 const SHARED_MEMORY_BYTES = 32 * 1024;
 
-/** Returns the refusal, with its remedy, of an error which means that the disk of `directory` is full; undefined for another. */
+/** Returns the refusal, with its remedy, for an error that means that the disk of `directory` is full; undefined for another error. */
 export function fullDisk(error: unknown, directory: string): Refusal | undefined {
   const { code = '' } = error as { code?: string };
   const isFull =

@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 const run = promisify(execFile);
 const RUN_MILLISECONDS = 5000;
 
-/** Returns what a program prints, whatever its exit code. Undefined if it is missing, hangs or prints nothing. */
+/** Returns the output of a program, whatever its exit code. Undefined if it is missing, hangs or prints nothing. */
 export async function outputOf(program: string, ...args: string[]): Promise<string | undefined> {
   const output = await run(program, args, { timeout: RUN_MILLISECONDS, killSignal: 'SIGKILL', env: {} }).catch(
     (error: { stdout?: string }) => ({ stdout: error.stdout ?? '' }),
@@ -15,8 +15,8 @@ export async function outputOf(program: string, ...args: string[]): Promise<stri
 }
 
 /**
- * Starts a program, as Node's `spawn` does. Throws where this process has no descriptor left: Node then returns a child without
- * streams, and an event that nobody has come to listen for would end the process.
+ * Starts a program like Node's `spawn`. Throws where this process has no descriptor left: Node then returns a child without
+ * streams, and emits an error before a listener can be added, which would end the process.
  */
 export const startProgram = ((...order: Parameters<typeof spawn>) => {
   const child = spawn(...order);

@@ -1,4 +1,4 @@
-// What the executable begins with, and each of its threads: runs the bundle of its name, with what V8 had compiled of it when
+// The entry point of the executable and of each of its threads: runs the bundle of its name, with the code that V8 compiled when
 // it was built (docs/decisions/0062). It has no exports: it is the main of the executable, and the text of its threads.
 import sea from 'node:sea';
 import { Script } from 'node:vm';
@@ -8,7 +8,7 @@ import { assetBytes } from './asset.ts';
 const bundle = isMainThread ? 'purser' : threadName;
 const cache = `${bundle}.cache`;
 const isCompiled = sea.getAssetKeys().includes(cache);
-// As Latin-1 it lies outside of V8's heap, and once.
+// As Latin-1 it lies outside V8's heap, and only once.
 const script = new Script(assetBytes(`${bundle}.cjs`).toString('latin1'), {
   filename: __filename,
   ...(isCompiled ? { cachedData: assetBytes(cache) } : {}),

@@ -17,8 +17,8 @@ export type Message = { headers: Record<string, string>; body: Buffer };
 const TYPES = { json: 'application/json', slack: 'application/json', text: 'text/plain; charset=utf-8' };
 
 /**
- * Returns the request that tells an event to a receiver, signed as the Standard Webhooks specification says: the id
- * stays the same when it is sent again, the time (Unix seconds) is that of the attempt.
+ * Returns the request that delivers an event to a receiver, signed as the Standard Webhooks specification requires: the id
+ * stays the same in every attempt, the time (Unix seconds) is that of the attempt.
  */
 export function messageOf(
   event: Event,
@@ -50,5 +50,5 @@ function bodyOf(event: Event, format: ReceiverConfig['format']): string {
   return format === 'slack' ? JSON.stringify({ text: escaped(sentence) }) : sentence;
 }
 
-/** Names are an agent's own words: in Slack's markup they would mention everybody, or be a link. */
+/** Names are chosen by an agent: in Slack's markup they could mention everyone, or be a link. */
 const escaped = (text: string) => text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');

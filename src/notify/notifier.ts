@@ -17,41 +17,41 @@ import type { Sender, Sent } from './sender.ts';
 
 /** Seconds until a failed delivery is tried again; they double from the first to the last. */
 const AGAIN_SECONDS = { min: 5, max: 3600 };
-/** Seconds for which a receiver that is down is left alone, whatever else waits for it; they double, too. */
+/** Seconds for which a receiver that is down gets no delivery at all; they double, too. */
 const PAUSE_SECONDS = { min: 1, max: 60 };
-/** A delivery that failed for this long is given up. */
+/** A delivery that has failed for this long is given up. */
 const GIVEN_UP_SECONDS = 3 * 86_400;
 /** Longest sleep: the wall clock may have moved. */
 const SLEEP_SECONDS_MAX = 60;
-/** Milliseconds until the outcome of an attempt is written again, where it could not be: on a full disk, for example. */
+/** Milliseconds until the outcome of an attempt is written again if that failed, for example on a full disk. */
 const WRITE_AGAIN_MILLISECONDS = 2000;
 
 type NotifierApp = { ledger: Ledger; clock: Clock; events: Events };
 
 export type Notifier = {
   start(): void;
-  /** Looks for what is due. Safe to call at any time. */
+  /** Checks for due deliveries. Safe to call at any time. */
   wake(): void;
-  /** Ends what is being sent, which is sent again after the next start. Safe to call before `start`, and twice. */
+  /** Aborts running deliveries, which are sent again after the next start. Safe to call before `start`, and twice. */
   stop(): Promise<void>;
-  /** Returns how many deliveries wait for receivers that are configured. */
+  /** Returns how many deliveries wait for configured receivers. */
   waiting(): number;
   /**
-   * Opens what other receivers need, and returns what puts them in force, in one turn. A receiver that did not change goes
-   * on; one that changed or went first has the answer to what it is being sent.
+   * Opens what other receivers need, and returns a function that puts them in force, in one turn. Unchanged receivers keep
+   * running; a changed or removed one first finishes its delivery.
    */
   prepare(config: EventConfig): Promise<() => void>;
 };
 
 /**
- * Creates what sends the events of the outbox: one queue for each receiver, so that one which is slow or down delays no
- * other. A delivery is recorded after the receiver has accepted it, so a crash in between sends it again.
+ * Creates the notifier, which sends the events of the outbox. Each receiver has its own queue, so that a slow one or one that
+ * is down delays no other. A delivery is recorded after the receiver has accepted it, so a crash in between sends it again.
  */
 export async function createNotifier(app: NotifierApp, config: EventConfig): Promise<Notifier> {
   let opened = new Map<string, { queue: Queue; receiver: ReceiverConfig }>();
-  /** Queues that end once what they are sending is answered. */
+  /** Queues that end once their running delivery is answered. */
   const retiring = new Set<Queue>();
-  /** By the name of a receiver: resolves once every queue that it has had has ended. */
+  /** Promises by a receiver's name, each of which resolves once every earlier queue of the receiver has ended. */
   const ended = new Map<string, Promise<void>>();
   let isStarted = false;
   let isStopped = false;
@@ -61,13 +61,13 @@ export async function createNotifier(app: NotifierApp, config: EventConfig): Pro
     const before = ended.get(name);
     const over = queue.retire().then(() => {
       retiring.delete(queue);
-      return before; // A queue that has not begun ends at once, though one before it may still be sending.
+      return before; // A queue that has not started ends at once, while an earlier one may still be sending.
     });
     ended.set(name, over);
   }
 
   async function prepare({ receivers }: EventConfig) {
-    // The HTTP client is loaded only when there is somebody to tell.
+    // The HTTP client is loaded only when there are receivers.
     const { openSender } = receivers.length ? await import('./sender.ts') : { openSender: undefined };
     return () => {
       if (isStopped) return;
@@ -83,7 +83,7 @@ export async function createNotifier(app: NotifierApp, config: EventConfig): Pro
         const queue = createQueue(app, receiver, (openSender as OpenSender)(receiver));
         opened.set(receiver.name, { queue, receiver });
         if (before) retire(receiver.name, before.queue);
-        // Not before the former ones have their answers: nothing is sent twice at a time, and the order stays.
+        // Waits for earlier queues of the receiver, to keep the order and never send twice at once.
         if (isStarted) void (ended.get(receiver.name) ?? Promise.resolve()).then(queue.start);
       }
       for (const [name, { queue }] of former) retire(name, queue);
@@ -112,14 +112,14 @@ export async function createNotifier(app: NotifierApp, config: EventConfig): Pro
 }
 
 type Queue = Pick<Notifier, 'start' | 'wake' | 'stop'> & {
-  /** Ends once what is being sent is answered. */
+  /** Ends once the running delivery is answered. */
   retire(): Promise<void>;
 };
 type OpenSender = typeof import('./sender.ts').openSender;
 
 const doubled = ({ min, max }: { min: number; max: number }, times: number) => Math.min(max, min * 2 ** times);
 
-/** Sends one delivery after the other to one receiver. */
+/** Creates the queue of one receiver, which sends one delivery after the other. */
 function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender): Queue {
   const { name } = receiver;
   const stopping = Promise.withResolvers<void>();
@@ -132,7 +132,7 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
   let failuresInARow = 0;
   let pausedUntil = 0;
 
-  /** Sends all that is due. Returns the Unix seconds at which there may be more. */
+  /** Sends all due deliveries. Returns the Unix seconds at which there may be more. */
   async function drain(): Promise<number> {
     while (!isStopped) {
       const now = app.clock.now();
@@ -146,7 +146,7 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
 
   async function deliver({ event, delivery }: { event: Event; delivery: Delivery }): Promise<void> {
     const sent = await sender.send(messageOf(event, receiver, app.clock.now()));
-    if (isStopped && sent.kind === 'failed') return; // The stop ended it: no fault of the receiver.
+    if (isStopped && sent.kind === 'failed') return; // The stop aborted it: no fault of the receiver.
     const now = app.clock.now();
     const attempt = attemptOf(sent, delivery, now);
     const isBack = sent.kind === 'accepted' && failuresInARow > 0;
@@ -162,7 +162,10 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
     return { kind: 'failed', error, dueAt: now + doubled(AGAIN_SECONDS, attempts) };
   }
 
-  /** Writes how an attempt ended, as often as it takes: what was accepted is not sent again. Returns false at a stop. */
+  /**
+   * Records the outcome of an attempt, and repeats that until it succeeds: an accepted delivery is not sent again. Returns
+   * false at a stop.
+   */
   async function recorded(delivery: Delivery, attempt: Attempt, isBack: boolean, now: number): Promise<boolean> {
     for (let isFirst = true; ; isFirst = false) {
       try {
@@ -214,7 +217,7 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
     isWanted = true;
     if (running) return;
     clearTimeout(timer);
-    timer = setTimeout(pass, 0); // After the commit of what was recorded.
+    timer = setTimeout(pass, 0); // After the commit of the recorded outcome.
   }
 
   return {

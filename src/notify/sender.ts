@@ -4,7 +4,7 @@ import { containedConnector } from '../net/contained-connector.ts';
 import type { Message } from './message.ts';
 
 const CONNECT_MILLISECONDS = 5000;
-/** The answer's status says all: of its body no more is read than this. */
+/** The status alone counts: no more than this is read of the body. */
 const BODY_BYTES_MAX = 16 * 1024;
 
 export type Sent =
@@ -15,11 +15,11 @@ export type Sent =
 export type Sender = {
   /** Posts one message. Never throws. */
   send(message: Message): Promise<Sent>;
-  /** Ends what is being sent. */
+  /** Aborts a running request. */
   close(): Promise<void>;
 };
 
-/** Opens the connection to one receiver. It follows no redirect and asks nobody else. */
+/** Opens the connection to one receiver. It follows no redirect. */
 export function openSender({ url, timeout_seconds: seconds }: ReceiverConfig): Sender {
   const { origin, pathname, search } = new URL(url.reveal());
   const pool = new Pool(origin, {

@@ -30,5 +30,5 @@ const SENTENCES: Record<EventType, (data: Data) => string> = {
 const wallet = ({ wallet_id: id, wallet_name: name }: Data) => `${name} (${id})`;
 const account = ({ account_id: id, account_name: name }: Data) => `${name} (${id})`;
 
-/** Returns one sentence that says what happened. */
+/** Returns one sentence that describes the event. */
 export const sentenceOf = (type: EventType, data: Data): string => SENTENCES[type](data);

@@ -56,13 +56,16 @@ export const accounts = {
     async (app, { name, creditCents = 0 }) =>
       record(await app.ledger.write(openAccount, { name, creditCents, now: app.clock.now() })),
   ),
-  /** Lists all accounts. `open_used_usd` is what their wallets that are not closed have spent: `spent_cents` has it later. */
+  /**
+   * Lists all accounts. `open_used_usd` is the spending of their wallets that are not closed, which `spent_cents` does not
+   * contain yet.
+   */
   'account.list': command(NOTHING, (app) => {
     const spent = spentByOpenWallets(app.ledger.read);
     const used = (id: string) => formatUsd(spent.get(id) ?? ZERO);
     return { accounts: listAccounts(app.ledger.read).map((it) => ({ ...record(it), open_used_usd: used(it.id) })) };
   }),
-  /** Every credit, debit, checkout and payment taken back, oldest first, with its reason. */
+  /** Lists every credit, debit, checkout and payment taken back, oldest first, with its reason. */
   'account.statement': command(v.strictObject({ id: Id }), (app, { id }) => {
     const account = accountWith(app.ledger.read, id);
     return { account: record(account), lines: listFundings(app.ledger.read, account.id).map(fundingLine) };
@@ -93,7 +96,7 @@ export const accounts = {
     const at = app.clock.now();
     return record(await app.ledger.write(suspendAccount, { id: accountWith(app.ledger.read, id).id, at }));
   }),
-  /** Ends every session of the account on the page. Its keys stay, and whoever signs in again gets a new one. */
+  /** Ends every session of the account on the page. Its keys stay valid, and a new sign-in gets a new session. */
   'account.sign-out': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const { id: accountId } = accountWith(app.ledger.read, id);
     return { id: accountId, sessions_ended: await app.ledger.write(endBrowserSessionsOf, { accountId }) };

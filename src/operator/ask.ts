@@ -55,13 +55,13 @@ export async function askSocket(
   }
 }
 
-/** How long a command may go unanswered before the server is asked whether it is alive, and how long that may take. */
+/** The time after which the server is asked whether it is alive while a command is unanswered, and the time limit of that question. */
 const ALIVE_MILLISECONDS = 5000;
 /** No command of any version: every server that is alive refuses it at once. */
 const ALIVE = 'alive';
 
 /**
- * Runs a command like `askSocket`. Commands may take minutes; whenever one has gone unanswered for 5 s, the server is asked
+ * Runs a command like `askSocket`. Commands may take minutes; whenever one has been unanswered for 5 s, the server is asked
  * whether it is alive. Throws `operation_uncertain` when that is not answered within another 5 s.
  */
 export async function askServer(path: string, name: string, input: unknown): Promise<{ value: unknown } | undefined> {

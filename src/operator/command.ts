@@ -36,7 +36,7 @@ export function command<I extends v.GenericSchema, O>(input: I, run: Command<I, 
 
 export const NOTHING = v.strictObject({});
 export const Id = v.pipe(v.string(), v.minLength(1));
-/** What every list takes: rows before an id, at most so many, made at or after a time (Unix seconds). */
+/** The input that every list accepts: rows before an id, a maximum number, made at or after a time (Unix seconds). */
 export const PAGE = {
   before: v.optional(Id),
   limit: v.optional(v.pipe(v.number(), v.safeInteger(), v.minValue(1), v.maxValue(1000))),

@@ -46,7 +46,7 @@ export const events = {
       return { events: list.map((it) => record(app, it)), total: countEvents(read, filter) };
     },
   ),
-  /** Sends a test to every configured receiver, whatever types it wants. */
+  /** Sends a test event to every configured receiver, whatever types it gets. */
   'events.test': command(NOTHING, async (app) => {
     if (!app.config.events.receivers.length)
       throw new Refusal('conflict', 'No receiver is configured (events.receivers).');

@@ -9,11 +9,11 @@ import { findResource, type Resource } from '../ledger/resource.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
 
-// Whoever types an id may also type a unique beginning of it, or a name. Over HTTP only whole ids are taken.
+// Commands accept an id, a unique beginning of one, or a name; the HTTP API only whole ids.
 
-/** Rows that are read to tell whether a beginning or a name is unique, and named if it is not. */
+/** Rows that are read to check whether a beginning or a name is unique, and that are named if it is not. */
 const CANDIDATE_COUNT = 4;
-/** An operation begins after its request was accepted; its body may have come slowly, and its price been asked for. */
+/** An operation begins after its request was accepted: its body may arrive slowly, and its price may have to be requested. */
 const REQUEST_MILLISECONDS = 10 * 60_000;
 const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz';
 const TIME_CHARACTERS = 10;
@@ -51,7 +51,10 @@ function onlyOne(what: string, text: string, [first, ...others]: { id: string }[
 
 const none = (what: string, text: string) => new Refusal('not_found', `There is no ${what} ${text}.`);
 
-/** Returns the ids of a wallet and an account that a list is limited to, each by id, beginning or name. Throws like those. */
+/**
+ * Returns the ids of the wallet and the account that a list is limited to, each found by id, beginning or name. Throws like
+ * `walletWith` and `accountWith`.
+ */
 export const limitedTo = (
   read: Reader,
   { wallet, account }: { wallet?: string | undefined; account?: string | undefined },
@@ -79,7 +82,7 @@ export function accountWith(read: Reader, text: string): Account {
 }
 
 /**
- * Returns the wallet with this id, unique beginning of an id, or name; of several of a name, the only one that is not
+ * Returns the wallet with this id, unique beginning of an id, or name; of several with the same name, the only one that is not
  * closed. Throws `not_found` and `conflict`.
  */
 export function walletWith(read: Reader, text: string): Wallet {
@@ -137,8 +140,8 @@ export function keyIdWith(read: Reader, text: string): string {
 }
 
 /**
- * Returns the operation with this id, unique beginning of an id, or id of the request that began it, which is what an agent
- * gets to see. Throws `not_found` and `conflict`.
+ * Returns the operation with this id, unique beginning of an id, or id of the request that began it, which is the id that an
+ * agent sees. Throws `not_found` and `conflict`.
  */
 export function operationWith(read: Reader, text: string): Operation {
   const whole = findOperation(read, text);
@@ -150,7 +153,7 @@ export function operationWith(read: Reader, text: string): Operation {
   return found;
 }
 
-/** There is no index by request: ids begin with their time, so only the operations of a few minutes are read. */
+/** Reads only the operations of a few minutes: there is no index by request, and ids begin with their time. */
 function ofRequest(read: Reader, requestId: string): { id: string }[] {
   const stamp = requestId.slice('req_'.length, 'req_'.length + TIME_CHARACTERS);
   if (!/^[0-9a-hjkmnp-tv-z]{10}$/.test(stamp)) return [];

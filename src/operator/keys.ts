@@ -55,7 +55,7 @@ export const keys = {
       return { keys: listKeys(read, id, pageAfter(read, page, keyWith)).map(record), total: countKeys(read, id) };
     },
   ),
-  /** Takes the id of an account key, which may have to be one of `account`, or of a gateway key. */
+  /** Takes the id of an account key, which must belong to `account` if that is given, or of a gateway key. */
   'key.revoke': command(v.strictObject({ id: Id, account: v.optional(Id) }), async (app, { id: text, account }) => {
     if (account !== undefined) return revoke(app, 'account', text, accountWith(app.ledger.read, account).id);
     const now = app.clock.now();

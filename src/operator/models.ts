@@ -34,7 +34,7 @@ export const models = {
       })),
     };
   }),
-  /** Forgets what was learned of the bounds of a model's routes, as it was when it was seen. */
+  /** Forgets the learned bounds of a model's routes, as they were when they were read. */
   'models.forget': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const forgotten = await forgetBounds(app, app.catalogue.find(id), () => app.catalogue);
     return {

@@ -36,7 +36,7 @@ export const operations = {
     async (app, { id: text, decision, reason }) => {
       const { id } = operationWith(app.ledger.read, text);
       const now = app.clock.now();
-      // Whoever takes its hold over from now on registers first, and finds it decided.
+      // A later takeover of its hold registers first, and then sees the decision.
       const isDriven = app.inFlight.drives(id);
       const decided = await app.ledger.write(decideOperation, { id, decision, reason, isDriven, now });
       app.events.decided(decided);

@@ -17,7 +17,7 @@ export const page = {
     const link = await app.ledger.write(openBrowserSession, { order, earlierId: undefined, now });
     return { url: `${app.state.baseUrl}/sign-in/link/${code}`, expires_at: link.expiresAt };
   }),
-  /** Whether the link with this code can still be used. */
+  /** Returns whether the link with this code can still be used. */
   'ui.waits': command(v.strictObject({ code: Id }), ({ ledger, clock }, { code }) => {
     const found = findBrowserSession(ledger.read, hashToken(code), clock.now());
     return { waits: found?.kind === 'link' };

@@ -24,7 +24,7 @@ export async function listenSocket(app: OperatorApp, path: string): Promise<{ cl
   };
   const server = http.createServer(contained('operator', answer, ({ socket }) => socket.destroy()));
   const at = reachable(path);
-  const mask = process.umask(0o177); // The socket is created private; chmod alone would leave a moment in which it is not.
+  const mask = process.umask(0o177); // The socket is created private: chmod alone would leave it open for a moment.
   try {
     await new Promise<void>((resolve, reject) => {
       server.once('error', reject);
@@ -39,7 +39,7 @@ export async function listenSocket(app: OperatorApp, path: string): Promise<{ cl
     async close() {
       const closed = new Promise((resolve) => server.close(resolve));
       server.closeIdleConnections();
-      // A connection without a request is not waited for.
+      // Connections without a request do not delay the end.
       const timer = setTimeout(() => server.closeAllConnections(), CLOSE_MILLISECONDS);
       await closed;
       clearTimeout(timer);

@@ -10,7 +10,7 @@ import { accountWith, walletWith } from './find.ts';
 const Time = v.optional(v.pipe(v.number(), v.safeInteger(), v.minValue(0)));
 
 export const spend = {
-  /** Sums what was charged. `names` are those of the wallets or accounts that the rows are of. */
+  /** Sums the charges. `names` are the names of the wallets or accounts that the rows belong to. */
   spend: command(
     v.strictObject({
       by: v.optional(v.picklist(SPEND_BY, `must be one of ${SPEND_BY.join(', ')}`), 'model'),

@@ -19,7 +19,10 @@ const holdsBody = ({ count, amount, oldestAt }: Holds) => ({
 });
 
 export const status = {
-  /** What is going on, in one answer (design, section 16). Without a server it says so, and what the books say. */
+  /**
+   * Returns the state of the installation in one answer (design, section 16). Without a server it
+   * gives that as the reason, beside the figures of the books.
+   */
   status: command(NOTHING, async (app) => {
     const { ledger, health, clock, config } = app;
     const now = clock.now();
@@ -54,7 +57,7 @@ export const status = {
       },
       wallets: {
         open: wallets.count,
-        // What a wallet has given to its children is in their budgets.
+        // A wallet's grants to its children are in their budgets.
         budget_usd: formatUsd(Nanos(wallets.budget - wallets.delegated)),
         used_usd: formatUsd(wallets.spent),
         held_usd: formatUsd(wallets.held),
@@ -72,8 +75,8 @@ export const status = {
 };
 
 /**
- * Whether something listens where the model servers are configured, and since when they are down as far as is known. Asks
- * nothing of them: one that listens may still have failed when it was last called.
+ * Returns for each model server whether something listens at its address, and since when it has been down as far as is known.
+ * Sends no request: a server that listens may still have failed at its last call.
  */
 function upstreamsOf({ config, upstreamOutages }: OperatorApp) {
   return Promise.all(
@@ -93,13 +96,13 @@ function upstreamsOf({ config, upstreamOutages }: OperatorApp) {
   );
 }
 
-/** Since when the disk is low, as far as this process knows: null while it is not. */
+/** Returns since when the disk has been low, as far as this process knows; null while it is not. */
 function shortSince({ diskReserve }: OperatorApp, now: number): number | null {
   const seconds = diskReserve.shortSeconds();
   return seconds === undefined ? null : now - seconds;
 }
 
-/** The number of events that wait to be delivered, and since when the oldest does. */
+/** Returns how many events wait to be delivered, and since when the oldest has waited. */
 function eventsOf({ config, ledger }: OperatorApp) {
   const waiting = config.events.receivers.map(({ name }) => waitingOf(ledger.read, name));
   const times = waiting.flatMap(({ oldestAt }) => (oldestAt === null ? [] : [oldestAt]));
@@ -109,13 +112,13 @@ function eventsOf({ config, ledger }: OperatorApp) {
   };
 }
 
-/** Errors that ended one request each, since the start of the server. */
+/** Returns the errors that ended one request each, since the start of the server. */
 function faultsOf({ events }: OperatorApp, now: number) {
   const { count, last } = events.faults();
   return { count, last_at: last ? now - last.secondsAgo : null, last_where: last?.where ?? null };
 }
 
-/** Whether leases fail at the backends, as their last steps have found. */
+/** Returns whether leases fail at the backends, by the results of their last steps. */
 function backendsOf({ slots, outages }: OperatorApp) {
   return slots.list.map(({ slot, place, backend }) => {
     const places = outages.list(place);
@@ -125,7 +128,7 @@ function backendsOf({ slots, outages }: OperatorApp) {
   });
 }
 
-/** Returns what the last `purser backup` of this data directory noted, or null. */
+/** Returns the note of the last `purser backup` of this data directory, or null. */
 function lastBackup(directory: string): { at: number; file: string } | null {
   try {
     const { at, file } = parseJson(readFileSync(files(directory).lastBackup, 'utf8')) as { at: number; file: string };

@@ -47,7 +47,7 @@ async function freezeEach(app: OperatorApp, wallets: readonly Wallet[], isFrozen
 
 const Key = v.optional(v.pipe(v.string(), v.minLength(1), v.maxLength(128)));
 
-/** A change by the operator; a key makes it safe to repeat. */
+/** Returns a change by the operator; a key makes it safe to repeat. */
 const changeOf = (app: OperatorApp, id: string, key: string | undefined, body: object) => ({
   walletId: walletWith(app, id).id,
   idempotencyKey: key ?? null,
@@ -110,8 +110,8 @@ export const wallets = {
     return { api_key: routerToken(app.keyring, key), base_url: `${app.state.baseUrl}/v1/router` };
   }),
   /**
-   * Raises the budget, or lowers it by negative cents to at most what is spent, held and delegated. `moved_cents` says how
-   * many cents that were, above 0 either way.
+   * Raises the budget, or lowers it by negative cents to at most what is spent, held and delegated. `moved_cents` is the
+   * number of cents by which it changed, above 0 either way.
    */
   'wallet.budget': command(
     v.strictObject({ id: Id, key: Key, ...BudgetRequest.entries }),
@@ -157,7 +157,7 @@ export const wallets = {
     const frozen = listWallets(app.ledger.read, filter, { limit: countWallets(app.ledger.read, filter) });
     return { wallets: await freezeEach(app, frozen, false, null) };
   }),
-  /** Makes one attempt to close every wallet of an account; those that are still closing say so. */
+  /** Makes one attempt to close every wallet of an account. A wallet may still be closing after it. */
   'wallet.close-account': command(v.strictObject({ account: Id }), async (app, { account }) => {
     const open = openWalletsOf(app.ledger.read, accountWith(app.ledger.read, account).id);
     const closed = await Promise.all(open.map(({ id }) => close(app, id, 'operator')));

@@ -14,10 +14,10 @@ import { createMetrics } from './metrics.ts';
 import type { Sinks } from './sinks.ts';
 import type { OperationSpans } from './spans/operation-spans.ts';
 
-/** One function per business event writes the log line and the counter together. Ids go into the log, never into labels. */
+/** The events of a server: one function per business event, which writes its log line and its counter together. */
 export type Events = ReturnType<typeof createEvents>;
 
-/** Creates the events of a server: one function per business event, which writes its log line and its counter together. */
+/** Creates the events of a server. Ids go into the log, never into labels. */
 export function createEvents(log: Log) {
   const metrics = createMetrics();
   const sinks: Sinks = { log, metrics, spans: undefined };
@@ -25,7 +25,7 @@ export function createEvents(log: Log) {
     registry: metrics.registry,
     gauge: metrics.gauge,
     gauges: metrics.gauges,
-    /** From now on every operation and every lease becomes a span as well. */
+    /** Starts to make a span of every operation and every lease as well. */
     trace(to: OperationSpans) {
       sinks.spans = to;
     },

@@ -10,7 +10,7 @@ const TOKENS_BUCKETS = [16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_
 
 export type Metrics = ReturnType<typeof createMetrics>;
 
-/** Creates the metrics of a server and their registry. What they count is in `events/`; ids never become labels. */
+/** Creates the metrics of a server and their registry. They are counted in `events/`; ids never become labels. */
 export function createMetrics() {
   const registry = new Registry();
   const counter = <L extends string>(name: string, help: string, labelNames: L[] = []) =>

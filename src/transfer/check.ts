@@ -8,8 +8,8 @@ const SECONDS = 60;
 const ERROR_CHARACTERS_MAX = 300;
 
 /**
- * Checks transfer storage with a real PUT, GET and DELETE of a small object and an unsigned GET, as a signature alone
- * proves nothing about the bucket. Returns what it found; throws an error with the cause and the remedy.
+ * Checks transfer storage with a real PUT, GET and DELETE of a small object and an unsigned GET, as a signature alone proves
+ * nothing about the bucket. Returns the finding; throws an error with the cause and the remedy.
  */
 export async function tryTransfer(settings: TransferSettings, signer: Signer, now: number): Promise<string> {
   const key = `purser-doctor/${randomBytes(8).toString('hex')}`;

@@ -48,8 +48,8 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
 
 type EndSpending = { id: string; reason: CloseReason; now: number };
 /**
- * Begins to close a wallet and all below it, in one write: nothing in the tree spends any more. Does nothing where it was to
- * be closed because it has expired, and has been extended since that was read.
+ * Begins to close a wallet and all below it, in one write: from then on nothing in the tree can spend. Does nothing where the
+ * reason was its expiry, and it has been extended since that was read.
  */
 export const endSpending = defineWrite('wallet.end_spending', (tx, { id: walletId, reason, now }: EndSpending) => {
   const asked = findWallet(tx, walletId);
@@ -66,11 +66,11 @@ export const endSpending = defineWrite('wallet.end_spending', (tx, { id: walletI
 
 type CloseWallet = {
   id: string;
-  /** Its leases at which something is being done. */
+  /** Its leases with a running step. */
   busyLeases: readonly string[];
   now: number;
 };
-/** Closes a wallet if nothing is left of it, or notes what is. Returns the wallet if this write has closed it. */
+/** Closes a wallet if nothing is left of it, or records what is left. Returns the wallet if this write has closed it. */
 const closeIfSettled = defineWrite('wallet.close', (tx, { id, busyLeases, now }: CloseWallet) => {
   if (findWallet(tx, id)?.status === 'closed') return undefined; // Something else closed it first, and announced it.
   const [live] = liveResources(tx, id);
@@ -99,8 +99,8 @@ async function endLeases(app: CloseApp, walletId: string, seconds: number): Prom
 }
 
 /**
- * Makes one attempt to close a wallet that has begun to: closes its children first, resolves the chats that no evidence will ever resolve, and closes it if
- * nothing is left. Attempts driven by this process are left to end on their own.
+ * Makes one attempt to close a wallet that has begun to close: closes its children first, resolves the chats for which there
+ * will never be evidence, and closes it if nothing is left. Attempts driven by this process are left to end on their own.
  */
 export async function tryClose(app: CloseApp, walletId: string): Promise<Wallet> {
   for (const child of openChildren(app.ledger.read, walletId))
@@ -130,8 +130,8 @@ export async function tryClose(app: CloseApp, walletId: string): Promise<Wallet>
 }
 
 /**
- * Why a wallet waits for this lease, in our own words: accounts read it. What the backend said may name sockets and
- * addresses; the resource keeps that for the operator.
+ * Describes in our own words why a wallet waits for this lease, as accounts read it. The backend's message may name sockets
+ * and addresses; the resource keeps that for the operator.
  */
 function troubleOf({ id, backend, quarantinedAt, attempts, status }: Resource, isBusy: boolean): string {
   if (quarantinedAt !== null) return `${id} on ${backend}: ${REPORT_ONLY}`;

@@ -23,8 +23,8 @@ export type OpenApp = {
 type OpenRequest = Omit<WalletOrder, 'id' | 'masterKeyId' | 'tokenHash' | 'tokenHint'>;
 
 /**
- * Opens a wallet with its token. The same key and body return the same wallet; once that is no longer active, its dead
- * token is not handed out (`wallet_closed`, `wallet_expired`). Other refusals are those of `openWallet`.
+ * Opens a wallet with its token. The same key and body return the same wallet; once that is no longer active, its dead token
+ * is not returned (`wallet_closed`, `wallet_expired`). Other refusals are those of `openWallet`.
  */
 export async function open(
   app: OpenApp,

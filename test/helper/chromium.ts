@@ -7,16 +7,16 @@ import { hasComponent } from './component.ts';
 const CHROMIUM = '/usr/bin/chromium';
 /** The rules of WCAG 2.2 at the levels A and AA. */
 const ALL_RULES = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'];
-/** Those of them that look at colours. */
+/** The rules among them that concern colours. */
 export const COLOUR_RULES = ['color-contrast', 'link-in-text-block'];
 const axe = () => readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
-/** A browser whose network ends at the origins it is given, and what went wrong in it. */
+/** A browser whose network ends at the given origins, and the faults that occurred in it. */
 export type Chromium = {
   browser: Browser;
-  /** Opens a window of its own: cookies, size, colours. */
+  /** Opens a window with its own cookies, size and colours. */
   open(options?: BrowserContextOptions): Promise<{ page: Page; context: BrowserContext }>;
-  /** Requests to elsewhere, errors of scripts, refusals of the content security policy, and dialogs. */
+  /** Requests to other origins, script errors, refusals of the content security policy, and dialogs. */
   faults: string[];
 };
 
@@ -26,7 +26,7 @@ export async function openChromium(t: TestContext, ...origins: string[]): Promis
   const browser = await chromium.launch({
     executablePath: CHROMIUM,
     args: ['--no-sandbox', '--disable-gpu'],
-    timeout: 0, // None: a step ends by what it waits for.
+    timeout: 0, // No limit: a step ends by what it waits for.
   });
   t.after(() => browser.close());
   const faults: string[] = [];
@@ -56,7 +56,7 @@ export async function openChromium(t: TestContext, ...origins: string[]): Promis
   };
 }
 
-/** Returns the breaches of WCAG 2.2 AA that axe finds. It is put in by the browser's debugger, past the page's own policy. */
+/** Returns the breaches of WCAG 2.2 AA that axe finds. The browser's debugger injects axe, past the page's own policy. */
 export async function breachesOn(page: Page, rules = ALL_RULES): Promise<string[]> {
   if (await page.evaluate('typeof axe === "undefined"')) await page.evaluate(axe());
   const found = (await page.evaluate(`axe.run(document, { runOnly: ${JSON.stringify(rules)} })`)) as {

@@ -5,7 +5,6 @@ import { COMPONENTS } from '../components.ts';
 const SLOWEST_COUNT = 10;
 const seconds = (value: number) => `${value.toFixed(1).padStart(7)} s`;
 
-/** What the events of a run add up to. */
 /** The events of a run that count. */
 export type TestEvent =
   | { type: 'test:pass'; data: EventData.TestPass }
@@ -16,13 +15,13 @@ export type Tally = {
   counts(): { passed: number; failed: number; skipped: number };
   /** The files that took longest, a line each, with the processor time of those that had a process of their own. */
   slowest(processorSeconds: ReadonlyMap<string, number>): string[];
-  /** Each component for whose lack tests were skipped, a line each. */
+  /** Each component whose absence caused tests to be skipped, a line each. */
   missing(): string[];
 };
 
 export function openTally(): Tally {
   const skippedFor = new Map<string, number>();
-  /** Of files that share a process, the times of their tests are known; of the others, that of their process. */
+  /** For files that share a process, the times of their tests are known; for the others, that of their process. */
   const [ofProcesses, ofTests] = [new Map<string, number>(), new Map<string, number>()];
   const counts = { passed: 0, failed: 0, skipped: 0 };
   return {
@@ -60,7 +59,7 @@ export function openTally(): Tally {
   };
 }
 
-/** Each component that this machine lacks, and what `npm run test:engines` would leave out for it, a line each. */
+/** Returns each component that this machine lacks, and what `npm run test:engines` would leave out without it, a line each. */
 export const missingComponents = (): string[] =>
   Object.entries(COMPONENTS)
     .filter(([, it]) => !it.isThere())

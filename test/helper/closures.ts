@@ -3,12 +3,12 @@ import { defineWrite, type Write } from '../../src/db/write.ts';
 import { pack, unpack } from '../../src/ledger/crossing.ts';
 import type { Ledger } from '../../src/ledger/ledger.ts';
 
-/** A write of whatever a test likes. A function crosses to no other thread: the ledger must write in this one. */
+/** A write of an arbitrary closure. A function cannot cross to another thread, so the ledger must write in this one. */
 const CLOSURE = defineWrite<never, undefined>('test.closure', (tx, change) =>
   (change as unknown as (tx: Tx) => undefined)(tx),
 );
 
-/** Writes what `change` does, in one transaction with its neighbours, as every write. */
+/** Writes the changes of `change`, in one transaction with its neighbours, like every write. */
 export function writeWith<T>(ledger: Pick<Ledger, 'write'>, change: (tx: Tx) => T): Promise<T> {
   return ledger.write(CLOSURE as unknown as Write<typeof change, T>, change);
 }
@@ -22,10 +22,10 @@ export function takingClosures(ledger: Ledger): OpenLedger {
   return { ...ledger, write: write as OpenLedger['write'] };
 }
 
-/** Passes a value on as it comes out of a message to another thread. */
+/** Returns a value as it arrives in a message to another thread. */
 const crossed = <T>(value: T): T => unpack<T>(pack(value));
 
-/** Has the data and the result of every write of this ledger cross, so that none of them is more than data. */
+/** Makes the data and the result of every write of this ledger cross, so that they can be nothing but data. */
 export function crossing(ledger: Ledger): void {
   const { write } = ledger;
   const isClosure = (it: object) => it === CLOSURE;

@@ -1,5 +1,5 @@
-// Imported before anything of Purser, which is then to be imported by `import()`: what is loaded from src gets generators in place of
-// its async functions, so that each of their awaits can be made to fail.
+// Imported before any module of Purser, which must then be imported by `import()`: modules loaded from src get generators in
+// place of their async functions, so that each of their awaits can be made to fail.
 import { registerHooks } from 'node:module';
 import { relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -13,18 +13,18 @@ export class Injected extends Error {}
 type Plan = { failAt: number; reached: number; at: string | undefined };
 let plan: Plan | undefined;
 
-/** From now on the `failAt`-th step of everything that runs fails, and only that one. Returns what has become of it. */
+/** Makes the `failAt`-th step of all that runs fail, and only that one. Returns its state. */
 export function failAt(number: number): Plan {
   plan = { failAt: number, reached: 0, at: undefined };
   return plan;
 }
 
-/** No step fails any more. */
+/** Ends the injection: no further step fails. */
 export function failNowhere(): void {
   plan = undefined;
 }
 
-/** Counts a step. Returns the error with which it is to fail, if it is. */
+/** Counts a step. Returns the error with which it must fail, if any. */
 export function step(where: () => string): Injected | undefined {
   if (!plan || ++plan.reached !== plan.failAt) return undefined;
   plan.at = where();
@@ -33,13 +33,13 @@ export function step(where: () => string): Injected | undefined {
 
 type Body = (this: unknown, ...args: unknown[]) => Generator<unknown, unknown, unknown>;
 
-/** The function that a stack came from, which has called `__async`. */
+/** Returns the name of the function that called `__async`, from a stack. */
 const nameIn = (stack = '') => /__async[^\n]*\n\s+at (?:async )?(\S+) \(/.exec(stack)?.[1] ?? '';
 
-/** What runs beside requests: its steps would be counted among theirs. */
+/** Modules that run beside requests: their steps would be counted among those of requests. */
 const ASIDE = /^src\/(db\/disk-reserve|files\/durable-file|books\/.*)\.ts$/;
 
-/** Runs an async function of a module that was made a generator. An await that fails has waited before: its work is done. */
+/** Runs an async function of a module that was turned into a generator. A failing await has waited before: its work is done. */
 function runner(file: string) {
   return function __async(self: unknown, args: ArrayLike<unknown> | null, body: Body) {
     return new Promise((resolve, reject) => {

@@ -8,7 +8,7 @@ import { fileURLToPath } from 'node:url';
 import { Agent, request as send } from 'undici';
 import { stringify } from 'yaml';
 import { MODELS } from './models.ts';
-import type { Answer, Asked } from './server.ts'; // Its types alone: it loads all of Purser, in half a second.
+import type { Answer, Asked } from './server.ts'; // Its types alone: the module loads all of Purser, in half a second.
 import { waitFor } from './waiting.ts';
 
 /** The built product; `npm test` builds it first. */
@@ -26,7 +26,7 @@ export type LogLine = { event: string } & Record<string, unknown>;
 export type Serving = {
   pid: number;
   url: string;
-  /** From the start of the process to its log line `serving`. */
+  /** The time from the start of the process to its log line `serving`. */
   readyMilliseconds: number;
   output: { stdout: string; stderr: string };
   ask(method: string, path: string, asked?: Asked): Promise<Answer>;
@@ -63,7 +63,7 @@ export type InstallationOptions = {
   /** The data directory. Default: a new temporary directory. It is removed at the end. */
   directory?: string;
   upstream?: { url: string; key?: string };
-  /** How long the upstream may take for a request. Default: longer than any does that does not hang. */
+  /** The seconds that the upstream may take for a request. Default: longer than any request that does not hang. */
   upstreamSeconds?: number;
   /** The command that starts the executable, for example through another program. Default: the executable alone. */
   command?: readonly string[];
@@ -123,7 +123,7 @@ export function installation(t: Pick<TestContext, 'after'>, options: Installatio
           },
         };
       });
-      serving.catch(() => {}); // Those who await it get the error.
+      serving.catch(() => {}); // Callers that await it get the error.
       return { child, output, ended, serving };
     },
   };
@@ -183,7 +183,7 @@ export async function run(args: readonly string[], options: RunOptions = {}): Pr
 
 /** Waits for log lines: JSON lines on stderr, among plain text. */
 function followLog(child: ChildProcess, output: { stderr: string }, ended: Promise<Ended>) {
-  const lines: string[] = []; // Parsed when they are asked for: a server under load writes thousands.
+  const lines: string[] = []; // Parsed on demand: a server under load writes thousands.
   const waiting = new Set<() => void>();
   let rest = '';
   child.stderr?.on('data', (text: string) => {
@@ -211,7 +211,7 @@ function followLog(child: ChildProcess, output: { stderr: string }, ended: Promi
   };
 }
 
-/** Sends one HTTP request. Throws if no complete answer came: then the outcome is unknown. */
+/** Sends one HTTP request. Throws if the answer was not complete: then the outcome is unknown. */
 export async function ask(agent: Agent, url: string, method: string, path: string, asked: Asked = {}): Promise<Answer> {
   const { token, body, key, headers = {}, signal } = asked;
   const response = await send(`${url}${path}`, {

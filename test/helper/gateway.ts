@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import type { Answer, Asked, TestServer } from './server.ts';
 import { openStream, type Stream, withoutCost } from './sse.ts';
 
-/** Longer than anything here takes on a busy machine. */
+/** Longer than any operation here takes on a busy machine. */
 const QUIET_SECONDS = 20;
 
 /** A wallet with a gateway key, and a client that uses it. */
@@ -13,7 +13,7 @@ export type Gateway = {
   key: string;
   /** POST chat/completions under the gateway's base URL. */
   chat(body?: object, idempotencyKey?: string): Promise<Answer>;
-  /** The same, streamed and read completely, without the comment that tells the cost. */
+  /** The same, streamed and read completely, without the comment that contains the cost. */
   streamed(body?: object, idempotencyKey?: string): Promise<Answer>;
   /** The same, streamed; the test reads it. */
   stream(body?: object, idempotencyKey?: string): Promise<Stream>;

@@ -1,19 +1,19 @@
 import type { TestContext } from 'node:test';
 import { waitFor } from './waiting.ts';
 
-/** Time limits of the product that are over when the test says so. */
+/** Time limits of the product that expire when the test says so. */
 export type HeldTimeouts = {
-  /** Resolves when the product has set so many of them. */
+  /** Resolves when the product has set this many of them. */
   set(count: number): Promise<void>;
-  /** How many it has set. */
+  /** Returns how many it has set. */
   count(): number;
-  /** Those set so far are over. */
+  /** Expires those that have been set so far. */
   expire(): void;
 };
 
 /**
- * Makes every `AbortSignal.timeout(milliseconds)` of this test last until the test lets it expire: neither does the test wait for
- * the product's own limit, nor does a busy machine reach it. Other limits stay.
+ * Makes every `AbortSignal.timeout(milliseconds)` of this test last until the test expires it: the test does not wait for the
+ * product's own limit, and a busy machine does not reach it. Other limits are unchanged.
  */
 export function holdTimeouts(t: TestContext, milliseconds: number): HeldTimeouts {
   const real = AbortSignal.timeout.bind(AbortSignal);

@@ -61,8 +61,8 @@ const NAMES = [
 ];
 
 /**
- * Writes JSON as nobody would: any white space unless it is `compact`, escapes that are not needed, duplicate names, numbers
- * in every form.
+ * Creates a writer of unusual JSON: any white space unless it is `compact`, escapes that are not needed, duplicate names,
+ * numbers in every form.
  */
 export function jsonWriter(random: Below, isCompact = () => false) {
   const pick = <T>(list: readonly T[]): T => list[random(list.length)] as T;
@@ -79,7 +79,7 @@ export function jsonWriter(random: Below, isCompact = () => false) {
   };
   const text = () => string(Array.from({ length: random(4) }, () => pick(TEXTS)).join(''));
   const list = (items: readonly string[]) => items.map((it) => `${space()}${it}${space()}`).join(',') || space();
-  // A body with an escape in any of its names is always written again.
+  // A body with an escape in any of its names is always rewritten.
   const member = (name: string, value: string) =>
     `${isCompact() ? JSON.stringify(name) : string(name)}${space()}:${space()}${value}`;
   const value = (levels: number): string => {

@@ -1,15 +1,15 @@
 import net from 'node:net';
 import { waitFor } from './waiting.ts';
 
-/** One raw connection: what the test writes is sent as it is, and everything that comes back is kept. */
+/** A raw connection: what the test writes is sent unchanged, and all that comes back is kept. */
 export type Line = {
   socket: net.Socket;
   write(text: string): void;
-  /** Everything that came back so far. */
+  /** Returns all that has come back so far. */
   text(): string;
   /** The statuses of the answers so far. */
   statuses(): number[];
-  /** Resolves when `enough` is true of what came back. Rejects if the connection ends before. */
+  /** Resolves when `enough` is true of the text that came back. Rejects if the connection ends before. */
   until(enough: (text: string) => boolean): Promise<string>;
   /** How it ended: undefined for an orderly end, otherwise the error code. */
   ended: Promise<string | undefined>;

@@ -1,12 +1,12 @@
 // Preloaded with `--import` by the test scripts of package.json: importing Purser is most of the cost of a short test file.
 // Measured on test/spend/spend.test.ts: 1.7 s of CPU without this file, 0.9 s with it.
 import './pinned-node.mjs';
-import * as modules from 'node:module'; // Another Node has no `registerHooks`, and would say that instead.
+import * as modules from 'node:module'; // Another Node has no `registerHooks`: a named import would fail with that error.
 import { join, relative } from 'node:path';
 
 /**
- * The only limit of time of the tests: far above what any file takes, also on a busy machine. What a file that is ended by it
- * waits for is said by waiting.ts.
+ * The only time limit of the tests: far above what any file takes, even on a busy machine. waiting.ts reports the waits of a
+ * file that is ended by it.
  */
 const FILE_MINUTES_MAX = process.env.PURSER_TEST_SOAK ? 240 : 20;
 if (process.env.NODE_TEST_CONTEXT?.startsWith('child'))
@@ -14,8 +14,8 @@ if (process.env.NODE_TEST_CONTEXT?.startsWith('child'))
 
 modules.enableCompileCache(join(import.meta.dirname, '../../node_modules/.cache/purser-tests'));
 
-// Node 24 parses package.json again for every import, both the importing package's and the imported one's. The one of
-// drizzle-orm has 178 kB, and its modules import each other some hundred times. A package is the same one for every file of the
+// Node 24 parses package.json again for every import, both the importing package's and the imported one's. That of drizzle-orm
+// has 178 kB, and its modules import each other some hundred times. A package name means the same package in every file of the
 // project.
 const formatOf = (url) =>
   url.endsWith('.ts') ? 'module-typescript' : url.includes('/node_modules/drizzle-orm/') ? 'module' : undefined;

@@ -1,7 +1,7 @@
 import type { TestContext } from 'node:test';
 import { type CallToolResult, Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 
-/** The two ways in which the protocol begins: by `initialize`, and since 2026-07-28 by nothing. */
+/** The two ways in which the protocol begins: by `initialize`, and since 2026-07-28 by no message at all. */
 export const REVISIONS = { '2025-11-25': 'legacy', '2026-07-28': { pin: '2026-07-28' } } as const;
 
 export type McpClient = Client & {

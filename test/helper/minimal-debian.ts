@@ -9,7 +9,7 @@ import { hasComponent } from './component.ts';
 const SUITE = 'bookworm';
 /** Beside Kubernetes' programs (test/setup). */
 const CACHE = '/var/cache/purser-tests';
-/** The tree is kept between runs: it is always the same, and takes half a minute to make. */
+/** The tree is kept between runs: it is always the same, and takes half a minute to create. */
 const treeOf = (packages: readonly string[]) => join(CACHE, ['minimal', SUITE, process.arch, ...packages].join('-'));
 
 /** Returns the directory of a minimal Debian with these `packages`. If it cannot be made, returns undefined and skips the test. */
@@ -24,7 +24,7 @@ export async function minimalDebian(t: TestContext, packages: readonly string[] 
     const include = packages.length ? [`--include=${packages.join(',')}`] : [];
     const args = ['--variant=minbase', ...include, SUITE, part, debianMirror() as string];
     await promisify(execFile)('debootstrap', args, { maxBuffer: 2 ** 26 });
-    // Atomic. Another test may have been quicker.
+    // Atomic: a concurrent test may have created it first.
     if (!existsSync(tree)) renameSync(part, tree);
   } finally {
     rmSync(part, { recursive: true, force: true });

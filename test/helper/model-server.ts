@@ -14,7 +14,7 @@ const decimal = (text: string, decimals: number) => {
 };
 export const nanosOf = (usd: string): bigint => decimal(usd, 9);
 
-/** What one answer costs, rounded up to a nano-dollar: by the price list, not by any code of Purser's. */
+/** Returns the cost of one answer, rounded up to a nano-dollar: computed from the price list, without any code of Purser. */
 export function costOf({ prompt, cached, completion }: Counted, price: Prices): bigint {
   const of = (tokens: number, usd: string) => BigInt(tokens) * decimal(usd, 15);
   const plain = of(prompt - cached, price.prompt) + of(completion, price.completion);
@@ -26,14 +26,14 @@ type Json = Record<string, any>;
 
 export type ModelServer = {
   handle: Handler;
-  /** Streams the beginning of an answer, an error and what it has counted so far, and breaks off. */
+  /** Streams the beginning of an answer, an error and the usage so far, and breaks off. */
   breakOff: Handler;
   counted: Counted[];
 };
 
 /**
- * A model server as OpenAI's clients expect it: plain and streamed chat, by default one that repeats what it was told, tools,
- * structured output, embeddings. It keeps its own count of everything that it answered.
+ * Opens a model server as OpenAI's clients expect it: plain and streamed chat, by default one that repeats the last message,
+ * tools, structured output, embeddings. It keeps its own count of every answer.
  */
 export function openModelServer(answer: (body: Json) => Json = answerTo): ModelServer {
   const counted: Counted[] = [];
@@ -79,7 +79,7 @@ function sendJson(response: ServerResponse, body: unknown): void {
   response.end(JSON.stringify(body));
 }
 
-/** Calls the first tool, once; or fills in the schema, if there is one; or repeats what it was told. */
+/** Calls the first tool, once; or fills in the schema, if there is one; or repeats the last message. */
 function answerTo({ messages, tools, response_format: format }: Json): Json {
   const last = messages.at(-1);
   if (tools && last.role !== 'tool') {

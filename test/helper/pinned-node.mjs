@@ -1,4 +1,4 @@
-// Imported first by what npm's scripts run: another Node than the project's fails in many ways, none of which says so.
+// Imported first by the entry points of npm's scripts: another Node than the project's fails in many ways, none of which shows the cause.
 import { readFileSync } from 'node:fs';
 
 const { optionalDependencies } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8'));

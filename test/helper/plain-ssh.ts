@@ -4,8 +4,8 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 
 /**
- * Runs a command in a lease by OpenSSH's own client, with what `POST /v1/compute/ssh` answered. Its files are below `directory`.
- * Returns the command's stdout; throws with what ssh said.
+ * Runs a command in a lease by OpenSSH's own client, with the answer of `POST /v1/compute/ssh`. Its files are below
+ * `directory`. Returns the command's stdout; throws with ssh's message.
  */
 export function plainSsh(access: Record<string, any>, directory: string, ...command: string[]) {
   const key = join(directory, `key-${randomBytes(4).toString('hex')}`);

@@ -1,15 +1,15 @@
 import { randomInt } from 'node:crypto';
 
-/** Set by `npm run test:soak`: random tests draw their seed and go their whole length. */
+/** Set by `npm run test:soak`: random tests draw their seed and run at their whole length. */
 const IS_SOAK = process.env.PURSER_TEST_SOAK === '1';
 
-/** The seed when none is drawn: `npm test` and `npm run test:engines` do the same at each run. */
+/** The seed when none is drawn: `npm test` and `npm run test:engines` do the same in each run. */
 const FIXED_SEED = 20261126;
 
 /** The seed of this run, for the titles of random tests. PURSER_TEST_SEED gives one, to repeat a run. */
 export const SEED = Number(process.env.PURSER_TEST_SEED ?? (IS_SOAK ? randomInt(2 ** 31) : FIXED_SEED));
 
-/** The factor of all lengths: 10 for a night. */
+/** The factor of all lengths, for example 10 for a whole night. */
 const LENGTH = Number(process.env.PURSER_TEST_LENGTH ?? 1);
 
 /** The length of a walk or a list: `gate` in `npm test`, `soak` in `npm run test:soak`, times PURSER_TEST_LENGTH. */

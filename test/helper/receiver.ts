@@ -4,11 +4,11 @@ import type { TestContext } from 'node:test';
 import { freePort } from './free-port.ts';
 import { waitFor } from './waiting.ts';
 
-/** What a receiver of events got: one POST. */
+/** A POST that a receiver of events got. */
 export type Got = { path: string; headers: Record<string, string>; text: string; status: number };
 type Reply = (got: Got, response: http.ServerResponse) => unknown;
 
-/** A small HTTP server that takes events, and answers them as a test says. */
+/** A small HTTP server that accepts events, and answers as the test requires. */
 export type Receiver = {
   url: string;
   /** Every POST that arrived, in order. */
@@ -17,7 +17,7 @@ export type Receiver = {
   reply: Reply;
   /** The events of the POSTs that were answered 2xx. */
   accepted(): { id: string; type: string; created_at: number; data: Record<string, any> }[];
-  /** Resolves when `holds` is true; it is asked after each POST. */
+  /** Resolves when `holds` returns true; it is called after each POST. */
   until(holds: () => boolean): Promise<void>;
   /** Stops listening. Resolves with a function that makes it listen on its port again. */
   leave(): Promise<() => Promise<void>>;
@@ -57,7 +57,7 @@ export async function openReceiver(t: Pick<TestContext, 'after'>): Promise<Recei
     server.closeAllConnections();
     await new Promise((resolve) => server.close(resolve));
   };
-  const port = await freePort(); // It may leave, and come back to the same.
+  const port = await freePort(); // A fixed port, on which it can listen again.
   await listen(port);
   t.after(leave);
   const receiver: Receiver = {

@@ -16,22 +16,22 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as pause } from 'node:timers/promises';
 
-/** A directory of one run of the tests, with everything temporary of it. */
+/** The directory of one run of the tests, which contains all its temporary files. */
 export type RunDirectory = {
   path: string;
   /** The temporary directory of its tests. */
   temporary: string;
-  /** The one of those that need a disk (test/helper/on-disk.ts). */
+  /** The temporary directory of tests that need a disk (test/helper/on-disk.ts). */
   onDisk: string;
-  /** The processor time of each process of it that runs tests, by its file, in seconds. */
+  /** Returns the processor time of each test process of the run, by its file, in seconds. */
   processorSeconds(): Map<string, number>;
-  /** Names what the run has left behind, processes, mounts and files, and removes the directory. */
+  /** Returns what the run has left behind, processes, mounts and files, and removes the directory. */
   close(): Promise<string[]>;
 };
 
 /** Short, since the path of a Unix socket has at most 107 bytes. */
 const PREFIX = 'pt-';
-/** What has been killed and has a lot of memory is still there for a moment. */
+/** A killed process with a lot of memory still exists for a moment. */
 const ENDING_MILLISECONDS = 30_000;
 const LOOK_MILLISECONDS = 100;
 
@@ -41,8 +41,8 @@ const MEMORY = '/dev/shm';
 const MEMORY_BYTES_MIN = 2 * 1024 ** 3;
 
 /**
- * The directory for temporary files of tests of which none cuts the power, and none has to wait for a disk: in memory where there is
- * room, unless TMPDIR says where.
+ * Returns the directory for temporary files of tests that neither cut the power nor have to wait for a disk: in memory where
+ * there is room, unless TMPDIR is set.
  */
 export function memoryDirectory(): string {
   try {
@@ -50,7 +50,7 @@ export function memoryDirectory(): string {
     accessSync(MEMORY, constants.W_OK);
     if (process.env.TMPDIR === undefined && bavail * bsize >= MEMORY_BYTES_MIN) return MEMORY;
   } catch {
-    // A machine without it, or where it is not ours to write.
+    // The directory does not exist, or must not be written.
   }
   return tmpdir();
 }
@@ -90,21 +90,21 @@ export function openRunDirectory({ isInMemory = false } = {}): RunDirectory {
   };
 }
 
-/** Notes the processor time of this process, and of those that it started and waited for, when it exits. */
+/** Records the processor time of this process, and of those that it started and waited for, when it exits. */
 export function noteProcessorTime(directory: string, file: string): void {
   process.once('exit', () => appendFileSync(timesIn(directory), `${file}\t${processorSeconds().toFixed(2)}\n`));
 }
 
-/** The processor time of this process and of all below it that have been waited for, in seconds. */
+/** Returns the processor time of this process and of all below it that have been waited for, in seconds. */
 export function processorSeconds(): number {
-  const TICKS_PER_SECOND = 100; // Of Linux, whatever its kernel's.
+  const TICKS_PER_SECOND = 100; // Of Linux, for every kernel.
   const stat = readFileSync('/proc/self/stat', 'utf8');
   const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
   const ticks = fields.slice(11, 15).reduce((sum, it) => sum + Number(it), 0); // proc(5): utime, stime, cutime, cstime
   return ticks / TICKS_PER_SECOND;
 }
 
-/** Processes that a run has started: their environment, arguments or directory name one of its directories. */
+/** Returns the processes that a run has started: their environment, arguments or directory name one of its directories. */
 function processesOf(directories: readonly string[]): string[] {
   const pids = readdirSync('/proc').filter((it) => /^\d+$/.test(it) && Number(it) !== process.pid);
   return pids.flatMap((pid) => {

@@ -22,15 +22,15 @@ import { crossing } from './closures.ts';
 import { MODELS } from './models.ts';
 import { type FakeUpstream, openUpstream } from './upstream.ts';
 
-/** A clock that the test controls. It stands still until it is moved. */
+/** A clock that the test controls. It stands still until the test moves it. */
 export type HandClock = TimeSource & {
   /** Lets time pass: the wall clock and the monotonic clock move together. */
   advance(seconds: number): void;
   /** Sets the wall clock alone. */
   leap(seconds: number): void;
-  /** Boots the machine again: its uptime tells nothing of the time before. */
+  /** Boots the machine again: its uptime does not include the time before. */
   bootAgain(): void;
-  /** What the time service of the machine says; undefined where there is none. */
+  /** True if the machine's time service vouches for the clock; undefined where there is none. */
   isSynced?: boolean;
 };
 
@@ -59,7 +59,7 @@ export function handClock(): HandClock {
 
 export { MODELS };
 
-/** A create is answered when it is ready, however busy the machine is. A test whose backend hangs sets less. */
+/** A create is answered when the machine is ready, however slow that is. A test whose backend hangs sets less. */
 const ANSWER_SECONDS = 600;
 export const UPSTREAM_KEY = 'sk-upstream-canary-0123456789';
 
@@ -71,15 +71,15 @@ export type TestServerOptions = {
   /** Changes the merged settings, for a nested setting. */
   change?: (settings: Record<string, any>) => Record<string, unknown>;
   time?: HandClock;
-  /** How long the client of a stream may read nothing. */
+  /** Milliseconds for which the client of a stream may read nothing. */
   stallMilliseconds?: number;
-  /** How many unknown outcomes in a row open the circuit of a route (default 3). */
+  /** Unknown outcomes in a row that open the circuit of a route (default 3). */
   unknownCountMax?: number;
   env?: Record<string, string>;
   /**
-   * Writes in the test's own thread (default): starting another from the source takes longer than most tests. What a write is
-   * given and returns crosses as it does between threads. Tests that reach into the writing connection, or write with a
-   * function, need that. The tests of the executable have the thread.
+   * Writes in the test's own thread (default): to start another one from source takes longer than most tests. The data and the
+   * result of a write cross as they do between threads. Tests that use the writing connection, or write with a function, need
+   * this. The tests of the executable have the thread.
    */
   writesHere?: boolean;
   /** The machine id from the next start on. Default: that of this machine. */
@@ -103,7 +103,7 @@ export type Asked = {
   signal?: AbortSignal;
 };
 
-/** The real server on a real file and a free port. The test controls the clock and the upstream. */
+/** A real server on a real file and a free port. The test controls the clock and the upstream. */
 export type TestServer = {
   directory: string;
   url: string;
@@ -113,7 +113,7 @@ export type TestServer = {
   accountId: string;
   operatorKey: string;
   accountKey: string;
-  /** Every line of the log so far. */
+  /** All lines of the log so far. */
   log: string[];
   ask(method: string, path: string, asked?: Asked): Promise<Answer>;
   /** Opens a wallet by POST /v1/wallets. */
@@ -125,15 +125,15 @@ export type TestServer = {
   /** Runs an operator command in process. */
   run<N extends CommandName>(name: N, input: CommandInput<N>): Promise<CommandOutput<N>>;
   wallet(id: string): Wallet;
-  /** Changes the database behind the back of the server. */
+  /** Changes the database without the server's knowledge. */
   tamper(sql: string, ...values: unknown[]): void;
-  /** The faults that `ledger verify` finds in the open file. */
+  /** Returns the faults that `ledger verify` finds in the open file. */
   problems(): string[];
   /** Closes the server and opens it again on the same files, which `meanwhile` may change in between. */
   reopen(meanwhile?: () => void, options?: { acceptLoss?: boolean; acceptClock?: boolean }): Promise<void>;
   /**
-   * Abandons the server in the middle of its work, as a crash would, and opens another on a copy of its files as they are
-   * now. After the test, `release` ends whatever the abandoned one still waits for.
+   * Abandons the server in the middle of its work, like a crash, and opens another on a copy of the present files. After the
+   * test, `release` ends all that the abandoned server still waits for.
    */
   crash(release: () => void): Promise<void>;
   close(): Promise<void>;
@@ -142,8 +142,8 @@ export type TestServer = {
 let template: Buffer | undefined;
 
 /**
- * Makes the disk reserve without its blocks. A server writes them two seconds after its start, so the busier a machine is, the more
- * servers of tests would.
+ * Creates the disk reserve without its blocks. A server writes them two seconds after its start, so on a busy machine more
+ * servers of tests would write them.
  */
 function makeReserve(directory: string): void {
   const { reserve } = files(directory);
@@ -152,8 +152,8 @@ function makeReserve(directory: string): void {
 }
 
 /**
- * Gives a new installation its master key and an empty database, as a first start leaves them if it ends right after that. The
- * database is made once in a test file.
+ * Gives a new installation its master key and an empty database, as a first start leaves them if it ends immediately. The
+ * database is created once per test file.
  */
 function prepareDatabase(directory: string, { masterKey }: Config): void {
   readMasterKey(masterKey, { create: true });
@@ -179,18 +179,18 @@ export async function openTestServer(
   const settings = {
     listen: '127.0.0.1:0',
     ssh: { listen: '127.0.0.1:0' },
-    close_wait_seconds: 300, // A test whose backend hangs says a short one.
+    close_wait_seconds: 300, // A test whose backend hangs sets a short one.
     drain_seconds: 1,
     limits: {
       wallet_requests_per_minute: 0,
       account_requests_per_minute: 0,
       failed_auth_per_minute: 0,
-      funds_wait_seconds: 0, // A test of the wait says its own.
+      funds_wait_seconds: 0, // A test of the wait sets its own.
     },
     router: {
       upstreams: [{ name: 'local', base_url: upstream.url, api_key: UPSTREAM_KEY, timeout_seconds: 600 }],
       models: MODELS,
-      cancel_grace_seconds: 600, // A busy machine is slower than a client that comes again. A test of the grace says its own.
+      cancel_grace_seconds: 600, // A busy machine is slower than a client that comes again. A test of the grace sets its own.
     },
     ...options.settings,
   };
@@ -279,7 +279,7 @@ export async function openTestServer(
       else client.exec(sql);
       client.close();
       const { client: reading } = server.app.ledger;
-      if (reading.inTransaction) reading.exec('commit'); // What it has read in this turn is out of date.
+      if (reading.inTransaction) reading.exec('commit'); // Its snapshot of this turn is out of date.
     },
     problems: () => verifyLedger(server.app.ledger.client).problems,
     async reopen(meanwhile = () => {}, over = {}) {
@@ -294,10 +294,10 @@ export async function openTestServer(
       await dead.notifier.stop();
       const copy = mkdtempSync(join(tmpdir(), 'purser-test-'));
       const left = directory;
-      // The thread of the dead one may still be writing.
+      // The thread of the abandoned server may still be writing.
       const held = new Client(files(left).database);
       held.exec('begin immediate');
-      // The clock's file is replaced from another thread: its new one may be gone before it is copied.
+      // The clock's file is replaced by another thread: its new file may disappear before it is copied.
       const filter = (name: string) => !/purser\.(sock|lock)|\/leases|\/reserve|ledger\.clock\.new/.test(name);
       cpSync(left, copy, { recursive: true, filter });
       held.close();
@@ -316,7 +316,7 @@ export async function openTestServer(
   server.app = await start({ isNew: true });
   t.after(async () => {
     await upstream.close().catch(() => {});
-    // Together: a server that stops waits a moment for further requests on open connections. Requests to an abandoned
+    // Closed together: a server that stops waits a moment for further requests on open connections. Requests to an abandoned
     // server are not waited for: they may hang for as long as their answer may take.
     await Promise.all([server.app[Symbol.asyncDispose](), graves.length ? agent.destroy() : agent.close()]);
     for (const grave of graves) {

@@ -13,7 +13,7 @@ export type SmallDisk = {
   fill(leaveBytes?: number): void;
   /** Removes that file. */
   free(): void;
-  /** Returns when the disk was last filled, in Unix milliseconds: now while it is, 0 if it never was. */
+  /** Returns when the disk was last filled, in Unix milliseconds: the present time while it is full, 0 if it never was. */
   lastFilledAt(): number;
 };
 

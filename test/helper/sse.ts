@@ -11,7 +11,7 @@ type Handler = (call: UpstreamCall, response: http.ServerResponse) => Promise<vo
 export const event = (value: unknown): string => `data: ${JSON.stringify(value)}\n\n`;
 export const DONE = 'data: [DONE]\n\n';
 const COST = /^: x-purser-cost-usd=\d+\.\d{2,9} x-purser-available-usd=\d+\.\d{2,9}\n\n(?=data: \[DONE\]\n\n$)/m;
-/** A complete stream without the comment that tells its cost, which must stand right before its end. */
+/** Removes from a complete stream the comment with its cost, which must stand right before its end. */
 export function withoutCost(stream: string): string {
   if (stream.endsWith(DONE)) assert.match(stream, COST);
   return stream.replace(COST, '');
@@ -61,11 +61,11 @@ export async function resetIt(response: http.ServerResponse) {
 /** A step that never ends; freed when the connection closes. */
 export const forever = (response: http.ServerResponse) => new Promise((resolve) => response.once('close', resolve));
 
-/** A stream as its client reads it: nothing is read unless the test asks for it. */
+/** A stream from the client's side: nothing is read unless the test reads. */
 export type Stream = {
   status: number;
   headers: Record<string, string | string[] | undefined>;
-  /** The next event without its blank line, but not the comment that tells the cost; undefined at the end. */
+  /** Returns the next event without its blank line, skipping the comment with the cost; undefined at the end. */
   next(): Promise<string | undefined>;
   /** Reads the rest, as text without the cost. Throws if the stream breaks off. */
   rest(): Promise<string>;

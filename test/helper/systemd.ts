@@ -14,8 +14,8 @@ export type Machine = {
 };
 
 /**
- * Boots a machine that sees `files` of this one, read-only, at other paths. What it writes is in memory and gone after the
- * test: systemd's boot jobs, one of which empties /tmp, need a root of their own.
+ * Boots a machine that sees `files` of this one, read-only, at other paths. Its writes are in memory and gone after the test:
+ * systemd's boot jobs, one of which empties /tmp, need a root of their own.
  */
 export async function bootMachine(
   t: TestContext,

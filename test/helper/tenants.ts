@@ -4,7 +4,7 @@ import type { TestServer } from './server.ts';
 /** A holder of an account, with its key. */
 export type Tenant = { accountId: string; accountKey: string };
 
-/** Adds an account with credit and a key: somebody who has nothing to do with the test's own account. */
+/** Adds an account with credit and a key, unrelated to the test's own account. */
 export async function addTenant(purser: TestServer, name: string, creditCents = 100_000): Promise<Tenant> {
   const { id } = await purser.run('account.create', { name, creditCents });
   const { key } = await purser.run('key.create', { account: id, name });

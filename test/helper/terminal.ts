@@ -4,10 +4,10 @@ import { waitFor } from './waiting.ts';
 
 export type Terminal = {
   child: ChildProcess;
-  /** All that the terminal was told so far, without carriage returns before line feeds. */
+  /** Returns all output to the terminal so far, without carriage returns before line feeds. */
   screen(): string;
   type(text: string): void;
-  /** Resolves once the terminal has been told what matches, control sequences aside. */
+  /** Resolves with the first match in the output, without control sequences. */
   shows(what: RegExp): Promise<RegExpExecArray>;
   /** Resolves with the exit code. */
   ended: Promise<number | null>;
@@ -19,7 +19,7 @@ export const withoutControls = (screen: string) => screen.replaceAll(CONTROLS, '
 
 const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;
 
-/** Runs a program on a terminal of its own (script(1)) of so many columns. It ends with the test. */
+/** Runs a program on its own terminal (script(1)) with this many columns. It ends with the test. */
 export function onTerminal(
   t: Pick<TestContext, 'after'>,
   command: readonly string[],
@@ -39,7 +39,7 @@ export function onTerminal(
   const screen = () => told.replaceAll('\r\n', '\n');
   const ended = new Promise<number | null>((resolve) => child.once('close', resolve));
   t.after(async () => {
-    child.kill('SIGKILL'); // Its terminal goes with it, and the program gets SIGHUP.
+    child.kill('SIGKILL'); // Its terminal ends with it, and the program gets SIGHUP.
     await ended;
   });
   return {

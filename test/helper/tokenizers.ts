@@ -3,7 +3,7 @@ import { Template } from '@huggingface/jinja';
 import { TokenizerLoader } from '@lenml/tokenizers';
 import llama3 from 'llama3-tokenizer-js';
 
-/** A model's own tokenizer and chat template, which count as a model server does. */
+/** A model's own tokenizer and chat template, which count like a model server. */
 export type Counter = { name: string; count(request: ChatRequest): number };
 export type ChatRequest = {
   messages: readonly Record<string, any>[];
@@ -77,7 +77,7 @@ export function openCounters(): Counter[] {
   ];
 }
 
-/** Counts as a server that parses the arguments of calls (vLLM does) and as one that keeps them as text; returns the larger. */
+/** Counts like a server that parses the arguments of calls, such as vLLM, and like one that keeps them as text; returns the larger. */
 function countBy(template: Template, specials: object, encode: (text: string) => number): Counter['count'] {
   return ({ messages, tools }) => {
     const flat = messages.map(flatten);

@@ -1,9 +1,9 @@
 import { Worker } from 'node:worker_threads';
 import { threadMilliseconds } from './cpu.ts';
 
-/** Asks from a thread of its own, so that the thread of the server does nothing for the client. */
+/** Sends requests from a thread of its own, so that the thread of the server does no work for the client. */
 export type Client = {
-  /** Posts a body and returns the status of the answer, once all of it has come. */
+  /** Posts a body and returns the status of the answer, once all of it has arrived. */
   post(url: string, headers: Record<string, string>, body: Buffer): Promise<number>;
   close(): Promise<unknown>;
 };
@@ -34,8 +34,8 @@ export function openClient(): Client {
 }
 
 /**
- * Returns the CPU time in milliseconds of the longest turn of this thread's event loop while something is waited for. It is time of
- * this thread alone: neither other processes nor other threads count, so it says the same on a busy machine.
+ * Returns the CPU time in milliseconds of the longest turn of this thread's event loop until `wait` resolves. Only this
+ * thread's time counts, not that of other threads and processes, so the result is the same on a busy machine.
  */
 export async function longestTurn(wait: () => Promise<unknown>): Promise<number> {
   let longest = 0;

@@ -7,15 +7,15 @@ export type UpstreamCall = {
   path: string;
   headers: http.IncomingHttpHeaders;
   body: Record<string, unknown>;
-  /** The body as it came. */
+  /** The body as it was received. */
   text: string;
 };
 export type Handler = (call: UpstreamCall, response: http.ServerResponse) => unknown;
 
-/** A real HTTP server that the test controls: it answers, refuses, hangs, resets or answers late, as told. */
+/** A real HTTP server that the test controls: it answers, refuses, hangs, resets or answers late. */
 export type FakeUpstream = {
   url: string;
-  /** Every request that arrived, in order. */
+  /** All requests that arrived, in order. */
   calls: UpstreamCall[];
   /** Handles the next calls. Default: `completion()`. */
   handle: Handler;
@@ -68,7 +68,7 @@ export const halfBody: Handler = (_, response) => {
   setImmediate(() => response.socket?.destroy());
 };
 
-/** A handler that waits for `open()`, then does as `handler`. */
+/** Returns a handler that waits for `open()`, and then calls `handler`. */
 export function gate(handler: Handler = completion()): { handler: Handler; open(): void } {
   const opened = Promise.withResolvers<void>();
   return {
@@ -93,7 +93,7 @@ export async function openUpstream(t: Pick<TestContext, 'after'>): Promise<FakeU
     await upstream.handle(call, response);
   });
   const listen = (port: number) => new Promise<void>((resolve) => server.listen(port, '127.0.0.1', resolve));
-  const port = await freePort(); // It may leave, and come back to the same.
+  const port = await freePort(); // A fixed port, on which it can listen again.
   await listen(port);
   const upstream: FakeUpstream = {
     url: `http://127.0.0.1:${port}/v1`,

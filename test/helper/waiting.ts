@@ -2,19 +2,19 @@ import type { ChildProcess } from 'node:child_process';
 import { writeSync } from 'node:fs';
 
 /**
- * Waits of tests. A wait ends by what it waits for and has no limit of its own: how long that takes is up to how busy the machine
- * is. The only limit is the one of a whole file (loading.mjs), which ends a process by SIGTERM: then each wait that is left says
- * what it is for and is rejected, so that the tests still undo what they did.
+ * Waits of tests. A wait ends with its event and has no limit of its own: its length depends on how busy the machine is. The
+ * only limit is the one of a whole file (loading.mjs), which ends a process by SIGTERM: then each pending wait reports its
+ * event and is rejected, so that the tests still undo their changes.
  */
 type Wait = { what: string | (() => string); since: number; reject(error: Error): void };
 
 const left = new Set<Wait>();
-/** What is polled may cost a processor more than the test: the pauses grow up to this. */
+/** Polling may cost a processor more than the test itself: the pauses grow up to this. */
 const PAUSE_MILLISECONDS_MAX = 100;
-/** How long tests have to undo what they did, once the process is told to end. */
+/** The time that tests have to undo their changes after the process got its signal. */
 const UNDO_MILLISECONDS_MAX = 60_000;
 
-/** Resolves or rejects as `promise` does. Until then it is listed as what is waited for. */
+/** Resolves or rejects like `promise`. Until then it is listed as pending. */
 export async function waitFor<T>(what: Wait['what'], promise: Promise<T>): Promise<T> {
   const { promise: told, reject } = Promise.withResolvers<never>();
   const wait = { what, since: performance.now(), reject };
@@ -26,7 +26,7 @@ export async function waitFor<T>(what: Wait['what'], promise: Promise<T>): Promi
   }
 }
 
-/** Looks again and again until `look` answers something, and resolves with that. */
+/** Polls `look` until it returns a value, and resolves with that. */
 export function until<T>(
   what: Wait['what'],
   look: () => Promise<T | undefined | false> | T | undefined | false,
@@ -35,7 +35,7 @@ export function until<T>(
   const poll = async (): Promise<T> => {
     for (let milliseconds = 1; ; milliseconds = Math.min(2 * milliseconds, PAUSE_MILLISECONDS_MAX)) {
       const found = await look();
-      if (isOver) return undefined as never; // It was rejected.
+      if (isOver) return undefined as never; // It was already rejected.
       if (found !== undefined && found !== false) return found;
       await pause(milliseconds);
     }
@@ -45,13 +45,13 @@ export function until<T>(
   });
 }
 
-/** As good as no limit, for what takes one: what is asked for is up to how busy the machine is. */
+/** A limit that is never reached, for calls that require one: the duration depends on how busy the machine is. */
 export const UNHURRIED_MILLISECONDS = 600_000;
 
-/** Whether a program has ended, by itself or by a signal. */
+/** Returns whether a program has ended, by itself or by a signal. */
 export const hasEnded = ({ exitCode, signalCode }: ChildProcess): boolean => exitCode !== null || signalCode !== null;
 
-/** Looks again and again until a program that has just been started serves. Rejects with `log()` if it ends instead. */
+/** Polls until a program that was just started serves. Rejects with `log()` if it ends instead. */
 export const untilServes = <T>(
   program: ChildProcess,
   log: () => string,
@@ -65,8 +65,8 @@ export const untilServes = <T>(
   });
 
 /**
- * Lets real time pass. For a span that something has to last at least, or that makes a race likely: never for one within which
- * something is expected to have happened.
+ * Lets real time pass. For a span that must pass at least, or that makes a race likely: never for one within which something
+ * is expected to have happened.
  */
 export const pause = (milliseconds: number): Promise<void> =>
   new Promise((resolve) => setTimeout(resolve, milliseconds));

@@ -4,7 +4,7 @@ import type { Duplex } from 'node:stream';
 
 const GUID = '258EAFA5-E914-47DA-95CA-C5AB0DC85B11';
 
-/** Accepts a WebSocket and echoes its messages: the least of RFC 6455 that a client needs. */
+/** Accepts a WebSocket and echoes its messages: the part of RFC 6455 that a client needs. */
 export function echoWebSocket({ headers }: IncomingMessage, socket: Duplex, head: Buffer): void {
   const accept = createHash('sha1').update(`${headers['sec-websocket-key']}${GUID}`).digest('base64');
   socket.on('error', () => socket.destroy());
@@ -24,7 +24,7 @@ export function echoWebSocket({ headers }: IncomingMessage, socket: Duplex, head
   read(Buffer.alloc(0));
 }
 
-/** Returns the first frame of a client, which are masked, if it is complete. */
+/** Returns the first frame of a client, whose frames are masked, if it is complete. */
 function frameOf(bytes: Buffer): { first: number; payload: Buffer; bytes: number } | undefined {
   if (bytes.length < 6) return undefined;
   const short = (bytes[1] as number) & 127;

@@ -7,9 +7,9 @@ import { waitFor } from './waiting.ts';
 export type Wire = {
   /** The base URL of a client, which contains `name`. Requests below it are forwarded to `target`. */
   line(name: string): string;
-  /** The answers to a client so far: status, and when the headers came, in milliseconds. */
+  /** Returns the answers to a client so far: the status, and when the headers arrived, in milliseconds. */
   answers(name: string): { status: number; at: number }[];
-  /** Resolves when a client has got the headers of `count` answers. */
+  /** Resolves when a client has received the headers of `count` answers. */
   answered(name: string, count: number): Promise<void>;
 };
 

@@ -1,7 +1,7 @@
 import type { Account, FundingOrder } from '../../ledger/account.ts';
 import type { Sinks } from '../sinks.ts';
 
-/** The events of what happens to accounts. */
+/** The events of accounts. */
 export const accountEvents = ({ log }: Sinks) => ({
   signedUp(account: Account, identity: { issuer: string; subject: string }) {
     log.info(

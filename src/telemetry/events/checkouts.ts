@@ -9,7 +9,7 @@ const factsOf = (it: Checkout) => ({
   session: it.sessionId,
 });
 
-/** The events of checkouts and what the payment provider reports. */
+/** The events of checkouts, and of the payment provider's reports. */
 export const checkoutEvents = ({ log, metrics }: Sinks) => ({
   checkoutAsked(it: Checkout, outcome: Creation['kind']) {
     metrics.checkouts.inc({ event: outcome });

@@ -14,14 +14,14 @@ export function faultEvents({ log, metrics }: Sinks) {
 
   return {
     failed,
-    /** An error that nobody foresaw has ended one request, connection or turn of a timer, and nothing else. */
+    /** An unexpected error has ended one request, connection or timer callback, and nothing else. */
     faulted(where: FaultPlace, error: unknown, facts: Record<string, unknown> = {}) {
       metrics.faults.inc({ where });
       faultCount++;
       lastFault = { where, milliseconds: performance.now() };
       failed(where, error, facts);
     },
-    /** Returns how many there were since the start, and of the last one its place and how long ago it was. */
+    /** Returns the number of faults since the start; of the last one, its place and how long ago it was. */
     faults: () => ({
       count: faultCount,
       last: lastFault && {

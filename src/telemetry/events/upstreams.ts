@@ -11,10 +11,10 @@ const learnedIn = ({ overheadTokens, permille, contextTokens }: Learned) => ({
   context_tokens: contextTokens,
 });
 
-/** The events of model servers and what is learned of them. */
+/** The events of model servers and of the bounds learned from them. */
 export function upstreamEvents(sinks: Sinks) {
   const { log, metrics } = sinks;
-  /** By model server: the fault of the configuration that was logged. */
+  /** The logged fault of the configuration, by model server. */
   const faults = new Map<string, string>();
 
   return {
@@ -53,7 +53,7 @@ export function upstreamEvents(sinks: Sinks) {
       metrics.upstreamUp.set({ upstream }, 1);
       log.warn({ event: 'upstream.back', upstream }, 'a model server answers again');
     },
-    /** It is no longer configured. */
+    /** A model server is no longer configured. */
     upstreamRemoved(upstream: string) {
       metrics.upstreamUp.remove({ upstream });
       faults.delete(upstream);

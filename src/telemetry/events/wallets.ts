@@ -6,7 +6,7 @@ import { formatUsd } from '../../money.ts';
 import { parseJson } from '../../parse-json.ts';
 import type { Sinks } from '../sinks.ts';
 
-/** The events of what happens to wallets and their gateway keys. */
+/** The events of wallets and their gateway keys. */
 export const walletEvents = ({ log, metrics }: Sinks) => ({
   walletOpened(wallet: Wallet) {
     metrics.walletsOpened.inc();

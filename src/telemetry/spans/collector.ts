@@ -18,7 +18,7 @@ export type Sent =
 export type Collector = {
   /** Posts one request. Never throws. */
   send(body: string): Promise<Sent>;
-  /** Ends what is being sent. */
+  /** Aborts a running request. */
   close(): Promise<void>;
 };
 

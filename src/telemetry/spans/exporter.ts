@@ -4,18 +4,18 @@ import { deadline } from '../../net/deadline.ts';
 import type { Collector, Sent } from './collector.ts';
 import { exportRequest, type Span } from './otlp.ts';
 
-/** Spans that wait for the collector; with this many, new ones are dropped. */
+/** The most spans that wait for the collector; beyond it, new ones are dropped. */
 export const WAITING_COUNT_MAX = 2048;
 /** Spans in one request. */
 const BATCH_COUNT_MAX = 256;
-/** Milliseconds that a span waits for others to be sent with. */
+/** Milliseconds for which a span waits for others, to be sent with them. */
 const COLLECT_MILLISECONDS = 1000;
 /** Milliseconds until a failed request is sent again; they double from the first to the last. */
 const AGAIN_MILLISECONDS = { min: 1000, max: 30_000 };
-/** At a stop, what waits is sent for at most this long. */
+/** At a stop, waiting spans are sent for at most this long. */
 const LAST_MILLISECONDS = 2000;
 
-/** Hears what becomes of spans. */
+/** Receives what became of spans. */
 type ExporterEvents = {
   failed(where: string, error: unknown): void;
   spansSent(count: number): void;
@@ -23,20 +23,21 @@ type ExporterEvents = {
   collectorFailing(reason: string): void;
   collectorBack(): void;
 };
-/** `full`: too many waited. `refused`: the collector will not take them. `stopped`: Purser stopped before they were sent. */
+/** `full`: too many waited. `refused`: the collector rejected them. `stopped`: Purser stopped before they were sent. */
 export const DROP_REASONS = ['full', 'refused', 'stopped'] as const;
 export type DropReason = (typeof DROP_REASONS)[number];
 
 export type Exporter = {
-  /** Hands over a span. Returns at once; a span too many is dropped and counted. */
+  /** Queues a span. Returns at once; a span too many is dropped and counted. */
   add(span: Span): void;
   waitingCount(): number;
-  /** Sends what waits, for at most two seconds and only to a collector that works; the rest is dropped. */
+  /** Sends the waiting spans, for at most two seconds and only to a collector that works; drops the rest. */
   stop(): Promise<void>;
 };
 
 /**
- * Creates what sends spans to the collector: in batches, one request at a time, from a buffer of 2048. Nobody waits for it.
+ * Creates the exporter, which sends spans to the collector in batches, one request at a time, from a buffer of 2048. It never
+ * blocks its callers.
  */
 export function createExporter(
   settings: OpenTelemetrySettings,
@@ -70,11 +71,11 @@ export function createExporter(
       .catch(dropBatch)
       .finally(() => {
         sending = undefined;
-        if (waiting.length && !timer) later(COLLECT_MILLISECONDS); // It came when all others had just been sent.
+        if (waiting.length && !timer) later(COLLECT_MILLISECONDS); // These came after all others had just been sent.
       });
   }
 
-  /** A batch that cannot even be written as JSON would come again for ever. */
+  /** Drops a batch that cannot even be written as JSON: it would otherwise be retried for ever. */
   function dropBatch(error: unknown): void {
     events.failed('spans', error);
     events.spansDropped('refused', waiting.splice(0, BATCH_COUNT_MAX).length);

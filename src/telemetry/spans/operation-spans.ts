@@ -12,23 +12,23 @@ import { newContext, readTraceparent, type SpanContext } from './trace-context.t
 const REMEMBERED_COUNT_MAX = 20_000;
 
 /**
- * Makes one span of each operation, when it is settled: for an uncertain one that is when its outcome is decided. One of
- * each lease, too, when it has ended. Attributes are those of the semantic conventions for generative AI, and `purser.*`;
- * nothing of a prompt, an answer, or a text of others is among them.
+ * Makes one span of each operation when it is settled: for an uncertain one that is when its outcome is decided. Makes one of
+ * each lease, too, when it has ended. Attributes are those of the semantic conventions for generative AI, and `purser.*`; they
+ * contain no part of a prompt, an answer, or another text from outside.
  */
 export type OperationSpans = {
   /** An attempt has its hold. `traceparent` is the header that its caller sent, if any. */
   held(operation: Operation, traceparent: unknown): void;
-  /** A model server has been asked for it, the last time if there were several. */
+  /** A model server has been called for it; if there were several calls, the last one counts. */
   called(operation: Operation, route: Route, isStream: boolean, firstByteSeconds: number | undefined): void;
-  /** The attempt has ended. What is unknown is decided later. */
+  /** The attempt has ended. An unknown outcome is decided later. */
   settled(operation: Operation, outcome: Outcome<unknown>): void;
   /** An uncertain operation has been settled. */
   decided(operation: Operation): void;
   leaseEnded(lease: Resource): void;
 };
 
-/** What the row of an operation does not say. Times are milliseconds since 1970. */
+/** The facts about an operation that its row does not contain. Times are milliseconds since 1970. */
 type Attempt = SpanContext & {
   parentSpanId: string | undefined;
   startedAt: number;
@@ -53,10 +53,10 @@ export function createOperationSpans(
   failed: (error: unknown) => void,
 ): OperationSpans {
   const attempts = createMemory<Attempt>();
-  /** By lease: the span of the operation that created it. */
+  /** The span of the operation that created a lease, by lease. */
   const leases = createMemory<SpanContext>();
   const now = () => time.wall();
-  /** Whatever goes wrong with a span is no matter of the operation. */
+  /** An error about a span must not affect the operation. */
   const add = (make: () => Span) => {
     try {
       exporter.add(make());
@@ -69,7 +69,7 @@ export function createOperationSpans(
 
   function spanOf(operation: Operation, end: End): Span {
     const { id, createdAt, uncertainAt } = operation;
-    // After a restart the row alone is known, in whole seconds.
+    // After a restart only the row is known, in whole seconds.
     const { parentSpanId, startedAt, endedAt, asked, ...context }: Attempt = attempts.take(id) ?? {
       ...newContext(undefined),
       parentSpanId: undefined,
@@ -116,7 +116,7 @@ export function createOperationSpans(
     settled(operation, outcome) {
       if (outcome.kind === 'unknown') {
         const attempt = attempts.get(operation.id);
-        // The backend is asked what became of a lease; of a call of a model nothing more is heard.
+        // The backend is asked for the outcome of a lease; nothing more is learned of a model call.
         if (attempt && operation.kind === 'chat') attempt.endedAt = now();
         return;
       }
@@ -159,7 +159,7 @@ export function createOperationSpans(
           'purser.slot': lease.slot,
           'purser.backend': lease.backend,
           'purser.lease.end_reason': lease.endReason ?? undefined,
-          // Paid by operations: what is summed is `purser.cost_usd`, so this has another name.
+          // Contained in `purser.cost_usd` of its operations, which is summed: so this has another name.
           'purser.lease.charged_usd': usd(lease.charged),
         },
         error: lease.status === 'failed' ? (lease.endReason ?? 'failed') : undefined,
@@ -190,7 +190,7 @@ function modelCall(
     'gen_ai.response.model': asked?.route.upstreamModel,
     'gen_ai.request.stream': asked?.isStream,
     'gen_ai.response.time_to_first_chunk': asked?.isStream ? asked.firstByteSeconds : undefined,
-    'gen_ai.conversation.id': session === undefined ? undefined : redactTokens(session), // A caller's own word.
+    'gen_ai.conversation.id': session === undefined ? undefined : redactTokens(session), // Chosen by a caller.
     'gen_ai.usage.input_tokens': count('prompt_tokens'),
     'gen_ai.usage.output_tokens': count('completion_tokens'),
     'gen_ai.usage.cache_read.input_tokens': count('cache_read_tokens'),

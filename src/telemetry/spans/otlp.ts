@@ -22,11 +22,11 @@ export type Span = {
   startedAt: number;
   endedAt: number;
   attributes: Attributes;
-  /** A code that says what failed; no text of others, which may quote a prompt. */
+  /** A code for the failure, never a text from outside, which may quote a prompt. */
   error: string | undefined;
 };
 
-/** Returns the body of a request that exports spans. `resource` describes who sends them. */
+/** Returns the body of a request that exports spans. `resource` describes their sender. */
 export function exportRequest(spans: readonly Span[], resource: Attributes, version: string): string {
   const scopeSpans = [{ scope: { name: 'purser', version }, spans: spans.map(spanJson) }];
   return JSON.stringify({ resourceSpans: [{ resource: { attributes: attributesJson(resource) }, scopeSpans }] });
@@ -59,7 +59,7 @@ function valueJson(value: Value) {
   return typeof value === 'bigint' ? { intValue: String(value) } : { doubleValue: value };
 }
 
-/** Reads the answer of a collector: how many spans of an accepted request it rejected. */
+/** Returns how many spans of an accepted request the collector rejected, by its answer. */
 export function rejectedCount(answer: string): number {
   try {
     const { partialSuccess } = parseJson(answer) as { partialSuccess?: { rejectedSpans?: unknown } };

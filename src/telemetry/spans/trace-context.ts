@@ -7,7 +7,7 @@ const TRACEPARENT = /^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.
 
 /**
  * Reads the header `traceparent` (W3C Trace Context); undefined where it is missing or invalid. Its flag `sampled` is not
- * obeyed: whether an operation is recorded is for the operator to say, not for the agent.
+ * obeyed: the operator decides whether an operation is recorded, not the agent.
  */
 export function readTraceparent(header: unknown): SpanContext | undefined {
   if (typeof header !== 'string') return undefined;
