@@ -22,7 +22,7 @@ export type Data =
 export type Write<D, R> = {
   readonly name: string;
   readonly run: (tx: Tx, data: D) => R;
-  /** Whether it is part of a paid request: it moves money, and changes no credential. */
+  /** True for a part of a paid request: it moves money, and changes no credential. */
   readonly isPaid: boolean;
 };
 

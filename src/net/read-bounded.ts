@@ -1,16 +1,18 @@
+import { collectChunks } from './pieces.ts';
+
 /**
  * Reads the whole body. Returns undefined when it is longer than `bytesMax`; the rest is then not read. Throws when it
  * breaks off.
  */
 export async function readBounded(body: AsyncIterable<Buffer>, bytesMax: number): Promise<Buffer | undefined> {
-  const chunks: Buffer[] = [];
+  const chunks = collectChunks();
   let length = 0;
   for await (const chunk of body) {
     length += chunk.length;
     if (length > bytesMax) return undefined;
-    chunks.push(chunk);
+    chunks.add(chunk);
   }
-  return chunks.length === 1 ? chunks[0] : Buffer.concat(chunks); // Avoids a copy of a large body.
+  return chunks.take();
 }
 
 /** Reads the text of an answer from outside. Throws an Error when it is longer than `bytesMax`. */

@@ -167,14 +167,19 @@ test('after a crash a retry takes over the hold of the attempt that was in fligh
   assert.deepEqual(purser.problems(), []);
 });
 
+/** Changes the price of the first model, as a reload does. */
+function changePrice(purser: TestServer): void {
+  const [model] = purser.app.catalogue.list;
+  assert(model);
+  Object.assign(model, { priceText: `${model.priceText},"changed":true` });
+}
+
 test('a price that changed: the hold of before is not taken over', async (t) => {
   const purser = await openTestServer(t);
   const gateway = await openGateway(purser);
   purser.upstream.handle = reset;
   await call(purser, gateway).answer;
-  const [model] = purser.app.catalogue.list;
-  assert(model);
-  Object.assign(model, { priceText: `${model.priceText},"changed":true` });
+  changePrice(purser);
   purser.upstream.handle = completion();
   assert.equal((await call(purser, gateway).answer)?.status, 200);
   const operations = await operationsOf(purser);
@@ -187,9 +192,7 @@ test('a new request in place of a hold that does not cover it keeps its place: i
   const gateway = await openGateway(purser);
   purser.upstream.handle = reset;
   await call(purser, gateway).answer;
-  const [model] = purser.app.catalogue.list;
-  assert(model);
-  Object.assign(model, { priceText: `${model.priceText},"changed":true` });
+  changePrice(purser);
   const slow = gate();
   purser.upstream.handle = slow.handler;
   for (let i = 0; i < 3; i++) {

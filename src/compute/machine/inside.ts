@@ -14,7 +14,7 @@ const OWN_OUTPUT_BYTES = 4096;
 export type Proof = {
   /** The number of GPUs that were sold. */
   gpus?: number | undefined;
-  /** Whether a machine without nvidia-smi passes. */
+  /** Lets a machine without nvidia-smi pass. */
   mayLackTool?: boolean;
   /** A text of shell before the command of the proof. */
   before?: string;

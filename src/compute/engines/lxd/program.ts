@@ -20,7 +20,7 @@ type Beginning = Pick<ProgramOrder, 'terminal'> & {
   directory?: string;
   /** Runs the program directly, without a shell of the image: a tenant may have replaced that. */
   isBare?: boolean;
-  /** Whether an end without all of the output is an error. */
+  /** Makes an end without all of the output an error. */
   needsAll?: boolean;
 };
 

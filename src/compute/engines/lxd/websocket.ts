@@ -45,7 +45,7 @@ export function frame(opcode: number, payload: Buffer): Buffer {
  * together with all unread input.
  */
 export class MessageStream extends Duplex {
-  /** Whether the other side has marked the end of its data. */
+  /** True once the other side has marked the end of its data. */
   isWhole = false;
   readonly #socket: Duplex;
   /** The head of the next frame, as far as it has come. */
