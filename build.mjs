@@ -97,7 +97,7 @@ function strippedRuntime(runtime, to) {
 /** The threads beside the main one, and the module that each begins with (src/files/worker.ts). */
 const THREADS = {
   'read-bodies': 'src/http/model-request-worker.ts',
-  write: 'src/writer-thread.ts',
+  write: 'src/main/writer-thread.ts',
   audit: 'src/ledger/audit-worker.ts',
 };
 

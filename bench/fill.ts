@@ -5,17 +5,17 @@
 import { randomBytes } from 'node:crypto';
 import { createKeyring, walletCredential } from '../src/access/keyring.ts';
 import { readMasterKey } from '../src/access/master-key.ts';
+import { newId } from '../src/base/id.ts';
+import { centsToNanos, Nanos, ZERO } from '../src/base/money.ts';
 import { readConfig } from '../src/config/config.ts';
 import { withChecksum } from '../src/db/checksum.ts';
 import { takeLock } from '../src/db/lock.ts';
 import { openDatabase } from '../src/db/open.ts';
 import { operations, wallets } from '../src/db/schema.ts';
 import { files } from '../src/files/data-directory.ts';
-import { newId } from '../src/id.ts';
 import { listAccounts } from '../src/ledger/account.ts';
 import { headOf, writeHeadFile } from '../src/ledger/head.ts';
 import { book, hashEntry, journalHead } from '../src/ledger/journal.ts';
-import { centsToNanos, Nanos, ZERO } from '../src/money.ts';
 
 const BUDGET_CENTS = 1000;
 const HOLD = Nanos(80_000n);

@@ -4,8 +4,8 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { getEncoding } from 'js-tiktoken';
 import * as v from 'valibot';
+import { formatUsd, Nanos } from '../src/base/money.ts';
 import { Router } from '../src/config/router.ts';
-import { formatUsd, Nanos } from '../src/money.ts';
 import { boundChat, boundEmbeddings } from '../src/router/bound.ts';
 import { createCatalogue, type Model } from '../src/router/catalogue.ts';
 import { costOf, holdOf } from '../src/router/price.ts';
@@ -63,7 +63,7 @@ const prose = pages
   .replace(/^\|.*$/gm, '')
   .replace(/[`*#|]/g, '')
   .replace(/\n+/g, '\n');
-const code = read('src/app.ts', 'src/ledger/operation.ts', 'src/db/schema.ts');
+const code = read('src/main/app.ts', 'src/ledger/operation.ts', 'src/db/schema.ts');
 const chinese =
   '所有人生而自由，在尊严和权利上一律平等。他们有理性和良心，请以兄弟关系的精神相对待。人人有资格享有这些权利和自由，不分种族、肤色、性别、语言、宗教、政见、国籍或社会出身、财产、出生或其他身份等任何区别。人人有权享有生命、自由和人身安全。';
 

@@ -6,10 +6,11 @@
 // loop it waits for, the transaction and its fsync. Nothing is stored, so nothing can be replayed.
 //
 // It runs from source, while Purser is the executable. Only their start differs, not their steady speed.
+
+import { createLog } from '../src/base/log.ts';
 import { readConfig } from '../src/config/config.ts';
 import type { Ledger } from '../src/ledger/ledger.ts';
-import { createLog } from '../src/log.ts';
-import { serve } from '../src/serve.ts';
+import { serve } from '../src/main/serve.ts';
 
 const config = readConfig({ data: process.argv[2] }, {});
 const log = createLog(config.log_level);

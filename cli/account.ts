@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { centsToNanos, formatUsd } from '../src/money.ts';
+import { centsToNanos, formatUsd } from '../src/base/money.ts';
 import { askAndPrint, example, parseAmount, showRecord, showTable } from './context.ts';
 import { exact } from './time.ts';
 

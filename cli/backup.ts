@@ -18,7 +18,7 @@ export function backupCommand(program: Command): void {
       const directory = dataDirectoryOf(globals);
       const [{ backUp }, { systemTime }] = await Promise.all([
         import('../src/recovery/backup.ts'),
-        import('../src/clock.ts'),
+        import('../src/base/clock.ts'),
       ]);
       const now = Math.floor(systemTime.wall() / 1000);
       const backup = await whileWorking('backing up', () => backUp(directory, resolve(file), VERSION, now));

@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { Refusal } from '../src/refusal.ts';
+import { Refusal } from '../src/base/refusal.ts';
 import { canAsk } from './terminal.ts';
 
 /** Adds `--yes` to a command that cannot be undone: on a terminal such a command asks first (`confirm`). */

@@ -1,12 +1,12 @@
 import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError } from 'commander';
-import { systemTime } from '../src/clock.ts';
+import { systemTime } from '../src/base/clock.ts';
+import type { Log } from '../src/base/log.ts';
+import { nanosToCentsDown, parseUsd } from '../src/base/money.ts';
+import { Refusal } from '../src/base/refusal.ts';
+import { redactedTexts } from '../src/base/secret.ts';
 import { type Config, dataDirectoryOf } from '../src/config/config.ts';
-import { redactedTexts } from '../src/config/secret.ts';
-import type { Log } from '../src/log.ts';
-import { nanosToCentsDown, parseUsd } from '../src/money.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
-import { Refusal } from '../src/refusal.ts';
 import { print, say, show } from './report.ts';
 import { lines, table } from './table.ts';
 
@@ -41,7 +41,7 @@ export async function readContext(command: Command, { withoutKey = false } = {})
   const globals = command.optsWithGlobals<Globals>();
   const [{ readConfig }, { createLog }] = await Promise.all([
     import('../src/config/config.ts'),
-    import('../src/log.ts'),
+    import('../src/base/log.ts'),
   ]);
   const config = readConfig({ ...globals, withoutKey });
   const log = createLog(config.log_level === 'info' ? 'warn' : config.log_level, redactedTexts(config), sayLogLine);

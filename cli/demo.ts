@@ -12,7 +12,10 @@ export function demoCommand(program: Command): void {
     .addHelpText('after', example('purser demo --once'))
     .action(async (options: { once?: boolean }, command: Command) => {
       const { json } = command.optsWithGlobals<Globals>();
-      const [{ createLog }, { runDemo }] = await Promise.all([import('../src/log.ts'), import('../src/demo/demo.ts')]);
+      const [{ createLog }, { runDemo }] = await Promise.all([
+        import('../src/base/log.ts'),
+        import('../src/demo/demo.ts'),
+      ]);
       const stop = new AbortController();
       // SIGHUP: the terminal was closed.
       void untilSignal(['SIGTERM', 'SIGINT', 'SIGHUP']).then(() => stop.abort());

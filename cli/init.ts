@@ -1,9 +1,9 @@
 import { existsSync, writeFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import type { Command } from 'commander';
+import { Refusal } from '../src/base/refusal.ts';
 import { dataDirectoryOf, settingsFile } from '../src/config/config.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
-import { Refusal } from '../src/refusal.ts';
 import type { FoundServer } from '../src/router/discover.ts';
 import { askYesOrNo } from './confirm.ts';
 import { example, type Globals, output, repeated } from './context.ts';

@@ -1,11 +1,11 @@
 import { chmodSync, existsSync, readFileSync, realpathSync, renameSync, statSync, writeFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError } from 'commander';
+import { Refusal } from '../src/base/refusal.ts';
 import { checkSettings, dataDirectoryOf, settingsFile } from '../src/config/config.ts';
 import { ConfigurationFault } from '../src/config/fault.ts';
 import { type ImportedPrices, importPrices } from '../src/config/import-prices.ts';
 import { readPriceList } from '../src/config/price-list.ts';
 import { files } from '../src/files/data-directory.ts';
-import { Refusal } from '../src/refusal.ts';
 import { askYesOrNo } from './confirm.ts';
 import { example, type Globals, output, readGiven } from './context.ts';
 import { say, show } from './report.ts';

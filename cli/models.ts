@@ -57,7 +57,7 @@ export function modelsCommands(program: Command): void {
           import('../src/router/catalogue.ts'),
           import('../src/router/upstream.ts'),
           import('../src/doctor/learned.ts'),
-          import('../src/clock.ts'),
+          import('../src/base/clock.ts'),
         ]);
       const configs = new Map(config.router.upstreams.map((it) => [it.name, it]));
       const upstreams = new Map([...configs].map(([name, it]) => [name, openUpstream(it)]));

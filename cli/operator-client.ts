@@ -1,9 +1,9 @@
 import type { Command } from 'commander';
+import { Refusal } from '../src/base/refusal.ts';
 import { dataDirectoryOf } from '../src/config/config.ts';
 import { files, LockedError, prepareDirectory } from '../src/files/data-directory.ts';
 import { askServer } from '../src/operator/ask.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
-import { Refusal } from '../src/refusal.ts';
 import { type Globals, readContext } from './context.ts';
 import { whileWaiting } from './spinner.ts';
 
@@ -49,7 +49,7 @@ async function runHere<N extends CommandName>(
 ): Promise<CommandOutput<N>> {
   // The App is loaded only when there is no server.
   const [{ openApp }, { runCommand }, context] = await Promise.all([
-    import('../src/app.ts'),
+    import('../src/main/app.ts'),
     import('../src/operator/commands.ts'),
     readContext(command),
   ]);

@@ -1,6 +1,6 @@
 import { Command, type ErrorOptions, Help, type OutputConfiguration } from 'commander';
+import { visible } from '../src/base/visible.ts';
 import { VERSION } from '../src/files/version.ts';
-import { visible } from '../src/visible.ts';
 import { accountCommands } from './account.ts';
 import { backupCommand } from './backup.ts';
 import { checkoutCommands } from './checkout.ts';

@@ -1,9 +1,9 @@
 import type { Command } from 'commander';
+import { Refusal } from '../src/base/refusal.ts';
 import { dataDirectoryOf } from '../src/config/config.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
 import { askServer } from '../src/operator/ask.ts';
 import type { CommandOutput } from '../src/operator/commands.ts';
-import { Refusal } from '../src/refusal.ts';
 import { example, type Globals, output } from './context.ts';
 import { lines } from './table.ts';
 

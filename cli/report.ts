@@ -1,9 +1,9 @@
 import type { CommanderError } from 'commander';
+import { REFUSALS, Refusal, type RefusalCode } from '../src/base/refusal.ts';
+import { visible } from '../src/base/visible.ts';
 import { ConfigurationFault } from '../src/config/fault.ts';
 import { OpenToOthersError } from '../src/config/strict-modes.ts';
 import { LockedError, NoDatabaseError, OtherOwnerError } from '../src/files/data-directory.ts';
-import { REFUSALS, Refusal, type RefusalCode } from '../src/refusal.ts';
-import { visible } from '../src/visible.ts';
 import { paint } from './terminal.ts';
 
 /** Exit 0 ok · 1 failed · 2 usage · 3 not found · 4 conflict or refused · 5 unavailable (design, section 4). */

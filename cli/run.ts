@@ -1,12 +1,12 @@
 import { spawn } from 'node:child_process';
 import { constants } from 'node:os';
 import { type Command, InvalidArgumentError } from 'commander';
+import { nanosToCentsDown, nanosToCentsUp, parseUsd } from '../src/base/money.ts';
+import { Refusal } from '../src/base/refusal.ts';
 import { dataDirectoryOf, inheritedEnvironment } from '../src/config/config.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
-import { nanosToCentsDown, nanosToCentsUp, parseUsd } from '../src/money.ts';
 import { askServer } from '../src/operator/ask.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
-import { Refusal } from '../src/refusal.ts';
 import { example, type Globals, parseDuration, refuseJson } from './context.ts';
 import { say } from './report.ts';
 

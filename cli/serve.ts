@@ -1,10 +1,10 @@
 import { existsSync } from 'node:fs';
 import type { Command } from 'commander';
+import { redactedTexts } from '../src/base/secret.ts';
 import { adviceOnStart } from '../src/config/advice-start.ts';
 import { type MasterKeySource, readConfig } from '../src/config/config.ts';
-import { redactedTexts } from '../src/config/secret.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
-import type { Served } from '../src/serve.ts';
+import type { Served } from '../src/main/serve.ts';
 import { example, type Globals, readContext, repeated } from './context.ts';
 import { say } from './report.ts';
 
@@ -29,8 +29,8 @@ export function serveCommand(program: Command): void {
       });
       const { config } = await readContext(command);
       const [{ createLog, logConsole }, { serve }] = await Promise.all([
-        import('../src/log.ts'),
-        import('../src/serve.ts'),
+        import('../src/base/log.ts'),
+        import('../src/main/serve.ts'),
       ]);
       const hidden = redactedTexts(config);
       const log = createLog(config.log_level, hidden);

@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
+import { duration } from '../src/base/shown.ts';
 import type { CommandOutput } from '../src/operator/commands.ts';
-import { duration } from '../src/shown.ts';
 import { example, type Globals } from './context.ts';
 import { print, say, show } from './report.ts';
 import { terminalWidth, toned, wrap } from './terminal.ts';

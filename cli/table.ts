@@ -1,6 +1,6 @@
-import { centsToNanos, formatUsd, Nanos, parseDecimal } from '../src/money.ts';
-import { toneOf } from '../src/shown.ts';
-import { visible } from '../src/visible.ts';
+import { centsToNanos, formatUsd, Nanos, parseDecimal } from '../src/base/money.ts';
+import { toneOf } from '../src/base/shown.ts';
+import { visible } from '../src/base/visible.ts';
 import { cut, plain, type Tone, terminalWidth, toned, widthOf, wrap } from './terminal.ts';
 import { exactAndAgo, isTime, relative } from './time.ts';
 

@@ -1,5 +1,5 @@
 import { styleText } from 'node:util';
-import type { StateTone } from '../src/shown.ts';
+import type { StateTone } from '../src/base/shown.ts';
 
 /** The meaning of a piece of text, which a terminal shows as a colour. */
 export type Tone = 'heading' | StateTone;

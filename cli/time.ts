@@ -1,5 +1,5 @@
-import { systemTime } from '../src/clock.ts';
-import { duration } from '../src/shown.ts';
+import { systemTime } from '../src/base/clock.ts';
+import { duration } from '../src/base/shown.ts';
 
 /** Returns whether a member of a record is a time: Unix seconds, under a name that ends in `at`. */
 export const isTime = (name: string, value: unknown): value is number =>

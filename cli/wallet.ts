@@ -1,7 +1,7 @@
 import { type Command, InvalidArgumentError } from 'commander';
-import { centsToNanos, formatUsd, Nanos, parseUsd, ZERO } from '../src/money.ts';
+import { centsToNanos, formatUsd, Nanos, parseUsd, ZERO } from '../src/base/money.ts';
+import { Refusal } from '../src/base/refusal.ts';
 import type { CommandInput, CommandOutput } from '../src/operator/commands.ts';
-import { Refusal } from '../src/refusal.ts';
 import { confirm, irreversible } from './confirm.ts';
 import {
   askAndPrint,

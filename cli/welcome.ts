@@ -1,8 +1,8 @@
+import { ZERO } from '../src/base/money.ts';
 import { VERSION } from '../src/files/version.ts';
 import { figures } from '../src/ledger/figures.ts';
-import { ZERO } from '../src/money.ts';
+import type { Served } from '../src/main/serve.ts';
 import { urlOf } from '../src/net/listen.ts';
-import type { Served } from '../src/serve.ts';
 import { toned } from './terminal.ts';
 
 type Order = {

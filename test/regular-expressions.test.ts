@@ -12,7 +12,7 @@ import { length } from './helper/random.ts';
 
 /** Expressions that take more, each with the length of its longest input, in characters, and the reason why that is no longer. */
 const BOUNDED: [name: string, longest: number, why: string][] = [
-  ['src/money.ts /0+$/', 64, 'digits of an amount, which has at most 18 behind its point'],
+  ['src/base/money.ts /0+$/', 64, 'digits of an amount, which has at most 18 behind its point'],
   [String.raw`src/ui/parts.ts /\B(?=(\d{3})+$)/g`, 64, 'digits of an amount'],
   [String.raw`src/compute/engines/vast/settings.ts /\/+$/`, 500, 'the longest address that the setting takes'],
   [String.raw`src/compute/engines/slurm/slurm.ts / to start at (\d+) .* in partition (\S+)/`, 4096, 'is cut before'],
@@ -52,7 +52,7 @@ const MADE: Record<string, number> = {
   'src/http/port-proxy.ts': 2,
   'src/operator/find.ts': 1,
   'src/recovery/scheduled.ts': 1,
-  'src/ssh-key.ts': 1,
+  'src/base/ssh-key.ts': 1,
   'src/ssh/sftp-respond.ts': 1,
   'src/transfer/check.ts': 1,
 };

@@ -49,10 +49,10 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
   [
     /from 'hono|from '@hono/,
-    /^(src\/(http|ui)\/|src\/serve\.ts|bench\/bare-proxy\.ts)/,
+    /^(src\/(http|ui)\/|src\/main\/serve\.ts|bench\/bare-proxy\.ts)/,
     'only the HTTP layer and the page use the HTTP framework',
   ],
-  [/status:\s*[45]\d\d\b/, /^(src\/refusal\.ts|test\/|bench\/)/, 'error statuses are in one table'],
+  [/status:\s*[45]\d\d\b/, /^(src\/base\/refusal\.ts|test\/|bench\/)/, 'error statuses are in one table'],
   [
     /process\.exit\(/,
     /^(cli\/serve\.ts|bench\/(load|main)\.ts|test\/helper\/pinned-node\.mjs)$/,
@@ -68,7 +68,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
     /^(src\/(config|compute|wire)\/|test\/)/,
     'a plain integer column reads a bigint as if it were a number',
   ],
-  [/Date\.now\(\)/, /^(src\/(clock|id)\.ts|src\/(doctor|demo)\/|test\/|bench\/|torture\/)/, 'time is handed in'],
+  [/Date\.now\(\)/, /^(src\/base\/(clock|id)\.ts|src\/(doctor|demo)\/|test\/|bench\/|torture\/)/, 'time is handed in'],
   [/\.(only|skip|todo)\(/, /^test\/helper\/component\.ts$/, 'no test is left out'],
   [/@ts-ignore|@ts-nocheck/, /^$/, 'the compiler is not silenced'],
 ];
@@ -89,9 +89,7 @@ test('what may stand in one place only stands nowhere else', () => {
 const LAYERS: RegExp[][] = [
   [/^cli\//],
   [/^src\/demo\//],
-  [/^src\/serve\.ts$/],
-  [/^src\/reload\.ts$/],
-  [/^src\/(app|writer-thread)\.ts$/],
+  [/^src\/main\//],
   [/^src\/doctor\//],
   [/^src\/ui\//],
   [/^src\/(http|ssh|operator|reaper|recovery)\//],
@@ -103,14 +101,11 @@ const LAYERS: RegExp[][] = [
   [/^src\/spend\//],
   [/^src\/telemetry\//],
   [/^src\/(router|access|transfer)\//],
-  [/^src\/config\/(?!secret|written)/],
+  [/^src\/config\//],
   [/^src\/ledger\//],
   [/^src\/(db|compute)\//],
-  [/^src\/(net|files)\//, /^src\/(clock|health|log|fingerprint|json-text)\.ts$/],
-  [
-    /^src\/(money|calendar|parse-json|fault|refusal|shares|id|idle-memory|shown|ssh-key|visible)\.ts$/,
-    /^src\/config\/(secret|written)\.ts$/,
-  ],
+  [/^src\/(net|files)\//],
+  [/^src\/base\//],
 ];
 const layerOf = (name: string) => LAYERS.findIndex((folders) => folders.some((folder) => folder.test(name)));
 const folderOf = (name: string) => name.split('/').slice(0, 2).join('/');
@@ -175,7 +170,7 @@ function loadedBy(entry: string): { modules: Set<string>; packages: string[] } {
 }
 
 test('the thread that writes knows every write, and nothing that it has no use for', () => {
-  const { modules, packages } = loadedBy('src/writer-thread.ts');
+  const { modules, packages } = loadedBy('src/main/writer-thread.ts');
   const defining = files.filter(
     (it) => it.startsWith('src/') && /^(export )?const \w+ = define(Paid)?Write/m.test(read(it)),
   );
@@ -183,7 +178,7 @@ test('the thread that writes knows every write, and nothing that it has no use f
   assert.deepEqual(
     defining.filter((it) => !modules.has(it)),
     [],
-    'add them to src/writer-thread.ts',
+    'add them to src/main/writer-thread.ts',
   );
   assert.deepEqual(packages, ['better-sqlite3', 'drizzle-orm', 'temporal-polyfill']);
 });

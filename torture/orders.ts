@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto';
-import { formatUsd, Nanos } from '../src/money.ts';
+import { formatUsd, Nanos } from '../src/base/money.ts';
 import type { Serving } from '../test/helper/executable.ts';
 import type { Answer, Asked } from '../test/helper/server.ts';
 import type { Chance } from './chance.ts';

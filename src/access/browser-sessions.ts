@@ -1,9 +1,9 @@
 import { randomBytes } from 'node:crypto';
 import { and, count, desc, eq, gt, isNull, lte, sql } from 'drizzle-orm';
+import { newId } from '../base/id.ts';
 import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { browserSessions } from '../db/schema.ts';
-import { newId } from '../id.ts';
 
 /** A session of the page: a browser that is signed in as the operator or as the holder of an account. */
 export type BrowserSession = typeof browserSessions.$inferSelect;

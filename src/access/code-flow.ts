@@ -1,9 +1,9 @@
 import { createHash, randomBytes } from 'node:crypto';
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { IdentitySettings } from '../config/services.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
-import { parseJson } from '../parse-json.ts';
-import { Refusal } from '../refusal.ts';
 import { addressOf, type Claims, type Discovery, type Issuer } from './issuer.ts';
 import type { Sessions } from './sessions.ts';
 

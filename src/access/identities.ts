@@ -1,10 +1,10 @@
 import { hash } from 'node:crypto';
 import { and, eq, sql } from 'drizzle-orm';
+import { Refusal } from '../base/refusal.ts';
 import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { identities } from '../db/schema.ts';
 import { type Account, accountOf, fundAccount, openAccount } from '../ledger/account.ts';
-import { Refusal } from '../refusal.ts';
 
 export type Identity = { issuer: string; subject: string };
 

@@ -1,9 +1,9 @@
 import { errors, type JSONWebKeySet, type JWTPayload, jwtVerify } from 'jose';
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { IdentitySettings } from '../config/services.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
-import { parseJson } from '../parse-json.ts';
-import { Refusal } from '../refusal.ts';
 import { createKeySet } from './key-set.ts';
 
 /** Asymmetric algorithms only: a published key must not be usable for signing (RFC 8725, 3.1). */

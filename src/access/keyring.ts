@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
+import { newId } from '../base/id.ts';
 import type { Reader } from '../db/handle.ts';
-import { newId } from '../id.ts';
 import { findInstallation } from '../ledger/installation.ts';
 import { type MasterKeyRow, masterKeyRows } from '../ledger/master-keys.ts';
 import { type MasterKey, NoMasterKeyError } from './master-key.ts';

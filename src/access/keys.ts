@@ -1,12 +1,12 @@
 import { and, asc, count, eq, lt, sql } from 'drizzle-orm';
+import { newId } from '../base/id.ts';
+import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { keys } from '../db/schema.ts';
-import { newId } from '../id.ts';
 import { accountOf } from '../ledger/account.ts';
 import { LIST_COUNT_MAX, type Page } from '../ledger/wallet.ts';
-import { Refusal } from '../refusal.ts';
 import { hashToken, lastFour, mintToken } from './token.ts';
 
 export type Key = typeof keys.$inferSelect;

@@ -1,4 +1,4 @@
-import { Refusal, type RefusalData, refusedFrom } from '../refusal.ts';
+import { Refusal, type RefusalData, refusedFrom } from '../base/refusal.ts';
 
 /** The most callers remembered; beyond it the least recently active are forgotten first. */
 const CALLER_COUNT_MAX = 100_000;

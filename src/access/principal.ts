@@ -1,6 +1,6 @@
+import { Refusal, type RefusalData, refusedFrom } from '../base/refusal.ts';
 import type { Reader } from '../db/handle.ts';
 import type { Wallet } from '../ledger/wallet.ts';
-import { Refusal, type RefusalData, refusedFrom } from '../refusal.ts';
 import { refuseRevokedKey } from './keys.ts';
 import { type KeyLimits, refuseRevokedRouterKey } from './router-keys.ts';
 import type { Sessions } from './sessions.ts';

@@ -1,3 +1,5 @@
+import type { Log } from '../base/log.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { MasterKeySource } from '../config/config.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
@@ -8,8 +10,6 @@ import {
   walletNeeding,
 } from '../ledger/master-keys.ts';
 import { findWallet } from '../ledger/wallet.ts';
-import type { Log } from '../log.ts';
-import { Refusal } from '../refusal.ts';
 import type { Keyring } from './keyring.ts';
 import { keepOldKey, type MasterKey, replaceMasterKey, textOf } from './master-key.ts';
 import { wrapKey } from './wrapped-key.ts';

@@ -1,14 +1,14 @@
 import { and, count, desc, eq, isNull, sql } from 'drizzle-orm';
+import { canonicalJson } from '../base/fingerprint.ts';
+import { type Nanos, parseUsd } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { routerKeys, wallets } from '../db/schema.ts';
-import { canonicalJson } from '../fingerprint.ts';
 import { accountOf } from '../ledger/account.ts';
 import { findWallet, LIST_COUNT_MAX, refuseInactive, type Wallet } from '../ledger/wallet.ts';
-import { type Nanos, parseUsd } from '../money.ts';
-import { parseJson } from '../parse-json.ts';
-import { Refusal } from '../refusal.ts';
 
 export type RouterKey = typeof routerKeys.$inferSelect;
 /** The requested restrictions of a gateway key. They do not bind the wallet token, whose holder may create another key. */

@@ -1,8 +1,8 @@
-import type { Clock } from '../clock.ts';
+import type { Clock } from '../base/clock.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { IdentitySettings } from '../config/services.ts';
 import type { Account } from '../ledger/account.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { Refusal } from '../refusal.ts';
 import { findIdentity, type Identity } from './identities.ts';
 import type { Claims, Issuer } from './issuer.ts';
 import { admitIdentity } from './writes.ts';

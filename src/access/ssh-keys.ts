@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { createHmac, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
+import { type SshKey, sshKeyFromSeed } from '../base/ssh-key.ts';
 import { writeDurablySync } from '../files/durable-file.ts';
 import type { Wallet } from '../ledger/wallet.ts';
-import { type SshKey, sshKeyFromSeed } from '../ssh-key.ts';
 import type { Keyring } from './keyring.ts';
 
 const SEED_BYTES = 32;

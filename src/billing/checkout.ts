@@ -1,4 +1,5 @@
-import type { Clock } from '../clock.ts';
+import type { Clock } from '../base/clock.ts';
+import { Refusal } from '../base/refusal.ts';
 import {
   type Checkout,
   type CheckoutOrder,
@@ -7,7 +8,6 @@ import {
   settleCreation,
 } from '../ledger/checkout.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { Refusal } from '../refusal.ts';
 import type { InFlight } from '../spend/in-flight.ts';
 import { inProgress, JOIN_SECONDS, uncertain } from '../spend/spend.ts';
 import type { Events } from '../telemetry/events.ts';

@@ -1,8 +1,8 @@
 import type Stripe from 'stripe';
 import type { Dispatcher } from 'undici';
+import { parseJson } from '../base/parse-json.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { openWatchedPool } from '../net/watched-pool.ts';
-import { parseJson } from '../parse-json.ts';
 
 /** The time limit of a call, from the first byte sent to the last byte read. */
 const CALL_MILLISECONDS = 10_000;

@@ -1,9 +1,9 @@
 import Stripe from 'stripe';
 import * as v from 'valibot';
+import { redact } from '../base/log.ts';
+import { Refusal } from '../base/refusal.ts';
 import { type BillingSettings, isLive } from '../config/services.ts';
 import type { Creation } from '../ledger/checkout.ts';
-import { redact } from '../log.ts';
-import { Refusal } from '../refusal.ts';
 import { type Provider, ProviderDown, type ProviderEvent } from './provider.ts';
 import { CallFailed, openHttp } from './stripe-http.ts';
 import { eventOf, paymentOf, REVERSAL_EVENTS, Session } from './stripe-schema.ts';

@@ -1,11 +1,11 @@
 import { readFileSync } from 'node:fs';
 import { goBack } from '../access/writes.ts';
-import type { Boot, Clock, Leap, Sighting, TimeSource } from '../clock.ts';
-import { describeLeap } from '../clock.ts';
+import type { Boot, Clock, Leap, Sighting, TimeSource } from '../base/clock.ts';
+import { describeLeap } from '../base/clock.ts';
+import type { Log } from '../base/log.ts';
+import { parseJson } from '../base/parse-json.ts';
 import { writeDurably } from '../files/durable-file.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import type { Log } from '../log.ts';
-import { parseJson } from '../parse-json.ts';
 
 /** The interval between two notes of the time at which the books were served. */
 const NOTE_SECONDS = 60;

@@ -1,4 +1,4 @@
-import type { Health } from '../health.ts';
+import type { Health } from '../base/health.ts';
 import { type CommitMark, headOf, openTipFile, writeHeadFile } from '../ledger/head.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import type { Events } from '../telemetry/events.ts';

@@ -1,7 +1,8 @@
 import { dirname } from 'node:path';
 import { type Keyring, openKeyring } from '../access/keyring.ts';
 import { readMasterKey } from '../access/master-key.ts';
-import { type Clock, createClock, type KnownTime, type TimeSource } from '../clock.ts';
+import { type Clock, createClock, type KnownTime, type TimeSource } from '../base/clock.ts';
+import type { Log } from '../base/log.ts';
 import type { MasterKeySource } from '../config/config.ts';
 import type { Reader } from '../db/handle.ts';
 import { type Patience, takeLock } from '../db/lock.ts';
@@ -10,7 +11,6 @@ import { type Files, files, prepareDirectory } from '../files/data-directory.ts'
 import { fullDisk } from '../files/full-disk.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
 import { type Ledger, type LedgerOptions, openLedger } from '../ledger/ledger.ts';
-import type { Log } from '../log.ts';
 import { readSighting } from './clock-watch.ts';
 
 /** A caller's needs of a data directory, which in any case must belong to this user. */

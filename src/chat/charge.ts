@@ -1,5 +1,5 @@
+import { Nanos } from '../base/money.ts';
 import type { Operation } from '../ledger/operation.ts';
-import { Nanos } from '../money.ts';
 import type { Route } from '../router/catalogue.ts';
 import { costOf } from '../router/price.ts';
 import type { Heard } from '../router/stream-reader.ts';

@@ -1,9 +1,9 @@
-import type { Clock } from '../clock.ts';
+import type { Clock } from '../base/clock.ts';
+import { parseJson } from '../base/parse-json.ts';
 import type { Reader } from '../db/handle.ts';
 import { keepLearnedBound, type LearnedBound, listLearnedBounds } from '../ledger/learned-bound.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { type Operation, operationOf } from '../ledger/operation.ts';
-import { parseJson } from '../parse-json.ts';
 import type { Bounded } from '../router/bound.ts';
 import { type Catalogue, fadedAt, type Learned, type Model, NOTHING_LEARNED, type Route } from '../router/catalogue.ts';
 import type { Events } from '../telemetry/events.ts';

@@ -1,6 +1,6 @@
+import { formatUsd, type Nanos } from '../base/money.ts';
+import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../base/refusal.ts';
 import { ANSWER_KEPT_SECONDS, answerBytes, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
-import { formatUsd, type Nanos } from '../money.ts';
-import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../refusal.ts';
 import { type AnswerReader, LARGE_BYTES } from '../router/apart.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
 import type { Model, Route } from '../router/catalogue.ts';

@@ -1,8 +1,8 @@
+import type { Nanos } from '../base/money.ts';
+import type { RefusalData } from '../base/refusal.ts';
 import type { Config } from '../config/config.ts';
 import type { Operation } from '../ledger/operation.ts';
 import type { Tenant } from '../ledger/tenant.ts';
-import type { Nanos } from '../money.ts';
-import type { RefusalData } from '../refusal.ts';
 import type { AnswerRooms } from '../router/answer-room.ts';
 import type { ReadApart } from '../router/apart.ts';
 import type { Bounded } from '../router/bound.ts';

@@ -1,4 +1,6 @@
-import type { Clock } from '../clock.ts';
+import type { Clock } from '../base/clock.ts';
+import { Refusal } from '../base/refusal.ts';
+import { createKept } from '../base/shares.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
   answerBytes,
@@ -12,8 +14,6 @@ import {
   uncertainOperations,
 } from '../ledger/operation.ts';
 import type { TenantOf } from '../ledger/tenant.ts';
-import { Refusal } from '../refusal.ts';
-import { createKept } from '../shares.ts';
 import type { WhenOver } from '../spend/audience.ts';
 import type { InFlight } from '../spend/in-flight.ts';
 import type { Answered, PaidRequest } from '../spend/spend.ts';

@@ -1,5 +1,5 @@
+import { Refusal } from '../base/refusal.ts';
 import { isWire } from '../config/router.ts';
-import { Refusal } from '../refusal.ts';
 import type { AnswerStream } from '../router/answer-stream.ts';
 import { isLarge } from '../router/apart.ts';
 import { secondsSince } from '../router/call.ts';

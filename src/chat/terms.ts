@@ -1,8 +1,8 @@
+import { formatUsd, type Nanos } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Operation } from '../ledger/operation.ts';
 import { available } from '../ledger/wallet.ts';
-import { formatUsd, type Nanos } from '../money.ts';
-import { parseJson } from '../parse-json.ts';
-import { Refusal } from '../refusal.ts';
 import { affordableCompletion, holdOf, type MaxUsage, type Price } from '../router/price.ts';
 import { definePaidWrites } from '../spend/writes.ts';
 

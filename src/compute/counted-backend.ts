@@ -1,4 +1,4 @@
-import { Refusal } from '../refusal.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Backend, Inside } from './backend.ts';
 
 /** Called for every call of a backend with `ok`, `failed`, the kind of another outcome, or the code of a refusal. */

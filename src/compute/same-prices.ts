@@ -1,4 +1,4 @@
-import { formatUsd, Nanos } from '../money.ts';
+import { formatUsd, Nanos } from '../base/money.ts';
 
 /** The parts of all backends' settings that define the items on sale and their prices. */
 type Sold = {

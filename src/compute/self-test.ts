@@ -1,4 +1,4 @@
-import { newId } from '../id.ts';
+import { newId } from '../base/id.ts';
 import {
   type Backend,
   type Created,

@@ -1,6 +1,6 @@
-import { formatUsd, Nanos } from '../money.ts';
-import { parseJson } from '../parse-json.ts';
-import { Refusal } from '../refusal.ts';
+import { formatUsd, Nanos } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Backend, Slot } from './backend.ts';
 import type { Fill } from './settings.ts';
 

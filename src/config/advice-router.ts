@@ -1,4 +1,4 @@
-import { formatUsd, Nanos } from '../money.ts';
+import { formatUsd, Nanos } from '../base/money.ts';
 import type { Config } from './config.ts';
 
 /** In 2026 models cost between 0.01 and 600 USD per million tokens. */

@@ -1,7 +1,7 @@
-import { Refusal } from '../refusal.ts';
+import { Refusal } from '../base/refusal.ts';
+import { isSame } from '../base/secret.ts';
 import type { Config } from './config.ts';
 import { SETTING_NAMES } from './schema.ts';
-import { isSame } from './secret.ts';
 
 /** Reads the settings again and applies them, all or nothing. Throws `conflict` with the reason why nothing was changed. */
 export type Reload = () => Promise<Change>;

@@ -2,14 +2,14 @@ import { existsSync, readFileSync, statSync } from 'node:fs';
 import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, stringify, visit } from 'yaml';
+import { Secret } from '../base/secret.ts';
+import { asWritten } from '../base/written.ts';
 import { deepestIn, excessIn, lineAt } from './excess.ts';
 import { ConfigurationFault } from './fault.ts';
 import { decodeMasterKey, MASTER_KEY_RULE } from './master-key.ts';
 import { baseUrl } from './router.ts';
 import { address, LOG_LEVELS, type Parsed, Settings } from './schema.ts';
-import { Secret } from './secret.ts';
 import { HIDDEN_VARIABLE, hideVariables } from './variables.ts';
-import { asWritten } from './written.ts';
 
 /**
  * The only reader of the environment and of purser.yaml (design, section 4). A flag overrides the environment, which

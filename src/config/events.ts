@@ -1,8 +1,8 @@
 import * as v from 'valibot';
+import { secret } from '../base/secret.ts';
+import { writtenAs } from '../base/written.ts';
 import { EVENT_TYPES } from '../db/enums.ts';
 import { wholeSeconds } from './router.ts';
-import { secret } from './secret.ts';
-import { writtenAs } from './written.ts';
 
 /** The shortest signing secret, in bytes. */
 const SECRET_BYTES_MIN = 16;

@@ -1,5 +1,5 @@
 import { isMap, isSeq, parseDocument, type Scalar, type YAMLMap } from 'yaml';
-import { formatUsd, Nanos, parseDecimal } from '../money.ts';
+import { formatUsd, Nanos, parseDecimal } from '../base/money.ts';
 import { ConfigurationFault } from './fault.ts';
 import type { ListedModel } from './price-list.ts';
 import { hideVariables, showVariables } from './variables.ts';

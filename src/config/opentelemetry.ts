@@ -1,6 +1,6 @@
 import * as v from 'valibot';
+import { secret } from '../base/secret.ts';
 import { url, wholeSeconds } from './router.ts';
-import { secret } from './secret.ts';
 
 /** The collector that gets a span of every operation: OTLP over HTTP (docs/decisions/0050). Off unless it is configured. */
 export const OpenTelemetry = v.strictObject({

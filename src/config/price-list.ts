@@ -1,5 +1,5 @@
-import { formatDecimal } from '../money.ts';
-import { parseJson } from '../parse-json.ts';
+import { formatDecimal } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
 
 /** Prices of one model in USD per token, per request and per image: exact decimals, as `pricing` of a model takes them. */
 type ListedPrices = {

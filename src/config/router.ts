@@ -1,7 +1,7 @@
 import * as v from 'valibot';
-import { formatDecimal, formatUsd, Nanos, parseDecimal } from '../money.ts';
-import { Secret } from './secret.ts';
-import { writtenAs } from './written.ts';
+import { formatDecimal, formatUsd, Nanos, parseDecimal } from '../base/money.ts';
+import { Secret } from '../base/secret.ts';
+import { writtenAs } from '../base/written.ts';
 
 /** Schemas of the router's settings: upstreams, models and their prices (design, sections 4 and 8). */
 

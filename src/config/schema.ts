@@ -1,14 +1,14 @@
 import { isIP } from 'node:net';
 import { isAbsolute } from 'node:path';
 import * as v from 'valibot';
+import type { LogLevel } from '../base/log.ts';
+import { writtenAs } from '../base/written.ts';
 import { Compute } from '../compute/settings.ts';
-import type { LogLevel } from '../log.ts';
 import { formatAddress, parseAddress } from '../net/listen.ts';
 import { EventSettings } from './events.ts';
 import { OpenTelemetry } from './opentelemetry.ts';
 import { baseUrl, Router, wholeSeconds } from './router.ts';
 import { Billing, Identity, Transfer } from './services.ts';
-import { writtenAs } from './written.ts';
 
 const counted = (min: number, max: number) => v.pipe(v.number(), v.integer(), v.minValue(min), v.maxValue(max));
 const perMinute = (standard: number) => v.optional(v.pipe(v.number(), v.integer(), v.minValue(0)), standard);

@@ -1,6 +1,6 @@
 import * as v from 'valibot';
+import { type Secret, secret } from '../base/secret.ts';
 import { url } from './router.ts';
-import { type Secret, secret } from './secret.ts';
 
 /** Schemas of the settings for third-party services (design, section 4): sign-in, checkout and transfer storage. */
 

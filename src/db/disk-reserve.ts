@@ -2,9 +2,9 @@ import { randomFillSync } from 'node:crypto';
 import { ftruncateSync, rmSync, statfsSync, statSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { dirname } from 'node:path';
-import { contained } from '../fault.ts';
+import { contained } from '../base/fault.ts';
+import { Refusal } from '../base/refusal.ts';
 import { isReadOnly, READ_ONLY } from '../files/data-directory.ts';
-import { Refusal } from '../refusal.ts';
 import type { Reader, Tx } from './handle.ts';
 
 /** The reserve takes at most this much, enough for some thousands of settlements. */

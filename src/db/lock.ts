@@ -1,7 +1,7 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
+import { Refusal } from '../base/refusal.ts';
 import { isReadOnly, LockedError } from '../files/data-directory.ts';
-import { Refusal } from '../refusal.ts';
 import { connect } from './addon.ts';
 
 /** Milliseconds that a command waits for another that holds the lock briefly. */

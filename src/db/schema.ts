@@ -10,7 +10,7 @@ import {
   text,
   uniqueIndex,
 } from 'drizzle-orm/sqlite-core';
-import { Nanos } from '../money.ts';
+import { Nanos } from '../base/money.ts';
 import {
   CHANGE_KINDS,
   CHECKOUT_STATUSES,

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import type { Database as Client } from 'better-sqlite3';
+import { Refusal } from '../base/refusal.ts';
 import { READ_ONLY } from '../files/data-directory.ts';
-import { Refusal } from '../refusal.ts';
 import type { Tx } from './handle.ts';
 
 /** Rejects a promise at compile time: a write is a synchronous closure (docs/decisions/0002). */

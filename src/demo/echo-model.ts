@@ -1,6 +1,6 @@
 import http from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { parseJson } from '../parse-json.ts';
+import { parseJson } from '../base/parse-json.ts';
 
 /** The model of the demo. It is embedded so that the demo needs no network, and served by a real HTTP server. */
 export const ECHO_MODEL = 'echo';

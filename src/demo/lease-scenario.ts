@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto';
 import { setTimeout } from 'node:timers/promises';
-import { formatUsd, Nanos, parseUsd } from '../money.ts';
+import { formatUsd, Nanos, parseUsd } from '../base/money.ts';
 import type { Narrator } from './narrator.ts';
 import { overSsh } from './plain-ssh.ts';
 import { CHIP, HOURLY, OFFER } from './providers.ts';

@@ -1,5 +1,5 @@
+import { parseUsd } from '../base/money.ts';
 import type { LocalCompute } from '../compute/settings.ts';
-import { parseUsd } from '../money.ts';
 
 /** Prices in USD per hour, uneven on purpose: some have to be rounded up to a nano-dollar. */
 export const HOURLY = { cpu: '0.04', memoryGib: '0.005', chip: '0.36', offer: '0.05' };

@@ -1,4 +1,4 @@
-import { centsToNanos, formatUsd, Nanos, nanosToCentsUp, parseUsd } from '../money.ts';
+import { centsToNanos, formatUsd, Nanos, nanosToCentsUp, parseUsd } from '../base/money.ts';
 import { ECHO_MODEL } from './echo-model.ts';
 import { rent } from './lease-scenario.ts';
 import { createNarrator, type Response } from './narrator.ts';

@@ -1,9 +1,9 @@
 import { existsSync, statSync } from 'node:fs';
+import { findLeap, systemTime } from '../base/clock.ts';
 import { gapOf, readMarks } from '../books/examine.ts';
 import { enterDirectory, keyringOf, knownTimeOf, openBooks, type ReadableBooks } from '../books/open.ts';
 import { isClockSynced } from '../books/time-service.ts';
 import { recallBounds } from '../chat/learn.ts';
-import { findLeap, systemTime } from '../clock.ts';
 import type { Finding } from '../compute/backend.ts';
 import { finding, warning } from '../compute/finding.ts';
 import { adviceOnStart } from '../config/advice-start.ts';

@@ -9,10 +9,10 @@ import {
   statSync,
 } from 'node:fs';
 import { dirname, join, resolve } from 'node:path';
+import { secretsIn } from '../base/secret.ts';
 import { warning } from '../compute/finding.ts';
 import { listBackends } from '../compute/settings.ts';
 import type { Config } from '../config/config.ts';
-import { secretsIn } from '../config/secret.ts';
 import { files } from '../files/data-directory.ts';
 
 /** The doctor's checks of file owners and modes. A check returns its finding, and throws an Error for a fault. */

@@ -1,4 +1,4 @@
-import { describeLeap, type Leap } from '../clock.ts';
+import { describeLeap, type Leap } from '../base/clock.ts';
 import { warning } from '../compute/finding.ts';
 import { outputOf } from '../files/programs.ts';
 

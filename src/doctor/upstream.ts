@@ -1,7 +1,7 @@
+import { parseJson } from '../base/parse-json.ts';
 import { warning } from '../compute/finding.ts';
 import type { UpstreamConfig } from '../config/router.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
-import { parseJson } from '../parse-json.ts';
 
 const UPSTREAM_MILLISECONDS = 5000;
 /** Some model servers have no list of models, and answer with this status. */

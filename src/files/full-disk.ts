@@ -1,5 +1,5 @@
 import { statfsSync } from 'node:fs';
-import { Refusal } from '../refusal.ts';
+import { Refusal } from '../base/refusal.ts';
 
 /** SQLite makes its shared memory in steps of 32 KiB, and calls a disk without room for one an I/O error. */
 const SHARED_MEMORY_BYTES = 32 * 1024;

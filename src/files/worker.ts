@@ -11,7 +11,7 @@ import { assetText } from './asset.ts';
  */
 const THREADS = {
   'read-bodies': { module: 'http/model-request-worker.ts', youngMegabytes: 8 },
-  write: { module: 'writer-thread.ts', youngMegabytes: 2 },
+  write: { module: 'main/writer-thread.ts', youngMegabytes: 2 },
   audit: { module: 'ledger/audit-worker.ts', youngMegabytes: 8 },
 } as const;
 

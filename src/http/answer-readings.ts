@@ -1,16 +1,16 @@
+import { parseJson } from '../base/parse-json.ts';
 import type { NativeWire } from '../config/router.ts';
-import { parseJson } from '../parse-json.ts';
 import { READINGS, type ReadBy } from '../router/apart.ts';
 import { isAnswerOf, isLastEvent, isNativeEvent } from '../router/native.ts';
 import { eventIn } from '../router/sse.ts';
 import { parseEvent } from '../router/told.ts';
-import { plainChunks } from './wires/chunk.ts';
-import { type Json, objectOf } from './wires/json.ts';
-import { messagesWire } from './wires/messages.ts';
-import { responsesWire } from './wires/responses.ts';
-import type { Kept } from './wires/wire.ts';
+import { plainChunks } from './dialects/chunk.ts';
+import type { Kept } from './dialects/dialect.ts';
+import { type Json, objectOf } from './dialects/json.ts';
+import { messagesDialect } from './dialects/messages.ts';
+import { responsesDialect } from './dialects/responses.ts';
 
-const WIRES = { messages: messagesWire, responses: responsesWire };
+const WIRES = { messages: messagesDialect, responses: responsesDialect };
 
 /** An event to translate, as chunks of plain data. Of an event that is already in the client's API, only this is read. */
 type ReadChunk = { native: boolean; isLast: boolean; response: Json; chunks: unknown[] };

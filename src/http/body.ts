@@ -1,8 +1,8 @@
 import type { IncomingMessage } from 'node:http';
 import * as v from 'valibot';
-import { type ParsedText, parseText } from '../json-text.ts';
+import { type ParsedText, parseText } from '../base/json-text.ts';
+import { Refusal } from '../base/refusal.ts';
 import { collectPieces, giveBack } from '../net/pieces.ts';
-import { Refusal } from '../refusal.ts';
 import type { Allowance } from './memory-quota.ts';
 
 /** Memory per parsed value beside its text: JSON.parse takes 56 bytes for an empty object, 8 to 24 for a number in a list. */

@@ -1,4 +1,4 @@
-import { Refusal } from '../refusal.ts';
+import { Refusal } from '../base/refusal.ts';
 
 /** Limits on concurrent calls. Each call needs a process in the resource and a connection to its backend. */
 const COUNT_MAX = { resource: 16, wallet: 64 };

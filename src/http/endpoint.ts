@@ -16,18 +16,18 @@ import {
 } from '../access/principal.ts';
 import type { Sessions } from '../access/sessions.ts';
 import type { Tokens } from '../access/tokens.ts';
+import { type Health, refuseFault } from '../base/health.ts';
+import { newId } from '../base/id.ts';
+import { redactTokens } from '../base/log.ts';
+import { REFUSALS, Refusal, type RefusalCode } from '../base/refusal.ts';
+import type { Shares } from '../base/shares.ts';
 import type { BillingApp } from '../billing/checkout.ts';
 import type { ChatApp } from '../chat/quote.ts';
 import type { Retries } from '../chat/retry.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
-import { type Health, refuseFault } from '../health.ts';
-import { newId } from '../id.ts';
 import type { Tenant } from '../ledger/tenant.ts';
-import { redactTokens } from '../log.ts';
 import { type createAddressReader, networkOf } from '../net/address.ts';
-import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
 import { eventOf } from '../router/sse.ts';
-import type { Shares } from '../shares.ts';
 import type { WhenOver } from '../spend/audience.ts';
 import type { Signer } from '../transfer/object-url.ts';
 import type { CloseApp } from '../wallet/close.ts';
@@ -35,6 +35,7 @@ import type { OpenApp } from '../wallet/open.ts';
 import type { AnswerReadings } from './answer-readings.ts';
 import { parseBody, readBody, readQuery, refuseMediaType, validate } from './body.ts';
 import type { Concurrency } from './concurrency.ts';
+import { messagesError } from './dialects/messages.ts';
 import { type EventStream, openEventStream, writePieces } from './event-stream.ts';
 import { type ContainedResponse, lastAnswer } from './exchange.ts';
 import type { Allowance, MemoryQuota } from './memory-quota.ts';
@@ -50,7 +51,6 @@ import {
 } from './openai-error.ts';
 import type { PortLinks } from './port-links.ts';
 import type { PortProxy } from './port-proxy.ts';
-import { messagesError } from './wires/messages.ts';
 
 /** The part of the App that the routes use. */
 export type HttpApp = Omit<ChatApp, 'readApart' | 'memory'> &

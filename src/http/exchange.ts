@@ -1,8 +1,8 @@
 import { IncomingMessage, ServerResponse } from 'node:http';
 import { Socket } from 'node:net';
-import { reportFault } from '../fault.ts';
-import { newId } from '../id.ts';
-import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
+import { reportFault } from '../base/fault.ts';
+import { newId } from '../base/id.ts';
+import { REFUSALS, Refusal, type RefusalCode } from '../base/refusal.ts';
 import { joinCrumbs } from './crumbs.ts';
 
 /** Builds the response to a request that no route answers, with the body of its error. It ends the connection. */

@@ -1,7 +1,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { isIP } from 'node:net';
 import { hostname } from 'node:os';
-import { Refusal } from '../refusal.ts';
+import { Refusal } from '../base/refusal.ts';
 import { TAG_HEADER } from './tags.ts';
 
 /** A segment of one or two dots, percent-encoded or not, or a backslash, which URL parsers treat as a slash. */

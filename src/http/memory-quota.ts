@@ -1,5 +1,5 @@
-import { Refusal } from '../refusal.ts';
-import { createShares } from '../shares.ts';
+import { Refusal } from '../base/refusal.ts';
+import { createShares } from '../base/shares.ts';
 
 /** Maximum bytes of bodies, output and responses in memory at a time, for one caller and for all. */
 const BYTES_MAX = { each: 64 * 1024 * 1024, all: 256 * 1024 * 1024 };

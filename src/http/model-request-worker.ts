@@ -1,9 +1,9 @@
 // The worker thread that reads large texts (reading-thread.ts). It is a separate bundle in the executable.
 import { parentPort } from 'node:worker_threads';
+import { collectWhenIdle } from '../base/idle-memory.ts';
+import { Refusal, type RefusalData, refusedFrom } from '../base/refusal.ts';
 import { lowerPriority } from '../files/worker.ts';
-import { collectWhenIdle } from '../idle-memory.ts';
 import { giveBack } from '../net/pieces.ts';
-import { Refusal, type RefusalData, refusedFrom } from '../refusal.ts';
 import type { MeasuredFor } from '../router/measure.ts';
 import { ANSWER_READINGS } from './answer-readings.ts';
 import { forwardedOf, type ModelRequest, type ReadOrder, readModelRequest } from './model-request.ts';

@@ -1,8 +1,8 @@
 import { hash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import * as v from 'valibot';
-import { canonicalBytes, type Outline, type ParsedText, parseText } from '../json-text.ts';
-import { Refusal, type RefusalData, refusalOf, refusedFrom } from '../refusal.ts';
+import { canonicalBytes, type Outline, type ParsedText, parseText } from '../base/json-text.ts';
+import { Refusal, type RefusalData, refusalOf, refusedFrom } from '../base/refusal.ts';
 import { type Bounded, bound, type Native } from '../router/bound.ts';
 import { cachedAs, type Forwards, withoutCacheControl } from '../router/cache-control.ts';
 import type { Model } from '../router/catalogue.ts';
@@ -18,31 +18,34 @@ import {
 import { ChatBody } from '../wire/chat.ts';
 import { EmbeddingsBody, RouterChatBody } from '../wire/router.ts';
 import { validate } from './body.ts';
+import type { Dialect, Kept, Translation } from './dialects/dialect.ts';
+import type { Json } from './dialects/json.ts';
+import { messagesDialect } from './dialects/messages.ts';
+import { type MeasuredNative, nativeOf } from './dialects/native.ts';
+import { responsesDialect } from './dialects/responses.ts';
 import { type Tag, tagsOfBody } from './tags.ts';
-import type { Json } from './wires/json.ts';
-import { messagesWire } from './wires/messages.ts';
-import { type MeasuredNative, nativeOf } from './wires/native.ts';
-import { responsesWire } from './wires/responses.ts';
-import type { Kept, Translation, Wire } from './wires/wire.ts';
 
 /** OpenAI's own limits: 2048 inputs of 8192 tokens each. The limit on body bytes is reached first. */
 const EMBEDDED_TOKENS_MAX = 2048 * 8192;
 
 /** The members read here of a body in another API. Every other member is checked by the translation. */
-export const WireBody = v.looseObject({ model: RouterChatBody.entries.model, stream: RouterChatBody.entries.stream });
+export const DialectBody = v.looseObject({
+  model: RouterChatBody.entries.model,
+  stream: RouterChatBody.entries.stream,
+});
 
 /** The endpoints that take requests to models, by the kind of their bodies. */
 export const KINDS = {
   chat: { schema: ChatBody, numbersMax: 0 },
   routerChat: { schema: RouterChatBody, numbersMax: 0 },
   embeddings: { schema: EmbeddingsBody, numbersMax: EMBEDDED_TOKENS_MAX },
-  messages: { schema: WireBody, numbersMax: 0, wire: messagesWire },
-  responses: { schema: WireBody, numbersMax: 0, wire: responsesWire },
+  messages: { schema: DialectBody, numbersMax: 0, wire: messagesDialect },
+  responses: { schema: DialectBody, numbersMax: 0, wire: responsesDialect },
   /** A message whose tokens are only counted: nothing is forwarded. */
-  tokens: { schema: WireBody, numbersMax: 0, wire: messagesWire },
+  tokens: { schema: DialectBody, numbersMax: 0, wire: messagesDialect },
 } as const;
 export type ModelRequestKind = keyof typeof KINDS;
-const wireOf = (kind: ModelRequestKind): Wire | undefined => (KINDS[kind] as { wire?: Wire }).wire;
+const dialectOf = (kind: ModelRequestKind): Dialect | undefined => (KINDS[kind] as { wire?: Dialect }).wire;
 
 /** The result of reading the body of a request to a model. Plain data, so that a worker thread can send it. */
 export type ModelRequest =
@@ -82,7 +85,7 @@ export function readModelRequest(
 ): ModelRequest {
   const { schema, numbersMax } = KINDS[kind];
   const parsed = parseText(bytes, numbersMax, take);
-  let body: v.InferOutput<typeof RouterChatBody | typeof EmbeddingsBody | typeof ChatBody | typeof WireBody>;
+  let body: v.InferOutput<typeof RouterChatBody | typeof EmbeddingsBody | typeof ChatBody | typeof DialectBody>;
   try {
     body = validate(schema, parsed.value);
   } catch (error) {
@@ -92,7 +95,7 @@ export function readModelRequest(
   const stream = body.stream === true;
   const options = body.stream_options as { include_usage?: unknown } | null | undefined;
   const known = find(model);
-  const translated = translatedBy(wireOf(kind), parsed.value as Json);
+  const translated = translatedBy(dialectOf(kind), parsed.value as Json);
   return {
     model,
     stream,
@@ -133,7 +136,7 @@ function besideTheQuestion(body: Readonly<Record<string, unknown>>): (name: stri
   };
 }
 
-function translatedBy(wire: Wire | undefined, raw: Json): Translation | { refused: RefusalData } | undefined {
+function translatedBy(wire: Dialect | undefined, raw: Json): Translation | { refused: RefusalData } | undefined {
   try {
     return wire?.translate(withoutCacheControl(raw));
   } catch (error) {
@@ -181,7 +184,7 @@ function measureTranslated(
   stream: boolean,
   { chat, others }: Translation,
 ): MeasuredRequest {
-  const wire = wireOf(kind) as Wire;
+  const wire = dialectOf(kind) as Dialect;
   const raw = value as Json;
   const measured = measureChat(model, chat, stream, others);
   if (kind === 'tokens') return { ...measured, forwards: { plain: writtenAgain({}, []) } };
@@ -227,7 +230,7 @@ export function boundRequest(
  * stream.
  */
 function sendable({ kept, ...native }: MeasuredNative, headers: IncomingHttpHeaders): Native {
-  const wire = native.wire === 'messages' ? messagesWire : responsesWire;
+  const wire = native.wire === 'messages' ? messagesDialect : responsesDialect;
   return { ...native, written: (outputTokens) => wire.written(kept, outputTokens), headers: wire.headers(headers) };
 }
 

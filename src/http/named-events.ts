@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { StringDecoder } from 'node:string_decoder';
-import type { Refusal } from '../refusal.ts';
+import type { Refusal } from '../base/refusal.ts';
 import type { EventStream } from './event-stream.ts';
 
 /** Streams of named server-sent events, for calls inside a resource. */

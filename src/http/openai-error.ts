@@ -1,5 +1,5 @@
-import { redactTokens } from '../log.ts';
-import { REFUSALS, type Refusal, type RefusalCode } from '../refusal.ts';
+import { redactTokens } from '../base/log.ts';
+import { REFUSALS, type Refusal, type RefusalCode } from '../base/refusal.ts';
 
 /** The path of the gateway's base URL. */
 export const GATEWAY_PATH = '/v1/router';

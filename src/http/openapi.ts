@@ -1,7 +1,7 @@
 import { toJsonSchema } from '@valibot/to-json-schema';
 import type * as v from 'valibot';
 import type { Scope } from '../access/principal.ts';
-import { REFUSALS, type RefusalCode } from '../refusal.ts';
+import { REFUSALS, type RefusalCode } from '../base/refusal.ts';
 import { AccountBody } from '../wire/account.ts';
 import { ResourceSummary } from '../wire/compute.ts';
 import { KeyRecord } from '../wire/key.ts';

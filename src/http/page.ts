@@ -1,7 +1,7 @@
 import * as v from 'valibot';
-import type { IdPrefix } from '../id.ts';
+import type { IdPrefix } from '../base/id.ts';
+import { Refusal } from '../base/refusal.ts';
 import { LIST_COUNT_MAX, type Page } from '../ledger/wallet.ts';
-import { Refusal } from '../refusal.ts';
 import { numberInQuery, text } from '../wire/parts.ts';
 
 /** The query of a list: rows before an id, newest first, at most `limit`. A parameter that a list does not have is a 400. */

@@ -1,8 +1,8 @@
+import { formatUsd } from '../base/money.ts';
 import { reducedToOf } from '../chat/terms.ts';
 import type { Reader } from '../db/handle.ts';
 import { findOperationByKey, findPaid } from '../ledger/operation.ts';
 import type { Wallet } from '../ledger/wallet.ts';
-import { formatUsd } from '../money.ts';
 import type { Bounded } from '../router/bound.ts';
 import { DONE_EVENT } from '../router/sse.ts';
 import type { Paid, PaidRequest } from '../spend/spend.ts';

@@ -9,8 +9,8 @@ import {
 } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { TOKEN_PREFIX } from '../access/token.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Ports } from '../lease/ports.ts';
-import { Refusal } from '../refusal.ts';
 import { joinCrumbs } from './crumbs.ts';
 import { hasBody } from './head.ts';
 

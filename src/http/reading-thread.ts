@@ -1,7 +1,7 @@
 import type { Worker } from 'node:worker_threads';
+import { refusalOf } from '../base/refusal.ts';
 import { openWorker } from '../files/worker.ts';
 import type { Tenant } from '../ledger/tenant.ts';
-import { refusalOf } from '../refusal.ts';
 import { isLarge } from '../router/apart.ts';
 import { ANSWER_READINGS, type AnswerReadings } from './answer-readings.ts';
 import type { Answer, Question } from './model-request-worker.ts';

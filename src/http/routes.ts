@@ -1,8 +1,8 @@
 import { type Context, Hono } from 'hono';
+import { Refusal } from '../base/refusal.ts';
 import { unreadyReason } from '../books/readiness.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
-import { Refusal } from '../refusal.ts';
 import { allowOf, type Endpoint, type Env, type HttpApp, onError, open, requestIdOf } from './endpoint.ts';
 import { GATEWAY_PATH } from './openai-error.ts';
 import { openApiDocument } from './openapi.ts';
@@ -11,6 +11,7 @@ import { createCheckout } from './routes/billing.ts';
 import { readBudget } from './routes/budget.ts';
 import { createChatCompletion } from './routes/chat.ts';
 import * as compute from './routes/compute.ts';
+import * as dialects from './routes/dialects.ts';
 import * as inside from './routes/inside.ts';
 import { createAccountKey, deleteKey, listKeys } from './routes/keys.ts';
 import { answerMcp } from './routes/mcp.ts';
@@ -23,7 +24,6 @@ import * as run from './routes/run.ts';
 import { readRunSpend, readSpend } from './routes/spend.ts';
 import { signTransfer } from './routes/transfer.ts';
 import * as wallets from './routes/wallets.ts';
-import * as wires from './routes/wires.ts';
 import { stripeWebhook } from './webhook.ts';
 
 export type Method = 'GET' | 'POST' | 'PUT' | 'DELETE';
@@ -93,12 +93,12 @@ const ROUTER_ROUTES: typeof ROUTES = [
   ['GET', '/v1/router/models', router.listRouterModels],
   ['GET', '/v1/router/models/:id{.+}', router.readRouterModel],
   ['POST', '/v1/router/chat/completions', router.createRouterChatCompletion],
-  ['POST', '/v1/router/responses', wires.createResponse],
-  ['POST', '/v1/router/messages', wires.createMessage],
-  ['POST', '/v1/router/messages/count_tokens', wires.countTokens],
+  ['POST', '/v1/router/responses', dialects.createResponse],
+  ['POST', '/v1/router/messages', dialects.createMessage],
+  ['POST', '/v1/router/messages/count_tokens', dialects.countTokens],
   // Anthropic's clients append /v1 to the base URL, so one URL fits all.
-  ['POST', '/v1/router/v1/messages', wires.createMessage],
-  ['POST', '/v1/router/v1/messages/count_tokens', wires.countTokens],
+  ['POST', '/v1/router/v1/messages', dialects.createMessage],
+  ['POST', '/v1/router/v1/messages/count_tokens', dialects.countTokens],
   ['POST', '/v1/router/embeddings', router.createEmbeddings],
   ['GET', '/v1/router/key', router.readGatewayKey],
 ];

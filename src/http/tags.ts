@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders } from 'node:http';
-import { parseNested } from '../json-text.ts';
-import { Refusal } from '../refusal.ts';
+import { parseNested } from '../base/json-text.ts';
+import { Refusal } from '../base/refusal.ts';
 
 /** A tag: a name and a value that a caller gives a paid request, to find its spending again. */
 export type Tag = [name: string, value: string];

@@ -1,6 +1,6 @@
 import { type IncomingMessage, type Server, type ServerResponse, STATUS_CODES } from 'node:http';
 import type { Socket } from 'node:net';
-import { Refusal } from '../refusal.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Connections } from './connections.ts';
 import { type HttpApp, unparsableRequest } from './endpoint.ts';
 

@@ -1,8 +1,8 @@
 import type { Context, Handler } from 'hono';
+import { refuseFault } from '../base/health.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Provider } from '../billing/provider.ts';
 import { receive } from '../billing/receive.ts';
-import { refuseFault } from '../health.ts';
-import { Refusal } from '../refusal.ts';
 import { readBody } from './body.ts';
 import { callerNetwork, type Env, type HttpApp, requestIdOf } from './endpoint.ts';
 

@@ -1,4 +1,7 @@
 import assert from 'node:assert/strict';
+import { newId } from '../base/id.ts';
+import { Nanos, ZERO } from '../base/money.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Activity } from '../compute/activity.ts';
 import type { Backend, Quote as BackendQuote, Created, Slot, Spec } from '../compute/backend.ts';
 import { tagOf } from '../compute/backend.ts';
@@ -7,7 +10,6 @@ import { type ConfiguredBackend, leasePriceSnapshot, priceOfSeconds, type Slots 
 import type { Config } from '../config/config.ts';
 import type { Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
-import { newId } from '../id.ts';
 import { tellLeaseEnded } from '../ledger/notices.ts';
 import { keepKey, type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
 import {
@@ -19,8 +21,6 @@ import {
   updateIfLive,
 } from '../ledger/resource.ts';
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
-import { Nanos, ZERO } from '../money.ts';
-import { Refusal } from '../refusal.ts';
 import type { KeyedMutex } from '../spend/keyed-mutex.ts';
 import {
   type Answered,

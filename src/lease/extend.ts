@@ -1,3 +1,4 @@
+import { Refusal } from '../base/refusal.ts';
 import type { Backend } from '../compute/backend.ts';
 import { canExtend, leasePriceSnapshot, priceOfSeconds } from '../compute/slots.ts';
 import type { Reader } from '../db/handle.ts';
@@ -5,7 +6,6 @@ import { beginStep, refuseStep } from '../ledger/keep.ts';
 import { findOperation, type Operation, openOperations } from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
 import type { Wallet } from '../ledger/wallet.ts';
-import { Refusal } from '../refusal.ts';
 import { type Answered, type PaidRequest, type Quote, spend, uncertain } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
 import type { LeaseApp } from './create.ts';

@@ -1,3 +1,5 @@
+import { Nanos } from '../base/money.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Machine } from '../compute/backend.ts';
 import { secondsIn } from '../compute/slots.ts';
 import type { Tx } from '../db/handle.ts';
@@ -12,8 +14,6 @@ import {
   settle,
 } from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive, updateResource } from '../ledger/resource.ts';
-import { Nanos } from '../money.ts';
-import { Refusal } from '../refusal.ts';
 import type { LeaseApp } from './create.ts';
 
 export type ExtensionResult =

@@ -1,7 +1,8 @@
+import { fingerprint } from '../base/fingerprint.ts';
+import { Refusal, type RefusalCode } from '../base/refusal.ts';
 import { type CpuTime, cpuShare, readCpuTime } from '../compute/cpu-time.ts';
 import { canExtend } from '../compute/slots.ts';
 import type { Config } from '../config/config.ts';
-import { fingerprint } from '../fingerprint.ts';
 import { isFrozen } from '../ledger/installation.ts';
 import {
   activeKeeps,
@@ -17,7 +18,6 @@ import {
 import { openOperations, operationOf } from '../ledger/operation.ts';
 import { findResource, PAGE_COUNT, type Resource } from '../ledger/resource.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
-import { Refusal, type RefusalCode } from '../refusal.ts';
 import type { LeaseApp } from './create.ts';
 import { extendLease } from './extend.ts';
 import { whyOver } from './why.ts';

@@ -1,10 +1,10 @@
 import type { Duplex } from 'node:stream';
+import { contained } from '../base/fault.ts';
+import { Refusal } from '../base/refusal.ts';
 import { CONNECTION_BYTES_MAX, connectPort, PortUnreachable } from '../compute/port.ts';
-import { contained } from '../fault.ts';
 import { findResource, type Resource } from '../ledger/resource.ts';
 import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { containConnection } from '../net/contain.ts';
-import { Refusal } from '../refusal.ts';
 import { checkAfterFailure } from './after-failure.ts';
 import type { LeaseApp } from './create.ts';
 

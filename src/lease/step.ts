@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { ZERO } from '../base/money.ts';
 import type { Backend, Machine, Slot } from '../compute/backend.ts';
 import type { Reader } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
@@ -23,7 +24,6 @@ import {
   wakeResources,
 } from '../ledger/resource.ts';
 import { findWallet, statusAt } from '../ledger/wallet.ts';
-import { ZERO } from '../money.ts';
 import type { LeaseApp } from './create.ts';
 import {
   announceSettled,

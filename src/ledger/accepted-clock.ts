@@ -1,5 +1,5 @@
 import { and, eq, gt, sql } from 'drizzle-orm';
-import { periodAt } from '../calendar.ts';
+import { periodAt } from '../base/calendar.ts';
 import { withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { answers, checkouts, deliveries, entries, operations, wallets } from '../db/schema.ts';

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict';
 import { and, asc, eq, sql } from 'drizzle-orm';
+import { newId } from '../base/id.ts';
+import { centsToNanos } from '../base/money.ts';
+import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { accounts, fundings } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { newId } from '../id.ts';
-import { centsToNanos } from '../money.ts';
-import { Refusal } from '../refusal.ts';
 import { refuseFrozenInstallation, setDefaultAccount } from './installation.ts';
 import { book, post } from './journal.ts';
 import { tellFrozen, tellIfLow } from './notices.ts';

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict';
 import { and, asc, count, desc, eq, gt, gte, lt, lte, or, sql } from 'drizzle-orm';
+import { newId } from '../base/id.ts';
+import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import type { CHECKOUT_STATUSES } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { checkouts } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { newId } from '../id.ts';
-import { Refusal } from '../refusal.ts';
 import { fundAccount } from './account.ts';
 import { isKnownEvent, noteEvent, type PaymentEvent } from './payment-events.ts';
 import { settleReversals } from './reversal.ts';

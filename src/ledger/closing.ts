@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict';
 import { and, eq, sql } from 'drizzle-orm';
+import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../base/money.ts';
 import { withNewChecksum } from '../db/checksum.ts';
 import type { CLOSE_REASONS } from '../db/enums.ts';
 import type { Tx } from '../db/handle.ts';
 import { wallets } from '../db/schema.ts';
-import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../money.ts';
 import { settleBudget } from './account.ts';
 import { book, post } from './journal.ts';
 import { tellClosed, tellThresholds } from './notices.ts';

@@ -1,5 +1,5 @@
 import { deserialize, serialize } from 'node:v8';
-import { Refusal, type RefusalData, refusalOf, refusedFrom } from '../refusal.ts';
+import { Refusal, type RefusalData, refusalOf, refusedFrom } from '../base/refusal.ts';
 
 /** An error that a write threw, as data. */
 export type Thrown = { refused: RefusalData; cause?: Failure } | Failure;

@@ -1,7 +1,7 @@
 import { gt } from 'drizzle-orm';
+import { formatUsd } from '../base/money.ts';
 import type { Reader } from '../db/handle.ts';
 import { entries } from '../db/schema.ts';
-import { formatUsd } from '../money.ts';
 
 const PAGE_COUNT = 1000;
 const COLUMNS = ['seq', 'at', 'cause_id', 'debit', 'credit', 'amount_usd', 'prev_hash', 'hash'] as const;

@@ -1,7 +1,7 @@
 import { count, min, ne, sql } from 'drizzle-orm';
+import { centsToNanos, Nanos } from '../base/money.ts';
 import { prepare, type Reader } from '../db/handle.ts';
 import { accounts, operations, resources, wallets } from '../db/schema.ts';
-import { centsToNanos, Nanos } from '../money.ts';
 
 const sum = (column: unknown) => sql<bigint>`coalesce(sum(${column}), 0)`.mapWith(BigInt);
 

@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import { desc, eq } from 'drizzle-orm';
+import { newId } from '../base/id.ts';
+import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { epochs, installation, masterKeys } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { newId } from '../id.ts';
-import { Refusal } from '../refusal.ts';
 import { tellFrozen } from './notices.ts';
 
 export type Installation = typeof installation.$inferSelect;

@@ -1,8 +1,8 @@
 import { hash } from 'node:crypto';
 import { desc, lt, sql } from 'drizzle-orm';
+import type { Nanos } from '../base/money.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { entries } from '../db/schema.ts';
-import type { Nanos } from '../money.ts';
 
 /** The books of the journal (design, section 6). An entry moves an amount from the debited book to the credited one. */
 export const book = {

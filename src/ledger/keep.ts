@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, isNull, sql } from 'drizzle-orm';
+import { newId } from '../base/id.ts';
+import { Refusal, type RefusalCode } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { keeps } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { newId } from '../id.ts';
-import { Refusal, type RefusalCode } from '../refusal.ts';
 import { findResource, PAGE_COUNT } from './resource.ts';
 import { findWallet, refuseInactive, type Wallet } from './wallet.ts';
 

@@ -1,9 +1,9 @@
 import { eq, gte, sql } from 'drizzle-orm';
+import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { masterKeys, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { Refusal } from '../refusal.ts';
 import { setMasterKey } from './installation.ts';
 import { findWallet, type Wallet } from './wallet.ts';
 

@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import { eq, sql } from 'drizzle-orm';
+import { newId } from '../base/id.ts';
+import { centsToNanos, formatUsd, Nanos, nanosToCentsDown } from '../base/money.ts';
+import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Tx } from '../db/handle.ts';
 import { walletChanges, wallets } from '../db/schema.ts';
-import { newId } from '../id.ts';
-import { centsToNanos, formatUsd, Nanos, nanosToCentsDown } from '../money.ts';
-import { Refusal } from '../refusal.ts';
 import { accountOf, reserveBudget, settleBudget } from './account.ts';
 import { book, post } from './journal.ts';
 import { tellIfLow } from './notices.ts';

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { and, eq, sql } from 'drizzle-orm';
+import { centsToNanos, formatUsd, Nanos } from '../base/money.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { accounts, events, type operations, type resources, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { centsToNanos, formatUsd, Nanos } from '../money.ts';
 import { accountLowCents, record } from './outbox.ts';
 import { available, findWallet, type Wallet } from './wallet.ts';
 

@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import { sql } from 'drizzle-orm';
+import { type Nanos, ZERO } from '../base/money.ts';
+import { Refusal, type RefusalData, refusalOf } from '../base/refusal.ts';
 import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Tx } from '../db/handle.ts';
 import { wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { type Nanos, ZERO } from '../money.ts';
-import { Refusal, type RefusalData, refusalOf } from '../refusal.ts';
 import { refuseNewBudget } from './account.ts';
 import { move, purseOf } from './move.ts';
 import { nextThreshold } from './notices.ts';

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, type SQL, sql } from 'drizzle-orm';
+import { formatUsd, Nanos, ZERO } from '../base/money.ts';
+import { Refusal, type RefusalCode } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import type { OPERATION_KINDS, SETTLED_BY } from '../db/enums.ts';
@@ -7,8 +9,6 @@ import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { answers, operations } from '../db/schema.ts';
 import { countAnswer, deleteRows } from '../db/tally.ts';
 import { defineWrite } from '../db/write.ts';
-import { formatUsd, Nanos, ZERO } from '../money.ts';
-import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';
 import { refuseFrozenInstallation } from './installation.ts';
 import { book, post } from './journal.ts';

@@ -1,12 +1,12 @@
 import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, sql } from 'drizzle-orm';
+import { newId } from '../base/id.ts';
+import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import type { EventType } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { deliveries, events } from '../db/schema.ts';
 import { deleteRows } from '../db/tally.ts';
 import { defineWrite } from '../db/write.ts';
-import { newId } from '../id.ts';
-import { Refusal } from '../refusal.ts';
 import { LIST_COUNT_MAX, type Page, type Wallet } from './wallet.ts';
 
 /**

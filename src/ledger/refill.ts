@@ -1,13 +1,13 @@
 import { and, asc, eq, gt, isNull, lte, or, sql } from 'drizzle-orm';
-import { type Period, periodAt } from '../calendar.ts';
+import { type Period, periodAt } from '../base/calendar.ts';
+import { newId } from '../base/id.ts';
+import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
 import { withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { walletChanges, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { newId } from '../id.ts';
-import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../money.ts';
-import { parseJson } from '../parse-json.ts';
-import { Refusal } from '../refusal.ts';
 import { refuseNewBudget } from './account.ts';
 import { insertChange, moveBudget, type WalletChange } from './move.ts';
 import { tellRefilled, tellRefillShort } from './notices.ts';

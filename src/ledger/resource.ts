@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import { and, asc, count, desc, eq, gt, gte, isNull, lt, lte, or, type SQL, sql } from 'drizzle-orm';
+import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import type { END_REASONS } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { resources, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { Refusal } from '../refusal.ts';
 import { type Page, TREE } from './wallet.ts';
 
 export type Resource = typeof resources.$inferSelect;

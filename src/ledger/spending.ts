@@ -1,8 +1,8 @@
 import { and, asc, eq, gte, lt, sql } from 'drizzle-orm';
+import { Nanos, ZERO } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
 import { prepare, type Reader } from '../db/handle.ts';
 import { operations, wallets } from '../db/schema.ts';
-import { Nanos, ZERO } from '../money.ts';
-import { parseJson } from '../parse-json.ts';
 import { findWallet, TREE } from './wallet.ts';
 
 export const SPEND_BY = ['model', 'wallet', 'account', 'day', 'tag', 'kind'] as const;

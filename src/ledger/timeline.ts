@@ -1,7 +1,7 @@
 import { asc, eq, or, sql } from 'drizzle-orm';
+import { Nanos, ZERO } from '../base/money.ts';
 import { prepare, type Reader } from '../db/handle.ts';
 import { entries, operations, walletChanges, wallets } from '../db/schema.ts';
-import { Nanos, ZERO } from '../money.ts';
 import { book } from './journal.ts';
 import type { Wallet } from './wallet.ts';
 

@@ -1,7 +1,7 @@
 import type { Database as Client } from 'better-sqlite3';
+import { parseJson } from '../base/parse-json.ts';
 import { findBadChecksums } from '../db/checksum.ts';
 import { findMissingRows } from '../db/tally.ts';
-import { parseJson } from '../parse-json.ts';
 import { verifyCheckouts } from './verify-checkouts.ts';
 import { verifyJournal } from './verify-journal.ts';
 import { verifyResources } from './verify-resources.ts';

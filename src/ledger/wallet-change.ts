@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import { and, eq, sql } from 'drizzle-orm';
+import { centsToNanos, nanosToCentsDown, ZERO } from '../base/money.ts';
+import { Refusal } from '../base/refusal.ts';
 import { withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { walletChanges, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { centsToNanos, nanosToCentsDown, ZERO } from '../money.ts';
-import { Refusal } from '../refusal.ts';
 import { refuseNewBudget } from './account.ts';
 import { freezeAfter } from './installation.ts';
 import { insertChange, moveBudget, type WalletChange } from './move.ts';

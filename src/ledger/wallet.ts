@@ -1,8 +1,8 @@
 import { and, asc, count, desc, eq, gt, gte, lt, lte, or, type SQL, sql } from 'drizzle-orm';
+import { Nanos, ZERO } from '../base/money.ts';
+import { Refusal } from '../base/refusal.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { wallets } from '../db/schema.ts';
-import { Nanos, ZERO } from '../money.ts';
-import { Refusal } from '../refusal.ts';
 
 export type Wallet = typeof wallets.$inferSelect;
 

@@ -1,6 +1,6 @@
 import type { EventEmitter } from 'node:events';
 import type { Duplex } from 'node:stream';
-import { type FaultPlace, reportFault } from '../fault.ts';
+import { type FaultPlace, reportFault } from '../base/fault.ts';
 
 /**
  * Confines a failure on one connection to that connection: an exception thrown by a listener, on any event of `emitter`, is

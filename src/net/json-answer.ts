@@ -1,4 +1,4 @@
-import { parseJson, parseString, setMember } from '../parse-json.ts';
+import { parseJson, parseString, setMember } from '../base/parse-json.ts';
 import { collectPieces } from './pieces.ts';
 import { turnWhenDue } from './turn.ts';
 

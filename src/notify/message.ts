@@ -1,7 +1,7 @@
 import { createHmac } from 'node:crypto';
+import { parseJson } from '../base/parse-json.ts';
 import { type ReceiverConfig, signingKey } from '../config/events.ts';
 import type { Event } from '../ledger/outbox.ts';
-import { parseJson } from '../parse-json.ts';
 import { sentenceOf } from './sentence.ts';
 
 /** Returns an event as receivers and lists show it. */

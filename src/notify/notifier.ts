@@ -1,6 +1,6 @@
-import type { Clock } from '../clock.ts';
+import type { Clock } from '../base/clock.ts';
+import { isSame } from '../base/secret.ts';
 import type { EventConfig, ReceiverConfig } from '../config/events.ts';
-import { isSame } from '../config/secret.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
   type Attempt,

@@ -1,5 +1,6 @@
 import * as v from 'valibot';
 import { endBrowserSessionsOf, linkIdentity } from '../access/writes.ts';
+import { formatUsd, ZERO } from '../base/money.ts';
 import {
   type Account,
   type Funding,
@@ -11,7 +12,6 @@ import {
   suspendAccount,
 } from '../ledger/account.ts';
 import { spentByOpenWallets } from '../ledger/figures.ts';
-import { formatUsd, ZERO } from '../money.ts';
 import { accountBody } from '../wire/account.ts';
 import { command, Id, NOTHING, type OperatorApp } from './command.ts';
 import { accountWith } from './find.ts';

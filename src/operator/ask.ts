@@ -1,8 +1,8 @@
 import { closeSync, openSync } from 'node:fs';
 import http from 'node:http';
 import { basename, dirname } from 'node:path';
-import { parseJson } from '../parse-json.ts';
-import { Refusal, type RefusalCode } from '../refusal.ts';
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal, type RefusalCode } from '../base/refusal.ts';
 
 /** The longest path of a unix socket that the kernel accepts, without the terminating NUL (unix(7)). */
 const SOCKET_PATH_BYTES_MAX = 107;

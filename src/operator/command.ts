@@ -1,9 +1,9 @@
 import * as v from 'valibot';
 import type { KeyPlace } from '../access/rotation.ts';
+import type { Health } from '../base/health.ts';
 import type { Reload } from '../config/change.ts';
 import type { Config } from '../config/config.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
-import type { Health } from '../health.ts';
 import type { Catalogue } from '../router/catalogue.ts';
 import type { UpstreamOutages } from '../router/upstream-outages.ts';
 import type { CloseApp } from '../wallet/close.ts';

@@ -1,6 +1,6 @@
 import type * as v from 'valibot';
 import { safeParse } from 'valibot';
-import { Refusal } from '../refusal.ts';
+import { Refusal } from '../base/refusal.ts';
 import { accounts } from './accounts.ts';
 import { checkouts } from './checkouts.ts';
 import type { Command, OperatorApp } from './command.ts';

@@ -1,4 +1,5 @@
 import * as v from 'valibot';
+import { Refusal } from '../base/refusal.ts';
 import { EVENT_TYPES } from '../db/enums.ts';
 import {
   countEvents,
@@ -12,7 +13,6 @@ import {
   resendEvent,
 } from '../ledger/outbox.ts';
 import { eventRecord } from '../notify/message.ts';
-import { Refusal } from '../refusal.ts';
 import { command, Id, NOTHING, type OperatorApp, PAGE } from './command.ts';
 import { eventWith, walletWith } from './find.ts';
 

@@ -1,4 +1,5 @@
 import { and, asc, eq, gte, lt, ne } from 'drizzle-orm';
+import { Refusal } from '../base/refusal.ts';
 import type { Reader } from '../db/handle.ts';
 import { accounts, checkouts, events, keys, operations, resources, routerKeys, wallets } from '../db/schema.ts';
 import { type Account, findAccount } from '../ledger/account.ts';
@@ -7,7 +8,6 @@ import { findOperation, type Operation } from '../ledger/operation.ts';
 import { type Event, eventOf } from '../ledger/outbox.ts';
 import { findResource, type Resource } from '../ledger/resource.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
-import { Refusal } from '../refusal.ts';
 
 // Commands accept an id, a unique beginning of one, or a name; the HTTP API only whole ids.
 

@@ -1,7 +1,7 @@
 import * as v from 'valibot';
+import { Refusal } from '../base/refusal.ts';
 import { headOf } from '../ledger/head.ts';
 import { freeze, type Installation } from '../ledger/installation.ts';
-import { Refusal } from '../refusal.ts';
 import { command, NOTHING, Reason } from './command.ts';
 
 const record = (it: Installation) => ({

@@ -1,8 +1,8 @@
 import * as v from 'valibot';
 import { countKeys, type Key, listKeys, listOperatorKeys } from '../access/keys.ts';
 import * as writes from '../access/writes.ts';
+import { Refusal } from '../base/refusal.ts';
 import { installationOf } from '../ledger/installation.ts';
-import { Refusal } from '../refusal.ts';
 import { keyRecord, revokedKey } from '../wire/key.ts';
 import { name } from '../wire/parts.ts';
 import { command, Id, NOTHING, type OperatorApp, PAGE } from './command.ts';

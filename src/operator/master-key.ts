@@ -1,7 +1,7 @@
 import * as v from 'valibot';
 import { generateMasterKey, parseMasterKey } from '../access/master-key.ts';
 import { rotate } from '../access/rotation.ts';
-import { Refusal } from '../refusal.ts';
+import { Refusal } from '../base/refusal.ts';
 import { command } from './command.ts';
 
 export const masterKey = {

@@ -2,7 +2,7 @@ import * as v from 'valibot';
 import { findBrowserSession, mintBrowserToken } from '../access/browser-sessions.ts';
 import { hashToken } from '../access/token.ts';
 import { openBrowserSession } from '../access/writes.ts';
-import { Refusal } from '../refusal.ts';
+import { Refusal } from '../base/refusal.ts';
 import { command, Id, NOTHING } from './command.ts';
 
 export const page = {

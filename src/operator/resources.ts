@@ -1,8 +1,8 @@
 import * as v from 'valibot';
+import { Refusal } from '../base/refusal.ts';
 import { RESOURCE_STATUSES } from '../db/enums.ts';
 import { abandonLease, stopLease } from '../lease/create.ts';
 import { countResources, pageResources, type Resource } from '../ledger/resource.ts';
-import { Refusal } from '../refusal.ts';
 import { summaryOf } from '../wire/compute.ts';
 import { command, Id, type OperatorApp, PAGE, Reason } from './command.ts';
 import { limitedTo, pageAfter, resourceWith } from './find.ts';

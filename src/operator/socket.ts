@@ -1,11 +1,11 @@
 import { rmSync } from 'node:fs';
 import { chmod } from 'node:fs/promises';
 import http from 'node:http';
-import { contained } from '../fault.ts';
+import { contained } from '../base/fault.ts';
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
 import { outliveFaults } from '../net/listen.ts';
 import { readBounded } from '../net/read-bounded.ts';
-import { parseJson } from '../parse-json.ts';
-import { Refusal } from '../refusal.ts';
 import { type Answer, reachable } from './ask.ts';
 import type { OperatorApp } from './command.ts';
 import { runCommand } from './commands.ts';

@@ -1,8 +1,8 @@
 import * as v from 'valibot';
+import { Refusal } from '../base/refusal.ts';
 import { findAccount } from '../ledger/account.ts';
 import { SPEND_BY, type SpendScope, sumSpending } from '../ledger/spending.ts';
 import { findWallet } from '../ledger/wallet.ts';
-import { Refusal } from '../refusal.ts';
 import { spendBody } from '../wire/spend.ts';
 import { command, Id, type OperatorApp } from './command.ts';
 import { accountWith, walletWith } from './find.ts';

@@ -1,13 +1,13 @@
 import { readFileSync } from 'node:fs';
+import { formatUsd, Nanos } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
 import { unreadyReason } from '../books/readiness.ts';
 import { files } from '../files/data-directory.ts';
 import { VERSION } from '../files/version.ts';
 import { figures, type Holds } from '../ledger/figures.ts';
 import { countFrozen, describeFrozen, frozenSince } from '../ledger/frozen.ts';
 import { waitingOf } from '../ledger/outbox.ts';
-import { formatUsd, Nanos } from '../money.ts';
 import { whyUnreachable } from '../net/reach.ts';
-import { parseJson } from '../parse-json.ts';
 import { command, NOTHING, type OperatorApp } from './command.ts';
 
 const NO_SERVER = 'no server is running on this data directory';

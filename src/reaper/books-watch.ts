@@ -1,8 +1,8 @@
 import { setPriority } from 'node:os';
 import sea from 'node:sea';
 import { fileURLToPath } from 'node:url';
+import type { Health } from '../base/health.ts';
 import { startProgram } from '../files/programs.ts';
-import type { Health } from '../health.ts';
 import { newFault } from '../ledger/audit.ts';
 import { currentEpoch, lowerAcceptedFaults } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';

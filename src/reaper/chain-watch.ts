@@ -1,5 +1,5 @@
+import type { Health } from '../base/health.ts';
 import type { Reader } from '../db/handle.ts';
-import type { Health } from '../health.ts';
 import { findBreak } from '../ledger/head.ts';
 import { currentEpoch } from '../ledger/installation.ts';
 import type { Events } from '../telemetry/events.ts';

@@ -1,8 +1,8 @@
 import type { Keyring } from '../access/keyring.ts';
 import { touchKeys } from '../access/writes.ts';
+import type { Health } from '../base/health.ts';
 import type { PaymentPoller } from '../billing/payment-poller.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
-import type { Health } from '../health.ts';
 import type { KeepApp } from '../lease/keep.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import {

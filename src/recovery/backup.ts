@@ -1,12 +1,12 @@
 import { closeSync, existsSync, openSync, renameSync, statSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
+import { Refusal } from '../base/refusal.ts';
 import { damageOf, gapOf, type Marks, readMarks } from '../books/examine.ts';
 import { enterDirectory, openBooks } from '../books/open.ts';
 import { dropForeignTables } from '../db/damage.ts';
 import { openDatabase } from '../db/open.ts';
 import type { Files } from '../files/data-directory.ts';
 import { giveName, removeDatabase } from '../files/database-files.ts';
-import { Refusal } from '../refusal.ts';
 import { type Manifest, manifestOf, writeManifest } from './manifest.ts';
 
 export type Backup = Manifest & { file: string; bytes: number };

@@ -9,16 +9,16 @@ import {
 } from '../access/master-key.ts';
 import { liveRouterKeys } from '../access/router-keys.ts';
 import * as writes from '../access/writes.ts';
+import { systemTime } from '../base/clock.ts';
+import { Refusal } from '../base/refusal.ts';
 import { gapOf, readMarks } from '../books/examine.ts';
 import { enterDirectory, openBooks } from '../books/open.ts';
-import { systemTime } from '../clock.ts';
 import type { Config, MasterKeySource } from '../config/config.ts';
 import type { Reader } from '../db/handle.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
 import { installationOf } from '../ledger/installation.ts';
 import { masterKeyRows, openWallets } from '../ledger/master-keys.ts';
 import { allLiveResources } from '../ledger/resource.ts';
-import { Refusal } from '../refusal.ts';
 
 export type LostKeyReport = {
   lost_master_key_id: string;

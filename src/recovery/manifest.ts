@@ -1,9 +1,9 @@
 import * as v from 'valibot';
+import { parseJson } from '../base/parse-json.ts';
 import type { Reader } from '../db/handle.ts';
 import type { Database } from '../db/open.ts';
 import { headOf } from '../ledger/head.ts';
 import { installationOf } from '../ledger/installation.ts';
-import { parseJson } from '../parse-json.ts';
 
 type Client = Database['client'];
 

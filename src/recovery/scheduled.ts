@@ -3,13 +3,13 @@ import { readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import sea from 'node:sea';
 import { fileURLToPath } from 'node:url';
-import type { Clock } from '../clock.ts';
+import type { Clock } from '../base/clock.ts';
+import { contained } from '../base/fault.ts';
+import { parseJson } from '../base/parse-json.ts';
 import type { Config } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
-import { contained } from '../fault.ts';
 import { reportOnlyOf } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { parseJson } from '../parse-json.ts';
 import type { Events } from '../telemetry/events.ts';
 import { readManifest } from './manifest.ts';
 

@@ -1,5 +1,5 @@
+import { parseJson } from '../base/parse-json.ts';
 import { isWire } from '../config/router.ts';
-import { parseJson } from '../parse-json.ts';
 import { eventsOfCompletion } from './completion-events.ts';
 import { type Api, eventsOfAnswer } from './native.ts';
 import { createNativeReader } from './native-reader.ts';

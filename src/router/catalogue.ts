@@ -1,7 +1,7 @@
+import { Nanos } from '../base/money.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Config } from '../config/config.ts';
 import type { ModelConfig, NativeWire, PricingConfig } from '../config/router.ts';
-import { Nanos } from '../money.ts';
-import { Refusal } from '../refusal.ts';
 import { describePrice, type Price, type Rates } from './price.ts';
 
 /** A route to a model: an upstream, the model's name there, its limits and its price. */

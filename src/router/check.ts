@@ -1,9 +1,9 @@
+import { newId } from '../base/id.ts';
+import { formatUsd, Nanos, parseDecimal } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
 import type { NativeWire, UpstreamConfig } from '../config/router.ts';
-import { newId } from '../id.ts';
-import { formatUsd, Nanos, parseDecimal } from '../money.ts';
 import { inTime } from '../net/deadline.ts';
 import { request } from '../net/request.ts';
-import { parseJson } from '../parse-json.ts';
 import { boundChat, boundEmbeddings } from './bound.ts';
 import { type Catalogue, fadedAt, type Model, type Route } from './catalogue.ts';
 import { costOf, type Price } from './price.ts';

@@ -1,6 +1,6 @@
+import { parseJson, wordOf } from '../base/parse-json.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
-import { parseJson, wordOf } from '../parse-json.ts';
 import { readStatedModels } from './check.ts';
 
 /** Model servers by their default ports. */

@@ -1,4 +1,4 @@
-import { countMembers, type Member, type ParsedText } from '../json-text.ts';
+import { countMembers, type Member, type ParsedText } from '../base/json-text.ts';
 
 /**
  * The members of a request that are forwarded unchanged. Each of the `ranges` of `bytes` is one member, or several with

@@ -1,6 +1,6 @@
+import { wordOf } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
 import { HANDLED_MEMBERS, type NativeWire } from '../config/router.ts';
-import { wordOf } from '../parse-json.ts';
-import { Refusal } from '../refusal.ts';
 import { contextOf, type Model } from './catalogue.ts';
 import { FREE_MEMBERS } from './free-members.ts';
 import { quotedBytes, TooDeep, textBytes, valueBytes } from './rendered.ts';

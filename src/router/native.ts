@@ -1,5 +1,5 @@
+import { wordOf } from '../base/parse-json.ts';
 import { isWire, type NativeWire } from '../config/router.ts';
-import { wordOf } from '../parse-json.ts';
 import type { Model } from './catalogue.ts';
 import { bytesOfText } from './generated.ts';
 import { eventsOfItem } from './response-events.ts';

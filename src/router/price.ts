@@ -1,4 +1,4 @@
-import { Nanos, ZERO } from '../money.ts';
+import { Nanos, ZERO } from '../base/money.ts';
 import type { Usage } from './usage.ts';
 
 const MILLION = 1_000_000n;

@@ -1,4 +1,4 @@
-import { parseNested, UncountedJson } from '../json-text.ts';
+import { parseNested, UncountedJson } from '../base/json-text.ts';
 
 /**
  * Upper bounds of the bytes that a model server can make of a value when it renders the prompt. Every tokenizer in use

@@ -1,6 +1,6 @@
+import { parseNested, UncountedJson } from '../base/json-text.ts';
+import { wordOf } from '../base/parse-json.ts';
 import { isWire } from '../config/router.ts';
-import { parseNested, UncountedJson } from '../json-text.ts';
-import { wordOf } from '../parse-json.ts';
 import { generatedBytes } from './generated.ts';
 import {
   type Api,

@@ -1,7 +1,7 @@
+import { parseJson } from '../base/parse-json.ts';
 import type { Config } from '../config/config.ts';
 import type { UncertainPolicy } from '../config/router.ts';
 import type { Operation } from '../ledger/operation.ts';
-import { parseJson } from '../parse-json.ts';
 
 /**
  * Returns the policy for a chat with an unknown outcome, and the seconds after which it applies: the policy of the upstream

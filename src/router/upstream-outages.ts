@@ -1,8 +1,8 @@
-import type { Clock } from '../clock.ts';
+import type { Clock } from '../base/clock.ts';
+import { parseJson } from '../base/parse-json.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { tellUpstream, upstreamSubject } from '../ledger/notices.ts';
 import { latestEventOf } from '../ledger/outbox.ts';
-import { parseJson } from '../parse-json.ts';
 import type { Reply } from './upstream.ts';
 
 /** Number of unanswered calls in a row after which an upstream counts as down: one failure may be due to the request. */

@@ -1,10 +1,10 @@
 import { Readable } from 'node:stream';
 import type { Dispatcher } from 'undici';
+import { redact } from '../base/log.ts';
+import type { RefusalCode } from '../base/refusal.ts';
 import { isWire, type UpstreamConfig } from '../config/router.ts';
-import { redact } from '../log.ts';
 import { readBounded } from '../net/read-bounded.ts';
 import { type AnswerBody, type AnswerHead, openWatchedPool, type Whole } from '../net/watched-pool.ts';
-import type { RefusalCode } from '../refusal.ts';
 import { type AnswerReader, isLarge, LARGE_BYTES, READ_HERE, type ReadApart } from './apart.ts';
 import type { Api } from './native.ts';
 import { createPlaces, type Places } from './places.ts';

@@ -1,5 +1,5 @@
+import { createShares } from '../base/shares.ts';
 import type { Tenant } from '../ledger/tenant.ts';
-import { createShares } from '../shares.ts';
 import type { Audience } from './audience.ts';
 import { stopping } from './in-flight.ts';
 

@@ -1,6 +1,6 @@
+import { Refusal } from '../base/refusal.ts';
+import { createShares } from '../base/shares.ts';
 import { deadline } from '../net/deadline.ts';
-import { Refusal } from '../refusal.ts';
-import { createShares } from '../shares.ts';
 import { type Audience, createAudience, type WhenOver } from './audience.ts';
 
 const BUSY_RETRY_SECONDS = 1;

@@ -1,4 +1,4 @@
-import type { Clock } from '../clock.ts';
+import type { Clock } from '../base/clock.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { findOperation, reservedOperations } from '../ledger/operation.ts';
 import { resourceOfOperation } from '../ledger/resource.ts';

@@ -1,7 +1,9 @@
 import { type Limit, refusalOfLimit } from '../access/limits.ts';
-import type { Clock } from '../clock.ts';
+import type { Clock } from '../base/clock.ts';
+import { newId } from '../base/id.ts';
+import type { Nanos } from '../base/money.ts';
+import { Refusal, type RefusalCode, type RefusalData, refusalOf as refusalFrom, refusedFrom } from '../base/refusal.ts';
 import type { Data, Write } from '../db/write.ts';
-import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
   answerBytes,
@@ -17,8 +19,6 @@ import {
   type Standing,
 } from '../ledger/operation.ts';
 import type { TenantOf } from '../ledger/tenant.ts';
-import type { Nanos } from '../money.ts';
-import { Refusal, type RefusalCode, type RefusalData, refusalOf as refusalFrom, refusedFrom } from '../refusal.ts';
 import type { Events } from '../telemetry/events.ts';
 import { type Audience, COME_BACK_SECONDS, type WhenOver } from './audience.ts';
 import type { FundsQueue, WaitEnd } from './funds-queue.ts';

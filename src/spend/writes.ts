@@ -1,3 +1,5 @@
+import type { Nanos } from '../base/money.ts';
+import { type RefusalData, refusalOf } from '../base/refusal.ts';
 import type { Reader, Tx } from '../db/handle.ts';
 import { type Data, defineWrite, type Write } from '../db/write.ts';
 import {
@@ -18,8 +20,6 @@ import {
 } from '../ledger/operation.ts';
 import { updateIfLive } from '../ledger/resource.ts';
 import type { Wallet } from '../ledger/wallet.ts';
-import type { Nanos } from '../money.ts';
-import { type RefusalData, refusalOf } from '../refusal.ts';
 
 /**
  * The additions of a kind of paid requests to the writes of holds and settlements. `terms` are the data that the quote of a

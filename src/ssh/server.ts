@@ -2,7 +2,7 @@ import { createServer, type Socket } from 'node:net';
 import ssh2, { type Algorithms, type AuthContext, type Connection, type ParsedKey } from 'ssh2';
 import type { Keyring } from '../access/keyring.ts';
 import { resourceKey } from '../access/ssh-keys.ts';
-import { contained } from '../fault.ts';
+import { contained } from '../base/fault.ts';
 import { checkAfterFailure } from '../lease/after-failure.ts';
 import type { LeaseApp } from '../lease/create.ts';
 import { accessible, type Ports } from '../lease/ports.ts';

@@ -1,11 +1,11 @@
 import type { Readable } from 'node:stream';
 import type { ServerChannel, Session as ServerSession } from 'ssh2';
+import { contained } from '../base/fault.ts';
 import type { Session, SessionOrder } from '../compute/backend.ts';
 import { SftpFault } from '../compute/machine/sftp-fault.ts';
 import { InsideLost } from '../compute/machine/sftp-inside.ts';
 import { SFTP_SCRIPT } from '../compute/machine/sftp-script.ts';
 import { codeOfSignal } from '../compute/machine/shell.ts';
-import { contained } from '../fault.ts';
 import { contain, containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
 import { CLOSE_MILLISECONDS, type Client } from './clients.ts';

@@ -1,4 +1,4 @@
-import type { Log } from '../log.ts';
+import type { Log } from '../base/log.ts';
 import { accountEvents } from './events/accounts.ts';
 import { checkoutEvents } from './events/checkouts.ts';
 import { collectorEvents } from './events/collector.ts';

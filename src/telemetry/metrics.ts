@@ -1,7 +1,7 @@
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
-import { FAULT_PLACES } from '../fault.ts';
+import { FAULT_PLACES } from '../base/fault.ts';
+import { lostLineCount } from '../base/log.ts';
 import { VERSION } from '../files/version.ts';
-import { lostLineCount } from '../log.ts';
 import { DROP_REASONS } from './spans/exporter.ts';
 
 /** Seconds: from the first byte of a quick model server to the longest answer. */

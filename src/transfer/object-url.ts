@@ -1,6 +1,6 @@
 import { AwsV4Signer } from 'aws4fetch';
+import { Refusal } from '../base/refusal.ts';
 import type { TransferSettings } from '../config/services.ts';
-import { Refusal } from '../refusal.ts';
 
 /** The longest object key that S3 accepts, in bytes of UTF-8 (docs.aws.amazon.com, object keys). */
 const KEY_BYTES_MAX = 1024;

@@ -1,5 +1,5 @@
 import type { IncomingMessage } from 'node:http';
-import { Refusal } from '../refusal.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { UiApp } from './visit.ts';
 
 /** A name or an address, with or without a port. Other parts of a URL, such as a user, are not part of a host. */

@@ -1,10 +1,10 @@
 import type { ServerResponse } from 'node:http';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import type { Context } from 'hono';
+import { Refusal } from '../base/refusal.ts';
+import { createShares } from '../base/shares.ts';
 import type { Env } from '../http/endpoint.ts';
 import { openEventStream } from '../http/event-stream.ts';
-import { Refusal } from '../refusal.ts';
-import { createShares } from '../shares.ts';
 import { PAGE_HEADERS } from './guard.ts';
 import { accountFigures, accountSeen } from './pages/accounts.ts';
 import { leaseFigures, leasesAsked } from './pages/leases.ts';

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
-import { Refusal } from '../refusal.ts';
-import { createKept } from '../shares.ts';
+import { Refusal } from '../base/refusal.ts';
+import { createKept } from '../base/shares.ts';
 import type { Visit } from './visit.ts';
 
 /** Time for which a repeated form gets the answer of the first one, with any secret in it. */

@@ -1,7 +1,7 @@
-import type { Nanos } from '../money.ts';
-import { formatUsd } from '../money.ts';
-import { duration, type StateTone, toneOf } from '../shown.ts';
-import { visible } from '../visible.ts';
+import type { Nanos } from '../base/money.ts';
+import { formatUsd } from '../base/money.ts';
+import { duration, type StateTone, toneOf } from '../base/shown.ts';
+import { visible } from '../base/visible.ts';
 import { EMPTY, type Html, html, type Value } from './html.ts';
 
 /**

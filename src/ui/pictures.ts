@@ -1,4 +1,4 @@
-import { type Nanos, ZERO } from '../money.ts';
+import { type Nanos, ZERO } from '../base/money.ts';
 import { EMPTY, type Html, html } from './html.ts';
 import { brief, count, dollars, outside, table, when } from './parts.ts';
 

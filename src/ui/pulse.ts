@@ -1,7 +1,7 @@
+import { Nanos, ZERO } from '../base/money.ts';
 import type { Reader } from '../db/handle.ts';
 import { figures } from '../ledger/figures.ts';
 import { type SpendCell, spendingOverTime } from '../ledger/spending.ts';
-import { Nanos, ZERO } from '../money.ts';
 
 const MINUTE = 60;
 export const PULSE_SECONDS = 3600;

@@ -1,9 +1,9 @@
 import type { IncomingMessage } from 'node:http';
 import { type Context, Hono } from 'hono';
-import { refuseFault } from '../health.ts';
+import { refuseFault } from '../base/health.ts';
+import { REFUSALS, Refusal } from '../base/refusal.ts';
 import { readBody } from '../http/body.ts';
 import { allowOf, callerNetwork, describeError, type Env, enter, onError, requestIdOf } from '../http/endpoint.ts';
-import { REFUSALS, Refusal } from '../refusal.ts';
 import type { Asset } from './assets.ts';
 import { cookieOf, PAGE_HEADERS, type Place, placeOf, refuseForeignForm, SESSION } from './guard.ts';
 import { EMPTY, type Html, html } from './html.ts';

@@ -1,12 +1,12 @@
 import type { CodeFlow } from '../access/code-flow.ts';
 import { type AccountPrincipal, admit } from '../access/principal.ts';
+import { newId } from '../base/id.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Config } from '../config/config.ts';
 import { type Endpoint, type HttpApp, invoke } from '../http/endpoint.ts';
-import { newId } from '../id.ts';
 import { findWallet, type Wallet, walletOf } from '../ledger/wallet.ts';
 import type { OperatorApp } from '../operator/command.ts';
 import { type CommandInput, type CommandName, type CommandOutput, runCommand } from '../operator/commands.ts';
-import { Refusal } from '../refusal.ts';
 import type { Once } from './once.ts';
 import type { Pulse } from './pulse.ts';
 

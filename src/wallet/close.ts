@@ -1,3 +1,4 @@
+import { ZERO } from '../base/money.ts';
 import type { Config } from '../config/config.ts';
 import { defineWrite } from '../db/write.ts';
 import type { LeaseApp } from '../lease/create.ts';
@@ -7,7 +8,6 @@ import { beginClosing, type CloseReason, closeWallet, noteCleanup } from '../led
 import { hasOpenOperations, openOperations, resolveByPolicy } from '../ledger/operation.ts';
 import { endResourcesOfWallet, liveResources, type Resource } from '../ledger/resource.ts';
 import { findWallet, openChildren, openDescendants, statusAt, type Wallet } from '../ledger/wallet.ts';
-import { ZERO } from '../money.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 
 export type CloseApp = LeaseApp & {

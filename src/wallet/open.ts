@@ -1,8 +1,8 @@
 import { type Keyring, walletCredential, walletToken } from '../access/keyring.ts';
 import { type Limit, refusalOfLimit } from '../access/limits.ts';
-import type { Clock } from '../clock.ts';
+import type { Clock } from '../base/clock.ts';
+import { newId } from '../base/id.ts';
 import type { Config } from '../config/config.ts';
-import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { openWallet, type WalletOrder } from '../ledger/open-wallet.ts';
 import type { TenantOf } from '../ledger/tenant.ts';

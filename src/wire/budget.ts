@@ -1,9 +1,9 @@
 import * as v from 'valibot';
+import { formatUsd } from '../base/money.ts';
 import { OPERATION_KINDS, WALLET_STATUSES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
 import type { Operation } from '../ledger/operation.ts';
 import type { Wallet } from '../ledger/wallet.ts';
-import { formatUsd } from '../money.ts';
 import { Time, Usd } from './parts.ts';
 import { WalletRecord, walletRecord } from './wallet.ts';
 

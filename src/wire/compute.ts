@@ -1,4 +1,6 @@
 import * as v from 'valibot';
+import { formatUsd, Nanos, ZERO } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
 import { type Offer, SLOTS, type Slot, type Spec } from '../compute/backend.ts';
 import { canExtend } from '../compute/slots.ts';
 import type { Reader } from '../db/handle.ts';
@@ -7,8 +9,6 @@ import { whyProvisioning } from '../lease/why.ts';
 import { keepOf } from '../ledger/keep.ts';
 import { operationOf } from '../ledger/operation.ts';
 import type { Resource } from '../ledger/resource.ts';
-import { formatUsd, Nanos, ZERO } from '../money.ts';
-import { parseJson } from '../parse-json.ts';
 import { checked, Id, Time, text, Usd, wholeNumber } from './parts.ts';
 
 const maxSeconds = wholeNumber(60, 30 * 86_400);

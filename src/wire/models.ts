@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { formatDecimal, formatUsd } from '../money.ts';
+import { formatDecimal, formatUsd } from '../base/money.ts';
 import type { Model } from '../router/catalogue.ts';
 import type { Price } from '../router/price.ts';
 import { PriceUsd, Time } from './parts.ts';

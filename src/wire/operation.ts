@@ -1,9 +1,9 @@
 import * as v from 'valibot';
+import { formatUsd } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
 import { OPERATION_KINDS, OPERATION_OUTCOMES, OPERATION_STATES, SETTLED_BY } from '../db/enums.ts';
 import type { Operation } from '../ledger/operation.ts';
 import type { Step } from '../ledger/timeline.ts';
-import { formatUsd } from '../money.ts';
-import { parseJson } from '../parse-json.ts';
 import { Time, Usd } from './parts.ts';
 
 /** An operation in the operator's view. */

@@ -1,10 +1,10 @@
 import * as v from 'valibot';
 import type { RouterKey } from '../access/router-keys.ts';
 import { TOKEN_PREFIX } from '../access/token.ts';
-import type { Period } from '../calendar.ts';
+import type { Period } from '../base/calendar.ts';
+import { formatUsd, Nanos, parseUsd } from '../base/money.ts';
+import { parseJson } from '../base/parse-json.ts';
 import { shownAvailable, type Wallet } from '../ledger/wallet.ts';
-import { formatUsd, Nanos, parseUsd } from '../money.ts';
-import { parseJson } from '../parse-json.ts';
 import { ChatBody, Messages } from './chat.ts';
 import { Time, text } from './parts.ts';
 

@@ -1,6 +1,6 @@
 import * as v from 'valibot';
+import { formatUsd } from '../base/money.ts';
 import { SPEND_BY, type Spending, type SpendRest } from '../ledger/spending.ts';
-import { formatUsd } from '../money.ts';
 import { numberInQuery, Usd } from './parts.ts';
 
 /** Maximum number of rows of an answer over HTTP. */

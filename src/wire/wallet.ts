@@ -1,10 +1,10 @@
 import * as v from 'valibot';
-import { isZone, PERIODS } from '../calendar.ts';
+import { isZone, PERIODS } from '../base/calendar.ts';
+import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, parseUsd } from '../base/money.ts';
 import { CLOSE_REASONS, WALLET_STATUSES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
 import { type Refill, refillOf } from '../ledger/refill.ts';
 import { frozenOver, shownAvailable, statusAt, type Wallet } from '../ledger/wallet.ts';
-import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, parseUsd } from '../money.ts';
 import { Cents, checked, name, Time, text, Usd, wholeNumber } from './parts.ts';
 
 const DAY_SECONDS = 86_400;

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from 'fast-check';
 import { createLimit, type Limit } from '../../src/access/limits.ts';
-import { Refusal } from '../../src/refusal.ts';
+import { Refusal } from '../../src/base/refusal.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure } from '../helper/upstream.ts';
 import { assertNothingMoves, assertRefused } from '../http/refused.ts';

@@ -3,7 +3,7 @@ import test from 'node:test';
 import { openRouterKey } from '../../src/access/router-keys.ts';
 import { deriveToken, hashToken } from '../../src/access/token.ts';
 import { createTokens } from '../../src/access/tokens.ts';
-import { newId } from '../../src/id.ts';
+import { newId } from '../../src/base/id.ts';
 import { MASTER_KEY_ID, openBooks } from '../ledger/books.ts';
 
 const tokenOf = (id: string) => deriveToken('wallet', Buffer.alloc(32, 7), id);

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import type http from 'node:http';
 import type { TestContext } from 'node:test';
-import { formatUsd, Nanos } from '../../src/money.ts';
+import { formatUsd, Nanos } from '../../src/base/money.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
 import { type HeldTimeouts, holdTimeouts } from '../helper/held-timeouts.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import test from 'node:test';
+import { formatUsd, Nanos } from '../../src/base/money.ts';
 import { findAnswer } from '../../src/ledger/operation.ts';
-import { formatUsd, Nanos } from '../../src/money.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, completionStream, counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';

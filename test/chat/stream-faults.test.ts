@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { formatUsd, Nanos } from '../../src/money.ts';
+import { formatUsd, Nanos } from '../../src/base/money.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import {

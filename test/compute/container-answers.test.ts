@@ -5,11 +5,11 @@ import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
+import { followFaults } from '../../src/base/fault.ts';
 import { openEngine, textOf } from '../../src/compute/engines/container/engine.ts';
 import { beginIn } from '../../src/compute/engines/container/program.ts';
 import { whyEnded } from '../../src/compute/engines/container/why-ended.ts';
 import { createInside } from '../../src/compute/machine/inside.ts';
-import { followFaults } from '../../src/fault.ts';
 import { waitFor } from '../helper/waiting.ts';
 
 /** What an engine may answer: every call ends, and what cannot be read is nothing that is known. */

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { newId } from '../../src/base/id.ts';
 import { packFile } from '../../src/compute/engines/container/tar.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
-import { newId } from '../../src/id.ts';
 import { until } from '../helper/waiting.ts';
 import { type Engine, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';

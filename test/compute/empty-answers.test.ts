@@ -6,11 +6,11 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
+import { Secret } from '../../src/base/secret.ts';
 import type { Backend } from '../../src/compute/backend.ts';
 import { jobName, LEASE_LABEL } from '../../src/compute/engines/kubernetes/describe.ts';
 import type { VastSettings } from '../../src/compute/engines/vast/settings.ts';
 import { openVastBackend } from '../../src/compute/engines/vast/vast.ts';
-import { Secret } from '../../src/config/secret.ts';
 import { CONTAINER_PREFIX, containerAt, kubernetesAt } from './engines/hostile.ts';
 import { LXD_PREFIX, lxdSubject } from './engines/lxd.ts';
 

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as v from 'valibot';
+import { newId } from '../../src/base/id.ts';
 import { type Spec, tagOf } from '../../src/compute/backend.ts';
 import { describeJob, describePod, jobName } from '../../src/compute/engines/kubernetes/describe.ts';
 import type { Job, Pod } from '../../src/compute/engines/kubernetes/objects.ts';
 import { type KubernetesSettings, notes, slots } from '../../src/compute/engines/kubernetes/settings.ts';
 import { machineOf } from '../../src/compute/engines/kubernetes/state.ts';
 import { quoteOf } from '../../src/compute/kit/priced.ts';
-import { newId } from '../../src/id.ts';
 
 const base = { backend: 'kubernetes', namespace: 'leases', image: 'debian:12' };
 const prices = { cpu_hourly_usd: '0.02', memory_gib_hourly_usd: '0.005', gpu_hourly_usd: { h100: '2.5', l4: '0.5' } };

@@ -4,10 +4,10 @@ import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
 import test, { type TestContext } from 'node:test';
 import ssh2, { type Algorithms, type Connection } from 'ssh2';
+import { sshKeyFromSeed } from '../../src/base/ssh-key.ts';
 import { ChannelRefused, channelsOf, NeverSent, openChannel } from '../../src/compute/kit/channel.ts';
 import { connectSsh } from '../../src/compute/kit/connect.ts';
 import { runOver } from '../../src/compute/kit/ssh-program.ts';
-import { sshKeyFromSeed } from '../../src/ssh-key.ts';
 
 const key = () => sshKeyFromSeed(randomBytes(32), 'test').privateKey;
 const ORDER = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: 10_000 };

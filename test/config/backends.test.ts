@@ -4,11 +4,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { stringify } from 'yaml';
+import { secretsIn } from '../../src/base/secret.ts';
 import { adviceOn, listBackends } from '../../src/compute/settings.ts';
 import { changeOf } from '../../src/config/change.ts';
 import { printable, readConfig } from '../../src/config/config.ts';
 import { ConfigurationFault } from '../../src/config/fault.ts';
-import { secretsIn } from '../../src/config/secret.ts';
 
 const CANARIES = ['vast-canary-0123456789', 'vast-canary-9876543210'] as const;
 const container = (more: object = {}) => ({

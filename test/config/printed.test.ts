@@ -4,9 +4,9 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { stringify } from 'yaml';
+import { isSame, redactedTexts, secretsIn } from '../../src/base/secret.ts';
 import { type Config, printable, printedText, readConfig } from '../../src/config/config.ts';
 import { SETTING_NAMES, Settings } from '../../src/config/schema.ts';
-import { isSame, redactedTexts, secretsIn } from '../../src/config/secret.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
 const KEY = 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0';

@@ -2,8 +2,8 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { format, inspect } from 'node:util';
 import { deserialize, serialize } from 'node:v8';
-import { isSame, redactedTexts, Secret, secretsIn } from '../../src/config/secret.ts';
-import { createLog } from '../../src/log.ts';
+import { createLog } from '../../src/base/log.ts';
+import { isSame, redactedTexts, Secret, secretsIn } from '../../src/base/secret.ts';
 
 const CANARY = 'canary-0123456789';
 const settings = (text = CANARY) => ({ list: [{ name: 'a', key: new Secret(text) }], none: undefined, price: 1n });

@@ -3,8 +3,8 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { setImmediate as nextTurn } from 'node:timers/promises';
+import { followFaults } from '../../src/base/fault.ts';
 import { createDiskReserve } from '../../src/db/disk-reserve.ts';
-import { followFaults } from '../../src/fault.ts';
 import { waitFor } from '../helper/waiting.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 

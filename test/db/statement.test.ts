@@ -4,11 +4,11 @@ import Client from 'better-sqlite3';
 import { desc, eq, gt, sql } from 'drizzle-orm';
 import { drizzle } from 'drizzle-orm/better-sqlite3';
 import { blob, sqliteTable, text } from 'drizzle-orm/sqlite-core';
+import { Nanos } from '../../src/base/money.ts';
 import { prepare, type Reader } from '../../src/db/handle.ts';
 import { count, entries, nanos, wallets } from '../../src/db/schema.ts';
 import { compileQuery } from '../../src/db/statement.ts';
 import { findWallet } from '../../src/ledger/wallet.ts';
-import { Nanos } from '../../src/money.ts';
 import { openBooks } from '../ledger/books.ts';
 
 // What compileQuery reads of a prepared query is not in drizzle's types: another version may keep it elsewhere.

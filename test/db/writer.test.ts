@@ -2,9 +2,9 @@ import assert from 'node:assert/strict';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
+import { Refusal } from '../../src/base/refusal.ts';
 import { openDatabase } from '../../src/db/open.ts';
 import { createWriter, type WriterEvents } from '../../src/db/writer.ts';
-import { Refusal } from '../../src/refusal.ts';
 import { createRandom, SEED } from '../helper/random.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 

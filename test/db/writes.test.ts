@@ -20,12 +20,12 @@ test('the thread that writes knows every write by its name', () => {
   assert.equal(new Set(names).size, names.length);
   // In a process of its own: in this one, other tests have loaded what defines writes.
   const program = `
-    import ${JSON.stringify(urlOf('src/writer-thread.ts'))};
+    import ${JSON.stringify(urlOf('src/main/writer-thread.ts'))};
     import { writeOf } from ${JSON.stringify(urlOf('src/db/write.ts'))};
     for (const name of ${JSON.stringify(names)}) {
       try { writeOf(name); } catch ({ message }) { console.log(message); }
     }`;
   const loading = urlOf('test/helper/loading.mjs');
   const unknown = execFileSync(process.execPath, [`--import=${loading}`, '--input-type=module'], { input: program });
-  assert.equal(unknown.toString(), '', 'add their modules to src/writer-thread.ts');
+  assert.equal(unknown.toString(), '', 'add their modules to src/main/writer-thread.ts');
 });

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
+import { createLog } from '../../src/base/log.ts';
 import { runDemo } from '../../src/demo/demo.ts';
-import { createLog } from '../../src/log.ts';
 import { length } from '../helper/random.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { leftOf } from './left.ts';

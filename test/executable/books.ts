@@ -1,4 +1,4 @@
-import { parseDecimal } from '../../src/money.ts';
+import { parseDecimal } from '../../src/base/money.ts';
 
 export type Entry = { seq: number; cause_id: string; debit: string; credit: string; amount_usd: string };
 /** What the journal says of one operation. Amounts are nano-dollars. */

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as v from 'valibot';
+import { Refusal } from '../../src/base/refusal.ts';
 import { Router } from '../../src/config/router.ts';
 import { boundRequest, type ModelRequestKind, readModelRequest, validRequest } from '../../src/http/model-request.ts';
-import { Refusal } from '../../src/refusal.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { measuredFor } from '../../src/router/measure.ts';
 import type { Api } from '../../src/router/native.ts';

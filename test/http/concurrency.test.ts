@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { Refusal } from '../../src/base/refusal.ts';
 import { createConcurrency } from '../../src/http/concurrency.ts';
-import { Refusal } from '../../src/refusal.ts';
 
 const refused = (enter: () => unknown, message: RegExp) =>
   assert.throws(

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { textsOf } from '../../src/http/wires/event-texts.ts';
-import { responsesWire } from '../../src/http/wires/responses.ts';
+import { textsOf } from '../../src/http/dialects/event-texts.ts';
+import { responsesDialect } from '../../src/http/dialects/responses.ts';
 
 const KIB = 1024;
 /** A piece of the text, with every unit of it as an escape, and what stands around it. */
@@ -26,8 +26,8 @@ test('long events come in pieces, and are the same as in one', () => {
 });
 
 test('the end of a translated stream, and the end of each of its parts, comes in pieces', () => {
-  const { kept } = responsesWire.translate({ model: 'chat', input: 'hi' });
-  const stream = responsesWire.answers(kept, 'seed').stream();
+  const { kept } = responsesDialect.translate({ model: 'chat', input: 'hi' });
+  const stream = responsesDialect.answers(kept, 'seed').stream();
   const told: string[] = [];
   const tell = (delta: object) => {
     for (const piece of stream.chunk({ id: 'c', choices: [{ delta }] })) told.push(piece);

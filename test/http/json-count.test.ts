@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { parseText } from '../../src/base/json-text.ts';
+import { Refusal } from '../../src/base/refusal.ts';
 import { NUMBER_BYTES, VALUE_BYTES } from '../../src/http/body.ts';
 import { createMemoryQuota } from '../../src/http/memory-quota.ts';
-import { parseText } from '../../src/json-text.ts';
-import { Refusal } from '../../src/refusal.ts';
 import { SEED } from '../helper/random.ts';
 
 /** Parses, and answers what was counted for it. */

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { createBlockReader } from '../../src/http/wires/blocks.ts';
-import { plainChunks } from '../../src/http/wires/chunk.ts';
+import { createBlockReader } from '../../src/http/dialects/blocks.ts';
+import { plainChunks } from '../../src/http/dialects/chunk.ts';
 import { assertLinear } from '../helper/cpu.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { length } from '../helper/random.ts';

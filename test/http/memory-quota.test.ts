@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { Refusal } from '../../src/base/refusal.ts';
 import { type Allowance, createMemoryQuota } from '../../src/http/memory-quota.ts';
-import { Refusal } from '../../src/refusal.ts';
 
 const MIB = 1024 * 1024;
 

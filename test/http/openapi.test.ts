@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import * as v from 'valibot';
-import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
+import { REFUSALS, type RefusalCode } from '../../src/base/refusal.ts';
 import { shopOf } from '../billing/paid.ts';
 import { openTestServer } from '../helper/server.ts';
 import { failure, gate } from '../helper/upstream.ts';

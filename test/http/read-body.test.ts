@@ -3,9 +3,9 @@ import { once } from 'node:events';
 import { createServer, type IncomingMessage } from 'node:http';
 import { type AddressInfo, connect } from 'node:net';
 import test, { type TestContext } from 'node:test';
+import type { Refusal } from '../../src/base/refusal.ts';
 import { readBody } from '../../src/http/body.ts';
 import { createMemoryQuota } from '../../src/http/memory-quota.ts';
-import type { Refusal } from '../../src/refusal.ts';
 
 /** A server that reads bodies of at most `max` bytes, and a client of it that writes by hand. `heard` is told of each piece first. */
 async function openReader(

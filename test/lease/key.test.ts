@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { Refusal } from '../../src/refusal.ts';
+import { Refusal } from '../../src/base/refusal.ts';
 import { until } from '../helper/waiting.ts';
 import { hold, LONG, openMemoryServer, PRICE } from './leases.ts';
 

@@ -2,10 +2,10 @@ import assert from 'node:assert/strict';
 import { rmSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
+import { Refusal } from '../../src/base/refusal.ts';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { examine } from '../../src/doctor/doctor.ts';
-import { Refusal } from '../../src/refusal.ts';
 import { LONG, openMemoryServer, PRICE } from './leases.ts';
 
 const MACHINE = '0123456789abcdef0123456789abcdef';

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
+import { centsToNanos } from '../../src/base/money.ts';
 import { accountOf, suspendAccount } from '../../src/ledger/account.ts';
 import {
   AFTER,
@@ -20,7 +21,6 @@ import { beginClosing, closeWallet } from '../../src/ledger/closing.ts';
 import { openWallet } from '../../src/ledger/open-wallet.ts';
 import { type ReversalReport, reversePayment } from '../../src/ledger/reversal.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
-import { centsToNanos } from '../../src/money.ts';
 import { type Books, openBooks, opening, walletOrder } from './books.ts';
 
 const CENTS = 2000;

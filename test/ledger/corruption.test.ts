@@ -4,11 +4,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
 import Client from 'better-sqlite3';
-import { openApp } from '../../src/app.ts';
+import { createLog } from '../../src/base/log.ts';
 import { auditFiles } from '../../src/books/examine.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { files } from '../../src/files/data-directory.ts';
-import { createLog } from '../../src/log.ts';
+import { openApp } from '../../src/main/app.ts';
 import { createRandom, length, type Random, SEED } from '../helper/random.ts';
 import { NOTES, openStory } from './story.ts';
 

@@ -2,10 +2,10 @@ import assert from 'node:assert/strict';
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
+import { Nanos } from '../../src/base/money.ts';
 import { type CommitMark, findBreak, findGap, headOf, readHeadFile, writeHeadFile } from '../../src/ledger/head.ts';
 import { beginEpoch } from '../../src/ledger/installation.ts';
 import { post } from '../../src/ledger/journal.ts';
-import { Nanos } from '../../src/money.ts';
 import { openBooks, temporaryDirectory } from './books.ts';
 
 const HASH = 'ab'.repeat(32);

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { formatUsd, Nanos } from '../../src/money.ts';
+import { formatUsd, Nanos } from '../../src/base/money.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure, hang, reset } from '../helper/upstream.ts';

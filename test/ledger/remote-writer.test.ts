@@ -3,6 +3,7 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import type { Worker } from 'node:worker_threads';
+import { Refusal } from '../../src/base/refusal.ts';
 import { type ChatTerms, chatWrites } from '../../src/chat/terms.ts';
 import { defineWrite } from '../../src/db/write.ts';
 import { findAccount, listAccounts, openAccount, suspendAccount } from '../../src/ledger/account.ts';
@@ -12,7 +13,6 @@ import { openLedger } from '../../src/ledger/ledger.ts';
 import { openWallet } from '../../src/ledger/open-wallet.ts';
 import { findOperation, operationFrom } from '../../src/ledger/operation.ts';
 import { available, findWallet, type Wallet } from '../../src/ledger/wallet.ts';
-import { Refusal } from '../../src/refusal.ts';
 import { done, holdOrder, MASTER_KEY_ID, opening, temporaryDirectory, walletOrder } from './books.ts';
 
 /** A ledger that is written by its thread. */

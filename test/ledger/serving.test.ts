@@ -3,15 +3,15 @@ import { copyFileSync, existsSync, readFileSync, renameSync, rmSync, writeFileSy
 import { join } from 'node:path';
 import test from 'node:test';
 import Client from 'better-sqlite3';
+import { createLog } from '../../src/base/log.ts';
+import { Nanos } from '../../src/base/money.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { knownSchema } from '../../src/db/known-schema.ts';
 import { files } from '../../src/files/data-directory.ts';
 import { type CommitMark, openTipFile, readTipFile } from '../../src/ledger/head.ts';
 import { post } from '../../src/ledger/journal.ts';
-import { createLog } from '../../src/log.ts';
-import { Nanos } from '../../src/money.ts';
+import { serve } from '../../src/main/serve.ts';
 import { urlOf } from '../../src/net/listen.ts';
-import { serve } from '../../src/serve.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';

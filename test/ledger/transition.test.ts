@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
+import { centsToNanos } from '../../src/base/money.ts';
 import {
   AFTER,
   ANSWER_KEPT_SECONDS,
@@ -12,7 +13,6 @@ import {
 } from '../../src/ledger/operation.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { findWallet } from '../../src/ledger/wallet.ts';
-import { centsToNanos } from '../../src/money.ts';
 import { done, holdOrder, openBooks, refused, unknown } from './books.ts';
 
 const HOLD = 100n;

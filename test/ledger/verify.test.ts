@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
+import { centsToNanos } from '../../src/base/money.ts';
 import { openDatabase } from '../../src/db/open.ts';
 import { audit, auditInThreads } from '../../src/ledger/audit.ts';
 import { beginClosing, closeWallet } from '../../src/ledger/closing.ts';
 import { hashEntry } from '../../src/ledger/journal.ts';
 import { printVerdict, readVerdict, type Verdict, verifyLedger } from '../../src/ledger/verify.ts';
-import { centsToNanos } from '../../src/money.ts';
 import { type Books, done, openBooks, refused, unknown } from './books.ts';
 
 /** Books in which everything has happened once, and the ids of what happened. */

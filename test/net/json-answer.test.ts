@@ -73,7 +73,7 @@ test(`what comes in pieces is read as JSON.parse reads the whole (seed ${SEED})`
       const [at, gone] = [random.whole(0, text.length), random.whole(0, 2)];
       text = Buffer.concat([text.subarray(0, at), Buffer.from(random.pick([...PARTS, ''])), text.subarray(at + gone)]);
     }
-    if (text.includes('\\\\')) continue; // Then JSON.parse itself confuses names (test/json-names.test.ts).
+    if (text.includes('\\\\')) continue; // Then JSON.parse itself confuses names (test/base/json-names.test.ts).
     const whole = expected(text);
     if (whole !== 'not JSON') count++;
     assert.equal(JSON.stringify(parsed(text, random)), JSON.stringify(whole)); // deepEqual would not see an own __proto__.

@@ -2,12 +2,12 @@ import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, wr
 import { tmpdir } from 'node:os';
 import { dirname, join, relative } from 'node:path';
 import type { TestContext } from 'node:test';
-import { type App, openApp } from '../../src/app.ts';
+import { createLog } from '../../src/base/log.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { headOf } from '../../src/ledger/head.ts';
 import { installationOf } from '../../src/ledger/installation.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
-import { createLog } from '../../src/log.ts';
+import { type App, openApp } from '../../src/main/app.ts';
 import { length } from '../helper/random.ts';
 import { until } from '../helper/waiting.ts';
 import type { Image, Luck } from './disk.ts';

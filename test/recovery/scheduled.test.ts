@@ -4,7 +4,7 @@ import { cpSync, existsSync, mkdirSync, readdirSync, renameSync, writeFileSync }
 import { join } from 'node:path';
 import test from 'node:test';
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { followFaults } from '../../src/fault.ts';
+import { followFaults } from '../../src/base/fault.ts';
 import { endReportOnly, recogniseMachine } from '../../src/lease/report-only.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { createBackups, runBackup } from '../../src/recovery/scheduled.ts';

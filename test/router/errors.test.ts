@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { REFUSALS, type RefusalCode } from '../../src/base/refusal.ts';
 import { isPassing } from '../../src/http/openai-error.ts';
-import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { type Answer, openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, completionStream, forever, said, streaming } from '../helper/sse.ts';

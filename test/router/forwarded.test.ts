@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as v from 'valibot';
+import { canonicalJson, fingerprint } from '../../src/base/fingerprint.ts';
+import { canonicalBytes, parseText } from '../../src/base/json-text.ts';
 import { Router } from '../../src/config/router.ts';
-import { canonicalJson, fingerprint } from '../../src/fingerprint.ts';
 import { boundRequest, readModelRequest, validRequest } from '../../src/http/model-request.ts';
-import { canonicalBytes, parseText } from '../../src/json-text.ts';
 import { boundChat } from '../../src/router/bound.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { measuredFor } from '../../src/router/measure.ts';

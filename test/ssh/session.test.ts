@@ -6,12 +6,12 @@ import { Duplex, PassThrough, Readable } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import ssh2, { type ServerChannel, type Session as ServerSession } from 'ssh2';
+import { followFaults } from '../../src/base/fault.ts';
+import { sshKeyFromSeed } from '../../src/base/ssh-key.ts';
 import type { Session } from '../../src/compute/backend.ts';
-import { followFaults } from '../../src/fault.ts';
 import { type Client, createClients } from '../../src/ssh/clients.ts';
 import { type Host, serveSession } from '../../src/ssh/session.ts';
 import { REQUEST } from '../../src/ssh/sftp-wire.ts';
-import { sshKeyFromSeed } from '../../src/ssh-key.ts';
 import { openDirectory, openLocalSession } from './wire-client.ts';
 
 const MEMORY = { tryTake: () => true, close() {} };

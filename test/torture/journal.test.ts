@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { periodAt } from '../../src/calendar.ts';
+import { periodAt } from '../../src/base/calendar.ts';
 import { type Failure, newJournal, note, type OrderEntry, type WalletEntry } from '../../torture/journal.ts';
 import { expiryOf, type MoveEntry, noteMove, zoneOfNextMidnight } from '../../torture/move.ts';
 import type { Answer } from '../helper/server.ts';

@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import http from 'node:http';
 import test, { type TestContext } from 'node:test';
 import { request } from 'undici';
-import { Secret } from '../../src/config/secret.ts';
+import { Secret } from '../../src/base/secret.ts';
 import { tryTransfer } from '../../src/transfer/check.ts';
 import { createSigner } from '../../src/transfer/object-url.ts';
 import { handClock, openTestServer, type TestServer } from '../helper/server.ts';

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { fingerprint } from '../../src/fingerprint.ts';
+import { fingerprint } from '../../src/base/fingerprint.ts';
+import { ZERO } from '../../src/base/money.ts';
 import { insertChange } from '../../src/ledger/move.ts';
-import { ZERO } from '../../src/money.ts';
 import { extend } from '../../src/wallet/change.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { eq } from 'drizzle-orm';
-import { isZone, periodAt } from '../../src/calendar.ts';
+import { isZone, periodAt } from '../../src/base/calendar.ts';
 import { walletChanges } from '../../src/db/schema.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
 import { handClock, openTestServer } from '../helper/server.ts';

@@ -1,6 +1,6 @@
 import { connect } from 'node:net';
 import { Client, type ConnectConfig } from 'ssh2';
-import { reportFault } from '../../fault.ts';
+import { reportFault } from '../../base/fault.ts';
 import { contain } from '../../net/contain.ts';
 import { SSH_ALGORITHMS } from '../../net/ssh-algorithms.ts';
 

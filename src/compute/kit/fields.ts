@@ -1,6 +1,6 @@
 import * as v from 'valibot';
-import { writtenAs } from '../../config/written.ts';
-import { formatUsd, Nanos, parseDecimal } from '../../money.ts';
+import { formatUsd, Nanos, parseDecimal } from '../../base/money.ts';
+import { writtenAs } from '../../base/written.ts';
 
 /** Settings that several backends have. */
 

@@ -1,5 +1,5 @@
-import { formatUsd, Nanos } from '../../money.ts';
-import { Refusal } from '../../refusal.ts';
+import { formatUsd, Nanos } from '../../base/money.ts';
+import { Refusal } from '../../base/refusal.ts';
 import type { Offer, Quote, Spec, SpecOne, SpecThree, SpecTwo } from '../backend.ts';
 
 /** Prices and limits from the configuration: a backend quotes them without a call. */

@@ -1,4 +1,4 @@
-import { Refusal } from '../../refusal.ts';
+import { Refusal } from '../../base/refusal.ts';
 import type { Backend, ExecOrder, ExecResult, Ref } from '../backend.ts';
 import { collect, type Tell } from './collect.ts';
 import { hasTimedOut } from './program.ts';

@@ -1,5 +1,5 @@
+import { Refusal } from '../../base/refusal.ts';
 import { collectPieces } from '../../net/pieces.ts';
-import { Refusal } from '../../refusal.ts';
 import type { Backend, Ref } from '../backend.ts';
 import { type Attributes, entriesOf, factsOf } from './sftp-facts.ts';
 import { SftpFault, STATUS } from './sftp-fault.ts';

@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto';
-import { newId } from '../../id.ts';
-import { Refusal } from '../../refusal.ts';
+import { newId } from '../../base/id.ts';
+import { Refusal } from '../../base/refusal.ts';
 import type { Backend, OutputBudget, Ref } from '../backend.ts';
 import { collect, type Tell } from './collect.ts';
 import { become, enter, NO_DIRECTORY, type Setting } from './command.ts';

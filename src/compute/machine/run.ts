@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto';
 import { PassThrough, type Readable, Transform } from 'node:stream';
-import { Refusal } from '../../refusal.ts';
+import { Refusal } from '../../base/refusal.ts';
 import type { Backend, OutputBudget, Ref } from '../backend.ts';
 import { collectBoth } from './collect.ts';
 import { codeOfSignal, KILL_MARKED, LIMITED, quoted } from './shell.ts';

@@ -1,5 +1,5 @@
 import { constants } from 'node:os';
-import { Refusal } from '../../refusal.ts';
+import { Refusal } from '../../base/refusal.ts';
 
 /** Quotes a text as one word of a POSIX shell. */
 export const quoted = (text: string) => `'${text.replaceAll("'", `'\\''`)}'`;

@@ -8,7 +8,7 @@ import {
   Server,
   WebStandardStreamableHTTPServerTransport,
 } from '@modelcontextprotocol/server';
-import { Refusal } from '../../refusal.ts';
+import { Refusal } from '../../base/refusal.ts';
 import { describeError, type HttpApp, type Invocation, invoke, type Reply } from '../endpoint.ts';
 import { INTERFACE_VERSION } from '../openapi.ts';
 import { listTools, TOOLS, type Tool } from './tools.ts';

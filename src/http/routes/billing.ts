@@ -1,5 +1,5 @@
+import { fingerprint } from '../../base/fingerprint.ts';
 import { checkout } from '../../billing/checkout.ts';
-import { fingerprint } from '../../fingerprint.ts';
 import { Checkout, CheckoutRequest, checkoutBody } from '../../wire/checkout.ts';
 import { endpoint } from '../endpoint.ts';
 

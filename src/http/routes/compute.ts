@@ -1,8 +1,9 @@
 import * as v from 'valibot';
 import { resourceKey } from '../../access/ssh-keys.ts';
+import { fingerprint } from '../../base/fingerprint.ts';
+import { Refusal } from '../../base/refusal.ts';
 import type { Backend } from '../../compute/backend.ts';
 import type { ConfiguredBackend } from '../../compute/slots.ts';
-import { fingerprint } from '../../fingerprint.ts';
 import { createLease, stopLease } from '../../lease/create.ts';
 import { extendLease } from '../../lease/extend.ts';
 import { keepLease } from '../../lease/keep.ts';
@@ -10,7 +11,6 @@ import { whyOver } from '../../lease/why.ts';
 import { type EndReason, listResourcesBelow, type Resource, resourceOf } from '../../ledger/resource.ts';
 import { findWallet, refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { inTime } from '../../net/deadline.ts';
-import { Refusal } from '../../refusal.ts';
 import { PAID_REFUSALS } from '../../spend/spend.ts';
 import {
   ComputeRequest,

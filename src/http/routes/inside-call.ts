@@ -1,9 +1,9 @@
+import { Refusal } from '../../base/refusal.ts';
 import type { Backend, OutputBudget } from '../../compute/backend.ts';
 import { codeOfSignal } from '../../compute/machine/shell.ts';
 import { checkAfterFailure, checkAfterKill } from '../../lease/after-failure.ts';
 import type { Resource } from '../../ledger/resource.ts';
 import { inTime } from '../../net/deadline.ts';
-import { Refusal } from '../../refusal.ts';
 import type { HttpApp } from '../endpoint.ts';
 import type { Allowance } from '../memory-quota.ts';
 import { ACTIVE_REFUSALS, leaseOver } from './compute.ts';

@@ -1,9 +1,9 @@
 import { hash } from 'node:crypto';
+import { Refusal } from '../../base/refusal.ts';
 import type { ExecResult as CommandResult } from '../../compute/backend.ts';
 import { type CommandOrder, runCommand, UNREAD_SECONDS } from '../../compute/machine/command.ts';
 import { listFiles, readPart } from '../../compute/machine/files.ts';
 import { refusePath } from '../../compute/machine/shell.ts';
-import { Refusal } from '../../refusal.ts';
 import { ExecRequest, ExecResult, UploadRequest, UploadResult } from '../../wire/compute.ts';
 import {
   CONTENT_BYTES_MAX,

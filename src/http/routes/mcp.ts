@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { Refusal } from '../../refusal.ts';
+import { Refusal } from '../../base/refusal.ts';
 import { endpoint } from '../endpoint.ts';
 import { uploadCompute } from './inside.ts';
 

@@ -1,6 +1,6 @@
+import { Refusal } from '../../base/refusal.ts';
 import type { Backend } from '../../compute/backend.ts';
 import { killProcess, listProcesses, readLog, startProcess } from '../../compute/machine/process.ts';
-import { Refusal } from '../../refusal.ts';
 import { ResourceId } from '../../wire/compute.ts';
 import {
   ProcessList,

@@ -1,9 +1,9 @@
 import * as v from 'valibot';
+import { fingerprint } from '../../base/fingerprint.ts';
+import { Refusal } from '../../base/refusal.ts';
 import { WALLET_STATUSES } from '../../db/enums.ts';
-import { fingerprint } from '../../fingerprint.ts';
 import { listOperationsBelow } from '../../ledger/operation.ts';
 import { findWallet, LIST_COUNT_MAX, lineage, listWallets, type Wallet } from '../../ledger/wallet.ts';
-import { Refusal } from '../../refusal.ts';
 import { close } from '../../wallet/close.ts';
 import { open } from '../../wallet/open.ts';
 import { RunOperations, runOperation } from '../../wire/operation.ts';

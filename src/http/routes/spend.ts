@@ -1,7 +1,7 @@
 import * as v from 'valibot';
+import { Refusal } from '../../base/refusal.ts';
 import { type SpendOrder, type SpendScope, sumSpending } from '../../ledger/spending.ts';
 import { walletOf } from '../../ledger/wallet.ts';
-import { Refusal } from '../../refusal.ts';
 import { text } from '../../wire/parts.ts';
 import { SPEND_ROW_COUNT_MAX, Spend, SpendQuery, spendBody } from '../../wire/spend.ts';
 import { endpoint, type HttpApp } from '../endpoint.ts';

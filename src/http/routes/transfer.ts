@@ -1,5 +1,5 @@
+import { Refusal } from '../../base/refusal.ts';
 import { findWallet, refuseInactive, type Wallet } from '../../ledger/wallet.ts';
-import { Refusal } from '../../refusal.ts';
 import { keyOfObject } from '../../transfer/object-url.ts';
 import { SignedUrl, SignRequest } from '../../wire/transfer.ts';
 import { endpoint } from '../endpoint.ts';

@@ -1,10 +1,10 @@
 import * as v from 'valibot';
 import { walletToken } from '../../access/keyring.ts';
+import { fingerprint } from '../../base/fingerprint.ts';
+import { centsToNanos } from '../../base/money.ts';
+import { Refusal } from '../../base/refusal.ts';
 import { WALLET_STATUSES } from '../../db/enums.ts';
-import { fingerprint } from '../../fingerprint.ts';
 import { refuseInactive, type Wallet, walletOf, listWallets as walletsOf } from '../../ledger/wallet.ts';
-import { centsToNanos } from '../../money.ts';
-import { Refusal } from '../../refusal.ts';
 import { changeWalletBudget, extend, freeze, refill } from '../../wallet/change.ts';
 import { close } from '../../wallet/close.ts';
 import { open } from '../../wallet/open.ts';

@@ -1,4 +1,4 @@
-import type { FaultPlace } from '../../fault.ts';
+import type { FaultPlace } from '../../base/fault.ts';
 import type { Sinks } from '../sinks.ts';
 
 /** The events of failures. */

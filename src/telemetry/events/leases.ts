@@ -1,6 +1,6 @@
+import { formatUsd } from '../../base/money.ts';
 import type { Keep } from '../../ledger/keep.ts';
 import type { Resource } from '../../ledger/resource.ts';
-import { formatUsd } from '../../money.ts';
 import type { Sinks } from '../sinks.ts';
 
 /** The events of leases, their machines and backends. */

@@ -1,5 +1,5 @@
+import { formatUsd, type Nanos } from '../../base/money.ts';
 import type { Operation, Outcome } from '../../ledger/operation.ts';
-import { formatUsd, type Nanos } from '../../money.ts';
 import type { Sinks } from '../sinks.ts';
 
 const NANOS_PER_USD = 1e9;

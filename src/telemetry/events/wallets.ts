@@ -1,9 +1,9 @@
 import type { RouterKey } from '../../access/router-keys.ts';
+import { formatUsd } from '../../base/money.ts';
+import { parseJson } from '../../base/parse-json.ts';
 import type { WalletChange } from '../../ledger/move.ts';
 import type { Refilled } from '../../ledger/refill.ts';
 import type { Wallet } from '../../ledger/wallet.ts';
-import { formatUsd } from '../../money.ts';
-import { parseJson } from '../../parse-json.ts';
 import type { Sinks } from '../sinks.ts';
 
 /** The events of wallets and their gateway keys. */

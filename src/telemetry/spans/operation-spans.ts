@@ -1,8 +1,8 @@
-import type { TimeSource } from '../../clock.ts';
+import type { TimeSource } from '../../base/clock.ts';
+import { redactTokens } from '../../base/log.ts';
+import { parseJson } from '../../base/parse-json.ts';
 import type { Operation, Outcome } from '../../ledger/operation.ts';
 import type { Resource } from '../../ledger/resource.ts';
-import { redactTokens } from '../../log.ts';
-import { parseJson } from '../../parse-json.ts';
 import type { Route } from '../../router/catalogue.ts';
 import type { Exporter } from './exporter.ts';
 import type { Attributes, Span } from './otlp.ts';

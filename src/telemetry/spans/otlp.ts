@@ -1,4 +1,4 @@
-import { parseJson } from '../../parse-json.ts';
+import { parseJson } from '../../base/parse-json.ts';
 import type { SpanContext } from './trace-context.ts';
 
 /**

@@ -1,8 +1,8 @@
 import { countBrowserSessionsOf } from '../../access/browser-sessions.ts';
+import { centsToNanos } from '../../base/money.ts';
+import { Refusal } from '../../base/refusal.ts';
 import { type Account, accountOf, findAccount } from '../../ledger/account.ts';
 import { countWallets, listWallets } from '../../ledger/wallet.ts';
-import { centsToNanos } from '../../money.ts';
-import { Refusal } from '../../refusal.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import type { Figures } from '../live.ts';

@@ -1,9 +1,9 @@
+import { newId } from '../../base/id.ts';
+import { Refusal } from '../../base/refusal.ts';
 import { createCheckout } from '../../http/routes/billing.ts';
-import { newId } from '../../id.ts';
 import { accountOf } from '../../ledger/account.ts';
 import { spendingOverTime } from '../../ledger/spending.ts';
 import { countWallets, listWallets } from '../../ledger/wallet.ts';
-import { Refusal } from '../../refusal.ts';
 import { html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import { buttonLink, card, cents, count, form, link } from '../parts.ts';

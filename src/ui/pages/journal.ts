@@ -1,11 +1,11 @@
 import { execFile } from 'node:child_process';
 import sea from 'node:sea';
 import { fileURLToPath } from 'node:url';
+import { parseJson } from '../../base/parse-json.ts';
+import { Refusal } from '../../base/refusal.ts';
 import { headOf } from '../../ledger/head.ts';
 import { latestEntries } from '../../ledger/journal.ts';
 import { readVerdict, type Verdict } from '../../ledger/verify.ts';
-import { parseJson } from '../../parse-json.ts';
-import { Refusal } from '../../refusal.ts';
 import { type Html, html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import { address, card, count, facts, form, id, link, money, outside, table, when } from '../parts.ts';

@@ -1,6 +1,6 @@
 import { type Key, listKeys } from '../../access/keys.ts';
+import { Refusal } from '../../base/refusal.ts';
 import { createAccountKey, deleteKey } from '../../http/routes/keys.ts';
-import { Refusal } from '../../refusal.ts';
 import { type Html, html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import { ago, badge, buttonLink, card, copyButton, form, named, pagesOf, table, when } from '../parts.ts';

@@ -1,10 +1,10 @@
+import { parseJson } from '../../base/parse-json.ts';
+import { Refusal } from '../../base/refusal.ts';
+import { duration } from '../../base/shown.ts';
 import { RESOURCE_STATUSES } from '../../db/enums.ts';
 import { keepOf } from '../../ledger/keep.ts';
 import { countResources, findResource, pageResources, type Resource } from '../../ledger/resource.ts';
 import { findWallet } from '../../ledger/wallet.ts';
-import { parseJson } from '../../parse-json.ts';
-import { Refusal } from '../../refusal.ts';
-import { duration } from '../../shown.ts';
 import { summaryOf } from '../../wire/compute.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';

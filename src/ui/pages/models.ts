@@ -1,4 +1,4 @@
-import { formatDecimal } from '../../money.ts';
+import { formatDecimal } from '../../base/money.ts';
 import type { CommandOutput } from '../../operator/commands.ts';
 import { type Html, html, type Value } from '../html.ts';
 import type { Page } from '../layout.ts';

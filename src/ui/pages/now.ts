@@ -1,9 +1,9 @@
+import { Nanos, ZERO } from '../../base/money.ts';
+import { duration, type StateTone } from '../../base/shown.ts';
 import { describeReportOnly } from '../../lease/report-only.ts';
 import { countCheckouts, listCheckouts } from '../../ledger/checkout.ts';
 import { closingSince, endingWallets, findWallet, type Wallet } from '../../ledger/wallet.ts';
-import { Nanos, ZERO } from '../../money.ts';
 import type { CommandOutput } from '../../operator/commands.ts';
-import { duration, type StateTone } from '../../shown.ts';
 import { type Html, html, type Value } from '../html.ts';
 import type { Page } from '../layout.ts';
 import type { Figures } from '../live.ts';

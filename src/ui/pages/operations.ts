@@ -1,3 +1,5 @@
+import { parseJson } from '../../base/parse-json.ts';
+import { Refusal } from '../../base/refusal.ts';
 import { OPERATION_STATES } from '../../db/enums.ts';
 import {
   countOperations,
@@ -8,8 +10,6 @@ import {
   uncertainOperations,
 } from '../../ledger/operation.ts';
 import { findWallet } from '../../ledger/wallet.ts';
-import { parseJson } from '../../parse-json.ts';
-import { Refusal } from '../../refusal.ts';
 import { html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import {

@@ -1,5 +1,5 @@
+import { duration } from '../../base/shown.ts';
 import { installationOf } from '../../ledger/installation.ts';
-import { duration } from '../../shown.ts';
 import { html, type Value } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import { ago, buttonLink, card, facts, form, id, outside, when } from '../parts.ts';

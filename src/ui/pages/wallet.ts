@@ -1,3 +1,7 @@
+import { newId } from '../../base/id.ts';
+import { formatUsd, Nanos, ZERO } from '../../base/money.ts';
+import { parseJson } from '../../base/parse-json.ts';
+import { Refusal } from '../../base/refusal.ts';
 import {
   changeBudget as changeBudgetEndpoint,
   closeWallet,
@@ -6,7 +10,6 @@ import {
   readWalletToken,
   unfreezeWallet,
 } from '../../http/routes/wallets.ts';
-import { newId } from '../../id.ts';
 import { findAccount } from '../../ledger/account.ts';
 import { countOperations, listOperations, type Operation, openOperations } from '../../ledger/operation.ts';
 import { countResources, pageResources } from '../../ledger/resource.ts';
@@ -22,9 +25,6 @@ import {
   refuseInactive,
   type Wallet,
 } from '../../ledger/wallet.ts';
-import { formatUsd, Nanos, ZERO } from '../../money.ts';
-import { parseJson } from '../../parse-json.ts';
-import { Refusal } from '../../refusal.ts';
 import { EMPTY, type Html, html, type Value } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import type { Figures } from '../live.ts';

@@ -1,6 +1,7 @@
+import { newId } from '../../base/id.ts';
+import { Refusal } from '../../base/refusal.ts';
 import { WALLET_STATUSES } from '../../db/enums.ts';
 import { createWallet } from '../../http/routes/wallets.ts';
-import { newId } from '../../id.ts';
 import { findAccount, listAccounts } from '../../ledger/account.ts';
 import {
   countWallets,
@@ -10,7 +11,6 @@ import {
   type Wallet,
   type WalletFilter,
 } from '../../ledger/wallet.ts';
-import { Refusal } from '../../refusal.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import {

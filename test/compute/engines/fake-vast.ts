@@ -6,7 +6,7 @@ import http from 'node:http';
 import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 import ssh2 from 'ssh2';
-import { sshKeyFromSeed } from '../../../src/ssh-key.ts';
+import { sshKeyFromSeed } from '../../../src/base/ssh-key.ts';
 import { hasComponent } from '../../helper/component.ts';
 import { until } from '../../helper/waiting.ts';
 

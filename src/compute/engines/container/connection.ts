@@ -7,7 +7,7 @@ import type { Duplex } from 'node:stream';
 import { connect as connectTls } from 'node:tls';
 import { inspect } from 'node:util';
 import type { Client, ClientChannel } from 'ssh2';
-import { reportFault } from '../../../fault.ts';
+import { reportFault } from '../../../base/fault.ts';
 import { contain, containConnection } from '../../../net/contain.ts';
 import { deadline } from '../../../net/deadline.ts';
 import { takesPackets } from '../../../net/ssh-algorithms.ts';

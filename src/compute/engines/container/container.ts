@@ -1,4 +1,4 @@
-import { Refusal } from '../../../refusal.ts';
+import { Refusal } from '../../../base/refusal.ts';
 import type { Backend, Created, Machine, Owned, Ref, Spec } from '../../backend.ts';
 import { createReservations } from '../../kit/capacity.ts';
 import { type Claim, claimOf, labelsOf, sizeOf, TAG_LABEL } from '../../kit/claim.ts';

@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto';
 import type { IncomingMessage } from 'node:http';
 import WebSocket from 'ws';
-import { redact } from '../../../log.ts';
+import { redact } from '../../../base/log.ts';
 import { containConnection } from '../../../net/contain.ts';
 import { containedConnector } from '../../../net/contained-connector.ts';
 import { type JsonAnswer, readJsonAnswer } from '../../../net/json-answer.ts';

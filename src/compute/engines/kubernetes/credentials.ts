@@ -5,7 +5,7 @@ import { dirname, resolve } from 'node:path';
 import type { ConnectionOptions } from 'node:tls';
 import * as v from 'valibot';
 import { parse } from 'yaml';
-import { parseJson } from '../../../parse-json.ts';
+import { parseJson } from '../../../base/parse-json.ts';
 
 /**
  * The address of a cluster's API server, and Purser's credentials there: from a kubeconfig file, or from the service account of the

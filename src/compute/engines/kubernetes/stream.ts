@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { PassThrough, Writable } from 'node:stream';
 import * as v from 'valibot';
 import type { RawData, WebSocket } from 'ws';
-import { parseNested } from '../../../json-text.ts';
+import { parseNested } from '../../../base/json-text.ts';
 import type { SessionOrder } from '../../backend.ts';
 import { between, MARKED } from '../../kit/between.ts';
 import { onOneLine } from '../../kit/one-line.ts';

@@ -12,8 +12,8 @@ import {
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { Refusal } from '../../../base/refusal.ts';
 import { startProgram } from '../../../files/programs.ts';
-import { Refusal } from '../../../refusal.ts';
 import type { Machine } from '../../backend.ts';
 import { createDeadlineFiles } from './deadline-files.ts';
 import { killAll, PATH } from './kill.ts';

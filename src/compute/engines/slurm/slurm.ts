@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto';
-import { formatUsd, Nanos } from '../../../money.ts';
+import { formatUsd, Nanos } from '../../../base/money.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../../backend.ts';
 import { chipOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';

@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto';
 import { join } from 'node:path';
-import { formatUsd, Nanos } from '../../../money.ts';
-import { Refusal } from '../../../refusal.ts';
+import { formatUsd, Nanos } from '../../../base/money.ts';
+import { Refusal } from '../../../base/refusal.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, Spec, SpecTwo } from '../../backend.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { beginOver, LOGIN_SHELL } from '../../kit/ssh-program.ts';

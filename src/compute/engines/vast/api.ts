@@ -1,9 +1,9 @@
 import type { Dispatcher } from 'undici';
-import { redact } from '../../../log.ts';
+import { redact } from '../../../base/log.ts';
+import { parseJson } from '../../../base/parse-json.ts';
 import { deadline } from '../../../net/deadline.ts';
 import { readJsonAnswer } from '../../../net/json-answer.ts';
 import { openWatchedPool } from '../../../net/watched-pool.ts';
-import { parseJson } from '../../../parse-json.ts';
 
 /** Vast limits the rate of calls for each of these separately. */
 export type Endpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';

@@ -1,5 +1,5 @@
-import { formatUsd, Nanos } from '../../../money.ts';
-import { Refusal } from '../../../refusal.ts';
+import { formatUsd, Nanos } from '../../../base/money.ts';
+import { Refusal } from '../../../base/refusal.ts';
 import type { Offer, Quote, SpecThree } from '../../backend.ts';
 import type { VastApi } from './api.ts';
 import type { VastSettings } from './settings.ts';

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { parseJson } from '../../../parse-json.ts';
+import { parseJson } from '../../../base/parse-json.ts';
 
 /** The record that Purser keeps about one rented machine, beyond what Vast knows. */
 export type VastRecord = {

@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { secret } from '../../../config/secret.ts';
+import { secret } from '../../../base/secret.ts';
 import type { Backend, Surroundings } from '../../backend.ts';
 import { CLOUD_PROVISION_SECONDS, whole } from '../../kit/fields.ts';
 

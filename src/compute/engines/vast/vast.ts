@@ -1,6 +1,6 @@
 import type { Client } from 'ssh2';
-import { wordOf } from '../../../parse-json.ts';
-import { sshKeyFromSeed } from '../../../ssh-key.ts';
+import { wordOf } from '../../../base/parse-json.ts';
+import { sshKeyFromSeed } from '../../../base/ssh-key.ts';
 import type { Backend, Created, Extended, Machine, Owned, Quote, SpecThree } from '../../backend.ts';
 import { channelsOf, separateChannels } from '../../kit/channel.ts';
 import { connectSsh, type SshFault } from '../../kit/connect.ts';

@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders } from 'node:http';
+import type { Refusal } from '../../base/refusal.ts';
 import type { NativeWire } from '../../config/router.ts';
-import type { Refusal } from '../../refusal.ts';
 import type { ChatBody, Others } from '../../router/measure.ts';
 import type { Texts } from './event-texts.ts';
 import type { Json } from './json.ts';
@@ -9,7 +9,7 @@ import type { Json } from './json.ts';
  * An API under the gateway's base URL beside chat completions. It is translated to one chat completion and back by pure
  * functions, so that holding, calling and settling know one shape (design, section 14).
  */
-export type Wire = {
+export type Dialect = {
   name: NativeWire;
   /** The path below the base URL; with the wallet and the key, the scope of idempotency. */
   route: string;

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
-import { contained, followFaults, reportFault } from '../src/fault.ts';
+import { contained, followFaults, reportFault } from '../../src/base/fault.ts';
 
 test('what a listener or a timer throws or rejects is told to whoever follows faults, and then what it was for is ended', async () => {
   const heard: string[] = [];
@@ -28,13 +28,13 @@ test('what a listener or a timer throws or rejects is told to whoever follows fa
 test('an exception and a rejection that nothing has caught do not end a process with the last net, and without it they do', () => {
   const run = (isContained: boolean) => {
     const source = `
-      import { containProcess, followFaults } from './src/fault.ts';
+      import { containProcess, followFaults } from '../../src/base/fault.ts';
       followFaults((where, error) => console.log(where, error.message));
       ${isContained ? 'containProcess();' : ''}
       setImmediate(() => { throw new Error('thrown'); });
       setImmediate(() => void Promise.reject(new Error('rejected')));
       setImmediate(() => setImmediate(() => setImmediate(() => console.log('still here'))));`;
-    const options = { cwd: `${import.meta.dirname}/..`, encoding: 'utf8' } as const;
+    const options = { cwd: `${import.meta.dirname}`, encoding: 'utf8' } as const;
     return spawnSync(process.execPath, ['--input-type=module-typescript', '--eval', source], options);
   };
   const { status, stdout } = run(true);

@@ -1,15 +1,15 @@
-import { REFUSALS, type Refusal } from '../../refusal.ts';
+import { REFUSALS, type Refusal } from '../../base/refusal.ts';
 import { readUsage, type Usage } from '../../router/usage.ts';
 import { gatewayStatus } from '../openai-error.ts';
 import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader } from './blocks.ts';
+import { type Answers, type Dialect, idFrom, type StreamTranslator } from './dialect.ts';
 import { type NamedEvent, textsOf } from './event-texts.ts';
 import { type Json, objectOf, parseObject } from './json.ts';
 import { messagesHeaders, nativeMessages, writtenMessages } from './messages-native.ts';
 import { chatOfMessages } from './messages-request.ts';
-import { type Answers, idFrom, type StreamTranslator, type Wire } from './wire.ts';
 
 /** Anthropic's Messages API (docs.anthropic.com/en/api/messages), as of anthropic-version 2023-06-01. */
-export const messagesWire: Wire = {
+export const messagesDialect: Dialect = {
   name: 'messages',
   native: nativeMessages,
   written: writtenMessages,

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { newId } from '../src/id.ts';
+import { newId } from '../../src/base/id.ts';
 
 test('an id is its prefix and 26 characters of base 32, none of which can be misread', () => {
   for (const prefix of ['acct', 'wal', 'op', 'inst'] as const)

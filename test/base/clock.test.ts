@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from 'fast-check';
-import { createClock } from '../src/clock.ts';
-import { type HandClock, handClock } from './helper/server.ts';
+import { createClock } from '../../src/base/clock.ts';
+import { type HandClock, handClock } from '../helper/server.ts';
 
 /** Creates a clock on a time source that the test controls, started on a whole second, and collects its warnings. */
 function open(newestAt = (_start: number) => 0) {

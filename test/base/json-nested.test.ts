@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { tagsOfBody } from '../src/http/tags.ts';
-import { parseNested, UncountedJson } from '../src/json-text.ts';
-import { assertLinear } from './helper/cpu.ts';
+import { parseNested, UncountedJson } from '../../src/base/json-text.ts';
+import { tagsOfBody } from '../../src/http/tags.ts';
+import { assertLinear } from '../helper/cpu.ts';
 
 test('JSON inside a string is parsed with the levels and values of a body, or not at all', () => {
   assert.deepEqual(parseNested(' {"a":[1,"]",{}]}'), { value: { a: [1, ']', {}] } });

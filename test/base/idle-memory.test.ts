@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
-import { collectWhenIdle } from '../src/idle-memory.ts';
+import { collectWhenIdle } from '../../src/base/idle-memory.ts';
 
 const CHECK_MILLISECONDS = 30_000;
 

@@ -1,7 +1,8 @@
 import { createHash } from 'node:crypto';
-import { wordOf } from '../../parse-json.ts';
+import { wordOf } from '../../base/parse-json.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
 import { type Conversation, createConversation, imagePart, type Said } from './conversation.ts';
+import type { Translated } from './dialect.ts';
 import {
   filled,
   given,
@@ -15,7 +16,6 @@ import {
   pick,
   textOf,
 } from './json.ts';
-import type { Translated } from './wire.ts';
 
 /** Members that make the server store something, or look it up. */
 const REMEMBERED = ['previous_response_id', 'conversation', 'prompt'];

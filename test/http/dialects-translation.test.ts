@@ -3,22 +3,22 @@ import test from 'node:test';
 import Anthropic from '@anthropic-ai/sdk';
 import fc from 'fast-check';
 import OpenAI from 'openai';
-import { messagesWire } from '../../src/http/wires/messages.ts';
-import { responsesWire } from '../../src/http/wires/responses.ts';
-import type { Wire } from '../../src/http/wires/wire.ts';
+import type { Dialect } from '../../src/http/dialects/dialect.ts';
+import { messagesDialect } from '../../src/http/dialects/messages.ts';
+import { responsesDialect } from '../../src/http/dialects/responses.ts';
 import { length, SEED } from '../helper/random.ts';
 
 // Both translations as functions: what is said arrives, calls and results pair up, and a stream adds up to the answer
 // that would have come whole.
 
 const check = <T>(property: fc.IProperty<[T]>) => fc.assert(property, { seed: SEED, numRuns: length(100, 300) });
-const ASKS: Record<string, [Wire, object]> = {
-  messages: [messagesWire, { model: 'm', max_tokens: 9, messages: [{ role: 'user', content: 'hi' }] }],
-  responses: [responsesWire, { model: 'm', input: 'hi', tools: [{ type: 'custom', name: 'patch' }] }],
+const ASKS: Record<string, [Dialect, object]> = {
+  messages: [messagesDialect, { model: 'm', max_tokens: 9, messages: [{ role: 'user', content: 'hi' }] }],
+  responses: [responsesDialect, { model: 'm', input: 'hi', tools: [{ type: 'custom', name: 'patch' }] }],
 };
 
 /** The way back of what somebody asked. */
-const answersFor = (wire: Wire, asked: object) => wire.answers(wire.translate(asked as any).kept, 'seed');
+const answersFor = (wire: Dialect, asked: object) => wire.answers(wire.translate(asked as any).kept, 'seed');
 
 const text = fc.string({ minLength: 1, maxLength: 12, unit: 'grapheme' });
 const input = fc.dictionary(fc.constantFrom('a', 'b', 'c'), fc.oneof(text, fc.integer(), fc.constant(null)), {
@@ -88,14 +88,14 @@ const eventsIn = (stream: string): any[] =>
     return event;
   });
 
-function streamTextOf(wire: Wire, ask: object, chunks: object[]): string {
+function streamTextOf(wire: Dialect, ask: object, chunks: object[]): string {
   const stream = answersFor(wire, ask).stream();
   return [...chunks.flatMap((it) => [...stream.chunk(it)]), ...stream.end()].join('');
 }
-const streamOf = (wire: Wire, ask: object, chunks: object[]) => eventsIn(streamTextOf(wire, ask, chunks));
+const streamOf = (wire: Dialect, ask: object, chunks: object[]) => eventsIn(streamTextOf(wire, ask, chunks));
 
 test(`a streamed message adds up to the whole one (seed ${SEED})`, () => {
-  const [wire, ask] = ASKS.messages as [Wire, object];
+  const [wire, ask] = ASKS.messages as [Dialect, object];
   check(
     fc.property(answer, (it) => {
       const whole = answersFor(wire, ask).whole(wholeOf(it)) as any;
@@ -139,7 +139,7 @@ test(`a streamed message adds up to the whole one (seed ${SEED})`, () => {
 });
 
 test(`a streamed response adds up to the whole one (seed ${SEED})`, () => {
-  const [wire, ask] = ASKS.responses as [Wire, object];
+  const [wire, ask] = ASKS.responses as [Dialect, object];
   check(
     fc.property(answer, (it) => {
       const whole = answersFor(wire, ask).whole(wholeOf(it)) as any;
@@ -222,8 +222,8 @@ test(`nothing that was said is lost on the way to the model, and results find th
         ...calls.map(({ result }, k) => ({ type: 'function_call_output', call_id: id(i, k), output: result })),
       ]);
       for (const chat of [
-        messagesWire.translate({ model: 'm', messages }).chat,
-        responsesWire.translate({ model: 'm', input: items }).chat,
+        messagesDialect.translate({ model: 'm', messages }).chat,
+        responsesDialect.translate({ model: 'm', input: items }).chat,
       ])
         assert.deepEqual(toldBy(chat.messages), expected);
     }),
@@ -240,14 +240,14 @@ const answeredWith = (stream: string) => ({
 test('a turn of many parts is translated without copying those before for each', () => {
   const count = 2000;
   const called = { type: 'tool_use', id: 'c', name: 'look', input: {} };
-  const asked: Record<string, [Wire, (items: object[]) => object, object[]]> = {
+  const asked: Record<string, [Dialect, (items: object[]) => object, object[]]> = {
     messages: [
-      messagesWire,
+      messagesDialect,
       (items) => ({ model: 'm', max_tokens: 9, messages: [{ role: 'assistant', content: items }] }),
       [{ type: 'text', text: 'x' }, called],
     ],
     responses: [
-      responsesWire,
+      responsesDialect,
       (items) => ({ model: 'm', input: items }),
       [
         { role: 'assistant', content: 'x' },
@@ -276,7 +276,7 @@ test('a turn of many parts is translated without copying those before for each',
 test(`each vendor's client reads from a stream what would have come whole (seed ${SEED})`, async () => {
   await fc.assert(
     fc.asyncProperty(answer, async (it) => {
-      const [messages, ask] = ASKS.messages as [Wire, any];
+      const [messages, ask] = ASKS.messages as [Dialect, any];
       const message = answersFor(messages, ask).whole(wholeOf(it)) as any;
       const anthropic = new Anthropic(answeredWith(streamTextOf(messages, ask, chunksOf(it))));
       const read = JSON.parse(JSON.stringify(await anthropic.messages.stream(ask).finalMessage()));
@@ -285,7 +285,7 @@ test(`each vendor's client reads from a stream what would have come whole (seed 
         [message.id, message.content, message.stop_reason, message.usage],
       );
 
-      const [responses, asked] = ASKS.responses as [Wire, any];
+      const [responses, asked] = ASKS.responses as [Dialect, any];
       const response = answersFor(responses, asked).whole(wholeOf(it)) as any;
       const openai = new OpenAI(answeredWith(streamTextOf(responses, asked, chunksOf(it))));
       const { output, status, usage } = await openai.responses.stream(asked).finalResponse();
@@ -300,7 +300,7 @@ test(`each vendor's client reads from a stream what would have come whole (seed 
 test(`what an answer called comes back under its ids, with its results beside it (seed ${SEED})`, () => {
   check(
     fc.property(answer, (it) => {
-      const [messages, ask] = ASKS.messages as [Wire, any];
+      const [messages, ask] = ASKS.messages as [Dialect, any];
       const { content } = answersFor(messages, ask).whole(wholeOf(it)) as any;
       const used = content.filter(({ type }: any) => type === 'tool_use');
       const results = used.map(({ id }: any) => ({ type: 'tool_result', tool_use_id: id, content: `of ${id}` }));
@@ -309,7 +309,7 @@ test(`what an answer called comes back under its ids, with its results beside it
         messages: [...ask.messages, { role: 'assistant', content }, { role: 'user', content: results }],
       }).chat;
 
-      const [responses, asked] = ASKS.responses as [Wire, any];
+      const [responses, asked] = ASKS.responses as [Dialect, any];
       const { output } = answersFor(responses, asked).whole(wholeOf(it)) as any;
       const outputs = output
         .filter(({ type }: any) => /_call$/.test(type))
@@ -347,7 +347,7 @@ test('parallel calls that share an index and have no id are calls of their own',
     ...tools.map((it) => ({ ...head, choices: [{ index: 0, delta: { tool_calls: [it] }, finish_reason: null }] })),
     { ...head, choices: [{ index: 0, delta: {}, finish_reason: 'tool_calls' }] },
   ];
-  const [messages, asked] = ASKS.messages as [Wire, object];
+  const [messages, asked] = ASKS.messages as [Dialect, object];
   const blocks = (answersFor(messages, asked).whole(whole) as any).content;
   assert.deepEqual(
     blocks.map(({ name, input }: any) => [name, input]),
@@ -357,7 +357,7 @@ test('parallel calls that share an index and have no id are calls of their own',
     ],
   );
   assert.notEqual(blocks[0].id, blocks[1].id);
-  const [responses, order] = ASKS.responses as [Wire, object];
+  const [responses, order] = ASKS.responses as [Dialect, object];
   const { output } = answersFor(responses, order).whole(whole) as any;
   const last = streamOf(responses, order, chunks).at(-1);
   for (const items of [output, last.response.output])

@@ -4,7 +4,18 @@ import { connect } from 'node:net';
 import test from 'node:test';
 import { codex } from '../fixtures/agents.ts';
 import { counted, DONE, streaming } from '../helper/sse.ts';
-import { answers, bodyOf, call, callDelta, delta, HI, open, RESPONSES_TOOL, twoCalls, USAGE } from './wires-shared.ts';
+import {
+  answers,
+  bodyOf,
+  call,
+  callDelta,
+  delta,
+  HI,
+  open,
+  RESPONSES_TOOL,
+  twoCalls,
+  USAGE,
+} from './dialects-shared.ts';
 
 test('a response is answered whole', async (t) => {
   const { purser, openai } = await open(t);

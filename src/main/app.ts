@@ -1,63 +1,63 @@
 import type { Socket } from 'node:net';
-import type { CodeFlow } from './access/code-flow.ts';
-import { createLimit } from './access/limits.ts';
-import type { Sessions, SessionsApp } from './access/sessions.ts';
-import { createTokens } from './access/tokens.ts';
-import { createPaymentPoller } from './billing/payment-poller.ts';
-import type { Provider } from './billing/provider.ts';
-import { unreadyReason } from './books/readiness.ts';
-import { type Books, type BooksOptions, openBooksForService } from './books/service.ts';
-import { createKeptAnswers } from './chat/kept-answers.ts';
-import { recallBounds } from './chat/learn.ts';
-import { createRetries } from './chat/retry.ts';
-import { systemTime } from './clock.ts';
-import { createActivity } from './compute/activity.ts';
-import { tagPrefix } from './compute/backend.ts';
-import { openSlots } from './compute/open.ts';
-import type { LocalCompute } from './compute/settings.ts';
-import type { ConfiguredBackend } from './compute/slots.ts';
-import type { Reload } from './config/change.ts';
-import type { Config } from './config/config.ts';
-import { fullDisk } from './files/full-disk.ts';
-import { createConcurrency, PORT_COUNT_MAX } from './http/concurrency.ts';
-import type { HttpApp } from './http/endpoint.ts';
-import { createMemoryQuota } from './http/memory-quota.ts';
-import { createModelRequests } from './http/model-requests.ts';
-import { createPortLinks } from './http/port-links.ts';
-import { createPortProxy } from './http/port-proxy.ts';
-import { createReadingThread, readerOfAnswers } from './http/reading-thread.ts';
-import { createKeepMemory } from './lease/keep.ts';
-import { createOutages } from './lease/outages.ts';
-import { createPorts, type Ports } from './lease/ports.ts';
-import { describeReportOnly } from './lease/report-only.ts';
-import { countFrozen, describeFrozen } from './ledger/frozen.ts';
-import { installationOf } from './ledger/installation.ts';
-import { journalHead } from './ledger/journal.ts';
-import { type Outbox, outboxSettings } from './ledger/outbox.ts';
-import { createTenantOf } from './ledger/tenant.ts';
-import type { Log } from './log.ts';
-import { createAddressReader } from './net/address.ts';
-import { deadline } from './net/deadline.ts';
-import { openFilesMax, reachableUrl } from './net/listen.ts';
-import { createNotifier, type Notifier } from './notify/notifier.ts';
-import { type BooksWatch, watchBooks } from './reaper/books-watch.ts';
-import { watchChain } from './reaper/chain-watch.ts';
-import { createReaper, type Reaper, type ReaperApp } from './reaper/reaper.ts';
-import { createAnswerRooms } from './router/answer-room.ts';
-import { createCatalogue } from './router/catalogue.ts';
-import { createCircuits } from './router/circuit.ts';
-import type { Upstream } from './router/upstream.ts';
-import { createUpstreamOutages } from './router/upstream-outages.ts';
-import { createShares } from './shares.ts';
-import { createFundsQueue, type FundsQueue } from './spend/funds-queue.ts';
-import { createInFlight } from './spend/in-flight.ts';
-import { createKeyedMutex } from './spend/keyed-mutex.ts';
-import { recover } from './spend/recover.ts';
-import { uncertain } from './spend/spend.ts';
-import { createEvents, type Events } from './telemetry/events.ts';
-import { createExporter } from './telemetry/spans/exporter.ts';
-import { createOperationSpans } from './telemetry/spans/operation-spans.ts';
-import type { Signer } from './transfer/object-url.ts';
+import type { CodeFlow } from '../access/code-flow.ts';
+import { createLimit } from '../access/limits.ts';
+import type { Sessions, SessionsApp } from '../access/sessions.ts';
+import { createTokens } from '../access/tokens.ts';
+import { systemTime } from '../base/clock.ts';
+import type { Log } from '../base/log.ts';
+import { createShares } from '../base/shares.ts';
+import { createPaymentPoller } from '../billing/payment-poller.ts';
+import type { Provider } from '../billing/provider.ts';
+import { unreadyReason } from '../books/readiness.ts';
+import { type Books, type BooksOptions, openBooksForService } from '../books/service.ts';
+import { createKeptAnswers } from '../chat/kept-answers.ts';
+import { recallBounds } from '../chat/learn.ts';
+import { createRetries } from '../chat/retry.ts';
+import { createActivity } from '../compute/activity.ts';
+import { tagPrefix } from '../compute/backend.ts';
+import { openSlots } from '../compute/open.ts';
+import type { LocalCompute } from '../compute/settings.ts';
+import type { ConfiguredBackend } from '../compute/slots.ts';
+import type { Reload } from '../config/change.ts';
+import type { Config } from '../config/config.ts';
+import { fullDisk } from '../files/full-disk.ts';
+import { createConcurrency, PORT_COUNT_MAX } from '../http/concurrency.ts';
+import type { HttpApp } from '../http/endpoint.ts';
+import { createMemoryQuota } from '../http/memory-quota.ts';
+import { createModelRequests } from '../http/model-requests.ts';
+import { createPortLinks } from '../http/port-links.ts';
+import { createPortProxy } from '../http/port-proxy.ts';
+import { createReadingThread, readerOfAnswers } from '../http/reading-thread.ts';
+import { createKeepMemory } from '../lease/keep.ts';
+import { createOutages } from '../lease/outages.ts';
+import { createPorts, type Ports } from '../lease/ports.ts';
+import { describeReportOnly } from '../lease/report-only.ts';
+import { countFrozen, describeFrozen } from '../ledger/frozen.ts';
+import { installationOf } from '../ledger/installation.ts';
+import { journalHead } from '../ledger/journal.ts';
+import { type Outbox, outboxSettings } from '../ledger/outbox.ts';
+import { createTenantOf } from '../ledger/tenant.ts';
+import { createAddressReader } from '../net/address.ts';
+import { deadline } from '../net/deadline.ts';
+import { openFilesMax, reachableUrl } from '../net/listen.ts';
+import { createNotifier, type Notifier } from '../notify/notifier.ts';
+import { type BooksWatch, watchBooks } from '../reaper/books-watch.ts';
+import { watchChain } from '../reaper/chain-watch.ts';
+import { createReaper, type Reaper, type ReaperApp } from '../reaper/reaper.ts';
+import { createAnswerRooms } from '../router/answer-room.ts';
+import { createCatalogue } from '../router/catalogue.ts';
+import { createCircuits } from '../router/circuit.ts';
+import type { Upstream } from '../router/upstream.ts';
+import { createUpstreamOutages } from '../router/upstream-outages.ts';
+import { createFundsQueue, type FundsQueue } from '../spend/funds-queue.ts';
+import { createInFlight } from '../spend/in-flight.ts';
+import { createKeyedMutex } from '../spend/keyed-mutex.ts';
+import { recover } from '../spend/recover.ts';
+import { uncertain } from '../spend/spend.ts';
+import { createEvents, type Events } from '../telemetry/events.ts';
+import { createExporter } from '../telemetry/spans/exporter.ts';
+import { createOperationSpans } from '../telemetry/spans/operation-spans.ts';
+import type { Signer } from '../transfer/object-url.ts';
 
 /**
  * Caps on client connections and on paid requests in flight, as two thirds and one third of the descriptors that the process
@@ -94,7 +94,7 @@ export type App = HttpApp &
     outbox: Outbox;
     /** Every open pool, including those that only requests in flight still use after a reload. */
     openedUpstreams: Set<Upstream>;
-    /** Set only in a server (src/reload.ts). */
+    /** Set only in a server (src/main/reload.ts). */
     reload?: Reload;
     /** Cap on open connections of clients. */
     connectionCountMax: number;
@@ -396,7 +396,7 @@ export async function openUpstreams(
   kept: ReadonlyMap<string, Upstream> = new Map(),
 ): Promise<ReadonlyMap<string, Upstream>> {
   if (!config.router.upstreams.length) return new Map();
-  const { openUpstream } = await import('./router/upstream.ts');
+  const { openUpstream } = await import('../router/upstream.ts');
   return new Map(config.router.upstreams.map((it) => [it.name, kept.get(it.name) ?? openUpstream(it)]));
 }
 
@@ -408,9 +408,9 @@ async function openSignIn(
 ): Promise<{ sessions: Sessions | undefined; codeFlow: CodeFlow | undefined }> {
   if (!identity) return { sessions: undefined, codeFlow: undefined };
   const [{ createIssuer }, { createSessions }, { createCodeFlow }] = await Promise.all([
-    import('./access/issuer.ts'),
-    import('./access/sessions.ts'),
-    import('./access/code-flow.ts'),
+    import('../access/issuer.ts'),
+    import('../access/sessions.ts'),
+    import('../access/code-flow.ts'),
   ]);
   const failed = (error: Error) => app.events.failed('issuer', error);
   const issuer = createIssuer(identity, milliseconds, failed);
@@ -423,13 +423,13 @@ async function openSignIn(
 /** Opens the payment provider. Its library is loaded only when one is configured. */
 async function openPayments({ billing }: Config, installationId: string): Promise<Provider | undefined> {
   if (!billing) return undefined;
-  const { openStripe } = await import('./billing/stripe.ts');
+  const { openStripe } = await import('../billing/stripe.ts');
   return openStripe(billing, { installationId });
 }
 
 /** Opens the signer of object URLs. Its library is loaded only when an object store is configured. */
 async function openSigner({ transfer }: Config): Promise<Signer | undefined> {
   if (!transfer) return undefined;
-  const { createSigner } = await import('./transfer/object-url.ts');
+  const { createSigner } = await import('../transfer/object-url.ts');
   return createSigner(transfer);
 }

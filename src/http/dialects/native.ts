@@ -1,11 +1,11 @@
-import type { Outline } from '../../json-text.ts';
+import type { Outline } from '../../base/json-text.ts';
 import type { Native } from '../../router/bound.ts';
 import { cachedAs, type Forwards, withoutCacheControl } from '../../router/cache-control.ts';
 import { type Forwarded, forwardedFrom, writtenAgain } from '../../router/forwarded.ts';
 import { changeNested } from '../../router/nested.ts';
 import { TooDeep, valueBytes } from '../../router/rendered.ts';
+import type { Dialect, Kept } from './dialect.ts';
 import { givenBut, invalid, type Json, objectOf } from './json.ts';
-import type { Kept, Wire } from './wire.ts';
 
 /** A request in its own API, measured and in the form that is passed on. Plain data, as another thread may have read it. */
 export type MeasuredNative = Omit<Native, 'written' | 'headers'> & { kept: Kept };
@@ -15,7 +15,7 @@ export type MeasuredNative = Omit<Native, 'written' | 'headers'> & { kept: Kept 
  * positions of its members. `byRoute` are members for the routes whose settings name them.
  */
 export function nativeOf(
-  { name: wire, native }: Wire,
+  { name: wire, native }: Dialect,
   raw: Json,
   { bytes, outline }: { bytes: Buffer; outline: Outline },
   byRoute: Json,

@@ -1,34 +1,34 @@
-import './net/web-classes.ts';
+import '../net/web-classes.ts';
 
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import { getRequestListener, type HttpBindings, RequestError } from '@hono/node-server';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
-import { hasForbiddenSessions } from './access/browser-sessions.ts';
-import { endForbiddenSessions } from './access/writes.ts';
+import { hasForbiddenSessions } from '../access/browser-sessions.ts';
+import { endForbiddenSessions } from '../access/writes.ts';
+import { contained, containProcess, followFaults } from '../base/fault.ts';
+import { collectWhenIdle } from '../base/idle-memory.ts';
+import { REFUSALS, Refusal } from '../base/refusal.ts';
+import { type Config, printedText } from '../config/config.ts';
+import { files } from '../files/data-directory.ts';
+import { limitConnections } from '../http/connection-limit.ts';
+import { followConnections } from '../http/connections.ts';
+import { unparsableRequest } from '../http/endpoint.ts';
+import { ContainedRequest, ContainedResponse, endFaulty } from '../http/exchange.ts';
+import { continueWhenRead, expectsTooMuch, faultOfHead, isOwnHost } from '../http/head.ts';
+import { lingerAfter } from '../http/lingering.ts';
+import { createPortPages, mayUpgrade } from '../http/routes/ports.ts';
+import { createHttpApp } from '../http/routes.ts';
+import { answerUnreadable } from '../http/unreadable.ts';
+import { refuseStranded } from '../lease/stranded.ts';
+import { contain, containCall, containConnection } from '../net/contain.ts';
+import { type Address, listen, reachableHost, reachableUrl, urlOf } from '../net/listen.ts';
+import { listenSocket } from '../operator/socket.ts';
+import { createBackups, runBackup } from '../recovery/scheduled.ts';
+import type { SshServer } from '../ssh/server.ts';
+import { createUi } from '../ui/routes.ts';
 import { type App, type AppOptions, openApp } from './app.ts';
-import { type Config, printedText } from './config/config.ts';
-import { contained, containProcess, followFaults } from './fault.ts';
-import { files } from './files/data-directory.ts';
-import { limitConnections } from './http/connection-limit.ts';
-import { followConnections } from './http/connections.ts';
-import { unparsableRequest } from './http/endpoint.ts';
-import { ContainedRequest, ContainedResponse, endFaulty } from './http/exchange.ts';
-import { continueWhenRead, expectsTooMuch, faultOfHead, isOwnHost } from './http/head.ts';
-import { lingerAfter } from './http/lingering.ts';
-import { createPortPages, mayUpgrade } from './http/routes/ports.ts';
-import { createHttpApp } from './http/routes.ts';
-import { answerUnreadable } from './http/unreadable.ts';
-import { collectWhenIdle } from './idle-memory.ts';
-import { refuseStranded } from './lease/stranded.ts';
-import { contain, containCall, containConnection } from './net/contain.ts';
-import { type Address, listen, reachableHost, reachableUrl, urlOf } from './net/listen.ts';
-import { listenSocket } from './operator/socket.ts';
-import { createBackups, runBackup } from './recovery/scheduled.ts';
-import { REFUSALS, Refusal } from './refusal.ts';
 import { createReload } from './reload.ts';
-import type { SshServer } from './ssh/server.ts';
-import { createUi } from './ui/routes.ts';
 
 /** Time limits for the headers and the whole of a request: a slow client does not keep a connection for ever. */
 const HEADERS_MILLISECONDS = 20_000;
@@ -91,8 +91,8 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
 
   if (app.slots.list.length) {
     const [{ openSshServer: openGateway }, { hostKey }] = await Promise.all([
-      import('./ssh/server.ts'),
-      import('./access/ssh-keys.ts'),
+      import('../ssh/server.ts'),
+      import('../access/ssh-keys.ts'),
     ]);
     const key = hostKey(files(config.dataDirectory).sshHostKey);
     gateway = await openGateway(app, config.ssh.listen, key.privateKey);

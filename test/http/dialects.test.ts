@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { breakOff, counted, DONE, said, streaming } from '../helper/sse.ts';
 import { failure, reset } from '../helper/upstream.ts';
-import { ASKED, answers, call, callDelta, delta, open, RESPONSES_TOOL, twoCalls, USAGE } from './wires-shared.ts';
+import { ASKED, answers, call, callDelta, delta, open, RESPONSES_TOOL, twoCalls, USAGE } from './dialects-shared.ts';
 
 test('a stream that breaks off ends with an error in each API', async (t) => {
   const { purser, anthropic, openai } = await open(t);

@@ -1,6 +1,6 @@
+import type { Kept, NativeRequest } from './dialect.ts';
 import { type Json, namesGiven, objectOf } from './json.ts';
 import { FREE, isLeftOut } from './responses-request.ts';
-import type { Kept, NativeRequest } from './wire.ts';
 
 /** Members that are passed on with any value. */
 const PASSED = [

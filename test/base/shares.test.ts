@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { Refusal } from '../src/refusal.ts';
-import { createKept, createShares } from '../src/shares.ts';
-import { createInFlight } from '../src/spend/in-flight.ts';
+import { Refusal } from '../../src/base/refusal.ts';
+import { createKept, createShares } from '../../src/base/shares.ts';
+import { createInFlight } from '../../src/spend/in-flight.ts';
 
 /** Takes one after the other, and returns how many succeeded. */
 function fill(tryTake: () => boolean, max = 100_000): number {

@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import { globSync, readFileSync } from 'node:fs';
 import test from 'node:test';
-import { parseNested, parseText } from '../src/json-text.ts';
-import { createJsonParser } from '../src/net/json-answer.ts';
-import { parseJson } from '../src/parse-json.ts';
-import { forwardedFrom, spliced } from '../src/router/forwarded.ts';
-import { createRandom, length, type Random, SEED } from './helper/random.ts';
+import { parseNested, parseText } from '../../src/base/json-text.ts';
+import { parseJson } from '../../src/base/parse-json.ts';
+import { createJsonParser } from '../../src/net/json-answer.ts';
+import { forwardedFrom, spliced } from '../../src/router/forwarded.ts';
+import { createRandom, length, type Random, SEED } from '../helper/random.ts';
 
 // JSON.parse of V8 13.6 (Node 24) expects the names of the last object that began alike. It compares the expected name with the
 // text of the next one before the escapes in that are decoded, so `"\u0069mage"` is read as `\u006` if an object with that name

@@ -1,5 +1,5 @@
-import { parseNested, UncountedJson } from '../../json-text.ts';
-import { Refusal } from '../../refusal.ts';
+import { parseNested, UncountedJson } from '../../base/json-text.ts';
+import { Refusal } from '../../base/refusal.ts';
 
 export type Json = Record<string, unknown>;
 

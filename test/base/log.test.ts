@@ -3,8 +3,8 @@ import { execFileSync, spawnSync } from 'node:child_process';
 import { closeSync, constants, openSync, readSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { createLineBuffer, createLog, logConsole } from '../src/log.ts';
-import { temporaryDirectory } from './ledger/books.ts';
+import { createLineBuffer, createLog, logConsole } from '../../src/base/log.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
 
 /** A pipe whose reader reads when the test tells it to, and a buffer before it. */
 function openPipe(t: TestContext) {
@@ -101,8 +101,8 @@ test('lines that nobody reads any more are lost one by one, and break nothing', 
 });
 
 test('every line that was logged is out when the process has ended, however it ended', () => {
-  const log = new URL('../src/log.ts', import.meta.url);
-  const serve = new URL('../cli/serve.ts', import.meta.url);
+  const log = new URL('../../src/base/log.ts', import.meta.url);
+  const serve = new URL('../../cli/serve.ts', import.meta.url);
   const failCommit = `(await import('${serve}')).stopAtOnce(new Error('a commit failed'))`;
   const ends = { 'its work': '', 'a failed commit': failCommit, 'an error': `throw new Error('a mistake')` };
   for (const [what, end] of Object.entries(ends)) {

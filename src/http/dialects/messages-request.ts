@@ -1,6 +1,7 @@
-import { wordOf } from '../../parse-json.ts';
+import { wordOf } from '../../base/parse-json.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
 import { createConversation, imagePart, markedText, marksOf, type Said } from './conversation.ts';
+import type { Translated } from './dialect.ts';
 import {
   filled,
   given,
@@ -14,7 +15,6 @@ import {
   pick,
   textOf,
 } from './json.ts';
-import type { Translated } from './wire.ts';
 
 /** Members without effect here: hints for Anthropic's own context, and a thinking budget, which chat completions do not have. */
 const LEFT_OUT = ['metadata', 'thinking', 'context_management', 'service_tier', 'betas', 'anthropic_version'];

@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { parseUsd } from '../../src/money.ts';
+import { parseUsd } from '../../src/base/money.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { vendorClients } from '../helper/vendor-clients.ts';
-import { ASKED, answers, open } from './wires-shared.ts';
+import { ASKED, answers, open } from './dialects-shared.ts';
 
 const MESSAGE_HEAD = { id: 'msg_1', type: 'message', role: 'assistant', model: 'real/chat', stop_sequence: null };
 test('a budget that is nearly used is told in the headers that Claude Code reads', async (t) => {

@@ -1,15 +1,15 @@
 import { readFileSync } from 'node:fs';
+import { Refusal } from '../base/refusal.ts';
+import { recallBounds } from '../chat/learn.ts';
+import { type Change, changeOf, type Reload } from '../config/change.ts';
+import type { Config } from '../config/config.ts';
+import { ConfigurationFault } from '../config/fault.ts';
+import { OpenToOthersError, refuseOpenToOthers } from '../config/strict-modes.ts';
+import { outboxSettings } from '../ledger/outbox.ts';
+import { createAddressReader } from '../net/address.ts';
+import { createCatalogue } from '../router/catalogue.ts';
+import type { Upstream } from '../router/upstream.ts';
 import { type App, createLimits, openUpstreams } from './app.ts';
-import { recallBounds } from './chat/learn.ts';
-import { type Change, changeOf, type Reload } from './config/change.ts';
-import type { Config } from './config/config.ts';
-import { ConfigurationFault } from './config/fault.ts';
-import { OpenToOthersError, refuseOpenToOthers } from './config/strict-modes.ts';
-import { outboxSettings } from './ledger/outbox.ts';
-import { createAddressReader } from './net/address.ts';
-import { Refusal } from './refusal.ts';
-import { createCatalogue } from './router/catalogue.ts';
-import type { Upstream } from './router/upstream.ts';
 
 /**
  * Throws `conflict` where the file of the settings in force is gone or empty. At a start that means the defaults; while a

@@ -9,14 +9,14 @@ import {
 import { readUsage, type Usage } from '../../router/usage.ts';
 import { openAiBody } from '../openai-error.ts';
 import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader } from './blocks.ts';
+import { type Answers, type Dialect, idFrom, type StreamTranslator } from './dialect.ts';
 import { type NamedEvent, textsOf } from './event-texts.ts';
 import { given, type Json, objectOf, parseObject } from './json.ts';
 import { nativeResponses, writtenResponses } from './responses-native.ts';
 import { chatOfResponses, type SpecialTools } from './responses-request.ts';
-import { type Answers, idFrom, type StreamTranslator, type Wire } from './wire.ts';
 
 /** OpenAI's Responses API (platform.openai.com/docs/api-reference/responses), without what it stores or runs itself. */
-export const responsesWire: Wire = {
+export const responsesDialect: Dialect = {
   name: 'responses',
   native: nativeResponses,
   written: writtenResponses,

@@ -1,8 +1,8 @@
 import type { IncomingHttpHeaders } from 'node:http';
-import { wordOf } from '../../parse-json.ts';
+import { wordOf } from '../../base/parse-json.ts';
+import type { Kept, NativeRequest } from './dialect.ts';
 import { isObject, type Json, namesGiven, objectOf } from './json.ts';
 import { FREE } from './messages-request.ts';
-import type { Kept, NativeRequest } from './wire.ts';
 
 /**
  * Beta features that cost nothing but tokens and need nothing on the server, without their dates. Others are not requested:

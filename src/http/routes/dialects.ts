@@ -9,33 +9,33 @@ import { createEventSplitter, DONE, type SseEvent } from '../../router/sse.ts';
 import { parseEvent } from '../../router/told.ts';
 import { inTurns } from '../../router/turns.ts';
 import type { AnswerReadings } from '../answer-readings.ts';
+import type { Dialect, StreamTranslator } from '../dialects/dialect.ts';
+import { messagesDialect } from '../dialects/messages.ts';
+import { responsesDialect } from '../dialects/responses.ts';
 import { type Endpoint, endpoint, type HttpApp } from '../endpoint.ts';
 import { asBytes, type EventStream, writePieces } from '../event-stream.ts';
 import type { Allowance } from '../memory-quota.ts';
-import { boundRequest, keptOf, WireBody } from '../model-request.ts';
+import { boundRequest, DialectBody, keptOf } from '../model-request.ts';
 import { paidComment, paidHeaders, planHeaders } from '../paid.ts';
-import { messagesWire } from '../wires/messages.ts';
-import { responsesWire } from '../wires/responses.ts';
-import type { StreamTranslator, Wire } from '../wires/wire.ts';
 import { CHAT_BYTES_MAX } from './chat.ts';
 import { adviseCaller, find, paidRequest, refuseOthers, replayTranscript } from './router.ts';
 
 const planOf = (app: HttpApp, walletId: string) => planHeaders(findWallet(app.ledger.read, walletId) as Wallet);
 
-export const createMessage = translated('One answer in the shape of Anthropic’s Messages', messagesWire, planOf);
-export const createResponse = translated('One answer in the shape of OpenAI’s Responses', responsesWire);
+export const createMessage = translated('One answer in the shape of Anthropic’s Messages', messagesDialect, planOf);
+export const createResponse = translated('One answer in the shape of OpenAI’s Responses', responsesDialect);
 
 /** Builds an endpoint that speaks another API: it translates to one chat completion, which then runs like all others. */
 function translated(
   summary: string,
-  wire: Wire,
+  wire: Dialect,
   extraHeaders: (app: HttpApp, walletId: string) => Record<string, string> = () => ({}),
 ): Endpoint {
   return endpoint({
     summary,
     scope: 'router',
     idempotent: 'optional',
-    body: WireBody,
+    body: DialectBody,
     modelRequest: wire.name,
     bodyBytesMax: CHAT_BYTES_MAX,
     answer: v.looseObject({}),
@@ -165,7 +165,7 @@ function* inOrder<T>(lists: readonly Iterable<T>[]): Generator<T> {
 export const countTokens = endpoint({
   summary: 'Estimate the tokens of a message, free of charge',
   scope: 'router',
-  body: WireBody,
+  body: DialectBody,
   modelRequest: 'tokens',
   bodyBytesMax: CHAT_BYTES_MAX,
   answer: v.object({ input_tokens: v.number() }),

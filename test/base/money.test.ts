@@ -12,8 +12,8 @@ import {
   parseUsd,
   sum,
   ZERO,
-} from '../src/money.ts';
-import { affordableCompletion, costOf, holdOf, type Price } from '../src/router/price.ts';
+} from '../../src/base/money.ts';
+import { affordableCompletion, costOf, holdOf, type Price } from '../../src/router/price.ts';
 
 const INT64_MAX = 2n ** 63n - 1n;
 const NANOS_PER_USD = 10n ** 9n;

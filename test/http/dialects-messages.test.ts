@@ -3,7 +3,7 @@ import test from 'node:test';
 import type Anthropic from '@anthropic-ai/sdk';
 import { claudeCode } from '../fixtures/agents.ts';
 import { failure, reset } from '../helper/upstream.ts';
-import { ASKED, answers, bodyOf, call, HI, MESSAGES_TOOL, open, twoCalls } from './wires-shared.ts';
+import { ASKED, answers, bodyOf, call, HI, MESSAGES_TOOL, open, twoCalls } from './dialects-shared.ts';
 
 test('a message is answered whole, priced as a chat is, and says what it cost', async (t) => {
   const { purser, gateway, anthropic } = await open(t);
