@@ -1,8 +1,9 @@
 import type { Command } from 'commander';
+import { systemTime } from '../src/base/clock.ts';
 import { askAndPrint, example, readContext, showTable } from './context.ts';
-import { mark } from './doctor.ts';
+import { report } from './findings.ts';
 import { importCommand } from './models-import.ts';
-import { print, show } from './report.ts';
+import { show } from './report.ts';
 import { whileWaiting } from './spinner.ts';
 import { perMillion } from './table.ts';
 
@@ -51,34 +52,11 @@ export function modelsCommands(program: Command): void {
     .addHelpText('after', example('purser models check'))
     .action(async (_, command: Command) => {
       const { config, globals } = await readContext(command);
-      const [{ checkModels, statedModels }, { createCatalogue }, { openUpstream }, { readLearned }, { systemTime }] =
-        await Promise.all([
-          import('../src/router/check.ts'),
-          import('../src/router/catalogue.ts'),
-          import('../src/router/upstream.ts'),
-          import('../src/doctor/learned.ts'),
-          import('../src/base/clock.ts'),
-        ]);
-      const configs = new Map(config.router.upstreams.map((it) => [it.name, it]));
-      const upstreams = new Map([...configs].map(([name, it]) => [name, openUpstream(it)]));
-      const catalogue = createCatalogue(config);
+      const { examineModels } = await import('../src/doctor/models.ts');
       const now = Math.floor(systemTime.wall() / 1000);
-      readLearned(config.dataDirectory, catalogue, now);
-      const statedBy = async (name: string) => {
-        const upstream = configs.get(name);
-        return upstream ? statedModels(upstream) : new Map();
-      };
-      const checking = checkModels(catalogue, upstreams, statedBy, undefined, now);
-      const checks = await whileWaiting('asking the model servers', checking);
-      for (const upstream of upstreams.values()) await upstream.close();
-      const unpriced = config.router.models.filter((it) => !it.pricing && !it.pricing_per_million);
-      for (const { id } of unpriced)
-        checks.push({ name: id, ok: false, detail: 'It has no price, so it is not offered. Give it pricing.' });
-      const ok = checks.every((check) => check.ok);
-      if (globals.json) print(JSON.stringify({ ok, checks }));
-      else if (!checks.length) show('There is no model to check.');
-      else for (const { name, ok, detail } of checks) show(`${mark(ok)} ${name}: ${detail}`);
-      process.exitCode = ok ? 0 : 1;
+      const findings = await whileWaiting('asking the model servers', examineModels(config, now));
+      if (findings.length || globals.json) report(findings, globals);
+      else show('There is no model to check.');
     });
   group
     .command('forget')

@@ -1,11 +1,12 @@
 import { existsSync } from 'node:fs';
 import type { Command } from 'commander';
 import { redactedTexts } from '../src/base/secret.ts';
-import { adviceOnStart } from '../src/config/advice-start.ts';
 import { type MasterKeySource, readConfig } from '../src/config/config.ts';
+import { examineStart } from '../src/doctor/settings.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
 import type { Served } from '../src/main/serve.ts';
 import { example, type Globals, readContext, repeated } from './context.ts';
+import { plainLine } from './findings.ts';
 import { say } from './report.ts';
 
 /** Registers `serve`: runs the server until SIGTERM or SIGINT. */
@@ -69,9 +70,9 @@ export function serveCommand(program: Command): void {
 
 /** Reports what is missing and what to do next: on a terminal in words, otherwise in the log, as a warning. */
 async function sayOnStart(served: Served, isNew: boolean, { path }: MasterKeySource, globals: Globals) {
-  const notes = adviceOnStart({ ...served.config, listen: served.address });
+  const notes = examineStart({ ...served.config, listen: served.address });
   if (!process.stderr.isTTY) {
-    for (const note of notes) served.log.warn({ event: 'settings.advice' }, note);
+    for (const it of notes) served.log.warn({ event: 'settings.advice' }, plainLine(it));
     return;
   }
   const { welcome } = await import('./welcome.ts');

@@ -1,8 +1,10 @@
 import { ZERO } from '../src/base/money.ts';
+import type { Finding } from '../src/compute/backend.ts';
 import { VERSION } from '../src/files/version.ts';
 import { figures } from '../src/ledger/figures.ts';
 import type { Served } from '../src/main/serve.ts';
 import { urlOf } from '../src/net/listen.ts';
+import { lineOf } from './findings.ts';
 import { toned } from './terminal.ts';
 
 type Order = {
@@ -11,7 +13,7 @@ type Order = {
   /** True if this start has created the installation. */
   isNew: boolean;
   masterKeyFile: string | undefined;
-  notes: readonly string[];
+  notes: readonly Finding[];
 };
 
 /**
@@ -45,7 +47,7 @@ export function welcome(app: Served, { globals, isNew, masterKeyFile, notes }: O
       ? [`Copy ${masterKeyFile} to where your backups are not: no backup can be restored without it.`]
       : []),
     ...(missing.length ? [toned('warn', `Nobody can spend yet: ${missing.join(', and ')}.`)] : []),
-    ...notes.map((it) => `${toned('warn', 'note:')} ${it}`),
+    ...notes.map(lineOf),
     'Next, in another terminal:',
     ...steps.slice(0, 2).map((it) => `  ${it}`),
   ].join('\n');

@@ -5,10 +5,10 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { join, relative, resolve } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { secretsIn } from '../src/base/secret.ts';
-import { adviceOnServices } from '../src/config/advice-services.ts';
 import { dataDirectoryOf, type Flags, printable, readConfig } from '../src/config/config.ts';
 import { ConfigurationFault } from '../src/config/fault.ts';
 import { isLive } from '../src/config/services.ts';
+import { examineSettings } from '../src/doctor/settings.ts';
 import { parseAddress, urlOf } from '../src/net/listen.ts';
 import { temporaryDirectory } from './ledger/books.ts';
 
@@ -687,7 +687,7 @@ test('an address is a host and a port, and an IPv6 host stands in brackets', () 
 const RECEIVER_SECRET = 'a-signing-secret-canary';
 const withReceivers = (...receivers: string[]) => `events: { receivers: [${receivers.join(', ')}] }\n`;
 
-test('the addresses and the secrets of receivers of events are secrets', (t) => {
+test('the addresses and the secrets of receivers of events are secrets', async (t) => {
   const { read } = write(
     t,
     withReceivers(
@@ -710,9 +710,11 @@ test('the addresses and the secrets of receivers of events are secrets', (t) => 
   const printed = JSON.stringify(printable(config));
   for (const canary of ['path-canary', RECEIVER_SECRET]) assert.ok(!printed.includes(canary), canary);
   assert.match(printed, /"url":"\[set\]","name":"hooks.example","secret":"\[set\]"/);
-  assert.deepEqual(adviceOnServices(config), [
-    'events.receivers: over http:// what pager is told can be read on the network path.',
-  ]);
+  const findings = (await examineSettings(config)).filter(({ name }) => name.startsWith('events'));
+  assert.deepEqual(
+    findings.map(({ name, detail }) => `${name}: ${detail}`),
+    ['events.receivers: Warning: over http:// the events for pager can be read on the network path.'],
+  );
 });
 
 for (const [receiver, fault] of [

@@ -1,7 +1,8 @@
 import * as v from 'valibot';
-import { type Backend, SLOTS, type Slot, type Surroundings } from './backend.ts';
+import { type Backend, type Finding, SLOTS, type Slot, type Surroundings } from './backend.ts';
 import * as backends from './engines/index.ts';
 import type { LocalSettings } from './engines/local/settings.ts';
+import { note } from './finding.ts';
 import { firstOtherPrice } from './same-prices.ts';
 import { firstSharedUser } from './same-users.ts';
 
@@ -116,10 +117,10 @@ export function listBackends(compute: ComputeSettings | LocalCompute): PlacedSet
   });
 }
 
-/** Returns notes for the operator, not faults: the limits that a backend does not enforce, as far as the settings show. */
-export function adviceOn(compute: ComputeSettings): string[] {
+/** Returns the limits that a backend does not enforce, as far as the settings show. They are no faults. */
+export function findUnenforced(compute: ComputeSettings): Finding[] {
   return listBackends(compute).flatMap(({ place, settings }) => {
     const { notes } = BACKENDS[settings.backend as keyof Backends];
-    return notes(settings as never).map((note) => `compute.${place}: ${note}.`);
+    return notes(settings as never).map((text) => note(`compute.${place}`, `${text}.`));
   });
 }

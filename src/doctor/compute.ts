@@ -21,10 +21,8 @@ export async function examineSlots(
   installationId: string | undefined,
   now: () => number,
 ): Promise<Finding[]> {
-  const found = await Promise.all(
-    listBackends(config.compute).map((it) => examineBackend(it, config, installationId, now)),
-  );
-  return found.flat();
+  const backends = listBackends(config.compute);
+  return (await Promise.all(backends.map((it) => examineBackend(it, config, installationId, now)))).flat();
 }
 
 /** Checks one backend, with its own instance of it. */
@@ -46,10 +44,10 @@ async function examineBackend(
   if (!configured) return [named(opened)];
   const { backend } = configured;
   try {
-    const found = await inTime(backend.doctor?.check() ?? Promise.resolve([]), CHECK_MILLISECONDS, 'The check').catch(
+    const checked = await inTime(backend.doctor?.check() ?? Promise.resolve([]), CHECK_MILLISECONDS, 'The check').catch(
       (error: Error) => [{ name: 'check', ok: false, detail: error.message }],
     );
-    return [...found, ...(await runSelfTest(configured, installationId, now))].map(named);
+    return [...checked, ...(await runSelfTest(configured, installationId, now))].map(named);
   } finally {
     await backend.close();
   }

@@ -6,7 +6,6 @@ import { isClockSynced } from '../books/time-service.ts';
 import { recallBounds } from '../chat/learn.ts';
 import type { Finding } from '../compute/backend.ts';
 import { finding, warning } from '../compute/finding.ts';
-import { adviceOnStart } from '../config/advice-start.ts';
 import { type Config, searchPath } from '../config/config.ts';
 import type { Files } from '../files/data-directory.ts';
 import { findPrograms } from '../files/programs.ts';
@@ -19,7 +18,7 @@ import { type Operation, uncertainOperations } from '../ledger/operation.ts';
 import { allLiveResources } from '../ledger/resource.ts';
 import { askSocket } from '../operator/ask.ts';
 import { createCatalogue } from '../router/catalogue.ts';
-import { contextFault, describeLearned, readStatedModels } from '../router/check.ts';
+import { readStatedModels } from '../router/stated-models.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import { judgeBackups } from './backups.ts';
 import { examineSlots } from './compute.ts';
@@ -27,10 +26,10 @@ import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMo
 import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
 import { judgeLeases } from './leases.ts';
 import { judgeClock, judgeTools } from './machine.ts';
+import { contextFault, describeLearned } from './models.ts';
 import { examineServices } from './services.ts';
+import { examineStart, findSettings } from './settings.ts';
 import { tryUpstream } from './upstream.ts';
-
-export type Check = Finding;
 
 /** A healthy server answers within milliseconds; a busy machine may take seconds. */
 const SERVER_MILLISECONDS = 10_000;
@@ -48,19 +47,14 @@ type RunCheck = (name: string, check: () => string | Promise<string>) => Promise
  * Checks an installation, and returns every finding with its remedy. Changes nothing, and may run beside the server. Calls
  * only configured services. Each backend that can do so at no cost makes one machine and destroys it.
  */
-export async function examine(config: Config): Promise<Check[]> {
-  const checks: Check[] = [];
+export async function examine(config: Config): Promise<Finding[]> {
+  const findings: Finding[] = [findSettings(config), ...examineStart(config)];
   /** Runs one check. An error that it throws is its finding. */
   const check: RunCheck = async (name, run) => {
-    const found = await finding(name, run);
-    checks.push(found);
-    return found.ok;
+    const result = await finding(name, run);
+    findings.push(result);
+    return result.ok;
   };
-  await check('configuration', () => {
-    const file = config.file ?? 'no file: every setting has its default';
-    const notes = adviceOnStart(config);
-    return notes.length ? warning([`${file}.`, ...notes].join(' ')) : file;
-  });
   const installationId = await examineDirectory(check, config);
   await check('tools', () => judgeTools(find));
   const catalogue = createCatalogue(config);
@@ -80,8 +74,8 @@ export async function examine(config: Config): Promise<Check[]> {
         });
   }
   const now = () => Math.floor(Date.now() / 1000);
-  checks.push(...(await examineServices(config, installationId ?? 'inst_none', now())));
-  return [...checks, ...(await examineSlots(config, installationId, now))];
+  findings.push(...(await examineServices(config, installationId ?? 'inst_none', now())));
+  return [...findings, ...(await examineSlots(config, installationId, now))];
 }
 
 /** Checks the data directory and its files. Returns the installation's id, if a database has it. */

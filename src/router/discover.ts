@@ -1,7 +1,7 @@
 import { parseJson, wordOf } from '../base/parse-json.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
-import { readStatedModels } from './check.ts';
+import { readStatedModels } from './stated-models.ts';
 
 /** Model servers by their default ports. */
 export const USUAL_SERVERS: readonly { software: string; port: number }[] = [

@@ -1,9 +1,8 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
-import { readLearned } from '../../src/doctor/learned.ts';
+import { describeLearned, readLearned } from '../../src/doctor/models.ts';
 import { keepLearnedBound, type LearnedBound, listLearnedBounds } from '../../src/ledger/learned-bound.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
-import { describeLearned } from '../../src/router/check.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { MODELS, openTestServer, type TestServer } from '../helper/server.ts';
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';

@@ -133,7 +133,7 @@ for (const [name, driver, volumes] of [
     const said = `disk_gb is not enforced: ${driver} on \\w+ has no limits`;
     // The engine's directory and this test's are both temporary, so on one file system.
     assert.match(disk?.detail ?? '', new RegExp(`^Warning: ${said}.*database \\(${leases}\\) are on one file system`));
-    assert.match(await configCheck(engine), new RegExp(`note: compute.provider_three: ${said}`));
+    assert.match(await configCheck(engine), new RegExp(`warn compute.provider_three: ${said}`));
     assert.equal((await reserve(900)).exitCode, 0);
     for (let times = 3; times > 0; times--) assert.equal((await inspect())?.state, 'running');
     assert.equal((await reserve(1100)).exitCode, 0);

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import type { EngineSettings } from '../../src/compute/engines/container/address.ts';
-import { adviceOnDisk } from '../../src/compute/engines/container/disk-advice.ts';
+import { findDiskLimits } from '../../src/compute/engines/container/disk-advice.ts';
 import { runCommand } from '../../src/compute/machine/command.ts';
 import { hasComponent } from '../helper/component.ts';
 import { freePort } from '../helper/free-port.ts';
@@ -192,7 +192,8 @@ test('what a command has asked an engine over SSH leaves no connection, nor does
   const offers = [{ id: 'small', cpus: 1, memory_gib: 1, max_disk_gb: 5, count: 1, price_hourly_usd: 1n }];
   const shared = { image: IMAGE, pull: 'never', network: 'none', pids: 64, provision_seconds: 60 } as const;
   const settings = { backend: 'container', ...shared, ...engine, limits: { max_seconds: 600 }, offers } as const;
-  assert.match((await adviceOnDisk({ provider_three: settings })).join(), /disk_gb is not enforced: overlay2 on /);
+  const [limit] = await findDiskLimits({ provider_three: settings });
+  assert.match(limit?.detail ?? '', /disk_gb is not enforced: overlay2 on /);
   assert.equal(relay.count(), 1, 'one connection carried all requests');
   await until('it is closed', async () => relay.openCount() === 0);
 

@@ -5,10 +5,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { stringify } from 'yaml';
-import { type Backend, tagPrefix } from '../../src/compute/backend.ts';
+import { type Backend, type Finding, tagPrefix } from '../../src/compute/backend.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { readConfig } from '../../src/config/config.ts';
-import { type Check, examine } from '../../src/doctor/doctor.ts';
+import { examine } from '../../src/doctor/doctor.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { openFakeVast, VAST_KEY } from './engines/fake-vast.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
@@ -20,7 +20,7 @@ function poolOf(hosts: Sshd[], over: Partial<Sshd['host']> = {}) {
 }
 
 /** What `purser doctor` finds of the backends of a server, by name. */
-async function findingsOf(directory: string): Promise<Map<string, Check>> {
+async function findingsOf(directory: string): Promise<Map<string, Finding>> {
   const config = readConfig({ data: directory }, {});
   const checks = await examine(config);
   assert.equal(new Set(checks.map((it) => it.name)).size, checks.length, 'every name is there once');

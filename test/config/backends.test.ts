@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { stringify } from 'yaml';
 import { secretsIn } from '../../src/base/secret.ts';
-import { adviceOn, listBackends } from '../../src/compute/settings.ts';
+import { findUnenforced, listBackends } from '../../src/compute/settings.ts';
 import { changeOf } from '../../src/config/change.ts';
 import { printable, readConfig } from '../../src/config/config.ts';
 import { ConfigurationFault } from '../../src/config/fault.ts';
@@ -71,7 +71,7 @@ test('backends of a slot are named, by default by their kind, and a slot with on
       ['provider_three', 'b', 'provider_three b'],
     ],
   );
-  assert.ok(adviceOn(config.compute).some((it) => it.startsWith('compute.provider_one gpu-2: ')));
+  assert.ok(findUnenforced(config.compute).some((it) => it.name === 'compute.provider_one gpu-2'));
   assert.equal((config.compute.provider_three as { fill?: string }).fill, 'in_order');
 });
 

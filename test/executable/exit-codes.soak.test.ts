@@ -123,11 +123,13 @@ test('config check says what a backend does not enforce, in words that are no fa
   const check = async (compute: object) => {
     const purser = installation(t, { settings: { compute } });
     const file = join(purser.directory, 'purser.yaml');
-    assert.deepEqual(await purser.json('config', 'check'), { ok: true, file, faults: [] });
+    const asJson = await purser.json('config', 'check');
+    assert.deepEqual([asJson.ok, asJson.file, asJson.faults], [true, file, []]);
     const { code, stdout, stderr } = await purser.cli('config', 'check');
     assert.deepEqual([code, stderr], [0, '']);
     const [verdict, ...notes] = stdout.trimEnd().split('\n');
-    assert.equal(verdict, `The configuration is good (${file}).`);
+    assert.equal(verdict, `ok   configuration: ${file}`);
+    assert.equal(asJson.checks.length, notes.length + 1);
     return notes;
   };
   const notes = await check({
@@ -142,13 +144,13 @@ test('config check says what a backend does not enforce, in words that are no fa
     provider_three: { ...container, offers: [small] },
   });
   for (const [at, what] of [
-    [0, /^note: compute\.provider_one: each wallet’s leases get a network like lan and reach what it reaches/],
-    [1, /^note: compute\.provider_one: no GPU is on offer: limits\.gpus is 0\.$/],
-    [2, /^note: compute\.provider_one: containers share the kernel/],
-    [3, /^note: compute\.provider_two: GPUs of 10\.0\.0\.7:22 are not counted/],
-    [4, /^note: compute\.provider_two: a tenant has the whole host/],
-    [5, /^note: compute\.provider_three: containers share the kernel/],
-    [6, /^note: compute\.provider_three: whether disk_gb is enforced cannot be told: .*ENOENT/],
+    [0, /^warn compute\.provider_one: each wallet’s leases get a network like lan and reach what it reaches/],
+    [1, /^warn compute\.provider_one: no GPU is on offer: limits\.gpus is 0\.$/],
+    [2, /^warn compute\.provider_one: containers share the kernel/],
+    [3, /^warn compute\.provider_two: GPUs of 10\.0\.0\.7:22 are not counted/],
+    [4, /^warn compute\.provider_two: a tenant has the whole host/],
+    [5, /^warn compute\.provider_three: containers share the kernel/],
+    [6, /^warn compute\.provider_three: whether disk_gb is enforced cannot be told: .*ENOENT/],
   ] as const)
     assert.match(notes[at] ?? '', what);
   assert.equal(notes.length, 7);
@@ -167,7 +169,8 @@ test('config check names every fault at once, with file and line, and exits 1', 
   const purser = installation(t);
   await (await purser.serve()).stop();
   const file = join(purser.directory, 'purser.yaml');
-  assert.deepEqual(await purser.json('config', 'check'), { ok: true, file, faults: [] });
+  const good = [{ name: 'configuration', ok: true, detail: file }];
+  assert.deepEqual(await purser.json('config', 'check'), { ok: true, file, faults: [], checks: good });
 
   writeFileSync(
     file,

@@ -24,11 +24,14 @@ test('without a terminal the same is a warning of the log, and agents get an add
   await purser.json('account', 'credit', 'default', '1000');
   const wallet = await purser.json('wallet', 'create', '--name', 'a', '--budget-cents', '5.00');
   assert.equal(wallet.env.SVC_BROKER_URL, reachableUrl({ host: '0.0.0.0', port }));
-  assert.match((await purser.cli('doctor')).stdout, /^warn configuration: .*purser\.yml is not read.* Set public_url/m);
+  assert.match(
+    (await purser.cli('doctor')).stdout,
+    /^warn configuration: .*purser\.yml is not read.*\nwarn listen: .* Set public_url/m,
+  );
   const checked = await purser.cli('config', 'check');
   assert.equal(checked.code, 0);
-  assert.match(checked.stdout, /^note: \S+purser\.yml is not read/m);
-  assert.match(checked.stdout, /^note: listen: 0\.0\.0\.0 is no address that an agent could call/m);
+  assert.match(checked.stdout, /^warn configuration: \S+purser\.yml is not read/m);
+  assert.match(checked.stdout, /^warn listen: 0\.0\.0\.0 is no address that an agent could call/m);
 });
 
 test('a command on a hung server gives up in words, after a spinner; on a slow one it waits', async (t) => {

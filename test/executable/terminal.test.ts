@@ -38,7 +38,7 @@ Next, in another terminal:
   await again.shows(/purser --data \S+ status\n/);
   assert.match(
     again.screen(),
-    /^Purser 0\.1\.0 listens on http:\/\/0\.0\.0\.0:\d+; agents are given http:\/\/(?!0\.)[\d.]+:\d+\.\nData: .*\nnote: listen: 0\.0\.0\.0 .*(\nnote: .*)+\nNext, in another terminal:\n {2}purser --data \S+ wallet create --name agent-1 --budget-cents 5\.00\n {2}purser --data \S+ status\n$/,
+    /^Purser 0\.1\.0 listens on http:\/\/0\.0\.0\.0:\d+; agents are given http:\/\/(?!0\.)[\d.]+:\d+\.\nData: .*\nwarn listen: 0\.0\.0\.0 .*(\nwarn .*)+\nNext, in another terminal:\n {2}purser --data \S+ wallet create --name agent-1 --budget-cents 5\.00\n {2}purser --data \S+ status\n$/,
   );
   again.type('\u0003');
   assert.equal(await again.ended, 0);

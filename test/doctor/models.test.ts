@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { readConfig } from '../../src/config/config.ts';
+import { checkModels } from '../../src/doctor/models.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
-import { checkModels } from '../../src/router/check.ts';
 import { openTestServer } from '../helper/server.ts';
 import { completion, failure, hang } from '../helper/upstream.ts';
 

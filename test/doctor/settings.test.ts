@@ -2,9 +2,10 @@ import assert from 'node:assert/strict';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { adviceOnStart } from '../../src/config/advice-start.ts';
-import { readConfig } from '../../src/config/config.ts';
+import { plainLine } from '../../cli/findings.ts';
+import { type Config, readConfig } from '../../src/config/config.ts';
 import type { ConfigurationFault } from '../../src/config/fault.ts';
+import { examineStart } from '../../src/doctor/settings.ts';
 import { reachableUrl } from '../../src/net/listen.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
@@ -14,8 +15,9 @@ function settings(t: TestContext, text: string, others: Record<string, string> =
   mkdirSync(data);
   if (text) writeFileSync(join(data, 'purser.yaml'), text);
   for (const [name, content] of Object.entries(others)) writeFileSync(join(parent, name), content);
-  return { parent, data, advice: () => adviceOnStart(readConfig({ data }, {})) };
+  return { parent, data, advice: () => linesOf(readConfig({ data }, {})) };
 }
+const linesOf = (config: Config) => examineStart(config).map(plainLine);
 const priced = (price: string) => `router:
   upstreams: [{ name: u, base_url: http://127.0.0.1:1/v1 }]
   models: [{ id: m, upstream: u, context_length: 1000, max_output_tokens: 100, ${price} }]
@@ -31,14 +33,17 @@ test('settings under a wrong name or in a wrong place are noticed; files of othe
   });
   const move = `Settings are read from ${data}/purser.yaml: move it there, or name it with --config.`;
   assert.deepEqual(advice(), [
-    `${data}/purser.yml is not read. ${move}`,
-    `${parent}/config.yaml is not read. ${move}`,
-    `${parent}/purser.yaml is not read. ${move}`,
+    `configuration: ${data}/purser.yml is not read. ${move}`,
+    `configuration: ${parent}/config.yaml is not read. ${move}`,
+    `configuration: ${parent}/purser.yaml is not read. ${move}`,
   ]);
   writeFileSync(join(data, 'purser.yaml'), '');
-  assert.deepEqual(advice()[0], `${data}/purser.yml is not read: the settings are those of ${data}/purser.yaml.`);
+  assert.deepEqual(
+    advice()[0],
+    `configuration: ${data}/purser.yml is not read: the settings are those of ${data}/purser.yaml.`,
+  );
   const named = readConfig({ data, config: join(parent, 'purser.yaml') }, {});
-  assert.ok(!adviceOnStart(named).some((it) => it.startsWith(`${parent}/purser.yaml`)), 'this one is read');
+  assert.ok(!linesOf(named).some((it) => it.startsWith(`configuration: ${parent}/purser.yaml`)), 'this one is read');
 });
 
 test('an address that stands for all is no address for agents', (t) => {

@@ -1,24 +1,58 @@
+import { existsSync } from 'node:fs';
 import { newId } from '../base/id.ts';
 import { formatUsd, Nanos, parseDecimal } from '../base/money.ts';
-import { parseJson } from '../base/parse-json.ts';
+import { openBooks } from '../books/open.ts';
+import { recallBounds } from '../chat/learn.ts';
+import type { Finding } from '../compute/backend.ts';
+import type { Config } from '../config/config.ts';
 import type { NativeWire, UpstreamConfig } from '../config/router.ts';
+import { files, refuseOtherOwner } from '../files/data-directory.ts';
 import { inTime } from '../net/deadline.ts';
-import { request } from '../net/request.ts';
-import { boundChat, boundEmbeddings } from './bound.ts';
-import { type Catalogue, fadedAt, type Model, type Route } from './catalogue.ts';
-import { costOf, type Price } from './price.ts';
-import { createStreamReader } from './stream-reader.ts';
-import type { Asked, Upstream } from './upstream.ts';
-import { readUsage } from './usage.ts';
+import { boundChat, boundEmbeddings } from '../router/bound.ts';
+import { type Catalogue, createCatalogue, fadedAt, type Model, type Route } from '../router/catalogue.ts';
+import { costOf, type Price } from '../router/price.ts';
+import { type StatedModel, statedModels } from '../router/stated-models.ts';
+import { createStreamReader } from '../router/stream-reader.ts';
+import { type Asked, openUpstream, type Upstream } from '../router/upstream.ts';
+import { readUsage } from '../router/usage.ts';
 
-/** The result of a one-token request to a model. `detail` describes the findings, or the fault and its remedy. */
-type ModelCheck = { name: string; ok: boolean; detail: string };
-
-const LIST_MILLISECONDS = 10_000;
 /** Time limit per route. A model may have to be loaded before its first token. */
 const ROUTE_SECONDS = 60;
 const NANOS_PER_MILLION_FROM_TOKEN = 15;
 const PROBE = { role: 'user', content: 'Say ok.' };
+
+/**
+ * Checks every configured model at its model servers, with the bounds learned up to `now` in Unix seconds; a server may be
+ * running. A model without a price is a fault.
+ */
+export async function examineModels(config: Config, now: number): Promise<Finding[]> {
+  const catalogue = createCatalogue(config);
+  readLearned(config.dataDirectory, catalogue, now);
+  const { upstreams: configs, models } = config.router;
+  const upstreams = new Map(configs.map((it) => [it.name, openUpstream(it)]));
+  const statedBy = async (name: string) => statedModels(configs.find((it) => it.name === name) as UpstreamConfig);
+  try {
+    const findings = await checkModels(catalogue, upstreams, statedBy, ROUTE_SECONDS, now);
+    const unpriced = models.filter((it) => !it.pricing && !it.pricing_per_million);
+    const detail = 'It has no price, so it is not offered. Give it pricing.';
+    return [...findings, ...unpriced.map(({ id }) => ({ name: id, ok: false, detail }))];
+  } finally {
+    await Promise.all([...upstreams.values()].map((it) => it.close()));
+  }
+}
+
+/**
+ * Loads the learned bounds of every route from a data directory's database, if there is one. A server may be running. Throws
+ * OtherOwnerError if the directory belongs to another user.
+ */
+export function readLearned(dataDirectory: string, catalogue: Catalogue, now = 0): void {
+  const { database } = files(dataDirectory);
+  // Checked first: to another user the directory would look empty.
+  if (existsSync(dataDirectory)) refuseOtherOwner(dataDirectory);
+  if (!existsSync(database)) return;
+  using books = openBooks(database, { access: 'read' });
+  recallBounds(books.read, catalogue, now);
+}
 
 /**
  * Sends a one-token request to every route of every model, charged to no wallet; chats are sent once more as a stream.
@@ -31,34 +65,35 @@ export async function checkModels(
   statedBy: (upstream: string) => Promise<ReadonlyMap<string, StatedModel>>,
   routeSeconds = ROUTE_SECONDS,
   now = 0,
-): Promise<ModelCheck[]> {
-  const checks: ModelCheck[] = [];
+): Promise<Finding[]> {
+  const findings: Finding[] = [];
   const stated = new Map<string, ReadonlyMap<string, StatedModel>>();
   for (const model of catalogue.list)
     for (const route of model.routes) {
       const models = stated.get(route.upstream) ?? (await statedBy(route.upstream));
       stated.set(route.upstream, models);
       const tried = tryRoute(model, route, upstreams.get(route.upstream) as Upstream);
-      const late = (error: Error): Tried => ({ said: '', faults: [`${error.message}.`] });
-      const { said, faults } = await inTime(tried, routeSeconds * 1000, 'Its answer').catch(late);
+      const late = (error: Error): Trial => ({ detail: '', faults: [`${error.message}.`] });
+      const { detail, faults } = await inTime(tried, routeSeconds * 1000, 'Its answer').catch(late);
       const theirs = models.get(route.upstreamModel);
       comparePrice(route.price, theirs?.pricing, faults);
       const context = contextFault(route.contextLength, theirs);
       if (context) faults.push(context);
       const learned = describeLearned(route, now);
       if (learned) faults.push(learned);
-      checks.push({
+      findings.push({
         name: `${model.id} on ${route.upstream}`,
         ok: faults.length === 0,
-        detail: faults.length ? faults.join(' ') : said,
+        detail: faults.length ? faults.join(' ') : detail,
       });
     }
-  return checks;
+  return findings;
 }
 
-type Tried = { said: string; faults: string[] };
+/** What a route answered, if nothing is wrong; and what is. */
+type Trial = { detail: string; faults: string[] };
 
-async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise<Tried> {
+async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise<Trial> {
   const faults: string[] = [];
   const ask = { model: model.id, messages: [PROBE], max_tokens: 1 };
   const bounded =
@@ -66,14 +101,14 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
   const reply = await upstream.ask(bounded.askedOf(route), newId('op'));
   if (reply.kind !== 'answered') {
     const fault = reply.kind === 'streaming' ? 'It streams although no stream was requested.' : reply.reason;
-    return { said: '', faults: [(reply.kind === 'refused' && reply.fault) || fault] };
+    return { detail: '', faults: [(reply.kind === 'refused' && reply.fault) || fault] };
   }
   if (model.kind === 'chat') {
     for (const wire of route.wires) await tryWire(upstream, wire, route, faults);
     await tryStream(upstream, boundChat(model, ask, true).askedOf(route), faults);
   }
   const usage = readUsage(reply.told, model.kind);
-  if (!usage) return { said: '', faults: [`It reports no readable usage: ${ESTIMATED}`, ...faults] };
+  if (!usage) return { detail: '', faults: [`It reports no readable usage: ${ESTIMATED}`, ...faults] };
   const most = bounded.maxUsage(route);
   if (usage.promptTokens > most.promptTokens)
     faults.push(
@@ -87,8 +122,8 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
   const statedCost = reply.told.usage?.cost;
   if (typeof statedCost === 'number' && statedCost > Number(cost) / 1e9)
     faults.push(`It says that this cost ${statedCost} USD; by our price it is ${formatUsd(cost)} USD.`);
-  const said = `${usage.promptTokens} prompt and ${usage.completionTokens} completion tokens, ${formatUsd(cost)} USD by our price`;
-  return { said, faults };
+  const detail = `${usage.promptTokens} prompt and ${usage.completionTokens} completion tokens, ${formatUsd(cost)} USD by our price`;
+  return { detail, faults };
 }
 
 const ESTIMATED = 'what is not told is charged at the bound of the prompt and the bytes of the text.';
@@ -111,8 +146,8 @@ async function tryWire(upstream: Upstream, wire: NativeWire, { upstreamModel: mo
 }
 
 /** Sends the request as a stream and checks that it has an end and a usage. */
-async function tryStream(upstream: Upstream, asked: Asked, faults: string[]): Promise<void> {
-  const reply = await upstream.ask(asked, newId('op'), true);
+async function tryStream(upstream: Upstream, request: Asked, faults: string[]): Promise<void> {
+  const reply = await upstream.ask(request, newId('op'), true);
   if (reply.kind === 'answered') {
     if (!readUsage(reply.told, 'chat')) faults.push(`Asked for a stream, it reports no readable usage: ${ESTIMATED}`);
     return;
@@ -155,9 +190,6 @@ function comparePrice({ tiers }: Price, stated: unknown, faults: string[]): void
   }
 }
 
-/** An entry of an upstream's model list. */
-type StatedModel = { pricing: unknown; contextLength: number | undefined };
-
 /** Describes a context length that differs from the one the upstream states; undefined if they agree. */
 export function contextFault(contextLength: number, stated: StatedModel | undefined): string | undefined {
   const theirs = stated?.contextLength;
@@ -174,7 +206,7 @@ export function contextFault(contextLength: number, stated: StatedModel | undefi
 export function describeLearned({ learned, contextLength }: Route, now = 0): string | undefined {
   const { contextTokens } = learned;
   const { overheadTokens, permille } = fadedAt(learned, now);
-  const said = [
+  const causes = [
     ...(overheadTokens > 0
       ? [`It counted more than the bound of short prompts, so ${overheadTokens} tokens are added to each bound`]
       : []),
@@ -183,41 +215,6 @@ export function describeLearned({ learned, contextLength }: Route, now = 0): str
       : []),
     ...(contextTokens ? [`It counted a prompt of ${contextTokens} tokens, above context_length ${contextLength}`] : []),
   ];
-  if (said.length === 0) return undefined;
-  return `${said.join('. ')}. Set prompt_overhead_tokens, tokens_per_byte or context_length: a change starts over. \`purser models forget ID\` forgets it.`;
-}
-
-/**
- * Names of the context length in the model lists of OpenRouter, vLLM and SGLang, Groq, LM Studio, and llama.cpp
- * (`meta`).
- */
-const CONTEXT_NAMES = ['context_length', 'max_model_len', 'context_window', 'max_context_length', 'n_ctx'];
-
-/** Fetches an upstream's statements about its models, by their names there; empty if it makes none or the call fails. */
-export async function statedModels(config: UpstreamConfig): Promise<Map<string, StatedModel>> {
-  try {
-    const response = await request(`${config.base_url}/models`, {
-      headers: config.api_key ? { authorization: `Bearer ${config.api_key.reveal()}` } : {},
-      signal: AbortSignal.timeout(LIST_MILLISECONDS),
-    });
-    return readStatedModels(parseJson(await response.body.text()));
-  } catch {
-    return new Map(); // The one-token request reports the fault of the upstream.
-  }
-}
-
-/** Parses the response of GET /models. */
-export function readStatedModels(answer: unknown): Map<string, StatedModel> {
-  const data = (answer as { data?: unknown } | null)?.data;
-  const list = Array.isArray(data) ? (data as ({ id?: unknown; pricing?: unknown; meta?: object } | null)[]) : [];
-  return new Map(
-    list.flatMap((it) => {
-      if (typeof it?.id !== 'string') return [];
-      const members = { ...it.meta, ...it } as Record<string, unknown>;
-      const contextLength = CONTEXT_NAMES.map((name) => members[name]).find(
-        (length): length is number => Number.isSafeInteger(length) && (length as number) > 0,
-      );
-      return [[it.id, { pricing: it.pricing, contextLength }] as const];
-    }),
-  );
+  if (causes.length === 0) return undefined;
+  return `${causes.join('. ')}. Set prompt_overhead_tokens, tokens_per_byte or context_length: a change starts over. \`purser models forget ID\` forgets it.`;
 }

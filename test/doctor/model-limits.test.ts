@@ -1,9 +1,12 @@
 import assert from 'node:assert/strict';
-import test from 'node:test';
+import test, { type TestContext } from 'node:test';
 import * as v from 'valibot';
-import { adviceOnRouter } from '../../src/config/advice-router.ts';
+import { readConfig } from '../../src/config/config.ts';
 import { Router } from '../../src/config/router.ts';
-import { contextFault, readStatedModels } from '../../src/router/check.ts';
+import { contextFault } from '../../src/doctor/models.ts';
+import { examineSettings } from '../../src/doctor/settings.ts';
+import { readStatedModels } from '../../src/router/stated-models.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
 
 const PRICE = { prompt: '1', completion: '1' };
 const parse = (model: object) =>
@@ -20,21 +23,29 @@ const parse = (model: object) =>
       },
     ],
   });
-const notesOn = (model: object): string => {
+const notesOn = async (t: TestContext, model: object): Promise<string> => {
   const { output, issues } = parse(model);
   assert.deepEqual(issues, undefined);
-  return adviceOnRouter({ router: output as v.InferOutput<typeof Router> }).join('\n');
+  const config = readConfig({ data: temporaryDirectory(t) }, {});
+  const findings = await examineSettings({ ...config, router: output as v.InferOutput<typeof Router> });
+  return findings
+    .slice(1)
+    .map(({ name, detail }) => `${name}: ${detail}`)
+    .join('\n');
 };
 
-test('limits that cannot be are said, and do not keep the server from starting', () => {
-  assert.equal(notesOn({}), '');
-  assert.match(notesOn({ max_output_tokens: 8000 }), /max_output_tokens 8000 leaves no room.* context_length of 8000/);
+test('limits that cannot be are said, and do not keep the server from starting', async (t) => {
+  assert.equal(await notesOn(t, {}), '');
   assert.match(
-    notesOn({ fallbacks: [{ upstream: 'local', context_length: 900 }] }),
+    await notesOn(t, { max_output_tokens: 8000 }),
+    /max_output_tokens 8000 leaves no room.* context_length of 8000/,
+  );
+  assert.match(
+    await notesOn(t, { fallbacks: [{ upstream: 'local', context_length: 900 }] }),
     /max_output_tokens 1000 leaves no room.* context_length of 900/,
   );
-  assert.match(notesOn({ prompt_overhead_tokens: 8000 }), /prompt_overhead_tokens is not below/);
-  assert.match(notesOn({ image_urls: true }), /image_urls lets agents.*inside your network/);
+  assert.match(await notesOn(t, { prompt_overhead_tokens: 8000 }), /prompt_overhead_tokens is not below/);
+  assert.match(await notesOn(t, { image_urls: true }), /image_urls lets agents.*inside your network/);
 });
 
 test('a default above the most is a fault', () => {
