@@ -19,56 +19,27 @@ const SENT = new Set([
   'stripe-version',
 ]);
 
-/** A call without an answer. `sent` is true if any byte of the request may have reached the provider. */
-export class CallFailed extends Error {
-  readonly sent: boolean;
-  constructor(message: string, sent: boolean) {
-    super(message);
-    this.sent = sent;
-  }
-}
-
 /**
  * Opens an HTTP client for the Stripe library at `origin`. Each call has a total time limit and a bounded answer, and is
- * never retried here. Throws only CallFailed.
+ * never retried here. Throws only Unanswered.
  */
 export function openHttp(origin: string): { client: Stripe.HttpClient; close(): Promise<void> } {
-  const closing = new AbortController();
   const pool = openWatchedPool(origin, { connectMilliseconds: CONNECT_MILLISECONDS, connections: 8 });
 
   const client: Stripe.HttpClient = {
     getClientName: () => 'undici',
-    async makeRequest(_host, _port, path, method, headers, body) {
-      const signal = AbortSignal.any([closing.signal, AbortSignal.timeout(CALL_MILLISECONDS)]);
-      try {
-        const response = await pool.dispatcher.request({
-          path,
-          method: method as Dispatcher.HttpMethod,
-          headers: plain(headers),
-          body: body || null,
-          signal,
-        });
-        const text = await readAnswerText(response.body, ANSWER_BYTES_MAX);
-        return answer(response.statusCode, response.headers['request-id'], text);
-      } catch (error) {
-        const { code, message, name } = error as NodeJS.ErrnoException;
-        const why = closing.signal.aborted
-          ? 'the server is stopping'
-          : name === 'TimeoutError'
-            ? `no answer within ${CALL_MILLISECONDS / 1000} s`
-            : (code ?? message);
-        throw new CallFailed(why, pool.wasSent(signal));
-      }
+    makeRequest(_host, _port, path, method, headers, body) {
+      const request = { path, method: method as Dispatcher.HttpMethod, headers: plain(headers), body: body || null };
+      return pool.ask(request, CALL_MILLISECONDS, async (response) =>
+        answer(
+          response.statusCode,
+          response.headers['request-id'],
+          await readAnswerText(response.body, ANSWER_BYTES_MAX),
+        ),
+      );
     },
   };
-  return {
-    client,
-    async close() {
-      if (closing.signal.aborted) return;
-      closing.abort();
-      await pool.close();
-    },
-  };
+  return { client, close: pool.close };
 }
 
 function plain(headers: object): Record<string, string> {

@@ -4,8 +4,9 @@ import { redact } from '../base/log.ts';
 import { Refusal } from '../base/refusal.ts';
 import { type BillingSettings, isLive } from '../config/services.ts';
 import type { Creation } from '../ledger/checkout.ts';
+import { Unanswered } from '../net/watched-pool.ts';
 import { type Provider, ProviderDown, type ProviderEvent } from './provider.ts';
-import { CallFailed, openHttp } from './stripe-http.ts';
+import { openHttp } from './stripe-http.ts';
 import { eventOf, paymentOf, REVERSAL_EVENTS, Session } from './stripe-schema.ts';
 
 /** The maximum age of a signed message; an older one may be a replay by an eavesdropper. */
@@ -31,7 +32,7 @@ export function openStripe({ stripe: settings }: BillingSettings, marks: { insta
   /** Describes an error for a log. The answer may quote our key, so it is redacted before truncation could split the key. */
   function reasonOf(error: unknown): string {
     const { statusCode, type, code, message, detail } = error as Stripe.errors.StripeError & { detail?: unknown };
-    if (detail instanceof CallFailed) return detail.message;
+    if (detail instanceof Unanswered) return detail.message;
     const text = [statusCode, code ?? type, message].filter(Boolean).join(' ');
     return redact(text.replaceAll(key, '[redacted]')).slice(0, REASON_CHARACTERS_MAX);
   }
@@ -195,6 +196,6 @@ const REJECTED_STATUSES = new Set([400, 401, 402, 403, 404, 429]);
  */
 function isRejection(error: unknown): boolean {
   const { statusCode, rawType, detail } = error as Stripe.errors.StripeError & { detail?: unknown };
-  if (detail instanceof CallFailed) return !detail.sent;
+  if (detail instanceof Unanswered) return !detail.sent;
   return rawType !== 'idempotency_error' && REJECTED_STATUSES.has(statusCode ?? 0);
 }

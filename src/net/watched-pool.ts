@@ -1,20 +1,38 @@
 import type { IncomingHttpHeaders } from 'node:http';
+import type { Duplex } from 'node:stream';
 import { type buildConnector, type Dispatcher, Pool } from 'undici';
 import { containedConnector } from './contained-connector.ts';
 import { collectChunks } from './pieces.ts';
 
 export type WatchedPool = {
-  dispatcher: Dispatcher;
-  /** Returns whether a byte of the request with this signal may have been sent. Each request has a signal of its own. */
-  wasSent(signal: AbortSignal): boolean;
   /** Sends one request and reads its answer to the end, at much less cost than a stream of it. */
   exchange(request: Dispatcher.DispatchOptions, reading: Reading): Exchange;
   /** Sends one request and reads its answer as it arrives, at less cost than a Node stream of it. */
   open(request: Dispatcher.DispatchOptions): Opening;
+  /** Sends one request and reads its answer with `read`, all within `milliseconds`. Throws Unanswered. */
+  ask<T>(
+    request: Dispatcher.DispatchOptions,
+    milliseconds: number,
+    read: (answer: StreamedAnswer) => Promise<T>,
+  ): Promise<T>;
+  /** Opens a connection that continues in another protocol. */
+  upgrade(request: Dispatcher.UpgradeOptions): Promise<Duplex>;
   close(): Promise<void>;
 };
 
-export type Reading = {
+/**
+ * A request without an answer that could be read. `sent` is true if a byte of it may have been sent. `cause` is missing when
+ * its time was up or the pool was closed.
+ */
+export class Unanswered extends Error {
+  readonly sent: boolean;
+  constructor(message: string, sent: boolean, options?: ErrorOptions) {
+    super(message, options);
+    this.sent = sent;
+  }
+}
+
+type Reading = {
   /** Called when the head of the answer has arrived. */
   onHead(): void;
   /** Returns the maximum number of bytes to read of an answer with this status. */
@@ -41,13 +59,16 @@ type Sent = {
   abort(): void;
 };
 /** `answer` rejects when no answer began. */
-export type Exchange = Sent & { answer: Promise<Whole> };
+type Exchange = Sent & { answer: Promise<Whole> };
 /** `head` rejects when no answer began. */
-export type Opening = Sent & {
-  head: Promise<AnswerHead & { body: AnswerBody }>;
+type Opening = Sent & {
+  head: Promise<StreamedAnswer>;
   /** Ends the exchange as `abort` does, but the received part of the body can still be read. */
   cut(): void;
 };
+
+/** An answer whose body arrives. */
+type StreamedAnswer = AnswerHead & { body: AnswerBody };
 
 /** The body of an answer as it arrives. It has to be read to its end or left. */
 export type AnswerBody = AsyncIterable<Buffer> & {
@@ -77,31 +98,45 @@ export function openWatchedPool(
     ...options
   }: Omit<Pool.Options, 'connect'> & { connectMilliseconds: number; connect?: buildConnector.connector },
 ): WatchedPool {
-  const sent = new WeakSet<AbortSignal>();
   const pool = new Pool(origin, { ...options, connect });
-  const dispatcher = pool.compose((dispatch) => (request, handler) => {
-    const start = handler.onRequestStart?.bind(handler);
-    handler.onRequestStart = (...args) => {
-      const { signal } = request as Dispatcher.RequestOptions;
-      if (signal instanceof AbortSignal && !signal.aborted) sent.add(signal); // An aborted request is not written.
-      start?.(...args);
-    };
-    return dispatch(request, handler);
-  });
+  let isClosed = false;
+
+  function open(request: Dispatcher.DispatchOptions): Opening {
+    const handler = new BodyHandler();
+    pool.dispatch(request, handler);
+    return handler;
+  }
+
   return {
-    dispatcher,
-    wasSent: (signal) => sent.has(signal),
+    open,
     exchange(request, reading) {
       const handler = new WholeHandler(reading);
       pool.dispatch(request, handler);
       return handler;
     },
-    open(request) {
-      const handler = new BodyHandler();
-      pool.dispatch(request, handler);
-      return handler;
+    async ask(request, milliseconds, read) {
+      // One limit for the whole call; and undici repeats nothing by itself.
+      const call = open({ ...request, idempotent: false, headersTimeout: 0, bodyTimeout: 0 });
+      const limit = AbortSignal.timeout(milliseconds);
+      const abort = () => call.abort();
+      limit.addEventListener('abort', abort);
+      try {
+        return await read(await call.head);
+      } catch (error) {
+        abort(); // The rest of an unreadable answer is not read.
+        if (isClosed) throw new Unanswered('the server is stopping', call.wasSent());
+        if (limit.aborted) throw new Unanswered(`no answer within ${milliseconds / 1000} s`, call.wasSent());
+        const { code, message } = error as NodeJS.ErrnoException;
+        throw new Unanswered(code || message, call.wasSent(), { cause: error });
+      } finally {
+        limit.removeEventListener('abort', abort);
+      }
     },
-    close: () => pool.destroy(),
+    upgrade: async (request) => (await pool.upgrade(request)).socket as Duplex,
+    async close() {
+      isClosed = true;
+      await pool.destroy();
+    },
   };
 }
 

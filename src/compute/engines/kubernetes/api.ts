@@ -5,7 +5,7 @@ import { redact } from '../../../base/log.ts';
 import { containConnection } from '../../../net/contain.ts';
 import { containedConnector } from '../../../net/contained-connector.ts';
 import { type JsonAnswer, readJsonAnswer } from '../../../net/json-answer.ts';
-import { openWatchedPool, type WatchedPool } from '../../../net/watched-pool.ts';
+import { openWatchedPool, Unanswered, type WatchedPool } from '../../../net/watched-pool.ts';
 import type { Cluster, Credentials } from './credentials.ts';
 
 /** The REST calls to an API server, and the sockets to programs in a pod. Each call has a time limit. */
@@ -39,14 +39,8 @@ export class ApiError extends Error {
     this.reason = reason;
   }
 }
-/** No answer came. `sent` tells whether the server may have received the request. */
-export class ApiUnreachable extends Error {
-  readonly sent: boolean;
-  constructor(message: string, sent: boolean) {
-    super(message);
-    this.sent = sent;
-  }
-}
+/** The server gave no answer to a call. */
+export class ApiUnreachable extends Unanswered {}
 
 type Method = 'GET' | 'POST' | 'PATCH' | 'DELETE';
 /** The body of a call with its media type, and the most bytes of its answer. */
@@ -75,6 +69,7 @@ export type Api = {
 export function openApi(read: () => Promise<Cluster>): Api {
   let reading: Promise<Cluster> | undefined;
   let pool: { of: string; pool: WatchedPool } | undefined;
+  const pools = new Set<WatchedPool>();
   const sockets = new Set<WebSocket>();
   const closing = new AbortController();
   let known = 'the API server';
@@ -96,7 +91,7 @@ export function openApi(read: () => Promise<Cluster>): Api {
     const of = hash('sha256', JSON.stringify([tls.ca, tls.cert, tls.key, tls.servername, tls.rejectUnauthorized]));
     if (pool?.of === of) return pool.pool;
     const old = pool?.pool;
-    if (old) setTimeout(() => void old.close(), RETIRE_MILLISECONDS).unref();
+    if (old) setTimeout(() => pools.delete(old) && void old.close(), RETIRE_MILLISECONDS).unref();
     const { origin } = new URL(server);
     pool = {
       of,
@@ -106,6 +101,7 @@ export function openApi(read: () => Promise<Cluster>): Api {
         connect: containedConnector(CONNECT_MILLISECONDS, tls),
       }),
     };
+    pools.add(pool.pool);
     return pool.pool;
   }
 
@@ -124,32 +120,26 @@ export function openApi(read: () => Promise<Cluster>): Api {
     { body, type = 'application/json', bytesMax = ANSWER_BYTES_MAX }: Call,
   ): Promise<JsonAnswer & { status: number }> {
     const { cluster, credentials } = await prepare();
+    if (closing.signal.aborted) throw new ApiUnreachable('Purser is stopping', false);
     const connections = poolFor(cluster.server, credentials);
-    const signal = AbortSignal.any([AbortSignal.timeout(CALL_MILLISECONDS), closing.signal]);
+    const request = {
+      path: new URL(cluster.server).pathname.replace(/\/$/, '') + path,
+      method,
+      headers: {
+        accept: 'application/json',
+        ...(credentials.token === undefined ? {} : { authorization: `Bearer ${credentials.token}` }),
+        ...(body === undefined ? {} : { 'content-type': type }),
+      },
+      body: body === undefined ? null : JSON.stringify(body),
+    };
     try {
-      const response = await connections.dispatcher.request({
-        path: new URL(cluster.server).pathname.replace(/\/$/, '') + path,
-        method,
-        headers: {
-          accept: 'application/json',
-          ...(credentials.token === undefined ? {} : { authorization: `Bearer ${credentials.token}` }),
-          ...(body === undefined ? {} : { 'content-type': type }),
-        },
-        body: body === undefined ? null : JSON.stringify(body),
-        idempotent: false, // undici repeats nothing by itself.
-        signal,
-        headersTimeout: 0, // One limit for the whole call, above.
-        bodyTimeout: 0,
-      });
-      return { status: response.statusCode, ...(await readJsonAnswer(response.body, bytesMax)) };
+      return await connections.ask(request, CALL_MILLISECONDS, async (answer) => ({
+        status: answer.statusCode,
+        ...(await readJsonAnswer(answer.body, bytesMax)),
+      }));
     } catch (error) {
-      const { code, message } = error as NodeJS.ErrnoException;
-      const why = closing.signal.aborted
-        ? 'Purser is stopping'
-        : signal.aborted
-          ? `no answer within ${CALL_MILLISECONDS / 1000} s`
-          : (code ?? message);
-      throw new ApiUnreachable(`${cluster.server}: ${why}`, connections.wasSent(signal));
+      const { message, sent } = error as Unanswered;
+      throw new ApiUnreachable(`${cluster.server}: ${message}`, sent);
     }
   }
 
@@ -274,7 +264,7 @@ export function openApi(read: () => Promise<Cluster>): Api {
     async close() {
       closing.abort();
       for (const socket of sockets) socket.terminate();
-      await pool?.pool.close();
+      await Promise.all([...pools].map((it) => it.close()));
     },
   };
 }

@@ -1,9 +1,8 @@
 import { randomBytes } from 'node:crypto';
-import type { Duplex } from 'node:stream';
 import type { Dispatcher } from 'undici';
 import { containConnection } from '../../../net/contain.ts';
 import { readJsonAnswer } from '../../../net/json-answer.ts';
-import { openWatchedPool } from '../../../net/watched-pool.ts';
+import { openWatchedPool, type Unanswered } from '../../../net/watched-pool.ts';
 import { type LxdAddress, originOf } from './address.ts';
 import { lxdConnector } from './connection.ts';
 import { MessageStream } from './websocket.ts';
@@ -77,32 +76,23 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
   });
   const inProject = (path: string) => `${path}${path.includes('?') ? '&' : '?'}project=${encodeURIComponent(project)}`;
 
-  async function send<R>(milliseconds: number, what: string, call: (signal: AbortSignal) => Promise<R>): Promise<R> {
-    const signal = AbortSignal.timeout(milliseconds);
-    try {
-      return await call(signal);
-    } catch (error) {
-      const why = signal.aborted ? `${what} took longer than ${milliseconds / 1000} s` : textOf(error);
-      if (pool.wasSent(signal)) throw new Error(`${socket}: ${why}`, { cause: error });
-      throw new LxdUnreachable(why, { cause: error });
-    }
-  }
-
   async function exchange(method: Method, path: string, body?: object, options: Options = {}): Promise<Answer> {
     const { headers = {}, milliseconds = CALL_MILLISECONDS } = options;
     const isFile = Buffer.isBuffer(body);
-    const { status, json, beginning } = await send(milliseconds, `${method} ${path}`, async (signal) => {
-      const response = await pool.dispatcher.request({
-        path: inProject(path),
-        method: method as Dispatcher.HttpMethod,
-        headers: { ...(body && !isFile ? { 'content-type': 'application/json' } : {}), ...headers },
-        body: isFile ? body : body ? JSON.stringify(body) : null,
-        idempotent: false, // undici repeats nothing by itself.
-        signal,
-        headersTimeout: 0, // One limit for the whole call, above.
-        bodyTimeout: 0,
-      });
-      return { status: response.statusCode, ...(await readJsonAnswer(response.body, ANSWER_BYTES_MAX)) };
+    const request = {
+      path: inProject(path),
+      method: method as Dispatcher.HttpMethod,
+      headers: { ...(body && !isFile ? { 'content-type': 'application/json' } : {}), ...headers },
+      body: isFile ? body : body ? JSON.stringify(body) : null,
+    };
+    const read = async (answer: { statusCode: number; body: AsyncIterable<Buffer> }) => ({
+      status: answer.statusCode,
+      ...(await readJsonAnswer(answer.body, ANSWER_BYTES_MAX)),
+    });
+    const { status, json, beginning } = await pool.ask(request, milliseconds, read).catch((error: Unanswered) => {
+      const why = error.cause ? textOf(error.cause) : `${method} ${path}: ${error.message}`;
+      if (error.sent) throw new Error(`${socket}: ${why}`, { cause: error });
+      throw new LxdUnreachable(why, { cause: error });
     });
     if (!isAnswer(json)) throw new Error(`${socket}: ${status} is no answer of LXD: ${beginning.slice(0, WORDS_MAX)}`);
     if (json.type === 'error' || status >= 400)
@@ -151,15 +141,12 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
     },
 
     async connect(operation, secret) {
-      const upgraded = await send(CALL_MILLISECONDS, 'a WebSocket', (signal) =>
-        pool.dispatcher.upgrade({
-          path: inProject(`/1.0/operations/${operation}/websocket?secret=${encodeURIComponent(secret)}`),
-          protocol: 'websocket',
-          headers: { 'sec-websocket-version': '13', 'sec-websocket-key': randomBytes(16).toString('base64') },
-          signal,
-        }),
-      );
-      const connection = upgraded.socket as Duplex;
+      const connection = await pool.upgrade({
+        path: inProject(`/1.0/operations/${operation}/websocket?secret=${encodeURIComponent(secret)}`),
+        protocol: 'websocket',
+        headers: { 'sec-websocket-version': '13', 'sec-websocket-key': randomBytes(16).toString('base64') },
+        signal: AbortSignal.timeout(CALL_MILLISECONDS),
+      });
       containConnection(connection, 'backend');
       return new MessageStream(connection);
     },

@@ -3,7 +3,7 @@ import { redact } from '../../../base/log.ts';
 import { parseJson } from '../../../base/parse-json.ts';
 import { deadline } from '../../../net/deadline.ts';
 import { readJsonAnswer } from '../../../net/json-answer.ts';
-import { openWatchedPool } from '../../../net/watched-pool.ts';
+import { openWatchedPool, Unanswered } from '../../../net/watched-pool.ts';
 
 /** Vast limits the rate of calls for each of these separately. */
 export type Endpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
@@ -49,14 +49,8 @@ const READ_ATTEMPTS = 3;
 /** Vast's answer. `json` is undefined when the body is not JSON; a 429 is often plain text. */
 export type Answer = { status: number; json: unknown; said: string };
 
-/** No answer came. `sent` says whether a byte of the request may have been sent. */
-export class VastUnreachable extends Error {
-  readonly sent: boolean;
-  constructor(message: string, sent: boolean) {
-    super(message);
-    this.sent = sent;
-  }
-}
+/** Vast gave no answer to a call. */
+export class VastUnreachable extends Unanswered {}
 
 export type VastApi = {
   /** Makes one call as soon as the rate limit allows. Throws VastUnreachable. */
@@ -89,10 +83,9 @@ export function openVastApi(
     // A read may be repeated after a 429; a create may not, so its interval counts from the answer to the last one.
     if (endpoint !== 'create') over();
     const limit = endpoint === 'create' ? patience.create : patience.other;
-    const signal = AbortSignal.any([AbortSignal.timeout(limit), closing.signal]);
     const pool = endpoint === 'create' ? fresh : kept;
     try {
-      const response = await pool.dispatcher.request({
+      const request = {
         path: prefix + path,
         method,
         headers: {
@@ -101,23 +94,17 @@ export function openVastApi(
           ...(body === undefined ? {} : { 'content-type': 'application/json' }),
         },
         body: body === undefined ? null : JSON.stringify(body),
-        idempotent: false, // undici repeats nothing by itself.
-        signal,
-        headersTimeout: 0, // One limit for the whole call, above.
-        bodyTimeout: 0,
+      };
+      return await pool.ask(request, limit, async ({ statusCode: status, body: answer }) => {
+        const { json, beginning } = await readJsonAnswer(answer, ANSWER_BYTES_MAX, parse);
+        return { status, json, said: clean(`${status} ${beginning.replace(/\s+/g, ' ').trim()}`.trim()) };
       });
-      const { statusCode: status } = response;
-      const { json, beginning } = await readJsonAnswer(response.body, ANSWER_BYTES_MAX, parse);
-      return { status, json, said: clean(`${status} ${beginning.replace(/\s+/g, ' ').trim()}`.trim()) };
     } catch (error) {
-      const { code, message } = error as NodeJS.ErrnoException;
-      const why = closing.signal.aborted
-        ? 'the server is stopping'
-        : signal.aborted
-          ? `no answer within ${limit / 1000} s`
-          : clean(code || message);
-      if (!pool.wasSent(signal)) throw new VastUnreachable(`vast cannot be reached (${why})`, false);
-      throw new VastUnreachable(`vast: ${endpoint}: ${why}`, true);
+      const { message, sent } = error as Unanswered;
+      throw new VastUnreachable(
+        sent ? `vast: ${endpoint}: ${clean(message)}` : `vast cannot be reached (${clean(message)})`,
+        sent,
+      );
     } finally {
       over();
     }
