@@ -17,7 +17,7 @@ const FEED_DAYS = 180;
 const DAY_SECONDS = 86_400;
 
 /** The result of a pass: calls that succeeded and calls that failed. */
-type Polled = { asked: number; failed: number };
+type Polled = { reads: number; failed: number };
 
 /** Polls the payment provider; sufficient without webhooks. */
 export type PaymentPoller = {
@@ -30,25 +30,24 @@ export type PaymentPoller = {
 };
 
 /** Creates the poller of the payment provider. The reaper runs its passes. */
-export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { payments: Provider }): PaymentPoller {
+export function createPaymentPoller(app: FeedApp): PaymentPoller {
   let running: Promise<Polled> | undefined;
   let stopped = false;
-  let pausedUntil = 0;
-  let backoffSeconds: number = BACKOFF_SECONDS.min;
+  const outage = createOutage(app);
 
   /** Polls one checkout. An error postpones this checkout; an outage of the provider postpones all. */
   async function pollCheckout(it: Checkout, polled: Polled): Promise<void> {
-    if (pausedUntil > app.clock.now() || stopped) return;
+    if (outage.pausedUntil() > app.clock.now() || stopped) return;
     let error: string | null = null;
     try {
       // Without a session the checkout cannot be paid, and there is nothing to read.
       if (it.sessionId !== null) await takePayment(app, await app.payments.read(it.sessionId));
-      backoffSeconds = BACKOFF_SECONDS.min;
-      polled.asked++;
+      outage.end();
+      polled.reads++;
     } catch (cause) {
       if (stopped) return;
       polled.failed++;
-      if (cause instanceof ProviderDown) return backOff(cause);
+      if (cause instanceof ProviderDown) return outage.report(cause);
       error = (cause as Error).message;
     }
     const now = app.clock.now();
@@ -56,21 +55,13 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
     if (after.status === 'abandoned') app.events.checkoutMoved(after);
   }
 
-  function backOff(cause: Error): void {
-    const now = app.clock.now();
-    if (pausedUntil > now) return; // A concurrent call of the same pass has reported it.
-    pausedUntil = now + backoffSeconds;
-    backoffSeconds = Math.min(backoffSeconds * 2, BACKOFF_SECONDS.max);
-    app.events.failed('payments', cause);
-  }
-
   async function pollCheckouts(polled: Polled): Promise<void> {
     const now = app.clock.now();
     for (let cursor: CheckoutCursor | undefined; ; ) {
       const page = dueCheckouts(app.ledger.read, now, cursor);
-      const left = page.values();
+      const queue = page.values();
       const work = async () => {
-        for (const it of left) await pollCheckout(it, polled);
+        for (const it of queue) await pollCheckout(it, polled);
       };
       await Promise.all(Array.from({ length: AT_ONCE_COUNT }, work));
       cursor = page.at(-1);
@@ -78,44 +69,20 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
     }
   }
 
-  /** Returns when refunds and disputes are due to be read, in Unix seconds; Infinity without a recent payment. */
-  function feedDue(): number {
-    const now = app.clock.now();
-    if (!hasPaymentsSince(app.ledger.read, now - FEED_DAYS * DAY_SECONDS)) return Number.POSITIVE_INFINITY;
-    return findFeed(app.ledger.read)?.dueAt ?? now;
-  }
-
-  /** Returns the time of the first read: a payment may have been refunded before it was known here as paid. */
-  const firstTime = (now: number) => Math.min(firstCheckoutAt(app.ledger.read) ?? now, now - DAY_SECONDS);
-
   async function readFeed(polled: Polled): Promise<void> {
     const now = app.clock.now();
-    if (stopped || pausedUntil > now || feedDue() > now) return;
-    const readTo = findFeed(app.ledger.read)?.readTo ?? firstTime(now);
-    const next = { readTo, dueAt: now + FEED_SECONDS };
-    try {
-      const { events, until } = await app.payments.readEvents(readTo, now);
-      for (const event of events) {
-        if (event.fault === undefined) await receive(app, event);
-        else app.events.failed('payments', new Error(`event ${event.id}: ${event.fault}`));
-        next.readTo = Math.max(next.readTo, event.at);
-      }
-      if (until !== undefined) {
-        next.readTo = Math.max(next.readTo, until);
-        next.dueAt = now; // The rest is read at once.
-      }
-      polled.asked++;
-    } catch (error) {
+    if (stopped || outage.pausedUntil() > now || feedDue(app) > now) return;
+    const { error, ...next } = await readEvents(app, now);
+    if (error !== undefined) {
       if (stopped) return;
       polled.failed++;
       app.events.failed('payments', error);
-      next.dueAt = now + FEED_RETRY_SECONDS;
-    }
+    } else polled.reads++;
     await app.ledger.write(setFeed, next);
   }
 
   async function run(): Promise<Polled> {
-    const polled = { asked: 0, failed: 0 };
+    const polled = { reads: 0, failed: 0 };
     await pollCheckouts(polled);
     await readFeed(polled);
     return polled;
@@ -129,8 +96,8 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
       return running;
     },
     nextDue() {
-      const due = Math.min(nextDueCheckout(app.ledger.read) ?? Number.POSITIVE_INFINITY, feedDue());
-      return Math.max(due, pausedUntil);
+      const due = Math.min(nextDueCheckout(app.ledger.read) ?? Number.POSITIVE_INFINITY, feedDue(app));
+      return Math.max(due, outage.pausedUntil());
     },
     async stop() {
       stopped = true;
@@ -138,4 +105,52 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
       await running?.catch(() => {});
     },
   };
+}
+
+type FeedApp = Omit<BillingApp, 'payments'> & { payments: Provider };
+
+/** Follows an outage of the provider: all calls pause, for longer each time. */
+function createOutage({ clock, events }: Pick<FeedApp, 'clock' | 'events'>) {
+  let pausedUntil = 0;
+  let seconds: number = BACKOFF_SECONDS.min;
+  return {
+    pausedUntil: () => pausedUntil,
+    report(cause: Error): void {
+      const now = clock.now();
+      if (pausedUntil > now) return; // A concurrent call of the same pass has reported it.
+      pausedUntil = now + seconds;
+      seconds = Math.min(seconds * 2, BACKOFF_SECONDS.max);
+      events.failed('payments', cause);
+    },
+    end(): void {
+      seconds = BACKOFF_SECONDS.min;
+    },
+  };
+}
+
+/** Returns when refunds and disputes are due to be read, in Unix seconds; Infinity without a recent payment. */
+function feedDue({ clock, ledger }: FeedApp): number {
+  const now = clock.now();
+  if (!hasPaymentsSince(ledger.read, now - FEED_DAYS * DAY_SECONDS)) return Number.POSITIVE_INFINITY;
+  return findFeed(ledger.read)?.dueAt ?? now;
+}
+
+/** Takes in the refunds and disputes since the last read. Returns how far it came, when to read again, and the error if any. */
+async function readEvents(app: FeedApp, now: number): Promise<{ readTo: number; dueAt: number; error?: unknown }> {
+  const { read } = app.ledger;
+  // The first time a day back: a payment may have been refunded before it was known here as paid.
+  const from = findFeed(read)?.readTo ?? Math.min(firstCheckoutAt(read) ?? now, now - DAY_SECONDS);
+  let readTo = from;
+  try {
+    const { events, until } = await app.payments.readEvents(from, now);
+    for (const event of events) {
+      if (event.fault === undefined) await receive(app, event);
+      else app.events.failed('payments', new Error(`event ${event.id}: ${event.fault}`));
+      readTo = Math.max(readTo, event.at);
+    }
+    if (until === undefined) return { readTo, dueAt: now + FEED_SECONDS };
+    return { readTo: Math.max(readTo, until), dueAt: now }; // The rest is read at once.
+  } catch (error) {
+    return { readTo, dueAt: now + FEED_RETRY_SECONDS, error };
+  }
 }

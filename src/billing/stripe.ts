@@ -3,7 +3,7 @@ import * as v from 'valibot';
 import { redact } from '../base/log.ts';
 import { Refusal } from '../base/refusal.ts';
 import { type BillingSettings, isLive } from '../config/services.ts';
-import type { Creation } from '../ledger/checkout.ts';
+import type { Checkout, Creation } from '../ledger/checkout.ts';
 import { Unanswered } from '../net/watched-pool.ts';
 import { type Provider, ProviderDown, type ProviderEvent } from './provider.ts';
 import { openHttp } from './stripe-http.ts';
@@ -24,11 +24,7 @@ export function openStripe({ stripe: settings }: BillingSettings, marks: { insta
   const key = settings.secret_key.reveal();
   const livemode = isLive(settings);
   const http = openHttp(api.origin);
-  const stripe = new Stripe(key, {
-    httpClient: http.client,
-    maxNetworkRetries: 0,
-    telemetry: false,
-  });
+  const stripe = new Stripe(key, { httpClient: http.client, maxNetworkRetries: 0, telemetry: false });
   /** Describes an error for a log. The answer may quote our key, so it is redacted before truncation could split the key. */
   function reasonOf(error: unknown): string {
     const { statusCode, type, code, message, detail } = error as Stripe.errors.StripeError & { detail?: unknown };
@@ -37,46 +33,15 @@ export function openStripe({ stripe: settings }: BillingSettings, marks: { insta
     return redact(text.replaceAll(key, '[redacted]')).slice(0, REASON_CHARACTERS_MAX);
   }
 
-  function created(value: unknown): Creation {
-    const session = v.safeParse(Session, value);
-    if (!session.success || !session.output.url) return { kind: 'unknown', reason: 'the answer cannot be read' };
-    return { kind: 'created', sessionId: session.output.id, url: session.output.url };
-  }
-
   return {
     livemode,
     takesWebhooks: settings.webhook_secrets.length > 0,
 
     async create(checkout) {
-      const metadata = {
-        checkout_id: checkout.id,
-        account_id: checkout.accountId,
-        installation_id: marks.installationId,
-      };
       try {
-        const session = await stripe.checkout.sessions.create(
-          {
-            mode: 'payment',
-            client_reference_id: checkout.id,
-            metadata,
-            payment_intent_data: { metadata },
-            line_items: [
-              {
-                quantity: 1,
-                price_data: {
-                  currency: 'usd',
-                  unit_amount: checkout.amountCents,
-                  product_data: { name: 'Prepaid credit' },
-                },
-              },
-            ],
-            adaptive_pricing: { enabled: false }, // Otherwise it may be paid in another currency.
-            expires_at: checkout.expiresAt,
-            success_url: settings.success_url,
-            ...(settings.cancel_url === undefined ? {} : { cancel_url: settings.cancel_url }),
-          },
-          { idempotencyKey: checkout.id },
-        );
+        const session = await stripe.checkout.sessions.create(sessionOrder(checkout, settings, marks.installationId), {
+          idempotencyKey: checkout.id,
+        });
         return created(session);
       } catch (error) {
         return { kind: isRejection(error) ? 'refused' : 'unknown', reason: reasonOf(error) };
@@ -85,21 +50,19 @@ export function openStripe({ stripe: settings }: BillingSettings, marks: { insta
 
     async find(checkout) {
       try {
-        let after: string | undefined;
-        for (let page = 0; page < PAGE_COUNT_MAX; page++) {
-          const more = after === undefined ? {} : { starting_after: after };
-          const { data, has_more } = await stripe.checkout.sessions.list({
-            created: { gte: checkout.createdAt - CLOCK_SECONDS },
-            limit: PAGE_COUNT,
-            ...more,
-          });
-          const found = data.find((it) => it.metadata?.checkout_id === checkout.id);
-          if (found) return created(found);
-          after = data.at(-1)?.id;
-          if (!has_more || after === undefined) return undefined;
-        }
-      } catch {} // Then it is created again, which cannot make a second one.
-      return undefined;
+        const query = { created: { gte: checkout.createdAt - CLOCK_SECONDS }, limit: PAGE_COUNT };
+        let session: Stripe.Checkout.Session | undefined;
+        await readPages(
+          (after) => stripe.checkout.sessions.list({ ...query, ...after }),
+          (page) => {
+            session = page.find((it) => it.metadata?.checkout_id === checkout.id);
+            return session !== undefined;
+          },
+        );
+        return session && created(session);
+      } catch {
+        return undefined; // Then it is created again, which cannot make a second one.
+      }
     },
 
     async read(sessionId) {
@@ -107,74 +70,20 @@ export function openStripe({ stripe: settings }: BillingSettings, marks: { insta
       return paymentOf(v.parse(Session, session));
     },
 
-    async readEvents(since, now) {
-      for (let until: number | undefined; ; ) {
-        const events = await listEvents(since - CLOCK_SECONDS, until);
-        if (events) return { events, until };
-        until = since + Math.floor(((until ?? now) - since) / 2);
-        if (until <= since)
-          throw new Error(`more than ${PAGE_COUNT * PAGE_COUNT_MAX} refunds and disputes at once, at ${since}`);
-      }
-    },
+    readEvents: (since, now) => readEvents(stripe, reach, since, now),
 
     open(message, signature, now) {
-      for (const secret of settings.webhook_secrets) {
-        let value: unknown;
-        try {
-          value = stripe.webhooks.constructEvent(
-            message,
-            signature ?? '',
-            secret.reveal(),
-            TOLERANCE_SECONDS,
-            undefined,
-            now * 1000,
-          );
-        } catch {
-          continue;
-        }
-        const event = eventOf(value);
-        if (event.livemode !== livemode)
-          throw new Refusal('invalid_request', `An event in ${event.livemode ? 'live' : 'test'} mode.`);
-        return event;
-      }
-      throw new Refusal('invalid_request');
+      const event = signedEvent(stripe, settings, message, signature ?? '', now);
+      if (!event) throw new Refusal('invalid_request');
+      if (event.livemode !== livemode)
+        throw new Refusal('invalid_request', `An event in ${event.livemode ? 'live' : 'test'} mode.`);
+      return event;
     },
 
-    async check() {
-      const needed = {
-        'read checkouts': () => stripe.checkout.sessions.list({ limit: 1, expand: ['data.payment_intent'] }),
-        'read events': () => stripe.events.list({ limit: 1, types: ['refund.created'] }),
-      };
-      for (const [what, call] of Object.entries(needed))
-        await reach<unknown>(call).catch((error: Error) => {
-          const remedy = /^40[13] /.test(error.message)
-            ? 'Check billing.stripe.secret_key and what it may do'
-            : 'Can this machine reach it';
-          throw new Error(`${settings.api_base} does not let us ${what}: ${error.message}. ${remedy}?`);
-        });
-      const mode = livemode ? 'live mode' : 'test mode: nobody pays real money, and what is paid is credited';
-      const updates = settings.webhook_secrets.length ? 'webhooks and polling' : 'polling only: no webhook_secrets';
-      return `the key is accepted (${mode}); ${updates}`;
-    },
+    check: () => checkAccess(stripe, reach, settings),
 
     close: () => http.close(),
   };
-
-  /** Lists the events of a span of time, oldest first; undefined where they are too many. */
-  async function listEvents(from: number, until: number | undefined): Promise<ProviderEvent[] | undefined> {
-    const events: ProviderEvent[] = [];
-    const created = { gte: from, ...(until === undefined ? {} : { lt: until }) };
-    const types = Object.keys(REVERSAL_EVENTS);
-    let after: string | undefined;
-    for (let page = 0; page < PAGE_COUNT_MAX; page++) {
-      const more = after === undefined ? {} : { starting_after: after };
-      const { data, has_more } = await reach(() => stripe.events.list({ created, types, limit: PAGE_COUNT, ...more }));
-      events.push(...data.map(eventOf));
-      after = data.at(-1)?.id;
-      if (!has_more || after === undefined) return events.reverse(); // Stripe lists the newest first.
-    }
-    return undefined;
-  }
 
   /** Makes one call. Throws ProviderDown for errors of the connection or the key, an Error for those of the request. */
   async function reach<T>(call: () => Promise<T>): Promise<T> {
@@ -186,6 +95,121 @@ export function openStripe({ stripe: settings }: BillingSettings, marks: { insta
       throw new ProviderDown(reasonOf(error));
     }
   }
+}
+
+function created(value: unknown): Creation {
+  const session = v.safeParse(Session, value);
+  if (!session.success || !session.output.url) return { kind: 'unknown', reason: 'the answer cannot be read' };
+  return { kind: 'created', sessionId: session.output.id, url: session.output.url };
+}
+
+type Reach = <T>(call: () => Promise<T>) => Promise<T>;
+
+/** Reads the events of a time, or of a first part of it that has not too many; see `Provider`. */
+async function readEvents(stripe: Stripe, reach: Reach, since: number, now: number) {
+  for (let until: number | undefined; ; ) {
+    const events = await listEvents(stripe, reach, since - CLOCK_SECONDS, until);
+    if (events) return { events, until };
+    until = since + Math.floor(((until ?? now) - since) / 2);
+    if (until <= since)
+      throw new Error(`more than ${PAGE_COUNT * PAGE_COUNT_MAX} refunds and disputes at once, at ${since}`);
+  }
+}
+
+/** Lists the events of a span of time, oldest first; undefined where they are too many. */
+async function listEvents(
+  stripe: Stripe,
+  reach: Reach,
+  from: number,
+  until: number | undefined,
+): Promise<ProviderEvent[] | undefined> {
+  const events: ProviderEvent[] = [];
+  const created = { gte: from, ...(until === undefined ? {} : { lt: until }) };
+  const types = Object.keys(REVERSAL_EVENTS);
+  const query = { created, types, limit: PAGE_COUNT };
+  const isWhole = await readPages(
+    (after) => reach(() => stripe.events.list({ ...query, ...after })),
+    (page) => {
+      events.push(...page.map(eventOf));
+      return false;
+    },
+  );
+  return isWhole ? events.reverse() : undefined; // Stripe lists the newest first.
+}
+
+/** Checks that the key has the needed permissions. Throws an error that describes the fault. */
+async function checkAccess(stripe: Stripe, reach: Reach, settings: BillingSettings['stripe']): Promise<string> {
+  const needed = {
+    'read checkouts': () => stripe.checkout.sessions.list({ limit: 1, expand: ['data.payment_intent'] }),
+    'read events': () => stripe.events.list({ limit: 1, types: ['refund.created'] }),
+  };
+  for (const [what, call] of Object.entries(needed))
+    await reach<unknown>(call).catch((error: Error) => {
+      const remedy = /^40[13] /.test(error.message)
+        ? 'Check billing.stripe.secret_key and what it may do'
+        : 'Can this machine reach it';
+      throw new Error(`${settings.api_base} does not let us ${what}: ${error.message}. ${remedy}?`);
+    });
+  const mode = isLive(settings) ? 'live mode' : 'test mode: nobody pays real money, and what is paid is credited';
+  const updates = settings.webhook_secrets.length ? 'webhooks and polling' : 'polling only: no webhook_secrets';
+  return `the key is accepted (${mode}); ${updates}`;
+}
+
+/** Reads a list page by page until `take` returns true. Returns false if it has more pages than are read. */
+async function readPages<T extends { id: string }>(
+  list: (after: { starting_after?: string }) => Promise<{ data: T[]; has_more: boolean }>,
+  take: (items: T[]) => boolean,
+): Promise<boolean> {
+  let after = {};
+  for (let page = 0; page < PAGE_COUNT_MAX; page++) {
+    const { data, has_more } = await list(after);
+    const last = data.at(-1);
+    if (take(data) || !has_more || !last) return true;
+    after = { starting_after: last.id };
+  }
+  return false;
+}
+
+/** Describes a checkout as Stripe's session to pay at. */
+function sessionOrder(
+  { id, accountId, amountCents, expiresAt }: Checkout,
+  settings: BillingSettings['stripe'],
+  installationId: string,
+): Stripe.Checkout.SessionCreateParams {
+  const metadata = { checkout_id: id, account_id: accountId, installation_id: installationId };
+  const price = { currency: 'usd', unit_amount: amountCents, product_data: { name: 'Prepaid credit' } };
+  return {
+    mode: 'payment',
+    client_reference_id: id,
+    metadata,
+    payment_intent_data: { metadata },
+    line_items: [{ quantity: 1, price_data: price }],
+    adaptive_pricing: { enabled: false }, // Otherwise it may be paid in another currency.
+    expires_at: expiresAt,
+    success_url: settings.success_url,
+    ...(settings.cancel_url === undefined ? {} : { cancel_url: settings.cancel_url }),
+  };
+}
+
+/** Returns the event of a message that one of the webhook secrets has signed, undefined if none has. */
+function signedEvent(
+  stripe: Stripe,
+  settings: BillingSettings['stripe'],
+  message: Buffer,
+  signature: string,
+  now: number,
+): ReturnType<typeof eventOf> | undefined {
+  for (const secret of settings.webhook_secrets) {
+    let value: unknown;
+    try {
+      const at = now * 1000;
+      value = stripe.webhooks.constructEvent(message, signature, secret.reveal(), TOLERANCE_SECONDS, undefined, at);
+    } catch {
+      continue;
+    }
+    return eventOf(value);
+  }
+  return undefined;
 }
 
 const REJECTED_STATUSES = new Set([400, 401, 402, 403, 404, 429]);

@@ -1,7 +1,7 @@
 import { centsToNanos, formatUsd, Nanos, nanosToCentsUp, parseUsd } from '../base/money.ts';
 import { ECHO_MODEL } from './echo-model.ts';
 import { rent } from './lease-scenario.ts';
-import { createNarrator, type Response } from './narrator.ts';
+import { createNarrator, type Narrator, type Response } from './narrator.ts';
 
 /** Prices in USD per token and per request, high on purpose, so that a few calls spend a dollar. */
 export const DEMO_PRICING = { prompt: '0.0005', completion: '0.002', request: '0.001' };
@@ -42,13 +42,8 @@ export async function runScenario(
   check('available cents', before.body.available_cents, CREDIT_CENTS);
 
   step('A wallet is opened with a part of it.');
-  const opened = await ask(
-    'POST',
-    '/v1/wallets',
-    server.operatorKey,
-    { name: 'demo agent', budget_cents: BUDGET_CENTS },
-    'demo-wallet',
-  );
+  const order = { name: 'demo agent', budget_cents: BUDGET_CENTS };
+  const opened = await ask('POST', '/v1/wallets', server.operatorKey, order, 'demo-wallet');
   check('status', opened.status, 201);
   const { id, agent_token: token } = opened.body as { id: string; agent_token: string };
   const set = await ask('GET', '/v1/account', server.operatorKey);
@@ -65,17 +60,6 @@ export async function runScenario(
       { model: ECHO_MODEL, messages: [{ role: 'user', content: MESSAGE }], max_tokens: 40 },
       key,
     );
-  const priceOf = ({ body }: Response) => {
-    const { prompt_tokens: prompt, completion_tokens: completion } = body.usage as {
-      prompt_tokens: number;
-      completion_tokens: number;
-    };
-    return (
-      BigInt(prompt) * parseUsd(DEMO_PRICING.prompt) +
-      BigInt(completion) * parseUsd(DEMO_PRICING.completion) +
-      parseUsd(DEMO_PRICING.request)
-    );
-  };
   const first = await call('demo-call-1');
   check('status', first.status, 200);
   note(`it answered: ${JSON.stringify(first.body.choices?.[0]?.message?.content)}`);
@@ -113,10 +97,35 @@ export async function runScenario(
   }
   check('refused with', refused?.status, 402);
   note(`${refused?.body.error?.message}`);
-  const left = await ask('GET', '/v1/budget', token);
-  check(`used USD after ${calls} calls`, left.body.used_usd, formatUsd(Nanos(spent)));
-  check('available USD', left.body.available_usd, formatUsd(Nanos(centsToNanos(BUDGET_CENTS) - spent)));
+  const rest = await ask('GET', '/v1/budget', token);
+  check(`used USD after ${calls} calls`, rest.body.used_usd, formatUsd(Nanos(spent)));
+  check('available USD', rest.body.available_usd, formatUsd(Nanos(centsToNanos(BUDGET_CENTS) - spent)));
 
+  await closeWallet(narrator, server, id, spent, leases?.running);
+  return narrator.wrong();
+}
+
+/** Computes the price of an answer from its usage. */
+function priceOf({ body }: Response): bigint {
+  const { prompt_tokens: prompt, completion_tokens: completion } = body.usage as {
+    prompt_tokens: number;
+    completion_tokens: number;
+  };
+  return (
+    BigInt(prompt) * parseUsd(DEMO_PRICING.prompt) +
+    BigInt(completion) * parseUsd(DEMO_PRICING.completion) +
+    parseUsd(DEMO_PRICING.request)
+  );
+}
+
+/** Closes the wallet, and shows that its rest is back in the account and its lease has ended. */
+async function closeWallet(
+  { step, check, ask }: Narrator,
+  server: ScenarioServer,
+  id: string,
+  spent: bigint,
+  runningLease: string | undefined,
+): Promise<void> {
   step('The wallet is closed: what is left returns to the account, in whole cents.');
   const closed = await ask('POST', `/v1/wallets/${id}/close`, server.operatorKey);
   const usedCents = nanosToCentsUp(Nanos(spent));
@@ -124,12 +133,12 @@ export async function runScenario(
   check('used cents', closed.body.used_cents, usedCents);
   check('returned cents', closed.body.returned_cents, BUDGET_CENTS - usedCents);
 
-  if (leases) {
+  if (runningLease !== undefined) {
     step('The lease that was still running has ended with it.');
     const { resources } = (await ask('GET', `/v1/wallets/${id}/resources`, server.operatorKey)).body;
-    const left = resources?.find((it: { id: string }) => it.id === leases.running);
-    check('provider_three', left?.status, 'stopped');
-    check('because', left?.end_reason, 'wallet_closed');
+    const lease = resources?.find((it: { id: string }) => it.id === runningLease);
+    check('provider_three', lease?.status, 'stopped');
+    check('because', lease?.end_reason, 'wallet_closed');
   }
 
   step('Every cent that was not spent is back in the account.');
@@ -138,5 +147,4 @@ export async function runScenario(
   check('reserved cents', after.body.reserved_cents, 0);
   check('spent cents', after.body.spent_cents, usedCents);
   check('faults in the books', server.problems().length, 0);
-  return narrator.wrong();
 }

@@ -169,6 +169,16 @@ async function examineBooks(
     );
   });
   await check('secrets', () => judgeSecrets(config));
+  return await examineBusiness(check, books, at, config);
+}
+
+/** Checks what the rows of the books say: leases, backups, freezes, the time, and what waits for the operator. */
+async function examineBusiness(
+  check: RunCheck,
+  { read }: ReadableBooks,
+  at: Files,
+  config: Config,
+): Promise<string | undefined> {
   await check('leases', () => {
     const reportOnly = describeReportOnly(read);
     if (reportOnly) throw new Error(`${reportOnly.sentence}. Review it with: purser resource reconcile`);

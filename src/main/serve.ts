@@ -144,11 +144,8 @@ async function endForbidden({ config, codeFlow, ledger, events }: App): Promise<
   await ledger.write(endForbiddenSessions, allowed).catch((error) => events.failed('browser_session', error));
 }
 
-/**
- * Creates the HTTP server of the API, not yet listening. A request that Node's parser refuses gets an answer in the shape
- * of every other refusal.
- */
-function openServer(app: App): { server: Server; close(): Promise<void> } {
+/** Creates the function that answers a request: the API, the page, and the ports of leases. */
+function createAnswerer(app: App) {
   const pages = app.config.ui ? createUi(app, () => printedText(app.config)) : undefined;
   const hono = createHttpApp(app, pages?.fetch);
   const ports = createPortPages(app);
@@ -160,7 +157,7 @@ function openServer(app: App): { server: Server; close(): Promise<void> } {
     // Hono copies the answer to a HEAD request, and the copy does not show that it was already sent.
     return Promise.resolve(answered).then((it) => (outgoing.headersSent ? RESPONSE_ALREADY_SENT : it));
   };
-  const answer = getRequestListener(route, {
+  return getRequestListener(route, {
     autoCleanupIncoming: false, // `lingerAfter` does it.
     hostname: 'localhost', // For a request of HTTP/1.0 without a Host, such as a load balancer's health check.
     errorHandler(error) {
@@ -169,6 +166,14 @@ function openServer(app: App): { server: Server; close(): Promise<void> } {
       return new Response(body, init);
     },
   });
+}
+
+/**
+ * Creates the HTTP server of the API, not yet listening. A request that Node's parser refuses gets an answer in the shape
+ * of every other refusal.
+ */
+function openServer(app: App): { server: Server; close(): Promise<void> } {
+  const answer = createAnswerer(app);
   const { connectionCountMax, stallMilliseconds, authenticated, events } = app;
   const limit = limitConnections(connectionCountMax, stallMilliseconds, authenticated, handle, events);
   function handle(request: IncomingMessage, response: ServerResponse) {

@@ -90,33 +90,18 @@ type JsonParser = {
 
 /** Creates a parser of JSON that comes in pieces. */
 export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
-  const opened: Opened[] = [];
-  let expected: Expected = 'value';
-  let result: unknown;
-  let count = 0;
+  const outer = createStructure(parse);
   /** The value that is being read as a whole: its earlier bytes, and the state at their end. */
   const before = collectPieces();
-  let isInside = false;
+  let isInValue = false;
   let isInString = false;
   let isEscaped = false;
   let depth = 0;
   let parts = 0;
 
-  const counted = () => {
-    if (++count > VALUE_COUNT_MAX) throw new Error(`the answer has more than ${VALUE_COUNT_MAX} values`);
-    if (isInside && ++parts > VALUE_PARTS_MAX)
-      throw new Error(`the answer has a value with more than ${VALUE_PARTS_MAX} parts`);
-  };
-
-  function give(value: unknown): void {
-    const top = opened.at(-1);
-    expected = top ? 'comma or end' : 'nothing';
-    if (!top) result = value;
-    else if ('list' in top) checkCount(top.list.push(value));
-    else {
-      checkCount(++top.count);
-      setMember(top.object, top.name, value);
-    }
+  function countPart(): void {
+    outer.count();
+    if (++parts > VALUE_PARTS_MAX) throw new Error(`the answer has a value with more than ${VALUE_PARTS_MAX} parts`);
   }
 
   function keep(bytes: Buffer): void {
@@ -127,57 +112,11 @@ export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
 
   /** Parses the value that ends with these bytes. */
   function finish(bytes: Buffer): void {
-    isInside = false;
-    let text: string;
-    if (before.length()) {
-      keep(bytes);
-      text = before.whole().toString('utf8');
-      before.clear();
-    } else {
-      text = bytes.toString('utf8');
-    }
-    const top = opened.at(-1);
-    if (expected === 'name' || expected === 'name or end') {
-      (top as { name: string }).name = parseString(text);
-      expected = 'colon';
-    } else give(parse(text, top && 'name' in top ? top.name : undefined));
-  }
-
-  function open(code: number): void {
-    opened.push(code === OPEN_LIST ? { list: [] } : { object: {}, count: 0, name: '' });
-    expected = code === OPEN_LIST ? 'value or end' : 'name or end';
-  }
-
-  function close(code: number): void {
-    const top = opened.at(-1);
-    const isList = top !== undefined && 'list' in top;
-    const mayEnd = expected === 'comma or end' || expected === (isList ? 'value or end' : 'name or end');
-    if (!top || !mayEnd || code !== (isList ? CLOSE_LIST : CLOSE_OBJECT)) throw notJson();
-    opened.pop();
-    give('list' in top ? top.list : top.object);
-  }
-
-  /** Takes one character between the values that are parsed as a whole. Returns whether such a value begins here. */
-  function step(code: number): boolean {
-    if (isSpace(code)) return false;
-    if (code === COMMA) {
-      if (expected !== 'comma or end') throw notJson();
-      expected = 'list' in (opened.at(-1) as Opened) ? 'value' : 'name';
-      counted();
-    } else if (code === COLON) {
-      if (expected !== 'colon') throw notJson();
-      expected = 'value';
-    } else if (code === CLOSE_LIST || code === CLOSE_OBJECT) close(code);
-    else if (expected === 'name' || expected === 'name or end') {
-      if (code !== QUOTE) throw notJson();
-      return true;
-    } else if (expected !== 'value' && expected !== 'value or end') throw notJson();
-    else if ((code === OPEN_LIST || code === OPEN_OBJECT) && opened.length < OPENED_LEVELS) {
-      counted();
-      open(code);
-    } else if (VALUE_STARTS.includes(code)) return true;
-    else throw notJson();
-    return false;
+    isInValue = false;
+    if (before.length()) keep(bytes);
+    const text = (before.length() ? before.whole() : bytes).toString('utf8');
+    before.clear();
+    outer.add(text);
   }
 
   return {
@@ -185,9 +124,9 @@ export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
       let start = 0;
       for (let at = 0; at < bytes.length; at++) {
         const code = bytes[at] as number;
-        if (!isInside) {
-          if (!step(code)) continue;
-          isInside = true;
+        if (!isInValue) {
+          if (!outer.step(code)) continue;
+          isInValue = true;
           parts = 0;
           isInString = code === QUOTE;
           depth = code === OPEN_LIST || code === OPEN_OBJECT ? 1 : 0;
@@ -207,19 +146,95 @@ export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
           finish(bytes.subarray(start, at));
           at--;
         } else if (code === QUOTE) isInString = true;
-        else if (code === COMMA || code === COLON) counted();
+        else if (code === COMMA || code === COLON) countPart();
         else if (code === OPEN_LIST || code === OPEN_OBJECT) {
-          counted();
+          countPart();
           depth++;
         } else if (code === CLOSE_LIST || code === CLOSE_OBJECT) {
           if (--depth === 0) finish(bytes.subarray(start, at + 1));
         }
       }
-      if (isInside) keep(bytes.subarray(start));
+      if (isInValue) keep(bytes.subarray(start));
     },
     end() {
       // Only the end of the text shows that a number is complete.
-      if (isInside && !isInString && depth === 0) finish(Buffer.alloc(0));
+      if (isInValue && !isInString && depth === 0) finish(Buffer.alloc(0));
+      outer.end();
+    },
+    value: outer.value,
+  };
+}
+
+/** Creates the opened lists and objects of a text, with all values in them. */
+function createStructure(parse: ParseValue) {
+  const opened: Opened[] = [];
+  let expected: Expected = 'value';
+  let result: unknown;
+  let valueCount = 0;
+
+  function count(): void {
+    if (++valueCount > VALUE_COUNT_MAX) throw new Error(`the answer has more than ${VALUE_COUNT_MAX} values`);
+  }
+
+  function give(value: unknown): void {
+    const top = opened.at(-1);
+    expected = top ? 'comma or end' : 'nothing';
+    if (!top) result = value;
+    else if ('list' in top) checkCount(top.list.push(value));
+    else {
+      checkCount(++top.count);
+      setMember(top.object, top.name, value);
+    }
+  }
+
+  function open(code: number): void {
+    opened.push(code === OPEN_LIST ? { list: [] } : { object: {}, count: 0, name: '' });
+    expected = code === OPEN_LIST ? 'value or end' : 'name or end';
+  }
+
+  function close(code: number): void {
+    const top = opened.at(-1);
+    const isList = top !== undefined && 'list' in top;
+    const mayEnd = expected === 'comma or end' || expected === (isList ? 'value or end' : 'name or end');
+    if (!top || !mayEnd || code !== (isList ? CLOSE_LIST : CLOSE_OBJECT)) throw notJson();
+    opened.pop();
+    give('list' in top ? top.list : top.object);
+  }
+
+  return {
+    count,
+    /** Takes one character between the values that are parsed as a whole. Returns whether such a value begins here. */
+    step(code: number): boolean {
+      if (isSpace(code)) return false;
+      if (code === COMMA) {
+        if (expected !== 'comma or end') throw notJson();
+        expected = 'list' in (opened.at(-1) as Opened) ? 'value' : 'name';
+        count();
+      } else if (code === COLON) {
+        if (expected !== 'colon') throw notJson();
+        expected = 'value';
+      } else if (code === CLOSE_LIST || code === CLOSE_OBJECT) close(code);
+      else if (expected === 'name' || expected === 'name or end') {
+        if (code !== QUOTE) throw notJson();
+        return true;
+      } else if (expected !== 'value' && expected !== 'value or end') throw notJson();
+      else if ((code === OPEN_LIST || code === OPEN_OBJECT) && opened.length < OPENED_LEVELS) {
+        count();
+        open(code);
+      } else if (VALUE_STARTS.includes(code)) return true;
+      else throw notJson();
+      return false;
+    },
+    /** Adds the value, or the name of the next member, that has this text. */
+    add(text: string): void {
+      const top = opened.at(-1);
+      if (expected === 'name' || expected === 'name or end') {
+        (top as { name: string }).name = parseString(text);
+        expected = 'colon';
+      } else give(parse(text, top && 'name' in top ? top.name : undefined));
+    },
+    /** Throws a SyntaxError if something is missing. */
+    end(): void {
       if (expected !== 'nothing') throw notJson();
     },
     value: () => result,

@@ -1,3 +1,4 @@
+import { setTimeout as wait } from 'node:timers/promises';
 import type { Clock } from '../base/clock.ts';
 import { isSame } from '../base/secret.ts';
 import type { EventConfig, ReceiverConfig } from '../config/events.ts';
@@ -59,11 +60,11 @@ export async function createNotifier(app: NotifierApp, config: EventConfig): Pro
   function retire(name: string, queue: Queue): void {
     retiring.add(queue);
     const before = ended.get(name);
-    const over = queue.retire().then(() => {
+    const end = queue.retire().then(() => {
       retiring.delete(queue);
       return before; // A queue that has not started ends at once, while an earlier one may still be sending.
     });
-    ended.set(name, over);
+    ended.set(name, end);
   }
 
   async function prepare({ receivers }: EventConfig) {
@@ -122,21 +123,18 @@ const doubled = ({ min, max }: { min: number; max: number }, times: number) => M
 /** Creates the queue of one receiver, which sends one delivery after the other. */
 function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender): Queue {
   const { name } = receiver;
-  const stopping = Promise.withResolvers<void>();
+  const stopping = new AbortController();
   let isStarted = false;
-  let isStopped = false;
   let running: Promise<void> | undefined;
   let isWanted = false;
   let timer: NodeJS.Timeout | undefined;
-  let isFailing = false;
-  let failuresInARow = 0;
-  let pausedUntil = 0;
+  const health = createHealth(app, name);
 
   /** Sends all due deliveries. Returns the Unix seconds at which there may be more. */
   async function drain(): Promise<number> {
-    while (!isStopped) {
+    while (!stopping.signal.aborted) {
       const now = app.clock.now();
-      if (pausedUntil > now) return pausedUntil;
+      if (health.pausedUntil() > now) return health.pausedUntil();
       const next = nextDelivery(app.ledger.read, name, now);
       if (!next) return nextDeliveryAt(app.ledger.read, name, now) ?? Number.POSITIVE_INFINITY;
       await deliver(next);
@@ -146,51 +144,13 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
 
   async function deliver({ event, delivery }: { event: Event; delivery: Delivery }): Promise<void> {
     const sent = await sender.send(messageOf(event, receiver, app.clock.now()));
-    if (isStopped && sent.kind === 'failed') return; // The stop aborted it: no fault of the receiver.
+    if (stopping.signal.aborted && sent.kind === 'failed') return; // The stop aborted it: no fault of the receiver.
     const now = app.clock.now();
     const attempt = attemptOf(sent, delivery, now);
-    const isBack = sent.kind === 'accepted' && failuresInARow > 0;
-    if (!(await recorded(delivery, attempt, isBack, now))) return;
-    note(sent);
+    const outcome = { delivery, attempt, isBack: sent.kind === 'accepted' && health.isDown(), now };
+    if (!(await recordSurely(app, outcome, name, stopping.signal))) return;
+    health.record(sent);
     if (attempt.kind === 'gave_up') app.events.gaveUpEvent(name, event.id, event.type, attempt.error);
-  }
-
-  function attemptOf(sent: Sent, { queuedAt, attempts }: Delivery, now: number): Attempt {
-    if (sent.kind === 'accepted') return { kind: 'delivered' };
-    const { error } = sent;
-    if (now - queuedAt >= GIVEN_UP_SECONDS) return { kind: 'gave_up', error };
-    return { kind: 'failed', error, dueAt: now + doubled(AGAIN_SECONDS, attempts) };
-  }
-
-  /**
-   * Records the outcome of an attempt, and repeats that until it succeeds: an accepted delivery is not sent again. Returns
-   * false at a stop.
-   */
-  async function recorded(delivery: Delivery, attempt: Attempt, isBack: boolean, now: number): Promise<boolean> {
-    for (let isFirst = true; ; isFirst = false) {
-      try {
-        await app.ledger.write(recordAttempt, { delivery, attempt, isBack, now });
-        return true;
-      } catch (error) {
-        if (isFirst) app.events.failed('event_outcome', error, { receiver: name });
-      }
-      await Promise.race([stopping.promise, wait(WRITE_AGAIN_MILLISECONDS)]);
-      if (isStopped) return false;
-    }
-  }
-
-  function note(sent: Sent): void {
-    if (sent.kind === 'accepted') {
-      app.events.eventDelivered(name);
-      if (isFailing) app.events.receiverBack(name);
-      isFailing = false;
-      failuresInARow = 0;
-      return;
-    }
-    app.events.eventFailed(name);
-    if (!isFailing) app.events.receiverFailing(name, sent.error);
-    isFailing = true;
-    if (sent.isDown) pausedUntil = app.clock.now() + doubled(PAUSE_SECONDS, failuresInARow++);
   }
 
   function pass(): void {
@@ -203,17 +163,15 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
       })
       .then((at) => {
         running = undefined;
-        if (isStopped) return;
-        if (isWanted) return pass();
-        if (at === Number.POSITIVE_INFINITY) return;
+        if (isWanted && !stopping.signal.aborted) return pass();
+        if (stopping.signal.aborted || at === Number.POSITIVE_INFINITY) return;
         const seconds = Math.min(Math.max(at - app.clock.now(), 1), SLEEP_SECONDS_MAX);
-        timer = setTimeout(pass, seconds * 1000);
-        timer.unref();
+        timer = setTimeout(pass, seconds * 1000).unref();
       });
   }
 
   function wake(): void {
-    if (!isStarted || isStopped) return;
+    if (!isStarted || stopping.signal.aborted) return;
     isWanted = true;
     if (running) return;
     clearTimeout(timer);
@@ -239,10 +197,60 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
   };
 
   function end(): void {
-    isStopped = true;
     clearTimeout(timer);
-    stopping.resolve();
+    stopping.abort();
   }
 }
 
-const wait = (milliseconds: number) => new Promise<void>((resolve) => setTimeout(resolve, milliseconds).unref());
+function attemptOf(sent: Sent, { queuedAt, attempts }: Delivery, now: number): Attempt {
+  if (sent.kind === 'accepted') return { kind: 'delivered' };
+  const { error } = sent;
+  if (now - queuedAt >= GIVEN_UP_SECONDS) return { kind: 'gave_up', error };
+  return { kind: 'failed', error, dueAt: now + doubled(AGAIN_SECONDS, attempts) };
+}
+
+/** Follows whether a receiver accepts deliveries: reports its outages, and pauses while it is down. */
+function createHealth({ events, clock }: NotifierApp, name: string) {
+  let isFailing = false;
+  let failuresInARow = 0;
+  let pausedUntil = 0;
+  return {
+    isDown: () => failuresInARow > 0,
+    pausedUntil: () => pausedUntil,
+    record(sent: Sent): void {
+      if (sent.kind === 'accepted') {
+        events.eventDelivered(name);
+        if (isFailing) events.receiverBack(name);
+        isFailing = false;
+        failuresInARow = 0;
+        return;
+      }
+      events.eventFailed(name);
+      if (!isFailing) events.receiverFailing(name, sent.error);
+      isFailing = true;
+      if (sent.isDown) pausedUntil = clock.now() + doubled(PAUSE_SECONDS, failuresInARow++);
+    },
+  };
+}
+
+/**
+ * Records the outcome of an attempt, and repeats that until it succeeds: an accepted delivery is not sent again. Returns
+ * false at a stop.
+ */
+async function recordSurely(
+  app: NotifierApp,
+  outcome: { delivery: Delivery; attempt: Attempt; isBack: boolean; now: number },
+  receiver: string,
+  stopping: AbortSignal,
+): Promise<boolean> {
+  for (let isFirst = true; ; isFirst = false) {
+    try {
+      await app.ledger.write(recordAttempt, outcome);
+      return true;
+    } catch (error) {
+      if (isFirst) app.events.failed('event_outcome', error, { receiver });
+    }
+    await wait(WRITE_AGAIN_MILLISECONDS, undefined, { ref: false, signal: stopping }).catch(() => {});
+    if (stopping.aborted) return false;
+  }
+}

@@ -125,7 +125,7 @@ async function sweepOne(
  * Marks operations as uncertain that are `reserved` and not driven: their driver has ended, and they wait for their
  * policy.
  */
-export async function recoverLeft(app: ReaperApp): Promise<void> {
+export async function recoverInterrupted(app: ReaperApp): Promise<void> {
   await recover(app);
 }
 
@@ -171,7 +171,7 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
 export async function pollPayments(app: ReaperApp, reaped: Reaped): Promise<void> {
   if (!app.paymentPoller || app.paymentPoller.nextDue() > app.clock.now()) return;
   const pass = await app.inFlight.waitFor(app.paymentPoller.pass(), PAYMENTS_WAIT_SECONDS);
-  reaped.asked += pass?.asked ?? 0;
+  reaped.reads += pass?.reads ?? 0;
   reaped.failed += pass?.failed ?? 0;
 }
 

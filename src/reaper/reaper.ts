@@ -13,7 +13,7 @@ import {
   pollPayments,
   pruneOutbox,
   pruneReplays,
-  recoverLeft,
+  recoverInterrupted,
   refillWallets,
   resolveUncertain,
   stepLeases,
@@ -53,7 +53,7 @@ export type Reaped = {
   pending: number;
   resolved: number;
   /** Number of sessions and lists requested from the payment provider. */
-  asked: number;
+  reads: number;
   pruned: number;
   keysDropped: number;
   failed: number;
@@ -77,12 +77,49 @@ const nothing = (): Reaped => ({
   closed: 0,
   pending: 0,
   resolved: 0,
-  asked: 0,
+  reads: 0,
   orphans: 0,
   pruned: 0,
   keysDropped: 0,
   failed: 0,
 });
+
+/** The chores of a pass, in their order. */
+const CHORES = [
+  expireWallets,
+  refillWallets,
+  stepLeases,
+  keepLeases,
+  recoverInterrupted,
+  windUpWallets,
+  resolveUncertain,
+  sweepOrphans,
+  pollPayments,
+  pruneReplays,
+  pruneOutbox,
+  dropKeys,
+];
+
+/** Runs all chores once. The failure of one does not keep the others from running. */
+async function runChores(app: ReaperApp): Promise<Reaped> {
+  const reaped = nothing();
+  if (app.health.fault) return reaped;
+  for (const chore of CHORES) {
+    try {
+      await chore(app, reaped);
+    } catch (error) {
+      reaped.failed++;
+      app.events.failed('reaper', error, { chore: chore.name });
+    }
+  }
+  // Worth a commit, but not the disk reserve.
+  if (app.keysUsed.size && !app.diskReserve.shortage()) {
+    const used = [...app.keysUsed];
+    app.keysUsed.clear();
+    await app.ledger.write(touchKeys, { used });
+  }
+  return reaped;
+}
 
 /** Creates the reaper: runs a pass, then sleeps until the earliest deadline or until woken (design, section 9). */
 export function createReaper(app: ReaperApp): Reaper {
@@ -92,38 +129,7 @@ export function createReaper(app: ReaperApp): Reaper {
   let running: Promise<unknown> | undefined;
   let wanted: number | undefined;
 
-  async function runOnce(): Promise<Reaped> {
-    if (app.health.fault) return nothing();
-    const reaped = nothing();
-    for (const chore of [
-      expireWallets,
-      refillWallets,
-      stepLeases,
-      keepLeases,
-      recoverLeft,
-      windUpWallets,
-      resolveUncertain,
-      sweepOrphans,
-      pollPayments,
-      pruneReplays,
-      pruneOutbox,
-      dropKeys,
-    ]) {
-      try {
-        await chore(app, reaped);
-      } catch (error) {
-        reaped.failed++;
-        app.events.failed('reaper', error, { chore: chore.name });
-      }
-    }
-    // Worth a commit, but not the disk reserve.
-    if (app.keysUsed.size && !app.diskReserve.shortage()) {
-      const used = [...app.keysUsed];
-      app.keysUsed.clear();
-      await app.ledger.write(touchKeys, { used });
-    }
-    return reaped;
-  }
+  const runOnce = () => runChores(app);
 
   function sleepUntil(at: number) {
     if (!started || at >= timerAt) return;

@@ -99,31 +99,6 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
       return undefined; // The next backup reports the fault of the directory.
     }
   }
-  function isOurs(file: string): boolean {
-    try {
-      const client = connect(file, { readonly: true });
-      try {
-        return readManifest(client)?.installation_id === app.installationId;
-      } finally {
-        client.close();
-      }
-    } catch {
-      return false; // It is not removed, whatever it is.
-    }
-  }
-
-  /** Removes the backups beyond the newest `keep`, and the remains of unfinished ones. Returns the removed backups. */
-  function removeOutdated(directory: string, keep: number, now: number): string[] {
-    // Only one backup is made at a time, so an unfinished file was left by one that was killed.
-    const name = nameOf(app.installationId);
-    for (const it of readdirSync(directory)) if (name.test(it) && it.includes('.db.part')) rmSync(join(directory, it));
-    const outdated = backupsIn(directory, app.installationId, now)
-      .slice(0, -keep)
-      .map((it) => join(directory, it.file))
-      .filter(isOurs);
-    for (const it of outdated) rmSync(it);
-    return outdated;
-  }
 
   async function backUp({ directory, keep }: NonNullable<Config['backup']>, now: number) {
     try {
@@ -131,7 +106,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
       const file = join(directory, `purser-${app.installationId}-${time}.db`);
       await make(file, ending.signal);
       newest = { directory, at: now };
-      const removed = reportOnlyOf(app.ledger.read) ? [] : removeOutdated(directory, keep, now);
+      const removed = reportOnlyOf(app.ledger.read) ? [] : removeOutdated(directory, keep, app.installationId, now);
       app.events.backupMade(file, removed);
       failedAt = undefined;
     } catch (error) {
@@ -169,6 +144,33 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
       await running;
     },
   };
+}
+
+/** Returns whether a file is a backup of this installation. False if it cannot be read: it is then not removed. */
+function isOurs(file: string, installationId: string): boolean {
+  try {
+    const client = connect(file, { readonly: true });
+    try {
+      return readManifest(client)?.installation_id === installationId;
+    } finally {
+      client.close();
+    }
+  } catch {
+    return false;
+  }
+}
+
+/** Removes the backups beyond the newest `keep`, and the remains of unfinished ones. Returns the removed backups. */
+function removeOutdated(directory: string, keep: number, installationId: string, now: number): string[] {
+  // Only one backup is made at a time, so an unfinished file was left by one that was killed.
+  const name = nameOf(installationId);
+  for (const it of readdirSync(directory)) if (name.test(it) && it.includes('.db.part')) rmSync(join(directory, it));
+  const outdated = backupsIn(directory, installationId, now)
+    .slice(0, -keep)
+    .map((it) => join(directory, it.file))
+    .filter((it) => isOurs(it, installationId));
+  for (const it of outdated) rmSync(it);
+  return outdated;
 }
 
 /** Makes backups with `purser backup` in a process of its own, because a copy blocks the thread that makes it. */

@@ -19,12 +19,12 @@ export type Events = ReturnType<typeof createEvents>;
 
 /** Creates the events of a server. Ids go into the log, never into labels. */
 export function createEvents(log: Log) {
-  const metrics = createMetrics();
+  const { registry, gauge, gauges, metrics } = createMetrics();
   const sinks: Sinks = { log, metrics, spans: undefined };
   return {
-    registry: metrics.registry,
-    gauge: metrics.gauge,
-    gauges: metrics.gauges,
+    registry,
+    gauge,
+    gauges,
     /** Starts to make a span of every operation and every lease as well. */
     trace(to: OperationSpans) {
       sinks.spans = to;

@@ -3,6 +3,9 @@ import type { Keep } from '../../ledger/keep.ts';
 import type { Resource } from '../../ledger/resource.ts';
 import type { Sinks } from '../sinks.ts';
 
+const factsOf = ({ id, walletId, slot, ref }: Resource) => ({ resource: id, wallet: walletId, slot, ref });
+const factsOfKeep = ({ resourceId, walletId, id }: Keep) => ({ resource: resourceId, wallet: walletId, keep: id });
+
 /** The events of leases, their machines and backends. */
 export function leaseEvents(sinks: Sinks) {
   const { log, metrics } = sinks;
@@ -10,109 +13,38 @@ export function leaseEvents(sinks: Sinks) {
     metrics.leases.inc({ slot, backend, event });
 
   return {
+    ...orphanEvents(sinks),
+    ...keepEvents(sinks),
     backendCalled(slot: string, backend: string, call: string, code: string, seconds: number) {
       metrics.backendCalls.inc({ slot, backend, call, code });
       metrics.backendSeconds.observe({ slot, backend, call }, seconds);
     },
     leaseReady(it: Resource) {
       countLease(it, 'ready');
-      log.info(
-        {
-          event: 'lease.ready',
-          resource: it.id,
-          wallet: it.walletId,
-          slot: it.slot,
-          backend: it.backend,
-          ref: it.ref,
-          expires_at: it.expiresAt,
-          charge_usd: formatUsd(it.charged),
-        },
-        'lease ready',
-      );
+      const more = { backend: it.backend, expires_at: it.expiresAt, charge_usd: formatUsd(it.charged) };
+      log.info({ event: 'lease.ready', ...factsOf(it), ...more }, 'lease ready');
     },
     leaseAdopted(it: Resource) {
       countLease(it, 'adopted');
-      log.warn(
-        { event: 'lease.adopted', resource: it.id, wallet: it.walletId, slot: it.slot, ref: it.ref },
-        'a machine of an unknown create was found and adopted',
-      );
-    },
-    keepBegun(it: Keep) {
-      log.info(
-        {
-          event: 'lease.keep_begun',
-          resource: it.resourceId,
-          wallet: it.walletId,
-          keep: it.id,
-          extend_seconds: it.extendSeconds,
-          max_seconds: it.maxSeconds,
-          request_id: it.requestId,
-        },
-        'a lease is extended while its machine is busy',
-      );
-    },
-    keepEnded(it: Keep) {
-      metrics.keepsEnded.inc({ reason: it.endReason ?? 'none' });
-      log.info(
-        {
-          event: 'lease.keep_ended',
-          resource: it.resourceId,
-          wallet: it.walletId,
-          keep: it.id,
-          bought_seconds: it.boughtSeconds,
-          reason: it.endReason,
-          message: it.endMessage,
-        },
-        'a lease is no longer extended by itself',
-      );
+      log.warn({ event: 'lease.adopted', ...factsOf(it) }, 'a machine of an unknown create was found and adopted');
     },
     leaseEnded(it: Resource) {
       sinks.spans?.leaseEnded(it);
       countLease(it, 'ended');
-      log.info(
-        {
-          event: 'lease.ended',
-          resource: it.id,
-          wallet: it.walletId,
-          slot: it.slot,
-          ref: it.ref,
-          reason: it.endReason,
-        },
-        'lease ended',
-      );
+      log.info({ event: 'lease.ended', ...factsOf(it), reason: it.endReason }, 'lease ended');
     },
     leaseAbandoned(it: Resource, reason: string) {
       countLease(it, 'abandoned');
       log.error(
-        { event: 'lease.abandoned', resource: it.id, wallet: it.walletId, backend: it.backend, ref: it.ref, reason },
+        { event: 'lease.abandoned', ...factsOf(it), backend: it.backend, reason },
         'the operator abandoned a lease: nobody confirmed that its machine is gone',
       );
-    },
-    orphan(backend: string, ref: string, tag: string) {
-      countLease({ slot: 'none', backend }, 'orphan');
-      log.error({ event: 'lease.orphan', backend, ref, tag }, 'an orphaned machine was destroyed');
-    },
-    orphanSeen(backend: string, ref: string, tag: string) {
-      countLease({ slot: 'none', backend }, 'orphan_seen');
-      log.warn({ event: 'lease.orphan_seen', backend, ref, tag }, 'an orphaned machine was left alone');
     },
     leaseHeldBack(it: Resource, reason: string) {
       countLease(it, 'held_back');
       log.warn(
-        { event: 'lease.held_back', resource: it.id, wallet: it.walletId, slot: it.slot, ref: it.ref, reason },
+        { event: 'lease.held_back', ...factsOf(it), reason },
         'a lease has to end, but its machine was left alone: it may belong to another installation',
-      );
-    },
-    reportOnly(reason: string, leaseCount: number) {
-      log.warn(
-        { event: 'report_only', reason, leases: leaseCount },
-        'orphans and existing leases are only reported; `purser resource reconcile` shows them, --apply ends this state',
-      );
-    },
-    trusted(leaseCount: number) {
-      log.warn(
-        { event: 'report_only.over', leases: leaseCount },
-        'the operator ended the report-only state: orphans and leases are ended again',
       );
     },
     /** Counts every failure, and logs those that are news. */
@@ -120,16 +52,7 @@ export function leaseEvents(sinks: Sinks) {
       metrics.failures.inc({ where: 'lease' });
       if (!isNews) return;
       log.error(
-        {
-          event: 'lease.trouble',
-          resource: it.id,
-          wallet: it.walletId,
-          slot: it.slot,
-          ref: it.ref,
-          status: it.status,
-          attempts,
-          error,
-        },
+        { event: 'lease.trouble', ...factsOf(it), status: it.status, attempts, error },
         'a step of a lease failed; it and others like it are retried, and logged rarely',
       );
     },
@@ -138,3 +61,43 @@ export function leaseEvents(sinks: Sinks) {
     },
   };
 }
+
+/** The events of machines without a live lease, and of an installation that only reports them. */
+const orphanEvents = ({ log, metrics }: Sinks) => ({
+  orphan(backend: string, ref: string, tag: string) {
+    metrics.leases.inc({ slot: 'none', backend, event: 'orphan' });
+    log.error({ event: 'lease.orphan', backend, ref, tag }, 'an orphaned machine was destroyed');
+  },
+  orphanSeen(backend: string, ref: string, tag: string) {
+    metrics.leases.inc({ slot: 'none', backend, event: 'orphan_seen' });
+    log.warn({ event: 'lease.orphan_seen', backend, ref, tag }, 'an orphaned machine was left alone');
+  },
+  reportOnly(reason: string, leaseCount: number) {
+    log.warn(
+      { event: 'report_only', reason, leases: leaseCount },
+      'orphans and existing leases are only reported; `purser resource reconcile` shows them, --apply ends this state',
+    );
+  },
+  trusted(leaseCount: number) {
+    log.warn(
+      { event: 'report_only.over', leases: leaseCount },
+      'the operator ended the report-only state: orphans and leases are ended again',
+    );
+  },
+});
+
+/** The events of leases that are extended while their machines are busy. */
+const keepEvents = ({ log, metrics }: Sinks) => ({
+  keepBegun(it: Keep) {
+    const limits = { extend_seconds: it.extendSeconds, max_seconds: it.maxSeconds, request_id: it.requestId };
+    log.info(
+      { event: 'lease.keep_begun', ...factsOfKeep(it), ...limits },
+      'a lease is extended while its machine is busy',
+    );
+  },
+  keepEnded(it: Keep) {
+    metrics.keepsEnded.inc({ reason: it.endReason ?? 'none' });
+    const end = { bought_seconds: it.boughtSeconds, reason: it.endReason, message: it.endMessage };
+    log.info({ event: 'lease.keep_ended', ...factsOfKeep(it), ...end }, 'a lease is no longer extended by itself');
+  },
+});

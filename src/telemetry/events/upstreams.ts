@@ -18,6 +18,7 @@ export function upstreamEvents(sinks: Sinks) {
   const faults = new Map<string, string>();
 
   return {
+    ...boundEvents(sinks),
     /** A circuit has opened, for a tree of wallets, for an account, or for `all`, or has closed. */
     circuit({ upstream, upstreamModel }: Route, isOpen: boolean, whose?: string) {
       const facts = { upstream, model: upstreamModel, ...(whose === undefined ? {} : { closed_for: whose }) };
@@ -28,7 +29,7 @@ export function upstreamEvents(sinks: Sinks) {
         'an upstream left several requests without a known outcome; it is asked by one request at a time',
       );
     },
-    /** One call of a model server has been answered, refused, or failed, or a stream has begun. */
+    /** Counts a call of a model server that was answered, was refused or failed, or a stream that began. */
     upstreamCalled(operation: Operation, route: Route, reply: Reply, isStream: boolean, timing: Timing) {
       const [model, { upstream }] = [operation.subject, route];
       sinks.spans?.called(operation, route, isStream, timing.firstByteSeconds);
@@ -84,27 +85,31 @@ export function upstreamEvents(sinks: Sinks) {
         'an upstream refused because of the configuration; nothing was charged',
       );
     },
-    boundLearned(operation: Operation, { upstream, upstreamModel, learned }: Route, counted: number, bound: number) {
-      metrics.boundsLearned.inc({ upstream });
-      log.error(
-        {
-          event: 'bound.learned',
-          operation: operation.id,
-          subject: operation.subject,
-          upstream,
-          upstream_model: upstreamModel,
-          counted_tokens: counted,
-          bound_tokens: bound,
-          ...learnedIn(learned),
-        },
-        'a prompt had more tokens than its bound, so the bound of this route was raised. Set prompt_overhead_tokens, tokens_per_byte or context_length',
-      );
-    },
-    boundForgotten(upstream: string, upstreamModel: string, learned: Learned) {
-      log.info(
-        { event: 'bound.forgotten', upstream, upstream_model: upstreamModel, ...learnedIn(learned) },
-        'what was learned of the prompt bound of a route is forgotten, as the operator asked',
-      );
-    },
   };
 }
+
+/** The events of bounds that are learned and forgotten. */
+const boundEvents = ({ log, metrics }: Sinks) => ({
+  boundLearned(operation: Operation, { upstream, upstreamModel, learned }: Route, counted: number, bound: number) {
+    metrics.boundsLearned.inc({ upstream });
+    log.error(
+      {
+        event: 'bound.learned',
+        operation: operation.id,
+        subject: operation.subject,
+        upstream,
+        upstream_model: upstreamModel,
+        counted_tokens: counted,
+        bound_tokens: bound,
+        ...learnedIn(learned),
+      },
+      'a prompt had more tokens than its bound, so the bound of this route was raised. Set prompt_overhead_tokens, tokens_per_byte or context_length',
+    );
+  },
+  boundForgotten(upstream: string, upstreamModel: string, learned: Learned) {
+    log.info(
+      { event: 'bound.forgotten', upstream, upstream_model: upstreamModel, ...learnedIn(learned) },
+      'what was learned of the prompt bound of a route is forgotten, as the operator asked',
+    );
+  },
+});

@@ -12,7 +12,7 @@ const BATCH_COUNT_MAX = 256;
 const COLLECT_MILLISECONDS = 1000;
 /** Milliseconds until a failed request is sent again; they double from the first to the last. */
 const AGAIN_MILLISECONDS = { min: 1000, max: 30_000 };
-/** At a stop, waiting spans are sent for at most this long. */
+/** The time for which waiting spans are sent at a stop. */
 const LAST_MILLISECONDS = 2000;
 
 /** Receives what became of spans. */
@@ -53,7 +53,7 @@ export function createExporter(
   let collector: Collector | undefined;
   let sending: Promise<void> | undefined;
   let timer: NodeJS.Timeout | undefined;
-  let failuresInARow = 0;
+  const health = createHealth(events);
   let isStopped = false;
 
   function later(milliseconds: number): void {
@@ -88,30 +88,11 @@ export function createExporter(
       const batch = waiting.slice(0, BATCH_COUNT_MAX);
       const sent = await collector.send(exportRequest(batch, resource, VERSION));
       if (sent.kind === 'failed') {
-        if (failuresInARow++ === 0 && !isStopped) events.collectorFailing(sent.reason);
-        return later(delayAfter(sent));
+        return later(health.failed(sent, isStopped));
       }
       waiting.splice(0, batch.length);
-      note(sent, batch.length);
+      health.answered(sent, batch.length);
     }
-  }
-
-  function delayAfter({ retryAfterSeconds }: Sent & { kind: 'failed' }): number {
-    const { min, max } = AGAIN_MILLISECONDS;
-    return Math.min(max, Math.max((retryAfterSeconds ?? 0) * 1000, min * 2 ** (failuresInARow - 1)));
-  }
-
-  function note(sent: Exclude<Sent, { kind: 'failed' }>, count: number): void {
-    if (sent.kind === 'refused') {
-      events.spansDropped('refused', count);
-      if (failuresInARow++ === 0) events.collectorFailing(sent.reason);
-      return;
-    }
-    const rejected = Math.min(sent.rejectedCount, count);
-    if (rejected) events.spansDropped('refused', rejected);
-    events.spansSent(count - rejected);
-    if (failuresInARow) events.collectorBack();
-    failuresInARow = 0;
   }
 
   return {
@@ -119,20 +100,46 @@ export function createExporter(
       if (isStopped) return events.spansDropped('stopped', 1);
       if (waiting.length >= WAITING_COUNT_MAX) return events.spansDropped('full', 1);
       waiting.push(span);
-      if (sending || (timer && (failuresInARow || waiting.length !== BATCH_COUNT_MAX))) return;
+      if (sending || (timer && (health.isFailing() || waiting.length !== BATCH_COUNT_MAX))) return;
       later(waiting.length >= BATCH_COUNT_MAX ? 0 : COLLECT_MILLISECONDS);
     },
     waitingCount: () => waiting.length,
     async stop() {
       isStopped = true;
       clearTimeout(timer);
-      if (waiting.length && !failuresInARow) {
+      if (waiting.length && !health.isFailing()) {
         flush();
         if (sending) await deadline(sending, LAST_MILLISECONDS, () => {});
       }
       await collector?.close();
       await sending;
       if (waiting.length) events.spansDropped('stopped', waiting.length);
+    },
+  };
+}
+
+/** Counts what the collector does with spans, and reports when it begins to fail and when it is back. */
+function createHealth(events: ExporterEvents) {
+  const { min, max } = AGAIN_MILLISECONDS;
+  let failuresInARow = 0;
+  return {
+    isFailing: () => failuresInARow > 0,
+    /** Returns the milliseconds after which the request is sent again. */
+    failed({ reason, retryAfterSeconds = 0 }: Sent & { kind: 'failed' }, isStopped: boolean): number {
+      if (failuresInARow++ === 0 && !isStopped) events.collectorFailing(reason);
+      return Math.min(max, Math.max(retryAfterSeconds * 1000, min * 2 ** (failuresInARow - 1)));
+    },
+    answered(sent: Exclude<Sent, { kind: 'failed' }>, count: number): void {
+      if (sent.kind === 'refused') {
+        events.spansDropped('refused', count);
+        if (failuresInARow++ === 0) events.collectorFailing(sent.reason);
+        return;
+      }
+      const rejected = Math.min(sent.rejectedCount, count);
+      if (rejected) events.spansDropped('refused', rejected);
+      events.spansSent(count - rejected);
+      if (failuresInARow) events.collectorBack();
+      failuresInARow = 0;
     },
   };
 }

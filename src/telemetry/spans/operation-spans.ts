@@ -33,7 +33,7 @@ type Attempt = SpanContext & {
   parentSpanId: string | undefined;
   startedAt: number;
   endedAt?: number;
-  asked?: { route: Route; isStream: boolean; firstByteSeconds: number | undefined };
+  call?: { route: Route; isStream: boolean; firstByteSeconds: number | undefined };
 };
 type End = {
   outcome: 'charged' | 'released';
@@ -70,7 +70,7 @@ export function createOperationSpans(
   function spanOf(operation: Operation, end: End): Span {
     const { id, createdAt, uncertainAt } = operation;
     // After a restart only the row is known, in whole seconds.
-    const { parentSpanId, startedAt, endedAt, asked, ...context }: Attempt = attempts.take(id) ?? {
+    const { parentSpanId, startedAt, endedAt, call, ...context }: Attempt = attempts.take(id) ?? {
       ...newContext(undefined),
       parentSpanId: undefined,
       startedAt: createdAt * 1000,
@@ -79,7 +79,7 @@ export function createOperationSpans(
     if (operation.kind === 'compute_create' && end.outcome === 'charged' && operation.resourceId)
       leases.put(operation.resourceId, context);
     const { name, attributes } =
-      operation.kind === 'chat' ? modelCall(operation, end, asked) : { name: leaseCall(operation), attributes: {} };
+      operation.kind === 'chat' ? modelCall(operation, end, call) : { name: leaseCall(operation), attributes: {} };
     return {
       context,
       parentSpanId,
@@ -87,19 +87,7 @@ export function createOperationSpans(
       kind: 'client',
       startedAt,
       endedAt: endedAt ?? now(),
-      attributes: {
-        ...attributes,
-        'purser.operation.id': id,
-        'purser.operation.kind': operation.kind,
-        'purser.request.id': operation.requestId,
-        'purser.wallet.id': operation.walletId,
-        'purser.account.id': accountOf(operation.walletId),
-        'purser.resource.id': operation.resourceId ?? undefined,
-        'purser.outcome': end.outcome,
-        'purser.settled_by': end.settledBy,
-        'purser.cost_usd': usd(end.charge),
-        'purser.hold_usd': usd(operation.hold),
-      },
+      attributes: { ...attributes, ...paidAttributes(operation, end, accountOf(operation.walletId)) },
       error: end.error,
     };
   }
@@ -111,26 +99,13 @@ export function createOperationSpans(
     },
     called(operation, route, isStream, firstByteSeconds) {
       const attempt = attempts.get(operation.id);
-      if (attempt) attempt.asked = { route, isStream, firstByteSeconds };
+      if (attempt) attempt.call = { route, isStream, firstByteSeconds };
     },
     settled(operation, outcome) {
-      if (outcome.kind === 'unknown') {
-        const attempt = attempts.get(operation.id);
-        // The backend is asked for the outcome of a lease; nothing more is learned of a model call.
-        if (attempt && operation.kind === 'chat') attempt.endedAt = now();
-        return;
-      }
-      const settledBy = outcome.isCancelled ? 'cancelled' : 'answer';
-      if (outcome.kind === 'refused')
-        return emit(operation, { outcome: 'released', charge: 0n, usage: null, error: outcome.code, settledBy });
-      const { charge, usage, reason } = outcome;
-      emit(operation, {
-        outcome: 'charged',
-        charge,
-        usage,
-        error: reason === undefined ? undefined : 'answer_lost',
-        settledBy,
-      });
+      if (outcome.kind !== 'unknown') return emit(operation, endOf(outcome));
+      const attempt = attempts.get(operation.id);
+      // The backend is asked for the outcome of a lease; nothing more is learned of a model call.
+      if (attempt && operation.kind === 'chat') attempt.endedAt = now();
     },
     decided(operation) {
       const { outcome, charge, usage, settledBy } = operation;
@@ -144,29 +119,58 @@ export function createOperationSpans(
     },
     leaseEnded(lease) {
       const parent = leases.take(lease.id);
-      add(() => ({
-        context: newContext(parent),
-        parentSpanId: parent?.spanId,
-        name: `lease ${lease.slot}`,
-        kind: 'internal',
-        startedAt: lease.createdAt * 1000,
-        endedAt: now(),
-        attributes: {
-          'purser.resource.id': lease.id,
-          'purser.operation.id': lease.operationId,
-          'purser.wallet.id': lease.walletId,
-          'purser.account.id': accountOf(lease.walletId),
-          'purser.slot': lease.slot,
-          'purser.backend': lease.backend,
-          'purser.lease.end_reason': lease.endReason ?? undefined,
-          // Contained in `purser.cost_usd` of its operations, which is summed: so this has another name.
-          'purser.lease.charged_usd': usd(lease.charged),
-        },
-        error: lease.status === 'failed' ? (lease.endReason ?? 'failed') : undefined,
-      }));
+      add(() => leaseSpan(lease, parent, accountOf(lease.walletId), now()));
     },
   };
 }
+
+/** Returns what an answer or a refusal says of the end of an operation. */
+function endOf(outcome: Exclude<Outcome<unknown>, { kind: 'unknown' }>): End {
+  const settledBy = outcome.isCancelled ? 'cancelled' : 'answer';
+  if (outcome.kind === 'refused')
+    return { outcome: 'released', charge: 0n, usage: null, error: outcome.code, settledBy };
+  const { charge, usage, reason } = outcome;
+  return { outcome: 'charged', charge, usage, error: reason === undefined ? undefined : 'answer_lost', settledBy };
+}
+
+const paidAttributes = (operation: Operation, end: End, accountId: string | undefined): Attributes => ({
+  'purser.operation.id': operation.id,
+  'purser.operation.kind': operation.kind,
+  'purser.request.id': operation.requestId,
+  'purser.wallet.id': operation.walletId,
+  'purser.account.id': accountId,
+  'purser.resource.id': operation.resourceId ?? undefined,
+  'purser.outcome': end.outcome,
+  'purser.settled_by': end.settledBy,
+  'purser.cost_usd': usd(end.charge),
+  'purser.hold_usd': usd(operation.hold),
+});
+
+const leaseSpan = (
+  lease: Resource,
+  parent: SpanContext | undefined,
+  accountId: string | undefined,
+  endedAt: number,
+): Span => ({
+  context: newContext(parent),
+  parentSpanId: parent?.spanId,
+  name: `lease ${lease.slot}`,
+  kind: 'internal',
+  startedAt: lease.createdAt * 1000,
+  endedAt,
+  attributes: {
+    'purser.resource.id': lease.id,
+    'purser.operation.id': lease.operationId,
+    'purser.wallet.id': lease.walletId,
+    'purser.account.id': accountId,
+    'purser.slot': lease.slot,
+    'purser.backend': lease.backend,
+    'purser.lease.end_reason': lease.endReason ?? undefined,
+    // Contained in `purser.cost_usd` of its operations, which is summed: so this has another name.
+    'purser.lease.charged_usd': usd(lease.charged),
+  },
+  error: lease.status === 'failed' ? (lease.endReason ?? 'failed') : undefined,
+});
 
 const leaseCall = ({ kind, subject }: Operation) => `${kind} ${subject}`;
 
@@ -174,7 +178,7 @@ const leaseCall = ({ kind, subject }: Operation) => `${kind} ${subject}`;
 function modelCall(
   { route, subject, tags }: Operation,
   { usage, charge }: End,
-  asked: Attempt['asked'],
+  call: Attempt['call'],
 ): Pick<Span, 'name' | 'attributes'> {
   const name = route.endsWith('embeddings') ? 'embeddings' : 'chat';
   const counted = usage === null ? {} : (parseJson(usage) as Record<string, unknown>);
@@ -185,11 +189,11 @@ function modelCall(
   const { session } = tags === null ? {} : (parseJson(tags) as Record<string, string>);
   const attributes: Attributes = {
     'gen_ai.operation.name': name,
-    'gen_ai.provider.name': asked?.route.upstream,
+    'gen_ai.provider.name': call?.route.upstream,
     'gen_ai.request.model': subject,
-    'gen_ai.response.model': asked?.route.upstreamModel,
-    'gen_ai.request.stream': asked?.isStream,
-    'gen_ai.response.time_to_first_chunk': asked?.isStream ? asked.firstByteSeconds : undefined,
+    'gen_ai.response.model': call?.route.upstreamModel,
+    'gen_ai.request.stream': call?.isStream,
+    'gen_ai.response.time_to_first_chunk': call?.isStream ? call.firstByteSeconds : undefined,
     'gen_ai.conversation.id': session === undefined ? undefined : redactTokens(session), // Chosen by a caller.
     'gen_ai.usage.input_tokens': count('prompt_tokens'),
     'gen_ai.usage.output_tokens': count('completion_tokens'),

@@ -113,11 +113,19 @@ export async function nowFigures({ parts, now }: Pick<Visit, 'parts' | 'now'>): 
 }
 
 /** Returns the items that need a person, the most urgent first. */
-function attentionOf({ app, now }: Visit, status: Status): Attention[] {
-  const { read } = app.ledger;
+function attentionOf(visit: Visit, status: Status): Attention[] {
   const list: Attention[] = [];
-  const add = (tone: StateTone, what: Value, rest: Omit<Attention, 'tone' | 'what'> = {}) =>
-    list.push({ tone, what, ...rest });
+  const add: Add = (tone, what, rest = {}) => list.push({ tone, what, ...rest });
+  addService(add, status);
+  addBusiness(add, visit);
+  addSettings(add, visit, status);
+  return list;
+}
+
+type Add = (tone: StateTone, what: Value, rest?: Omit<Attention, 'tone' | 'what'>) => void;
+
+/** Adds what keeps requests from being served: the books, the disk, the clock, backends and model servers. */
+function addService(add: Add, status: Status): void {
   if (!status.ready) add('bad', `Not ready: ${status.reason}`, { to: '/settings', act: 'Settings' });
   const { disk } = status;
   if (disk.shortage !== null) add('bad', `Low disk: ${disk.shortage}`, { since: disk.short_since });
@@ -141,6 +149,11 @@ function attentionOf({ app, now }: Visit, status: Status): Attention[] {
     else if (since !== null)
       add('bad', html`The model server ${name} does not answer as it should: ${outside(failure ?? '')}`, way);
   }
+}
+
+/** Adds what the operator has to decide: wallets that do not close, and checkouts in trouble. */
+function addBusiness(add: Add, { app }: Visit): void {
+  const { read } = app.ledger;
   const stuck = endingWallets(read)
     .map(({ id }) => findWallet(read, id) as Wallet)
     .filter((it) => it.cleanupAttempts > 1);
@@ -171,6 +184,10 @@ function attentionOf({ app, now }: Visit, status: Status): Attention[] {
       'warn',
       html`${plural(troubled - STUCK_COUNT, 'more checkout')} in trouble: <code>purser checkout list --trouble</code>`,
     );
+}
+
+/** Adds what is not as the settings want it, or was stopped on purpose. */
+function addSettings(add: Add, { app, now }: Visit, status: Status): void {
   const { frozen } = status;
   if (frozen.installation)
     add('warn', 'The installation is frozen: no new holds', {
@@ -190,7 +207,7 @@ function attentionOf({ app, now }: Visit, status: Status): Attention[] {
       to: '/wallets?state=frozen',
       act: 'Wallets',
     });
-  const reportOnly = describeReportOnly(read);
+  const reportOnly = describeReportOnly(app.ledger.read);
   if (reportOnly)
     add('warn', `Report only: ${outside(reportOnly.reason)}. End it with \`purser resource reconcile --apply\``, {
       since: reportOnly.since,
@@ -209,7 +226,6 @@ function attentionOf({ app, now }: Visit, status: Status): Attention[] {
       to: '/settings',
       act: 'Backups',
     });
-  return list;
 }
 
 function attentionItem({ tone, what, since, to, act }: Attention, now: number): Html {

@@ -1,5 +1,12 @@
 import { findAccount } from '../../ledger/account.ts';
-import { SPEND_BY, type SpendBy, type SpendScope, spendingOverTime, sumSpending } from '../../ledger/spending.ts';
+import {
+  SPEND_BY,
+  type SpendBy,
+  type Spending,
+  type SpendScope,
+  spendingOverTime,
+  sumSpending,
+} from '../../ledger/spending.ts';
 import { findWallet } from '../../ledger/wallet.ts';
 import { type Html, html, type Value } from '../html.ts';
 import type { Page } from '../layout.ts';
@@ -53,27 +60,7 @@ export async function spendPage(visit: Visit): Promise<Page> {
   };
   const total = sums.total;
   const part = pagesOf(visit, 'sums', sums.rows, ROW_COUNT, ['First', 'More']);
-  const rows = part.shown.map((it) => [
-    shown(it.key),
-    count(it.operations),
-    count(it.promptTokens),
-    count(it.completionTokens),
-    money(it.charged),
-    share(it.charged, total),
-  ]);
-  const list = table(
-    'Spending',
-    [
-      { label: NAMES[by] },
-      { label: 'Requests', kind: 'number' },
-      { label: 'Prompt tokens', kind: 'number' },
-      { label: 'Completion tokens', kind: 'number' },
-      { label: 'Charged', kind: 'money' },
-      { label: 'Share' },
-    ],
-    rows,
-    html`Nothing was charged in ${range.text}. Choose a longer time above.`,
-  );
+  const list = sumsTable(part.shown, total, by, range.text, shown);
   const account = isOperator && accountId !== undefined ? findAccount(read, accountId) : undefined;
   const choices = SPEND_BY.filter((it) => isOperator || it !== 'account').map((it) => [it, `by ${it}`] as const);
   const body = html`
@@ -113,6 +100,35 @@ export async function spendPage(visit: Visit): Promise<Page> {
     ${card(`By ${by}`, html`${list}${part.pages}`, html`${dollars(total)} in all${by === 'tag' && ', each once; an operation is in the row of each of its tags'}${sums.others && html`, ${dollars(sums.others.charged)} of it in smaller sums that are not shown`}`, 'sums')}`;
   return { title: 'Spending', body, section: '/spend' };
 }
+
+/** Shows sums as a table, each with its share of the total. */
+const sumsTable = (
+  sums: Readonly<Spending['rows']>,
+  total: bigint,
+  by: SpendBy,
+  rangeText: string,
+  nameOf: (key: string) => Value,
+): Html =>
+  table(
+    'Spending',
+    [
+      { label: NAMES[by] },
+      { label: 'Requests', kind: 'number' },
+      { label: 'Prompt tokens', kind: 'number' },
+      { label: 'Completion tokens', kind: 'number' },
+      { label: 'Charged', kind: 'money' },
+      { label: 'Share' },
+    ],
+    sums.map((it) => [
+      nameOf(it.key),
+      count(it.operations),
+      count(it.promptTokens),
+      count(it.completionTokens),
+      money(it.charged),
+      share(it.charged, total),
+    ]),
+    html`Nothing was charged in ${rangeText}. Choose a longer time above.`,
+  );
 
 function share(part: bigint, whole: bigint): Html {
   const percent = whole > 0n ? (Number(part) / Number(whole)) * 100 : 0;
