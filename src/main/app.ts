@@ -137,11 +137,9 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const { log } = options;
   await using opening = new AsyncDisposableStack();
   const events = createEvents(log);
-  const free = Math.max(3, openFilesMax() - OWN_FILE_COUNT);
-  const connectionCountMax = Math.min(CONNECTION_COUNT_MAX, Math.floor((free / 3) * 2));
-  const inFlightCountMax = Math.min(IN_FLIGHT_COUNT_MAX, Math.floor(free / 3));
+  const caps = capsOf();
   // Nothing runs before the books are open, which know the tenant of a wallet.
-  const inFlight = createInFlight(inFlightCountMax, (walletId) => tenantOf(walletId).treeId);
+  const inFlight = createInFlight(caps.inFlight, (walletId) => tenantOf(walletId).treeId);
   let notifier: Notifier | undefined;
   let fundsQueue: FundsQueue | undefined;
   const outbox: Outbox = { ...outboxSettings(config.events), recorded: () => notifier?.wake() };
@@ -163,10 +161,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   if (config.opentelemetry) {
     const exporter = createExporter(config.opentelemetry, installationId, events);
     opening.adopt(exporter, (it) => it.stop());
-    events.gauge('spans_waiting', 'Spans that wait for the collector.', exporter.waitingCount);
-    const accountOf = (walletId: string) => tenantOf(walletId).accountId || undefined;
-    const failed = (error: unknown) => events.failed('spans', error);
-    events.trace(createOperationSpans(exporter, accountOf, options.time ?? systemTime, failed));
+    traceOperations(exporter, events, tenantOf, options.time ?? systemTime);
   }
 
   notifier = opening.adopt(await createNotifier({ ledger, clock, events }, config.events), (it) => it.stop());
@@ -176,20 +171,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const openedUpstreams = new Set(upstreams.values());
   const catalogue = createCatalogue(config);
   recallBounds(ledger.read, catalogue, clock.now());
-  const slots = opening.adopt(
-    await openSlots(
-      { compute: options.local ?? config.compute },
-      {
-        dataDirectory: config.dataDirectory,
-        prefix: tagPrefix(installationId),
-        now: () => clock.now(),
-      },
-      events.backendCalled,
-    ),
-    async (it) => {
-      for (const { backend } of it.list) await backend.close();
-    },
-  );
+  const slots = await openBackends(config, options, { installationId, clock, events }, opening);
   const payments = opening.adopt(await openPayments(config, installationId), async (it) => it?.close());
   opening.defer(async () => {
     fundsQueue.stop();
@@ -198,7 +180,6 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     await deadline(inFlight.drained(), LAST_WORDS_MILLISECONDS, () => {}); // A backend that hangs does not delay the end.
   });
 
-  const keysUsed = new Map<string, number>();
   // One object, handed to every part: what is opened below is added to it.
   const app: Omit<
     App,
@@ -226,33 +207,13 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     installationId,
     signer: await openSigner(config),
     ...(await openSignIn(config, { ledger, clock, events }, (options.time ?? systemTime).monotonic)),
-    leaseMutex: createKeyedMutex(),
-    outages: createOutages(),
-    leaseChecks: new Map(),
-    waitingFor: new Map(),
-    activity: createActivity(),
-    keeps: createKeepMemory(),
-    limits: createLimits(config),
-    sums: createShares(SUM_COUNT_MAX),
-    memory: createMemoryQuota(),
+    ...createParts(config, caps.connections, options),
     readApart: readerOfAnswers(thread),
-    answerRooms: createAnswerRooms(),
     modelRequests: createModelRequests(() => app.catalogue, thread),
-    concurrency: createConcurrency(),
     portLinks: createPortLinks(
       () => books.keyring.current.key,
       () => clock.now(),
     ),
-    portHost: config.ports.host,
-    authenticated: new WeakSet<Socket>(),
-    addressOf: createAddressReader(config.trusted_proxies),
-    connectionCountMax,
-    atOnce: createShares({ each: connectionCountMax * CALLER_SHARE, all: connectionCountMax * FREE_SHARE }),
-    stallMilliseconds: options.stallMilliseconds ?? STALL_MILLISECONDS,
-    answerSeconds: ANSWER_SECONDS,
-    keysUsed,
-    keysWalked: new Map<string, string>(),
-    used: (keyId: string, now: number) => keysUsed.set(keyId, now),
     wakeAt: (when: number) => reaper.wakeAt(when),
     state: { baseUrl: config.public_url ?? reachableUrl(config.listen), ssh: undefined, sweepAt: 0 } as AppState,
     async drain(answered: Promise<void>) {
@@ -272,27 +233,79 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     it.stop(),
   );
   if (!health.fault) {
-    const left = await recover(app);
-    if (left)
-      log.warn({ event: 'recovered', operations: left }, 'operations were in flight when the last process ended');
+    const interrupted = await recover(app);
+    if (interrupted)
+      log.warn(
+        { event: 'recovered', operations: interrupted },
+        'operations were in flight when the last process ended',
+      );
     app.retries.recall();
   }
-  const reportOnly = describeReportOnly(ledger.read);
-  if (reportOnly) events.reportOnly(reportOnly.reason, reportOnly.leases);
-  const frozen = options.create ? describeFrozen(ledger.read) : undefined; // Only a server logs it, not each command.
-  if (frozen) events.frozen(frozen);
+  reportLimits(ledger.read, events, options);
   const chain = opening.adopt(watchChain(ledger.read, health, events), (it) => it.stop());
   const booksWatch = opening.adopt(watchBooks(config.dataDirectory, ledger, health, events), (it) => it.stop());
   addGauges({ ...app, notifier });
-  events.gauge(
-    'requests_vacant',
-    'Requests whose client has gone without an answer: a retry may take them over.',
-    app.retries.vacantCount,
-  );
-
   const opened = opening.move();
   const close = { [Symbol.asyncDispose]: () => opened.disposeAsync() };
   return Object.assign(app, { paymentPoller, ports, portProxy, reaper, chain, booksWatch, ...close });
+}
+
+/** Returns the caps on connections and on paid requests that the descriptors of this process allow. */
+function capsOf(): { connections: number; inFlight: number } {
+  const free = Math.max(3, openFilesMax() - OWN_FILE_COUNT);
+  return {
+    connections: Math.min(CONNECTION_COUNT_MAX, Math.floor((free / 3) * 2)),
+    inFlight: Math.min(IN_FLIGHT_COUNT_MAX, Math.floor(free / 3)),
+  };
+}
+
+/** Starts to send a span of every operation and lease. */
+function traceOperations(
+  exporter: ReturnType<typeof createExporter>,
+  events: Events,
+  tenantOf: ReturnType<typeof createTenantOf>,
+  time: NonNullable<AppOptions['time']>,
+): void {
+  events.gauge('spans_waiting', 'Spans that wait for the collector.', exporter.waitingCount);
+  const accountOf = (walletId: string) => tenantOf(walletId).accountId || undefined;
+  const failed = (error: unknown) => events.failed('spans', error);
+  events.trace(createOperationSpans(exporter, accountOf, time, failed));
+}
+
+/** Creates the parts that need nothing else to be open: what is counted, limited or remembered in this process alone. */
+function createParts(config: Config, connectionCountMax: number, { stallMilliseconds }: AppOptions) {
+  const keysUsed = new Map<string, number>();
+  return {
+    leaseMutex: createKeyedMutex(),
+    outages: createOutages(),
+    leaseChecks: new Map(),
+    waitingFor: new Map(),
+    activity: createActivity(),
+    keeps: createKeepMemory(),
+    limits: createLimits(config),
+    sums: createShares(SUM_COUNT_MAX),
+    memory: createMemoryQuota(),
+    answerRooms: createAnswerRooms(),
+    concurrency: createConcurrency(),
+    portHost: config.ports.host,
+    authenticated: new WeakSet<Socket>(),
+    addressOf: createAddressReader(config.trusted_proxies),
+    connectionCountMax,
+    atOnce: createShares({ each: connectionCountMax * CALLER_SHARE, all: connectionCountMax * FREE_SHARE }),
+    stallMilliseconds: stallMilliseconds ?? STALL_MILLISECONDS,
+    answerSeconds: ANSWER_SECONDS,
+    keysUsed,
+    keysWalked: new Map<string, string>(),
+    used: (keyId: string, now: number) => keysUsed.set(keyId, now),
+  };
+}
+
+/** Reports at the start what keeps leases from being ended and holds from being taken. */
+function reportLimits(read: Books['ledger']['read'], events: Events, { create }: AppOptions): void {
+  const reportOnly = describeReportOnly(read);
+  if (reportOnly) events.reportOnly(reportOnly.reason, reportOnly.leases);
+  const frozen = create ? describeFrozen(read) : undefined; // Only a server logs it, not each command.
+  if (frozen) events.frozen(frozen);
 }
 
 export function createLimits({ limits }: Pick<Config, 'limits'>): HttpApp['limits'] {
@@ -323,9 +336,10 @@ function addGauges(
     | 'outages'
     | 'health'
     | 'clock'
+    | 'retries'
   >,
 ) {
-  const { ledger, clock, events, diskReserve, inFlight, notifier, slots, outages } = app;
+  const { ledger, clock, events, diskReserve, inFlight, notifier } = app;
   events.gauge('ready', '1 while it can take new holds, as /readyz says, frozen or not.', () =>
     unreadyReason(app) ? 0 : 1,
   );
@@ -369,6 +383,17 @@ function addGauges(
   events.gauge('wallets_open', 'Wallets that are not closed.', () =>
     one("select count(*) from wallet where status <> 'closed'"),
   );
+  addSlotGauges(app);
+  events.gauge(
+    'requests_vacant',
+    'Requests whose client has gone without an answer: a retry may take them over.',
+    app.retries.vacantCount,
+  );
+  events.gauge('requests_running', 'Paid requests in flight.', inFlight.count);
+  events.gauge('requests_waiting', 'Requests that wait for money which others in flight hold.', app.fundsQueue.count);
+}
+
+function addSlotGauges({ ledger, events, slots, outages }: Pick<App, 'ledger' | 'events' | 'slots' | 'outages'>) {
   const slotLabels: ('slot' | 'backend')[] = ['slot', 'backend'];
   const labelsOf = ({ slot, backend }: ConfiguredBackend) => ({ slot, backend: backend.name });
   events.gauges('leases_live', 'Leases that have not ended.', slotLabels, () => {
@@ -383,8 +408,6 @@ function addGauges(
   events.gauges('backend_up', '0 while a step of a lease fails at the backend.', slotLabels, () =>
     slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.place).length ? 0 : 1 })),
   );
-  events.gauge('requests_running', 'Paid requests in flight.', inFlight.count);
-  events.gauge('requests_waiting', 'Requests that wait for money which others in flight hold.', app.fundsQueue.count);
 }
 
 /**
@@ -398,6 +421,20 @@ export async function openUpstreams(
   if (!config.router.upstreams.length) return new Map();
   const { openUpstream } = await import('../router/upstream.ts');
   return new Map(config.router.upstreams.map((it) => [it.name, kept.get(it.name) ?? openUpstream(it)]));
+}
+
+/** Opens the backends of the slots, to be closed with the rest. */
+async function openBackends(
+  config: Config,
+  { local }: AppOptions,
+  { installationId, clock, events }: Pick<App, 'installationId' | 'clock' | 'events'>,
+  opening: AsyncDisposableStack,
+): Promise<App['slots']> {
+  const around = { dataDirectory: config.dataDirectory, prefix: tagPrefix(installationId), now: () => clock.now() };
+  const slots = await openSlots({ compute: local ?? config.compute }, around, events.backendCalled);
+  return opening.adopt(slots, async (it) => {
+    for (const { backend } of it.list) await backend.close();
+  });
 }
 
 /** Opens the sign-in of people. Its library is loaded only when an identity provider is configured. */
