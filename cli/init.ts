@@ -49,18 +49,18 @@ async function init({ server: others, yes }: Options, command: Command): Promise
     import('../src/router/discover.ts'),
     import('../src/config/template.ts'),
   ]);
-  const found = await whileWaiting('looking for model servers', discoverServers(others));
-  const isAsked = !yes && !globals.json && canAsk();
+  const discovered = await whileWaiting('looking for model servers', discoverServers(others));
+  const isInteractive = !yes && !globals.json && canAsk();
   const servers: FoundServer[] = [];
-  for (const it of found) {
+  for (const it of discovered) {
     say(describe(it));
     if (
       it.models.length &&
-      (!isAsked || (await askYesOrNo(`  Offer ${it.models.length === 1 ? 'it' : 'them'}?`, true)))
+      (!isInteractive || (await askYesOrNo(`  Offer ${it.models.length === 1 ? 'it' : 'them'}?`, true)))
     )
       servers.push(it);
   }
-  if (!found.length)
+  if (!discovered.length)
     say(
       others.length
         ? `No model server answers at ${others.join(' or ')}. The file names none: add it there once it runs.`
@@ -77,7 +77,7 @@ async function init({ server: others, yes }: Options, command: Command): Promise
   const isServing = existsSync(files(directory).socket);
   output(
     command,
-    { file, servers: found.map((it) => ({ ...it, is_offered: servers.includes(it) })).map(record), models },
+    { file, servers: discovered.map((it) => ({ ...it, is_offered: servers.includes(it) })).map(record), models },
     () =>
       [
         `Wrote ${file}.`,

@@ -52,21 +52,21 @@ async function importFile(path: string, options: Options, command: Command): Pro
   const file = settingsFile(globals);
   if (file === undefined || !existsSync(file))
     throw new Refusal('not_found', 'There is no purser.yaml yet: purser init');
-  const found = importPrices(file, readFileSync(file, 'utf8'), {
+  const imported = importPrices(file, readFileSync(file, 'utf8'), {
     list: readList(path),
     names: new Map(options.name),
     add: { names: options.add, upstream: options.upstream },
   });
-  if (found.changes.length) checkSettings(file, found.text);
-  const { text, ...report } = found;
-  if (!globals.json) show(describe(found));
-  const written = found.changes.length > 0 && (options.yes || (await isWanted(file, globals)));
+  if (imported.changes.length) checkSettings(file, imported.text);
+  const { text, ...report } = imported;
+  if (!globals.json) show(describe(imported));
+  const written = imported.changes.length > 0 && (options.yes || (await isWanted(file, globals)));
   if (written) replace(file, text);
   if (globals.json) return output(command, { file, ...report, written }, () => '');
   if (written) {
     const isServing = existsSync(files(dataDirectoryOf(globals)).socket);
     say(`Wrote ${file}. ${isServing ? 'Next: purser reload' : 'The next start reads it.'}`);
-  } else if (found.changes.length) say('Nothing was written. --yes writes it.');
+  } else if (imported.changes.length) say('Nothing was written. --yes writes it.');
 }
 
 const isWanted = async (file: string, { json }: Globals) =>

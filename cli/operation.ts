@@ -17,12 +17,12 @@ function listOperations(options: ListOptions<'operation.list'>, command: Command
   const { all, uncertain, ...rest } = options;
   if (uncertain && (options.state !== undefined || options.before !== undefined))
     command.error('error: give --uncertain alone, or --state uncertain with --before');
-  const asked = all && uncertain ? { ...rest, all, state: 'uncertain' as const } : options;
+  const filter = all && uncertain ? { ...rest, all, state: 'uncertain' as const } : options;
   return askAndPrintList(
     command,
     'operation.list',
     'operations',
-    asked,
+    filter,
     ({ operations, total }) =>
       showTable(
         operations,

@@ -83,7 +83,7 @@ function broken(heading: string): string[] {
 }
 
 function shrinkTexts(columns: Column[], width: number): void {
-  for (let over = lengthOf(columns) - width; over > 0; over = lengthOf(columns) - width) {
+  for (let excess = lengthOf(columns) - width; excess > 0; excess = lengthOf(columns) - width) {
     const widest = columns
       .filter(
         (it) => it.isText && !it.isRight && columnWidth(it) > Math.max(TEXT_WIDTH_MIN, ...it.heading.map(widthOf)),

@@ -14,12 +14,12 @@ const RANDOM_BYTES = 32;
 const SCOPES = ['openid', 'email', 'profile'];
 
 /** The secrets of one sign-in, which the browser keeps between its two halves. */
-export type Attempt = { state: string; verifier: string; nonce: string };
+export type SignInAttempt = { state: string; verifier: string; nonce: string };
 
 /** Sign-in in a browser: the authorization code flow of OpenID Connect, with PKCE (RFC 7636) and a nonce. */
 export type CodeFlow = {
   /** Returns the issuer's page to send the browser to. Throws `provider_unavailable`. */
-  begin(redirectUri: string): Promise<{ url: string; attempt: Attempt }>;
+  begin(redirectUri: string): Promise<{ url: string; attempt: SignInAttempt }>;
   /**
    * Exchanges the code that the browser came back with, and returns the account. `issuer` is the parameter `iss` (RFC 9207),
    * if there was one. Throws `unauthenticated` for a code or a state that is not this attempt's, and what `Sessions.admit`
@@ -27,7 +27,7 @@ export type CodeFlow = {
    */
   finish(
     back: { state: string | null; code: string | null; issuer: string | null; redirectUri: string },
-    attempt: Attempt,
+    attempt: SignInAttempt,
     now: number,
   ): Promise<{ accountId: string }>;
 };

@@ -24,7 +24,7 @@ export function createKeySet(
   let loadedAt = Number.NEGATIVE_INFINITY;
   let failedAt = Number.NEGATIVE_INFINITY;
   let failure = '';
-  let askedAgainAt = Number.NEGATIVE_INFINITY;
+  let reloadedAt = Number.NEGATIVE_INFINITY;
 
   /** Loads the keys; concurrent callers share one load. Records an error instead of throwing it. */
   function reload(): Promise<void> {
@@ -54,8 +54,8 @@ export function createKeySet(
     } catch (error) {
       if (!(error instanceof errors.JWKSNoMatchingKey)) throw error;
       // The issuer may have rotated its keys.
-      if (!isDown() && (loading || milliseconds() - askedAgainAt >= COOLDOWN_MILLISECONDS)) {
-        if (!loading) askedAgainAt = milliseconds();
+      if (!isDown() && (loading || milliseconds() - reloadedAt >= COOLDOWN_MILLISECONDS)) {
+        if (!loading) reloadedAt = milliseconds();
         await reload();
         if (!isDown()) return keys(header, token);
       }

@@ -71,25 +71,25 @@ export function walletCredential(keyring: Keyring, walletId: string) {
 }
 
 /** Returns the id of a new gateway key of a wallet, and the columns that its row stores in place of its token. */
-export function routerCredential(keyring: Keyring, { masterKeyId }: Pick<Row, 'masterKeyId'>) {
+export function routerCredential(keyring: Keyring, { masterKeyId }: Pick<KeyedRow, 'masterKeyId'>) {
   return routerRow(keyring, { id: newId('key'), masterKeyId });
 }
 
 /** Returns the columns that a gateway key's row stores in place of its token. */
-export function routerRow(keyring: Keyring, { id, masterKeyId }: Row) {
+export function routerRow(keyring: Keyring, { id, masterKeyId }: KeyedRow) {
   const token = routerToken(keyring, { id, masterKeyId });
   return { id, masterKeyId, tokenHash: hashToken(token), last4: lastFour(token) };
 }
 
-type Row = { id: string; masterKeyId: string };
+type KeyedRow = { id: string; masterKeyId: string };
 
 /** Derives a wallet's token again; it is never stored (design, section 1). */
-export const walletToken = (keyring: Keyring, wallet: Row): string => derive(keyring, 'wallet', wallet);
+export const walletToken = (keyring: Keyring, wallet: KeyedRow): string => derive(keyring, 'wallet', wallet);
 
 /** Derives the token of a gateway key again. */
-export const routerToken = (keyring: Keyring, key: Row): string => derive(keyring, 'router', key);
+export const routerToken = (keyring: Keyring, key: KeyedRow): string => derive(keyring, 'router', key);
 
-function derive(keyring: Keyring, kind: 'wallet' | 'router', { id, masterKeyId }: Row): string {
+function derive(keyring: Keyring, kind: 'wallet' | 'router', { id, masterKeyId }: KeyedRow): string {
   const key = keyring.find(masterKeyId);
   assert(key, 'a master key is kept until the last wallet that needs it is closed');
   return deriveToken(kind, key, id);

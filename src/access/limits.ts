@@ -15,9 +15,9 @@ export type Limit = {
   /** Counts something that has already happened, even with an empty bucket; the debt delays later calls. */
   count(caller: string): void;
   /** Returns what is left in the caller's bucket; undefined without a limit. */
-  left(caller: string): Left | undefined;
+  remainingOf(caller: string): Remaining | undefined;
 };
-export type Left = { limit: number; remaining: number; fullInSeconds: number };
+type Remaining = { limit: number; remaining: number; fullInSeconds: number };
 
 /** Returns the refusal of a limit as data, for a write to throw among its checks; undefined while there is none. */
 export function refusalOfLimit(limit: Limit, caller: string): RefusalData | undefined {
@@ -31,7 +31,7 @@ export function refusalOfLimit(limit: Limit, caller: string): RefusalData | unde
 
 /** Creates a limit. `milliseconds` is a monotonic clock; `what` names the counted things in the refusal. */
 export function createLimit(perMinute: number, milliseconds: () => number, what = 'requests'): Limit {
-  if (perMinute === 0) return { take() {}, check() {}, count() {}, left: () => undefined };
+  if (perMinute === 0) return { take() {}, check() {}, count() {}, remainingOf: () => undefined };
   const interval = MINUTE_MILLISECONDS / perMinute;
   // The time at which each caller's bucket will be full again. A refused call leaves it unchanged, so rounding errors do not add up.
   const fullAt = new Map<string, number>();
@@ -58,7 +58,7 @@ export function createLimit(perMinute: number, milliseconds: () => number, what 
       check(caller);
       add(caller);
     },
-    left(caller) {
+    remainingOf(caller) {
       const wait = owed(caller);
       const remaining = Math.max(0, Math.floor((MINUTE_MILLISECONDS - wait) / interval + ROUNDING_MILLISECONDS));
       return { limit: perMinute, remaining, fullInSeconds: Math.ceil(wait / 1000) };

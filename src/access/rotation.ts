@@ -85,14 +85,14 @@ export async function dropRetiredKeys(
     const last = findWallet(ledger.read, scanned.get(id) ?? '');
     if (last?.masterKeyId === id && last.status !== 'closed') continue;
     let at = last?.id ?? '';
-    let found = walletNeeding(ledger.read, id, at);
-    while (found.needed === undefined && found.next !== undefined) {
+    let walk = walletNeeding(ledger.read, id, at);
+    while (walk.needed === undefined && walk.next !== undefined) {
       await new Promise((resolve) => setImmediate(resolve)); // Lets requests run between two pages.
-      at = found.next;
-      found = walletNeeding(ledger.read, id, at);
+      at = walk.next;
+      walk = walletNeeding(ledger.read, id, at);
     }
-    scanned.set(id, found.needed ?? at);
-    if (found.needed !== undefined) continue;
+    scanned.set(id, walk.needed ?? at);
+    if (walk.needed !== undefined) continue;
     if (!(await ledger.write(dropRetiredKey, { id, walletId: at }))) continue;
     if (id !== keyring.given.id) keyring.forget(id);
     dropped++;

@@ -4,13 +4,13 @@ export const PERIODS = ['day', 'week', 'month'] as const;
 export type Period = (typeof PERIODS)[number];
 
 /** A day, week or month of a time zone: its first local date, and where it and the next one begin, in Unix seconds. */
-export type Span = { date: string; start: number; next: number };
+type CalendarSpan = { date: string; start: number; next: number };
 
 /**
  * Returns the period that `at` (Unix seconds) falls in. Weeks begin on Monday. A day begins at its first moment in the
  * zone, which is not midnight where the clocks skip that. Throws RangeError for an unknown zone.
  */
-export function periodAt(every: Period, zone: string, at: number): Span {
+export function periodAt(every: Period, zone: string, at: number): CalendarSpan {
   const day = Temporal.Instant.fromEpochMilliseconds(at * 1000)
     .toZonedDateTimeISO(zone)
     .toPlainDate();

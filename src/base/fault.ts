@@ -4,7 +4,7 @@
  */
 
 /** The places at which faults are caught. `process` gets those that no other place has caught. */
-export const FAULT_PLACES = [
+export const FAULT_SITES = [
   'request',
   'connection',
   'port',
@@ -14,9 +14,9 @@ export const FAULT_PLACES = [
   'timer',
   'process',
 ] as const;
-export type FaultPlace = (typeof FAULT_PLACES)[number];
+export type FaultSite = (typeof FAULT_SITES)[number];
 
-type Follower = (where: FaultPlace, error: unknown, facts: Record<string, unknown>) => void;
+type Follower = (where: FaultSite, error: unknown, facts: Record<string, unknown>) => void;
 const followers = new Set<Follower>();
 
 /** Calls `follower` for every fault of this process from now on. */
@@ -26,7 +26,7 @@ export function followFaults(follower: Follower): Disposable {
 }
 
 /** Reports a fault. Never throws: it is called where an exception would end the process. */
-export function reportFault(where: FaultPlace, error: unknown, facts: Record<string, unknown> = {}): void {
+export function reportFault(where: FaultSite, error: unknown, facts: Record<string, unknown> = {}): void {
   for (const follower of followers) {
     try {
       follower(where, error, facts);
@@ -39,14 +39,14 @@ export function reportFault(where: FaultPlace, error: unknown, facts: Record<str
  * returns, and then calls `over`, which ends what the call was for. For listeners and timers.
  */
 export function contained<A extends unknown[]>(
-  where: FaultPlace,
+  where: FaultSite,
   call: (...args: A) => unknown,
-  over: (...args: A) => void = () => {},
+  end: (...args: A) => void = () => {},
 ): (...args: A) => void {
   return (...args) => {
     const broken = (error: unknown) => {
       reportFault(where, error);
-      over(...args);
+      end(...args);
     };
     try {
       const called = call(...args);

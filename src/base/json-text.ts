@@ -237,7 +237,7 @@ function boundsOf(text: string, valuesMax: number): 'bounded' | 'too much' | 'no
 export function canonicalBytes(
   bytes: Buffer,
   { text, outline: { stringEnds } }: Omit<ParsedText, 'value'>,
-  isLeftOut: (name: string) => boolean = () => false,
+  isOmitted: (name: string) => boolean = () => false,
 ): Buffer {
   /** Without these, every escape is written as JSON.stringify writes it. */
   const hasOtherEscapes = text.includes('\\u') || text.includes('\\/');
@@ -264,10 +264,10 @@ export function canonicalBytes(
   const string = (): ByteText => {
     const start = at;
     at = stringEnds[strings++] as number;
-    const found = text.slice(start, at);
-    if (hasOtherEscapes && found.includes('\\')) write(JSON.stringify(parseString(decode(found))));
+    const span = text.slice(start, at);
+    if (hasOtherEscapes && span.includes('\\')) write(JSON.stringify(parseString(decode(span))));
     else copy(start, at);
-    return found;
+    return span;
   };
   const list = () => {
     out[length++] = OPEN_LIST;
@@ -297,7 +297,7 @@ export function canonicalBytes(
       out[length++] = text.charCodeAt(at++); // The colon.
       value();
       const before = members.at(-1);
-      if ((before && before.name >= name) || (isOutermost && isLeftOut(name))) isInOrder = false;
+      if ((before && before.name >= name) || (isOutermost && isOmitted(name))) isInOrder = false;
       members.push({ name, start, end: length });
     }
     at++;
@@ -305,7 +305,7 @@ export function canonicalBytes(
       const written = scratch(1, length - first);
       out.copy(written, 0, first, length);
       members = [...new Map(members.map((it) => [it.name, it])).values()]; // Of duplicate names the last counts.
-      if (isOutermost) members = members.filter(({ name }) => !isLeftOut(name));
+      if (isOutermost) members = members.filter(({ name }) => !isOmitted(name));
       members.sort((one, other) => (one.name < other.name ? -1 : 1));
       length = first;
       for (const { start, end } of members) {
@@ -326,9 +326,9 @@ export function canonicalBytes(
       copy(start, at);
     } else {
       at = endOfNumber(text, at);
-      const found = text.slice(start, at);
-      if (found.length <= EXACT_DIGITS && /^\d+$/.test(found)) copy(start, at);
-      else write(JSON.stringify(Number(found)));
+      const span = text.slice(start, at);
+      if (span.length <= EXACT_DIGITS && /^\d+$/.test(span)) copy(start, at);
+      else write(JSON.stringify(Number(span)));
     }
   };
   value();

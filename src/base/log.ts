@@ -79,7 +79,7 @@ type LineBuffer = {
 
 export function createLineBuffer(fd: number): LineBuffer {
   let lines: string[] = [];
-  let left = Buffer.alloc(0); // The rest of a write that the reader has not taken entirely.
+  let rest = Buffer.alloc(0); // The rest of a write that the reader has not taken entirely.
   let waitingBytes = 0;
   let lost = 0;
   let unreported = 0;
@@ -100,23 +100,23 @@ export function createLineBuffer(fd: number): LineBuffer {
   function drain(): boolean {
     try {
       for (let isTaken = false; ; isTaken = true) {
-        if (!left.length) {
+        if (!rest.length) {
           if (!lines.length && isTaken) reportLost();
           if (!lines.length) return true;
-          left = Buffer.from(lines.join(''));
+          rest = Buffer.from(lines.join(''));
           lines = [];
         }
-        const written = writeSync(fd, left);
-        left = left.subarray(written);
+        const written = writeSync(fd, rest);
+        rest = rest.subarray(written);
         waitingBytes -= written;
       }
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code === 'EAGAIN') return false;
       // The reader is gone, or its disk is full: there is nowhere to report it.
-      const count = lines.length + left.toString('latin1').split('\n').length - 1;
+      const count = lines.length + rest.toString('latin1').split('\n').length - 1;
       lost += count;
       unreported += count;
-      left = Buffer.alloc(0);
+      rest = Buffer.alloc(0);
       lines = [];
       waitingBytes = 0;
       return true;

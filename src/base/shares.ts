@@ -40,7 +40,7 @@ export function createShares(max: { each: number; all: number }): Shares {
 }
 
 /** Things of many owners that are kept for a while. */
-export type Kept<T> = {
+type KeptShare<T> = {
   /** Keeps one more. Where there are too many, drops the oldest of its owner, or of the owner with the most. */
   keep(owner: string, it: T): void;
   /** Removes one. */
@@ -49,7 +49,7 @@ export type Kept<T> = {
 };
 
 /** Creates a store for at most `each` things of one owner and `all` in total. Calls `dropped` with each that had to make room. */
-export function createKept<T>(max: { each: number; all: number }, dropped: (it: T) => void): Kept<T> {
+export function createKept<T>(max: { each: number; all: number }, dropped: (it: T) => void): KeptShare<T> {
   const byOwner = new Map<string, Set<T>>();
   let all = 0;
 

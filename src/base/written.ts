@@ -7,25 +7,25 @@ import { Secret } from './secret.ts';
 export const writtenAs = <T>(write: (value: T) => unknown) => v.metadata<T, { write: typeof write }>({ write });
 
 /** The members by which a schema holds others. */
-type Schema = v.GenericSchema & {
-  wrapped?: Schema;
-  getter?: (value: unknown) => Schema;
-  item?: Schema;
-  value?: Schema;
-  entries?: Record<string, Schema & { literal?: unknown }>;
+type WrittenSchema = v.GenericSchema & {
+  wrapped?: WrittenSchema;
+  getter?: (value: unknown) => WrittenSchema;
+  item?: WrittenSchema;
+  value?: WrittenSchema;
+  entries?: Record<string, WrittenSchema & { literal?: unknown }>;
   key?: string;
-  options?: Schema[];
+  options?: WrittenSchema[];
 };
 type Members = Readonly<Record<string, unknown>>;
 
 /** Returns the value in the file from which `schema` makes `value`, with `[set]` for each secret. */
 export function asWritten(schema: v.GenericSchema, value: unknown): unknown {
-  const { type, wrapped, getter, item, value: each, entries, key = '', options } = schema as Schema;
+  const { type, wrapped, getter, item, value: each, entries, key = '', options } = schema as WrittenSchema;
   if (wrapped) return asWritten(wrapped, value);
   if (getter) return asWritten(getter(value), value);
   if (type === 'variant') {
     const one = options?.find((it) => it.entries?.[key]?.literal === (value as Members)[key]);
-    return asWritten(one as Schema, value);
+    return asWritten(one as WrittenSchema, value);
   }
   const { write } = v.getMetadata(schema) as { write?: (value: unknown) => unknown };
   const own = write ? write(value) : value;
@@ -35,7 +35,10 @@ export function asWritten(schema: v.GenericSchema, value: unknown): unknown {
   // In the order of the schema, without members that the file does not have.
   const members = Object.keys(entries ?? own).map((name) => {
     const member = (own as Members)[name];
-    return [name, member === undefined ? undefined : asWritten((entries?.[name] ?? each) as Schema, member)] as const;
+    return [
+      name,
+      member === undefined ? undefined : asWritten((entries?.[name] ?? each) as WrittenSchema, member),
+    ] as const;
   });
   return Object.fromEntries(members.filter(([, it]) => it !== undefined));
 }

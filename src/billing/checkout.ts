@@ -24,7 +24,7 @@ export type BillingApp = {
   /** Schedules a pass of the reaper at `at`, in Unix seconds. */
   wakeAt: (at: number) => void;
 };
-export type CheckoutRequest = Omit<CheckoutOrder, 'expiresAt'>;
+type CheckoutRequest = Omit<CheckoutOrder, 'expiresAt'>;
 
 /** Seconds for which a checkout can be paid: within the provider's limits of 30 minutes and 24 hours, with a margin for clock skew. */
 const CHECKOUT_SECONDS = 3 * 3600;

@@ -13,7 +13,7 @@ const amount = v.pipe(v.number(), v.safeInteger(), v.minValue(0));
 /** A payment intent where it was expanded; otherwise Stripe sends only its id. */
 const PaymentIntent = v.object({ id: text, status: v.optional(text) });
 
-export const Session = v.object({
+export const StripeSession = v.object({
   id: v.pipe(text, v.minLength(1)),
   object: v.literal('checkout.session'),
   url: v.nullish(text),
@@ -24,10 +24,10 @@ export const Session = v.object({
   amount_total: v.nullish(v.pipe(v.number(), v.safeInteger())),
   payment_intent: v.nullish(v.union([text, PaymentIntent])),
 });
-export type Session = v.InferOutput<typeof Session>;
+export type StripeSession = v.InferOutput<typeof StripeSession>;
 
 /** Converts a session to a payment report. `hasFailed` comes from the event type, as the session does not contain it. */
-export function paymentOf(session: Session, hasFailed = false): MarkedPayment {
+export function paymentOf(session: StripeSession, hasFailed = false): MarkedPayment {
   const intent = session.payment_intent ?? null;
   return {
     sessionId: session.id,
@@ -45,23 +45,23 @@ export function paymentOf(session: Session, hasFailed = false): MarkedPayment {
 /** Only the intent distinguishes a failed payment from a pending one (docs.stripe.com/payments/paymentintents/lifecycle). */
 const HAS_FAILED = new Set(['requires_payment_method', 'canceled']);
 
-function outcomeOf({ status, payment_status: payment, payment_intent: intent }: Session, hasFailed: boolean) {
+function outcomeOf({ status, payment_status: payment, payment_intent: intent }: StripeSession, hasFailed: boolean) {
   // A session that needed no payment counts as paid; the amount check then finds the mismatch.
   if (payment === 'paid' || (status === 'complete' && payment === 'no_payment_required')) return 'paid';
   if (status === 'expired') return 'expired';
   if (status !== 'complete') return 'open';
-  const isOver = typeof intent === 'object' && intent !== null && HAS_FAILED.has(intent.status ?? '');
-  return hasFailed || isOver ? 'failed' : ('pending' satisfies PaymentReport['outcome']);
+  const isDead = typeof intent === 'object' && intent !== null && HAS_FAILED.has(intent.status ?? '');
+  return hasFailed || isDead ? 'failed' : ('pending' satisfies PaymentReport['outcome']);
 }
 
-const Reversal = v.object({
+const StripeReversal = v.object({
   id: v.pipe(text, v.minLength(1)),
   amount,
   currency: text,
   status: v.nullish(text),
   payment_intent: v.nullish(v.union([text, PaymentIntent])),
 });
-type Reversal = v.InferOutput<typeof Reversal>;
+type StripeReversal = v.InferOutput<typeof StripeReversal>;
 
 const refundState = (status: string | null | undefined): ReversalState =>
   status === 'failed' || status === 'canceled' ? 'returned' : 'taken';
@@ -80,7 +80,7 @@ const disputeState = (status: string | null | undefined) => DISPUTE_STATES[statu
 /** The amount of a reversal in another currency: above any payment, and capped at what was paid. */
 const WHOLE_CENTS = 100_000_000_000;
 
-function reversalOf(kind: ReversalReport['kind'], it: Reversal, asOf: number): ReversalReport | undefined {
+function reversalOf(kind: ReversalReport['kind'], it: StripeReversal, asOf: number): ReversalReport | undefined {
   const intent = typeof it.payment_intent === 'object' ? it.payment_intent?.id : it.payment_intent;
   if (!intent) return undefined;
   return {
@@ -93,23 +93,23 @@ function reversalOf(kind: ReversalReport['kind'], it: Reversal, asOf: number): R
   };
 }
 
-type Reader = (object: unknown, at: number) => Pick<ProviderEvent, 'subject' | 'says'>;
+type EventReader = (object: unknown, at: number) => Pick<ProviderEvent, 'subject' | 'says'>;
 const session =
-  (hasFailed = false): Reader =>
+  (hasFailed = false): EventReader =>
   (object) => {
-    const it = v.parse(Session, object);
+    const it = v.parse(StripeSession, object);
     return { subject: it.id, says: { payment: paymentOf(it, hasFailed) } };
   };
 const reversal =
-  (kind: ReversalReport['kind']): Reader =>
+  (kind: ReversalReport['kind']): EventReader =>
   (object, at) => {
-    const it = v.parse(Reversal, object);
+    const it = v.parse(StripeReversal, object);
     const report = reversalOf(kind, it, at);
     return { subject: it.id, says: report && { reversal: report } };
   };
 
 /** The events of refunds and disputes. `charge.refunded` is left out, as its amount is the sum of all refunds. */
-export const REVERSAL_EVENTS: Record<string, Reader> = {
+export const REVERSAL_EVENTS: Record<string, EventReader> = {
   'refund.created': reversal('refund'),
   'refund.updated': reversal('refund'),
   'refund.failed': reversal('refund'),
@@ -118,7 +118,7 @@ export const REVERSAL_EVENTS: Record<string, Reader> = {
   'charge.dispute.closed': reversal('dispute'),
 };
 /** Every relevant event; a webhook endpoint should send these. */
-const EVENTS: Record<string, Reader> = {
+const EVENTS: Record<string, EventReader> = {
   'checkout.session.completed': session(),
   'checkout.session.async_payment_succeeded': session(),
   'checkout.session.async_payment_failed': session(true),

@@ -7,7 +7,7 @@ import type { Checkout, Creation } from '../ledger/checkout.ts';
 import { Unanswered } from '../net/watched-pool.ts';
 import { type Provider, ProviderDown, type ProviderEvent } from './provider.ts';
 import { openHttp } from './stripe-http.ts';
-import { eventOf, paymentOf, REVERSAL_EVENTS, Session } from './stripe-schema.ts';
+import { eventOf, paymentOf, REVERSAL_EVENTS, StripeSession } from './stripe-schema.ts';
 
 /** The maximum age of a signed message; an older one may be a replay by an eavesdropper. */
 const TOLERANCE_SECONDS = 300;
@@ -67,7 +67,7 @@ export function openStripe({ stripe: settings }: BillingSettings, marks: { insta
 
     async read(sessionId) {
       const session = await reach(() => stripe.checkout.sessions.retrieve(sessionId, { expand: ['payment_intent'] }));
-      return paymentOf(v.parse(Session, session));
+      return paymentOf(v.parse(StripeSession, session));
     },
 
     readEvents: (since, now) => readEvents(stripe, reach, since, now),
@@ -98,7 +98,7 @@ export function openStripe({ stripe: settings }: BillingSettings, marks: { insta
 }
 
 function created(value: unknown): Creation {
-  const session = v.safeParse(Session, value);
+  const session = v.safeParse(StripeSession, value);
   if (!session.success || !session.output.url) return { kind: 'unknown', reason: 'the answer cannot be read' };
   return { kind: 'created', sessionId: session.output.id, url: session.output.url };
 }

@@ -116,7 +116,7 @@ function learnedFrom(read: Reader, row: LearnedBound, { promptOverheadTokens }: 
 }
 
 /** The learned bound of a route at the time when it was forgotten. */
-export type Forgotten = { upstream: string; upstreamModel: string } & Learned;
+type Forgotten = { upstream: string; upstreamModel: string } & Learned;
 
 /** Forgets the learned bounds of a model's routes, in the books and in every model that has one of the routes. */
 export async function forgetBounds(

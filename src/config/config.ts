@@ -49,9 +49,9 @@ export function dataDirectoryOf(flags: Flags, env: Environment = process.env): s
  * exists.
  */
 export function settingsFile(flags: Flags, env: Environment = process.env): string | undefined {
-  const asked = flags.config ?? (env.PURSER_CONFIG || undefined);
+  const named = flags.config ?? (env.PURSER_CONFIG || undefined);
   const standard = resolve(dataDirectoryOf(flags, env), 'purser.yaml');
-  return asked ? resolve(asked) : existsSync(standard) ? standard : undefined;
+  return named ? resolve(named) : existsSync(standard) ? standard : undefined;
 }
 
 /** Returns the environment of this process, for programs that it starts. */
@@ -255,7 +255,7 @@ const NO_DEFAULT = `only \${NAME} is known, without a default`;
 /** Describes an unknown setting, and suggests the one beside it that may be meant. */
 function unknownSetting(path: readonly unknown[]): string {
   const name = String(path.at(-1));
-  let at: Schema[] = [Settings as unknown as Schema];
+  let at: SettingSchema[] = [Settings as unknown as SettingSchema];
   for (const step of path.slice(0, -1))
     at = at.flatMap(forms).flatMap((it) => it.item ?? it.entries?.[String(step)] ?? []);
   const names = at.flatMap(forms).flatMap((it) => Object.keys(it.entries ?? {}));
@@ -264,12 +264,17 @@ function unknownSetting(path: readonly unknown[]): string {
 }
 
 /** The members by which a valibot schema holds others. */
-type Schema = { entries?: Record<string, Schema>; wrapped?: Schema; item?: Schema; options?: unknown[] };
+type SettingSchema = {
+  entries?: Record<string, SettingSchema>;
+  wrapped?: SettingSchema;
+  item?: SettingSchema;
+  options?: unknown[];
+};
 
 /** Returns the schemas that a value may have: the one inside an optional one, and each of several. */
-function forms(schema: Schema): Schema[] {
+function forms(schema: SettingSchema): SettingSchema[] {
   if (schema.wrapped) return forms(schema.wrapped);
-  const options = schema.options?.filter((it): it is Schema => typeof it === 'object' && it !== null);
+  const options = schema.options?.filter((it): it is SettingSchema => typeof it === 'object' && it !== null);
   return options?.length ? options.flatMap(forms) : [schema];
 }
 

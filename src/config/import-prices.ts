@@ -47,7 +47,7 @@ export function importPrices(file: string, source: string, { list, names, add }:
   if (document.errors.length) throw fault('it is not YAML: purser config check');
   const router = document.get('router');
   const models = itemsOf(router, 'models');
-  const found: ImportedPrices = { text: source, changes: [], unmatched: [], tiered: [] };
+  const result: ImportedPrices = { text: source, changes: [], unmatched: [], tiered: [] };
   for (const model of models) {
     const id = String(model.get('id'));
     const fallbacks = itemsOf(model, 'fallbacks').filter(pricingOf); // Without a price a fallback has the model's.
@@ -56,18 +56,18 @@ export function importPrices(file: string, source: string, { list, names, add }:
   }
   const added = add.names.map(modelOf);
   if (added.length) edits.addItems(router as YAMLMap, 'models', added);
-  if (found.changes.length) found.text = showVariables(edits.apply());
-  return found;
+  if (result.changes.length) result.text = showVariables(edits.apply());
+  return result;
 
   function compare(route: YAMLMap, id: string, name: string): void {
     const upstream = String(route.get('upstream'));
     const candidates = candidatesFor(list, name);
     const listed = list.get(candidates[0] ?? '');
     if (!listed || candidates.length > 1) {
-      found.unmatched.push({ model: id, upstream, candidates });
+      result.unmatched.push({ model: id, upstream, candidates });
       return;
     }
-    if (listed.hasTiers) found.tiered.push(id);
+    if (listed.hasTiers) result.tiered.push(id);
     const key = pricingOf(route);
     const pricing = key && route.get(key);
     if (key && (!isMap(pricing) || !pricing.items.length))
@@ -78,7 +78,7 @@ export function importPrices(file: string, source: string, { list, names, add }:
       const isPerToken = key === 'pricing' && !EACH.has(price);
       const before = node && usdOf(node.source ?? String(node.value), isPerToken);
       if (before === usd) continue;
-      found.changes.push({ model: id, upstream, price, before_usd: before ?? null, after_usd: usd });
+      result.changes.push({ model: id, upstream, price, before_usd: before ?? null, after_usd: usd });
       const after = isPerToken ? perToken : usd;
       if (node) edits.replace(node, JSON.stringify(after));
       else if (isMap(pricing)) edits.addPair(pricing, price, after);
@@ -98,8 +98,8 @@ export function importPrices(file: string, source: string, { list, names, add }:
     if (models.some((it) => String(it.get('id')) === id)) throw fault(`it has a model ${id} already`);
     const prices = pricesOf(listed);
     for (const [price, { usd }] of prices)
-      found.changes.push({ model: id, upstream: upstream as string, price, before_usd: null, after_usd: usd });
-    if (listed.hasTiers) found.tiered.push(id);
+      result.changes.push({ model: id, upstream: upstream as string, price, before_usd: null, after_usd: usd });
+    if (listed.hasTiers) result.tiered.push(id);
     return {
       id,
       ...(kind === 'chat' ? {} : { kind }),

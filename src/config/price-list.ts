@@ -25,8 +25,8 @@ export type ListedModel = {
 /** Decimals of a price per token that a setting may have. Finer prices are rounded up: nothing is sold at a loss. */
 const DECIMALS = 15;
 
-type Json = Record<string, unknown>;
-const isRecord = (it: unknown): it is Json => typeof it === 'object' && it !== null && !Array.isArray(it);
+type PriceEntry = Record<string, unknown>;
+const isRecord = (it: unknown): it is PriceEntry => typeof it === 'object' && it !== null && !Array.isArray(it);
 const count = (it: unknown) => (Number.isSafeInteger(it) && (it as number) > 0 ? (it as number) : undefined);
 
 /**
@@ -52,7 +52,7 @@ export function readPriceList(text: string): Map<string, ListedModel> {
   return new Map(priced);
 }
 
-function fromOpenRouter(id: string, it: Json): ListedModel {
+function fromOpenRouter(id: string, it: PriceEntry): ListedModel {
   const pricing = isRecord(it.pricing) ? it.pricing : {};
   const best = isRecord(it.top_provider) ? it.top_provider : {};
   const special = ['request', 'image', 'input_cache_read', 'input_cache_write', 'internal_reasoning'] as const;
@@ -71,7 +71,7 @@ function fromOpenRouter(id: string, it: Json): ListedModel {
 
 const LITELLM_MODES: Record<string, ListedModel['kind']> = { chat: 'chat', responses: 'chat', embedding: 'embeddings' };
 
-function fromLiteLlm(name: string, it: Json): ListedModel | undefined {
+function fromLiteLlm(name: string, it: PriceEntry): ListedModel | undefined {
   const kind = LITELLM_MODES[String(it.mode ?? 'chat')];
   if (!kind || name === 'sample_spec') return undefined;
   const prices: ListedPrices = {};

@@ -186,7 +186,7 @@ export const HANDLED_MEMBERS = [
 const NOT_TO_FORWARD = new Set<string>([...HANDLED_MEMBERS, 'messages', 'tools', 'stream_options', 'cache_control']);
 
 /** APIs beside chat completions in which an upstream may be asked, where its settings name them. */
-export const WIRES = ['messages', 'responses'] as const;
+const WIRES = ['messages', 'responses'] as const;
 export type NativeWire = (typeof WIRES)[number];
 export const isWire = (name: string): name is NativeWire => (WIRES as readonly string[]).includes(name);
 

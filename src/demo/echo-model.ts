@@ -7,7 +7,7 @@ export const ECHO_MODEL = 'echo';
 const CHARACTERS_PER_TOKEN = 4;
 const tokensOf = (text: string) => Math.ceil(text.length / CHARACTERS_PER_TOKEN);
 
-type Message = { role: string; content: unknown };
+type ChatMessage = { role: string; content: unknown };
 
 /** Starts a chat-completion server on a free loopback port that repeats the last message and counts its tokens. */
 export async function openEchoModel(): Promise<{ baseUrl: string; close(): Promise<void> }> {
@@ -15,7 +15,7 @@ export async function openEchoModel(): Promise<{ baseUrl: string; close(): Promi
     const chunks: Buffer[] = [];
     for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
     const { messages, max_tokens: maxTokens } = parseJson(Buffer.concat(chunks).toString()) as {
-      messages: Message[];
+      messages: ChatMessage[];
       max_tokens: number;
     };
     const message = String(messages.at(-1)?.content ?? '');

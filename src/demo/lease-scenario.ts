@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto';
 import { setTimeout } from 'node:timers/promises';
 import { formatUsd, Nanos, parseUsd } from '../base/money.ts';
 import type { Narrator } from './narrator.ts';
-import { overSsh } from './plain-ssh.ts';
+import { runBySsh } from './plain-ssh.ts';
 import { CHIP, HOURLY, OFFER } from './providers.ts';
 
 const SECONDS = 600;
@@ -82,7 +82,7 @@ export async function rent(
 
   step('Plain ssh reaches it, with a key that opens nothing else.');
   const access = (await compute('ssh', { id: two.id })).body;
-  const output = await overSsh(access, 'echo "reached, in $(basename "$HOME")"', directory, signal);
+  const output = await runBySsh(access, 'echo "reached, in $(basename "$HOME")"', directory, signal);
   if (output === undefined) note('skipped: there is no ssh client here that this user can run');
   else check('it printed', output.trim(), 'reached, in home');
 

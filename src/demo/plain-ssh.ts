@@ -6,7 +6,7 @@ import { text } from 'node:stream/consumers';
 import { PATH } from '../compute/engines/local/kill.ts';
 
 /** The response of `POST /v1/compute/ssh`. */
-export type Access = { host: string; port: number; username: string; private_key: string; host_key: string };
+type Access = { host: string; port: number; username: string; private_key: string; host_key: string };
 
 const REACH_SECONDS = 20;
 
@@ -14,7 +14,7 @@ const REACH_SECONDS = 20;
  * Runs a command in a lease by this machine's own ssh client, with the key and the host key in files of `directory`.
  * Returns its stdout, or its stderr if that is empty. Undefined if this machine has no client that this user can run.
  */
-export async function overSsh(
+export async function runBySsh(
   access: Access,
   command: string,
   directory: string,

@@ -70,7 +70,7 @@ export function readMount(directory: string): Mount | undefined {
 const DISK_BYTES_LOW = 256 * 1024 * 1024;
 const MIB = 1024 * 1024;
 
-export type Space = { bytes: number; freeBytes: number; reserveBytes: number; files: number; freeFiles: number };
+type Space = { bytes: number; freeBytes: number; reserveBytes: number; files: number; freeFiles: number };
 
 /** Returns the free space of the data directory's file system, and how much is reserved for settlements. */
 export function readSpace(directory: string, reserve: string): Space {
@@ -169,14 +169,14 @@ export function judgeFsync(times: readonly number[], mount: Mount | undefined, d
 export function readDisk(mount: Mount | undefined): Disk | undefined {
   if (!mount) return undefined;
   try {
-    let place = realpathSync(`/sys/dev/block/${deviceOf(mount)}`);
-    const isPartition = statSync(join(place, 'partition'), { throwIfNoEntry: false }) !== undefined;
-    if (isPartition) place = join(place, '..');
-    const read = (name: string) => readFileSync(join(place, 'queue', name), 'utf8').trim();
+    let device = realpathSync(`/sys/dev/block/${deviceOf(mount)}`);
+    const isPartition = statSync(join(device, 'partition'), { throwIfNoEntry: false }) !== undefined;
+    if (isPartition) device = join(device, '..');
+    const read = (name: string) => readFileSync(join(device, 'queue', name), 'utf8').trim();
     return {
-      name: place.slice(place.lastIndexOf('/') + 1),
+      name: device.slice(device.lastIndexOf('/') + 1),
       isTurning:
-        read('rotational') === '1' && !/\/(virtual|virtio\d+|vbd-\d+)\//.test(`${place}/`) && !isOfHypervisor(place),
+        read('rotational') === '1' && !/\/(virtual|virtio\d+|vbd-\d+)\//.test(`${device}/`) && !isOfHypervisor(device),
       isFlushed: read('write_cache') === 'write back',
     };
   } catch {
@@ -192,10 +192,10 @@ function deviceOf({ device, source }: Mount): string {
 }
 
 /** Returns whether a hypervisor provides the disk. A virtual SCSI disk carries the hypervisor's name. */
-function isOfHypervisor(place: string): boolean {
+function isOfHypervisor(device: string): boolean {
   try {
     const vendor =
-      readFileSync(join(place, 'device/vendor'), 'utf8') + readFileSync(join(place, 'device/model'), 'utf8');
+      readFileSync(join(device, 'device/vendor'), 'utf8') + readFileSync(join(device, 'device/model'), 'utf8');
     return /qemu|vmware|virtual|msft|xen|google|amazon|vbox/i.test(vendor);
   } catch {
     return false;

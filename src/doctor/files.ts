@@ -26,7 +26,7 @@ export function judgeDirectory(directory: string): string {
   const mode = statSync(directory).mode & 0o777;
   if (mode & 0o077)
     throw new Error(`${directory} is open to other users (mode ${mode.toString(8)}). Run: chmod 700 ${directory}`);
-  judgePlace(directory);
+  judgeParents(directory);
   return directory;
 }
 
@@ -41,7 +41,7 @@ function isReadOnly(directory: string): boolean {
 }
 
 /** Checks every directory above a file or directory, and above the target of a symbolic link there. */
-function judgePlace(path: string): void {
+function judgeParents(path: string): void {
   for (const it of [resolve(path), realpathSync(path)])
     for (let above = dirname(it); above !== dirname(above); above = dirname(above)) {
       const { mode } = statSync(above);
@@ -99,7 +99,7 @@ export function judgeSecrets(config: Config): string {
     throw new Error(
       `${file} can be changed by others, who could redirect our keys to a server of theirs. Run: chmod go-w ${file}`,
     );
-  if (file) judgePlace(file);
+  if (file) judgeParents(file);
   return holding.length ? `${holding.join(', ')}: closed to others` : 'no file holds one';
 }
 

@@ -21,29 +21,29 @@ export function judgeClock(leap: Leap | undefined, isSynced: boolean | undefined
   return isSynced ? `${leap ? 'believed' : agrees}: a time service says that it is synchronized` : agrees;
 }
 
-type Version = readonly [number, number, number];
-const versionIn = (text: string): Version | undefined => {
+type ProgramVersion = readonly [number, number, number];
+const versionIn = (text: string): ProgramVersion | undefined => {
   const [, a, b, c] = /(\d+)\.(\d+)(?:\.(\d+))?/.exec(text) ?? [];
   return a === undefined ? undefined : [Number(a), Number(b), Number(c ?? 0)];
 };
-const isBefore = (a: Version, b: Version) => (a[0] - b[0] || a[1] - b[1] || a[2] - b[2]) < 0;
+const isBefore = (a: ProgramVersion, b: ProgramVersion) => (a[0] - b[0] || a[1] - b[1] || a[2] - b[2]) < 0;
 
 /**
  * Returns whether a version of SQLite has the WAL-reset bug: two connections that write or checkpoint at the same moment may
  * destroy the database. 3.7.0 to 3.51.2, fixed in 3.51.3, 3.50.7 and 3.44.6 (sqlite.org/wal.html#walresetbug).
  */
-function hasWalResetBug(version: Version): boolean {
+function hasWalResetBug(version: ProgramVersion): boolean {
   const [, minor, patch] = version;
   if (isBefore(version, [3, 7, 0]) || !isBefore(version, [3, 51, 3])) return false;
   return !((minor === 50 && patch >= 7) || (minor === 44 && patch >= 6));
 }
 
 /** Litestream checkpoints the database it replicates. Up to this release it contains SQLite 3.51.2 or older. */
-const LITESTREAM_AFFECTED: Version = [0, 5, 16];
+const LITESTREAM_AFFECTED: ProgramVersion = [0, 5, 16];
 
 const TOOLS = {
   sqlite3: { asks: '--version', isAffected: hasWalResetBug },
-  litestream: { asks: 'version', isAffected: (it: Version) => !isBefore(LITESTREAM_AFFECTED, it) },
+  litestream: { asks: 'version', isAffected: (it: ProgramVersion) => !isBefore(LITESTREAM_AFFECTED, it) },
 };
 
 /** Checks the programs on the search path that operators open databases with: an affected one may destroy the database. */

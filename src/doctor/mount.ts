@@ -16,17 +16,17 @@ const plain = (text: string) =>
 
 /** Finds the mount of `path`, which is absolute and has no symbolic links. Returns undefined if the text has none. */
 export function mountOf(mountinfo: string, path: string): Mount | undefined {
-  let found: Mount | undefined;
+  let mount: Mount | undefined;
   for (const line of mountinfo.split('\n')) {
-    const [mount = '', fileSystem = ''] = line.split(' - ');
-    const [, , device, , at, options] = mount.split(' ');
+    const [first = '', fileSystem = ''] = line.split(' - ');
+    const [, , device, , at, options] = first.split(' ');
     const [type, source, more] = fileSystem.split(' ');
     if (!device || !at || !type) continue;
     const point = plain(at);
     const isOn = path === point || path.startsWith(point === '/' ? '/' : `${point}/`);
     // Of two mounts on the same point, the later hides the earlier.
-    if (!isOn || (found && point.length < found.at.length)) continue;
-    found = { at: point, device, type, source: plain(source ?? ''), options: `${options},${more}`.split(',') };
+    if (!isOn || (mount && point.length < mount.at.length)) continue;
+    mount = { at: point, device, type, source: plain(source ?? ''), options: `${options},${more}`.split(',') };
   }
-  return found;
+  return mount;
 }

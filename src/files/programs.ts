@@ -27,7 +27,7 @@ export const startProgram = ((...order: Parameters<typeof spawn>) => {
 
 /** Returns every program of this name on the search path, each once. */
 export function findPrograms(name: string, searchPath: readonly string[]): string[] {
-  const found = searchPath.flatMap((directory) => {
+  const programs = searchPath.flatMap((directory) => {
     try {
       const file = realpathSync(join(directory, name));
       accessSync(file, constants.X_OK);
@@ -36,5 +36,5 @@ export function findPrograms(name: string, searchPath: readonly string[]): strin
       return [];
     }
   });
-  return [...new Map(found.reverse()).values()].reverse();
+  return [...new Map(programs.reverse()).values()].reverse();
 }

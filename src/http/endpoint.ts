@@ -381,7 +381,7 @@ function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, request
   };
   if (isMessagesPath(c.req.path)) headers['request-id'] = requestId; // The name that Anthropic's clients read.
   const routerWallet = c.get('routerWallet');
-  const left = routerWallet && limits.wallet.left(routerWallet);
+  const left = routerWallet && limits.wallet.remainingOf(routerWallet);
   if (left) {
     headers['x-ratelimit-limit-requests'] = String(left.limit);
     headers['x-ratelimit-remaining-requests'] = String(left.remaining);

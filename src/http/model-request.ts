@@ -35,7 +35,7 @@ export const DialectBody = v.looseObject({
 });
 
 /** The endpoints that take requests to models, by the kind of their bodies. */
-export const KINDS = {
+const KINDS = {
   chat: { schema: ChatBody, numbersMax: 0 },
   routerChat: { schema: RouterChatBody, numbersMax: 0 },
   embeddings: { schema: EmbeddingsBody, numbersMax: EMBEDDED_TOKENS_MAX },

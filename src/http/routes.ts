@@ -26,7 +26,7 @@ import { signTransfer } from './routes/transfer.ts';
 import * as wallets from './routes/wallets.ts';
 import { stripeWebhook } from './webhook.ts';
 
-export type Method = 'GET' | 'POST' | 'PUT' | 'DELETE';
+type Method = 'GET' | 'POST' | 'PUT' | 'DELETE';
 
 /** Every endpoint of the interface, section 4, in the same order. */
 export const ROUTES: readonly [Method, string, Endpoint][] = [

@@ -1,7 +1,7 @@
 import type { Tenant } from '../ledger/tenant.ts';
 
 /** Items of many tenants that wait for a worker that takes one at a time. */
-export type Turns<T> = {
+type Turns<T> = {
   add(tenant: Tenant, it: T): void;
   /** Removes and returns the next one. */
   next(): T | undefined;

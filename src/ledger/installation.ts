@@ -92,7 +92,7 @@ export const freeze = defineWrite('installation.freeze', (tx, { at, reason }: Fr
   return change(tx, after);
 });
 
-export type Epoch = typeof epochs.$inferSelect;
+type Epoch = typeof epochs.$inferSelect;
 
 /** Returns the newest epoch. */
 export function currentEpoch(read: Reader): Epoch {

@@ -16,7 +16,7 @@ export const book = {
 };
 
 type Movement = { at: number; causeId: string; debit: string; credit: string; amount: Nanos };
-export type Head = { seq: number; at: number; hash: Buffer };
+type Head = { seq: number; at: number; hash: Buffer };
 
 /** The head of an empty journal; the first entry is chained to it. */
 export const GENESIS: Head = { seq: 0, at: 0, hash: Buffer.alloc(32) };

@@ -14,7 +14,7 @@ import { available, findWallet, type Wallet } from './wallet.ts';
 /** The source and destination of budgets: an account, in whole cents, or a wallet, in nano-dollars (design, section 13). */
 type Purse = { account: string } | { wallet: string };
 
-export type Move = {
+type Move = {
   from: Purse;
   to: Purse;
   /** Above 0; whole cents when an account is on either side. */

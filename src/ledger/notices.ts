@@ -60,7 +60,7 @@ function walletOf(tx: Tx, id: string): Wallet {
 }
 
 /** The parts of a budget, in percent, at which an event is written once each when they are spent. */
-export const THRESHOLDS = [50n, 80n, 95n, 100n] as const;
+const THRESHOLDS = [50n, 80n, 95n, 100n] as const;
 
 type Period = Pick<Wallet, 'budget' | 'periodSpent'>;
 

@@ -8,7 +8,7 @@ import { accountOf, clawBack, fundAccount, setDisputed } from './account.ts';
 import { isKnownEvent, noteEvent, type PaymentEvent } from './payment-events.ts';
 
 type Checkout = typeof checkouts.$inferSelect;
-export type Reversal = typeof reversals.$inferSelect;
+type Reversal = typeof reversals.$inferSelect;
 export type ReversalState = (typeof REVERSAL_STATES)[number];
 
 /** The provider's report on a refund or a dispute. */

@@ -1,6 +1,6 @@
 import type { EventEmitter } from 'node:events';
 import type { Duplex } from 'node:stream';
-import { type FaultPlace, reportFault } from '../base/fault.ts';
+import { type FaultSite, reportFault } from '../base/fault.ts';
 
 /**
  * Confines a failure on one connection to that connection: an exception thrown by a listener, on any event of `emitter`, is
@@ -21,7 +21,7 @@ export function contain(emitter: EventEmitter, broken: (error: Error, args: read
 }
 
 /** Confines a failure on a connection to it: an exception is reported as a fault, and destroys the connection. */
-export function containConnection(connection: Duplex, where: FaultPlace): void {
+export function containConnection(connection: Duplex, where: FaultSite): void {
   contain(connection, (error) => {
     reportFault(where, error);
     connection.destroy(error);

@@ -10,13 +10,13 @@ export async function deadline<T, L>(
   onLate: () => L,
   cut?: AbortSignal,
 ): Promise<T | L> {
-  const over = Promise.withResolvers<typeof LATE>();
-  const end = () => over.resolve(LATE);
+  const limit = Promise.withResolvers<typeof LATE>();
+  const end = () => limit.resolve(LATE);
   const timer = setTimeout(end, milliseconds);
   cut?.addEventListener('abort', end);
   if (cut?.aborted) end();
   try {
-    const first = await Promise.race([over.promise, promise]);
+    const first = await Promise.race([limit.promise, promise]);
     return first === LATE ? onLate() : first;
   } finally {
     clearTimeout(timer);

@@ -74,7 +74,7 @@ function notSyntax(step: () => void): boolean {
 }
 
 /** An open list or object, and the name of its next member. */
-type Opened = { list: unknown[] } | { object: Record<string, unknown>; count: number; name: string };
+type OpenValue = { list: unknown[] } | { object: Record<string, unknown>; count: number; name: string };
 
 /** The next token that is allowed. */
 type Expected = 'value' | 'value or end' | 'name' | 'name or end' | 'colon' | 'comma or end' | 'nothing';
@@ -167,7 +167,7 @@ export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
 
 /** Creates the opened lists and objects of a text, with all values in them. */
 function createStructure(parse: ParseValue) {
-  const opened: Opened[] = [];
+  const opened: OpenValue[] = [];
   let expected: Expected = 'value';
   let result: unknown;
   let valueCount = 0;
@@ -208,7 +208,7 @@ function createStructure(parse: ParseValue) {
       if (isSpace(code)) return false;
       if (code === COMMA) {
         if (expected !== 'comma or end') throw notJson();
-        expected = 'list' in (opened.at(-1) as Opened) ? 'value' : 'name';
+        expected = 'list' in (opened.at(-1) as OpenValue) ? 'value' : 'name';
         count();
       } else if (code === COLON) {
         if (expected !== 'colon') throw notJson();

@@ -1,7 +1,7 @@
 const BLOCK_BYTES = { min: 4 * 1024, max: 64 * 1024 };
 
 /** A collector of bytes that arrive in pieces of any size. */
-export type Pieces = {
+type Pieces = {
   /** Copies a piece. */
   add(piece: Buffer): void;
   length(): number;

@@ -6,7 +6,7 @@ import { collectChunks } from './pieces.ts';
 
 export type WatchedPool = {
   /** Sends one request and reads its answer to the end, at much less cost than a stream of it. */
-  exchange(request: Dispatcher.DispatchOptions, reading: Reading): Exchange;
+  exchange(request: Dispatcher.DispatchOptions, reading: AnswerReading): PoolExchange;
   /** Sends one request and reads its answer as it arrives, at less cost than a Node stream of it. */
   open(request: Dispatcher.DispatchOptions): Opening;
   /** Sends one request and reads its answer with `read`, all within `milliseconds`. Throws Unanswered. */
@@ -32,7 +32,7 @@ export class Unanswered extends Error {
   }
 }
 
-type Reading = {
+type AnswerReading = {
   /** Called when the head of the answer has arrived. */
   onHead(): void;
   /** Returns the maximum number of bytes to read of an answer with this status. */
@@ -59,7 +59,7 @@ type Sent = {
   abort(): void;
 };
 /** `answer` rejects when no answer began. */
-type Exchange = Sent & { answer: Promise<Whole> };
+type PoolExchange = Sent & { answer: Promise<Whole> };
 /** `head` rejects when no answer began. */
 type Opening = Sent & {
   head: Promise<StreamedAnswer>;
@@ -170,9 +170,9 @@ abstract class SentHandler implements Sent {
 }
 
 /** Collects one answer. */
-class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Exchange {
+class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, PoolExchange {
   readonly answer: Promise<Whole>;
-  readonly #reading: Reading;
+  readonly #reading: AnswerReading;
   #resolve!: (answer: Whole) => void;
   #reject!: (error: Error) => void;
   #head: AnswerHead | undefined;
@@ -181,7 +181,7 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Ex
   #length = 0;
   readonly #chunks = collectChunks();
 
-  constructor(reading: Reading) {
+  constructor(reading: AnswerReading) {
     super();
     this.#reading = reading;
     this.answer = new Promise((resolve, reject) => {

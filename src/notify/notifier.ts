@@ -14,7 +14,7 @@ import {
 } from '../ledger/outbox.ts';
 import type { Events } from '../telemetry/events.ts';
 import { messageOf } from './message.ts';
-import type { Sender, Sent } from './sender.ts';
+import type { Delivered, Sender } from './sender.ts';
 
 /** Seconds until a failed delivery is tried again; they double from the first to the last. */
 const AGAIN_SECONDS = { min: 5, max: 3600 };
@@ -202,7 +202,7 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
   }
 }
 
-function attemptOf(sent: Sent, { queuedAt, attempts }: Delivery, now: number): Attempt {
+function attemptOf(sent: Delivered, { queuedAt, attempts }: Delivery, now: number): Attempt {
   if (sent.kind === 'accepted') return { kind: 'delivered' };
   const { error } = sent;
   if (now - queuedAt >= GIVEN_UP_SECONDS) return { kind: 'gave_up', error };
@@ -217,7 +217,7 @@ function createHealth({ events, clock }: NotifierApp, name: string) {
   return {
     isDown: () => failuresInARow > 0,
     pausedUntil: () => pausedUntil,
-    record(sent: Sent): void {
+    record(sent: Delivered): void {
       if (sent.kind === 'accepted') {
         events.eventDelivered(name);
         if (isFailing) events.receiverBack(name);

@@ -7,14 +7,14 @@ const CONNECT_MILLISECONDS = 5000;
 /** The status alone counts: no more than this is read of the body. */
 const BODY_BYTES_MAX = 16 * 1024;
 
-export type Sent =
+export type Delivered =
   | { kind: 'accepted' }
   /** `isDown` where the receiver can take nothing at the moment; otherwise it refused this one event. */
   | { kind: 'failed'; error: string; isDown: boolean };
 
 export type Sender = {
   /** Posts one message. Never throws. */
-  send(message: Message): Promise<Sent>;
+  send(message: Message): Promise<Delivered>;
   /** Aborts a running request. */
   close(): Promise<void>;
 };

@@ -1,9 +1,9 @@
 import type { EventType } from '../db/enums.ts';
 
-type Data = Record<string, unknown>;
+type EventData = Record<string, unknown>;
 
 /** One sentence for each type of event, for receivers that show text to people. */
-const SENTENCES: Record<EventType, (data: Data) => string> = {
+const SENTENCES: Record<EventType, (data: EventData) => string> = {
   test: () => 'A test: this receiver gets the events of Purser.',
   'wallet.threshold': (it) =>
     `Wallet ${wallet(it)} has spent ${it.percent} % of its budget: ${it.spent_usd} of ${it.budget_usd} USD.`,
@@ -27,8 +27,8 @@ const SENTENCES: Record<EventType, (data: Data) => string> = {
     `No new holds: ${{ wallet: `wallet ${wallet(it)} is frozen`, account: `account ${account(it)} is suspended` }[String(it.scope)] ?? 'the installation is frozen'}${it.reason === null ? '' : ` (${it.reason})`}.`,
 };
 
-const wallet = ({ wallet_id: id, wallet_name: name }: Data) => `${name} (${id})`;
-const account = ({ account_id: id, account_name: name }: Data) => `${name} (${id})`;
+const wallet = ({ wallet_id: id, wallet_name: name }: EventData) => `${name} (${id})`;
+const account = ({ account_id: id, account_name: name }: EventData) => `${name} (${id})`;
 
 /** Returns one sentence that describes the event. */
-export const sentenceOf = (type: EventType, data: Data): string => SENTENCES[type](data);
+export const sentenceOf = (type: EventType, data: EventData): string => SENTENCES[type](data);

@@ -8,7 +8,7 @@ import { Refusal, type RefusalCode } from '../base/refusal.ts';
 const SOCKET_PATH_BYTES_MAX = 107;
 
 /** The response on the socket: a command's value, or its refusal. */
-export type Answer = { value: unknown } | { refusal: { code: RefusalCode; message: string } };
+export type SocketAnswer = { value: unknown } | { refusal: { code: RefusalCode; message: string } };
 
 /**
  * Returns a path by which a socket can be reached. A path longer than the kernel accepts is replaced by one through an open
@@ -47,7 +47,7 @@ export async function askSocket(
       request.end(JSON.stringify({ name, input }));
     });
     if (text === undefined) return undefined;
-    const answer = parseJson(text) as Answer;
+    const answer = parseJson(text) as SocketAnswer;
     if ('refusal' in answer) throw new Refusal(answer.refusal.code, answer.refusal.message);
     return answer;
   } finally {

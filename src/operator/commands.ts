@@ -42,18 +42,18 @@ export type CommandOutput<N extends CommandName> = Awaited<ReturnType<(typeof CO
  * database is not served, and the command's own refusals.
  */
 export async function runCommand(app: OperatorApp, name: string, input: unknown): Promise<unknown> {
-  const found = (COMMANDS as Record<string, Command>)[name];
-  if (!found || !Object.hasOwn(COMMANDS, name))
+  const command = (COMMANDS as Record<string, Command>)[name];
+  if (!command || !Object.hasOwn(COMMANDS, name))
     throw new Refusal('not_found', `This version of Purser has no command ${name}.`);
   if (app.health.fault && name !== 'status')
     throw new Refusal(
       'read_only',
       `The database is not served: ${app.health.fault}. \`purser doctor\` says what to do.`,
     );
-  const parsed = safeParse(found.input, input);
+  const parsed = safeParse(command.input, input);
   if (!parsed.success) {
     const [issue] = parsed.issues;
     throw new Refusal('invalid_request', `${issue.path?.map((it) => it.key).join('.') ?? name}: ${issue.message}`);
   }
-  return found.run(app, parsed.output);
+  return command.run(app, parsed.output);
 }

@@ -76,9 +76,9 @@ export function accountWith(read: Reader, text: string): Account {
   if (whole) return whole;
   const named = read.select({ id: accounts.id }).from(accounts).where(eq(accounts.name, text)).all();
   const id = onlyOne('account', text, named.length ? named : beginningOf(read, accounts, 'acct', text));
-  const found = id === undefined ? undefined : findAccount(read, id);
-  if (!found) throw none('account', text);
-  return found;
+  const row = id === undefined ? undefined : findAccount(read, id);
+  if (!row) throw none('account', text);
+  return row;
 }
 
 /**
@@ -98,9 +98,9 @@ export function walletWith(read: Reader, text: string): Wallet {
   const open = named(true);
   const candidates = open.length ? open : named(false);
   const id = onlyOne('wallet', text, candidates.length ? candidates : beginningOf(read, wallets, 'wal', text));
-  const found = id === undefined ? undefined : findWallet(read, id);
-  if (!found) throw none('wallet', text);
-  return found;
+  const row = id === undefined ? undefined : findWallet(read, id);
+  if (!row) throw none('wallet', text);
+  return row;
 }
 
 /** Returns the resource with this id or unique beginning of an id. Throws `not_found` and `conflict`. */
@@ -108,17 +108,17 @@ export function resourceWith(read: Reader, text: string): Resource {
   const whole = findResource(read, text);
   if (whole) return whole;
   const id = onlyOne('resource', text, beginningOf(read, resources, 'res', text));
-  const found = id === undefined ? undefined : findResource(read, id);
-  if (!found) throw none('resource', text);
-  return found;
+  const row = id === undefined ? undefined : findResource(read, id);
+  if (!row) throw none('resource', text);
+  return row;
 }
 
 /** Returns the checkout with this id or unique beginning of an id. Throws `not_found` and `conflict`. */
 export function checkoutWith(read: Reader, text: string): Checkout {
   const id = onlyOne('checkout', text, beginningOf(read, checkouts, 'chk', text));
-  const found = id === undefined ? undefined : findCheckout(read, id);
-  if (!found) throw none('checkout', text);
-  return found;
+  const row = id === undefined ? undefined : findCheckout(read, id);
+  if (!row) throw none('checkout', text);
+  return row;
 }
 
 /** Returns the event with this id or unique beginning of an id. Throws `not_found` and `conflict`. */
@@ -135,8 +135,8 @@ export function keyWith(read: Reader, text: string): { id: string } {
 
 /** Returns the id of the account, operator or gateway key that begins so; the text itself if none does. Throws `conflict`. */
 export function keyIdWith(read: Reader, text: string): string {
-  const found = [keys, routerKeys].flatMap((table) => beginningOf(read, table, 'key', text));
-  return onlyOne('key', text, found) ?? text;
+  const matches = [keys, routerKeys].flatMap((table) => beginningOf(read, table, 'key', text));
+  return onlyOne('key', text, matches) ?? text;
 }
 
 /**
@@ -148,9 +148,9 @@ export function operationWith(read: Reader, text: string): Operation {
   if (whole) return whole;
   const candidates = text.startsWith('req_') ? ofRequest(read, text) : beginningOf(read, operations, 'op', text);
   const id = onlyOne('operation', text, candidates);
-  const found = id === undefined ? undefined : findOperation(read, id);
-  if (!found) throw none('operation', text);
-  return found;
+  const row = id === undefined ? undefined : findOperation(read, id);
+  if (!row) throw none('operation', text);
+  return row;
 }
 
 /** Reads only the operations of a few minutes: there is no index by request, and ids begin with their time. */

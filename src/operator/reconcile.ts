@@ -30,11 +30,11 @@ export async function reconcile(app: OperatorApp, apply: boolean) {
   const pass = newPass({ report: !apply, showAll: true });
   const orphans = await Promise.all(
     app.slots.list.map(async ({ slot, backend }) => {
-      const found = sweep(app, backend, app.clock.now(), pass).then(
+      const pending = sweep(app, backend, app.clock.now(), pass).then(
         (list) => ({ list }),
         (error: Error) => ({ error: error.message }),
       );
-      const answer = (await app.inFlight.waitFor(found, ASK_SECONDS)) ?? { error: 'it has not answered yet' };
+      const answer = (await app.inFlight.waitFor(pending, ASK_SECONDS)) ?? { error: 'it has not answered yet' };
       if ('error' in answer) {
         faults.push({ provider: slot, backend: backend.name, error: answer.error });
         return [];
@@ -55,11 +55,11 @@ export async function reconcile(app: OperatorApp, apply: boolean) {
 
 /** Describes one quarantined lease: the state of its machine, and how it would end. */
 async function examine(app: OperatorApp, row: Resource) {
-  const found = inspect(app, row).catch((error: Error) => ({
+  const pending = inspect(app, row).catch((error: Error) => ({
     machine: `cannot be asked: ${error.message}`,
     deadline: null,
   }));
-  const { machine, deadline } = (await app.inFlight.waitFor(found, ASK_SECONDS)) ?? {
+  const { machine, deadline } = (await app.inFlight.waitFor(pending, ASK_SECONDS)) ?? {
     machine: 'cannot be asked: it has not answered yet',
     deadline: null,
   };

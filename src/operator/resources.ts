@@ -32,7 +32,7 @@ export const resources = {
       status: v.optional(v.picklist(RESOURCE_STATUSES, `must be one of ${RESOURCE_STATUSES.join(', ')}`)),
       ...PAGE,
     }),
-    (app, { all, wallet, account, status, since, ...asked }) => {
+    (app, { all, wallet, account, status, since, ...cursor }) => {
       const { read } = app.ledger;
       const filter = {
         ...limitedTo(read, { wallet, account }),
@@ -40,7 +40,7 @@ export const resources = {
         status,
         since,
       };
-      const { page, next } = pageResources(read, filter, pageAfter(read, asked, resourceWith));
+      const { page, next } = pageResources(read, filter, pageAfter(read, cursor, resourceWith));
       return {
         resources: page.map((it) => record(app, it)),
         next_cursor: next ?? '',

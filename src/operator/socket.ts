@@ -6,7 +6,7 @@ import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import { outliveFaults } from '../net/listen.ts';
 import { readBounded } from '../net/read-bounded.ts';
-import { type Answer, reachable } from './ask.ts';
+import { reachable, type SocketAnswer } from './ask.ts';
 import type { OperatorApp } from './command.ts';
 import { runCommand } from './commands.ts';
 
@@ -51,7 +51,7 @@ export async function listenSocket(app: OperatorApp, path: string): Promise<{ cl
   };
 }
 
-async function handle(app: OperatorApp, request: http.IncomingMessage): Promise<Answer> {
+async function handle(app: OperatorApp, request: http.IncomingMessage): Promise<SocketAnswer> {
   try {
     const body = await readBounded(request, BODY_BYTES_MAX);
     if (!body) throw new Refusal('payload_too_large');

@@ -95,10 +95,10 @@ function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verdic
     signal: AbortSignal.any([signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]),
     killSignal: 'SIGKILL',
   });
-  const said = { stdout: '', stderr: '' };
+  const output = { stdout: '', stderr: '' };
   for (const name of ['stdout', 'stderr'] as const)
     child[name].setEncoding('utf8').on('data', (text: string) => {
-      said[name] += text;
+      output[name] += text;
     });
   return new Promise((resolve, reject) => {
     child.on('error', reject); // A process that was not started may be aborted, too.
@@ -109,10 +109,10 @@ function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verdic
     });
     child.once('close', (code, killed) => {
       try {
-        resolve(readVerdict(said.stdout));
+        resolve(readVerdict(output.stdout));
       } catch {
         reject(
-          new Error(`the books could not be examined (${killed ?? `exit ${code}`}): ${said.stderr.slice(0, 500)}`),
+          new Error(`the books could not be examined (${killed ?? `exit ${code}`}): ${output.stderr.slice(0, 500)}`),
         );
       }
     });

@@ -27,12 +27,12 @@ export function watchChain(
   function slice() {
     timer = undefined;
     try {
-      const found = findBreak(read, next, SLICE_COUNT);
-      next = found.next;
-      if (found.fault) {
-        health.fault ??= found.fault;
-        events.failed('chain', new Error(found.fault));
-      } else if (!found.done) pause();
+      const slice = findBreak(read, next, SLICE_COUNT);
+      next = slice.next;
+      if (slice.fault) {
+        health.fault ??= slice.fault;
+        events.failed('chain', new Error(slice.fault));
+      } else if (!slice.done) pause();
     } catch (error) {
       health.fault ??= `the journal cannot be read: ${(error as Error).message}`;
       events.failed('chain', error);

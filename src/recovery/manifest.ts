@@ -5,7 +5,7 @@ import type { Database } from '../db/open.ts';
 import { headOf } from '../ledger/head.ts';
 import { installationOf } from '../ledger/installation.ts';
 
-type Client = Database['client'];
+type DatabaseClient = Database['client'];
 
 /** The description of a backup, in a table of its own. */
 const Manifest = v.strictObject({
@@ -25,7 +25,7 @@ export type Manifest = v.InferOutput<typeof Manifest>;
 const TABLE = 'purser_backup';
 
 /** Describes these books: version, installation, key, head, and the rows of each table. `createdAt` is in Unix seconds. */
-export function manifestOf(client: Client, read: Reader, version: string, createdAt: number): Manifest {
+export function manifestOf(client: DatabaseClient, read: Reader, version: string, createdAt: number): Manifest {
   const { installationId, masterKeyId } = installationOf(read);
   const { seq, hash, epoch } = headOf(read);
   return {
@@ -39,14 +39,14 @@ export function manifestOf(client: Client, read: Reader, version: string, create
 }
 
 /** Writes the manifest into a backup, in a table of its own. A file put in place by hand still has its old one. */
-export function writeManifest(client: Client, manifest: Manifest): void {
+export function writeManifest(client: DatabaseClient, manifest: Manifest): void {
   client.exec(`drop table if exists ${TABLE}`);
   client.exec(`create table ${TABLE} (one integer primary key check (one = 1), manifest text not null) strict`);
   client.prepare(`insert into ${TABLE} values (1, ?)`).run(JSON.stringify(manifest));
 }
 
 /** Returns the manifest of a backup. Undefined when it has none; throws when it is damaged. */
-export function readManifest(client: Client): Manifest | undefined {
+export function readManifest(client: DatabaseClient): Manifest | undefined {
   const isThere = client.prepare('select 1 from sqlite_schema where name = ?').get(TABLE);
   if (!isThere) return undefined;
   const text = client.prepare(`select manifest from ${TABLE}`).pluck().get() as string;
@@ -58,7 +58,7 @@ export function readManifest(client: Client): Manifest | undefined {
 }
 
 /** Removes the manifest from a backup and returns it. Undefined when it has none; throws when it is damaged. */
-export function takeManifest(client: Client): Manifest | undefined {
+export function takeManifest(client: DatabaseClient): Manifest | undefined {
   const manifest = readManifest(client);
   if (manifest) client.exec(`drop table ${TABLE}`);
   return manifest;
@@ -68,7 +68,7 @@ export function takeManifest(client: Client): Manifest | undefined {
  * Throws when the database does not match its manifest. Uses plain SQL, because the database may be older than this
  * program.
  */
-export function compareWithManifest(client: Client, manifest: Manifest): void {
+export function compareWithManifest(client: DatabaseClient, manifest: Manifest): void {
   const head = client.prepare('select seq, lower(hex(hash)) as hash from entry order by seq desc limit 1').get() as
     | { seq: bigint; hash: string }
     | undefined;
@@ -82,14 +82,14 @@ export function compareWithManifest(client: Client, manifest: Manifest): void {
 }
 
 /** Returns the names of tables that match a LIKE pattern. */
-function tablesOf(client: Client, like: string): string[] {
+function tablesOf(client: DatabaseClient, like: string): string[] {
   return client
     .prepare(`select name from sqlite_schema where type = 'table' and name like ? escape '\\' order by name`)
     .pluck()
     .all(like) as string[];
 }
 
-function countsOf(client: Client): Record<string, number> {
+function countsOf(client: DatabaseClient): Record<string, number> {
   const foreign = new Set([...tablesOf(client, 'sqlite\\_%'), ...tablesOf(client, LITESTREAM), TABLE]);
   const own = tablesOf(client, '%').filter((name) => !foreign.has(name));
   return Object.fromEntries(
@@ -100,6 +100,6 @@ function countsOf(client: Client): Record<string, number> {
 const LITESTREAM = '\\_litestream\\_%';
 
 /** Deletes Litestream's tables. They name the replica of a file; a copy has none. */
-export function dropLitestream(client: Client): void {
+export function dropLitestream(client: DatabaseClient): void {
   for (const name of tablesOf(client, LITESTREAM)) client.exec(`drop table "${name}"`);
 }

@@ -17,7 +17,7 @@ import { newestTime } from '../ledger/accepted-clock.ts';
 import { type CommitMark, headOf, writeHeadFile } from '../ledger/head.ts';
 import { currentEpoch, installationOf } from '../ledger/installation.ts';
 import { compareWithManifest, dropLitestream, type Manifest, takeManifest } from './manifest.ts';
-import { type CarriedOver, type Restrictions, readRestrictions } from './restrictions.ts';
+import { type KeptRestrictions, type Restrictions, readRestrictions } from './restrictions.ts';
 import { beginRestored } from './writes.ts';
 
 /** Milliseconds to wait for other processes that have the database open, for example a command that reads. */
@@ -33,7 +33,7 @@ export type Restored = {
   /** The newest entry that was known here and is missing in the restored books. */
   lost_to_seq: number | null;
   /** Restrictions carried over from the replaced books; null where those could not be read, or belonged to another installation. */
-  carried_over: CarriedOver | null;
+  carried_over: KeptRestrictions | null;
 };
 
 /**
@@ -77,7 +77,7 @@ export async function restore(
   syncDirectory(dirname(at.database));
   await writeHeadFile(at.head, head);
 
-  const { quietCommits: _, installationId, carriedOver, ...rest } = head;
+  const { quietCommits: _, installationId, restrictions, ...rest } = head;
   return {
     file,
     manifest: manifest ?? null,
@@ -85,7 +85,7 @@ export async function restore(
     head: rest,
     kept,
     lost_to_seq: before.seq > head.seq ? before.seq : null,
-    carried_over: carriedOver,
+    carried_over: restrictions,
   };
 }
 
@@ -173,7 +173,7 @@ async function begin(
   masterKey: MasterKeySource,
   manifest: Manifest | undefined,
   { file, force, withoutKey }: { file: string; force: boolean; withoutKey?: boolean },
-): Promise<CommitMark & { installationId: string; carriedOver: CarriedOver | null }> {
+): Promise<CommitMark & { installationId: string; restrictions: KeptRestrictions | null }> {
   const failed = Promise.withResolvers<never>();
   await using books = readable(file, () => openBooks(fresh, { access: 'write', migrate: false, fatal: failed.reject }));
   const fault = readable(file, () => damageOf(books));
@@ -189,10 +189,10 @@ async function begin(
   const made = manifest ? `a backup of ${new Date(manifest.created_at * 1000).toISOString()}` : basename(file);
   const reason = `the books were restored from ${made}`;
   const { acceptedFaults } = currentEpoch(books.read);
-  const restrictions = before.installationId === installationId ? before.restrictions : undefined;
-  const begun = books.write(beginRestored, { reason, acceptedFaults, above: before.epoch, restrictions, now });
-  const carriedOver = await Promise.race([begun, failed.promise]);
-  return { ...headOf(books.read), installationId, carriedOver };
+  const earlier = before.installationId === installationId ? before.restrictions : undefined;
+  const begun = books.write(beginRestored, { reason, acceptedFaults, above: before.epoch, restrictions: earlier, now });
+  const restrictions = await Promise.race([begun, failed.promise]);
+  return { ...headOf(books.read), installationId, restrictions };
 }
 
 /** Runs `read`. Throws `conflict` when SQLite cannot read the copy, for example after a bit flip in its schema. */

@@ -18,7 +18,7 @@ export type Restrictions = {
 };
 
 /** Counts of restrictions that the restored books did not have and were given. */
-export type CarriedOver = {
+export type KeptRestrictions = {
   revoked_keys: number;
   suspended_accounts: number;
   frozen_wallets: number;
@@ -48,7 +48,7 @@ export function readRestrictions(client: Database['client']): Restrictions {
  * Revokes, suspends and freezes in restored books everything that was stopped in the replaced ones. A wallet that was closed there
  * and is active here is frozen: its rest may go back to its account, but must not be spent.
  */
-export function carryOver(tx: Tx, from: Restrictions, now: number): CarriedOver {
+export function keepRestrictions(tx: Tx, from: Restrictions, now: number): KeptRestrictions {
   const keys = from.keys.filter(({ id, kind }) => {
     const known = findKey(tx, id);
     return known?.revokedAt === null && known.kind === kind;

@@ -30,7 +30,7 @@ type BackupsApp = {
 /** Makes one backup. The signal aborts it. Throws the reason when none was made. */
 type MakeBackup = (file: string, signal: AbortSignal) => Promise<void>;
 
-export type Backups = {
+type Backups = {
   start(): void;
   /** Ends a backup that is being made. */
   stop(): Promise<void>;

@@ -3,7 +3,7 @@ import { defineWrite } from '../db/write.ts';
 import { beginReportOnly } from '../lease/report-only.ts';
 import { beginEpoch } from '../ledger/installation.ts';
 import { journalHead } from '../ledger/journal.ts';
-import { carryOver, type Restrictions } from './restrictions.ts';
+import { keepRestrictions, type Restrictions } from './restrictions.ts';
 
 type RestoredEpoch = {
   reason: string;
@@ -23,6 +23,6 @@ export const beginRestored = defineWrite(
     beginEpoch(tx, { afterSeq: journalHead(tx).seq, reason, acceptedFaults, above }, now);
     beginReportOnly(tx, reason, now);
     endAllBrowserSessions(tx);
-    return restrictions ? carryOver(tx, restrictions, now) : null;
+    return restrictions ? keepRestrictions(tx, restrictions, now) : null;
   },
 );

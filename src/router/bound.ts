@@ -27,7 +27,7 @@ const OUTPUT_TOKENS_MIN = 256;
 const TYPICAL_BYTES_PER_TOKEN = 4;
 
 /** The bound of the prompt tokens, and its parts. */
-export type Prompt = {
+type Prompt = {
   tokens: number;
   /** From the text of the request, without the learned additions. */
   computed: number;

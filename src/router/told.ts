@@ -57,7 +57,7 @@ type ToldEvent = {
 };
 
 /** The data read from an event of a stream: undefined for a comment. */
-export type Said = ToldEvent | typeof DONE | undefined;
+type Said = ToldEvent | typeof DONE | undefined;
 
 /** An event, or a run of them, with the data already read from it: by another thread for a large one. */
 export type SaidRun = SseRun & { readonly said?: Said };

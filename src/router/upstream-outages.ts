@@ -23,7 +23,7 @@ export type UpstreamOutages = {
 };
 
 /** `since` is in Unix seconds; `reason` is null for an upstream that has not been called since it became unreachable. */
-export type Outage = { since: number; reason: string | null };
+type Outage = { since: number; reason: string | null };
 
 type OutagesApp = {
   ledger: Ledger;

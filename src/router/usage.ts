@@ -65,7 +65,7 @@ export function mergeCounts(earlier: Counts | undefined, later: Counts): Counts 
 }
 
 /** The counts of a usage. A count that is absent, negative or not whole is undefined, and so is one that follows from it. */
-export type Told = Omit<Usage, 'promptTokens' | 'completionTokens'> & {
+type Told = Omit<Usage, 'promptTokens' | 'completionTokens'> & {
   promptTokens: number | undefined;
   completionTokens: number | undefined;
 };

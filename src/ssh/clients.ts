@@ -48,8 +48,6 @@ export type Client = {
   sendDisconnect: () => void;
 };
 
-export type Clients = ReturnType<typeof createClients>;
-
 /** Tracks the connected clients and limits their number, the time to authenticate and the memory they use. */
 export function createClients({
   authenticationMilliseconds,

@@ -10,7 +10,7 @@ import { discardRest, flow } from './session.ts';
 const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost']);
 
 /** A channel that a client wants to open to an address (`ssh -L`, `-W`; RFC 4254, section 7.2). */
-export type Wanted = { host: string; port: number; accept(): ServerChannel; reject(): void };
+type Wanted = { host: string; port: number; accept(): ServerChannel; reject(): void };
 
 /** Connects a client to a port of its own resource, with back-pressure both ways. Every other address is refused. */
 export async function forward(

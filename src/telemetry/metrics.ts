@@ -1,5 +1,5 @@
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
-import { FAULT_PLACES } from '../base/fault.ts';
+import { FAULT_SITES } from '../base/fault.ts';
 import { lostLineCount } from '../base/log.ts';
 import { VERSION } from '../files/version.ts';
 import { DROP_REASONS } from './spans/exporter.ts';
@@ -104,7 +104,7 @@ export function createMetrics() {
   // Prometheus sees an increase only from a value.
   for (const reason of DROP_REASONS) metrics.spansDropped.inc({ reason }, 0);
   for (const outcome of ['done', 'refused']) metrics.reloads.inc({ outcome }, 0);
-  for (const where of FAULT_PLACES) metrics.faults.inc({ where }, 0);
+  for (const where of FAULT_SITES) metrics.faults.inc({ where }, 0);
   addProcess(registry);
 
   return {

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import type { TransferSettings } from '../config/services.ts';
 import { request } from '../net/request.ts';
-import type { Method, Signer } from './object-url.ts';
+import type { ObjectMethod, Signer } from './object-url.ts';
 
 const CALL_MILLISECONDS = 10_000;
 const SECONDS = 60;
@@ -14,7 +14,7 @@ const ERROR_CHARACTERS_MAX = 300;
 export async function tryTransfer(settings: TransferSettings, signer: Signer, now: number): Promise<string> {
   const key = `purser-doctor/${randomBytes(8).toString('hex')}`;
   const content = randomBytes(32).toString('hex');
-  async function ask(method: Method, url: string, body?: string): Promise<{ status: number; text: string }> {
+  async function ask(method: ObjectMethod, url: string, body?: string): Promise<{ status: number; text: string }> {
     try {
       const signal = AbortSignal.timeout(CALL_MILLISECONDS);
       const response = await request(url, { method, body: body ?? null, signal });
@@ -24,7 +24,7 @@ export async function tryTransfer(settings: TransferSettings, signer: Signer, no
       throw new Error(`${settings.endpoint} cannot be reached (${code ?? message}). Check transfer.endpoint.`);
     }
   }
-  async function call(method: Method, body?: string): Promise<string> {
+  async function call(method: ObjectMethod, body?: string): Promise<string> {
     const { status, text } = await ask(method, await signer.sign(method, key, now, SECONDS), body);
     if (status < 300) return text;
     throw new Error(`${method} answered ${status}: ${sentenceIn(text)}. ${remedy(status)}`);

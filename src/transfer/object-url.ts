@@ -5,13 +5,13 @@ import type { TransferSettings } from '../config/services.ts';
 /** The longest object key that S3 accepts, in bytes of UTF-8 (docs.aws.amazon.com, object keys). */
 const KEY_BYTES_MAX = 1024;
 
-export type Method = 'GET' | 'PUT' | 'DELETE';
+export type ObjectMethod = 'GET' | 'PUT' | 'DELETE';
 export type Signer = {
   /**
    * Returns the URL of one exact object, valid for `method` from `at` (Unix seconds) for `seconds` (1 to 604800). Makes no
    * network call.
    */
-  sign(method: Method, key: string, at: number, seconds: number): Promise<string>;
+  sign(method: ObjectMethod, key: string, at: number, seconds: number): Promise<string>;
 };
 
 /**

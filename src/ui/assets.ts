@@ -6,10 +6,10 @@ import { assetBytes, assetText } from '../files/asset.ts';
 /** A file that the pages load. Its path contains its hash, so that a browser may cache it for ever. */
 export type Asset = { path: string; mime: string; bytes: Buffer; gzipped: Buffer };
 /** The build's output in the executable, by name: base64 of the bytes and of the compressed bytes. */
-type Manifest = Record<string, { mime: string; sha256: string; bytes: string; gzipped: string }>;
+type AssetList = Record<string, { mime: string; sha256: string; bytes: string; gzipped: string }>;
 
 const ASSET_NAMES = ['page.css', 'page.js', 'icon.svg'] as const;
-type Name = (typeof ASSET_NAMES)[number];
+type AssetName = (typeof ASSET_NAMES)[number];
 const FOLDER = 'src/ui/assets';
 const MIME: Record<string, string> = {
   css: 'text/css; charset=utf-8',
@@ -23,9 +23,9 @@ const assetOf = (name: string, mime: string, sha256: string, bytes: Buffer, gzip
 };
 
 /** Reads the assets: in the executable those made by the build, otherwise the files of the source tree. */
-export function readAssets(): Record<Name, Asset> {
+export function readAssets(): Record<AssetName, Asset> {
   if (sea.isSea()) {
-    const manifest = JSON.parse(assetText('ui.json')) as Manifest;
+    const manifest = JSON.parse(assetText('ui.json')) as AssetList;
     const bytes = (text: string) => Buffer.from(text, 'base64');
     const read = Object.entries(manifest).map(([name, it]) => [
       name,

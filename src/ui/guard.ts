@@ -32,13 +32,13 @@ export const PAGE_HEADERS = {
 } as const;
 
 /** The address at which a browser reached the page: its origin, and whether it uses TLS. */
-export type Place = { origin: string; isSecure: boolean };
+export type PageAddress = { origin: string; isSecure: boolean };
 
 /**
- * Returns the place by the Host header. Only the configured address and loopback are answered: a foreign page whose name
+ * Returns the address by the Host header. Only the configured address and loopback are answered: a foreign page whose name
  * was made to resolve to this machine sends its own name (DNS rebinding). Throws `not_found`.
  */
-export function placeOf({ state }: Pick<UiApp, 'state'>, { headers }: IncomingMessage): Place {
+export function pageAddressOf({ state }: Pick<UiApp, 'state'>, { headers }: IncomingMessage): PageAddress {
   const host = headers.host ?? '';
   const own = new URL(state.baseUrl);
   // A proxy may write the port even if it is the default one.
@@ -60,7 +60,7 @@ export function placeOf({ state }: Pick<UiApp, 'state'>, { headers }: IncomingMe
 export function refuseForeignForm(
   { state }: Pick<UiApp, 'state'>,
   { headers }: IncomingMessage,
-  { origin }: Place,
+  { origin }: PageAddress,
 ): void {
   const site = headers['sec-fetch-site'];
   const isOwn = headers.origin === origin || headers.origin === new URL(state.baseUrl).origin;
@@ -72,13 +72,13 @@ export function refuseForeignForm(
  * Returns the full name of a cookie. `__Host-` binds it to this host and to TLS. Browsers accept that prefix over TLS only,
  * so it is omitted on loopback.
  */
-const nameOf = ({ isSecure }: Place, name: string) => (isSecure ? `__Host-${name}` : name);
+const nameOf = ({ isSecure }: PageAddress, name: string) => (isSecure ? `__Host-${name}` : name);
 export const SESSION = 'purser-session';
 export const ATTEMPT = 'purser-sign-in';
 
 /** Returns the value of a cookie, or undefined. */
-export function cookieOf({ headers }: IncomingMessage, place: Place, name: string): string | undefined {
-  const wanted = nameOf(place, name);
+export function cookieOf({ headers }: IncomingMessage, address: PageAddress, name: string): string | undefined {
+  const wanted = nameOf(address, name);
   for (const part of (headers.cookie ?? '').split(';')) {
     const at = part.indexOf('=');
     if (at > 0 && part.slice(0, at).trim() === wanted) return part.slice(at + 1).trim();
@@ -87,7 +87,7 @@ export function cookieOf({ headers }: IncomingMessage, place: Place, name: strin
 }
 
 /** Builds a Set-Cookie header; `seconds` 0 deletes the cookie. `value` may contain only base64url and dots. */
-export function cookie(place: Place, name: string, value: string, seconds: number): string {
-  const attributes = `Path=/; HttpOnly; SameSite=Lax; Max-Age=${seconds}${place.isSecure ? '; Secure' : ''}`;
-  return `${nameOf(place, name)}=${value}; ${attributes}`;
+export function cookie(address: PageAddress, name: string, value: string, seconds: number): string {
+  const attributes = `Path=/; HttpOnly; SameSite=Lax; Max-Age=${seconds}${address.isSecure ? '; Secure' : ''}`;
+  return `${nameOf(address, name)}=${value}; ${attributes}`;
 }

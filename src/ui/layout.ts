@@ -48,7 +48,7 @@ const ACCOUNT_MENU: typeof OPERATOR_MENU = [
 ];
 
 /** The messages after a form, by the word in the address: only these sentences can be shown. */
-export const DONE: Record<string, string> = {
+const DONE: Record<string, string> = {
   frozen: 'The wallet is frozen. It spends nothing until you unfreeze it; what is running goes on.',
   unfrozen: 'The wallet is unfrozen and may spend again.',
   raised: 'The budget was changed.',

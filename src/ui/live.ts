@@ -7,7 +7,7 @@ import type { Env } from '../http/endpoint.ts';
 import { openEventStream } from '../http/event-stream.ts';
 import { PAGE_HEADERS } from './guard.ts';
 import { accountFigures, accountSeen } from './pages/accounts.ts';
-import { leaseFigures, leasesAsked } from './pages/leases.ts';
+import { leaseFigures, leasesShown } from './pages/leases.ts';
 import { nowFigures } from './pages/now.ts';
 import { walletFigures } from './pages/wallet.ts';
 import { operatorOnly, type Visit, walletSeen } from './visit.ts';
@@ -48,7 +48,7 @@ function takeStream({ viewer }: Visit): () => void {
 function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
   const { query, viewer } = visit;
   const fresh = () => ({ ...visit, now: visit.app.clock.now() });
-  const leases = leasesAsked(visit);
+  const leases = leasesShown(visit);
   const walletId = query.get('wallet');
   if (walletId !== null) {
     walletSeen(visit, walletId);
@@ -86,9 +86,9 @@ export async function openLive(visit: Visit, c: Context<Env>, isSignedIn: () => 
     events.begin();
     const known: Figures = {};
     let commits = -1;
-    let toldAt = Number.NEGATIVE_INFINITY;
+    let sentAt = Number.NEGATIVE_INFINITY;
     while (!isGone() && !app.health.stopping && !app.health.fault && isSignedIn()) {
-      const isQuiet = performance.now() - toldAt >= QUIET_MILLISECONDS;
+      const isQuiet = performance.now() - sentAt >= QUIET_MILLISECONDS;
       if (app.ledger.commitCount() !== commits || isQuiet) {
         commits = app.ledger.commitCount();
         const changed = Object.entries(await read()).filter(([key, value]) => known[key] !== value);
@@ -96,7 +96,7 @@ export async function openLive(visit: Visit, c: Context<Env>, isSignedIn: () => 
         if (changed.length || isQuiet) {
           const line = changed.length ? `data: ${JSON.stringify(Object.fromEntries(changed))}` : ':';
           await events.write(Buffer.from(`${line}\n\n`));
-          toldAt = performance.now();
+          sentAt = performance.now();
         }
       }
       await pause(response);

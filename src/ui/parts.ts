@@ -92,7 +92,7 @@ export const id = (text: string): Html => html`<code class="id">${text}</code> $
 const endOf = (id: string): string => `…${id.slice(-6)}`;
 export const shortId = (text: string): Html => html`<code class="id" title="${text}">${endOf(text)}</code>`;
 
-export type Column = { label: string; kind?: 'text' | 'number' | 'money' | 'time' | 'actions' };
+type Column = { label: string; kind?: 'text' | 'number' | 'money' | 'time' | 'actions' };
 
 /** Renders a table that scrolls by itself on a narrow screen; `empty` advises what to do when there are no rows. */
 export function table(

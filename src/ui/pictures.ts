@@ -19,7 +19,7 @@ const scaled = (part: bigint, whole: bigint, length: number): string =>
   whole === 0n ? '0' : ((Number(part) / Number(whole)) * length).toFixed(1);
 const percent = (part: bigint, whole: bigint): string => `${scaled(part, whole, 100)}%`;
 
-export type Part = {
+export type BarPart = {
   name: string;
   amount: Nanos;
   tone: 'spent' | 'held' | 'delegated' | 'free' | 'reserved';
@@ -31,7 +31,7 @@ export type Part = {
 const NOTHING = dollars(ZERO);
 
 /** Draws money as a bar of its parts, with a legend of the amounts. */
-export function moneyBar(title: string, parts: readonly Part[]): Html {
+export function moneyBar(title: string, parts: readonly BarPart[]): Html {
   const whole = parts.reduce((sum, it) => sum + it.amount, 0n);
   let x = 0n;
   const shapes = parts.map((it) => {
@@ -39,7 +39,7 @@ export function moneyBar(title: string, parts: readonly Part[]): Html {
     x += it.amount;
     return html`<rect class="${it.tone}" x="${at}" width="${percent(it.amount, whole)}" height="100%"${it.key && html` data-live-bar="${it.key}.bar"`}></rect>`;
   });
-  const isUnnamed = ({ isRare, amount }: Part) => isRare && amount === ZERO;
+  const isUnnamed = ({ isRare, amount }: BarPart) => isRare && amount === ZERO;
   const legend = parts.map(
     (it) =>
       html`<li${it.isRare && html` data-unless="${NOTHING}"`}${isUnnamed(it) && html` hidden`}><span class="swatch ${it.tone}"></span>${it.name} <b${it.key && html` data-live="${it.key}"`}>${dollars(it.amount)}</b></li>`,
@@ -72,7 +72,7 @@ const day = (at: number) => new Date(at * 1000).toISOString().slice(0, 10);
  * Draws spending over time as stacked bars, one colour for each of the largest keys. `step` is the length of a bar in
  * seconds.
  */
-export function spendingOver(
+export function spendingChart(
   title: string,
   cells: readonly Cell[],
   { since, until, step, what }: { since: number; until: number; step: number; what: string },
@@ -176,7 +176,7 @@ export function ganttOf(leases: readonly Lease[], now: number): Html {
 }
 
 /** Returns the shapes of a `moneyBar` for the stream, by the keys of its parts: x and width. */
-export function barShapes(parts: readonly Part[]): Record<string, string> {
+export function barShapes(parts: readonly BarPart[]): Record<string, string> {
   const whole = parts.reduce((sum, it) => sum + it.amount, 0n);
   const shapes: Record<string, string> = {};
   let x = 0n;

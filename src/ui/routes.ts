@@ -5,7 +5,7 @@ import { REFUSALS, Refusal } from '../base/refusal.ts';
 import { readBody } from '../http/body.ts';
 import { allowOf, callerNetwork, describeError, type Env, enter, onError, requestIdOf } from '../http/endpoint.ts';
 import type { Asset } from './assets.ts';
-import { cookieOf, PAGE_HEADERS, type Place, placeOf, refuseForeignForm, SESSION } from './guard.ts';
+import { cookieOf, PAGE_HEADERS, type PageAddress, pageAddressOf, refuseForeignForm, SESSION } from './guard.ts';
 import { EMPTY, type Html, html } from './html.ts';
 import { assets, documentOf, type Page } from './layout.ts';
 import { openLive } from './live.ts';
@@ -43,7 +43,7 @@ const FORM_BYTES_MAX = 16 * 1024;
 const ASSET_SECONDS = 365 * 86_400;
 
 type Show = (visit: Visit) => Page | Go | Promise<Page | Go>;
-type Route = readonly [method: 'GET' | 'POST', path: string, show: Show];
+type PageRoute = readonly [method: 'GET' | 'POST', path: string, show: Show];
 
 /** Restricts a page to the operator. */
 const operator =
@@ -54,7 +54,7 @@ const operator =
   };
 
 /** The pages, and the forms on them. A viewer who is not signed in is redirected to /sign-in. */
-const ROUTES: readonly Route[] = [
+const ROUTES: readonly PageRoute[] = [
   ['GET', '/', (visit) => (visit.viewer.kind === 'operator' ? nowPage(visit) : homePage(visit))],
   ['POST', '/top-up', topUp],
 
@@ -139,27 +139,27 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
   ] as const)
     hono.post(
       path,
-      handle(app, async (c, place) => {
-        const viewer = signedIn(app, c.env.incoming, place)?.viewer;
-        return viewer ? go(c, await signOut(app, place, viewer, isEverywhere)) : go(c, { to: '/sign-in' });
+      handle(app, async (c, address) => {
+        const viewer = signedIn(app, c.env.incoming, address)?.viewer;
+        return viewer ? go(c, await signOut(app, address, viewer, isEverywhere)) : go(c, { to: '/sign-in' });
       }),
     );
   hono.get(
     '/live',
-    handle(app, (c, place) => {
-      const found = signedIn(app, c.env.incoming, place);
-      if (!found) throw new Refusal('unauthenticated', 'Sign in first.');
-      admitViewer(app, c, found.viewer);
+    handle(app, (c, address) => {
+      const signed = signedIn(app, c.env.incoming, address);
+      if (!signed) throw new Refusal('unauthenticated', 'Sign in first.');
+      admitViewer(app, c, signed.viewer);
       if (c.req.method === 'HEAD') return answer(c, EMPTY, 200);
-      const visit = visitOf(app, parts, c, found.viewer, new URLSearchParams());
-      return openLive(visit, c, () => signedIn(app, c.env.incoming, place) !== undefined);
+      const visit = visitOf(app, parts, c, signed.viewer, new URLSearchParams());
+      return openLive(visit, c, () => signedIn(app, c.env.incoming, address) !== undefined);
     }),
   );
   for (const [method, path, show] of ROUTES) hono.on(method, path, visiting(app, parts, show));
   for (const [path, known] of Map.groupBy(hono.routes, (it) => it.path)) {
     const refuse = refusing(app, () => new Refusal('method_not_allowed'));
     hono.all(path, (c) => {
-      placeOf(app, c.env.incoming); // Under a foreign host name no path exists.
+      pageAddressOf(app, c.env.incoming); // Under a foreign host name no path exists.
       c.set('allow', allowOf(known.map(({ method }) => method)));
       return refuse(c);
     });
@@ -167,10 +167,10 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
   return hono;
 }
 
-type Answer = (c: Context<Env>) => Promise<Response>;
+type PageHandler = (c: Context<Env>) => Promise<Response>;
 
 /** Answers requests that no page handles with a refusal: as a page to a browser, in the API's form to programs. */
-function refusing(app: UiApp, refusal: () => Refusal): Answer {
+function refusing(app: UiApp, refusal: () => Refusal): PageHandler {
   const asPage = handle(app, () => {
     throw refusal();
   });
@@ -181,19 +181,19 @@ function refusing(app: UiApp, refusal: () => Refusal): Answer {
 }
 
 /** Runs a handler after the checks of every request to the page; its errors become pages. */
-function handle(app: UiApp, run: (c: Context<Env>, place: Place) => Promise<Response> | Response): Answer {
+function handle(app: UiApp, run: (c: Context<Env>, address: PageAddress) => Promise<Response> | Response): PageHandler {
   return async (c) => {
     const { incoming } = c.env;
-    const place = placeOf(app, incoming);
+    const address = pageAddressOf(app, incoming);
     try {
       refuseFault(app.health);
-      if (c.req.method === 'POST') refuseForeignForm(app, incoming, place);
-      return await run(c, place);
+      if (c.req.method === 'POST') refuseForeignForm(app, incoming, address);
+      return await run(c, address);
     } catch (error) {
       const { refusal, message } = describeError(app, requestIdOf(c), loggedPath(c), error);
-      const found = app.health.fault ? undefined : signedIn(app, incoming, place);
+      const signed = app.health.fault ? undefined : signedIn(app, incoming, address);
       const { status } = REFUSALS[refusal.code];
-      const page = answer(c, documentOf(faultPage(message, requestIdOf(c)), found?.viewer), status);
+      const page = answer(c, documentOf(faultPage(message, requestIdOf(c)), signed?.viewer), status);
       if (refusal.retryAfterSeconds !== undefined) page.headers.set('retry-after', String(refusal.retryAfterSeconds));
       if (c.var.allow) page.headers.set('allow', c.var.allow);
       return page;
@@ -209,14 +209,14 @@ const faultPage = (message: string, requestId: string): Page => ({
   body: html`<p class="notice bad" role="alert">${message}</p><p class="weak">Request <code>${requestId}</code>. Go <a href="/">back to the first page</a>.</p>`,
 });
 
-function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<Page | Go>): Answer {
-  return handle(app, async (c, place) => {
+function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<Page | Go>): PageHandler {
+  return handle(app, async (c, address) => {
     const { incoming } = c.env;
     const query = queryOf(c);
     const form = await formOf(app, c);
     // Programs that preview a link send HEAD: that does not count as a visit, and uses up neither a link nor a code.
     if (c.req.method === 'HEAD') return answer(c, EMPTY, 200);
-    const arrival: Arrival = { app, incoming, place, params: c.req.param() as Record<string, string>, query, form };
+    const arrival: Arrival = { app, incoming, address, params: c.req.param() as Record<string, string>, query, form };
     try {
       return result(c, await arrive(arrival), undefined, query);
     } catch (error) {
@@ -228,27 +228,27 @@ function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<
   });
 }
 
-function visiting(app: UiApp, parts: UiParts, show: Show): Answer {
-  return handle(app, async (c, place) => {
-    const found = signedIn(app, c.env.incoming, place);
-    if (!found) return turnAway(c, place);
-    admitViewer(app, c, found.viewer);
-    await noteUse(app, found.session);
+function visiting(app: UiApp, parts: UiParts, show: Show): PageHandler {
+  return handle(app, async (c, address) => {
+    const signed = signedIn(app, c.env.incoming, address);
+    if (!signed) return turnAway(c, address);
+    admitViewer(app, c, signed.viewer);
+    await noteUse(app, signed.session);
     const form = await formOf(app, c);
     // A form may arrive slowly: a session that has ended by then must not complete its request.
-    const viewer = signedIn(app, c.env.incoming, place)?.viewer;
-    if (!viewer) return turnAway(c, place);
+    const viewer = signedIn(app, c.env.incoming, address)?.viewer;
+    if (!viewer) return turnAway(c, address);
     const visit = visitOf(app, parts, c, viewer, form);
     return result(c, await show(visit), viewer, visit.query);
   });
 }
 
 /** Redirects to the sign-in page, and from there back. Throws `unauthenticated` for a form. */
-function turnAway(c: Context<Env>, place: Place): Response {
+function turnAway(c: Context<Env>, address: PageAddress): Response {
   if (c.req.method !== 'GET' && c.req.method !== 'HEAD')
     throw new Refusal('unauthenticated', 'Your session has ended. Sign in and send the form again.');
   const next = `${c.req.path}${new URL(c.req.url).search}`;
-  const had = cookieOf(c.env.incoming, place, SESSION) !== undefined || next !== '/';
+  const had = cookieOf(c.env.incoming, address, SESSION) !== undefined || next !== '/';
   return go(c, { to: had ? `/sign-in?next=${encodeURIComponent(next)}` : '/sign-in' });
 }
 
@@ -266,8 +266,8 @@ function visitOf(app: UiApp, parts: UiParts, c: Context<Env>, viewer: Viewer, fo
   };
 }
 
-function signedIn(app: UiApp, incoming: IncomingMessage, place: Place) {
-  const session = sessionOf(app, incoming, place);
+function signedIn(app: UiApp, incoming: IncomingMessage, address: PageAddress) {
+  const session = sessionOf(app, incoming, address);
   const viewer = session && viewerOf(app, session);
   return viewer ? { session, viewer } : undefined;
 }

@@ -1,12 +1,12 @@
 import type { IncomingMessage } from 'node:http';
 import { type BrowserSessionOrder, findBrowserSession, mintBrowserToken } from '../access/browser-sessions.ts';
-import type { Attempt } from '../access/code-flow.ts';
+import type { SignInAttempt } from '../access/code-flow.ts';
 import { findKeyByToken } from '../access/keys.ts';
 import { hashToken, kindOfToken } from '../access/token.ts';
 import * as writes from '../access/writes.ts';
 import { Refusal } from '../base/refusal.ts';
 import { callerNetwork } from '../http/endpoint.ts';
-import { ATTEMPT, cookie, cookieOf, type Place, SESSION } from './guard.ts';
+import { ATTEMPT, cookie, cookieOf, type PageAddress, SESSION } from './guard.ts';
 import { html } from './html.ts';
 import { assets, type Page } from './layout.ts';
 import { buttonLink, card, form } from './parts.ts';
@@ -17,7 +17,7 @@ import type { UiApp, Viewer } from './visit.ts';
 export type Arrival = {
   app: UiApp;
   incoming: IncomingMessage;
-  place: Place;
+  address: PageAddress;
   params: Record<string, string>;
   query: URLSearchParams;
   form: URLSearchParams;
@@ -66,13 +66,13 @@ export function signInPage({ app, query }: Arrival, fault?: string): Page {
 
 /** Opens a session with a new token and ends the browser's earlier one, which may have been planted there. */
 async function open(arrival: Arrival, order: Omit<BrowserSessionOrder, 'tokenHash'>): Promise<string> {
-  const { app, incoming, place } = arrival;
+  const { app, incoming, address } = arrival;
   const token = mintBrowserToken();
-  const earlier = sessionOf(app, incoming, place);
+  const earlier = sessionOf(app, incoming, address);
   const now = app.clock.now();
   const opened = { ...order, tokenHash: hashToken(token) };
   await app.ledger.write(writes.openBrowserSession, { order: opened, earlierId: earlier?.id, now });
-  return cookie(place, SESSION, token, COOKIE_SECONDS);
+  return cookie(address, SESSION, token, COOKIE_SECONDS);
 }
 
 /** Counts a wrong credential against its network. Throws `rate_limited` and `unauthenticated`. */
@@ -97,32 +97,32 @@ export async function signInByKey(arrival: Arrival): Promise<Go> {
 
 /** Signs in as the operator by a link of `purser ui`. */
 export async function signInByLink(arrival: Arrival): Promise<Go> {
-  const { app, incoming, place, params } = arrival;
+  const { app, incoming, address, params } = arrival;
   const token = mintBrowserToken();
   const linkHash = hashToken(params.code ?? '');
   const now = app.clock.now();
-  const earlier = sessionOf(app, incoming, place);
+  const earlier = sessionOf(app, incoming, address);
   const isKnown = findBrowserSession(app.ledger.read, linkHash, now)?.kind === 'link'; // A guess costs no write.
   const isGood =
     isKnown &&
     (await app.ledger.write(writes.redeemLink, { linkHash, tokenHash: hashToken(token), earlierId: earlier?.id, now }));
   if (!isGood) return refuse(arrival, 'This link was used already, or is older than a minute. Run `purser ui` again.');
-  return { to: '/', cookies: [cookie(place, SESSION, token, COOKIE_SECONDS)] };
+  return { to: '/', cookies: [cookie(address, SESSION, token, COOKIE_SECONDS)] };
 }
 
 /** Redirects the browser to the identity provider. The state that must come back with it is kept in a cookie. */
-export async function beginSignIn({ app, place }: Arrival): Promise<Go> {
+export async function beginSignIn({ app, address }: Arrival): Promise<Go> {
   if (!app.codeFlow) throw new Refusal('not_found', 'No sign-in is configured (identity.client_id).');
-  const { url, attempt } = await app.codeFlow.begin(`${place.origin}${CALLBACK}`);
+  const { url, attempt } = await app.codeFlow.begin(`${address.origin}${CALLBACK}`);
   const kept = [attempt.state, attempt.verifier, attempt.nonce].join('.');
-  return { to: url, cookies: [cookie(place, ATTEMPT, kept, ATTEMPT_SECONDS)] };
+  return { to: url, cookies: [cookie(address, ATTEMPT, kept, ATTEMPT_SECONDS)] };
 }
 
 /** Completes the sign-in when the browser returns from the identity provider. */
 export async function finishSignIn(arrival: Arrival): Promise<Go> {
-  const { app, incoming, place, query } = arrival;
+  const { app, incoming, address, query } = arrival;
   if (!app.codeFlow) throw new Refusal('not_found', 'No sign-in is configured (identity.client_id).');
-  const [state, verifier, nonce] = (cookieOf(incoming, place, ATTEMPT) ?? '').split('.');
+  const [state, verifier, nonce] = (cookieOf(incoming, address, ATTEMPT) ?? '').split('.');
   if (!state || !verifier || !nonce)
     throw new Refusal('unauthenticated', 'This sign-in was begun in another browser, or ten minutes ago. Begin again.');
   if (query.get('error'))
@@ -130,12 +130,12 @@ export async function finishSignIn(arrival: Arrival): Promise<Go> {
       'unauthenticated',
       'The identity provider did not sign you in. Begin again, or ask the operator.',
     );
-  const attempt: Attempt = { state, verifier, nonce };
+  const attempt: SignInAttempt = { state, verifier, nonce };
   const back = {
     state: query.get('state'),
     code: query.get('code'),
     issuer: query.get('iss'),
-    redirectUri: `${place.origin}${CALLBACK}`,
+    redirectUri: `${address.origin}${CALLBACK}`,
   };
   const network = callerNetwork(app, incoming);
   app.limits.failedAuth.check(network); // Each attempt calls the identity provider.
@@ -146,15 +146,15 @@ export async function finishSignIn(arrival: Arrival): Promise<Go> {
   });
   app.limits.account.take(accountId);
   const session = await open(arrival, { kind: 'account', accountId, keyId: null });
-  return { to: '/', cookies: [session, cookie(place, ATTEMPT, '', 0)] };
+  return { to: '/', cookies: [session, cookie(address, ATTEMPT, '', 0)] };
 }
 
 /** Ends the session of this browser, or with `everywhere` all of the same person. */
-export async function signOut(app: UiApp, place: Place, viewer: Viewer, isEverywhere: boolean): Promise<Go> {
+export async function signOut(app: UiApp, address: PageAddress, viewer: Viewer, isEverywhere: boolean): Promise<Go> {
   const { write } = app.ledger;
   if (isEverywhere)
     await write(writes.endBrowserSessionsOf, { accountId: viewer.kind === 'account' ? viewer.accountId : null });
   else await write(writes.endBrowserSession, { id: viewer.sessionId });
   const done = isEverywhere ? 'signed-out-everywhere' : 'signed-out';
-  return { to: `/sign-in?done=${done}`, cookies: [cookie(place, SESSION, '', 0)] };
+  return { to: `/sign-in?done=${done}`, cookies: [cookie(address, SESSION, '', 0)] };
 }

@@ -3,12 +3,12 @@ import { type BrowserSession, findBrowserSession, isUseNews } from '../access/br
 import { findKey } from '../access/keys.ts';
 import { hashToken } from '../access/token.ts';
 import { noteBrowserSession } from '../access/writes.ts';
-import { cookieOf, type Place, SESSION } from './guard.ts';
+import { cookieOf, type PageAddress, SESSION } from './guard.ts';
 import type { UiApp, Viewer } from './visit.ts';
 
 /** Returns the session whose cookie a request carries, if it has not ended. */
-export function sessionOf(app: UiApp, incoming: IncomingMessage, place: Place): BrowserSession | undefined {
-  const token = cookieOf(incoming, place, SESSION);
+export function sessionOf(app: UiApp, incoming: IncomingMessage, address: PageAddress): BrowserSession | undefined {
+  const token = cookieOf(incoming, address, SESSION);
   if (!token) return undefined;
   const session = findBrowserSession(app.ledger.read, hashToken(token), app.clock.now());
   return session && session.kind !== 'link' ? session : undefined;

@@ -100,7 +100,7 @@ export function accountIn({ viewer, query }: Visit): string | undefined {
 }
 
 /** Returns the wallet to which the query limits a list, if any. Throws `not_found`, also for another account's. */
-export function walletAsked(visit: Visit, name = 'wallet'): Wallet | undefined {
+export function walletIn(visit: Visit, name = 'wallet'): Wallet | undefined {
   const walletId = visit.query.get(name);
   return walletId ? walletSeen(visit, walletId) : undefined;
 }

@@ -28,17 +28,17 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   const ending = await app.ledger.write(endSpending, { id: walletId, reason, now });
   if (ending.status === 'closed') return ending;
   const deadline = performance.now() + app.config.close_wait_seconds * 1000;
-  const secondsLeft = () => Math.max(0, (deadline - performance.now()) / 1000);
-  await endLeases(app, walletId, secondsLeft());
+  const secondsRemaining = () => Math.max(0, (deadline - performance.now()) / 1000);
+  await endLeases(app, walletId, secondsRemaining());
   const wallet = await tryClose(app, walletId);
   if (wallet.status === 'closed') return wallet;
-  await app.inFlight.whenWalletIdle(walletId, secondsLeft());
+  await app.inFlight.whenWalletIdle(walletId, secondsRemaining());
   for (;;) {
-    await endLeases(app, walletId, secondsLeft());
+    await endLeases(app, walletId, secondsRemaining());
     const attempted = await tryClose(app, walletId);
     if (attempted.status === 'closed') return attempted;
     const isHeldBack = leasesBelow(app, walletId).some((it) => it.quarantinedAt !== null);
-    if (isHeldBack || secondsLeft() === 0 || app.inFlight.isCutOff()) {
+    if (isHeldBack || secondsRemaining() === 0 || app.inFlight.isCutOff()) {
       app.wakeAt(app.clock.now() + 1); // The reaper continues.
       return attempted;
     }
@@ -52,8 +52,8 @@ type EndSpending = { id: string; reason: CloseReason; now: number };
  * reason was its expiry, and it has been extended since that was read.
  */
 export const endSpending = defineWrite('wallet.end_spending', (tx, { id: walletId, reason, now }: EndSpending) => {
-  const asked = findWallet(tx, walletId);
-  if (asked && reason === 'expired' && statusAt(asked, now) === 'active') return asked;
+  const wallet = findWallet(tx, walletId);
+  if (wallet && reason === 'expired' && statusAt(wallet, now) === 'active') return wallet;
   for (const { id } of openDescendants(tx, walletId)) endOne(id);
   return endOne(walletId);
 

@@ -15,11 +15,11 @@ export const Checkout = v.object({
 
 /** Renders a checkout. Past `expires_at` it reads as expired even if the provider has not reported it yet. */
 export function checkoutBody(it: CheckoutRow, now: number): v.InferOutput<typeof Checkout> {
-  const isOver = it.status === 'open' && now >= it.expiresAt;
+  const hasExpired = it.status === 'open' && now >= it.expiresAt;
   return {
     id: it.id,
-    url: isOver ? null : it.url,
-    status: isOver ? 'expired' : (it.status as v.InferOutput<typeof Checkout>['status']),
+    url: hasExpired ? null : it.url,
+    status: hasExpired ? 'expired' : (it.status as v.InferOutput<typeof Checkout>['status']),
     amount_cents: it.amountCents,
     expires_at: it.expiresAt,
   };

@@ -19,7 +19,7 @@ export type Conversation = {
   finish(): Json[];
 };
 /** `arguments` is JSON. */
-export type Call = { id: string; name: string; arguments: string; marks?: Json };
+type Call = { id: string; name: string; arguments: string; marks?: Json };
 
 const SEPARATOR = '\n\n';
 

@@ -1,11 +1,11 @@
-import type { FaultPlace } from '../../base/fault.ts';
+import type { FaultSite } from '../../base/fault.ts';
 import type { Sinks } from '../sinks.ts';
 
 /** The events of failures. */
 export function faultEvents({ log, metrics }: Sinks) {
   /** The faults so far, and the last of them. */
   let faultCount = 0;
-  let lastFault: { where: FaultPlace; milliseconds: number } | undefined;
+  let lastFault: { where: FaultSite; milliseconds: number } | undefined;
 
   function failed(where: string, error: unknown, facts: Record<string, unknown> = {}) {
     metrics.failures.inc({ where });
@@ -15,7 +15,7 @@ export function faultEvents({ log, metrics }: Sinks) {
   return {
     failed,
     /** An unexpected error has ended one request, connection or timer callback, and nothing else. */
-    faulted(where: FaultPlace, error: unknown, facts: Record<string, unknown> = {}) {
+    faulted(where: FaultSite, error: unknown, facts: Record<string, unknown> = {}) {
       metrics.faults.inc({ where });
       faultCount++;
       lastFault = { where, milliseconds: performance.now() };

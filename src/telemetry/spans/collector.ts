@@ -9,7 +9,7 @@ const ANSWER_BYTES_MAX = 16 * 1024;
 /** After these statuses the same request may be sent again (OTLP 1.x, "Retryable Response Codes"). */
 const RETRYABLE = new Set([429, 502, 503, 504]);
 
-export type Sent =
+export type Exported =
   | { kind: 'accepted'; rejectedCount: number }
   /** The request will never be accepted. */
   | { kind: 'refused'; reason: string }
@@ -17,7 +17,7 @@ export type Sent =
 
 export type Collector = {
   /** Posts one request. Never throws. */
-  send(body: string): Promise<Sent>;
+  send(body: string): Promise<Exported>;
   /** Aborts a running request. */
   close(): Promise<void>;
 };

@@ -1,7 +1,7 @@
 import type { OpenTelemetrySettings } from '../../config/opentelemetry.ts';
 import { VERSION } from '../../files/version.ts';
 import { deadline } from '../../net/deadline.ts';
-import type { Collector, Sent } from './collector.ts';
+import type { Collector, Exported } from './collector.ts';
 import { exportRequest, type Span } from './otlp.ts';
 
 /** The most spans that wait for the collector; beyond it, new ones are dropped. */
@@ -125,11 +125,11 @@ function createHealth(events: ExporterEvents) {
   return {
     isFailing: () => failuresInARow > 0,
     /** Returns the milliseconds after which the request is sent again. */
-    failed({ reason, retryAfterSeconds = 0 }: Sent & { kind: 'failed' }, isStopped: boolean): number {
+    failed({ reason, retryAfterSeconds = 0 }: Exported & { kind: 'failed' }, isStopped: boolean): number {
       if (failuresInARow++ === 0 && !isStopped) events.collectorFailing(reason);
       return Math.min(max, Math.max(retryAfterSeconds * 1000, min * 2 ** (failuresInARow - 1)));
     },
-    answered(sent: Exclude<Sent, { kind: 'failed' }>, count: number): void {
+    answered(sent: Exclude<Exported, { kind: 'failed' }>, count: number): void {
       if (sent.kind === 'refused') {
         events.spansDropped('refused', count);
         if (failuresInARow++ === 0) events.collectorFailing(sent.reason);

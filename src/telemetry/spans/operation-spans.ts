@@ -5,7 +5,7 @@ import type { Operation, Outcome } from '../../ledger/operation.ts';
 import type { Resource } from '../../ledger/resource.ts';
 import type { Route } from '../../router/catalogue.ts';
 import type { Exporter } from './exporter.ts';
-import type { Attributes, Span } from './otlp.ts';
+import type { Span, SpanAttributes } from './otlp.ts';
 import { newContext, readTraceparent, type SpanContext } from './trace-context.ts';
 
 /** Operations and leases whose context is remembered. Beyond it the oldest is forgotten, and begins a trace of its own. */
@@ -29,13 +29,13 @@ export type OperationSpans = {
 };
 
 /** The facts about an operation that its row does not contain. Times are milliseconds since 1970. */
-type Attempt = SpanContext & {
+type OpenSpan = SpanContext & {
   parentSpanId: string | undefined;
   startedAt: number;
   endedAt?: number;
   call?: { route: Route; isStream: boolean; firstByteSeconds: number | undefined };
 };
-type End = {
+type OperationEnd = {
   outcome: 'charged' | 'released';
   charge: bigint;
   usage: string | null;
@@ -52,7 +52,7 @@ export function createOperationSpans(
   time: TimeSource,
   failed: (error: unknown) => void,
 ): OperationSpans {
-  const attempts = createMemory<Attempt>();
+  const attempts = createMemory<OpenSpan>();
   /** The span of the operation that created a lease, by lease. */
   const leases = createMemory<SpanContext>();
   const now = () => time.wall();
@@ -65,12 +65,12 @@ export function createOperationSpans(
     }
   };
 
-  const emit = (operation: Operation, end: End) => add(() => spanOf(operation, end));
+  const emit = (operation: Operation, end: OperationEnd) => add(() => spanOf(operation, end));
 
-  function spanOf(operation: Operation, end: End): Span {
+  function spanOf(operation: Operation, end: OperationEnd): Span {
     const { id, createdAt, uncertainAt } = operation;
     // After a restart only the row is known, in whole seconds.
-    const { parentSpanId, startedAt, endedAt, call, ...context }: Attempt = attempts.take(id) ?? {
+    const { parentSpanId, startedAt, endedAt, call, ...context }: OpenSpan = attempts.take(id) ?? {
       ...newContext(undefined),
       parentSpanId: undefined,
       startedAt: createdAt * 1000,
@@ -125,7 +125,7 @@ export function createOperationSpans(
 }
 
 /** Returns what an answer or a refusal says of the end of an operation. */
-function endOf(outcome: Exclude<Outcome<unknown>, { kind: 'unknown' }>): End {
+function endOf(outcome: Exclude<Outcome<unknown>, { kind: 'unknown' }>): OperationEnd {
   const settledBy = outcome.isCancelled ? 'cancelled' : 'answer';
   if (outcome.kind === 'refused')
     return { outcome: 'released', charge: 0n, usage: null, error: outcome.code, settledBy };
@@ -133,7 +133,7 @@ function endOf(outcome: Exclude<Outcome<unknown>, { kind: 'unknown' }>): End {
   return { outcome: 'charged', charge, usage, error: reason === undefined ? undefined : 'answer_lost', settledBy };
 }
 
-const paidAttributes = (operation: Operation, end: End, accountId: string | undefined): Attributes => ({
+const paidAttributes = (operation: Operation, end: OperationEnd, accountId: string | undefined): SpanAttributes => ({
   'purser.operation.id': operation.id,
   'purser.operation.kind': operation.kind,
   'purser.request.id': operation.requestId,
@@ -177,8 +177,8 @@ const leaseCall = ({ kind, subject }: Operation) => `${kind} ${subject}`;
 /** Names and describes the call of a model as the semantic conventions for generative AI do. */
 function modelCall(
   { route, subject, tags }: Operation,
-  { usage, charge }: End,
-  call: Attempt['call'],
+  { usage, charge }: OperationEnd,
+  call: OpenSpan['call'],
 ): Pick<Span, 'name' | 'attributes'> {
   const name = route.endsWith('embeddings') ? 'embeddings' : 'chat';
   const counted = usage === null ? {} : (parseJson(usage) as Record<string, unknown>);
@@ -187,7 +187,7 @@ function modelCall(
     return typeof value === 'number' && Number.isSafeInteger(value) ? BigInt(value) : undefined;
   };
   const { session } = tags === null ? {} : (parseJson(tags) as Record<string, string>);
-  const attributes: Attributes = {
+  const attributes: SpanAttributes = {
     'gen_ai.operation.name': name,
     'gen_ai.provider.name': call?.route.upstream,
     'gen_ai.request.model': subject,

@@ -7,8 +7,8 @@ import type { SpanContext } from './trace-context.ts';
  */
 
 /** An attribute's value: a bigint is sent as an integer, a number as a double. */
-type Value = string | number | bigint | boolean;
-export type Attributes = Record<string, Value | undefined>;
+type AttributeValue = string | number | bigint | boolean;
+export type SpanAttributes = Record<string, AttributeValue | undefined>;
 
 const SPAN_KINDS = { internal: 1, client: 3 } as const;
 const STATUS_ERROR = 2;
@@ -21,13 +21,13 @@ export type Span = {
   /** Milliseconds since 1970. */
   startedAt: number;
   endedAt: number;
-  attributes: Attributes;
+  attributes: SpanAttributes;
   /** A code for the failure, never a text from outside, which may quote a prompt. */
   error: string | undefined;
 };
 
 /** Returns the body of a request that exports spans. `resource` describes their sender. */
-export function exportRequest(spans: readonly Span[], resource: Attributes, version: string): string {
+export function exportRequest(spans: readonly Span[], resource: SpanAttributes, version: string): string {
   const scopeSpans = [{ scope: { name: 'purser', version }, spans: spans.map(spanJson) }];
   return JSON.stringify({ resourceSpans: [{ resource: { attributes: attributesJson(resource) }, scopeSpans }] });
 }
@@ -47,13 +47,13 @@ function spanJson({ context, parentSpanId, name, kind, startedAt, endedAt, attri
 
 const nanoseconds = (milliseconds: number) => String(BigInt(Math.round(milliseconds * 1000)) * 1000n);
 
-function attributesJson(attributes: Attributes) {
+function attributesJson(attributes: SpanAttributes) {
   return Object.entries(attributes).flatMap(([key, value]) =>
     value === undefined ? [] : [{ key, value: valueJson(value) }],
   );
 }
 
-function valueJson(value: Value) {
+function valueJson(value: AttributeValue) {
   if (typeof value === 'string') return { stringValue: value };
   if (typeof value === 'boolean') return { boolValue: value };
   return typeof value === 'bigint' ? { intValue: String(value) } : { doubleValue: value };

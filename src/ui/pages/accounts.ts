@@ -27,7 +27,7 @@ import {
   table,
   when,
 } from '../parts.ts';
-import { barShapes, moneyBar, type Part } from '../pictures.ts';
+import { type BarPart, barShapes, moneyBar } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
 import { run, type Visit } from '../visit.ts';
 import { keysOf, keyTable, newKeyForm, newKeyPage, revokePage } from './keys.ts';
@@ -38,7 +38,7 @@ const WALLET_COUNT = 15;
 const LINE_COUNT = 50;
 
 /** Returns the parts of an account's money. */
-export function moneyOf(it: Pick<Account, 'availableCents' | 'reservedCents' | 'spentCents'>): Part[] {
+export function moneyOf(it: Pick<Account, 'availableCents' | 'reservedCents' | 'spentCents'>): BarPart[] {
   return [
     { name: 'spent', amount: centsToNanos(it.spentCents), tone: 'spent', key: 'account.spent' },
     { name: 'in wallets', amount: centsToNanos(it.reservedCents), tone: 'reserved', key: 'account.reserved' },

@@ -7,7 +7,7 @@ import { countWallets, listWallets } from '../../ledger/wallet.ts';
 import { html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import { buttonLink, card, cents, count, form, link } from '../parts.ts';
-import { moneyBar, spendingOver } from '../pictures.ts';
+import { moneyBar, spendingChart } from '../pictures.ts';
 import { callEndpoint, isPerson, type Visit } from '../visit.ts';
 import { moneyOf } from './accounts.ts';
 import { centsIn, walletTable } from './wallets.ts';
@@ -61,7 +61,7 @@ export async function homePage(visit: Visit): Promise<Page> {
       ${card(
         'Spending, last 30 days',
         cells.length
-          ? spendingOver(
+          ? spendingChart(
               'Spending by day and model',
               cells.map((it) => ({ at: it.at, key: it.keys[0] as string, amount: it.charged })),
               { since, until: now, step: DAY_SECONDS, what: 'Model' },

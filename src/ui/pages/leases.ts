@@ -33,12 +33,12 @@ import {
 } from '../parts.ts';
 import { ganttOf, type Lease } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
-import { accountIn, run, type Visit, walletAsked, walletSeen } from '../visit.ts';
+import { accountIn, run, type Visit, walletIn, walletSeen } from '../visit.ts';
 import { PAGE_COUNT, walletField } from './wallets.ts';
 
 const STRIP_COUNT = 30;
 
-type Keep = NonNullable<ReturnType<typeof summaryOf>['keep']>;
+type ShownKeep = NonNullable<ReturnType<typeof summaryOf>['keep']>;
 
 /** Describes the rented machine in a few words. */
 function whatIs({ slot, spec }: Resource): string {
@@ -59,7 +59,7 @@ function timeOf(it: Resource, now: number): { percent: string; left: string } {
 }
 
 /** Draws the elapsed share of a lease's time as a bar, with the rest of it in words. */
-function timeLeft(it: Resource, now: number): Html {
+function remainingTime(it: Resource, now: number): Html {
   if (it.endedAt !== null) return html`ended ${ago(it.endedAt, now)}`;
   const { percent, left } = timeOf(it, now);
   if (isStuck(it))
@@ -81,11 +81,11 @@ export const streamOf = (leases: readonly Resource[]): string =>
  * Returns the ids of the leases that a stream was opened for; by default the newest running ones, for the stream of their
  * list. Throws `not_found`, also for leases of another account.
  */
-export function leasesAsked(visit: Visit): string[] {
+export function leasesShown(visit: Visit): string[] {
   const { app, viewer, query } = visit;
-  const asked = query.get('leases');
-  if (asked !== null)
-    return asked
+  const requested = query.get('leases');
+  if (requested !== null)
+    return requested
       .split(',')
       .filter(Boolean)
       .slice(0, PAGE_COUNT)
@@ -117,7 +117,7 @@ export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Htm
       link(`/leases/${it.id}`, outside(whatIs(it))),
       html`${state(it.status)}${isKept && html` <span class="weak">kept while busy</span>`}`,
       link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name)),
-      timeLeft(it, now),
+      remainingTime(it, now),
       money(it.charged),
       canStop ? buttonLink(`/leases/${it.id}/stop`, 'Stop') : '',
     ];
@@ -141,14 +141,14 @@ export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Htm
 export function listPage(visit: Visit): Page {
   const { app, query, now, path } = visit;
   const { read } = app.ledger;
-  const asked = query.get('state') ?? 'live';
+  const state = query.get('state') ?? 'live';
   const accountId = accountIn(visit);
-  const wallet = walletAsked(visit);
+  const wallet = walletIn(visit);
   const filter = {
     accountId,
     walletId: wallet?.id,
-    isLive: asked === 'live',
-    status: RESOURCE_STATUSES.find((it) => it === asked),
+    isLive: state === 'live',
+    status: RESOURCE_STATUSES.find((it) => it === state),
   };
   const { page, next } = pageResources(read, filter, { before: query.get('before') || undefined, limit: PAGE_COUNT });
   const total = countResources(read, filter);
@@ -170,7 +170,7 @@ export function listPage(visit: Visit): Page {
     : html`No machines are on offer here: configure a slot under <code>compute</code> in purser.yaml.`;
   const body = html`
     ${strip.length > 0 && card('Running now', ganttOf(strip, now), `${liveCount > strip.length ? `the newest ${strip.length} of ${count(liveCount)}, ` : ''}from the order to the deadline`)}
-    ${filters('/leases', [...walletField(wallet), { name: 'state', label: 'State', value: asked, options: [['live', 'running'], ['all', 'all'], ...RESOURCE_STATUSES.map((it) => [it, it] as const)] }])}
+    ${filters('/leases', [...walletField(wallet), { name: 'state', label: 'State', value: state, options: [['live', 'running'], ['all', 'all'], ...RESOURCE_STATUSES.map((it) => [it, it] as const)] }])}
     ${card(wallet ? `Leases of ${named(wallet.id, wallet.name)}` : 'Leases', html`${leaseTable(visit, page, empty)}${page.length > 0 && pager(page.length, total, query.get('before') ? address(path, query, { before: undefined }) : undefined, next && address(path, query, { before: next }))}`)}`;
   return { title: 'Leases', body, section: '/leases', stream: `/live?page=leases&${streamOf(page)}` };
 }
@@ -186,7 +186,7 @@ function leaseSeen(visit: Visit, leaseId: string): Resource {
 const leaseIn = (visit: Visit): Resource => leaseSeen(visit, visit.params.id as string);
 
 /** Describes the time that a keep has bought and may buy, and why it has ended or waits. */
-function keepSentence({ state: is, bought_seconds: bought, max_seconds: max, ...keep }: Keep): Html {
+function keepSentence({ state: is, bought_seconds: bought, max_seconds: max, ...keep }: ShownKeep): Html {
   const why = keep.message ?? keep.reason?.replaceAll('_', ' ');
   return html`${state(is)} ${duration(bought)} of ${duration(max)} bought, by ${duration(keep.extend_seconds)}${why !== undefined && html` <span class="weak">${outside(why)}</span>`}`;
 }

@@ -23,7 +23,7 @@ import {
   plural,
   table,
 } from '../parts.ts';
-import { spendingOver } from '../pictures.ts';
+import { spendingChart } from '../pictures.ts';
 import { PULSE_SECONDS, spendersOf } from '../pulse.ts';
 import { run, type Visit } from '../visit.ts';
 import { serverTable } from './models.ts';
@@ -86,7 +86,7 @@ export async function nowPage(visit: Visit): Promise<Page> {
     ${card(
       'Spending by model, last hour',
       byModel.length
-        ? spendingOver('Spending by minute and model', byModel, { since, until: now, step: MINUTE, what: 'Model' })
+        ? spendingChart('Spending by minute and model', byModel, { since, until: now, step: MINUTE, what: 'Model' })
         : html`<div class="empty">No charge in the last hour.</div>`,
     )}
     <div class="two">${card('Model servers', serverTable(status.upstreams, now))}${card('Backends', backends(status, now))}</div>`;

@@ -41,8 +41,8 @@ import { PAGE_COUNT } from './wallets.ts';
 export function listPage(visit: Visit): Page {
   const { app, query, now, path } = visit;
   const { read } = app.ledger;
-  const asked = query.get('state') ?? '';
-  const operationState = OPERATION_STATES.find((it) => it === asked);
+  const wanted = query.get('state') ?? '';
+  const operationState = OPERATION_STATES.find((it) => it === wanted);
   const filter = { state: operationState };
   const isUncertain = operationState === 'uncertain';
   const list = isUncertain
@@ -87,7 +87,7 @@ export function listPage(visit: Visit): Page {
       {
         name: 'state',
         label: 'State',
-        value: asked,
+        value: wanted,
         options: [
           ['', 'all'],
           ['reserved', 'on hold'],

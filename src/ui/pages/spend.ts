@@ -11,7 +11,7 @@ import { findWallet } from '../../ledger/wallet.ts';
 import { type Html, html, type Value } from '../html.ts';
 import type { Page } from '../layout.ts';
 import { card, count, dollars, filters, link, money, named, outside, pagesOf, table } from '../parts.ts';
-import { spendingOver } from '../pictures.ts';
+import { spendingChart } from '../pictures.ts';
 import { accountIn, type Visit } from '../visit.ts';
 
 const HOUR = 3600;
@@ -90,7 +90,7 @@ export async function spendPage(visit: Visit): Promise<Page> {
       cells.length > 0 &&
       card(
         `Over time, by ${pictured}`,
-        spendingOver(
+        spendingChart(
           `Spending by ${pictured}`,
           cells.map((it) => ({ at: it.at, key: nameOf(it.keys[0] as string, pictured), amount: it.charged })),
           { since, until: now, step: range.step, what: NAMES[pictured] },

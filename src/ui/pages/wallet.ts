@@ -52,11 +52,11 @@ import {
   table,
   when,
 } from '../parts.ts';
-import { barShapes, type Moment, moneyBar, spendingOver, walletLife } from '../pictures.ts';
+import { barShapes, type Moment, moneyBar, spendingChart, walletLife } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
 import { callEndpoint, run, type Visit, walletSeen } from '../visit.ts';
 import { leaseTable, streamOf } from './leases.ts';
-import { centsIn, handOver, partsOf, stateOf, walletTable } from './wallets.ts';
+import { centsIn, partsOf, stateOf, tokenPage, walletTable } from './wallets.ts';
 
 /**
  * Beyond this many operations, changes and children, a page does not read the whole life of a wallet: it shows the latest
@@ -126,7 +126,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
     ${steps.length > 0 && card('Its life', walletLife(momentsOf(wallet, steps), wallet.closedAt ?? now), 'what it could spend, and what was held')}
     <div class="two">
       ${card('Spent by model', spendByModel(byModel.rows, byModel.total), `${dollars(byModel.total)} in all`)}
-      ${card('Spent by day', cells.length ? spendingOver('Spending by day and model', cells, { since, until: now, step: DAY_SECONDS, what: 'Model' }) : html`<div class="empty">Nothing was charged in the last ${SPEND_DAYS} days.</div>`)}
+      ${card('Spent by day', cells.length ? spendingChart('Spending by day and model', cells, { since, until: now, step: DAY_SECONDS, what: 'Model' }) : html`<div class="empty">Nothing was charged in the last ${SPEND_DAYS} days.</div>`)}
     </div>
     ${held.shown.length > 0 && card('On hold now', html`${holdTable(visit, held.shown)}${held.pages}`, 'the most that requests in flight may cost', 'held')}
     ${isWhole ? card('Where the money went', html`${movements(visit, moved.shown)}${moved.pages}`, movementNote(wallet, isFull), 'movements') : card('Operations', latestOperations(visit, wallet), 'newest first', 'movements')}
@@ -439,7 +439,7 @@ export async function token(visit: Visit): Promise<Page> {
     visit.viewer.kind === 'operator'
       ? await run(visit, 'wallet.token', { id: wallet.id })
       : await callEndpoint<{ agent_token: string }>(visit, readWalletToken, { params: { id: wallet.id } });
-  return handOver(wallet.id, named(wallet.id, wallet.name), answer.agent_token, visit.app.state.baseUrl);
+  return tokenPage(wallet.id, named(wallet.id, wallet.name), answer.agent_token, visit.app.state.baseUrl);
 }
 
 /** Asks before a wallet is closed, and states what that ends. Throws `conflict` if it is closed already. */

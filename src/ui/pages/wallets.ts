@@ -30,8 +30,8 @@ import {
   state,
   table,
 } from '../parts.ts';
-import type { Part } from '../pictures.ts';
-import { accountIn, callEndpoint, run, type Visit, walletAsked } from '../visit.ts';
+import type { BarPart } from '../pictures.ts';
+import { accountIn, callEndpoint, run, type Visit, walletIn } from '../visit.ts';
 
 export const PAGE_COUNT = 50;
 const ACCOUNT_COUNT_MAX = 200;
@@ -121,15 +121,15 @@ export const walletField = (wallet: Wallet | undefined, name = 'wallet', label =
 export function listPage(visit: Visit): Page {
   const { app, viewer, query, now, path } = visit;
   const { read } = app.ledger;
-  const asked = query.get('state') ?? '';
-  const parent = walletAsked(visit, 'parent');
+  const state = query.get('state') ?? '';
+  const parent = walletIn(visit, 'parent');
   const filter: WalletFilter = {
     accountId: accountIn(visit),
     parentId: parent?.id,
     now,
     named: query.get('name')?.slice(0, 80) || undefined,
-    isFrozen: asked === 'frozen',
-    status: WALLET_STATUSES.find((it) => it === asked),
+    isFrozen: state === 'frozen',
+    status: WALLET_STATUSES.find((it) => it === state),
   };
   const before = query.get('before') || undefined;
   const { page, goesOnAfter } = cutPage(listWallets(read, filter, { before, limit: PAGE_COUNT + 1 }), PAGE_COUNT);
@@ -138,7 +138,7 @@ export function listPage(visit: Visit): Page {
     string,
     string,
   ][];
-  const isFiltered = Boolean(asked || filter.named || parent || (viewer.kind === 'operator' && filter.accountId));
+  const isFiltered = Boolean(state || filter.named || parent || (viewer.kind === 'operator' && filter.accountId));
   const empty = isFiltered
     ? html`No wallet is like that. ${link('/wallets', 'Show all')}`
     : html`There is no wallet yet. A wallet is a budget that an agent spends by its token. ${link('/wallets/new', 'Make one')}`;
@@ -147,7 +147,7 @@ export function listPage(visit: Visit): Page {
     ${filters('/wallets', [
       ...walletField(parent, 'parent', 'Children of'),
       { name: 'name', label: 'Name', value: query.get('name') ?? '', placeholder: 'part of it' },
-      { name: 'state', label: 'State', options: states, value: asked },
+      { name: 'state', label: 'State', options: states, value: state },
     ])}
     ${card(
       parent
@@ -200,7 +200,7 @@ export function newPage(visit: Visit): Page {
   return { title: 'New wallet', body, ...below('/wallets') };
 }
 
-type Opened = { id: string; agent_token: string; env: { SVC_BROKER_URL: string } };
+type OpenedWallet = { id: string; agent_token: string; env: { SVC_BROKER_URL: string } };
 
 /** Makes a wallet, and hands over its token. */
 export async function create(visit: Visit): Promise<Page> {
@@ -214,12 +214,12 @@ export async function create(visit: Visit): Promise<Page> {
   const opened =
     viewer.kind === 'operator'
       ? await run(visit, 'wallet.create', { account: sent.get('account') ?? '', key, ...raw })
-      : await callEndpoint<Opened>(visit, createWallet, { raw, key });
-  return handOver(opened.id, named(opened.id, raw.name), opened.agent_token, opened.env.SVC_BROKER_URL);
+      : await callEndpoint<OpenedWallet>(visit, createWallet, { raw, key });
+  return tokenPage(opened.id, named(opened.id, raw.name), opened.agent_token, opened.env.SVC_BROKER_URL);
 }
 
 /** Shows the token of a wallet. Only this answer contains it: going back or reloading does not show it. */
-export function handOver(id: string, name: string, token: string, url: string): Page {
+export function tokenPage(id: string, name: string, token: string, url: string): Page {
   const env = `SVC_BROKER_URL=${url}\nSVC_BROKER_TOKEN=${token}`;
   const body = html`
     <p class="notice good" role="status">Hand this token to the agent. It is in this answer alone: going back does not show it again.</p>
@@ -230,7 +230,7 @@ export function handOver(id: string, name: string, token: string, url: string): 
 }
 
 /** Returns the parts of a wallet's budget for a bar. */
-export function partsOf(wallet: Wallet): Part[] {
+export function partsOf(wallet: Wallet): BarPart[] {
   const { spent, held, delegated } = wallet;
   return [
     { name: 'spent', amount: spent, tone: 'spent', key: 'spent' },
