@@ -5,7 +5,7 @@ import { askAndPrint, example, showRecord } from './context.ts';
 export function freezeCommands(program: Command): void {
   program
     .command('freeze')
-    .option('--reason <text>', 'why, for whoever reads it')
+    .option('--reason <text>', 'why, for later readers')
     .description('no new holds anywhere; reads, settlements and cleanup go on')
     .addHelpText('after', example('purser freeze --reason "an agent loops"'))
     .action((options: { reason?: string }, command: Command) => askAndPrint(command, 'freeze', options, showRecord));

@@ -76,11 +76,11 @@ function whatToDo({
   from,
   file,
   kept: keptFile,
-  is_in_place: isInPlace,
+  is_in_place: isInForce,
   previous_master_key_id: previous,
 }: Rotated): string {
   const kept = `Backups made before the rotation need the previous key, ${previous}: keep a copy of it for as long as you keep them.`;
-  if (isInPlace)
+  if (isInForce)
     return `${file} holds the new key. Copy it to where you keep the old one.${keptFile ? ` The previous key is kept in ${keptFile}.` : ''} ${kept}`;
   const place = from === 'environment' ? 'PURSER_MASTER_KEY' : file;
   return `Put the new key into ${place} before you withdraw the old one: until then Purser starts with the old one, and anyone who has it can unwrap the new one. ${kept}`;

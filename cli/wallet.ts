@@ -152,7 +152,7 @@ export function walletCommands(program: Command): void {
     .command('freeze')
     .argument('[id]')
     .option('--account <id>', 'all wallets of this account instead')
-    .option('--reason <text>', 'why, for whoever reads it')
+    .option('--reason <text>', 'why, for later readers')
     .description('freeze a wallet and all below it: no new holds; stops and settlements go on')
     .addHelpText('after', example('purser wallet freeze wal_01k9… --reason "loops"'))
     .action((id: string | undefined, options: { account?: string; reason?: string }, command: Command) => {

@@ -8,7 +8,7 @@ const LINE_CHARACTERS = 70;
 export type SshKey = {
   /** PEM in OpenSSH's own format, without a passphrase. */
   privateKey: string;
-  /** One line: `ssh-ed25519 AAAA… comment`. */
+  /** A line of the form `ssh-ed25519 AAAA… comment`. */
   publicKey: string;
 };
 

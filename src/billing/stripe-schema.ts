@@ -42,7 +42,7 @@ export function paymentOf(session: StripeSession, hasFailed = false): MarkedPaym
   };
 }
 
-/** Only the intent distinguishes a failed payment from a pending one (docs.stripe.com/payments/paymentintents/lifecycle). */
+/** States of an intent whose payment has failed: the session alone does not show that (docs.stripe.com/payments/paymentintents/lifecycle). */
 const HAS_FAILED = new Set(['requires_payment_method', 'canceled']);
 
 function outcomeOf({ status, payment_status: payment, payment_intent: intent }: StripeSession, hasFailed: boolean) {
@@ -50,8 +50,8 @@ function outcomeOf({ status, payment_status: payment, payment_intent: intent }: 
   if (payment === 'paid' || (status === 'complete' && payment === 'no_payment_required')) return 'paid';
   if (status === 'expired') return 'expired';
   if (status !== 'complete') return 'open';
-  const isDead = typeof intent === 'object' && intent !== null && HAS_FAILED.has(intent.status ?? '');
-  return hasFailed || isDead ? 'failed' : ('pending' satisfies PaymentReport['outcome']);
+  const hasIntentFailed = typeof intent === 'object' && intent !== null && HAS_FAILED.has(intent.status ?? '');
+  return hasFailed || hasIntentFailed ? 'failed' : ('pending' satisfies PaymentReport['outcome']);
 }
 
 const StripeReversal = v.object({

@@ -29,7 +29,7 @@ const Receiver = v.pipe(
   v.strictObject({
     /** The path and the query of a chat service's address are secret: they allow anyone to post there. */
     url: secret(endpoint),
-    /** Its name in lists, logs and metrics; the host of its address unless given. */
+    /** The name in lists, logs and metrics; the host of its address unless given. */
     name: v.optional(
       v.pipe(
         v.string(),

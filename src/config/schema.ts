@@ -73,7 +73,7 @@ export const Settings = v.pipe(
     public_url: v.optional(baseUrl),
     trusted_proxies: v.optional(v.array(proxy), []),
     close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
-    /** If unset, the longest upstream timeout: no answer is cut off. */
+    /** Defaults to the longest upstream timeout: no answer is cut off. */
     drain_seconds: v.optional(wholeSeconds(0, 3600)),
     /** The depth to which wallets may be nested below an account's, and the most open children of one. */
     child_wallets: v.optional(

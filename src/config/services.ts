@@ -24,7 +24,7 @@ export const Identity = v.pipe(
     token_type: v.optional(v.literal('at+jwt', 'must be at+jwt')),
     /** The applications whose tokens are accepted, by `client_id` or `azp`. If unset, every application of the issuer. */
     client_ids: v.optional(v.pipe(v.array(word(500)), v.minLength(1, 'must name at least one client'))),
-    /** With it the page has "Sign in": a registration of its own at the issuer, and the secret if the issuer issued one. */
+    /** The page's own registration at the issuer, which gives it "Sign in"; and its secret if the issuer issued one. */
     client_id: v.optional(word(500)),
     client_secret: v.optional(secret(word(500))),
     /** Requires the claim email_verified. If unset, the claim may be missing, but not false. */

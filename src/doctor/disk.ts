@@ -96,7 +96,7 @@ export function judgeSpace(directory: string, { bytes, freeBytes, reserveBytes, 
 const FSYNC_MILLISECONDS_MIN = 0.01;
 /** Average rotational latency of the fastest disks: half a turn at 15,000 a minute. */
 const TURN_MILLISECONDS = 2;
-/** Above this, commits dominate the response time. */
+/** Milliseconds of an fsync above which commits dominate the response time. */
 const FSYNC_MILLISECONDS_SLOW = 50;
 const FSYNC_COUNT = 20;
 

@@ -90,7 +90,7 @@ export async function checkModels(
   return findings;
 }
 
-/** What a route answered, if nothing is wrong; and what is. */
+/** The result of asking a route: a description of its answer, and the faults. */
 type Trial = { detail: string; faults: string[] };
 
 async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise<Trial> {

@@ -59,7 +59,7 @@ function examineListen({ listen, public_url: publicUrl }: Pick<Config, 'listen' 
   ];
 }
 
-/** In 2026 models cost between 0.01 and 600 USD per million tokens. */
+/** Nano-USD per million tokens beyond which a price is suspect: in 2026 models cost between 0.01 and 600 USD. */
 const DEAR = 1_000n * 10n ** 9n;
 const CHEAP = 10n ** 6n;
 

@@ -4,7 +4,7 @@ import type { UpstreamConfig } from '../config/router.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 
 const UPSTREAM_MILLISECONDS = 5000;
-/** Some model servers have no list of models, and answer with this status. */
+/** Status of model servers that have no list of models. */
 const NOT_IMPLEMENTED = 501;
 /** OpenRouter's list of all its models is smaller than 1 MiB. */
 const LIST_BYTES_MAX = 16 * 1024 * 1024;

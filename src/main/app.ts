@@ -124,7 +124,7 @@ export type AppOptions = BooksOptions & {
 
 /** The time limit of `POST /v1/compute/create`, whether the machine is ready or not (design 2.18). */
 const ANSWER_SECONDS = 30;
-/** After the cut-off, in-flight operations get this long to be written; the next start recovers the rest. */
+/** Milliseconds for in-flight operations to be written after the cut-off; the next start recovers the rest. */
 const LAST_WORDS_MILLISECONDS = 5000;
 /** Webhook requests per minute from one address: a payment provider reports a few payments a minute, and repeats refused ones. */
 const WEBHOOKS_PER_MINUTE = 600;

@@ -37,7 +37,7 @@ type AnswerReading = {
   onHead(): void;
   /** Returns the maximum number of bytes to read of an answer with this status. */
   bytesMax(status: number): number;
-  /** After `freeBytes`, reading continues when `enter` has resolved; at once if it returns undefined. */
+  /** A brake: after `freeBytes`, reading continues when `enter` has resolved, or at once if it returns undefined. */
   room?: { freeBytes: number; enter(): Promise<void> | undefined };
 };
 

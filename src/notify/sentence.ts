@@ -2,7 +2,7 @@ import type { EventType } from '../db/enums.ts';
 
 type EventData = Record<string, unknown>;
 
-/** One sentence for each type of event, for receivers that show text to people. */
+/** A sentence for each type of event, for receivers that show text to people. */
 const SENTENCES: Record<EventType, (data: EventData) => string> = {
   test: () => 'A test: this receiver gets the events of Purser.',
   'wallet.threshold': (it) =>

@@ -23,7 +23,7 @@ export type OperatorApp = CloseApp &
     config: Pick<Config, 'router' | 'dataDirectory' | 'events' | 'ui'>;
   };
 
-/** One command of the operator API: the schema of its input, and a function that returns a JSON value. */
+/** A command of the operator API: the schema of its input, and a function that returns a JSON value. */
 export type Command<I extends v.GenericSchema = v.GenericSchema, O = unknown> = {
   input: I;
   run(app: OperatorApp, input: v.InferOutput<I>): Promise<O> | O;

@@ -12,8 +12,8 @@ export type Restrictions = {
   keys: { id: string; kind: Key['kind'] }[];
   routerKeys: { id: string }[];
   accounts: { id: string }[];
-  /** The frozen wallets, and with `isOver` those that were closed or have expired. */
-  wallets: { id: string; reason: string | null; isOver: 0 | 1 }[];
+  /** The frozen wallets, and with `isClosed` those that were closed or have expired. */
+  wallets: { id: string; reason: string | null; isClosed: 0 | 1 }[];
   installation: { isFrozen: 0 | 1; reason: string | null };
 };
 
@@ -38,7 +38,7 @@ export function readRestrictions(client: Database['client']): Restrictions {
     routerKeys: all('select id from router_key where revoked_at is not null'),
     accounts: all('select id from account where suspended_at is not null'),
     wallets: all(
-      "select id, freeze_reason as reason, status <> 'active' as isOver from wallet where frozen_at is not null or status <> 'active'",
+      "select id, freeze_reason as reason, status <> 'active' as isClosed from wallet where frozen_at is not null or status <> 'active'",
     ),
     installation: installation ?? { isFrozen: 0, reason: null },
   };
@@ -62,8 +62,8 @@ export function keepRestrictions(tx: Tx, from: Restrictions, now: number): KeptR
     const known = findWallet(tx, id);
     return known?.status === 'active' && known.frozenAt === null && (known.expiresAt ?? now + 1) > now;
   });
-  for (const { id, reason, isOver } of wallets)
-    freezeWallet.run(tx, { id, frozenAt: now, reason: isOver ? CLOSED_SINCE : reason, now });
+  for (const { id, reason, isClosed } of wallets)
+    freezeWallet.run(tx, { id, frozenAt: now, reason: isClosed ? CLOSED_SINCE : reason, now });
   const { installation } = from;
   const freezes = installation.isFrozen === 1 && !isFrozen(tx);
   if (freezes) freeze.run(tx, { at: now, reason: installation.reason });

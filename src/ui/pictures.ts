@@ -155,7 +155,7 @@ export type Lease = {
   until: number;
   isLive: boolean;
   /** The rest of its time in words, or that it has ended. */
-  left: string;
+  timeLeft: string;
   href: string;
 };
 
@@ -170,7 +170,7 @@ export function ganttOf(leases: readonly Lease[], now: number): Html {
   const rows = leases.map((it) => {
     const ready = it.readyAt ?? it.until;
     const shapes = html`<rect class="waiting" x="${x(it.from)}" width="${width(it.from, ready)}" y="4" height="12"></rect><rect class="${it.isLive ? 'used' : 'over'}" x="${x(ready)}" width="${width(ready, it.until)}" y="4" height="12"></rect>${it.isLive && html`<rect class="past" x="${x(ready)}" width="${width(ready, now)}" y="4" height="12"></rect>`}<rect class="now" x="${x(now)}" width="1" height="20"></rect>`;
-    return html`<li><a href="${it.href}">${outside(it.label)}</a><svg role="img" aria-label="${outside(it.label)}: ${it.left}" width="100%" height="20">${shapes}</svg><span class="left"${it.isLive && html` data-live="${it.id}.left"`}>${it.left}</span></li>`;
+    return html`<li><a href="${it.href}">${outside(it.label)}</a><svg role="img" aria-label="${outside(it.label)}: ${it.timeLeft}" width="100%" height="20">${shapes}</svg><span class="left"${it.isLive && html` data-live="${it.id}.left"`}>${it.timeLeft}</span></li>`;
   });
   return html`<figure class="gantt"><ol>${rows}</ol><div class="x" aria-hidden="true"><span>${clock(from)}</span><span>${clock(to)}</span></div></figure>`;
 }

@@ -25,7 +25,7 @@ export type Viewer =
   | { kind: 'operator'; sessionId: string }
   | { kind: 'account'; sessionId: string; accountId: string; principal: AccountPrincipal };
 
-/** One request of a signed-in viewer for a page. */
+/** A request of a signed-in viewer for a page. */
 export type Visit = {
   app: UiApp;
   parts: UiParts;

@@ -66,7 +66,7 @@ export const endSpending = defineWrite('wallet.end_spending', (tx, { id: walletI
 
 type CloseWallet = {
   id: string;
-  /** Its leases with a running step. */
+  /** The leases with a running step. */
   busyLeases: readonly string[];
   now: number;
 };

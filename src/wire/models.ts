@@ -4,7 +4,7 @@ import type { Model } from '../router/catalogue.ts';
 import type { Price } from '../router/price.ts';
 import { PriceUsd, Time } from './parts.ts';
 
-/** One model in the shape of OpenAI's list, with its limits and prices (design, section 3). */
+/** A model in the shape of OpenAI's list, with its limits and prices (design, section 3). */
 export const ModelRecord = v.object({
   id: v.string(),
   object: v.literal('model'),

@@ -6,7 +6,7 @@ import { rejectedCount } from './otlp.ts';
 
 const CONNECT_MILLISECONDS = 5000;
 const ANSWER_BYTES_MAX = 16 * 1024;
-/** After these statuses the same request may be sent again (OTLP 1.x, "Retryable Response Codes"). */
+/** Statuses after which the same request may be sent again (OTLP 1.x, "Retryable Response Codes"). */
 const RETRYABLE = new Set([429, 502, 503, 504]);
 
 export type Exported =

@@ -51,20 +51,20 @@ function whatIs({ slot, spec }: Resource): string {
 const isStuck = (it: Resource): boolean => it.endWanted !== null && it.attempts > 0;
 
 /** Returns the elapsed share of a lease's time, in percent, and the rest of it in words. */
-function timeOf(it: Resource, now: number): { percent: string; left: string } {
-  if (it.endedAt !== null) return { percent: '100', left: 'ended' };
+function timeOf(it: Resource, now: number): { percent: string; text: string } {
+  if (it.endedAt !== null) return { percent: '100', text: 'ended' };
   const begun = it.readyAt ?? it.createdAt;
   const part = Math.min(100, Math.max(0, ((now - begun) / Math.max(1, it.expiresAt - begun)) * 100));
-  return { percent: part.toFixed(1), left: isStuck(it) ? 'does not stop' : `${duration(it.expiresAt - now)} left` };
+  return { percent: part.toFixed(1), text: isStuck(it) ? 'does not stop' : `${duration(it.expiresAt - now)} left` };
 }
 
 /** Draws the elapsed share of a lease's time as a bar, with the rest of it in words. */
 function remainingTime(it: Resource, now: number): Html {
   if (it.endedAt !== null) return html`ended ${ago(it.endedAt, now)}`;
-  const { percent, left } = timeOf(it, now);
+  const { percent, text } = timeOf(it, now);
   if (isStuck(it))
-    return html`<span class="bad">${live(`${it.id}.left`, left)}; tried ${plural(it.attempts, 'time')}</span>`;
-  return html`<svg class="time-left" role="img" aria-label="${percent}% of the time is over" width="100%" height="8"><rect class="past" x="0" width="${percent}%" height="8" data-live-bar="${it.id}.bar"></rect></svg>${live(`${it.id}.left`, left)}`;
+    return html`<span class="bad">${live(`${it.id}.left`, text)}; tried ${plural(it.attempts, 'time')}</span>`;
+  return html`<svg class="time-left" role="img" aria-label="${percent}% of the time is over" width="100%" height="8"><rect class="past" x="0" width="${percent}%" height="8" data-live-bar="${it.id}.bar"></rect></svg>${live(`${it.id}.left`, text)}`;
 }
 
 /**
@@ -99,8 +99,8 @@ export function leasesShown(visit: Visit): string[] {
 export function leaseFigures({ app, now }: Pick<Visit, 'app' | 'now'>, leaseIds: readonly string[]): Figures {
   const list: Figures = {};
   for (const leaseId of leaseIds) {
-    const { percent, left } = timeOf(findResource(app.ledger.read, leaseId) as Resource, now);
-    list[`${leaseId}.left`] = left;
+    const { percent, text } = timeOf(findResource(app.ledger.read, leaseId) as Resource, now);
+    list[`${leaseId}.left`] = text;
     list[`${leaseId}.bar`] = `0 ${percent}%`;
   }
   return list;
@@ -162,7 +162,7 @@ export function listPage(visit: Visit): Page {
     readyAt: it.readyAt,
     until: it.expiresAt,
     isLive: true,
-    left: timeOf(it, now).left,
+    timeLeft: timeOf(it, now).text,
     href: `/leases/${it.id}`,
   }));
   const empty = app.slots.list.length
@@ -203,7 +203,7 @@ export function leasePage(visit: Visit): Page {
     ${summary.status_reason !== undefined && html`<p class="notice info">${outside(summary.status_reason)}</p>`}
     ${card(
       'Time',
-      html`${ganttOf([{ id: it.id, label: whatIs(it), from: it.createdAt, readyAt: it.readyAt, until: it.endedAt ?? it.expiresAt, isLive: it.endedAt === null, left: timeOf(it, now).left, href: `/leases/${it.id}` }], now)}${facts(
+      html`${ganttOf([{ id: it.id, label: whatIs(it), from: it.createdAt, readyAt: it.readyAt, until: it.endedAt ?? it.expiresAt, isLive: it.endedAt === null, timeLeft: timeOf(it, now).text, href: `/leases/${it.id}` }], now)}${facts(
         [
           ['Ordered', when(it.createdAt)],
           ['Ready', when(it.readyAt)],
