@@ -61,8 +61,6 @@ type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
 type Candidate = ConfiguredBackend & { quote: BackendQuote };
 type Candidates = [Candidate, ...Candidate[]];
-/** The candidates, in the order in which they are asked. */
-type Detail = { candidates: Candidates };
 /** The offer of a create, as its writes know it. */
 type Terms = {
   slot: Slot;
@@ -132,7 +130,7 @@ export async function createLease(
   { slot, spec, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
   const answerAt = performance.now() + app.answerSeconds * 1000;
-  const answered = await spend<Detail, Resource, Terms>(
+  const answered = await spend<Resource, Terms>(
     app,
     { ...request, kind: 'compute_create' },
     {
@@ -141,9 +139,8 @@ export async function createLease(
         const configured = app.slots.find(slot);
         // Fail fast, before asking a provider for a price; the hold checks again.
         refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
-        return quoteLease(app, configured, spec);
+        return quoteLease(app, configured, spec, answerAt);
       },
-      call: (operation, { detail }, waiters) => startLease(app, operation, detail.candidates, { ...waiters, answerAt }),
       refuse: ({ id }, outcome) => {
         if (outcome.kind === 'unknown') return uncertain();
         // Its caller has the lease already, so its end is announced like any other.
@@ -166,7 +163,8 @@ async function quoteLease(
   app: LeaseApp,
   { fill, backends }: ReturnType<Slots['find']>,
   spec: Spec,
-): Promise<Quote<Detail, Terms>> {
+  answerAt: Waiting['answerAt'],
+): Promise<Quote<Resource, Terms>> {
   const seconds = spec.max_seconds;
   const asked = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
   const quoted = asked.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
@@ -187,11 +185,13 @@ async function quoteLease(
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
   const resourceId = newId('res');
   return {
-    hold: priceOfSeconds(priceHourly, seconds),
-    price: leasePriceSnapshot(priceHourly, seconds),
-    subject: one.slot,
-    resourceId,
-    detail: { candidates },
+    order: {
+      hold: priceOfSeconds(priceHourly, seconds),
+      price: leasePriceSnapshot(priceHourly, seconds),
+      subject: one.slot,
+      resourceId,
+    },
+    call: (operation, waiters) => startLease(app, operation, candidates, { ...waiters, answerAt }),
     terms: {
       slot: one.slot,
       backend: candidates[0].backend.name,

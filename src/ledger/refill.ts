@@ -113,7 +113,7 @@ export const setRefill = defineWrite('wallet.set_refill', (tx, { id, refill, now
 const isDue = ({ refillAt }: Wallet, now: number): boolean => refillAt !== null && refillAt <= now;
 
 /** Returns whether a refill is due, or was tried in the current period and fell short. */
-function isOwed(wallet: Wallet, now: number): boolean {
+export function isOwed(wallet: Wallet, now: number): boolean {
   const refill = refillOf(wallet);
   if (!refill || wallet.refillAt === null || wallet.refillAt > now + RETRY_SECONDS) return false;
   return isDue(wallet, now) || wallet.refillAt < periodAt(refill.every, refill.zone, now).next;
@@ -142,6 +142,12 @@ export function refillIfOwed(tx: Tx, wallet: Wallet, now: number, blocked?: stri
 export const refillWallet = defineWrite('wallet.refill', (tx, { id, now }: { id: string; now: number }) =>
   refillIfDue(tx, findWallet(tx, id) as Wallet, now),
 );
+
+type OwedRefill = { id: string; now: number; blocked: string | undefined };
+/** Refills a wallet as `refillIfOwed`, for a request that is cut to the money of its wallet. */
+export const refillOwed = defineWrite('wallet.refill_owed', (tx, { id, now, blocked }: OwedRefill): void => {
+  refillIfOwed(tx, findWallet(tx, id) as Wallet, now, blocked);
+});
 
 /**
  * Refills a wallet that is owed a refill before it gives to a child: the request that needs a refill brings it (design,
