@@ -19,7 +19,7 @@ import {
   UNCERTAIN_RETRY_SECONDS,
   type Waiters,
 } from '../spend/spend.ts';
-import { charge, type Size } from './charge.ts';
+import { type AnswerSize, charge } from './charge.ts';
 import { watchClients } from './clients.ts';
 import { type ChatApp, type ChatRequest, type Detail, quoteChat, quoteWithin } from './quote.ts';
 import { chatWrites } from './terms.ts';
@@ -53,7 +53,7 @@ export function spendOnModel<A extends Buffer | null>(
   stream: boolean,
   take: (answering: Answering) => Called<A> | Promise<Called<A>>,
 ): Promise<Answered<A>> {
-  const { prepare, maxPrice: _, forbidden: __, place, ...request } = chat;
+  const { prepare, maxPrice: _, forbidden: __, claim, ...request } = chat;
   let prepared: Prepared | undefined;
   const prepareOnce = (): Prepared => {
     prepared ??= { ...prepare(), upstreams: app.upstreams };
@@ -62,7 +62,7 @@ export function spendOnModel<A extends Buffer | null>(
   const tenant = app.tenantOf(request.walletId);
   const delivery = openDelivery(app, tenant.treeId);
   const entry = entryOf(app, tenant);
-  const keptSeconds = () => place?.keptSeconds() ?? (request.isKeyMadeUp ? 0 : ANSWER_KEPT_SECONDS);
+  const keptSeconds = () => claim?.keptSeconds() ?? (request.isKeyMadeUp ? 0 : ANSWER_KEPT_SECONDS);
   const keep: Detail['keep'] = (make) => {
     const seconds = keptSeconds();
     const answer = seconds ? make() : null;
@@ -73,7 +73,7 @@ export function spendOnModel<A extends Buffer | null>(
     enter: () => entry.enter(detail.model, earlier),
     leave: entry.leave,
     call(operation: Operation, { audience }: Waiters<A>): Promise<Called<A>> {
-      place?.moveTo(operation.idempotencyKey);
+      claim?.moveTo(operation.idempotencyKey);
       delivery.stayUntil(audience.whenServed); // Clients that have joined are given the same bytes.
       const reader = { apart: app.readApart(tenant), enter: delivery.room.enter };
       return askAndTake(
@@ -83,7 +83,7 @@ export function spendOnModel<A extends Buffer | null>(
         { pass: entry.pass(), reader },
         stream && audience,
         (answering) => {
-          place?.begin();
+          claim?.begin();
           return take({ ...answering, memory: delivery.memory });
         },
       );
@@ -98,7 +98,7 @@ export function spendOnModel<A extends Buffer | null>(
       quoteWithin: (earlier) => quoteWithin(prepareOnce(), chat, callOf(prepareOnce(), earlier), earlier),
       refuse: (operation, outcome) => refuse(app, operation, outcome),
       async replay(operation) {
-        if (request.whenOver) delivery.stayUntil(request.whenOver);
+        if (request.onResponseEnd) delivery.stayUntil(request.onResponseEnd);
         await delivery.enterForReplay(answerBytes(app.ledger.read, operation.id, app.clock.now()) ?? 0);
         return replay(app, operation) as A;
       },
@@ -108,7 +108,7 @@ export function spendOnModel<A extends Buffer | null>(
     entry.leave();
     delivery.leave();
   });
-  return place ? place.follow(ended) : ended;
+  return claim ? claim.follow(ended) : ended;
 }
 
 /** Opens the memory of one answer: it is freed when the request has ended and all deliveries of its answer are over. */
@@ -125,10 +125,10 @@ function openDelivery({ answerRooms, memory: quota }: ChatApp, treeId: string) {
     room,
     memory,
     leave,
-    /** Keeps the memory until `whenOver` calls back. */
-    stayUntil(whenOver: (listener: () => void) => void) {
+    /** Keeps the memory until `onEnd` calls back. */
+    stayUntil(onEnd: (listener: () => void) => void) {
       userCount++;
-      whenOver(leave);
+      onEnd(leave);
     },
     /** Waits for the memory of a stored answer: each replay has its own copy. */
     async enterForReplay(bytes: number) {
@@ -178,7 +178,7 @@ async function askAndTake<A extends Buffer | null>(
     if (reply.kind === 'cancelled') return cancelledEarly(app, operation, detail, route, reply);
     if (reply.kind === 'refused' || reply.kind === 'unknown' || (reply.kind === 'streaming' && !stream))
       return { outcome: notDone(reply, detail, route), answer: unreachable };
-    const isCancelled = () => cancelling?.isOver() ?? false;
+    const isCancelled = () => cancelling?.isCancelled() ?? false;
     return await take({ operation, detail, route, reply, isCancelled, began });
   } finally {
     cancelling?.end(); // A call that has ended cannot be cancelled while its outcome is written.
@@ -238,7 +238,7 @@ function cancelledEarly(
   return { outcome, answer: unreachable };
 }
 
-const NOTHING_CAME: Size = { counts: undefined, isCounted: false, tokensDelivered: 0 };
+const NOTHING_CAME: AnswerSize = { counts: undefined, isCounted: false, tokensDelivered: 0 };
 const CANCELLED = 'its client went away, and nobody came for it';
 
 /** Settles a cancelled call at its charge. A later request for the answer with its key gets that as the refusal. */

@@ -11,9 +11,9 @@ import type { Circuits } from '../router/circuit.ts';
 import type { TranscriptMemory } from '../router/transcript.ts';
 import type { Upstream } from '../router/upstream.ts';
 import type { UpstreamOutages } from '../router/upstream-outages.ts';
-import type { PaidApp, PaidRequest, Quote } from '../spend/spend.ts';
+import type { PaidApp, PaidQuote, PaidRequest } from '../spend/spend.ts';
 import type { KeptAnswers } from './kept-answers.ts';
-import type { Place } from './retry.ts';
+import type { Claim } from './retry.ts';
 import { adviceOn, type ChatTerms, cutTo, cutToFunds, hasPricesOf, orderOf, termsOf } from './terms.ts';
 
 export type ChatApp = PaidApp & {
@@ -39,8 +39,8 @@ export type ChatRequest = Omit<PaidRequest, 'kind'> & {
   maxPrice?: Nanos | undefined;
   /** Returns the reason why the caller may ask no more: its key was revoked while the request waited. */
   forbidden?: (() => RefusalData | undefined) | undefined;
-  /** The client's place in the attempt, if it sent no key and a retry is recognised by its body. */
-  place?: Place | undefined;
+  /** The client's claim to the attempt, if it sent no key and a retry is recognised by its body. */
+  claim?: Claim | undefined;
 };
 export type Detail = ReturnType<ChatRequest['prepare']> & {
   /** Returns the part of an outcome that decides whether the answer is stored for replays. Called when the answer has come. */
@@ -52,7 +52,7 @@ export type Detail = ReturnType<ChatRequest['prepare']> & {
 type Prepared = ReturnType<ChatRequest['prepare']>;
 /** The rules of the caller for what it pays. */
 type Rules = Pick<ChatRequest, 'maxPrice' | 'forbidden' | 'waitsForFunds'>;
-type ChatQuote<A> = Quote<A, undefined>;
+type ChatQuote<A> = PaidQuote<A, undefined>;
 type Steps<A> = Pick<ChatQuote<A>, 'call' | 'enter' | 'leave'>;
 
 /**

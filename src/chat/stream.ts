@@ -37,24 +37,24 @@ export function streamChat(
   { includeUsage, ...request }: StreamRequest,
   listener: Listener,
 ): Promise<Answered<Buffer | null>> {
-  const { place, isKeyMadeUp } = request;
+  const { claim, isKeyMadeUp } = request;
   return spendOnModel<Buffer | null>(app, request, true, async (answering) => {
     const { operation, detail, route, reply, began, isCancelled, memory } = answering;
-    const transcript = place || !isKeyMadeUp ? createTranscript(memory) : undefined;
-    const tellPiece = (bytes: Buffer) => {
+    const transcript = claim || !isKeyMadeUp ? createTranscript(memory) : undefined;
+    const sendPiece = (bytes: Buffer) => {
       transcript?.push(bytes);
       return listener.write(bytes);
     };
-    const tell = (bytes: Buffer) => (isLarge(bytes) ? inTurns(bytes, tellPiece) : tellPiece(bytes));
+    const send = (bytes: Buffer) => (isLarge(bytes) ? inTurns(bytes, sendPiece) : sendPiece(bytes));
     listener.begin();
     const isStream = reply.kind === 'streaming';
     const api = detail.bounded.apiOf(route);
     const { choices } = detail.bounded;
     const { heard, usageEvent, end, broken } = isStream
-      ? await pass(reply, isWire(api) ? createNativeReader(api) : createStreamReader(choices), tell)
+      ? await pass(reply, isWire(api) ? createNativeReader(api) : createStreamReader(choices), send)
       : await passWhole(
           await app.readApart(app.tenantOf(operation.walletId))('stream', reply.body, api, choices),
-          tell,
+          send,
         );
     if (isStream) app.events.streamEnded(operation, route, secondsSince(began));
     // A complete answer is charged by its own usage, even if it could not be turned into a stream.
@@ -70,13 +70,13 @@ export function streamChat(
     const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, end] : [end]);
     if (transcript) await (isLarge(tail) ? inTurns(tail, transcript.push) : transcript.push(tail));
     const packed = () => transcript?.finish() ?? null;
-    place?.offer(packed);
+    claim?.offer(packed);
     const kept = detail.keep(packed);
     return {
       outcome: { kind: 'done', ...charged, ...kept },
       async answer() {
         await listener.write(tail);
-        return kept.answer ?? (place && !place.isShared() ? null : packed());
+        return kept.answer ?? (claim && !claim.isShared() ? null : packed());
       },
     };
   });
@@ -92,10 +92,10 @@ type Passed = {
   broken: string;
 };
 
-type Tell = (bytes: Buffer) => Promise<void> | undefined;
+type SendEvents = (bytes: Buffer) => Promise<void> | undefined;
 
 /** Forwards the stream made of a complete answer, for an upstream that does not stream. */
-async function passWhole({ events, ...stream }: AnswerStream, tell: Tell): Promise<Passed> {
+async function passWhole({ events, ...stream }: AnswerStream, tell: SendEvents): Promise<Passed> {
   if (events.length) await tell(events);
   return stream;
 }
@@ -107,7 +107,7 @@ async function passWhole({ events, ...stream }: AnswerStream, tell: Tell): Promi
 async function pass(
   { events: source, endSoon }: Extract<Reply, { kind: 'streaming' }>,
   reader: StreamReader,
-  tell: Tell,
+  tell: SendEvents,
 ): Promise<Passed> {
   let usageEvent: Buffer | undefined;
   let broken = 'the stream ended early';

@@ -111,6 +111,8 @@ export function adviceOn(terms: ChatTerms, amount: Nanos): string {
   if (terms.kind !== 'chat') return '';
   const fits = affordable(terms, amount);
   const requested = costliest(terms.routes).usage.completionTokens / terms.choices;
-  const asked = `It asked for up to ${requested} output tokens`;
-  return fits >= 1 ? `${asked}; with max_tokens ${fits} it would fit.` : `${asked}; no max_tokens would make it fit.`;
+  const request = `It asked for up to ${requested} output tokens`;
+  return fits >= 1
+    ? `${request}; with max_tokens ${fits} it would fit.`
+    : `${request}; no max_tokens would make it fit.`;
 }

@@ -26,8 +26,8 @@ import {
   type Answered,
   type Called,
   type PaidApp,
+  type PaidQuote,
   type PaidRequest,
-  type Quote,
   spend,
   uncertain,
   type Waiters,
@@ -146,7 +146,7 @@ export async function createLease(
         // Its caller has the lease already, so its end is announced like any other.
         if (operationOf(app.ledger.read, id).answeredAt !== null)
           app.events.leaseEnded(resourceOfOperation(app.ledger.read, id) as Resource);
-        return new Refusal(outcome.code, outcome.told ?? outcome.reason, { retryAfterSeconds: 10 });
+        return new Refusal(outcome.code, outcome.callerReason ?? outcome.reason, { retryAfterSeconds: 10 });
       },
       replay: (operation) => replayCreate(app, operation),
     },
@@ -164,7 +164,7 @@ async function quoteLease(
   { fill, backends }: ReturnType<Slots['find']>,
   spec: Spec,
   answerAt: Waiting['answerAt'],
-): Promise<Quote<Resource, Terms>> {
+): Promise<PaidQuote<Resource, Terms>> {
   const seconds = spec.max_seconds;
   const asked = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
   const quoted = asked.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
@@ -336,7 +336,7 @@ async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quo
  * do not get it.
  */
 function refusedWith({ words, ...refused }: Created & { kind: 'refused' }): Outcome<never> {
-  return { ...refused, reason: words ? `${refused.reason} (${words})` : refused.reason, told: refused.reason };
+  return { ...refused, reason: words ? `${refused.reason} (${words})` : refused.reason, callerReason: refused.reason };
 }
 
 /**

@@ -6,7 +6,7 @@ import { beginStep, refuseStep } from '../ledger/keep.ts';
 import { findOperation, type Operation, openOperations } from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
 import type { Wallet } from '../ledger/wallet.ts';
-import { type Answered, type PaidRequest, type Quote, spend, uncertain } from '../spend/spend.ts';
+import { type Answered, type PaidQuote, type PaidRequest, spend, uncertain } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
 import type { LeaseApp } from './create.ts';
 import { applyExtension, type ExtensionResult, extensionOutcome, judgeExtension } from './extension.ts';
@@ -94,7 +94,7 @@ function quoteExtension(
   resource: Resource,
   additionalSeconds: number,
   keepId: string | undefined,
-): Quote<Resource, Terms> {
+): PaidQuote<Resource, Terms> {
   const backend = app.slots.backendOf(resource);
   if (!backend) throw new Refusal('provider_not_configured');
   const current = () => findResource(app.ledger.read, resource.id) as Resource;

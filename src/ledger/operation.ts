@@ -18,7 +18,7 @@ import {
   available,
   findWallet,
   LIST_COUNT_MAX,
-  type Page,
+  type ListPage,
   raiseHeld,
   refuseFrozen,
   refuseInactive,
@@ -57,7 +57,13 @@ export type Outcome<A> =
       reason?: string;
     } & Cancelled)
   /** `told` is the caller's message when `reason` is meant for the operator only. */
-  | ({ kind: 'refused'; code: RefusalCode; reason: string; told?: string; retryAfterSeconds?: number } & Cancelled)
+  | ({
+      kind: 'refused';
+      code: RefusalCode;
+      reason: string;
+      callerReason?: string;
+      retryAfterSeconds?: number;
+    } & Cancelled)
   /** `upstream` names the upstream that was asked, where there was a choice. */
   | { kind: 'unknown'; reason: string; upstream?: string };
 
@@ -307,7 +313,7 @@ export function reservedOperations(read: Reader, after = ''): { id: string }[] {
 export function listOperationsBelow(
   read: Reader,
   walletId: string,
-  { before = '~', limit = LIST_COUNT_MAX }: Page = {},
+  { before = '~', limit = LIST_COUNT_MAX }: ListPage = {},
 ): Operation[] {
   return reads(read).ofTree.all({ walletId, before, limit });
 }
@@ -338,7 +344,7 @@ function matching({ walletId, accountId, state, since }: OperationFilter, before
 export function listOperations(
   read: Reader,
   filter: OperationFilter = {},
-  page: Page = {},
+  page: ListPage = {},
   first: 'newest' | 'oldest' = 'newest',
 ): Operation[] {
   return read

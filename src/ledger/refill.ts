@@ -96,8 +96,8 @@ type SetRefill = { id: string; refill: Refill | null; now: number; blocked: stri
  * `invalid_request` for a child, whose budget comes from its parent.
  */
 export const setRefill = defineWrite('wallet.set_refill', (tx, { id, refill, now, blocked }: SetRefill): Wallet => {
-  const found = findWallet(tx, id) as Wallet;
-  const wallet = refillIfOwed(tx, found, now, blocked)?.wallet ?? found;
+  const current = findWallet(tx, id) as Wallet;
+  const wallet = refillIfOwed(tx, current, now, blocked)?.wallet ?? current;
   refuseInactive(wallet, now);
   if (refill && wallet.parentId !== null)
     throw new Refusal('invalid_request', 'A child wallet has no refill: its budget comes from its parent.');
@@ -202,10 +202,10 @@ function parkedBelow(tx: Tx, { id: walletId, delegated }: Wallet): Nanos {
  */
 function amountOf({ cents, carry }: Pick<Refill, 'cents' | 'carry'>, own: Nanos, bound: Nanos): Nanos {
   if (carry === 'all') return centsToNanos(cents);
-  const left = own + bound;
+  const unspent = own + bound;
   const cap = carry === 'none' ? 0n : centsToNanos(carry);
-  const carried = left < cap ? left : cap;
-  const missing = centsToNanos(cents) + carried - left;
+  const carried = unspent < cap ? unspent : cap;
+  const missing = centsToNanos(cents) + carried - unspent;
   if (missing >= 0n) return centsToNanos(nanosToCentsUp(Nanos(missing)));
   return centsToNanos(-nanosToCentsDown(Nanos(-missing < own ? -missing : own)));
 }

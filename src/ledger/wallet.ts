@@ -9,7 +9,7 @@ export type Wallet = typeof wallets.$inferSelect;
 /** Lists return the latest 100 rows unless asked for fewer (interface, section 1). */
 export const LIST_COUNT_MAX = 100;
 /** A page of a list: rows before this id, at most `limit` of them. */
-export type Page = { before?: string | undefined; limit?: number | undefined };
+export type ListPage = { before?: string | undefined; limit?: number | undefined };
 
 const reads = prepare((read: Reader) => ({
   byId: read
@@ -153,16 +153,16 @@ function matching(
   { accountId, parentId, status, since, isFrozen, named, now }: WalletFilter,
   before?: string,
 ): SQL | undefined {
-  const isOver = sql`${wallets.expiresAt} is not null and ${wallets.expiresAt} <= ${now}`;
+  const isExpired = sql`${wallets.expiresAt} is not null and ${wallets.expiresAt} <= ${now}`;
   return and(
     accountId === undefined ? undefined : eq(wallets.accountId, accountId),
     parentId === undefined ? undefined : and(sql`${wallets.parentId} is not null`, eq(wallets.parentId, parentId)),
     status === undefined
       ? undefined
       : status === 'active'
-        ? sql`${wallets.status} = 'active' and not (${isOver})`
+        ? sql`${wallets.status} = 'active' and not (${isExpired})`
         : status === 'expired'
-          ? sql`(${wallets.status} = 'expired' or (${wallets.status} = 'active' and ${isOver}))`
+          ? sql`(${wallets.status} = 'expired' or (${wallets.status} = 'active' and ${isExpired}))`
           : eq(wallets.status, status),
     since === undefined ? undefined : gte(wallets.createdAt, since),
     // must match the partial index's condition
@@ -173,7 +173,7 @@ function matching(
 }
 
 /** Returns wallets, newest first, before the id `before`, at most `limit`. */
-export function listWallets(read: Reader, filter: WalletFilter, page: Page = {}): Wallet[] {
+export function listWallets(read: Reader, filter: WalletFilter, page: ListPage = {}): Wallet[] {
   return read
     .select()
     .from(wallets)
@@ -220,7 +220,7 @@ export function refuseInactive(wallet: Wallet, now: number): void {
 
 /** Throws `wallet_frozen` while the wallet, or one that its budget comes from, is frozen (design, section 13). */
 export function refuseFrozen(read: Reader, wallet: Wallet): void {
-  const it = frozenOver(read, wallet);
+  const it = frozenAncestor(read, wallet);
   if (!it) return;
   const whose = it.id === wallet.id ? `The wallet ${it.id}` : `The wallet ${it.id}, which this one is a child of,`;
   const why = it.freezeReason === null ? '' : `: ${it.freezeReason}`;
@@ -231,7 +231,7 @@ export function refuseFrozen(read: Reader, wallet: Wallet): void {
  * Returns the wallet whose freeze applies to this one: itself, or the nearest above it. Undefined where none is frozen, and for a
  * closed wallet that is not frozen itself: its record is final.
  */
-export function frozenOver(read: Reader, wallet: Wallet): Wallet | undefined {
+export function frozenAncestor(read: Reader, wallet: Wallet): Wallet | undefined {
   if (wallet.status === 'closed') return wallet.frozenAt === null ? undefined : wallet;
   for (const it of lineage(read, wallet)) if (it.frozenAt !== null) return it;
   return undefined;
@@ -270,7 +270,7 @@ export function raiseHeld(tx: Tx, walletId: string, amount: Nanos): void {
 }
 
 /** A hold that ends, its charge, and the number of answers that are stored with it. */
-export type Settled = { hold: Nanos; charge: Nanos; answers: number };
+export type EndedHold = { hold: Nanos; charge: Nanos; answers: number };
 
 /**
  * Turns a hold into a charge on the wallet row and releases the rest. The caller posts the entries. Returns the changed row's
@@ -279,7 +279,7 @@ export type Settled = { hold: Nanos; charge: Nanos; answers: number };
 export function settleHeld(
   tx: Tx,
   walletId: string,
-  settled: Settled,
+  settled: EndedHold,
 ): Balances & Pick<Wallet, 'status' | 'nextThreshold'> {
   return writes(tx).settle.get({ id: walletId, ...settled });
 }

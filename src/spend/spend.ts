@@ -24,7 +24,7 @@ import { isOwed, refillOwed } from '../ledger/refill.ts';
 import type { TenantOf } from '../ledger/tenant.ts';
 import { available, findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { Events } from '../telemetry/events.ts';
-import { type Audience, COME_BACK_SECONDS, type WhenOver } from './audience.ts';
+import { type Audience, COME_BACK_SECONDS, type OnResponseEnd } from './audience.ts';
 import type { FundsQueue, WaitEnd } from './funds-queue.ts';
 import { type InFlight, type RegisterId, type RejectWaiters, type RespondEarly, stopping } from './in-flight.ts';
 import { type PaidWrites, takeOverHold } from './writes.ts';
@@ -33,7 +33,7 @@ import { type PaidWrites, takeOverHold } from './writes.ts';
 export const UNCERTAIN_RETRY_SECONDS = 30;
 /** Seconds that a second request with the same key waits for the first (design 2.7). */
 export const JOIN_SECONDS = 30;
-/** Seconds for which a client waits for the attempt of an earlier client whose place it took. Longer than any call. */
+/** Seconds for which a client waits for the attempt that it took over from an earlier client. Longer than any call. */
 const TAKE_OVER_SECONDS = 2 * 3600;
 
 export type PaidRequest = Pick<
@@ -44,25 +44,25 @@ export type PaidRequest = Pick<
   isKeyMadeUp?: boolean;
   /** The header `traceparent` of the request: its span in the caller's trace. */
   traceparent?: string | string[] | undefined;
-  /** The request takes the place and the key of an earlier one: it waits for its end, or takes over its hold. */
+  /** The request has the key of an earlier attempt: it waits for the attempt's end, or takes over its hold. */
   takesOver?: boolean;
   /** Calls its listener when the client has gone. Without it, the client is assumed to stay. */
-  whenOver?: WhenOver | undefined;
+  onResponseEnd?: OnResponseEnd | undefined;
   /** True if the request waits a while before it is refused when only requests in flight hold the money that it needs. */
   waitsForFunds?: boolean;
 };
 /** The part of an order that prices a request. */
-type Priced = Pick<HoldOrder, 'hold' | 'holdMin' | 'price' | 'subject' | 'resourceId' | 'targetAt'>;
+type PricedOrder = Pick<HoldOrder, 'hold' | 'holdMin' | 'price' | 'subject' | 'resourceId' | 'targetAt'>;
 
 /** A priced request, with its call. */
-export type Quote<A, T> = {
-  order: Priced;
+export type PaidQuote<A, T> = {
+  order: PricedOrder;
   /** The part of the quote that the writes of this kind need. */
   terms: T;
   /** Makes the external call, once. A failed call is not thrown: if its result cannot be known, the outcome is `unknown`. */
   call: (operation: Operation, waiters: Waiters<A>) => Promise<Called<A>>;
   /** Returns the quote for a wallet that lacks the money for this one: of a smaller order, or of the same. */
-  cut?: (funds: Funds) => Quote<A, T>;
+  cut?: (funds: Funds) => PaidQuote<A, T>;
   /** A sentence for a caller whose wallet lacks the money. */
   advice?: string;
   /**
@@ -96,9 +96,9 @@ type PaidSteps<A, T> = {
   /** Runs the whole request while holding a lock, where it must not overlap with others. */
   serialize?: <T>(run: () => Promise<T>) => Promise<T>;
   /** Prices the request at its maximum. Not called for a replay; throws the refusals of the catalogue. */
-  quote: () => Quote<A, T> | Promise<Quote<A, T>>;
+  quote: () => PaidQuote<A, T> | Promise<PaidQuote<A, T>>;
   /** Prices the request within the hold of an earlier attempt at it. Returns undefined if that hold does not cover it. */
-  quoteWithin?: (earlier: Operation) => Quote<A, T> | undefined;
+  quoteWithin?: (earlier: Operation) => PaidQuote<A, T> | undefined;
   /** Returns the refusal for an outcome that is on disk and not `done`. */
   refuse?: (operation: Operation, outcome: NotDone) => Refusal;
   /** Returns the answer of an operation that is no longer running; throws a refusal while it is unresolved. */
@@ -151,7 +151,7 @@ export async function spend<A, T extends Data>(
   const attempt = isKeyMadeUp ? undefined : app.inFlight.find(walletId, route, idempotencyKey);
   if (attempt) {
     if (!attempt.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
-    attempt.audience.admit(request.whenOver);
+    attempt.audience.admit(request.onResponseEnd);
     const given = await attempt.join(request.takesOver ? TAKE_OVER_SECONDS : JOIN_SECONDS, inProgress);
     return { ...(given as Given<A>), replayed: true };
   }
@@ -183,7 +183,7 @@ const waitersOf = <A>(reject: RejectWaiters, respond: RespondEarly<Given<A>>, au
 
 async function attemptOnce<A, T extends Data>(
   app: PaidApp,
-  { isKeyMadeUp: _, takesOver: __, whenOver: ___, traceparent, waitsForFunds, ...request }: PaidRequest,
+  { isKeyMadeUp: _, takesOver: __, onResponseEnd: ___, traceparent, waitsForFunds, ...request }: PaidRequest,
   steps: PaidSteps<A, T>,
   registerId: RegisterId,
   waiters: Waiters<A>,
@@ -199,17 +199,17 @@ async function attemptOnce<A, T extends Data>(
 
 type Writes<T> = Pick<PaidWrites<T>, 'hold' | 'standing'>;
 /** The part of an order that its quote does not decide. */
-type Unpriced = Omit<OperationOrder, keyof Priced>;
+type Unpriced = Omit<OperationOrder, keyof PricedOrder>;
 /** An operation whose hold is on disk, and the quote that it was held for. */
-type Held<A, T> = { operation: Operation; quote: Quote<A, T> };
+type Holding<A, T> = { operation: Operation; quote: PaidQuote<A, T> };
 
 /** Places a hold. Gives back the resources of the call if that is refused. */
-async function place<A, T extends Data>(
+async function writeHold<A, T extends Data>(
   app: PaidApp,
   { hold }: Writes<T>,
   unpriced: Unpriced,
-  quote: Quote<A, T>,
-): Promise<Held<A, T>> {
+  quote: PaidQuote<A, T>,
+): Promise<Holding<A, T>> {
   const now = app.clock.now();
   const order = { ...unpriced, ...quote.order };
   const data = { order, terms: quote.terms, now, blocked: app.clock.holdsBlocked() };
@@ -223,7 +223,7 @@ async function place<A, T extends Data>(
 }
 
 /** Returns a quote cut to the money that the wallet has now, if it lacks the money for all of it. */
-function fitting<A, T>({ ledger }: PaidApp, quote: Quote<A, T>, walletId: string): Quote<A, T> {
+function fitting<A, T>({ ledger }: PaidApp, quote: PaidQuote<A, T>, walletId: string): PaidQuote<A, T> {
   const wallet = findWallet(ledger.read, walletId) as Wallet;
   return available(wallet) < quote.order.hold ? (quote.cut?.(fundsOf(ledger.read, wallet)) ?? quote) : quote;
 }
@@ -237,7 +237,7 @@ function standingFor<A, T extends Data>(
   app: PaidApp,
   writes: Writes<T>,
   unpriced: Unpriced,
-  { order, terms, advice, forbidden }: Quote<A, T>,
+  { order, terms, advice, forbidden }: PaidQuote<A, T>,
 ): Standing {
   const { walletId } = unpriced;
   const limited = forbidden?.() ?? refusalOfLimit(app.limits.released, walletId);
@@ -256,14 +256,14 @@ async function holdNow<A, T extends Data>(
   app: PaidApp,
   writes: Writes<T>,
   unpriced: Unpriced,
-  quote: Quote<A, T>,
-): Promise<Held<A, T>> {
+  quote: PaidQuote<A, T>,
+): Promise<Holding<A, T>> {
   const { walletId } = unpriced;
-  if (!quote.cut) return place(app, writes, unpriced, quote);
+  if (!quote.cut) return writeHold(app, writes, unpriced, quote);
   let fit = owesRefill(app, walletId) ? quote : fitting(app, quote, walletId);
   for (let count = 1; ; count++) {
     try {
-      return await place(app, writes, unpriced, fit);
+      return await writeHold(app, writes, unpriced, fit);
     } catch (error) {
       if (!(error instanceof Refusal) || !LACKS_MONEY.includes(error.code)) throw error;
     }
@@ -291,9 +291,9 @@ async function holdInTurn<A, T extends Data>(
   app: PaidApp,
   writes: Writes<T>,
   unpriced: Unpriced,
-  quote: Quote<A, T>,
+  quote: PaidQuote<A, T>,
   { audience }: Pick<Waiters<A>, 'audience'>,
-): Promise<Held<A, T>> {
+): Promise<Holding<A, T>> {
   const { walletId } = unpriced;
   const standing = () => standingFor(app, writes, unpriced, fitting(app, quote, walletId));
   const isHopeless = () => ['refused', 'short'].includes(standing().kind);
@@ -379,7 +379,7 @@ async function attemptAgain<A, T extends Data>(
 async function callAndSettle<A, T>(
   app: PaidApp,
   operation: Operation,
-  { call }: Pick<Quote<A, T>, 'call'>,
+  { call }: Pick<PaidQuote<A, T>, 'call'>,
   steps: PaidSteps<A, T>,
   waiters: Waiters<A>,
 ): Promise<Given<A>> {
@@ -406,7 +406,7 @@ async function callAndSettle<A, T>(
  */
 const refusedNow = (
   { limits }: Pick<PaidApp, 'limits'>,
-  { forbidden, enter }: Pick<Quote<never, never>, 'forbidden' | 'enter'>,
+  { forbidden, enter }: Pick<PaidQuote<never, never>, 'forbidden' | 'enter'>,
   walletId: string,
 ): RefusalData | undefined => {
   const why = forbidden?.();

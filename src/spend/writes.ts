@@ -45,12 +45,12 @@ type HoldData<T> = {
 };
 type SettleData = { id: string; outcome: Outcome<Buffer | null>; now: number };
 /** `judged` is the outcome with which `judge` replaced the given one. */
-export type Settled = Settlement & { judged: Outcome<Buffer | null> | undefined };
+export type SettledCall = Settlement & { judged: Outcome<Buffer | null> | undefined };
 
 /** The two writes of a kind of paid request, and a check of its wallet before a hold is written. */
 export type PaidWrites<T> = {
   hold: Write<HoldData<T>, Placed>;
-  settle: Write<SettleData, Settled>;
+  settle: Write<SettleData, SettledCall>;
   standing: (read: Reader, data: HoldData<T>) => Standing;
 };
 
@@ -79,7 +79,7 @@ export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<
     ),
     settle: defineWrite(
       `${kind}.settle`,
-      (tx, { id, outcome: called, now }: SettleData): Settled => {
+      (tx, { id, outcome: called, now }: SettleData): SettledCall => {
         const operation = judge || settleRows ? operationOf(tx, id) : undefined;
         const outcome = operation && judge ? judge(tx, operation, called) : called;
         const { moved, available } = settle(tx, id, outcome, endedBy(outcome), now);
