@@ -44,7 +44,7 @@ import type { ModelRequests } from './model-requests.ts';
 import {
   gatewayStatus,
   isGatewayRequest,
-  isMessagesPath,
+  isOfAnthropic,
   isPassing,
   openAiBody,
   RETRY_SECONDS_MAX,
@@ -379,7 +379,7 @@ function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, request
     'x-request-id': requestId,
     'cache-control': 'no-store',
   };
-  if (isMessagesPath(c.req.path)) headers['request-id'] = requestId; // The name that Anthropic's clients read.
+  if (isOfAnthropic(c.req.path, c.env.incoming.headers)) headers['request-id'] = requestId; // The name that Anthropic's clients read.
   const routerWallet = c.get('routerWallet');
   const left = routerWallet && limits.wallet.left(routerWallet);
   if (left) {
@@ -443,12 +443,12 @@ function readIdempotencyKey(key: unknown): string {
 export function unparsableRequest(
   app: Pick<HttpApp, 'events'>,
   fault: unknown,
-  { method = '', url = '' }: Pick<IncomingMessage, 'method' | 'url'> = {},
+  { method = '', url = '', headers }: Partial<Pick<IncomingMessage, 'method' | 'url' | 'headers'>> = {},
 ) {
   const requestId = newId('req');
   const { refusal, message } = describeError(app, requestId, '', fault);
   const path = url.split('?', 1)[0] as string;
-  return lastAnswer(refusal.code, requestId, errorBody(method, path, refusal, message, requestId));
+  return lastAnswer(refusal.code, requestId, errorBody({ method, path, headers }, refusal, message, requestId));
 }
 
 /** Logs an error and returns what the caller may see of it. An internal error reveals no details. */
@@ -466,9 +466,14 @@ export function describeError(
 }
 
 /** Builds the body of an error (interface, section 2); under the gateway's base URL, with the members that its clients read. */
-function errorBody(method: string, path: string, refusal: Refusal, message: string, requestId: string): object {
+function errorBody(
+  { method, path, headers }: { method: string; path: string; headers: IncomingHttpHeaders | undefined },
+  refusal: Refusal,
+  message: string,
+  requestId: string,
+): object {
   if (!isGatewayRequest(method, path)) return { error: { code: refusal.code, message }, request_id: requestId };
-  return (isMessagesPath(path) ? messagesError : openAiBody)(refusal, message, requestId);
+  return (isOfAnthropic(path, headers) ? messagesError : openAiBody)(refusal, message, requestId);
 }
 
 /**
@@ -493,7 +498,8 @@ export function onError(
     if (code === 'unauthenticated') headers['www-authenticate'] = 'Bearer';
     if (c.var.allow) headers.allow = c.var.allow;
     if (code === 'upgrade_not_supported') headers.upgrade = 'HTTP/1.1'; // RFC 9110, 15.5.22.
-    const body = errorBody(c.req.method, c.req.path, refusal, message, requestId);
+    const { method, path } = c.req;
+    const body = errorBody({ method, path, headers: c.env.incoming.headers }, refusal, message, requestId);
     const status = isGateway ? gatewayStatus(code) : REFUSALS[code].status;
     return new Response(JSON.stringify(body), { status, headers });
   };

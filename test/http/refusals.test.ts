@@ -263,7 +263,7 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     const headers = { 'content-type': 'text/plain' };
     return purser.ask('POST', '/v1/wallets', { token: purser.accountKey, key: 'a', body: WALLET, headers });
   },
-  upgrade_not_supported: 'Only the gateway says it, in the shape of OpenAI: test/http/dialects-responses.test.ts.',
+  upgrade_not_supported: 'Only the gateway says it, in the shape of OpenAI: test/http/gateway-paths.test.ts.',
   async rate_limited(t) {
     const limits = { wallet_requests_per_minute: 0, account_requests_per_minute: 1, failed_auth_per_minute: 0 };
     const purser = await openServer(t, { settings: { limits } });

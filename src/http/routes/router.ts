@@ -1,4 +1,6 @@
 import { hash } from 'node:crypto';
+import type { IncomingHttpHeaders } from 'node:http';
+import * as v from 'valibot';
 import { routerCredential, routerToken } from '../../access/keyring.ts';
 import { type RouterPrincipal, revokedSince } from '../../access/principal.ts';
 import { routerKeyOf } from '../../access/router-keys.ts';
@@ -17,7 +19,15 @@ import type { Model } from '../../router/catalogue.ts';
 import { DONE_EVENT } from '../../router/sse.ts';
 import { readTranscript } from '../../router/transcript.ts';
 import { ChatCompletion } from '../../wire/chat.ts';
-import { ModelList, ModelRecord, modelRecord } from '../../wire/models.ts';
+import {
+  AnthropicModel,
+  AnthropicModelList,
+  anthropicModel,
+  anthropicModels,
+  ModelList,
+  ModelRecord,
+  modelRecord,
+} from '../../wire/models.ts';
 import {
   Embeddings,
   EmbeddingsBody,
@@ -111,27 +121,32 @@ export const readGatewayKey = endpoint({
   },
 });
 
+/** Returns whether a client of Anthropic asks: the list is at the same path in both APIs. */
+const asksAsAnthropic = ({ 'anthropic-version': version }: IncomingHttpHeaders) => version !== undefined;
 const createdAt = (app: HttpApp) => installationOf(app.ledger.read).createdAt;
 
 export const listRouterModels = endpoint({
   summary: 'List the models that this gateway key may use',
   scope: 'router',
-  answer: ModelList,
+  answer: v.union([ModelList, AnthropicModelList]),
   example: { answer: { object: 'list', data: [MODEL_EXAMPLE] } },
-  run: (app, { principal }) => ({
-    body: { object: 'list', data: offered(app, principal).map((model) => modelRecord(model, createdAt(app))) },
-  }),
+  run(app, { principal, headers }) {
+    const models = offered(app, principal);
+    if (asksAsAnthropic(headers)) return { body: anthropicModels(models, createdAt(app)) };
+    return { body: { object: 'list', data: models.map((model) => modelRecord(model, createdAt(app))) } };
+  },
 });
 
 export const readRouterModel = endpoint({
   summary: 'Read one model',
   scope: 'router',
-  answer: ModelRecord,
+  answer: v.union([ModelRecord, AnthropicModel]),
   refusals: ['model_not_found'],
   example: { answer: MODEL_EXAMPLE },
-  run: (app, { principal, params }) => ({
-    body: modelRecord(find(app, principal, params.id as string), createdAt(app)),
-  }),
+  run(app, { principal, params, headers }) {
+    const recordOf = asksAsAnthropic(headers) ? anthropicModel : modelRecord;
+    return { body: recordOf(find(app, principal, params.id as string), createdAt(app)) };
+  },
 });
 
 type Caller = Pick<
