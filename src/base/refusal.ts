@@ -22,6 +22,7 @@ export const REFUSALS = {
     status: 400,
     message: 'This endpoint does not stream: leave "stream" out or send false.',
   },
+  context_length_exceeded: { status: 400, message: 'The prompt does not fit the context of the model.' },
   unsupported_parameter: { status: 400, message: 'The request has a parameter that has no price.' },
   unauthenticated: { status: 401, message: 'The token is missing, unknown, revoked or malformed.' },
   insufficient_funds: { status: 402, message: 'The credit does not cover this request.' },

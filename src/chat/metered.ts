@@ -245,6 +245,13 @@ export function lost(charge: Nanos, isCancelled = false): Refusal {
   );
 }
 
+/** Returns the refusal for an answer that broke off because the context of the model was full: agents then compact it. */
+export const outOfContext = (charge: Nanos) =>
+  new Refusal(
+    'context_length_exceeded',
+    `The context of the model is full, and the answer broke off. ${formatUsd(charge)} USD were charged for it. That is final; ${NEW_KEY}`,
+  );
+
 /** Returns the refusal for an unknown outcome: it states when and how the hold will be resolved. */
 function uncertainChat(app: Pick<ChatApp, 'config'>, operation: Operation): Refusal {
   return new Refusal(

@@ -1,6 +1,7 @@
 import { parseNested, UncountedJson } from '../base/json-text.ts';
 import { wordOf } from '../base/parse-json.ts';
 import { isWire } from '../config/router.ts';
+import { tellsFullContext } from './full-context.ts';
 import { generatedBytes } from './generated.ts';
 import {
   type Api,
@@ -23,8 +24,11 @@ import { type Counts, countsIn, readUsage } from './usage.ts';
 type Json = Record<string, unknown>;
 const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});
 
-/** An error in place of an answer: the status that it names, or NaN, and its message. */
-export type ToldError = { status: number; message: string };
+/**
+ * An error in place of an answer: the status that it names, or NaN, its message, and whether it says that the prompt does not
+ * fit the model's context.
+ */
+export type ToldError = { status: number; message: string; isContextFull: boolean };
 
 /** The part of a complete answer that is read. */
 export type ToldAnswer = {
@@ -33,8 +37,9 @@ export type ToldAnswer = {
   /** It has the shape of an answer of its API. An answer with only a usage counts as done, too. */
   isAnswer: boolean;
   error: ToldError | undefined;
-  /** The message of an error with a status of its own. */
+  /** The message of an error with a status of its own, and whether it says that the prompt does not fit the context. */
   message: string;
+  isContextFull: boolean;
   usage: Counts | undefined;
   /** A bound on the tokens that were generated. */
   generatedBytes: number;
@@ -81,8 +86,9 @@ export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
   return {
     isFilled: isFilled(json),
     isAnswer: holdsAnswer(api, json),
-    error: error && toldError(error),
+    error: error && toldError(error, json),
     message: messageIn(json),
+    isContextFull: tellsFullContext(json),
     usage: countsIn(objectOf(json).usage),
     generatedBytes: isWire(api) ? generatedInAnswer(json) : generatedBytes(json),
   };
@@ -99,7 +105,7 @@ export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
   const given = isNative ? usage || objectOf(holder).usage : usage;
   return {
     isBeforeAnswer: isNative ? !isNativeEvent(json) || isPreamble(json) : !holdsAnswer(api, json),
-    error: error && toldError(error),
+    error: error && toldError(error, json),
     usage: countsIn(given),
     generatedBytes: isNative ? generatedInEvent(objectOf(json)) : generatedBytes(json),
     choices: Array.isArray(choices) ? (choices.length ? 'some' : 'none') : undefined,
@@ -143,7 +149,12 @@ function holdsAnswer(api: Api, json: unknown): boolean {
   return isFilledList(api === 'chat' ? choices : data) || readUsage(json, api) !== undefined;
 }
 
-const toldError = (error: object): ToldError => ({ status: Number(codeIn(error)), message: messageIn(error) });
+const toldError = (error: object, json: unknown): ToldError => {
+  const isContextFull = tellsFullContext(json);
+  const status = Number(codeIn(error));
+  // OpenAI names it by a word, where others name a status.
+  return { status: isContextFull && !(status >= 400) ? 400 : status, message: messageIn(error), isContextFull };
+};
 
 /** Returns the message in an error body, in the shapes that model servers use; empty when there is none. */
 function messageIn(json: unknown): string {

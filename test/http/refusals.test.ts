@@ -21,6 +21,7 @@ const DOCUMENTED: Record<RefusalCode, number> = {
   invalid_idempotency_key: 400,
   invalid_cursor: 400,
   streaming_not_supported: 400,
+  context_length_exceeded: 400,
   unsupported_parameter: 400,
   unauthenticated: 401,
   insufficient_funds: 402,
@@ -241,6 +242,11 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
   async lease_limit_exceeded(t) {
     const { purser, token } = await openWithLeases(t);
     return purser.lease(token, 'a', { max_seconds: 3601 });
+  },
+  async context_length_exceeded(t) {
+    const { purser, token } = await openWithWallet(t);
+    purser.upstream.handle = failure(400, { error: { message: 'Too long.', code: 'context_length_exceeded' } });
+    return purser.chat(token);
   },
   async answer_lost(t) {
     const { purser, token } = await openWithWallet(t);

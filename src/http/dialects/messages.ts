@@ -150,8 +150,18 @@ const TYPES: Record<number, string> = {
   429: 'rate_limit_error',
 };
 
-/** Builds an error body in Anthropic's shape. It has no member for the code, so programs use type and status. */
-export function messagesError({ code }: Refusal, message: string, requestId: string) {
+/** The beginning of Anthropic's sentence for a full context, by which its clients compact the conversation. */
+const TOO_LONG = 'prompt is too long';
+
+/** Returns the message from this beginning on, or with it in front. */
+function tooLong(message: string): string {
+  const at = message.toLowerCase().indexOf(TOO_LONG);
+  return at === -1 ? `${TOO_LONG}: ${message}` : TOO_LONG + message.slice(at + TOO_LONG.length);
+}
+
+/** Builds an error body in Anthropic's shape. It has no member for the code, so programs use type, status and message. */
+export function messagesError({ code }: Refusal, text: string, requestId: string) {
+  const message = code === 'context_length_exceeded' ? tooLong(text) : text;
   const status = gatewayStatus(code);
   const isOverloaded = REFUSALS[code].status === REFUSALS.gateway_unavailable.status && code !== 'operation_uncertain';
   const type =

@@ -6,7 +6,7 @@ import { type RouterPrincipal, revokedSince } from '../../access/principal.ts';
 import { routerKeyOf } from '../../access/router-keys.ts';
 import { openRouterKey } from '../../access/writes.ts';
 import { periodAt } from '../../base/calendar.ts';
-import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../../base/refusal.ts';
+import { NEW_KEY, RETRY_SAME_KEY, Refusal, type RefusalCode } from '../../base/refusal.ts';
 import { chat } from '../../chat/chat.ts';
 import type { ChatRequest } from '../../chat/quote.ts';
 import { streamChat, transcriptOf } from '../../chat/stream.ts';
@@ -212,6 +212,9 @@ export async function paidRequest(
   return { request, headers: () => limitHeaders(app, request, bounded) };
 }
 
+/** The codes whose messages give advice about keys. */
+const ADVISED = new Set<RefusalCode>(['operation_uncertain', 'answer_lost', 'context_length_exceeded']);
+
 /**
  * Rewrites advice about keys for a caller without an Idempotency-Key, who cannot name the attempt in a retry. A stream that
  * has begun is charged for what came of it (decision 0075): its retry takes over nothing.
@@ -219,7 +222,7 @@ export async function paidRequest(
 export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>, hasBegun = () => false): Promise<T> {
   if (!isKeyMadeUp) return answer;
   return answer.catch((error) => {
-    if (!(error instanceof Refusal) || !['operation_uncertain', 'answer_lost'].includes(error.code)) throw error;
+    if (!(error instanceof Refusal) || !ADVISED.has(error.code)) throw error;
     const again = hasBegun()
       ? 'What came of it is charged; asked again, it is a new request.'
       : 'Asked again with the same body, it takes the place of this one: nothing is held or charged twice.';
