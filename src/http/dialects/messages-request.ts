@@ -1,6 +1,6 @@
 import { wordOf } from '../../base/parse-json.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
-import { createConversation, imagePart, markedText, marksOf, type Said } from './conversation.ts';
+import { createConversation, imagePart, markedText, marksOf, type Piece } from './conversation.ts';
 import type { Translated } from './dialect.ts';
 import {
   filled,
@@ -62,37 +62,42 @@ const hasContent = (value: unknown) =>
   value !== undefined && value !== null && !(Array.isArray(value) && value.length === 0);
 
 function messagesOf({ system, messages }: Json): Json[] {
-  const told = createConversation();
+  const conversation = createConversation();
   const instructions = system === undefined || system === null ? [] : textsOf(system, 'system');
-  if (instructions.some((it) => it !== '')) told.system(instructions);
+  if (instructions.some((it) => it !== '')) conversation.system(instructions);
   for (const [i, { role, content }] of filled(objectsOf(messages, 'messages'), 'messages').entries()) {
     const where = `messages.${i}`;
     // Claude Code reports changes in its surroundings this way.
     if (role === 'system') {
-      told.system(textsOf(content, `${where}.content`));
+      conversation.system(textsOf(content, `${where}.content`));
       continue;
     }
     if (role !== 'user' && role !== 'assistant') throw invalid(`${where}.role`, 'must be user, assistant or system');
     const blocks =
       typeof content === 'string' ? [{ type: 'text', text: content }] : objectsOf(content, `${where}.content`);
     const at = (k: number) => `${where}.content.${k}`;
-    if (role === 'assistant') for (const [k, block] of blocks.entries()) told.assistant(assistantBlock(block, at(k)));
+    if (role === 'assistant')
+      for (const [k, block] of blocks.entries()) conversation.assistant(assistantBlock(block, at(k)));
     else {
-      const said: Said[] = [];
+      const pieces: Piece[] = [];
       for (const [k, block] of blocks.entries()) {
         // Results come first, as chat completions want them: next to their calls.
         if (block.type === 'tool_result')
-          told.result(textOf(block.tool_use_id, `${at(k)}.tool_use_id`), resultOf(block, at(k)), marksOf(block));
-        else said.push(userBlock(block, at(k)));
+          conversation.result(
+            textOf(block.tool_use_id, `${at(k)}.tool_use_id`),
+            resultOf(block, at(k)),
+            marksOf(block),
+          );
+        else pieces.push(userBlock(block, at(k)));
       }
-      told.user(said);
+      conversation.user(pieces);
     }
   }
-  return filled(told.finish(), 'messages');
+  return filled(conversation.finish(), 'messages');
 }
 
 /** Returns a text, or the texts of a list of text blocks. */
-function textsOf(content: unknown, where: string): Said[] {
+function textsOf(content: unknown, where: string): Piece[] {
   if (typeof content === 'string') return [content];
   return objectsOf(content, where).map((block, i) => {
     if (block.type !== 'text') throw notOffered(`${where}.${i}`, 'only text can stand here.');
@@ -103,7 +108,7 @@ function textsOf(content: unknown, where: string): Said[] {
 function assistantBlock(block: Json, where: string): Parameters<ReturnType<typeof createConversation>['assistant']>[0] {
   switch (block.type) {
     case 'text':
-      return { said: markedText(textOf(block.text, `${where}.text`), block) };
+      return { piece: markedText(textOf(block.text, `${where}.text`), block) };
     case 'thinking':
       return { reasoning: textOf(block.thinking, `${where}.thinking`) };
     case 'redacted_thinking': // Only Anthropic can read it, and no answer of this gateway contains any.
@@ -123,7 +128,7 @@ function assistantBlock(block: Json, where: string): Parameters<ReturnType<typeo
   }
 }
 
-function userBlock(block: Json, where: string): Said {
+function userBlock(block: Json, where: string): Piece {
   if (block.type === 'text') return markedText(textOf(block.text, `${where}.text`), block);
   const source = objectOf(block.source);
   if (block.type === 'image') {
@@ -144,14 +149,14 @@ function userBlock(block: Json, where: string): Said {
 }
 
 /** Returns the content of a tool's result. Chat completions have no mark for a failure, so the text states it. */
-function resultOf({ content, is_error: isError }: Json, where: string): Said[] {
-  const said =
+function resultOf({ content, is_error: isError }: Json, where: string): Piece[] {
+  const pieces =
     content === undefined || content === null
       ? []
       : typeof content === 'string'
         ? [content]
         : objectsOf(content, `${where}.content`).map((it, i) => userBlock(it, `${where}.content.${i}`));
-  return isError === true ? ['The tool failed:', ...said] : said;
+  return isError === true ? ['The tool failed:', ...pieces] : pieces;
 }
 
 const named = (type: unknown) => JSON.stringify(wordOf(type).slice(0, 40));
