@@ -2,8 +2,9 @@ import { formatUsd, type Nanos } from '../base/money.ts';
 import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../base/refusal.ts';
 import { ANSWER_KEPT_SECONDS, answerBytes, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
 import { type AnswerReader, LARGE_BYTES } from '../router/apart.ts';
+import type { Bounded } from '../router/bound.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
-import type { Model, Route } from '../router/catalogue.ts';
+import type { Route } from '../router/catalogue.ts';
 import { isPass, type Pass } from '../router/circuit.ts';
 import type { TranscriptMemory } from '../router/transcript.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
@@ -58,9 +59,9 @@ export function spendOnModel<A extends Buffer | null>(
   };
   let pass: Pass | undefined;
   /** Asks the circuits, and for a place, before anything is held: their refusals leave nothing in the books. */
-  const enter = (model: Model, earlier?: Operation): Refusal | undefined => {
+  const enter = (bounded: Bounded, earlier?: Operation): Refusal | undefined => {
     if (pass) return undefined;
-    const entered = app.circuits.enter(model.routes, tenant, app.upstreams);
+    const entered = app.circuits.enter(bounded.routes, tenant, app.upstreams);
     if (!isPass(entered)) return refusedOutside(earlier ? ofRetry(app, earlier, entered) : entered);
     pass = entered;
     return undefined;
@@ -91,7 +92,7 @@ export function spendOnModel<A extends Buffer | null>(
         const prepared = prepare();
         const waits = request.waitsForFunds ?? false;
         const priced = quoteChat(prepared, app.upstreams, keep, maxPrice, waits, earlier);
-        return { ...priced, forbidden, enter: () => enter(prepared.model, earlier), leave };
+        return { ...priced, forbidden, enter: () => enter(prepared.bounded, earlier), leave };
       },
       isCovered: (earlier, { hold, detail }) =>
         hold <= earlier.hold && earlier.price.startsWith(detail.model.priceText),
@@ -140,7 +141,7 @@ const unreachable = () => {
 async function ask(
   app: ChatApp,
   operation: Operation,
-  { model, bounded, upstreams }: Detail,
+  { bounded, upstreams }: Detail,
   { pass, reader }: { pass: Pass; reader: AnswerReader },
   stream: boolean,
   cancelOf: ((route: Route) => AbortSignal) | undefined,
@@ -157,13 +158,13 @@ async function ask(
       app.events.upstreamCalled(operation, route, reply, stream, timing);
     const { id } = operation;
     const by = { upstreams, pass, reader };
-    const called = await callInOrder(by, model, bounded, id, stream, passedOver, counted, cancelOf);
+    const called = await callInOrder(by, bounded, id, stream, passedOver, counted, cancelOf);
     app.upstreamOutages.report(called.route.upstream, called.reply);
     if (called.reply.kind === 'refused') misconfigured(called.route, called.reply);
     return called;
   } catch (cause) {
     const reason = `the call ended without an answer: ${(cause as Error).message}`;
-    return { route: model.routes[0], reply: { kind: 'unknown', reason }, began: performance.now() };
+    return { route: bounded.routes[0], reply: { kind: 'unknown', reason }, began: performance.now() };
   }
 }
 

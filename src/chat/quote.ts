@@ -70,7 +70,7 @@ export function quoteChat(
     kind: model.kind,
     priceText: model.priceText,
     choices,
-    routes: model.routes.map((route) => ({ price: route.price, usage: bounded.maxUsage(route) })),
+    routes: bounded.routes.map((route) => ({ price: route.price, usage: bounded.maxUsage(route) })),
     reducible,
     reducedTo: bounded.reducedTo(),
     maxPrice,

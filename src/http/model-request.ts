@@ -67,7 +67,12 @@ export type ModelRequest =
       /** The model's settings when the request was measured: a reload may change them before the request is priced. */
       measuredFor: MeasuredFor | undefined;
     };
-type MeasuredRequest = Measured & { forwards: Forwards; native?: MeasuredNative | undefined };
+type MeasuredRequest = Measured & {
+  forwards: Forwards;
+  native?: MeasuredNative | undefined;
+  /** The reason why only a server of the request's own API can answer it, if so. */
+  nativeOnly?: RefusalData | undefined;
+};
 export type ValidModelRequest = Extract<ModelRequest, { model: string }>;
 
 /** The way to read a body. `isKeyed`: an Idempotency-Key was sent, so every member counts in the fingerprint. */
@@ -182,7 +187,7 @@ function measureTranslated(
   kind: ModelRequestKind,
   model: MeasuredFor,
   stream: boolean,
-  { chat, others }: Translation,
+  { chat, others, nativeOnly }: Translation,
 ): MeasuredRequest {
   const wire = dialectOf(kind) as Dialect;
   const raw = value as Json;
@@ -194,8 +199,9 @@ function measureTranslated(
     ...measured,
     forwards: { plain: writtenAgain(chat, measured.forwarded), ...cached },
     native: model.wires.includes(wire.name)
-      ? nativeOf(wire, raw, { bytes, outline }, measured.byRoute, model.enough)
+      ? nativeOf(wire, raw, { bytes, outline }, measured.byRoute, model)
       : undefined,
+    nativeOnly,
   };
 }
 
@@ -220,16 +226,19 @@ export function boundRequest(
       retryAfterSeconds: 1,
     });
   if ('refused' in measured) throw refusalOf(measured.refused);
-  const { forwards, native, ...figures } = measured;
+  const { forwards, native, nativeOnly, ...figures } = measured;
   request.measured = undefined;
-  return bound(model, figures, forwards, cutsNamed, native && sendable(native, headers), now);
+  if (nativeOnly && !(native && model.routes.some(({ wires }) => wires.includes(native.wire))))
+    throw refusalOf(nativeOnly);
+  const own = native && { ...sendable(native, headers), isOnly: nativeOnly !== undefined };
+  return bound(model, figures, forwards, cutsNamed, own, now);
 }
 
 /**
  * Adds the parts that depend on the output limit and on the headers. Holds nothing large: it is kept for the length of a
  * stream.
  */
-function sendable({ kept, ...native }: MeasuredNative, headers: IncomingHttpHeaders): Native {
+function sendable({ kept, ...native }: MeasuredNative, headers: IncomingHttpHeaders): Omit<Native, 'isOnly'> {
   const wire = native.wire === 'messages' ? messagesDialect : responsesDialect;
   return { ...native, written: (outputTokens) => wire.written(kept, outputTokens), headers: wire.headers(headers) };
 }

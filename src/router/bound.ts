@@ -31,7 +31,7 @@ export type Prompt = {
   tokens: number;
   /** From the text of the request, without the learned additions. */
   computed: number;
-  /** From the settings: images and `prompt_overhead_tokens`. */
+  /** From the settings and constants: images, documents, Anthropic's own tools and `prompt_overhead_tokens`. */
   added: number;
   /** The number of prompts, each at most as long as the context. */
   count: number;
@@ -41,6 +41,8 @@ export type Prompt = {
 
 /** A request with a true upper bound of what it can use, by each of its model's routes (design, section 8). */
 export type Bounded = {
+  /** The routes that can be asked, in their order. */
+  routes: Model['routes'];
   /** The number of answers requested. */
   choices: number;
   images: number;
@@ -71,6 +73,10 @@ export type Native = {
   wire: NativeWire;
   /** Bytes of the rendered prompt. */
   bytes: number;
+  /** An upper bound of the prompt tokens that neither bytes nor images bound. */
+  addedTokens: number;
+  /** True if no other route can be asked. */
+  isOnly: boolean;
   forwards: Forwards;
   /** Members that are written only for routes whose upstream's settings name them. */
   byRoute: Readonly<Record<string, unknown>>;
@@ -143,10 +149,13 @@ function boundMeasuredChat(
   };
   // Taken out here, so that the data kept for the length of a stream does not hold the body.
   const { wire, bytes: nativeBytes = bytes, byRoute: byNativeRoute = {}, written: writtenNatively } = native ?? {};
+  const nativeTokens = native?.addedTokens ?? 0;
   const bytesOf = (route: Route) => (speaks(route, wire) ? nativeBytes : bytes);
-  const prompt = promptsOf(model, now, imageTokens, (route) => [bytesOf(route) * route.tokensPerByte + frame]);
+  const addedOf = (route: Route) => imageTokens + (speaks(route, wire) ? nativeTokens : 0);
+  const prompt = promptsOf(model, now, addedOf, (route) => [bytesOf(route) * route.tokensPerByte + frame]);
   const asksForHour = [forwards, native?.forwards].some((it) => it?.cachedForHour);
   return {
+    routes: native?.isOnly ? (model.routes.filter((it) => speaks(it, wire)) as [Route, ...Route[]]) : model.routes,
     estimate,
     choices,
     images,
@@ -185,10 +194,14 @@ const speaks = ({ wires }: Route, wire: NativeWire | undefined) => wire !== unde
 
 /** Bounds a measured embeddings request. Each input is at most one context. */
 function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: Forwards, now: number): Bounded {
-  const prompt = promptsOf(model, now, 0, (route) =>
-    measured.prompts.map(({ bytes, tokens }) => bytes * route.tokensPerByte + tokens + TOKENS_PER_INPUT),
+  const prompt = promptsOf(
+    model,
+    now,
+    () => 0,
+    (route) => measured.prompts.map(({ bytes, tokens }) => bytes * route.tokensPerByte + tokens + TOKENS_PER_INPUT),
   );
   return {
+    routes: model.routes,
     choices: 1,
     images: 0,
     isTemplated: false,
@@ -203,13 +216,13 @@ function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: For
 }
 
 /**
- * Returns the prompts of a request by route, `computed` from the text of each. They are computed once: what later requests
- * teach must not change the hold of this one.
+ * Returns the prompts of a request by route, `computed` from the text of each and with `addedOf` other tokens. They are
+ * computed once: what later requests teach must not change the hold of this one.
  */
 function promptsOf(
   model: Model,
   now: number,
-  imageTokens: number,
+  addedOf: (route: Route) => number,
   computed: (route: Route) => number[],
 ): (route: Route) => Prompt {
   const sum = (list: number[]) => list.reduce((all, it) => all + it, 0);
@@ -217,11 +230,12 @@ function promptsOf(
     model.routes.map((route) => {
       const each = computed(route);
       const faded = fadedAt(route.learned, now);
-      const bounds = each.map((it) => promptBound(route, it, imageTokens, faded));
+      const addedTokens = addedOf(route);
+      const bounds = each.map((it) => promptBound(route, it, addedTokens, faded));
       const prompt: Prompt = {
         tokens: sum(bounds),
         computed: sum(each),
-        added: each.length * (imageTokens + route.promptOverheadTokens),
+        added: each.length * (addedTokens + route.promptOverheadTokens),
         count: each.length,
         isCut: bounds.some((it) => it >= contextOf(route)),
       };

@@ -67,17 +67,17 @@ export function fadedAt(
 }
 
 /**
- * Returns an upper bound of a prompt's tokens on this route. `tokens` is its bound by bytes; images and the learned bound
- * are added.
+ * Returns an upper bound of a prompt's tokens on this route. `tokens` is its bound by bytes; `addedTokens` is that of its
+ * images and documents, and the learned bound is added.
  */
 export function promptBound(
   route: Route,
   tokens: number,
-  imageTokens: number,
+  addedTokens: number,
   { overheadTokens, permille }: Pick<Learned, 'overheadTokens' | 'permille'>,
 ): number {
   const text = Math.ceil((tokens * permille) / 1000) + overheadTokens;
-  return Math.min(text + imageTokens + route.promptOverheadTokens, contextOf(route));
+  return Math.min(text + addedTokens + route.promptOverheadTokens, contextOf(route));
 }
 
 /** Returns the largest number of tokens that a prompt on this route can have. */

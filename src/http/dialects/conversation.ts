@@ -84,7 +84,7 @@ export function createConversation(): Conversation {
   };
 }
 
-const textPart = (text: string): Json => ({ type: 'text', text });
+export const textPart = (text: string): Json => ({ type: 'text', text });
 
 /** Returns the mark for a prompt cache of a part of a request, as a member for another part. */
 export const marksOf = ({ cache_control: mark }: Json): Json => (mark ? { cache_control: mark } : {});

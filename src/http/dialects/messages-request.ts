@@ -1,4 +1,5 @@
 import { wordOf } from '../../base/parse-json.ts';
+import { Refusal, refusedFrom } from '../../base/refusal.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
 import { createConversation, imagePart, markedText, marksOf, type Piece } from './conversation.ts';
 import type { Translated } from './dialect.ts';
@@ -15,6 +16,7 @@ import {
   pick,
   textOf,
 } from './json.ts';
+import { piecesOfDocument } from './messages-documents.ts';
 
 /** Members without effect here: hints for Anthropic's own context, and a thinking budget, which chat completions do not have. */
 const LEFT_OUT = ['metadata', 'thinking', 'context_management', 'service_tier', 'betas', 'anthropic_version'];
@@ -28,6 +30,9 @@ const READ = [
 /** Members beside those of the API that model servers understand and that cost nothing but their bytes. */
 export const FREE = FREE_MEMBERS.filter((name) => ![...READ, ...LEFT_OUT].includes(name));
 const TRANSLATED = new Set([...READ, ...FREE]);
+/** Tools that the client runs, with schemas that only Anthropic's models know. */
+const CLIENT_TOOLS = /^(bash|computer|memory|text_editor)_\d{8}$/;
+export const isClientTool = (tool: unknown) => CLIENT_TOOLS.test(wordOf(objectOf(tool).type));
 const SERVER_SIDE = 'the model server would run this itself, which is not offered here';
 /** The efforts of chat completions that every model server knows. */
 const EFFORTS: Record<string, string> = { low: 'low', medium: 'medium', high: 'high', xhigh: 'high', max: 'high' };
@@ -37,8 +42,10 @@ const EFFORTS: Record<string, string> = { low: 'low', medium: 'medium', high: 'h
  * `invalid_request` and `unsupported_parameter`.
  */
 export function chatOfMessages(raw: Json): Translated {
+  if (hasContent(raw.thread)) throw unsupportedThread();
   for (const name of RUN_THERE) if (hasContent(raw[name])) throw notOffered(name, `${SERVER_SIDE}. Leave it out.`);
   const tools = toolsOf(raw.tools);
+  const clientTool = Array.isArray(raw.tools) ? raw.tools.findIndex(isClientTool) : -1;
   const chat = {
     model: textOf(raw.model, 'model'),
     messages: messagesOf(raw),
@@ -55,8 +62,26 @@ export function chatOfMessages(raw: Json): Translated {
       cache_control: raw.cache_control,
     }),
   };
-  return { chat, others: { members: givenBut(raw, TRANSLATED), dispensable: LEFT_OUT } };
+  return {
+    chat,
+    others: { members: givenBut(raw, TRANSLATED), dispensable: LEFT_OUT },
+    nativeOnly: clientTool === -1 ? undefined : refusedFrom(unknownSchema(tools[clientTool] as Json, clientTool)),
+  };
 }
+
+/** Returns the refusal after which Anthropic's tool runner sends the whole conversation. */
+const unsupportedThread = () =>
+  new Refusal('unsupported_parameter', 'thread: no conversation is stored here: send all of its messages.', {
+    param: 'thread',
+    details: { error_code: 'thread_unsupported_request', unsupported: ['thread'] },
+  });
+
+/** Returns the refusal of one of Anthropic's tools for clients by a model whose server does not speak this API. */
+const unknownSchema = (tool: Json, at: number) =>
+  notOffered(
+    `tools.${at}`,
+    `only a model server of Anthropic's API knows the schema of ${named(objectOf(tool.function).name)}, and this model has none. Describe the tool with an input_schema.`,
+  );
 
 const hasContent = (value: unknown) =>
   value !== undefined && value !== null && !(Array.isArray(value) && value.length === 0);
@@ -88,7 +113,7 @@ function messagesOf({ system, messages }: Json): Json[] {
             resultOf(block, at(k)),
             marksOf(block),
           );
-        else pieces.push(userBlock(block, at(k)));
+        else pieces.push(...userPieces(block, at(k)));
       }
       conversation.user(pieces);
     }
@@ -128,24 +153,38 @@ function assistantBlock(block: Json, where: string): Parameters<ReturnType<typeo
   }
 }
 
-function userBlock(block: Json, where: string): Piece {
-  if (block.type === 'text') return markedText(textOf(block.text, `${where}.text`), block);
+/** Returns a block of a user's message, or of a tool's result. */
+function userPieces(block: Json, where: string): Piece[] {
+  switch (block.type) {
+    case 'document':
+      return piecesOfDocument(block, where, partPieces);
+    case 'search_result': {
+      const texts = objectsOf(block.content, `${where}.content`).flatMap((it, i) =>
+        partPieces(it, `${where}.content.${i}`),
+      );
+      return [textOf(block.title, `${where}.title`), textOf(block.source, `${where}.source`), ...texts];
+    }
+    case 'tool_reference': // The client found the tool, and sends its definition with the others.
+      return [markedText(`The tool ${textOf(block.tool_name, `${where}.tool_name`)} is now available.`, block)];
+    default:
+      return partPieces(block, where);
+  }
+}
+
+/** Returns a block that can also stand inside a document. */
+function partPieces(block: Json, where: string): Piece[] {
+  if (block.type === 'text') return [markedText(textOf(block.text, `${where}.text`), block)];
+  if (block.type !== 'image') throw unknownBlock(block, where);
   const source = objectOf(block.source);
-  if (block.type === 'image') {
-    if (source.type === 'base64')
-      return imagePart(
+  if (source.type === 'base64')
+    return [
+      imagePart(
         `data:${textOf(source.media_type, `${where}.source.media_type`)};base64,${textOf(source.data, `${where}.source.data`)}`,
         marksOf(block),
-      );
-    if (source.type === 'url') return imagePart(textOf(source.url, `${where}.source.url`), marksOf(block));
-  }
-  if (block.type === 'document' && source.type === 'text') {
-    const head = [block.title, block.context].filter((it) => typeof it === 'string' && it);
-    return markedText([...head, textOf(source.data, `${where}.source.data`)].join('\n\n'), block);
-  }
-  if (source.type !== undefined && (block.type === 'image' || block.type === 'document'))
-    throw notOffered(`${where}.source`, `a source of the type ${named(source.type)} is not offered here.`);
-  throw unknownBlock(block, where);
+      ),
+    ];
+  if (source.type === 'url') return [imagePart(textOf(source.url, `${where}.source.url`), marksOf(block))];
+  throw notOffered(`${where}.source`, `a source of the type ${named(source.type)} is not offered here.`);
 }
 
 /** Returns the content of a tool's result. Chat completions have no mark for a failure, so the text states it. */
@@ -155,7 +194,7 @@ function resultOf({ content, is_error: isError }: Json, where: string): Piece[] 
       ? []
       : typeof content === 'string'
         ? [content]
-        : objectsOf(content, `${where}.content`).map((it, i) => userBlock(it, `${where}.content.${i}`));
+        : objectsOf(content, `${where}.content`).flatMap((it, i) => userPieces(it, `${where}.content.${i}`));
   return isError === true ? ['The tool failed:', ...pieces] : pieces;
 }
 
@@ -168,6 +207,7 @@ function toolsOf(value: unknown): Json[] {
   if (value === undefined || value === null) return [];
   return objectsOf(value, 'tools').map((tool, i) => {
     const { type, name, description, input_schema: schema, strict } = tool;
+    if (isClientTool(tool)) return { type: 'function', function: { name: textOf(name, `tools.${i}.name`) } };
     if (type !== undefined && type !== null && type !== 'custom')
       throw notOffered(`tools.${i}`, `${named(type)}: ${SERVER_SIDE}, or comes without a schema. Leave it out.`);
     const called = { name: textOf(name, `tools.${i}.name`), ...given({ description, parameters: schema, strict }) };

@@ -16,9 +16,9 @@ export const messagesDialect: Dialect = {
   headers: messagesHeaders,
   route: 'router/messages',
   translate(raw) {
-    const { chat, others } = chatOfMessages(raw);
+    const { chat, ...rest } = chatOfMessages(raw);
     const stops = Array.isArray(raw.stop_sequences) ? raw.stop_sequences.filter((it) => typeof it === 'string') : [];
-    return { chat, others, kept: { model: chat.model, stops } };
+    return { chat, ...rest, kept: { model: chat.model, stops } };
   },
   answers: ({ model, stops }, seed) => answersOf(model as string, stops as string[], seed),
 };
@@ -160,11 +160,11 @@ function tooLong(message: string): string {
 }
 
 /** Builds an error body in Anthropic's shape. It has no member for the code, so programs use type, status and message. */
-export function messagesError({ code }: Refusal, text: string, requestId: string) {
+export function messagesError({ code, details }: Refusal, text: string, requestId: string) {
   const message = code === 'context_length_exceeded' ? tooLong(text) : text;
   const status = gatewayStatus(code);
   const isOverloaded = REFUSALS[code].status === REFUSALS.gateway_unavailable.status && code !== 'operation_uncertain';
   const type =
     TYPES[status] ?? (isOverloaded ? 'overloaded_error' : status < 500 ? 'invalid_request_error' : 'api_error');
-  return { type: 'error' as const, error: { type, message }, request_id: requestId };
+  return { type: 'error' as const, error: { type, message, ...(details ? { details } : {}) }, request_id: requestId };
 }
