@@ -56,6 +56,8 @@ export type ModelRequest =
       model: string;
       stream: boolean;
       includeUsage: boolean;
+      /** True if the answer's usage must have its cost. */
+      includeCost: boolean;
       /** SHA-256 of the canonical JSON of the body; for a request without a key, of its question. */
       fingerprint: Buffer;
       /** The tags in the body. */
@@ -105,6 +107,7 @@ export function readModelRequest(
     model,
     stream,
     includeUsage: options?.include_usage === true,
+    includeCost: kind === 'routerChat' && (body.usage as { include?: unknown } | null | undefined)?.include === true,
     fingerprint: hash(
       'sha256',
       canonicalBytes(bytes, parsed, isKeyed ? undefined : besideTheQuestion(parsed.value as Json)),
@@ -151,6 +154,12 @@ function translatedBy(wire: Dialect | undefined, raw: Json): Translation | { ref
 
 const isRefused = (it: object | undefined): it is { refused: RefusalData } => it !== undefined && 'refused' in it;
 
+/** Returns a chat without the member that is read here alone: the same object if there is none. */
+function withoutUsage(chat: Chat): Chat {
+  const { usage, ...rest } = chat;
+  return usage === undefined ? chat : rest;
+}
+
 /** Measures the parsed body: valibot drops "__proto__" and "constructor", and members that are not priced must be refused. */
 function measure(
   bytes: Buffer,
@@ -166,7 +175,7 @@ function measure(
       const measured = measureEmbeddings(model, parsed.value as Record<string, unknown>);
       return { ...measured, forwards: { plain: forwardedFrom(bytes, parsed, measured.forwarded) } };
     }
-    const raw = parsed.value as Chat;
+    const raw = (kind === 'routerChat' ? withoutUsage(parsed.value as Chat) : parsed.value) as Chat;
     const plain = withoutCacheControl(raw);
     const measured = measureChat(model, plain, stream);
     if (plain === raw) return { ...measured, forwards: { plain: forwardedFrom(bytes, parsed, measured.forwarded) } };

@@ -41,9 +41,11 @@ const FORWARDED = new Set([
  * forwarded: a model server may use it to route requests (LiteLLM's tags).
  */
 const HANDLED = new Set<string>(HANDLED_MEMBERS);
+/** Hints for a cache that cost nothing, and that some servers refuse: they go only where the settings name them. */
+const LEFT_OUT = ['prompt_cache_key', 'prompt_cache_retention'];
 
 /** Every member of a chat completion that may be sent to a model whose settings name no others. */
-export const CHAT_MEMBERS: readonly string[] = [...HANDLED_MEMBERS, ...FORWARDED];
+export const CHAT_MEMBERS: readonly string[] = [...HANDLED_MEMBERS, ...FORWARDED, ...LEFT_OUT];
 
 export type ChatBody = Readonly<Record<string, unknown>> & {
   model: string;
@@ -126,7 +128,8 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
   for (const [name, value] of Object.entries(own)) {
     if (FORWARDED.has(name)) forwarded.push(name);
     else if (model.forward.includes(name)) byRoute[name] = value;
-    else if (!HANDLED.has(name) && !(stream && name === 'stream_options')) throw unsupported(name);
+    else if (!HANDLED.has(name) && !LEFT_OUT.includes(name) && !(stream && name === 'stream_options'))
+      throw unsupported(name);
   }
   const images = refuseContent(request.messages, model);
   if (request.functions !== undefined && !Array.isArray(request.functions))
@@ -135,8 +138,10 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
   const written: Record<string, unknown> = {};
   // Makes the upstream store the request, or changes the price. The neutral value is forwarded, so that it is obeyed.
   if (request.store !== undefined && request.store !== false) throw unsupported('store');
-  if (request.service_tier !== undefined && request.service_tier !== 'default') throw unsupported('service_tier');
-  for (const name of ['store', 'service_tier'] as const) if (request[name] !== undefined) written[name] = request[name];
+  const { store, service_tier: tier } = request;
+  if (tier !== undefined && tier !== 'default' && tier !== 'auto') throw unsupported('service_tier');
+  if (store !== undefined) written.store = store;
+  if (tier === 'default') written.service_tier = tier; // "auto" is what a server does that is told nothing.
   if (request.modalities !== undefined && JSON.stringify(request.modalities) !== '["text"]')
     throw unsupported('modalities');
 
@@ -272,7 +277,7 @@ const withoutNulls = <T extends object>(raw: T): T =>
 function unsupported(name: string): Refusal {
   return new Refusal(
     'unsupported_parameter',
-    `"${name.slice(0, 80)}" is not priced here, so it is not forwarded. Leave it out.`,
+    `"${name.slice(0, 80)}" is not known here, or has no price, so it is not forwarded. Leave it out.`,
     { param: name.slice(0, 80) },
   );
 }

@@ -42,6 +42,8 @@ export const RouterChatBody = v.looseObject({
   messages: Messages,
   stream: Flag,
   stream_options: v.nullish(v.strictObject({ include_usage: Flag, include_obfuscation: Flag }, 'must be an object')),
+  /** OpenRouter's way to ask for `usage.cost`. */
+  usage: v.nullish(v.strictObject({ include: Flag }, 'must be an object')),
 });
 
 /** Body of POST /v1/router/embeddings. */

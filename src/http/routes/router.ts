@@ -43,6 +43,7 @@ import type { Allowance } from '../memory-quota.ts';
 import { boundRequest } from '../model-request.ts';
 import { limitHeaders, paidComment, paidHeaders, withComment } from '../paid.ts';
 import { type Tag, tagsOf } from '../tags.ts';
+import { withCostChunk, withUsageCost } from '../usage-cost.ts';
 import { CHAT_BYTES_MAX } from './chat.ts';
 import { MODEL_EXAMPLE } from './models.ts';
 
@@ -252,14 +253,17 @@ export const createRouterChatCompletion = endpoint({
     const { request, headers } = await requestOf(app, call, 'router/chat/completions', 'chat');
     if (!asked.stream) {
       const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
-      return { body: answer, replayed, headers: { ...paidHeaders(app, request, paid), ...headers() } };
+      const body = asked.includeCost ? await withUsageCost(app, request, answer) : answer;
+      return { body, replayed, headers: { ...paidHeaders(app, request, paid), ...headers() } };
     }
     return {
       async stream(client: EventStream, share: Allowance) {
-        const commented = withComment(client, () => paidComment(app, request));
+        const { includeCost } = asked;
+        const plain = withComment(client, () => paidComment(app, request));
+        const commented = includeCost ? withCostChunk(app, request, plain) : plain;
         const begin = (more?: Record<string, string>) => commented.begin({ ...headers(), ...more });
         const events = { ...commented, begin };
-        const { includeUsage } = asked;
+        const includeUsage = asked.includeUsage && !includeCost; // The chunk with the cost has the usage, too.
         const streamed = adviseCaller(
           isKeyMadeUp,
           streamChat(app, { ...request, includeUsage }, events),
