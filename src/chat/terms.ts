@@ -3,12 +3,13 @@ import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Operation } from '../ledger/operation.ts';
 import { available } from '../ledger/wallet.ts';
+import type { Model } from '../router/catalogue.ts';
 import { affordableCompletion, holdOf, type MaxUsage, type Price } from '../router/price.ts';
 import { definePaidWrites } from '../spend/writes.ts';
 
 /** The part of a chat's quote that the write of its hold needs. */
 export type ChatTerms = {
-  kind: 'chat' | 'embeddings';
+  kind: Model['kind'];
   /** The model's part of the price snapshot: a JSON object that is still open. */
   priceText: string;
   /** The number of answers requested. */

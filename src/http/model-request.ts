@@ -15,8 +15,9 @@ import {
   measuredFor,
   measureEmbeddings,
 } from '../router/measure.ts';
+import { measureCompletion, measureRanking } from '../router/measure-prompts.ts';
 import { ChatBody } from '../wire/chat.ts';
-import { EmbeddingsBody, RouterChatBody } from '../wire/router.ts';
+import { CompletionBody, EmbeddingsBody, RankingBody, RouterChatBody } from '../wire/router.ts';
 import { validate } from './body.ts';
 import type { Dialect, Kept, Translation } from './dialects/dialect.ts';
 import type { Json } from './dialects/json.ts';
@@ -38,7 +39,9 @@ export const DialectBody = v.looseObject({
 export const KINDS = {
   chat: { schema: ChatBody, numbersMax: 0 },
   routerChat: { schema: RouterChatBody, numbersMax: 0 },
+  completions: { schema: CompletionBody, numbersMax: EMBEDDED_TOKENS_MAX },
   embeddings: { schema: EmbeddingsBody, numbersMax: EMBEDDED_TOKENS_MAX },
+  rerank: { schema: RankingBody, numbersMax: 0 },
   messages: { schema: DialectBody, numbersMax: 0, wire: messagesDialect },
   responses: { schema: DialectBody, numbersMax: 0, wire: responsesDialect },
   /** A message whose tokens are only counted: nothing is forwarded. */
@@ -92,7 +95,7 @@ export function readModelRequest(
 ): ModelRequest {
   const { schema, numbersMax } = KINDS[kind];
   const parsed = parseText(bytes, numbersMax, take);
-  let body: v.InferOutput<typeof RouterChatBody | typeof EmbeddingsBody | typeof ChatBody | typeof DialectBody>;
+  let body: v.InferOutput<(typeof KINDS)[ModelRequestKind]['schema']>;
   try {
     body = validate(schema, parsed.value);
   } catch (error) {
@@ -107,7 +110,7 @@ export function readModelRequest(
     model,
     stream,
     includeUsage: options?.include_usage === true,
-    includeCost: kind === 'routerChat' && (body.usage as { include?: unknown } | null | undefined)?.include === true,
+    includeCost: COSTED.has(kind) && (body.usage as { include?: unknown } | null | undefined)?.include === true,
     fingerprint: hash(
       'sha256',
       canonicalBytes(bytes, parsed, isKeyed ? undefined : besideTheQuestion(parsed.value as Json)),
@@ -154,11 +157,16 @@ function translatedBy(wire: Dialect | undefined, raw: Json): Translation | { ref
 
 const isRefused = (it: object | undefined): it is { refused: RefusalData } => it !== undefined && 'refused' in it;
 
-/** Returns a chat without the member that is read here alone: the same object if there is none. */
-function withoutUsage(chat: Chat): Chat {
-  const { usage, ...rest } = chat;
-  return usage === undefined ? chat : rest;
+/** The kinds of bodies that may ask for the cost in the usage of their answer. */
+const COSTED = new Set<ModelRequestKind>(['routerChat', 'completions']);
+
+/** Returns a body without the member that asks for its cost: the same object if there is none. */
+function withoutUsage(body: Json): Json {
+  const { usage, ...rest } = body;
+  return usage === undefined ? body : rest;
 }
+
+const MEASURES = { completions: measureCompletion, embeddings: measureEmbeddings, rerank: measureRanking };
 
 /** Measures the parsed body: valibot drops "__proto__" and "constructor", and members that are not priced must be refused. */
 function measure(
@@ -171,13 +179,13 @@ function measure(
 ): MeasuredRequest | { refused: RefusalData } {
   try {
     if (translated) return measureTranslated(bytes, parsed, kind, model, stream, translated);
-    if (kind === 'embeddings') {
-      const measured = measureEmbeddings(model, parsed.value as Record<string, unknown>);
+    const raw = COSTED.has(kind) ? withoutUsage(parsed.value as Json) : (parsed.value as Json);
+    if (kind === 'completions' || kind === 'embeddings' || kind === 'rerank') {
+      const measured = MEASURES[kind](model, raw, stream);
       return { ...measured, forwards: { plain: forwardedFrom(bytes, parsed, measured.forwarded) } };
     }
-    const raw = (kind === 'routerChat' ? withoutUsage(parsed.value as Chat) : parsed.value) as Chat;
     const plain = withoutCacheControl(raw);
-    const measured = measureChat(model, plain, stream);
+    const measured = measureChat(model, plain as Chat, stream);
     if (plain === raw) return { ...measured, forwards: { plain: forwardedFrom(bytes, parsed, measured.forwarded) } };
     const cached = model.cachesPrompts ? cachedAs(raw, measured.forwarded) : {};
     return { ...measured, forwards: { plain: writtenAgain(plain, measured.forwarded), ...cached } };

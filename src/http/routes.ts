@@ -96,7 +96,9 @@ const OF_GATEWAY: typeof ROUTES = [
   ['POST', '/responses', dialects.createResponse],
   ['POST', '/messages', dialects.createMessage],
   ['POST', '/messages/count_tokens', dialects.countTokens],
+  ['POST', '/completions', router.createTextCompletion],
   ['POST', '/embeddings', router.createEmbeddings],
+  ['POST', '/rerank', router.createRanking],
   ['GET', '/key', router.readGatewayKey],
 ];
 const ROUTER_ROUTES = GATEWAY_PATHS.flatMap((base) =>

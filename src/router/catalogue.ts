@@ -85,9 +85,9 @@ export const contextOf = ({ contextLength, learned }: Route): number => Math.max
 
 export type Model = {
   id: string;
-  kind: 'chat' | 'embeddings';
+  kind: ModelConfig['kind'];
   contextLength: number;
-  /** 0 for embeddings. */
+  /** 0 for embeddings and for ranking. */
   maxOutputTokens: number;
   /** Limit of one answer if the caller sets none. */
   defaultOutputTokens: number;

@@ -32,7 +32,7 @@ export type ToldError = { status: number; message: string; isContextFull: boolea
 
 /** The part of a complete answer that is read. */
 export type ToldAnswer = {
-  /** It holds generated output or an embedding. */
+  /** It holds generated output, an embedding or ranks. */
   isFilled: boolean;
   /** It has the shape of an answer of its API. An answer with only a usage counts as done, too. */
   isAnswer: boolean;
@@ -84,7 +84,7 @@ export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
   if (typeof json !== 'object' || json === null) return undefined;
   const error = errorOf(api, json);
   return {
-    isFilled: isFilled(json),
+    isFilled: isFilled(api, json),
     isAnswer: holdsAnswer(api, json),
     error: error && toldError(error, json),
     message: messageIn(json),
@@ -135,18 +135,23 @@ function finishedIn(choices: unknown[]): unknown[] {
 
 const plainIndex = (index: unknown) => (typeof index === 'number' ? index : wordOf(index).slice(0, INDEX_LENGTH_MAX));
 
-/** Returns whether a body contains generated output or an embedding. */
-function isFilled(json: unknown): boolean {
+/** Returns whether a body contains generated output, an embedding or ranks. */
+function isFilled(api: Api, json: unknown): boolean {
+  if (api === 'rerank') return isFilledList(ranksIn(json));
   const { choices, data, content, output } = objectOf(json);
   return [choices, data, content, output].some(isFilledList);
 }
+
+/** Returns the ranks in an answer: a member of it, or the answer itself (SGLang). */
+const ranksIn = (json: unknown): unknown => (Array.isArray(json) ? json : objectOf(json).results);
 
 const isFilledList = (it: unknown) => Array.isArray(it) && it.length > 0;
 
 function holdsAnswer(api: Api, json: unknown): boolean {
   if (isWire(api)) return isAnswerOf(api, json);
   const { choices, data } = objectOf(json);
-  return isFilledList(api === 'chat' ? choices : data) || readUsage(json, api) !== undefined;
+  const list = api === 'embeddings' ? data : api === 'rerank' ? ranksIn(json) : choices;
+  return isFilledList(list) || readUsage(json, api) !== undefined;
 }
 
 const toldError = (error: object, json: unknown): ToldError => {

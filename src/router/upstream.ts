@@ -55,7 +55,9 @@ export type Reply =
 /** The only upstream paths ever called. */
 const PATHS: Record<Api, string> = {
   chat: 'chat/completions',
+  completions: 'completions',
   embeddings: 'embeddings',
+  rerank: 'rerank',
   messages: 'messages',
   responses: 'responses',
 };

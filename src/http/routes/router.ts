@@ -30,17 +30,17 @@ import {
 } from '../../wire/models.ts';
 import {
   Embeddings,
-  EmbeddingsBody,
   GatewayKey,
   gatewayKey,
-  RouterChatBody,
+  Ranking,
   RouterKeyAnswer,
   RouterKeyRequest,
+  TextCompletion,
 } from '../../wire/router.ts';
-import { type Call, endpoint, type HttpApp } from '../endpoint.ts';
+import { type Call, type Endpoint, endpoint, type HttpApp } from '../endpoint.ts';
 import type { EventStream } from '../event-stream.ts';
 import type { Allowance } from '../memory-quota.ts';
-import { boundRequest } from '../model-request.ts';
+import { boundRequest, KINDS } from '../model-request.ts';
 import { limitHeaders, paidComment, paidHeaders, withComment } from '../paid.ts';
 import { type Tag, tagsOf } from '../tags.ts';
 import { withCostChunk, withUsageCost } from '../usage-cost.ts';
@@ -238,45 +238,66 @@ export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>, hasBeg
   });
 }
 
-export const createRouterChatCompletion = endpoint({
-  summary: 'One metered chat completion, streamed if asked for',
-  scope: 'router',
-  idempotent: 'optional',
-  body: RouterChatBody,
-  modelRequest: 'routerChat',
-  bodyBytesMax: CHAT_BYTES_MAX,
-  answer: ChatCompletion,
-  example: { answer: {} },
-  async run(app, call) {
-    const { request: asked, isKeyMadeUp } = call;
-    refuseOthers(call.principal, asked.model);
-    const { request, headers } = await requestOf(app, call, 'router/chat/completions', 'chat');
-    if (!asked.stream) {
-      const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
-      const body = asked.includeCost ? await withUsageCost(app, request, answer) : answer;
-      return { body, replayed, headers: { ...paidHeaders(app, request, paid), ...headers() } };
-    }
-    return {
-      async stream(client: EventStream, share: Allowance) {
-        const { includeCost } = asked;
-        const plain = withComment(client, () => paidComment(app, request));
-        const commented = includeCost ? withCostChunk(app, request, plain) : plain;
-        const begin = (more?: Record<string, string>) => commented.begin({ ...headers(), ...more });
-        const events = { ...commented, begin };
-        const includeUsage = asked.includeUsage && !includeCost; // The chunk with the cost has the usage, too.
-        const streamed = adviseCaller(
-          isKeyMadeUp,
-          streamChat(app, { ...request, includeUsage }, events),
-          client.hasBegun,
-        );
-        const { answer, replayed } = await streamed;
-        if (!replayed) return;
-        asked.measured = undefined; // A replay never prepares, so the body is still referenced.
-        await replayTranscript(transcriptOf(answer), events, share);
-      },
-    };
-  },
-});
+/** Builds an endpoint that generates text by a model for chats, streamed if asked for. */
+function generating(
+  summary: string,
+  kind: 'routerChat' | 'completions',
+  route: string,
+  answer: v.GenericSchema,
+): Endpoint {
+  return endpoint({
+    summary,
+    scope: 'router',
+    idempotent: 'optional',
+    body: KINDS[kind].schema,
+    modelRequest: kind,
+    bodyBytesMax: CHAT_BYTES_MAX,
+    answer,
+    example: { answer: {} },
+    async run(app, call) {
+      const { request: asked, isKeyMadeUp } = call;
+      refuseOthers(call.principal, asked.model);
+      const { request, headers } = await requestOf(app, call, route, 'chat');
+      if (!asked.stream) {
+        const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
+        const body = asked.includeCost ? await withUsageCost(app, request, answer) : answer;
+        return { body, replayed, headers: { ...paidHeaders(app, request, paid), ...headers() } };
+      }
+      return {
+        async stream(client: EventStream, share: Allowance) {
+          const { includeCost } = asked;
+          const plain = withComment(client, () => paidComment(app, request));
+          const commented = includeCost ? withCostChunk(app, request, plain) : plain;
+          const begin = (more?: Record<string, string>) => commented.begin({ ...headers(), ...more });
+          const events = { ...commented, begin };
+          const includeUsage = asked.includeUsage && !includeCost; // The chunk with the cost has the usage, too.
+          const streamed = adviseCaller(
+            isKeyMadeUp,
+            streamChat(app, { ...request, includeUsage }, events),
+            client.hasBegun,
+          );
+          const { answer, replayed } = await streamed;
+          if (!replayed) return;
+          asked.measured = undefined; // A replay never prepares, so the body is still referenced.
+          await replayTranscript(transcriptOf(answer), events, share);
+        },
+      };
+    },
+  });
+}
+
+export const createRouterChatCompletion = generating(
+  'One metered chat completion, streamed if asked for',
+  'routerChat',
+  'router/chat/completions',
+  ChatCompletion,
+);
+export const createTextCompletion = generating(
+  'One metered legacy completion, streamed if asked for',
+  'completions',
+  'router/completions',
+  TextCompletion,
+);
 
 /** Streams a stored transcript. Its end marker is written in one piece, as `withComment` expects it. */
 export async function replayTranscript(transcript: Buffer, events: EventStream, share: Allowance): Promise<void> {
@@ -291,19 +312,25 @@ export async function replayTranscript(transcript: Buffer, events: EventStream, 
   await events.write(tail);
 }
 
-export const createEmbeddings = endpoint({
-  summary: 'Metered embeddings',
-  scope: 'router',
-  idempotent: 'optional',
-  body: EmbeddingsBody,
-  modelRequest: 'embeddings',
-  bodyBytesMax: CHAT_BYTES_MAX,
-  answer: Embeddings,
-  example: { answer: {} },
-  async run(app, call) {
-    refuseOthers(call.principal, call.request.model);
-    const { request } = await requestOf(app, call, 'router/embeddings', 'embeddings');
-    const { answer, replayed, paid } = await adviseCaller(call.isKeyMadeUp, chat(app, request));
-    return { body: answer, replayed, headers: paidHeaders(app, request, paid) };
-  },
-});
+/** Builds an endpoint whose answer comes in one piece from a model of its own kind. */
+function whole(summary: string, kind: 'embeddings' | 'rerank', answer: v.GenericSchema): Endpoint {
+  return endpoint({
+    summary,
+    scope: 'router',
+    idempotent: 'optional',
+    body: KINDS[kind].schema,
+    modelRequest: kind,
+    bodyBytesMax: CHAT_BYTES_MAX,
+    answer,
+    example: { answer: {} },
+    async run(app, call) {
+      refuseOthers(call.principal, call.request.model);
+      const { request } = await requestOf(app, call, `router/${kind}`, kind);
+      const { answer, replayed, paid } = await adviseCaller(call.isKeyMadeUp, chat(app, request));
+      return { body: answer, replayed, headers: paidHeaders(app, request, paid) };
+    },
+  });
+}
+
+export const createEmbeddings = whole('Metered embeddings', 'embeddings', Embeddings);
+export const createRanking = whole('Metered ranking of documents by a query', 'rerank', Ranking);
