@@ -129,6 +129,12 @@ test('a server of this API gets documents and references as they came, and a PDF
   assert.equal(pages.bound, 200_000, 'pages become images: bytes do not bound them');
   const marked = await ask([{ ...base64, cache_control: { type: 'ephemeral' } }], 'plain');
   assert.deepEqual(marked.messages, giving(base64), 'without its mark, which has no price there');
+  const inside = (more: object) => ({
+    type: 'document',
+    source: { type: 'content', content: [{ type: 'text', text: 'No shoes.', ...more }] },
+  });
+  const within = await ask([inside({ cache_control: { type: 'ephemeral' } })], 'plain');
+  assert.deepEqual(within.messages, giving(inside({})), 'nor inside a document');
   const fetched = await ask([url]);
   const unread = { type: 'text', text: SEEN.url };
   assert.deepEqual(fetched.messages, giving(unread), 'this model takes no addresses');
