@@ -15,13 +15,14 @@ export const isGatewayRequest = (method: string, path: string) =>
   path.startsWith(`${GATEWAY_PATH}/`) && !(path === `${GATEWAY_PATH}/key` && method !== 'GET');
 
 const MESSAGES_PATH = /^\/v1\/router(\/v1)?\/messages(\/|$)/;
+const MODELS_PATH = /^\/v1\/router(\/v1)?\/models(\/|$)/;
 
 /**
- * Returns whether a request under the gateway's base URL is answered in the shapes of Anthropic's API: by its path, or because
- * it has the header that Anthropic's clients send with every request.
+ * Returns whether a request is answered in the shapes of Anthropic's API: by its path, or for the models, which have the same
+ * path in both APIs, because it has the header that Anthropic's clients send.
  */
 export const isOfAnthropic = (path: string, { 'anthropic-version': version }: IncomingHttpHeaders = {}): boolean =>
-  MESSAGES_PATH.test(path) || (version !== undefined && path.startsWith(`${GATEWAY_PATH}/`));
+  MESSAGES_PATH.test(path) || (version !== undefined && MODELS_PATH.test(path));
 
 /** Codes worth retrying; stock clients back off by themselves. Retrying any other code is pointless. */
 const PASSING = new Set<RefusalCode>([
