@@ -34,6 +34,8 @@ const proxy = v.pipe(
   }, 'not an IP address or a network in CIDR notation'),
 );
 
+const absolutePath = v.pipe(v.string(), v.check(isAbsolute, 'not an absolute path'));
+
 const UNIT_SECONDS: Record<string, number> = { s: 1, m: 60, h: 3600, d: 86_400, w: 604_800 };
 /** A duration, as "90s", "30m", "6h", "1d" or "2w", in seconds. */
 const duration = v.pipe(
@@ -71,6 +73,8 @@ export const Settings = v.pipe(
     listen: v.optional(address, '127.0.0.1:7420'),
     /** `{base_url}` of the interface. If unset, it follows from the address the server listens on. */
     public_url: v.optional(baseUrl),
+    /** The certificate with which `listen` speaks TLS, and its private key, in PEM. */
+    tls: v.optional(v.strictObject({ cert: absolutePath, key: absolutePath })),
     trusted_proxies: v.optional(v.array(proxy), []),
     close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
     /** If unset, the longest upstream timeout: no answer is cut off. */
@@ -88,7 +92,7 @@ export const Settings = v.pipe(
       v.strictObject({
         every: v.pipe(duration, v.minValue(60, 'less than a minute')),
         keep: v.optional(counted(1, 10_000), 7),
-        directory: v.pipe(v.string(), v.check(isAbsolute, 'not an absolute path')),
+        directory: absolutePath,
       }),
     ),
     metrics: v.optional(v.strictObject({ listen: address })),

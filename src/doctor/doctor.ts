@@ -17,11 +17,13 @@ import { describeFrozen } from '../ledger/frozen.ts';
 import { findInstallation } from '../ledger/installation.ts';
 import { type Operation, uncertainOperations } from '../ledger/operation.ts';
 import { allLiveResources } from '../ledger/resource.ts';
+import { readCertificate } from '../net/certificate.ts';
 import { askSocket } from '../operator/ask.ts';
 import { createCatalogue } from '../router/catalogue.ts';
 import { contextFault, describeLearned, readStatedModels } from '../router/check.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import { judgeBackups } from './backups.ts';
+import { judgeCertificate } from './certificate.ts';
 import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
 import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
@@ -61,6 +63,9 @@ export async function examine(config: Config): Promise<Check[]> {
     const notes = adviceOnStart(config);
     return notes.length ? warning([`${file}.`, ...notes].join(' ')) : file;
   });
+  const now = () => Math.floor(Date.now() / 1000);
+  const { tls } = config;
+  if (tls) await check('certificate', () => judgeCertificate(readCertificate(tls), config, now()));
   const installationId = await examineDirectory(check, config);
   await check('tools', () => judgeTools(find));
   const catalogue = createCatalogue(config);
@@ -79,7 +84,6 @@ export async function examine(config: Config): Promise<Check[]> {
           return fault ? warning(fault) : String(route.contextLength);
         });
   }
-  const now = () => Math.floor(Date.now() / 1000);
   checks.push(...(await examineServices(config, installationId ?? 'inst_none', now())));
   return [...checks, ...(await examineSlots(config, installationId, now))];
 }

@@ -16,8 +16,8 @@ export function parseAddress(text: string): Address | undefined {
 /** Returns an address as text, in the form that `parseAddress` accepts. */
 export const formatAddress = ({ host, port }: Address): string => `${host.includes(':') ? `[${host}]` : host}:${port}`;
 
-/** Returns the `http://` URL of an address. */
-export const urlOf = (address: Address): string => `http://${formatAddress(address)}`;
+/** Returns the URL of an address; `tls` is set where it speaks TLS. */
+export const urlOf = (address: Address, tls?: unknown): string => `http${tls ? 's' : ''}://${formatAddress(address)}`;
 
 /** Returns whether a host stands for all addresses of the machine. */
 export const isEverywhere = (host: string): boolean => /^(0\.0\.0\.0|[0:]*::[0:]*)$/.test(host);
@@ -32,8 +32,9 @@ export function reachableHost(host: string): string {
   return all.find((it) => !it.internal && it.family === 'IPv4')?.address ?? '127.0.0.1';
 }
 
-/** Returns the `http://` URL at which other machines can call an address. */
-export const reachableUrl = ({ host, port }: Address): string => urlOf({ host: reachableHost(host), port });
+/** Returns the URL at which other machines can call an address; `tls` is set where it speaks TLS. */
+export const reachableUrl = ({ host, port }: Address, tls?: unknown): string =>
+  urlOf({ host: reachableHost(host), port }, tls);
 
 /** Minimum interval between reports of failed accept(2) calls, which come in bursts. */
 const REPORT_MILLISECONDS = 10_000;
