@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import { isAbsolute } from 'node:path';
 import * as v from 'valibot';
-import type { LogLevel } from '../base/log.ts';
+import type { LogFormat, LogLevel } from '../base/log.ts';
 import { writtenAs } from '../base/written.ts';
 import { Compute } from '../compute/settings.ts';
 import { formatAddress, parseAddress } from '../net/listen.ts';
@@ -60,6 +60,8 @@ export const LOG_LEVELS = [
   'silent',
 ] as const satisfies readonly LogLevel[];
 
+const LOG_FORMATS = ['text', 'json'] as const satisfies readonly LogFormat[];
+
 /** Default of `drain_seconds` without an upstream: how long requests in flight may take at a stop. */
 const DRAIN_SECONDS = 10;
 
@@ -85,6 +87,8 @@ export const Settings = v.pipe(
       {},
     ),
     log_level: v.optional(v.picklist(LOG_LEVELS), 'info'),
+    /** If unset, text on a terminal, JSON elsewhere. */
+    log_format: v.optional(v.picklist(LOG_FORMATS)),
     /** A machine that uses at least this many percent of one processor is busy. */
     keep: v.optional(v.strictObject({ cpu_percent: v.optional(counted(1, 100), 5) }), {}),
     /** Backups that the server makes: the seconds between two, how many are kept, and where. */

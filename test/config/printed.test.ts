@@ -88,6 +88,7 @@ const EVERY = {
   drain_seconds: 12,
   child_wallets: { depth: 3, open: 500 },
   log_level: 'debug',
+  log_format: 'text',
   keep: { cpu_percent: 20 },
   backup: { every: '90m', keep: 9, directory: '/backups' },
   metrics: { listen: '127.0.0.1:9000' },
