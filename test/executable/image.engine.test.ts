@@ -288,7 +288,7 @@ compute:
   assert.match(trial.detail, /was found by its tag and ran a command; it was destroyed and is gone$/);
 
   const account = await ask(container, 'account', 'create', 'agents', '--credit-cents', '500');
-  const order = ['--account', account.id, '--name', 'agent', '--budget-cents', '200', '--expires-in-seconds', '0'];
+  const order = ['--account', account.id, '--name', 'agent', '--budget-cents', '200', '--expires', '0'];
   const wallet = await ask(container, 'wallet', 'create', ...order);
   const call = async (path: string, body: object, key?: string) => {
     const answer = await fetch(`${listen}/v1/compute/${path}`, {
