@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs';
 import type { Server } from 'node:net';
-import { networkInterfaces } from 'node:os';
+import { networkInterfaces, totalmem } from 'node:os';
 
 /** An address to listen on. An IPv6 host is kept without its brackets. */
 export type Address = { host: string; port: number };
@@ -89,13 +89,37 @@ export function outliveFaults(server: Server, failed: (error: Error) => void): v
 const OPEN_FILES_USUAL = 1024;
 
 /** Returns the number of files and sockets this process may open (getrlimit(2), RLIMIT_NOFILE; Node raises it to the maximum). */
-export function openFilesMax(): number {
+export const openFilesMax = (): number => processLimits().openFiles ?? Number.POSITIVE_INFINITY;
+
+/** Limits of this process; null for none. */
+export type ProcessLimits = {
+  openFiles: number | null;
+  /** Of its control group, or of its address space, in bytes. */
+  memoryBytes: number | null;
+  /** Of processor time in all: the kernel then ends the process. */
+  cpuSeconds: number | null;
+};
+
+/** Returns the limits of this process, as /proc and its control group have them. */
+export function processLimits(): ProcessLimits {
   let limits: string;
   try {
     limits = readFileSync('/proc/self/limits', 'utf8');
   } catch {
-    return OPEN_FILES_USUAL;
+    return { openFiles: OPEN_FILES_USUAL, memoryBytes: null, cpuSeconds: null };
   }
-  const found = /^Max open files +(\d+|unlimited)/m.exec(limits)?.[1];
-  return found === undefined || found === 'unlimited' ? Number.POSITIVE_INFINITY : Number(found);
+  const soft = (name: string) => {
+    const found = new RegExp(`^${name} +(\\d+|unlimited)`, 'm').exec(limits)?.[1];
+    return found === undefined || found === 'unlimited' ? null : Number(found);
+  };
+  // More than the machine has is no limit: some kernels have a number of 63 bits in the place of none.
+  const group = process.constrainedMemory();
+  const memory = [soft('Max address space'), group > 0 && group < totalmem() ? group : null].filter(
+    (it) => it !== null,
+  );
+  return {
+    openFiles: soft('Max open files'),
+    memoryBytes: memory.length ? Math.min(...memory) : null,
+    cpuSeconds: soft('Max cpu time'),
+  };
 }
