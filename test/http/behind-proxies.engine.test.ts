@@ -22,7 +22,7 @@ const PROXIES = {
       const paths = ['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi'].map(
         (it) => `${it}_temp_path ${directory}/${it};`,
       );
-      // Without the line of docs/security.md that has it obey nothing: Purser alone has to hold.
+      // Without the line of docs/proxy.md that has it obey nothing: Purser alone has to hold.
       const location = `proxy_pass ${to}; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $host;`;
       const http = `${paths.join(' ')} access_log off; server { listen 127.0.0.1:${port}; root ${directory}; location / { ${location} } location /secret { internal; } }`;
       writeFileSync(
