@@ -110,7 +110,7 @@ export type SessionOrder = {
 export type Finding = { name: string; ok: boolean; detail: string };
 
 /** The calls into the machines of a backend. */
-export type Inside = {
+export type Guest = {
   exec(ref: Ref, order: ExecOrder): Promise<ExecResult>;
   /** Writes a file whole or not at all; parents are created. */
   upload(ref: Ref, path: string, content: Buffer): Promise<void>;
@@ -183,8 +183,8 @@ export type Backend = {
   destroy(ref: Ref): Promise<void>;
   /** Lists everything that carries a tag with this prefix. Throws when the list would be partial. */
   listOwned(prefix: string): Promise<Owned[]>;
-  /** Everything that is done inside its machines. An engine starts programs; `createInside` makes the rest from that. */
-  inside: Inside;
+  /** The calls into its machines. An engine starts programs; `createGuest` makes the rest from that. */
+  guest: Guest;
   /**
    * Machines of the same users as this installation's that do not carry its tag. They are only reported, unless there
    * is an `end`. `list` throws when the list would be partial.

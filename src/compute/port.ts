@@ -100,8 +100,8 @@ const relayCommand = (port: number, program = '') => `set -- ${port} '${program}
  * PortUnreachable, and the errors of a session.
  */
 export async function connectPort(backend: Backend, ref: Ref, port: number): Promise<Duplex> {
-  const command = relayCommand(port, backend.inside.relay);
-  const session = await backend.inside.session(ref, { command, terminal: undefined });
+  const command = relayCommand(port, backend.guest.relay);
+  const session = await backend.guest.session(ref, { command, terminal: undefined });
   session.ended.catch(() => {}); // The error reaches those who await it.
   for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {}); // `ended` reports it.
   const said = session.stderr ? begin(session.stderr) : () => '';

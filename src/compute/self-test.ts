@@ -99,7 +99,7 @@ async function use(
   const waited = () => Math.ceil((performance.now() - started) / 1000);
   for (;;) {
     const machine = await backend.inspect(ref);
-    const fault = machine?.state === 'running' ? await backend.inside.prove(ref) : machine?.note;
+    const fault = machine?.state === 'running' ? await backend.guest.prove(ref) : machine?.note;
     const why = fault === undefined ? '' : `: ${fault}`;
     if (!machine || machine.state === 'ended')
       throw new Error(`it was made, and ended by itself after ${waited()} s${why}`);
@@ -118,7 +118,7 @@ async function use(
   const ran = waited();
   if (!(await backend.find(tag)).some((it) => it.ref === ref))
     throw new Error(`it runs, but its tag ${tag} does not find it`);
-  const { exitCode, stderr } = await backend.inside.exec(ref, {
+  const { exitCode, stderr } = await backend.guest.exec(ref, {
     command: 'true',
     timeoutSeconds: EXEC_SECONDS,
     streamBytesMax: 1000,

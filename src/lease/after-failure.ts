@@ -33,7 +33,7 @@ export async function checkAfterKill(
   const giveUpAt = performance.now() + WAIT_SECONDS * 1000;
   const trial = { command: 'true', timeoutSeconds: WAIT_SECONDS, streamBytesMax: 0 };
   if (whyOver(app, id) !== null) return whyOver(app, id);
-  const lives = backend.inside.exec(ref, trial).then(
+  const lives = backend.guest.exec(ref, trial).then(
     ({ exitCode }) => exitCode === 0,
     () => false,
   );

@@ -18,29 +18,29 @@ export async function forward(
   client: Client,
   { host, port, accept, reject }: Wanted,
 ): Promise<void> {
-  const inside = LOOPBACK.has(host) && port > 0 ? await connect(port).catch(() => undefined) : undefined;
-  if (!inside || client.gone.aborted) {
-    inside?.destroy();
+  const target = LOOPBACK.has(host) && port > 0 ? await connect(port).catch(() => undefined) : undefined;
+  if (!target || client.gone.aborted) {
+    target?.destroy();
     return containCall(reject, client.broken);
   }
   const channel = accept();
   contain(channel, client.broken);
   if (!takesPackets(channel)) {
-    inside.destroy();
+    target.destroy();
     return client.disconnect('its packets are too small');
   }
   const leaving = new AbortController();
   const leave = () => {
     leaving.abort();
-    inside.destroy();
+    target.destroy();
   };
   client.gone.addEventListener('abort', leave, { once: true });
   client.channels.add(channel);
   channel.on('error', () => {}); // A channel with an error also closes.
   channel.once('close', leave);
-  channel.pipe(inside);
+  channel.pipe(target);
   try {
-    await flow(inside, createOutlet(channel, client.socket, leaving.signal).out, () => {});
+    await flow(target, createOutlet(channel, client.socket, leaving.signal).out, () => {});
     channel.end();
   } catch {
     containCall(() => channel.close(), client.broken); // One of the two sides has gone.

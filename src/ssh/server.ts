@@ -155,7 +155,7 @@ function createHost(app: SshApp, idleMilliseconds: number): Host {
       const backend = found && app.slots.backendOf(found.resource);
       if (!found || !backend || found.resource.ref === null) throw new Error(NOT_RUNNING);
       const { id, ref } = found.resource;
-      return backend.inside.session(ref, order).catch(async (error) => {
+      return backend.guest.session(ref, order).catch(async (error) => {
         await checkAfterFailure(app, id); // If its machine is gone, `over` tells the client.
         throw error;
       });

@@ -2,8 +2,8 @@ import type { Readable } from 'node:stream';
 import type { ServerChannel, Session as ServerSession } from 'ssh2';
 import { contained } from '../base/fault.ts';
 import type { Session, SessionOrder } from '../compute/backend.ts';
+import { ScriptLost } from '../compute/machine/sftp-client.ts';
 import { SftpFault } from '../compute/machine/sftp-fault.ts';
-import { InsideLost } from '../compute/machine/sftp-inside.ts';
 import { SFTP_SCRIPT } from '../compute/machine/sftp-script.ts';
 import { codeOfSignal } from '../compute/machine/shell.ts';
 import { contain, containCall } from '../net/contain.ts';
@@ -22,7 +22,7 @@ const RESIZE_MILLISECONDS = 100;
 const KILLING = ['TERM', 'KILL', 'INT', 'HUP', 'QUIT'];
 
 /** Errors caused by the client or its machine; they are reported to the client and not to the operator. */
-const CLIENT_ERRORS = [SftpFault, MalformedPacket, InsideLost];
+const CLIENT_ERRORS = [SftpFault, MalformedPacket, ScriptLost];
 /** No session could be opened. The cause is for the operator only, as it describes the backend. */
 class Unopened extends Error {}
 
@@ -112,7 +112,7 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
       });
       live.ended.catch(() => {}); // The error reaches those who await it.
       for (const stream of [live.stdin, live.stdout, live.stderr]) stream?.on('error', () => {}); // `ended` reports it.
-      await serve({ host, client, channel, inside: live, outlet, signal, active: () => void idle.refresh() });
+      await serve({ host, client, channel, session: live, outlet, signal, active: () => void idle.refresh() });
       channel.end();
     } catch (thrown) {
       const error = thrown as Error;
@@ -166,7 +166,7 @@ type Exchange = {
   host: Host;
   client: Client;
   channel: ServerChannel;
-  inside: Session;
+  session: Session;
   outlet: Outlet;
   /** Aborted when the client has disconnected. */
   signal: AbortSignal;
@@ -175,15 +175,15 @@ type Exchange = {
 };
 
 /** Connects the streams with back-pressure, and sends the exit status of the command. */
-async function join({ host, client, channel, inside, outlet, signal, active }: Exchange): Promise<void> {
+async function join({ host, client, channel, session, outlet, signal, active }: Exchange): Promise<void> {
   channel.on('data', active);
   // As in OpenSSH's server, end of input is not passed to a terminal: some engines would end the session.
-  const isTerminal = inside.stderr === undefined;
-  channel.pipe(inside.stdin as NodeJS.WritableStream, { end: !isTerminal });
-  const flows = [flow(inside.stdout, outlet.out, active)];
-  if (inside.stderr) flows.push(flow(inside.stderr, outlet.err, active));
+  const isTerminal = session.stderr === undefined;
+  channel.pipe(session.stdin as NodeJS.WritableStream, { end: !isTerminal });
+  const flows = [flow(session.stdout, outlet.out, active)];
+  if (session.stderr) flows.push(flow(session.stderr, outlet.err, active));
   // Also wait for the remaining output.
-  const [end] = await unless(signal, Promise.all([inside.ended, ...flows]));
+  const [end] = await unless(signal, Promise.all([session.ended, ...flows]));
   const over = host.over(client); // Its machine may have ended the command by ending itself.
   if (over !== undefined) await outlet.err(Buffer.from(`purser: ${over}\n`));
   // The protocol's own message for a signal is not used: engines report only a code, and `ssh` would turn the message into 255.
@@ -191,7 +191,7 @@ async function join({ host, client, channel, inside, outlet, signal, active }: E
 }
 
 /** Serves sftp: the gateway is the server, and the files are on the machine. */
-async function transfer({ host, client, channel, inside, outlet, signal, active }: Exchange): Promise<void> {
+async function transfer({ host, client, channel, session, outlet, signal, active }: Exchange): Promise<void> {
   const send = (bytes: Buffer) => {
     active();
     return outlet.out(bytes);
@@ -200,10 +200,10 @@ async function transfer({ host, client, channel, inside, outlet, signal, active 
   const ofWallet = host.memory(client);
   const memory: Memory = { ...ofWallet, tryTake: (bytes) => !signal.aborted && ofWallet.tryTake(bytes) };
   const sftpClient = { source: channel, send, software: client.software, memory };
-  await unless(signal, serveSftp(sftpClient, inside, host.now)).finally(memory.close);
-  inside.stdin.end();
-  const hangs = setTimeout(() => inside.kill(), EXIT_MILLISECONDS);
-  await unless(signal, inside.ended).finally(() => clearTimeout(hangs));
+  await unless(signal, serveSftp(sftpClient, session, host.now)).finally(memory.close);
+  session.stdin.end();
+  const hangs = setTimeout(() => session.kill(), EXIT_MILLISECONDS);
+  await unless(signal, session.ended).finally(() => clearTimeout(hangs));
   channel.exit(0);
 }
 

@@ -1,6 +1,6 @@
-import { type Attributes, factsOf } from '../compute/machine/sftp-facts.ts';
+import type { ScriptClient } from '../compute/machine/sftp-client.ts';
+import { type FileAttributes, factsOf } from '../compute/machine/sftp-facts.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
-import type { Inside } from '../compute/machine/sftp-inside.ts';
 import { DESCRIPTORS } from '../compute/machine/sftp-script.ts';
 import type { Memory } from './memory.ts';
 import type { Write } from './sftp-batch.ts';
@@ -25,11 +25,11 @@ type Respond = (fields: Fields, id: number) => Promise<Buffer | undefined>;
 type Word = Buffer | string | number;
 
 /** Creates the handler of requests. Throws SftpFault for a failed request, and at once when the machine lacks a tool. */
-export async function createResponder(inside: Inside, software: string, memory: Memory, now: () => number) {
+export async function createResponder(script: ScriptClient, software: string, memory: Memory, now: () => number) {
   const handles = createHandles(memory);
-  const { mask, home } = await greet(inside);
-  const ask = async (verb: string, ...words: Word[]) => (await inside.ask({ verb, words })).output;
-  const act = async (verb: string, ...words: Word[]) => void (await inside.ask({ verb, words }));
+  const { mask, home } = await greet(script);
+  const ask = async (verb: string, ...words: Word[]) => (await script.ask({ verb, words })).output;
+  const act = async (verb: string, ...words: Word[]) => void (await script.ask({ verb, words }));
 
   const absolute = (path: Buffer) =>
     checked(path)[0] === '/'.charCodeAt(0) ? path : Buffer.concat([home, Buffer.from('/'), path]);
@@ -41,7 +41,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
   const idOf = (fields: Fields) => handleId(fields.string());
   const descriptorOf = (fields: Fields) => handles.file(idOf(fields)).descriptor;
   /** Returns the permissions of a new file with the machine's umask applied, in octal; `-` for its default. */
-  const permissionsOf = ({ mode }: Attributes) =>
+  const permissionsOf = ({ mode }: FileAttributes) =>
     mode === undefined ? '-' : (mode & PERMISSION_BITS & ~mask).toString(8);
   const named = (id: number, name: Buffer) => answer.names(id, [{ name, longName: name, attributes: {} }]);
   const ended = (id: number) => answer.status(id, STATUS.endOfFile, 'End of file');
@@ -49,7 +49,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
   async function attributes(id: number, verb: 'stat' | 'lstat', target: Word): Promise<Buffer> {
     return answer.attributes(id, factsOf((await ask(verb, target)).toString()).attributes);
   }
-  async function change(target: Word, { size, owner, mode, times }: Attributes): Promise<undefined> {
+  async function change(target: Word, { size, owner, mode, times }: FileAttributes): Promise<undefined> {
     handles.forget();
     const permissions = mode === undefined ? '-' : (mode & PERMISSION_BITS).toString(8);
     const ids = owner ? `${owner.uid}:${owner.gid}` : '-';
@@ -93,7 +93,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
       const [path, flags, attributes] = [pathOf(fields), fields.uint32(), fields.attributes()];
       const descriptor = handles.freeDescriptor();
       handles.forget(); // Opening may truncate the file.
-      const file = await openFile(inside, { descriptor, path, flags, permissions: permissionsOf(attributes) });
+      const file = await openFile(script, { descriptor, path, flags, permissions: permissionsOf(attributes) });
       return answer.handle(id, handles.keep(file));
     },
     async [REQUEST.close](fields) {
@@ -102,7 +102,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
     },
     async [REQUEST.read](fields, id) {
       const [file, offset, length] = [handles.file(idOf(fields)), offsetOf(fields.uint64()), fields.uint32()];
-      const bytes = await readFile(inside, file, offset, Math.min(length, TRANSFER_BYTES_MAX)).finally(
+      const bytes = await readFile(script, file, offset, Math.min(length, TRANSFER_BYTES_MAX)).finally(
         handles.countAhead,
       );
       return bytes.length || length === 0 ? answer.data(id, bytes) : ended(id);
@@ -116,7 +116,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
         return fits;
       };
       try {
-        const { output, token } = await inside.ask({ verb: 'list', words: [path], answerBytesMax, take });
+        const { output, token } = await script.ask({ verb: 'list', words: [path], answerBytesMax, take });
         return answer.handle(id, handles.keep({ ...createListing(output, `${token}/`), bytes }));
       } catch (error) {
         memory.release(bytes);
@@ -160,7 +160,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
       const file = handles.file(first.handle);
       handles.forget();
       const pieces = batch.map((it) => it.piece);
-      await writeFile(inside, file, offsetOf(first.offset), pieces);
+      await writeFile(script, file, offsetOf(first.offset), pieces);
     },
   };
 }
@@ -173,8 +173,8 @@ function checked(path: Buffer): Buffer {
 }
 
 /** Reads the machine's umask and the directory that relative paths start from. */
-async function greet(inside: Inside): Promise<{ mask: number; home: Buffer }> {
-  const { output, token } = await inside.ask({ verb: 'hello' });
+async function greet(script: ScriptClient): Promise<{ mask: number; home: Buffer }> {
+  const { output, token } = await script.ask({ verb: 'hello' });
   // The shell may have printed something before.
   const found = new RegExp(`${token}/([0-7]{1,4}) (/.*)$`, 's').exec(output.toString('latin1'));
   if (!found) throw new SftpFault(STATUS.failure, 'what the machine says of itself cannot be understood');

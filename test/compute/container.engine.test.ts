@@ -8,7 +8,7 @@ import { conform, type Subject } from './conformance.ts';
 import { type Engine, importImage, openDocker, packBusybox } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 import { containerSubject } from './engines/subject.ts';
-import { workInside } from './inside.ts';
+import { workInGuest } from './guest.ts';
 
 const engines: { docker?: Engine | undefined; podman?: Engine | undefined } = {};
 after(async () => {
@@ -30,8 +30,8 @@ async function openSharedPodman(t: TestContext): Promise<Engine | undefined> {
 
 conform('container on Docker', async (t) => subject(await openSharedDocker(t)));
 conform('container on Podman', async (t) => subject(await openSharedPodman(t)));
-workInside('container on Docker', async (t) => subject(await openSharedDocker(t)));
-workInside('container on Podman', async (t) => subject(await openSharedPodman(t)));
+workInGuest('container on Docker', async (t) => subject(await openSharedDocker(t)));
+workInGuest('container on Podman', async (t) => subject(await openSharedPodman(t)));
 
 for (const name of ['Docker', 'Podman'] as const)
   test(`${name}: a container is limited, without capabilities and network, and says nothing into a log`, async (t) => {
@@ -43,7 +43,7 @@ for (const name of ['Docker', 'Podman'] as const)
     const created = await backend.create({ tag, quote: await backend.quote(spec), deadline });
     assert.deepEqual(created, { kind: 'created', ref: tag });
     const sh = async (command: string) => {
-      const said = await backend.inside.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 4096 });
+      const said = await backend.guest.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 4096 });
       return `${said.stdout}${said.stderr}${said.exitCode}`.trim();
     };
     assert.equal(
@@ -91,7 +91,7 @@ for (const name of ['Docker', 'Podman'] as const) {
     await create(opened, tag);
     t.after(() => backend.destroy(tag));
     const sh = async (command: string) => {
-      const { stdout, exitCode } = await backend.inside.exec(tag, {
+      const { stdout, exitCode } = await backend.guest.exec(tag, {
         command,
         timeoutSeconds: 60,
         streamBytesMax: 4096,
@@ -101,9 +101,9 @@ for (const name of ['Docker', 'Podman'] as const) {
     await sh('mkdir -p /tmp/work');
     assert.deepEqual(await sh('pwd'), ['/tmp/work\n', 0]);
     assert.deepEqual(await sh("df -m /dev/shm | awk 'END { print $2 }'"), ['128\n', 0]);
-    await backend.inside.upload(tag, 'a', Buffer.from('x'));
+    await backend.guest.upload(tag, 'a', Buffer.from('x'));
     assert.deepEqual(await sh('cat /tmp/work/a; exit 3'), ['x', 3]);
-    const session = await backend.inside.session(tag, { command: 'pwd', terminal: undefined });
+    const session = await backend.guest.session(tag, { command: 'pwd', terminal: undefined });
     const said = collect(session.stdout, 100);
     session.stderr?.resume();
     assert.deepEqual([await session.ended, (await said).bytes.toString()], [{ code: 0 }, '/tmp/work\n']);
@@ -122,7 +122,7 @@ for (const name of ['Docker', 'Podman'] as const) {
     await create(opened, tag);
     t.after(() => backend.destroy(tag));
     // Podman breaks the connection then, and may put its own words in place of the command's.
-    const session = await backend.inside.session(tag, { command: ': > /tmp/notes; /tmp/notes', terminal: undefined });
+    const session = await backend.guest.session(tag, { command: ': > /tmp/notes; /tmp/notes', terminal: undefined });
     session.stdin.on('error', () => {});
     session.stdin.write(Buffer.alloc(8 * 1024 * 1024));
     session.stdout.resume();

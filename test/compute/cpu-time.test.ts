@@ -5,7 +5,7 @@ import type { Backend } from '../../src/compute/backend.ts';
 import { type CpuTime, cpuShare, readCpuTime } from '../../src/compute/cpu-time.ts';
 
 const machineSaying = (text: string) =>
-  ({ inside: { exec: async () => ({ stdout: Buffer.from(text) }) } }) as unknown as Backend;
+  ({ guest: { exec: async () => ({ stdout: Buffer.from(text) }) } }) as unknown as Backend;
 
 test('what a machine says of its processor is read in its unit, and anything else is no answer', async () => {
   for (const [text, expected] of [

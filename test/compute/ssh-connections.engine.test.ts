@@ -47,7 +47,7 @@ async function lease(t: TestContext, settings: string[] = []): Promise<Leased | 
   const backend = openBackend(t, sshd);
   const { ref } = made as { ref: string };
   const sh = async (command: string) => {
-    const said = await backend.inside.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 8 * 1024 * 1024 });
+    const said = await backend.guest.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 8 * 1024 * 1024 });
     return `${said.stdout}${said.stderr}${said.exitCode}`;
   };
   return { sshd, backend, ref, sh };
@@ -57,7 +57,7 @@ async function lease(t: TestContext, settings: string[] = []): Promise<Leased | 
 async function crowd({ backend, ref }: Leased, count: number): Promise<void> {
   const run = async (_: unknown, i: number) => {
     const order = { command: `echo ${i}; sleep 0.2`, timeoutSeconds: 60, streamBytesMax: 1000 };
-    const { stdout, exitCode } = await backend.inside.exec(ref, order);
+    const { stdout, exitCode } = await backend.guest.exec(ref, order);
     return `${stdout}${exitCode}`;
   };
   const all = await Promise.all(Array.from({ length: count }, run));
@@ -170,7 +170,7 @@ test('a tenant who holds many sessions does not keep the lease from ending', asy
   const it = await lease(t);
   if (!it) return;
   const sessions = await Promise.all(
-    Array.from({ length: 24 }, () => it.backend.inside.session(it.ref, { command: 'yes', terminal: undefined })),
+    Array.from({ length: 24 }, () => it.backend.guest.session(it.ref, { command: 'yes', terminal: undefined })),
   );
   for (const { ended } of sessions) ended.catch(() => {}); // Nobody reads what they say.
   await it.backend.destroy(it.ref);
@@ -204,6 +204,6 @@ test('connections close when idle, also after a session that nobody read, and wi
 test('a path that cannot be is refused before anything is connected', async (t) => {
   const it = await lease(t);
   if (!it) return;
-  await assert.rejects(it.backend.inside.upload(it.ref, '../x', Buffer.from('x')), { code: 'invalid_request' });
+  await assert.rejects(it.backend.guest.upload(it.ref, '../x', Buffer.from('x')), { code: 'invalid_request' });
   assert.equal(it.sshd.connections(), 0);
 });

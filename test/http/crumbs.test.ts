@@ -44,7 +44,7 @@ async function exchange(t: TestContext, method: string, body: string, answer: st
     stdout.once('end', () => ended.resolve({ code: 0 }));
     return { stdin, stdout, stderr, ended: ended.promise, resize() {}, kill: () => ended.resolve({ code: 137 }) };
   };
-  Object.assign(purser.backend.inside, { session });
+  Object.assign(purser.backend.guest, { session });
   const { token } = await purser.openWallet(LONG);
   const { id } = (await purser.lease(token)).body;
   const client = connect(Number(new URL(purser.url).port), '127.0.0.1');

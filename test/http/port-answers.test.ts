@@ -26,7 +26,7 @@ async function openHostile(t: TestContext) {
     stdout.once('end', () => ended.resolve({ code: 0 }));
     return { stdin, stdout, stderr, ended: ended.promise, resize() {}, kill: () => ended.resolve({ code: 137 }) };
   };
-  Object.assign(purser.backend.inside, { session });
+  Object.assign(purser.backend.guest, { session });
   const { token } = await purser.openWallet(LONG);
   const { id } = (await purser.lease(token)).body;
   const base = `/v1/compute/${id}/port/8080/`;

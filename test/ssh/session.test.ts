@@ -95,7 +95,7 @@ const execOf = (client: ssh2.Client) =>
   );
 
 /** What runs in a machine, and ends as `ended` does. */
-function inside(ended: Promise<{ code: number }>): Session {
+function guestSession(ended: Promise<{ code: number }>): Session {
   const [stdin, stdout, stderr] = [new PassThrough(), new PassThrough(), new PassThrough()];
   for (const it of [stdout, stderr]) it.end();
   return { stdin, stdout, stderr, ended, resize() {}, kill() {} };
@@ -105,7 +105,7 @@ test('a session that opens when its client has gone, and is lost, harms nobody',
   const it = ask(t);
   it.client.disconnect('it has gone');
   const ended = Promise.withResolvers<{ code: number }>();
-  it.opened.resolve(inside(ended.promise));
+  it.opened.resolve(guestSession(ended.promise));
   await nextTurn();
   // Node ends a process in which a promise is rejected that nobody waits for.
   const unhandled: unknown[] = [];
@@ -119,14 +119,14 @@ test('a session that opens when its client has gone, and is lost, harms nobody',
 
 test('a client has a moment to print what an ended command said before its connection is ended', async (t) => {
   const it = ask(t);
-  it.opened.resolve(inside(Promise.resolve({ code: 0 })));
+  it.opened.resolve(guestSession(Promise.resolve({ code: 0 })));
   await once(it.channel, 'finish');
   assert.deepEqual([...it.client.channels], [it.channel]);
   it.client.dismiss('the lease is over');
   assert.equal(it.disconnects(), 0);
 
   const closed = ask(t);
-  closed.opened.resolve(inside(Promise.resolve({ code: 0 })));
+  closed.opened.resolve(guestSession(Promise.resolve({ code: 0 })));
   closed.channel.push(null);
   await once(closed.channel, 'close');
   closed.client.dismiss('the lease is over');
@@ -138,7 +138,7 @@ test('a thousand signals kill a session once, and of a thousand sizes of its win
   let kills = 0;
   const sizes: string[] = [];
   const running: Session = {
-    ...inside(new Promise(() => {})),
+    ...guestSession(new Promise(() => {})),
     kill() {
       kills += 1;
     },
@@ -171,7 +171,7 @@ test('a machine that throws at the size of a window ends nothing, and hears the 
   using _ = followFaults((where, error) => void faults.push([where, (error as Error).message]));
   const sizes: string[] = [];
   const running: Session = {
-    ...inside(new Promise(() => {})),
+    ...guestSession(new Promise(() => {})),
     resize(columns, rows) {
       sizes.push(`${columns}x${rows}`);
       if (rows === 2) throw new Error('too small');
@@ -215,7 +215,7 @@ const PIECE_COUNT = 4000;
 test('a client that takes many small pieces at once leaves others their turn', async (t) => {
   const turns = countTurns(t);
   const stdout = Readable.from(Array(PIECE_COUNT).fill(Buffer.from('x')));
-  const running = { ...inside(Promise.resolve({ code: 0 })), stdout };
+  const running = { ...guestSession(Promise.resolve({ code: 0 })), stdout };
   const channel = await execOf(await connect(t, () => running, turns.count));
   let length = 0;
   for await (const piece of channel) length += (piece as Buffer).length;
@@ -247,7 +247,7 @@ test('a client of sftp with many requests that need nothing of the machine leave
 test('what a client sends on a channel whose command has ended is dropped, also when it never closes that channel', async (t) => {
   const it = ask(t);
   const over = once(it.channel, 'finish');
-  it.opened.resolve(inside(Promise.resolve({ code: 0 })));
+  it.opened.resolve(guestSession(Promise.resolve({ code: 0 })));
   await over;
   for (let count = 0; count < 64; count++) {
     it.channel.push(Buffer.alloc(64 * 1024));

@@ -5,9 +5,9 @@ import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
 import type { Session } from '../../src/compute/backend.ts';
+import { ScriptLost } from '../../src/compute/machine/sftp-client.ts';
 import { factsOf } from '../../src/compute/machine/sftp-facts.ts';
 import { SftpFault, STATUS } from '../../src/compute/machine/sftp-fault.ts';
-import { InsideLost } from '../../src/compute/machine/sftp-inside.ts';
 import { longName } from '../../src/ssh/sftp-entry.ts';
 import { MalformedPacket, OPEN, REQUEST, string, uint32 } from '../../src/ssh/sftp-wire.ts';
 import { openServer, testShell } from './sftp-suite.ts';
@@ -94,7 +94,7 @@ test('a write is not called done when the session inside ends before it is', asy
     answered = true;
   });
   process.kill(session.pid, 'SIGKILL');
-  await assert.rejects(client.served, InsideLost);
+  await assert.rejects(client.served, ScriptLost);
   assert.equal(answered, false);
 });
 

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import type { TestContext } from 'node:test';
 import type { Session } from '../../src/compute/backend.ts';
-import type { Attributes } from '../../src/compute/machine/sftp-facts.ts';
+import type { FileAttributes } from '../../src/compute/machine/sftp-facts.ts';
 import { SFTP_SCRIPT } from '../../src/compute/machine/sftp-script.ts';
 import { serveSftp } from '../../src/ssh/sftp.ts';
 import { REQUEST, readFields, string, uint32, uint64 } from '../../src/ssh/sftp-wire.ts';
@@ -26,8 +26,8 @@ export type Answer = {
   message?: string;
   handle?: Buffer;
   data?: Buffer;
-  names?: { name: Buffer; longName: string; attributes: Attributes }[];
-  attributes?: Attributes;
+  names?: { name: Buffer; longName: string; attributes: FileAttributes }[];
+  attributes?: FileAttributes;
   extended?: Buffer;
 };
 

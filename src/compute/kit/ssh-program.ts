@@ -1,6 +1,6 @@
 import { PassThrough } from 'node:stream';
 import type { ExecResult } from '../backend.ts';
-import { finish, type Limits, type Program, type ProgramOrder } from '../machine/program.ts';
+import { finish, type Program, type ProgramLimits, type ProgramOrder } from '../machine/program.ts';
 import { quoted } from '../machine/shell.ts';
 import type { Begun, Channels } from './channel.ts';
 
@@ -41,7 +41,7 @@ export async function beginOver(channels: Channels, order: ProgramOrder, within 
 export async function runOver(
   channels: Channels,
   line: string,
-  { input, ...limits }: Limits & { input?: Buffer },
+  { input, ...limits }: ProgramLimits & { input?: Buffer },
 ): Promise<Omit<ExecResult, 'timedOut'>> {
   return finish(programOf(await channels.begin(line)), input, limits);
 }

@@ -8,7 +8,7 @@ import { findUnlimited, READ_LIMITS } from '../../kit/limits.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { hasWatchdog, WATCHDOG_PATH } from '../../kit/watchdog.ts';
-import { createInside } from '../../machine/inside.ts';
+import { createGuest } from '../../machine/guest.ts';
 import { checkContainers } from './check.ts';
 import { makeContainer } from './describe.ts';
 import { createDiskWatch } from './disk-watch.ts';
@@ -64,7 +64,7 @@ export function openContainerBackend(
   });
   const free = createRecent(reservations.free);
   const coming = new Map<Ref, Coming>();
-  const inside = createInside((ref, order) => beginIn(engine, ref, order), {
+  const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,
     /** Engines may silently leave a GPU out. */
     async proofOf(ref) {
@@ -298,11 +298,11 @@ export function openContainerBackend(
       check: () => checkContainers(engine, settings, books),
       trial: 'free',
       async unlimited(ref, quote) {
-        const { stdout } = await inside.exec(ref, READ_LIMITS);
+        const { stdout } = await guest.exec(ref, READ_LIMITS);
         return findUnlimited(stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
       },
     },
-    inside,
+    guest,
 
     async quote(spec) {
       const quote = quoteOf(settings, spec);

@@ -65,10 +65,10 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: Beginning = {
   const { docker, ask } = engine;
   const { terminal } = it;
   const { user, directory } = it.user === undefined ? await engine.defaultsOf(ref) : { user: it.user, directory: '/' };
-  const inside = directory === '/' ? [] : ['/bin/sh', '-c', IN_DIRECTORY, 'purser', directory];
+  const prefix = directory === '/' ? [] : ['/bin/sh', '-c', IN_DIRECTORY, 'purser', directory];
   const exec = await ask('exec', (abortSignal) =>
     docker.getContainer(ref).exec({
-      Cmd: [...inside, ...argv],
+      Cmd: [...prefix, ...argv],
       User: user,
       AttachStdin: true,
       AttachStdout: true,

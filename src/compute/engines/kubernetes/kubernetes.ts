@@ -3,7 +3,7 @@ import { refused } from '../../kit/created.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { MOVE_MILLISECONDS, RUNNING_WATCHDOG } from '../../kit/watchdog.ts';
-import { createInside } from '../../machine/inside.ts';
+import { createGuest } from '../../machine/guest.ts';
 import { finish } from '../../machine/program.ts';
 import { ApiError, ApiUnreachable, isNotFound, openApi } from './api.ts';
 import { checkCluster } from './check.ts';
@@ -58,7 +58,7 @@ export function openKubernetesBackend(
   const api = openApi(cluster);
   const paths = pathsOf(settings.namespace);
   const streams = createStreams(api, paths.pods);
-  const inside = createInside(async (tag, order) => beginIn(streams, await podOf(tag), order), {
+  const guest = createGuest(async (tag, order) => beginIn(streams, await podOf(tag), order), {
     relay: WATCHDOG_PATH,
     async proofOf(tag) {
       const { job, pods } = await observe(tag);
@@ -292,7 +292,7 @@ export function openKubernetesBackend(
       const machine = await inspect(tag, { onlyLook: true });
       return machine ? [machine] : [];
     },
-    inside,
+    guest,
     async quote(spec) {
       sizeOf(settings, spec);
       return quoteOf(settings, spec);

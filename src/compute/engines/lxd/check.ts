@@ -1,4 +1,4 @@
-import type { Finding, Inside, Ref } from '../../backend.ts';
+import type { Finding, Guest, Ref } from '../../backend.ts';
 import { warning } from '../../finding.ts';
 import { findUnlimited } from '../../kit/limits.ts';
 import { isAbsent, type LxdApi, textOf } from './api.ts';
@@ -139,7 +139,7 @@ async function checkLimits(lxd: LxdApi): Promise<Said> {
  * READ_LIMITS.
  */
 export async function findOpen(
-  inside: Inside,
+  guest: Guest,
   ref: Ref,
   printed: string,
   memoryGib: number,
@@ -147,7 +147,7 @@ export async function findOpen(
   const unlimited = findUnlimited(printed, memoryGib);
   if (unlimited !== undefined) return unlimited;
   const order = { command: 'cat /proc/self/uid_map', timeoutSeconds: 10, streamBytesMax: 4096 };
-  const { stdout } = await inside.exec(ref, order);
+  const { stdout } = await guest.exec(ref, order);
   const [root, outside] = stdout.toString().trim().split(/\s+/).map(Number);
   if (root === 0 && outside !== undefined && outside > 0) return undefined;
   return 'root inside is root outside: LXD has no subordinate users. Give root some in /etc/subuid and /etc/subgid';

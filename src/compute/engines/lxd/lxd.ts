@@ -14,7 +14,7 @@ import {
   watchdogFor,
 } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
-import { createInside } from '../../machine/inside.ts';
+import { createGuest } from '../../machine/guest.ts';
 import { isAbsent, LxdRefusal, LxdUnreachable, openLxdApi, STATUS, textOf } from './api.ts';
 import { checkLxd, findOpen } from './check.ts';
 import { CREATED_KEY, claimIn, describeInstance, type Instance, isLeaseName, nameOf } from './describe.ts';
@@ -42,7 +42,7 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
   const { user, directory } = settings;
   const lxd = openLxdApi(settings, settings.project);
   const tenant = { user, directory };
-  const inside = createInside((ref, order) => beginIn(lxd, ref, order, tenant), { relay: WATCHDOG_PATH });
+  const guest = createGuest((ref, order) => beginIn(lxd, ref, order, tenant), { relay: WATCHDOG_PATH });
   const host = createHost(lxd);
   const reservations = createReservations(settings, prefix, {
     list: async () => (await list()).flatMap((it) => (claimIn(it).tag ? [claimIn(it)] : [])),
@@ -247,11 +247,11 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
       check: () => checkLxd(lxd, settings),
       trial: 'free',
       async unlimited(ref, quote) {
-        const { stdout } = await inside.exec(ref, READ_LIMITS);
-        return findOpen(inside, ref, stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
+        const { stdout } = await guest.exec(ref, READ_LIMITS);
+        return findOpen(guest, ref, stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
       },
     },
-    inside,
+    guest,
     quote: async (spec) => quoteOf(settings, spec),
 
     freeFor: async (spec) => (await free.get())?.(sizeOf(settings, spec)) ?? 0,

@@ -3,7 +3,7 @@ import { formatUsd, Nanos } from '../../../base/money.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../../backend.ts';
 import { chipOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
-import { createInside, type Proof } from '../../machine/inside.ts';
+import { createGuest, type Proof } from '../../machine/guest.ts';
 import { checkSlurm } from './check.ts';
 import { createSlurmCommands, NeverStarted, type Said, type User, wordsOf } from './command.ts';
 import {
@@ -75,7 +75,7 @@ export function openSlurmBackend(
       'compute.provider_two: the slurm backend needs Purser to run as root, since sbatch --uid lets nobody else submit jobs as job_user.',
     );
   const slurm = createSlurmCommands(settings.slurm_conf);
-  const inside = createInside(async (ref, order) => beginIn(slurm.start, await runningJob(ref), order), { proofOf });
+  const guest = createGuest(async (ref, order) => beginIn(slurm.start, await runningJob(ref), order), { proofOf });
   const users = createJobUsers(slurm, settings, { leases, now });
   const free = createRecent(freeChips);
 
@@ -265,7 +265,7 @@ export function openSlurmBackend(
     listOwned: list,
     strangers: { list: strangers, ...(settings.exclusive_user ? { end: endStranger } : {}) },
     find: async (tag) => (await list(tag)).filter((it) => it.tag === tag).map(({ tag: _, createdAt: __, ...it }) => it),
-    inside,
+    guest,
     doctor: {
       trial: 'free',
       check: () =>

@@ -5,7 +5,7 @@ import { Refusal } from '../../../base/refusal.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, Spec, SpecTwo } from '../../backend.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { beginOver, LOGIN_SHELL } from '../../kit/ssh-program.ts';
-import { createInside } from '../../machine/inside.ts';
+import { createGuest } from '../../machine/guest.ts';
 import type { Program, ProgramOrder } from '../../machine/program.ts';
 import { checkHosts } from './check.ts';
 import { createAsked } from './claim-records.ts';
@@ -39,7 +39,7 @@ export function openSshBackend(
 ): SshBackend {
   const hosts = settings.hosts.map(createPoolHost);
   const asked = createAsked(join(leases, 'ssh'));
-  const inside = createInside(begin, {
+  const guest = createGuest(begin, {
     proofOf: async (ref) => ({ gpus: partsOf(ref).host.gpus }),
     loginShell: LOGIN_SHELL,
   });
@@ -247,7 +247,7 @@ export function openSshBackend(
       await end(host, user);
     },
 
-    inside,
+    guest,
   };
 }
 

@@ -6,7 +6,7 @@ import { channelsOf, separateChannels } from '../../kit/channel.ts';
 import { connectSsh, type SshFault } from '../../kit/connect.ts';
 import { refused } from '../../kit/created.ts';
 import { beginOver, LOGIN_SHELL, runOver } from '../../kit/ssh-program.ts';
-import { createInside } from '../../machine/inside.ts';
+import { createGuest } from '../../machine/guest.ts';
 import {
   type Answer,
   openVastApi,
@@ -374,7 +374,7 @@ export function openVastBackend(
       });
     },
 
-    inside: createInside((ref, order) => beginOver(channelsTo(ref), order), {
+    guest: createGuest((ref, order) => beginOver(channelsTo(ref), order), {
       proofOf: async (ref) => ({ gpus: looks.get(ref)?.gpus, mayLackTool: true }),
       loginShell: LOGIN_SHELL,
     }),
