@@ -128,6 +128,26 @@ test('a command whose output the engine has lost is not answered with what is le
   }
 });
 
+test('a command that Podman cannot start has its exit code and its words; without these, output was lost', async (t) => {
+  const words = 'Error: runc: exec failed: unable to start container process: read init-p: reset: OCI runtime error\n';
+  const run = async (output: (input: string) => Buffer[]) => {
+    const inspect = (stream: Socket, input: string): Answer => {
+      if (input) stream.end(Buffer.concat(output(input)));
+      return [200, { Running: !input, ExitCode: input ? 125 : null }];
+    };
+    const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
+    t.after(() => engine.close());
+    return guestOf(engine).exec('it', ORDER);
+  };
+  const { exitCode, stdout, stderr } = await run(() => [frame(2, words)]);
+  assert.deepEqual([exitCode, stdout.toString(), stderr.toString()], [125, '', words]);
+  for (const output of [
+    () => [frame(2, 'half of an error: OCI runtime')],
+    (input: string) => [frame(2, words), ...marked(input, 125).slice(0, 1)],
+  ])
+    await assert.rejects(run(output), /the engine lost the end of what the command said/);
+});
+
 test('another error of the engine is no end of a command, nor of a machine', async (t) => {
   const answer: Answer = [500, { cause: 'database is locked', message: 'database is locked', response: 500 }];
   const engine = openEngine({ socket: await openFakeEngine(t, { inspect: () => answer }) });

@@ -147,3 +147,27 @@ for (const name of ['Docker', 'Podman'] as const) {
     assert.deepEqual(await backend.find(tag), []);
   });
 }
+
+test('Podman: a command for which no process is left ends with the words of the engine', async (t) => {
+  const opened = subject(await openSharedPodman(t));
+  if (!opened) return;
+  const { backend, spec } = opened;
+  const tag = 'purser-inst-conformance-res-crowd';
+  const deadline = Math.floor(Date.now() / 1000) + 600;
+  assert.equal((await backend.create({ tag, quote: await backend.quote(spec), deadline })).kind, 'created');
+  t.after(() => backend.destroy(tag));
+  // The readers outlive the shell that starts them until no more can be made; the last one takes its place.
+  const reader = '{ read _ </dev/shm/crowd; } &';
+  const crowd = await backend.guest.session(tag, {
+    command: `mkfifo /dev/shm/crowd; exec 9<>/dev/shm/crowd; (for i in $(seq 80); do ${reader} done) 2>/dev/null
+${reader} echo full; read _ <&9`,
+    terminal: undefined,
+  });
+  crowd.stderr?.resume();
+  await new Promise((resolve) => crowd.stdout.once('data', resolve));
+  const order = { command: 'true', timeoutSeconds: 60, streamBytesMax: 4096 };
+  const { exitCode, stderr } = await backend.guest.exec(tag, order);
+  assert.equal(exitCode, 125);
+  assert.match(stderr.toString(), /OCI runtime error$/m);
+  crowd.ended.catch(() => {}); // It ends with its container.
+});

@@ -22,6 +22,9 @@ const LOOK_MILLISECONDS = 30_000;
  * for a file that cannot be executed.
  */
 const UNSENT = 126;
+/** The exit code that Podman gives a command that it could not start, where the container has no process left, and its words then. */
+const UNSTARTED = 125;
+const UNSTARTED_WORDS = /^Error: .*: OCI runtime error$/m;
 const NONE_IS_MARKED = 1;
 
 /** Runs `$2…` in the directory `$1`. A tenant may have removed that directory: an engine told to start in it would then run nothing. */
@@ -119,10 +122,12 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: Beginning = {
     resize: (columns, rows) => void resize({ columns, rows }),
     leave: (reason) => left.abort(reason),
     kill: () => void stream.destroy(),
-    judge(exitCode, said) {
-      if (marked && exitCode < UNSENT && !marked.isWhole())
+    judge(exitCode, stderr) {
+      const isUnstarted = () =>
+        exitCode === UNSTARTED && marked?.hasNone() && UNSTARTED_WORDS.test(stderr.toString('latin1'));
+      if (marked && exitCode < UNSENT && !marked.isWhole() && !isUnstarted())
         throw new Error('the engine lost the end of what the command said');
-      return said;
+      return stderr;
     },
   };
 }
@@ -140,6 +145,7 @@ function takeMarks(mark: string, stdout: Readable, stderr: Readable) {
     stderr: stderr.pipe(withoutMark(mark, found)),
     whole,
     isWhole: () => missing === 0,
+    hasNone: () => missing === 2,
   };
 }
 
