@@ -10,7 +10,7 @@ import { HostUnreachable } from '../../src/compute/engines/ssh/host.ts';
 import { openSshBackend, type SshBackend } from '../../src/compute/engines/ssh/ssh.ts';
 import { NeverSent } from '../../src/compute/kit/channel.ts';
 import { connectSsh } from '../../src/compute/kit/connect.ts';
-import { runOver } from '../../src/compute/kit/ssh-program.ts';
+import { runOnChannel } from '../../src/compute/kit/ssh-program.ts';
 import { until } from '../helper/waiting.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
 
@@ -186,13 +186,13 @@ test('connections close when idle, also after a session that nobody read, and wi
   const kept = keepConnections(connect, 300);
   t.after(() => kept.close());
   const begun = await kept.begin('yes');
-  assert.equal((await runOver(kept, 'echo hi', ORDER)).stdout.toString(), 'hi\n');
+  assert.equal((await runOnChannel(kept, 'echo hi', ORDER)).stdout.toString(), 'hi\n');
   assert.equal(sshd.connections(), 1, 'a second channel, not a second connection');
   begun.close();
   await assert.rejects(begun.ended);
   await until('it is closed', async () => sshd.connections() === 0);
 
-  const last = runOver(kept, 'sleep 30', ORDER);
+  const last = runOnChannel(kept, 'sleep 30', ORDER);
   last.catch(() => {}); // It is looked at below.
   await until('it is open again', async () => sshd.connections() === 1);
   kept.close();

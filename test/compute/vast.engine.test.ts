@@ -506,7 +506,7 @@ test('a provider that does not answer in time is waited for no longer, and what 
   const { vast } = bench;
   const quote = await bench.backend.quote({ offer_id: String(vast.offer()), disk_gb: 16, max_seconds: 600 });
   const patience = { create: 150, other: 150 };
-  const hasty = openVastBackend(settingsOf(vast.url), { leases, now, spacing: QUICK, patience });
+  const hasty = openVastBackend(settingsOf(vast.url), { leases, now, spacing: QUICK, timeLimits: patience });
   t.after(() => hasty.close());
   vast.faults.createThen = ['hang'];
   const tag = freshTag();
@@ -555,7 +555,7 @@ test('a check says what the account can do, and buys nothing', async (t) => {
       leases,
       now,
       spacing: QUICK,
-      patience,
+      timeLimits: patience,
     });
     t.after(() => it.close());
     return it;

@@ -182,7 +182,7 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
       const it = await turn(until - performance.now());
       try {
         const over = (fate: Fate) => release(it, fate);
-        const begun = await openChannel(it.client, line, { terminal, milliseconds: until - performance.now(), over });
+        const begun = await openChannel(it.client, line, { terminal, milliseconds: until - performance.now(), onEnd: over });
         it.hasServed = true;
         it.refusals = 0;
         return begun;

@@ -4,7 +4,7 @@ import type { Client } from 'ssh2';
 import { type Channels, channelsOf, NeverSent } from '../../kit/channel.ts';
 import { connectAgain, connectSsh, type SshAddress } from '../../kit/connect.ts';
 import { pinHostKey } from '../../kit/pin.ts';
-import { runOver, type Within } from '../../kit/ssh-program.ts';
+import { runOnChannel, type Within } from '../../kit/ssh-program.ts';
 import { quoted } from '../../machine/shell.ts';
 import { keepConnections } from './connections.ts';
 import { POOL_SCRIPT, POOL_SCRIPT_NAME } from './script.ts';
@@ -65,7 +65,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
       };
       client = await connectAgain(() => connectSsh(to, pin.isHost));
       const order = { input: Buffer.from(POOL_SCRIPT), streamBytesMax: 4096, milliseconds: CALL_MILLISECONDS };
-      const { exitCode, stderr } = await runOver(channelsOf(client), install, order);
+      const { exitCode, stderr } = await runOnChannel(channelsOf(client), install, order);
       if (exitCode !== 0) throw new Error(`${pool} cannot be written: ${stderr.toString().trim()}`);
       return client;
     } catch (error) {
@@ -95,7 +95,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
     async ask(verb, args, milliseconds = CALL_MILLISECONDS) {
       try {
         const order = { input: Buffer.alloc(0), streamBytesMax: SAID_BYTES_MAX, milliseconds };
-        const { exitCode, stdout, stderr } = await runOver(channels, line(verb, args), order);
+        const { exitCode, stdout, stderr } = await runOnChannel(channels, line(verb, args), order);
         return { code: exitCode, said: stdout.toString(), fault: stderr.toString().trim() };
       } catch (error) {
         if (error instanceof HostUnreachable) throw error;

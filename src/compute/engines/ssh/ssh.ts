@@ -4,7 +4,7 @@ import { formatUsd, Nanos } from '../../../base/money.ts';
 import { Refusal } from '../../../base/refusal.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, Spec, SpecTwo } from '../../backend.ts';
 import { createRecent } from '../../kit/recent.ts';
-import { beginOver, LOGIN_SHELL } from '../../kit/ssh-program.ts';
+import { beginOnChannel, LOGIN_SHELL } from '../../kit/ssh-program.ts';
 import { createGuest } from '../../machine/guest.ts';
 import type { Program, ProgramOrder } from '../../machine/program.ts';
 import { checkHosts } from './check.ts';
@@ -129,7 +129,7 @@ export function openSshBackend(
 
   async function begin(ref: string, order: ProgramOrder): Promise<Program> {
     const { host, user } = partsOf(ref);
-    const program = await beginOver(host.channels, order, host.within(user));
+    const program = await beginOnChannel(host.channels, order, host.within(user));
     if (order.purpose !== 'exec') return program;
     const judge: Program['judge'] = (exitCode, stderr) => {
       if (exitCode === POOL_EXIT.gone && stderr.toString() === 'purser: the lease has ended\n')
