@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
+import { basename } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { type Backend, type Machine, type Spec, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { cpuShare, readCpuTime } from '../../src/compute/cpu-time.ts';
@@ -30,6 +31,10 @@ const CROWD_COUNT = 300;
 /** A deadline is moved before it has passed, also on a busy machine. */
 const MOVE_SECONDS = 10;
 const now = () => Math.floor(Date.now() / 1000);
+
+/** Folders in a machine, which may be this one: the name begins with this process's own, so that no other run removes them. */
+export const FOLDERS = `/tmp/purser-test-${process.pid}-`;
+export const newFolder = () => FOLDERS + randomBytes(6).toString('hex');
 
 /** Destroys a machine until the backend confirms that it is gone. */
 export async function gone(backend: Backend, ref: string): Promise<void> {
@@ -88,7 +93,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
       [7, 'out\n', 'err\n', false],
     );
     const content = randomBytes(300_000);
-    const folder = `/tmp/purser-test-${randomBytes(6).toString('hex')}/deep`; // A machine may be this one.
+    const folder = `${newFolder()}/deep`;
     await backend.guest.upload(machine.ref, `${folder}/file.bin`, content);
     await backend.guest.upload(machine.ref, `${folder}/file.bin`, content.subarray(0, 200_000));
     const size = await sh(backend, machine.ref, `wc -c < ${folder}/file.bin; ls ${folder}; rm -r ${folder}`);
@@ -204,7 +209,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
         return found !== undefined && isEnough(found);
       });
     };
-    const burnt = `/tmp/purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
+    const burnt = newFolder();
     const burning = sh(backend, machine.ref, `while [ ! -e ${burnt} ]; do :; done; rm ${burnt}`, 150);
     await share((it) => it > 0.2);
     await sh(backend, machine.ref, `: > ${burnt}`);
@@ -261,7 +266,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const { backend } = subject;
     const { machine } = await make(subject);
     const read = async (path: string) => (await sh(backend, machine.ref, `cat ${path}`)).stdout.toString();
-    const unique = `purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
+    const unique = basename(newFolder());
     const mayWrite = async (folder: string) =>
       (await sh(backend, machine.ref, `mkdir ${folder}/${unique}-try && rmdir ${folder}/${unique}-try`)).exitCode === 0;
     for (const [folder, path] of [

@@ -8,7 +8,7 @@ import { type CommandOrder, runInSession } from '../../src/compute/machine/comma
 import { listFiles, readPart } from '../../src/compute/machine/files.ts';
 import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/machine/process.ts';
 import { until } from '../helper/waiting.ts';
-import { gone, type Subject } from './conformance.ts';
+import { gone, newFolder, type Subject } from './conformance.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
 const take = () => true;
@@ -46,7 +46,7 @@ export function workInGuest(name: string, open: (t: TestContext) => Promise<Subj
       const it = await backend.inspect(ref);
       return it?.state === 'running' && (await backend.guest.prove(ref)) === undefined && it;
     });
-    const folder = `/tmp/purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
+    const folder = newFolder();
     const sh = async (command: string) => {
       const said = await backend.guest.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
       return said.stdout.toString();

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
@@ -19,7 +19,7 @@ import { Compute } from '../../src/compute/settings.ts';
 import { assertLinear } from '../helper/cpu.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
 import { UNHURRIED_MILLISECONDS, until } from '../helper/waiting.ts';
-import { conform, type Subject } from './conformance.ts';
+import { conform, FOLDERS, type Subject } from './conformance.ts';
 import { type Cluster, openSlurm } from './engines/slurm.ts';
 import { workInGuest } from './guest.ts';
 
@@ -34,9 +34,8 @@ async function openCluster(t: TestContext): Promise<Cluster | undefined> {
 }
 after(async () => {
   await cluster?.stop();
-  for (const name of readdirSync('/tmp').filter((it) => /^purser-test-[0-9a-f]{12}$/.test(it)))
-    if (statSync(join('/tmp', name), { throwIfNoEntry: false })?.uid === NOBODY)
-      rmSync(join('/tmp', name), { recursive: true, force: true });
+  for (const name of readdirSync('/tmp').map((it) => join('/tmp', it)))
+    if (name.startsWith(FOLDERS)) rmSync(name, { recursive: true, force: true });
 });
 
 const chip = (gres?: string) => ({

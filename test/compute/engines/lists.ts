@@ -68,7 +68,10 @@ export function listingsOf(t: TestContext, { path, port }: ListServer): Record<s
   const kubernetes = kubernetesAt(t, port)();
   const lxd = lxdSubject(`unix://${path}`).backend;
   const spacing = Object.fromEntries(Object.keys(VAST_SPACING).map((name) => [name, 0])) as typeof VAST_SPACING;
-  const vast = openVastApi(`http://127.0.0.1:${port}`, 'vast-key-0123456789', { spacing, timeLimits: VAST_TIME_LIMITS });
+  const vast = openVastApi(`http://127.0.0.1:${port}`, 'vast-key-0123456789', {
+    spacing,
+    timeLimits: VAST_TIME_LIMITS,
+  });
   t.after(() => Promise.all([container, kubernetes, lxd, vast].map((it) => it.close())));
   const vastSettings = { runtype: 'ssh_proxy', markup_percent: 0, provision_seconds: 60 } as never;
   return {
