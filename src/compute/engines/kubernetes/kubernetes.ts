@@ -158,7 +158,7 @@ export function openKubernetesBackend(
   }
 
   /**
-   * Makes the controller look at a moved deadline again. In older versions (seen on 1.20) it forgets a deadline that was moved
+   * Makes the controller look at a moved deadline again. That of the tests' real cluster (1.20) forgets a deadline that was moved
    * back, once it has looked at the earlier one; any other value, set after that, makes it look again. A Job that was changed since
    * it was read is left as it is, since its deadline may be another: the next inspection sees that.
    */

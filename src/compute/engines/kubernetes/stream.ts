@@ -14,8 +14,8 @@ import { CONTAINER } from './describe.ts';
 
 /**
  * A process in a pod through the API's exec: one WebSocket with a channel in the first byte of each message (k8s.io/apimachinery,
- * remotecommand). Protocol v5 can end the standard input; v4 cannot, and servers before Kubernetes 1.30 have nothing newer: there
- * the input is sent in pieces, each after a line with its length, and a small shell script reassembles it.
+ * remotecommand). Protocol v5 can end the standard input. v4 cannot, and only the real cluster of the tests (1.20) has nothing newer:
+ * there the input is sent in pieces, each after a line with its length, and a small shell script reassembles it.
  */
 
 const V5 = 'v5.channel.k8s.io';
