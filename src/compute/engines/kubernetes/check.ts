@@ -1,7 +1,7 @@
 import type { Backend, Finding, Spec } from '../../backend.ts';
 import { finding, warning } from '../../finding.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
-import type { Api } from './api.ts';
+import type { KubernetesApi } from './api.ts';
 import { describePolicies } from './describe.ts';
 import type { AccessReview, Paths } from './objects.ts';
 import type { KubernetesSettings } from './settings.ts';
@@ -29,7 +29,7 @@ const nameOf = ({ resource, subresource, verb }: Right) =>
 
 /** Checks what a lease depends on. Never throws. */
 export async function checkCluster(
-  api: Api,
+  api: KubernetesApi,
   settings: KubernetesSettings,
   paths: Paths,
   { tryPod, now }: { tryPod: (order: Parameters<Backend['create']>[0]) => Promise<unknown>; now: () => number },
