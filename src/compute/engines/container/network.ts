@@ -51,7 +51,7 @@ type Attached = {
 /** No subnet is left for another network. */
 export class NoSubnet extends Error {}
 
-type WalletNetworks = {
+export type WalletNetworks = {
   /**
    * Makes the network `name` if it does not exist, and runs `make` with the network that a container has to be in; the network is
    * not removed while `make` runs. Throws `NoSubnet`.
