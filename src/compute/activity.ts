@@ -5,7 +5,7 @@ export type Activity = {
   /** Returns how many are open at the moment. */
   open(resourceId: string): number;
   /** Returns whether any is open, or was at any time since this was last asked. */
-  sinceAsked(resourceId: string): boolean;
+  takeActivity(resourceId: string): boolean;
   /** Forgets a resource whose lease has ended. */
   forget(resourceId: string): void;
 };
@@ -30,7 +30,7 @@ export function createActivity(): Activity {
       };
     },
     open,
-    sinceAsked: (resourceId) => begun.delete(resourceId) || open(resourceId) > 0,
+    takeActivity: (resourceId) => begun.delete(resourceId) || open(resourceId) > 0,
     forget: (resourceId) => void begun.delete(resourceId),
   };
 }

@@ -90,7 +90,7 @@ export type ExecResult = {
 };
 
 /** One live session inside a machine, for the SSH gateway. */
-export type Session = {
+export type GuestSession = {
   stdin: Duplex | NodeJS.WritableStream;
   stdout: Readable;
   /** Undefined with a terminal, which has one stream for both. */
@@ -107,14 +107,14 @@ export type SessionOrder = {
 };
 
 /** The result of one check: `detail` describes the finding, or the fault and its remedy. */
-export type Finding = { name: string; ok: boolean; detail: string };
+export type CheckFinding = { name: string; ok: boolean; detail: string };
 
 /** The calls into the machines of a backend. */
 export type Guest = {
   exec(ref: Ref, order: ExecOrder): Promise<ExecResult>;
   /** Writes a file whole or not at all; parents are created. */
   upload(ref: Ref, path: string, content: Buffer): Promise<void>;
-  session(ref: Ref, order: SessionOrder): Promise<Session>;
+  session(ref: Ref, order: SessionOrder): Promise<GuestSession>;
   /**
    * Tries a running machine before it is paid for: a command, and the GPUs that were sold. Returns the fault, or undefined.
    * Reliable only until a tenant has been inside.
@@ -130,7 +130,7 @@ export type Guest = {
 /** The examination of a backend by `doctor`. */
 type Examination = {
   /** Checks everything that a lease depends on, without making one. Never throws. */
-  check(): Promise<Finding[]>;
+  check(): Promise<CheckFinding[]>;
   /** The cost of making a machine only to try the backend. One that costs money is not made. */
   trial: 'free' | 'costs_money';
   /**

@@ -1,8 +1,8 @@
 import { newId } from '../base/id.ts';
 import {
   type Backend,
+  type CheckFinding,
   type Created,
-  type Finding,
   type Offer,
   type Quote,
   type Ref,
@@ -32,7 +32,7 @@ export async function selfTest(
   { backend, provisionSeconds }: Pick<ConfiguredBackend, 'backend' | 'provisionSeconds'>,
   installationId: string,
   now: () => number,
-): Promise<Finding> {
+): Promise<CheckFinding> {
   const name = 'trial';
   const tag = tagOf(installationId, newId('trial'));
   try {
@@ -56,9 +56,9 @@ export async function selfTest(
       ok: false,
       detail: (await endOf(backend, ref, madeAt)) ?? message,
     }));
-    const left = await remove(backend, tag, ref);
+    const remaining = await remove(backend, tag, ref);
     const what = `A machine of the offer "${offer.description}": ${used.detail}`;
-    if (left === undefined)
+    if (remaining === undefined)
       return {
         name,
         ok: used.ok,
@@ -68,7 +68,7 @@ export async function selfTest(
     return {
       name,
       ok: false,
-      detail: `${what}; it could not be destroyed (${left}). A running server takes ${tag} away within minutes, and it ends by itself at ${end}`,
+      detail: `${what}; it could not be destroyed (${remaining}). A running server takes ${tag} away within minutes, and it ends by itself at ${end}`,
     };
   } catch (error) {
     return { name, ok: false, detail: `No machine was made: ${(error as Error).message}` };

@@ -1,4 +1,4 @@
-import { type Finding, tagPrefix } from '../compute/backend.ts';
+import { type CheckFinding, tagPrefix } from '../compute/backend.ts';
 import { finding } from '../compute/finding.ts';
 import { openBackend } from '../compute/open.ts';
 import { selfTest } from '../compute/self-test.ts';
@@ -20,7 +20,7 @@ export async function examineSlots(
   config: Config,
   installationId: string | undefined,
   now: () => number,
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   const found = await Promise.all(
     listBackends(config.compute).map((it) => examineBackend(it, config, installationId, now)),
   );
@@ -33,11 +33,11 @@ async function examineBackend(
   config: Config,
   installationId: string | undefined,
   now: () => number,
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   // Without a database no machine belongs to this installation.
   const prefix = tagPrefix(installationId ?? 'inst_none');
   const around = { dataDirectory: config.dataDirectory, prefix, now };
-  const named = (it: Finding) => ({ ...it, name: `${placed.slot} ${placed.name}: ${it.name}` });
+  const named = (it: CheckFinding) => ({ ...it, name: `${placed.slot} ${placed.name}: ${it.name}` });
   let configured: ConfiguredBackend | undefined;
   const opened = await finding('settings', async () => {
     configured = await openBackend(placed, around);
@@ -59,7 +59,7 @@ async function runSelfTest(
   configured: ConfiguredBackend,
   installationId: string | undefined,
   now: () => number,
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   const name = 'trial';
   const trial = configured.backend.doctor?.trial;
   if (trial === undefined) return [];

@@ -62,9 +62,9 @@ type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
 type Candidate = ConfiguredBackend & { quote: BackendQuote };
 type Candidates = [Candidate, ...Candidate[]];
 /** The candidates, in the order in which they are asked. */
-type Detail = { candidates: Candidates };
+type LeaseDetail = { candidates: Candidates };
 /** The offer of a create, as its writes know it. */
-type Terms = {
+type LeaseTerms = {
   slot: Slot;
   backend: string;
   tag: string;
@@ -77,7 +77,7 @@ type Terms = {
   endsBy: number | undefined;
 };
 
-const createWrites = definePaidWrites<Terms>('compute_create', {
+const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
   limits(_, wallet, __, { seconds, provisionSeconds, endsBy }, now) {
     // The lease is sold from when it is ready, so the provisioning time has to fit as well.
     const end = now + provisionSeconds + seconds;
@@ -132,7 +132,7 @@ export async function createLease(
   { slot, spec, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
   const answerAt = performance.now() + app.answerSeconds * 1000;
-  const answered = await spend<Detail, Resource, Terms>(
+  const answered = await spend<LeaseDetail, Resource, LeaseTerms>(
     app,
     { ...request, kind: 'compute_create' },
     {
@@ -166,7 +166,7 @@ async function quoteLease(
   app: LeaseApp,
   { fill, backends }: ReturnType<Slots['find']>,
   spec: Spec,
-): Promise<Quote<Detail, Terms>> {
+): Promise<Quote<LeaseDetail, LeaseTerms>> {
   const seconds = spec.max_seconds;
   const asked = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
   const quoted = asked.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
@@ -183,7 +183,7 @@ async function quoteLease(
     );
   // If only a part of a backend fails, the backend itself is not in this list: another part may have room.
   const failing = app.outages.list().map(({ place }) => place);
-  const candidates = await ordered([one, ...others], fill, spec, ({ place }) => failing.includes(place));
+  const candidates = await ordered([one, ...others], fill, spec, ({ slotPath: place }) => failing.includes(place));
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
   const resourceId = newId('res');
   return {
@@ -228,7 +228,7 @@ function mostTelling(refusals: readonly Refusal[]): Refusal {
   return found[0] ?? (refusals[0] as Refusal);
 }
 
-type Waiting = Waiters<Resource> & {
+type WaitingCreate = Waiters<Resource> & {
   /** The time by which `create` has to answer, in milliseconds of the monotonic clock. */
   answerAt: number;
 };
@@ -241,7 +241,7 @@ async function startLease(
   app: LeaseApp,
   operation: Operation,
   candidates: Candidates,
-  { answerAt, answer, reject }: Waiting,
+  { answerAt, answer, reject }: WaitingCreate,
 ): Promise<Called<Resource>> {
   const id = operation.resourceId as string;
   const current = () => findResource(app.ledger.read, id) as Resource;
@@ -284,10 +284,10 @@ async function askInTurn(
   app: LeaseApp,
   { id: operationId, resourceId }: Operation,
   candidates: Candidates,
-  reject: Waiting['reject'],
+  reject: WaitingCreate['reject'],
 ): Promise<Created> {
   const id = resourceId as string;
-  const refused: Refused[] = [];
+  const refused: RefusedCreate[] = [];
   for (const { backend, quote } of candidates) {
     if (refused.length) {
       if (app.inFlight.isCutOff()) break;
@@ -302,7 +302,7 @@ async function askInTurn(
 }
 
 /** The refusal of a backend, with its name. */
-type Refused = { name: string; made: Created & { kind: 'refused' } };
+type RefusedCreate = { name: string; made: Created & { kind: 'refused' } };
 
 type MoveLease = { id: string; operationId: string; backend: string };
 /** Names the backend that is asked next. Returns false if no machine is wanted any more. */
@@ -315,9 +315,9 @@ const moveLease = defineWrite('lease.move', (tx, { id, operationId, backend }: M
 });
 
 /** Returns the refusal of a create that every backend refused: that of the first backend that is full, else the last one's. */
-function allRefused(refused: readonly Refused[]): Created {
+function allRefused(refused: readonly RefusedCreate[]): Created {
   const full = refused.find(({ made }) => made.code === 'capacity_unavailable');
-  const { made: told } = full ?? (refused.at(-1) as Refused);
+  const { made: told } = full ?? (refused.at(-1) as RefusedCreate);
   if (refused.length === 1) return told;
   const words = refused.map(({ name, made: { reason, words } }) => `${name}: ${reason}${words ? ` (${words})` : ''}`);
   return { ...told, words: words.join('; ') };

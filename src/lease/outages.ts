@@ -27,15 +27,15 @@ export type Outages = {
   forget(id: string): void;
 };
 
-type Outage = { failing: Set<string>; since: number; loggedAt: number; loggedCount: number; probeAt: number };
+type BackendOutage = { failing: Set<string>; since: number; loggedAt: number; loggedCount: number; probeAt: number };
 
 export function createOutages(): Outages {
-  const outages = new Map<string, Outage>();
+  const outages = new Map<string, BackendOutage>();
   /** The time at which leases of a place were last woken. A missing place has not answered since the start. */
   const wokenAt = new Map<string, number>();
 
   /** Removes a lease from all places. Returns the outages that this ends. */
-  function forget(id: string): [place: string, outage: Outage][] {
+  function forget(id: string): [place: string, outage: BackendOutage][] {
     const over = [...outages].filter(([, { failing }]) => failing.delete(id) && !failing.size);
     for (const [place] of over) outages.delete(place);
     return over;

@@ -27,10 +27,10 @@ import { findWallet, statusAt } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
 import {
   announceSettled,
+  type ExtensionVerdict,
   openExtensions,
   type SettledExtension,
   settleExtensionIn,
-  type Verdict,
   verdictsOn,
 } from './extension.ts';
 import { REPORT_ONLY } from './report-only.ts';
@@ -191,7 +191,7 @@ async function noteAnswer(app: LeaseApp, row: Resource): Promise<void> {
 /** Names the unit that fails and returns as a whole: the lease's backend, or the part of it that the machine depends on. */
 function placeOf(app: LeaseApp, row: Resource): string {
   const configured = app.slots.configuredOf(row);
-  const place = configured?.place ?? row.slot;
+  const place = configured?.slotPath ?? row.slot;
   const part = row.ref === null ? undefined : configured?.backend.partOf?.(row.ref);
   return part === undefined ? place : `${place} ${part}`;
 }
@@ -258,13 +258,13 @@ const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resourc
   },
 };
 
-type Found = { backend: Backend; machines: Machine[] };
+type MachineFinding = { backend: Backend; machines: Machine[] };
 /**
  * Returns the machines with the tag of a lease whose reference is not known: those of the backend that its row names, or
  * else of another of its slot. Throws when the former cannot be asked; failures of the others are ignored.
  */
-export async function findByTag(app: LeaseApp, named: Backend, { slot, tag }: Resource): Promise<Found> {
-  const found: Found = { backend: named, machines: await named.find(tag) };
+export async function findByTag(app: LeaseApp, named: Backend, { slot, tag }: Resource): Promise<MachineFinding> {
+  const found: MachineFinding = { backend: named, machines: await named.find(tag) };
   if (found.machines.length) return found;
   const others = app.slots.list.filter((it) => it.slot === slot && it.backend !== named);
   const elsewhere = await Promise.all(
@@ -472,12 +472,12 @@ async function askForVerdicts(
   backend: Backend,
   row: Resource,
   settleSeconds: number,
-): Promise<Verdict[]> {
+): Promise<ExtensionVerdict[]> {
   if (!openExtensions(app, row).length) return [];
   return verdictsOn(app, row, await backend.inspect(row.ref as string), settleSeconds);
 }
 
-type SettleExtensions = { id: string; verdicts: readonly Verdict[]; next: number | undefined; now: number };
+type SettleExtensions = { id: string; verdicts: readonly ExtensionVerdict[]; next: number | undefined; now: number };
 /** Settles extensions. Their lease is due at `next`, or at its end if that is earlier; without `next` its row stays. */
 const settleExtensions = defineWrite('lease.settle_extensions', (tx, { id, verdicts, next, now }: SettleExtensions) => {
   const settled = verdicts.map((it) => settleExtensionIn(tx, it.operation, it.result, now));
@@ -494,7 +494,7 @@ const settleExtensions = defineWrite('lease.settle_extensions', (tx, { id, verdi
 function settleVerdicts(
   app: LeaseApp,
   row: Resource,
-  verdicts: readonly Verdict[],
+  verdicts: readonly ExtensionVerdict[],
   { nextSeconds = 0, again }: { nextSeconds?: number; again?: Transition['again'] },
 ): Transition {
   const now = app.clock.now();

@@ -120,7 +120,7 @@ function faultsOf({ events }: OperatorApp, now: number) {
 
 /** Returns whether leases fail at the backends, by the results of their last steps. */
 function backendsOf({ slots, outages }: OperatorApp) {
-  return slots.list.map(({ slot, place, backend }) => {
+  return slots.list.map(({ slot, slotPath: place, backend }) => {
     const places = outages.list(place);
     const since = places.length ? Math.min(...places.map((it) => it.since)) : null;
     const leases = places.reduce((sum, it) => sum + it.leases, 0);

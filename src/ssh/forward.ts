@@ -2,7 +2,7 @@ import type { Duplex } from 'node:stream';
 import type { ServerChannel } from 'ssh2';
 import { contain, containCall } from '../net/contain.ts';
 import { takesPackets } from '../net/ssh-algorithms.ts';
-import type { Client } from './clients.ts';
+import type { SshClient } from './clients.ts';
 import { createOutlet } from './outlet.ts';
 import { discardRest, flow } from './session.ts';
 
@@ -10,13 +10,13 @@ import { discardRest, flow } from './session.ts';
 const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost']);
 
 /** A channel that a client wants to open to an address (`ssh -L`, `-W`; RFC 4254, section 7.2). */
-export type Wanted = { host: string; port: number; accept(): ServerChannel; reject(): void };
+export type ForwardRequest = { host: string; port: number; accept(): ServerChannel; reject(): void };
 
 /** Connects a client to a port of its own resource, with back-pressure both ways. Every other address is refused. */
 export async function forward(
   connect: (port: number) => Promise<Duplex>,
-  client: Client,
-  { host, port, accept, reject }: Wanted,
+  client: SshClient,
+  { host, port, accept, reject }: ForwardRequest,
 ): Promise<void> {
   const target = LOOPBACK.has(host) && port > 0 ? await connect(port).catch(() => undefined) : undefined;
   if (!target || client.gone.aborted) {

@@ -38,9 +38,9 @@ export async function openFile(
   if (!has(OPEN.read | OPEN.write | OPEN.append))
     throw new SftpFault(STATUS.badMessage, 'neither to read nor to write');
   const how = has(OPEN.append) ? 'append' : !has(OPEN.write) ? 'read' : has(OPEN.read) ? 'update' : 'write';
-  const made = !has(OPEN.create) || how === 'read' ? 'no' : has(OPEN.exclusive) ? 'must' : 'may';
+  const creation = !has(OPEN.create) || how === 'read' ? 'no' : has(OPEN.exclusive) ? 'must' : 'may';
   const emptied = has(OPEN.truncate) && how !== 'read' ? 'yes' : 'no';
-  await script.ask({ verb: 'open', words: [descriptor, how, made, emptied, permissions, path] });
+  await script.ask({ verb: 'open', words: [descriptor, how, creation, emptied, permissions, path] });
   return { descriptor, flags, position: 0, ahead: undefined, blocks: 1 };
 }
 

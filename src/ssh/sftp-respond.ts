@@ -3,11 +3,11 @@ import { type FileAttributes, factsOf } from '../compute/machine/sftp-facts.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
 import { DESCRIPTORS } from '../compute/machine/sftp-script.ts';
 import type { Memory } from './memory.ts';
-import type { Write } from './sftp-batch.ts';
+import type { SftpWrite } from './sftp-batch.ts';
 import { createListing } from './sftp-entry.ts';
 import { offsetOf, openFile, readFile, writeFile } from './sftp-file.ts';
 import { createHandles, handleId } from './sftp-handles.ts';
-import { answer, type Fields, PACKET_BYTES_MAX, REQUEST, uint64 } from './sftp-wire.ts';
+import { answer, PACKET_BYTES_MAX, type PacketFields, REQUEST, uint64 } from './sftp-wire.ts';
 
 /** The most bytes of a read or write: a multiple of what clients use by default, and a fraction of the read-ahead. */
 const TRANSFER_BYTES_MAX = 128 * 1024;
@@ -21,7 +21,7 @@ const PERMISSION_BITS = 0o7777;
 const SENDS_TARGET_FIRST = /^(OpenSSH|dropbear|paramiko|Go\b)/i;
 
 /** Handles a request. Returns the response packet, or undefined for a plain success status. */
-type Respond = (fields: Fields, id: number) => Promise<Buffer | undefined>;
+type Respond = (fields: PacketFields, id: number) => Promise<Buffer | undefined>;
 type Word = Buffer | string | number;
 
 /** Creates the handler of requests. Throws SftpFault for a failed request, and at once when the machine lacks a tool. */
@@ -34,12 +34,12 @@ export async function createResponder(script: ScriptClient, software: string, me
   const absolute = (path: Buffer) =>
     checked(path)[0] === '/'.charCodeAt(0) ? path : Buffer.concat([home, Buffer.from('/'), path]);
   /** Reads the next path and makes it absolute. */
-  function pathOf(fields: Fields, ifEmpty = ''): Buffer {
+  function pathOf(fields: PacketFields, ifEmpty = ''): Buffer {
     const path = fields.string();
     return absolute(path.length ? path : Buffer.from(ifEmpty));
   }
-  const idOf = (fields: Fields) => handleId(fields.string());
-  const descriptorOf = (fields: Fields) => handles.file(idOf(fields)).descriptor;
+  const idOf = (fields: PacketFields) => handleId(fields.string());
+  const descriptorOf = (fields: PacketFields) => handles.file(idOf(fields)).descriptor;
   /** Returns the permissions of a new file with the machine's umask applied, in octal; `-` for its default. */
   const permissionsOf = ({ mode }: FileAttributes) =>
     mode === undefined ? '-' : (mode & PERMISSION_BITS & ~mask).toString(8);
@@ -71,7 +71,7 @@ export async function createResponder(script: ScriptClient, software: string, me
     const unknown = uint64(0n); // The file system's id and flags.
     return answer.extended(id, ...others.reverse(), nodesFree, nodesFree, unknown, unknown, nameMax);
   }
-  async function link(fields: Fields): Promise<undefined> {
+  async function link(fields: PacketFields): Promise<undefined> {
     const [one, other] = [fields.string(), fields.string()];
     const [points, path] = SENDS_TARGET_FIRST.test(software) ? [one, other] : [other, one];
     return act('link', checked(points), absolute(path), 'symbolic');
@@ -108,7 +108,7 @@ export async function createResponder(script: ScriptClient, software: string, me
       return bytes.length || length === 0 ? answer.data(id, bytes) : ended(id);
     },
     async [REQUEST.opendir](fields, id) {
-      const [path, answerBytesMax] = [pathOf(fields), handles.listingBytesLeft()];
+      const [path, answerBytesMax] = [pathOf(fields), handles.freeListingBytes()];
       let bytes = 0;
       const take = (more: number) => {
         const fits = memory.tryTake(more);
@@ -149,14 +149,14 @@ export async function createResponder(script: ScriptClient, software: string, me
   };
 
   return {
-    async respond(type: number, fields: Fields, id: number): Promise<Buffer | undefined> {
+    async respond(type: number, fields: PacketFields, id: number): Promise<Buffer | undefined> {
       const respond = requests[type];
       if (!respond) throw new SftpFault(STATUS.unsupported, 'there is no such request');
       return respond(fields, id);
     },
     /** Executes contiguous writes of one handle. Resolves when all have been written. */
-    async write(batch: Write[]): Promise<void> {
-      const [first] = batch as [Write];
+    async write(batch: SftpWrite[]): Promise<void> {
+      const [first] = batch as [SftpWrite];
       const file = handles.file(first.handle);
       handles.forget();
       const pieces = batch.map((it) => it.piece);
@@ -176,7 +176,7 @@ function checked(path: Buffer): Buffer {
 async function greet(script: ScriptClient): Promise<{ mask: number; home: Buffer }> {
   const { output, token } = await script.ask({ verb: 'hello' });
   // The shell may have printed something before.
-  const found = new RegExp(`${token}/([0-7]{1,4}) (/.*)$`, 's').exec(output.toString('latin1'));
-  if (!found) throw new SftpFault(STATUS.failure, 'what the machine says of itself cannot be understood');
-  return { mask: Number.parseInt(found[1] as string, 8), home: Buffer.from(found[2] as string, 'latin1') };
+  const match = new RegExp(`${token}/([0-7]{1,4}) (/.*)$`, 's').exec(output.toString('latin1'));
+  if (!match) throw new SftpFault(STATUS.failure, 'what the machine says of itself cannot be understood');
+  return { mask: Number.parseInt(match[1] as string, 8), home: Buffer.from(match[2] as string, 'latin1') };
 }

@@ -48,7 +48,7 @@ export const PACKET_BYTES_MAX = 256 * 1024;
 /** The client violates the protocol, so nothing after this packet can be parsed. */
 export class MalformedPacket extends Error {}
 
-export type Fields = ReturnType<typeof readFields>;
+export type PacketFields = ReturnType<typeof readFields>;
 
 /** Reads the fields of a packet in order. Throws MalformedPacket beyond its end. */
 export function readFields(packet: Buffer) {
@@ -125,7 +125,7 @@ function packet(type: number, ...fields: Buffer[]): Buffer {
   return Buffer.concat([uint32(length), Buffer.of(type), ...fields]);
 }
 
-export type Name = { name: Buffer; longName: Buffer; attributes: FileAttributes };
+export type NamedFile = { name: Buffer; longName: Buffer; attributes: FileAttributes };
 
 /** Builds the response packets. `id` is that of the request. */
 export const answer = {
@@ -135,7 +135,7 @@ export const answer = {
     packet(RESPONSE.status, uint32(id), uint32(status), string(message), string('')),
   handle: (id: number, handle: Buffer) => packet(RESPONSE.handle, uint32(id), string(handle)),
   data: (id: number, bytes: Buffer) => packet(RESPONSE.data, uint32(id), uint32(bytes.length), bytes),
-  names: (id: number, names: Name[]) =>
+  names: (id: number, names: NamedFile[]) =>
     packet(
       RESPONSE.name,
       uint32(id),

@@ -1,5 +1,5 @@
 import type { Readable } from 'node:stream';
-import type { Session } from '../compute/backend.ts';
+import type { GuestSession } from '../compute/backend.ts';
 import { createScriptClient } from '../compute/machine/sftp-client.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
 import type { Memory } from './memory.ts';
@@ -30,7 +30,7 @@ type SftpClient = {
  * with back-pressure to the client. Resolves at the end of the client's input. Throws SftpFault when the machine cannot
  * serve, MalformedPacket, ScriptLost, and the errors of `client.send`.
  */
-export async function serveSftp(client: SftpClient, session: Session, now: () => number): Promise<void> {
+export async function serveSftp(client: SftpClient, session: GuestSession, now: () => number): Promise<void> {
   const packets = createPacketReader(client.source);
   const { respond, write } = await createResponder(createScriptClient(session), client.software, client.memory, now);
 

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { connect } from 'node:net';
 import { PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
-import type { Session } from '../../src/compute/backend.ts';
+import type { GuestSession } from '../../src/compute/backend.ts';
 import { joinCrumbs } from '../../src/http/crumbs.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
 
@@ -31,7 +31,7 @@ async function exchange(t: TestContext, method: string, body: string, answer: st
   const purser = await openMemoryServer(t);
   const heard: Buffer[] = [];
   let last = '';
-  const session = async (): Promise<Session> => {
+  const session = async (): Promise<GuestSession> => {
     const [stdin, stdout, stderr] = [new PassThrough(), new PassThrough(), new PassThrough()];
     const ended = Promise.withResolvers<{ code: number }>();
     stderr.end();

@@ -4,7 +4,7 @@ import { request } from 'node:http';
 import { connect } from 'node:net';
 import { PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
-import type { Session } from '../../src/compute/backend.ts';
+import type { GuestSession } from '../../src/compute/backend.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
 import { hostileAnswer } from './hostile-http.ts';
@@ -17,7 +17,7 @@ import { assertRefused } from './refused.ts';
 async function openHostile(t: TestContext) {
   const purser = await openMemoryServer(t);
   const said: { bytes: Buffer } = { bytes: Buffer.alloc(0) };
-  const session = async (): Promise<Session> => {
+  const session = async (): Promise<GuestSession> => {
     const [stdin, stdout, stderr] = [new PassThrough(), new PassThrough(), new PassThrough()];
     const ended = Promise.withResolvers<{ code: number }>();
     stderr.end();

@@ -8,24 +8,24 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import ssh2, { type ServerChannel, type Session as ServerSession } from 'ssh2';
 import { followFaults } from '../../src/base/fault.ts';
 import { sshKeyFromSeed } from '../../src/base/ssh-key.ts';
-import type { Session } from '../../src/compute/backend.ts';
-import { type Client, createClients } from '../../src/ssh/clients.ts';
-import { type Host, serveSession } from '../../src/ssh/session.ts';
+import type { GuestSession } from '../../src/compute/backend.ts';
+import { createClients, type SshClient } from '../../src/ssh/clients.ts';
+import { type SessionHost, serveSession } from '../../src/ssh/session.ts';
 import { REQUEST } from '../../src/ssh/sftp-wire.ts';
 import { openDirectory, openLocalSession } from './wire-client.ts';
 
 const MEMORY = { tryTake: () => true, close() {} };
 
 /** What serves the sessions of a client in the sessions that `open` answers. */
-const hostOf = (open: () => Promise<Session>) =>
+const hostOf = (open: () => Promise<GuestSession>) =>
   ({
     open,
     over: () => undefined,
-    failed: (_: Client, error: unknown) => assert.fail(error as Error),
+    failed: (_: SshClient, error: unknown) => assert.fail(error as Error),
     memory: () => MEMORY,
     now: () => 0,
     idleMilliseconds: 60_000,
-  }) as unknown as Host;
+  }) as unknown as SessionHost;
 
 /** An authenticated client that has asked for a command; `opened` settles what the backend answers to that. */
 function ask(t: TestContext) {
@@ -37,7 +37,7 @@ function ask(t: TestContext) {
   const clients = createClients({ authenticationMilliseconds: 60_000, failed: (error) => assert.fail(error) });
   const client = clients.admit(socket);
   assert(clients.authenticate(client, 'res_1', MEMORY as never));
-  const opened = Promise.withResolvers<Session>();
+  const opened = Promise.withResolvers<GuestSession>();
   const session = new EventEmitter() as ServerSession & EventEmitter;
   const sides = { read() {}, write: (_bytes: Buffer, _: string, done: () => void) => done() };
   const channel = Object.assign(new Duplex(sides), { stderr: new PassThrough().resume(), exit() {} });
@@ -59,7 +59,7 @@ function ask(t: TestContext) {
  * A client of ssh2 on a real connection; what it asks for runs in the session that `open` answers. `sent` is called for each
  * packet of data that it is sent.
  */
-async function connect(t: TestContext, open: () => Session, sent = () => {}): Promise<ssh2.Client> {
+async function connect(t: TestContext, open: () => GuestSession, sent = () => {}): Promise<ssh2.Client> {
   const clients = createClients({ authenticationMilliseconds: 60_000, failed: (error) => assert.fail(error) });
   const host = hostOf(async () => open());
   const { privateKey: hostKey } = sshKeyFromSeed(randomBytes(32), 'test');
@@ -95,7 +95,7 @@ const execOf = (client: ssh2.Client) =>
   );
 
 /** What runs in a machine, and ends as `ended` does. */
-function guestSession(ended: Promise<{ code: number }>): Session {
+function guestSession(ended: Promise<{ code: number }>): GuestSession {
   const [stdin, stdout, stderr] = [new PassThrough(), new PassThrough(), new PassThrough()];
   for (const it of [stdout, stderr]) it.end();
   return { stdin, stdout, stderr, ended, resize() {}, kill() {} };
@@ -137,7 +137,7 @@ test('a thousand signals kill a session once, and of a thousand sizes of its win
   t.mock.timers.enable({ apis: ['setTimeout'] });
   let kills = 0;
   const sizes: string[] = [];
-  const running: Session = {
+  const running: GuestSession = {
     ...guestSession(new Promise(() => {})),
     kill() {
       kills += 1;
@@ -170,7 +170,7 @@ test('a machine that throws at the size of a window ends nothing, and hears the 
   const faults: unknown[] = [];
   using _ = followFaults((where, error) => void faults.push([where, (error as Error).message]));
   const sizes: string[] = [];
-  const running: Session = {
+  const running: GuestSession = {
     ...guestSession(new Promise(() => {})),
     resize(columns, rows) {
       sizes.push(`${columns}x${rows}`);

@@ -1,10 +1,10 @@
 import type { Readable } from 'node:stream';
-import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
+import type { ExecOrder, ExecResult, GuestSession, Ref, SessionOrder } from '../backend.ts';
 import { collectBoth } from './collect.ts';
 import { codeOfSignal, KILLED } from './shell.ts';
 
 /** A program that runs in a machine. An engine's `Begin` is the only way to start one. */
-export type Program = Pick<Session, 'stdin' | 'ended' | 'resize'> & {
+export type Program = Pick<GuestSession, 'stdin' | 'ended' | 'resize'> & {
   stdout: Readable;
   /** Empty with a terminal, which has one stream for both. */
   stderr: Readable;

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import type { Readable } from 'node:stream';
 import { collectPieces } from '../../net/pieces.ts';
-import type { Session } from '../backend.ts';
+import type { GuestSession } from '../backend.ts';
 import { faultOf } from './sftp-fault.ts';
 
 /** Milliseconds without a byte from the machine after which a request fails. Generous, as 1 MiB takes a while on a slow line. */
@@ -31,7 +31,7 @@ export type ScriptClient = {
 };
 
 /** Opens a client of `SFTP_SCRIPT` in a machine. Requests are sent one at a time. */
-export function createScriptClient({ stdin, stdout, stderr, ended, kill }: Session): ScriptClient {
+export function createScriptClient({ stdin, stdout, stderr, ended, kill }: GuestSession): ScriptClient {
   let lost: ScriptLost | undefined;
   /** Rejects the pending request, if there is one. */
   let giveUp: ((lost: ScriptLost) => void) | undefined;

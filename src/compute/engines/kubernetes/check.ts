@@ -1,4 +1,4 @@
-import type { Backend, Finding, Spec } from '../../backend.ts';
+import type { Backend, CheckFinding, Spec } from '../../backend.ts';
 import { finding, warning } from '../../finding.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import type { KubernetesApi } from './api.ts';
@@ -33,7 +33,7 @@ export async function checkCluster(
   settings: KubernetesSettings,
   paths: Paths,
   { tryPod, now }: { tryPod: (order: Parameters<Backend['create']>[0]) => Promise<unknown>; now: () => number },
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   const { namespace } = settings;
   const server = await finding('cluster', async () => {
     const { gitVersion } = await api.get<{ gitVersion: string }>('/version');

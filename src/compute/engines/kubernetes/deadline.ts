@@ -5,7 +5,7 @@ import type { KubernetesApi } from './api.ts';
 import { isConflict, isNotFound, isRefusal } from './api-error.ts';
 import { POD_ANNOTATION, REARM_ANNOTATION } from './describe.ts';
 import type { Jobs } from './jobs.ts';
-import { type Job, secondsOf } from './objects.ts';
+import { type KubernetesJob, secondsOf } from './objects.ts';
 import { deadlineOf, runningPod } from './state.ts';
 import type { Streams } from './stream.ts';
 
@@ -23,7 +23,7 @@ export function createDeadlines(
    * back, once it has looked at the earlier one; any other value, set after that, makes it look again. A Job that was changed since
    * it was read is left as it is, since its deadline may be another: the next inspection sees that.
    */
-  async function rearm({ metadata, spec }: Job): Promise<void> {
+  async function rearm({ metadata, spec }: KubernetesJob): Promise<void> {
     const at = Number(metadata.annotations?.[REARM_ANNOTATION] ?? Number.POSITIVE_INFINITY);
     if (now() < at + REARM_SECONDS || spec.activeDeadlineSeconds === undefined) return;
     const { name, uid, resourceVersion } = metadata;

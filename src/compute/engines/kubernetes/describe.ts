@@ -58,7 +58,7 @@ export function meaningOf(exitCode: number): string | undefined {
 /** Autoscalers leave a node alone whose pod has these annotations: leased machines are paid for. */
 const STAYS = { 'cluster-autoscaler.kubernetes.io/safe-to-evict': 'false', 'karpenter.sh/do-not-disrupt': 'true' };
 
-export type Size = {
+export type PodSize = {
   cpus: number;
   memoryGib: number;
   diskGb: number;
@@ -67,7 +67,7 @@ export type Size = {
 };
 
 /** Returns the resources that a spec asks of a node. Refuses with `offer_not_found`. */
-export function sizeOf(settings: KubernetesSettings, spec: Spec): Size {
+export function sizeOf(settings: KubernetesSettings, spec: Spec): PodSize {
   if ('chips' in settings) {
     const it = chipOf(settings, (spec as SpecTwo).chip);
     return { ...shapeOf(it), diskGb: it.disk_gb, nodeSelector: it.node_selector };

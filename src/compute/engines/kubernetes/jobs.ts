@@ -2,7 +2,7 @@ import type { Ref } from '../../backend.ts';
 import type { KubernetesApi } from './api.ts';
 import { isConflict } from './api-error.ts';
 import { jobName, LEASE_LABEL, TAG_ANNOTATION } from './describe.ts';
-import type { Job, Paths, Pod } from './objects.ts';
+import type { KubernetesJob, Paths, Pod } from './objects.ts';
 import { deadlineOf, runningPod } from './state.ts';
 
 /**
@@ -22,15 +22,15 @@ export function createJobs(api: KubernetesApi, paths: Paths, now: () => number) 
   };
 
   /** Returns the Job with this tag. Throws when another one has its name: nothing is then known of ours. */
-  async function findJob(tag: string): Promise<Job | undefined> {
-    const job = await api.find<Job>(pathOf(tag));
+  async function findJob(tag: string): Promise<KubernetesJob | undefined> {
+    const job = await api.find<KubernetesJob>(pathOf(tag));
     if (job && job.metadata.annotations?.[TAG_ANNOTATION] !== tag)
       throw new Error(`the Job ${job.metadata.name} is there, and is not ${tag}`);
     return job;
   }
 
   /** Reads the pods first: otherwise a pod could lack its Job only because both were made in between. */
-  async function observe(tag: string): Promise<{ job: Job | undefined; pods: Pod[] }> {
+  async function observe(tag: string): Promise<{ job: KubernetesJob | undefined; pods: Pod[] }> {
     const pods = await podsOf(tag);
     return { job: await findJob(tag), pods };
   }

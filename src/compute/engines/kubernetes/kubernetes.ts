@@ -8,7 +8,7 @@ import { type Cluster, readCluster } from './credentials.ts';
 import { createDeadlines } from './deadline.ts';
 import { CONTAINER, CREATED_ANNOTATION, LEASE_LABEL, sizeOf, TAG_ANNOTATION, WATCHDOG_PATH } from './describe.ts';
 import { createJobs } from './jobs.ts';
-import { type Event, type Job, type Pod, pathsOf, secondsOf } from './objects.ts';
+import { type JobEvent, type KubernetesJob, type Pod, pathsOf, secondsOf } from './objects.ts';
 import { beginIn } from './program.ts';
 import type { KubernetesSettings } from './settings.ts';
 import { machineOf, runningPod } from './state.ts';
@@ -55,22 +55,22 @@ export function openKubernetesBackend(
   }
 
   /** Returns the controller's reason why it cannot make a pod. Purser may lack the right to read it, which is optional. */
-  async function whyNoPod({ metadata }: Job): Promise<string | undefined> {
+  async function whyNoPod({ metadata }: KubernetesJob): Promise<string | undefined> {
     const query = { fieldSelector: `involvedObject.uid=${metadata.uid}` };
-    const events = await api.list<Event>(paths.events, query).catch(() => []);
+    const events = await api.list<JobEvent>(paths.events, query).catch(() => []);
     return events.findLast((it) => it.reason === 'FailedCreate')?.message?.slice(0, 500);
   }
 
   async function listOwned(prefix: string): Promise<Owned[]> {
     const query = { labelSelector: LEASE_LABEL };
     const pods = Map.groupBy(await api.list<Pod>(paths.pods, query), tagOfObject);
-    const jobs = new Map((await api.list<Job>(paths.jobs, query)).map((it) => [tagOfObject(it), it]));
+    const jobs = new Map((await api.list<KubernetesJob>(paths.jobs, query)).map((it) => [tagOfObject(it), it]));
     return [...new Set([...jobs.keys(), ...pods.keys()])]
       .filter((tag) => tag.startsWith(prefix))
       .map((tag) => {
         const job = jobs.get(tag);
         const its = pods.get(tag) ?? [];
-        const { metadata } = (job ?? its[0]) as Job | Pod;
+        const { metadata } = (job ?? its[0]) as KubernetesJob | Pod;
         const created = metadata.annotations?.[CREATED_ANNOTATION];
         const createdAt = created === undefined ? secondsOf(metadata.creationTimestamp) : Number(created);
         return { ...(machineOf(tag, job, its) as Machine), tag, createdAt };
@@ -111,4 +111,4 @@ export function openKubernetesBackend(
   }
 }
 
-const tagOfObject = ({ metadata }: Job | Pod) => metadata.annotations?.[TAG_ANNOTATION] ?? '';
+const tagOfObject = ({ metadata }: KubernetesJob | Pod) => metadata.annotations?.[TAG_ANNOTATION] ?? '';

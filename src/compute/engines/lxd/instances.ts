@@ -1,6 +1,6 @@
 import type { Machine, Ref } from '../../backend.ts';
 import { isAbsent, type LxdApi, STATUS, textOf } from './api.ts';
-import { type Instance, isLeaseName } from './describe.ts';
+import { isLeaseName, type LxdInstance } from './describe.ts';
 
 export const CHANGE_MILLISECONDS = 60_000;
 const BUSY_MILLISECONDS = 10_000;
@@ -12,9 +12,9 @@ export function createInstances(lxd: LxdApi) {
   const locations = new Map<Ref, string>();
 
   /** Returns the instance of a reference; undefined when the server confirms that there is none. */
-  async function look(ref: Ref): Promise<Instance | undefined> {
+  async function look(ref: Ref): Promise<LxdInstance | undefined> {
     try {
-      const instance = await lxd.ask<Instance>('GET', `/1.0/instances/${ref}`);
+      const instance = await lxd.ask<LxdInstance>('GET', `/1.0/instances/${ref}`);
       // Only the server's own message proves that there is no such instance; an answer about another proves nothing about this one.
       if (typeof instance?.status_code !== 'number' || instance.name !== ref)
         throw new Error(`LXD does not say the state of ${ref}`);
@@ -27,13 +27,13 @@ export function createInstances(lxd: LxdApi) {
   }
 
   /** Notes the member that an instance is on. Outside a cluster there is only one place. */
-  function noteLocation({ name, location }: Instance): void {
+  function noteLocation({ name, location }: LxdInstance): void {
     if (location && location !== 'none') locations.set(name, location);
   }
 
   /** Lists every container of the project. Throws when a member of the cluster does not answer for one that may be a lease. */
-  async function list(): Promise<Instance[]> {
-    const all = await lxd.ask<Instance[]>('GET', '/1.0/instances?recursion=1&instance-type=container');
+  async function list(): Promise<LxdInstance[]> {
+    const all = await lxd.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1&instance-type=container');
     all.forEach(noteLocation);
     const silent = all.find((it) => it.status_code === STATUS.error && isLeaseName(it.name));
     if (silent) throw new Error(`${lxd.socket}: the member ${silent.location} does not answer for ${silent.name}`);
@@ -80,7 +80,7 @@ const ENDED: readonly number[] = [102, 107, 108]; // Stopped, stopping, aborting
  * Returns the state of an instance. Throws when LXD reports none. One that was made and not started counts as ended: its creator
  * died in between.
  */
-export function stateOf({ name, status, status_code: code }: Instance): Machine['state'] {
+export function stateOf({ name, status, status_code: code }: LxdInstance): Machine['state'] {
   if (code === STATUS.error) throw new Error(`LXD cannot say the state of ${name} (${status})`);
   return ENDED.includes(code) ? 'ended' : code === STARTING ? 'provisioning' : 'running';
 }

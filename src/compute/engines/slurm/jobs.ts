@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import type { Machine, Owned } from '../../backend.ts';
 import { type SlurmCommands, wordsOf } from './command.ts';
-import { formatOf, type Job, parseJobs, waitsFor } from './job.ts';
+import { formatOf, parseJobs, type SlurmJob, waitsFor } from './job.ts';
 import type { JobUsers } from './user.ts';
 
 const STRANGER_NAME_CHARACTERS_MAX = 100;
@@ -10,7 +10,7 @@ const NO_SUCH_JOB = /Invalid job id specified/;
 /** Lists the jobs of the job users, and ends those of leases. */
 export function createJobs(slurm: SlurmCommands, users: JobUsers) {
   /** Lists jobs of any user; undefined when the controller knows no job of this number. */
-  async function jobs(filter: string): Promise<Job[] | undefined> {
+  async function jobs(filter: string): Promise<SlurmJob[] | undefined> {
     const mark = randomBytes(12).toString('hex');
     const flags = ['--noheader', '--local', '--states=all', `--format=${formatOf(mark)}`];
     const result = await slurm.run(['squeue', filter, ...flags]);
@@ -20,7 +20,7 @@ export function createJobs(slurm: SlurmCommands, users: JobUsers) {
   }
 
   /** Returns all jobs of the job users that are not gone. Other users' jobs do not count: any user may give a job any name. */
-  async function liveJobs(): Promise<Job[]> {
+  async function liveJobs(): Promise<SlurmJob[]> {
     const uids = (await users.all()).map(({ uid }) => uid);
     const all = await jobs(`--user=${uids.join(',')}`);
     if (!all) throw new Error('squeue knows no such user');
@@ -64,7 +64,7 @@ export function createJobs(slurm: SlurmCommands, users: JobUsers) {
    * numbers its jobs from 1 again, and an owner may rename a job: a live job that does not match is not ours to end, and does not
    * prove that ours is gone.
    */
-  async function look(ref: string): Promise<Job | undefined> {
+  async function look(ref: string): Promise<SlurmJob | undefined> {
     const { jobId, tag } = parseRef(ref);
     const [job, ...others] = (await jobs(`--jobs=${jobId}`)) ?? [];
     if (!job || (job.state === 'gone' && others.length === 0)) return undefined;
@@ -87,7 +87,7 @@ export function parseRef(ref: string): { jobId: string; tag: string } {
 }
 
 /** Describes a job as a machine. */
-export function machineOf({ id, name, state, endsAt, reason }: Job): Machine {
+export function machineOf({ id, name, state, endsAt, reason }: SlurmJob): Machine {
   if (state === 'gone') throw new Error('a job that is gone is no machine');
   return {
     ref: refOf(id, name),

@@ -1,11 +1,11 @@
 import type { Created, Quote, SpecTwo } from '../../backend.ts';
 import { chipOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
-import { NeverStarted, type Said, type SlurmCommands, type User, wordsOf } from './command.ts';
+import { type CommandResult, NeverStarted, type SlurmCommands, type User, wordsOf } from './command.ts';
 import { scriptOf } from './job.ts';
 import { type Jobs, refOf } from './jobs.ts';
 import type { SlurmSettings } from './settings.ts';
-import type { Claim, JobUsers } from './user.ts';
+import type { JobUsers, UserClaim } from './user.ts';
 
 export const MIN_SECONDS = 60;
 /** The most characters of a command's output that regular expressions read. */
@@ -53,7 +53,7 @@ export function createSubmitter(
       const reason = 'The job could not be submitted. Nothing was charged.';
       return { kind: 'refused', code: 'provider_unavailable', reason, words: (error as Error).message };
     };
-    let claim: Claim | undefined;
+    let claim: UserClaim | undefined;
     try {
       claim = await users.claim(jobs.usersWithJobs);
     } catch (error) {
@@ -72,7 +72,7 @@ export function createSubmitter(
   }
 
   async function submit(tag: string, argv: string[], refuse: (error: unknown) => Created): Promise<Created> {
-    let result: Said;
+    let result: CommandResult;
     try {
       result = await slurm.run(argv, scriptOf(lostSeconds));
     } catch (error) {

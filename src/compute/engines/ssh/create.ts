@@ -5,12 +5,9 @@ import type { Pool } from './pool.ts';
 import { POOL_EXIT } from './script.ts';
 
 /** Exit codes of a claim that left nothing on the host. */
-const CLEAR_NO = new Set<number>([POOL_EXIT.taken, POOL_EXIT.quarantined, POOL_EXIT.unfit, POOL_EXIT.busy]);
+const CLEAR_NO = new Set<number>([POOL_EXIT.occupied, POOL_EXIT.quarantined, POOL_EXIT.unfit, POOL_EXIT.busy]);
 /** Creates the call that claims a host of a pool for a tenant. */
-export function createClaimer(
-  { hosts, asked, find, list, end, forgetReport }: Pool,
-  now: () => number,
-) {
+export function createClaimer({ hosts, asked, find, list, end, forgetReport }: Pool, now: () => number) {
   async function create({ tag, quote, deadline }: { tag: string; quote: Quote; deadline: number }): Promise<Created> {
     const { chip } = quote.spec as SpecTwo;
     if (asked.read(tag)) {
@@ -18,7 +15,7 @@ export function createClaimer(
       if (earlier) return { kind: 'created', ref: earlier.ref };
     }
     const user = userOf(tag);
-    let hasHeard = false;
+    let anyAnswered = false;
     for (const host of hosts.filter((it) => it.chip === chip)) {
       forgetReport(host);
       asked.write(tag, host, deadline);
@@ -34,7 +31,7 @@ export function createClaimer(
         forgetReport(host);
         if (code === 0) return { kind: 'created', ref: `${host.name}/${user}` };
         hasAnswered = true;
-        hasHeard = true;
+        anyAnswered = true;
         if (CLEAR_NO.has(code)) continue;
         await end(host, user); // The claim broke off half-way: only a host without this tenant is a certain refusal.
         if ((await list(host)).some((it) => it.tag === tag)) return { kind: 'unknown', reason: fault };
@@ -46,8 +43,8 @@ export function createClaimer(
     }
     return {
       kind: 'refused',
-      code: hasHeard ? 'capacity_unavailable' : 'provider_unavailable',
-      reason: `No host with ${JSON.stringify(chip)} ${hasHeard ? 'is free' : 'can be reached'}. Nothing was charged.`,
+      code: anyAnswered ? 'capacity_unavailable' : 'provider_unavailable',
+      reason: `No host with ${JSON.stringify(chip)} ${anyAnswered ? 'is free' : 'can be reached'}. Nothing was charged.`,
     };
   }
 

@@ -18,14 +18,14 @@ export class HostUnreachable extends NeverSent {}
 /** The host key differs: another machine answers there, or the host was reinstalled. Only the operator can tell. */
 export class HostKeyMismatch extends HostUnreachable {}
 
-type HostAnswer = { code: number; said: string; fault: string };
+type HostAnswer = { code: number; output: string; fault: string };
 
 /** One of the operator's own hosts. */
 export type PoolHost = {
   /** `address:port`. */
   name: string;
   /** A hash of its host key and state directory: if either changes, its tenant would not be found. */
-  place: string;
+  identity: string;
   chip: string;
   gpus: number;
   /** Runs lines as root, over kept connections. Throws HostUnreachable where `Channels` throws NeverSent. */
@@ -87,7 +87,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
 
   return {
     name,
-    place: hash('sha256', `${keyBlob} ${pool}`),
+    identity: hash('sha256', `${keyBlob} ${pool}`),
     chip: settings.chip,
     gpus: settings.gpus,
     channels,
@@ -96,7 +96,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
       try {
         const order = { input: Buffer.alloc(0), streamBytesMax: SAID_BYTES_MAX, milliseconds };
         const { exitCode, stdout, stderr } = await runOnChannel(channels, line(verb, args), order);
-        return { code: exitCode, said: stdout.toString(), fault: stderr.toString().trim() };
+        return { code: exitCode, output: stdout.toString(), fault: stderr.toString().trim() };
       } catch (error) {
         if (error instanceof HostUnreachable) throw error;
         throw new Error(`the pool host ${name} did not answer ${verb}: ${(error as Error).message}`);

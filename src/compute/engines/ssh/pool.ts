@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import type { Machine, Owned } from '../../backend.ts';
 import { createRecent } from '../../kit/recent.ts';
-import { createAsked } from './claim-records.ts';
+import { createHostRecords } from './claim-records.ts';
 import { createPoolHost, type PoolHost } from './host.ts';
 import type { SshSettings } from './settings.ts';
 
@@ -19,12 +19,12 @@ export type HostHealth = {
 /** Opens the hosts of a pool: their tenants, and their reports. */
 export function openPool(settings: SshSettings, { leases, now }: { leases: string; now: () => number }) {
   const hosts = settings.hosts.map(createPoolHost);
-  const asked = createAsked(join(leases, 'ssh'));
+  const records = createHostRecords(join(leases, 'ssh'));
   const reports = new Map(hosts.map((host) => [host, createRecent(() => healthOf(host))]));
 
   /** Returns the tenant of a host, if it has one. */
   async function list(host: PoolHost): Promise<Owned[]> {
-    const { code, said, fault } = await host.ask('list', []);
+    const { code, output: said, fault } = await host.ask('list', []);
     if (code !== 0) throw new Error(`the pool host ${host.name} cannot say who is on it: ${fault || code}`);
     if (said === '') return [];
     const [tag = '', user = '', created, deadline, state] = said.split('\n');
@@ -48,7 +48,7 @@ export function openPool(settings: SshSettings, { leases, now }: { leases: strin
   }
 
   async function find(tag: string): Promise<Machine[]> {
-    const host = asked.read(tag);
+    const host = records.read(tag);
     const some = host === undefined ? hosts : [hostOf(host.name)];
     return (await listAll(some)).filter((it) => it.tag === tag);
   }
@@ -74,7 +74,7 @@ export function openPool(settings: SshSettings, { leases, now }: { leases: strin
   async function healthOf(host: PoolHost): Promise<HostHealth> {
     const { name, chip } = host;
     try {
-      const { code, said, fault } = await host.ask('check', [String(host.gpus), String(now())]);
+      const { code, output: said, fault } = await host.ask('check', [String(host.gpus), String(now())]);
       const [first, ...faults] = said.split('\n').filter(Boolean);
       const state = HEALTH_STATES.find((it) => it === first);
       if (code !== 0 || !state) throw new Error(fault || `the check answered ${code}`);
@@ -97,6 +97,6 @@ export function openPool(settings: SshSettings, { leases, now }: { leases: strin
   /** Makes the next reader of a host's report ask the host. */
   const forgetReport = (host: PoolHost) => reports.get(host)?.forget();
 
-  return { hosts, asked, list, listAll, find, partsOf, end, health, forgetReport };
+  return { hosts, asked: records, list, listAll, find, partsOf, end, health, forgetReport };
 }
 export type Pool = ReturnType<typeof openPool>;

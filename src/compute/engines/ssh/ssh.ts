@@ -91,7 +91,7 @@ export function openSshBackend(
       if (name === undefined) return undefined; // Every host is asked.
       const host = hosts.find((it) => it.name === name);
       if (!host) return `the pool host ${name}`;
-      if (record?.name === name && record.place !== undefined && record.place !== host.place)
+      if (record?.name === name && record.identity !== host.identity)
         return `the pool host ${name} with the host key and state_directory that it had`;
       return undefined;
     },

@@ -1,4 +1,4 @@
-import type { Finding, Offer } from '../../backend.ts';
+import type { CheckFinding, Offer } from '../../backend.ts';
 import { finding } from '../../finding.ts';
 import type { VastAnswer, VastApi } from './api.ts';
 import { numberOf } from './offers.ts';
@@ -11,7 +11,7 @@ export async function checkVast(
   api: VastApi,
   list: (label: { eq: string }) => Promise<unknown[]>,
   offers: () => Promise<Offer[]>,
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   let account: VastAnswer | undefined;
   const key = await finding('key', async () => {
     account = await explained(() => api.read('account', 'GET', '/api/v0/users/current'));
