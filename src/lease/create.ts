@@ -168,10 +168,10 @@ async function quoteLease(
   spec: Spec,
 ): Promise<Quote<LeaseDetail, LeaseTerms>> {
   const seconds = spec.max_seconds;
-  const asked = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
-  const quoted = asked.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
+  const results = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
+  const quoted = results.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
   const [first] = quoted;
-  if (!first) throw mostTelling(asked.flatMap((it) => (it.status === 'rejected' ? [it.reason] : [])));
+  if (!first) throw mostTelling(results.flatMap((it) => (it.status === 'rejected' ? [it.reason] : [])));
   const { priceHourly, spec: quotedSpec } = first.quote;
   const [one, ...others] = quoted.filter(
     ({ quote }) => quote.priceHourly === priceHourly && quote.maxSeconds >= seconds,
@@ -182,8 +182,8 @@ async function quoteLease(
       `max_seconds is ${seconds}; this offer allows at most ${Math.max(...quoted.map(({ quote }) => quote.maxSeconds))}.`,
     );
   // If only a part of a backend fails, the backend itself is not in this list: another part may have room.
-  const failing = app.outages.list().map(({ place }) => place);
-  const candidates = await ordered([one, ...others], fill, spec, ({ slotPath: place }) => failing.includes(place));
+  const failing = app.outages.list().map(({ unit }) => unit);
+  const candidates = await ordered([one, ...others], fill, spec, ({ slotPath }) => failing.includes(slotPath));
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
   const resourceId = newId('res');
   return {
@@ -213,10 +213,10 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
       retryAfterSeconds: 5,
       cause,
     });
-  const asked = configured.backend.quote(spec).catch((cause: unknown) => {
+  const quoting = configured.backend.quote(spec).catch((cause: unknown) => {
     throw cause instanceof Refusal ? cause : noQuote(cause);
   });
-  const quote = await app.inFlight.waitFor(asked, QUOTE_SECONDS);
+  const quote = await app.inFlight.waitFor(quoting, QUOTE_SECONDS);
   if (!quote) throw noQuote();
   return { ...configured, quote };
 }
@@ -224,8 +224,8 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
 /** Returns the refusal to show: that of a backend that cannot be asked now, else of one that rejects the request, else the first. */
 function mostTelling(refusals: readonly Refusal[]): Refusal {
   const codes = ['provider_unavailable', 'invalid_request'];
-  const found = codes.flatMap((code) => refusals.find((it) => it.code === code) ?? []);
-  return found[0] ?? (refusals[0] as Refusal);
+  const telling = codes.flatMap((code) => refusals.find((it) => it.code === code) ?? []);
+  return telling[0] ?? (refusals[0] as Refusal);
 }
 
 type WaitingCreate = Waiters<Resource> & {
@@ -261,11 +261,11 @@ async function startLease(
   };
   try {
     const created = await app.leaseMutex(id, async () => {
-      const made = await askInTurn(app, operation, candidates, reject);
-      if (made.kind !== 'created') return made;
-      const values = { ref: made.ref, dueAt: app.clock.now() };
+      const created = await askInTurn(app, operation, candidates, reject);
+      if (created.kind !== 'created') return created;
+      const values = { ref: created.ref, dueAt: app.clock.now() };
       await writeOutcome(app, changeResource, { id, values }, reject);
-      return made;
+      return created;
     });
     if (created.kind === 'created') return { pending: untilAnswered };
     clearTimeout(timer);
@@ -294,15 +294,15 @@ async function askInTurn(
       const moved = await writeOutcome(app, moveLease, { id, operationId, backend: backend.name }, reject);
       if (!moved) break;
     }
-    const made = await ask(backend, findResource(app.ledger.read, id) as Resource, quote);
-    if (made.kind !== 'refused') return made;
-    refused.push({ name: backend.name, made });
+    const created = await ask(backend, findResource(app.ledger.read, id) as Resource, quote);
+    if (created.kind !== 'refused') return created;
+    refused.push({ name: backend.name, refusal: created });
   }
   return allRefused(refused);
 }
 
 /** The refusal of a backend, with its name. */
-type RefusedCreate = { name: string; made: Created & { kind: 'refused' } };
+type RefusedCreate = { name: string; refusal: Created & { kind: 'refused' } };
 
 type MoveLease = { id: string; operationId: string; backend: string };
 /** Names the backend that is asked next. Returns false if no machine is wanted any more. */
@@ -316,11 +316,13 @@ const moveLease = defineWrite('lease.move', (tx, { id, operationId, backend }: M
 
 /** Returns the refusal of a create that every backend refused: that of the first backend that is full, else the last one's. */
 function allRefused(refused: readonly RefusedCreate[]): Created {
-  const full = refused.find(({ made }) => made.code === 'capacity_unavailable');
-  const { made: told } = full ?? (refused.at(-1) as RefusedCreate);
-  if (refused.length === 1) return told;
-  const words = refused.map(({ name, made: { reason, words } }) => `${name}: ${reason}${words ? ` (${words})` : ''}`);
-  return { ...told, words: words.join('; ') };
+  const full = refused.find(({ refusal }) => refusal.code === 'capacity_unavailable');
+  const { refusal } = full ?? (refused.at(-1) as RefusedCreate);
+  if (refused.length === 1) return refusal;
+  const words = refused.map(
+    ({ name, refusal: { reason, words } }) => `${name}: ${reason}${words ? ` (${words})` : ''}`,
+  );
+  return { ...refusal, words: words.join('; ') };
 }
 
 async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quote: BackendQuote): Promise<Created> {

@@ -123,10 +123,10 @@ function endOfKeep(app: KeepApp, keep: Keep, row: Resource): KeepEnding | undefi
   const isEnding = row.endedAt !== null || row.endWanted !== null;
   const operation = keep.operationId === null ? undefined : operationOf(read, keep.operationId);
   if (!isEnding && operation && operation.state !== 'settled') return undefined;
-  const over = endReasonOf(app, row.id);
-  if (over === 'lease_expired' && keep.waiting !== null)
+  const leaseEnd = endReasonOf(app, row.id);
+  if (leaseEnd === 'lease_expired' && keep.waiting !== null)
     return { reason: keep.waiting as KeepEnd, message: messageOf(keep.waiting) };
-  if (over !== null) return { reason: 'lease_ended', message: `The lease is over (${over}).` };
+  if (leaseEnd !== null) return { reason: 'lease_ended', message: `The lease is over (${leaseEnd}).` };
   if (operation?.outcome === 'released')
     return { reason: 'resource_not_active', message: 'The provider did not extend the lease. Nothing was charged.' };
   if (keep.boughtSeconds >= keep.maxSeconds)

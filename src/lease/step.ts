@@ -175,13 +175,13 @@ async function commit(app: LeaseApp, transition: Transition): Promise<{ row: Res
 /** Records that the backend has answered for a lease, and makes its leases due that back off from an earlier failure. */
 async function noteAnswer(app: LeaseApp, row: Resource): Promise<void> {
   const { id, slot } = row;
-  const place = placeOf(app, row);
+  const unit = unitOf(app, row);
   const now = app.clock.now();
-  const { wake, over } = app.outages.answered(place, id, now);
-  for (const it of over) app.events.leaseTroubleOver(it.place, it.seconds);
+  const { wake, recovered } = app.outages.answered(unit, id, now);
+  for (const it of recovered) app.events.leaseTroubleOver(it.unit, it.seconds);
   if (!wake) return;
   const waiting = liveResourcesOfSlot(app.ledger.read, slot as Slot).filter(
-    (it) => it.attempts > 0 && it.dueAt > now && it.id !== id && placeOf(app, it) === place,
+    (it) => it.attempts > 0 && it.dueAt > now && it.id !== id && unitOf(app, it) === unit,
   );
   if (!waiting.length) return;
   await app.ledger.write(wakeResources, { ids: waiting.map((it) => it.id), dueAt: now });
@@ -189,11 +189,11 @@ async function noteAnswer(app: LeaseApp, row: Resource): Promise<void> {
 }
 
 /** Names the unit that fails and returns as a whole: the lease's backend, or the part of it that the machine depends on. */
-function placeOf(app: LeaseApp, row: Resource): string {
+function unitOf(app: LeaseApp, row: Resource): string {
   const configured = app.slots.configuredOf(row);
-  const place = configured?.slotPath ?? row.slot;
+  const slotPath = configured?.slotPath ?? row.slot;
   const part = row.ref === null ? undefined : configured?.backend.partOf?.(row.ref);
-  return part === undefined ? place : `${place} ${part}`;
+  return part === undefined ? slotPath : `${slotPath} ${part}`;
 }
 
 /** Returns the next transition: decided by the rows alone if possible, else by the backend's report. */
@@ -264,13 +264,13 @@ type MachineFinding = { backend: Backend; machines: Machine[] };
  * else of another of its slot. Throws when the former cannot be asked; failures of the others are ignored.
  */
 export async function findByTag(app: LeaseApp, named: Backend, { slot, tag }: Resource): Promise<MachineFinding> {
-  const found: MachineFinding = { backend: named, machines: await named.find(tag) };
-  if (found.machines.length) return found;
+  const own: MachineFinding = { backend: named, machines: await named.find(tag) };
+  if (own.machines.length) return own;
   const others = app.slots.list.filter((it) => it.slot === slot && it.backend !== named);
   const elsewhere = await Promise.all(
     others.map(async ({ backend }) => ({ backend, machines: await backend.find(tag).catch(() => []) })),
   );
-  return elsewhere.find(({ machines }) => machines.length > 0) ?? found;
+  return elsewhere.find(({ machines }) => machines.length > 0) ?? own;
 }
 
 async function inspect(app: LeaseApp, backend: Backend, row: Resource): Promise<Observed> {
@@ -318,8 +318,8 @@ function endAsGone({ app, row }: Observed): Transition {
 async function adopt({ app, backend, row, machines }: Observed): Promise<Transition> {
   const [machine, ...others] = machines as [Machine, ...Machine[]];
   await Promise.allSettled(others.map(({ ref }) => backend.destroy(ref)));
-  const found = { backend: backend.name, ref: machine.ref } as const;
-  const values = { ...found, status: 'provisioning', attempts: 0, lastError: null } as const;
+  const adopted = { backend: backend.name, ref: machine.ref } as const;
+  const values = { ...adopted, status: 'provisioning', attempts: 0, lastError: null } as const;
   return { ...change(row, { ...values, dueAt: app.clock.now() }), announce: app.events.leaseAdopted, again: always };
 }
 
@@ -444,8 +444,8 @@ function retryLater(app: LeaseApp, row: Resource, error: Error): Transition {
   const attempts = row.attempts + 1;
   const backOff = Math.min(BACK_OFF_SECONDS_MAX, SOON_SECONDS * 2 ** Math.min(attempts - 1, 10));
   const lastError = error.message.slice(0, 500);
-  const place = placeOf(app, row);
-  const { delay, isNews } = app.outages.failed(place, row.id, backOff, now);
+  const unit = unitOf(app, row);
+  const { delay, isNews } = app.outages.failed(unit, row.id, backOff, now);
   app.events.leaseTrouble(row, lastError, attempts, isNews);
   const values = { attempts, dueAt: now + delay, lastError };
   return { write: (ledger) => ledger.write(noteFailedStep, { id: row.id, values, now }) };
