@@ -11,7 +11,7 @@ export type SpecThree = { offer_id: string; disk_gb: number; max_seconds: number
 export type Spec = SpecOne | SpecTwo | SpecThree;
 
 /** The price and the limits of one machine. */
-export type Quote = {
+export type MachineQuote = {
   spec: Spec;
   /** Nano-dollars per hour, for the whole machine. */
   priceHourly: bigint;
@@ -137,7 +137,7 @@ type Examination = {
    * Says which limit is not in force inside a running machine; undefined if all are. Reliable only until a tenant has
    * been inside.
    */
-  unlimited?(ref: Ref, quote: Quote): Promise<string | undefined>;
+  unlimited?(ref: Ref, quote: MachineQuote): Promise<string | undefined>;
 };
 
 /**
@@ -155,7 +155,7 @@ export type Backend = {
    * Returns the price and limits of this spec. Refuses with `offer_not_found` and `invalid_request`. Calls the provider only if
    * it has to.
    */
-  quote(spec: Spec): Promise<Quote>;
+  quote(spec: Spec): Promise<MachineQuote>;
   /** Returns how many more machines of this spec fit, as of a few seconds ago. Without it, `offers` says whether one does. */
   freeFor?(spec: Spec): Promise<number>;
   /**
@@ -165,7 +165,7 @@ export type Backend = {
    */
   create(order: {
     tag: string;
-    quote: Quote;
+    quote: MachineQuote;
     deadline: number;
     walletId?: string;
     isTrial?: boolean;

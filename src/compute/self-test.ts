@@ -3,8 +3,8 @@ import {
   type Backend,
   type CheckFinding,
   type Created,
+  type MachineQuote,
   type Offer,
-  type Quote,
   type Ref,
   type Spec,
   tagOf,
@@ -89,7 +89,7 @@ const nothingFree = (count: number) =>
 async function use(
   backend: Backend,
   tag: string,
-  quote: Quote,
+  quote: MachineQuote,
   created: Exclude<Created, { kind: 'refused' }>,
   provisionSeconds: number,
 ): Promise<{ ok: boolean; detail: string }> {

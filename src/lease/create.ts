@@ -3,7 +3,7 @@ import { newId } from '../base/id.ts';
 import { Nanos, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Activity } from '../compute/activity.ts';
-import type { Backend, Quote as BackendQuote, Created, Slot, Spec } from '../compute/backend.ts';
+import type { Backend, Created, MachineQuote, Slot, Spec } from '../compute/backend.ts';
 import { tagOf } from '../compute/backend.ts';
 import { ordered } from '../compute/fill.ts';
 import { type ConfiguredBackend, leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
@@ -59,7 +59,7 @@ const QUOTE_SECONDS = 20;
 
 type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
-type Candidate = ConfiguredBackend & { quote: BackendQuote };
+type Candidate = ConfiguredBackend & { quote: MachineQuote };
 type Candidates = [Candidate, ...Candidate[]];
 /** The candidates, in the order in which they are asked. */
 type LeaseDetail = { candidates: Candidates };
@@ -325,7 +325,7 @@ function allRefused(refused: readonly RefusedCreate[]): Created {
   return { ...refusal, words: words.join('; ') };
 }
 
-async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quote: BackendQuote): Promise<Created> {
+async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quote: MachineQuote): Promise<Created> {
   try {
     return await backend.create({ tag, quote, deadline: expiresAt, walletId });
   } catch (error) {

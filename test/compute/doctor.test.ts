@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { Backend, Guest, Machine, Quote } from '../../src/compute/backend.ts';
+import type { Backend, Guest, Machine, MachineQuote } from '../../src/compute/backend.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 
 /** A backend of one offer that does as it is told; the real ones do not lie on request. */
@@ -43,8 +43,8 @@ function scripted(
         available: false,
       },
     ],
-    quote: async (asked: Quote['spec']) => ({ spec: asked, priceHourly: 1n, maxSeconds: 86_400 }),
-    async create({ quote }: { quote: Quote }) {
+    quote: async (asked: MachineQuote['spec']) => ({ spec: asked, priceHourly: 1n, maxSeconds: 86_400 }),
+    async create({ quote }: { quote: MachineQuote }) {
       calls.push(`create ${quote.spec.max_seconds}`);
       machines = [{ ref: 'm', state }];
       return { kind: 'created', ref: 'm' };

@@ -1,6 +1,6 @@
 import { formatUsd, Nanos } from '../../base/money.ts';
 import { Refusal } from '../../base/refusal.ts';
-import type { Offer, Quote, Spec, SpecOne, SpecThree, SpecTwo } from '../backend.ts';
+import type { MachineQuote, Offer, Spec, SpecOne, SpecThree, SpecTwo } from '../backend.ts';
 
 /** Prices and limits from the configuration: a backend quotes them without a call. */
 
@@ -37,7 +37,7 @@ export function chipOf<C>({ chips }: { chips: Record<string, C> }, name: string)
 }
 
 /** Returns the price and limits of a spec, by its size, chip or offer. Refuses with `offer_not_found` and `invalid_request`. */
-export function quoteOf(settings: PricedSettings, spec: Spec): Quote {
+export function quoteOf(settings: PricedSettings, spec: Spec): MachineQuote {
   if ('chips' in settings) {
     const { price_hourly_usd: priceHourly } = chipOf(settings, (spec as SpecTwo).chip);
     return { spec, priceHourly, maxSeconds: settings.limits.max_seconds };

@@ -14,7 +14,7 @@ export const CREATED_LABEL = 'purser.created';
 
 export type ContainerOrder = Parameters<Backend['create']>[0];
 
-type Surroundings = {
+type MakerParts = {
   prefix: string;
   now: () => number;
   containers: Containers;
@@ -26,7 +26,7 @@ type Surroundings = {
 export function createMaker(
   engine: Engine,
   settings: ContainerSettings,
-  { prefix, now, containers, networks, deadlines }: Surroundings,
+  { prefix, now, containers, networks, deadlines }: MakerParts,
 ) {
   /** Makes a container, and the network of its wallet, and starts it. Throws when the outcome is unknown. */
   async function make(order: ContainerOrder, claim: Claim): Promise<Created | 'no_image'> {

@@ -5,11 +5,11 @@ import { createRecent } from '../../kit/recent.ts';
 import type { KubernetesApi } from './api.ts';
 import { ApiError, ApiUnreachable, isConflict, isRefusal } from './api-error.ts';
 import { describeJob, describePod, describePolicies, jobName } from './describe.ts';
-import type { Jobs } from './jobs.ts';
+import type { KubernetesJobs } from './jobs.ts';
 import type { Paths } from './objects.ts';
 import type { KubernetesSettings } from './settings.ts';
 
-type Order = Parameters<Backend['create']>[0];
+type JobOrder = Parameters<Backend['create']>[0];
 
 /** Every quota reports itself with these words (k8s.io/apiserver, resourcequota). */
 const QUOTA = /exceeded quota|is forbidden: .*quota/i;
@@ -18,7 +18,7 @@ const QUOTA = /exceeded quota|is forbidden: .*quota/i;
 export function createJobMaker(
   api: KubernetesApi,
   settings: KubernetesSettings,
-  { paths, jobs, now }: { paths: Paths; jobs: Jobs; now: () => number },
+  { paths, jobs, now }: { paths: Paths; jobs: KubernetesJobs; now: () => number },
 ) {
   /** Makes sure that the policies exist before any lease does. They may have been removed. */
   async function ensurePolicies(): Promise<void> {
@@ -33,14 +33,14 @@ export function createJobMaker(
   }
 
   /** Has the API validate the pod without making it: a Job is admitted whatever its pods lack. Throws the API's error. */
-  const tryPod = (order: Pick<Order, 'tag' | 'quote' | 'deadline'>) =>
+  const tryPod = (order: Pick<JobOrder, 'tag' | 'quote' | 'deadline'>) =>
     api.create(`${paths.pods}?dryRun=All`, {
       apiVersion: 'v1',
       kind: 'Pod',
       ...withName(describePod(settings, order, now()), jobName(order.tag)),
     });
 
-  async function create(order: Order): Promise<Created> {
+  async function create(order: JobOrder): Promise<Created> {
     try {
       await ensurePolicies();
       await tryPod(order);
@@ -52,7 +52,7 @@ export function createJobMaker(
     return created;
   }
 
-  async function make(order: Order): Promise<Created> {
+  async function make(order: JobOrder): Promise<Created> {
     try {
       await api.create(paths.jobs, describeJob(settings, order, now()));
       return { kind: 'created', ref: order.tag };

@@ -4,7 +4,7 @@ import { finish } from '../../machine/program.ts';
 import type { KubernetesApi } from './api.ts';
 import { isConflict, isNotFound, isRefusal } from './api-error.ts';
 import { POD_ANNOTATION, REARM_ANNOTATION } from './describe.ts';
-import type { Jobs } from './jobs.ts';
+import type { KubernetesJobs } from './jobs.ts';
 import { type KubernetesJob, secondsOf } from './objects.ts';
 import { deadlineOf, runningPod } from './state.ts';
 import type { Streams } from './stream.ts';
@@ -16,7 +16,7 @@ const REARM_SECONDS = 5;
 /** Creates the calls that move the deadlines of Jobs. */
 export function createDeadlines(
   api: KubernetesApi,
-  { jobs, streams, now }: { jobs: Jobs; streams: Streams; now: () => number },
+  { jobs, streams, now }: { jobs: KubernetesJobs; streams: Streams; now: () => number },
 ) {
   /**
    * Makes the controller look at a moved deadline again. That of the tests' real cluster (1.20) forgets a deadline that was moved

@@ -67,4 +67,4 @@ export function createJobs(api: KubernetesApi, paths: Paths, now: () => number) 
 
   return { pathTo, pathOf, find: findJob, observe, destroy, podOf };
 }
-export type Jobs = ReturnType<typeof createJobs>;
+export type KubernetesJobs = ReturnType<typeof createJobs>;

@@ -6,7 +6,7 @@ import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { type LxdApi, LxdRefusal, LxdUnreachable, textOf } from './api.ts';
 import { claimIn, describeInstance, nameOf } from './describe.ts';
 import type { LxdHost } from './host.ts';
-import { CHANGE_MILLISECONDS, type Instances, stateOf } from './instances.ts';
+import { CHANGE_MILLISECONDS, type LxdInstances, stateOf } from './instances.ts';
 import type { LxdSettings } from './settings.ts';
 
 /** An image may have to be unpacked, and copied to another member of a cluster. */
@@ -21,7 +21,12 @@ const ARCHITECTURES: Record<string, string> = { x86_64: 'amd64', aarch64: 'arm64
 export function createMaker(
   lxd: LxdApi,
   settings: LxdSettings,
-  { host, instances, deadlines, now }: { host: LxdHost; instances: Instances; deadlines: Deadlines; now: () => number },
+  {
+    host,
+    instances,
+    deadlines,
+    now,
+  }: { host: LxdHost; instances: LxdInstances; deadlines: Deadlines; now: () => number },
 ) {
   const { user, directory } = settings;
 

@@ -59,7 +59,7 @@ export function createInstances(lxd: LxdApi) {
     forget: (ref: Ref) => void locations.delete(ref),
   };
 }
-export type Instances = ReturnType<typeof createInstances>;
+export type LxdInstances = ReturnType<typeof createInstances>;
 
 /** Repeats work on an instance while LXD is busy with it: one whose deadline has just passed is being stopped. */
 async function whenIdle<T>(work: () => Promise<T>): Promise<T> {

@@ -76,7 +76,7 @@ export function createJobs(slurm: SlurmCommands, users: JobUsers) {
 
   return { look, list, usersWithJobs, strangers, endStranger, cancel };
 }
-export type Jobs = ReturnType<typeof createJobs>;
+export type SlurmJobs = ReturnType<typeof createJobs>;
 
 /** Returns the reference of a job. It names the job and its user, so that a job number alone is never trusted. */
 export const refOf = (jobId: string, tag: string) => `${jobId}:${tag}`;

@@ -1,9 +1,9 @@
-import type { Created, Quote, SpecTwo } from '../../backend.ts';
+import type { Created, MachineQuote, SpecTwo } from '../../backend.ts';
 import { chipOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { type CommandResult, NeverStarted, type SlurmCommands, type User, wordsOf } from './command.ts';
 import { scriptOf } from './job.ts';
-import { type Jobs, refOf } from './jobs.ts';
+import { refOf, type SlurmJobs } from './jobs.ts';
 import type { SlurmSettings } from './settings.ts';
 import type { JobUsers, UserClaim } from './user.ts';
 
@@ -38,7 +38,7 @@ const REFUSALS: [words: RegExp, code: 'capacity_unavailable' | 'provider_unavail
   [/Unable to create job record, try again/, 'capacity_unavailable'],
 ];
 
-type SlurmParts = { users: JobUsers; jobs: Jobs; lostSeconds: number; now: () => number };
+type SlurmParts = { users: JobUsers; jobs: SlurmJobs; lostSeconds: number; now: () => number };
 
 /** Creates the calls that submit jobs, and those that ask which job would start now. */
 export function createSubmitter(
@@ -48,7 +48,7 @@ export function createSubmitter(
 ) {
   const free = createRecent(freeChips);
 
-  async function create({ tag, quote }: { tag: string; quote: Quote }): Promise<Created> {
+  async function create({ tag, quote }: { tag: string; quote: MachineQuote }): Promise<Created> {
     const refuse = (error: unknown): Created => {
       const reason = 'The job could not be submitted. Nothing was charged.';
       return { kind: 'refused', code: 'provider_unavailable', reason, words: (error as Error).message };
@@ -115,7 +115,12 @@ export function createSubmitter(
  * Returns the sbatch options of a job. The limit counts from the start, in whole minutes, rounded up; `extend` then sets the
  * end to the second. Slurm itself drops a job that would start after its provisioning time.
  */
-export function describeJob(settings: SlurmSettings, tag: string, { spec }: Quote, { uid, gid }: User): string[] {
+export function describeJob(
+  settings: SlurmSettings,
+  tag: string,
+  { spec }: MachineQuote,
+  { uid, gid }: User,
+): string[] {
   const { chip: name, max_seconds: seconds } = spec as SpecTwo;
   const chip = chipOf(settings, name);
   const minutes = Math.ceil(seconds / 60);

@@ -1,5 +1,5 @@
 import { hash } from 'node:crypto';
-import type { Created, Quote, SpecTwo } from '../../backend.ts';
+import type { Created, MachineQuote, SpecTwo } from '../../backend.ts';
 import { HostUnreachable } from './host.ts';
 import type { Pool } from './pool.ts';
 import { POOL_EXIT } from './script.ts';
@@ -8,7 +8,15 @@ import { POOL_EXIT } from './script.ts';
 const CLEAR_NO = new Set<number>([POOL_EXIT.occupied, POOL_EXIT.quarantined, POOL_EXIT.unfit, POOL_EXIT.busy]);
 /** Creates the call that claims a host of a pool for a tenant. */
 export function createClaimer({ hosts, asked, find, list, end, forgetReport }: Pool, now: () => number) {
-  async function create({ tag, quote, deadline }: { tag: string; quote: Quote; deadline: number }): Promise<Created> {
+  async function create({
+    tag,
+    quote,
+    deadline,
+  }: {
+    tag: string;
+    quote: MachineQuote;
+    deadline: number;
+  }): Promise<Created> {
     const { chip } = quote.spec as SpecTwo;
     if (asked.read(tag)) {
       const [earlier] = await find(tag);

@@ -1,6 +1,6 @@
 import { formatUsd, Nanos } from '../../../base/money.ts';
 import { Refusal } from '../../../base/refusal.ts';
-import type { Backend, Extended, Offer, Quote, Spec, SpecTwo } from '../../backend.ts';
+import type { Backend, Extended, MachineQuote, Offer, Spec, SpecTwo } from '../../backend.ts';
 import { beginOnChannel, LOGIN_SHELL } from '../../kit/ssh-program.ts';
 import { createGuest } from '../../machine/guest.ts';
 import type { Program, ProgramOrder } from '../../machine/program.ts';
@@ -42,7 +42,7 @@ export function openSshBackend(
     return { ...program, judge };
   }
 
-  function quoteOf(spec: Spec): Quote {
+  function quoteOf(spec: Spec): MachineQuote {
     const host = settings.hosts.find((it) => it.chip === (spec as SpecTwo).chip);
     if (!host) throw new Refusal('offer_not_found');
     return { spec, priceHourly: host.price_hourly_usd, maxSeconds: settings.limits.max_seconds };

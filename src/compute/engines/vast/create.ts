@@ -1,4 +1,4 @@
-import type { Created, Quote, SpecThree } from '../../backend.ts';
+import type { Created, MachineQuote, SpecThree } from '../../backend.ts';
 import { refused } from '../../kit/created.ts';
 import { type VastAnswer, type VastApi, VastUnreachable } from './api.ts';
 import { idOf } from './offers.ts';
@@ -10,7 +10,7 @@ import type { VastSettings } from './settings.ts';
 const REFUSED = new Set([400, 401, 403, 422]);
 const MAYBE_TAKEN = new Set([404, 410]);
 
-type RentalOrder = { tag: string; quote: Quote; deadline: number };
+type RentalOrder = { tag: string; quote: MachineQuote; deadline: number };
 
 /** Creates the call that rents an offer and makes its machine. */
 export function createCreate(settings: VastSettings, api: VastApi, rentals: Rentals, now: () => number) {

@@ -106,7 +106,7 @@ export function createInstances(api: VastApi) {
     },
   };
 }
-export type Instances = ReturnType<typeof createInstances>;
+export type VastInstances = ReturnType<typeof createInstances>;
 
 function instanceOf(raw: unknown): VastInstance | undefined {
   const it = (raw ?? {}) as Record<string, unknown>;

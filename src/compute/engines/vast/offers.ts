@@ -1,6 +1,6 @@
 import { formatUsd, Nanos } from '../../../base/money.ts';
 import { Refusal } from '../../../base/refusal.ts';
-import type { Offer, Quote, SpecThree } from '../../backend.ts';
+import type { MachineQuote, Offer, SpecThree } from '../../backend.ts';
 import type { VastApi } from './api.ts';
 import type { VastSettings } from './settings.ts';
 
@@ -95,7 +95,7 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
      * Returns a quote. Refuses with `offer_not_found` if the machine cannot be rented (any more), and with `invalid_request` for an
      * impossible disk.
      */
-    async quote(spec: SpecThree): Promise<Quote> {
+    async quote(spec: SpecThree): Promise<MachineQuote> {
       const { offer_id: offerId, disk_gb: diskGb } = spec;
       if (!/^\d{1,15}$/.test(offerId)) throw new Refusal('offer_not_found');
       if (diskGb < DISK_GB_MIN) throw new Refusal('invalid_request', `spec.disk_gb: at least ${DISK_GB_MIN} here.`);
