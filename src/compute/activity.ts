@@ -13,7 +13,7 @@ export type Activity = {
 /** Creates the counts, all zero. */
 export function createActivity(): Activity {
   const counts = new Map<string, number>();
-  /** Resources for which something was begun since the last `sinceAsked`. */
+  /** Resources for which something was begun since the last `takeActivity`. */
   const begun = new Set<string>();
   const open = (resourceId: string) => counts.get(resourceId) ?? 0;
   return {

@@ -20,7 +20,7 @@ const MEMORY = { tryTake: () => true, close() {} };
 const hostOf = (open: () => Promise<GuestSession>) =>
   ({
     open,
-    over: () => undefined,
+    endMessage: () => undefined,
     failed: (_: SshClient, error: unknown) => assert.fail(error as Error),
     memory: () => MEMORY,
     now: () => 0,

@@ -26,7 +26,7 @@ export type ScriptRequest = {
 };
 
 export type ScriptClient = {
-  /** Runs a verb. Returns its standard output and the token of the request. Throws SftpFault and InsideLost. */
+  /** Runs a verb. Returns its standard output and the token of the request. Throws SftpFault and ScriptLost. */
   ask(question: ScriptRequest): Promise<{ output: Buffer; token: string }>;
 };
 
