@@ -1,4 +1,4 @@
-import { type Finding, tagPrefix } from '../compute/backend.ts';
+import { type CheckFinding, tagPrefix } from '../compute/backend.ts';
 import { checkBackend } from '../compute/check.ts';
 import { finding } from '../compute/finding.ts';
 import { openBackend } from '../compute/open.ts';
@@ -22,7 +22,7 @@ export async function examineSlots(
   installationId: string | undefined,
   now: () => number,
   server: ServerExamination | undefined,
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   const found = await Promise.all(
     listBackends(config.compute).map((it) => examineBackend(it, config, installationId, now, server)),
   );
@@ -36,11 +36,11 @@ async function examineBackend(
   installationId: string | undefined,
   now: () => number,
   server: ServerExamination | undefined,
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   // Without a database no machine belongs to this installation.
   const prefix = tagPrefix(installationId ?? 'inst_none');
   const around = { dataDirectory: config.dataDirectory, prefix, now };
-  const named = (it: Finding) => ({ ...it, name: `${placed.slot} ${placed.name}: ${it.name}` });
+  const named = (it: CheckFinding) => ({ ...it, name: `${placed.slot} ${placed.name}: ${it.name}` });
   let configured: ConfiguredBackend | undefined;
   const opened = await finding('settings', async () => {
     configured = await openBackend(placed, around);
@@ -62,7 +62,7 @@ async function runSelfTest(
   configured: ConfiguredBackend,
   installationId: string | undefined,
   now: () => number,
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   const name = 'trial';
   const trial = configured.backend.doctor?.trial;
   if (trial === undefined) return [];

@@ -4,7 +4,7 @@ import { gapOf, readMarks } from '../books/examine.ts';
 import { enterDirectory, keyringOf, knownTimeOf, openBooks, type ReadableBooks } from '../books/open.ts';
 import { isClockSynced } from '../books/time-service.ts';
 import { recallBounds } from '../chat/learn.ts';
-import type { Finding } from '../compute/backend.ts';
+import type { CheckFinding } from '../compute/backend.ts';
 import { finding, warning } from '../compute/finding.ts';
 import { adviceOnStart } from '../config/advice-start.ts';
 import { type Config, searchPath } from '../config/config.ts';
@@ -33,7 +33,7 @@ import { examineServer, judgeLimits, type ServerExamination } from './server.ts'
 import { examineServices } from './services.ts';
 import { tryUpstream } from './upstream.ts';
 
-export type Check = Finding;
+export type Check = CheckFinding;
 
 /** A healthy server answers within milliseconds; a busy machine may take seconds. */
 const SERVER_MILLISECONDS = 10_000;

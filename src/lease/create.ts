@@ -3,7 +3,7 @@ import { newId } from '../base/id.ts';
 import { Nanos, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Activity } from '../compute/activity.ts';
-import type { Backend, Quote as BackendQuote, Created, Slot, Spec } from '../compute/backend.ts';
+import type { Backend, Created, MachineQuote, Slot, Spec } from '../compute/backend.ts';
 import { tagOf } from '../compute/backend.ts';
 import { ordered } from '../compute/fill.ts';
 import { type ConfiguredBackend, leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
@@ -59,12 +59,12 @@ const QUOTE_SECONDS = 20;
 
 type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
-type Candidate = ConfiguredBackend & { quote: BackendQuote };
+type Candidate = ConfiguredBackend & { quote: MachineQuote };
 type Candidates = [Candidate, ...Candidate[]];
 /** The candidates, in the order in which they are asked. */
-type Detail = { candidates: Candidates };
+type LeaseDetail = { candidates: Candidates };
 /** The offer of a create, as its writes know it. */
-type Terms = {
+type LeaseTerms = {
   slot: Slot;
   backend: string;
   tag: string;
@@ -77,7 +77,7 @@ type Terms = {
   endsBy: number | undefined;
 };
 
-const createWrites = definePaidWrites<Terms>('compute_create', {
+const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
   limits(_, wallet, __, { seconds, provisionSeconds, endsBy }, now) {
     // The lease is sold from when it is ready, so the provisioning time has to fit as well.
     const end = now + provisionSeconds + seconds;
@@ -132,7 +132,7 @@ export async function createLease(
   { slot, spec, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
   const answerAt = performance.now() + app.answerSeconds * 1000;
-  const answered = await spend<Detail, Resource, Terms>(
+  const answered = await spend<LeaseDetail, Resource, LeaseTerms>(
     app,
     { ...request, kind: 'compute_create' },
     {
@@ -166,12 +166,12 @@ async function quoteLease(
   app: LeaseApp,
   { fill, backends }: ReturnType<Slots['find']>,
   spec: Spec,
-): Promise<Quote<Detail, Terms>> {
+): Promise<Quote<LeaseDetail, LeaseTerms>> {
   const seconds = spec.max_seconds;
-  const asked = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
-  const quoted = asked.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
+  const results = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
+  const quoted = results.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
   const [first] = quoted;
-  if (!first) throw mostTelling(asked.flatMap((it) => (it.status === 'rejected' ? [it.reason] : [])));
+  if (!first) throw mostTelling(results.flatMap((it) => (it.status === 'rejected' ? [it.reason] : [])));
   const { priceHourly, spec: quotedSpec } = first.quote;
   const [one, ...others] = quoted.filter(
     ({ quote }) => quote.priceHourly === priceHourly && quote.maxSeconds >= seconds,
@@ -182,8 +182,8 @@ async function quoteLease(
       `max_seconds is ${seconds}; this offer allows at most ${Math.max(...quoted.map(({ quote }) => quote.maxSeconds))}.`,
     );
   // If only a part of a backend fails, the backend itself is not in this list: another part may have room.
-  const failing = app.outages.list().map(({ place }) => place);
-  const candidates = await ordered([one, ...others], fill, spec, ({ place }) => failing.includes(place));
+  const failing = app.outages.list().map(({ unit }) => unit);
+  const candidates = await ordered([one, ...others], fill, spec, ({ slotPath }) => failing.includes(slotPath));
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
   const resourceId = newId('res');
   return {
@@ -213,10 +213,10 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
       retryAfterSeconds: 5,
       cause,
     });
-  const asked = configured.backend.quote(spec).catch((cause: unknown) => {
+  const quoting = configured.backend.quote(spec).catch((cause: unknown) => {
     throw cause instanceof Refusal ? cause : noQuote(cause);
   });
-  const quote = await app.inFlight.waitFor(asked, QUOTE_SECONDS);
+  const quote = await app.inFlight.waitFor(quoting, QUOTE_SECONDS);
   if (!quote) throw noQuote();
   return { ...configured, quote };
 }
@@ -224,11 +224,11 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
 /** Returns the refusal to show: that of a backend that cannot be asked now, else of one that rejects the request, else the first. */
 function mostTelling(refusals: readonly Refusal[]): Refusal {
   const codes = ['provider_unavailable', 'invalid_request'];
-  const found = codes.flatMap((code) => refusals.find((it) => it.code === code) ?? []);
-  return found[0] ?? (refusals[0] as Refusal);
+  const telling = codes.flatMap((code) => refusals.find((it) => it.code === code) ?? []);
+  return telling[0] ?? (refusals[0] as Refusal);
 }
 
-type Waiting = Waiters<Resource> & {
+type WaitingCreate = Waiters<Resource> & {
   /** The time by which `create` has to answer, in milliseconds of the monotonic clock. */
   answerAt: number;
 };
@@ -241,7 +241,7 @@ async function startLease(
   app: LeaseApp,
   operation: Operation,
   candidates: Candidates,
-  { answerAt, answer, reject }: Waiting,
+  { answerAt, answer, reject }: WaitingCreate,
 ): Promise<Called<Resource>> {
   const id = operation.resourceId as string;
   const current = () => findResource(app.ledger.read, id) as Resource;
@@ -261,11 +261,11 @@ async function startLease(
   };
   try {
     const created = await app.leaseMutex(id, async () => {
-      const made = await askInTurn(app, operation, candidates, reject);
-      if (made.kind !== 'created') return made;
-      const values = { ref: made.ref, dueAt: app.clock.now() };
+      const created = await askInTurn(app, operation, candidates, reject);
+      if (created.kind !== 'created') return created;
+      const values = { ref: created.ref, dueAt: app.clock.now() };
       await writeOutcome(app, changeResource, { id, values }, reject);
-      return made;
+      return created;
     });
     if (created.kind === 'created') return { pending: untilAnswered };
     clearTimeout(timer);
@@ -284,25 +284,25 @@ async function askInTurn(
   app: LeaseApp,
   { id: operationId, resourceId }: Operation,
   candidates: Candidates,
-  reject: Waiting['reject'],
+  reject: WaitingCreate['reject'],
 ): Promise<Created> {
   const id = resourceId as string;
-  const refused: Refused[] = [];
+  const refused: RefusedCreate[] = [];
   for (const { backend, quote } of candidates) {
     if (refused.length) {
       if (app.inFlight.isCutOff()) break;
       const moved = await writeOutcome(app, moveLease, { id, operationId, backend: backend.name }, reject);
       if (!moved) break;
     }
-    const made = await ask(backend, findResource(app.ledger.read, id) as Resource, quote);
-    if (made.kind !== 'refused') return made;
-    refused.push({ name: backend.name, made });
+    const created = await ask(backend, findResource(app.ledger.read, id) as Resource, quote);
+    if (created.kind !== 'refused') return created;
+    refused.push({ name: backend.name, refusal: created });
   }
   return allRefused(refused);
 }
 
 /** The refusal of a backend, with its name. */
-type Refused = { name: string; made: Created & { kind: 'refused' } };
+type RefusedCreate = { name: string; refusal: Created & { kind: 'refused' } };
 
 type MoveLease = { id: string; operationId: string; backend: string };
 /** Names the backend that is asked next. Returns false if no machine is wanted any more. */
@@ -315,15 +315,17 @@ const moveLease = defineWrite('lease.move', (tx, { id, operationId, backend }: M
 });
 
 /** Returns the refusal of a create that every backend refused: that of the first backend that is full, else the last one's. */
-function allRefused(refused: readonly Refused[]): Created {
-  const full = refused.find(({ made }) => made.code === 'capacity_unavailable');
-  const { made: told } = full ?? (refused.at(-1) as Refused);
-  if (refused.length === 1) return told;
-  const words = refused.map(({ name, made: { reason, words } }) => `${name}: ${reason}${words ? ` (${words})` : ''}`);
-  return { ...told, words: words.join('; ') };
+function allRefused(refused: readonly RefusedCreate[]): Created {
+  const full = refused.find(({ refusal }) => refusal.code === 'capacity_unavailable');
+  const { refusal } = full ?? (refused.at(-1) as RefusedCreate);
+  if (refused.length === 1) return refusal;
+  const words = refused.map(
+    ({ name, refusal: { reason, words } }) => `${name}: ${reason}${words ? ` (${words})` : ''}`,
+  );
+  return { ...refusal, words: words.join('; ') };
 }
 
-async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quote: BackendQuote): Promise<Created> {
+async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quote: MachineQuote): Promise<Created> {
   try {
     return await backend.create({ tag, quote, deadline: expiresAt, walletId });
   } catch (error) {

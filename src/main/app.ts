@@ -388,7 +388,7 @@ function addGauges(
     ];
   });
   events.gauges('backend_up', '0 while a step of a lease fails at the backend.', slotLabels, () =>
-    slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.place).length ? 0 : 1 })),
+    slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.slotPath).length ? 0 : 1 })),
   );
   events.gauge('requests_running', 'Paid requests in flight.', inFlight.count);
   events.gauge('requests_waiting', 'Requests that wait for money which others in flight hold.', app.fundsQueue.count);

@@ -87,7 +87,7 @@ async function beginProxy(t: TestContext, name: keyof typeof PROXIES, to: string
 for (const name of Object.keys(PROXIES) as (keyof typeof PROXIES)[])
   test(`behind ${name}, a server inside a lease orders it nothing, and its events come one by one`, async (t) => {
     const purser = await openMemoryServer(t);
-    Object.assign(purser.backend.inside, { session: hostSession(), relay: WATCHDOG });
+    Object.assign(purser.backend.guest, { session: hostSession(), relay: WATCHDOG });
     const proxy = await beginProxy(t, name, purser.url);
     if (!proxy) return;
     const { token } = await purser.openWallet(LONG);

@@ -52,7 +52,7 @@ export async function openPort(
 ) {
   const purser = await openMemoryServer(t, options);
   const session = hostSession();
-  Object.assign(purser.backend.inside, { session, relay: WATCHDOG });
+  Object.assign(purser.backend.guest, { session, relay: WATCHDOG });
   const wallet = await purser.openWallet(LONG);
   const { id } = (await purser.lease(wallet.token)).body;
   const tenant = await openTenant(t, answer);

@@ -117,7 +117,7 @@ for (const name of Object.keys(PROXIES) as (keyof typeof PROXIES)[])
       },
     );
     const uploaded: Buffer[] = [];
-    purser.backend.inside.upload = async (_, __, content) => void uploaded.push(content);
+    purser.backend.guest.upload = async (_, __, content) => void uploaded.push(content);
     const { ask, open } = await begin(t, name, new URL(purser.url).host);
     const authorization = `Bearer ${token}`;
     const json = { authorization, 'content-type': 'application/json' };
@@ -202,7 +202,9 @@ for (const name of Object.keys(PROXIES) as (keyof typeof PROXIES)[])
     const signedIn = await ask('POST', '/sign-in/key', { headers: form, body: `key=${purser.accountKey}` });
     const session = String(signedIn.headers['set-cookie']);
     assert.match(session, /^__Host-purser-session=.*; Secure$/);
-    const live = await ask('GET', `/live?wallet=${wallet.id}`, { headers: { cookie: session.split(';')[0] as string } });
+    const live = await ask('GET', `/live?wallet=${wallet.id}`, {
+      headers: { cookie: session.split(';')[0] as string },
+    });
     assert.equal(live.statusCode, 200);
     const [event] = (await once(live.body, 'data')) as [Buffer];
     assert.match(String(event), /^(:|data:|event:|retry:)/);

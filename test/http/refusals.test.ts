@@ -291,7 +291,7 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     const purser = await openMemoryServer(t);
     const { token } = await purser.openWallet(LONG);
     const { id } = (await purser.lease(token)).body;
-    Object.assign(purser.backend.inside, { session: hostSession(), relay: undefined });
+    Object.assign(purser.backend.guest, { session: hostSession(), relay: undefined });
     return purser.ask('GET', `/v1/compute/${id}/port/1/`, { token });
   },
   async transfer_not_configured(t) {

@@ -5,23 +5,23 @@ import { Refusal } from '../../base/refusal.ts';
 export const quoted = (text: string) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 /**
- * `find_marked MARKER` sets `found` to the entry of every process that has `PURSER_EXEC=MARKER` in its environment, with one
+ * `find_marked MARKER` sets `entries` to the entry of every process that has `PURSER_EXEC=MARKER` in its environment, with one
  * grep over all of /proc: a process for each entry would take seconds on a busy machine. It falls back where the image has
  * less: a grep without -z, more entries than fit one argument list, no grep at all. It changes the directory to /proc.
  */
 const FIND_FUNCTION = `find_marked() {
-  found=
+  entries=
   cd /proc || return
   if command -v grep >/dev/null; then
-    found=$(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
-    [ -n "$found" ] || found=$(PURSER_EXEC= grep -lsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
+    entries=$(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
+    [ -n "$entries" ] || entries=$(PURSER_EXEC= grep -lsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
     [ "$?" -lt 126 ] || for digit in 1 2 3 4 5 6 7 8 9; do
-      found="$found $(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" "$digit"*/environ 2>/dev/null)"
+      entries="$entries $(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" "$digit"*/environ 2>/dev/null)"
     done
   else
     for entry in [0-9]*/environ; do
       while IFS= read -r text || [ -n "$text" ]; do
-        case $text in *"PURSER_EXEC=$1"*) found="$found $entry"; break ;; esac
+        case $text in *"PURSER_EXEC=$1"*) entries="$entries $entry"; break ;; esac
       done 2>/dev/null <"$entry"
     done
   fi
@@ -31,7 +31,7 @@ const FIND_FUNCTION = `find_marked() {
 export const KILL_FUNCTION = `${FIND_FUNCTION}
 kill_marked() {
   find_marked "$1"
-  for entry in $found; do kill -KILL "\${entry%/environ}" 2>/dev/null; done
+  for entry in $entries; do kill -KILL "\${entry%/environ}" 2>/dev/null; done
 }`;
 
 /** Kills every process whose descriptor 8 is the file `$own`, without a fork. */
@@ -72,14 +72,14 @@ exit "$code"`;
 export const KILL_MARKED = `${KILL_FUNCTION}
 for second in 1 2 3 4 5 6 7 8 9 10; do
   kill_marked "$1"
-  [ -z "$found" ] || break
+  [ -z "$entries" ] || break
   sleep 1
 done
 for round in 1 2; do kill_marked "$1"; done`;
 
 /** Exits with 1 if no process has the marker `$1` in its environment. */
 export const IS_MARKED = `${FIND_FUNCTION}
-find_marked "$1"; set -- $found; [ "$#" -gt 0 ]`;
+find_marked "$1"; set -- $entries; [ "$#" -gt 0 ]`;
 
 const IS_DIRECTORY = 21;
 const CUT_SHORT = 22;

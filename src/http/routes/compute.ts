@@ -7,7 +7,7 @@ import type { ConfiguredBackend } from '../../compute/slots.ts';
 import { createLease, stopLease } from '../../lease/create.ts';
 import { extendLease } from '../../lease/extend.ts';
 import { keepLease } from '../../lease/keep.ts';
-import { whyOver } from '../../lease/why.ts';
+import { endReasonOf } from '../../lease/why.ts';
 import { type EndReason, listResourcesBelow, type Resource, resourceOf } from '../../ledger/resource.ts';
 import { findWallet, refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { inTime } from '../../net/deadline.ts';
@@ -73,7 +73,7 @@ export function active(
   const wallet = findWallet(app.ledger.read, walletId) as Wallet;
   refuseInactive(wallet, app.clock.now());
   const { ref, status } = resource;
-  const over = whyOver(app, id);
+  const over = endReasonOf(app, id);
   if (over !== null) throw leaseOver(over);
   if (status !== 'running' || ref === null) throw new Refusal('resource_not_active', `The resource is ${status}.`);
   const backend = app.slots.backendOf(resource);

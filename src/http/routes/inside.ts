@@ -101,7 +101,7 @@ export const execCompute = endpoint({
         ) as [ReturnType<typeof textOf>, ReturnType<typeof textOf>];
         try {
           const answer = await exec(
-            { begun: events.begin, tell: { stdout: stdout.add, stderr: stderr.add }, signal: gone.signal },
+            { onBegin: events.begin, onOutput: { stdout: stdout.add, stderr: stderr.add }, signal: gone.signal },
             UNREAD_SECONDS,
           );
           await stdout.end();
@@ -141,7 +141,7 @@ export const uploadCompute = endpoint({
     refusePath(body.path); // Checked first: a connection to the machine may take a while.
     const { resource, backend, ref } = active(app, principal.wallet, body.id);
     share.take(content.length);
-    await reachInside(app, resource, FILE_SECONDS, () => backend.inside.upload(ref, body.path, content)).catch(
+    await reachInside(app, resource, FILE_SECONDS, () => backend.guest.upload(ref, body.path, content)).catch(
       async (error) => {
         throw await explainFailure(app, body.id, error);
       },

@@ -4,11 +4,11 @@ import { readdirSync, readFileSync } from 'node:fs';
 import test, { type TestContext } from 'node:test';
 import fc from 'fast-check';
 import { tagOf } from '../../src/compute/backend.ts';
-import { type CommandOrder, runInSetting } from '../../src/compute/machine/command.ts';
+import { type CommandOrder, runInSession } from '../../src/compute/machine/command.ts';
 import { listFiles, readPart } from '../../src/compute/machine/files.ts';
 import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/machine/process.ts';
 import { until } from '../helper/waiting.ts';
-import { gone, type Subject } from './conformance.ts';
+import { gone, newFolder, type Subject } from './conformance.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
 const take = () => true;
@@ -30,7 +30,7 @@ const commandLinesWith = (text: string) =>
   });
 
 /** What can be done inside a machine of every backend, by the same generic code: a new one has to let it. */
-export function workInside(name: string, open: (t: TestContext) => Promise<Subject | undefined>): void {
+export function workInGuest(name: string, open: (t: TestContext) => Promise<Subject | undefined>): void {
   const installation = `inst_${randomBytes(13).toString('hex')}`;
 
   /** A machine of its own, with a directory of its own. */
@@ -44,17 +44,17 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     const { ref } = created as { ref: string };
     await until(`${name} runs`, async () => {
       const it = await backend.inspect(ref);
-      return it?.state === 'running' && (await backend.inside.prove(ref)) === undefined && it;
+      return it?.state === 'running' && (await backend.guest.prove(ref)) === undefined && it;
     });
-    const folder = `/tmp/purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
+    const folder = newFolder();
     const sh = async (command: string) => {
-      const said = await backend.inside.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
+      const said = await backend.guest.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
       return said.stdout.toString();
     };
     await sh(`mkdir ${folder}`);
     const run = async (command: string, order: Partial<CommandOrder> = {}) => {
       const limits = { timeoutSeconds: 60, streamBytesMax: 1024 * 1024 };
-      const said = await runInSetting(backend, ref, { command, ...limits, ...order });
+      const said = await runInSession(backend, ref, { command, ...limits, ...order });
       return { ...said, stdout: said.stdout.toString(), stderr: said.stderr.toString() };
     };
     const end = async () => {
@@ -75,7 +75,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     const tell = (stream: string) => async (piece: Buffer) => void pieces.push(`${stream}: ${piece}`);
     const sum = '$(($(wc -c)))';
     const command = `echo first; sleep 1; echo second >&2; echo "${sum} $PWD $SECRET $QUOTED"; exit 7`;
-    const running = run(command, { cwd: folder, env, input, tell: { stdout: tell('out'), stderr: tell('err') } });
+    const running = run(command, { cwd: folder, env, input, onOutput: { stdout: tell('out'), stderr: tell('err') } });
     await until('the first piece has come', async () => pieces.length > 0);
     assert.deepEqual(commandLinesWith(secret), [], 'no list of processes has the value of a variable');
     const said = await running;
@@ -102,7 +102,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     await until('the tree is dead', async () => (await sh(left)) === '');
     const gone = new AbortController();
     const begun = Promise.withResolvers<void>();
-    const killed = run(`setsid sleep ${marker} & sleep ${marker}`, { signal: gone.signal, begun: begun.resolve });
+    const killed = run(`setsid sleep ${marker} & sleep ${marker}`, { signal: gone.signal, onBegin: begun.resolve });
     await begun.promise;
     gone.abort();
     await killed.catch(() => {}); // Some lines break with what is killed.
@@ -120,7 +120,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     const random = fc.sample(NAMES, { numRuns: 6, seed }).filter((it) => it !== '.' && it !== '..');
     const names = [...new Set(['-rf', "it's", '"quoted" \\ $x', 'ünïcode 😀', ...random])];
     const contents = new Map(names.map((it) => [it, randomBytes(randomInt(200_000))]));
-    for (const [it, content] of contents) await backend.inside.upload(ref, `${folder}/${it}`, content);
+    for (const [it, content] of contents) await backend.guest.upload(ref, `${folder}/${it}`, content);
     // Upload refuses control characters. A tenant may use them.
     const other = 'two\nlines\n';
     await run(`cat >"$NAME"`, { cwd: folder, env: { NAME: other }, input: Buffer.from('x') });
@@ -139,7 +139,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     }
 
     const big = randomBytes(3_000_000);
-    await backend.inside.upload(ref, `${folder}/big`, big);
+    await backend.guest.upload(ref, `${folder}/big`, big);
     const part = (offset: number, length: number) =>
       readPart(backend, ref, { path: `${folder}/big`, offset, length, bytesMax: 1_000_000, take });
     for (const [offset, length] of [
@@ -182,7 +182,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
       offset: 0,
       bytesMax: 0,
       follow: { timeoutSeconds: 60 },
-      tell: async (piece) => {
+      onOutput: async (piece) => {
         heard += piece;
       },
     });
