@@ -264,6 +264,18 @@ export const Offers = v.object({
       offer_id: v.nullable(v.string()),
       description: v.string(),
       spec: v.record(v.string(), v.unknown()),
+      size: v.optional(
+        v.pipe(
+          v.object({ cpus: v.number(), memory_gib: v.number(), gpus: v.pipe(v.number(), v.integer()) }),
+          v.description('the most that it has; there where it is known'),
+        ),
+      ),
+      unit_prices: v.optional(
+        v.pipe(
+          v.object({ cpu_hourly_usd: Usd, memory_gib_hourly_usd: Usd }),
+          v.description('of one more CPU and one more GiB; there where the spec says how many'),
+        ),
+      ),
       price_hourly_usd: Usd,
       min_seconds: v.pipe(v.number(), v.integer()),
       max_seconds: v.pipe(v.number(), v.integer()),
@@ -281,6 +293,15 @@ export function offer(slot: Slot, it: Offer): v.InferOutput<typeof Offers>['offe
     offer_id: it.offerId,
     description: it.description,
     spec: it.spec,
+    ...(it.size ? { size: { cpus: it.size.cpus, memory_gib: it.size.memoryGib, gpus: it.size.gpus } } : {}),
+    ...(it.unitPrices
+      ? {
+          unit_prices: {
+            cpu_hourly_usd: formatUsd(Nanos(it.unitPrices.cpu)),
+            memory_gib_hourly_usd: formatUsd(Nanos(it.unitPrices.memoryGib)),
+          },
+        }
+      : {}),
     price_hourly_usd: formatUsd(Nanos(it.priceHourly)),
     min_seconds: it.minSeconds,
     max_seconds: it.maxSeconds,

@@ -305,6 +305,7 @@ function offerOf(settings: SlurmSettings, name: string, available: boolean): Off
     offerId: null,
     description: `${name}: Slurm job with ${size}, ${formatUsd(Nanos(priceHourly))} USD an hour`,
     spec: { chip: name, max_seconds: Math.min(3600, settings.limits.max_seconds) },
+    ...(gres === undefined ? { size: { cpus, memoryGib, gpus: 0 } } : {}),
     priceHourly,
     minSeconds: MIN_SECONDS,
     maxSeconds: settings.limits.max_seconds,
