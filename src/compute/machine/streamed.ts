@@ -295,7 +295,10 @@ const tooManyLinks = () =>
     'path: has too many symbolic links already. Name a directory that does not exist yet.',
   );
 
-/** Prints the directory `$1` as an archive, after its size in KiB. GNU's tar ends with 1 where a file changed meanwhile. */
+/**
+ * Prints the directory `$1` as an archive, after its size in KiB. It goes through `cat`: the output of a Slurm step is a terminal, to
+ * which tar writes no archive. GNU's tar ends with 1 where a file changed meanwhile.
+ */
 const PACK = `if [ ! -d "$1" ]; then
   if [ -e "$1" ] || [ -L "$1" ]; then say file; else say missing; fi
   exit 0
@@ -304,8 +307,8 @@ cd "$1" 2>/dev/null && [ -r . ] || { say closed; exit 0; }
 command -v tar >/dev/null || { say tarless; exit 0; }
 size=$(du -sk . 2>/dev/null | { read -r size rest; echo "$size"; })
 say ok "$size"
-tar cf - .
-code=$?
+exec 4>&1
+code=$({ { tar cf - .; echo "$?" >&3; } | cat >&4; } 3>&1)
 if [ "$code" = 1 ]; then
   case $(tar --version 2>/dev/null) in *GNU*) code=0 ;; esac
 fi
