@@ -25,6 +25,10 @@ export type Offer = {
   offerId: string | null;
   description: string;
   spec: Spec;
+  /** The most that it has, where that is known. */
+  size?: { cpus: number; memoryGib: number; gpus: number };
+  /** The prices of one more CPU and one more GiB, where the spec says how many. */
+  unitPrices?: { cpu: bigint; memoryGib: bigint };
   priceHourly: bigint;
   minSeconds: number;
   maxSeconds: number;

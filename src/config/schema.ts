@@ -140,6 +140,7 @@ export const Settings = v.pipe(
         failed_auth_per_minute: perMinute(600),
         released_per_minute: perMinute(60),
         funds_wait_seconds: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(600)), 30),
+        download_bytes: v.optional(v.pipe(v.number(), v.safeInteger(), v.minValue(1)), 1024 ** 3),
       }),
       {},
     ),

@@ -24,6 +24,7 @@ import * as run from './routes/run.ts';
 import { readRunSpend, readSpend } from './routes/spend.ts';
 import { signTransfer } from './routes/transfer.ts';
 import * as wallets from './routes/wallets.ts';
+import { sdkFiles } from './sdk.ts';
 import { stripeWebhook } from './webhook.ts';
 
 export type Method = 'GET' | 'POST' | 'PUT' | 'DELETE';
@@ -134,6 +135,7 @@ export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<En
     return json(c, 200, described.document);
   };
   const plain: Record<string, (c: Context<Env>) => Response> = {
+    ...sdkFiles(),
     '/v1/openapi.json': describe,
     '/openapi.json': describe,
     '/healthz': (c) => json(c, 200, '{"ok":true}'),

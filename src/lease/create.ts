@@ -11,7 +11,7 @@ import type { Config } from '../config/config.ts';
 import type { Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
 import { tellLeaseEnded } from '../ledger/notices.ts';
-import { keepKey, type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
+import { findOperationByKey, keepKey, type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
 import {
   changeResource,
   findResource,
@@ -53,11 +53,18 @@ export type LeaseApp = PaidApp & {
   answerSeconds: number;
 };
 
-const POLL_MILLISECONDS = 250;
+const POLL_MILLISECONDS = { min: 250, max: 2000 };
+/** A machine that takes long is asked for less often: after this part of the time that it has taken. */
+const POLL_SHARE = 1 / 60;
 /** Time limit for a backend's quote: nothing is held yet, and `create` has to answer. */
 const QUOTE_SECONDS = 20;
 
-type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
+type CreateRequest = Omit<PaidRequest, 'kind'> & {
+  slot: Slot;
+  spec: Spec;
+  /** How long the answer waits for the machine, instead of `answerSeconds`. */
+  waitSeconds?: number | undefined;
+};
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
 type Candidate = ConfiguredBackend & { quote: MachineQuote };
 type Candidates = [Candidate, ...Candidate[]];
@@ -129,12 +136,13 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
  */
 export async function createLease(
   app: LeaseApp,
-  { slot, spec, ...request }: CreateRequest,
+  { slot, spec, waitSeconds, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
-  const answerAt = performance.now() + app.answerSeconds * 1000;
-  const answered = await spend<LeaseDetail, Resource, LeaseTerms>(
+  const answerAt = performance.now() + (waitSeconds ?? app.answerSeconds) * 1000;
+  const joinSeconds = waitSeconds === undefined ? {} : { joinSeconds: waitSeconds };
+  const created = await spend<LeaseDetail, Resource, LeaseTerms>(
     app,
-    { ...request, kind: 'compute_create' },
+    { ...request, ...joinSeconds, kind: 'compute_create' },
     {
       writes: createWrites,
       quote() {
@@ -151,11 +159,24 @@ export async function createLease(
           app.events.leaseEnded(resourceOfOperation(app.ledger.read, id) as Resource);
         return new Refusal(outcome.code, outcome.told ?? outcome.reason, { retryAfterSeconds: 10 });
       },
-      replay: (operation) => replayCreate(app, operation),
+      replay: (operation) => replayCreate(app, operation, waitSeconds === undefined ? undefined : answerAt),
     },
-  );
+  ).catch(async (error): Promise<Answered<Resource>> => {
+    const begun = error instanceof Refusal && error.code === 'idempotency_in_progress' && begunBy(app, request);
+    if (!begun) throw error;
+    return { answer: await answered(app, begun), paid: undefined, replayed: true };
+  });
   // A caller that joins an attempt which has answered already gets the current state.
-  return { ...answered, answer: findResource(app.ledger.read, answered.answer.id) as Resource };
+  return { ...created, answer: findResource(app.ledger.read, created.answer.id) as Resource };
+}
+
+/** Returns the resource of a create that another caller waits for, if it is held for already. */
+function begunBy(
+  app: LeaseApp,
+  { walletId, route, idempotencyKey }: Omit<CreateRequest, 'slot' | 'spec'>,
+): Resource | undefined {
+  const operation = findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
+  return operation && resourceOfOperation(app.ledger.read, operation.id);
 }
 
 /**
@@ -364,12 +385,15 @@ function noteFailure(
  * clock.
  */
 async function untilReady(app: LeaseApp, id: string, answerAt: number): Promise<Resource> {
+  const beganAt = performance.now();
   for (;;) {
     // A step that cannot be written leaves the row as it was: provisioning, and due again.
     const resource = await advance(app, id).catch(() => findResource(app.ledger.read, id) as Resource);
     if (resource.readyAt !== null || resource.endedAt !== null) return resource;
     if (performance.now() > answerAt || app.inFlight.isCutOff()) return resource;
-    await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
+    const { min, max } = POLL_MILLISECONDS;
+    const pause = Math.min(max, Math.max(min, (performance.now() - beganAt) * POLL_SHARE));
+    await new Promise((resolve) => setTimeout(resolve, pause));
   }
 }
 
@@ -405,15 +429,20 @@ function neverReady(resource: Resource): Refusal {
 
 /**
  * Replays a create from the lease's current row. If the create is uncertain, searches for its machine first (design
- * 2.9).
+ * 2.9). With `readyUntil`, in milliseconds of the monotonic clock, waits until then for the machine to be ready.
  */
-async function replayCreate(app: LeaseApp, operation: Operation): Promise<Resource> {
+async function replayCreate(app: LeaseApp, operation: Operation, readyUntil: number | undefined): Promise<Resource> {
   const resource = resourceOfOperation(app.ledger.read, operation.id);
   assert(resource, 'a create writes its resource with its hold');
   if (operation.state === 'settled') return resource;
-  const current =
-    (await app.inFlight.waitFor(advance(app, resource.id), app.answerSeconds)) ??
-    (findResource(app.ledger.read, resource.id) as Resource);
+  const waiting =
+    readyUntil === undefined
+      ? app.inFlight.waitFor(advance(app, resource.id), app.answerSeconds)
+      : app.inFlight.waitFor(
+          untilReady(app, resource.id, readyUntil),
+          Math.max(0, readyUntil - performance.now()) / 1000,
+        );
+  const current = (await waiting) ?? (findResource(app.ledger.read, resource.id) as Resource);
   if (operation.answeredAt === null && current.endedAt === null && current.ref === null) throw uncertain();
   return answered(app, current);
 }

@@ -1,13 +1,18 @@
 import assert from 'node:assert/strict';
-import { randomBytes, randomInt } from 'node:crypto';
-import { readdirSync, readFileSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import { hash, randomBytes, randomInt } from 'node:crypto';
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import fc from 'fast-check';
 import { tagOf } from '../../src/compute/backend.ts';
 import { type CommandOrder, runInSession } from '../../src/compute/machine/command.ts';
 import { listFiles, readPart } from '../../src/compute/machine/files.ts';
 import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/machine/process.ts';
+import { readTree, storeFile, storeTree } from '../../src/compute/machine/streamed.ts';
 import { until } from '../helper/waiting.ts';
+import { archive, treeOf } from '../http/trees-shared.ts';
 import { gone, newFolder, type Subject } from './conformance.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
@@ -159,6 +164,82 @@ export function workInGuest(name: string, open: (t: TestContext) => Promise<Subj
     assert.deepEqual(await about(`${folder}/big`), { type: 'file', size: 3e6, mode: 0o640, modified: 1_700_000_000 });
     assert.equal((await about(`${folder}/link`)).type, 'link');
     assert.equal((await listFiles(backend, ref, { path: `${folder}/link`, take })).entries?.length, contents.size + 2);
+    await lease.end();
+  });
+
+  test(`${name}: files and trees of any length pass through as they come`, async (t) => {
+    const lease = await machine(t);
+    if (!lease) return;
+    const { backend, ref, folder, sh } = lease;
+    /** Bytes in pieces of 60,000, as a connection brings them. */
+    const contentOf = (bytes: Buffer, breaksOffAt = Number.POSITIVE_INFINITY) => {
+      let at = 0;
+      return {
+        async next() {
+          if (at > breaksOffAt) throw new Error('the client has gone');
+          const piece = bytes.subarray(at, at + 60_000);
+          at += piece.length;
+          return piece.length ? piece : undefined;
+        },
+      };
+    };
+    const file = randomBytes(3_000_000);
+    const path = `${folder}/it's -x`;
+    const order = { path, confirm: () => {} };
+    const stored = await storeFile(backend, ref, { ...order, content: contentOf(file) });
+    const sum = hash('sha256', file, 'hex');
+    assert.deepEqual(stored, { bytes: file.length, sha256: sum });
+    const replacement = { ...order, content: contentOf(file.subarray(1000), 1_000_000) };
+    await assert.rejects(storeFile(backend, ref, replacement), /has gone/);
+    assert.equal((await sh(`sha256sum < "${path}"; cd ${folder} && echo *`)).trim(), `${sum}  -\nit's -x`);
+
+    const files = Object.fromEntries(
+      Array.from({ length: 300 }, (_, index) => [
+        `${index % 7}/${'d'.repeat(index % 150)}/${index}`,
+        randomBytes(2000),
+      ]),
+    );
+    const { root, pack } = treeOf(t, files);
+    const packed = pack();
+    const tree = { path: `${folder}/tree/`, confirm: () => {}, take };
+    const { entries } = await storeTree(backend, ref, { ...tree, content: contentOf(packed) });
+    assert.ok(entries > 300, `${entries}`);
+    const sums = 'find . -type f | sort | while read -r it; do sha256sum "$it"; done';
+    const own = execFileSync('sh', ['-c', sums], { cwd: root, encoding: 'utf8', env: { ...process.env, LC_ALL: 'C' } });
+    assert.equal(await sh(`export LC_ALL=C; cd ${folder}/tree && ${sums}`), own);
+    assert.equal(await sh(`ls -A ${folder}/tree | grep purser; true`), '', 'nothing of Purser is left');
+
+    await sh(`ln -s /etc ${folder}/tree/link`);
+    for (const [content, words] of [
+      [contentOf(packed.subarray(0, 100_000)), /is cut.* written/],
+      [contentOf(archive({ name: 'link/x' })), /leads through the symbolic link "link"/],
+      [contentOf(archive({ name: 'a', content: 'a' }, { name: '/x' })), /absolute.*1 entry was written/],
+    ] as const)
+      await assert.rejects(storeTree(backend, ref, { ...tree, content }), { code: 'invalid_request', message: words });
+    await assert.rejects(storeTree(backend, ref, { ...tree, content: contentOf(packed, 100_000) }), /has gone/);
+
+    const pieces: Buffer[] = [];
+    const reading = {
+      ...{ path: `${folder}/tree`, bytesMax: 1e8, signal: t.signal },
+      begin() {},
+      send: async (it: Buffer) => void pieces.push(it),
+    };
+    await readTree(backend, ref, reading);
+    const back = mkdtempSync(join(tmpdir(), 'purser-tree-'));
+    t.after(() => rmSync(back, { recursive: true, force: true }));
+    execFileSync('tar', ['-xf', '-', '--exclude=./a'], { cwd: back, input: Buffer.concat(pieces) });
+    const again = execFileSync('sh', ['-c', sums], {
+      cwd: back,
+      encoding: 'utf8',
+      env: { ...process.env, LC_ALL: 'C' },
+    });
+    assert.equal(again, own);
+    for (const [over, code] of [
+      [{ path: `${folder}/none` }, 'not_found'],
+      [{ path }, 'invalid_request'],
+      [{ path: folder, bytesMax: 100_000 }, 'payload_too_large'],
+    ] as const)
+      await assert.rejects(readTree(backend, ref, { ...reading, ...over }), { code });
     await lease.end();
   });
 

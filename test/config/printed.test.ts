@@ -204,7 +204,7 @@ const EVERY = {
   },
   limits: {
     ...{ wallet_requests_per_minute: 1, account_requests_per_minute: 2, failed_auth_per_minute: 3 },
-    ...{ released_per_minute: 4, funds_wait_seconds: 5 },
+    ...{ released_per_minute: 4, funds_wait_seconds: 5, download_bytes: 6 },
   },
 };
 const canary = (name: string) => `canary-${name}-0123456789`;

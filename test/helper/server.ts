@@ -10,6 +10,7 @@ import { readMasterKey } from '../../src/access/master-key.ts';
 import type { TimeSource } from '../../src/base/clock.ts';
 import { createLog } from '../../src/base/log.ts';
 import { redactedTexts } from '../../src/base/secret.ts';
+import type { LocalCompute } from '../../src/compute/settings.ts';
 import { type Config, readConfig } from '../../src/config/config.ts';
 import { reserveOn } from '../../src/db/disk-reserve.ts';
 import { openDatabase } from '../../src/db/open.ts';
@@ -86,6 +87,8 @@ export type TestServerOptions = {
    * this. The tests of the executable have the thread.
    */
   writesHere?: boolean;
+  /** Leases that are processes of this machine, as in the demo. */
+  local?: LocalCompute;
   /** The machine id from the next start on. Default: that of this machine. */
   machine?: { id: string | undefined };
 };
@@ -214,6 +217,7 @@ export async function openTestServer(
       acceptClock,
       isSynced: async () => clock.isSynced,
       reread: () => readConfig({ data: directory }, options.env ?? {}),
+      ...(options.local ? { local: options.local } : {}),
       ...(options.machine ? { machineId: () => options.machine?.id } : {}),
       time: clock,
       writesHere,

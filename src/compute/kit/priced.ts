@@ -66,12 +66,18 @@ export function quoteOf(settings: PricedSettings, spec: Spec): MachineQuote {
 
 /** Returns what can be leased; `noun` is the word for a machine of this backend. */
 export function offersOf(settings: PricedSettings, noun: string): Offer[] {
-  const describeOffer = (offerId: string | null, spec: Spec, words: string): Offer => {
+  const describeOffer = (
+    offerId: string | null,
+    spec: Spec,
+    words: string,
+    size?: Pick<Offer, 'size' | 'unitPrices'>,
+  ): Offer => {
     const { priceHourly, maxSeconds } = quoteOf(settings, spec);
     return {
       offerId,
       description: `${words}, ${formatUsd(Nanos(priceHourly))} USD an hour`,
       spec,
+      ...size,
       priceHourly,
       minSeconds: MIN_SECONDS,
       maxSeconds,
@@ -89,15 +95,21 @@ export function offersOf(settings: PricedSettings, noun: string): Offer[] {
         it.id,
         { offer_id: it.id, disk_gb: it.max_disk_gb, max_seconds: seconds },
         `${noun} with ${it.cpus} CPUs, ${it.memory_gib} GiB and ${it.max_disk_gb} GB of disk`,
+        { size: { cpus: it.cpus, memoryGib: it.memory_gib, gpus: 0 } },
       ),
     );
   const { limits, prices } = settings;
   const small = { cpus: Math.min(1, limits.cpus), memory_gib: Math.min(1, limits.memory_gib), max_seconds: seconds };
+  const sized = {
+    size: { cpus: limits.cpus, memoryGib: limits.memory_gib, gpus: limits.gpus },
+    unitPrices: { cpu: prices.cpu_hourly_usd, memoryGib: prices.memory_gib_hourly_usd },
+  };
   const plain = describeOffer(
     null,
     { gpu: null, gpus: 0, ...small },
     `${noun}, up to ${limits.cpus} CPUs and ${limits.memory_gib} GiB`,
+    sized,
   );
   const gpus = limits.gpus > 0 ? Object.keys(prices.gpu_hourly_usd) : [];
-  return [plain, ...gpus.map((gpu) => describeOffer(null, { gpu, gpus: 1, ...small }, `${noun} with a ${gpu}`))];
+  return [plain, ...gpus.map((gpu) => describeOffer(null, { gpu, gpus: 1, ...small }, `${noun} with a ${gpu}`, sized))];
 }

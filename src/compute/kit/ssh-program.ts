@@ -2,7 +2,7 @@ import { PassThrough } from 'node:stream';
 import type { ExecResult } from '../backend.ts';
 import { finish, type Program, type ProgramLimits, type ProgramOrder } from '../machine/program.ts';
 import { quoted } from '../machine/shell.ts';
-import type { RunningLine, Channels } from './channel.ts';
+import type { Channels, RunningLine } from './channel.ts';
 
 /** Programs on a machine that is reached over SSH. */
 

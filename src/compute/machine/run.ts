@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { PassThrough, type Readable, Transform } from 'node:stream';
 import { Refusal } from '../../base/refusal.ts';
-import type { Backend, OutputBudget, Ref } from '../backend.ts';
+import type { Backend, GuestSession, OutputBudget, Ref } from '../backend.ts';
 import { collectBoth } from './collect.ts';
 import { codeOfSignal, KILL_MARKED, LIMITED, quoted } from './shell.ts';
 import { WAITING } from './waiting.ts';
@@ -39,12 +39,13 @@ const KILL_SECONDS = 30;
 type RunOrder = {
   /** The script. It prints its first word with `say`, at once or after its checks. */
   text: string;
-  input?: Buffer | undefined;
+  /** Its standard input; `fed` if the caller writes it to `stdin` of the run, after the first word. */
+  input?: Buffer | 'fed' | undefined;
   /** After this time all processes of the text are killed inside the machine. */
   timeoutSeconds: number;
 };
 
-export type Run = {
+export type Run = Pick<GuestSession, 'stdin'> & {
   /** The first word of the text. Rejects when it ended without one. */
   word: Promise<string>;
   /** The output after the first word. It has to be read: it is taken from the machine no faster. */
@@ -89,7 +90,7 @@ export async function startRun(
   }
   session.stdin.write(Buffer.concat([Buffer.from(`${token} ${bytes.length}\n`), bytes]));
   if (input === undefined) session.stdin.end();
-  else
+  else if (input !== 'fed')
     void word.promise
       .then(() => session.stdin.end(input)) // Not earlier: the `head` of busybox reads ahead.
       .catch(() => {}); // It ended without a first word.
@@ -127,7 +128,7 @@ export async function startRun(
     const command = `set -- ${marker}\n${KILL_MARKED}`;
     guest.exec(ref, { command, timeoutSeconds: KILL_SECONDS, streamBytesMax: 0 }).catch(() => {}); // The lease may be gone.
   }
-  return { word: word.promise, stdout, stderr, ended, kill };
+  return { word: word.promise, stdin: session.stdin, stdout, stderr, ended, kill };
 }
 
 /** Passes on the output after the line with the token, and resolves its first word. */

@@ -100,7 +100,8 @@ export function openSlurmBackend(
     destroy,
     listOwned: jobs.list,
     strangers: { list: jobs.strangers, ...(settings.exclusive_user ? { end: jobs.endStranger } : {}) },
-    find: async (tag) => (await jobs.list(tag)).filter((it) => it.tag === tag).map(({ tag: _, createdAt: __, ...it }) => it),
+    find: async (tag) =>
+      (await jobs.list(tag)).filter((it) => it.tag === tag).map(({ tag: _, createdAt: __, ...it }) => it),
     guest,
     doctor: {
       trial: 'free',
@@ -123,6 +124,7 @@ function offerOf(settings: SlurmSettings, name: string, available: boolean): Off
     offerId: null,
     description: `${name}: Slurm job with ${size}, ${formatUsd(Nanos(priceHourly))} USD an hour`,
     spec: { chip: name, max_seconds: Math.min(3600, settings.limits.max_seconds) },
+    ...(gres === undefined ? { size: { cpus, memoryGib, gpus: 0 } } : {}),
     priceHourly,
     minSeconds: MIN_SECONDS,
     maxSeconds: settings.limits.max_seconds,
