@@ -169,7 +169,7 @@ function countStatements(client: Client): Map<string, number> {
   const prepare = client.prepare.bind(client) as unknown as (sql: string) => Record<string, Run>;
   client.prepare = ((sql: string) => {
     const statement = prepare(sql);
-    if (/^(begin|commit|savepoint|release|rollback|select total_changes)/i.test(sql)) return statement;
+    if (!/\b(from|into|update) /i.test(sql)) return statement;
     for (const method of ['run', 'get', 'all']) {
       const run = statement[method]?.bind(statement);
       statement[method] = (...values) => {
