@@ -1,47 +1,41 @@
-import type { Database as Client, Statement } from 'better-sqlite3';
-import type { Reader } from './handle.ts';
+import type { Database as Client } from 'better-sqlite3';
+import { onceFor, preparedLate, type Reader } from './handle.ts';
 
-type Bound = string | number | bigint | Buffer | null;
+type Value = string | number | bigint | Buffer | null;
 
-/** A statement whose values are bound by position, and whose rows are lists of their columns. */
+/** A statement whose values are bound by position, and whose rows are lists of columns. */
 export type PlainStatement = {
-  /** Returns the number of rows that were changed, not counting those of triggers. */
-  run(...values: Bound[]): number;
-  get<Row extends unknown[]>(...values: Bound[]): Row | undefined;
-  all<Row extends unknown[]>(...values: Bound[]): Row[];
+  /** Returns the number of rows that the statement itself has changed. */
+  run(...values: Value[]): number;
+  get<Row extends unknown[]>(...values: Value[]): Row | undefined;
+  all<Row extends unknown[]>(...values: Value[]): Row[];
 };
 
 /**
- * Declares statements in plain SQL, for the hot path and for long lists: their callers bind values and read columns themselves,
- * which takes half the time of drizzle's queries. SQLite prepares a statement when it is first used.
+ * Declares statements in plain SQL by name: those that run for every chat, and those that read thousands of rows. Their callers bind
+ * values and read columns themselves, in half the time of drizzle's queries. A bound LIMIT would make SQLite compile a statement
+ * anew each time.
  */
 export function plain<Name extends string>(
   texts: Readonly<Record<Name, string>>,
 ): (handle: Reader) => Readonly<Record<Name, PlainStatement>> {
-  const made = new WeakMap<object, Record<Name, PlainStatement>>();
-  return (handle) => {
-    let statements = made.get(handle);
-    if (!statements) {
-      const { $client } = handle as unknown as { $client: Client };
-      const all = Object.entries<string>(texts).map(([name, sql]) => [name, statementOf($client, sql)]);
-      statements = Object.fromEntries(all) as Record<Name, PlainStatement>;
-      made.set(handle, statements);
-    }
-    return statements;
-  };
+  return onceFor((client) => {
+    const statements = Object.entries<string>(texts).map(([name, sql]) => [name, statementOf(client, sql)]);
+    return Object.fromEntries(statements) as Record<Name, PlainStatement>;
+  });
 }
 
 function statementOf(client: Client, sql: string): PlainStatement {
-  let made: Statement<Bound[]> | undefined;
-  const prepared = () => {
-    if (made) return made;
-    made = client.prepare<Bound[]>(sql);
-    if (made.reader) made.raw();
-    return made;
-  };
+  const statement = preparedLate(client, sql);
   return {
-    run: (...values) => prepared().run(...values).changes,
-    get: <Row extends unknown[]>(...values: Bound[]) => prepared().get(...values) as Row | undefined,
-    all: <Row extends unknown[]>(...values: Bound[]) => prepared().all(...values) as Row[],
+    run: (...values) => statement().run(...values).changes,
+    get: <Row extends unknown[]>(...values: Value[]) =>
+      statement()
+        .raw()
+        .get(...values) as Row | undefined,
+    all: <Row extends unknown[]>(...values: Value[]) =>
+      statement()
+        .raw()
+        .all(...values) as Row[],
   };
 }

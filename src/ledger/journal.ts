@@ -23,12 +23,6 @@ export type Head = { seq: number; at: number; hash: Buffer };
 export const GENESIS: Head = { seq: 0, at: 0, hash: Buffer.alloc(32) };
 
 const reads = prepare((read: Reader) => ({
-  head: read
-    .select({ seq: entries.seq, at: entries.at, hash: entries.hash })
-    .from(entries)
-    .orderBy(desc(entries.seq))
-    .limit(1)
-    .prepare(),
   latest: read
     .select()
     .from(entries)
@@ -37,6 +31,8 @@ const reads = prepare((read: Reader) => ({
     .limit(sql.placeholder('limit'))
     .prepare(),
 }));
+
+const newest = plain({ head: 'select seq, at, hash from entry order by seq desc limit 1' });
 
 const INSERT = 'insert into entry (seq, at, cause_id, debit, credit, amount_nanos, prev_hash, hash) values';
 const VALUES = '(?, ?, ?, ?, ?, ?, ?, ?)';
@@ -75,7 +71,8 @@ export function hashEntryHex(prevHash: string, fields: string): string {
 
 /** Returns the number, time and hash of the newest entry. */
 export function journalHead(read: Reader): Head {
-  return reads(read).head.get() ?? GENESIS;
+  const row = newest(read).head.get<[bigint, bigint, Buffer]>();
+  return row ? { seq: Number(row[0]), at: Number(row[1]), hash: row[2] } : GENESIS;
 }
 
 /** Returns entries, newest first, before the number `before`, at most `limit`. */
