@@ -78,8 +78,7 @@ const OWNS_KEY = and(
   eq(operations.walletId, sql.placeholder('walletId')),
   eq(operations.route, sql.placeholder('route')),
   eq(operations.idempotencyKey, sql.placeholder('key')),
-  // must match the partial index's condition
-  sql`(${operations.state} <> 'settled' or ${operations.outcome} = 'charged' or ${operations.answeredAt} is not null)`,
+  sql`${operations.freed} is null`, // must match the partial index's condition
 );
 
 const reads = prepare((read: Reader) => ({
@@ -187,11 +186,12 @@ const reads = prepare((read: Reader) => ({
   nextStale: read.select({ at: answers.keptUntil }).from(answers).orderBy(asc(answers.keptUntil)).limit(1).prepare(),
 }));
 
+const SETTLED = `state = 'settled', outcome = ?, settled_by = ?, charge_nanos = ?, usage = ?, reason = ?, settled_at = ?, seal = ?`;
 const writes = plain({
   insert: `insert into operation (id, wallet_id, kind, route, idempotency_key, fingerprint, request_id, state, hold_nanos, price,
     subject, resource_id, target_at, created_at, tags, seal) values (?, ?, ?, ?, ?, ?, ?, 'reserved', ?, ?, ?, ?, ?, ?, ?, ?)`,
-  settle: `update operation set state = 'settled', outcome = ?, settled_by = ?, charge_nanos = ?, usage = ?, reason = ?,
-    settled_at = ?, seal = ? where id = ?`,
+  settle: `update operation set ${SETTLED} where id = ?`,
+  settleAndFree: `update operation set ${SETTLED}, freed = 1 where id = ?`,
   answer: 'insert into answer (operation_id, body, kept_until, seal) values (?, ?, ?, ?)',
 });
 
@@ -519,6 +519,7 @@ export function operationFrom(order: OperationOrder, { hold, price, seal }: Plac
     settledAt: null,
     answeredAt: null,
     tags: order.tags ?? null,
+    freed: null,
     seal,
   };
 }
@@ -597,7 +598,10 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
     settledAt: now,
   });
   const { outcome: ended, settledBy, usage, reason, settledAt, seal } = settled;
-  assert.equal(writes(tx).settle.run(ended, settledBy, charge, usage, reason, settledAt, seal, id), 1);
+  // A definite refusal frees the key, unless the caller has been answered 200 (design 2.7).
+  const { settle, settleAndFree } = writes(tx);
+  const statement = ended === 'released' && operation.answeredAt === null ? settleAndFree : settle;
+  assert.equal(statement.run(ended, settledBy, charge, usage, reason, settledAt, seal, id), 1);
   memory.ended(id);
   const body = outcome.kind === 'done' ? outcome.answer : null;
   if (outcome.kind === 'done' && body)
