@@ -65,8 +65,10 @@ export type Writer = {
 };
 
 export type WriterEvents = {
-  /** Called when a batch begins, and when rows of it have been undone. */
-  restarted?: () => void;
+  /** Called when a batch begins, inside its transaction. */
+  begun?: () => void;
+  /** Called when rows have been undone: of a closure, or of a whole batch. */
+  undone?: () => void;
   /** Called at the end of a batch that wrote something, inside its transaction. */
   committing?: () => void;
   /** Called when the disk is full. Returns true when there is space now; the same batch is then tried again. */
@@ -111,7 +113,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     let done = 0;
     let wrote = false;
     let count: unknown = changes.get();
-    events.restarted?.();
+    events.begun?.();
     for (const job of jobs) {
       if (done >= max || (done > 0 && performance.now() > deadline)) break;
       done++;
@@ -122,12 +124,14 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
         wrote ||= count !== before;
         settle.push(() => job.resolve(value));
       } catch (error) {
-        events.restarted?.();
         // SQLite ended the whole batch, or the disk is faulty: undo every closure.
         if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
         if (isFull(error) && events.releaseReserve?.()) throw AGAIN;
         count = changes.get();
-        if (count !== before && !savepoints) throw WITH_SAVEPOINTS;
+        if (count !== before) {
+          if (!savepoints) throw WITH_SAVEPOINTS;
+          events.undone?.();
+        }
         // On a full disk SQLite may undo only the one statement; the caller gets the same refusal.
         const full = isClean(error) ? refuseForNow(error) : undefined;
         undone = full?.message ?? undone;
@@ -154,6 +158,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     try {
       done = batch(waiting, settle);
     } catch (error) {
+      events.undone?.();
       if (error === WITH_SAVEPOINTS) {
         savepoints = true;
         return flush();
