@@ -14,6 +14,8 @@ export function configCommands(program: Command): void {
       const { json } = command.optsWithGlobals<Globals>();
       try {
         const { config } = await readContext(command);
+        const { certificateOf } = await import('../src/config/certificate.ts');
+        certificateOf(config);
         if (json) print(JSON.stringify({ ok: true, file: config.file ?? null, faults: [] }));
         else
           print(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);

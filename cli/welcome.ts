@@ -20,7 +20,7 @@ type Order = {
  */
 export function welcome(app: Served, { globals, isNew, masterKeyFile, notes }: Order): string {
   const { config } = app;
-  const listens = `${toned('heading', `Purser ${VERSION}`)} listens on ${urlOf(app.address)}`;
+  const listens = `${toned('heading', `Purser ${VERSION}`)} listens on ${urlOf(app.address, config.tls)}`;
   const purser = `purser${globals}`;
   if (app.health.fault)
     return `${listens}.\n${toned('bad', `The database is not served: ${app.health.fault}.`)} What to do: ${purser} doctor`;

@@ -15,7 +15,7 @@ const BOUNDED: [name: string, longest: number, why: string][] = [
   ['src/base/money.ts /0+$/', 64, 'digits of an amount, which has at most 18 behind its point'],
   [String.raw`src/ui/parts.ts /\B(?=(\d{3})+$)/g`, 64, 'digits of an amount'],
   [String.raw`src/compute/engines/vast/settings.ts /\/+$/`, 500, 'the longest address that the setting takes'],
-  [String.raw`src/compute/engines/slurm/slurm.ts / to start at (\d+) .* in partition (\S+)/`, 4096, 'is cut before'],
+  [String.raw`src/compute/engines/slurm/submit.ts / to start at (\d+) .* in partition (\S+)/`, 4096, 'is cut before'],
   [
     'src/compute/engines/container/network.ts /fully subnetted|non-overlapping|no free.*subnet/i',
     4096,
@@ -23,7 +23,7 @@ const BOUNDED: [name: string, longest: number, why: string][] = [
   ],
   [`src/compute/engines/lxd/check.ts /ENOENT.*open|, open '/`, 1024, 'what LXD says is cut to 500'],
   [
-    'src/compute/engines/kubernetes/kubernetes.ts /exceeded quota|is forbidden: .*quota/i',
+    'src/compute/engines/kubernetes/create.ts /exceeded quota|is forbidden: .*quota/i',
     1024,
     'what the API says is cut to 500',
   ],
@@ -46,7 +46,7 @@ const MADE: Record<string, number> = {
   'cli/terminal.ts': 1,
   'src/compute/engines/container/address.ts': 2,
   'src/compute/engines/slurm/step.ts': 1,
-  'src/compute/machine/sftp-inside.ts': 2,
+  'src/compute/machine/sftp-client.ts': 2,
   'src/config/variables.ts': 1,
   'src/http/page.ts': 1,
   'src/http/port-proxy.ts': 2,

@@ -3,8 +3,9 @@ import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../base/refusal.ts';
 import { ANSWER_KEPT_SECONDS, answerBytes, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
 import type { Tenant } from '../ledger/tenant.ts';
 import { type AnswerReader, LARGE_BYTES } from '../router/apart.ts';
+import type { Bounded } from '../router/bound.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
-import type { Model, Route } from '../router/catalogue.ts';
+import type { Route } from '../router/catalogue.ts';
 import { isPass, type Pass } from '../router/circuit.ts';
 import type { TranscriptMemory } from '../router/transcript.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
@@ -70,7 +71,7 @@ export function spendOnModel<A extends Buffer | null>(
     return { answer: isKept ? answer : null, keptSeconds: seconds };
   };
   const callOf = (detail: Prepared, earlier?: Operation) => ({
-    enter: () => entry.enter(detail.model, earlier),
+    enter: () => entry.enter(detail.bounded, earlier),
     leave: entry.leave,
     call(operation: Operation, { audience }: Waiters<A>): Promise<Called<A>> {
       claim?.moveTo(operation.idempotencyKey);
@@ -147,9 +148,9 @@ function entryOf(app: ChatApp, tenant: Tenant) {
   let pass: Pass | undefined;
   return {
     pass: () => pass as Pass,
-    enter(model: Model, earlier: Operation | undefined): Refusal | undefined {
+    enter(bounded: Bounded, earlier: Operation | undefined): Refusal | undefined {
       if (pass) return undefined;
-      const entered = app.circuits.enter(model.routes, () => tenant, app.upstreams);
+      const entered = app.circuits.enter(bounded.routes, () => tenant, app.upstreams);
       if (!isPass(entered)) return refusedOutside(earlier ? ofRetry(app, earlier, entered) : entered);
       pass = entered;
       return undefined;
@@ -193,7 +194,7 @@ const unreachable = () => {
 async function ask(
   app: ChatApp,
   operation: Operation,
-  { model, bounded, upstreams }: Detail,
+  { bounded, upstreams }: Detail,
   { pass, reader }: { pass: Pass; reader: AnswerReader },
   stream: boolean,
   cancelOf: ((route: Route) => AbortSignal) | undefined,
@@ -210,13 +211,13 @@ async function ask(
       app.events.upstreamCalled(operation, route, reply, stream, timing);
     const { id } = operation;
     const by = { upstreams, pass, reader };
-    const called = await callInOrder(by, model, bounded, id, stream, passedOver, counted, cancelOf);
+    const called = await callInOrder(by, bounded, id, stream, passedOver, counted, cancelOf);
     app.upstreamOutages.report(called.route.upstream, called.reply);
     if (called.reply.kind === 'refused') misconfigured(called.route, called.reply);
     return called;
   } catch (cause) {
     const reason = `the call ended without an answer: ${(cause as Error).message}`;
-    return { route: model.routes[0], reply: { kind: 'unknown', reason }, began: performance.now() };
+    return { route: bounded.routes[0], reply: { kind: 'unknown', reason }, began: performance.now() };
   }
 }
 
@@ -297,6 +298,13 @@ export function lost(charge: Nanos, isCancelled = false): Refusal {
     `${how} and ${formatUsd(charge)} USD were charged for it. That is final; ${NEW_KEY}`,
   );
 }
+
+/** Returns the refusal for an answer that broke off because the context of the model was full: agents then compact it. */
+export const outOfContext = (charge: Nanos) =>
+  new Refusal(
+    'context_length_exceeded',
+    `The context of the model is full, and the answer broke off. ${formatUsd(charge)} USD were charged for it. That is final; ${NEW_KEY}`,
+  );
 
 /** Returns the refusal for an unknown outcome: it states when and how the hold will be resolved. */
 function uncertainChat(app: Pick<ChatApp, 'config'>, operation: Operation): Refusal {

@@ -10,7 +10,7 @@ import { inTurns } from '../router/turns.ts';
 import type { Reply } from '../router/upstream.ts';
 import type { Answered } from '../spend/spend.ts';
 import { charge, sizeOf } from './charge.ts';
-import { cancelled, lost, spendOnModel } from './metered.ts';
+import { cancelled, lost, outOfContext, spendOnModel } from './metered.ts';
 import type { ChatApp, ChatRequest } from './quote.ts';
 
 /** The client that an answer is streamed to. It may disconnect at any time; later writes are dropped. */
@@ -29,8 +29,9 @@ type StreamRequest = ChatRequest & {
  * Runs one metered chat completion as a stream: the hold is on disk before the first byte, and the end of the stream is
  * sent only when the charge is on disk. Returns the packed transcript, or null when it is too long, or neither stored nor
  * wanted by another client. Refusals before the stream begins are thrown as usual. A stream that breaks later is charged by
- * the usage if the upstream still reports it, else by the delivered text, and `answer_lost` is thrown. A stream that is
- * stopped because its clients have gone throws it, too.
+ * the usage if the upstream still reports it, else by the delivered text, and `answer_lost` is thrown, or
+ * `context_length_exceeded` if the upstream said so. A stream that is stopped because its clients have gone throws
+ * `answer_lost`, too.
  */
 export function streamChat(
   app: ChatApp,
@@ -64,7 +65,8 @@ export function streamChat(
       return {
         outcome: { kind: 'done', ...charged, answer: null, reason: broken },
         answer: () => {
-          throw lost(operation.charge ?? charged.charge); // A policy or the operator may have charged it before.
+          const charge = operation.charge ?? charged.charge; // A policy or the operator may have charged it before.
+          throw heard.isContextFull ? outOfContext(charge) : lost(charge);
         },
       };
     const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, end] : [end]);

@@ -13,14 +13,14 @@ export const chatWrites = definePaidWrites<undefined>('chat', {});
 /** A priced request to a model. */
 export type ChatTerms = Pick<Model, 'kind' | 'prices'> &
   Pick<Bounded, 'choices' | 'reducible'> & {
-    /** The price and the largest possible usage of each of the model's routes, because any of them may answer. */
+    /** The price and the largest possible usage of each of the routes, because any of them may answer. */
     routes: readonly { price: Price; usage: MaxUsage }[];
     /** The limit of output tokens per answer, if it was lowered to fit an amount. */
     reducedTo: number | undefined;
   };
 
-/** Prices a request at each of the routes of its model. */
-export const termsOf = ({ kind, prices, routes }: Model, { choices, reducible, maxUsage }: Bounded): ChatTerms => ({
+/** Prices a request at each of the routes that may answer it. */
+export const termsOf = ({ kind, prices }: Model, { choices, reducible, routes, maxUsage }: Bounded): ChatTerms => ({
   kind,
   prices,
   choices,

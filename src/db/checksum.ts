@@ -77,6 +77,7 @@ const UNCHECKED_COLUMNS: ReadonlyMap<CheckedTable, readonly string[]> = new Map<
       'answer_count',
     ],
   ],
+  [operations, ['freed']],
   [deliveries, ['due_at', 'attempts', 'last_error']],
   [keys, ['last_used_at']],
   [browserSessions, ['last_used_at']],

@@ -69,8 +69,10 @@ export type Writer = {
 };
 
 export type WriterEvents = {
-  /** Called when a batch begins, and when rows of it have been undone. */
-  restarted?: () => void;
+  /** Called when a batch begins, inside its transaction. */
+  begun?: () => void;
+  /** Called when rows have been undone: of a closure, or of a whole batch. */
+  undone?: () => void;
   /** Called at the end of a batch that wrote something, inside its transaction. */
   committing?: () => void;
   /** Called when the disk is full. Returns true when there is space now; the same batch is then tried again. */
@@ -114,6 +116,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     try {
       ran = batch(waiting, { max: alone ? 1 : BATCH_COUNT_MAX, savepoints });
     } catch (error) {
+      events.undone?.();
       if (error === WITH_SAVEPOINTS) {
         savepoints = true;
         return flush();
@@ -208,7 +211,7 @@ function createBatch(client: Client, tx: Tx, events: WriterEvents, isClean: (err
     let count = 0;
     let wrote = false;
     let changed: unknown = changes.get();
-    events.restarted?.();
+    events.begun?.();
     for (const job of jobs) {
       if (count >= max || (count > 0 && performance.now() > deadline)) break;
       count++;
@@ -219,12 +222,14 @@ function createBatch(client: Client, tx: Tx, events: WriterEvents, isClean: (err
         wrote ||= changed !== before;
         results.push(() => job.resolve(value));
       } catch (error) {
-        events.restarted?.();
         // SQLite ended the whole batch, or the disk is faulty: undo every closure.
         if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
         if (isFull(error) && events.releaseReserve?.()) throw AGAIN;
         changed = changes.get();
-        if (changed !== before && !savepoints) throw WITH_SAVEPOINTS;
+        if (changed !== before) {
+          if (!savepoints) throw WITH_SAVEPOINTS;
+          events.undone?.();
+        }
         // On a full disk SQLite may undo only the one statement; the caller gets the same refusal.
         const full = isClean(error) ? refuseForNow(error) : undefined;
         undone = full?.message ?? undone;

@@ -4,11 +4,11 @@ import { gapOf, readMarks } from '../books/examine.ts';
 import { enterDirectory, keyringOf, knownTimeOf, openBooks, type ReadableBooks } from '../books/open.ts';
 import { isClockSynced } from '../books/time-service.ts';
 import { recallBounds } from '../chat/learn.ts';
-import type { Finding } from '../compute/backend.ts';
+import type { CheckFinding } from '../compute/backend.ts';
 import { finding, warning } from '../compute/finding.ts';
 import { adviceOnStart } from '../config/advice-start.ts';
 import { type Config, searchPath } from '../config/config.ts';
-import type { Files } from '../files/data-directory.ts';
+import { type Files, files } from '../files/data-directory.ts';
 import { findPrograms } from '../files/programs.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
 import { audit, newFault } from '../ledger/audit.ts';
@@ -17,20 +17,23 @@ import { describeFrozen } from '../ledger/frozen.ts';
 import { findInstallation } from '../ledger/installation.ts';
 import { type Operation, uncertainOperations } from '../ledger/operation.ts';
 import { allLiveResources } from '../ledger/resource.ts';
+import { readCertificate } from '../net/certificate.ts';
 import { askSocket } from '../operator/ask.ts';
 import { createCatalogue } from '../router/catalogue.ts';
 import { contextFault, describeLearned, readStatedModels } from '../router/check.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import { judgeBackups } from './backups.ts';
+import { judgeCertificate } from './certificate.ts';
 import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
 import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
 import { judgeLeases } from './leases.ts';
 import { judgeClock, judgeTools } from './machine.ts';
+import { examineServer, judgeLimits, type ServerExamination } from './server.ts';
 import { examineServices } from './services.ts';
 import { tryUpstream } from './upstream.ts';
 
-export type Check = Finding;
+export type Check = CheckFinding;
 
 /** A healthy server answers within milliseconds; a busy machine may take seconds. */
 const SERVER_MILLISECONDS = 10_000;
@@ -61,7 +64,11 @@ export async function examine(config: Config): Promise<Check[]> {
     const notes = adviceOnStart(config);
     return notes.length ? warning([`${file}.`, ...notes].join(' ')) : file;
   });
-  const installationId = await examineDirectory(check, config);
+  const now = () => Math.floor(Date.now() / 1000);
+  const { tls } = config;
+  if (tls) await check('certificate', () => judgeCertificate(readCertificate(tls), config, now()));
+  const server = await examineServer(files(config.dataDirectory).socket);
+  const installationId = await examineDirectory(check, config, server);
   await check('tools', () => judgeTools(find));
   const catalogue = createCatalogue(config);
   for (const upstream of config.router.upstreams) {
@@ -79,13 +86,16 @@ export async function examine(config: Config): Promise<Check[]> {
           return fault ? warning(fault) : String(route.contextLength);
         });
   }
-  const now = () => Math.floor(Date.now() / 1000);
   checks.push(...(await examineServices(config, installationId ?? 'inst_none', now())));
-  return [...checks, ...(await examineSlots(config, installationId, now))];
+  return [...checks, ...(await examineSlots(config, installationId, now, server))];
 }
 
 /** Checks the data directory and its files. Returns the installation's id, if a database has it. */
-async function examineDirectory(check: RunCheck, config: Config): Promise<string | undefined> {
+async function examineDirectory(
+  check: RunCheck,
+  config: Config,
+  server: ServerExamination | undefined,
+): Promise<string | undefined> {
   const directory = config.dataDirectory;
   let entered: Files | undefined;
   await check('data directory', async () => {
@@ -110,6 +120,7 @@ async function examineDirectory(check: RunCheck, config: Config): Promise<string
     });
     return answer ? `running, listens on ${at.socket}` : 'not running';
   });
+  await check('limits', () => (server ? judgeLimits(server.limits) : 'not known: no server answers'));
 
   let opened: ReadableBooks | undefined;
   await check('database', () => {
@@ -120,7 +131,7 @@ async function examineDirectory(check: RunCheck, config: Config): Promise<string
   });
   if (!opened) return undefined;
   using books = opened;
-  return await examineBooks(check, books, at, config);
+  return await examineBooks(check, books, at, config, server);
 }
 
 const WHAT_NOW = 'Restore the newest good backup, or accept the loss: purser serve --accept-loss';
@@ -132,6 +143,7 @@ async function examineBooks(
   books: ReadableBooks,
   at: Files,
   config: Config,
+  server: ServerExamination | undefined,
 ): Promise<string | undefined> {
   const { client, read } = books;
   await check('journal', async () => {
@@ -183,7 +195,7 @@ async function examineBooks(
   const { backup } = config;
   const { installationId } = findInstallation(read) ?? {};
   if (backup && installationId)
-    await check('backups', () => judgeBackups(backup, installationId, Math.floor(Date.now() / 1000)));
+    await check('backups', () => judgeBackups(backup, installationId, Math.floor(Date.now() / 1000), server));
   await check('frozen', () => {
     const frozen = describeFrozen(read);
     return frozen

@@ -18,6 +18,11 @@ type ReadChunk = { native: boolean; isLast: boolean; response: Json; chunks: unk
 /** The ways to read the answers of model servers, and to translate them. */
 export const ANSWER_READINGS = {
   ...READINGS,
+  /** Writes a cost into the usage of a complete answer. */
+  costed(bytes: Buffer, cost: number): Buffer {
+    const answer = objectOf(parseJson(bytes.toString('utf8')));
+    return Buffer.from(JSON.stringify({ ...answer, usage: { ...objectOf(answer.usage), cost } }));
+  },
   /** Translates a complete answer to another API. Returns undefined for an answer that is already in that API. */
   translated(bytes: Buffer, wire: NativeWire, kept: Kept, seed: string): Buffer | undefined {
     const json: unknown = parseJson(bytes.toString('utf8'));

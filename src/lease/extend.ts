@@ -21,7 +21,7 @@ export type ExtendRequest = Omit<PaidRequest, 'kind'> & {
 };
 
 /** An extension, as its writes know it. */
-type Terms = {
+type ExtensionTerms = {
   resourceId: string;
   /** The end of the lease when the extension was quoted, in Unix seconds; the new end is computed from it. */
   quotedExpiresAt: number;
@@ -29,7 +29,7 @@ type Terms = {
   keepId: string | undefined;
 };
 
-const extendWrites = definePaidWrites<Terms>('compute_extend', {
+const extendWrites = definePaidWrites<ExtensionTerms>('compute_extend', {
   limits: limitExtension,
   insertRows(tx, operation, { keepId }) {
     if (keepId !== undefined) beginStep(tx, keepId, operation.id);
@@ -58,7 +58,7 @@ export function extendLease(
 ): Promise<Answered<Resource>> {
   const { id } = resource;
   const current = () => findResource(app.ledger.read, id) as Resource;
-  return spend<Resource, Terms>(
+  return spend<Resource, ExtensionTerms>(
     app,
     { ...request, kind: 'compute_extend' },
     {
@@ -94,7 +94,7 @@ function quoteExtension(
   resource: Resource,
   additionalSeconds: number,
   keepId: string | undefined,
-): PaidQuote<Resource, Terms> {
+): PaidQuote<Resource, ExtensionTerms> {
   const backend = app.slots.backendOf(resource);
   if (!backend) throw new Refusal('provider_not_configured');
   const current = () => findResource(app.ledger.read, resource.id) as Resource;
@@ -119,7 +119,7 @@ function limitExtension(
   read: Reader,
   wallet: Wallet,
   _: unknown,
-  { resourceId, quotedExpiresAt, additionalSeconds, keepId }: Terms,
+  { resourceId, quotedExpiresAt, additionalSeconds, keepId }: ExtensionTerms,
   now: number,
 ): void {
   const row = findResource(read, resourceId) as Resource;

@@ -63,8 +63,8 @@ export function isFrozen(read: Reader): boolean {
 }
 
 /** Throws `read_only` while the operator has stopped all new holds. */
-export function refuseFrozenInstallation(read: Reader): void {
-  if (isFrozen(read))
+export function refuseFrozenInstallation({ frozenAt }: Installation): void {
+  if (frozenAt !== null)
     throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
       retryAfterSeconds: 60,
     });

@@ -311,10 +311,17 @@ function checkChanges(client: Client, { fault, changes }: Sums): void {
       fault(`the change ${id} of ${walletId} is of ${amount} nanos, its entries of ${changes.get(id) ?? 0n}`);
 }
 
-/** Reports operations and fundings that have rows but no entries. */
+/** The condition that an operation owns its key although it was released, or the other way round. */
+const IS_WRONGLY_FREED = "freed is not iif(outcome is 'released' and answered_at is null, 1, null)";
+
+/** Reports operations and fundings that have rows but no entries, and a key that is free or taken by mistake. */
 function checkCounts(client: Client, { fault, operationCount, fundingCount }: Sums): void {
   // An operation with a hold of 0 moves nothing, so it has no entries.
-  const priced = client.prepare('select count(*) from operation where hold_nanos > 0').pluck().get() as bigint;
+  const [priced, unlike] = client
+    .prepare(`select count(*) filter (where hold_nanos > 0), min(id) filter (where ${IS_WRONGLY_FREED}) from operation`)
+    .raw()
+    .get() as [bigint, string | null];
+  if (unlike !== null) fault(`operation ${unlike} does not own its key as its outcome says`);
   if (priced !== BigInt(operationCount))
     fault(`${priced} operations hold money, ${operationCount} of them are in the journal`);
   const funded = client.prepare('select count(*) from funding').pluck().get() as bigint;

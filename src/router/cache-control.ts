@@ -10,6 +10,7 @@ const MARKED = [
   'messages',
   'system',
   'content',
+  'source',
   'tools',
   'functions',
   'tool_calls',

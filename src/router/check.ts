@@ -4,7 +4,7 @@ import { parseJson } from '../base/parse-json.ts';
 import type { NativeWire, UpstreamConfig } from '../config/router.ts';
 import { inTime } from '../net/deadline.ts';
 import { request } from '../net/request.ts';
-import { boundChat, boundEmbeddings } from './bound.ts';
+import { boundChat, boundEmbeddings, boundRanking } from './bound.ts';
 import { type Catalogue, fadedAt, type Model, type Route } from './catalogue.ts';
 import { costOf, type Price } from './price.ts';
 import { createStreamReader } from './stream-reader.ts';
@@ -61,8 +61,13 @@ type Tried = { said: string; faults: string[] };
 async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise<Tried> {
   const faults: string[] = [];
   const ask = { model: model.id, messages: [PROBE], max_tokens: 1 };
+  const { id, kind } = model;
   const bounded =
-    model.kind === 'chat' ? boundChat(model, ask) : boundEmbeddings(model, { model: model.id, input: PROBE.content });
+    kind === 'chat'
+      ? boundChat(model, ask)
+      : kind === 'embeddings'
+        ? boundEmbeddings(model, { model: id, input: PROBE.content })
+        : boundRanking(model, { model: id, query: PROBE.content, documents: [PROBE.content] });
   const reply = await upstream.ask(bounded.askedOf(route), newId('op'));
   if (reply.kind !== 'answered') {
     const fault = reply.kind === 'streaming' ? 'It streams although no stream was requested.' : reply.reason;

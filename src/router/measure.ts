@@ -3,6 +3,7 @@ import { Refusal } from '../base/refusal.ts';
 import { HANDLED_MEMBERS, type NativeWire } from '../config/router.ts';
 import { contextOf, type Model } from './catalogue.ts';
 import { FREE_MEMBERS } from './free-members.ts';
+import type { Api } from './native.ts';
 import { quotedBytes, TooDeep, textBytes, valueBytes } from './rendered.ts';
 
 /** Tokens that a template writes around a part of a message's content. */
@@ -41,9 +42,11 @@ const FORWARDED = new Set([
  * forwarded: a model server may use it to route requests (LiteLLM's tags).
  */
 const HANDLED = new Set<string>(HANDLED_MEMBERS);
+/** Hints for a cache that cost nothing, and that some servers refuse: they go only where the settings name them. */
+export const LEFT_OUT = ['prompt_cache_key', 'prompt_cache_retention'];
 
 /** Every member of a chat completion that may be sent to a model whose settings name no others. */
-export const CHAT_MEMBERS: readonly string[] = [...HANDLED_MEMBERS, ...FORWARDED];
+export const CHAT_MEMBERS: readonly string[] = [...HANDLED_MEMBERS, ...FORWARDED, ...LEFT_OUT];
 
 export type ChatBody = Readonly<Record<string, unknown>> & {
   model: string;
@@ -92,11 +95,13 @@ export const measuredFor = (model: Model): MeasuredFor => ({
  * a worker thread can send it.
  */
 export type Measured = {
-  /** Bytes and tokens of each prompt: one for a chat, one for each input of embeddings. */
+  api: Exclude<Api, NativeWire>;
+  /** Bytes and tokens of each prompt: one for a chat, one for each prompt of a completion, input, or document to rank. */
   prompts: { bytes: number; tokens: number }[];
   messages: number;
   tools: number;
   images: number;
+  /** The answers that are generated. */
   choices: number;
   /** The limit of output tokens that the caller named, if any. */
   outputTokens: number | undefined;
@@ -126,7 +131,8 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
   for (const [name, value] of Object.entries(own)) {
     if (FORWARDED.has(name)) forwarded.push(name);
     else if (model.forward.includes(name)) byRoute[name] = value;
-    else if (!HANDLED.has(name) && !(stream && name === 'stream_options')) throw unsupported(name);
+    else if (!HANDLED.has(name) && !LEFT_OUT.includes(name) && !(stream && name === 'stream_options'))
+      throw unsupported(name);
   }
   const images = refuseContent(request.messages, model);
   if (request.functions !== undefined && !Array.isArray(request.functions))
@@ -135,8 +141,10 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
   const written: Record<string, unknown> = {};
   // Makes the upstream store the request, or changes the price. The neutral value is forwarded, so that it is obeyed.
   if (request.store !== undefined && request.store !== false) throw unsupported('store');
-  if (request.service_tier !== undefined && request.service_tier !== 'default') throw unsupported('service_tier');
-  for (const name of ['store', 'service_tier'] as const) if (request[name] !== undefined) written[name] = request[name];
+  const { store, service_tier: tier } = request;
+  if (tier !== undefined && tier !== 'default' && tier !== 'auto') throw unsupported('service_tier');
+  if (store !== undefined) written.store = store;
+  if (tier === 'default') written.service_tier = tier; // "auto" is what a server does that is told nothing.
   if (request.modalities !== undefined && JSON.stringify(request.modalities) !== '["text"]')
     throw unsupported('modalities');
 
@@ -155,6 +163,7 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
     };
   }
   return {
+    api: 'chat',
     prompts: [{ bytes, tokens: 0 }],
     messages: request.messages.length,
     tools,
@@ -184,7 +193,7 @@ function renderedBytes(request: ChatBody, names: readonly string[], enough: numb
 }
 
 /** Throws `invalid_request` for arguments of a call in `field` that are nested too deep to be counted. */
-function refuseTooDeep(field: string, count: () => number): number {
+export function refuseTooDeep(field: string, count: () => number): number {
   try {
     return count();
   } catch (error) {
@@ -194,7 +203,11 @@ function refuseTooDeep(field: string, count: () => number): number {
 }
 
 /** Returns the bytes of the members of these names in the form that a template writes. */
-function namedBytes(request: Readonly<Record<string, unknown>>, names: readonly string[], enough: number): number {
+export function namedBytes(
+  request: Readonly<Record<string, unknown>>,
+  names: readonly string[],
+  enough: number,
+): number {
   return names.reduce((bytes, name) => bytes + name.length + valueBytes(request[name], enough), 0);
 }
 
@@ -245,34 +258,37 @@ export function measureEmbeddings({ enough, forward }: MeasuredFor, raw: Readonl
   wholeNumber(request, 'dimensions');
   const names = Object.keys(byRoute);
   const more = refuseTooDeep(names.join(', '), () => namedBytes(byRoute, names, enough));
-  const prompts = inputsOf(request.input, enough).map(({ bytes, tokens }) => ({ bytes: bytes + more, tokens }));
+  const prompts = inputsOf(request.input, enough, 'input').map(({ bytes, tokens }) => ({
+    bytes: bytes + more,
+    tokens,
+  }));
   const none = { messages: 0, tools: 0, images: 0, choices: 1, outputTokens: undefined, written: {} };
-  return { ...none, prompts, forwarded, byRoute };
+  return { api: 'embeddings', ...none, prompts, forwarded, byRoute };
 }
 
-/** Parses the input: a text, a list of texts, a list of tokens, or a list of such lists. */
-function inputsOf(input: unknown, enough: number): { bytes: number; tokens: number }[] {
+/** Parses the texts in `field`: a text, a list of texts, a list of tokens, or a list of such lists. */
+export function inputsOf(input: unknown, enough: number, field: string): Measured['prompts'] {
   const isTokens = (it: unknown): it is number[] =>
     Array.isArray(it) && it.length > 0 && it.every((token) => Number.isSafeInteger(token) && token >= 0);
   const list = typeof input === 'string' || isTokens(input) ? [input] : input;
   if (!Array.isArray(list) || list.length === 0)
-    throw invalid('input', 'must be a text, a list of texts, a list of tokens, or a list of such lists');
-  if (list.length > INPUT_COUNT_MAX) throw invalid('input', `must have at most ${INPUT_COUNT_MAX} entries`);
+    throw invalid(field, 'must be a text, a list of texts, a list of tokens, or a list of such lists');
+  if (list.length > INPUT_COUNT_MAX) throw invalid(field, `must have at most ${INPUT_COUNT_MAX} entries`);
   return list.map((it, i) => {
     if (typeof it === 'string') return { bytes: textBytes(it, enough), tokens: 0 };
     if (isTokens(it)) return { bytes: 0, tokens: it.length };
-    throw invalid(`input.${i}`, 'must be a text or a list of tokens');
+    throw invalid(`${field}.${i}`, 'must be a text or a list of tokens');
   });
 }
 
 /** Leaves out members that are null, as OpenAI does: some clients send every member they know. */
-const withoutNulls = <T extends object>(raw: T): T =>
+export const withoutNulls = <T extends object>(raw: T): T =>
   Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
 
-function unsupported(name: string): Refusal {
+export function unsupported(name: string): Refusal {
   return new Refusal(
     'unsupported_parameter',
-    `"${name.slice(0, 80)}" is not priced here, so it is not forwarded. Leave it out.`,
+    `"${name.slice(0, 80)}" is not known here, or has no price, so it is not forwarded. Leave it out.`,
     { param: name.slice(0, 80) },
   );
 }
@@ -282,11 +298,11 @@ function notKnown(name: string): Refusal {
   return new Refusal('unsupported_parameter', `${param}: this gateway does not know it. Leave it out.`, { param });
 }
 
-function invalid(field: string, what: string): Refusal {
+export function invalid(field: string, what: string): Refusal {
   return new Refusal('invalid_request', `${field}: ${what}.`, { param: field });
 }
 
-function wholeNumber(
+export function wholeNumber(
   request: Readonly<Record<string, unknown>>,
   name: string,
   max = Number.MAX_SAFE_INTEGER,

@@ -44,6 +44,8 @@ export type PaidRequest = Pick<
   isKeyMadeUp?: boolean;
   /** The header `traceparent` of the request: its span in the caller's trace. */
   traceparent?: string | string[] | undefined;
+  /** How long it waits for an earlier request with its key, instead of `JOIN_SECONDS`. */
+  joinSeconds?: number;
   /** The request has the key of an earlier attempt: it waits for the attempt's end, or takes over its hold. */
   takesOver?: boolean;
   /** Calls its listener when the client has gone. Without it, the client is assumed to stay. */
@@ -152,7 +154,10 @@ export async function spend<A, T extends Data>(
   if (attempt) {
     if (!attempt.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
     attempt.audience.admit(request.onResponseEnd);
-    const given = await attempt.join(request.takesOver ? TAKE_OVER_SECONDS : JOIN_SECONDS, inProgress);
+    const given = await attempt.join(
+      request.takesOver ? TAKE_OVER_SECONDS : (request.joinSeconds ?? JOIN_SECONDS),
+      inProgress,
+    );
     return { ...(given as Given<A>), replayed: true };
   }
   const earlier = isKeyMadeUp ? undefined : findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
@@ -183,7 +188,15 @@ const waitersOf = <A>(reject: RejectWaiters, respond: RespondEarly<Given<A>>, au
 
 async function attemptOnce<A, T extends Data>(
   app: PaidApp,
-  { isKeyMadeUp: _, takesOver: __, onResponseEnd: ___, traceparent, waitsForFunds, ...request }: PaidRequest,
+  {
+    isKeyMadeUp: _,
+    takesOver: __,
+    onResponseEnd: ___,
+    joinSeconds: ____,
+    traceparent,
+    waitsForFunds,
+    ...request
+  }: PaidRequest,
   steps: PaidSteps<A, T>,
   registerId: RegisterId,
   waiters: Waiters<A>,

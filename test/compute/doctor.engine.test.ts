@@ -187,8 +187,8 @@ test('a trial whose doctor died half-way is an orphan, and the server takes it a
   const never = Promise.withResolvers<never>();
   const backend: Backend = {
     ...configured.backend,
-    inside: {
-      ...configured.backend.inside,
+    guest: {
+      ...configured.backend.guest,
       exec: () => {
         died.resolve();
         return never.promise;

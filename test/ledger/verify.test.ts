@@ -255,6 +255,11 @@ const DAMAGE: [what: string, sql: (it: Story) => string, said: (it: Story) => Re
     ({ charged }) => [RegExp(`^operation ${charged} is released, its entries say charged`)],
   ],
   [
+    'a key, freed by mistake',
+    ({ charged }) => `update operation set freed = 1 where id = '${charged}'`,
+    ({ charged }) => [RegExp(`^operation ${charged} does not own its key as its outcome says`)],
+  ],
+  [
     'an operation, given to another wallet',
     ({ charged, ended }) => `update operation set wallet_id = '${ended}' where id = '${charged}'`,
     ({ charged, ended, open }) => [RegExp(`^operation ${charged} is of wallet ${ended}, its entries of ${open}`)],

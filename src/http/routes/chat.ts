@@ -23,6 +23,7 @@ export const createChatCompletion = endpoint({
     ...PAID_REFUSALS,
     'streaming_not_supported',
     'unsupported_parameter',
+    'context_length_exceeded',
     'model_not_found',
     'idempotency_key_expired',
     'answer_lost',

@@ -170,13 +170,20 @@ export function createOperationSpans(
 
 const leaseCall = ({ kind, subject }: Operation) => `${kind} ${subject}`;
 
+/** The names of operations on models, by the route. */
+const OPERATIONS: Record<string, string> = {
+  'router/embeddings': 'embeddings',
+  'router/completions': 'text_completion',
+  'router/rerank': 'rerank',
+};
+
 /** Names and describes the call of a model as the semantic conventions for generative AI do. */
 function modelCall(
   { route, subject, tags }: Operation,
   { usage, charge }: End,
   asked: Attempt['asked'],
 ): Pick<Span, 'name' | 'attributes'> {
-  const name = route.endsWith('embeddings') ? 'embeddings' : 'chat';
+  const name = OPERATIONS[route] ?? 'chat';
   const counted = usage === null ? {} : (parseJson(usage) as Record<string, unknown>);
   const count = (member: string) => {
     const value = counted[member];
