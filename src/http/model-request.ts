@@ -1,7 +1,8 @@
-import { hash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import * as v from 'valibot';
-import { canonicalBytes, type Outline, type ParsedText, parseText } from '../base/json-text.ts';
+import { fingerprintOf } from '../base/fingerprint.ts';
+import type { Scan } from '../base/json-scan.ts';
+import { type ParsedText, parseText } from '../base/json-text.ts';
 import { Refusal, type RefusalData, refusalOf, refusedFrom } from '../base/refusal.ts';
 import { type Bounded, bound, type Native } from '../router/bound.ts';
 import { cachedAs, type Forwards, withoutCacheControl } from '../router/cache-control.ts';
@@ -81,7 +82,7 @@ export function readModelRequest(
   bytes: Buffer,
   { kind, isKeyed }: ReadOrder,
   find: (model: string) => MeasuredFor | undefined,
-  take: (outline: Pick<Outline, 'values' | 'numbers'>) => void,
+  take: (counts: Pick<Scan, 'values' | 'numbers'>) => void,
 ): ModelRequest {
   const { schema, numbersMax } = KINDS[kind];
   const parsed = parseText(bytes, numbersMax, take);
@@ -100,11 +101,7 @@ export function readModelRequest(
     model,
     stream,
     includeUsage: options?.include_usage === true,
-    fingerprint: hash(
-      'sha256',
-      canonicalBytes(bytes, parsed, isKeyed ? undefined : besideTheQuestion(parsed.value as Json)),
-      'buffer',
-    ),
+    fingerprint: fingerprintOf(parsed.text, isKeyed ? undefined : besideTheQuestion(parsed.value as Json)),
     tags: tagsOfBody(parsed.value as Record<string, unknown>),
     kept: translated && ('refused' in translated ? translated : translated.kept),
     measured: known && !isRefused(translated) ? measure(bytes, parsed, kind, known, stream, translated) : undefined,
