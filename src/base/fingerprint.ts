@@ -15,7 +15,7 @@ import {
   START,
   STRING,
 } from './json-scan.ts';
-import { type ScannedText, stringAt, stringPieces } from './json-text.ts';
+import { type ScannedText, stringAt, stringPieces } from './json-strings.ts';
 
 /**
  * Serializes JSON with sorted keys and no spaces, so that two bodies with the same meaning give the same text (design

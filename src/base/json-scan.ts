@@ -16,7 +16,7 @@ const NUMBER_LENGTH_MAX = 25;
 const [TAB, LINE_FEED, RETURN, SPACE, DELETE] = [0x09, 0x0a, 0x0d, 0x20, 0x7f];
 const [QUOTE, COMMA, MINUS, ZERO, NINE, COLON, BACKSLASH] = [0x22, 0x2c, 0x2d, 0x30, 0x39, 0x3a, 0x5c];
 const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = [0x5b, 0x5d, 0x7b, 0x7d];
-const [POINT, PLUS, SMALL_E, LARGE_E, SMALL_U] = [0x2e, 0x2b, 0x65, 0x45, 0x75];
+const [POINT, PLUS, LARGE_E, SMALL_E, SMALL_U] = [0x2e, 0x2b, 0x45, 0x65, 0x75];
 
 /** The kinds of nodes. Of a list, all numbers that follow each other are one node. */
 export const [STRING, NUMBERS, LITERAL, LIST, OBJECT] = [1, 2, 3, 4, 5] as const;
@@ -24,8 +24,11 @@ export const KIND_MASK = 7;
 /** Marks of a string: it has an escape; one that JSON.stringify may write otherwise; a character beyond ASCII. */
 export const [HAS_ESCAPE, HAS_OTHER_ESCAPE, IS_BEYOND_ASCII] = [8, 16, 32] as const;
 
-/** The parts of a node: its kind and marks, its first byte, the byte behind it, and the node behind it and all in it. */
-export const [START, END, NEXT, NODE_LENGTH] = [1, 2, 3, 4] as const;
+/**
+ * The parts of a node: its kind and marks, its first byte, the byte behind it, and the node behind it and all in it; of a
+ * string also the number of its escapes.
+ */
+export const [START, END, NEXT, ESCAPES, NODE_LENGTH] = [1, 2, 3, 4, 5] as const;
 
 /** What a scan found. */
 export type Scan = {
@@ -66,21 +69,55 @@ const ESCAPED = Uint8Array.from({ length: 256 }, (_, byte) => {
 const IS_HEX = Uint8Array.from({ length: 256 }, (_, byte) => Number(/[0-9a-fA-F]/.test(String.fromCharCode(byte))));
 const isDigit = (code: number | undefined) => code !== undefined && code >= ZERO && code <= NINE;
 
-/** The marks of the string that was read last. */
+/** The marks of the string that was read last, and the number of its escapes. */
 let marks = 0;
+let escapes = 0;
 
-/** Returns the offset behind the string that begins at `at`, -1 if it is none, and sets its `marks`. */
-function endOfString(text: Uint8Array, at: number): number {
-  marks = 0;
-  for (let i = at + 1; i < text.length; i++) {
+/** The same byte in each place of a word. */
+const everywhere = (byte: number) => Math.imul(byte, 0x01010101);
+const [ONES, SPACES, QUOTES, BACKSLASHES, HIGH_BITS] = [1, SPACE, QUOTE, BACKSLASH, 0x80].map(everywhere) as Five;
+type Five = [number, number, number, number, number];
+
+/** A text as bytes, and as words of four of them: `shift` bytes of the first word lie before the text. */
+type Words = { text: Uint8Array; words: Int32Array; shift: number };
+
+function wordsOf(text: Buffer): Words {
+  const shift = text.byteOffset % 4;
+  return { text, words: new Int32Array(text.buffer, text.byteOffset - shift, (shift + text.length) >> 2), shift };
+}
+
+/** Returns the offset behind the string that begins at `at`, -1 if it is none, and sets its marks. */
+function endOfString({ text, words, shift }: Words, at: number): number {
+  marks = escapes = 0;
+  const { length } = text;
+  let seen = 0;
+  for (let i = at + 1; i < length; i++) {
+    if (((i + shift) & 3) === 0) {
+      let k = (i + shift) >> 2;
+      for (; k < words.length; k++) {
+        const word = words[k] as number;
+        const quote = word ^ QUOTES;
+        const backslash = word ^ BACKSLASHES;
+        // The high bit is set of each byte that is a control character, a quote or a backslash.
+        const stops = ((word - SPACES) & ~word) | ((quote - ONES) & ~quote) | ((backslash - ONES) & ~backslash);
+        if (stops & HIGH_BITS) break;
+        seen |= word;
+      }
+      i = (k << 2) - shift;
+      if (i >= length) return -1;
+    }
     const what = IN_STRING[text[i] as number] as number;
     if (what === 0) continue;
-    if (what === 1) return i + 1;
+    if (what === 1) {
+      if (seen & HIGH_BITS) marks |= IS_BEYOND_ASCII;
+      return i + 1;
+    }
     if (what === 3) marks |= IS_BEYOND_ASCII;
     else if (what === 4) return -1;
     else {
       const escaped = ESCAPED[text[++i] as number];
       if (!escaped) return -1;
+      escapes++;
       marks |= escaped === 1 ? HAS_ESCAPE : HAS_ESCAPE | HAS_OTHER_ESCAPE;
       if (escaped === 3) {
         for (let k = 1; k <= 4; k++) if (!IS_HEX[text[i + k] as number]) return -1;
@@ -147,6 +184,7 @@ const around = new Int32Array(NESTING_MAX);
  */
 export function scan(text: Buffer, numbersMax: number, valuesMax: number): Scan | Fault {
   const { length } = text;
+  const words = wordsOf(text);
   let nodes = kept;
   let size = 0;
   let depth = 0;
@@ -167,6 +205,11 @@ export function scan(text: Buffer, numbersMax: number, valuesMax: number): Scan 
       if (++gap > 1) isShort = false;
     }
     return -1;
+  };
+  const addString = (end: number) => {
+    allMarks |= marks;
+    add(STRING | marks, end);
+    nodes[size - NODE_LENGTH + ESCAPES] = escapes;
   };
   const add = (kind: number, end: number) => {
     if (size + NODE_LENGTH > nodes.length) {
@@ -191,10 +234,9 @@ export function scan(text: Buffer, numbersMax: number, valuesMax: number): Scan 
     if (isNumber && isInList && numbers < numbersMax) numbers++;
     else if (++values > valuesMax) return 'too many';
     if (code === QUOTE) {
-      const end = endOfString(text, at);
+      const end = endOfString(words, at);
       if (end === -1) return 'no JSON';
-      allMarks |= marks;
-      add(STRING | marks, end);
+      addString(end);
     } else if (isNumber) {
       const end = endOfNumber(text, at);
       if (end === -1) return 'no JSON';
@@ -242,11 +284,10 @@ export function scan(text: Buffer, numbersMax: number, valuesMax: number): Scan 
       }
       if (isList) break;
       if (skip() !== QUOTE) return 'no JSON';
-      const end = endOfString(text, at);
+      const end = endOfString(words, at);
       if (end === -1) return 'no JSON';
       if (marks & HAS_ESCAPE) hasEscapedName = true;
-      allMarks |= marks;
-      add(STRING | marks, end);
+      addString(end);
       if (skip() !== COLON) return 'no JSON';
       at++;
       memberCount++;

@@ -2,8 +2,6 @@ import { isUtf8 } from 'node:buffer';
 import {
   END,
   type Fault,
-  HAS_ESCAPE,
-  IS_BEYOND_ASCII,
   KIND_MASK,
   LIST,
   NESTING_MAX,
@@ -16,22 +14,16 @@ import {
   STRING,
   scan,
 } from './json-scan.ts';
-import { endOfString, parseJson, parsePlain, parseString, setMember } from './parse-json.ts';
+import { PIECE_BYTES, type ScannedText, stringAt } from './json-strings.ts';
+import { LongText } from './long-text.ts';
+import { endOfString, parseJson, parsePlain, setMember } from './parse-json.ts';
 import { Refusal } from './refusal.ts';
 
 /** The most values that a body may have. A long text is one value, so only a hostile body has more. */
 const VALUE_COUNT_MAX = 50_000;
-/**
- * The longest piece of a text that becomes one string: V8 makes a string of more than 128 KB in new memory, for which the
- * system takes milliseconds.
- */
-const PIECE_BYTES = 64 * 1024;
 
-const [QUOTE, COMMA, COLON, BACKSLASH, SMALL_U] = [0x22, 0x2c, 0x3a, 0x5c, 0x75];
+const [QUOTE, COMMA, COLON, BACKSLASH] = [0x22, 0x2c, 0x3a, 0x5c];
 const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = [0x5b, 0x5d, 0x7b, 0x7d];
-
-/** A JSON text, and what a scan of it found. */
-export type ScannedText = Scan & { bytes: Buffer };
 
 /** A member of an object: where its name begins and its value ends, in bytes. */
 export type Member = { name: string; start: number; end: number };
@@ -54,13 +46,15 @@ export type ParsedText = { text: ScannedText; outline: Outline; value: unknown }
 /**
  * Parses a body of at most 100 levels and 50,000 values, or `valuesMax`. `take` gets the counts of values and numbers before
  * any value is created; an exception that it throws ends the parsing. Up to `numbersMax` numbers directly in lists do not
- * count as values. Throws `invalid_json` for a body that is not JSON in UTF-8.
+ * count as values. Long strings in the outermost member `keptIn` may be LongTexts. Throws `invalid_json` for a body that is not
+ * JSON in UTF-8.
  */
 export function parseText(
   bytes: Buffer,
   numbersMax: number,
   take: (counts: Pick<Scan, 'values' | 'numbers'>) => void,
   valuesMax = VALUE_COUNT_MAX,
+  keptIn?: string,
 ): ParsedText {
   if (!isUtf8(bytes)) throw new Refusal('invalid_json', 'The body is not valid UTF-8.');
   const found = scan(bytes, numbersMax, valuesMax);
@@ -72,7 +66,12 @@ export function parseText(
     members: membersOf(text),
     isPlain: found.isShort && !found.hasEscapedName,
   };
-  return { text, outline, value: valueAt(text) };
+  return { text, outline, value: valueIn(text, keptIn) };
+}
+
+function valueIn(text: ScannedText, keptIn?: string): unknown {
+  const isLong = text.bytes.length > LONG_BYTES && text.nodes[0] === OBJECT;
+  return keptIn && isLong ? longObject(text, 0, false, keptIn) : valueAt(text, 0, false);
 }
 
 function refusalOf(fault: Fault, bytes: Buffer, valuesMax: number): string {
@@ -95,59 +94,25 @@ function membersOf(text: ScannedText): Member[] {
   return members;
 }
 
-/** Returns the string of a node. */
-export function stringAt(text: ScannedText, node: number): string {
-  let all = '';
-  for (const piece of stringPieces(text, node)) all += piece;
-  return all;
-}
-
-/** Returns the string of a node in pieces, none of which ends inside a character. */
-export function stringPieces({ bytes, nodes }: ScannedText, node: number): string[] {
-  const marks = nodes[node] as number;
-  const end = (nodes[node + END] as number) - 1;
-  const encoding = marks & IS_BEYOND_ASCII ? 'utf8' : 'latin1';
-  const pieces: string[] = [];
-  for (let from = (nodes[node + START] as number) + 1; from < end; ) {
-    const to = from + PIECE_BYTES < end ? endOfPiece(bytes, from, from + PIECE_BYTES) : end;
-    const piece = bytes.toString(encoding, from, to);
-    pieces.push(marks & HAS_ESCAPE ? parseString(`"${piece}"`) : piece);
-    from = to;
-  }
-  return pieces;
-}
-
-/** Returns an offset at or a little before `end` in a string, which is neither inside a character nor inside an escape. */
-function endOfPiece(bytes: Buffer, from: number, end: number): number {
-  while (((bytes[end] as number) & 0xc0) === 0x80) end--;
-  const near = Math.max(from, end - CODE_LENGTH);
-  const backslash = near + bytes.subarray(near, end).lastIndexOf(BACKSLASH);
-  if (backslash < near) return end;
-  let first = backslash;
-  while (first > from && bytes[first - 1] === BACKSLASH) first--;
-  if ((backslash - first) % 2) return end; // The one before escapes it.
-  const isCode = bytes[backslash + 1] === SMALL_U;
-  const isCut = backslash + (isCode ? CODE_LENGTH : 2) > end;
-  return isCut || (isCode && isHighSurrogate(bytes, backslash)) ? backslash : end;
-}
-const CODE_LENGTH = 6;
-
-/** Returns whether the escape at `at` is the first half of a character: `\ud800` to `\udbff`. */
-const isHighSurrogate = (bytes: Buffer, at: number) => /^d[89ab]/i.test(bytes.toString('latin1', at + 2, at + 4));
+/** A string of at least this length is a LongText where it may be one. */
+export const LONG_BYTES = 4 * 1024;
+/** The members whose strings are only measured and forwarded. */
+const LONG_MEMBERS = new Set(['content', 'text', 'reasoning_content', 'reasoning', 'refusal', 'arguments', 'url']);
 
 /**
  * Returns the value at a node. A long list or object is parsed in pieces of several values or members, and a long string in
- * pieces of its text.
+ * pieces of its text. With `keepsLong`, long strings of some members below it are LongTexts.
  */
-function valueAt(text: ScannedText, node = 0): unknown {
+function valueAt(text: ScannedText, node: number, keepsLong: boolean): unknown {
   const { nodes } = text;
   const start = nodes[node + START] as number;
   const end = nodes[node + END] as number;
   const kind = (nodes[node] as number) & KIND_MASK;
   // A number is never cut: its value follows from all of its digits.
-  if (end - start <= PIECE_BYTES || kind === NUMBERS) return parsed(text, start, end, '', '');
+  if (end - start <= (keepsLong ? LONG_BYTES : PIECE_BYTES) || kind === NUMBERS)
+    return parsed(text, start, end, '', '');
   if (kind === STRING) return stringAt(text, node);
-  return kind === LIST ? longList(text, node) : longObject(text, node);
+  return kind === LIST ? longList(text, node, keepsLong) : longObject(text, node, keepsLong);
 }
 
 function parsed(
@@ -161,7 +126,7 @@ function parsed(
   return hasEscapedName ? parseJson(written) : parsePlain(written);
 }
 
-function longList(text: ScannedText, list: number): unknown[] {
+function longList(text: ScannedText, list: number, keepsLong: boolean): unknown[] {
   const { bytes, nodes } = text;
   const values: unknown[] = [];
   inPieces(
@@ -184,12 +149,16 @@ function longList(text: ScannedText, list: number): unknown[] {
     (start, end) => {
       for (const it of parsed(text, start, end, '[', ']') as unknown[]) values.push(it);
     },
-    (node, start, end) => values.push(nodes[node] === NUMBERS ? parsed(text, start, end, '', '') : valueAt(text, node)),
+    (node, start, end) => {
+      values.push(nodes[node] === NUMBERS ? parsed(text, start, end, '', '') : valueAt(text, node, keepsLong));
+    },
+    keepsLong ? LONG_BYTES : PIECE_BYTES,
   );
   return values;
 }
 
-function longObject(text: ScannedText, object: number): Record<string, unknown> {
+/** With `keptIn`, the member of that name keeps its long strings; all do with `keepsLong`. */
+function longObject(text: ScannedText, object: number, keepsLong: boolean, keptIn?: string): Record<string, unknown> {
   const { nodes } = text;
   const members: Record<string, unknown> = {};
   inPieces(
@@ -202,16 +171,27 @@ function longObject(text: ScannedText, object: number): Record<string, unknown> 
       const some = parsed(text, start, end, '{', '}') as Record<string, unknown>;
       for (const name of Object.keys(some)) setMember(members, name, some[name]);
     },
-    (name) => setMember(members, stringAt(text, name), valueAt(text, name + NODE_LENGTH)),
+    (at) => {
+      const name = stringAt(text, at);
+      const node = at + NODE_LENGTH;
+      const isKept = keepsLong && isLongString(text, node) && LONG_MEMBERS.has(name);
+      setMember(members, name, isKept ? new LongText(text, node) : valueAt(text, node, keepsLong || name === keptIn));
+    },
+    keepsLong || keptIn ? LONG_BYTES : PIECE_BYTES,
   );
   return members;
 }
 
-/** Joins the parts that `visit` takes, which follow each other in a text, to pieces; one that is too long stays alone. */
+const isLongString = ({ nodes }: ScannedText, node: number) =>
+  ((nodes[node] as number) & KIND_MASK) === STRING &&
+  (nodes[node + END] as number) - (nodes[node + START] as number) >= LONG_BYTES;
+
+/** Joins the parts that `visit` takes, which follow each other in a text, to pieces; one above `longest` stays alone. */
 function inPieces(
   visit: (take: (start: number, end: number, node: number) => void) => void,
   piece: (start: number, end: number) => void,
   alone: (node: number, start: number, end: number) => void,
+  longest: number,
 ): void {
   let from = -1;
   let to = -1;
@@ -220,12 +200,56 @@ function inPieces(
     from = -1;
   };
   visit((start, end, node) => {
-    if (from !== -1 && end - from > PIECE_BYTES) flush();
-    if (end - start > PIECE_BYTES) return alone(node, start, end);
+    const isAlone = end - start > longest;
+    if (from !== -1 && (isAlone || end - from > PIECE_BYTES)) flush();
+    if (isAlone) return alone(node, start, end);
     if (from === -1) from = start;
     to = end;
   });
   flush();
+}
+
+/**
+ * Parses JSON in bytes from outside that have no limit of values, a long text in pieces. Bytes that are not UTF-8 are read as
+ * their replacement. Returns undefined for a text that is not JSON. Throws UncountedJson for one of more than 100 levels.
+ */
+export function parseBytes(bytes: Buffer): { value: unknown } | undefined {
+  if (bytes.length <= PIECE_BYTES) return parseNested(bytes.toString('utf8'), undefined, Number.POSITIVE_INFINITY);
+  const valid = isUtf8(bytes) ? bytes : replaced(bytes);
+  const found = scan(valid, 0, Number.POSITIVE_INFINITY);
+  if (found === 'too deep' && isClosed(valid)) throw new UncountedJson();
+  return typeof found === 'string' ? undefined : { value: valueAt({ ...found, bytes: valid }, 0, false) };
+}
+
+/** Parses an answer that is known to be JSON. */
+export function parseAnswer(bytes: Buffer): unknown {
+  const parsed = parseBytes(bytes);
+  if (!parsed) throw new SyntaxError('the answer is not JSON');
+  return parsed.value;
+}
+
+/** Returns whether the brackets of a text are closed. A text that ends before is not JSON, however deep it is. */
+function isClosed(text: Buffer): boolean {
+  let depth = 0;
+  let isInString = false;
+  for (let at = 0; at < text.length; at++) {
+    const code = text[at];
+    if (code === QUOTE) isInString = !isInString;
+    else if (code === BACKSLASH) at++;
+    else if (isInString) continue;
+    else if (code === OPEN_LIST || code === OPEN_OBJECT) depth++;
+    else if ((code === CLOSE_LIST || code === CLOSE_OBJECT) && --depth < 0) return false;
+  }
+  return depth === 0;
+}
+
+/** Returns UTF-8 with a replacement character for what is none. */
+function replaced(bytes: Buffer): Buffer {
+  const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
+  const pieces: Buffer[] = [];
+  for (let at = 0; at < bytes.length; at += PIECE_BYTES)
+    pieces.push(Buffer.from(decoder.decode(bytes.subarray(at, at + PIECE_BYTES), { stream: true })));
+  return Buffer.concat([...pieces, Buffer.from(decoder.decode())]);
 }
 
 /** Thrown for JSON inside a string that has more levels or values than a body may have. */

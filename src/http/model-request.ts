@@ -37,8 +37,8 @@ export const DialectBody = v.looseObject({
 
 /** The endpoints that take requests to models, by the kind of their bodies. */
 export const KINDS = {
-  chat: { schema: ChatBody, numbersMax: 0 },
-  routerChat: { schema: RouterChatBody, numbersMax: 0 },
+  chat: { schema: ChatBody, numbersMax: 0, keptIn: 'messages' },
+  routerChat: { schema: RouterChatBody, numbersMax: 0, keptIn: 'messages' },
   embeddings: { schema: EmbeddingsBody, numbersMax: EMBEDDED_TOKENS_MAX },
   messages: { schema: DialectBody, numbersMax: 0, wire: messagesDialect },
   responses: { schema: DialectBody, numbersMax: 0, wire: responsesDialect },
@@ -46,7 +46,10 @@ export const KINDS = {
   tokens: { schema: DialectBody, numbersMax: 0, wire: messagesDialect },
 } as const;
 export type ModelRequestKind = keyof typeof KINDS;
-const dialectOf = (kind: ModelRequestKind): Dialect | undefined => (KINDS[kind] as { wire?: Dialect }).wire;
+type Schema = typeof RouterChatBody | typeof EmbeddingsBody | typeof ChatBody | typeof DialectBody;
+/** A kind of body. Long texts in the member `keptIn` are only measured and forwarded. */
+type Kind = { schema: Schema; numbersMax: number; keptIn?: string; wire?: Dialect };
+const dialectOf = (kind: ModelRequestKind): Dialect | undefined => (KINDS[kind] as Kind).wire;
 
 /** The result of reading the body of a request to a model. Plain data, so that a worker thread can send it. */
 export type ModelRequest =
@@ -84,9 +87,9 @@ export function readModelRequest(
   find: (model: string) => MeasuredFor | undefined,
   take: (counts: Pick<Scan, 'values' | 'numbers'>) => void,
 ): ModelRequest {
-  const { schema, numbersMax } = KINDS[kind];
-  const parsed = parseText(bytes, numbersMax, take);
-  let body: v.InferOutput<typeof RouterChatBody | typeof EmbeddingsBody | typeof ChatBody | typeof DialectBody>;
+  const { schema, numbersMax, keptIn } = KINDS[kind] as Kind;
+  const parsed = parseText(bytes, numbersMax, take, undefined, keptIn);
+  let body: v.InferOutput<Schema>;
   try {
     body = validate(schema, parsed.value);
   } catch (error) {

@@ -1,4 +1,4 @@
-import { parseJson } from '../base/parse-json.ts';
+import { parseAnswer } from '../base/json-text.ts';
 import { isWire } from '../config/router.ts';
 import { eventsOfCompletion } from './completion-events.ts';
 import { type Api, eventsOfAnswer } from './native.ts';
@@ -41,6 +41,6 @@ export function streamOfAnswer(bytes: Buffer, api: Api, choices: number): Answer
 }
 
 function eventsOf(bytes: Buffer, api: Api): SseEvent[] {
-  const answer: unknown = parseJson(bytes.toString('utf8'));
+  const answer = parseAnswer(bytes);
   return isWire(api) ? eventsOfAnswer(api, answer) : eventsOfCompletion(answer);
 }

@@ -1,3 +1,4 @@
+import { isText, LongText } from '../base/long-text.ts';
 import { wordOf } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import { HANDLED_MEMBERS, type NativeWire } from '../config/router.ts';
@@ -202,13 +203,12 @@ function messageBytes({ content, ...rest }: Record<string, unknown>, enough: num
   let bytes = 0;
   for (const [name, it] of Object.entries(rest)) {
     if (ANSWERED.includes(name)) bytes += valueBytes({ [name]: it }, enough);
-    else if (typeof it !== 'string') bytes += valueBytes(it, enough);
+    else if (!isText(it)) bytes += valueBytes(it, enough);
     else bytes += name === 'refusal' || REASONING.includes(name) ? textBytes(it, enough) : quotedBytes(it, enough);
   }
   // A tool's result may be rendered as text or as JSON.
   const isOfTool = rest.role === 'tool' || rest.role === 'function';
-  if (typeof content === 'string')
-    return bytes + (isOfTool ? 2 + quotedBytes(content, enough) : textBytes(content, enough));
+  if (isText(content)) return bytes + (isOfTool ? 2 + quotedBytes(content, enough) : textBytes(content, enough));
   if (!Array.isArray(content)) return bytes;
   if (isOfTool)
     bytes += valueBytes(
@@ -219,8 +219,7 @@ function messageBytes({ content, ...rest }: Record<string, unknown>, enough: num
     if (bytes >= enough) break;
     if (part.type === 'thinking') bytes += TOKENS_PER_PART + valueBytes(part, enough);
     for (const it of [part.text, part.refusal])
-      if (it !== undefined)
-        bytes += TOKENS_PER_PART + (typeof it === 'string' ? textBytes(it, enough) : valueBytes(it, enough));
+      if (it !== undefined) bytes += TOKENS_PER_PART + (isText(it) ? textBytes(it, enough) : valueBytes(it, enough));
   }
   return bytes;
 }
@@ -366,9 +365,8 @@ function refuseContent(messages: readonly Record<string, unknown>[], model: Meas
     for (const name of ANSWERED) refuseMedia(message[name], `messages.${i}.${name}`);
     const { role, content } = message;
     if (typeof role !== 'string') throw invalid(`messages.${i}.role`, 'must be a string');
-    for (const name of REASONING)
-      if (typeof (message[name] ?? '') !== 'string') throw unsupported(`messages.${i}.${name}`);
-    if (content === undefined || content === null || typeof content === 'string') return;
+    for (const name of REASONING) if (!isText(message[name] ?? '')) throw unsupported(`messages.${i}.${name}`);
+    if (content === undefined || content === null || isText(content)) return;
     if (!Array.isArray(content)) throw unsupported(`messages.${i}.content`);
     content.forEach((part, k) => {
       const where = `messages.${i}.content.${k}`;
@@ -397,7 +395,8 @@ function refuseImage(part: Record<string, unknown>, where: string, takesUrls: bo
   refuseMembers(part, IMAGE, where);
   const image = part.image_url;
   refuseMembers(image, IMAGE_URL, `${where}.image_url`);
-  const { url } = image as { url?: unknown };
+  const { url: whole } = image as { url?: unknown };
+  const url = whole instanceof LongText ? whole.head() : whole;
   if (typeof url === 'string' && (DATA_IMAGE.test(url) || (takesUrls && /^https?:\/\//.test(url)))) return;
   const also = takesUrls ? ', or an http(s) address' : '; this model takes no addresses';
   throw invalid(`${where}.image_url.url`, `must be data:image/png, jpeg, webp or gif${also}`);

@@ -1,4 +1,4 @@
-import { parseNested, UncountedJson } from '../base/json-text.ts';
+import { parseBytes, parseNested, UncountedJson } from '../base/json-text.ts';
 import { wordOf } from '../base/parse-json.ts';
 import { isWire } from '../config/router.ts';
 import { generatedBytes } from './generated.ts';
@@ -72,7 +72,7 @@ const INDEX_LENGTH_MAX = 20;
 export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
   let json: unknown;
   try {
-    json = parseNested(bytes.toString('utf8'), undefined, Number.POSITIVE_INFINITY)?.value;
+    json = parseBytes(bytes)?.value;
   } catch (error) {
     if (!(error instanceof UncountedJson)) throw error;
   }
@@ -110,9 +110,10 @@ export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
 }
 
 /** Parses the data of an event. Returns undefined if it is not JSON; throws if it has more than 100 levels. */
-export function parseEvent(data: string): unknown {
+export function parseEvent(data: string | Buffer): unknown {
   try {
-    return parseNested(data, undefined, Number.POSITIVE_INFINITY)?.value;
+    return (typeof data === 'string' ? parseNested(data, undefined, Number.POSITIVE_INFINITY) : parseBytes(data))
+      ?.value;
   } catch (cause) {
     throw new Error('an event is nested deeper than any model server writes', { cause });
   }

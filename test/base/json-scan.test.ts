@@ -202,6 +202,8 @@ test('JSON that is unusual, and texts that nearly are JSON', () => {
     ],
     ...[99, 100, 101, 500].flatMap((it) => [nested(it, '[', ']'), nested(it, '{"a":', '}').replace(':}', ':1}')]),
     '[1 , 2\n,3]',
+    ...Array.from({ length: 14 }, (_, i) => `"${'x'.repeat(i)}${'\\ud83d\\ude00'.repeat(12_000)}\\\\ud83d\\ude00"`),
+    ...Array.from({ length: 6 }, (_, i) => `["${'x'.repeat(i)}${'\\\\'.repeat(70_000)}\\/"]`),
     `{"a${'b'.repeat(70_000)}":[${'1,'.repeat(40_000)}1],"c":1}`,
   ];
   for (const text of texts) holdAgainstParse(Buffer.from(text), JSON.stringify(text.slice(0, 60)));

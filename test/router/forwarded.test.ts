@@ -42,8 +42,19 @@ test(`any body is sent as what it was parsed as, and priced as what is sent (see
   let asItCame = 0;
   for (let i = 0; i < RUN_COUNT; i++) {
     isCompact = i % 2 === 0;
+    const long = () => `"${text().slice(1, -1)}${(text().slice(1, -1) || 'e').repeat(1 + random(4000))}"`;
+    const either = () => (random(20) ? text() : long());
     const messageMember = () =>
-      pick([() => member('role', string('user')), () => member('content', text()), () => member('name', text())])();
+      pick([
+        () => member('role', string(pick(['user', 'tool', 'assistant']))),
+        () => member('content', either()),
+        () =>
+          member('content', `[${list([`{"type":"text","text":${either()}}`, `{"type":"text","text":${text()}}`])}]`),
+        () => member('name', either()),
+        () => member('refusal', either()),
+        () => member('reasoning', either()),
+        () => member('tool_calls', `[{"function":{"name":"a","arguments":${either()}}}]`),
+      ])();
     const messages = () =>
       `[${list([`{${list([member('role', string('user')), ...Array.from({ length: random(4) }, messageMember)])}}`])}]`;
     const tool = () => `[{"type":"function","function":${value(3)}}]`;
