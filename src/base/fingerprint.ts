@@ -189,33 +189,52 @@ function writeList(pieces: Pieces, text: ScannedText, list: number): void {
 function writeObject(pieces: Pieces, text: ScannedText, object: number, isLeftOut?: (name: string) => boolean): void {
   const { nodes } = text;
   const start = nodes[object + START] as number;
+  const first = namesInOrder.length;
   pieces.add(start, start + 1);
-  let isFirst = true;
-  const write = (name: number) => {
-    if (!isFirst) pieces.addBetween(COMMA);
-    isFirst = false;
+  putNamesInOrder(text, object, isLeftOut);
+  const last = namesInOrder.length;
+  for (let i = first; i < last; i++) {
+    const name = namesInOrder[i] as number;
+    if (i > first) pieces.addBetween(COMMA);
     writeString(pieces, text, name);
     pieces.addBetween(COLON);
     writeValue(pieces, text, name + NODE_LENGTH);
-  };
-  const last = nodes[object + NEXT] as number;
-  const next = (name: number) => nodes[name + NODE_LENGTH + NEXT] as number;
-  let isInOrder = isLeftOut === undefined;
-  for (let name = object + NODE_LENGTH, before = -1; isInOrder && name < last; before = name, name = next(name))
-    if (before !== -1 && compareNames(text, before, name) >= 0) isInOrder = false;
-  if (isInOrder) {
-    for (let name = object + NODE_LENGTH; name < last; name = next(name)) write(name);
-  } else {
-    const names: number[] = [];
-    for (let name = object + NODE_LENGTH; name < last; name = next(name))
-      if (!isLeftOut?.(stringAt(text, name))) names.push(name);
-    names.sort((one, other) => compareNames(text, one, other)); // Equal ones stay in their order.
-    names.forEach((name, i) => {
-      const after = names[i + 1];
-      if (after === undefined || compareNames(text, name, after) !== 0) write(name); // Of duplicate names the last counts.
-    });
   }
   pieces.addBetween(CLOSE_OBJECT);
+  namesInOrder.length = first;
+}
+
+/** The names of the objects that are being written, each in order behind those of the object around it. */
+const namesInOrder: number[] = [];
+/** More names than this are sorted by Array.sort, which makes lists of its own. */
+const FEW_COUNT = 32;
+
+/** Puts the names of an object in order. Of duplicate names the last counts. */
+function putNamesInOrder(text: ScannedText, object: number, isLeftOut?: (name: string) => boolean): void {
+  const { nodes } = text;
+  const first = namesInOrder.length;
+  const behind = nodes[object + NEXT] as number;
+  for (let name = object + NODE_LENGTH; name < behind; name = nodes[name + NODE_LENGTH + NEXT] as number)
+    if (!isLeftOut?.(stringAt(text, name))) namesInOrder.push(name);
+  if (namesInOrder.length - first > FEW_COUNT) {
+    const sorted = namesInOrder.splice(first).sort((one, other) => compareNames(text, one, other));
+    for (const name of sorted) namesInOrder.push(name);
+  } else
+    for (let i = first + 1; i < namesInOrder.length; i++) {
+      const name = namesInOrder[i] as number;
+      let k = i;
+      for (; k > first && compareNames(text, namesInOrder[k - 1] as number, name) > 0; k--)
+        namesInOrder[k] = namesInOrder[k - 1] as number;
+      namesInOrder[k] = name;
+    }
+  // Equal names stayed in their order.
+  let kept = first;
+  for (let i = first; i < namesInOrder.length; i++) {
+    const name = namesInOrder[i] as number;
+    const after = namesInOrder[i + 1];
+    if (after === undefined || compareNames(text, name, after) !== 0) namesInOrder[kept++] = name;
+  }
+  namesInOrder.length = kept;
 }
 
 /** Compares names as JavaScript sorts strings. */

@@ -178,8 +178,11 @@ function boundMeasuredChat(
 }
 
 /** Returns the members that the settings of the route's upstream name. */
-const namedBy = ({ forward }: Route, members: Readonly<Record<string, unknown>>) =>
-  Object.fromEntries(Object.entries(members).filter(([name]) => forward.includes(name)));
+function namedBy({ forward }: Route, members: Readonly<Record<string, unknown>>): Readonly<Record<string, unknown>> {
+  const names = Object.keys(members);
+  if (names.every((name) => forward.includes(name))) return members;
+  return Object.fromEntries(names.filter((name) => forward.includes(name)).map((name) => [name, members[name]]));
+}
 
 const speaks = ({ wires }: Route, wire: NativeWire | undefined) => wire !== undefined && wires.includes(wire);
 
@@ -212,23 +215,26 @@ function promptsOf(
   imageTokens: number,
   computed: (route: Route) => number[],
 ): (route: Route) => Prompt {
-  const sum = (list: number[]) => list.reduce((all, it) => all + it, 0);
-  const prompts = new Map(
-    model.routes.map((route) => {
-      const each = computed(route);
-      const faded = fadedAt(route.learned, now);
-      const bounds = each.map((it) => promptBound(route, it, imageTokens, faded));
-      const prompt: Prompt = {
-        tokens: sum(bounds),
-        computed: sum(each),
-        added: each.length * (imageTokens + route.promptOverheadTokens),
-        count: each.length,
-        isCut: bounds.some((it) => it >= contextOf(route)),
-      };
-      return [route, prompt];
-    }),
-  );
-  return (route) => prompts.get(route) as Prompt;
+  const prompts = model.routes.map((route): Prompt => {
+    const each = computed(route);
+    const faded = fadedAt(route.learned, now);
+    const prompt = {
+      tokens: 0,
+      computed: 0,
+      added: each.length * (imageTokens + route.promptOverheadTokens),
+      count: each.length,
+      isCut: false,
+    };
+    for (const it of each) {
+      const bounded = promptBound(route, it, imageTokens, faded);
+      prompt.tokens += bounded;
+      prompt.computed += it;
+      prompt.isCut ||= bounded >= contextOf(route);
+    }
+    return prompt;
+  });
+  const { routes } = model;
+  return (route) => prompts[routes.indexOf(route)] as Prompt;
 }
 
 /** Writes the body for each route and keeps the latest one. The bodies differ in a member or two. */
