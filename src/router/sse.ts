@@ -5,7 +5,12 @@ import { collectChunks } from '../net/pieces.ts';
  * A server-sent event: its bytes, and its data lines (undefined for a comment), read on access. Those of a long event are not
  * decoded.
  */
-export type SseEvent = { readonly raw: Buffer; readonly data: string | Buffer | undefined };
+export type SseEvent = {
+  readonly raw: Buffer;
+  readonly data: string | Buffer | undefined;
+  /** The value of the data, once it has been parsed (told.ts). */
+  parsed?: { value: unknown } | undefined;
+};
 
 /** Maximum size of an event; no model server sends longer ones. */
 const EVENT_BYTES_MAX = 8 * 1024 * 1024;
@@ -48,6 +53,7 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
       get data() {
         return dataOf(hasMark ? withoutMark(raw) : raw);
       },
+      parsed: undefined,
     };
   }
 
@@ -94,7 +100,7 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
           keep(chunk.subarray(at));
           break;
         }
-        const raw = chunk.subarray(at, end);
+        const raw = at === 0 && end === chunk.length ? chunk : chunk.subarray(at, end);
         if (run) {
           events.push({ raw, data: undefined, textBytes: run.textBytes });
           isFirst = false;

@@ -89,9 +89,10 @@ export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
 }
 
 /** Reads an event. Throws if it has more than 100 levels. */
-export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
+export function readEvent(event: Pick<SseEvent, 'data' | 'parsed'>, api: Api): Said {
+  const { data } = event;
   if (data === undefined || data === DONE) return data;
-  const json = parseEvent(data);
+  const json = jsonIn(event, data);
   const error = errorOf(api, json);
   const { type, message, response, usage, choices, delta } = objectOf(json);
   const isNative = isWire(api);
@@ -107,6 +108,12 @@ export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
     stops: isNative && type === 'message_delta' && Boolean(objectOf(delta).stop_reason),
     isLast: isNative && isLastEvent(json),
   };
+}
+
+/** Returns the value of an event's data, which is parsed once. Undefined if it is not JSON; throws as `parseEvent` does. */
+export function jsonIn(event: Pick<SseEvent, 'parsed'>, data: string | Buffer): unknown {
+  event.parsed ??= { value: parseEvent(data) };
+  return event.parsed.value;
 }
 
 /** Parses the data of an event. Returns undefined if it is not JSON; throws if it has more than 100 levels. */

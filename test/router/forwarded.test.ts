@@ -127,6 +127,19 @@ test(`left out are members of the outermost object alone, whatever stands beside
   }
 });
 
+for (const [isKeyed, print] of [
+  [true, '741b361a5311b2ceb432be241108bb55f4ccf67e99bd554cc427ff00effaa510'],
+  [false, '1b659dd692eed64cc91b5ca7f3b6efad4e8becc49d17ecb5e5049264002c09b9'],
+] as const)
+  test(`a body has the fingerprint that is stored with operations of earlier versions, ${isKeyed ? 'with' : 'without'} a key`, () => {
+    const body =
+      '{ "stop": null, "messages": [{"role":"user","content":"caf\\u00e9 \\/ \\n"}], "temperature": 1.0, "model":"m", "user":"u", "stop":["b","a"] }';
+    const order = { kind: 'routerChat', isKeyed } as const;
+    const none = () => undefined;
+    const request = readModelRequest(Buffer.from(body), order, none, none);
+    assert.equal(validRequest(request).fingerprint.toString('hex'), print);
+  });
+
 test('what is forwarded is forwarded byte for byte, and the rest is written beside it', () => {
   const { body } = sent(
     '{"temperature": 1.0, "user": "\\u00fc/\\/", "model": "m", "messages": [{"content": "h\\u0069", "role": "user"}], "stop": null, "metadata": {}, "seed": 7, "max_tokens": 5}\n',
