@@ -14,9 +14,17 @@ export type ScannedText = Scan & { bytes: Buffer };
 
 /** Returns the string of a node. */
 export function stringAt(text: ScannedText, node: number): string {
-  let all = '';
-  for (const piece of stringPieces(text, node)) all += piece;
-  return all;
+  const { bytes, nodes } = text;
+  const start = (nodes[node + START] as number) + 1;
+  const end = (nodes[node + END] as number) - 1;
+  if (end - start > PIECE_BYTES) return stringPieces(text, node).join('');
+  return pieceOf(bytes, nodes[node] as number, start, end);
+}
+
+/** Returns what stands in a part of a string; `marks` are those of its node. */
+function pieceOf(bytes: Buffer, marks: number, start: number, end: number): string {
+  const piece = bytes.toString(marks & IS_BEYOND_ASCII ? 'utf8' : 'latin1', start, end);
+  return marks & HAS_ESCAPE ? parseString(`"${piece}"`) : piece;
 }
 
 /** Returns the string of a node in pieces, none of which ends inside a character. */
@@ -25,12 +33,10 @@ export const stringPieces = ({ bytes, nodes }: ScannedText, node: number): strin
 
 /** Returns what stands between the quotes of a string in pieces. `marks` are those of its node. */
 export function piecesOf(bytes: Buffer, marks: number, start: number, end: number): string[] {
-  const encoding = marks & IS_BEYOND_ASCII ? 'utf8' : 'latin1';
   const pieces: string[] = [];
   for (let from = start; from < end; ) {
     const to = from + PIECE_BYTES < end ? endOfPiece(bytes, from, from + PIECE_BYTES) : end;
-    const piece = bytes.toString(encoding, from, to);
-    pieces.push(marks & HAS_ESCAPE ? parseString(`"${piece}"`) : piece);
+    pieces.push(pieceOf(bytes, marks, from, to));
     from = to;
   }
   return pieces;

@@ -60,7 +60,7 @@ export function parseText(
   const found = scan(bytes, numbersMax, valuesMax);
   if (typeof found === 'string') throw new Refusal('invalid_json', refusalOf(found, bytes, valuesMax));
   take(found);
-  const text = { ...found, bytes };
+  const text: ScannedText = Object.assign(found, { bytes });
   const outline = {
     memberCount: found.memberCount,
     members: membersOf(text),

@@ -2,7 +2,7 @@ import { isText, LongText } from '../base/long-text.ts';
 import { wordOf } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import { HANDLED_MEMBERS, type NativeWire } from '../config/router.ts';
-import { contextOf, type Model } from './catalogue.ts';
+import { contextOf, type Model, type Route } from './catalogue.ts';
 import { FREE_MEMBERS } from './free-members.ts';
 import { quotedBytes, TooDeep, textBytes, valueBytes } from './rendered.ts';
 
@@ -79,14 +79,22 @@ export type MeasuredFor = {
  * Returns the properties of a model that measuring depends on. Bytes above `enough` are not counted: no prompt is longer
  * than the context of a route.
  */
-export const measuredFor = (model: Model): MeasuredFor => ({
-  sellsImages: model.imageTokens !== undefined,
-  imageUrls: model.imageUrls,
-  enough: Math.max(...model.routes.map(contextOf)),
-  cachesPrompts: model.routes.some((route) => route.cachesPrompts),
-  forward: model.routes.flatMap((route) => route.forward),
-  wires: model.routes.flatMap((route) => route.wires),
-});
+export function measuredFor({ imageTokens, imageUrls, routes }: Model): MeasuredFor {
+  const [first, ...others] = routes;
+  const joined = <T>(listOf: (route: Route) => readonly T[]) =>
+    others.length ? routes.flatMap(listOf) : listOf(first);
+  return {
+    sellsImages: imageTokens !== undefined,
+    imageUrls,
+    enough: others.reduce((most, route) => Math.max(most, contextOf(route)), contextOf(first)),
+    cachesPrompts: routes.some(cachesPrompts),
+    forward: joined(forwardOf),
+    wires: joined(wiresOf),
+  };
+}
+const cachesPrompts = (route: Route) => route.cachesPrompts;
+const forwardOf = (route: Route) => route.forward;
+const wiresOf = (route: Route) => route.wires;
 
 /**
  * The result of reading a request's body: enough to price it and to write its body, without its values. Plain data, so that
