@@ -118,7 +118,7 @@ test('money that comes after the cut: the answer is as long as it was cut to, an
 test('what is in force at the hold decides: a freeze between the two is the refusal', async (t) => {
   const it = await open(t, AT_ONCE);
   before(it, () => it.purser.run('wallet.freeze', { id: it.gateway.walletId }));
-  assert.deepEqual(refusalOf(await ask(it.gateway, 900)), [403, 'wallet_frozen']);
+  assert.deepEqual(refusalOf(await ask(it.gateway, 900)), [402, 'wallet_frozen']);
 });
 
 test('one that may wait and loses its money waits, and is cut to what it gets then', async (t) => {
