@@ -50,6 +50,7 @@ const MADE: Record<string, number> = {
   'src/config/variables.ts': 1,
   'src/http/page.ts': 1,
   'src/http/port-proxy.ts': 2,
+  'src/net/listen.ts': 1,
   'src/operator/find.ts': 1,
   'src/recovery/scheduled.ts': 1,
   'src/base/ssh-key.ts': 1,

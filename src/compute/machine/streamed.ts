@@ -141,7 +141,9 @@ export async function storeFile(
 
 /** Returns the path of a directory, without slashes at its end. Refuses one that is not plain; `.` is where commands start. */
 function directoryOf(path: string): string {
-  const plain = path.replace(/(?<=.)\/+$/, '');
+  let end = path.length;
+  while (end > 1 && path[end - 1] === '/') end--;
+  const plain = path.slice(0, end);
   if (plain === '/') throw new Refusal('invalid_request', 'path: must be a directory below /.');
   if (plain !== '.') refusePath(plain);
   return plain.startsWith('/') ? plain : `./${plain}`;
