@@ -30,6 +30,7 @@ const SOURCES = [
   'src',
   'cli',
   'migrations',
+  'sdk',
   'build.mjs',
   'build-notices.mjs',
   'LICENSE',
@@ -38,6 +39,8 @@ const SOURCES = [
 ];
 // The first process of a leased container, for both architectures: the engine may run on another machine.
 const WATCHDOGS = ['amd64', 'arm64'].map((it) => `src/compute/kit/watchdog/watchdog-${it}`);
+// The clients for agents, which a server serves (src/http/sdk.ts).
+const SDK = ['sdk/python/purser.py', 'sdk/javascript/purser.mjs', 'sdk/javascript/purser.d.mts'];
 // What the pages load, with its media type; its limit, compressed, is for all of it together.
 const UI_ASSETS = {
   'page.css': 'text/css; charset=utf-8',
@@ -288,7 +291,7 @@ async function make() {
     'licenses.json.gz': at('licenses.json.gz'),
     ...Object.fromEntries(['start', ...bundles].map((name) => [`${name}.cjs`, at(`${name}.cjs`)])),
     'package.json': 'package.json',
-    ...Object.fromEntries(WATCHDOGS.map((name) => [name, name])),
+    ...Object.fromEntries([...WATCHDOGS, ...SDK].map((name) => [name, name])),
   };
   writeFileSync(
     at(SUMS),

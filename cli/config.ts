@@ -16,6 +16,8 @@ export function configCommands(program: Command): void {
       const globals = command.optsWithGlobals<Globals>();
       try {
         const { config } = await readContext(command);
+        const { certificateOf } = await import('../src/config/certificate.ts');
+        certificateOf(config);
         const { examineSettings } = await import('../src/doctor/settings.ts');
         report(await examineSettings(config), globals, { file: config.file ?? null, faults: [] });
       } catch (error) {

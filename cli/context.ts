@@ -137,6 +137,9 @@ export function parseDuration(value: string): number {
   return Number(count) * (UNIT_SECONDS[unit as string] as number);
 }
 
+/** Parses when a wallet expires: a duration, or "never", which is 0. Throws a usage error otherwise. */
+export const parseExpiry = (value: string): number => (value === 'never' ? 0 : parseDuration(value));
+
 /**
  * Parses a time into Unix seconds: Unix seconds, how long ago ("30m", "12h", "7d"), or a date or time of ISO 8601, in UTC
  * unless it has an offset. Throws a usage error otherwise.

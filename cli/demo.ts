@@ -20,7 +20,7 @@ export function demoCommand(program: Command): void {
       // SIGHUP: the terminal was closed.
       void untilSignal(['SIGTERM', 'SIGINT', 'SIGHUP']).then(() => stop.abort());
       const wrong = await runDemo({
-        log: createLog('warn'),
+        log: createLog('warn', [], undefined, process.stderr.isTTY ? 'text' : 'json'),
         print: json ? () => {} : print,
         signal: stop.signal,
         keepServing: !options.once,

@@ -1,4 +1,4 @@
-import type { Finding } from '../src/compute/backend.ts';
+import type { CheckFinding } from '../src/compute/backend.ts';
 import { WARNING } from '../src/compute/finding.ts';
 import type { Globals } from './context.ts';
 import { print, show } from './report.ts';
@@ -7,7 +7,7 @@ import { type Tone, toned } from './terminal.ts';
 /**
  * Prints the findings of a check, or a JSON object of them and `more`, and sets the exit code: 1 if one of them is a fault.
  */
-export function report(checks: readonly Finding[], { json }: Globals, more: object = {}): void {
+export function report(checks: readonly CheckFinding[], { json }: Globals, more: object = {}): void {
   const ok = checks.every((check) => check.ok);
   if (json) print(JSON.stringify({ ok, ...more, checks }));
   else for (const check of checks) show(lineOf(check));
@@ -15,7 +15,7 @@ export function report(checks: readonly Finding[], { json }: Globals, more: obje
 }
 
 /** Returns a finding as one line, after its level as a word in a column of four characters. */
-export function lineOf(finding: Finding): string {
+export function lineOf(finding: CheckFinding): string {
   const { ok, detail } = finding;
   const [tone, word]: [Tone, string] = !ok
     ? ['bad', 'BAD']
@@ -26,5 +26,5 @@ export function lineOf(finding: Finding): string {
 }
 
 /** Returns a finding as one line without its level, for the log. */
-export const plainLine = ({ name, detail }: Finding) =>
+export const plainLine = ({ name, detail }: CheckFinding) =>
   `${name}: ${detail.startsWith(WARNING) ? detail.slice(WARNING.length) : detail}`;

@@ -7,8 +7,9 @@ import { dataDirectoryOf, inheritedEnvironment } from '../src/config/config.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
 import { askServer } from '../src/operator/ask.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
-import { example, type Globals, parseDuration, refuseJson } from './context.ts';
+import { example, type Globals, parseExpiry, refuseJson } from './context.ts';
 import { say } from './report.ts';
+import { exactAndAgo } from './time.ts';
 
 const SHOW_MILLISECONDS = 1000;
 const CLOSE_AGAIN_MILLISECONDS = 1000;
@@ -32,7 +33,12 @@ export function runCommand(program: Command): void {
     .requiredOption('--budget <usd>', 'what it may spend, as 5 or 12.50', parseBudget)
     .option('--account <id>', 'the account that pays (default: the first one)')
     .option('--name <name>', 'name of the wallet (default: the program)')
-    .option('--expires <duration>', 'when the wallet closes in any case, as 30m, 12h or 7d', parseDuration, 86_400)
+    .option(
+      '--expires <duration>',
+      'when the wallet expires in any case, as 30m, 12h or 7d, or never',
+      parseExpiry,
+      86_400,
+    )
     .addHelpText('after', example('purser run --budget 5 -- python agent.py'))
     .action(run);
 }
@@ -55,6 +61,7 @@ async function run(program: string, args: string[], options: Options, command: C
   if (account === undefined) throw new Refusal('not_found', 'There is no account yet: purser account create');
   using interrupted = catchInterrupts();
   const wallet = await ask(socket, 'wallet.create', { account, name, budget_cents, expires_in_seconds });
+  say(`${wallet.id} is open for ${program}. ${expiryOf(wallet.expires_at)}`);
   let ended: Ended = { code: 1 };
   try {
     const gateway = await ask(socket, 'wallet.gateway-key', { id: wallet.id });
@@ -74,6 +81,10 @@ async function run(program: string, args: string[], options: Options, command: C
   if (ended.signal !== undefined) process.kill(process.pid, ended.signal); // Dies of the same signal, for the calling process.
   process.exitCode = ended.code;
 }
+
+/** Returns when a wallet expires, and the options that change that, as sentences. */
+const expiryOf = (at: number | null) =>
+  at === null ? 'It never expires.' : `It expires at ${exactAndAgo(at)}; other times: --expires 7d, --expires never.`;
 
 /**
  * Catches the signals that would end this command until it is disposed, so that a wallet that it has opened is closed first.

@@ -34,7 +34,8 @@ export function serveCommand(program: Command): void {
         import('../src/main/serve.ts'),
       ]);
       const hidden = redactedTexts(config);
-      const log = createLog(config.log_level, hidden);
+      const format = config.log_format ?? (process.stderr.isTTY ? 'text' : 'json');
+      const log = createLog(config.log_level, hidden, undefined, format);
       logConsole(log);
       prepareDirectory(config.dataDirectory, true);
       const isNew = !existsSync(files(config.dataDirectory).database);

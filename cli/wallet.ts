@@ -8,11 +8,13 @@ import {
   askAndPrintList,
   example,
   footOf,
+  type Globals,
   type ListOptions,
   output,
   pageOptions,
   parseAmount,
   parseDuration,
+  parseExpiry,
   showRecord,
   showTable,
 } from './context.ts';
@@ -67,25 +69,25 @@ export function walletCommands(program: Command): void {
     .option('--account <account>', 'the account that pays: its id or name', 'default')
     .requiredOption('--name <name>', 'a name to tell wallets apart')
     .requiredOption('--budget-cents <amount>', 'US cents, or USD as 5.00; 1 to 10000 USD', parseAmount)
-    .option(
-      '--expires-in-seconds <duration>',
-      'as 90, 12h or 7d; 1m to 30d, or 0 for never (default 1d)',
-      parseDuration,
-    )
+    .option('--expires <duration>', 'as 30m, 12h or 7d, up to 30d, or never (default 1d)', parseExpiry)
     .addHelpText('after', example('purser wallet create --account research --name agent-7 --budget-cents 5.00'))
     .action(
-      (
-        options: { account: string; name: string; budgetCents: number; expiresInSeconds?: number },
+      async (
+        {
+          account,
+          name,
+          budgetCents,
+          expires,
+        }: { account: string; name: string; budgetCents: number; expires?: number },
         command: Command,
       ) => {
-        const { account, name, budgetCents, expiresInSeconds } = options;
-        const expiry = expiresInSeconds === undefined ? {} : { expires_in_seconds: expiresInSeconds };
-        return askAndPrint(
-          command,
-          'wallet.create',
-          { account, name, budget_cents: budgetCents, ...expiry },
-          showRecord,
-        );
+        const expiry = expires === undefined ? {} : { expires_in_seconds: expires };
+        const { ask } = await import('./operator-client.ts');
+        const order = { account, name, budget_cents: budgetCents, ...expiry };
+        const { expires_at, ...made } = await ask(command, 'wallet.create', order);
+        output(command, made, () => showRecord({ ...made, expires_at: expires_at ?? 'never' }));
+        if (expires === undefined && !command.optsWithGlobals<Globals>().json)
+          say('It expires in a day. For another time: --expires 7d, or --expires never.');
       },
     );
   pageOptions(group.command('list'))

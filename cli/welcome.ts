@@ -1,5 +1,5 @@
 import { ZERO } from '../src/base/money.ts';
-import type { Finding } from '../src/compute/backend.ts';
+import type { CheckFinding } from '../src/compute/backend.ts';
 import { VERSION } from '../src/files/version.ts';
 import { figures } from '../src/ledger/figures.ts';
 import type { Served } from '../src/main/serve.ts';
@@ -13,7 +13,7 @@ type Order = {
   /** True if this start has created the installation. */
   isNew: boolean;
   masterKeyFile: string | undefined;
-  notes: readonly Finding[];
+  notes: readonly CheckFinding[];
 };
 
 /**
@@ -22,7 +22,7 @@ type Order = {
  */
 export function welcome(app: Served, { globals, isNew, masterKeyFile, notes }: Order): string {
   const { config } = app;
-  const listens = `${toned('heading', `Purser ${VERSION}`)} listens on ${urlOf(app.address)}`;
+  const listens = `${toned('heading', `Purser ${VERSION}`)} listens on ${urlOf(app.address, config.tls)}`;
   const purser = `purser${globals}`;
   if (app.health.fault)
     return `${listens}.\n${toned('bad', `The database is not served: ${app.health.fault}.`)} What to do: ${purser} doctor`;

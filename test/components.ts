@@ -133,8 +133,8 @@ export const COMPONENTS = {
   'qemu-x86_64-static': program('the first process of a container on amd64', 'qemu-x86_64-static'),
   strip: program('the image', 'strip'),
   git: program('the image from a clone', 'git'),
-  nginx: program('ports of a lease behind nginx', 'nginx'),
-  caddy: program('ports of a lease behind Caddy', 'caddy'),
+  nginx: program('Purser behind nginx', 'nginx'),
+  caddy: program('Purser behind Caddy', 'caddy'),
   litestream: { tests: 'a copy by Litestream', isThere: () => findLitestream() !== undefined },
   agents: {
     tests: 'eight agents of other vendors',

@@ -80,6 +80,7 @@ test('without a file and without environment everything has its default', (t) =>
       account_requests_per_minute: 0,
       failed_auth_per_minute: 600,
       funds_wait_seconds: 30,
+      download_bytes: 1024 ** 3,
       released_per_minute: 60,
     },
   });

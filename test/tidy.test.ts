@@ -32,9 +32,9 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
     'deleteRows takes them off the count: a row that is gone otherwise is damage',
   ],
   [
-    /\b(insert into|update|delete from) (account|wallet|operation|entry|funding)\b/i,
-    /^(test|bench)\//,
-    'money is written through the ledger’s own statements',
+    /\b(insert into|update|delete from) (account|wallet|operation|entry|funding|answer)\b/i,
+    /^(src\/ledger\/(journal|operation|wallet)\.ts$|test\/|bench\/)/,
+    'money is written through the ledger’s own statements: in plain SQL those of holds and settlements',
   ],
   [
     /from 'better-sqlite3'/,

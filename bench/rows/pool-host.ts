@@ -39,7 +39,7 @@ export async function poolHost(): Promise<Line[]> {
   stack.defer(() => void execFileSync('ssh', ['-O', 'exit', ...argv], { stdio: 'ignore' }));
 
   const runs = {
-    purser: () => backend.inside.exec(made.ref, { command: 'true', timeoutSeconds: 60, streamBytesMax: 1000 }),
+    purser: () => backend.guest.exec(made.ref, { command: 'true', timeoutSeconds: 60, streamBytesMax: 1000 }),
     control: () => once(spawn('ssh', [...argv, 'true'], { stdio: 'ignore' }), 'exit'),
   };
   const taken = { purser: [] as number[], control: [] as number[] };

@@ -2,10 +2,13 @@ import { constants, fstatSync, openSync, writeSync } from 'node:fs';
 import { isatty } from 'node:tty';
 import { format } from 'node:util';
 import { type LevelWithSilent, type Logger, pino } from 'pino';
+import { parseJson } from './parse-json.ts';
 import { visible } from './visible.ts';
 
 export type Log = Logger;
 export type LogLevel = LevelWithSilent;
+/** A line as a person reads it, or as a JSON object. */
+export type LogFormat = 'text' | 'json';
 
 // Our own tokens, and prefixes of a payment provider's secrets: a person may paste one in the wrong place.
 const TOKEN = /(cnv_live_|cnv_operator_|svc_agent_|svc_router_|[rs]k_(?:live|test)_|whsec_)[0-9A-Za-z]{8,}/g;
@@ -26,22 +29,57 @@ export function redact(text: string): string {
 }
 
 /**
- * Creates the logger: JSON lines on stderr, buffered (`LineBuffer`). Tokens are redacted here, where the logger is made,
+ * Creates the logger: lines on stderr, buffered (`LineBuffer`). Tokens are redacted here, where the logger is made,
  * and not where it is called. `secrets` are literal strings that must never appear, such as upstream keys and the master
  * key; more may be added while the log is open.
  */
-export function createLog(level: LogLevel, secrets: readonly string[] = [], write = writeStderr): Log {
+export function createLog(
+  level: LogLevel,
+  secrets: readonly string[] = [],
+  write?: (text: string) => void,
+  format: LogFormat = 'json',
+): Log {
+  const writeLine = write ?? stderrWriter(format);
+  function hide(line: string): string {
+    let text = visible(redact(line));
+    for (const secret of secrets)
+      if (secret.length >= 4 && text.includes(secret)) text = text.replaceAll(secret, '[redacted]');
+    return text;
+  }
   return pino(
     { level, base: null, timestamp: () => `,"time":"${new Date().toISOString()}"` },
     {
-      write(line: string) {
-        let text = visible(redact(line));
-        for (const secret of secrets)
-          if (secret.length >= 4 && text.includes(secret)) text = text.replaceAll(secret, '[redacted]');
-        write(text);
-      },
+      // Twice for text: what JSON has escaped is written out in it.
+      write: (line: string) => writeLine(format === 'text' ? hide(asText(hide(line))) : hide(line)),
     },
   );
+}
+
+const LEVEL_NAMES: Record<string, string> = Object.fromEntries(
+  Object.entries(pino.levels.labels).map(([number, name]) => [number, name.padEnd(5)]),
+);
+/** A value that needs no quotes. */
+const PLAIN = /^[^\s"=]+$/;
+
+/** Returns a line of JSON of the log as a line of text: when, how bad, which event, what happened, and the facts. */
+function asText(line: string): string {
+  let entry: Record<string, unknown>;
+  try {
+    entry = parseJson(line) as Record<string, unknown>;
+  } catch {
+    return line;
+  }
+  const { level, time, event, msg, ...facts } = entry;
+  const when = String(time)
+    .replace('T', ' ')
+    .replace(/\.\d+Z$/, 'Z');
+  const said = String(msg ?? '').replaceAll('\n', '\n  '); // Only a line of the log begins with a time.
+  const what = event === msg || event === undefined ? said : `${event}: ${said}`;
+  const more = Object.entries(facts).map(([name, value]) => {
+    const text = typeof value === 'string' ? value : JSON.stringify(value);
+    return `  ${name}=${PLAIN.test(text) ? text : JSON.stringify(text)}`;
+  });
+  return `${when} ${LEVEL_NAMES[String(level)] ?? level} ${what}${more.join('')}\n`;
 }
 
 const SAID_LENGTH_MAX = 4000;
@@ -77,7 +115,7 @@ type LineBuffer = {
   lostCount(): number;
 };
 
-export function createLineBuffer(fd: number): LineBuffer {
+export function createLineBuffer(fd: number, format: LogFormat = 'json'): LineBuffer {
   let lines: string[] = [];
   let rest = Buffer.alloc(0); // The rest of a write that the reader has not taken entirely.
   let waitingBytes = 0;
@@ -93,7 +131,8 @@ export function createLineBuffer(fd: number): LineBuffer {
     if (!unreported) return;
     const time = new Date().toISOString();
     const msg = 'log lines were lost: the reader of stderr did not keep up';
-    add(`${JSON.stringify({ level: WARN, time, event: 'log.lost', lines: unreported, msg })}\n`);
+    const line = `${JSON.stringify({ level: WARN, time, event: 'log.lost', lines: unreported, msg })}\n`;
+    add(format === 'text' ? asText(line) : line);
     unreported = 0;
   }
   /** Returns whether everything is written. */
@@ -169,14 +208,15 @@ function openStderr(): number {
 
 let stderr: LineBuffer | undefined;
 
-function writeStderr(text: string): void {
+/** Returns what writes to the one buffer of stderr, which the first call opens. */
+const stderrWriter = (format: LogFormat) => (text: string) => {
   if (!stderr) {
-    const buffer = createLineBuffer(openStderr());
+    const buffer = createLineBuffer(openStderr(), format);
     process.on('exit', () => buffer.flush(END_MILLISECONDS));
     stderr = buffer;
   }
   stderr.write(text);
-}
+};
 
 /** Returns how many lines of the log were lost so far because the reader of stderr did not keep up. */
 export const lostLineCount = (): number => stderr?.lostCount() ?? 0;

@@ -22,6 +22,7 @@ export const REFUSALS = {
     status: 400,
     message: 'This endpoint does not stream: leave "stream" out or send false.',
   },
+  context_length_exceeded: { status: 400, message: 'The prompt does not fit the context of the model.' },
   unsupported_parameter: { status: 400, message: 'The request has a parameter that has no price.' },
   unauthenticated: { status: 401, message: 'The token is missing, unknown, revoked or malformed.' },
   insufficient_funds: { status: 402, message: 'The credit does not cover this request.' },
@@ -110,14 +111,19 @@ type RefusalOptions = {
   retryAfterSeconds?: number;
   /** The path of the invalid request field; OpenAI's clients show it. */
   param?: string;
+  /** What a client of Anthropic reads beside the message, to go on without what was refused. */
+  details?: RefusalDetails;
   cause?: unknown;
 };
+
+type RefusalDetails = { readonly [name: string]: string | readonly string[] };
 
 /** An expected refusal. Thrown by the domain, which knows no HTTP; the HTTP endpoints and the CLI render it. */
 export class Refusal extends Error {
   readonly code: RefusalCode;
   readonly retryAfterSeconds: number | undefined;
   readonly param: string | undefined;
+  readonly details: RefusalDetails | undefined;
 
   constructor(code: RefusalCode, message: string = REFUSALS[code].message, options: RefusalOptions = {}) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause });
@@ -125,6 +131,7 @@ export class Refusal extends Error {
     this.code = code;
     this.retryAfterSeconds = options.retryAfterSeconds;
     this.param = options.param;
+    this.details = options.details;
   }
 }
 
@@ -134,20 +141,22 @@ export type RefusalData = {
   message: string;
   retryAfterSeconds: number | undefined;
   param: string | undefined;
+  details: RefusalDetails | undefined;
 };
 
 /** Returns a refusal as plain data; throws everything else. */
 export function refusedFrom(error: unknown): RefusalData {
   if (!(error instanceof Refusal)) throw error;
-  const { code, message, retryAfterSeconds, param } = error;
-  return { code, message, retryAfterSeconds, param };
+  const { code, message, retryAfterSeconds, param, details } = error;
+  return { code, message, retryAfterSeconds, param, details };
 }
 
 /** Returns the refusal that the data describes. */
-export function refusalOf({ code, message, retryAfterSeconds, param }: RefusalData, cause?: unknown): Refusal {
+export function refusalOf({ code, message, retryAfterSeconds, param, details }: RefusalData, cause?: unknown): Refusal {
   return new Refusal(code, message, {
     cause,
     ...(retryAfterSeconds === undefined ? {} : { retryAfterSeconds }),
     ...(param === undefined ? {} : { param }),
+    ...(details === undefined ? {} : { details }),
   });
 }

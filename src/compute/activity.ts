@@ -5,7 +5,7 @@ export type Activity = {
   /** Returns how many are open at the moment. */
   open(resourceId: string): number;
   /** Returns whether any is open, or was at any time since this was last asked. */
-  sinceAsked(resourceId: string): boolean;
+  takeActivity(resourceId: string): boolean;
   /** Forgets a resource whose lease has ended. */
   forget(resourceId: string): void;
 };
@@ -13,7 +13,7 @@ export type Activity = {
 /** Creates the counts, all zero. */
 export function createActivity(): Activity {
   const counts = new Map<string, number>();
-  /** Resources for which something was begun since the last `sinceAsked`. */
+  /** Resources for which something was begun since the last `takeActivity`. */
   const begun = new Set<string>();
   const open = (resourceId: string) => counts.get(resourceId) ?? 0;
   return {
@@ -30,7 +30,7 @@ export function createActivity(): Activity {
       };
     },
     open,
-    sinceAsked: (resourceId) => begun.delete(resourceId) || open(resourceId) > 0,
+    takeActivity: (resourceId) => begun.delete(resourceId) || open(resourceId) > 0,
     forget: (resourceId) => void begun.delete(resourceId),
   };
 }

@@ -11,7 +11,7 @@ export type SpecThree = { offer_id: string; disk_gb: number; max_seconds: number
 export type Spec = SpecOne | SpecTwo | SpecThree;
 
 /** The price and the limits of one machine. */
-export type Quote = {
+export type MachineQuote = {
   spec: Spec;
   /** Nano-dollars per hour, for the whole machine. */
   priceHourly: bigint;
@@ -25,6 +25,10 @@ export type Offer = {
   offerId: string | null;
   description: string;
   spec: Spec;
+  /** The most that it has, where that is known. */
+  size?: { cpus: number; memoryGib: number; gpus: number };
+  /** The prices of one more CPU and one more GiB, where the spec says how many. */
+  unitPrices?: { cpu: bigint; memoryGib: bigint };
   priceHourly: bigint;
   minSeconds: number;
   maxSeconds: number;
@@ -90,7 +94,7 @@ export type ExecResult = {
 };
 
 /** One live session inside a machine, for the SSH gateway. */
-export type Session = {
+export type GuestSession = {
   stdin: Duplex | NodeJS.WritableStream;
   stdout: Readable;
   /** Undefined with a terminal, which has one stream for both. */
@@ -107,14 +111,14 @@ export type SessionOrder = {
 };
 
 /** The result of one check: `detail` describes the finding, or the fault and its remedy. */
-export type Finding = { name: string; ok: boolean; detail: string };
+export type CheckFinding = { name: string; ok: boolean; detail: string };
 
 /** The calls into the machines of a backend. */
-export type Inside = {
+export type Guest = {
   exec(ref: Ref, order: ExecOrder): Promise<ExecResult>;
   /** Writes a file whole or not at all; parents are created. */
   upload(ref: Ref, path: string, content: Buffer): Promise<void>;
-  session(ref: Ref, order: SessionOrder): Promise<Session>;
+  session(ref: Ref, order: SessionOrder): Promise<GuestSession>;
   /**
    * Tries a running machine before it is paid for: a command, and the GPUs that were sold. Returns the fault, or undefined.
    * Reliable only until a tenant has been inside.
@@ -130,14 +134,14 @@ export type Inside = {
 /** The examination of a backend by `doctor`. */
 type Examination = {
   /** Checks everything that a lease depends on, without making one. Never throws. */
-  check(): Promise<Finding[]>;
+  check(): Promise<CheckFinding[]>;
   /** The cost of making a machine only to try the backend. One that costs money is not made. */
   trial: 'free' | 'costs_money';
   /**
    * Says which limit is not in force inside a running machine; undefined if all are. Reliable only until a tenant has
    * been inside.
    */
-  unlimited?(ref: Ref, quote: Quote): Promise<string | undefined>;
+  unlimited?(ref: Ref, quote: MachineQuote): Promise<string | undefined>;
 };
 
 /**
@@ -155,7 +159,7 @@ export type Backend = {
    * Returns the price and limits of this spec. Refuses with `offer_not_found` and `invalid_request`. Calls the provider only if
    * it has to.
    */
-  quote(spec: Spec): Promise<Quote>;
+  quote(spec: Spec): Promise<MachineQuote>;
   /** Returns how many more machines of this spec fit, as of a few seconds ago. Without it, `offers` says whether one does. */
   freeFor?(spec: Spec): Promise<number>;
   /**
@@ -165,7 +169,7 @@ export type Backend = {
    */
   create(order: {
     tag: string;
-    quote: Quote;
+    quote: MachineQuote;
     deadline: number;
     walletId?: string;
     isTrial?: boolean;
@@ -183,8 +187,8 @@ export type Backend = {
   destroy(ref: Ref): Promise<void>;
   /** Lists everything that carries a tag with this prefix. Throws when the list would be partial. */
   listOwned(prefix: string): Promise<Owned[]>;
-  /** Everything that is done inside its machines. An engine starts programs; `createInside` makes the rest from that. */
-  inside: Inside;
+  /** The calls into its machines. An engine starts programs; `createGuest` makes the rest from that. */
+  guest: Guest;
   /**
    * Machines of the same users as this installation's that do not carry its tag. They are only reported, unless there
    * is an `end`. `list` throws when the list would be partial.

@@ -1,5 +1,5 @@
 import { Refusal } from '../base/refusal.ts';
-import type { Backend, Inside } from './backend.ts';
+import type { Backend, Guest } from './backend.ts';
 
 /** Called for every call of a backend with `ok`, `failed`, the kind of another outcome, or the code of a refusal. */
 export type BackendCalled = (call: string, code: string, seconds: number) => void;
@@ -16,16 +16,16 @@ const CALLS = new Set<string | symbol>([
   'exec',
   'upload',
   'session',
-] satisfies (keyof Backend | keyof Inside)[]);
+] satisfies (keyof Backend | keyof Guest)[]);
 
 /** Returns a backend that does the same as this one, and reports how each call ended and how long it took. */
 export const countedBackend = (backend: Backend, called: BackendCalled): Backend => counted(backend, called);
 
-function counted<T extends Backend | Inside>(calls: T, called: BackendCalled): T {
+function counted<T extends Backend | Guest>(calls: T, called: BackendCalled): T {
   return new Proxy(calls, {
     get(target, name) {
       const value: unknown = Reflect.get(target, name, target);
-      if (name === 'inside') return counted(value as Inside, called);
+      if (name === 'guest') return counted(value as Guest, called);
       if (typeof value !== 'function' || !CALLS.has(name)) return value;
       return async (...args: unknown[]) => {
         const began = performance.now();

@@ -84,7 +84,7 @@ const SAID = /^purser-cpu (cgroup|processes|none) (\d{1,20}) (\d{1,10}) (\d{1,12
  */
 export async function readCpuTime(backend: Backend, ref: Ref): Promise<CpuTime> {
   const order = { command: READ_CPU, timeoutSeconds: READ_SECONDS, streamBytesMax: OUTPUT_BYTES_MAX };
-  const { stdout } = await backend.inside.exec(ref, order);
+  const { stdout } = await backend.guest.exec(ref, order);
   const [, source, value, unit, uptime] = SAID.exec(stdout.toString('latin1')) ?? [];
   if (source === undefined || source === 'none') return { source: 'none' };
   return {

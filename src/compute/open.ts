@@ -9,12 +9,12 @@ import { type ConfiguredBackend, createSlots, type Slots } from './slots.ts';
 
 const BACKENDS = { ...backends, local };
 
-type Around = Omit<Surroundings, 'leases'>;
+type SlotSurroundings = Omit<Surroundings, 'leases'>;
 
 /** Opens the backends of every configured slot. `called` is called for each of their calls. */
 export async function openSlots(
   { compute }: { compute: ComputeSettings | LocalCompute },
-  around: Around,
+  around: SlotSurroundings,
   called?: (slot: string, backend: string, ...call: Parameters<BackendCalled>) => void,
 ): Promise<Slots> {
   const list: ConfiguredBackend[] = [];
@@ -30,8 +30,8 @@ export async function openSlots(
 
 /** Opens one backend, under its name among those of its slot. */
 export async function openBackend(
-  { slot, name, place, settings }: PlacedSettings,
-  around: Around,
+  { slot, name, slotPath, settings }: PlacedSettings,
+  around: SlotSurroundings,
 ): Promise<ConfiguredBackend> {
   const { backend: kind, provision_seconds: provisionSeconds } = settings;
   const open = BACKENDS[kind].open as (of: typeof settings, around: Surroundings) => Promise<Backend>;
@@ -39,5 +39,5 @@ export async function openBackend(
   // Two backends of a kind keep their files apart. The one without a name has those of a slot with one backend.
   const leases = name === kind ? shared : join(shared, slot, name);
   const backend = await open(settings, { ...around, leases });
-  return { slot, place, provisionSeconds, backend: { ...backend, name } };
+  return { slot, slotPath, provisionSeconds, backend: { ...backend, name } };
 }

@@ -1,6 +1,6 @@
 import { Duplex, type Readable } from 'node:stream';
 import { deadline } from '../net/deadline.ts';
-import type { Backend, Ref, Session } from './backend.ts';
+import type { Backend, GuestSession, Ref } from './backend.ts';
 
 /** No server listens on the port, or the machine has no program that could connect to it. The message tells the tenant which. */
 export class PortUnreachable extends Error {}
@@ -100,17 +100,17 @@ const relayCommand = (port: number, program = '') => `set -- ${port} '${program}
  * PortUnreachable, and the errors of a session.
  */
 export async function connectPort(backend: Backend, ref: Ref, port: number): Promise<Duplex> {
-  const command = relayCommand(port, backend.inside.relay);
-  const session = await backend.inside.session(ref, { command, terminal: undefined });
+  const command = relayCommand(port, backend.guest.relay);
+  const session = await backend.guest.session(ref, { command, terminal: undefined });
   session.ended.catch(() => {}); // The error reaches those who await it.
   for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {}); // `ended` reports it.
-  const said = session.stderr ? begin(session.stderr) : () => '';
+  const words = session.stderr ? begin(session.stderr) : () => '';
   const late = () => {
     throw new PortUnreachable(`The connection to port ${port} was not made within ${CONNECT_MILLISECONDS / 1000} s.`);
   };
   try {
-    const first = await deadline(connected(session, port, said), CONNECT_MILLISECONDS, late);
-    return overSession(session, first);
+    const first = await deadline(connected(session, port, words), CONNECT_MILLISECONDS, late);
+    return streamOfSession(session, first);
   } catch (error) {
     session.kill();
     throw error;
@@ -127,18 +127,18 @@ function begin(stream: Readable): () => string {
 }
 
 /** Waits for the relay's line. Returns the data after it. */
-async function connected({ stdout, ended }: Session, port: number, said: () => string): Promise<Buffer> {
-  let heard: Buffer = Buffer.alloc(0);
+async function connected({ stdout, ended }: GuestSession, port: number, words: () => string): Promise<Buffer> {
+  let received: Buffer = Buffer.alloc(0);
   const line = Promise.withResolvers<void>();
   const listen = () => {
-    for (let piece = stdout.read(); piece !== null; piece = stdout.read()) heard = Buffer.concat([heard, piece]);
-    if (heard.length >= CONNECTED.length) line.resolve();
+    for (let piece = stdout.read(); piece !== null; piece = stdout.read()) received = Buffer.concat([received, piece]);
+    if (received.length >= CONNECTED.length) line.resolve();
   };
   stdout.on('readable', listen);
   listen();
   const end = await Promise.race([line.promise, ended]);
   stdout.off('readable', listen);
-  if (heard.subarray(0, CONNECTED.length).equals(CONNECTED)) return heard.subarray(CONNECTED.length);
+  if (received.subarray(0, CONNECTED.length).equals(CONNECTED)) return received.subarray(CONNECTED.length);
   const code = end && 'code' in end ? end.code : undefined;
   if (code === CLOSED)
     throw new PortUnreachable(
@@ -149,13 +149,13 @@ async function connected({ stdout, ended }: Session, port: number, said: () => s
       'Its image has no program that could connect to a port: it needs one of perl, python3, bash, socat and nc.',
     );
   throw new Error(
-    `the relay to a port inside said: ${said() || JSON.stringify(end ?? heard.toString('latin1', 0, 80))}`,
+    `the relay to a port inside said: ${words() || JSON.stringify(end ?? received.toString('latin1', 0, 80))}`,
   );
 }
 
 /** Returns a session as one stream, with back-pressure both ways. `first` has already been read from it. */
-function overSession({ stdin, stdout, ended, kill }: Session, first: Buffer): Duplex {
-  let isOver = false;
+function streamOfSession({ stdin, stdout, ended, kill }: GuestSession, first: Buffer): Duplex {
+  let hasEnded = false;
   const stream = new Duplex({
     highWaterMark: WAITING_BYTES,
     allowHalfOpen: false, // The relay ends when its server has closed the connection.
@@ -166,7 +166,7 @@ function overSession({ stdin, stdout, ended, kill }: Session, first: Buffer): Du
     },
     read: () => void stdout.resume(),
     destroy(error, done) {
-      if (!isOver) kill(); // The relay must not outlive its connection.
+      if (!hasEnded) kill(); // The relay must not outlive its connection.
       done(error);
     },
   });
@@ -174,17 +174,17 @@ function overSession({ stdin, stdout, ended, kill }: Session, first: Buffer): Du
   stdout.on('data', (piece: Buffer) => stream.push(piece) || stdout.pause());
   // A machine that dies ends its relay too: only a relay that ended by itself shows that the server closed the connection.
   const broken = (cause?: unknown) => stream.destroy(new Error('the connection into the machine broke', { cause }));
-  const finish = (end: Awaited<Session['ended']>) => {
-    isOver = true;
+  const endAs = (end: Awaited<GuestSession['ended']>) => {
+    hasEnded = true;
     if ('code' in end && end.code === 0) stream.push(null);
     else broken(end);
   };
-  const over = () => void ended.then(finish, broken);
+  const finish = () => void ended.then(endAs, broken);
   // A server that sends data and closes at once has ended before the listeners above were added.
-  if (stdout.readableEnded) over();
+  if (stdout.readableEnded) finish();
   else if (stdout.destroyed) broken();
   else {
-    stdout.once('end', over);
+    stdout.once('end', finish);
     stdout.once('close', () => stdout.readableEnded || broken());
   }
   ended.catch(broken);

@@ -1,7 +1,7 @@
 import { formatUsd, Nanos } from '../base/money.ts';
 
 /** The parts of all backends' settings that define the items on sale and their prices. */
-type Sold = {
+type SoldItem = {
   prices?: {
     cpu_hourly_usd: bigint;
     memory_gib_hourly_usd: bigint;
@@ -19,7 +19,7 @@ type Sold = {
 };
 
 /** Maps each item on sale to a description of its price and size. */
-function soldBy({ prices, chips = {}, hosts = [], offers = [] }: Sold): Map<string, string> {
+function soldBy({ prices, chips = {}, hosts = [], offers = [] }: SoldItem): Map<string, string> {
   const usd = (price: bigint) => `${formatUsd(Nanos(price))} USD an hour`;
   const sized = prices
     ? [
@@ -46,7 +46,7 @@ function soldBy({ prices, chips = {}, hosts = [], offers = [] }: Sold): Map<stri
 export function firstOtherPrice(list: readonly (readonly [name: string, settings: object])[]): string | undefined {
   const terms = new Map<string, { name: string; words: string }>();
   for (const [name, settings] of list)
-    for (const [what, words] of soldBy(settings as Sold)) {
+    for (const [what, words] of soldBy(settings as SoldItem)) {
       const first = terms.get(what);
       if (first && first.words !== words) return `${what} is ${first.words} on ${first.name} and ${words} on ${name}`;
       terms.set(what, first ?? { name, words });

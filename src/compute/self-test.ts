@@ -1,10 +1,10 @@
 import { newId } from '../base/id.ts';
 import {
   type Backend,
+  type CheckFinding,
   type Created,
-  type Finding,
+  type MachineQuote,
   type Offer,
-  type Quote,
   type Ref,
   type Spec,
   tagOf,
@@ -32,7 +32,7 @@ export async function selfTest(
   { backend, provisionSeconds }: Pick<ConfiguredBackend, 'backend' | 'provisionSeconds'>,
   installationId: string,
   now: () => number,
-): Promise<Finding> {
+): Promise<CheckFinding> {
   const name = 'trial';
   const tag = tagOf(installationId, newId('trial'));
   try {
@@ -56,9 +56,9 @@ export async function selfTest(
       ok: false,
       detail: (await endOf(backend, ref, madeAt)) ?? message,
     }));
-    const left = await remove(backend, tag, ref);
+    const remaining = await remove(backend, tag, ref);
     const what = `A machine of the offer "${offer.description}": ${used.detail}`;
-    if (left === undefined)
+    if (remaining === undefined)
       return {
         name,
         ok: used.ok,
@@ -68,7 +68,7 @@ export async function selfTest(
     return {
       name,
       ok: false,
-      detail: `${what}; it could not be destroyed (${left}). A running server takes ${tag} away within minutes, and it ends by itself at ${end}`,
+      detail: `${what}; it could not be destroyed (${remaining}). A running server takes ${tag} away within minutes, and it ends by itself at ${end}`,
     };
   } catch (error) {
     return { name, ok: false, detail: `No machine was made: ${(error as Error).message}` };
@@ -89,7 +89,7 @@ const nothingFree = (count: number) =>
 async function use(
   backend: Backend,
   tag: string,
-  quote: Quote,
+  quote: MachineQuote,
   created: Exclude<Created, { kind: 'refused' }>,
   provisionSeconds: number,
 ): Promise<{ ok: boolean; detail: string }> {
@@ -99,7 +99,7 @@ async function use(
   const waited = () => Math.ceil((performance.now() - started) / 1000);
   for (;;) {
     const machine = await backend.inspect(ref);
-    const fault = machine?.state === 'running' ? await backend.inside.prove(ref) : machine?.note;
+    const fault = machine?.state === 'running' ? await backend.guest.prove(ref) : machine?.note;
     const why = fault === undefined ? '' : `: ${fault}`;
     if (!machine || machine.state === 'ended')
       throw new Error(`it was made, and ended by itself after ${waited()} s${why}`);
@@ -118,7 +118,7 @@ async function use(
   const ran = waited();
   if (!(await backend.find(tag)).some((it) => it.ref === ref))
     throw new Error(`it runs, but its tag ${tag} does not find it`);
-  const { exitCode, stderr } = await backend.inside.exec(ref, {
+  const { exitCode, stderr } = await backend.guest.exec(ref, {
     command: 'true',
     timeoutSeconds: EXEC_SECONDS,
     streamBytesMax: 1000,

@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { type Backend, type Finding, SLOTS, type Slot, type Surroundings } from './backend.ts';
+import { type Backend, type CheckFinding, SLOTS, type Slot, type Surroundings } from './backend.ts';
 import * as backends from './engines/index.ts';
 import type { LocalSettings } from './engines/local/settings.ts';
 import { note } from './finding.ts';
@@ -101,26 +101,26 @@ export type ComputeSettings = v.InferOutput<typeof Compute>;
 export type LocalCompute = { [S in Slot]?: LocalSettings | undefined };
 
 type BackendSettings = { [S in Slot]: SettingsFor<S> }[Slot] | LocalSettings;
-/** One backend as configured. `place` names it in logs and files: its slot, and its name where the slot has several. */
-export type PlacedSettings = { slot: Slot; name: string; place: string; settings: BackendSettings };
+/** One backend as configured. `slotPath` names it in logs and files: its slot, and its name where the slot has several. */
+export type PlacedSettings = { slot: Slot; name: string; slotPath: string; settings: BackendSettings };
 
 /** Returns the backends of every slot, in slot order, each slot's in the order of its list. */
 export function listBackends(compute: ComputeSettings | LocalCompute): PlacedSettings[] {
   return SLOTS.flatMap((slot): PlacedSettings[] => {
-    const found = compute[slot];
-    if (!found) return [];
-    if (!('backends' in found)) return [{ slot, name: found.backend, place: slot, settings: found }];
-    return found.backends.map((settings) => {
+    const backends = compute[slot];
+    if (!backends) return [];
+    if (!('backends' in backends)) return [{ slot, name: backends.backend, slotPath: slot, settings: backends }];
+    return backends.backends.map((settings) => {
       const name = nameOf(settings);
-      return { slot, name, place: `${slot} ${name}`, settings };
+      return { slot, name, slotPath: `${slot} ${name}`, settings };
     });
   });
 }
 
 /** Returns the limits that a backend does not enforce, as far as the settings show. They are no faults. */
-export function findUnenforced(compute: ComputeSettings): Finding[] {
-  return listBackends(compute).flatMap(({ place, settings }) => {
+export function findUnenforced(compute: ComputeSettings): CheckFinding[] {
+  return listBackends(compute).flatMap(({ slotPath, settings }) => {
     const { notes } = BACKENDS[settings.backend as keyof Backends];
-    return notes(settings as never).map((text) => note(`compute.${place}`, `${text}.`));
+    return notes(settings as never).map((text) => note(`compute.${slotPath}`, `${text}.`));
   });
 }

@@ -8,7 +8,7 @@ import type { Fill } from './settings.ts';
 export type ConfiguredBackend = {
   slot: Slot;
   /** The unique name: the slot, and its own name where the slot has several. */
-  place: string;
+  slotPath: string;
   backend: Backend;
   provisionSeconds: number;
 };

@@ -20,6 +20,7 @@ const CHANGEABLE = [
   'keep',
   'trusted_proxies',
   'log_level',
+  'tls',
 ] as const satisfies (keyof Config)[];
 
 /** Settings that only a start changes: all others. */
@@ -31,7 +32,8 @@ const ROUTER = ['uncertain', 'on_cancel', 'cancel_grace_seconds'] as const;
 /** Returns the settings that differ. Throws `conflict` with the names of those that only a start changes, if there are any. */
 export function changeOf(before: Config, after: Config): Change {
   const isOther = (read: (it: Config) => unknown) => !isSame(read(before), read(after));
-  const fixed = FIXED.filter((name) => isOther((it) => it[name]));
+  const fixed: string[] = FIXED.filter((name) => isOther((it) => it[name]));
+  if (isOther((it) => it.tls === undefined)) fixed.push('whether tls is set'); // Agents have the address.
   if (fixed.length) {
     const [verb, them] = fixed.length > 1 ? ['need', 'them'] : ['needs', 'it'];
     throw new Refusal(

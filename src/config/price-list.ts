@@ -14,7 +14,7 @@ type ListedPrices = {
 export type ListedModel = {
   /** The model's name at its server. */
   upstreamModel: string;
-  kind: 'chat' | 'embeddings';
+  kind: 'chat' | 'embeddings' | 'rerank';
   prices: ListedPrices;
   /** True if the list has rates for long prompts, which are not imported: they are only named. */
   hasTiers: boolean;
@@ -69,7 +69,12 @@ function fromOpenRouter(id: string, it: PriceEntry): ListedModel {
   };
 }
 
-const LITELLM_MODES: Record<string, ListedModel['kind']> = { chat: 'chat', responses: 'chat', embedding: 'embeddings' };
+const LITELLM_MODES: Record<string, ListedModel['kind']> = {
+  chat: 'chat',
+  responses: 'chat',
+  embedding: 'embeddings',
+  rerank: 'rerank',
+};
 
 function fromLiteLlm(name: string, it: PriceEntry): ListedModel | undefined {
   const kind = LITELLM_MODES[String(it.mode ?? 'chat')];

@@ -128,7 +128,7 @@ const Fallback = v.pipe(
 const Model = v.pipe(
   v.strictObject({
     id: v.pipe(v.string(), v.minLength(1), v.maxLength(200)),
-    kind: v.optional(v.picklist(['chat', 'embeddings']), 'chat'),
+    kind: v.optional(v.picklist(['chat', 'embeddings', 'rerank']), 'chat'),
     ...route,
     /** Tried in this order when the earlier routes have clearly refused. Settings that are not given default to those above. */
     fallbacks: v.optional(v.array(Fallback), []),
@@ -146,7 +146,7 @@ const Model = v.pipe(
     v.partialCheck(
       [['kind'], ['max_output_tokens']],
       ({ kind, max_output_tokens: max }) => (kind === 'chat') === (max !== undefined),
-      'is required for a chat model, and not allowed for one of kind embeddings',
+      'is required for a chat model, and not allowed for one of another kind',
     ),
     ['max_output_tokens'],
   ),

@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import { isAbsolute } from 'node:path';
 import * as v from 'valibot';
-import type { LogLevel } from '../base/log.ts';
+import type { LogFormat, LogLevel } from '../base/log.ts';
 import { writtenAs } from '../base/written.ts';
 import { Compute } from '../compute/settings.ts';
 import { formatAddress, parseAddress } from '../net/listen.ts';
@@ -34,6 +34,8 @@ const proxy = v.pipe(
   }, 'not an IP address or a network in CIDR notation'),
 );
 
+const absolutePath = v.pipe(v.string(), v.check(isAbsolute, 'not an absolute path'));
+
 const UNIT_SECONDS: Record<string, number> = { s: 1, m: 60, h: 3600, d: 86_400, w: 604_800 };
 /** A duration, as "90s", "30m", "6h", "1d" or "2w", in seconds. */
 const duration = v.pipe(
@@ -58,6 +60,8 @@ export const LOG_LEVELS = [
   'silent',
 ] as const satisfies readonly LogLevel[];
 
+const LOG_FORMATS = ['text', 'json'] as const satisfies readonly LogFormat[];
+
 /** Default of `drain_seconds` without an upstream: how long requests in flight may take at a stop. */
 const DRAIN_SECONDS = 10;
 
@@ -71,6 +75,8 @@ export const Settings = v.pipe(
     listen: v.optional(address, '127.0.0.1:7420'),
     /** `{base_url}` of the interface. If unset, it follows from the address the server listens on. */
     public_url: v.optional(baseUrl),
+    /** The certificate with which `listen` speaks TLS, and its private key, in PEM. */
+    tls: v.optional(v.strictObject({ cert: absolutePath, key: absolutePath })),
     trusted_proxies: v.optional(v.array(proxy), []),
     close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
     /** Defaults to the longest upstream timeout: no answer is cut off. */
@@ -81,6 +87,8 @@ export const Settings = v.pipe(
       {},
     ),
     log_level: v.optional(v.picklist(LOG_LEVELS), 'info'),
+    /** If unset, text on a terminal, JSON elsewhere. */
+    log_format: v.optional(v.picklist(LOG_FORMATS)),
     /** A machine that uses at least this many percent of one processor is busy. */
     keep: v.optional(v.strictObject({ cpu_percent: v.optional(counted(1, 100), 5) }), {}),
     /** Backups that the server makes: the seconds between two, how many are kept, and where. */
@@ -88,7 +96,7 @@ export const Settings = v.pipe(
       v.strictObject({
         every: v.pipe(duration, v.minValue(60, 'less than a minute')),
         keep: v.optional(counted(1, 10_000), 7),
-        directory: v.pipe(v.string(), v.check(isAbsolute, 'not an absolute path')),
+        directory: absolutePath,
       }),
     ),
     metrics: v.optional(v.strictObject({ listen: address })),
@@ -132,6 +140,7 @@ export const Settings = v.pipe(
         failed_auth_per_minute: perMinute(600),
         released_per_minute: perMinute(60),
         funds_wait_seconds: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(600)), 30),
+        download_bytes: v.optional(v.pipe(v.number(), v.safeInteger(), v.minValue(1)), 1024 ** 3),
       }),
       {},
     ),

@@ -1,6 +1,5 @@
-import type { Database as Client } from 'better-sqlite3';
+import type { Database as Client, Statement } from 'better-sqlite3';
 import { type BetterSQLite3Database, drizzle } from 'drizzle-orm/better-sqlite3';
-import { type CompiledQuery, compileQuery } from './statement.ts';
 
 type Drizzle = BetterSQLite3Database;
 declare const writing: unique symbol;
@@ -11,29 +10,56 @@ export type Reader = Pick<Drizzle, 'select'>;
 /** A handle for use inside a write. Only the writer creates one, so having it is the proof. Every Tx is a Reader. */
 export type Tx = Reader & Pick<Drizzle, 'insert' | 'update' | 'delete'> & { readonly [writing]: true };
 
-/** A drizzle database without a file: its prepared queries are compiled, and then instantiated for each open database. */
-const withoutFile = drizzle({ prepare: () => undefined } as unknown as Client);
-
 /** The methods of drizzle's prepared queries that statements have here. */
 type Statements<S> = { [Name in keyof S]: Pick<S[Name], Extract<keyof S[Name], 'get' | 'all' | 'run'>> };
 
 /**
- * Declares the statements of one source file; the function returned gives them for a handle. drizzle builds each query once
- * per thread; building it on every call would cost twenty times the raw statement.
+ * Declares the statements of one source file; the function returned gives them for a handle. drizzle builds each query once for a
+ * handle; building it on every call would cost twenty times the raw statement. What runs for every chat, or reads thousands of
+ * rows, is in plain SQL instead (`plain.ts`).
  */
 export function prepare<H extends Reader, S extends Record<string, object>>(
   build: (handle: H) => S,
 ): (handle: H) => Statements<S> {
-  const made = new WeakMap<object, Statements<S>>();
-  let compiled: [name: string, CompiledQuery][] | undefined;
+  return onceFor((client) => build(drizzle(preparingLate(client) as Client) as unknown as H) as Statements<S>);
+}
+
+/** Returns a function that makes something of the database of a handle, once. */
+export function onceFor<Made>(make: (client: Client) => Made): (handle: Reader) => Made {
+  const made = new WeakMap<object, { it: Made }>();
   return (handle) => {
-    let statements = made.get(handle);
-    if (!statements) {
-      compiled ??= Object.entries(build(withoutFile as unknown as H)).map(([name, it]) => [name, compileQuery(it)]);
-      const { $client } = handle as unknown as { $client: Client };
-      statements = Object.fromEntries(compiled.map(([name, it]) => [name, it($client)])) as Statements<S>;
-      made.set(handle, statements);
+    let found = made.get(handle);
+    if (!found) {
+      found = { it: make((handle as unknown as { $client: Client }).$client) };
+      made.set(handle, found);
     }
-    return statements;
+    return found.it;
+  };
+}
+
+/**
+ * Returns what drizzle needs of a database, with statements that SQLite prepares when they are first used: most threads and commands
+ * use few of the statements that they load.
+ */
+function preparingLate(client: Client): object {
+  return {
+    prepare(sql: string): Pick<Statement, 'run' | 'get' | 'all' | 'raw'> {
+      const statement = preparedLate(client, sql);
+      return {
+        run: (...values) => statement().run(...values),
+        get: (...values) => statement().get(...values),
+        all: (...values) => statement().all(...values),
+        raw: () => statement().raw(),
+      };
+    },
+  };
+}
+
+/** Returns a function that returns a statement, which SQLite prepares at the first call. */
+export function preparedLate(client: Client, sql: string): () => Statement {
+  let statement: Statement | undefined;
+  return () => {
+    statement ??= client.prepare(sql);
+    return statement;
   };
 }

@@ -516,13 +516,15 @@ export const operations = sqliteTable(
     answeredAt: count('answered_at'),
     /** The caller's tags: a JSON object of strings, or null. */
     tags: text(),
+    /**
+     * 1 if its key is free again: it was released, and never answered 200 (design 2.7). A trigger holds the column to that. A
+     * settlement that charges leaves it as it is, so that SQLite leaves the index of the keys alone.
+     */
+    freed: count(),
     seal: seal(),
   },
   (t) => [
-    // Unique among unresolved, charged or 200-answered operations: only a definite refusal frees the key (design 2.7).
-    uniqueIndex('operation_idempotency')
-      .on(t.walletId, t.route, t.idempotencyKey)
-      .where(sql`${t.state} <> 'settled' or ${t.outcome} = 'charged' or ${t.answeredAt} is not null`),
+    uniqueIndex('operation_idempotency').on(t.walletId, t.route, t.idempotencyKey).where(sql`${t.freed} is null`),
     index('operation_wallet').on(t.walletId, t.id),
     index('operation_open').on(t.walletId, t.state).where(sql`${t.state} <> 'settled'`),
     index('operation_charged').on(t.settledAt, t.id).where(sql`${t.outcome} = 'charged'`),

@@ -2,15 +2,26 @@ import { warning } from '../compute/finding.ts';
 import type { Config } from '../config/config.ts';
 import { newestBackup } from '../recovery/scheduled.ts';
 import { canWrite } from './files.ts';
+import type { ServerExamination } from './server.ts';
 
 /** The seconds that a backup may take, including a late start, before it counts as missed. */
 const BACKUP_LATE_SECONDS = 900;
 
 /**
- * Checks that the server's own backups (`backup` in purser.yaml) can be made, and that none is overdue at `now` (Unix seconds).
+ * Checks that the server's own backups (`backup` in purser.yaml) can be made, by a running server's word or by this user's rights, and that none is overdue at `now` (Unix seconds).
  * Returns the finding; throws an Error for a fault.
  */
-export function judgeBackups({ directory, every }: NonNullable<Config['backup']>, installationId: string, now: number) {
+export function judgeBackups(
+  { directory, every }: NonNullable<Config['backup']>,
+  installationId: string,
+  now: number,
+  server?: Pick<ServerExamination, 'backup'>,
+) {
+  const { fault } = (server?.backup?.directory === directory && server.backup) || { fault: null };
+  if (fault !== null)
+    throw new Error(
+      `The running server may not write into ${directory} (${fault}), so no backup is made. Give it to the server's user; under systemd add ReadWritePaths=${directory} (systemctl edit purser) and restart.`,
+    );
   let at: number | undefined;
   try {
     at = newestBackup(directory, installationId, now);

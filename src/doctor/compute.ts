@@ -1,4 +1,5 @@
-import { type Finding, tagPrefix } from '../compute/backend.ts';
+import { type CheckFinding, tagPrefix } from '../compute/backend.ts';
+import { checkBackend } from '../compute/check.ts';
 import { finding } from '../compute/finding.ts';
 import { openBackend } from '../compute/open.ts';
 import { selfTest } from '../compute/self-test.ts';
@@ -6,13 +7,13 @@ import { listBackends, type PlacedSettings } from '../compute/settings.ts';
 import type { ConfiguredBackend } from '../compute/slots.ts';
 import type { Config } from '../config/config.ts';
 import { inTime } from '../net/deadline.ts';
+import type { ServerExamination } from './server.ts';
 
-/** The time limit for a backend that does not keep its own. */
-const CHECK_MILLISECONDS = 120_000;
+/** The time limit for the trial of a backend that does not keep its own. */
 const TRIAL_MILLISECONDS = 240_000;
 
 /**
- * Checks every backend of the configured slots: its requirements and, if that costs nothing, whether it can make, find and
+ * Checks every backend of the configured slots: its requirements, as the running server finds them if there is one, and, if that costs nothing, whether it can make, find and
  * destroy a machine. Without an installation id no machine is made, because its owner could not be identified. `now` is in
  * Unix seconds.
  */
@@ -20,22 +21,24 @@ export async function examineSlots(
   config: Config,
   installationId: string | undefined,
   now: () => number,
-): Promise<Finding[]> {
+  server: ServerExamination | undefined,
+): Promise<CheckFinding[]> {
   const backends = listBackends(config.compute);
-  return (await Promise.all(backends.map((it) => examineBackend(it, config, installationId, now)))).flat();
+  return (await Promise.all(backends.map((it) => examineBackend(it, config, installationId, now, server)))).flat();
 }
 
-/** Checks one backend, with its own instance of it. */
+/** Checks one backend: by the server's own look at what it depends on, if there is one, and a trial with another instance. */
 async function examineBackend(
   placed: PlacedSettings,
   config: Config,
   installationId: string | undefined,
   now: () => number,
-): Promise<Finding[]> {
+  server: ServerExamination | undefined,
+): Promise<CheckFinding[]> {
   // Without a database no machine belongs to this installation.
   const prefix = tagPrefix(installationId ?? 'inst_none');
   const around = { dataDirectory: config.dataDirectory, prefix, now };
-  const named = (it: Finding) => ({ ...it, name: `${placed.slot} ${placed.name}: ${it.name}` });
+  const named = (it: CheckFinding) => ({ ...it, name: `${placed.slot} ${placed.name}: ${it.name}` });
   let configured: ConfiguredBackend | undefined;
   const opened = await finding('settings', async () => {
     configured = await openBackend(placed, around);
@@ -44,9 +47,8 @@ async function examineBackend(
   if (!configured) return [named(opened)];
   const { backend } = configured;
   try {
-    const checked = await inTime(backend.doctor?.check() ?? Promise.resolve([]), CHECK_MILLISECONDS, 'The check').catch(
-      (error: Error) => [{ name: 'check', ok: false, detail: error.message }],
-    );
+    const known = server?.backends.find(({ slot, name }) => slot === placed.slot && name === placed.name)?.findings;
+    const checked = known ?? (await checkBackend(backend));
     return [...checked, ...(await runSelfTest(configured, installationId, now))].map(named);
   } finally {
     await backend.close();
@@ -57,7 +59,7 @@ async function runSelfTest(
   configured: ConfiguredBackend,
   installationId: string | undefined,
   now: () => number,
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   const name = 'trial';
   const trial = configured.backend.doctor?.trial;
   if (trial === undefined) return [];

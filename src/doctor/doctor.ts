@@ -4,10 +4,10 @@ import { gapOf, readMarks } from '../books/examine.ts';
 import { enterDirectory, keyringOf, knownTimeOf, openBooks, type ReadableBooks } from '../books/open.ts';
 import { isClockSynced } from '../books/time-service.ts';
 import { recallBounds } from '../chat/learn.ts';
-import type { Finding } from '../compute/backend.ts';
+import type { CheckFinding } from '../compute/backend.ts';
 import { finding, warning } from '../compute/finding.ts';
 import { type Config, searchPath } from '../config/config.ts';
-import type { Files } from '../files/data-directory.ts';
+import { type Files, files } from '../files/data-directory.ts';
 import { findPrograms } from '../files/programs.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
 import { audit, newFault } from '../ledger/audit.ts';
@@ -16,17 +16,20 @@ import { describeFrozen } from '../ledger/frozen.ts';
 import { findInstallation } from '../ledger/installation.ts';
 import { type Operation, uncertainOperations } from '../ledger/operation.ts';
 import { allLiveResources } from '../ledger/resource.ts';
+import { readCertificate } from '../net/certificate.ts';
 import { askSocket } from '../operator/ask.ts';
 import { createCatalogue } from '../router/catalogue.ts';
 import { readStatedModels } from '../router/stated-models.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import { judgeBackups } from './backups.ts';
+import { judgeCertificate } from './certificate.ts';
 import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
 import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
 import { judgeLeases } from './leases.ts';
 import { judgeClock, judgeTools } from './machine.ts';
 import { contextFault, describeLearned } from './models.ts';
+import { examineServer, judgeLimits, type ServerExamination } from './server.ts';
 import { examineServices } from './services.ts';
 import { examineStart, findSettings } from './settings.ts';
 import { tryUpstream } from './upstream.ts';
@@ -47,15 +50,19 @@ type RunCheck = (name: string, check: () => string | Promise<string>) => Promise
  * Checks an installation, and returns every finding with its remedy. Changes nothing, and may run beside the server. Calls
  * only configured services. Each backend that can do so at no cost makes one machine and destroys it.
  */
-export async function examine(config: Config): Promise<Finding[]> {
-  const findings: Finding[] = [findSettings(config), ...examineStart(config)];
+export async function examine(config: Config): Promise<CheckFinding[]> {
+  const findings: CheckFinding[] = [findSettings(config), ...examineStart(config)];
   /** Runs one check. An error that it throws is its finding. */
   const check: RunCheck = async (name, run) => {
     const result = await finding(name, run);
     findings.push(result);
     return result.ok;
   };
-  const installationId = await examineDirectory(check, config);
+  const now = () => Math.floor(Date.now() / 1000);
+  const { tls } = config;
+  if (tls) await check('certificate', () => judgeCertificate(readCertificate(tls), config, now()));
+  const server = await examineServer(files(config.dataDirectory).socket);
+  const installationId = await examineDirectory(check, config, server);
   await check('tools', () => judgeTools(find));
   const catalogue = createCatalogue(config);
   for (const upstream of config.router.upstreams) {
@@ -73,13 +80,16 @@ export async function examine(config: Config): Promise<Finding[]> {
           return fault ? warning(fault) : String(route.contextLength);
         });
   }
-  const now = () => Math.floor(Date.now() / 1000);
   findings.push(...(await examineServices(config, installationId ?? 'inst_none', now())));
-  return [...findings, ...(await examineSlots(config, installationId, now))];
+  return [...findings, ...(await examineSlots(config, installationId, now, server))];
 }
 
 /** Checks the data directory and its files. Returns the installation's id, if a database has it. */
-async function examineDirectory(check: RunCheck, config: Config): Promise<string | undefined> {
+async function examineDirectory(
+  check: RunCheck,
+  config: Config,
+  server: ServerExamination | undefined,
+): Promise<string | undefined> {
   const directory = config.dataDirectory;
   let entered: Files | undefined;
   await check('data directory', async () => {
@@ -104,6 +114,7 @@ async function examineDirectory(check: RunCheck, config: Config): Promise<string
     });
     return answer ? `running, listens on ${at.socket}` : 'not running';
   });
+  await check('limits', () => (server ? judgeLimits(server.limits) : 'not known: no server answers'));
 
   let opened: ReadableBooks | undefined;
   await check('database', () => {
@@ -114,7 +125,7 @@ async function examineDirectory(check: RunCheck, config: Config): Promise<string
   });
   if (!opened) return undefined;
   using books = opened;
-  return await examineBooks(check, books, at, config);
+  return await examineBooks(check, books, at, config, server);
 }
 
 const WHAT_NOW = 'Restore the newest good backup, or accept the loss: purser serve --accept-loss';
@@ -126,6 +137,7 @@ async function examineBooks(
   books: ReadableBooks,
   at: Files,
   config: Config,
+  server: ServerExamination | undefined,
 ): Promise<string | undefined> {
   const { client, read } = books;
   await check('journal', async () => {
@@ -169,7 +181,7 @@ async function examineBooks(
     );
   });
   await check('secrets', () => judgeSecrets(config));
-  return await examineBusiness(check, books, at, config);
+  return await examineBusiness(check, books, at, config, server);
 }
 
 /** Checks what the rows of the books say: leases, backups, freezes, the time, and what waits for the operator. */
@@ -178,6 +190,7 @@ async function examineBusiness(
   { read }: ReadableBooks,
   at: Files,
   config: Config,
+  server: ServerExamination | undefined,
 ): Promise<string | undefined> {
   await check('leases', () => {
     const reportOnly = describeReportOnly(read);
@@ -187,7 +200,7 @@ async function examineBusiness(
   const { backup } = config;
   const { installationId } = findInstallation(read) ?? {};
   if (backup && installationId)
-    await check('backups', () => judgeBackups(backup, installationId, Math.floor(Date.now() / 1000)));
+    await check('backups', () => judgeBackups(backup, installationId, Math.floor(Date.now() / 1000), server));
   await check('frozen', () => {
     const frozen = describeFrozen(read);
     return frozen

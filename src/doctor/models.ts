@@ -3,12 +3,12 @@ import { newId } from '../base/id.ts';
 import { formatUsd, Nanos, parseDecimal } from '../base/money.ts';
 import { openBooks } from '../books/open.ts';
 import { recallBounds } from '../chat/learn.ts';
-import type { Finding } from '../compute/backend.ts';
+import type { CheckFinding } from '../compute/backend.ts';
 import type { Config } from '../config/config.ts';
 import type { NativeWire, UpstreamConfig } from '../config/router.ts';
 import { files, refuseOtherOwner } from '../files/data-directory.ts';
 import { inTime } from '../net/deadline.ts';
-import { boundChat, boundEmbeddings } from '../router/bound.ts';
+import { boundChat, boundEmbeddings, boundRanking } from '../router/bound.ts';
 import { type Catalogue, createCatalogue, fadedAt, type Model, type Route } from '../router/catalogue.ts';
 import { costOf, type Price } from '../router/price.ts';
 import { type StatedModel, statedModels } from '../router/stated-models.ts';
@@ -25,7 +25,7 @@ const PROBE = { role: 'user', content: 'Say ok.' };
  * Checks every configured model at its model servers, with the bounds learned up to `now` in Unix seconds; a server may be
  * running. A model without a price is a fault.
  */
-export async function examineModels(config: Config, now: number): Promise<Finding[]> {
+export async function examineModels(config: Config, now: number): Promise<CheckFinding[]> {
   const catalogue = createCatalogue(config);
   readLearned(config.dataDirectory, catalogue, now);
   const { upstreams: configs, models } = config.router;
@@ -65,8 +65,8 @@ export async function checkModels(
   statedBy: (upstream: string) => Promise<ReadonlyMap<string, StatedModel>>,
   routeSeconds = ROUTE_SECONDS,
   now = 0,
-): Promise<Finding[]> {
-  const findings: Finding[] = [];
+): Promise<CheckFinding[]> {
+  const findings: CheckFinding[] = [];
   const stated = new Map<string, ReadonlyMap<string, StatedModel>>();
   for (const model of catalogue.list)
     for (const route of model.routes) {
@@ -96,8 +96,13 @@ type Trial = { detail: string; faults: string[] };
 async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise<Trial> {
   const faults: string[] = [];
   const ask = { model: model.id, messages: [PROBE], max_tokens: 1 };
+  const { id, kind } = model;
   const bounded =
-    model.kind === 'chat' ? boundChat(model, ask) : boundEmbeddings(model, { model: model.id, input: PROBE.content });
+    kind === 'chat'
+      ? boundChat(model, ask)
+      : kind === 'embeddings'
+        ? boundEmbeddings(model, { model: id, input: PROBE.content })
+        : boundRanking(model, { model: id, query: PROBE.content, documents: [PROBE.content] });
   const reply = await upstream.ask(bounded.askedOf(route), newId('op'));
   if (reply.kind !== 'answered') {
     const fault = reply.kind === 'streaming' ? 'It streams although no stream was requested.' : reply.reason;

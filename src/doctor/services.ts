@@ -1,4 +1,4 @@
-import type { Finding } from '../compute/backend.ts';
+import type { CheckFinding } from '../compute/backend.ts';
 import { finding } from '../compute/finding.ts';
 import type { Config } from '../config/config.ts';
 import { files } from '../files/data-directory.ts';
@@ -12,8 +12,8 @@ export async function examineServices(
   { identity, billing, transfer, public_url: publicUrl, dataDirectory }: Config,
   installationId: string,
   now: number,
-): Promise<Finding[]> {
-  const checks: Promise<Finding>[] = [];
+): Promise<CheckFinding[]> {
+  const checks: Promise<CheckFinding>[] = [];
   if (identity)
     checks.push(
       finding('identity provider', async () => {

@@ -1,5 +1,5 @@
 import { formatUsd, Nanos } from '../base/money.ts';
-import type { Finding } from '../compute/backend.ts';
+import type { CheckFinding } from '../compute/backend.ts';
 import { findDiskLimits } from '../compute/engines/container/disk-advice.ts';
 import { note } from '../compute/finding.ts';
 import { findUnenforced } from '../compute/settings.ts';
@@ -8,7 +8,7 @@ import { isLive } from '../config/services.ts';
 import { unreadFiles } from '../config/unread-files.ts';
 import { isEverywhere, reachableUrl } from '../net/listen.ts';
 
-/** Findings on settings that are valid and probably not meant as they are. A fault has kept them from being read at all. */
+/** CheckFindings on settings that are valid and probably not meant as they are. A fault has kept them from being read at all. */
 
 const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)$/;
 const isOpen = (address: string) => {
@@ -17,21 +17,21 @@ const isOpen = (address: string) => {
 };
 
 /** Returns the finding that the settings could be read, and from which file. */
-export const findSettings = ({ file }: Pick<Config, 'file'>): Finding => ({
+export const findSettings = ({ file }: Pick<Config, 'file'>): CheckFinding => ({
   name: 'configuration',
   ok: true,
   detail: file ?? 'no file: every setting has its default',
 });
 
 /** Returns the findings of `serve` and `doctor`: files that are not read, an address for agents, prices of another unit. */
-export const examineStart = (config: Config): Finding[] => [
+export const examineStart = (config: Config): CheckFinding[] => [
   ...unreadFiles(config).map((text) => note('configuration', text)),
   ...examineListen(config),
   ...examinePrices(config),
 ];
 
 /** Returns all findings on the settings, for `config check`. Asks container engines whether they limit disks. */
-export const examineSettings = async (config: Config): Promise<Finding[]> => [
+export const examineSettings = async (config: Config): Promise<CheckFinding[]> => [
   findSettings(config),
   ...examineStart(config),
   ...examineModelLimits(config),
@@ -40,7 +40,13 @@ export const examineSettings = async (config: Config): Promise<Finding[]> => [
   ...examineAddresses(config),
 ];
 
-function examineListen({ listen, public_url: publicUrl }: Pick<Config, 'listen' | 'public_url'>): Finding[] {
+function examineListen({
+  listen,
+  public_url: publicUrl,
+  tls,
+}: Pick<Config, 'listen' | 'public_url' | 'tls'>): CheckFinding[] {
+  if (tls && publicUrl?.startsWith('http:'))
+    return [note('public_url', `begins with http://, but Purser speaks https (tls): agents are given ${publicUrl}.`)];
   if (publicUrl !== undefined || LOOPBACK.test(listen.host)) return [];
   const isAll = isEverywhere(listen.host);
   return [
@@ -48,14 +54,18 @@ function examineListen({ listen, public_url: publicUrl }: Pick<Config, 'listen' 
       ? [
           note(
             'listen',
-            `${listen.host} is no address that an agent could call, and public_url is not set: agents are given ${reachableUrl(listen)}. Set public_url to the address at which they reach Purser.`,
+            `${listen.host} is no address that an agent could call, and public_url is not set: agents are given ${reachableUrl(listen, tls)}. Set public_url to the address at which they reach Purser.`,
           ),
         ]
       : []),
-    note(
-      'listen',
-      'over http:// tokens can be read on the network path. Put a proxy with TLS before Purser and set public_url.',
-    ),
+    ...(tls
+      ? []
+      : [
+          note(
+            'listen',
+            'over http:// tokens can be read on the network path. Set tls, or put a proxy with TLS before Purser and set public_url.',
+          ),
+        ]),
   ];
 }
 
@@ -64,7 +74,7 @@ const DEAR = 1_000n * 10n ** 9n;
 const CHEAP = 10n ** 6n;
 
 /** Finds prices of a token that look like those of a million tokens, and the other way round. */
-function examinePrices({ router }: Pick<Config, 'router'>): Finding[] {
+function examinePrices({ router }: Pick<Config, 'router'>): CheckFinding[] {
   return router.models.flatMap(({ id, fallbacks, ...model }) =>
     [model, ...fallbacks].flatMap(({ pricing, pricing_per_million: million }) =>
       (['prompt', 'completion'] as const).flatMap((rate) => {
@@ -79,9 +89,9 @@ function examinePrices({ router }: Pick<Config, 'router'>): Finding[] {
 }
 
 /** Finds limits of models that leave no room for a prompt or an answer. */
-function examineModelLimits({ router }: Pick<Config, 'router'>): Finding[] {
+function examineModelLimits({ router }: Pick<Config, 'router'>): CheckFinding[] {
   return router.models.flatMap(
-    ({ id, context_length: context, max_output_tokens: max = 0, fallbacks, ...model }): Finding[] => {
+    ({ id, context_length: context, max_output_tokens: max = 0, fallbacks, ...model }): CheckFinding[] => {
       const shortest = Math.min(context, ...fallbacks.map((it) => it.context_length ?? context));
       const standard = model.default_output_tokens ?? 0;
       const details: [isSo: boolean | undefined, detail: string][] = [
@@ -109,7 +119,7 @@ function examineModelLimits({ router }: Pick<Config, 'router'>): Finding[] {
 }
 
 /** Finds services at addresses that others on the network path can read, and keys of a test mode. */
-function examineAddresses({ identity, billing, transfer, events, opentelemetry }: Config): Finding[] {
+function examineAddresses({ identity, billing, transfer, events, opentelemetry }: Config): CheckFinding[] {
   const open = (name: string, address: string | undefined, what: string) =>
     address !== undefined && isOpen(address) ? [note(name, `over http:// ${what}.`)] : [];
   return [

@@ -62,14 +62,96 @@ function collect(request: IncomingMessage, max: number, announced: number, share
   });
 }
 
+/** The requests whose body has a time limit of its own, instead of that of every other request. */
+const unhurried = new WeakSet<IncomingMessage>();
+export const isUnhurried = (request: IncomingMessage) => unhurried.has(request);
+
+/** A body that is read as it comes. */
+export type StreamedBody = {
+  /**
+   * Returns the next piece, undefined at the end. Rejects with `invalid_request` when the body breaks off, `request_timeout` when
+   * nothing comes for a while, `read_only` when the server stops, and the error with which the body was failed.
+   */
+  next(): Promise<Buffer | undefined>;
+  /** Reads no more. */
+  leave(): void;
+};
+
+/** Reads a body as it comes: no more of it waits in memory than one piece. Nothing may come for `stallMilliseconds`. */
+export function streamBody(request: IncomingMessage, stallMilliseconds: number, share: Allowance): StreamedBody {
+  unhurried.add(request);
+  let waiting: PromiseWithResolvers<Buffer | undefined> | undefined;
+  let arrived: Buffer[] = [];
+  let over: { error?: unknown } | undefined;
+  let silence: NodeJS.Timeout | undefined;
+  const takeBack = share.onCutOff((refusal) => end({ error: refusal }));
+
+  function end(how: { error?: unknown }) {
+    if (over) return;
+    over = how;
+    clearTimeout(silence);
+    takeBack();
+    request.off('data', take).off('end', finish).off('close', breakOff).off('error', breakOff);
+    // Paused, not destroyed: that would close the connection before the client has read the error.
+    if (how.error) request.pause();
+    settle();
+  }
+  function settle() {
+    if (!waiting) return;
+    const piece = arrived.shift();
+    if (piece === undefined && !over) return;
+    const { resolve, reject } = waiting;
+    waiting = undefined;
+    clearTimeout(silence);
+    if (piece === undefined && over && 'error' in over) reject(over.error);
+    else resolve(piece);
+  }
+  function take(chunk: Buffer) {
+    request.pause();
+    arrived.push(chunk);
+    settle();
+  }
+  const finish = () => end({});
+  function breakOff(cause?: Error) {
+    const gone = () => new Refusal('invalid_request', 'The connection closed before the end of the body.', { cause });
+    end({ error: cause instanceof Refusal ? cause : gone() });
+  }
+  request.on('data', take).on('end', finish).on('close', breakOff).on('error', breakOff);
+  request.pause();
+  if (request.destroyed) breakOff(request.errored ?? undefined);
+
+  return {
+    next() {
+      waiting = Promise.withResolvers();
+      const { promise } = waiting;
+      settle();
+      if (waiting) {
+        request.resume();
+        silence = setTimeout(() => end({ error: new Refusal('request_timeout') }), stallMilliseconds);
+      }
+      return promise;
+    },
+    leave() {
+      arrived = [];
+      end({ error: new Refusal('invalid_request') });
+    },
+  };
+}
+
 function tooLarge(max: number): Refusal {
   return new Refusal('payload_too_large', `The body is larger than the ${max} bytes that this endpoint takes.`);
 }
 
-/** Throws `unsupported_media_type` unless the body is uncompressed JSON. */
-export function refuseMediaType(request: IncomingMessage): void {
-  const type = request.headers['content-type'];
-  if (!type || !/^application\/json\s*(;|$)/i.test(type)) throw new Refusal('unsupported_media_type');
+/** Returns the media type of the body, without its parameters. */
+export const mediaTypeOf = ({ headers }: IncomingMessage): string =>
+  (headers['content-type'] ?? '').replace(/;.*/s, '').trim().toLowerCase();
+
+/** Throws `unsupported_media_type` unless the body is uncompressed, and JSON or one of the `others`. */
+export function refuseMediaType(request: IncomingMessage, others: readonly string[] = []): void {
+  if (!['application/json', ...others].includes(mediaTypeOf(request))) {
+    const list = others.map((it) => ` or ${it}`).join('');
+    throw new Refusal('unsupported_media_type', `Send the body as application/json${list}.`);
+  }
   const encoding = request.headers['content-encoding'];
   if (encoding && encoding !== 'identity')
     throw new Refusal(

@@ -1,5 +1,5 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
-import type { Socket } from 'node:net';
+import type { Server as Listener, Socket } from 'node:net';
 import { networkOf } from '../net/address.ts';
 import type { Events } from '../telemetry/events.ts';
 
@@ -24,8 +24,8 @@ type Handler = (request: IncomingMessage, response: ServerResponse) => unknown;
 type ConnectionLimit = {
   /** Answers a request when its turn on its connection has come. */
   handle: Handler;
-  /** Starts to limit the connections of a server. */
-  watch(server: Server): void;
+  /** Starts to limit the connections of a server. `listener` opens them: a `TlsDoor`'s, or the server itself. */
+  watch(server: Server, listener?: Listener): void;
   /** Continues to watch a connection whose protocol changes, which the server itself stops doing. */
   follow(upgraded: Socket): void;
   /** The number of open connections. */
@@ -151,8 +151,8 @@ export function limitConnections(
       else if (connection.waiting.length < WAITING_COUNT_MAX) connection.waiting.push([request, response]);
       else end(connection, 'pipelined');
     },
-    watch(server) {
-      server.on('connection', (socket: Socket) => {
+    watch(server, listener = server) {
+      listener.on('connection', (socket: Socket) => {
         if (bySocket.size >= max && !evict()) {
           events.cutOff('no_room');
           socket.destroy();
@@ -165,6 +165,14 @@ export function limitConnections(
         const [first] = newest;
         if (first && newest.size > newestMax) newest.delete(first);
         socket.once('close', () => forget(socket));
+      });
+      listener.on('secured', (socket: Socket, secure: Socket) => {
+        const connection = bySocket.get(socket);
+        if (!connection) return void secure.destroy(); // It was ended a moment ago.
+        bySocket.delete(socket);
+        connection.socket = secure;
+        bySocket.set(secure, connection);
+        secure.once('close', () => forget(secure));
       });
       // Node reports every inactive connection, and with a listener here leaves it to us to close it.
       server.setTimeout(stallMilliseconds, endSilent);

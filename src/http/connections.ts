@@ -1,5 +1,5 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
-import net, { type Socket } from 'node:net';
+import net, { type Server as Listener, type Socket } from 'node:net';
 
 /** Interval at which a stopping server checks which connections are still open. */
 const POLL_MILLISECONDS = 20;
@@ -33,14 +33,22 @@ export type Connections = {
   stop(drain: (answered: Promise<void>) => Promise<void>): Promise<void>;
 };
 
-/** Tracks the connections of an HTTP server so that it can stop gracefully. */
-export function followConnections(server: Server): Connections {
+/**
+ * Tracks the connections of an HTTP server so that it can stop gracefully. `listener` opens them: a `TlsDoor`'s, or the server
+ * itself.
+ */
+export function followConnections(server: Server, listener: Listener = server): Connections {
   const connections = new Map<Socket, Connection>();
   let stopping = false;
 
-  server.on('connection', (socket) => {
+  function follow(socket: Socket) {
     connections.set(socket, { open: 0, last: undefined, bytesRead: 0 });
     socket.once('close', () => connections.delete(socket));
+  }
+  listener.on('connection', follow);
+  listener.on('secured', (socket: Socket, secure: Socket) => {
+    connections.delete(socket);
+    follow(secure);
   });
 
   /** Only the last response may carry `Connection: close`; on an earlier one it would lose the requests behind it. */
@@ -81,7 +89,7 @@ export function followConnections(server: Server): Connections {
       // The kernel may have accepted connections already: a full turn of the event loop takes them in.
       for (let turn = 0; turn < 2; turn++) await new Promise((resolve) => setImmediate(resolve));
       // http's own close ends idle connections at once and loses requests on their way.
-      const closed = new Promise((resolve) => net.Server.prototype.close.call(server, resolve));
+      const closed = new Promise((resolve) => net.Server.prototype.close.call(listener, resolve));
       for (const connection of connections.values()) announceEnd(connection, true);
 
       let drained = false;

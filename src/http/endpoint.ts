@@ -24,16 +24,26 @@ import type { Shares } from '../base/shares.ts';
 import type { BillingApp } from '../billing/checkout.ts';
 import type { ChatApp } from '../chat/quote.ts';
 import type { Retries } from '../chat/retry.ts';
+import type { Config } from '../config/config.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { Tenant } from '../ledger/tenant.ts';
 import { type createAddressReader, networkOf } from '../net/address.ts';
 import { eventOf } from '../router/sse.ts';
-import type { WhenOver } from '../spend/audience.ts';
+import type { OnResponseEnd } from '../spend/audience.ts';
 import type { Signer } from '../transfer/object-url.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import type { OpenApp } from '../wallet/open.ts';
 import type { AnswerReadings } from './answer-readings.ts';
-import { parseBody, readBody, readQuery, refuseMediaType, validate } from './body.ts';
+import {
+  mediaTypeOf,
+  parseBody,
+  readBody,
+  readQuery,
+  refuseMediaType,
+  type StreamedBody,
+  streamBody,
+  validate,
+} from './body.ts';
 import type { Concurrency } from './concurrency.ts';
 import { messagesError } from './dialects/messages.ts';
 import { type EventStream, openEventStream, writePieces } from './event-stream.ts';
@@ -44,7 +54,7 @@ import type { ModelRequests } from './model-requests.ts';
 import {
   gatewayStatus,
   isGatewayRequest,
-  isMessagesPath,
+  isOfAnthropic,
   isPassing,
   openAiBody,
   RETRY_SECONDS_MAX,
@@ -57,6 +67,7 @@ export type HttpApp = Omit<ChatApp, 'readApart' | 'memory'> &
   CloseApp &
   OpenApp &
   BillingApp & {
+    config: Pick<Config, 'limits'>;
     state: {
       /** `{base_url}` of the interface, without a slash at the end. */
       baseUrl: string;
@@ -132,11 +143,17 @@ export type Call<S extends Scope, B> = {
   headers: IncomingHttpHeaders;
   /** Counts the memory that this request uses until it is answered. */
   share: Allowance;
+  /** The body as it comes, at an endpoint that takes its media type as such (`streams`). */
+  streamed: StreamedBody & {
+    mediaType: string;
+    /** Throws where the caller's credential has been revoked since the request began. */
+    refuseRevoked(): void;
+  };
   /**
    * Calls `listener` when the response is over, written or not; at once if it already is. The argument is true if the
    * client got the whole response.
    */
-  whenGone: WhenOver;
+  whenGone: OnResponseEnd;
 };
 
 export type Reply =
@@ -149,6 +166,8 @@ export type Reply =
   | {
       stream(events: EventStream, share: Allowance): Promise<void>;
       errorEvent?(refusal: Refusal, message: string, requestId: string): Iterable<string | Buffer>;
+      /** The connection is ended where the stream breaks off: it is one of bytes, which have no event for that. */
+      breaksOff?: boolean;
     };
 
 /** One endpoint of the interface: its request, its response and its handler. The OpenAPI document is generated from these. */
@@ -164,6 +183,8 @@ export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.Gene
   /** Maximum number of values of a body that may be large because one of them is a long text. */
   valuesMax?: number;
   query?: v.GenericSchema;
+  /** Other media types of the body, which is then read as it comes. Each has a description, and the query that goes with it. */
+  streams?: { [mediaType: string]: { description: string; query: v.GenericSchema } };
   /** `true` requires the Idempotency-Key header; `'optional'` accepts it. */
   idempotent?: boolean | 'optional';
   status?: 200 | 201;
@@ -229,8 +250,19 @@ async function runEndpoint(
   const key = incoming.headers['idempotency-key'];
   let raw: unknown;
   let read: ModelRequest | undefined;
-  if (it.body) {
-    if (!it.isBodyOptional) refuseMediaType(incoming);
+  let streamed: Call<Scope, unknown>['streamed'] | undefined;
+  const mediaType = mediaTypeOf(incoming);
+  if (it.streams?.[mediaType]) {
+    refuseMediaType(incoming, Object.keys(it.streams));
+    streamed = {
+      ...streamBody(incoming, app.stallMilliseconds, share),
+      mediaType,
+      refuseRevoked() {
+        if (app.ledger.changeCount() !== changes) refuseRevoked(app.ledger.read, principal);
+      },
+    };
+  } else if (it.body) {
+    if (!it.isBodyOptional) refuseMediaType(incoming, Object.keys(it.streams ?? {}));
     const bytes = await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share);
     if (it.isBodyOptional && bytes.length) refuseMediaType(incoming);
     if (it.modelRequest)
@@ -249,6 +281,7 @@ async function runEndpoint(
     principal: caller,
     raw,
     read,
+    streamed,
     key,
     requestId,
     params: c.req.param() as Record<string, string>,
@@ -261,7 +294,12 @@ async function runEndpoint(
 }
 
 /** A call before its key, its body and its query are checked. */
-export type Invocation = Omit<Call<Scope, unknown>, 'body' | 'request' | 'idempotencyKey' | 'isKeyMadeUp'> & {
+export type Invocation = Omit<
+  Call<Scope, unknown>,
+  'body' | 'request' | 'streamed' | 'idempotencyKey' | 'isKeyMadeUp'
+> & {
+  /** The body as it comes, if its media type is one that is read so. */
+  streamed?: Call<Scope, unknown>['streamed'] | undefined;
   /** The request to a model as it was read, at an endpoint that takes one. */
   read?: ModelRequest | undefined;
   /** The idempotency key that the caller sent, if any. */
@@ -269,12 +307,13 @@ export type Invocation = Omit<Call<Scope, unknown>, 'body' | 'request' | 'idempo
 };
 
 /** Checks the arguments of a call to an endpoint, then runs it. */
-export async function invoke(app: HttpApp, it: Endpoint, { key, read, ...call }: Invocation): Promise<Reply> {
+export async function invoke(app: HttpApp, it: Endpoint, { key, read, streamed, ...call }: Invocation): Promise<Reply> {
   const isKeyMadeUp = isKeyLeftOut(it, key);
   const idempotencyKey = isKeyMadeUp ? call.requestId : it.idempotent ? readIdempotencyKey(key) : '';
   const request = read && validRequest(read);
-  const body = it.body && !request ? validate(it.body, call.raw) : undefined;
-  const query = validate(it.query ?? NO_QUERY, call.query, 'query parameter') as Record<string, string>;
+  const body = it.body && !request && !streamed ? validate(it.body, call.raw) : undefined;
+  const taken = streamed ? it.streams?.[streamed.mediaType]?.query : it.query;
+  const query = validate(taken ?? NO_QUERY, call.query, 'query parameter') as Record<string, string>;
   return it.run(app, {
     ...call,
     body,
@@ -282,6 +321,7 @@ export async function invoke(app: HttpApp, it: Endpoint, { key, read, ...call }:
     idempotencyKey,
     isKeyMadeUp,
     request: request as ValidModelRequest,
+    streamed: streamed as NonNullable<typeof streamed>,
   });
 }
 
@@ -318,7 +358,7 @@ export function requestIdOf(c: Context<Env>): string {
 async function respondWithEvents(
   app: HttpApp,
   c: Context<Env>,
-  { stream, errorEvent }: Extract<Reply, { stream: unknown }>,
+  { stream, errorEvent, breaksOff = false }: Extract<Reply, { stream: unknown }>,
   share: Allowance,
 ): Promise<Response> {
   const requestId = requestIdOf(c);
@@ -333,6 +373,10 @@ async function respondWithEvents(
   } catch (error) {
     if (!events.hasBegun()) throw error;
     const { refusal, message } = describeError(app, requestId, c.req.path, error);
+    if (breaksOff) {
+      c.env.incoming.socket.destroy();
+      return RESPONSE_ALREADY_SENT;
+    }
     const last = errorEvent?.(refusal, message, requestId) ?? [eventOf(openAiBody(refusal, message, requestId))];
     await writePieces(events, last);
   } finally {
@@ -379,7 +423,7 @@ function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, request
     'x-request-id': requestId,
     'cache-control': 'no-store',
   };
-  if (isMessagesPath(c.req.path)) headers['request-id'] = requestId; // The name that Anthropic's clients read.
+  if (isOfAnthropic(c.req.path, c.env.incoming.headers)) headers['request-id'] = requestId; // The name that Anthropic's clients read.
   const routerWallet = c.get('routerWallet');
   const left = routerWallet && limits.wallet.remainingOf(routerWallet);
   if (left) {
@@ -443,12 +487,12 @@ function readIdempotencyKey(key: unknown): string {
 export function unparsableRequest(
   app: Pick<HttpApp, 'events'>,
   fault: unknown,
-  { method = '', url = '' }: Pick<IncomingMessage, 'method' | 'url'> = {},
+  { method = '', url = '', headers }: Partial<Pick<IncomingMessage, 'method' | 'url' | 'headers'>> = {},
 ) {
   const requestId = newId('req');
   const { refusal, message } = describeError(app, requestId, '', fault);
   const path = url.split('?', 1)[0] as string;
-  return lastAnswer(refusal.code, requestId, errorBody(method, path, refusal, message, requestId));
+  return lastAnswer(refusal.code, requestId, errorBody({ method, path, headers }, refusal, message, requestId));
 }
 
 /** Logs an error and returns what the caller may see of it. An internal error reveals no details. */
@@ -466,9 +510,14 @@ export function describeError(
 }
 
 /** Builds the body of an error (interface, section 2); under the gateway's base URL, with the members that its clients read. */
-function errorBody(method: string, path: string, refusal: Refusal, message: string, requestId: string): object {
+function errorBody(
+  { method, path, headers }: { method: string; path: string; headers: IncomingHttpHeaders | undefined },
+  refusal: Refusal,
+  message: string,
+  requestId: string,
+): object {
   if (!isGatewayRequest(method, path)) return { error: { code: refusal.code, message }, request_id: requestId };
-  return (isMessagesPath(path) ? messagesError : openAiBody)(refusal, message, requestId);
+  return (isOfAnthropic(path, headers) ? messagesError : openAiBody)(refusal, message, requestId);
 }
 
 /**
@@ -493,7 +542,8 @@ export function onError(
     if (code === 'unauthenticated') headers['www-authenticate'] = 'Bearer';
     if (c.var.allow) headers.allow = c.var.allow;
     if (code === 'upgrade_not_supported') headers.upgrade = 'HTTP/1.1'; // RFC 9110, 15.5.22.
-    const body = errorBody(c.req.method, c.req.path, refusal, message, requestId);
+    const { method, path } = c.req;
+    const body = errorBody({ method, path, headers: c.env.incoming.headers }, refusal, message, requestId);
     const status = isGateway ? gatewayStatus(code) : REFUSALS[code].status;
     return new Response(JSON.stringify(body), { status, headers });
   };

@@ -1,7 +1,8 @@
-import { hash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import * as v from 'valibot';
-import { canonicalBytes, type Outline, type ParsedText, parseText } from '../base/json-text.ts';
+import { fingerprintOf } from '../base/fingerprint.ts';
+import type { Scan } from '../base/json-scan.ts';
+import { type ParsedText, parseText } from '../base/json-text.ts';
 import { Refusal, type RefusalData, refusalOf, refusedFrom } from '../base/refusal.ts';
 import { type Bounded, bound, type Native } from '../router/bound.ts';
 import { cachedAs, type Forwards, withoutCacheControl } from '../router/cache-control.ts';
@@ -15,8 +16,9 @@ import {
   measuredFor,
   measureEmbeddings,
 } from '../router/measure.ts';
+import { measureCompletion, measureRanking } from '../router/measure-prompts.ts';
 import { ChatBody } from '../wire/chat.ts';
-import { EmbeddingsBody, RouterChatBody } from '../wire/router.ts';
+import { CompletionBody, EmbeddingsBody, RankingBody, RouterChatBody } from '../wire/router.ts';
 import { validate } from './body.ts';
 import type { Dialect, Kept, Translation } from './dialects/dialect.ts';
 import type { Json } from './dialects/json.ts';
@@ -35,17 +37,28 @@ export const DialectBody = v.looseObject({
 });
 
 /** The endpoints that take requests to models, by the kind of their bodies. */
-const KINDS = {
-  chat: { schema: ChatBody, numbersMax: 0 },
-  routerChat: { schema: RouterChatBody, numbersMax: 0 },
+export const KINDS = {
+  chat: { schema: ChatBody, numbersMax: 0, keptIn: 'messages' },
+  routerChat: { schema: RouterChatBody, numbersMax: 0, keptIn: 'messages' },
+  completions: { schema: CompletionBody, numbersMax: EMBEDDED_TOKENS_MAX },
   embeddings: { schema: EmbeddingsBody, numbersMax: EMBEDDED_TOKENS_MAX },
+  rerank: { schema: RankingBody, numbersMax: 0 },
   messages: { schema: DialectBody, numbersMax: 0, wire: messagesDialect },
   responses: { schema: DialectBody, numbersMax: 0, wire: responsesDialect },
   /** A message whose tokens are only counted: nothing is forwarded. */
   tokens: { schema: DialectBody, numbersMax: 0, wire: messagesDialect },
 } as const;
 export type ModelRequestKind = keyof typeof KINDS;
-const dialectOf = (kind: ModelRequestKind): Dialect | undefined => (KINDS[kind] as { wire?: Dialect }).wire;
+type Schema =
+  | typeof RouterChatBody
+  | typeof CompletionBody
+  | typeof EmbeddingsBody
+  | typeof RankingBody
+  | typeof ChatBody
+  | typeof DialectBody;
+/** A kind of body. Long texts in the member `keptIn` are only measured and forwarded. */
+type Kind = { schema: Schema; numbersMax: number; keptIn?: string; wire?: Dialect };
+const dialectOf = (kind: ModelRequestKind): Dialect | undefined => (KINDS[kind] as Kind).wire;
 
 /** The result of reading the body of a request to a model. Plain data, so that a worker thread can send it. */
 export type ModelRequest =
@@ -56,6 +69,8 @@ export type ModelRequest =
       model: string;
       stream: boolean;
       includeUsage: boolean;
+      /** True if the answer's usage must have its cost. */
+      includeCost: boolean;
       /** SHA-256 of the canonical JSON of the body; for a request without a key, of its question. */
       fingerprint: Buffer;
       /** The tags in the body. */
@@ -67,7 +82,12 @@ export type ModelRequest =
       /** The model's settings when the request was measured: a reload may change them before the request is priced. */
       measuredFor: MeasuredFor | undefined;
     };
-type MeasuredRequest = Measured & { forwards: Forwards; native?: MeasuredNative | undefined };
+type MeasuredRequest = Measured & {
+  forwards: Forwards;
+  native?: MeasuredNative | undefined;
+  /** The reason why only a server of the request's own API can answer it, if so. */
+  nativeOnly?: RefusalData | undefined;
+};
 export type ValidModelRequest = Extract<ModelRequest, { model: string }>;
 
 /** The way to read a body. `isKeyed`: an Idempotency-Key was sent, so every member counts in the fingerprint. */
@@ -81,11 +101,11 @@ export function readModelRequest(
   bytes: Buffer,
   { kind, isKeyed }: ReadOrder,
   find: (model: string) => MeasuredFor | undefined,
-  take: (outline: Pick<Outline, 'values' | 'numbers'>) => void,
+  take: (counts: Pick<Scan, 'values' | 'numbers'>) => void,
 ): ModelRequest {
-  const { schema, numbersMax } = KINDS[kind];
-  const parsed = parseText(bytes, numbersMax, take);
-  let body: v.InferOutput<typeof RouterChatBody | typeof EmbeddingsBody | typeof ChatBody | typeof DialectBody>;
+  const { schema, numbersMax, keptIn } = KINDS[kind] as Kind;
+  const parsed = parseText(bytes, numbersMax, take, undefined, keptIn);
+  let body: v.InferOutput<Schema>;
   try {
     body = validate(schema, parsed.value);
   } catch (error) {
@@ -100,11 +120,8 @@ export function readModelRequest(
     model,
     stream,
     includeUsage: options?.include_usage === true,
-    fingerprint: hash(
-      'sha256',
-      canonicalBytes(bytes, parsed, isKeyed ? undefined : besideTheQuestion(parsed.value as Json)),
-      'buffer',
-    ),
+    includeCost: COSTED.has(kind) && (body.usage as { include?: unknown } | null | undefined)?.include === true,
+    fingerprint: fingerprintOf(parsed.text, isKeyed ? undefined : besideTheQuestion(parsed.value as Json)),
     tags: tagsOfBody(parsed.value as Record<string, unknown>),
     kept: translated && ('refused' in translated ? translated : translated.kept),
     measured: known && !isRefused(translated) ? measure(bytes, parsed, kind, known, stream, translated) : undefined,
@@ -146,6 +163,17 @@ function translatedBy(wire: Dialect | undefined, raw: Json): Translation | { ref
 
 const isRefused = (it: object | undefined): it is { refused: RefusalData } => it !== undefined && 'refused' in it;
 
+/** The kinds of bodies that may ask for the cost in the usage of their answer. */
+const COSTED = new Set<ModelRequestKind>(['routerChat', 'completions']);
+
+/** Returns a body without the member that asks for its cost: the same object if there is none. */
+function withoutUsage(body: Json): Json {
+  const { usage, ...rest } = body;
+  return usage === undefined ? body : rest;
+}
+
+const MEASURES = { completions: measureCompletion, embeddings: measureEmbeddings, rerank: measureRanking };
+
 /** Measures the parsed body: valibot drops "__proto__" and "constructor", and members that are not priced must be refused. */
 function measure(
   bytes: Buffer,
@@ -157,13 +185,13 @@ function measure(
 ): MeasuredRequest | { refused: RefusalData } {
   try {
     if (translated) return measureTranslated(bytes, parsed, kind, model, stream, translated);
-    if (kind === 'embeddings') {
-      const measured = measureEmbeddings(model, parsed.value as Record<string, unknown>);
+    const raw = COSTED.has(kind) ? withoutUsage(parsed.value as Json) : (parsed.value as Json);
+    if (kind === 'completions' || kind === 'embeddings' || kind === 'rerank') {
+      const measured = MEASURES[kind](model, raw, stream);
       return { ...measured, forwards: { plain: forwardedFrom(bytes, parsed, measured.forwarded) } };
     }
-    const raw = parsed.value as Chat;
     const plain = withoutCacheControl(raw);
-    const measured = measureChat(model, plain, stream);
+    const measured = measureChat(model, plain as Chat, stream);
     if (plain === raw) return { ...measured, forwards: { plain: forwardedFrom(bytes, parsed, measured.forwarded) } };
     const cached = model.cachesPrompts ? cachedAs(raw, measured.forwarded) : {};
     return { ...measured, forwards: { plain: writtenAgain(plain, measured.forwarded), ...cached } };
@@ -182,7 +210,7 @@ function measureTranslated(
   kind: ModelRequestKind,
   model: MeasuredFor,
   stream: boolean,
-  { chat, others }: Translation,
+  { chat, others, nativeOnly }: Translation,
 ): MeasuredRequest {
   const wire = dialectOf(kind) as Dialect;
   const raw = value as Json;
@@ -194,8 +222,9 @@ function measureTranslated(
     ...measured,
     forwards: { plain: writtenAgain(chat, measured.forwarded), ...cached },
     native: model.wires.includes(wire.name)
-      ? nativeOf(wire, raw, { bytes, outline }, measured.byRoute, model.enough)
+      ? nativeOf(wire, raw, { bytes, outline }, measured.byRoute, model)
       : undefined,
+    nativeOnly,
   };
 }
 
@@ -220,16 +249,19 @@ export function boundRequest(
       retryAfterSeconds: 1,
     });
   if ('refused' in measured) throw refusalOf(measured.refused);
-  const { forwards, native, ...figures } = measured;
+  const { forwards, native, nativeOnly, ...figures } = measured;
   request.measured = undefined;
-  return bound(model, figures, forwards, cutsNamed, native && sendable(native, headers), now);
+  if (nativeOnly && !(native && model.routes.some(({ wires }) => wires.includes(native.wire))))
+    throw refusalOf(nativeOnly);
+  const own = native && { ...sendable(native, headers), isOnly: nativeOnly !== undefined };
+  return bound(model, figures, forwards, cutsNamed, own, now);
 }
 
 /**
  * Adds the parts that depend on the output limit and on the headers. Holds nothing large: it is kept for the length of a
  * stream.
  */
-function sendable({ kept, ...native }: MeasuredNative, headers: IncomingHttpHeaders): Native {
+function sendable({ kept, ...native }: MeasuredNative, headers: IncomingHttpHeaders): Omit<Native, 'isOnly'> {
   const wire = native.wire === 'messages' ? messagesDialect : responsesDialect;
   return { ...native, written: (outputTokens) => wire.written(kept, outputTokens), headers: wire.headers(headers) };
 }

@@ -1,8 +1,11 @@
+import type { IncomingHttpHeaders } from 'node:http';
 import { redactTokens } from '../base/log.ts';
 import { REFUSALS, type Refusal, type RefusalCode } from '../base/refusal.ts';
 
 /** The path of the gateway's base URL. */
 export const GATEWAY_PATH = '/v1/router';
+/** The paths of the gateway: some clients append /v1 to the base URL, so the whole of it is served there again. */
+export const GATEWAY_PATHS = [GATEWAY_PATH, `${GATEWAY_PATH}/v1`];
 
 /**
  * Returns whether a request is answered in the form that clients of model servers expect: all under the gateway's base URL
@@ -11,8 +14,15 @@ export const GATEWAY_PATH = '/v1/router';
 export const isGatewayRequest = (method: string, path: string) =>
   path.startsWith(`${GATEWAY_PATH}/`) && !(path === `${GATEWAY_PATH}/key` && method !== 'GET');
 
-/** Returns whether a path belongs to Anthropic's API. Most of its clients append /v1 to the base URL. */
-export const isMessagesPath = (path: string) => /^\/v1\/router(\/v1)?\/messages(\/|$)/.test(path);
+const MESSAGES_PATH = /^\/v1\/router(\/v1)?\/messages(\/|$)/;
+const MODELS_PATH = /^\/v1\/router(\/v1)?\/models(\/|$)/;
+
+/**
+ * Returns whether a request is answered in the shapes of Anthropic's API: by its path, or for the models, which have the same
+ * path in both APIs, because it has the header that Anthropic's clients send.
+ */
+export const isOfAnthropic = (path: string, { 'anthropic-version': version }: IncomingHttpHeaders = {}): boolean =>
+  MESSAGES_PATH.test(path) || (version !== undefined && MODELS_PATH.test(path));
 
 /** Codes worth retrying; stock clients back off by themselves. Retrying any other code is pointless. */
 const PASSING = new Set<RefusalCode>([
@@ -33,9 +43,13 @@ const TYPES: Record<number, string> = {
   429: 'rate_limit_error',
 };
 
-/** Returns the status of a code. `funds_held` is a 429 here: stock clients wait that out, and never repeat a 402 (design 2.8). */
+/**
+ * Returns the status of a code. `funds_held` is a 429 here: stock clients wait that out, and never repeat a 402 (design 2.8). A
+ * frozen wallet is a 402: agents show its sentence and stop, while of a 403 some report a wrong key.
+ */
 export function gatewayStatus(code: RefusalCode): number {
-  return code === 'funds_held' ? REFUSALS.rate_limited.status : REFUSALS[code].status;
+  if (code === 'funds_held') return REFUSALS.rate_limited.status;
+  return code === 'wallet_frozen' ? REFUSALS.insufficient_funds.status : REFUSALS[code].status;
 }
 
 /** Builds an error body in OpenAI's shape, with `type` and `param`. */

@@ -128,9 +128,18 @@ function operation(method: string, path: string, it: Endpoint, forwarded: readon
     required: true,
     schema: { type: 'string' },
   }));
-  const query = it.query && (jsonSchema(it.query, 'input') as { properties?: Record<string, JsonObject> });
-  for (const [name, schema] of Object.entries(query?.properties ?? {}))
+  for (const [name, schema] of it.query ? propertiesOf(it.query) : [])
     parameters.push({ name, in: 'query', required: false, schema });
+  const streams = Object.entries(it.streams ?? {});
+  const ofStreams = new Map(streams.flatMap(([, { query }]) => propertiesOf(query)));
+  for (const [name, schema] of ofStreams)
+    parameters.push({
+      name,
+      in: 'query',
+      required: false,
+      description: `beside a body of ${streams.map(([type]) => type).join(' or ')}, and only there`,
+      schema,
+    });
   if (it.idempotent)
     parameters.push({
       name: 'Idempotency-Key',
@@ -190,7 +199,12 @@ function operation(method: string, path: string, it: Endpoint, forwarded: readon
       ? {
           requestBody: {
             required: it.isBodyOptional !== true,
-            content: { 'application/json': { schema: bodySchema(it, it.body, forwarded), example: it.example.body } },
+            content: {
+              'application/json': { schema: bodySchema(it, it.body, forwarded), example: it.example.body },
+              ...Object.fromEntries(
+                streams.map(([type, { description }]) => [type, { schema: { type: 'string', description } }]),
+              ),
+            },
           },
         }
       : {}),
@@ -198,11 +212,15 @@ function operation(method: string, path: string, it: Endpoint, forwarded: readon
   };
 }
 
+const propertiesOf = (schema: v.GenericSchema) =>
+  Object.entries((jsonSchema(schema, 'input').properties ?? {}) as Record<string, JsonObject>);
+
 /** Describes, in sentences, the properties of an operation that its schemas do not express: its callers, its key, its size. */
-function describe({ summary, scope, idempotent, body, bodyBytesMax = BODY_BYTES_MAX }: Endpoint): string {
+function describe({ summary, scope, idempotent, body, bodyBytesMax = BODY_BYTES_MAX, streams }: Endpoint): string {
   const sentences = [`${summary}.`, `Takes ${CALLERS[scope]}.`];
   if (idempotent) sentences.push('Retry it with the same Idempotency-Key and body: it has its effect once.');
-  if (body) sentences.push(`The body has at most ${bodyBytesMax / 1024} KiB.`);
+  const kind = streams ? 'JSON body' : 'body';
+  if (body) sentences.push(`The ${kind} has at most ${bodyBytesMax / 1024} KiB.`);
   return sentences.join(' ');
 }
 

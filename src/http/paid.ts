@@ -71,7 +71,7 @@ export function withComment(events: EventStream, comment: () => Buffer): EventSt
 }
 
 /** Returns whether the last event is the end marker, and not another event that ends with the same bytes. */
-function endsWithMarker(bytes: Buffer): boolean {
+export function endsWithMarker(bytes: Buffer): boolean {
   if (!bytes.subarray(-DONE_EVENT.length).equals(DONE_EVENT)) return false;
   const before = bytes.subarray(0, -DONE_EVENT.length);
   return before.length === 0 || /\n\r?\n$/.test(before.toString('latin1', before.length - 3));

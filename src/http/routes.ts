@@ -4,7 +4,8 @@ import { unreadyReason } from '../books/readiness.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
 import { allowOf, type Endpoint, type Env, type HttpApp, onError, open, requestIdOf } from './endpoint.ts';
-import { GATEWAY_PATH } from './openai-error.ts';
+import { createRouter } from './fixed-paths.ts';
+import { GATEWAY_PATH, GATEWAY_PATHS } from './openai-error.ts';
 import { openApiDocument } from './openapi.ts';
 import { readAccount } from './routes/account.ts';
 import { createCheckout } from './routes/billing.ts';
@@ -24,6 +25,7 @@ import * as run from './routes/run.ts';
 import { readRunSpend, readSpend } from './routes/spend.ts';
 import { signTransfer } from './routes/transfer.ts';
 import * as wallets from './routes/wallets.ts';
+import { sdkFiles } from './sdk.ts';
 import { stripeWebhook } from './webhook.ts';
 
 type Method = 'GET' | 'POST' | 'PUT' | 'DELETE';
@@ -88,23 +90,25 @@ export const EXTRAS: typeof ROUTES = [
   ['POST', '/v1/compute/port', openPort],
 ];
 
-/** The endpoints under the gateway's base URL, for clients of model servers (design, sections 8 and 14). */
-const ROUTER_ROUTES: typeof ROUTES = [
-  ['GET', '/v1/router/models', router.listRouterModels],
-  ['GET', '/v1/router/models/:id{.+}', router.readRouterModel],
-  ['POST', '/v1/router/chat/completions', router.createRouterChatCompletion],
-  ['POST', '/v1/router/responses', dialects.createResponse],
-  ['POST', '/v1/router/messages', dialects.createMessage],
-  ['POST', '/v1/router/messages/count_tokens', dialects.countTokens],
-  // Anthropic's clients append /v1 to the base URL, so one URL fits all.
-  ['POST', '/v1/router/v1/messages', dialects.createMessage],
-  ['POST', '/v1/router/v1/messages/count_tokens', dialects.countTokens],
-  ['POST', '/v1/router/embeddings', router.createEmbeddings],
-  ['GET', '/v1/router/key', router.readGatewayKey],
+/** The endpoints under each path of the gateway, for clients of model servers (design, sections 8 and 14). */
+const OF_GATEWAY: typeof ROUTES = [
+  ['GET', '/models', router.listRouterModels],
+  ['GET', '/models/:id{.+}', router.readRouterModel],
+  ['POST', '/chat/completions', router.createRouterChatCompletion],
+  ['POST', '/responses', dialects.createResponse],
+  ['POST', '/messages', dialects.createMessage],
+  ['POST', '/messages/count_tokens', dialects.countTokens],
+  ['POST', '/completions', router.createTextCompletion],
+  ['POST', '/embeddings', router.createEmbeddings],
+  ['POST', '/rerank', router.createRanking],
+  ['GET', '/key', router.readGatewayKey],
 ];
-const SERVED = ROUTER_ROUTES.map(
-  ([method, path]) => `${method} ${path.slice(GATEWAY_PATH.length).replace(/\{.*\}/, '')}`,
+const ROUTER_ROUTES = GATEWAY_PATHS.flatMap((base) =>
+  OF_GATEWAY.map(([method, path, it]) => [method, `${base}${path}`, it] as const),
 );
+const SERVED = OF_GATEWAY.map(([method, path]) => `${method} ${path.replace(/\{.*\}/, '')}`);
+/** Codex asks for a WebSocket here before it sends POST. */
+const WITHOUT_SOCKET = GATEWAY_PATHS.map((base) => `${base}/responses`);
 
 /** The wallet as a server of the Model Context Protocol (design, section 14). Its API is the list of its tools. */
 const MCP_ROUTES: typeof ROUTES = [['POST', '/v1/mcp', answerMcp]];
@@ -114,7 +118,7 @@ const MCP_ROUTES: typeof ROUTES = [['POST', '/v1/mcp', answerMcp]];
  * paths outside /v1 go to `pages`.
  */
 export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<Env> {
-  const hono = new Hono<Env>();
+  const hono = new Hono<Env>({ router: createRouter() });
   hono.onError(onError(app));
   const routes = [...ROUTES, ...EXTRAS, ...ROUTER_ROUTES, ...MCP_ROUTES];
   for (const [method, path, endpoint] of routes) hono.on(method, path, open(app, endpoint));
@@ -132,6 +136,7 @@ export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<En
     return json(c, 200, described.document);
   };
   const plain: Record<string, (c: Context<Env>) => Response> = {
+    ...sdkFiles(),
     '/v1/openapi.json': describe,
     '/openapi.json': describe,
     '/healthz': (c) => json(c, 200, '{"ok":true}'),
@@ -154,13 +159,13 @@ export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<En
   for (const [method, path] of routes) allowed.set(path, [...(allowed.get(path) ?? []), method]);
   for (const [path, methods] of allowed)
     hono.all(path, (c) => {
-      if (path === `${GATEWAY_PATH}/responses` && c.req.header('upgrade')) throw new Refusal('upgrade_not_supported');
+      if (WITHOUT_SOCKET.includes(path) && c.req.header('upgrade')) throw new Refusal('upgrade_not_supported');
       c.set('allow', allowOf(methods));
       throw new Refusal('method_not_allowed');
     });
   hono.notFound((c) => {
     if (pages && !c.req.path.startsWith('/v1')) return pages(c.req.raw, c.env);
-    const isBase = c.req.path === GATEWAY_PATH || c.req.path === `${GATEWAY_PATH}/`;
+    const isBase = GATEWAY_PATHS.includes(c.req.path.replace(/\/$/, ''));
     if (isBase && c.req.method === 'HEAD') return json(c, 200, ''); // Claude Code probes whether the server is up.
     const isGateway = isBase || c.req.path.startsWith(`${GATEWAY_PATH}/`);
     const served = `${app.state.baseUrl}${GATEWAY_PATH} serves ${SERVED.join(', ')}.`;

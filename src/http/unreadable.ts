@@ -1,6 +1,7 @@
 import { type IncomingMessage, type Server, type ServerResponse, STATUS_CODES } from 'node:http';
 import type { Socket } from 'node:net';
 import { Refusal } from '../base/refusal.ts';
+import { isUnhurried } from './body.ts';
 import type { Connections } from './connections.ts';
 import { type HttpApp, unparsableRequest } from './endpoint.ts';
 
@@ -57,6 +58,7 @@ export function answerUnreadable(
     if (over.has(socket)) return; // Each further piece on a connection that is being ended is an error, too.
     const refusal = refusalOf(error);
     const latest = connections.latest(socket);
+    if (refusal?.code === 'request_timeout' && latest && isUnhurried(latest.req)) return; // Its reader has a limit of its own.
     const isAnswering = latest !== undefined && !latest.closed;
     const isCutOff = error.code === 'HPE_INVALID_EOF_STATE' && isAnswering;
     if (!refusal || isCutOff) return socket.destroy();

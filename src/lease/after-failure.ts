@@ -3,7 +3,7 @@ import type { Backend } from '../compute/backend.ts';
 import type { EndReason } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
 import { advance } from './step.ts';
-import { whyOver } from './why.ts';
+import { endReasonOf } from './why.ts';
 
 /** When a machine dies, many calls may fail at once: no further check begins within this time of the last one. */
 const APART_MILLISECONDS = 2000;
@@ -17,8 +17,8 @@ const AGAIN_MILLISECONDS = 100;
  * step. Returns why the lease has ended, or is being ended; null if no end is known.
  */
 export async function checkAfterFailure(app: LeaseApp, id: string): Promise<EndReason | null> {
-  if (whyOver(app, id) === null) await app.inFlight.waitFor(checkOnce(app, id), WAIT_SECONDS);
-  return whyOver(app, id);
+  if (endReasonOf(app, id) === null) await app.inFlight.waitFor(checkOnce(app, id), WAIT_SECONDS);
+  return endReasonOf(app, id);
 }
 
 /**
@@ -32,17 +32,17 @@ export async function checkAfterKill(
 ): Promise<EndReason | null> {
   const giveUpAt = performance.now() + WAIT_SECONDS * 1000;
   const trial = { command: 'true', timeoutSeconds: WAIT_SECONDS, streamBytesMax: 0 };
-  if (whyOver(app, id) !== null) return whyOver(app, id);
-  const lives = backend.inside.exec(ref, trial).then(
+  if (endReasonOf(app, id) !== null) return endReasonOf(app, id);
+  const lives = backend.guest.exec(ref, trial).then(
     ({ exitCode }) => exitCode === 0,
     () => false,
   );
   if (await app.inFlight.waitFor(lives, WAIT_SECONDS)) return null;
-  while (whyOver(app, id) === null && performance.now() < giveUpAt && !app.inFlight.isCutOff()) {
+  while (endReasonOf(app, id) === null && performance.now() < giveUpAt && !app.inFlight.isCutOff()) {
     await app.inFlight.waitFor(advance(app, id), WAIT_SECONDS);
-    if (whyOver(app, id) === null) await pause(AGAIN_MILLISECONDS);
+    if (endReasonOf(app, id) === null) await pause(AGAIN_MILLISECONDS);
   }
-  return whyOver(app, id);
+  return endReasonOf(app, id);
 }
 
 function checkOnce(app: LeaseApp, id: string): Promise<unknown> {

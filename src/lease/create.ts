@@ -3,7 +3,7 @@ import { newId } from '../base/id.ts';
 import { Nanos, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Activity } from '../compute/activity.ts';
-import type { Backend, Quote as BackendQuote, Created, Slot, Spec } from '../compute/backend.ts';
+import type { Backend, Created, MachineQuote, Slot, Spec } from '../compute/backend.ts';
 import { tagOf } from '../compute/backend.ts';
 import { ordered } from '../compute/fill.ts';
 import { type ConfiguredBackend, leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
@@ -11,7 +11,7 @@ import type { Config } from '../config/config.ts';
 import type { Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
 import { tellLeaseEnded } from '../ledger/notices.ts';
-import { keepKey, type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
+import { findOperationByKey, keepKey, type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
 import {
   changeResource,
   findResource,
@@ -26,8 +26,8 @@ import {
   type Answered,
   type Called,
   type PaidApp,
+  type PaidQuote,
   type PaidRequest,
-  type Quote,
   spend,
   uncertain,
   type Waiters,
@@ -53,18 +53,23 @@ export type LeaseApp = PaidApp & {
   answerSeconds: number;
 };
 
-const POLL_MILLISECONDS = 250;
+const POLL_MILLISECONDS = { min: 250, max: 2000 };
+/** A machine that takes long is asked for less often: after this part of the time that it has taken. */
+const POLL_SHARE = 1 / 60;
 /** Time limit for a backend's quote: nothing is held yet, and `create` has to answer. */
 const QUOTE_SECONDS = 20;
 
-type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
+type CreateRequest = Omit<PaidRequest, 'kind'> & {
+  slot: Slot;
+  spec: Spec;
+  /** How long the answer waits for the machine, instead of `answerSeconds`. */
+  waitSeconds?: number | undefined;
+};
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
-type Candidate = ConfiguredBackend & { quote: BackendQuote };
+type Candidate = ConfiguredBackend & { quote: MachineQuote };
 type Candidates = [Candidate, ...Candidate[]];
-/** The candidates, in the order in which they are asked. */
-type Detail = { candidates: Candidates };
 /** The offer of a create, as its writes know it. */
-type Terms = {
+type LeaseTerms = {
   slot: Slot;
   backend: string;
   tag: string;
@@ -77,7 +82,7 @@ type Terms = {
   endsBy: number | undefined;
 };
 
-const createWrites = definePaidWrites<Terms>('compute_create', {
+const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
   limits(_, wallet, __, { seconds, provisionSeconds, endsBy }, now) {
     // The lease is sold from when it is ready, so the provisioning time has to fit as well.
     const end = now + provisionSeconds + seconds;
@@ -129,33 +134,46 @@ const createWrites = definePaidWrites<Terms>('compute_create', {
  */
 export async function createLease(
   app: LeaseApp,
-  { slot, spec, ...request }: CreateRequest,
+  { slot, spec, waitSeconds, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
-  const answerAt = performance.now() + app.answerSeconds * 1000;
-  const answered = await spend<Detail, Resource, Terms>(
+  const answerAt = performance.now() + (waitSeconds ?? app.answerSeconds) * 1000;
+  const joinSeconds = waitSeconds === undefined ? {} : { joinSeconds: waitSeconds };
+  const created = await spend<Resource, LeaseTerms>(
     app,
-    { ...request, kind: 'compute_create' },
+    { ...request, ...joinSeconds, kind: 'compute_create' },
     {
       writes: createWrites,
       quote() {
         const configured = app.slots.find(slot);
         // Fail fast, before asking a provider for a price; the hold checks again.
         refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
-        return quoteLease(app, configured, spec);
+        return quoteLease(app, configured, spec, answerAt);
       },
-      call: (operation, { detail }, waiters) => startLease(app, operation, detail.candidates, { ...waiters, answerAt }),
       refuse: ({ id }, outcome) => {
         if (outcome.kind === 'unknown') return uncertain();
         // Its caller has the lease already, so its end is announced like any other.
         if (operationOf(app.ledger.read, id).answeredAt !== null)
           app.events.leaseEnded(resourceOfOperation(app.ledger.read, id) as Resource);
-        return new Refusal(outcome.code, outcome.told ?? outcome.reason, { retryAfterSeconds: 10 });
+        return new Refusal(outcome.code, outcome.callerReason ?? outcome.reason, { retryAfterSeconds: 10 });
       },
-      replay: (operation) => replayCreate(app, operation),
+      replay: (operation) => replayCreate(app, operation, waitSeconds === undefined ? undefined : answerAt),
     },
-  );
+  ).catch(async (error): Promise<Answered<Resource>> => {
+    const begun = error instanceof Refusal && error.code === 'idempotency_in_progress' && begunBy(app, request);
+    if (!begun) throw error;
+    return { answer: await answered(app, begun), paid: undefined, replayed: true };
+  });
   // A caller that joins an attempt which has answered already gets the current state.
-  return { ...answered, answer: findResource(app.ledger.read, answered.answer.id) as Resource };
+  return { ...created, answer: findResource(app.ledger.read, created.answer.id) as Resource };
+}
+
+/** Returns the resource of a create that another caller waits for, if it is held for already. */
+function begunBy(
+  app: LeaseApp,
+  { walletId, route, idempotencyKey }: Omit<CreateRequest, 'slot' | 'spec'>,
+): Resource | undefined {
+  const operation = findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
+  return operation && resourceOfOperation(app.ledger.read, operation.id);
 }
 
 /**
@@ -166,12 +184,13 @@ async function quoteLease(
   app: LeaseApp,
   { fill, backends }: ReturnType<Slots['find']>,
   spec: Spec,
-): Promise<Quote<Detail, Terms>> {
+  answerAt: WaitingCreate['answerAt'],
+): Promise<PaidQuote<Resource, LeaseTerms>> {
   const seconds = spec.max_seconds;
-  const asked = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
-  const quoted = asked.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
+  const results = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
+  const quoted = results.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
   const [first] = quoted;
-  if (!first) throw mostTelling(asked.flatMap((it) => (it.status === 'rejected' ? [it.reason] : [])));
+  if (!first) throw mostTelling(results.flatMap((it) => (it.status === 'rejected' ? [it.reason] : [])));
   const { priceHourly, spec: quotedSpec } = first.quote;
   const [one, ...others] = quoted.filter(
     ({ quote }) => quote.priceHourly === priceHourly && quote.maxSeconds >= seconds,
@@ -182,16 +201,18 @@ async function quoteLease(
       `max_seconds is ${seconds}; this offer allows at most ${Math.max(...quoted.map(({ quote }) => quote.maxSeconds))}.`,
     );
   // If only a part of a backend fails, the backend itself is not in this list: another part may have room.
-  const failing = app.outages.list().map(({ place }) => place);
-  const candidates = await ordered([one, ...others], fill, spec, ({ place }) => failing.includes(place));
+  const failing = app.outages.list().map(({ unit }) => unit);
+  const candidates = await ordered([one, ...others], fill, spec, ({ slotPath }) => failing.includes(slotPath));
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
   const resourceId = newId('res');
   return {
-    hold: priceOfSeconds(priceHourly, seconds),
-    price: leasePriceSnapshot(priceHourly, seconds),
-    subject: one.slot,
-    resourceId,
-    detail: { candidates },
+    order: {
+      hold: priceOfSeconds(priceHourly, seconds),
+      price: leasePriceSnapshot(priceHourly, seconds),
+      subject: one.slot,
+      resourceId,
+    },
+    call: (operation, waiters) => startLease(app, operation, candidates, { ...waiters, answerAt }),
     terms: {
       slot: one.slot,
       backend: candidates[0].backend.name,
@@ -213,10 +234,10 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
       retryAfterSeconds: 5,
       cause,
     });
-  const asked = configured.backend.quote(spec).catch((cause: unknown) => {
+  const quoting = configured.backend.quote(spec).catch((cause: unknown) => {
     throw cause instanceof Refusal ? cause : noQuote(cause);
   });
-  const quote = await app.inFlight.waitFor(asked, QUOTE_SECONDS);
+  const quote = await app.inFlight.waitFor(quoting, QUOTE_SECONDS);
   if (!quote) throw noQuote();
   return { ...configured, quote };
 }
@@ -224,11 +245,11 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
 /** Returns the refusal to show: that of a backend that cannot be asked now, else of one that rejects the request, else the first. */
 function mostTelling(refusals: readonly Refusal[]): Refusal {
   const codes = ['provider_unavailable', 'invalid_request'];
-  const found = codes.flatMap((code) => refusals.find((it) => it.code === code) ?? []);
-  return found[0] ?? (refusals[0] as Refusal);
+  const telling = codes.flatMap((code) => refusals.find((it) => it.code === code) ?? []);
+  return telling[0] ?? (refusals[0] as Refusal);
 }
 
-type Waiting = Waiters<Resource> & {
+type WaitingCreate = Waiters<Resource> & {
   /** The time by which `create` has to answer, in milliseconds of the monotonic clock. */
   answerAt: number;
 };
@@ -241,7 +262,7 @@ async function startLease(
   app: LeaseApp,
   operation: Operation,
   candidates: Candidates,
-  { answerAt, answer, reject }: Waiting,
+  { answerAt, answer, reject }: WaitingCreate,
 ): Promise<Called<Resource>> {
   const id = operation.resourceId as string;
   const current = () => findResource(app.ledger.read, id) as Resource;
@@ -261,11 +282,11 @@ async function startLease(
   };
   try {
     const created = await app.leaseMutex(id, async () => {
-      const made = await askInTurn(app, operation, candidates, reject);
-      if (made.kind !== 'created') return made;
-      const values = { ref: made.ref, dueAt: app.clock.now() };
+      const created = await askInTurn(app, operation, candidates, reject);
+      if (created.kind !== 'created') return created;
+      const values = { ref: created.ref, dueAt: app.clock.now() };
       await writeOutcome(app, changeResource, { id, values }, reject);
-      return made;
+      return created;
     });
     if (created.kind === 'created') return { pending: untilAnswered };
     clearTimeout(timer);
@@ -284,25 +305,25 @@ async function askInTurn(
   app: LeaseApp,
   { id: operationId, resourceId }: Operation,
   candidates: Candidates,
-  reject: Waiting['reject'],
+  reject: WaitingCreate['reject'],
 ): Promise<Created> {
   const id = resourceId as string;
-  const refused: Refused[] = [];
+  const refused: RefusedCreate[] = [];
   for (const { backend, quote } of candidates) {
     if (refused.length) {
       if (app.inFlight.isCutOff()) break;
       const moved = await writeOutcome(app, moveLease, { id, operationId, backend: backend.name }, reject);
       if (!moved) break;
     }
-    const made = await ask(backend, findResource(app.ledger.read, id) as Resource, quote);
-    if (made.kind !== 'refused') return made;
-    refused.push({ name: backend.name, made });
+    const created = await ask(backend, findResource(app.ledger.read, id) as Resource, quote);
+    if (created.kind !== 'refused') return created;
+    refused.push({ name: backend.name, refusal: created });
   }
   return allRefused(refused);
 }
 
 /** The refusal of a backend, with its name. */
-type Refused = { name: string; made: Created & { kind: 'refused' } };
+type RefusedCreate = { name: string; refusal: Created & { kind: 'refused' } };
 
 type MoveLease = { id: string; operationId: string; backend: string };
 /** Names the backend that is asked next. Returns false if no machine is wanted any more. */
@@ -315,15 +336,17 @@ const moveLease = defineWrite('lease.move', (tx, { id, operationId, backend }: M
 });
 
 /** Returns the refusal of a create that every backend refused: that of the first backend that is full, else the last one's. */
-function allRefused(refused: readonly Refused[]): Created {
-  const full = refused.find(({ made }) => made.code === 'capacity_unavailable');
-  const { made: told } = full ?? (refused.at(-1) as Refused);
-  if (refused.length === 1) return told;
-  const words = refused.map(({ name, made: { reason, words } }) => `${name}: ${reason}${words ? ` (${words})` : ''}`);
-  return { ...told, words: words.join('; ') };
+function allRefused(refused: readonly RefusedCreate[]): Created {
+  const full = refused.find(({ refusal }) => refusal.code === 'capacity_unavailable');
+  const { refusal } = full ?? (refused.at(-1) as RefusedCreate);
+  if (refused.length === 1) return refusal;
+  const words = refused.map(
+    ({ name, refusal: { reason, words } }) => `${name}: ${reason}${words ? ` (${words})` : ''}`,
+  );
+  return { ...refusal, words: words.join('; ') };
 }
 
-async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quote: BackendQuote): Promise<Created> {
+async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quote: MachineQuote): Promise<Created> {
   try {
     return await backend.create({ tag, quote, deadline: expiresAt, walletId });
   } catch (error) {
@@ -336,7 +359,7 @@ async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quo
  * do not get it.
  */
 function refusedWith({ words, ...refused }: Created & { kind: 'refused' }): Outcome<never> {
-  return { ...refused, reason: words ? `${refused.reason} (${words})` : refused.reason, told: refused.reason };
+  return { ...refused, reason: words ? `${refused.reason} (${words})` : refused.reason, callerReason: refused.reason };
 }
 
 /**
@@ -362,12 +385,15 @@ function noteFailure(
  * clock.
  */
 async function untilReady(app: LeaseApp, id: string, answerAt: number): Promise<Resource> {
+  const beganAt = performance.now();
   for (;;) {
     // A step that cannot be written leaves the row as it was: provisioning, and due again.
     const resource = await advance(app, id).catch(() => findResource(app.ledger.read, id) as Resource);
     if (resource.readyAt !== null || resource.endedAt !== null) return resource;
     if (performance.now() > answerAt || app.inFlight.isCutOff()) return resource;
-    await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
+    const { min, max } = POLL_MILLISECONDS;
+    const pause = Math.min(max, Math.max(min, (performance.now() - beganAt) * POLL_SHARE));
+    await new Promise((resolve) => setTimeout(resolve, pause));
   }
 }
 
@@ -403,15 +429,20 @@ function neverReady(resource: Resource): Refusal {
 
 /**
  * Replays a create from the lease's current row. If the create is uncertain, searches for its machine first (design
- * 2.9).
+ * 2.9). With `readyUntil`, in milliseconds of the monotonic clock, waits until then for the machine to be ready.
  */
-async function replayCreate(app: LeaseApp, operation: Operation): Promise<Resource> {
+async function replayCreate(app: LeaseApp, operation: Operation, readyUntil: number | undefined): Promise<Resource> {
   const resource = resourceOfOperation(app.ledger.read, operation.id);
   assert(resource, 'a create writes its resource with its hold');
   if (operation.state === 'settled') return resource;
-  const current =
-    (await app.inFlight.waitFor(advance(app, resource.id), app.answerSeconds)) ??
-    (findResource(app.ledger.read, resource.id) as Resource);
+  const waiting =
+    readyUntil === undefined
+      ? app.inFlight.waitFor(advance(app, resource.id), app.answerSeconds)
+      : app.inFlight.waitFor(
+          untilReady(app, resource.id, readyUntil),
+          Math.max(0, readyUntil - performance.now()) / 1000,
+        );
+  const current = (await waiting) ?? (findResource(app.ledger.read, resource.id) as Resource);
   if (operation.answeredAt === null && current.endedAt === null && current.ref === null) throw uncertain();
   return answered(app, current);
 }

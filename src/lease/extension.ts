@@ -33,7 +33,7 @@ export function openExtensions(app: LeaseApp, resource: Resource): Operation[] {
 }
 
 /** An uncertain extension, and its result by the backend's deadline. */
-export type Verdict = { operation: Operation; result: ExtensionResult };
+export type ExtensionVerdict = { operation: Operation; result: ExtensionResult };
 
 /**
  * Resolves uncertain extensions from the deadline that the backend shows. A deadline that cannot be read resolves
@@ -45,10 +45,10 @@ export function verdictsOn(
   resource: Resource,
   machine: Machine | undefined,
   settleSeconds: number,
-): Verdict[] {
+): ExtensionVerdict[] {
   const deadline = machine?.deadline;
   if (deadline === undefined || machine?.state === 'ended') return [];
-  return openExtensions(app, resource).flatMap((operation): Verdict[] => {
+  return openExtensions(app, resource).flatMap((operation): ExtensionVerdict[] => {
     if (deadline >= (operation.targetAt as number)) return [{ operation, result: { kind: 'done' } }];
     const uncertainSeconds = app.clock.now() - (operation.uncertainAt ?? Number.POSITIVE_INFINITY);
     if (uncertainSeconds < settleSeconds) return [];

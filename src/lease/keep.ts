@@ -20,7 +20,7 @@ import { findResource, PAGE_COUNT, type Resource } from '../ledger/resource.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
 import { extendLease } from './extend.ts';
-import { whyOver } from './why.ts';
+import { endReasonOf } from './why.ts';
 
 /** Extends leases while their machines are busy (docs/decisions/0057). */
 
@@ -112,21 +112,21 @@ function check(app: KeepApp, id: string): Promise<void> {
 
 const leaseOf = (app: KeepApp, keep: Keep) => findResource(app.ledger.read, keep.resourceId) as Resource;
 
-type End = { reason: KeepEnd; message: string | null };
+type KeepEnding = { reason: KeepEnd; message: string | null };
 
 /**
  * Returns why a keep is over, by the rows and the time. An extension in doubt at the deadline may have moved it; `lease/step.ts`
  * resolves that.
  */
-function whyKeepIsOver(app: KeepApp, keep: Keep, row: Resource): End | undefined {
+function endOfKeep(app: KeepApp, keep: Keep, row: Resource): KeepEnding | undefined {
   const { read } = app.ledger;
   const isEnding = row.endedAt !== null || row.endWanted !== null;
   const operation = keep.operationId === null ? undefined : operationOf(read, keep.operationId);
   if (!isEnding && operation && operation.state !== 'settled') return undefined;
-  const over = whyOver(app, row.id);
-  if (over === 'lease_expired' && keep.waiting !== null)
+  const leaseEnd = endReasonOf(app, row.id);
+  if (leaseEnd === 'lease_expired' && keep.waiting !== null)
     return { reason: keep.waiting as KeepEnd, message: messageOf(keep.waiting) };
-  if (over !== null) return { reason: 'lease_ended', message: `The lease is over (${over}).` };
+  if (leaseEnd !== null) return { reason: 'lease_ended', message: `The lease is over (${leaseEnd}).` };
   if (operation?.outcome === 'released')
     return { reason: 'resource_not_active', message: 'The provider did not extend the lease. Nothing was charged.' };
   if (keep.boughtSeconds >= keep.maxSeconds)
@@ -148,7 +148,7 @@ function momentsOf({ extendSeconds }: Keep, { expiresAt }: Resource): { measureA
 /** Returns the Unix seconds at which a keep has to be checked; infinity while it waits for something else. */
 function dueAt(app: KeepApp, keep: Keep): number {
   const row = leaseOf(app, keep);
-  if (whyKeepIsOver(app, keep, row)) return 0;
+  if (endOfKeep(app, keep, row)) return 0;
   // The step is undecided, the machine is not ready, or the lease is only reported on.
   if (keep.operationId !== null || row.readyAt === null || row.quarantinedAt !== null) return Number.POSITIVE_INFINITY;
   const { measureAt, decideAt } = momentsOf(keep, row);
@@ -161,11 +161,11 @@ function dueAt(app: KeepApp, keep: Keep): number {
 async function checkOnce(app: KeepApp, id: string): Promise<void> {
   const keep = findKeep(app.ledger.read, id) as Keep;
   const row = leaseOf(app, keep);
-  const over = keep.endedAt === null ? whyKeepIsOver(app, keep, row) : undefined;
+  const over = keep.endedAt === null ? endOfKeep(app, keep, row) : undefined;
   if (over) return end(app, keep, over);
   if (keep.endedAt !== null || dueAt(app, keep) > app.clock.now()) return;
   const isDue = app.clock.now() >= momentsOf(keep, row).decideAt;
-  const isConnected = app.activity.sinceAsked(row.id);
+  const isConnected = app.activity.takeActivity(row.id);
   if (isDue && isConnected) return buy(app, keep, row);
 
   const before = app.keeps.readings.get(id);
@@ -174,7 +174,7 @@ async function checkOnce(app: KeepApp, id: string): Promise<void> {
   if (!isDue) return keep.waiting === null ? undefined : wait(app, keep, null); // Another extension has moved the end.
   const isComparable = before !== undefined && before.at >= momentsOf(keep, row).measureAt;
   const share = isComparable && before.cpu && cpu ? cpuShare(before.cpu, cpu) : undefined;
-  if (app.activity.sinceAsked(row.id) || (share !== undefined && share * 100 >= app.config.keep.cpu_percent))
+  if (app.activity.takeActivity(row.id) || (share !== undefined && share * 100 >= app.config.keep.cpu_percent))
     return buy(app, keep, row);
   // Without an earlier reading to compare with, nothing is known yet.
   if (isComparable || cpu?.source === 'none') await wait(app, keep, 'idle');
@@ -215,7 +215,7 @@ async function buy(app: KeepApp, keep: Keep, row: Resource): Promise<void> {
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
     if (app.inFlight.isCutOff() || error.code === 'conflict') return; // It has changed in the meantime, and is checked again.
-    const over = whyKeepIsOver(app, findKeep(app.ledger.read, keep.id) as Keep, leaseOf(app, keep));
+    const over = endOfKeep(app, findKeep(app.ledger.read, keep.id) as Keep, leaseOf(app, keep));
     if (over) return end(app, keep, over);
     const isInDoubt = openOperations(app.ledger.read, walletId).some((it) => it.resourceId === row.id);
     const mayPass = isInDoubt || (PASSING.includes(error.code) && !isFrozen(app.ledger.read));
@@ -232,7 +232,7 @@ async function wait(app: KeepApp, keep: Keep, waiting: string | null): Promise<v
     await app.ledger.write(noteKeep, { id: keep.id, change: { waiting } });
 }
 
-async function end(app: KeepApp, keep: Keep, { reason, message }: End): Promise<void> {
+async function end(app: KeepApp, keep: Keep, { reason, message }: KeepEnding): Promise<void> {
   const ended = await app.ledger.write(endKeep, { id: keep.id, reason, message, now: app.clock.now() });
   app.keeps.readings.delete(keep.id);
   if (ended) app.events.keepEnded(ended);

@@ -6,47 +6,47 @@ const WAKE_APART_SECONDS = 10;
 const LOG_APART_SECONDS = 600;
 
 /**
- * The failing backends that this process knows of. A `place` is a backend, or the part of it that fails by itself (see
+ * The failing backends that this process knows of. A `unit` is a backend, or the part of it that fails by itself (see
  * `Backend.partOf`). Times are Unix seconds.
  */
 export type Outages = {
   /**
    * Records a failed step of a lease that would be retried after `delay` seconds. Returns the delay to use, and whether
-   * the failure is worth a log line: the first of a place, then one every ten minutes or when twice as many leases fail.
+   * the failure is worth a log line: the first of a unit, then one every ten minutes or when twice as many leases fail.
    */
-  failed(place: string, id: string, delay: number, now: number): { delay: number; isNews: boolean };
+  failed(unit: string, id: string, delay: number, now: number): { delay: number; isNews: boolean };
   /**
-   * Records that the backend answered for a lease. Returns whether leases of that place that back off are to be woken, and
-   * the places where no lease fails any more, with how long they had failed. Where the lease failed before its part was
+   * Records that the backend answered for a lease. Returns whether leases of that unit that back off are to be woken, and
+   * the units where no lease fails any more, with how long they had failed. Where the lease failed before its part was
    * known, that is the whole backend.
    */
-  answered(place: string, id: string, now: number): { wake: boolean; over: { place: string; seconds: number }[] };
+  answered(unit: string, id: string, now: number): { wake: boolean; recovered: { unit: string; seconds: number }[] };
   /** Returns where leases fail, since when, and how many; with `at`, only there and at its parts. */
-  list(at?: string): { place: string; since: number; leases: number }[];
+  list(at?: string): { unit: string; since: number; leases: number }[];
   /** Forgets a lease that has ended. */
   forget(id: string): void;
 };
 
-type Outage = { failing: Set<string>; since: number; loggedAt: number; loggedCount: number; probeAt: number };
+type BackendOutage = { failing: Set<string>; since: number; loggedAt: number; loggedCount: number; probeAt: number };
 
 export function createOutages(): Outages {
-  const outages = new Map<string, Outage>();
-  /** The time at which leases of a place were last woken. A missing place has not answered since the start. */
+  const outages = new Map<string, BackendOutage>();
+  /** The time at which leases of a unit were last woken. A missing unit has not answered since the start. */
   const wokenAt = new Map<string, number>();
 
-  /** Removes a lease from all places. Returns the outages that this ends. */
-  function forget(id: string): [place: string, outage: Outage][] {
-    const over = [...outages].filter(([, { failing }]) => failing.delete(id) && !failing.size);
-    for (const [place] of over) outages.delete(place);
-    return over;
+  /** Removes a lease from all units. Returns the outages that this ends. */
+  function forget(id: string): [unit: string, outage: BackendOutage][] {
+    const recovered = [...outages].filter(([, { failing }]) => failing.delete(id) && !failing.size);
+    for (const [unit] of recovered) outages.delete(unit);
+    return recovered;
   }
 
   return {
-    failed(place, id, delay, now) {
-      let it = outages.get(place);
+    failed(unit, id, delay, now) {
+      let it = outages.get(unit);
       if (!it) {
         it = { failing: new Set(), since: now, loggedAt: Number.NEGATIVE_INFINITY, loggedCount: 0, probeAt: 0 };
-        outages.set(place, it);
+        outages.set(unit, it);
       }
       it.failing.add(id);
       const isNews = now - it.loggedAt >= LOG_APART_SECONDS || it.failing.size >= 2 * it.loggedCount;
@@ -56,21 +56,21 @@ export function createOutages(): Outages {
       return { delay: it.probeAt - now, isNews };
     },
 
-    answered(place, id, now) {
-      const it = outages.get(place);
-      const over = forget(id).map(([place, { since }]) => ({ place, seconds: now - since }));
-      const last = wokenAt.get(place);
+    answered(unit, id, now) {
+      const it = outages.get(unit);
+      const recovered = forget(id).map(([unit, { since }]) => ({ unit, seconds: now - since }));
+      const last = wokenAt.get(unit);
       const isLong =
         it !== undefined && it.failing.size > 0 && now - Math.max(it.since, last ?? 0) >= WAKE_APART_SECONDS;
       const wake = last === undefined || isLong;
-      if (wake) wokenAt.set(place, now);
-      return { wake, over };
+      if (wake) wokenAt.set(unit, now);
+      return { wake, recovered };
     },
 
     list: (at) =>
       [...outages]
-        .filter(([place]) => at === undefined || place === at || place.startsWith(`${at} `))
-        .map(([place, { since, failing }]) => ({ place, since, leases: failing.size })),
+        .filter(([unit]) => at === undefined || unit === at || unit.startsWith(`${at} `))
+        .map(([unit, { since, failing }]) => ({ unit, since, leases: failing.size })),
 
     forget,
   };

@@ -78,7 +78,7 @@ export function createPorts(app: PortsApp, enter: (resourceId: string, walletId:
       const leave = enter(id, walletId);
       const ended = app.activity.begin(id);
       const memory = app.memory.open(app.tenantOf(walletId).treeId);
-      const over = () => {
+      const timer = () => {
         memory.close();
         ended();
         leave();
@@ -91,12 +91,12 @@ export function createPorts(app: PortsApp, enter: (resourceId: string, walletId:
         open.set(stream, id);
         stream.once('close', () => {
           open.delete(stream);
-          over();
+          timer();
         });
         if (isClosed) stream.destroy();
         return stream;
       } catch (error) {
-        over();
+        timer();
         throw error;
       }
     },

@@ -33,12 +33,15 @@ export const beginNewEpoch = defineWrite(
   },
 );
 
-type Machine = { machineHash: Buffer; isAnother: boolean; now: number };
+type ReportedMachine = { machineHash: Buffer; isAnother: boolean; now: number };
 /** Records the machine on which this installation runs; on a different machine than before, begins the report-only state. */
-export const recogniseMachine = defineWrite('installation.machine', (tx, { machineHash, isAnother, now }: Machine) => {
-  setMachineHash(tx, machineHash);
-  if (isAnother) beginReportOnly(tx, 'this is another machine than at the last start', now);
-});
+export const recogniseMachine = defineWrite(
+  'installation.machine',
+  (tx, { machineHash, isAnother, now }: ReportedMachine) => {
+    setMachineHash(tx, machineHash);
+    if (isAnother) beginReportOnly(tx, 'this is another machine than at the last start', now);
+  },
+);
 
 /** Describes the report-only state in a sentence; undefined when it is off. */
 export function describeReportOnly(read: Reader): (ReportOnly & { leases: number; sentence: string }) | undefined {

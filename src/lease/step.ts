@@ -27,10 +27,10 @@ import { findWallet, statusAt } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
 import {
   announceSettled,
+  type ExtensionVerdict,
   openExtensions,
   type SettledExtension,
   settleExtensionIn,
-  type Verdict,
   verdictsOn,
 } from './extension.ts';
 import { REPORT_ONLY } from './report-only.ts';
@@ -175,13 +175,13 @@ async function commit(app: LeaseApp, transition: Transition): Promise<{ row: Res
 /** Records that the backend has answered for a lease, and makes its leases due that back off from an earlier failure. */
 async function noteAnswer(app: LeaseApp, row: Resource): Promise<void> {
   const { id, slot } = row;
-  const place = placeOf(app, row);
+  const unit = unitOf(app, row);
   const now = app.clock.now();
-  const { wake, over } = app.outages.answered(place, id, now);
-  for (const it of over) app.events.leaseTroubleOver(it.place, it.seconds);
+  const { wake, recovered } = app.outages.answered(unit, id, now);
+  for (const it of recovered) app.events.leaseTroubleOver(it.unit, it.seconds);
   if (!wake) return;
   const waiting = liveResourcesOfSlot(app.ledger.read, slot as Slot).filter(
-    (it) => it.attempts > 0 && it.dueAt > now && it.id !== id && placeOf(app, it) === place,
+    (it) => it.attempts > 0 && it.dueAt > now && it.id !== id && unitOf(app, it) === unit,
   );
   if (!waiting.length) return;
   await app.ledger.write(wakeResources, { ids: waiting.map((it) => it.id), dueAt: now });
@@ -189,11 +189,11 @@ async function noteAnswer(app: LeaseApp, row: Resource): Promise<void> {
 }
 
 /** Names the unit that fails and returns as a whole: the lease's backend, or the part of it that the machine depends on. */
-function placeOf(app: LeaseApp, row: Resource): string {
+function unitOf(app: LeaseApp, row: Resource): string {
   const configured = app.slots.configuredOf(row);
-  const place = configured?.place ?? row.slot;
+  const slotPath = configured?.slotPath ?? row.slot;
   const part = row.ref === null ? undefined : configured?.backend.partOf?.(row.ref);
-  return part === undefined ? place : `${place} ${part}`;
+  return part === undefined ? slotPath : `${slotPath} ${part}`;
 }
 
 /** Returns the next transition: decided by the rows alone if possible, else by the backend's report. */
@@ -258,19 +258,19 @@ const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resourc
   },
 };
 
-type Found = { backend: Backend; machines: Machine[] };
+type MachineFinding = { backend: Backend; machines: Machine[] };
 /**
  * Returns the machines with the tag of a lease whose reference is not known: those of the backend that its row names, or
  * else of another of its slot. Throws when the former cannot be asked; failures of the others are ignored.
  */
-export async function findByTag(app: LeaseApp, named: Backend, { slot, tag }: Resource): Promise<Found> {
-  const found: Found = { backend: named, machines: await named.find(tag) };
-  if (found.machines.length) return found;
+export async function findByTag(app: LeaseApp, named: Backend, { slot, tag }: Resource): Promise<MachineFinding> {
+  const own: MachineFinding = { backend: named, machines: await named.find(tag) };
+  if (own.machines.length) return own;
   const others = app.slots.list.filter((it) => it.slot === slot && it.backend !== named);
   const elsewhere = await Promise.all(
     others.map(async ({ backend }) => ({ backend, machines: await backend.find(tag).catch(() => []) })),
   );
-  return elsewhere.find(({ machines }) => machines.length > 0) ?? found;
+  return elsewhere.find(({ machines }) => machines.length > 0) ?? own;
 }
 
 async function inspect(app: LeaseApp, backend: Backend, row: Resource): Promise<Observed> {
@@ -318,8 +318,8 @@ function endAsGone({ app, row }: Observed): Transition {
 async function adopt({ app, backend, row, machines }: Observed): Promise<Transition> {
   const [machine, ...others] = machines as [Machine, ...Machine[]];
   await Promise.allSettled(others.map(({ ref }) => backend.destroy(ref)));
-  const found = { backend: backend.name, ref: machine.ref } as const;
-  const values = { ...found, status: 'provisioning', attempts: 0, lastError: null } as const;
+  const adopted = { backend: backend.name, ref: machine.ref } as const;
+  const values = { ...adopted, status: 'provisioning', attempts: 0, lastError: null } as const;
   return { ...change(row, { ...values, dueAt: app.clock.now() }), announce: app.events.leaseAdopted, again: always };
 }
 
@@ -370,7 +370,7 @@ async function captureWhenReady(observed: Observed): Promise<Transition> {
   const { app, backend, row } = observed;
   // While the clock blocks expiry (`expiryBlocked`), the paid time cannot begin: the right deadline is not known.
   if (app.clock.expiryBlocked()) return waitUntilReady(observed);
-  const fault = await backend.inside.prove(row.ref as string);
+  const fault = await backend.guest.prove(row.ref as string);
   if (fault !== undefined) {
     app.waitingFor.set(row.id, 'it has started, but no command can be run in it yet');
     return change(row, { dueAt: app.clock.now() + SOON_SECONDS, attempts: 0, lastError: fault });
@@ -444,8 +444,8 @@ function retryLater(app: LeaseApp, row: Resource, error: Error): Transition {
   const attempts = row.attempts + 1;
   const backOff = Math.min(BACK_OFF_SECONDS_MAX, SOON_SECONDS * 2 ** Math.min(attempts - 1, 10));
   const lastError = error.message.slice(0, 500);
-  const place = placeOf(app, row);
-  const { delay, isNews } = app.outages.failed(place, row.id, backOff, now);
+  const unit = unitOf(app, row);
+  const { delay, isNews } = app.outages.failed(unit, row.id, backOff, now);
   app.events.leaseTrouble(row, lastError, attempts, isNews);
   const values = { attempts, dueAt: now + delay, lastError };
   return { write: (ledger) => ledger.write(noteFailedStep, { id: row.id, values, now }) };
@@ -472,12 +472,12 @@ async function askForVerdicts(
   backend: Backend,
   row: Resource,
   settleSeconds: number,
-): Promise<Verdict[]> {
+): Promise<ExtensionVerdict[]> {
   if (!openExtensions(app, row).length) return [];
   return verdictsOn(app, row, await backend.inspect(row.ref as string), settleSeconds);
 }
 
-type SettleExtensions = { id: string; verdicts: readonly Verdict[]; next: number | undefined; now: number };
+type SettleExtensions = { id: string; verdicts: readonly ExtensionVerdict[]; next: number | undefined; now: number };
 /** Settles extensions. Their lease is due at `next`, or at its end if that is earlier; without `next` its row stays. */
 const settleExtensions = defineWrite('lease.settle_extensions', (tx, { id, verdicts, next, now }: SettleExtensions) => {
   const settled = verdicts.map((it) => settleExtensionIn(tx, it.operation, it.result, now));
@@ -494,7 +494,7 @@ const settleExtensions = defineWrite('lease.settle_extensions', (tx, { id, verdi
 function settleVerdicts(
   app: LeaseApp,
   row: Resource,
-  verdicts: readonly Verdict[],
+  verdicts: readonly ExtensionVerdict[],
   { nextSeconds = 0, again }: { nextSeconds?: number; again?: Transition['again'] },
 ): Transition {
   const now = app.clock.now();

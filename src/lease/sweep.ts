@@ -14,9 +14,9 @@ type Orphan = Owned & { destroyed: boolean };
  * State of one sweep over all backends. Two slots may share an engine, so machines already seen are skipped. With
  * `showAll`, machines that are spared for their age, or that the backend may not end, are reported as well.
  */
-export type Pass = { showAll: boolean; seen: Set<string>; killsLeft: number };
+export type SweepPass = { showAll: boolean; seen: Set<string>; killsLeft: number };
 /** Starts a sweep. With `report` it destroys nothing. */
-export const newPass = ({ report = false, showAll = false } = {}): Pass => ({
+export const newPass = ({ report = false, showAll = false } = {}): SweepPass => ({
   showAll,
   seen: new Set(),
   killsLeft: report ? 0 : KILL_COUNT_MAX,
@@ -27,7 +27,7 @@ export const newPass = ({ report = false, showAll = false } = {}): Pass => ({
  * machines older than a grace period, only a few per sweep, nothing if the list failed or is partial, and nothing while the
  * installation is in report-only mode. Machines without the tag that the backend may end are treated the same.
  */
-export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: Pass): Promise<Orphan[]> {
+export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: SweepPass): Promise<Orphan[]> {
   const prefix = tagPrefix(app.installationId);
   const { strangers } = backend;
   const owned = await backend.listOwned(prefix);

@@ -6,11 +6,11 @@ import { whyToEnd } from './step.ts';
  * Returns why a lease has ended or has to end; null while it lives. When paid time is over, it is over for its tenant even while
  * the clock is in doubt and no machine is destroyed.
  */
-export function whyOver(app: LeaseApp, id: string): EndReason | null {
+export function endReasonOf(app: LeaseApp, id: string): EndReason | null {
   const row = findResource(app.ledger.read, id) as Resource;
   if (row.endedAt !== null) return row.endReason;
-  const isOver = row.readyAt !== null && row.expiresAt <= app.clock.now();
-  return whyToEnd(app, row) ?? (isOver ? 'lease_expired' : null);
+  const hasEnded = row.readyAt !== null && row.expiresAt <= app.clock.now();
+  return whyToEnd(app, row) ?? (hasEnded ? 'lease_expired' : null);
 }
 
 /** Returns, in plain words, why a lease is not ready yet; undefined if it is, or if the reason is unknown. */

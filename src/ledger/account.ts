@@ -8,7 +8,7 @@ import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { accounts, fundings } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { refuseFrozenInstallation, setDefaultAccount } from './installation.ts';
+import { installationOf, refuseFrozenInstallation, setDefaultAccount } from './installation.ts';
 import { book, post } from './journal.ts';
 import { tellFrozen, tellIfLow } from './notices.ts';
 
@@ -171,7 +171,7 @@ export function refuseNewBudget(tx: Tx, accountId: string, blocked?: string): vo
       'account_suspended',
       'A payment of this account is disputed: no new wallets until that is decided, or the operator resumes it.',
     );
-  refuseFrozenInstallation(tx);
+  refuseFrozenInstallation(installationOf(tx));
   refuseOnLowDisk(tx);
   if (blocked) throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
   if (account.owedCents > 0)

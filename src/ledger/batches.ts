@@ -3,7 +3,8 @@ import type { Database } from '../db/open.ts';
 import { createWriter, type Writer } from '../db/writer.ts';
 import { type CommitMark, headOf } from './head.ts';
 import { countQuietCommit, findInstallation } from './installation.ts';
-import { journalHead, rememberHead } from './journal.ts';
+import { headIn, journalHead, rememberHead } from './journal.ts';
+import { attachMemory } from './memory.ts';
 import { attachOutbox, type Outbox } from './outbox.ts';
 
 export type WriterOptions = {
@@ -14,7 +15,7 @@ export type WriterOptions = {
   /** Called after each commit, before its promises resolve; with the content of the head file, unless nothing is installed yet. */
   committed?: (newest: CommitMark | undefined) => void;
   /** Called when the callers of a batch's writes have their results. */
-  told?: () => void;
+  answered?: () => void;
   /** Called when a COMMIT or fsync failed: must stop the process without answering. */
   fatal: (error: unknown) => void;
 };
@@ -25,18 +26,23 @@ export function openWriter({ client, read, tx }: Database, options: WriterOption
   if (diskReserve) attachReserve(tx, diskReserve);
   if (outbox) attachOutbox(tx, outbox);
   const forgetHead = rememberHead(tx);
+  const memory = attachMemory(tx);
   const { seq } = journalHead(read); // Valid until there is a newer mark.
   let [newest, next]: (CommitMark | undefined)[] = [];
   return createWriter(client, tx, {
     fatal: options.fatal,
-    ...(options.told ? { told: options.told } : {}),
+    ...(options.answered ? { answered: options.answered } : {}),
     ...(diskReserve ? { releaseReserve: diskReserve.release, isReadOnly: diskReserve.isReadOnly } : {}),
-    restarted() {
-      forgetHead();
+    begun() {
+      if (memory.wasOvertaken()) forgetHead();
       next = undefined; // A batch that writes nothing leaves the earlier mark.
     },
+    undone() {
+      memory.forget();
+      forgetHead();
+    },
     committing() {
-      if (journalHead(tx).seq === (newest?.seq ?? seq)) countQuietCommit(tx);
+      if (headIn(tx).seq === (newest?.seq ?? seq)) countQuietCommit(tx);
       next = findInstallation(tx) && headOf(tx); // Read in this transaction: a transaction of its own would cost more than the read.
     },
     committed() {

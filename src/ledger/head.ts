@@ -1,9 +1,10 @@
 import { closeSync, openSync, readFileSync, writeSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { crc32 } from 'node:zlib';
-import { desc, eq, sql } from 'drizzle-orm';
+import { eq, sql } from 'drizzle-orm';
 import { prepare, type Reader } from '../db/handle.ts';
-import { entries, epochs, installation } from '../db/schema.ts';
+import { plain } from '../db/plain.ts';
+import { entries } from '../db/schema.ts';
 import { writeDurably } from '../files/durable-file.ts';
 import { currentEpoch, installationOf } from './installation.ts';
 import { GENESIS, HASHED_COLUMNS, hashEntryHex, journalHead } from './journal.ts';
@@ -28,36 +29,20 @@ const reads = prepare((read: Reader) => ({
     .from(entries)
     .where(eq(entries.seq, sql.placeholder('seq')))
     .prepare(),
-  from: read
-    .select({
-      seq: entries.seq,
-      prevHash: sql.raw(HASHED_COLUMNS.prevHash).mapWith(String),
-      hash: sql.raw(HASHED_COLUMNS.hash).mapWith(String),
-      fields: sql.raw(HASHED_COLUMNS.fields).mapWith(String),
-    })
-    .from(entries)
-    .where(sql`${entries.seq} >= ${sql.placeholder('seq')}`)
-    .orderBy(entries.seq)
-    .limit(PAGE_COUNT)
-    .prepare(),
-  mark: read
-    .select({
-      seq: entries.seq,
-      hash: entries.hash,
-      epoch: sql`(select max(${epochs.number}) from ${epochs})`.mapWith(Number),
-      quietCommits: sql`(select ${installation.quietCommits} from ${installation})`.mapWith(Number),
-    })
-    .from(entries)
-    .orderBy(desc(entries.seq))
-    .limit(1)
-    .prepare(),
 }));
+
+const quick = plain({
+  from: `select seq, ${HASHED_COLUMNS.prevHash}, ${HASHED_COLUMNS.hash}, ${HASHED_COLUMNS.fields} from entry
+    where seq >= ? order by seq limit ${PAGE_COUNT}`,
+  mark: `select seq, hash, (select max(number) from epoch), (select quiet_commits from installation) from entry
+    order by seq desc limit 1`,
+});
 
 const lineOf = ({ seq, hash, epoch, quietCommits }: CommitMark) => `${seq} ${hash} ${epoch} ${quietCommits}`;
 
 function parse(line: string): CommitMark | undefined {
-  const [found, seq, hash, epoch, quiet] = /^(\d+) ([0-9a-f]{64}) (\d+)(?: (\d+))?$/.exec(line) ?? [];
-  if (!found) return undefined;
+  const [match, seq, hash, epoch, quiet] = /^(\d+) ([0-9a-f]{64}) (\d+)(?: (\d+))?$/.exec(line) ?? [];
+  if (!match) return undefined;
   // Files written before rows had checksums lack the count of commits without money.
   return { seq: Number(seq), hash: hash as string, epoch: Number(epoch), quietCommits: Number(quiet ?? 0) };
 }
@@ -113,12 +98,14 @@ export function openTipFile(file: string): { write(head: CommitMark): void; clos
 
 /** Returns the current content of the head file. On the hot path: runs at the end of every transaction that writes. */
 export function headOf(read: Reader): CommitMark {
-  const { hash = GENESIS.hash, ...mark } = reads(read).mark.get() ?? {
-    seq: 0,
-    epoch: currentEpoch(read).number,
-    quietCommits: installationOf(read).quietCommits,
-  };
-  return { ...mark, hash: hash.toString('hex') };
+  const row = quick(read).mark.get<[seq: bigint, hash: Buffer, epoch: bigint, quietCommits: bigint]>();
+  const [seq, hash, epoch, quiet] = row ?? [
+    0,
+    GENESIS.hash,
+    currentEpoch(read).number,
+    installationOf(read).quietCommits,
+  ];
+  return { seq: Number(seq), hash: hash.toString('hex'), epoch: Number(epoch), quietCommits: Number(quiet) };
 }
 
 /**
@@ -166,13 +153,13 @@ export function findBreak(
     ?.hash.toString('hex');
   let next = seq;
   while (next - seq < count) {
-    const page = reads(read).from.all({ seq: next });
+    const page = quick(read).from.all<[seq: bigint, prevHash: string, hash: string, fields: string]>(next);
     if (!page.length) return { next, done: true };
-    for (const entry of page) {
-      const chained = prev === undefined || entry.prevHash === prev;
-      if (entry.seq !== next || !chained || hashEntryHex(entry.prevHash, entry.fields) !== entry.hash)
+    for (const [number, prevHash, hash, fields] of page) {
+      const chained = prev === undefined || prevHash === prev;
+      if (Number(number) !== next || !chained || hashEntryHex(prevHash, fields) !== hash)
         return { fault: `the chain of the journal is broken at entry ${next}`, next, done: true };
-      prev = entry.hash;
+      prev = hash;
       next++;
     }
   }

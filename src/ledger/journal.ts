@@ -2,6 +2,7 @@ import { hash } from 'node:crypto';
 import { desc, lt, sql } from 'drizzle-orm';
 import type { Nanos } from '../base/money.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { plain } from '../db/plain.ts';
 import { entries } from '../db/schema.ts';
 
 /** The books of the journal (design, section 6). An entry moves an amount from the debited book to the credited one. */
@@ -22,12 +23,6 @@ type Head = { seq: number; at: number; hash: Buffer };
 export const GENESIS: Head = { seq: 0, at: 0, hash: Buffer.alloc(32) };
 
 const reads = prepare((read: Reader) => ({
-  head: read
-    .select({ seq: entries.seq, at: entries.at, hash: entries.hash })
-    .from(entries)
-    .orderBy(desc(entries.seq))
-    .limit(1)
-    .prepare(),
   latest: read
     .select()
     .from(entries)
@@ -37,21 +32,11 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-const writes = prepare((tx: Tx) => ({
-  append: tx
-    .insert(entries)
-    .values({
-      seq: sql.placeholder('seq'),
-      at: sql.placeholder('at'),
-      causeId: sql.placeholder('causeId'),
-      debit: sql.placeholder('debit'),
-      credit: sql.placeholder('credit'),
-      amount: sql.placeholder('amount'),
-      prevHash: sql.placeholder('prevHash'),
-      hash: sql.placeholder('hash'),
-    })
-    .prepare(),
-}));
+const newest = plain({ head: 'select seq, at, hash from entry order by seq desc limit 1' });
+
+const INSERT = 'insert into entry (seq, at, cause_id, debit, credit, amount_nanos, prev_hash, hash) values';
+const VALUES = '(?, ?, ?, ?, ?, ?, ?, ?)';
+const writes = plain({ appendOne: `${INSERT} ${VALUES}`, appendTwo: `${INSERT} ${VALUES}, ${VALUES}` });
 
 const scratch = Buffer.alloc(1024); // Ids and book names are short: an entry's text is about 200 bytes.
 
@@ -86,7 +71,8 @@ export function hashEntryHex(prevHash: string, fields: string): string {
 
 /** Returns the number, time and hash of the newest entry. */
 export function journalHead(read: Reader): Head {
-  return reads(read).head.get() ?? GENESIS;
+  const row = newest(read).head.get<[bigint, bigint, Buffer]>();
+  return row ? { seq: Number(row[0]), at: Number(row[1]), hash: row[2] } : GENESIS;
 }
 
 /** Returns entries, newest first, before the number `before`, at most `limit`. */
@@ -102,7 +88,7 @@ const heads = new WeakMap<Tx, Head | undefined>();
 
 /**
  * Keeps the head of the journal in memory from one `post` to the next. Returns a function that forgets it, which the caller must
- * call after any other write, and when rows have been undone.
+ * call when another connection has written, and when rows have been undone.
  */
 export function rememberHead(tx: Tx): () => void {
   const forget = () => heads.set(tx, undefined);
@@ -110,19 +96,34 @@ export function rememberHead(tx: Tx): () => void {
   return forget;
 }
 
+/** Returns the head of the journal, from memory if `rememberHead` keeps it there. */
+export function headIn(tx: Tx): Head {
+  const head = heads.get(tx) ?? journalHead(tx);
+  if (heads.has(tx)) heads.set(tx, head);
+  return head;
+}
+
 /**
  * Appends movements to the journal, chained. Movements of 0 are skipped. Recorded time never decreases: a closure that
- * waited in the queue may carry an earlier `at` than the entry before it.
+ * waited in the queue may carry an earlier `at` than the entry before it. Returns the number of entries.
  */
-export function post(tx: Tx, movements: readonly Movement[]): void {
-  let head: Head | undefined;
-  for (const movement of movements) {
-    if (movement.amount === 0n) continue;
-    head ??= heads.get(tx) ?? journalHead(tx);
-    const entry = { ...movement, seq: head.seq + 1, at: Math.max(movement.at, head.at) };
-    const next = { seq: entry.seq, at: entry.at, hash: hashEntry(head.hash, entry.seq, entry) };
-    writes(tx).append.run({ ...entry, prevHash: head.hash, hash: next.hash });
-    head = next;
+export function post(tx: Tx, movements: readonly Movement[]): number {
+  const moving = movements.filter(({ amount }) => amount !== 0n);
+  if (!moving.length) return 0;
+  let head = headIn(tx);
+  const rows = moving.map((movement) => {
+    const { seq: before, hash: prevHash } = head;
+    const [seq, at] = [before + 1, Math.max(movement.at, head.at)];
+    head = { seq, at, hash: hashEntry(prevHash, seq, { ...movement, at }) };
+    const { causeId, debit, credit, amount } = movement;
+    return [seq, at, causeId, debit, credit, amount, prevHash, head.hash] as const;
+  });
+  const { appendOne, appendTwo } = writes(tx);
+  for (let i = 0; i < rows.length; i += 2) {
+    const [first, second] = [rows[i] as (typeof rows)[number], rows[i + 1]];
+    if (second) appendTwo.run(...first, ...second);
+    else appendOne.run(...first);
   }
-  if (head && heads.has(tx)) heads.set(tx, head);
+  if (heads.has(tx)) heads.set(tx, head);
+  return rows.length;
 }

@@ -6,19 +6,21 @@ import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import type { OPERATION_KINDS, SETTLED_BY } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { plain } from '../db/plain.ts';
 import { answers, operations } from '../db/schema.ts';
 import { countAnswer, deleteRows } from '../db/tally.ts';
 import { defineWrite } from '../db/write.ts';
 import { accountOf } from './account.ts';
-import { refuseFrozenInstallation } from './installation.ts';
+import { installationOf, refuseFrozenInstallation } from './installation.ts';
 import { book, post } from './journal.ts';
+import { type Memory, memoryOf } from './memory.ts';
 import { tellThresholds, tellUncertain } from './notices.ts';
 import { refillIfDue, refillIfOwed } from './refill.ts';
 import {
   available,
   findWallet,
   LIST_COUNT_MAX,
-  type Page,
+  type ListPage,
   raiseHeld,
   refuseFrozen,
   refuseInactive,
@@ -57,7 +59,13 @@ export type Outcome<A> =
       reason?: string;
     } & Cancelled)
   /** `told` is the caller's message when `reason` is meant for the operator only. */
-  | ({ kind: 'refused'; code: RefusalCode; reason: string; told?: string; retryAfterSeconds?: number } & Cancelled)
+  | ({
+      kind: 'refused';
+      code: RefusalCode;
+      reason: string;
+      callerReason?: string;
+      retryAfterSeconds?: number;
+    } & Cancelled)
   /** `upstream` names the upstream that was asked, where there was a choice. */
   | { kind: 'unknown'; reason: string; upstream?: string };
 
@@ -76,8 +84,7 @@ const OWNS_KEY = and(
   eq(operations.walletId, sql.placeholder('walletId')),
   eq(operations.route, sql.placeholder('route')),
   eq(operations.idempotencyKey, sql.placeholder('key')),
-  // must match the partial index's condition
-  sql`(${operations.state} <> 'settled' or ${operations.outcome} = 'charged' or ${operations.answeredAt} is not null)`,
+  sql`${operations.freed} is null`, // must match the partial index's condition
 );
 
 const reads = prepare((read: Reader) => ({
@@ -185,52 +192,14 @@ const reads = prepare((read: Reader) => ({
   nextStale: read.select({ at: answers.keptUntil }).from(answers).orderBy(asc(answers.keptUntil)).limit(1).prepare(),
 }));
 
-const writes = prepare((tx: Tx) => ({
-  insert: tx
-    .insert(operations)
-    .values({
-      id: sql.placeholder('id'),
-      walletId: sql.placeholder('walletId'),
-      kind: sql.placeholder('kind'),
-      route: sql.placeholder('route'),
-      idempotencyKey: sql.placeholder('idempotencyKey'),
-      fingerprint: sql.placeholder('fingerprint'),
-      requestId: sql.placeholder('requestId'),
-      state: 'reserved',
-      hold: sql.placeholder('hold'),
-      price: sql.placeholder('price'),
-      subject: sql.placeholder('subject'),
-      resourceId: sql.placeholder('resourceId'),
-      targetAt: sql.placeholder('targetAt'),
-      createdAt: sql.placeholder('createdAt'),
-      tags: sql.placeholder('tags'),
-      seal: sql.placeholder('seal'),
-    })
-    .prepare(),
-  settle: tx
-    .update(operations)
-    .set({
-      state: 'settled',
-      outcome: sql`${sql.placeholder('outcome')}`,
-      settledBy: sql`${sql.placeholder('settledBy')}`,
-      charge: sql`${sql.placeholder('charge')}`,
-      usage: sql`${sql.placeholder('usage')}`,
-      reason: sql`${sql.placeholder('reason')}`,
-      settledAt: sql`${sql.placeholder('settledAt')}`,
-      seal: sql`${sql.placeholder('seal')}`,
-    })
-    .where(eq(operations.id, sql.placeholder('id')))
-    .prepare(),
-  answer: tx
-    .insert(answers)
-    .values({
-      operationId: sql.placeholder('operationId'),
-      body: sql.placeholder('body'),
-      keptUntil: sql.placeholder('keptUntil'),
-      seal: sql.placeholder('seal'),
-    })
-    .prepare(),
-}));
+const SETTLED = `state = 'settled', outcome = ?, settled_by = ?, charge_nanos = ?, usage = ?, reason = ?, settled_at = ?, seal = ?`;
+const writes = plain({
+  insert: `insert into operation (id, wallet_id, kind, route, idempotency_key, fingerprint, request_id, state, hold_nanos, price,
+    subject, resource_id, target_at, created_at, tags, seal) values (?, ?, ?, ?, ?, ?, ?, 'reserved', ?, ?, ?, ?, ?, ?, ?, ?)`,
+  settle: `update operation set ${SETTLED} where id = ?`,
+  settleAndFree: `update operation set ${SETTLED}, freed = 1 where id = ?`,
+  answer: 'insert into answer (operation_id, body, kept_until, seal) values (?, ?, ?, ?)',
+});
 
 /** Returns the operation with this id, or undefined. */
 export function findOperation(read: Reader, id: string): Operation | undefined {
@@ -307,7 +276,7 @@ export function reservedOperations(read: Reader, after = ''): { id: string }[] {
 export function listOperationsBelow(
   read: Reader,
   walletId: string,
-  { before = '~', limit = LIST_COUNT_MAX }: Page = {},
+  { before = '~', limit = LIST_COUNT_MAX }: ListPage = {},
 ): Operation[] {
   return reads(read).ofTree.all({ walletId, before, limit });
 }
@@ -338,7 +307,7 @@ function matching({ walletId, accountId, state, since }: OperationFilter, before
 export function listOperations(
   read: Reader,
   filter: OperationFilter = {},
-  page: Page = {},
+  page: ListPage = {},
   first: 'newest' | 'oldest' = 'newest',
 ): Operation[] {
   return read
@@ -391,22 +360,12 @@ export type OperationOrder = {
   /** A JSON object of strings; none unless given. */
   tags?: string | null;
 };
-/** The members of an operation that its hold decides: less may be held than was ordered. */
-export type Placed = Pick<Operation, 'hold' | 'price' | 'seal'>;
-
-/**
- * A smaller order. With `isShort` the caller would rather wait for requests in flight than get so small an answer, as long as they
- * hold anything.
- */
-export type Reduced = { hold: Nanos; price: string; to: number; isShort: boolean };
+/** The members of an operation that its hold decides. */
+export type Placed = Pick<Operation, 'seal'>;
 
 export type HoldOrder = OperationOrder & {
-  /** Returns a sentence of advice for a caller whose wallet has only `left`. */
-  advice?: (left: Nanos) => string;
-  /** Returns a smaller order for a wallet that has only `left`, where one is possible. */
-  reduce?: (left: Nanos) => Reduced | undefined;
-  /** Called with the smaller order that is held. */
-  reduced?: (reduced: Reduced) => void;
+  /** The smallest hold to which the request could be cut. Decides whether a refusal is final; the hold unless given. */
+  holdMin?: Nanos;
   /**
    * Throws a refusal for violations of the rules of its kind or of a limit. Runs after the checks of the wallet's state, before
    * those of its funds.
@@ -432,83 +391,111 @@ export const HOLD_REFUSALS = [
  */
 export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: string): Operation {
   assert(order.hold >= 0n, 'a bound is never negative; a free model holds 0');
-  const wallet = findWallet(tx, order.walletId);
+  const memory = memoryOf(tx);
+  const wallet = memory.recall(order.walletId, () => findWallet(tx, order.walletId));
   assert(wallet, 'a wallet token is only ever issued for a wallet that exists');
-  refuseHolds(tx, wallet, now, blocked);
+  refuseHolds(tx, memory, wallet, now, blocked);
   const refill = available(wallet) < order.hold ? refillIfOwed : refillIfDue;
   const funded = refill(tx, wallet, now, blocked)?.wallet ?? wallet;
   order.limits?.(tx, funded);
-  const funds = fundsFor(tx, funded, order);
-  if ('refused' in funds) throw funds.refused;
-  if ('to' in funds) order.reduced?.(funds);
-  const { hold, price } = funds;
+  const short = shortfall(tx, funded, order);
+  if (short) throw short.refusal;
 
   // From here on the hold must stand.
-  const { id } = order;
-  const placed = { hold, price, seal: 0 };
-  const operation = withChecksum(operations, operationFrom(order, placed, now));
-  writes(tx).insert.run(operation);
-  raiseHeld(tx, wallet.id, hold);
-  post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: hold }]);
+  const { id, hold } = order;
+  const operation = withChecksum(operations, operationFrom(order, { seal: 0 }, now));
+  insert(tx, operation);
+  memory.changed(id, operation);
+  memory.changed(wallet.id, raiseHeld(tx, funded, hold));
+  const [own, held] = [book.wallet(wallet.id), book.hold(wallet.id)];
+  memory.added(post(tx, [{ at: now, causeId: id, debit: own, credit: held, amount: hold }]));
   return operation;
 }
 
-/**
- * Returns the part of an order that a wallet can hold: all of it, or less; or why it can hold nothing. `isSoon`: only because of
- * requests in flight whose outcome will be known.
- */
-function fundsFor(
-  read: Reader,
-  wallet: Wallet,
-  order: HoldOrder,
-): Pick<Placed, 'hold' | 'price'> | Reduced | { refused: Refusal; isSoon: boolean } {
-  const left = available(wallet);
-  if (left >= order.hold) return order;
-  const reduced = order.reduce?.(left);
-  if (reduced && !reduced.isShort) return reduced;
+function insert(tx: Tx, it: Operation): void {
+  writes(tx).insert.run(
+    it.id,
+    it.walletId,
+    it.kind,
+    it.route,
+    it.idempotencyKey,
+    it.fingerprint,
+    it.requestId,
+    it.hold,
+    it.price,
+    it.subject,
+    it.resourceId,
+    it.targetAt,
+    it.createdAt,
+    it.tags,
+    it.seal,
+  );
+}
+
+/** The money that a wallet has for one more request. */
+export type Funds = {
+  /** The amount that it may hold now. */
+  available: Nanos;
+  /** The amount that it may hold once the requests in flight have ended, but for those of unknown outcome, if they cost nothing. */
+  soon: Nanos;
+};
+
+/** Returns the money that a wallet has for one more request. Ignores a refill that is due. */
+export function fundsOf(read: Reader, wallet: Wallet): Funds {
   const unknown = wallet.held ? uncertainHeld(read, wallet.id) : ZERO;
-  const later = Nanos(left + wallet.held); // The funds if all holds in flight are released.
-  const soon = Nanos(later - unknown);
-  const most = soon >= order.hold ? order : order.reduce?.(soon);
-  if (reduced && (!most || most.hold <= reduced.hold)) return reduced;
-  const undecided = unknown
-    ? ` ${formatUsd(unknown)} USD of that is held by requests whose outcome nobody knows; it stays until they are decided.`
-    : '';
-  const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.${undecided}`;
-  const message = [figures, order.advice?.(left)].filter(Boolean).join(' ');
-  const isSoon = most !== undefined;
-  const isEver = isSoon || later >= order.hold || order.reduce?.(later) !== undefined;
-  const refused = isEver
-    ? new Refusal('funds_held', message, {
-        retryAfterSeconds: isSoon ? FUNDS_HELD_RETRY_SECONDS : UNDECIDED_RETRY_SECONDS,
-      })
-    : new Refusal('insufficient_funds', message);
-  return { refused, isSoon };
+  return { available: available(wallet), soon: Nanos(available(wallet) + wallet.held - unknown) };
 }
 
 /**
- * The verdict of a wallet on an order. `waits`: only requests in flight keep it from its money, and `refusal` is the refusal that
- * it would get. `refused`: for another reason, which the write of the hold reports.
+ * Returns why a wallet cannot hold an order, or undefined if it can. `isSoon`: only because of requests in flight whose outcome
+ * will be known.
  */
-export type Standing = { kind: 'ready' } | { kind: 'waits'; refusal: Refusal } | { kind: 'refused' };
+function shortfall(
+  read: Reader,
+  wallet: Wallet,
+  { hold, holdMin = hold }: Pick<HoldOrder, 'hold' | 'holdMin'>,
+): { refusal: Refusal; isSoon: boolean } | undefined {
+  if (available(wallet) >= hold) return undefined;
+  const { available: now, soon } = fundsOf(read, wallet);
+  const later = Nanos(now + wallet.held); // The funds if all holds in flight are released.
+  const undecided =
+    later > soon
+      ? ` ${formatUsd(Nanos(later - soon))} USD of that is held by requests whose outcome nobody knows; it stays until they are decided.`
+      : '';
+  const message = `This request needs ${formatUsd(hold)} USD at most; the wallet has ${formatUsd(now)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.${undecided}`;
+  const isSoon = soon >= holdMin;
+  const refusal =
+    later >= holdMin
+      ? new Refusal('funds_held', message, {
+          retryAfterSeconds: isSoon ? FUNDS_HELD_RETRY_SECONDS : UNDECIDED_RETRY_SECONDS,
+        })
+      : new Refusal('insufficient_funds', message);
+  return { refusal, isSoon };
+}
+
+/**
+ * The verdict of a wallet on an order. `waits`: only requests in flight keep it from its money. `short`: it lacks the money for
+ * another reason. `refused`: the state of the wallet, a rule or a limit forbids it.
+ */
+export type Standing = { kind: 'ready' } | { kind: 'waits' | 'short' | 'refused'; refusal: Refusal };
 
 /** Returns the result that `placeHold` would have, by the rows as they are. Ignores a refill that is due. */
 export function standingOf(read: Reader, order: HoldOrder, now: number, blocked?: string): Standing {
   const wallet = findWallet(read, order.walletId) as Wallet;
   try {
-    refuseHolds(read, wallet, now, blocked);
+    refuseHolds(read, memoryOf(read), wallet, now, blocked);
     order.limits?.(read, wallet);
   } catch (error) {
-    if (error instanceof Refusal) return { kind: 'refused' };
+    if (error instanceof Refusal) return { kind: 'refused', refusal: error };
     throw error;
   }
-  const funds = fundsFor(read, wallet, order);
-  if (!('refused' in funds)) return { kind: 'ready' };
-  return funds.isSoon ? { kind: 'waits', refusal: funds.refused } : { kind: 'refused' };
+  const short = shortfall(read, wallet, order);
+  if (!short) return { kind: 'ready' };
+  return { kind: short.isSoon ? 'waits' : 'short', refusal: short.refusal };
 }
 
 /** Returns the operation that an order became when it was placed at `now`, in Unix seconds. */
-export function operationFrom(order: OperationOrder, { hold, price, seal }: Placed, now: number): Operation {
+export function operationFrom(order: OperationOrder, { seal }: Placed, now: number): Operation {
   return {
     id: order.id,
     walletId: order.walletId,
@@ -520,9 +507,9 @@ export function operationFrom(order: OperationOrder, { hold, price, seal }: Plac
     state: 'reserved',
     outcome: null,
     settledBy: null,
-    hold,
+    hold: order.hold,
     charge: null,
-    price,
+    price: order.price,
     usage: null,
     subject: order.subject,
     resourceId: order.resourceId ?? null,
@@ -533,16 +520,18 @@ export function operationFrom(order: OperationOrder, { hold, price, seal }: Plac
     settledAt: null,
     answeredAt: null,
     tags: order.tags ?? null,
+    freed: null,
     seal,
   };
 }
 
 /** Throws a refusal when a wallet may not spend at the moment, whatever its funds. */
-function refuseHolds(read: Reader, wallet: Wallet, now: number, blocked: string | undefined): void {
+function refuseHolds(read: Reader, memory: Memory, wallet: Wallet, now: number, blocked: string | undefined): void {
   refuseInactive(wallet, now);
-  refuseFrozen(read, wallet);
-  if (accountOf(read, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
-  refuseFrozenInstallation(read);
+  refuseFrozen(read, wallet, (_, id) => memory.recall(id, () => findWallet(read, id)));
+  const account = memory.recall(wallet.accountId, () => accountOf(read, wallet.accountId));
+  if (account.suspendedAt !== null) throw new Refusal('account_suspended');
+  refuseFrozenInstallation(memory.recall('installation', () => installationOf(read)));
   refuseOnLowDisk(read);
   if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
 }
@@ -562,7 +551,7 @@ export const isUnanswered = ({ state, outcome, settledBy }: Operation): boolean 
 export function takeOverHold(tx: Tx, id: string, now: number, blocked?: string): Operation | undefined {
   const operation = operationOf(tx, id);
   if (!isUnanswered(operation)) return undefined;
-  refuseHolds(tx, findWallet(tx, operation.walletId) as Wallet, now, blocked);
+  refuseHolds(tx, memoryOf(tx), findWallet(tx, operation.walletId) as Wallet, now, blocked);
   return operation;
 }
 
@@ -577,7 +566,8 @@ const KEPT: Settlement = { moved: true, available: undefined };
  * `refused` releases all of it; `unknown` keeps the hold.
  */
 export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: SettledBy, now: number): Settlement {
-  const operation = findOperation(tx, id);
+  const memory = memoryOf(tx);
+  const operation = memory.recall(id, () => findOperation(tx, id));
   assert(operation, 'only operations that were placed are settled');
   const next = AFTER[operation.state][outcome.kind];
   if (next === 'too_late') return UNMOVED;
@@ -597,6 +587,8 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
   assert(charge >= 0n && charge <= operation.hold, 'a charge is never above its hold: the price is capped before');
 
   // From here on the operation is settled.
+  const { walletId } = operation;
+  const before = memory.recall(walletId, () => findWallet(tx, walletId)) as Wallet;
   const settled = withNewChecksum(operations, operation, {
     state: 'settled' as const,
     outcome: outcome.kind === 'done' ? ('charged' as const) : ('released' as const),
@@ -606,26 +598,31 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
     reason: outcome.reason ?? operation.reason,
     settledAt: now,
   });
-  writes(tx).settle.run({ id, ...settled });
+  const { outcome: ended, settledBy, usage, reason, settledAt, seal } = settled;
+  // A definite refusal frees the key, unless the caller has been answered 200 (design 2.7).
+  const { settle, settleAndFree } = writes(tx);
+  const statement = ended === 'released' && operation.answeredAt === null ? settleAndFree : settle;
+  assert.equal(statement.run(ended, settledBy, charge, usage, reason, settledAt, seal, id), 1);
+  memory.ended(id);
   const body = outcome.kind === 'done' ? outcome.answer : null;
-  if (outcome.kind === 'done' && body) {
-    const answer = { operationId: id, body, keptUntil: now + (outcome.keptSeconds ?? ANSWER_KEPT_SECONDS) };
-    writes(tx).answer.run(withChecksum(answers, answer));
-  }
-  const wallet = settleHeld(tx, operation.walletId, { hold: operation.hold, charge, answers: body ? 1 : 0 });
-  const hold = book.hold(operation.walletId);
-  post(tx, [
-    { at: now, causeId: id, debit: hold, credit: book.sales(operation.kind), amount: charge },
-    {
-      at: now,
-      causeId: id,
-      debit: hold,
-      credit: book.wallet(operation.walletId),
-      amount: Nanos(operation.hold - charge),
-    },
+  if (outcome.kind === 'done' && body)
+    memory.added(insertAnswer(tx, id, body, now + (outcome.keptSeconds ?? ANSWER_KEPT_SECONDS)));
+  const wallet = settleHeld(tx, before, { hold: operation.hold, charge, answers: body ? 1 : 0 });
+  memory.changed(walletId, wallet);
+  const [own, held] = [book.wallet(walletId), book.hold(walletId)];
+  const entries = post(tx, [
+    { at: now, causeId: id, debit: held, credit: book.sales(operation.kind), amount: charge },
+    { at: now, causeId: id, debit: held, credit: own, amount: Nanos(operation.hold - charge) },
   ]);
-  tellThresholds(tx, operation.walletId, wallet, now);
+  memory.added(entries);
+  tellThresholds(tx, walletId, wallet, now);
   return { moved: true, available: shownAvailable(wallet) };
+}
+
+/** Stores an answer. Returns the number of rows that were added. */
+function insertAnswer(tx: Tx, operationId: string, body: Buffer, keptUntil: number): number {
+  const { seal } = withChecksum(answers, { operationId, body, keptUntil });
+  return writes(tx).answer.run(operationId, body, keptUntil, seal);
 }
 
 /**
@@ -674,7 +671,7 @@ type KeepAnswer = { id: string; body: Buffer; keptUntil: number };
 export const keepAnswer = defineWrite('answer.keep', (tx, { id, body, keptUntil }: KeepAnswer) => {
   assert(operationOf(tx, id).outcome === 'charged', 'what nobody paid has no answer');
   if (reads(tx).hasAnswer.get({ id })) return;
-  writes(tx).answer.run(withChecksum(answers, { operationId: id, body, keptUntil }));
+  insertAnswer(tx, id, body, keptUntil);
   countAnswer(tx);
 });
 

@@ -1,8 +1,9 @@
-import { and, asc, eq, gte, lt, sql } from 'drizzle-orm';
+import { eq, sql } from 'drizzle-orm';
 import { Nanos, ZERO } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
 import { prepare, type Reader } from '../db/handle.ts';
-import { operations, wallets } from '../db/schema.ts';
+import { plain } from '../db/plain.ts';
+import { type operations, wallets } from '../db/schema.ts';
 import { findWallet, TREE } from './wallet.ts';
 
 export const SPEND_BY = ['model', 'wallet', 'account', 'day', 'tag', 'kind'] as const;
@@ -38,47 +39,32 @@ export type Spending = { rows: SpendRow[]; others: SpendRest | undefined; total:
  */
 const KEY_COUNT_MAX = 10_000;
 
-const OPERATION = {
-  id: operations.id,
-  walletId: operations.walletId,
-  kind: operations.kind,
-  subject: operations.subject,
-  outcome: operations.outcome,
-  charge: operations.charge,
-  usage: operations.usage,
-  tags: operations.tags,
-  settledAt: operations.settledAt,
+const COLUMNS = 'id, wallet_id, kind, subject, outcome, charge_nanos, usage, tags, settled_at';
+type Charged = Pick<
+  typeof operations.$inferSelect,
+  'id' | 'walletId' | 'kind' | 'subject' | 'outcome' | 'charge' | 'usage' | 'tags' | 'settledAt'
+>;
+type ChargedRow = [
+  ...[id: string, walletId: string, kind: Charged['kind'], subject: string, outcome: Charged['outcome']],
+  ...[charge: bigint | null, usage: string | null, tags: string | null, settledAt: bigint | null],
+];
+const chargedFrom = ([id, walletId, kind, subject, outcome, charge, usage, tags, at]: ChargedRow): Charged => {
+  const settledAt = at === null ? null : Number(at);
+  return { id, walletId, kind, subject, outcome, charge: charge as Nanos | null, usage, tags, settledAt };
 };
-type Charged = Pick<typeof operations.$inferSelect, keyof typeof OPERATION>;
 
 /** The number of rows read at a time: a millisecond or two, in which nothing else is served. */
 const PAGE_COUNT = 500;
 
-const reads = prepare((read: Reader) => ({
-  all: read
-    .select(OPERATION)
-    .from(operations)
-    .where(
-      and(
-        sql`${operations.outcome} = 'charged'`, // must match the partial index's condition
-        gte(operations.settledAt, sql.placeholder('afterAt')),
-        lt(operations.settledAt, sql.placeholder('until')),
-        sql`(${operations.settledAt}, ${operations.id}) > (${sql.placeholder('afterAt')}, ${sql.placeholder('afterId')})`,
-      ),
-    )
-    .orderBy(asc(operations.settledAt), asc(operations.id))
-    .limit(PAGE_COUNT)
-    .prepare(),
+const pages = plain({
+  // `outcome = 'charged'` must match the partial index's condition.
+  all: `select ${COLUMNS} from operation where outcome = 'charged' and settled_at >= ? and settled_at < ?
+    and (settled_at, id) > (?, ?) order by settled_at, id limit ${PAGE_COUNT}`,
   // Rows that do not count are left out later: a page then takes the same time whatever it contains.
-  ofWallet: read
-    .select(OPERATION)
-    .from(operations)
-    .where(
-      and(eq(operations.walletId, sql.placeholder('walletId')), sql`${operations.id} > ${sql.placeholder('afterId')}`),
-    )
-    .orderBy(asc(operations.id))
-    .limit(PAGE_COUNT)
-    .prepare(),
+  ofWallet: `select ${COLUMNS} from operation where wallet_id = ? and id > ? order by id limit ${PAGE_COUNT}`,
+});
+
+const reads = prepare((read: Reader) => ({
   walletsOfTree: read.select({ id: wallets.id }).from(wallets).where(sql`${wallets.id} in ${TREE}`).prepare(),
   walletsOfAccount: read
     .select({ id: wallets.id })
@@ -197,7 +183,7 @@ async function* chargedOperations(
 ): AsyncGenerator<Charged> {
   if (!scope) {
     for (let after = { at: since, id: '' }; ; ) {
-      const page = reads(read).all.all({ afterAt: after.at, afterId: after.id, until });
+      const page = pages(read).all.all<ChargedRow>(after.at, until, after.at, after.id).map(chargedFrom);
       yield* page;
       const last = page.at(-1);
       if (!last || page.length < PAGE_COUNT) return;
@@ -214,7 +200,7 @@ async function* chargedOperations(
   let rows = 0;
   for (const { id: walletId } of ids)
     for (let afterId = ''; ; ) {
-      const page = reads(read).ofWallet.all({ walletId, afterId });
+      const page = pages(read).ofWallet.all<ChargedRow>(walletId, afterId).map(chargedFrom);
       yield* page.filter(counts);
       rows += page.length + 1; // A wallet without operations takes a query as well.
       if (rows >= PAGE_COUNT) {

@@ -1,7 +1,9 @@
+import assert from 'node:assert/strict';
 import { and, asc, count, desc, eq, gt, gte, lt, lte, or, type SQL, sql } from 'drizzle-orm';
 import { Nanos, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { plain } from '../db/plain.ts';
 import { wallets } from '../db/schema.ts';
 
 export type Wallet = typeof wallets.$inferSelect;
@@ -9,7 +11,7 @@ export type Wallet = typeof wallets.$inferSelect;
 /** Lists return the latest 100 rows unless asked for fewer (interface, section 1). */
 export const LIST_COUNT_MAX = 100;
 /** A page of a list: rows before this id, at most `limit` of them. */
-export type Page = { before?: string | undefined; limit?: number | undefined };
+export type ListPage = { before?: string | undefined; limit?: number | undefined };
 
 const reads = prepare((read: Reader) => ({
   byId: read
@@ -83,33 +85,11 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-const writes = prepare((tx: Tx) => ({
-  hold: tx
-    .update(wallets)
-    .set({
-      held: sql`${wallets.held} + ${sql.placeholder('amount')}`,
-      operationCount: sql`${wallets.operationCount} + 1`,
-    })
-    .where(eq(wallets.id, sql.placeholder('id')))
-    .prepare(),
-  settle: tx
-    .update(wallets)
-    .set({
-      held: sql`${wallets.held} - ${sql.placeholder('hold')}`,
-      spent: sql`${wallets.spent} + ${sql.placeholder('charge')}`,
-      answerCount: sql`${wallets.answerCount} + ${sql.placeholder('answers')}`,
-    })
-    .where(eq(wallets.id, sql.placeholder('id')))
-    .returning({
-      status: wallets.status,
-      budget: wallets.budget,
-      held: wallets.held,
-      spent: wallets.spent,
-      delegated: wallets.delegated,
-      nextThreshold: wallets.nextThreshold,
-    })
-    .prepare(),
-}));
+const writes = plain({
+  hold: 'update wallet set held_nanos = held_nanos + ?, operation_count = operation_count + 1 where id = ?',
+  settle: `update wallet set held_nanos = held_nanos - ?, spent_nanos = spent_nanos + ?, answer_count = answer_count + ?
+    where id = ?`,
+});
 
 /** Returns the wallet with this id, or undefined. */
 export function findWallet(read: Reader, id: string): Wallet | undefined {
@@ -153,16 +133,16 @@ function matching(
   { accountId, parentId, status, since, isFrozen, named, now }: WalletFilter,
   before?: string,
 ): SQL | undefined {
-  const isOver = sql`${wallets.expiresAt} is not null and ${wallets.expiresAt} <= ${now}`;
+  const isExpired = sql`${wallets.expiresAt} is not null and ${wallets.expiresAt} <= ${now}`;
   return and(
     accountId === undefined ? undefined : eq(wallets.accountId, accountId),
     parentId === undefined ? undefined : and(sql`${wallets.parentId} is not null`, eq(wallets.parentId, parentId)),
     status === undefined
       ? undefined
       : status === 'active'
-        ? sql`${wallets.status} = 'active' and not (${isOver})`
+        ? sql`${wallets.status} = 'active' and not (${isExpired})`
         : status === 'expired'
-          ? sql`(${wallets.status} = 'expired' or (${wallets.status} = 'active' and ${isOver}))`
+          ? sql`(${wallets.status} = 'expired' or (${wallets.status} = 'active' and ${isExpired}))`
           : eq(wallets.status, status),
     since === undefined ? undefined : gte(wallets.createdAt, since),
     // must match the partial index's condition
@@ -173,7 +153,7 @@ function matching(
 }
 
 /** Returns wallets, newest first, before the id `before`, at most `limit`. */
-export function listWallets(read: Reader, filter: WalletFilter, page: Page = {}): Wallet[] {
+export function listWallets(read: Reader, filter: WalletFilter, page: ListPage = {}): Wallet[] {
   return read
     .select()
     .from(wallets)
@@ -219,8 +199,8 @@ export function refuseInactive(wallet: Wallet, now: number): void {
 }
 
 /** Throws `wallet_frozen` while the wallet, or one that its budget comes from, is frozen (design, section 13). */
-export function refuseFrozen(read: Reader, wallet: Wallet): void {
-  const it = frozenOver(read, wallet);
+export function refuseFrozen(read: Reader, wallet: Wallet, find = findWallet): void {
+  const it = frozenAncestor(read, wallet, find);
   if (!it) return;
   const whose = it.id === wallet.id ? `The wallet ${it.id}` : `The wallet ${it.id}, which this one is a child of,`;
   const why = it.freezeReason === null ? '' : `: ${it.freezeReason}`;
@@ -231,15 +211,15 @@ export function refuseFrozen(read: Reader, wallet: Wallet): void {
  * Returns the wallet whose freeze applies to this one: itself, or the nearest above it. Undefined where none is frozen, and for a
  * closed wallet that is not frozen itself: its record is final.
  */
-export function frozenOver(read: Reader, wallet: Wallet): Wallet | undefined {
+export function frozenAncestor(read: Reader, wallet: Wallet, find = findWallet): Wallet | undefined {
   if (wallet.status === 'closed') return wallet.frozenAt === null ? undefined : wallet;
-  for (const it of lineage(read, wallet)) if (it.frozenAt !== null) return it;
+  for (const it of lineage(read, wallet, find)) if (it.frozenAt !== null) return it;
   return undefined;
 }
 
 /** Returns the wallet, its parent, and so on up to the one whose budget comes from the account. */
-export function* lineage(read: Reader, wallet: Wallet): Generator<Wallet> {
-  for (let it: Wallet | undefined = wallet; it; it = it.parentId === null ? undefined : findWallet(read, it.parentId))
+export function* lineage(read: Reader, wallet: Wallet, find = findWallet): Generator<Wallet> {
+  for (let it: Wallet | undefined = wallet; it; it = it.parentId === null ? undefined : find(read, it.parentId))
     yield it;
 }
 
@@ -264,24 +244,25 @@ export function openDescendants(read: Reader, id: string): Wallet[] {
   return openChildren(read, id).flatMap((child) => [child, ...openDescendants(read, child.id)]);
 }
 
-/** Adds an operation and its hold on the wallet row. The caller has checked that it fits and posts the entry. */
-export function raiseHeld(tx: Tx, walletId: string, amount: Nanos): void {
-  writes(tx).hold.run({ id: walletId, amount });
+/**
+ * Adds an operation and its hold on the wallet row, and returns the row after it. The caller has checked that it fits and posts the
+ * entry.
+ */
+export function raiseHeld(tx: Tx, wallet: Wallet, amount: Nanos): Wallet {
+  assert.equal(writes(tx).hold.run(amount, wallet.id), 1);
+  return { ...wallet, held: Nanos(wallet.held + amount), operationCount: wallet.operationCount + 1 };
 }
 
 /** A hold that ends, its charge, and the number of answers that are stored with it. */
-export type Settled = { hold: Nanos; charge: Nanos; answers: number };
+export type EndedHold = { hold: Nanos; charge: Nanos; answers: number };
 
 /**
- * Turns a hold into a charge on the wallet row and releases the rest. The caller posts the entries. Returns the changed row's
- * figures.
+ * Turns a hold into a charge on the wallet row, releases the rest, and returns the row after it. The caller posts the entries.
  */
-export function settleHeld(
-  tx: Tx,
-  walletId: string,
-  settled: Settled,
-): Balances & Pick<Wallet, 'status' | 'nextThreshold'> {
-  return writes(tx).settle.get({ id: walletId, ...settled });
+export function settleHeld(tx: Tx, wallet: Wallet, { hold, charge, answers }: EndedHold): Wallet {
+  assert.equal(writes(tx).settle.run(hold, charge, answers, wallet.id), 1);
+  const [held, spent] = [Nanos(wallet.held - hold), Nanos(wallet.spent + charge)];
+  return { ...wallet, held, spent, answerCount: wallet.answerCount + answers };
 }
 
 export type DueCursor = { id: string; expiresAt: number | null };

@@ -58,6 +58,7 @@ import { createEvents, type Events } from '../telemetry/events.ts';
 import { createExporter } from '../telemetry/spans/exporter.ts';
 import { createOperationSpans } from '../telemetry/spans/operation-spans.ts';
 import type { Signer } from '../transfer/object-url.ts';
+import type { CertificateWatch } from './certificate-watch.ts';
 
 /**
  * Caps on client connections and on paid requests in flight, as two thirds and one third of the descriptors that the process
@@ -96,6 +97,8 @@ export type App = HttpApp &
     openedUpstreams: Set<Upstream>;
     /** Set only in a server (src/main/reload.ts). */
     reload?: Reload;
+    /** Set only in a server that speaks TLS. */
+    certificateWatch?: CertificateWatch;
     /** Cap on open connections of clients. */
     connectionCountMax: number;
     state: AppState;
@@ -215,7 +218,11 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
       () => clock.now(),
     ),
     wakeAt: (when: number) => reaper.wakeAt(when),
-    state: { baseUrl: config.public_url ?? reachableUrl(config.listen), ssh: undefined, sweepAt: 0 } as AppState,
+    state: {
+      baseUrl: config.public_url ?? reachableUrl(config.listen, config.tls),
+      ssh: undefined,
+      sweepAt: 0,
+    } as AppState,
     async drain(answered: Promise<void>) {
       fundsQueue.stop();
       await deadline(answered.then(inFlight.drained), app.config.drain_seconds * 1000, () => {});
@@ -387,7 +394,7 @@ function addGauges(
   events.gauge(
     'requests_vacant',
     'Requests whose client has gone without an answer: a retry may take them over.',
-    app.retries.vacantCount,
+    app.retries.abandonedCount,
   );
   events.gauge('requests_running', 'Paid requests in flight.', inFlight.count);
   events.gauge('requests_waiting', 'Requests that wait for money which others in flight hold.', app.fundsQueue.count);
@@ -406,7 +413,7 @@ function addSlotGauges({ ledger, events, slots, outages }: Pick<App, 'ledger' | 
     ];
   });
   events.gauges('backend_up', '0 while a step of a lease fails at the backend.', slotLabels, () =>
-    slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.place).length ? 0 : 1 })),
+    slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.slotPath).length ? 0 : 1 })),
   );
 }
 

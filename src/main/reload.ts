@@ -1,12 +1,14 @@
 import { readFileSync } from 'node:fs';
 import { Refusal } from '../base/refusal.ts';
 import { recallBounds } from '../chat/learn.ts';
+import { certificateOf } from '../config/certificate.ts';
 import { type Change, changeOf, type Reload } from '../config/change.ts';
 import type { Config } from '../config/config.ts';
 import { ConfigurationFault } from '../config/fault.ts';
 import { OpenToOthersError, refuseOpenToOthers } from '../config/strict-modes.ts';
 import { outboxSettings } from '../ledger/outbox.ts';
 import { createAddressReader } from '../net/address.ts';
+import { CertificateFault } from '../net/certificate.ts';
 import { createCatalogue } from '../router/catalogue.ts';
 import type { Upstream } from '../router/upstream.ts';
 import { type App, createLimits, openUpstreams } from './app.ts';
@@ -44,6 +46,8 @@ export function createReload(app: App, read: () => Config): Reload {
       refuseLost(app.config, next);
       refuseOpenToOthers(next, () => {});
       const change = changeOf(app.config, next);
+      const certificate = certificateOf(next);
+      if (certificate) app.certificateWatch?.check(certificate);
       const catalogue = createCatalogue(next);
       recallBounds(app.ledger.read, catalogue, app.clock.now());
       const outdated = new Set([...change.upstreams.changed, ...change.upstreams.removed]);
@@ -51,13 +55,16 @@ export function createReload(app: App, read: () => Config): Reload {
       const upstreams = await openUpstreams(next, kept);
       const receivers = await app.notifier.prepare(next.events);
       refuseStopping();
+      const isOther = certificate && next.tls && app.certificateWatch?.use(certificate, next.tls);
+      if (isOther && !change.settings.includes('tls')) change.settings.push('tls'); // The files have changed, not their names.
       apply(next, change, { catalogue, upstreams, receivers });
       app.events.reloaded(change);
       return change;
     } catch (error) {
       app.events.reloadRefused(error);
-      if (error instanceof ConfigurationFault || error instanceof OpenToOthersError)
-        throw new Refusal('conflict', `Nothing was changed. ${error.message}`, { cause: error });
+      const isOfSettings = [ConfigurationFault, OpenToOthersError, CertificateFault].some((it) => error instanceof it);
+      if (isOfSettings)
+        throw new Refusal('conflict', `Nothing was changed. ${(error as Error).message}`, { cause: error });
       throw error;
     }
   }

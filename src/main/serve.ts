@@ -1,7 +1,7 @@
 import '../net/web-classes.ts';
 
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
-import type { Socket } from 'node:net';
+import type { Server as Listener, Socket } from 'node:net';
 import { getRequestListener, type HttpBindings, RequestError } from '@hono/node-server';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import { hasForbiddenSessions } from '../access/browser-sessions.ts';
@@ -9,6 +9,7 @@ import { endForbiddenSessions } from '../access/writes.ts';
 import { contained, containProcess, followFaults } from '../base/fault.ts';
 import { collectWhenIdle } from '../base/idle-memory.ts';
 import { REFUSALS, Refusal } from '../base/refusal.ts';
+import { certificateOf } from '../config/certificate.ts';
 import { type Config, printedText } from '../config/config.ts';
 import { files } from '../files/data-directory.ts';
 import { limitConnections } from '../http/connection-limit.ts';
@@ -19,8 +20,10 @@ import { continueWhenRead, expectsTooMuch, faultOfHead, isOwnHost } from '../htt
 import { lingerAfter } from '../http/lingering.ts';
 import { createPortPages, mayUpgrade } from '../http/routes/ports.ts';
 import { createHttpApp } from '../http/routes.ts';
+import { isSecure, openTlsDoor } from '../http/tls-door.ts';
 import { answerUnreadable } from '../http/unreadable.ts';
 import { refuseStranded } from '../lease/stranded.ts';
+import type { Certificate } from '../net/certificate.ts';
 import { contain, containCall, containConnection } from '../net/contain.ts';
 import { type Address, listen, reachableHost, reachableUrl, urlOf } from '../net/listen.ts';
 import { listenSocket } from '../operator/socket.ts';
@@ -28,11 +31,14 @@ import { createBackups, runBackup } from '../recovery/scheduled.ts';
 import type { SshServer } from '../ssh/server.ts';
 import { createUi } from '../ui/routes.ts';
 import { type App, type AppOptions, openApp } from './app.ts';
+import { watchCertificate } from './certificate-watch.ts';
 import { createReload } from './reload.ts';
 
 /** Time limits for the headers and the whole of a request: a slow client does not keep a connection for ever. */
 const HEADERS_MILLISECONDS = 20_000;
 const REQUEST_MILLISECONDS = 120_000;
+/** Time limit for the handshake of TLS, from the opening of a connection. */
+const HANDSHAKE_MILLISECONDS = 10_000;
 /** The cap on the names and values of the headers and the address. The message of `head_too_large` states it. */
 const HEAD_BYTES_MAX = 16 * 1024;
 /** Longer than proxies keep theirs (nginx: 60 s), so that none sends a request on a connection that is being closed. */
@@ -59,9 +65,11 @@ export type Served = App & {
 /**
  * Opens the App and everything that listens: the API, the SSH server, the operator's socket, the metrics. Disposing it closes the
  * listeners first: no new connections, accepted requests are answered (at most `drain_seconds`), then the App closes.
- * Throws, with nothing left open, where live resources need settings that the configuration no longer has.
+ * Throws, with nothing left open, where live resources need settings that the configuration no longer has, or the certificate
+ * cannot be served.
  */
 export async function serve(config: Config, options: AppOptions): Promise<Served> {
+  const certificate = certificateOf(config);
   await using opening = new AsyncDisposableStack();
   const app = opening.use(await openApp(config, options));
   opening.use(followFaults(app.events.faulted));
@@ -73,9 +81,11 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
     await endForbidden(app);
   }
 
-  const { server, close } = openServer(app);
+  const { listener, close } = openServer(app, certificate);
   const failed = (error: Error) => app.events.failed('accept', error);
-  const address = await listen(server, config.listen, failed, 'PURSER_LISTEN or `listen`');
+  app.certificateWatch?.start();
+  opening.defer(() => app.certificateWatch?.stop());
+  const address = await listen(listener, config.listen, failed, 'PURSER_LISTEN or `listen`');
   app.health.serving = true;
   let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
   let gateway: SshServer | undefined;
@@ -87,7 +97,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
     metrics?.close();
     await socket?.close();
   });
-  if (config.public_url === undefined) app.state.baseUrl = reachableUrl(address);
+  if (config.public_url === undefined) app.state.baseUrl = reachableUrl(address, config.tls);
 
   if (app.slots.list.length) {
     const [{ openSshServer: openGateway }, { hostKey }] = await Promise.all([
@@ -126,7 +136,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
   options.log.info(
     {
       event: 'serving',
-      listen: urlOf(address),
+      listen: urlOf(address, config.tls),
       public_url: app.state.baseUrl,
       data: config.dataDirectory,
       ready: !app.health.fault && !app.clock.doubt(),
@@ -169,10 +179,10 @@ function createAnswerer(app: App) {
 }
 
 /**
- * Creates the HTTP server of the API, not yet listening. A request that Node's parser refuses gets an answer in the shape
- * of every other refusal.
+ * Creates the HTTP server of the API, not yet listening, with TLS if it has a certificate. A request that Node's parser refuses
+ * gets an answer in the shape of every other refusal.
  */
-function openServer(app: App): { server: Server; close(): Promise<void> } {
+function openServer(app: App, certificate: Certificate | undefined): { listener: Listener; close(): Promise<void> } {
   const answer = createAnswerer(app);
   const { connectionCountMax, stallMilliseconds, authenticated, events } = app;
   const limit = limitConnections(connectionCountMax, stallMilliseconds, authenticated, handle, events);
@@ -182,7 +192,8 @@ function openServer(app: App): { server: Server; close(): Promise<void> } {
   }
   function answerOrRefuse(request: IncomingMessage, response: ServerResponse): Promise<unknown> | undefined {
     lingerAfter(request, response);
-    const faultOfForm = faultOfHead(request);
+    const isPlain = certificate !== undefined && !isSecure(request.socket);
+    const faultOfForm = isPlain ? plainRefusal(app) : faultOfHead(request);
     const isTooMuch = !faultOfForm && expectsTooMuch(request);
     const fault = isTooMuch ? new Refusal('invalid_request', 'Expect: only 100-continue is known.') : faultOfForm;
     if (!fault) return answer(request, response);
@@ -204,10 +215,15 @@ function openServer(app: App): { server: Server; close(): Promise<void> } {
   });
   contain(server, endFaulty);
   server.on('connection', (socket) => containConnection(socket, 'connection'));
+  const patience = { handshakeMilliseconds: HANDSHAKE_MILLISECONDS, keepAliveInitialDelay: GONE_MILLISECONDS };
+  const door = certificate && openTlsDoor(server, certificate, patience, events);
+  if (door && app.config.tls)
+    app.certificateWatch = watchCertificate(app.config.tls, certificate, door.use, () => app.clock.now(), events);
+  const listener = door?.listener ?? server;
   server.maxHeadersCount = 0; // Beyond a maximum Node drops headers silently; `faultOfHead` refuses them instead.
-  const connections = followConnections(server);
+  const connections = followConnections(server, listener);
   const isUnreadable = answerUnreadable(app, server, connections);
-  limit.watch(server);
+  limit.watch(server, listener);
   events.gauge('connections', 'Connections of clients.', limit.count);
   const admit = (request: IncomingMessage, response: ServerResponse) => {
     if (!isUnreadable(request.socket) && connections.take(request, response)) limit.handle(request, response);
@@ -229,7 +245,7 @@ function openServer(app: App): { server: Server; close(): Promise<void> } {
   };
   for (const event of ['upgrade', 'connect']) server.on(event, handleDetached);
   return {
-    server,
+    listener,
     close() {
       app.health.stopping = true;
       app.ports.close();
@@ -238,6 +254,10 @@ function openServer(app: App): { server: Server; close(): Promise<void> } {
     },
   };
 }
+
+/** The refusal of every request in the clear where TLS is spoken. */
+const plainRefusal = ({ state }: App) =>
+  new Refusal('invalid_request', `This port speaks https, not http. Purser's address is ${state.baseUrl}`);
 
 function openMetrics(app: App, { host }: Address): Server {
   const patience = { headersTimeout: METRICS_HEADERS_MILLISECONDS, connectionsCheckingInterval: CHECK_MILLISECONDS };

@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs';
 import type { Server } from 'node:net';
-import { networkInterfaces } from 'node:os';
+import { networkInterfaces, totalmem } from 'node:os';
 
 /** An address to listen on. An IPv6 host is kept without its brackets. */
 export type Address = { host: string; port: number };
@@ -16,8 +16,8 @@ export function parseAddress(text: string): Address | undefined {
 /** Returns an address as text, in the form that `parseAddress` accepts. */
 export const formatAddress = ({ host, port }: Address): string => `${host.includes(':') ? `[${host}]` : host}:${port}`;
 
-/** Returns the `http://` URL of an address. */
-export const urlOf = (address: Address): string => `http://${formatAddress(address)}`;
+/** Returns the URL of an address; `tls` is set where it speaks TLS. */
+export const urlOf = (address: Address, tls?: unknown): string => `http${tls ? 's' : ''}://${formatAddress(address)}`;
 
 /** Returns whether a host stands for all addresses of the machine. */
 export const isEverywhere = (host: string): boolean => /^(0\.0\.0\.0|[0:]*::[0:]*)$/.test(host);
@@ -32,8 +32,9 @@ export function reachableHost(host: string): string {
   return all.find((it) => !it.internal && it.family === 'IPv4')?.address ?? '127.0.0.1';
 }
 
-/** Returns the `http://` URL at which other machines can call an address. */
-export const reachableUrl = ({ host, port }: Address): string => urlOf({ host: reachableHost(host), port });
+/** Returns the URL at which other machines can call an address; `tls` is set where it speaks TLS. */
+export const reachableUrl = ({ host, port }: Address, tls?: unknown): string =>
+  urlOf({ host: reachableHost(host), port }, tls);
 
 /** Minimum interval between reports of failed accept(2) calls, which come in bursts. */
 const REPORT_MILLISECONDS = 10_000;
@@ -88,13 +89,37 @@ export function outliveFaults(server: Server, failed: (error: Error) => void): v
 const OPEN_FILES_USUAL = 1024;
 
 /** Returns the number of files and sockets this process may open (getrlimit(2), RLIMIT_NOFILE; Node raises it to the maximum). */
-export function openFilesMax(): number {
+export const openFilesMax = (): number => processLimits().openFiles ?? Number.POSITIVE_INFINITY;
+
+/** Limits of this process; null for none. */
+export type ProcessLimits = {
+  openFiles: number | null;
+  /** Of its control group, or of its address space, in bytes. */
+  memoryBytes: number | null;
+  /** Of processor time in all: the kernel then ends the process. */
+  cpuSeconds: number | null;
+};
+
+/** Returns the limits of this process, as /proc and its control group have them. */
+export function processLimits(): ProcessLimits {
   let limits: string;
   try {
     limits = readFileSync('/proc/self/limits', 'utf8');
   } catch {
-    return OPEN_FILES_USUAL;
+    return { openFiles: OPEN_FILES_USUAL, memoryBytes: null, cpuSeconds: null };
   }
-  const found = /^Max open files +(\d+|unlimited)/m.exec(limits)?.[1];
-  return found === undefined || found === 'unlimited' ? Number.POSITIVE_INFINITY : Number(found);
+  const soft = (name: string) => {
+    const found = new RegExp(`^${name} +(\\d+|unlimited)`, 'm').exec(limits)?.[1];
+    return found === undefined || found === 'unlimited' ? null : Number(found);
+  };
+  // More than the machine has is no limit: some kernels have a number of 63 bits in the place of none.
+  const group = process.constrainedMemory();
+  const memory = [soft('Max address space'), group > 0 && group < totalmem() ? group : null].filter(
+    (it) => it !== null,
+  );
+  return {
+    openFiles: soft('Max open files'),
+    memoryBytes: memory.length ? Math.min(...memory) : null,
+    cpuSeconds: soft('Max cpu time'),
+  };
 }

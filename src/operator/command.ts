@@ -20,7 +20,7 @@ export type OperatorApp = CloseApp &
     upstreamOutages: UpstreamOutages;
     reload?: Reload;
   } & {
-    config: Pick<Config, 'router' | 'dataDirectory' | 'events' | 'ui'>;
+    config: Pick<Config, 'router' | 'dataDirectory' | 'events' | 'ui' | 'backup'>;
   };
 
 /** A command of the operator API: the schema of its input, and a function that returns a JSON value. */

@@ -5,6 +5,7 @@ import { accounts } from './accounts.ts';
 import { checkouts } from './checkouts.ts';
 import type { Command, OperatorApp } from './command.ts';
 import { events } from './events.ts';
+import { examination } from './examination.ts';
 import { installation } from './installation.ts';
 import { keys } from './keys.ts';
 import { masterKey } from './master-key.ts';
@@ -29,6 +30,7 @@ export const COMMANDS = {
   ...spend,
   ...status,
   ...installation,
+  ...examination,
   ...masterKey,
   ...page,
 };

@@ -120,10 +120,10 @@ function faultsOf({ events }: OperatorApp, now: number) {
 
 /** Returns whether leases fail at the backends, by the results of their last steps. */
 function backendsOf({ slots, outages }: OperatorApp) {
-  return slots.list.map(({ slot, place, backend }) => {
-    const places = outages.list(place);
-    const since = places.length ? Math.min(...places.map((it) => it.since)) : null;
-    const leases = places.reduce((sum, it) => sum + it.leases, 0);
+  return slots.list.map(({ slot, slotPath, backend }) => {
+    const failing = outages.list(slotPath);
+    const since = failing.length ? Math.min(...failing.map((it) => it.since)) : null;
+    const leases = failing.reduce((sum, it) => sum + it.leases, 0);
     return { slot, backend: backend.name, up: since === null, failing_since: since, failing_leases: leases };
   });
 }

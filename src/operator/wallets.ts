@@ -70,7 +70,7 @@ export const wallets = {
         fingerprint: fingerprint(body),
         requestId,
       });
-      return allocation(wallet, token, app.state.baseUrl, app.clock.now());
+      return { ...allocation(wallet, token, app.state.baseUrl, app.clock.now()), expires_at: wallet.expiresAt };
     },
   ),
   /** Lists wallets, newest first. `total` counts all pages. */

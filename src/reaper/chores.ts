@@ -3,7 +3,7 @@ import type { Backend } from '../compute/backend.ts';
 import type { ConfiguredBackend } from '../compute/slots.ts';
 import { checkKeeps, nextKeep } from '../lease/keep.ts';
 import { advance } from '../lease/step.ts';
-import { newPass, type Pass, sweep } from '../lease/sweep.ts';
+import { newPass, type SweepPass, sweep } from '../lease/sweep.ts';
 import {
   nextStaleAnswer,
   pruneAnswers,
@@ -105,7 +105,7 @@ async function sweepOne(
   app: ReaperApp,
   reaped: Reaped,
   { slot, backend }: ConfiguredBackend,
-  pass: Pass,
+  pass: SweepPass,
 ): Promise<void> {
   sweeping.add(backend);
   try {

@@ -1,6 +1,6 @@
-import { parseJson } from '../base/parse-json.ts';
+import { parseAnswer } from '../base/json-text.ts';
 import { isWire } from '../config/router.ts';
-import { eventsOfCompletion } from './completion-events.ts';
+import { eventsOfCompletion, eventsOfTexts } from './completion-events.ts';
 import { type Api, eventsOfAnswer } from './native.ts';
 import { createNativeReader } from './native-reader.ts';
 import type { SseEvent } from './sse.ts';
@@ -41,6 +41,7 @@ export function streamOfAnswer(bytes: Buffer, api: Api, choices: number): Answer
 }
 
 function eventsOf(bytes: Buffer, api: Api): SseEvent[] {
-  const answer: unknown = parseJson(bytes.toString('utf8'));
-  return isWire(api) ? eventsOfAnswer(api, answer) : eventsOfCompletion(answer);
+  const answer = parseAnswer(bytes);
+  if (isWire(api)) return eventsOfAnswer(api, answer);
+  return api === 'completions' ? eventsOfTexts(answer) : eventsOfCompletion(answer);
 }

@@ -4,6 +4,7 @@ import { cachedAs, type Forwards, forwardedBy, withoutCacheControl } from './cac
 import { contextOf, fadedAt, type Model, promptBound, type Route } from './catalogue.ts';
 import { spliced, writtenAgain } from './forwarded.ts';
 import { type ChatBody, type Measured, measureChat, measuredFor, measureEmbeddings } from './measure.ts';
+import { measureRanking } from './measure-prompts.ts';
 import type { Api } from './native.ts';
 import type { MaxUsage } from './price.ts';
 import type { Asked } from './upstream.ts';
@@ -31,7 +32,7 @@ type Prompt = {
   tokens: number;
   /** From the text of the request, without the learned additions. */
   computed: number;
-  /** From the settings: images and `prompt_overhead_tokens`. */
+  /** From the settings and constants: images, documents, Anthropic's own tools and `prompt_overhead_tokens`. */
   added: number;
   /** The number of prompts, each at most as long as the context. */
   count: number;
@@ -41,6 +42,8 @@ type Prompt = {
 
 /** A request with a true upper bound of what it can use, by each of its model's routes (design, section 8). */
 export type Bounded = {
+  /** The routes that can be asked, in their order. */
+  routes: Model['routes'];
   /** The number of answers requested. */
   choices: number;
   images: number;
@@ -60,7 +63,7 @@ export type Bounded = {
   apiOf(route: Route): Api;
   /** Returns the request in the form that is sent to the upstream of this route. */
   askedOf(route: Route): Asked;
-  /** An estimate of the prompt's tokens, close for prose: unlike the bound it may be too low. 0 for embeddings. */
+  /** An estimate of the longest prompt's tokens, close for prose: unlike the bound it may be too low. 0 if nothing is generated. */
   estimate: number;
   /** Frees the bodies once no other route will be asked. */
   release(): void;
@@ -71,6 +74,10 @@ export type Native = {
   wire: NativeWire;
   /** Bytes of the rendered prompt. */
   bytes: number;
+  /** An upper bound of the prompt tokens that neither bytes nor images bound. */
+  addedTokens: number;
+  /** True if no other route can be asked. */
+  isOnly: boolean;
   forwards: Forwards;
   /** Members that are written only for routes whose upstream's settings name them. */
   byRoute: Readonly<Record<string, unknown>>;
@@ -97,6 +104,12 @@ export function boundEmbeddings(model: Model, raw: Readonly<Record<string, unkno
   return bound(model, measured, { plain: writtenAgain(raw, measured.forwarded) });
 }
 
+/** Bounds a ranking given as an object. Throws as `measureRanking` does. */
+export function boundRanking(model: Model, raw: Readonly<Record<string, unknown>>): Bounded {
+  const measured = measureRanking(measuredFor(model), raw);
+  return bound(model, measured, { plain: writtenAgain(raw, measured.forwarded) });
+}
+
 /**
  * Bounds a measured request by the settings and by the part of the learned bound that is left at `now`. The output limit of
  * the reservation is written into its body. With `cutsNamed`, an output limit that the caller named may be lowered, too.
@@ -110,11 +123,12 @@ export function bound(
   now = 0,
 ): Bounded {
   return model.kind === 'chat'
-    ? boundMeasuredChat(model, measured, forwards, cutsNamed, native, now)
-    : boundMeasuredEmbeddings(model, measured, forwards, now);
+    ? boundGenerated(model, measured, forwards, cutsNamed, native, now)
+    : boundRead(model, measured, forwards, now);
 }
 
-function boundMeasuredChat(
+/** Bounds a chat, or a legacy completion of one or more prompts. */
+function boundGenerated(
   model: Model,
   measured: Measured,
   forwards: Forwards,
@@ -122,8 +136,8 @@ function boundMeasuredChat(
   native: Native | undefined,
   now: number,
 ): Bounded {
-  const { images, choices, messages, tools } = measured;
-  const bytes = measured.prompts[0]?.bytes as number;
+  const { api, images, choices, messages, tools } = measured;
+  const { prompts } = measured; // One of a chat.
   const isNamed = measured.outputTokens !== undefined;
   const outputTokens = isNamed
     ? Math.min(model.maxOutputTokens, measured.outputTokens as number)
@@ -135,18 +149,25 @@ function boundMeasuredChat(
   const imageTokens = images * (model.imageTokens ?? 0);
   // Without a limit by the caller: a model server refuses a limit that does not fit its context beside the prompt. Only
   // the server knows the prompt's length; if the estimate is too low, it refuses, which costs nothing.
-  const estimate = Math.ceil(bytes / TYPICAL_BYTES_PER_TOKEN) + imageTokens;
+  const longest = Math.max(...prompts.map(({ bytes, tokens }) => Math.ceil(bytes / TYPICAL_BYTES_PER_TOKEN) + tokens));
+  const estimate = longest + imageTokens;
   const outputOf = (route: Route) => {
     if (isNamed) return perChoice;
     const free = route.contextLength - estimate - route.promptOverheadTokens;
     return Math.min(perChoice, Math.max(outputTokensMin, free));
   };
   // Taken out here, so that the data kept for the length of a stream does not hold the body.
-  const { wire, bytes: nativeBytes = bytes, byRoute: byNativeRoute = {}, written: writtenNatively } = native ?? {};
-  const bytesOf = (route: Route) => (speaks(route, wire) ? nativeBytes : bytes);
-  const prompt = promptsOf(model, now, imageTokens, (route) => [bytesOf(route) * route.tokensPerByte + frame]);
+  const { wire, bytes: nativeBytes = 0, byRoute: byNativeRoute = {}, written: writtenNatively } = native ?? {};
+  const nativeTokens = native?.addedTokens ?? 0;
+  const addedOf = (route: Route) => imageTokens + (speaks(route, wire) ? nativeTokens : 0);
+  const prompt = promptsOf(model, now, addedOf, (route) =>
+    speaks(route, wire)
+      ? [nativeBytes * route.tokensPerByte + frame]
+      : prompts.map(({ bytes, tokens }) => bytes * route.tokensPerByte + tokens + frame),
+  );
   const asksForHour = [forwards, native?.forwards].some((it) => it?.cachedForHour);
   return {
+    routes: native?.isOnly ? (model.routes.filter((it) => speaks(it, wire)) as [Route, ...Route[]]) : model.routes,
     estimate,
     choices,
     images,
@@ -164,12 +185,13 @@ function boundMeasuredChat(
       perChoice = fewer;
     },
     reducedTo: () => (perChoice < outputTokens ? perChoice : undefined),
-    ...bodies('chat', forwards, native, (route) => {
+    ...bodies(api, forwards, native, (route) => {
       if (speaks(route, wire))
         return { ...namedBy(route, byNativeRoute), ...writtenNatively?.(outputOf(route)), ...route.forced };
+      const members = { ...measured.written, ...namedBy(route, measured.byRoute) };
+      if (api === 'completions') return { ...members, max_tokens: outputOf(route) }; // The API has no newer members.
       return {
-        ...measured.written,
-        ...namedBy(route, measured.byRoute),
+        ...members,
         ...route.forced,
         [route.outputLimit]: outputOf(route),
       };
@@ -178,22 +200,32 @@ function boundMeasuredChat(
 }
 
 /** Returns the members that the settings of the route's upstream name. */
-const namedBy = ({ forward }: Route, members: Readonly<Record<string, unknown>>) =>
-  Object.fromEntries(Object.entries(members).filter(([name]) => forward.includes(name)));
+function namedBy({ forward }: Route, members: Readonly<Record<string, unknown>>): Readonly<Record<string, unknown>> {
+  const names = Object.keys(members);
+  if (names.every((name) => forward.includes(name))) return members;
+  return Object.fromEntries(names.filter((name) => forward.includes(name)).map((name) => [name, members[name]]));
+}
 
 const speaks = ({ wires }: Route, wire: NativeWire | undefined) => wire !== undefined && wires.includes(wire);
 
-/** Bounds a measured embeddings request. Each input is at most one context. */
-function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: Forwards, now: number): Bounded {
-  const prompt = promptsOf(model, now, 0, (route) =>
-    measured.prompts.map(({ bytes, tokens }) => bytes * route.tokensPerByte + tokens + TOKENS_PER_INPUT),
+/** Bounds a request that generates nothing: embeddings or a ranking. Each input or document is at most one context. */
+function boundRead(model: Model, measured: Measured, forwards: Forwards, now: number): Bounded {
+  const { api } = measured;
+  // Models that rank are asked by a template with an instruction of their own.
+  const frame = api === 'rerank' ? TOKENS_PER_REQUEST : TOKENS_PER_INPUT;
+  const prompt = promptsOf(
+    model,
+    now,
+    () => 0,
+    (route) => measured.prompts.map(({ bytes, tokens }) => bytes * route.tokensPerByte + tokens + frame),
   );
   return {
+    routes: model.routes,
     choices: 1,
     images: 0,
     isTemplated: false,
     estimate: 0,
-    ...bodies('embeddings', forwards, undefined, (route) => namedBy(route, measured.byRoute)),
+    ...bodies(api, forwards, undefined, (route) => namedBy(route, measured.byRoute)),
     maxUsage: (route) => ({ promptTokens: prompt(route).tokens, completionTokens: 0, images: 0 }),
     prompt,
     reducible: undefined,
@@ -203,28 +235,33 @@ function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: For
 }
 
 /**
- * Returns the prompts of a request by route, `computed` from the text of each. They are computed once: what later requests
- * teach must not change the hold of this one.
+ * Returns the prompts of a request by route, `computed` from the text of each and with `addedOf` other tokens. They are
+ * computed once: what later requests teach must not change the hold of this one.
  */
 function promptsOf(
   model: Model,
   now: number,
-  imageTokens: number,
+  addedOf: (route: Route) => number,
   computed: (route: Route) => number[],
 ): (route: Route) => Prompt {
-  const sum = (list: number[]) => list.reduce((all, it) => all + it, 0);
   const prompts = new Map(
     model.routes.map((route) => {
       const each = computed(route);
       const faded = fadedAt(route.learned, now);
-      const bounds = each.map((it) => promptBound(route, it, imageTokens, faded));
+      const addedTokens = addedOf(route);
       const prompt: Prompt = {
-        tokens: sum(bounds),
-        computed: sum(each),
-        added: each.length * (imageTokens + route.promptOverheadTokens),
+        tokens: 0,
+        computed: 0,
+        added: each.length * (addedTokens + route.promptOverheadTokens),
         count: each.length,
-        isCut: bounds.some((it) => it >= contextOf(route)),
+        isCut: false,
       };
+      for (const it of each) {
+        const bounded = promptBound(route, it, addedTokens, faded);
+        prompt.tokens += bounded;
+        prompt.computed += it;
+        prompt.isCut ||= bounded >= contextOf(route);
+      }
       return [route, prompt];
     }),
   );
@@ -233,7 +270,7 @@ function promptsOf(
 
 /** Writes the body for each route and keeps the latest one. The bodies differ in a member or two. */
 function bodies(
-  kind: Model['kind'],
+  api: Measured['api'],
   forwards: Forwards,
   native: Native | undefined,
   written: (route: Route) => Record<string, unknown>,
@@ -242,7 +279,7 @@ function bodies(
   let last: { route: Route; body: Buffer } | undefined;
   const wire = native?.wire;
   const headers = native?.headers;
-  const apiOf = (route: Route): Api => (wire && speaks(route, wire) ? wire : kind);
+  const apiOf = (route: Route): Api => (wire && speaks(route, wire) ? wire : api);
   function bodyFor(route: Route): Buffer {
     if (last?.route === route) return last.body;
     assert(kept, 'no upstream is asked after the release');

@@ -1,6 +1,6 @@
 import type { AnswerReader } from './apart.ts';
 import type { Bounded } from './bound.ts';
-import type { Model, Route } from './catalogue.ts';
+import type { Route } from './catalogue.ts';
 import type { Pass } from './circuit.ts';
 import type { Refused, Reply, Upstream } from './upstream.ts';
 
@@ -11,14 +11,13 @@ export type Timing = { seconds: number; firstByteSeconds: number | undefined };
 export const secondsSince = (began: number): number => (performance.now() - began) / 1000;
 
 /**
- * Asks the routes of a model in order, once each. Moves on only after a definite refusal that is not about the request
+ * Asks the routes of a request in order, once each. Moves on only after a definite refusal that is not about the request
  * itself, never after an unknown outcome. A route whose circuit is open, or whose upstream has no free place, refuses.
  * Returns the reply that counts, its route, and the time of its call (`performance.now()`). Calls `passedOver` for each
  * route skipped. `cancelOf` returns the signal that ends the call of a route for a stream.
  */
 export async function callInOrder(
   { upstreams, pass, reader }: { upstreams: ReadonlyMap<string, Upstream>; pass: Pass; reader: AnswerReader },
-  model: Model,
   bounded: Bounded,
   operationId: string,
   stream: boolean,
@@ -26,8 +25,8 @@ export async function callInOrder(
   called: (route: Route, reply: Reply, timing: Timing) => void = () => {},
   cancelOf: (route: Route) => AbortSignal | undefined = () => undefined,
 ): Promise<{ route: Route; reply: Reply; began: number }> {
-  const last = model.routes.at(-1) as Route;
-  for (const route of model.routes) {
+  const last = bounded.routes.at(-1) as Route;
+  for (const route of bounded.routes) {
     const upstream = upstreams.get(route.upstream);
     if (!upstream) throw new Error(`no upstream ${route.upstream}`);
     const began = performance.now();
@@ -42,5 +41,5 @@ export async function callInOrder(
     if (reply.kind !== 'refused' || !reply.elsewhere || route === last) return { route, reply, began };
     passedOver(route, reply);
   }
-  throw new Error('a model has at least one route');
+  throw new Error('a request has at least one route');
 }

@@ -67,17 +67,17 @@ export function fadedAt(
 }
 
 /**
- * Returns an upper bound of a prompt's tokens on this route. `tokens` is its bound by bytes; images and the learned bound
- * are added.
+ * Returns an upper bound of a prompt's tokens on this route. `tokens` is its bound by bytes; `addedTokens` is that of its
+ * images and documents, and the learned bound is added.
  */
 export function promptBound(
   route: Route,
   tokens: number,
-  imageTokens: number,
+  addedTokens: number,
   { overheadTokens, permille }: Pick<Learned, 'overheadTokens' | 'permille'>,
 ): number {
   const text = Math.ceil((tokens * permille) / 1000) + overheadTokens;
-  return Math.min(text + imageTokens + route.promptOverheadTokens, contextOf(route));
+  return Math.min(text + addedTokens + route.promptOverheadTokens, contextOf(route));
 }
 
 /** Returns the largest number of tokens that a prompt on this route can have. */
@@ -85,9 +85,9 @@ export const contextOf = ({ contextLength, learned }: Route): number => Math.max
 
 export type Model = {
   id: string;
-  kind: 'chat' | 'embeddings';
+  kind: ModelConfig['kind'];
   contextLength: number;
-  /** 0 for embeddings. */
+  /** 0 for embeddings and for ranking. */
   maxOutputTokens: number;
   /** Limit of one answer if the caller sets none. */
   defaultOutputTokens: number;
@@ -97,8 +97,8 @@ export type Model = {
   imageUrls: boolean;
   /** In the order in which they are tried; at least one. */
   routes: readonly [Route, ...Route[]];
-  /** The prices of all routes for the operation rows, as JSON without its closing brace. */
-  priceText: string;
+  /** The prices of all routes, as the operation rows have them. */
+  prices: Readonly<Record<string, unknown>>;
 };
 
 export type Catalogue = {
@@ -129,18 +129,19 @@ export function createCatalogue(config: Pick<Config, 'router'>): Catalogue {
 
 /** Members that OpenAI's own API takes from a project's settings if a request lacks them; other servers may not know them. */
 const OPENAI_FORCED = { store: false, service_tier: 'default' };
+/** A member by which OpenAI's own API finds an earlier prompt in its cache, at no cost. */
+const OPENAI_FORWARDED = ['prompt_cache_key'];
 const OPENAI_HOST = /(^|\.)api\.openai\.com$/;
 
 function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Model | undefined {
   const pricing = pricingOf(it);
   if (!pricing) return undefined;
-  const forcedAt = (name: string) => {
-    const url = upstreams.find((upstream) => upstream.name === name)?.base_url;
-    return url && OPENAI_HOST.test(new URL(url).hostname) ? OPENAI_FORCED : {};
-  };
   const settingsOf = (name: string) => {
-    const { forward = [], wires = [] } = upstreams.find((upstream) => upstream.name === name) ?? {};
-    return { forward, wires };
+    const { forward = [], wires = [], base_url: url } = upstreams.find((upstream) => upstream.name === name) ?? {};
+    const isOpenAi = url !== undefined && OPENAI_HOST.test(new URL(url).hostname);
+    return isOpenAi
+      ? { forward: [...new Set([...forward, ...OPENAI_FORWARDED])], wires, forced: OPENAI_FORCED }
+      : { forward, wires, forced: {} };
   };
   const first: Route = {
     upstream: it.upstream,
@@ -150,7 +151,6 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
     tokensPerByte: it.tokens_per_byte ?? 1,
     promptOverheadTokens: it.prompt_overhead_tokens ?? 0,
     price: toPrice(pricing),
-    forced: forcedAt(it.upstream),
     ...cachingAt(pricing),
     ...settingsOf(it.upstream),
     learned: NOTHING_LEARNED,
@@ -165,7 +165,6 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
       tokensPerByte: way.tokens_per_byte ?? first.tokensPerByte,
       promptOverheadTokens: way.prompt_overhead_tokens ?? first.promptOverheadTokens,
       price: own ? toPrice(own) : first.price,
-      forced: forcedAt(way.upstream),
       ...cachingAt(own ?? pricing),
       ...settingsOf(way.upstream),
       learned: NOTHING_LEARNED,
@@ -174,7 +173,7 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
   const sellsImages = [pricing, ...it.fallbacks.map((way) => pricingOf(way) ?? pricing)].every(
     ({ image }) => image !== undefined,
   );
-  const text = fallbacks.length
+  const prices = fallbacks.length
     ? { routes: [first, ...fallbacks].map(({ upstream, price }) => ({ upstream, ...describePrice(price) })) }
     : describePrice(first.price);
   return {
@@ -186,7 +185,7 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
     imageTokens: sellsImages ? (it.image_tokens ?? it.context_length) : undefined,
     imageUrls: it.image_urls,
     routes: [first, ...fallbacks],
-    priceText: JSON.stringify(text).slice(0, -1),
+    prices,
   };
 }
 

@@ -21,6 +21,18 @@ export function eventsOfCompletion(completion: unknown): SseEvent[] {
   return [...chunks, ...(usage === undefined ? [] : [chunk({ choices: [], usage })]), { raw: DONE_EVENT, data: DONE }];
 }
 
+/** Converts a complete legacy completion into stream events: a chunk for each choice, then one for the usage. */
+export function eventsOfTexts(completion: unknown): SseEvent[] {
+  const { choices, usage, ...head } = completion as Json;
+  if (!Array.isArray(choices)) throw new Error('the upstream answered without choices');
+  const chunks = (choices as (Json | null)[]).map((choice, i) => {
+    const { index = i, finish_reason: reason, ...rest } = choice ?? {};
+    return toEvent({ ...head, choices: [{ index, ...rest, finish_reason: reason ?? 'stop' }] });
+  });
+  const last = usage === undefined ? [] : [toEvent({ ...head, choices: [], usage })];
+  return [...chunks, ...last, { raw: DONE_EVENT, data: DONE }];
+}
+
 /** Numbers the tool calls: in a stream, clients assemble them by index. */
 function toDelta(message: unknown): unknown {
   if (typeof message !== 'object' || message === null) return {};

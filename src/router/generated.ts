@@ -2,13 +2,17 @@ type Json = Record<string, unknown>;
 
 /**
  * Returns the bytes of text that a model generated in an answer or a chunk: content, refusals, reasoning and tool
- * arguments. A token covers at least one byte, so this bounds the delivered completion tokens.
+ * arguments, or the text of a legacy completion. A token covers at least one byte, so this bounds the delivered completion
+ * tokens.
  */
 export function generatedBytes(answer: unknown): number {
   const choices = (answer as { choices?: unknown } | null)?.choices;
   if (!Array.isArray(choices)) return 0;
   let bytes = 0;
-  for (const choice of choices as (Json | null)[]) bytes += bytesOfMessage(choice?.delta ?? choice?.message);
+  for (const choice of choices as (Json | null)[]) {
+    const message = choice?.delta ?? choice?.message;
+    bytes += message === undefined ? bytesOfText(choice?.text) : bytesOfMessage(message);
+  }
   return bytes;
 }
 

@@ -17,6 +17,7 @@ export function createNativeReader(wire: NativeWire): StreamReader {
   let isStopped = false;
   let hasFailed = false;
   let isCountedSinceError = false;
+  let isContextFull = false;
 
   function count(given: Counts): void {
     counts = mergeCounts(counts, given);
@@ -30,7 +31,10 @@ export function createNativeReader(wire: NativeWire): StreamReader {
       const said = event.said ?? readEvent(event, wire);
       if (said === undefined) return hasFailed ? 'drop' : 'pass'; // A comment.
       if (said === DONE) return isStopped || hasFailed ? 'end' : 'drop';
-      if (said.error) hasFailed = true;
+      if (said.error) {
+        hasFailed = true;
+        isContextFull ||= said.error.isContextFull;
+      }
       if (said.usage) count(said.usage);
       if (hasFailed) return said.error ? 'error' : 'drop';
       if (said.isLast) {
@@ -48,6 +52,7 @@ export function createNativeReader(wire: NativeWire): StreamReader {
         isCounted: isWhole ? bytes <= countedBytes : isCountedSinceError,
         tokensDelivered: bytes,
         isWhole,
+        ...(isContextFull ? { isContextFull } : {}),
       };
     },
     end: () => end ?? MESSAGE_END,

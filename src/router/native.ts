@@ -10,8 +10,8 @@ import { errorIn, eventOf, type SseEvent } from './sse.ts';
  * only this is read.
  */
 
-/** The APIs in which a model server is asked. */
-export type Api = Model['kind'] | NativeWire;
+/** The APIs in which a model server is asked. Legacy completions are answered by the models for chats. */
+export type Api = Model['kind'] | 'completions' | NativeWire;
 
 type Json = Record<string, unknown>;
 const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});

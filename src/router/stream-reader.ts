@@ -16,6 +16,8 @@ export type Heard = {
   isCounted: boolean;
   /** An upper bound of the completion tokens delivered: the bytes of their text. */
   tokensDelivered: number;
+  /** True if an error said that the context of the model is full. */
+  isContextFull?: true;
   /** True if it is complete: `[DONE]`, a finish reason for every choice, or a usage without choices after all text. */
   isWhole: boolean;
 };
@@ -39,6 +41,7 @@ export function createStreamReader(choices: number): StreamReader {
   let isCounted = false;
   let hasFailed = false;
   let isCountedSinceError = false;
+  let isContextFull = false;
   const isWhole = () => isEnded || isCounted || finished.size >= choices;
 
   return {
@@ -56,7 +59,10 @@ export function createStreamReader(choices: number): StreamReader {
         return 'end';
       }
       const { error, usage: given, choices: list } = said;
-      if (error) hasFailed = true;
+      if (error) {
+        hasFailed = true;
+        isContextFull ||= error.isContextFull;
+      }
       if (given) counts = mergeCounts(counts, given);
       const countsAnswer = given !== undefined && toldIn(given, 'chat').completionTokens !== undefined;
       if (hasFailed) {
@@ -78,7 +84,13 @@ export function createStreamReader(choices: number): StreamReader {
     heard() {
       const whole = isWhole();
       const isLast = whole ? bytes <= countedBytes : isCountedSinceError;
-      return { counts, isCounted: isLast, tokensDelivered: bytes, isWhole: whole };
+      return {
+        counts,
+        isCounted: isLast,
+        tokensDelivered: bytes,
+        isWhole: whole,
+        ...(isContextFull ? { isContextFull } : {}),
+      };
     },
     end: () => DONE_EVENT,
   };

@@ -1,6 +1,7 @@
-import { parseNested, UncountedJson } from '../base/json-text.ts';
+import { parseBytes, parseNested, UncountedJson } from '../base/json-text.ts';
 import { wordOf } from '../base/parse-json.ts';
 import { isWire } from '../config/router.ts';
+import { tellsFullContext } from './full-context.ts';
 import { generatedBytes } from './generated.ts';
 import {
   type Api,
@@ -23,18 +24,22 @@ import { type Counts, countsIn, readUsage } from './usage.ts';
 type Json = Record<string, unknown>;
 const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});
 
-/** An error in place of an answer: the status that it names, or NaN, and its message. */
-export type ToldError = { status: number; message: string };
+/**
+ * An error in place of an answer: the status that it names, or NaN, its message, and whether it says that the prompt does not
+ * fit the model's context.
+ */
+export type ToldError = { status: number; message: string; isContextFull: boolean };
 
 /** The part of a complete answer that is read. */
 export type ToldAnswer = {
-  /** It holds generated output or an embedding. */
+  /** It holds generated output, an embedding or ranks. */
   isFilled: boolean;
   /** It has the shape of an answer of its API. An answer with only a usage counts as done, too. */
   isAnswer: boolean;
   error: ToldError | undefined;
-  /** The message of an error with a status of its own. */
+  /** The message of an error with a status of its own, and whether it says that the prompt does not fit the context. */
   message: string;
+  isContextFull: boolean;
   usage: Counts | undefined;
   /** A bound on the tokens that were generated. */
   generatedBytes: number;
@@ -72,26 +77,28 @@ const INDEX_LENGTH_MAX = 20;
 export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
   let json: unknown;
   try {
-    json = parseNested(bytes.toString('utf8'), undefined, Number.POSITIVE_INFINITY)?.value;
+    json = parseBytes(bytes)?.value;
   } catch (error) {
     if (!(error instanceof UncountedJson)) throw error;
   }
   if (typeof json !== 'object' || json === null) return undefined;
   const error = errorOf(api, json);
   return {
-    isFilled: isFilled(json),
+    isFilled: isFilled(api, json),
     isAnswer: holdsAnswer(api, json),
-    error: error && toldError(error),
+    error: error && toldError(error, json),
     message: messageIn(json),
+    isContextFull: tellsFullContext(json),
     usage: countsIn(objectOf(json).usage),
     generatedBytes: isWire(api) ? generatedInAnswer(json) : generatedBytes(json),
   };
 }
 
 /** Reads an event. Throws if it has more than 100 levels. */
-export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
+export function readEvent(event: Pick<SseEvent, 'data' | 'parsed'>, api: Api): Said {
+  const { data } = event;
   if (data === undefined || data === DONE) return data;
-  const json = parseEvent(data);
+  const json = jsonIn(event, data);
   const error = errorOf(api, json);
   const { type, message, response, usage, choices, delta } = objectOf(json);
   const isNative = isWire(api);
@@ -99,7 +106,7 @@ export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
   const given = isNative ? usage || objectOf(holder).usage : usage;
   return {
     isBeforeAnswer: isNative ? !isNativeEvent(json) || isPreamble(json) : !holdsAnswer(api, json),
-    error: error && toldError(error),
+    error: error && toldError(error, json),
     usage: countsIn(given),
     generatedBytes: isNative ? generatedInEvent(objectOf(json)) : generatedBytes(json),
     choices: Array.isArray(choices) ? (choices.length ? 'some' : 'none') : undefined,
@@ -109,10 +116,17 @@ export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
   };
 }
 
+/** Returns the value of an event's data, which is parsed once. Undefined if it is not JSON; throws as `parseEvent` does. */
+export function jsonIn(event: Pick<SseEvent, 'parsed'>, data: string | Buffer): unknown {
+  event.parsed ??= { value: parseEvent(data) };
+  return event.parsed.value;
+}
+
 /** Parses the data of an event. Returns undefined if it is not JSON; throws if it has more than 100 levels. */
-export function parseEvent(data: string): unknown {
+export function parseEvent(data: string | Buffer): unknown {
   try {
-    return parseNested(data, undefined, Number.POSITIVE_INFINITY)?.value;
+    return (typeof data === 'string' ? parseNested(data, undefined, Number.POSITIVE_INFINITY) : parseBytes(data))
+      ?.value;
   } catch (cause) {
     throw new Error('an event is nested deeper than any model server writes', { cause });
   }
@@ -129,21 +143,31 @@ function finishedIn(choices: unknown[]): unknown[] {
 
 const plainIndex = (index: unknown) => (typeof index === 'number' ? index : wordOf(index).slice(0, INDEX_LENGTH_MAX));
 
-/** Returns whether a body contains generated output or an embedding. */
-function isFilled(json: unknown): boolean {
+/** Returns whether a body contains generated output, an embedding or ranks. */
+function isFilled(api: Api, json: unknown): boolean {
+  if (api === 'rerank') return isFilledList(ranksIn(json));
   const { choices, data, content, output } = objectOf(json);
   return [choices, data, content, output].some(isFilledList);
 }
+
+/** Returns the ranks in an answer: a member of it, or the answer itself (SGLang). */
+const ranksIn = (json: unknown): unknown => (Array.isArray(json) ? json : objectOf(json).results);
 
 const isFilledList = (it: unknown) => Array.isArray(it) && it.length > 0;
 
 function holdsAnswer(api: Api, json: unknown): boolean {
   if (isWire(api)) return isAnswerOf(api, json);
   const { choices, data } = objectOf(json);
-  return isFilledList(api === 'chat' ? choices : data) || readUsage(json, api) !== undefined;
+  const list = api === 'embeddings' ? data : api === 'rerank' ? ranksIn(json) : choices;
+  return isFilledList(list) || readUsage(json, api) !== undefined;
 }
 
-const toldError = (error: object): ToldError => ({ status: Number(codeIn(error)), message: messageIn(error) });
+const toldError = (error: object, json: unknown): ToldError => {
+  const isContextFull = tellsFullContext(json);
+  const status = Number(codeIn(error));
+  // OpenAI names it by a word, where others name a status.
+  return { status: isContextFull && !(status >= 400) ? 400 : status, message: messageIn(error), isContextFull };
+};
 
 /** Returns the message in an error body, in the shapes that model servers use; empty when there is none. */
 function messageIn(json: unknown): string {

@@ -55,7 +55,9 @@ export type Reply =
 /** The only upstream paths ever called. */
 const PATHS: Record<Api, string> = {
   chat: 'chat/completions',
+  completions: 'completions',
   embeddings: 'embeddings',
+  rerank: 'rerank',
   messages: 'messages',
   responses: 'responses',
 };
@@ -426,30 +428,42 @@ async function replyOf(
   if (status < 300) return { kind: 'unknown', reason: `${name} answered ${status}` };
   if (told?.isFilled) return { kind: 'unknown', reason: `${name} answered ${status} with an answer in its body` };
   return refusal(status, clean(told?.message ?? ''), name, {
+    isContextFull: told?.isContextFull ?? false,
     retryAfter: retryAfter(headers['retry-after']),
     location: addressIn(headers.location, clean),
   });
 }
 
 /** Maps a status 200 with an error in place of an answer to a refusal, by the status that the error names, if any. */
-function errorReply({ status, message }: ToldError, name: string, clean: (text: string) => string): Refused {
+function errorReply(
+  { status, message, isContextFull }: ToldError,
+  name: string,
+  clean: (text: string) => string,
+): Refused {
   // A request that timed out may still be running: it is not charged, and no other upstream is asked.
   const elsewhere = !TIME_OUTS.has(status);
-  if (elsewhere && status >= 400 && status < 500) return refusal(status, clean(message), name);
+  if (elsewhere && status >= 400 && status < 500) return refusal(status, clean(message), name, { isContextFull });
   const reason = 'The model server refused to answer. Nothing was charged.';
   return { kind: 'refused', code: 'gateway_unavailable', reason, elsewhere };
 }
 
-type ReplyHeaders = { retryAfter?: number | undefined; location?: string | undefined };
+type ReplyDetails = { isContextFull: boolean; retryAfter?: number | undefined; location?: string | undefined };
 
 /**
  * Maps a complete answer with a status from 300 up and no generated output to a definite refusal, for any server. The
  * caller sees only faults that they can fix; the rest is between the operator and the upstream.
  */
-function refusal(status: number, message: string, name: string, { retryAfter, location }: ReplyHeaders = {}): Refused {
+function refusal(
+  status: number,
+  message: string,
+  name: string,
+  { isContextFull, retryAfter, location }: ReplyDetails,
+): Refused {
   const detail = message ? `: ${message}` : '.';
   const request = { kind: 'refused', elsewhere: false } as const;
   const server = { kind: 'refused', elsewhere: true } as const;
+  if (isContextFull && [400, 413, 422].includes(status))
+    return { ...request, code: 'context_length_exceeded', reason: `The model server refused the request${detail}` };
   if (status === 400 || status === 422)
     return { ...request, code: 'invalid_request', reason: `The model server refused the request${detail}` };
   if (status === 413)

@@ -92,13 +92,15 @@ export function toldIn(usage: unknown, api: Api, promptBound = 0): Told {
 }
 
 function toldByChat(usage: Json, api: Api, promptBound: number): Told {
+  const generates = api === 'chat' || api === 'completions';
   const prompt = objectOf(usage.prompt_tokens_details);
   const kept = objectOf(prompt.cache_creation_token_details ?? prompt.cache_creation);
   return toldOf(
     {
-      prompt: usage.prompt_tokens,
-      completion: api === 'embeddings' ? 0 : usage.completion_tokens,
-      total: api === 'chat' ? usage.total_tokens : undefined,
+      // Servers that rank count under either name.
+      prompt: api === 'rerank' ? largestOf([usage.prompt_tokens, usage.total_tokens]) : usage.prompt_tokens,
+      completion: generates ? usage.completion_tokens : 0,
+      total: generates ? usage.total_tokens : undefined,
       read: [prompt.cached_tokens, usage.prompt_cache_hit_tokens].find(isCount),
       write: [
         prompt.cache_write_tokens,
@@ -221,5 +223,10 @@ const objectOf = (value: unknown): Json => (isObject(value) ? value : {});
 function isCount(value: unknown): value is number {
   return Number.isSafeInteger(value) && (value as number) >= 0;
 }
+/** Returns the largest of the counts; undefined if none can be read. */
+const largestOf = (counts: readonly unknown[]): number | undefined => {
+  const readable = counts.filter(isCount);
+  return readable.length ? Math.max(...readable) : undefined;
+};
 const countOr0 = (value: unknown): number => (isCount(value) ? value : 0);
 const sum = (counts: readonly number[]): number => counts.reduce((all, it) => all + it, 0);

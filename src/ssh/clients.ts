@@ -23,7 +23,7 @@ const PACKET_BYTES = 256;
 export const CLOSE_MILLISECONDS = 1000;
 
 /** An open connection. */
-export type Client = {
+export type SshClient = {
   socket: Socket;
   /** The name of the client software, once it is known. */
   software: string;
@@ -55,10 +55,10 @@ export function createClients({
 }: {
   authenticationMilliseconds: number;
   /** Called with the errors of `broken`. */
-  failed(error: Error, client: Client): void;
+  failed(error: Error, client: SshClient): void;
 }) {
-  const unauthenticated = new Map<Client, string>(); // With their networks, the oldest first.
-  const authenticated = new Set<Client>();
+  const unauthenticated = new Map<SshClient, string>(); // With their networks, the oldest first.
+  const authenticated = new Set<SshClient>();
   /** Open sessions by resource. Those of disconnected clients count until their processes have ended. */
   const sessions = new Map<string, number>();
 
@@ -71,7 +71,7 @@ export function createClients({
       if (counts.get(network) === largest) return client.disconnect('there are too many connections without a key');
   }
 
-  function admit(socket: Socket): Client {
+  function admit(socket: Socket): SshClient {
     const leaving = new AbortController();
     function detach(why: string) {
       unauthenticated.delete(client);
@@ -80,7 +80,7 @@ export function createClients({
       client.memory?.close();
       setTimeout(() => socket.destroy(), CLOSE_MILLISECONDS).unref();
     }
-    const client: Client = {
+    const client: SshClient = {
       socket,
       software: '',
       resourceId: undefined,
@@ -121,7 +121,7 @@ export function createClients({
   }
 
   /** Checks the unread input; called when data arrives, and periodically, as it may be read in between. */
-  function checkBacklog({ channels, socket, memory, gone, disconnect }: Client) {
+  function checkBacklog({ channels, socket, memory, gone, disconnect }: SshClient) {
     if (gone.aborted) return;
     const waiting = [...channels].map(bytesWaiting);
     const sum = waiting.reduce((sum, it) => sum + it, socket.writableLength);
@@ -133,10 +133,10 @@ export function createClients({
 
   return {
     admit,
-    authenticated: authenticated as ReadonlySet<Client>,
+    authenticated: authenticated as ReadonlySet<SshClient>,
     checkBacklog,
     /** Registers a client's authentication for a resource. Returns false when the resource has too many connections. */
-    authenticate(client: Client, resourceId: string, memory: Memory): boolean {
+    authenticate(client: SshClient, resourceId: string, memory: Memory): boolean {
       const others = [...authenticated].filter((it) => it.resourceId === resourceId);
       if (client.gone.aborted || others.length >= CONNECTION_COUNT_MAX) return false;
       unauthenticated.delete(client);

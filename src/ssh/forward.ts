@@ -2,7 +2,7 @@ import type { Duplex } from 'node:stream';
 import type { ServerChannel } from 'ssh2';
 import { contain, containCall } from '../net/contain.ts';
 import { takesPackets } from '../net/ssh-algorithms.ts';
-import type { Client } from './clients.ts';
+import type { SshClient } from './clients.ts';
 import { createOutlet } from './outlet.ts';
 import { discardRest, flow } from './session.ts';
 
@@ -10,37 +10,37 @@ import { discardRest, flow } from './session.ts';
 const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost']);
 
 /** A channel that a client wants to open to an address (`ssh -L`, `-W`; RFC 4254, section 7.2). */
-type Wanted = { host: string; port: number; accept(): ServerChannel; reject(): void };
+type ForwardRequest = { host: string; port: number; accept(): ServerChannel; reject(): void };
 
 /** Connects a client to a port of its own resource, with back-pressure both ways. Every other address is refused. */
 export async function forward(
   connect: (port: number) => Promise<Duplex>,
-  client: Client,
-  { host, port, accept, reject }: Wanted,
+  client: SshClient,
+  { host, port, accept, reject }: ForwardRequest,
 ): Promise<void> {
-  const inside = LOOPBACK.has(host) && port > 0 ? await connect(port).catch(() => undefined) : undefined;
-  if (!inside || client.gone.aborted) {
-    inside?.destroy();
+  const target = LOOPBACK.has(host) && port > 0 ? await connect(port).catch(() => undefined) : undefined;
+  if (!target || client.gone.aborted) {
+    target?.destroy();
     return containCall(reject, client.broken);
   }
   const channel = accept();
   contain(channel, client.broken);
   if (!takesPackets(channel)) {
-    inside.destroy();
+    target.destroy();
     return client.disconnect('its packets are too small');
   }
   const leaving = new AbortController();
   const leave = () => {
     leaving.abort();
-    inside.destroy();
+    target.destroy();
   };
   client.gone.addEventListener('abort', leave, { once: true });
   client.channels.add(channel);
   channel.on('error', () => {}); // A channel with an error also closes.
   channel.once('close', leave);
-  channel.pipe(inside);
+  channel.pipe(target);
   try {
-    await flow(inside, createOutlet(channel, client.socket, leaving.signal).out, () => {});
+    await flow(target, createOutlet(channel, client.socket, leaving.signal).out, () => {});
     channel.end();
   } catch {
     containCall(() => channel.close(), client.broken); // One of the two sides has gone.

@@ -6,15 +6,15 @@ import { contained } from '../base/fault.ts';
 import { checkAfterFailure } from '../lease/after-failure.ts';
 import type { LeaseApp } from '../lease/create.ts';
 import { accessible, type Ports } from '../lease/ports.ts';
-import { whyOver } from '../lease/why.ts';
+import { endReasonOf } from '../lease/why.ts';
 import { findResource, type Resource } from '../ledger/resource.ts';
 import { contain } from '../net/contain.ts';
 import { type Address, listen } from '../net/listen.ts';
 import { SSH_ALGORITHMS, takesPackets } from '../net/ssh-algorithms.ts';
-import { type Client, createClients } from './clients.ts';
+import { createClients, type SshClient } from './clients.ts';
 import { forward } from './forward.ts';
 import type { Memory } from './memory.ts';
-import { type Host, serveSession } from './session.ts';
+import { type SessionHost, serveSession } from './session.ts';
 
 type SshApp = LeaseApp & { keyring: Keyring; memory: { open(walletId: string): Memory }; ports: Ports };
 export type GatewayLimits = {
@@ -52,7 +52,7 @@ export async function openSshServer(
     failed: (error, { resourceId }) => app.events.faulted('ssh_connection', error, { resource: resourceId }),
   });
   /** Clients by remote address and port, the only link that ssh2 gives between a connection and its socket. */
-  const bySource = new Map<string, Client>();
+  const bySource = new Map<string, SshClient>();
   const host = createHost(app, idleMilliseconds);
 
   // No compression: a few bytes could expand to a great many before authentication.
@@ -65,7 +65,7 @@ export async function openSshServer(
     client.software = header.versions.software;
     receive(connection, client);
   });
-  function receive(connection: Connection, client: Client) {
+  function receive(connection: Connection, client: SshClient) {
     let attempts = 0;
     let opened = 0;
     client.sendDisconnect = () => connection.end();
@@ -144,7 +144,7 @@ export async function openSshServer(
   };
 }
 
-function createHost(app: SshApp, idleMilliseconds: number): Host {
+function createHost(app: SshApp, idleMilliseconds: number): SessionHost {
   return {
     idleMilliseconds,
     now: () => app.clock.now(),
@@ -155,12 +155,12 @@ function createHost(app: SshApp, idleMilliseconds: number): Host {
       const backend = found && app.slots.backendOf(found.resource);
       if (!found || !backend || found.resource.ref === null) throw new Error(NOT_RUNNING);
       const { id, ref } = found.resource;
-      return backend.inside.session(ref, order).catch(async (error) => {
+      return backend.guest.session(ref, order).catch(async (error) => {
         await checkAfterFailure(app, id); // If its machine is gone, `over` tells the client.
         throw error;
       });
     },
-    over: ({ resourceId }) => whyInaccessible(app, resourceId as string),
+    endMessage: ({ resourceId }) => whyInaccessible(app, resourceId as string),
     failed: ({ resourceId }, error) => app.events.failed('ssh_session', error, { resource: resourceId }),
   };
 }
@@ -168,7 +168,7 @@ function createHost(app: SshApp, idleMilliseconds: number): Host {
 /** Returns why a lease cannot be used, mostly that it is over; undefined while it can. */
 function whyInaccessible(app: SshApp, resourceId: string): string | undefined {
   if (accessible(app, resourceId)) return undefined;
-  const reason = whyOver(app, resourceId);
+  const reason = endReasonOf(app, resourceId);
   return reason === null ? NOT_RUNNING : `the lease is over (${reason})`;
 }
 

@@ -1,14 +1,14 @@
 import type { Readable } from 'node:stream';
 import type { ServerChannel, Session as ServerSession } from 'ssh2';
 import { contained } from '../base/fault.ts';
-import type { Session, SessionOrder } from '../compute/backend.ts';
+import type { GuestSession, SessionOrder } from '../compute/backend.ts';
+import { ScriptLost } from '../compute/machine/sftp-client.ts';
 import { SftpFault } from '../compute/machine/sftp-fault.ts';
-import { InsideLost } from '../compute/machine/sftp-inside.ts';
 import { SFTP_SCRIPT } from '../compute/machine/sftp-script.ts';
 import { codeOfSignal } from '../compute/machine/shell.ts';
 import { contain, containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
-import { CLOSE_MILLISECONDS, type Client } from './clients.ts';
+import { CLOSE_MILLISECONDS, type SshClient } from './clients.ts';
 import type { Memory } from './memory.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
@@ -22,19 +22,19 @@ const RESIZE_MILLISECONDS = 100;
 const KILLING = ['TERM', 'KILL', 'INT', 'HUP', 'QUIT'];
 
 /** Errors caused by the client or its machine; they are reported to the client and not to the operator. */
-const CLIENT_ERRORS = [SftpFault, MalformedPacket, InsideLost];
+const CLIENT_ERRORS = [SftpFault, MalformedPacket, ScriptLost];
 /** No session could be opened. The cause is for the operator only, as it describes the backend. */
 class Unopened extends Error {}
 
-export type Host = {
+export type SessionHost = {
   /** Opens a session in the client's resource. Throws when that fails. */
-  open(client: Client, order: SessionOrder): Promise<Session>;
+  open(client: SshClient, order: SessionOrder): Promise<GuestSession>;
   /** Returns a message that the client's lease is over, with the reason; undefined while it can be used. */
-  over(client: Client): string | undefined;
+  endMessage(client: SshClient): string | undefined;
   /** Reports to the operator that a session of a lease that can be used could not be opened or broke off. */
-  failed(client: Client, error: unknown): void;
+  failed(client: SshClient, error: unknown): void;
   /** Returns a counter of the client's memory against its wallet's quota. */
-  memory(client: Client): Memory;
+  memory(client: SshClient): Memory;
   /** Unix seconds. */
   now(): number;
   idleMilliseconds: number;
@@ -44,13 +44,13 @@ export type Host = {
  * Serves one session channel of an authenticated client: a shell, a command or sftp in its resource. All other requests on
  * the channel are refused. `over` is called once, when the session and its process have ended.
  */
-export function serveSession(host: Host, client: Client, session: ServerSession, over: () => void): void {
+export function serveSession(host: SessionHost, client: SshClient, session: ServerSession, onEnd: () => void): void {
   const leaving = new AbortController();
   const { signal } = leaving;
   const leave = (why: string) => leaving.abort(new Error(why));
   const lost = () => leave('the connection is gone');
   let terminal: SessionOrder['terminal'];
-  let live: Session | undefined;
+  let live: GuestSession | undefined;
   let running: Promise<void> | undefined;
   let isKilled = false;
   let wanted: { columns: number; rows: number } | undefined;
@@ -75,7 +75,7 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
     () => {
       clearTimeout(resized);
       client.gone.removeEventListener('abort', lost);
-      void Promise.resolve(running).then(over);
+      void Promise.resolve(running).then(onEnd);
     },
     { once: true },
   );
@@ -112,14 +112,14 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
       });
       live.ended.catch(() => {}); // The error reaches those who await it.
       for (const stream of [live.stdin, live.stdout, live.stderr]) stream?.on('error', () => {}); // `ended` reports it.
-      await serve({ host, client, channel, inside: live, outlet, signal, active: () => void idle.refresh() });
+      await serve({ host, client, channel, session: live, outlet, signal, active: () => void idle.refresh() });
       channel.end();
     } catch (thrown) {
       const error = thrown as Error;
       live?.kill(); // No process of the session outlives its client.
       if (signal.aborted) return;
       const isClientError = CLIENT_ERRORS.some((kind) => error instanceof kind);
-      const over = isClientError ? undefined : host.over(client);
+      const over = isClientError ? undefined : host.endMessage(client);
       if (!isClientError && over === undefined) host.failed(client, error);
       const message = over ?? (isClientError || error instanceof Unopened ? error.message : 'the session was lost');
       await outlet.err(Buffer.from(`purser: ${message}\n`)).catch(() => {}); // The client may be gone.
@@ -146,7 +146,7 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
 }
 
 /** Forgets a channel that has ended once its client has closed it too: until then the client may have output to print. */
-function forgetOnceClosed({ channels }: Client, channel: ServerChannel): void {
+function forgetOnceClosed({ channels }: SshClient, channel: ServerChannel): void {
   const forget = () => void channels.delete(channel);
   channel.once('close', forget);
   setTimeout(forget, CLOSE_MILLISECONDS).unref();
@@ -162,11 +162,11 @@ export function discardRest(channel: ServerChannel): void {
   channel.resume();
 }
 
-type Exchange = {
-  host: Host;
-  client: Client;
+type SessionExchange = {
+  host: SessionHost;
+  client: SshClient;
   channel: ServerChannel;
-  inside: Session;
+  session: GuestSession;
   outlet: Outlet;
   /** Aborted when the client has disconnected. */
   signal: AbortSignal;
@@ -175,23 +175,23 @@ type Exchange = {
 };
 
 /** Connects the streams with back-pressure, and sends the exit status of the command. */
-async function join({ host, client, channel, inside, outlet, signal, active }: Exchange): Promise<void> {
+async function join({ host, client, channel, session, outlet, signal, active }: SessionExchange): Promise<void> {
   channel.on('data', active);
   // As in OpenSSH's server, end of input is not passed to a terminal: some engines would end the session.
-  const isTerminal = inside.stderr === undefined;
-  channel.pipe(inside.stdin as NodeJS.WritableStream, { end: !isTerminal });
-  const flows = [flow(inside.stdout, outlet.out, active)];
-  if (inside.stderr) flows.push(flow(inside.stderr, outlet.err, active));
+  const isTerminal = session.stderr === undefined;
+  channel.pipe(session.stdin as NodeJS.WritableStream, { end: !isTerminal });
+  const flows = [flow(session.stdout, outlet.out, active)];
+  if (session.stderr) flows.push(flow(session.stderr, outlet.err, active));
   // Also wait for the remaining output.
-  const [end] = await unless(signal, Promise.all([inside.ended, ...flows]));
-  const over = host.over(client); // Its machine may have ended the command by ending itself.
+  const [end] = await unless(signal, Promise.all([session.ended, ...flows]));
+  const over = host.endMessage(client); // Its machine may have ended the command by ending itself.
   if (over !== undefined) await outlet.err(Buffer.from(`purser: ${over}\n`));
   // The protocol's own message for a signal is not used: engines report only a code, and `ssh` would turn the message into 255.
   channel.exit('code' in end ? end.code : codeOfSignal(end.signal));
 }
 
 /** Serves sftp: the gateway is the server, and the files are on the machine. */
-async function transfer({ host, client, channel, inside, outlet, signal, active }: Exchange): Promise<void> {
+async function transfer({ host, client, channel, session, outlet, signal, active }: SessionExchange): Promise<void> {
   const send = (bytes: Buffer) => {
     active();
     return outlet.out(bytes);
@@ -200,10 +200,10 @@ async function transfer({ host, client, channel, inside, outlet, signal, active 
   const ofWallet = host.memory(client);
   const memory: Memory = { ...ofWallet, tryTake: (bytes) => !signal.aborted && ofWallet.tryTake(bytes) };
   const sftpClient = { source: channel, send, software: client.software, memory };
-  await unless(signal, serveSftp(sftpClient, inside, host.now)).finally(memory.close);
-  inside.stdin.end();
-  const hangs = setTimeout(() => inside.kill(), EXIT_MILLISECONDS);
-  await unless(signal, inside.ended).finally(() => clearTimeout(hangs));
+  await unless(signal, serveSftp(sftpClient, session, host.now)).finally(memory.close);
+  session.stdin.end();
+  const hangs = setTimeout(() => session.kill(), EXIT_MILLISECONDS);
+  await unless(signal, session.ended).finally(() => clearTimeout(hangs));
   channel.exit(0);
 }
 

@@ -1,5 +1,5 @@
 import { entriesOf, type Facts } from '../compute/machine/sftp-facts.ts';
-import type { Name } from './sftp-wire.ts';
+import type { NamedFile } from './sftp-wire.ts';
 
 const KINDS = new Map([
   [0o010000, 'p'],
@@ -47,14 +47,14 @@ function permissions(mode: number): string {
 }
 
 /** A directory listing, read in parts. `bytes` is the memory that it uses. */
-export type Listing = { bytes: number; next(now: number): Name[] };
+export type Listing = { bytes: number; next(now: number): NamedFile[] };
 
 /** Parses the script's listing. `separator` begins each entry; it is random, so no file name contains it. */
 export function createListing(output: Buffer, separator: string): Pick<Listing, 'next'> {
   const entries = entriesOf(output, separator);
   return {
     next(now) {
-      const names: Name[] = [];
+      const names: NamedFile[] = [];
       while (names.length < NAMES_PER_ANSWER) {
         const { value } = entries.next();
         if (!value) break;

@@ -1,5 +1,5 @@
+import type { ScriptClient } from '../compute/machine/sftp-client.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
-import type { Inside } from '../compute/machine/sftp-inside.ts';
 import { MOVE_BYTES, READ_BYTES } from '../compute/machine/sftp-script.ts';
 import { OPEN } from './sftp-wire.ts';
 
@@ -30,14 +30,17 @@ type OpenOrder = {
 };
 
 /** Opens a file in the machine. Throws SftpFault. */
-export async function openFile(inside: Inside, { descriptor, path, flags, permissions }: OpenOrder): Promise<File> {
+export async function openFile(
+  script: ScriptClient,
+  { descriptor, path, flags, permissions }: OpenOrder,
+): Promise<File> {
   const has = (flag: number) => (flags & flag) !== 0;
   if (!has(OPEN.read | OPEN.write | OPEN.append))
     throw new SftpFault(STATUS.badMessage, 'neither to read nor to write');
   const how = has(OPEN.append) ? 'append' : !has(OPEN.write) ? 'read' : has(OPEN.read) ? 'update' : 'write';
-  const made = !has(OPEN.create) || how === 'read' ? 'no' : has(OPEN.exclusive) ? 'must' : 'may';
+  const creation = !has(OPEN.create) || how === 'read' ? 'no' : has(OPEN.exclusive) ? 'must' : 'may';
   const emptied = has(OPEN.truncate) && how !== 'read' ? 'yes' : 'no';
-  await inside.ask({ verb: 'open', words: [descriptor, how, made, emptied, permissions, path] });
+  await script.ask({ verb: 'open', words: [descriptor, how, creation, emptied, permissions, path] });
   return { descriptor, flags, position: 0, ahead: undefined, blocks: 1 };
 }
 
@@ -54,7 +57,7 @@ function moveTo(file: File, offset: number): (string | number)[] {
  * Reads `length` bytes of a file; fewer only when the machine returned fewer, none at the end. Sequential reads request
  * increasingly large parts from the machine. Throws SftpFault.
  */
-export async function readFile(inside: Inside, file: File, offset: number, length: number): Promise<Buffer> {
+export async function readFile(script: ScriptClient, file: File, offset: number, length: number): Promise<Buffer> {
   if (!(file.flags & OPEN.read) || isAppended(file))
     throw new SftpFault(STATUS.permissionDenied, 'the file is not open to be read');
   const parts: Buffer[] = [];
@@ -64,7 +67,7 @@ export async function readFile(inside: Inside, file: File, offset: number, lengt
     parts.push(part);
     at += part.length;
     if (at >= offset + length) break;
-    if ((await readAhead(inside, file, at, offset + length - at)) === 0) break;
+    if ((await readAhead(script, file, at, offset + length - at)) === 0) break;
   }
   return parts.length === 1 ? (parts[0] as Buffer) : Buffer.concat(parts);
 }
@@ -74,13 +77,13 @@ function fromAhead({ ahead }: File, offset: number, length: number): Buffer {
   return ahead.bytes.subarray(offset - ahead.from, offset - ahead.from + length);
 }
 
-async function readAhead(inside: Inside, file: File, offset: number, min: number): Promise<number> {
+async function readAhead(script: ScriptClient, file: File, offset: number, min: number): Promise<number> {
   const isSequential = file.position === offset;
   file.blocks = Math.max(isSequential ? Math.min(file.blocks * 2, BLOCK_COUNT_MAX) : 1, Math.ceil(min / READ_BYTES));
   const words = [file.descriptor, ...moveTo(file, offset), file.blocks];
   file.ahead = undefined;
   file.position = undefined;
-  const { output } = await inside.ask({ verb: 'read', words, answerBytesMax: file.blocks * READ_BYTES });
+  const { output } = await script.ask({ verb: 'read', words, answerBytesMax: file.blocks * READ_BYTES });
   if (output.length === 0) return 0; // The offset is unreliable beyond the end of the file.
   file.position = offset + output.length;
   file.ahead = { from: offset, bytes: output, at: performance.now() };
@@ -88,7 +91,7 @@ async function readAhead(inside: Inside, file: File, offset: number, min: number
 }
 
 /** Writes at an offset, or at the end of a file opened to append. Resolves when the data has been written. Throws SftpFault. */
-export async function writeFile(inside: Inside, file: File, offset: number, pieces: Buffer[]): Promise<void> {
+export async function writeFile(script: ScriptClient, file: File, offset: number, pieces: Buffer[]): Promise<void> {
   if (!isWritable(file)) throw new SftpFault(STATUS.permissionDenied, 'the file is not open to be written');
   const length = pieces.reduce((sum, it) => sum + it.length, 0);
   if (length === 0) return;
@@ -100,7 +103,7 @@ export async function writeFile(inside: Inside, file: File, offset: number, piec
   ];
   file.ahead = undefined;
   file.position = undefined;
-  await inside.ask({ verb: 'write', words, input: pieces });
+  await script.ask({ verb: 'write', words, input: pieces });
   file.position = offset + length;
 }
 

@@ -57,18 +57,18 @@ export function createHandles(memory: Memory) {
       return undefined;
     },
     freeDescriptor(): number {
-      const taken = new Set(files().map((it) => it.descriptor));
-      const free = DESCRIPTORS.find((it) => !taken.has(it));
+      const used = new Set(files().map((it) => it.descriptor));
+      const free = DESCRIPTORS.find((it) => !used.has(it));
       if (free === undefined)
         throw new SftpFault(STATUS.failure, `at most ${DESCRIPTORS.length} files can be open at a time`);
       return free;
     },
     /** Returns how many bytes another listing may have. Throws SftpFault at the limits. */
-    listingBytesLeft(): number {
-      const left = LISTING_BYTES_MAX - listings().reduce((sum, it) => sum + it.bytes, 0);
-      if (left <= 0 || listings().length >= DIRECTORY_COUNT_MAX)
+    freeListingBytes(): number {
+      const free = LISTING_BYTES_MAX - listings().reduce((sum, it) => sum + it.bytes, 0);
+      if (free <= 0 || listings().length >= DIRECTORY_COUNT_MAX)
         throw new SftpFault(STATUS.failure, 'too many directories are open');
-      return left;
+      return free;
     },
     forget,
     /** Counts the data read ahead, or drops it when it exceeds the quota. */

@@ -1,13 +1,13 @@
-import { type Attributes, factsOf } from '../compute/machine/sftp-facts.ts';
+import type { ScriptClient } from '../compute/machine/sftp-client.ts';
+import { type FileAttributes, factsOf } from '../compute/machine/sftp-facts.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
-import type { Inside } from '../compute/machine/sftp-inside.ts';
 import { DESCRIPTORS } from '../compute/machine/sftp-script.ts';
 import type { Memory } from './memory.ts';
-import type { Write } from './sftp-batch.ts';
+import type { SftpWrite } from './sftp-batch.ts';
 import { createListing } from './sftp-entry.ts';
 import { offsetOf, openFile, readFile, writeFile } from './sftp-file.ts';
 import { createHandles, handleId } from './sftp-handles.ts';
-import { answer, type Fields, PACKET_BYTES_MAX, REQUEST, uint64 } from './sftp-wire.ts';
+import { answer, PACKET_BYTES_MAX, type PacketFields, REQUEST, uint64 } from './sftp-wire.ts';
 
 /** The most bytes of a read or write: a multiple of what clients use by default, and a fraction of the read-ahead. */
 const TRANSFER_BYTES_MAX = 128 * 1024;
@@ -21,27 +21,27 @@ const PERMISSION_BITS = 0o7777;
 const SENDS_TARGET_FIRST = /^(OpenSSH|dropbear|paramiko|Go\b)/i;
 
 /** Handles a request. Returns the response packet, or undefined for a plain success status. */
-type Respond = (fields: Fields, id: number) => Promise<Buffer | undefined>;
+type Respond = (fields: PacketFields, id: number) => Promise<Buffer | undefined>;
 type Word = Buffer | string | number;
 
 /** Creates the handler of requests. Throws SftpFault for a failed request, and at once when the machine lacks a tool. */
-export async function createResponder(inside: Inside, software: string, memory: Memory, now: () => number) {
+export async function createResponder(script: ScriptClient, software: string, memory: Memory, now: () => number) {
   const handles = createHandles(memory);
-  const { mask, home } = await greet(inside);
-  const ask = async (verb: string, ...words: Word[]) => (await inside.ask({ verb, words })).output;
-  const act = async (verb: string, ...words: Word[]) => void (await inside.ask({ verb, words }));
+  const { mask, home } = await greet(script);
+  const ask = async (verb: string, ...words: Word[]) => (await script.ask({ verb, words })).output;
+  const act = async (verb: string, ...words: Word[]) => void (await script.ask({ verb, words }));
 
   const absolute = (path: Buffer) =>
     checked(path)[0] === '/'.charCodeAt(0) ? path : Buffer.concat([home, Buffer.from('/'), path]);
   /** Reads the next path and makes it absolute. */
-  function pathOf(fields: Fields, ifEmpty = ''): Buffer {
+  function pathOf(fields: PacketFields, ifEmpty = ''): Buffer {
     const path = fields.string();
     return absolute(path.length ? path : Buffer.from(ifEmpty));
   }
-  const idOf = (fields: Fields) => handleId(fields.string());
-  const descriptorOf = (fields: Fields) => handles.file(idOf(fields)).descriptor;
+  const idOf = (fields: PacketFields) => handleId(fields.string());
+  const descriptorOf = (fields: PacketFields) => handles.file(idOf(fields)).descriptor;
   /** Returns the permissions of a new file with the machine's umask applied, in octal; `-` for its default. */
-  const permissionsOf = ({ mode }: Attributes) =>
+  const permissionsOf = ({ mode }: FileAttributes) =>
     mode === undefined ? '-' : (mode & PERMISSION_BITS & ~mask).toString(8);
   const named = (id: number, name: Buffer) => answer.names(id, [{ name, longName: name, attributes: {} }]);
   const ended = (id: number) => answer.status(id, STATUS.endOfFile, 'End of file');
@@ -49,7 +49,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
   async function attributes(id: number, verb: 'stat' | 'lstat', target: Word): Promise<Buffer> {
     return answer.attributes(id, factsOf((await ask(verb, target)).toString()).attributes);
   }
-  async function change(target: Word, { size, owner, mode, times }: Attributes): Promise<undefined> {
+  async function change(target: Word, { size, owner, mode, times }: FileAttributes): Promise<undefined> {
     handles.forget();
     const permissions = mode === undefined ? '-' : (mode & PERMISSION_BITS).toString(8);
     const ids = owner ? `${owner.uid}:${owner.gid}` : '-';
@@ -71,7 +71,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
     const unknown = uint64(0n); // The file system's id and flags.
     return answer.extended(id, ...others.reverse(), nodesFree, nodesFree, unknown, unknown, nameMax);
   }
-  async function link(fields: Fields): Promise<undefined> {
+  async function link(fields: PacketFields): Promise<undefined> {
     const [one, other] = [fields.string(), fields.string()];
     const [points, path] = SENDS_TARGET_FIRST.test(software) ? [one, other] : [other, one];
     return act('link', checked(points), absolute(path), 'symbolic');
@@ -93,7 +93,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
       const [path, flags, attributes] = [pathOf(fields), fields.uint32(), fields.attributes()];
       const descriptor = handles.freeDescriptor();
       handles.forget(); // Opening may truncate the file.
-      const file = await openFile(inside, { descriptor, path, flags, permissions: permissionsOf(attributes) });
+      const file = await openFile(script, { descriptor, path, flags, permissions: permissionsOf(attributes) });
       return answer.handle(id, handles.keep(file));
     },
     async [REQUEST.close](fields) {
@@ -102,13 +102,13 @@ export async function createResponder(inside: Inside, software: string, memory: 
     },
     async [REQUEST.read](fields, id) {
       const [file, offset, length] = [handles.file(idOf(fields)), offsetOf(fields.uint64()), fields.uint32()];
-      const bytes = await readFile(inside, file, offset, Math.min(length, TRANSFER_BYTES_MAX)).finally(
+      const bytes = await readFile(script, file, offset, Math.min(length, TRANSFER_BYTES_MAX)).finally(
         handles.countAhead,
       );
       return bytes.length || length === 0 ? answer.data(id, bytes) : ended(id);
     },
     async [REQUEST.opendir](fields, id) {
-      const [path, answerBytesMax] = [pathOf(fields), handles.listingBytesLeft()];
+      const [path, answerBytesMax] = [pathOf(fields), handles.freeListingBytes()];
       let bytes = 0;
       const take = (more: number) => {
         const fits = memory.tryTake(more);
@@ -116,7 +116,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
         return fits;
       };
       try {
-        const { output, token } = await inside.ask({ verb: 'list', words: [path], answerBytesMax, take });
+        const { output, token } = await script.ask({ verb: 'list', words: [path], answerBytesMax, take });
         return answer.handle(id, handles.keep({ ...createListing(output, `${token}/`), bytes }));
       } catch (error) {
         memory.release(bytes);
@@ -149,18 +149,18 @@ export async function createResponder(inside: Inside, software: string, memory: 
   };
 
   return {
-    async respond(type: number, fields: Fields, id: number): Promise<Buffer | undefined> {
+    async respond(type: number, fields: PacketFields, id: number): Promise<Buffer | undefined> {
       const respond = requests[type];
       if (!respond) throw new SftpFault(STATUS.unsupported, 'there is no such request');
       return respond(fields, id);
     },
     /** Executes contiguous writes of one handle. Resolves when all have been written. */
-    async write(batch: Write[]): Promise<void> {
-      const [first] = batch as [Write];
+    async write(batch: SftpWrite[]): Promise<void> {
+      const [first] = batch as [SftpWrite];
       const file = handles.file(first.handle);
       handles.forget();
       const pieces = batch.map((it) => it.piece);
-      await writeFile(inside, file, offsetOf(first.offset), pieces);
+      await writeFile(script, file, offsetOf(first.offset), pieces);
     },
   };
 }
@@ -173,10 +173,10 @@ function checked(path: Buffer): Buffer {
 }
 
 /** Reads the machine's umask and the directory that relative paths start from. */
-async function greet(inside: Inside): Promise<{ mask: number; home: Buffer }> {
-  const { output, token } = await inside.ask({ verb: 'hello' });
+async function greet(script: ScriptClient): Promise<{ mask: number; home: Buffer }> {
+  const { output, token } = await script.ask({ verb: 'hello' });
   // The shell may have printed something before.
-  const found = new RegExp(`${token}/([0-7]{1,4}) (/.*)$`, 's').exec(output.toString('latin1'));
-  if (!found) throw new SftpFault(STATUS.failure, 'what the machine says of itself cannot be understood');
-  return { mask: Number.parseInt(found[1] as string, 8), home: Buffer.from(found[2] as string, 'latin1') };
+  const match = new RegExp(`${token}/([0-7]{1,4}) (/.*)$`, 's').exec(output.toString('latin1'));
+  if (!match) throw new SftpFault(STATUS.failure, 'what the machine says of itself cannot be understood');
+  return { mask: Number.parseInt(match[1] as string, 8), home: Buffer.from(match[2] as string, 'latin1') };
 }

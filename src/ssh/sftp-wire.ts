@@ -1,6 +1,6 @@
 import type { Readable } from 'node:stream';
-import type { Attributes } from '../compute/machine/sftp-facts.ts';
-import type { Status } from '../compute/machine/sftp-fault.ts';
+import type { FileAttributes } from '../compute/machine/sftp-facts.ts';
+import type { SftpStatus } from '../compute/machine/sftp-fault.ts';
 
 /**
  * The packets of the SSH File Transfer Protocol, version 3 (draft-ietf-secsh-filexfer-02, and OpenSSH's PROTOCOL file for
@@ -48,7 +48,7 @@ export const PACKET_BYTES_MAX = 256 * 1024;
 /** The client violates the protocol, so nothing after this packet can be parsed. */
 export class MalformedPacket extends Error {}
 
-export type Fields = ReturnType<typeof readFields>;
+export type PacketFields = ReturnType<typeof readFields>;
 
 /** Reads the fields of a packet in order. Throws MalformedPacket beyond its end. */
 export function readFields(packet: Buffer) {
@@ -71,9 +71,9 @@ export function readFields(packet: Buffer) {
     uint32,
     uint64,
     string,
-    attributes(): Attributes {
+    attributes(): FileAttributes {
       const flags = uint32();
-      const found: Attributes = {};
+      const found: FileAttributes = {};
       if (flags & ATTRIBUTE.size) found.size = uint64();
       if (flags & ATTRIBUTE.owner) found.owner = { uid: uint32(), gid: uint32() };
       if (flags & ATTRIBUTE.mode) found.mode = uint32();
@@ -106,7 +106,7 @@ export const string = (content: Buffer | string) => {
   return Buffer.concat([uint32(bytes.length), bytes]);
 };
 
-function attributesOf({ size, owner, mode, times }: Attributes): Buffer {
+function attributesOf({ size, owner, mode, times }: FileAttributes): Buffer {
   const parts: Buffer[] = [];
   let flags = 0;
   const add = (flag: number, ...fields: Buffer[]) => {
@@ -125,24 +125,25 @@ function packet(type: number, ...fields: Buffer[]): Buffer {
   return Buffer.concat([uint32(length), Buffer.of(type), ...fields]);
 }
 
-export type Name = { name: Buffer; longName: Buffer; attributes: Attributes };
+export type NamedFile = { name: Buffer; longName: Buffer; attributes: FileAttributes };
 
 /** Builds the response packets. `id` is that of the request. */
 export const answer = {
   version: (extensions: Record<string, string>) =>
     packet(RESPONSE.version, uint32(VERSION), ...Object.entries(extensions).flat().map(string)),
-  status: (id: number, status: Status, message: string) =>
+  status: (id: number, status: SftpStatus, message: string) =>
     packet(RESPONSE.status, uint32(id), uint32(status), string(message), string('')),
   handle: (id: number, handle: Buffer) => packet(RESPONSE.handle, uint32(id), string(handle)),
   data: (id: number, bytes: Buffer) => packet(RESPONSE.data, uint32(id), uint32(bytes.length), bytes),
-  names: (id: number, names: Name[]) =>
+  names: (id: number, names: NamedFile[]) =>
     packet(
       RESPONSE.name,
       uint32(id),
       uint32(names.length),
       ...names.flatMap((it) => [string(it.name), string(it.longName), attributesOf(it.attributes)]),
     ),
-  attributes: (id: number, attributes: Attributes) => packet(RESPONSE.attributes, uint32(id), attributesOf(attributes)),
+  attributes: (id: number, attributes: FileAttributes) =>
+    packet(RESPONSE.attributes, uint32(id), attributesOf(attributes)),
   extended: (id: number, ...fields: Buffer[]) => packet(RESPONSE.extended, uint32(id), ...fields),
 };
 

@@ -1,7 +1,7 @@
 import type { Readable } from 'node:stream';
-import type { Session } from '../compute/backend.ts';
+import type { GuestSession } from '../compute/backend.ts';
+import { createScriptClient } from '../compute/machine/sftp-client.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
-import { createInside } from '../compute/machine/sftp-inside.ts';
 import type { Memory } from './memory.ts';
 import { gatherWrites } from './sftp-batch.ts';
 import { createResponder } from './sftp-respond.ts';
@@ -28,11 +28,11 @@ type SftpClient = {
 /**
  * Serves sftp, version 3, for the files of the machine in which `session` runs `SFTP_SCRIPT`. Handles requests one at a time
  * with back-pressure to the client. Resolves at the end of the client's input. Throws SftpFault when the machine cannot
- * serve, MalformedPacket, InsideLost, and the errors of `client.send`.
+ * serve, MalformedPacket, ScriptLost, and the errors of `client.send`.
  */
-export async function serveSftp(client: SftpClient, session: Session, now: () => number): Promise<void> {
+export async function serveSftp(client: SftpClient, session: GuestSession, now: () => number): Promise<void> {
   const packets = createPacketReader(client.source);
-  const { respond, write } = await createResponder(createInside(session), client.software, client.memory, now);
+  const { respond, write } = await createResponder(createScriptClient(session), client.software, client.memory, now);
 
   const greeting = await packets.next();
   if (!greeting) return;

@@ -2,6 +2,7 @@ import { Counter, Gauge, Histogram, Registry } from 'prom-client';
 import { FAULT_SITES } from '../base/fault.ts';
 import { lostLineCount } from '../base/log.ts';
 import { VERSION } from '../files/version.ts';
+import { hotCounter, hotHistogram } from './hot-metrics.ts';
 import { DROP_REASONS } from './spans/exporter.ts';
 
 /** Seconds: from the first byte of a quick model server to the longest answer. */
@@ -10,21 +11,35 @@ const TOKENS_BUCKETS = [16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_
 
 const counter =
   <L extends string = never>(name: string, help: string, ...labelNames: L[]) =>
-  (registers: Registry[]) =>
-    new Counter({ name: `purser_${name}`, help, labelNames, registers });
+  (registry: Registry) =>
+    new Counter({ name: `purser_${name}`, help, labelNames, registers: [registry] });
 const histogram =
   <L extends string>(name: string, help: string, labelNames: L[], buckets = SECONDS_BUCKETS) =>
-  (registers: Registry[]) =>
-    new Histogram({ name: `purser_${name}`, help, labelNames, buckets, registers });
+  (registry: Registry) =>
+    new Histogram({ name: `purser_${name}`, help, labelNames, buckets, registers: [registry] });
 const gauge =
   <L extends string>(name: string, help: string, ...labelNames: L[]) =>
-  (registers: Registry[]) =>
-    new Gauge({ name: `purser_${name}`, help, labelNames, registers });
+  (registry: Registry) =>
+    new Gauge({ name: `purser_${name}`, help, labelNames, registers: [registry] });
+
+const everyCounter =
+  (name: string, help: string, ...labelNames: string[]) =>
+  (registry: Registry) =>
+    hotCounter(registry, `purser_${name}`, help, labelNames);
+const everyHistogram =
+  (name: string, help: string, labelNames: string[], buckets = SECONDS_BUCKETS) =>
+  (registry: Registry) =>
+    hotHistogram(registry, `purser_${name}`, help, labelNames, buckets);
 
 /** The metrics that events count, by their names in `events/`. */
 const METRICS = {
-  operations: counter('operations_total', 'Operations by kind and outcome.', 'kind', 'outcome'),
-  charged: counter('charged_usd_total', 'Charged to wallets; the subject is a model or a slot.', 'kind', 'subject'),
+  operations: everyCounter('operations_total', 'Operations by kind and outcome.', 'kind', 'outcome'),
+  charged: everyCounter(
+    'charged_usd_total',
+    'Charged to wallets; the subject is a model or a slot.',
+    'kind',
+    'subject',
+  ),
   boundExceeded: counter(
     'bound_exceeded_total',
     'Answers whose usage was above the bound; charged by usage, at most the hold.',
@@ -52,26 +67,26 @@ const METRICS = {
   gaveUp: counter('events_given_up_total', 'Events given up after 3 days of attempts.', 'receiver'),
   reloads: counter('reloads_total', 'Reloads of the settings, by outcome.', 'outcome'),
   build: gauge('build_info', 'The version.', 'version', 'node'),
-  tokens: counter('tokens_total', 'Tokens that were charged.', 'model', 'upstream', 'kind'),
-  upstreamCalls: counter(
+  tokens: everyCounter('tokens_total', 'Tokens that were charged.', 'model', 'upstream', 'kind'),
+  upstreamCalls: everyCounter(
     'upstream_calls_total',
     'Calls of model servers, by what came of them.',
     'model',
     'upstream',
     'code',
   ),
-  requestTokens: histogram(
+  requestTokens: everyHistogram(
     'request_tokens',
     'Tokens of one request that were charged.',
     ['model', 'upstream', 'kind'],
     TOKENS_BUCKETS,
   ),
-  upstreamSeconds: histogram('upstream_seconds', 'From a call of a model server to the end of its answer.', [
+  upstreamSeconds: everyHistogram('upstream_seconds', 'From a call of a model server to the end of its answer.', [
     'model',
     'upstream',
     'stream',
   ]),
-  firstByteSeconds: histogram(
+  firstByteSeconds: everyHistogram(
     'upstream_first_byte_seconds',
     'From a call of a model server to the first byte of its answer.',
     ['model', 'upstream', 'stream'],
@@ -92,13 +107,13 @@ const METRICS = {
   faults: counter('faults_total', 'Errors that ended one request and nothing else, by place.', 'where'),
 };
 
-type MetricsOf<T extends Record<string, (registers: Registry[]) => unknown>> = { [K in keyof T]: ReturnType<T[K]> };
+type MetricsOf<T extends Record<string, (registry: Registry) => unknown>> = { [K in keyof T]: ReturnType<T[K]> };
 export type Metrics = MetricsOf<typeof METRICS>;
 
 /** Creates the metrics of a server and their registry. They are counted in `events/`; ids never become labels. */
 export function createMetrics() {
   const registry = new Registry();
-  const made = Object.entries(METRICS).map(([name, make]) => [name, make([registry])]);
+  const made = Object.entries(METRICS).map(([name, make]) => [name, make(registry)]);
   const metrics: Metrics = Object.fromEntries(made);
   metrics.build.set({ version: VERSION, node: process.versions.node }, 1);
   // Prometheus sees an increase only from a value.

@@ -1,5 +1,6 @@
 import type { IncomingMessage } from 'node:http';
 import { Refusal } from '../base/refusal.ts';
+import { isSecure } from '../http/tls-door.ts';
 import type { UiApp } from './visit.ts';
 
 /** A name or an address, with or without a port. Other parts of a URL, such as a user, are not part of a host. */
@@ -38,15 +39,15 @@ export type PageAddress = { origin: string; isSecure: boolean };
  * Returns the address by the Host header. Only the configured address and loopback are answered: a foreign page whose name
  * was made to resolve to this machine sends its own name (DNS rebinding). Throws `not_found`.
  */
-export function pageAddressOf({ state }: Pick<UiApp, 'state'>, { headers }: IncomingMessage): PageAddress {
+export function pageAddressOf({ state }: Pick<UiApp, 'state'>, { headers, socket }: IncomingMessage): PageAddress {
   const host = headers.host ?? '';
   const own = new URL(state.baseUrl);
   // A proxy may write the port even if it is the default one.
   if (HOST.test(host) && URL.parse(`${own.protocol}//${host}`)?.origin === own.origin)
     return { origin: own.origin, isSecure: own.protocol === 'https:' };
   // 127.0.0.256 is neither an address nor a name.
-  if (LOOPBACK.test(host) && URL.canParse(`http://${host}`))
-    return { origin: `http://${host.toLowerCase()}`, isSecure: false };
+  const loopback = LOOPBACK.test(host) ? URL.parse(`${isSecure(socket) ? 'https' : 'http'}://${host}`) : null;
+  if (loopback) return { origin: loopback.origin, isSecure: loopback.protocol === 'https:' };
   throw new Refusal(
     'not_found',
     `There is no page under this host name. It answers at ${own.origin} (public_url) and on loopback, for example through an SSH tunnel.`,

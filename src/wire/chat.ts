@@ -23,7 +23,7 @@ const LIMITED = {
   n: { type: ['integer', 'null'], minimum: 1, maximum: CHOICE_COUNT_MAX },
   max_completion_tokens: { type: ['integer', 'null'], minimum: 1 },
   store: { anyOf: [{ const: false }, { type: 'null' }] },
-  service_tier: { anyOf: [{ const: 'default' }, { type: 'null' }] },
+  service_tier: { anyOf: [{ enum: ['auto', 'default'] }, { type: 'null' }] },
   modalities: {
     anyOf: [{ type: 'array', items: { const: 'text' }, minItems: 1, maxItems: 1 }, { type: 'null' }],
   },

@@ -52,6 +52,22 @@ export const ComputeRequest = v.variant(
   'must be provider_one, provider_two or provider_three',
 );
 
+const WAIT = 'must be a whole number of seconds from 0 to 600';
+/** How long a create waits for its machine, as a parameter of the query. */
+export const CreateQuery = v.strictObject({
+  wait_seconds: v.optional(
+    v.pipe(
+      v.string(WAIT),
+      checked((it: string) => /^\d{1,3}$/.test(it) && Number(it) <= 600, WAIT, {
+        type: 'integer',
+        minimum: 0,
+        maximum: 600,
+        default: 30,
+        description: 'seconds for which the answer waits for the machine to run; no part of what a key compares',
+      }),
+    ),
+  ),
+});
 export const ResourceId = v.object({ id: Id });
 export const ExtendRequest = v.strictObject({ id: Id, additional_seconds: wholeNumber(1, 86_400) });
 /** Shortest and longest step of a lease that is kept while it is busy, in seconds. */
@@ -130,14 +146,17 @@ export const ExecRequest = v.object({
   stdin_base64: v.optional(base64('its standard input, as base64; not beside stdin')),
 });
 
+const UploadPath = v.pipe(
+  text(1, 4096),
+  v.description(
+    'the path of a file: no control characters, no part that is . or .., no slash at its end, not in /proc, /sys, /dev or /run/purser',
+  ),
+);
+/** What a body that is no JSON is written to: a file, or a directory for an archive. */
+export const UploadQuery = v.strictObject({ id: Id, path: UploadPath });
 export const UploadRequest = v.object({
   id: Id,
-  path: v.pipe(
-    text(1, 4096),
-    v.description(
-      'the path of a file: no control characters, no part that is . or .., no slash at its end, not in /proc, /sys, /dev or /run/purser',
-    ),
-  ),
+  path: UploadPath,
   content_base64: base64('base64 of at most 8 MiB; may have line breaks'),
 });
 
@@ -245,6 +264,18 @@ export const Offers = v.object({
       offer_id: v.nullable(v.string()),
       description: v.string(),
       spec: v.record(v.string(), v.unknown()),
+      size: v.optional(
+        v.pipe(
+          v.object({ cpus: v.number(), memory_gib: v.number(), gpus: v.pipe(v.number(), v.integer()) }),
+          v.description('the most that it has; there where it is known'),
+        ),
+      ),
+      unit_prices: v.optional(
+        v.pipe(
+          v.object({ cpu_hourly_usd: Usd, memory_gib_hourly_usd: Usd }),
+          v.description('of one more CPU and one more GiB; there where the spec says how many'),
+        ),
+      ),
       price_hourly_usd: Usd,
       min_seconds: v.pipe(v.number(), v.integer()),
       max_seconds: v.pipe(v.number(), v.integer()),
@@ -262,6 +293,15 @@ export function offer(slot: Slot, it: Offer): v.InferOutput<typeof Offers>['offe
     offer_id: it.offerId,
     description: it.description,
     spec: it.spec,
+    ...(it.size ? { size: { cpus: it.size.cpus, memory_gib: it.size.memoryGib, gpus: it.size.gpus } } : {}),
+    ...(it.unitPrices
+      ? {
+          unit_prices: {
+            cpu_hourly_usd: formatUsd(Nanos(it.unitPrices.cpu)),
+            memory_gib_hourly_usd: formatUsd(Nanos(it.unitPrices.memoryGib)),
+          },
+        }
+      : {}),
     price_hourly_usd: formatUsd(Nanos(it.priceHourly)),
     min_seconds: it.minSeconds,
     max_seconds: it.maxSeconds,
@@ -289,7 +329,13 @@ export const ExecResult = v.object({
   ),
   duration_ms: count,
 });
-export const UploadResult = v.object({ id: v.string(), path: v.string(), bytes: count, sha256: v.string() });
+export const UploadResult = v.object({
+  id: v.string(),
+  path: v.string(),
+  bytes: count,
+  sha256: v.string(),
+  entries: v.optional(v.pipe(count, v.description('the entries of an archive, which bytes and sha256 are of'))),
+});
 export const SshAccess = v.object({
   id: v.string(),
   host: v.string(),

@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import type { Entry, FileFacts } from '../compute/machine/files.ts';
+import type { FileEntry, FileFacts } from '../compute/machine/files.ts';
 import { LOG_BYTES_MAX, type Process } from '../compute/machine/process.ts';
 import { Command, EnvironmentVariables, WorkingDirectory, withoutNul } from './compute.ts';
 import { Id, Time, text, wholeNumber } from './parts.ts';
@@ -62,7 +62,7 @@ export const factsOf = ({ type, size, mode, modified }: FileFacts) => ({
   modified,
 });
 /** Builds an entry of a listing. */
-export const entryOf = ({ name, ...facts }: Entry) => ({ name: name.toString(), ...factsOf(facts) });
+export const entryOf = ({ name, ...facts }: FileEntry) => ({ name: name.toString(), ...factsOf(facts) });
 
 const ProcessId = text(1, 200);
 export const ProcessStartRequest = v.object({

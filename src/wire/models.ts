@@ -48,3 +48,50 @@ export function modelRecord(model: Model, created: number): v.InferOutput<typeof
     },
   };
 }
+
+/** One model in the shape of Anthropic's list. */
+export const AnthropicModel = v.object({
+  type: v.literal('model'),
+  id: v.string(),
+  display_name: v.string(),
+  created_at: v.string(),
+  max_input_tokens: v.pipe(v.number(), v.integer()),
+  max_tokens: v.pipe(v.number(), v.integer()),
+  capabilities: v.null(),
+  lifecycle: v.literal('active'),
+  line: v.null(),
+  deprecated_at: v.null(),
+  retires_at: v.null(),
+});
+export const AnthropicModelList = v.object({
+  data: v.array(AnthropicModel),
+  has_more: v.literal(false),
+  first_id: v.nullable(v.string()),
+  last_id: v.nullable(v.string()),
+});
+
+/** Renders a model in the shape of Anthropic's list. */
+export function anthropicModel(
+  { id, contextLength, maxOutputTokens }: Model,
+  created: number,
+): v.InferOutput<typeof AnthropicModel> {
+  return {
+    type: 'model',
+    id,
+    display_name: id,
+    created_at: new Date(created * 1000).toISOString(),
+    max_input_tokens: contextLength,
+    max_tokens: maxOutputTokens,
+    capabilities: null,
+    lifecycle: 'active',
+    line: null,
+    deprecated_at: null,
+    retires_at: null,
+  };
+}
+
+/** Renders models as one complete page of Anthropic's list. */
+export function anthropicModels(models: readonly Model[], created: number): v.InferOutput<typeof AnthropicModelList> {
+  const data = models.map((it) => anthropicModel(it, created));
+  return { data, has_more: false, first_id: data[0]?.id ?? null, last_id: data.at(-1)?.id ?? null };
+}

@@ -42,7 +42,24 @@ export const RouterChatBody = v.looseObject({
   messages: Messages,
   stream: Flag,
   stream_options: v.nullish(v.strictObject({ include_usage: Flag, include_obfuscation: Flag }, 'must be an object')),
+  /** OpenRouter's way to ask for `usage.cost`. */
+  usage: v.nullish(v.strictObject({ include: Flag }, 'must be an object')),
 });
+
+/** Body of POST /v1/router/completions. */
+export const CompletionBody = v.looseObject({
+  model: ChatBody.entries.model,
+  stream: Flag,
+  stream_options: RouterChatBody.entries.stream_options,
+  usage: RouterChatBody.entries.usage,
+});
+
+/** Body of POST /v1/router/rerank. */
+export const RankingBody = v.looseObject({ model: ChatBody.entries.model });
+
+/** The upstream's answers, unchanged. A ranking may be a list. */
+export const TextCompletion = v.looseObject({ choices: v.optional(v.array(v.unknown())) });
+export const Ranking = v.union([v.looseObject({ results: v.optional(v.array(v.unknown())) }), v.array(v.unknown())]);
 
 /** Body of POST /v1/router/embeddings. */
 export const EmbeddingsBody = v.looseObject({ model: ChatBody.entries.model });

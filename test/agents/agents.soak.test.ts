@@ -69,7 +69,44 @@ function assertPaid({ used, cost, held, estimatedCount }: Ran): void {
   assert.deepEqual({ used, held, estimatedCount }, { used: cost, held: 0n, estimatedCount: 0 });
 }
 
+/** A PDF of one empty page. */
+const PDF = `%PDF-1.4
+1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj
+2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj
+3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 72 72]>>endobj
+trailer<</Root 1 0 R>>
+%%EOF
+`;
+
+/** A model that reads the PDF, and says that it saw something in its place. */
+function pdfModel({ messages, tools = [] }: Record<string, any>): Record<string, any> {
+  const read = tools.find((it: any) => it.function.name === 'Read');
+  if (!read || JSON.stringify(messages).includes('[A document, PDF'))
+    return { role: 'assistant', content: read ? 'It is a PDF, and I go on.' : 'A title' };
+  if (messages.some(({ role }: any) => role === 'tool')) return { role: 'assistant', content: 'Nothing came.' };
+  const call = { name: 'Read', arguments: JSON.stringify({ file_path: 'a.pdf' }) };
+  return { role: 'assistant', content: null, tool_calls: [{ id: 'call_1', type: 'function', function: call }] };
+}
+
 describe('the agents of the page', { concurrency: 2 }, () => {
+  test('Claude Code goes on after it has read a PDF, which a model of chats cannot read', async (t) => {
+    if (!hasAgent(t, 'claude')) return;
+    const settings = settingsOf('clients.md', 'Claude Code');
+    const files = [...settings.files, { path: 'a.pdf', text: PDF }];
+    const args = ['-p', 'Read a.pdf.', '--permission-mode', 'acceptEdits'];
+    const ran = await runAgent(t, { settings: { ...settings, files }, args, model: pdfModel });
+    assert.match(ran.said, /It is a PDF, and I go on\./);
+    assert.deepEqual(
+      [ran.code, ran.exchanges.filter(({ method, status }) => method === 'POST' && status >= 400)],
+      [0, []],
+    );
+    assert(
+      ran.exchanges.some(({ body }) => body.includes('"type":"document"')),
+      'it sends the PDF itself',
+    );
+    assertPaid(ran);
+  });
+
   for (const agent of AGENTS) {
     test(`${agent.title} does a task with two tools, and pays what the model server counted`, async (t) => {
       if (!hasAgent(t, agent.program)) return;

@@ -3,11 +3,11 @@ import { execFileSync, spawnSync } from 'node:child_process';
 import { closeSync, constants, openSync, readSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { createLineBuffer, createLog, logConsole } from '../../src/base/log.ts';
+import { createLineBuffer, createLog, type LogFormat, logConsole } from '../../src/base/log.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
 /** A pipe whose reader reads when the test tells it to, and a buffer before it. */
-function openPipe(t: TestContext) {
+function openPipe(t: TestContext, format: LogFormat = 'json') {
   const path = join(temporaryDirectory(t), 'pipe');
   execFileSync('mkfifo', [path]);
   const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
@@ -31,7 +31,7 @@ function openPipe(t: TestContext) {
       return '';
     }
   };
-  return { buffer: createLineBuffer(writer), read, closeReader };
+  return { buffer: createLineBuffer(writer, format), read, closeReader };
 }
 const turn = () => new Promise((resolve) => setImmediate(resolve));
 /** Returns a line of 230 bytes, for any number. */
@@ -130,4 +130,42 @@ test('what a library prints is a line of the log, without secrets', () => {
   assert(!/secret-of-upstream|0123456789abcdef/.test(first), first);
   assert.equal(JSON.parse(first).event, 'console');
   assert.equal(JSON.parse(second).said, 'one of 2');
+});
+
+test('as text a line says when, how bad, which event and what happened; it hides and escapes as JSON does', () => {
+  const lines: string[] = [];
+  const secret = 'sk-a-key-0123456789';
+  const log = createLog('debug', [secret], (text) => lines.push(text), 'text');
+  log.info({ event: 'serving', listen: 'https://127.0.0.1:1', ready: true, none: null }, 'serving');
+  log.warn(
+    { event: 'tls.refused', reason: `a "b" ${secret}\u001b[31m\u202e\n2026-01-01 00:00:00Z forged`, list: [1, 'two'] },
+    'no',
+  );
+  log.error({ token: `svc_agent_${'a'.repeat(40)}` }, `first\nsecond ${secret}`);
+  log.debug({ event: 'bearer' }, 'Authorization: Bearer abc.def');
+  const when = String.raw`\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ`;
+  assert.match(
+    lines[0] ?? '',
+    new RegExp(`^${when} info  serving  listen=https://127\\.0\\.0\\.1:1  ready=true  none=null\n$`),
+  );
+  assert.equal(
+    lines[1]?.slice(20),
+    ` warn  tls.refused: no  reason="a \\"b\\" [redacted]\\u001b[31m\\u202e\\n2026-01-01 00:00:00Z forged"  list="[1,\\"two\\"]"\n`,
+  );
+  assert.equal(lines[2]?.slice(20), ' error first\n  second [redacted]  token=svc_agent_[redacted]\n');
+  assert.equal(lines[3]?.slice(20), ' debug bearer: Authorization: Bearer [redacted]\n');
+});
+
+test('lost lines are reported in the format of the log', async (t) => {
+  const { buffer, read } = openPipe(t, 'text');
+  const line = `${'x'.repeat(1000)}\n`;
+  for (let i = 0; i < 2000; i++) buffer.write(line);
+  assert(buffer.lostCount() > 0);
+  let text = '';
+  while (!/lost: the reader/.test(text)) {
+    await turn();
+    text = text.slice(-2000) + read();
+    buffer.flush(0);
+  }
+  assert.match(text, /Z warn {2}log\.lost: log lines were lost: the reader of stderr did not keep up {2}lines=\d+\n$/);
 });

@@ -63,7 +63,7 @@ async function openScene(t: TestContext): Promise<Scene | undefined> {
   const asked: string[] = [];
   for (const { slot, backend } of purser.app.slots.list)
     for (const name of ['create', 'extend', 'exec', 'session', 'destroy'] as const) {
-      const calls = name === 'exec' || name === 'session' ? backend.inside : backend;
+      const calls = name === 'exec' || name === 'session' ? backend.guest : backend;
       const real = Reflect.get(calls, name) as (...args: unknown[]) => Promise<unknown>;
       Object.assign(calls, {
         [name]: (...args: unknown[]) => {

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
+import { basename } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { type Backend, type Machine, type Spec, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { cpuShare, readCpuTime } from '../../src/compute/cpu-time.ts';
@@ -31,6 +32,10 @@ const CROWD_COUNT = 300;
 const MOVE_SECONDS = 10;
 const now = () => Math.floor(Date.now() / 1000);
 
+/** Folders in a machine, which may be this one: the name begins with this process's own, so that no other run removes them. */
+export const FOLDERS = `/tmp/purser-test-${process.pid}-`;
+export const newFolder = () => FOLDERS + randomBytes(6).toString('hex');
+
 /** Destroys a machine until the backend confirms that it is gone. */
 export async function gone(backend: Backend, ref: string): Promise<void> {
   const isGone = async () => {
@@ -53,12 +58,12 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const machine = await until(`${name} runs`, async () => {
       const it = await backend.inspect(ref);
       assert.notEqual(it?.state, 'ended', 'a machine that was just made has not ended');
-      return it?.state === 'running' && (await backend.inside.prove(ref)) === undefined && it;
+      return it?.state === 'running' && (await backend.guest.prove(ref)) === undefined && it;
     });
     return { tag, machine };
   }
   const sh = (backend: Backend, ref: string, command: string, timeoutSeconds = 60) =>
-    backend.inside.exec(ref, { command, timeoutSeconds, streamBytesMax: 1024 * 1024 });
+    backend.guest.exec(ref, { command, timeoutSeconds, streamBytesMax: 1024 * 1024 });
 
   test(`${name}: the whole life of a machine`, async (t) => {
     const subject = await open(t);
@@ -88,9 +93,9 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
       [7, 'out\n', 'err\n', false],
     );
     const content = randomBytes(300_000);
-    const folder = `/tmp/purser-test-${randomBytes(6).toString('hex')}/deep`; // A machine may be this one.
-    await backend.inside.upload(machine.ref, `${folder}/file.bin`, content);
-    await backend.inside.upload(machine.ref, `${folder}/file.bin`, content.subarray(0, 200_000));
+    const folder = `${newFolder()}/deep`;
+    await backend.guest.upload(machine.ref, `${folder}/file.bin`, content);
+    await backend.guest.upload(machine.ref, `${folder}/file.bin`, content.subarray(0, 200_000));
     const size = await sh(backend, machine.ref, `wc -c < ${folder}/file.bin; ls ${folder}; rm -r ${folder}`);
     assert.equal(size.stdout.toString().trim().replace(/\s+/g, ' '), '200000 file.bin', size.stderr.toString());
 
@@ -161,7 +166,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     ] as const) {
       const said = await sh(backend, machine.ref, `kill -${signal} $$`);
       assert.deepEqual([said.exitCode, said.timedOut], [code, false], signal);
-      const session = await backend.inside.session(machine.ref, { command: `kill -${signal} $$`, terminal: undefined });
+      const session = await backend.guest.session(machine.ref, { command: `kill -${signal} $$`, terminal: undefined });
       for (const stream of [session.stdout, session.stderr]) stream?.resume(); // Unread output keeps a session open.
       const end = await session.ended;
       assert.ok('signal' in end ? end.signal === signal : end.code === code, JSON.stringify(end));
@@ -204,7 +209,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
         return found !== undefined && isEnough(found);
       });
     };
-    const burnt = `/tmp/purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
+    const burnt = newFolder();
     const burning = sh(backend, machine.ref, `while [ ! -e ${burnt} ]; do :; done; rm ${burnt}`, 150);
     await share((it) => it > 0.2);
     await sh(backend, machine.ref, `: > ${burnt}`);
@@ -223,7 +228,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
       timeoutSeconds: 60,
       streamBytesMax: 1000,
     };
-    const said = await backend.inside.exec(machine.ref, order);
+    const said = await backend.guest.exec(machine.ref, order);
     assert.deepEqual(
       [said.stdout.length, said.stdoutTruncated, said.stderr.length, said.stderrTruncated, said.exitCode],
       [1000, true, 10, false, 0],
@@ -248,7 +253,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
       '/tmp',
     ])
       await assert.rejects(
-        backend.inside.upload(machine.ref, path, Buffer.from('x')),
+        backend.guest.upload(machine.ref, path, Buffer.from('x')),
         { code: 'invalid_request' },
         path,
       );
@@ -261,7 +266,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const { backend } = subject;
     const { machine } = await make(subject);
     const read = async (path: string) => (await sh(backend, machine.ref, `cat ${path}`)).stdout.toString();
-    const unique = `purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
+    const unique = basename(newFolder());
     const mayWrite = async (folder: string) =>
       (await sh(backend, machine.ref, `mkdir ${folder}/${unique}-try && rmdir ${folder}/${unique}-try`)).exitCode === 0;
     for (const [folder, path] of [
@@ -270,14 +275,14 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
       ['/', `/${unique}-root`],
     ] as const) {
       const isWritable = await mayWrite(folder);
-      const upload = backend.inside.upload(machine.ref, path, Buffer.from(`at ${path}`));
+      const upload = backend.guest.upload(machine.ref, path, Buffer.from(`at ${path}`));
       if (isWritable) {
         await upload;
         assert.equal(await read(path), `at ${path}`);
       } else await assert.rejects(upload, { code: 'invalid_request', message: /Permission denied/ });
     }
     await sh(backend, machine.ref, `chmod 750 /tmp/${unique}`);
-    await backend.inside.upload(machine.ref, `/tmp/${unique}`, Buffer.from('#!/bin/sh\necho runs\n'));
+    await backend.guest.upload(machine.ref, `/tmp/${unique}`, Buffer.from('#!/bin/sh\necho runs\n'));
     const ran = await sh(backend, machine.ref, `/tmp/${unique}; stat -c %a /tmp/${unique}; ls -d /tmp/${unique}*`);
     assert.equal(ran.stdout.toString(), `runs\n750\n/tmp/${unique}\n`, ran.stderr.toString());
     await sh(backend, machine.ref, `rm -rf ${unique} /tmp/${unique} /${unique}-root`);
@@ -327,7 +332,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     if (!subject) return;
     const { backend } = subject;
     const { machine } = await make(subject);
-    const session = await backend.inside.session(machine.ref, {
+    const session = await backend.guest.session(machine.ref, {
       command: 'read line; echo "got $line"; exit 5',
       terminal: undefined,
     });
@@ -344,8 +349,8 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     if (!subject) return;
     const { backend } = subject;
     const { machine } = await make(subject);
-    if (backend.inside.relay !== undefined)
-      assert.equal((await sh(backend, machine.ref, `${backend.inside.relay} relay`)).exitCode, 0, 'it can relay');
+    if (backend.guest.relay !== undefined)
+      assert.equal((await sh(backend, machine.ref, `${backend.guest.relay} relay`)).exitCode, 0, 'it can relay');
     const port = await freePort(); // A machine may be this one.
     const serve = `busybox nc -ll -p ${port} -e cat >/dev/null 2>&1 || perl -MSocket -e '
       socket(S, PF_INET, SOCK_STREAM, 0); setsockopt(S, SOL_SOCKET, SO_REUSEADDR, 1);

@@ -9,7 +9,7 @@ import { followFaults } from '../../src/base/fault.ts';
 import { openEngine, textOf } from '../../src/compute/engines/container/engine.ts';
 import { beginIn } from '../../src/compute/engines/container/program.ts';
 import { whyEnded } from '../../src/compute/engines/container/why-ended.ts';
-import { createInside } from '../../src/compute/machine/inside.ts';
+import { createGuest } from '../../src/compute/machine/guest.ts';
 import { waitFor } from '../helper/waiting.ts';
 
 /** What an engine may answer: every call ends, and what cannot be read is nothing that is known. */
@@ -119,7 +119,7 @@ test('a command that the engine says runs for ever is given up after its limit',
   const engine = await open(t, (path) =>
     path.endsWith('/start') ? upgrade : json({ Id: 'x', Image: 'x', Config: {}, Running: true, ExitCode: null }),
   );
-  const inside = createInside((ref, order) => beginIn(engine, ref, order), { graceMilliseconds: 1 });
+  const guest = createGuest((ref, order) => beginIn(engine, ref, order), { graceMilliseconds: 1 });
   const order = { command: 'true', timeoutSeconds: 0, streamBytesMax: 100 };
-  await assert.rejects(waitFor('it is given up', inside.exec('x', order)), { name: 'TimeoutError' });
+  await assert.rejects(waitFor('it is given up', guest.exec('x', order)), { name: 'TimeoutError' });
 });

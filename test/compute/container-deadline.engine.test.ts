@@ -40,7 +40,7 @@ async function lease(engine: Engine, image: string, seconds: number) {
     tag,
     created,
     async sh(command: string): Promise<string> {
-      const { stdout, stderr } = await backend.inside.exec(tag, {
+      const { stdout, stderr } = await backend.guest.exec(tag, {
         command,
         timeoutSeconds: 60,
         streamBytesMax: 10_000,
@@ -157,7 +157,7 @@ test('in an image with nothing but one static program, the deadline is kept and 
   await imageOf(t, engine, 'localhost/scratch:1', tree);
   const { backend, tag, created, endsAt } = await lease(engine, 'localhost/scratch:1', 300);
   assert.equal(created.kind, 'created', JSON.stringify(created));
-  assert.match((await backend.inside.prove(tag)) ?? '', /^it runs, but .*\/bin\/sh/, 'nobody would pay for it');
+  assert.match((await backend.guest.prove(tag)) ?? '', /^it runs, but .*\/bin\/sh/, 'nobody would pay for it');
   const tenant = runAsRoot(engine.docker, tag, '/sleep', '4321');
   const deadline = now() + 12;
   assert.deepEqual(await backend.extend(tag, deadline), { kind: 'done' });

@@ -50,7 +50,7 @@ async function rent(engine: Engine, image = IMAGE) {
   const created = await backend.create({ tag, quote, deadline: Math.floor(Date.now() / 1000) + 660 });
   assert.equal(created.kind, 'created', JSON.stringify(created));
   const reserve = (megabytes: number, file = '/tmp/file') =>
-    backend.inside.exec(tag, {
+    backend.guest.exec(tag, {
       command: `fallocate -l ${megabytes}M ${file}`,
       timeoutSeconds: 60,
       streamBytesMax: 4096,

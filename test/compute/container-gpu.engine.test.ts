@@ -49,7 +49,7 @@ function openBackend(engine: Engine, devices: string[], prefix = tagPrefix(INSTA
   };
   const seen = async (ref: string) => {
     const order = { command: 'nvidia-smi -L', timeoutSeconds: 10, streamBytesMax: 4096 };
-    const { stdout } = await backend.inside.exec(ref, order);
+    const { stdout } = await backend.guest.exec(ref, order);
     return [...stdout.toString().matchAll(/UUID: (\S+)\)/g)].map(([, name]) => name as string);
   };
   const isGpuOffered = async () =>
@@ -117,7 +117,7 @@ test('a lease with fewer GPUs inside than were bought does not prove itself, and
   const { engine, gpus } = opened;
   const backend = openBackend(engine, [...gpus.names, gpus.absent]);
   const ref = await backend.rent(2);
-  assert.equal(await backend.inside.prove(ref), 'nvidia-smi -L shows 1 of 2 GPUs inside');
+  assert.equal(await backend.guest.prove(ref), 'nvidia-smi -L shows 1 of 2 GPUs inside');
   await backend.destroy(ref);
   assert.equal(await backend.inspect(ref), undefined);
 });

@@ -49,7 +49,7 @@ for (const [name, open] of ENGINES)
     };
     const say = async (ref: string) => {
       const command = 'echo "$MODEL"; df -k /dev/shm | tail -1 | awk \'{ print $2 }\'';
-      return (await backend.inside.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1000 })).stdout.toString();
+      return (await backend.guest.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1000 })).stdout.toString();
     };
     const imageOf = async (ref: string) => (await engine.docker.getContainer(ref).inspect()).Config.Image;
 
@@ -62,7 +62,7 @@ for (const [name, open] of ENGINES)
       assert.equal(made.kind, 'created', JSON.stringify(made));
       const { ref } = made as { ref: string };
       assert.deepEqual([await imageOf(ref), await say(ref)], [image, said]);
-      assert.deepEqual(await backend.inside.prove(ref), undefined);
+      assert.deepEqual(await backend.guest.prove(ref), undefined);
       await backend.destroy(ref);
     }
     const refused = await rent('missing');

@@ -36,7 +36,7 @@ function open(engine: Engine, network: string) {
     const { tag, created } = await rent(walletId);
     assert.equal(created.kind, 'created', JSON.stringify(created));
     const sh = async (command: string) => {
-      const said = await backend.inside.exec(tag, { command, timeoutSeconds: 20, streamBytesMax: 4000 });
+      const said = await backend.guest.exec(tag, { command, timeoutSeconds: 20, streamBytesMax: 4000 });
       return said.stdout.toString().trim();
     };
     return {

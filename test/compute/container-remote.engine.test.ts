@@ -168,9 +168,9 @@ for (const [name, open] of LINES) {
     const limits = { timeoutSeconds: 60, streamBytesMax: 1000 };
     // What comes in the same moment as a cut may still be given an idle connection that was cut as well.
     const say = async (command: string) =>
-      (await backend.inside.exec(tag, { command, ...limits }).catch(() => undefined))?.stdout.toString();
+      (await backend.guest.exec(tag, { command, ...limits }).catch(() => undefined))?.stdout.toString();
     for (const [way, run] of [
-      ['plain', (command: string) => backend.inside.exec(tag, { command, ...limits })],
+      ['plain', (command: string) => backend.guest.exec(tag, { command, ...limits })],
       ['in a directory', (command: string) => runCommand(backend, tag, { command, cwd: '/tmp', ...limits })],
     ] as const) {
       const ran = run('echo begun; : > /tmp/begun; sleep 60');

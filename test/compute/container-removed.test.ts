@@ -8,12 +8,12 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { type Engine, openEngine } from '../../src/compute/engines/container/engine.ts';
 import { beginIn } from '../../src/compute/engines/container/program.ts';
-import { createInside, type InsideOptions } from '../../src/compute/machine/inside.ts';
+import { createGuest, type GuestOptions } from '../../src/compute/machine/guest.ts';
 import { frame } from './engines/frame.ts';
 import { containerSubject } from './engines/subject.ts';
 
-const inside = (engine: Engine, options?: InsideOptions) =>
-  createInside((ref, order) => beginIn(engine, ref, order), options);
+const guestOf = (engine: Engine, options?: GuestOptions) =>
+  createGuest((ref, order) => beginIn(engine, ref, order), options);
 
 const ID = 'a4e0bc769d01b530c8e1ab636d4625e81b319aa7f6eeea6b632d1f6952de5b39';
 const ORDER = { command: 'sleep 600', timeoutSeconds: 600, streamBytesMax: 1000 };
@@ -84,7 +84,7 @@ for (const [name, answer] of Object.entries(REMOVED)) {
     };
     const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
     t.after(() => engine.close());
-    const { exitCode, timedOut, stdout } = await inside(engine).exec('it', ORDER);
+    const { exitCode, timedOut, stdout } = await guestOf(engine).exec('it', ORDER);
     assert.deepEqual([exitCode, timedOut, stdout.toString()], [137, false, 'last\n']);
   });
 
@@ -112,7 +112,7 @@ test('what a command said is waited for, though the engine knows its exit code b
   };
   const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
   t.after(() => engine.close());
-  const { exitCode, stdout, stderr } = await inside(engine).exec('it', ORDER);
+  const { exitCode, stdout, stderr } = await guestOf(engine).exec('it', ORDER);
   assert.deepEqual([exitCode, stdout.toString(), stderr.toString()], [3, 'late\n', '']);
 });
 
@@ -124,15 +124,35 @@ test('a command whose output the engine has lost is not answered with what is le
     };
     const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
     t.after(() => engine.close());
-    await assert.rejects(inside(engine).exec('it', ORDER), /the engine lost the end of what the command said/);
+    await assert.rejects(guestOf(engine).exec('it', ORDER), /the engine lost the end of what the command said/);
   }
+});
+
+test('a command that Podman cannot start has its exit code and its words; without these, output was lost', async (t) => {
+  const words = 'Error: runc: exec failed: unable to start container process: read init-p: reset: OCI runtime error\n';
+  const run = async (output: (input: string) => Buffer[]) => {
+    const inspect = (stream: Socket, input: string): Answer => {
+      if (input) stream.end(Buffer.concat(output(input)));
+      return [200, { Running: !input, ExitCode: input ? 125 : null }];
+    };
+    const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
+    t.after(() => engine.close());
+    return guestOf(engine).exec('it', ORDER);
+  };
+  const { exitCode, stdout, stderr } = await run(() => [frame(2, words)]);
+  assert.deepEqual([exitCode, stdout.toString(), stderr.toString()], [125, '', words]);
+  for (const output of [
+    () => [frame(2, 'half of an error: OCI runtime')],
+    (input: string) => [frame(2, words), ...marked(input, 125).slice(0, 1)],
+  ])
+    await assert.rejects(run(output), /the engine lost the end of what the command said/);
 });
 
 test('another error of the engine is no end of a command, nor of a machine', async (t) => {
   const answer: Answer = [500, { cause: 'database is locked', message: 'database is locked', response: 500 }];
   const engine = openEngine({ socket: await openFakeEngine(t, { inspect: () => answer }) });
   t.after(() => engine.close());
-  await assert.rejects(inside(engine).exec('it', ORDER), /database is locked/);
+  await assert.rejects(guestOf(engine).exec('it', ORDER), /database is locked/);
   const { backend } = containerSubject({ socket: await openFakeEngine(t, { container: answer }) });
   t.after(() => backend.close());
   await assert.rejects(backend.inspect('it'), /database is locked/);
@@ -143,7 +163,7 @@ test('what a killed session left, and the killing does not find, is not waited f
   const inspect = () => [200, { Running: true, ExitCode: null }] as const;
   const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
   t.after(() => engine.close());
-  const session = await inside(engine, { killMilliseconds: 200 }).session('it', {
+  const session = await guestOf(engine, { killMilliseconds: 200 }).session('it', {
     command: 'exec env -i sleep 600',
     terminal: undefined,
   });

@@ -26,8 +26,8 @@ test('the Podman of another user, who has no rights, rents out containers: by it
     const tag = 'purser-inst-conformance-res-rootless';
     const made = await backend.create({ tag, quote, deadline: now + 600 });
     assert.deepEqual(made, { kind: 'created', ref: tag });
-    await backend.inside.upload(tag, '/tmp/file', Buffer.from('uploaded'));
-    const ran = await backend.inside.exec(tag, {
+    await backend.guest.upload(tag, '/tmp/file', Buffer.from('uploaded'));
+    const ran = await backend.guest.exec(tag, {
       command: 'cat /tmp/file; exit 3',
       timeoutSeconds: 60,
       streamBytesMax: 1000,

@@ -19,7 +19,7 @@ for (const [name, open] of [
     if (name === 'Podman') t.after(engine.stop);
     const proxy = await openEngineProxy(t, engine);
     const { backend } = containerSubject({ socket: proxy.socket });
-    const { exec } = backend.inside;
+    const { exec } = backend.guest;
     const tried = async () => {
       const installation = newId('inst');
       const found = await selfTest({ backend, provisionSeconds: 60 }, installation, () =>
@@ -43,7 +43,7 @@ for (const [name, open] of [
     assert.match(await tried(), /exit code 12 \(ENOMEM\); the last of its output: no memory for deadlines; /);
 
     // What fails first may be the command in it.
-    backend.inside.exec = async (ref, order) => {
+    backend.guest.exec = async (ref, order) => {
       await until('it has ended', async () => (await backend.inspect(ref))?.state === 'ended');
       return exec(ref, order);
     };

@@ -8,7 +8,7 @@ import { conform, type Subject } from './conformance.ts';
 import { type Engine, importImage, openDocker, packBusybox } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 import { containerSubject } from './engines/subject.ts';
-import { workInside } from './inside.ts';
+import { workInGuest } from './guest.ts';
 
 const engines: { docker?: Engine | undefined; podman?: Engine | undefined } = {};
 after(async () => {
@@ -30,8 +30,8 @@ async function openSharedPodman(t: TestContext): Promise<Engine | undefined> {
 
 conform('container on Docker', async (t) => subject(await openSharedDocker(t)));
 conform('container on Podman', async (t) => subject(await openSharedPodman(t)));
-workInside('container on Docker', async (t) => subject(await openSharedDocker(t)));
-workInside('container on Podman', async (t) => subject(await openSharedPodman(t)));
+workInGuest('container on Docker', async (t) => subject(await openSharedDocker(t)));
+workInGuest('container on Podman', async (t) => subject(await openSharedPodman(t)));
 
 for (const name of ['Docker', 'Podman'] as const)
   test(`${name}: a container is limited, without capabilities and network, and says nothing into a log`, async (t) => {
@@ -43,7 +43,7 @@ for (const name of ['Docker', 'Podman'] as const)
     const created = await backend.create({ tag, quote: await backend.quote(spec), deadline });
     assert.deepEqual(created, { kind: 'created', ref: tag });
     const sh = async (command: string) => {
-      const said = await backend.inside.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 4096 });
+      const said = await backend.guest.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 4096 });
       return `${said.stdout}${said.stderr}${said.exitCode}`.trim();
     };
     assert.equal(
@@ -91,7 +91,7 @@ for (const name of ['Docker', 'Podman'] as const) {
     await create(opened, tag);
     t.after(() => backend.destroy(tag));
     const sh = async (command: string) => {
-      const { stdout, exitCode } = await backend.inside.exec(tag, {
+      const { stdout, exitCode } = await backend.guest.exec(tag, {
         command,
         timeoutSeconds: 60,
         streamBytesMax: 4096,
@@ -101,9 +101,9 @@ for (const name of ['Docker', 'Podman'] as const) {
     await sh('mkdir -p /tmp/work');
     assert.deepEqual(await sh('pwd'), ['/tmp/work\n', 0]);
     assert.deepEqual(await sh("df -m /dev/shm | awk 'END { print $2 }'"), ['128\n', 0]);
-    await backend.inside.upload(tag, 'a', Buffer.from('x'));
+    await backend.guest.upload(tag, 'a', Buffer.from('x'));
     assert.deepEqual(await sh('cat /tmp/work/a; exit 3'), ['x', 3]);
-    const session = await backend.inside.session(tag, { command: 'pwd', terminal: undefined });
+    const session = await backend.guest.session(tag, { command: 'pwd', terminal: undefined });
     const said = collect(session.stdout, 100);
     session.stderr?.resume();
     assert.deepEqual([await session.ended, (await said).bytes.toString()], [{ code: 0 }, '/tmp/work\n']);
@@ -122,7 +122,7 @@ for (const name of ['Docker', 'Podman'] as const) {
     await create(opened, tag);
     t.after(() => backend.destroy(tag));
     // Podman breaks the connection then, and may put its own words in place of the command's.
-    const session = await backend.inside.session(tag, { command: ': > /tmp/notes; /tmp/notes', terminal: undefined });
+    const session = await backend.guest.session(tag, { command: ': > /tmp/notes; /tmp/notes', terminal: undefined });
     session.stdin.on('error', () => {});
     session.stdin.write(Buffer.alloc(8 * 1024 * 1024));
     session.stdout.resume();
@@ -147,3 +147,27 @@ for (const name of ['Docker', 'Podman'] as const) {
     assert.deepEqual(await backend.find(tag), []);
   });
 }
+
+test('Podman: a command for which no process is left ends with the words of the engine', async (t) => {
+  const opened = subject(await openSharedPodman(t));
+  if (!opened) return;
+  const { backend, spec } = opened;
+  const tag = 'purser-inst-conformance-res-crowd';
+  const deadline = Math.floor(Date.now() / 1000) + 600;
+  assert.equal((await backend.create({ tag, quote: await backend.quote(spec), deadline })).kind, 'created');
+  t.after(() => backend.destroy(tag));
+  // The readers outlive the shell that starts them until no more can be made; the last one takes its place.
+  const reader = '{ read _ </dev/shm/crowd; } &';
+  const crowd = await backend.guest.session(tag, {
+    command: `mkfifo /dev/shm/crowd; exec 9<>/dev/shm/crowd; (for i in $(seq 80); do ${reader} done) 2>/dev/null
+${reader} echo full; read _ <&9`,
+    terminal: undefined,
+  });
+  crowd.stderr?.resume();
+  await new Promise((resolve) => crowd.stdout.once('data', resolve));
+  const order = { command: 'true', timeoutSeconds: 60, streamBytesMax: 4096 };
+  const { exitCode, stderr } = await backend.guest.exec(tag, order);
+  assert.equal(exitCode, 125);
+  assert.match(stderr.toString(), /OCI runtime error$/m);
+  crowd.ended.catch(() => {}); // It ends with its container.
+});

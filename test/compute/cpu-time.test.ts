@@ -5,7 +5,7 @@ import type { Backend } from '../../src/compute/backend.ts';
 import { type CpuTime, cpuShare, readCpuTime } from '../../src/compute/cpu-time.ts';
 
 const machineSaying = (text: string) =>
-  ({ inside: { exec: async () => ({ stdout: Buffer.from(text) }) } }) as unknown as Backend;
+  ({ guest: { exec: async () => ({ stdout: Buffer.from(text) }) } }) as unknown as Backend;
 
 test('what a machine says of its processor is read in its unit, and anything else is no answer', async () => {
   for (const [text, expected] of [
@@ -40,17 +40,17 @@ test('the share of a processor is by the clock of the machine, and nothing is ma
 
 test('what is open is counted until it ends, once, and what has ended since it was asked for is known', () => {
   const activity = createActivity();
-  assert.equal(activity.sinceAsked('a'), false);
+  assert.equal(activity.takeActivity('a'), false);
   const [first, second] = [activity.begin('a'), activity.begin('a')];
   assert.deepEqual([activity.open('a'), activity.open('b')], [2, 0]);
   first();
   first();
-  assert.deepEqual([activity.open('a'), activity.sinceAsked('a'), activity.sinceAsked('a')], [1, true, true]);
+  assert.deepEqual([activity.open('a'), activity.takeActivity('a'), activity.takeActivity('a')], [1, true, true]);
   second();
-  assert.deepEqual([activity.open('a'), activity.sinceAsked('a')], [0, false]);
+  assert.deepEqual([activity.open('a'), activity.takeActivity('a')], [0, false]);
   activity.begin('a')();
-  assert.deepEqual([activity.open('a'), activity.sinceAsked('a'), activity.sinceAsked('a')], [0, true, false]);
+  assert.deepEqual([activity.open('a'), activity.takeActivity('a'), activity.takeActivity('a')], [0, true, false]);
   activity.begin('a')();
   activity.forget('a');
-  assert.equal(activity.sinceAsked('a'), false);
+  assert.equal(activity.takeActivity('a'), false);
 });

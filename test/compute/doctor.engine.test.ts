@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { stringify } from 'yaml';
-import { type Backend, type Finding, tagPrefix } from '../../src/compute/backend.ts';
+import { type Backend, type CheckFinding, tagPrefix } from '../../src/compute/backend.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { examine } from '../../src/doctor/doctor.ts';
@@ -20,7 +20,7 @@ function poolOf(hosts: Sshd[], over: Partial<Sshd['host']> = {}) {
 }
 
 /** What `purser doctor` finds of the backends of a server, by name. */
-async function findingsOf(directory: string): Promise<Map<string, Finding>> {
+async function findingsOf(directory: string): Promise<Map<string, CheckFinding>> {
   const config = readConfig({ data: directory }, {});
   const checks = await examine(config);
   assert.equal(new Set(checks.map((it) => it.name)).size, checks.length, 'every name is there once');
@@ -187,8 +187,8 @@ test('a trial whose doctor died half-way is an orphan, and the server takes it a
   const never = Promise.withResolvers<never>();
   const backend: Backend = {
     ...configured.backend,
-    inside: {
-      ...configured.backend.inside,
+    guest: {
+      ...configured.backend.guest,
       exec: () => {
         died.resolve();
         return never.promise;

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { Backend, Inside, Machine, Quote } from '../../src/compute/backend.ts';
+import type { Backend, Guest, Machine, MachineQuote } from '../../src/compute/backend.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 
 /** A backend of one offer that does as it is told; the real ones do not lie on request. */
@@ -43,8 +43,8 @@ function scripted(
         available: false,
       },
     ],
-    quote: async (asked: Quote['spec']) => ({ spec: asked, priceHourly: 1n, maxSeconds: 86_400 }),
-    async create({ quote }: { quote: Quote }) {
+    quote: async (asked: MachineQuote['spec']) => ({ spec: asked, priceHourly: 1n, maxSeconds: 86_400 }),
+    async create({ quote }: { quote: MachineQuote }) {
       calls.push(`create ${quote.spec.max_seconds}`);
       machines = [{ ref: 'm', state }];
       return { kind: 'created', ref: 'm' };
@@ -55,14 +55,14 @@ function scripted(
       calls.push(`destroy ${ref}`);
       machines = machines.filter((it) => it.ref !== ref);
     },
-    inside: inside(async () => ({ exitCode: 0, stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) })),
+    guest: guest(async () => ({ exitCode: 0, stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) })),
     close: async () => {},
     ...over,
   } as unknown as Backend;
   return { backend, provisionSeconds: 1, calls };
 }
 
-const inside = (exec: () => Promise<unknown>) => ({ exec, prove: async () => undefined }) as unknown as Inside;
+const guest = (exec: () => Promise<unknown>) => ({ exec, prove: async () => undefined }) as unknown as Guest;
 const tryIt = (it: ReturnType<typeof scripted>) => selfTest(it, 'inst_x', () => 1_800_000_000);
 
 test('the trial takes the cheapest offer that is free, for a short time', async () => {
@@ -89,8 +89,8 @@ test('whatever goes wrong in a trial is said, and the machine is destroyed all t
   const lost = { kind: 'unknown', reason: 'reset' } as const;
   for (const [over, what, calls] of [
     [{ offers: fault }, /^No machine was made: the engine is on fire$/, []],
-    [{ inside: inside(fault) }, /on fire; it was destroyed and is gone$/, ['create 300', 'destroy m']],
-    [{ inside: inside(exec) }, /ended with 127 in it: no shell; it was destroyed/, ['create 300', 'destroy m']],
+    [{ guest: guest(fault) }, /on fire; it was destroyed and is gone$/, ['create 300', 'destroy m']],
+    [{ guest: guest(exec) }, /ended with 127 in it: no shell; it was destroyed/, ['create 300', 'destroy m']],
     [
       { inspect: async () => undefined },
       /it was made, and ended by itself after \d s; it was destroyed/,

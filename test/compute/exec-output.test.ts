@@ -3,7 +3,7 @@ import { randomBytes, randomInt } from 'node:crypto';
 import { EventEmitter } from 'node:events';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
-import type { Session } from '../../src/compute/backend.ts';
+import type { GuestSession } from '../../src/compute/backend.ts';
 import { partOutput } from '../../src/compute/engines/container/exec-output.ts';
 import { createStreams } from '../../src/compute/engines/kubernetes/stream.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
@@ -94,12 +94,12 @@ test('what comes in frames of one byte waits in few pieces', async () => {
 
 test('what a text in a machine says a byte at a time waits in few pieces', async () => {
   const source = { stdin: new PassThrough(), stdout: new PassThrough(), stderr: new PassThrough() };
-  const session: Session = { ...source, ended: new Promise(() => {}), resize() {}, kill() {} };
-  const backend = { inside: { session: async () => session } as never };
+  const session: GuestSession = { ...source, ended: new Promise(() => {}), resize() {}, kill() {} };
+  const backend = { guest: { session: async () => session } as never };
   const run = await startRun(backend, 'ref', { text: 'true', timeoutSeconds: 60 });
   const [token] = String(source.stdin.read()).split(' ');
   source.stdout.write(`${token} ok\n`);
-  await run.said;
+  await run.word;
   for (const [from, unread] of [
     [source.stdout, run.stdout as PassThrough],
     [source.stderr, run.stderr as PassThrough],

@@ -66,7 +66,7 @@ const calls = (backend: Backend) => ({
   create: async (tag: string = freshTag()) =>
     backend.create({ tag, quote: await backend.quote(SPEC), deadline: now() + 600 }),
   sh: (ref: string, command: string) =>
-    backend.inside.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 1024 * 1024 }),
+    backend.guest.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 1024 * 1024 }),
 });
 const jobsOf = (fake: FakeKubernetes) => fake.objects('jobs').length;
 
@@ -383,7 +383,7 @@ for (const protocols of [['v5.channel.k8s.io', 'v4.channel.k8s.io'], ['v5.channe
     const content = randomBytes(300_000);
     const open = join(tmpdir(), `purser-upload-${randomBytes(6).toString('hex')}`);
     t.after(() => rmSync(open, { recursive: true, force: true }));
-    await backend.inside.upload(tag, `${open}/file`, content);
+    await backend.guest.upload(tag, `${open}/file`, content);
     assert.ok(readFileSync(`${open}/file`).equals(content));
   });
 

@@ -4,7 +4,7 @@ import * as v from 'valibot';
 import { newId } from '../../src/base/id.ts';
 import { type Spec, tagOf } from '../../src/compute/backend.ts';
 import { describeJob, describePod, jobName } from '../../src/compute/engines/kubernetes/describe.ts';
-import type { Job, Pod } from '../../src/compute/engines/kubernetes/objects.ts';
+import type { KubernetesJob, Pod } from '../../src/compute/engines/kubernetes/objects.ts';
 import { type KubernetesSettings, notes, slots } from '../../src/compute/engines/kubernetes/settings.ts';
 import { machineOf } from '../../src/compute/engines/kubernetes/state.ts';
 import { quoteOf } from '../../src/compute/kit/priced.ts';
@@ -83,7 +83,10 @@ test('settings that cannot be meant are refused', () => {
   for (const [slot, settings, says] of faults) assert.throws(() => parse(slot, settings), says);
 });
 
-const job = (status: Job['status'] = { startTime: '2026-01-01T00:00:00Z' }, annotations = {}): Job => ({
+const job = (
+  status: KubernetesJob['status'] = { startTime: '2026-01-01T00:00:00Z' },
+  annotations = {},
+): KubernetesJob => ({
   metadata: { name: 'j', uid: 'j1', resourceVersion: '1', creationTimestamp: '2026-01-01T00:00:00Z', annotations },
   spec: { activeDeadlineSeconds: 600 },
   status,
@@ -103,7 +106,7 @@ const ended = (exitCode: number, reason = 'Error') => inside('Failed', { termina
 test('what a Job and its pod say is one machine, in plain words', () => {
   const deadline = Date.parse('2026-01-01T00:10:00Z') / 1000;
   const failed = { conditions: [{ type: 'Failed', status: 'True', reason: 'DeadlineExceeded' }] };
-  const table: [Job | undefined, Pod[], object | undefined][] = [
+  const table: [KubernetesJob | undefined, Pod[], object | undefined][] = [
     [undefined, [], undefined],
     [undefined, [ended(0)], { state: 'ended', note: /its Job is gone/ }],
     [job(), [], { state: 'provisioning', waitsFor: 'the cluster has not made it yet' }],

@@ -7,7 +7,7 @@ import { until } from '../helper/waiting.ts';
 import { conform, gone } from './conformance.ts';
 import { type KubernetesCluster, openKubernetes } from './engines/kubernetes.ts';
 import { allowPurser, kubernetesSubject, NAMESPACE } from './engines/kubernetes-subject.ts';
-import { workInside } from './inside.ts';
+import { workInGuest } from './guest.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
 
@@ -44,12 +44,12 @@ async function start({ backend, spec }: NonNullable<Awaited<ReturnType<typeof su
   await until('it runs', async () => {
     const it = await backend.inspect(tag);
     assert.notEqual(it?.state, 'ended', it?.note);
-    return it?.state === 'running' && (await backend.inside.prove(tag)) === undefined;
+    return it?.state === 'running' && (await backend.guest.prove(tag)) === undefined;
   });
   return tag;
 }
 const sh = async (backend: Backend, tag: string, command: string) => {
-  const { stdout, stderr } = await backend.inside.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 100_000 });
+  const { stdout, stderr } = await backend.guest.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 100_000 });
   return `${stdout}${stderr}`.trim();
 };
 const podOf = async (cluster: KubernetesCluster, tag: string) =>
@@ -58,7 +58,7 @@ const podOf = async (cluster: KubernetesCluster, tag: string) =>
   ).items[0];
 
 conform('kubernetes', (t) => subject(t));
-workInside('kubernetes', (t) => subject(t));
+workInGuest('kubernetes', (t) => subject(t));
 
 test('kubernetes: the rights of the page are enough, and what is missing has a name', async (t) => {
   const opened = await subject(t);
@@ -127,14 +127,14 @@ test('kubernetes: a session passes much, takes no more than is read, and ends at
   const { backend } = opened;
   const tag = await start(opened);
   const bytes = Buffer.alloc(3_000_000, 'purser ');
-  const session = await backend.inside.session(tag, { command: 'cat; echo over >&2; exit 4', terminal: undefined });
+  const session = await backend.guest.session(tag, { command: 'cat; echo over >&2; exit 4', terminal: undefined });
   const said = collect(session.stderr as NonNullable<typeof session.stderr>, 1000);
   session.stdin.end(bytes);
   const out = await collect(session.stdout, bytes.length * 2);
   assert.ok(out.bytes.equals(bytes));
   assert.deepEqual([await session.ended, (await said).bytes.toString()], [{ code: 4 }, 'over\n']);
 
-  const endless = await backend.inside.session(tag, { command: 'cat /dev/zero', terminal: undefined });
+  const endless = await backend.guest.session(tag, { command: 'cat /dev/zero', terminal: undefined });
   await until('it has begun', async () => endless.stdout.readableLength > 0);
   const before = process.memoryUsage().rss;
   await new Promise((resolve) => setTimeout(resolve, 1500));
@@ -152,7 +152,7 @@ test('kubernetes: a terminal has its size, and takes another', async (t) => {
   const tag = await start(opened);
   const terminal = { term: 'xterm', columns: 90, rows: 30 };
   const command = 'until [ "$(stty size 2>/dev/null)" = "40 100" ]; do sleep 0.1; done; echo $TERM; exit 3';
-  const session = await backend.inside.session(tag, { command, terminal });
+  const session = await backend.guest.session(tag, { command, terminal });
   assert.equal(session.stderr, undefined);
   session.resize(100, 40);
   const said = collect(session.stdout, 1000);
@@ -210,7 +210,7 @@ test('kubernetes: a connection that is cut leaves the outcome of a command open,
   if (!opened) return;
   const { backend, cluster } = opened;
   const tag = await start(opened);
-  const command = backend.inside.exec(tag, {
+  const command = backend.guest.exec(tag, {
     command: 'touch begun; sleep 30',
     timeoutSeconds: 60,
     streamBytesMax: 100,

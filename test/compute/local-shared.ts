@@ -44,7 +44,7 @@ export async function openLease(t: TestContext) {
   const made = await backend.create({ tag, quote: await backend.quote(SPEC), deadline: now() + 600 });
   assert.deepEqual(made, { kind: 'created', ref: tag });
   const run = async (command: string) => {
-    const said = await backend.inside.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
+    const said = await backend.guest.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
     return { ...said, stdout: said.stdout.toString(), stderr: said.stderr.toString() };
   };
   return { backend, tag, home: join(leases, tag, 'home'), directory: join(leases, tag), run };

@@ -9,7 +9,7 @@ test('a session with a terminal has one that can be resized, and dies when it is
   if (!hasComponent(t, 'script')) return;
   const { backend, tag } = await openLease(t);
   const order: SessionOrder = { command: undefined, terminal: { term: 'vt100', columns: 91, rows: 17 } };
-  const session = await backend.inside.session(tag, order);
+  const session = await backend.guest.session(tag, order);
   let said = '';
   session.stdout.on('data', (chunk: Buffer) => {
     said += chunk;

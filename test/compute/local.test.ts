@@ -19,7 +19,7 @@ import {
 import { until } from '../helper/waiting.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { conform, type Subject } from './conformance.ts';
-import { workInside } from './inside.ts';
+import { workInGuest } from './guest.ts';
 import { freshTag, open, openLease, processesWith, SPEC } from './local-shared.ts';
 
 const suite = async (t: TestContext): Promise<Subject> => ({
@@ -33,7 +33,7 @@ const suite = async (t: TestContext): Promise<Subject> => ({
 
 conform('local', suite);
 
-workInside('local', suite);
+workInGuest('local', suite);
 
 test('a directory of any size is listed up to a number of entries, what begins with a dot first', async (t) => {
   const { backend, tag, run } = await openLease(t);
@@ -92,7 +92,7 @@ test('an end is the end of every process of the lease, whatever session it made 
     'setsid sleep 4444 & nohup sleep 4444 >/dev/null 2>&1 & (setsid sh -c "sleep 4444; sleep 4444" &) & sleep 0.1',
   );
   await run('mkdir -p a/b/c; chmod 0 a/b; chmod 500 a ..'); // Folders that not even the tenant could remove.
-  const session = await backend.inside.session(tag, { command: 'exec sleep 4444', terminal: undefined });
+  const session = await backend.guest.session(tag, { command: 'exec sleep 4444', terminal: undefined });
   const command = run('sleep 4444');
   await until('all of them run', async () => processesWith(`PURSER_LEASE=${tag}`).length >= 6);
   await backend.destroy(tag);
@@ -102,7 +102,7 @@ test('an end is the end of every process of the lease, whatever session it made 
   assert.deepEqual([(await command).exitCode, (await command).timedOut], [137, false]);
   assert.equal((await neighbour.run('true')).exitCode, 0, 'a neighbour lives on');
   await assert.rejects(run('true'), { code: 'resource_not_active' });
-  await assert.rejects(backend.inside.upload(tag, '/x', Buffer.from('x')), { code: 'resource_not_active' });
+  await assert.rejects(backend.guest.upload(tag, '/x', Buffer.from('x')), { code: 'resource_not_active' });
 });
 
 test('what a command leaves in the background is not waited for, and lives as long as the lease', async (t) => {
@@ -120,7 +120,7 @@ async function startPurser(t: TestContext, seconds: number) {
     import { openLocalBackend } from ${JSON.stringify(new URL('../../src/compute/engines/local/local.ts', import.meta.url).href)};
     const backend = openLocalBackend({ backend: 'local' }, { leases: ${JSON.stringify(leases)}, now: () => 0 });
     await backend.create({ tag: '${tag}', deadline: Math.floor(Date.now() / 1000) + ${seconds} });
-    void backend.inside.exec('${tag}', { command: 'setsid sleep 4446 & exec sleep 4446', timeoutSeconds: 600, streamBytesMax: 1 });
+    void backend.guest.exec('${tag}', { command: 'setsid sleep 4446 & exec sleep 4446', timeoutSeconds: 600, streamBytesMax: 1 });
     console.log('made');`;
   const purser = spawn(process.execPath, ['--input-type=module', '-e', code], { stdio: ['ignore', 'pipe', 'inherit'] });
   t.after(() => purser.kill('SIGKILL'));
@@ -147,7 +147,7 @@ test('an upload is written as a command of the lease would write it', async (t) 
   const { backend, run, home, directory, tag } = await openLease(t);
   const elsewhere = temporaryDirectory(t);
   writeFileSync(join(elsewhere, 'file'), 'mine');
-  const upload = (path: string) => backend.inside.upload(tag, path, Buffer.from('theirs'));
+  const upload = (path: string) => backend.guest.upload(tag, path, Buffer.from('theirs'));
   await upload('work/a/b');
   await upload(`${home}/work/c`);
   await upload(join(elsewhere, 'd'));

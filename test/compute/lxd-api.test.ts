@@ -207,7 +207,7 @@ async function openFakeExec(t: TestContext, breaks?: 'stdout') {
     if (breaks) stdout.once('close', sayMark).end();
     else sayMark();
   });
-  return fake.backend.inside;
+  return fake.backend.guest;
 }
 
 const EXEC = { command: 'true', timeoutSeconds: 20, streamBytesMax: 100 };

@@ -5,7 +5,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { LxdApi } from '../../src/compute/engines/lxd/api.ts';
 import { beginIn } from '../../src/compute/engines/lxd/program.ts';
 import { MessageStream } from '../../src/compute/engines/lxd/websocket.ts';
-import { createInside } from '../../src/compute/machine/inside.ts';
+import { createGuest } from '../../src/compute/machine/guest.ts';
 import { waitFor } from '../helper/waiting.ts';
 
 test('a command that LXD says runs for ever is given up after its limit, and left', async () => {
@@ -21,8 +21,8 @@ test('a command that LXD says runs for ever is given up after its limit, and lef
   } as unknown as LxdApi;
   const order = { command: 'true', timeoutSeconds: 0, streamBytesMax: 100 };
   const tenant = { user: 1, directory: '/' };
-  const inside = createInside((ref, it) => beginIn(lxd, ref, it, tenant), { graceMilliseconds: 1 });
-  const ran = inside.exec('x', order);
+  const guest = createGuest((ref, it) => beginIn(lxd, ref, it, tenant), { graceMilliseconds: 1 });
+  const ran = guest.exec('x', order);
   await assert.rejects(waitFor('it is given up', ran), { name: 'TimeoutError' });
   await nextTurn();
   assert.deepEqual(

@@ -17,7 +17,7 @@ import { conform } from './conformance.ts';
 import { LXD_PREFIX, type Lxd, lxdSubject, openLxd } from './engines/lxd.ts';
 import { openEngineProxy } from './engines/proxy.ts';
 import { makeCertificates } from './engines/remote.ts';
-import { workInside } from './inside.ts';
+import { workInGuest } from './guest.ts';
 
 let shared: Lxd | undefined;
 after(() => shared?.stop());
@@ -37,7 +37,7 @@ async function openSubject(t: TestContext, change: object = {}) {
 }
 
 conform('lxd', (t) => openSubject(t));
-workInside('lxd', (t) => openSubject(t));
+workInGuest('lxd', (t) => openSubject(t));
 
 const now = () => Math.floor(Date.now() / 1000);
 const freshTag = () => `${LXD_PREFIX}res-${newId('res').slice(4)}`;
@@ -56,7 +56,7 @@ async function lease(t: TestContext, { backend, spec, lxd }: Pick<Opened, 'backe
     await last.backend.close();
   });
   const sh = async (command: string, timeoutSeconds = 60) => {
-    const { stdout, stderr, exitCode } = await backend.inside.exec(ref, {
+    const { stdout, stderr, exitCode } = await backend.guest.exec(ref, {
       command,
       timeoutSeconds,
       streamBytesMax: 65_536,
@@ -122,7 +122,7 @@ for (const user of [1000, 0])
     if (user === 0) {
       // Whoever puts something in the place of the shell does not get it run as the watchdog's user.
       const shell = '#!/tmp/busybox sh\n/tmp/busybox id -u >> /tmp/ran\nexec /tmp/busybox sh "$@"\n';
-      await backend.inside.upload(ref, '/tmp/shell', Buffer.from(shell));
+      await backend.guest.upload(ref, '/tmp/shell', Buffer.from(shell));
       await sh('cp /bin/busybox /tmp/busybox; : > /tmp/ran; chmod 777 /tmp/ran /tmp/shell; mv /tmp/shell /bin/sh');
       assert.deepEqual(await backend.extend(ref, now() + 300), { kind: 'done' });
       assert.match(await sh('cat /tmp/ran'), /^(0\n)+0$/);
@@ -153,7 +153,7 @@ test('lxd: a lease outlives a restart of the daemon, and says its deadline again
   const { lxd } = opened;
   const { ref, deadline, sh } = await lease(t, opened);
   // The clock of a limit is a `sleep` as well, of 60 here.
-  const broken = opened.backend.inside.exec(ref, {
+  const broken = opened.backend.guest.exec(ref, {
     command: 'echo half; sleep 5678',
     timeoutSeconds: 60,
     streamBytesMax: 100,
@@ -192,7 +192,7 @@ test('lxd: a session has separate streams, an end of its input, an exit code, an
   if (!opened) return;
   const { backend } = opened;
   const { ref, sh } = await lease(t, opened);
-  const copied = await backend.inside.session(ref, { command: 'cat; echo err >&2; exit 9', terminal: undefined });
+  const copied = await backend.guest.session(ref, { command: 'cat; echo err >&2; exit 9', terminal: undefined });
   const said = Promise.all([collect(copied.stdout, 10_000_000), collect(copied.stderr ?? copied.stdout, 100)]);
   const sent = Buffer.alloc(3_000_000, 'abcdefg');
   for (let at = 0; at < sent.length; at += 100_000)
@@ -203,7 +203,7 @@ test('lxd: a session has separate streams, an end of its input, an exit code, an
   assert.ok(out.bytes.equals(sent));
   assert.equal(err.bytes.toString(), 'err\n');
 
-  const killed = await backend.inside.session(ref, { command: 'setsid sleep 7654 & sleep 7654', terminal: undefined });
+  const killed = await backend.guest.session(ref, { command: 'setsid sleep 7654 & sleep 7654', terminal: undefined });
   await until('it runs', async () => (await sh(count('sleep 7654'))).startsWith('2'));
   killed.kill();
   await until('all of it is dead', async () => (await sh(count('sleep 7654'))).startsWith('0'));
@@ -216,7 +216,7 @@ test('lxd: a terminal has a size that can change, one stream, and a background p
   if (!opened) return;
   const { backend } = opened;
   const { ref } = await lease(t, opened);
-  const session = await backend.inside.session(ref, {
+  const session = await backend.guest.session(ref, {
     command: undefined,
     terminal: { term: 'vt100', columns: 81, rows: 23 },
   });
@@ -235,7 +235,7 @@ test('lxd: a terminal has a size that can change, one stream, and a background p
   session.stdin.write('sleep 600 & exit 3\n');
   assert.deepEqual(await session.ended, { code: 3 });
   const command = 'sleep 600 & echo there';
-  const { stdout, exitCode } = await backend.inside.exec(ref, { command, timeoutSeconds: 300, streamBytesMax: 100 });
+  const { stdout, exitCode } = await backend.guest.exec(ref, { command, timeoutSeconds: 300, streamBytesMax: 100 });
   assert.deepEqual([stdout.toString(), exitCode], ['there\n', 0], 'what it left behind is not waited for');
 });
 
@@ -245,7 +245,7 @@ test('lxd: what nobody reads stays with the command', async (t) => {
   const { backend } = opened;
   const { ref, sh } = await lease(t, opened);
   const command = 'dd if=/dev/zero bs=65536 count=1600 2>/dev/null; echo done > /tmp/done';
-  const session = await backend.inside.session(ref, { command, terminal: undefined });
+  const session = await backend.guest.session(ref, { command, terminal: undefined });
   session.stderr?.resume();
   const memory = process.memoryUsage().rss;
   await new Promise((resolve) => setTimeout(resolve, 1500));
@@ -421,12 +421,12 @@ test('lxd: the stream of a command that breaks is no answer', async (t) => {
     const { backend } = lxdSubject(proxy.socket);
     proxy.watch({ nth, moment: 'before it is answered', strike: () => {} });
     const order = { command: 'echo whole', timeoutSeconds: 20, streamBytesMax: 100 };
-    const answer = await backend.inside.exec(ref, order).catch((error: Error) => error);
+    const answer = await backend.guest.exec(ref, order).catch((error: Error) => error);
     if (!(answer instanceof Error)) assert.equal(answer.stdout.toString(), 'whole\n', `${nth}`);
     const path = `/tmp/upload-${nth}`;
     proxy.watch({ nth, moment: 'before it is answered', strike: () => {} });
     const content = Buffer.alloc(500_000, nth);
-    const isUploaded = await backend.inside.upload(ref, path, content).then(...[() => true, () => false]);
+    const isUploaded = await backend.guest.upload(ref, path, content).then(...[() => true, () => false]);
     const there = await sh(`ls ${path} 2>/dev/null && wc -c < ${path}`);
     if (isUploaded) assert.match(there, /500000/);
     else assert.ok(there === '1' || /500000/.test(there), there);
@@ -461,6 +461,6 @@ test('lxd: a command whose stream breaks in its middle is not answered with half
   // Both halves are put together inside: what is sent there comes back from LXD, too.
   const command = 'word=ha; echo $word"lf"; sleep 2; echo other';
   const lost = /the connection to a command was lost/;
-  await assert.rejects(backend.inside.exec(ref, { command, ...limits }), lost);
+  await assert.rejects(backend.guest.exec(ref, { command, ...limits }), lost);
   await assert.rejects(runCommand(backend, ref, { command, cwd: '/tmp', ...limits }), lost);
 });

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
-import { createInside } from '../../src/compute/machine/inside.ts';
+import { createGuest } from '../../src/compute/machine/guest.ts';
 import type { Program, ProgramOrder } from '../../src/compute/machine/program.ts';
 import { KILLED } from '../../src/compute/machine/shell.ts';
 
@@ -27,7 +27,7 @@ function program(code?: number): Program & { left: (Error | undefined)[] } {
 
 test('a killed command ran out of time if it had its time, counted from its begin where the engine knows that', async () => {
   const slowly = (it: Partial<Program>) =>
-    createInside(async () => {
+    createGuest(async () => {
       await pause(300);
       return { ...program(KILLED), ...it, ...('begunAt' in it ? { begunAt: performance.now() } : {}) };
     });
@@ -37,15 +37,15 @@ test('a killed command ran out of time if it had its time, counted from its begi
 
 test('a program that is waited for is left once it has ended, and with the reason when it takes too long', async () => {
   const quick = program(0);
-  await createInside(async () => quick).exec('x', ORDER);
+  await createGuest(async () => quick).exec('x', ORDER);
   assert.deepEqual(quick.left, [undefined]);
-  const inside = createInside(async () => program(), { graceMilliseconds: 1, uploadMilliseconds: 1 });
-  await assert.rejects(inside.exec('x', ORDER), { name: 'TimeoutError' });
-  await assert.rejects(inside.upload('x', 'file', Buffer.from('x')), { name: 'TimeoutError' });
+  const guest = createGuest(async () => program(), { graceMilliseconds: 1, uploadMilliseconds: 1 });
+  await assert.rejects(guest.exec('x', ORDER), { name: 'TimeoutError' });
+  await assert.rejects(guest.upload('x', 'file', Buffer.from('x')), { name: 'TimeoutError' });
 });
 
 test('what the engine says of a result counts: its own words are no output, and a lost part is no result', async () => {
-  const judged = (judge: Program['judge']) => createInside(async () => ({ ...program(1), judge }) as Program);
+  const judged = (judge: Program['judge']) => createGuest(async () => ({ ...program(1), judge }) as Program);
   const { stderr } = await judged(() => Buffer.from('plain')).exec('x', ORDER);
   assert.equal(stderr.toString(), 'plain');
   const lost = judged(() => {
@@ -57,14 +57,14 @@ test('what the engine says of a result counts: its own words are no output, and 
 test('a session that is killed is not waited for longer than the killing, which finds it by its mark', async () => {
   const orders: ProgramOrder[] = [];
   const session = program();
-  const inside = createInside(
+  const guest = createGuest(
     async (_, order) => {
       orders.push(order);
       return order.purpose === 'session' ? session : program(0);
     },
     { killMilliseconds: 50 },
   );
-  const { kill, ended } = await inside.session('x', { command: 'sleep 600', terminal: undefined });
+  const { kill, ended } = await guest.session('x', { command: 'sleep 600', terminal: undefined });
   kill();
   await assert.rejects(Promise.race([ended, pause(10_000)]), /the session was killed/);
   assert.deepEqual(
@@ -76,16 +76,16 @@ test('a session that is killed is not waited for longer than the killing, which 
 
 test('a proof is what the engine says is missing, or a command that runs', async () => {
   const begun: ProgramOrder[] = [];
-  const inside = (proof: string | object) =>
-    createInside(
+  const guestWith = (proof: string | object) =>
+    createGuest(
       async (_, order) => {
         begun.push(order);
         return program(0);
       },
       { proofOf: async () => proof },
     );
-  assert.equal(await inside('the machine is gone').prove('x'), 'the machine is gone');
+  assert.equal(await guestWith('the machine is gone').prove('x'), 'the machine is gone');
   assert.equal(begun.length, 0);
-  assert.equal(await inside({ before: 'check || exit 1' }).prove('x'), undefined);
+  assert.equal(await guestWith({ before: 'check || exit 1' }).prove('x'), undefined);
   assert.equal(begun[0]?.command, 'check || exit 1\ntrue');
 });

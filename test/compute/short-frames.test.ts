@@ -6,7 +6,7 @@ import type { AddressInfo } from 'node:net';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
 import { partOutput } from '../../src/compute/engines/container/exec-output.ts';
-import { openApi } from '../../src/compute/engines/kubernetes/api.ts';
+import { openKubernetesApi } from '../../src/compute/engines/kubernetes/api.ts';
 import { createStreams } from '../../src/compute/engines/kubernetes/stream.ts';
 import { MessageStream } from '../../src/compute/engines/lxd/websocket.ts';
 import { assertLinear } from '../helper/cpu.ts';
@@ -68,7 +68,7 @@ test('Kubernetes: of messages that come at once, others have a turn between them
   await once(server.listen(0, '127.0.0.1'), 'listening');
   const { port } = server.address() as AddressInfo;
   const cluster = { server: `http://127.0.0.1:${port}`, credentials: async () => ({ tls: {} }), renew() {} };
-  const api = openApi(async () => cluster as never);
+  const api = openKubernetesApi(async () => cluster as never);
   t.after(() => api.close());
   const socket = await api.connect('/', 'v5.channel.k8s.io');
   let [inTurn, most, all] = [0, 0, 0];

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
@@ -19,9 +19,9 @@ import { Compute } from '../../src/compute/settings.ts';
 import { assertLinear } from '../helper/cpu.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
 import { UNHURRIED_MILLISECONDS, until } from '../helper/waiting.ts';
-import { conform, type Subject } from './conformance.ts';
+import { conform, FOLDERS, type Subject } from './conformance.ts';
 import { type Cluster, openSlurm } from './engines/slurm.ts';
-import { workInside } from './inside.ts';
+import { workInGuest } from './guest.ts';
 
 const NOBODY = 65_534;
 const installation = `inst_${randomBytes(13).toString('hex')}`;
@@ -34,9 +34,8 @@ async function openCluster(t: TestContext): Promise<Cluster | undefined> {
 }
 after(async () => {
   await cluster?.stop();
-  for (const name of readdirSync('/tmp').filter((it) => /^purser-test-[0-9a-f]{12}$/.test(it)))
-    if (statSync(join('/tmp', name), { throwIfNoEntry: false })?.uid === NOBODY)
-      rmSync(join('/tmp', name), { recursive: true, force: true });
+  for (const name of readdirSync('/tmp').map((it) => join('/tmp', it)))
+    if (name.startsWith(FOLDERS)) rmSync(name, { recursive: true, force: true });
 });
 
 const chip = (gres?: string) => ({
@@ -87,7 +86,7 @@ const suite = async (t: TestContext): Promise<Subject | undefined> => {
   );
 };
 conform('slurm', suite);
-workInside('slurm', suite);
+workInGuest('slurm', suite);
 
 const freshTag = () => tagOf(installation, `res_${randomBytes(13).toString('hex')}`);
 const now = () => Math.floor(Date.now() / 1000);
@@ -116,7 +115,7 @@ async function subject(t: TestContext, change: object = {}, lostSeconds?: number
     until('it runs', async () => {
       const machine = await backend.inspect(ref);
       assert.ok(machine && machine.state !== 'ended', 'what was just made has not ended');
-      return machine.state === 'running' && (await backend.inside.prove(ref)) === undefined && machine;
+      return machine.state === 'running' && (await backend.guest.prove(ref)) === undefined && machine;
     });
   async function gone(ref: string) {
     await until(`${ref} is gone`, async () => {
@@ -125,7 +124,7 @@ async function subject(t: TestContext, change: object = {}, lostSeconds?: number
     });
   }
   const sh = async (ref: string, command: string) => {
-    const said = await backend.inside.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 100_000 });
+    const said = await backend.guest.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 100_000 });
     return said.stdout.toString() + said.stderr.toString();
   };
   t.after(() => Promise.all(refs.map(gone)));
@@ -255,16 +254,16 @@ test('a job runs as its user, in a private directory, with nothing of Purser’s
     await it.sh(ref, 'id -u; id -G; pwd; echo "$HOME $TMPDIR"; stat -c "%a %U" .'),
     `${NOBODY}\n${NOBODY}\n${directory}\n${directory} ${directory}\n700 nobody\n`,
   );
-  const session = await it.backend.inside.session(ref, { command: 'read line', terminal: undefined });
+  const session = await it.backend.guest.session(ref, { command: 'read line', terminal: undefined });
   const environments = environmentsOf(`SLURM_JOB_ID=${jobOf(ref)}`);
   assert.ok(environments.length >= 2, 'the job’s script and the session');
   for (const environment of environments) assert.doesNotMatch(environment, /do-not-hand-on|PURSER_TEST/);
   session.stdin.end();
   assert.deepEqual(await session.ended, { code: 1 });
-  await assert.rejects(it.backend.inside.upload(ref, '/root/.ssh/authorized_keys', Buffer.from('x')), {
+  await assert.rejects(it.backend.guest.upload(ref, '/root/.ssh/authorized_keys', Buffer.from('x')), {
     code: 'invalid_request',
   });
-  await it.backend.inside.upload(ref, `${directory}/a/b`, Buffer.from('mine'));
+  await it.backend.guest.upload(ref, `${directory}/a/b`, Buffer.from('mine'));
   assert.equal(await it.sh(ref, 'cat a/b'), 'mine');
 });
 
@@ -302,9 +301,9 @@ test('a job is not ready before its script has begun, which ends what commands l
   const ref = await it.submit();
   await it.running(ref);
   await it.sh(ref, 'mv "$HOME/.purser-launcher" "$HOME/kept"');
-  assert.match(String(await it.backend.inside.prove(ref)), /script of its job has not begun/);
+  assert.match(String(await it.backend.guest.prove(ref)), /script of its job has not begun/);
   await it.sh(ref, 'mv "$HOME/kept" "$HOME/.purser-launcher"');
-  assert.equal(await it.backend.inside.prove(ref), undefined);
+  assert.equal(await it.backend.guest.prove(ref), undefined);
 });
 
 test('several commands run at once in one job', async (t) => {
@@ -323,7 +322,7 @@ test('a command whose step is lost is not answered with half of what it said', a
   await it.running(ref);
   const limits = { timeoutSeconds: 30, streamBytesMax: 1000 };
   for (const [way, run] of [
-    ['plain', (command: string) => it.backend.inside.exec(ref, { command, ...limits })],
+    ['plain', (command: string) => it.backend.guest.exec(ref, { command, ...limits })],
     ['in a directory', (command: string) => runCommand(it.backend, ref, { command, cwd: '/tmp', ...limits })],
   ] as const) {
     const marker = `6${randomBytes(3).readUIntBE(0, 3)}`;
@@ -341,7 +340,7 @@ test('a session with a terminal has its size, is resized, and can be killed', as
   if (!it) return;
   const ref = await it.submit();
   await it.running(ref);
-  const session = await it.backend.inside.session(ref, {
+  const session = await it.backend.guest.session(ref, {
     command: undefined,
     terminal: { term: 'xterm', columns: 90, rows: 20 },
   });
@@ -361,7 +360,7 @@ test('a session with a terminal has its size, is resized, and can be killed', as
   assert.deepEqual(await session.ended, { code: 6 });
 
   const marker = `6${randomBytes(3).readUIntBE(0, 3)}`;
-  const killed = await it.backend.inside.session(ref, {
+  const killed = await it.backend.guest.session(ref, {
     command: `trap '' HUP TERM; setsid sleep ${marker}; sleep ${marker}`,
     terminal: undefined,
   });
@@ -370,7 +369,7 @@ test('a session with a terminal has its size, is resized, and can be killed', as
   assert.deepEqual(await killed.ended, { signal: 'KILL' });
   await until('it is dead', async () => processesOf(`sleep\0${marker}\0`).length === 0);
   await it.gone(ref);
-  await assert.rejects(it.backend.inside.session(ref, { command: 'true', terminal: undefined }), /does not run/);
+  await assert.rejects(it.backend.guest.session(ref, { command: 'true', terminal: undefined }), /does not run/);
 });
 
 test('a number alone is not trusted: another’s job, or one that lost its name, is neither ended nor taken for gone', async (t) => {
@@ -538,7 +537,7 @@ test('a lease submits and changes no job itself, and the check says so where it 
   const ref = await it.submit();
   await it.running(ref);
   const inside = async (command: string) => {
-    const said = await backend.inside.exec(ref, {
+    const said = await backend.guest.exec(ref, {
       command: `export SLURM_CONF=${cluster.conf}; ${command}`,
       timeoutSeconds: 60,
       streamBytesMax: 4096,
@@ -596,7 +595,7 @@ test('a job of a dead node is not ready, and never called running', async (t) =>
     // Slurm itself says RUNNING until it misses the node (SlurmdTimeout).
     const states = () => it.cluster.slurm('squeue', '-h', '-o', '%T', `--jobs=${jobOf(ref)}`);
     await until('Slurm calls it running', async () => (await states()).startsWith('RUNNING'));
-    assert.match((await it.backend.inside.prove(ref)) ?? '', /^it runs, but nothing can be run in it: /);
+    assert.match((await it.backend.guest.prove(ref)) ?? '', /^it runs, but nothing can be run in it: /);
   } finally {
     await it.cluster.startNode();
     await it.gone(ref);

@@ -10,7 +10,7 @@ import { HostUnreachable } from '../../src/compute/engines/ssh/host.ts';
 import { openSshBackend, type SshBackend } from '../../src/compute/engines/ssh/ssh.ts';
 import { NeverSent } from '../../src/compute/kit/channel.ts';
 import { connectSsh } from '../../src/compute/kit/connect.ts';
-import { runOver } from '../../src/compute/kit/ssh-program.ts';
+import { runOnChannel } from '../../src/compute/kit/ssh-program.ts';
 import { until } from '../helper/waiting.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
 
@@ -47,7 +47,7 @@ async function lease(t: TestContext, settings: string[] = []): Promise<Leased | 
   const backend = openBackend(t, sshd);
   const { ref } = made as { ref: string };
   const sh = async (command: string) => {
-    const said = await backend.inside.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 8 * 1024 * 1024 });
+    const said = await backend.guest.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 8 * 1024 * 1024 });
     return `${said.stdout}${said.stderr}${said.exitCode}`;
   };
   return { sshd, backend, ref, sh };
@@ -57,7 +57,7 @@ async function lease(t: TestContext, settings: string[] = []): Promise<Leased | 
 async function crowd({ backend, ref }: Leased, count: number): Promise<void> {
   const run = async (_: unknown, i: number) => {
     const order = { command: `echo ${i}; sleep 0.2`, timeoutSeconds: 60, streamBytesMax: 1000 };
-    const { stdout, exitCode } = await backend.inside.exec(ref, order);
+    const { stdout, exitCode } = await backend.guest.exec(ref, order);
     return `${stdout}${exitCode}`;
   };
   const all = await Promise.all(Array.from({ length: count }, run));
@@ -170,7 +170,7 @@ test('a tenant who holds many sessions does not keep the lease from ending', asy
   const it = await lease(t);
   if (!it) return;
   const sessions = await Promise.all(
-    Array.from({ length: 24 }, () => it.backend.inside.session(it.ref, { command: 'yes', terminal: undefined })),
+    Array.from({ length: 24 }, () => it.backend.guest.session(it.ref, { command: 'yes', terminal: undefined })),
   );
   for (const { ended } of sessions) ended.catch(() => {}); // Nobody reads what they say.
   await it.backend.destroy(it.ref);
@@ -186,13 +186,13 @@ test('connections close when idle, also after a session that nobody read, and wi
   const kept = keepConnections(connect, 300);
   t.after(() => kept.close());
   const begun = await kept.begin('yes');
-  assert.equal((await runOver(kept, 'echo hi', ORDER)).stdout.toString(), 'hi\n');
+  assert.equal((await runOnChannel(kept, 'echo hi', ORDER)).stdout.toString(), 'hi\n');
   assert.equal(sshd.connections(), 1, 'a second channel, not a second connection');
   begun.close();
   await assert.rejects(begun.ended);
   await until('it is closed', async () => sshd.connections() === 0);
 
-  const last = runOver(kept, 'sleep 30', ORDER);
+  const last = runOnChannel(kept, 'sleep 30', ORDER);
   last.catch(() => {}); // It is looked at below.
   await until('it is open again', async () => sshd.connections() === 1);
   kept.close();
@@ -204,6 +204,6 @@ test('connections close when idle, also after a session that nobody read, and wi
 test('a path that cannot be is refused before anything is connected', async (t) => {
   const it = await lease(t);
   if (!it) return;
-  await assert.rejects(it.backend.inside.upload(it.ref, '../x', Buffer.from('x')), { code: 'invalid_request' });
+  await assert.rejects(it.backend.guest.upload(it.ref, '../x', Buffer.from('x')), { code: 'invalid_request' });
   assert.equal(it.sshd.connections(), 0);
 });

@@ -7,7 +7,7 @@ import ssh2, { type Algorithms, type Connection } from 'ssh2';
 import { sshKeyFromSeed } from '../../src/base/ssh-key.ts';
 import { ChannelRefused, channelsOf, NeverSent, openChannel } from '../../src/compute/kit/channel.ts';
 import { connectSsh } from '../../src/compute/kit/connect.ts';
-import { runOver } from '../../src/compute/kit/ssh-program.ts';
+import { runOnChannel } from '../../src/compute/kit/ssh-program.ts';
 
 const key = () => sshKeyFromSeed(randomBytes(32), 'test').privateKey;
 const ORDER = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: 10_000 };
@@ -49,7 +49,7 @@ test('a machine is reached by curve25519 or nistp256, and by macs of the ciphert
   ];
   for (const algorithms of good) {
     const client = await (await openMachine(t, { algorithms }))();
-    assert.equal((await runOver(channelsOf(client), 'true', ORDER)).stdout.toString(), 'hello');
+    assert.equal((await runOnChannel(channelsOf(client), 'true', ORDER)).stdout.toString(), 'hello');
   }
   const bad: [Algorithms, RegExp][] = [
     [{ kex: ['diffie-hellman-group18-sha512', 'diffie-hellman-group14-sha256'] }, /no matching key exchange algorithm/],
@@ -74,7 +74,7 @@ test('a machine that takes no packets of a usable size is not spoken to', async 
       },
     });
     const order = { ...ORDER, input: Buffer.from('input') };
-    await assert.rejects(runOver(channelsOf(await connect()), 'true', order), /no packets of a usable size/);
+    await assert.rejects(runOnChannel(channelsOf(await connect()), 'true', order), /no packets of a usable size/);
   }
 });
 
@@ -86,7 +86,7 @@ test('an exception of the SSH library on a connection to a machine loses that co
     throw new TypeError('a fault of the library');
   };
   await assert.rejects(
-    runOver(channelsOf(client), 'true', ORDER),
+    runOnChannel(channelsOf(client), 'true', ORDER),
     /the connection to the machine was lost|No response from server/,
   );
 });

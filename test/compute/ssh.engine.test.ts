@@ -15,7 +15,7 @@ import { openTestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
 import { conform, type Subject } from './conformance.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
-import { workInside } from './inside.ts';
+import { workInGuest } from './guest.ts';
 
 const CHIP = 'test-chip';
 const SPEC = { chip: CHIP, max_seconds: 600 };
@@ -65,7 +65,7 @@ async function subject(t: TestContext): Promise<Subject | undefined> {
 }
 
 conform('ssh', subject);
-workInside('ssh', subject);
+workInGuest('ssh', subject);
 
 const create = async (backend: Backend, seconds = 600, tag = freshTag()) =>
   backend.create({ tag, quote: await backend.quote(SPEC), deadline: now() + seconds });
@@ -75,7 +75,7 @@ async function make(backend: Backend, seconds = 600): Promise<string> {
   return (created as { ref: string }).ref;
 }
 async function sh(backend: Backend, ref: string, command: string): Promise<string> {
-  const { stdout, stderr } = await backend.inside.exec(ref, {
+  const { stdout, stderr } = await backend.guest.exec(ref, {
     command,
     timeoutSeconds: 60,
     streamBytesMax: 1024 * 1024,
@@ -193,7 +193,7 @@ test('a tenant has no privileges, and reads neither rootâ€™s files nor the poolâ
   if (!host) return;
   const backend = open([host]);
   const first = await make(backend);
-  await backend.inside.upload(first, '/tmp/purser-leftover', Buffer.from('secret'));
+  await backend.guest.upload(first, '/tmp/purser-leftover', Buffer.from('secret'));
   await sh(backend, first, 'echo secret > ~/secret; echo secret > /dev/shm/purser-leftover');
   await backend.destroy(first);
   const second = await make(backend);
@@ -363,7 +363,7 @@ test('a session with a terminal: its size, its end, and what it started dies wit
   if (!host) return;
   const backend = open([host]);
   const ref = await make(backend);
-  const session = await backend.inside.session(ref, {
+  const session = await backend.guest.session(ref, {
     command: undefined,
     terminal: { term: 'xterm', columns: 91, rows: 31 },
   });
@@ -380,7 +380,7 @@ test('a session with a terminal: its size, its end, and what it started dies wit
   session.stdin.write('stty size; exit 6\n');
   assert.deepEqual(await session.ended, { code: 6 });
   await until('the new size is seen', async () => said.includes('40 100'));
-  const killed = await backend.inside.session(ref, { command: 'setsid sleep 3004 & sleep 3005', terminal: undefined });
+  const killed = await backend.guest.session(ref, { command: 'setsid sleep 3004 & sleep 3005', terminal: undefined });
   killed.ended.catch(() => {});
   await until('it runs', async () => processesOf(host.firstUid).length >= 2);
   killed.kill();

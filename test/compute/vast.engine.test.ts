@@ -478,7 +478,7 @@ test('a machine that shows another host key than before is not talked to', async
   Object.assign(a as object, { port: b?.port }); // Somebody else answers where the machine was.
   b?.keys.push(...(a?.keys ?? []));
   await backend.inspect(one);
-  await assert.rejects(backend.inside.exec(one, { command: 'true', timeoutSeconds: 5, streamBytesMax: 10 }), /host/i);
+  await assert.rejects(backend.guest.exec(one, { command: 'true', timeoutSeconds: 5, streamBytesMax: 10 }), /host/i);
 });
 
 test('another process of ours finds the machine again: its key, its host key and its deadline', async (t) => {
@@ -494,7 +494,7 @@ test('another process of ours finds the machine again: its key, its host key and
     const next = openVastBackend(settingsOf(vast.url), { leases: directory, now, spacing: QUICK });
     const machine = await next.inspect(ref);
     assert.deepEqual([machine?.state, machine?.deadline], ['running', deadline]);
-    assert.equal((await next.inside.exec(ref, order)).stdout.toString(), 'hi\n');
+    assert.equal((await next.guest.exec(ref, order)).stdout.toString(), 'hi\n');
     await next.close();
   }
   assert.equal(vast.count('attach'), 2, 'only where the record was lost another key is given');
@@ -506,7 +506,7 @@ test('a provider that does not answer in time is waited for no longer, and what 
   const { vast } = bench;
   const quote = await bench.backend.quote({ offer_id: String(vast.offer()), disk_gb: 16, max_seconds: 600 });
   const patience = { create: 150, other: 150 };
-  const hasty = openVastBackend(settingsOf(vast.url), { leases, now, spacing: QUICK, patience });
+  const hasty = openVastBackend(settingsOf(vast.url), { leases, now, spacing: QUICK, timeLimits: patience });
   t.after(() => hasty.close());
   vast.faults.createThen = ['hang'];
   const tag = freshTag();
@@ -555,7 +555,7 @@ test('a check says what the account can do, and buys nothing', async (t) => {
       leases,
       now,
       spacing: QUICK,
-      patience,
+      timeLimits: patience,
     });
     t.after(() => it.close());
     return it;

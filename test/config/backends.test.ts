@@ -62,7 +62,7 @@ test('backends of a slot are named, by default by their kind, and a slot with on
     provider_three: { backends: [offers(), offers({ count: 3 }, { name: 'b' })] },
   });
   assert.deepEqual(
-    listBackends(config.compute).map(({ slot, name, place }) => [slot, name, place]),
+    listBackends(config.compute).map(({ slot, name, slotPath: place }) => [slot, name, place]),
     [
       ['provider_one', 'container', 'provider_one container'],
       ['provider_one', 'gpu-2', 'provider_one gpu-2'],

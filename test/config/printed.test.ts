@@ -82,11 +82,13 @@ const vast = {
 const EVERY = {
   listen: '[::1]:7000',
   public_url: 'https://purser.example/',
+  tls: { cert: '/etc/purser/tls.crt', key: '/etc/purser/tls.key' },
   trusted_proxies: ['10.0.0.0/8', '::1'],
   close_wait_seconds: 11,
   drain_seconds: 12,
   child_wallets: { depth: 3, open: 500 },
   log_level: 'debug',
+  log_format: 'text',
   keep: { cpu_percent: 20 },
   backup: { every: '90m', keep: 9, directory: '/backups' },
   metrics: { listen: '127.0.0.1:9000' },
@@ -202,7 +204,7 @@ const EVERY = {
   },
   limits: {
     ...{ wallet_requests_per_minute: 1, account_requests_per_minute: 2, failed_auth_per_minute: 3 },
-    ...{ released_per_minute: 4, funds_wait_seconds: 5 },
+    ...{ released_per_minute: 4, funds_wait_seconds: 5, download_bytes: 6 },
   },
 };
 const canary = (name: string) => `canary-${name}-0123456789`;
@@ -326,7 +328,7 @@ test('no setting is missing here: a new one is added above', () => {
 });
 
 /** Names that sound like a secret, and are a path, a public key or a name. */
-const NO_SECRETS = /\.(tls\.key|host_key|image_pull_secrets|tolerations\.key)$/;
+const NO_SECRETS = /(^|\.)(tls\.key|host_key|image_pull_secrets|tolerations\.key)$/;
 
 test('what is named like a secret is one', (t) => {
   const faults: string[] = [];

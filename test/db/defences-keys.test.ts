@@ -132,7 +132,7 @@ const UNIQUE: [index: string, table: Table | 'payment_event', first: Row, second
   ['key.token_hash', 'key', KEY, { ...KEY, id: 'key_2' }, { ...KEY, id: 'key_2', token_hash: Buffer.alloc(32) }],
 ];
 const OTHER = 'operation.wallet_id, operation.route, operation.idempotency_key';
-const RELEASED: Row = { ...SETTLED, outcome: 'released', charge_nanos: 0 };
+const RELEASED: Row = { ...SETTLED, outcome: 'released', charge_nanos: 0, freed: 1 };
 
 for (const [columns, table, first, second, other] of UNIQUE)
   test(`there is one ${columns} only`, (t) => {
@@ -148,6 +148,7 @@ for (const [name, row] of Object.entries({
   reserved: OPERATION,
   uncertain: { ...OPERATION, state: 'uncertain', uncertain_at: 2 },
   charged: SETTLED,
+  'released after a 200': { ...RELEASED, answered_at: 2, freed: null },
 }))
   test(`an operation that is ${name} keeps its idempotency key`, (t) => {
     const { insert } = openSchema(t);

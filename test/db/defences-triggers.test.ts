@@ -67,6 +67,19 @@ const FINAL: [trigger: string, rows: [Table, Row][], statement: string][] = [
     ],
     `update operation set usage = '{}'`,
   ],
+  ...[
+    `update operation set freed = 1`,
+    `update operation set state = 'settled', outcome = 'released', charge_nanos = 0, settled_by = 'answer', settled_at = 2`,
+    `update operation set state = 'settled', outcome = 'charged', charge_nanos = 5, settled_by = 'answer', settled_at = 2, freed = 1`,
+    `update operation set state = 'settled', outcome = 'released', charge_nanos = 0, settled_by = 'answer', settled_at = 2, answered_at = 2, freed = 1`,
+  ].map((statement): (typeof FINAL)[number] => [
+    'operation_frees_its_key',
+    [
+      ['wallet', WALLET],
+      ['operation', OPERATION],
+    ],
+    statement,
+  ]),
   [
     'resource_is_never_deleted',
     [

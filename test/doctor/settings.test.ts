@@ -59,6 +59,16 @@ test('an address that stands for all is no address for agents', (t) => {
   assert.equal(settings(t, 'listen: 10.0.0.1:7420').advice().length, 1);
   assert.deepEqual(settings(t, 'listen: "[::1]:7420"').advice(), []);
   assert.deepEqual(settings(t, 'listen: 0.0.0.0:7420\npublic_url: https://purser.example').advice(), []);
+  const tls = 'tls: { cert: /a, key: /b }';
+  assert.deepEqual(settings(t, `listen: 10.0.0.1:7420\n${tls}`).advice(), []);
+  assert.match(
+    settings(t, `listen: 0.0.0.0:7420\n${tls}`).advice().join(),
+    /agents are given https:\/\/[\d.]+:7420\. Set public_url/,
+  );
+  assert.match(
+    settings(t, `public_url: http://purser.example\n${tls}`).advice().join(),
+    /^public_url: begins with http:\/\/, but/,
+  );
 });
 
 test('a price that looks like that of another unit is explained', (t) => {

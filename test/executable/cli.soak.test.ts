@@ -142,15 +142,7 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     assert.deepEqual(shapeOf(wallet), WALLET);
     assert.equal(wallet.expires_at - wallet.created_at, 86_400);
     assert.deepEqual(await purser.json('wallet', 'list'), { wallets: [wallet], total: 1 });
-    const forever = await purser.json(
-      'wallet',
-      'create',
-      '--account',
-      account.id,
-      ...options,
-      '--expires-in-seconds',
-      '0',
-    );
+    const forever = await purser.json('wallet', 'create', '--account', account.id, ...options, '--expires', 'never');
     assert.equal((await purser.json('wallet', 'show', forever.id)).expires_at, null);
     const closed = await purser.json('wallet', 'close', allocation.id);
     assert.deepEqual(shapeOf(closed), {

@@ -34,7 +34,7 @@ test('a start with the clock ten days ahead ends nothing, says so everywhere, an
   const { purser, clock, account, wallet, statusOf } = it;
   const first = await purser.serve();
   await purser.json('account', 'credit', await account(), '1000');
-  const { id } = await wallet('--expires-in-seconds', '3600');
+  const { id } = await wallet('--expires', '3600');
   await first.stop();
 
   clock.leap(10 * DAY);
@@ -91,7 +91,7 @@ test('after a wrong future was believed, --accept-clock leads back', async (t) =
   const { purser, clock, account, wallet, statusOf } = it;
   const first = await purser.serve();
   await purser.json('account', 'credit', await account(), '1000');
-  const { id } = await wallet('--expires-in-seconds', '3600');
+  const { id } = await wallet('--expires', '3600');
   await first.stop();
 
   clock.leap(10 * DAY);
@@ -99,7 +99,7 @@ test('after a wrong future was believed, --accept-clock leads back', async (t) =
   assert.equal((await wrong.logged('clock.accepted')).direction, 'ahead');
   await wrong.logged('wallet.closed');
   assert.equal(await statusOf(id), 'closed');
-  const inTheFuture = await wallet('--expires-in-seconds', '3600');
+  const inTheFuture = await wallet('--expires', '3600');
   await wrong.stop();
 
   clock.leap(0);
@@ -114,7 +114,7 @@ test('after a wrong future was believed, --accept-clock leads back', async (t) =
   assert.match(await readiness(back), /"ready":true/);
   assert.equal(await statusOf(inTheFuture.id), 'active', 'it keeps its date');
   const now = Math.floor(Date.now() / 1000);
-  const fresh = await wallet('--expires-in-seconds', '3600');
+  const fresh = await wallet('--expires', '3600');
   const { expires_at: expiresAt } = await purser.json('wallet', 'show', fresh.id);
   assert.ok(Math.abs(expiresAt - now - 3600) < 60, 'expiry follows the wall clock');
   await back.stop();

@@ -17,8 +17,8 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Database from 'better-sqlite3';
 import { hasComponent } from '../helper/component.ts';
-import { EXECUTABLE } from '../helper/executable.ts';
-import { books, doctor } from './doctor-shared.ts';
+import { EXECUTABLE, installation } from '../helper/executable.ts';
+import { books, type Check, doctor } from './doctor-shared.ts';
 
 const isRoot = (t: TestContext) => hasComponent(t, 'root');
 
@@ -158,4 +158,26 @@ test('scheduled backups that cannot be made, or were not, are named', async (t) 
   );
   madeBefore(5);
   assert.deepEqual(await found(), { name: 'backups', ok: true, detail: `the newest in ${directory} is 5 h old` });
+});
+
+test('a server that may not write where this user may is asked: backups, and the limits of its process', async (t) => {
+  if (!hasComponent(t, 'root')) return;
+  const directory = mkdtempSync(join(tmpdir(), 'purser-doctor-'));
+  t.after(() => rmSync(directory, { recursive: true }));
+  // As the unit does it: read-only for the server alone.
+  const readOnly = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && ulimit -n 2048 && exec "$@"';
+  const command = ['unshare', '--mount', 'sh', '-c', readOnly, directory, EXECUTABLE];
+  const settings = { backup: { every: '6h', directory } };
+  const purser = installation(t, { settings, command });
+  const outside = installation({ after() {} }, { settings, directory: purser.directory });
+  const server = await purser.serve();
+  await server.logged('backup.failed');
+  const { checks } = JSON.parse((await outside.cli('--json', 'doctor')).stdout) as { checks: Check[] };
+  const found = (name: string) => checks.find((it) => it.name === name);
+  assert.equal(found('backups')?.ok, false);
+  assert.match(
+    found('backups')?.detail ?? '',
+    /^The running server may not write into \S+ \(EROFS\), .*ReadWritePaths=/,
+  );
+  assert.match(found('limits')?.detail ?? '', /^Warning: 2048 open files, /);
 });

@@ -13,23 +13,22 @@ import {
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
-import { PassThrough, type Readable } from 'node:stream';
+import { PassThrough } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import test, { after, type TestContext } from 'node:test';
-import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import type Docker from 'dockerode';
 import { type Engine, IMAGE as LEASED_IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { hasComponent } from '../helper/component.ts';
 import { minimalDebian } from '../helper/minimal-debian.ts';
 import { until } from '../helper/waiting.ts';
+import { builderImage, cleanClone, piped, progress, ROOT } from './image-shared.ts';
 
 /**
  * The Dockerfile, on a real Docker Engine that has no network. The image it starts from is not the published one but a
  * minimal Debian under its name, with what the machine's own `npm ci` made of the lock file laid where the Dockerfile would
- * make it, and the machine's `strip`. So everything is covered but the download of that image and the two lines that fetch.
+ * make it, and the machine's `strip`. The two lines that fetch are covered by image-fetched.engine.test.ts.
  */
-const ROOT = fileURLToPath(new URL('../..', import.meta.url));
 const IMAGE = 'purser:test';
 const IMAGE_MEGABYTES_MAX = 140;
 const UID = 65532;
@@ -73,44 +72,6 @@ function layStrip(tree: string, beside: string): string[] {
   });
 }
 
-/** The output of a program that has to succeed. */
-function piped(t: TestContext, program: string, args: string[], input?: string): Readable {
-  const child = spawn(program, args);
-  t.after(() => child.kill()); // Whoever reads it may have given up.
-  let said = '';
-  child.stderr.on('data', (chunk) => {
-    said += chunk;
-  });
-  child.once('exit', (code) => code && child.stdout.destroy(new Error(said)));
-  child.stdin.end(input);
-  return child.stdout;
-}
-
-async function progress(docker: Docker, stream: NodeJS.ReadableStream): Promise<void> {
-  const said: string[] = [];
-  let fault: string | undefined;
-  await new Promise<void>((resolve, reject) =>
-    docker.modem.followProgress(
-      stream,
-      (error) => (error || fault ? reject(new Error(`${error?.message ?? fault}\n${said.join('')}`)) : resolve()),
-      (it: { stream?: string; error?: string }) => {
-        said.push(it.stream ?? it.error ?? '');
-        fault ??= it.error;
-      },
-    ),
-  );
-}
-
-/** What a clean clone has: the files that git knows, as they are here. */
-function cleanClone(t: TestContext): Readable {
-  const files = execFileSync('git', ['-C', ROOT, 'ls-files', '-z', '--cached', '--others', '--exclude-standard']);
-  const names = files
-    .toString()
-    .split('\0')
-    .filter((it) => it && existsSync(join(ROOT, it)));
-  return piped(t, 'tar', ['--create', '--file=-', '--directory', ROOT, '--null', '--files-from=-'], names.join('\0'));
-}
-
 let built: Engine | undefined;
 after(() => built?.stop());
 /** An engine with the image, for the whole file: building takes a minute. */
@@ -122,8 +83,7 @@ async function openImage(t: TestContext): Promise<Engine | undefined> {
   const engine = tree && (await openDocker(t, { shared: true }));
   if (!tree || !engine) return undefined;
   built = engine;
-  const [, base] = /^FROM (\S+) AS build$/m.exec(readFileSync(join(ROOT, 'Dockerfile'), 'utf8')) as RegExpExecArray;
-  await importBase(t, engine.docker, tree, base as string);
+  await importBase(t, engine.docker, tree, builderImage());
   const options = { t: IMAGE, networkmode: 'none' };
   await progress(engine.docker, await engine.docker.buildImage(cleanClone(t), options));
   return engine;
@@ -288,7 +248,7 @@ compute:
   assert.match(trial.detail, /was found by its tag and ran a command; it was destroyed and is gone$/);
 
   const account = await ask(container, 'account', 'create', 'agents', '--credit-cents', '500');
-  const order = ['--account', account.id, '--name', 'agent', '--budget-cents', '200', '--expires-in-seconds', '0'];
+  const order = ['--account', account.id, '--name', 'agent', '--budget-cents', '200', '--expires', '0'];
   const wallet = await ask(container, 'wallet', 'create', ...order);
   const call = async (path: string, body: object, key?: string) => {
     const answer = await fetch(`${listen}/v1/compute/${path}`, {

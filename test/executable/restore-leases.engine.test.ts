@@ -24,7 +24,7 @@ test('a restore names the machines that the restored books do not know, and noth
   await purser.json('account', 'credit', account, '1000');
   const rent = async (chip: string) => {
     const create = ['wallet', 'create', '--account', account, '--name', chip, '--budget-cents', '100'];
-    const { agent_token: token } = await purser.json(...create, '--expires-in-seconds', '7200');
+    const { agent_token: token } = await purser.json(...create, '--expires', '7200');
     const body = { provider: 'provider_two', spec: { chip, max_seconds: 3600 } };
     const made = await server.ask('POST', '/v1/compute/create', { token, key: randomUUID(), body });
     assert.equal(made.body.status, 'running', made.text);

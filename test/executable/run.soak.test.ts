@@ -69,7 +69,7 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     if (way === 'in its own process') await server.stop();
     const { id: account } = await purser.json('account', 'create', 'research', '--credit-cents', '2000');
     const create = ['wallet', 'create', '--account', account, '--name', 'agent', '--budget-cents', '500'];
-    const { id } = await purser.json(...create, '--expires-in-seconds', '3600');
+    const { id } = await purser.json(...create, '--expires', '3600');
     const before = await purser.json('wallet', 'show', id);
     assert.equal((await purser.json('wallet', 'raise', id, '300', '--key', 'a')).budget_usd, '8.00');
     assert.equal((await purser.json('wallet', 'raise', id, '300', '--key', 'a')).budget_usd, '8.00');

@@ -41,9 +41,18 @@ test('a program runs with a wallet of its own, which is closed when it ends; its
   assert.equal(anthropicKey, key);
   const [wallet] = (await purser.json('wallet', 'list')).wallets;
   assert.deepEqual([wallet.status, wallet.budget_usd], ['closed', '12.50']);
-  assert.equal(ran.stderr, `${wallet.id} is closed: 0.00 of 12.50 USD spent.\n`);
+  const expires = new Date(wallet.expires_at * 1000).toISOString().replace('T', ' ').replace('.000Z', 'Z');
+  assert.match(
+    ran.stderr,
+    new RegExp(
+      `^${wallet.id} is open for \\S+/node\\. It expires at ${expires} \\(in (1 d|2\\d h)\\); other times: --expires 7d, --expires never\\.\n${wallet.id} is closed: 0\\.00 of 12\\.50 USD spent\\.\n$`,
+    ),
+  );
+  assert.equal(wallet.expires_at - wallet.created_at, 86_400);
   assert(!ran.stderr.includes(token) && !ran.stderr.includes(key));
-  assert.equal((await purser.cli('run', '--budget', '5', '--', 'no-such-program')).code, 127);
+  const forever = await purser.cli('run', '--budget', '5', '--expires', 'never', '--', 'no-such-program');
+  assert.equal(forever.code, 127);
+  assert.match(forever.stderr, /^wal_\w+ is open for no-such-program\. It never expires\.\n/);
   assert.equal((await purser.cli('run', '--budget', '0.999', '--', 'true')).code, 2);
   assert.equal((await purser.cli('run', '--budget', '99', '--', 'true')).code, 4);
   const open = (await purser.json('wallet', 'list')).wallets.filter((it: { status: string }) => it.status !== 'closed');

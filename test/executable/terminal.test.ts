@@ -86,7 +86,7 @@ test('12.50 and $5 are amounts, and 1d is a duration, wherever one is asked for'
     (await purser.json('account', 'debit', 'default', '50', '--reason', 'cents as ever')).available_cents,
     1700,
   );
-  const made = ['wallet', 'create', '--name', 'a', '--budget-cents', '2.00', '--expires-in-seconds', '1d'];
+  const made = ['wallet', 'create', '--name', 'a', '--budget-cents', '2.00', '--expires', '1d'];
   const { id } = await purser.json(...made);
   const wallet = await purser.json('wallet', 'show', id);
   assert.deepEqual([wallet.budget_cents, wallet.expires_at - wallet.created_at], [200, 86_400]);
@@ -102,4 +102,50 @@ test('12.50 and $5 are amounts, and 1d is a duration, wherever one is asked for'
     (await purser.cli('account', 'statement', 'default')).stdout,
     /^default: 13\.75 USD available, 3\.25 in open/m,
   );
+});
+
+test('a wallet says when it expires, and how to change that', async (t) => {
+  const purser = installation(t);
+  await purser.serve();
+  await purser.json('account', 'credit', 'default', '12.50');
+  const create = (...more: string[]) =>
+    purser.cli('wallet', 'create', '--name', 'a', '--budget-cents', '2.00', ...more);
+  const made = await create();
+  assert.match(made.stdout, /^expires_at +\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ \(in (1 d|2\d h)\)$/m);
+  assert.equal(made.stderr, 'It expires in a day. For another time: --expires 7d, or --expires never.\n');
+  const asked = await create('--expires', '7d');
+  assert.match(asked.stdout, /^expires_at .* \(in [67] d\)$/m);
+  const never = await create('--expires', 'never');
+  assert.match(never.stdout, /^expires_at +never$/m);
+  assert.deepEqual([asked.stderr, never.stderr], ['', '']);
+  const { wallets } = await purser.json('wallet', 'list');
+  assert.deepEqual(
+    wallets.map(
+      (it: { expires_at: number | null; created_at: number }) => it.expires_at && it.expires_at - it.created_at,
+    ),
+    [null, 7 * 86_400, 86_400],
+  );
+});
+
+test('the log is text on a terminal unless log_format says JSON', async (t) => {
+  const serve = async (settings: Record<string, unknown>) => {
+    const purser = installation(t, { settings });
+    const at = onTerminal(t, [EXECUTABLE, '--data', purser.directory, 'serve'], {
+      env: { NO_COLOR: '1' },
+      columns: 400,
+    });
+    await at.shows(/account credit default 10\.00\n/);
+    at.type('\u0003');
+    assert.equal(await at.ended, 0);
+    return at.screen();
+  };
+  const when = String.raw`^\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ`;
+  const text = await serve({});
+  assert.match(
+    text,
+    new RegExp(`${when} info {2}serving {2}listen=http://127\\.0\\.0\\.1:\\d+ .* {2}ready=true$`, 'm'),
+  );
+  assert.match(text, new RegExp(`${when} info {2}stopped$`, 'm'));
+  assert.doesNotMatch(text, /"event"/);
+  assert.match(await serve({ log_format: 'json' }), /^\{"level":30,"time":"[^"]+","event":"serving",/m);
 });

@@ -1,4 +1,5 @@
 import net from 'node:net';
+import tls from 'node:tls';
 import { waitFor } from './waiting.ts';
 
 /** A raw connection: what the test writes is sent unchanged, and all that comes back is kept. */
@@ -16,8 +17,11 @@ export type Line = {
 };
 
 export async function openLine(url: string, options: Partial<net.NetConnectOpts> = {}): Promise<Line> {
-  const { hostname, port } = new URL(url);
-  const socket = net.connect({ host: hostname, port: Number(port), ...options } as net.NetConnectOpts);
+  const { hostname, port, protocol } = new URL(url);
+  const isTls = protocol === 'https:';
+  const to = { host: hostname, port: Number(port), ...options } as net.TcpNetConnectOpts;
+  // What a line tests is not the certificate.
+  const socket = isTls ? tls.connect({ ...to, rejectUnauthorized: false }) : net.connect(to);
   const chunks: Buffer[] = [];
   const waiting = new Set<() => void>();
   let error: string | undefined;
@@ -39,7 +43,9 @@ export async function openLine(url: string, options: Partial<net.NetConnectOpts>
       checkAll();
     }),
   );
-  await new Promise<void>((resolve, reject) => socket.once('connect', resolve).once('error', reject));
+  await new Promise<void>((resolve, reject) =>
+    socket.once(isTls ? 'secureConnect' : 'connect', resolve).once('error', reject),
+  );
   const text = () => Buffer.concat(chunks).toString();
   return {
     socket,

@@ -10,6 +10,7 @@ import { readMasterKey } from '../../src/access/master-key.ts';
 import type { TimeSource } from '../../src/base/clock.ts';
 import { createLog } from '../../src/base/log.ts';
 import { redactedTexts } from '../../src/base/secret.ts';
+import type { LocalCompute } from '../../src/compute/settings.ts';
 import { type Config, readConfig } from '../../src/config/config.ts';
 import { reserveOn } from '../../src/db/disk-reserve.ts';
 import { openDatabase } from '../../src/db/open.ts';
@@ -17,7 +18,9 @@ import { files } from '../../src/files/data-directory.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { findWallet, type Wallet } from '../../src/ledger/wallet.ts';
 import { type Served, serve } from '../../src/main/serve.ts';
+import { urlOf } from '../../src/net/listen.ts';
 import { type CommandInput, type CommandName, type CommandOutput, runCommand } from '../../src/operator/commands.ts';
+import { type Pair, placePair } from './certificate.ts';
 import { crossing } from './closures.ts';
 import { MODELS } from './models.ts';
 import { type FakeUpstream, openUpstream } from './upstream.ts';
@@ -76,12 +79,16 @@ export type TestServerOptions = {
   /** Unknown outcomes in a row that open the circuit of a route (default 3). */
   unknownCountMax?: number;
   env?: Record<string, string>;
+  /** Speaks TLS with this certificate. */
+  tls?: Pair | undefined;
   /**
    * Writes in the test's own thread (default): to start another one from source takes longer than most tests. The data and the
    * result of a write cross as they do between threads. Tests that use the writing connection, or write with a function, need
    * this. The tests of the executable have the thread.
    */
   writesHere?: boolean;
+  /** Leases that are processes of this machine, as in the demo. */
+  local?: LocalCompute;
   /** The machine id from the next start on. Default: that of this machine. */
   machine?: { id: string | undefined };
 };
@@ -173,7 +180,8 @@ export async function openTestServer(
   let directory = mkdtempSync(join(tmpdir(), 'purser-test-'));
   const upstream = await openUpstream(t);
   const clock = options.time ?? handClock();
-  const agent = new Agent({ connections: null, pipelining: 1 });
+  const connect = options.tls ? { ca: options.tls.cert } : {};
+  const agent = new Agent({ connections: null, pipelining: 1, connect });
   const log: string[] = [];
   const graves: { dead: Served; release: () => void; directory: string }[] = [];
   const settings = {
@@ -192,6 +200,7 @@ export async function openTestServer(
       models: MODELS,
       cancel_grace_seconds: 600, // A busy machine is slower than a client that comes again. A test of the grace sets its own.
     },
+    ...(options.tls ? { tls: placePair(directory, options.tls) } : {}),
     ...options.settings,
   };
   writeFileSync(join(directory, 'purser.yaml'), stringify(options.change?.(settings) ?? settings));
@@ -208,6 +217,7 @@ export async function openTestServer(
       acceptClock,
       isSynced: async () => clock.isSynced,
       reread: () => readConfig({ data: directory }, options.env ?? {}),
+      ...(options.local ? { local: options.local } : {}),
       ...(options.machine ? { machineId: () => options.machine?.id } : {}),
       time: clock,
       writesHere,
@@ -286,7 +296,7 @@ export async function openTestServer(
       await server.app[Symbol.asyncDispose]();
       meanwhile();
       server.app = await start(over);
-      server.url = `http://${server.app.address.host}:${server.app.address.port}`;
+      server.url = urlOf(server.app.address, options.tls);
     },
     async crash(release) {
       const dead = server.app;
@@ -307,7 +317,7 @@ export async function openTestServer(
       server.directory = copy;
       graves.push({ dead, release, directory: left });
       server.app = await start();
-      server.url = `http://${server.app.address.host}:${server.app.address.port}`;
+      server.url = urlOf(server.app.address, options.tls);
     },
     async close() {
       await server.app[Symbol.asyncDispose]();
@@ -327,7 +337,7 @@ export async function openTestServer(
     await agent.destroy();
     rmSync(directory, { recursive: true, force: true });
   });
-  server.url = `http://${server.app.address.host}:${server.app.address.port}`;
+  server.url = urlOf(server.app.address, options.tls);
   server.accountId = (await server.run('account.list', {})).accounts[0]?.id as string;
   if (options.creditCents !== 0)
     await server.run('account.credit', { id: server.accountId, cents: options.creditCents ?? 100_000 });

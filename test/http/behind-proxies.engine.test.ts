@@ -22,7 +22,7 @@ const PROXIES = {
       const paths = ['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi'].map(
         (it) => `${it}_temp_path ${directory}/${it};`,
       );
-      // Without the line of docs/security.md that has it obey nothing: Purser alone has to hold.
+      // Without the line of docs/proxy.md that has it obey nothing: Purser alone has to hold.
       const location = `proxy_pass ${to}; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $host;`;
       const http = `${paths.join(' ')} access_log off; server { listen 127.0.0.1:${port}; root ${directory}; location / { ${location} } location /secret { internal; } }`;
       writeFileSync(
@@ -87,7 +87,7 @@ async function beginProxy(t: TestContext, name: keyof typeof PROXIES, to: string
 for (const name of Object.keys(PROXIES) as (keyof typeof PROXIES)[])
   test(`behind ${name}, a server inside a lease orders it nothing, and its events come one by one`, async (t) => {
     const purser = await openMemoryServer(t);
-    Object.assign(purser.backend.inside, { session: hostSession(), relay: WATCHDOG });
+    Object.assign(purser.backend.guest, { session: hostSession(), relay: WATCHDOG });
     const proxy = await beginProxy(t, name, purser.url);
     if (!proxy) return;
     const { token } = await purser.openWallet(LONG);

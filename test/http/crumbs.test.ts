@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { connect } from 'node:net';
 import { PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
-import type { Session } from '../../src/compute/backend.ts';
+import type { GuestSession } from '../../src/compute/backend.ts';
 import { joinCrumbs } from '../../src/http/crumbs.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
 
@@ -31,7 +31,7 @@ async function exchange(t: TestContext, method: string, body: string, answer: st
   const purser = await openMemoryServer(t);
   const heard: Buffer[] = [];
   let last = '';
-  const session = async (): Promise<Session> => {
+  const session = async (): Promise<GuestSession> => {
     const [stdin, stdout, stderr] = [new PassThrough(), new PassThrough(), new PassThrough()];
     const ended = Promise.withResolvers<{ code: number }>();
     stderr.end();
@@ -44,7 +44,7 @@ async function exchange(t: TestContext, method: string, body: string, answer: st
     stdout.once('end', () => ended.resolve({ code: 0 }));
     return { stdin, stdout, stderr, ended: ended.promise, resize() {}, kill: () => ended.resolve({ code: 137 }) };
   };
-  Object.assign(purser.backend.inside, { session });
+  Object.assign(purser.backend.guest, { session });
   const { token } = await purser.openWallet(LONG);
   const { id } = (await purser.lease(token)).body;
   const client = connect(Number(new URL(purser.url).port), '127.0.0.1');

@@ -1,6 +1,4 @@
 import assert from 'node:assert/strict';
-import { once } from 'node:events';
-import { connect } from 'node:net';
 import test from 'node:test';
 import { codex } from '../fixtures/agents.ts';
 import { counted, DONE, streaming } from '../helper/sse.ts';
@@ -131,15 +129,4 @@ test('two rounds of Codex: namespaces and custom tools come back as they were se
     call('call_2', 'agents__spawn', '{"task":"x"}'),
   ]);
   assert.equal(last.messages[2].reasoning_content, 'First the patch.');
-});
-
-test('a WebSocket is refused in words, at once', async (t) => {
-  const { port, hostname } = new URL((await open(t)).purser.url);
-  const socket = connect(Number(port), hostname);
-  t.after(() => socket.destroy());
-  socket.write(
-    `GET /v1/router/responses HTTP/1.1\r\nHost: ${hostname}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n`,
-  );
-  const [answer] = await once(socket, 'data');
-  assert.match(String(answer), /^HTTP\/1\.1 426 [\s\S]*\nupgrade: HTTP\/1\.1\r\n[\s\S]*does not speak WebSocket/i);
 });

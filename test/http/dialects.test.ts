@@ -105,7 +105,7 @@ test('a replay is the same bytes in each API, whole and streamed', async (t) => 
 
 test('a path that is not served says what is', async (t) => {
   const { gateway } = await open(t);
-  const { status, body } = await gateway.ask('POST', '/completions', { body: {} });
+  const { status, body } = await gateway.ask('POST', '/images/generations', { body: {} });
   assert.deepEqual([status, body.error.type], [404, 'invalid_request_error']);
   assert.match(body.error.message, /serves .*POST \/chat\/completions.*POST \/responses.*POST \/messages/);
 });

@@ -51,7 +51,7 @@ type Bench = Awaited<ReturnType<typeof openBench>>;
 async function openBench(t: TestContext) {
   // The circuit of a model server would refuse after a few failures, before most of the steps.
   const purser = await openMemoryServer(t, { unknownCountMax: 1e6 });
-  Object.assign(purser.backend.inside, { session: hostSession(), relay: WATCHDOG });
+  Object.assign(purser.backend.guest, { session: hostSession(), relay: WATCHDOG });
   const { token } = await purser.openWallet(LONG);
   const { id } = (await purser.lease(token)).body;
   const tenant = createServer((_, response) => response.end('hello'));

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import type { Inside } from '../../src/compute/backend.ts';
+import type { Guest } from '../../src/compute/backend.ts';
 import { connectMcp, REVISIONS } from '../helper/mcp.ts';
 import { openTestServer } from '../helper/server.ts';
 import { LONG, openMemoryServer, PRICE, SPEC } from '../lease/leases.ts';
@@ -283,12 +283,12 @@ test('a command has the same limits as over HTTP, and its output arrives whole',
   const { id } = (await purser.lease(wallet.token)).body;
   const seen: unknown[] = [];
   const most = '"'.repeat(1024 * 1024);
-  purser.backend.inside.exec = (async (_, { budget, ...order }) => {
+  purser.backend.guest.exec = (async (_, { budget, ...order }) => {
     seen.push(order);
     assert(budget?.take(Buffer.from(most)), 'the output is counted');
     const stdout = Buffer.from(most);
     return { exitCode: 0, stdout, stderr: stdout, stdoutTruncated: true, stderrTruncated: false, timedOut: false };
-  }) as Inside['exec'];
+  }) as Guest['exec'];
   const body = { id, command: 'yes', timeout: 7 };
   const { duration_ms: _, ...result } = (await client.tool('compute_exec', body)).structuredContent;
   const { duration_ms: __, ...answer } = (await purser.ask('POST', '/v1/compute/exec', { token: wallet.token, body }))

@@ -19,7 +19,12 @@ const PRICE = {
 const LIMITS = { context_length: 200_000, max_output_tokens: 8000 };
 
 /** Opens a server whose upstream speaks both APIs, and `other`, an upstream that speaks neither. */
-export async function open(t: TestContext, wallet: Record<string, unknown> = {}, unknownCountMax?: number) {
+export async function open(
+  t: TestContext,
+  wallet: Record<string, unknown> = {},
+  unknownCountMax?: number,
+  ofOwn: Record<string, unknown> = {},
+) {
   const other = await openUpstream(t);
   const purser = await openTestServer(t, {
     ...(unknownCountMax === undefined ? {} : { unknownCountMax }),
@@ -33,7 +38,14 @@ export async function open(t: TestContext, wallet: Record<string, unknown> = {},
             { name: 'other', base_url: other.url },
           ],
           models: [
-            { id: 'own', upstream: 'local', upstream_model: 'real/own', ...LIMITS, pricing_per_million: PRICE },
+            {
+              id: 'own',
+              upstream: 'local',
+              upstream_model: 'real/own',
+              ...LIMITS,
+              pricing_per_million: PRICE,
+              ...ofOwn,
+            },
             {
               id: 'both',
               upstream: 'local',

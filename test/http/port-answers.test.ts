@@ -4,7 +4,7 @@ import { request } from 'node:http';
 import { connect } from 'node:net';
 import { PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
-import type { Session } from '../../src/compute/backend.ts';
+import type { GuestSession } from '../../src/compute/backend.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
 import { hostileAnswer } from './hostile-http.ts';
@@ -17,7 +17,7 @@ import { assertRefused } from './refused.ts';
 async function openHostile(t: TestContext) {
   const purser = await openMemoryServer(t);
   const said: { bytes: Buffer } = { bytes: Buffer.alloc(0) };
-  const session = async (): Promise<Session> => {
+  const session = async (): Promise<GuestSession> => {
     const [stdin, stdout, stderr] = [new PassThrough(), new PassThrough(), new PassThrough()];
     const ended = Promise.withResolvers<{ code: number }>();
     stderr.end();
@@ -26,7 +26,7 @@ async function openHostile(t: TestContext) {
     stdout.once('end', () => ended.resolve({ code: 0 }));
     return { stdin, stdout, stderr, ended: ended.promise, resize() {}, kill: () => ended.resolve({ code: 137 }) };
   };
-  Object.assign(purser.backend.inside, { session });
+  Object.assign(purser.backend.guest, { session });
   const { token } = await purser.openWallet(LONG);
   const { id } = (await purser.lease(token)).body;
   const base = `/v1/compute/${id}/port/8080/`;

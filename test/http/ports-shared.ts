@@ -1,5 +1,13 @@
 import { once } from 'node:events';
-import { createServer, type IncomingMessage, request, type Server, type ServerResponse } from 'node:http';
+import {
+  createServer,
+  type IncomingMessage,
+  type RequestOptions,
+  request,
+  type Server,
+  type ServerResponse,
+} from 'node:http';
+import https from 'node:https';
 import type { AddressInfo, Socket } from 'node:net';
 import type { TestContext } from 'node:test';
 import { hostSession, WATCHDOG } from '../compute/engines/host-session.ts';
@@ -44,7 +52,7 @@ export async function openPort(
 ) {
   const purser = await openMemoryServer(t, options);
   const session = hostSession();
-  Object.assign(purser.backend.inside, { session, relay: WATCHDOG });
+  Object.assign(purser.backend.guest, { session, relay: WATCHDOG });
   const wallet = await purser.openWallet(LONG);
   const { id } = (await purser.lease(wallet.token)).body;
   const tenant = await openTenant(t, answer);
@@ -54,7 +62,11 @@ export async function openPort(
 
 /** Begins a request, and returns its answer as a stream. */
 export async function begin(url: string, token: string, headers: Record<string, string> = {}, method = 'GET') {
-  const asked = request(url, { method, headers: { authorization: `Bearer ${token}`, ...headers }, agent: false });
+  const ask = url.startsWith('https:') ? https.request : request;
+  const asked = ask(url, {
+    ...{ method, headers: { authorization: `Bearer ${token}`, ...headers }, agent: false },
+    ...{ rejectUnauthorized: false },
+  } as RequestOptions);
   const answered = once(asked, 'response').then(([it]) => it as IncomingMessage);
   answered.catch(() => {});
   return { asked, answered };

@@ -202,7 +202,7 @@ test('a port where nothing listens, or something that is no server of HTTP, is a
   }
   await until('nothing of it is left running', async () => session.running() === 0);
 
-  Object.assign(purser.backend.inside, { relay: undefined, session: hostSession({ PATH: '/nowhere' }) });
+  Object.assign(purser.backend.guest, { relay: undefined, session: hostSession({ PATH: '/nowhere' }) });
   const none = await purser.ask('GET', `${base}/`, { token });
   assertRefused(none, 502, 'port_unreachable');
   assert.match(none.text, /perl, python3, bash, socat and nc/);
@@ -334,7 +334,7 @@ test('a server that says something and closes before it is asked leaves nobody w
     const ended = Promise.resolve({ code: 0 });
     return { stdin: new PassThrough(), stdout, stderr, ended, resize() {}, kill() {} };
   };
-  Object.assign(purser.backend.inside, { session });
+  Object.assign(purser.backend.guest, { session });
   assertRefused(await purser.ask('GET', `${base}/`, { token }), 502, 'port_unreachable');
   await until('nothing of it is left', async () => purser.app.ports.count() === 0);
 });

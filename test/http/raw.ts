@@ -1,4 +1,5 @@
 import http from 'node:http';
+import https from 'node:https';
 import { openLine } from '../helper/line.ts';
 import type { Answer, TestServer } from '../helper/server.ts';
 
@@ -14,17 +15,21 @@ export type RawAsked = {
 /** Sends exactly what it is told on a connection of its own, where a proper client would correct or refuse it. */
 export function sendRaw(purser: TestServer, method: string, path: string, asked: RawAsked = {}): Promise<Answer> {
   const { host, port } = purser.app.address;
+  const send = purser.url.startsWith('https:') ? https.request : http.request;
   const headers = { ...(asked.token ? { authorization: `Bearer ${asked.token}` } : {}), ...asked.headers };
   return new Promise((resolve, reject) => {
-    const request = http.request({ host, port, method, path, headers, agent: false }, (response) => {
-      const chunks: Buffer[] = [];
-      response.on('data', (chunk: Buffer) => chunks.push(chunk));
-      response.on('error', reject);
-      response.on('end', () => {
-        request.destroy();
-        resolve(toAnswer(response, Buffer.concat(chunks).toString()));
-      });
-    });
+    const request = send(
+      { host, port, method, path, headers, agent: false, rejectUnauthorized: false } as http.RequestOptions,
+      (response) => {
+        const chunks: Buffer[] = [];
+        response.on('data', (chunk: Buffer) => chunks.push(chunk));
+        response.on('error', reject);
+        response.on('end', () => {
+          request.destroy();
+          resolve(toAnswer(response, Buffer.concat(chunks).toString()));
+        });
+      },
+    );
     request.on('error', reject);
     request.flushHeaders();
     if (asked.body !== undefined) request.write(asked.body);

@@ -21,6 +21,7 @@ const DOCUMENTED: Record<RefusalCode, number> = {
   invalid_idempotency_key: 400,
   invalid_cursor: 400,
   streaming_not_supported: 400,
+  context_length_exceeded: 400,
   unsupported_parameter: 400,
   unauthenticated: 401,
   insufficient_funds: 402,
@@ -242,6 +243,11 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     const { purser, token } = await openWithLeases(t);
     return purser.lease(token, 'a', { max_seconds: 3601 });
   },
+  async context_length_exceeded(t) {
+    const { purser, token } = await openWithWallet(t);
+    purser.upstream.handle = failure(400, { error: { message: 'Too long.', code: 'context_length_exceeded' } });
+    return purser.chat(token);
+  },
   async answer_lost(t) {
     const { purser, token } = await openWithWallet(t);
     purser.upstream.handle = reset;
@@ -263,7 +269,7 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     const headers = { 'content-type': 'text/plain' };
     return purser.ask('POST', '/v1/wallets', { token: purser.accountKey, key: 'a', body: WALLET, headers });
   },
-  upgrade_not_supported: 'Only the gateway says it, in the shape of OpenAI: test/http/dialects-responses.test.ts.',
+  upgrade_not_supported: 'Only the gateway says it, in the shape of OpenAI: test/http/gateway-paths.test.ts.',
   async rate_limited(t) {
     const limits = { wallet_requests_per_minute: 0, account_requests_per_minute: 1, failed_auth_per_minute: 0 };
     const purser = await openServer(t, { settings: { limits } });
@@ -285,7 +291,7 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     const purser = await openMemoryServer(t);
     const { token } = await purser.openWallet(LONG);
     const { id } = (await purser.lease(token)).body;
-    Object.assign(purser.backend.inside, { session: hostSession(), relay: undefined });
+    Object.assign(purser.backend.guest, { session: hostSession(), relay: undefined });
     return purser.ask('GET', `/v1/compute/${id}/port/1/`, { token });
   },
   async transfer_not_configured(t) {

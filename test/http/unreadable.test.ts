@@ -4,7 +4,7 @@ import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import test from 'node:test';
 import { REFUSALS, type Refusal } from '../../src/base/refusal.ts';
-import { readBody } from '../../src/http/body.ts';
+import { readBody, streamBody } from '../../src/http/body.ts';
 import { followConnections } from '../../src/http/connections.ts';
 import { createMemoryQuota } from '../../src/http/memory-quota.ts';
 import { answerUnreadable } from '../../src/http/unreadable.ts';
@@ -12,6 +12,7 @@ import type { Events } from '../../src/telemetry/events.ts';
 import { openLine, requestText } from '../helper/line.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { gate } from '../helper/upstream.ts';
+import { UNHURRIED_MILLISECONDS, until } from '../helper/waiting.ts';
 import { answersIn, sendText } from './raw.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 
@@ -95,6 +96,35 @@ test('a client that is too slow is told so: in its head and in its body', async 
     assert.deepEqual(line.statuses(), [408], text);
     assert.match(line.text(), /connection: close/i);
   }
+});
+
+test('a body that is read as it comes has no limit but that something comes', async (t) => {
+  const server = createServer({ headersTimeout: 500, requestTimeout: 500, connectionsCheckingInterval: 1 });
+  const connections = followConnections(server);
+  answerUnreadable({ events: {} as Events }, server, connections);
+  let checks = 0;
+  server.on('clientError', () => {
+    checks++;
+  });
+  server.on('request', async (request, response) => {
+    connections.take(request, response);
+    const body = streamBody(request, UNHURRIED_MILLISECONDS, createMemoryQuota().open('somebody'));
+    const pieces: Buffer[] = [];
+    for (let it = await body.next(); it; it = await body.next()) pieces.push(it);
+    response.end(Buffer.concat(pieces));
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  const line = await openLine(`http://127.0.0.1:${(server.address() as AddressInfo).port}`);
+  line.write('POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nab');
+  await until('Node has found it too slow', () => checks > 0);
+  line.write('cd');
+  await line.until((it) => it.endsWith('abcd'));
+  assert.deepEqual(line.statuses(), [200]);
 });
 
 test('the answer to an earlier request comes before the refusal of what follows it', async (t) => {

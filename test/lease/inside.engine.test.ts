@@ -305,7 +305,7 @@ test('a plain exec still is one call of the backend, and asks for no session', a
   const purser = await openMemoryServer(t);
   const { token } = await purser.openWallet(LONG);
   const { id } = (await purser.lease(token)).body;
-  purser.backend.inside.session = async () => assert.fail('a session was asked for');
+  purser.backend.guest.session = async () => assert.fail('a session was asked for');
   const answer = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command: 'echo hello', other: 1 } });
   assert.deepEqual([answer.status, answer.body.stdout], [200, 'hello\n']);
   assert.equal(purser.memory.calls.filter((it) => it === 'exec').length, 1);

@@ -83,7 +83,7 @@ test('an outage of a whole backend is over once its lease is answered for, thoug
   const pass = async () => {
     purser.clock.advance(60);
     await purser.app.reaper.runOnce();
-    return purser.app.outages.list().map(({ place }) => place);
+    return purser.app.outages.list().map(({ unit }) => unit);
   };
   assert.deepEqual(await pass(), ['provider_one']);
   purser.memory.before.inspect = (ref: string) => void parts.set(ref, 'north');

@@ -242,7 +242,7 @@ test('a backend with live leases cannot leave the list; one joins it beside the 
   assert.equal(backendsOf(purser).at(-1), 'container');
   await purser.reopen(edit((list) => ({ backends: [alone, list[1]] })));
   assert.deepEqual(
-    purser.app.slots.list.map(({ place }) => place),
+    purser.app.slots.list.map(({ slotPath: place }) => place),
     ['provider_one container', 'provider_one b', 'provider_three'],
   );
 });

@@ -196,7 +196,7 @@ test('a machine is paid for once it has proved itself, and not before', async (t
   const purser = await openMemoryServer(t);
   const { token } = await purser.openWallet(LONG);
   let fault: string | undefined = 'nothing can be run in it';
-  purser.backend.inside.prove = async () => fault;
+  purser.backend.guest.prove = async () => fault;
   const made = purser.lease(token);
   const row = await until('it was tried', async () => {
     const [it] = (await purser.run('resource.list', {})).resources;
@@ -208,7 +208,7 @@ test('a machine is paid for once it has proved itself, and not before', async (t
   assert.equal((await made).body.status, 'running');
   assert.deepEqual(await money(purser, token), [PRICE, '0.00']);
   // What a tenant does to his machine afterwards is no reason to try it again.
-  purser.backend.inside.prove = () => assert.fail('it was proved');
+  purser.backend.guest.prove = () => assert.fail('it was proved');
   purser.clock.advance(61);
   await purser.app.reaper.runOnce();
 });

@@ -100,11 +100,11 @@ test('a command that ends before its machine is seen to have ended is told so al
   memory.before.inspect = () => ++looks === 3 && memory.machines.clear();
 
   // A command that only ended itself, and a machine that takes others, is not waited for.
-  purser.backend.inside.exec = async (_, { command }) => (command === 'true' ? { ...killed, exitCode: 0 } : killed);
+  purser.backend.guest.exec = async (_, { command }) => (command === 'true' ? { ...killed, exitCode: 0 } : killed);
   const { body: own } = await exec(purser, token, id, 'kill -9 $$');
   assert.deepEqual([own.exit_code, 'ended_by' in own, looks], [137, false, 0]);
 
-  purser.backend.inside.exec = async (_, { command }) => {
+  purser.backend.guest.exec = async (_, { command }) => {
     if (command === 'true') throw new Error(SECRET_WORDS);
     return killed;
   };

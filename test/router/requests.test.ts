@@ -7,6 +7,7 @@ import { createCatalogue } from '../../src/router/catalogue.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion } from '../helper/upstream.ts';
+import { vendorClients } from '../helper/vendor-clients.ts';
 
 test('a member that is null is left out, as OpenAI does it: some clients send all that they know', async (t) => {
   const purser = await openTestServer(t);
@@ -109,7 +110,6 @@ test('what is not priced is refused by name, whatever its value', async (t) => {
     route: 'fallback',
     provider: { order: ['x'] },
     plugins: [],
-    usage: { include: true },
   };
   for (const [name, value] of Object.entries(unpriced))
     for (const stream of [true, false]) {
@@ -233,4 +233,28 @@ test('what came with an answer passes in a message of the model alone, and only 
     );
   }
   assert.deepEqual(purser.upstream.calls, []);
+});
+
+test('hints for a cache are left out, and the tier that a server takes by itself; OpenAI’s own API gets its key', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const hints = { prompt_cache_key: 'c', prompt_cache_retention: '24h', service_tier: 'auto' } as const;
+  const asked = { model: 'chat', messages: [{ role: 'user' as const, content: 'hi' }], max_tokens: 100 };
+  const { openai } = vendorClients(purser.url, gateway.key);
+  await openai.chat.completions.create({ ...asked, ...hints });
+  assert.equal((await purser.chat(gateway.token, { ...asked, ...hints })).status, 200, 'at the strict endpoint, too');
+  for (const { body } of purser.upstream.calls) assert.deepEqual(body, { ...asked, model: 'real/chat', stream: false });
+
+  const bodyAt = (base_url: string, forward: string[]) => {
+    const upstreams = [{ name: 'x', base_url, forward }];
+    const models = [{ id: 'm', upstream: 'x', context_length: 1000, max_output_tokens: 10, pricing: { request: '0' } }];
+    const found = createCatalogue({ router: v.parse(Router, { upstreams, models }) }).find('m');
+    const bounded = boundChat(found, { ...asked, ...hints, model: 'm' });
+    return JSON.parse(String(bounded.bodyFor(found.routes[0])));
+  };
+  const openAi = bodyAt('https://api.openai.com/v1', []);
+  assert.deepEqual([openAi.prompt_cache_key, openAi.prompt_cache_retention], ['c', undefined]);
+  assert.equal(openAi.service_tier, 'default', 'the tier that has the price');
+  const { prompt_cache_key, prompt_cache_retention } = bodyAt('http://gpu/v1', Object.keys(hints).slice(0, 2));
+  assert.deepEqual([prompt_cache_key, prompt_cache_retention], ['c', '24h']);
 });

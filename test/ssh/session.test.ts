@@ -8,24 +8,24 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import ssh2, { type ServerChannel, type Session as ServerSession } from 'ssh2';
 import { followFaults } from '../../src/base/fault.ts';
 import { sshKeyFromSeed } from '../../src/base/ssh-key.ts';
-import type { Session } from '../../src/compute/backend.ts';
-import { type Client, createClients } from '../../src/ssh/clients.ts';
-import { type Host, serveSession } from '../../src/ssh/session.ts';
+import type { GuestSession } from '../../src/compute/backend.ts';
+import { createClients, type SshClient } from '../../src/ssh/clients.ts';
+import { type SessionHost, serveSession } from '../../src/ssh/session.ts';
 import { REQUEST } from '../../src/ssh/sftp-wire.ts';
 import { openDirectory, openLocalSession } from './wire-client.ts';
 
 const MEMORY = { tryTake: () => true, close() {} };
 
 /** What serves the sessions of a client in the sessions that `open` answers. */
-const hostOf = (open: () => Promise<Session>) =>
+const hostOf = (open: () => Promise<GuestSession>) =>
   ({
     open,
-    over: () => undefined,
-    failed: (_: Client, error: unknown) => assert.fail(error as Error),
+    endMessage: () => undefined,
+    failed: (_: SshClient, error: unknown) => assert.fail(error as Error),
     memory: () => MEMORY,
     now: () => 0,
     idleMilliseconds: 60_000,
-  }) as unknown as Host;
+  }) as unknown as SessionHost;
 
 /** An authenticated client that has asked for a command; `opened` settles what the backend answers to that. */
 function ask(t: TestContext) {
@@ -37,7 +37,7 @@ function ask(t: TestContext) {
   const clients = createClients({ authenticationMilliseconds: 60_000, failed: (error) => assert.fail(error) });
   const client = clients.admit(socket);
   assert(clients.authenticate(client, 'res_1', MEMORY as never));
-  const opened = Promise.withResolvers<Session>();
+  const opened = Promise.withResolvers<GuestSession>();
   const session = new EventEmitter() as ServerSession & EventEmitter;
   const sides = { read() {}, write: (_bytes: Buffer, _: string, done: () => void) => done() };
   const channel = Object.assign(new Duplex(sides), { stderr: new PassThrough().resume(), exit() {} });
@@ -59,7 +59,7 @@ function ask(t: TestContext) {
  * A client of ssh2 on a real connection; what it asks for runs in the session that `open` answers. `sent` is called for each
  * packet of data that it is sent.
  */
-async function connect(t: TestContext, open: () => Session, sent = () => {}): Promise<ssh2.Client> {
+async function connect(t: TestContext, open: () => GuestSession, sent = () => {}): Promise<ssh2.Client> {
   const clients = createClients({ authenticationMilliseconds: 60_000, failed: (error) => assert.fail(error) });
   const host = hostOf(async () => open());
   const { privateKey: hostKey } = sshKeyFromSeed(randomBytes(32), 'test');
@@ -95,7 +95,7 @@ const execOf = (client: ssh2.Client) =>
   );
 
 /** What runs in a machine, and ends as `ended` does. */
-function inside(ended: Promise<{ code: number }>): Session {
+function guestSession(ended: Promise<{ code: number }>): GuestSession {
   const [stdin, stdout, stderr] = [new PassThrough(), new PassThrough(), new PassThrough()];
   for (const it of [stdout, stderr]) it.end();
   return { stdin, stdout, stderr, ended, resize() {}, kill() {} };
@@ -105,7 +105,7 @@ test('a session that opens when its client has gone, and is lost, harms nobody',
   const it = ask(t);
   it.client.disconnect('it has gone');
   const ended = Promise.withResolvers<{ code: number }>();
-  it.opened.resolve(inside(ended.promise));
+  it.opened.resolve(guestSession(ended.promise));
   await nextTurn();
   // Node ends a process in which a promise is rejected that nobody waits for.
   const unhandled: unknown[] = [];
@@ -119,14 +119,14 @@ test('a session that opens when its client has gone, and is lost, harms nobody',
 
 test('a client has a moment to print what an ended command said before its connection is ended', async (t) => {
   const it = ask(t);
-  it.opened.resolve(inside(Promise.resolve({ code: 0 })));
+  it.opened.resolve(guestSession(Promise.resolve({ code: 0 })));
   await once(it.channel, 'finish');
   assert.deepEqual([...it.client.channels], [it.channel]);
   it.client.dismiss('the lease is over');
   assert.equal(it.disconnects(), 0);
 
   const closed = ask(t);
-  closed.opened.resolve(inside(Promise.resolve({ code: 0 })));
+  closed.opened.resolve(guestSession(Promise.resolve({ code: 0 })));
   closed.channel.push(null);
   await once(closed.channel, 'close');
   closed.client.dismiss('the lease is over');
@@ -137,8 +137,8 @@ test('a thousand signals kill a session once, and of a thousand sizes of its win
   t.mock.timers.enable({ apis: ['setTimeout'] });
   let kills = 0;
   const sizes: string[] = [];
-  const running: Session = {
-    ...inside(new Promise(() => {})),
+  const running: GuestSession = {
+    ...guestSession(new Promise(() => {})),
     kill() {
       kills += 1;
     },
@@ -170,8 +170,8 @@ test('a machine that throws at the size of a window ends nothing, and hears the 
   const faults: unknown[] = [];
   using _ = followFaults((where, error) => void faults.push([where, (error as Error).message]));
   const sizes: string[] = [];
-  const running: Session = {
-    ...inside(new Promise(() => {})),
+  const running: GuestSession = {
+    ...guestSession(new Promise(() => {})),
     resize(columns, rows) {
       sizes.push(`${columns}x${rows}`);
       if (rows === 2) throw new Error('too small');
@@ -215,7 +215,7 @@ const PIECE_COUNT = 4000;
 test('a client that takes many small pieces at once leaves others their turn', async (t) => {
   const turns = countTurns(t);
   const stdout = Readable.from(Array(PIECE_COUNT).fill(Buffer.from('x')));
-  const running = { ...inside(Promise.resolve({ code: 0 })), stdout };
+  const running = { ...guestSession(Promise.resolve({ code: 0 })), stdout };
   const channel = await execOf(await connect(t, () => running, turns.count));
   let length = 0;
   for await (const piece of channel) length += (piece as Buffer).length;
@@ -247,7 +247,7 @@ test('a client of sftp with many requests that need nothing of the machine leave
 test('what a client sends on a channel whose command has ended is dropped, also when it never closes that channel', async (t) => {
   const it = ask(t);
   const over = once(it.channel, 'finish');
-  it.opened.resolve(inside(Promise.resolve({ code: 0 })));
+  it.opened.resolve(guestSession(Promise.resolve({ code: 0 })));
   await over;
   for (let count = 0; count < 64; count++) {
     it.channel.push(Buffer.alloc(64 * 1024));

@@ -4,10 +4,10 @@ import { mkdirSync, readFileSync, readlinkSync, symlinkSync, writeFileSync } fro
 import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
-import type { Session } from '../../src/compute/backend.ts';
+import type { GuestSession } from '../../src/compute/backend.ts';
+import { ScriptLost } from '../../src/compute/machine/sftp-client.ts';
 import { factsOf } from '../../src/compute/machine/sftp-facts.ts';
 import { SftpFault, STATUS } from '../../src/compute/machine/sftp-fault.ts';
-import { InsideLost } from '../../src/compute/machine/sftp-inside.ts';
 import { longName } from '../../src/ssh/sftp-entry.ts';
 import { MalformedPacket, OPEN, REQUEST, string, uint32 } from '../../src/ssh/sftp-wire.ts';
 import { openServer, testShell } from './sftp-suite.ts';
@@ -94,14 +94,14 @@ test('a write is not called done when the session inside ends before it is', asy
     answered = true;
   });
   process.kill(session.pid, 'SIGKILL');
-  await assert.rejects(client.served, InsideLost);
+  await assert.rejects(client.served, ScriptLost);
   assert.equal(answered, false);
 });
 
 test('a machine that does not answer is given up after two minutes', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] });
   let isKilled = false;
-  const session: Session = {
+  const session: GuestSession = {
     stdin: new PassThrough(),
     stdout: new PassThrough(),
     stderr: new PassThrough(),

@@ -4,8 +4,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import type { TestContext } from 'node:test';
-import type { Session } from '../../src/compute/backend.ts';
-import type { Attributes } from '../../src/compute/machine/sftp-facts.ts';
+import type { GuestSession } from '../../src/compute/backend.ts';
+import type { FileAttributes } from '../../src/compute/machine/sftp-facts.ts';
 import { SFTP_SCRIPT } from '../../src/compute/machine/sftp-script.ts';
 import { serveSftp } from '../../src/ssh/sftp.ts';
 import { REQUEST, readFields, string, uint32, uint64 } from '../../src/ssh/sftp-wire.ts';
@@ -26,8 +26,8 @@ export type Answer = {
   message?: string;
   handle?: Buffer;
   data?: Buffer;
-  names?: { name: Buffer; longName: string; attributes: Attributes }[];
-  attributes?: Attributes;
+  names?: { name: Buffer; longName: string; attributes: FileAttributes }[];
+  attributes?: FileAttributes;
   extended?: Buffer;
 };
 
@@ -35,7 +35,7 @@ export type Answer = {
 export function openLocalSession(
   t: Pick<TestContext, 'after'>,
   { shell, directory, user }: { shell: string[]; directory: string; user?: number },
-): Session & { pid: number } {
+): GuestSession & { pid: number } {
   const [program = '', ...flags] = shell;
   const child = spawn(program, [...flags, '-c', SFTP_SCRIPT], {
     ...(program === 'bash' ? { argv0: 'sh' } : {}),
@@ -69,7 +69,7 @@ export function openDirectory(t: Pick<TestContext, 'after'>): string {
 /** A client that says exactly what it is told, and may ask without waiting. */
 export async function openWireClient(
   t: Pick<TestContext, 'after'>,
-  session: Session,
+  session: GuestSession,
   { software = 'OpenSSH_9.2', greet = true } = {},
 ) {
   const source = new PassThrough();

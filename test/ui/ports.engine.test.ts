@@ -44,7 +44,7 @@ const inside = (page: Page, script: string): Promise<unknown> =>
 
 test('a browser opens a port by its link, the page works, and gets at nothing of Purser and of other leases', async (t) => {
   const purser = await openMemoryServer(t);
-  Object.assign(purser.backend.inside, { session: hostSession(), relay: WATCHDOG });
+  Object.assign(purser.backend.guest, { session: hostSession(), relay: WATCHDOG });
   const { token } = await purser.openWallet(LONG);
   const [own, other] = [await openSite(t), await openSite(t)];
   const link = async ({ port }: { port: number }) => {
@@ -166,7 +166,7 @@ test('a browser opens a port by its link, the page works, and gets at nothing of
 
 test('a page under the origin of Purser, wherever it comes from, is shown to no browser without the token', async (t) => {
   const purser = await openMemoryServer(t);
-  Object.assign(purser.backend.inside, { session: hostSession(), relay: WATCHDOG });
+  Object.assign(purser.backend.guest, { session: hostSession(), relay: WATCHDOG });
   const { token } = await purser.openWallet(LONG);
   const site = await openSite(t);
   const { id } = (await purser.lease(token)).body;

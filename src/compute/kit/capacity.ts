@@ -1,4 +1,4 @@
-import { type Capacity, type Claim, countFree, fit, type Size, type Sold } from './claim.ts';
+import { type Capacity, type Claim, countFree, fit, type LeaseSize, type SoldSize } from './claim.ts';
 
 /** A create of unknown outcome may still make its container: it keeps its capacity for this long. */
 const DOUBT_MILLISECONDS = 60_000;
@@ -6,11 +6,11 @@ const DOUBT_MILLISECONDS = 60_000;
 /** Capacity counting both existing containers and those about to be made, so that two creates never share the last. */
 type Reservations = {
   /** Reserves capacity for the container `tag`, or returns what is lacking. Throws when the engine cannot be asked. */
-  reserve(tag: string, size: Size): Promise<Claim | { lacking: string }>;
+  reserve(tag: string, size: LeaseSize): Promise<Claim | { lacking: string }>;
   /** Ends a reservation: the engine lists the container now, or there is none. If in doubt, the reservation is kept for a minute. */
   release(tag: string, doubt?: boolean): void;
   /** Returns how many more of a size fit now. Throws when the engine cannot be asked. */
-  free(): Promise<(size: Size) => number>;
+  free(): Promise<(size: LeaseSize) => number>;
 };
 
 /** The calls to the engine: the claims of its containers, of all installations, and the size of its machine. */
@@ -19,34 +19,34 @@ export type Engines = {
   capacity(): Promise<Capacity>;
 };
 
-export function createReservations(settings: Sold, prefix: string, engine: Engines): Reservations {
+export function createReservations(settings: SoldSize, prefix: string, engine: Engines): Reservations {
   const coming = new Map<string, Claim>();
   let last: Promise<unknown> = Promise.resolve();
 
-  async function taken(): Promise<Claim[]> {
+  async function claims(): Promise<Claim[]> {
     // Read before the list, so that a container made in the meantime is in at least one of the two.
     const before = [...coming.values()];
-    const there = await engine.list();
-    return [...there, ...before.filter(({ tag }) => !there.some((it) => it.tag === tag))];
+    const listed = await engine.list();
+    return [...listed, ...before.filter(({ tag }) => !listed.some((it) => it.tag === tag))];
   }
 
   /** Returns the capacity for all leases of provider_one together: the machine's, unless the operator configured another. */
   const capacity = async () => ('offers' in settings ? undefined : (settings.capacity ?? (await engine.capacity())));
 
-  async function decide(tag: string, size: Size): Promise<Claim | { lacking: string }> {
-    const others = (await taken()).filter((it) => it.tag !== tag);
-    const found = fit(settings, prefix, others, size, await capacity());
-    if ('lacking' in found) return found;
+  async function decide(tag: string, size: LeaseSize): Promise<Claim | { lacking: string }> {
+    const others = (await claims()).filter((it) => it.tag !== tag);
+    const fitting = fit(settings, prefix, others, size, await capacity());
+    if ('lacking' in fitting) return fitting;
     const { cpus, memoryGib, offer, diskGb } = size;
-    const claim = { tag, cpus, memoryGib, offer, devices: found.devices, diskGb };
+    const claim = { tag, cpus, memoryGib, offer, devices: fitting.devices, diskGb };
     coming.set(tag, claim);
     return claim;
   }
 
   return {
     async free() {
-      const [claims, whole] = await Promise.all([taken(), capacity()]);
-      return (size) => countFree(settings, prefix, claims, size, whole);
+      const [existing, whole] = await Promise.all([claims(), capacity()]);
+      return (size) => countFree(settings, prefix, existing, size, whole);
     },
     reserve(tag, size) {
       const mine = last.then(() => decide(tag, size));

@@ -14,7 +14,7 @@ export class NeverSent extends Error {}
 export class ChannelRefused extends NeverSent {}
 
 /** A line that runs on a machine. */
-export type Begun = {
+export type RunningLine = {
   channel: ClientChannel;
   /** Resolves when the line ends. Rejects when its channel or its connection was lost, so that the end is unknown. */
   ended: Promise<{ code: number } | { signal: string }>;
@@ -25,7 +25,7 @@ export type Begun = {
 /** Runs lines of shell on a machine, each on a channel of its own. */
 export type Channels = {
   /** Begins a line. Throws NeverSent if the machine received nothing, another Error if it may have. */
-  begin(line: string, terminal?: SessionOrder['terminal']): Promise<Begun>;
+  begin(line: string, terminal?: SessionOrder['terminal']): Promise<RunningLine>;
 };
 
 /** The end of a channel: it was never opened, its line has ended, or it was left before that. */
@@ -38,10 +38,10 @@ export function openChannel(
   {
     terminal,
     milliseconds = BEGIN_MILLISECONDS,
-    over = () => {},
-  }: { terminal?: SessionOrder['terminal']; milliseconds?: number; over?: (fate: Fate) => void } = {},
-): Promise<Begun> {
-  const { promise, resolve, reject } = Promise.withResolvers<Begun>();
+    onEnd = () => {},
+  }: { terminal?: SessionOrder['terminal']; milliseconds?: number; onEnd?: (fate: Fate) => void } = {},
+): Promise<RunningLine> {
+  const { promise, resolve, reject } = Promise.withResolvers<RunningLine>();
   const end = Promise.withResolvers<{ code: number } | { signal: string }>();
   end.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
   const pty = terminal && { term: terminal.term, cols: terminal.columns, rows: terminal.rows, width: 0, height: 0 };
@@ -63,9 +63,9 @@ export function openChannel(
   function finish(fate: Fate) {
     clearTimeout(late);
     client.off('error', note).off('close', lost);
-    if (hasEnded && fate === 'left') over('ended');
-    else over(fate);
-    over = () => {};
+    if (hasEnded && fate === 'left') onEnd('ended');
+    else onEnd(fate);
+    onEnd = () => {};
   }
   const late = setTimeout(() => {
     isLate = true;
@@ -135,6 +135,6 @@ export const channelsOf = (client: Client): Channels => ({
 export const separateChannels = (connect: () => Promise<Client>): Channels => ({
   async begin(line, terminal) {
     const client = await connect();
-    return openChannel(client, line, { terminal, over: () => client.end() });
+    return openChannel(client, line, { terminal, onEnd: () => client.end() });
   },
 });

@@ -3,7 +3,7 @@ import { gpuDevices, type SoldDevices } from './gpus.ts';
 import { type Fixed, type FixedOffer, offerOf } from './priced.ts';
 
 /** The settings that define what a backend sells: by size, or as offers. */
-export type Sold =
+export type SoldSize =
   | (SoldDevices & { limits: { disk_gb: number }; capacity?: Capacity | undefined })
   | { offers: (FixedOffer & { count: number })[]; limits: Fixed['limits'] };
 
@@ -11,7 +11,7 @@ export type Sold =
 export type Capacity = { cpus: number; memory_gib: number };
 
 /** The size of a spec's container. */
-export type Size = {
+export type LeaseSize = {
   cpus: number;
   memoryGib: number;
   gpu: string | null;
@@ -20,7 +20,7 @@ export type Size = {
   diskGb: number;
 };
 
-export function sizeOf(settings: Sold, spec: Spec): Size {
+export function sizeOf(settings: SoldSize, spec: Spec): LeaseSize {
   if ('offers' in settings) {
     const { offer_id: id, disk_gb: diskGb } = spec as SpecThree;
     const { cpus, memory_gib: memoryGib } = offerOf(settings, id);
@@ -75,13 +75,13 @@ export function claimOf(labels: Record<string, string | undefined>): Claim {
  * Offers and `capacity` count this installation's containers (`prefix`); devices count those of every installation.
  */
 export function fit(
-  settings: Sold,
+  settings: SoldSize,
   prefix: string,
-  taken: Claim[],
-  size: Size,
+  usedIds: Claim[],
+  size: LeaseSize,
   capacity: Capacity | undefined,
 ): { devices: string[] } | { lacking: string } {
-  const ours = taken.filter((it) => it.tag.startsWith(prefix));
+  const ours = usedIds.filter((it) => it.tag.startsWith(prefix));
   if ('offers' in settings) {
     const { id, count } = offerOf(settings, size.offer as string);
     if (ours.filter((it) => it.offer === id).length < count) return { devices: [] };
@@ -93,7 +93,7 @@ export function fit(
     if (all !== undefined && used + hundredths(size[key]) > hundredths(all))
       return { lacking: `${used / 100} of ${all} ${name} are leased` };
   }
-  const { all, free } = devicesFor(settings, taken, size.gpu);
+  const { all, free } = devicesFor(settings, usedIds, size.gpu);
   if (free.length < size.gpus)
     return { lacking: `${all.length - free.length} of ${all.length} ${size.gpu} are leased` };
   return { devices: free.slice(0, size.gpus) };
@@ -101,13 +101,13 @@ export function fit(
 
 /** Returns how many more containers of `size` fit beside what is `taken`, counted as in `fit`. */
 export function countFree(
-  settings: Sold,
+  settings: SoldSize,
   prefix: string,
-  taken: Claim[],
-  size: Size,
+  used: Claim[],
+  size: LeaseSize,
   capacity: Capacity | undefined,
 ): number {
-  const ours = taken.filter((it) => it.tag.startsWith(prefix));
+  const ours = used.filter((it) => it.tag.startsWith(prefix));
   if ('offers' in settings) {
     const { id, count } = offerOf(settings, size.offer as string);
     return Math.max(0, count - ours.filter((it) => it.offer === id).length);
@@ -116,7 +116,7 @@ export function countFree(
     const all = capacity?.[name];
     return all === undefined ? Infinity : Math.floor((hundredths(all) - usedOf(ours, key)) / hundredths(size[key]));
   });
-  if (size.gpus > 0) counts.push(Math.floor(devicesFor(settings, taken, size.gpu).free.length / size.gpus));
+  if (size.gpus > 0) counts.push(Math.floor(devicesFor(settings, used, size.gpu).free.length / size.gpus));
   return Math.max(0, Math.min(...counts));
 }
 
@@ -132,8 +132,8 @@ const hundredths = (value: number) => Math.round(value * 100);
 const usedOf = (claims: Claim[], key: 'cpus' | 'memoryGib') =>
   claims.reduce((sum, it) => sum + (it.offer === undefined ? hundredths(it[key]) : 0), 0);
 
-function devicesFor(settings: SoldDevices, taken: Claim[], gpu: string | null) {
-  const held = new Set(taken.flatMap((it) => it.devices));
+function devicesFor(settings: SoldDevices, used: Claim[], gpu: string | null) {
+  const held = new Set(used.flatMap((it) => it.devices));
   const all = gpu === null ? [] : (gpuDevices(settings)[gpu] ?? []);
   return { all, free: all.filter((it) => !held.has(it)) };
 }

@@ -10,7 +10,7 @@ const PING_MILLISECONDS = 5_000;
 const SILENT_MILLISECONDS = 20_000;
 /** The longest wait for a machine to close its end of a connection. */
 const HANG_UP_MILLISECONDS = 1_000;
-const RETRY_MILLISECONDS = { least: 50, most: 1_000 };
+const RETRY_MILLISECONDS = { min: 50, max: 1_000 };
 
 /** The address of a machine, and the credentials of both sides. */
 export type SshAddress = {
@@ -82,7 +82,7 @@ const CLOSED = 'the machine closed the connection';
  */
 export async function connectAgain<T>(open: () => Promise<T>): Promise<T> {
   const until = performance.now() + CONNECT_MILLISECONDS;
-  for (let pause = RETRY_MILLISECONDS.least; ; pause = Math.min(2 * pause, RETRY_MILLISECONDS.most)) {
+  for (let pause = RETRY_MILLISECONDS.min; ; pause = Math.min(2 * pause, RETRY_MILLISECONDS.max)) {
     try {
       return await open();
     } catch (error) {

@@ -24,15 +24,15 @@ export const newMark = () => randomBytes(12).toString('hex');
 const CODE_BYTES_MAX = 4; // Three digits and a line feed.
 
 /** Passes a stream on without the mark and its code, and reports the code. */
-export function withoutMark(mark: string, found: (code: number) => void): Transform {
+export function withoutMark(mark: string, onCode: (code: number) => void): Transform {
   const wanted = Buffer.from(mark);
   let held: Buffer = Buffer.alloc(0);
-  let isFound = false;
+  let hasCode = false;
 
   return new Transform({
     ...WAITING,
     transform(chunk: Buffer, _, done) {
-      if (isFound) return done(null, chunk);
+      if (hasCode) return done(null, chunk);
       const bytes = held.length ? Buffer.concat([held, chunk]) : chunk;
       const at = bytes.indexOf(wanted);
       if (at < 0) {
@@ -45,14 +45,14 @@ export function withoutMark(mark: string, found: (code: number) => void): Transf
       const code = held.subarray(wanted.length, wanted.length + CODE_BYTES_MAX);
       const end = code.indexOf('\n');
       if (end < 0) return done();
-      isFound = true;
-      found(Number(code.subarray(0, end).toString()));
+      hasCode = true;
+      onCode(Number(code.subarray(0, end).toString()));
       const rest = held.subarray(wanted.length + end + 1);
       held = Buffer.alloc(0);
       return rest.length ? done(null, rest) : done();
     },
     flush(done) {
-      done(null, held.length && !isFound ? held : null);
+      done(null, held.length && !hasCode ? held : null);
     },
   });
 }

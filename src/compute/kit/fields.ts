@@ -27,8 +27,7 @@ export const hourly = v.pipe(
 /** The path of a file that is read when it is needed. */
 export const file = v.pipe(v.string(), v.minLength(1, 'must be the path of a file'));
 
-export const whole = (least: number, most: number) =>
-  v.pipe(v.number(), v.integer(), v.minValue(least), v.maxValue(most));
+export const whole = (min: number, max: number) => v.pipe(v.number(), v.integer(), v.minValue(min), v.maxValue(max));
 export const above0 = v.pipe(v.number(), v.gtValue(0), v.maxValue(1_000_000));
 
 /** The longest lease, in seconds. */

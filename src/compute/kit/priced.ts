@@ -1,6 +1,6 @@
 import { formatUsd, Nanos } from '../../base/money.ts';
 import { Refusal } from '../../base/refusal.ts';
-import type { Offer, Quote, Spec, SpecOne, SpecThree, SpecTwo } from '../backend.ts';
+import type { MachineQuote, Offer, Spec, SpecOne, SpecThree, SpecTwo } from '../backend.ts';
 
 /** Prices and limits from the configuration: a backend quotes them without a call. */
 
@@ -20,7 +20,7 @@ export type FixedOffer = {
 };
 export type Fixed = { offers: (FixedOffer & { count?: number })[]; limits: { max_seconds: number } };
 type ByChip = { chips: Record<string, { price_hourly_usd: bigint }>; limits: { max_seconds: number } };
-export type Priced = Sized | ByChip | Fixed;
+export type PricedSettings = Sized | ByChip | Fixed;
 
 /** Returns one of the fixed shapes. Refuses with `offer_not_found`. */
 export function offerOf<O extends { id: string }>({ offers }: { offers: O[] }, id: string): O {
@@ -37,7 +37,7 @@ export function chipOf<C>({ chips }: { chips: Record<string, C> }, name: string)
 }
 
 /** Returns the price and limits of a spec, by its size, chip or offer. Refuses with `offer_not_found` and `invalid_request`. */
-export function quoteOf(settings: Priced, spec: Spec): Quote {
+export function quoteOf(settings: PricedSettings, spec: Spec): MachineQuote {
   if ('chips' in settings) {
     const { price_hourly_usd: priceHourly } = chipOf(settings, (spec as SpecTwo).chip);
     return { spec, priceHourly, maxSeconds: settings.limits.max_seconds };
@@ -65,13 +65,19 @@ export function quoteOf(settings: Priced, spec: Spec): Quote {
 }
 
 /** Returns what can be leased; `noun` is the word for a machine of this backend. */
-export function offersOf(settings: Priced, noun: string): Offer[] {
-  const describeOffer = (offerId: string | null, spec: Spec, words: string): Offer => {
+export function offersOf(settings: PricedSettings, noun: string): Offer[] {
+  const describeOffer = (
+    offerId: string | null,
+    spec: Spec,
+    words: string,
+    size?: Pick<Offer, 'size' | 'unitPrices'>,
+  ): Offer => {
     const { priceHourly, maxSeconds } = quoteOf(settings, spec);
     return {
       offerId,
       description: `${words}, ${formatUsd(Nanos(priceHourly))} USD an hour`,
       spec,
+      ...size,
       priceHourly,
       minSeconds: MIN_SECONDS,
       maxSeconds,
@@ -89,15 +95,21 @@ export function offersOf(settings: Priced, noun: string): Offer[] {
         it.id,
         { offer_id: it.id, disk_gb: it.max_disk_gb, max_seconds: seconds },
         `${noun} with ${it.cpus} CPUs, ${it.memory_gib} GiB and ${it.max_disk_gb} GB of disk`,
+        { size: { cpus: it.cpus, memoryGib: it.memory_gib, gpus: 0 } },
       ),
     );
   const { limits, prices } = settings;
   const small = { cpus: Math.min(1, limits.cpus), memory_gib: Math.min(1, limits.memory_gib), max_seconds: seconds };
+  const sized = {
+    size: { cpus: limits.cpus, memoryGib: limits.memory_gib, gpus: limits.gpus },
+    unitPrices: { cpu: prices.cpu_hourly_usd, memoryGib: prices.memory_gib_hourly_usd },
+  };
   const plain = describeOffer(
     null,
     { gpu: null, gpus: 0, ...small },
     `${noun}, up to ${limits.cpus} CPUs and ${limits.memory_gib} GiB`,
+    sized,
   );
   const gpus = limits.gpus > 0 ? Object.keys(prices.gpu_hourly_usd) : [];
-  return [plain, ...gpus.map((gpu) => describeOffer(null, { gpu, gpus: 1, ...small }, `${noun} with a ${gpu}`))];
+  return [plain, ...gpus.map((gpu) => describeOffer(null, { gpu, gpus: 1, ...small }, `${noun} with a ${gpu}`, sized))];
 }

@@ -16,7 +16,7 @@ type Recent<T> = {
 
 /** Creates the cache. Concurrent callers share one question, and no other is asked while it hangs. */
 export function createRecent<T>(ask: () => Promise<T>): Recent<T> {
-  let asked: Promise<T | undefined> | undefined;
+  let request: Promise<T | undefined> | undefined;
   let last: { answer: T | undefined; at: number } | undefined;
   const age = () => (last ? performance.now() - last.at : Number.POSITIVE_INFINITY);
 
@@ -24,9 +24,9 @@ export function createRecent<T>(ask: () => Promise<T>): Recent<T> {
     const mine = ask()
       .catch(() => undefined)
       .then((answer) => {
-        if (asked !== mine) return answer; // It was forgotten in the meantime.
+        if (request !== mine) return answer; // It was forgotten in the meantime.
         last = { answer, at: performance.now() };
-        asked = undefined;
+        request = undefined;
         return answer;
       });
     return mine;
@@ -34,11 +34,11 @@ export function createRecent<T>(ask: () => Promise<T>): Recent<T> {
   return {
     async get(waitMilliseconds = WAIT_MILLISECONDS) {
       if (age() < KEPT_MILLISECONDS) return last?.answer;
-      asked ??= begin();
-      return deadline(asked, waitMilliseconds, () => (age() < OLDEST_MILLISECONDS ? last?.answer : undefined));
+      request ??= begin();
+      return deadline(request, waitMilliseconds, () => (age() < OLDEST_MILLISECONDS ? last?.answer : undefined));
     },
     forget() {
-      asked = undefined;
+      request = undefined;
       last = undefined;
     },
   };

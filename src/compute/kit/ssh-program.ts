@@ -1,8 +1,8 @@
 import { PassThrough } from 'node:stream';
 import type { ExecResult } from '../backend.ts';
-import { finish, type Limits, type Program, type ProgramOrder } from '../machine/program.ts';
+import { finish, type Program, type ProgramLimits, type ProgramOrder } from '../machine/program.ts';
 import { quoted } from '../machine/shell.ts';
-import type { Begun, Channels } from './channel.ts';
+import type { Channels, RunningLine } from './channel.ts';
 
 /** Programs on a machine that is reached over SSH. */
 
@@ -19,7 +19,7 @@ export type Within = (text: string) => string;
 const asLogin: Within = (text) => `exec /bin/sh -c ${quoted(text)}`;
 
 /** Starts the program of an order. Throws as `Channels.begin`. */
-export async function beginOver(channels: Channels, order: ProgramOrder, within = asLogin): Promise<Program> {
+export async function beginOnChannel(channels: Channels, order: ProgramOrder, within = asLogin): Promise<Program> {
   const { purpose, script, args, command, terminal } = order;
   const lineOf = (...words: string[]) =>
     within(`set -- ${[...args.map((it) => quoted(it)), ...words].join(' ')}\n${script}`);
@@ -38,16 +38,16 @@ export async function beginOver(channels: Channels, order: ProgramOrder, within 
 }
 
 /** Runs one line of shell with `input` on standard input and reads its output. Throws as `Channels.begin`. */
-export async function runOver(
+export async function runOnChannel(
   channels: Channels,
   line: string,
-  { input, ...limits }: Limits & { input?: Buffer },
+  { input, ...limits }: ProgramLimits & { input?: Buffer },
 ): Promise<Omit<ExecResult, 'timedOut'>> {
   return finish(programOf(await channels.begin(line)), input, limits);
 }
 
 /** A program whose output is passed on as it comes, with no separate end: the channel ends with its connection. */
-function liveProgram({ channel, ended, close }: Begun): Program {
+function liveProgram({ channel, ended, close }: RunningLine): Program {
   return {
     ...{ stdin: channel, stdout: channel, stderr: channel.stderr, ended },
     resize: (columns, rows) => channel.setWindow(rows, columns, 0, 0),
@@ -57,19 +57,19 @@ function liveProgram({ channel, ended, close }: Begun): Program {
 }
 
 /** A program whose output ends with it, or a moment later. */
-function programOf(begun: Begun): Program {
+function programOf(begun: RunningLine): Program {
   const { channel, ended, close } = begun;
-  let heardAt = performance.now();
-  const heard = () => {
-    heardAt = performance.now();
+  let outputAt = performance.now();
+  const noteOutput = () => {
+    outputAt = performance.now();
   };
   const [stdout, stderr] = [new PassThrough(), new PassThrough()];
-  channel.on('data', heard).pipe(stdout);
-  channel.stderr.on('data', heard).pipe(stderr);
+  channel.on('data', noteOutput).pipe(stdout);
+  channel.stderr.on('data', noteOutput).pipe(stderr);
   const closed = new Promise<void>((resolve) => channel.once('close', resolve));
   const passedOn = ended.then(async (end) => {
-    heard();
-    for (let isClosed = false; !isClosed && performance.now() - heardAt < IDLE_MILLISECONDS; )
+    noteOutput();
+    for (let isClosed = false; !isClosed && performance.now() - outputAt < IDLE_MILLISECONDS; )
       isClosed = await Promise.race([closed.then(() => true), pause(IDLE_MILLISECONDS / 5)]);
     for (const [from, to] of [[channel, stdout] as const, [channel.stderr, stderr] as const]) {
       from.unpipe(to);

@@ -3,26 +3,26 @@ import { collectPieces } from '../../net/pieces.ts';
 import type { ExecResult, OutputBudget } from '../backend.ts';
 
 /** Called with every piece of a stream as it comes. The next piece is read when the returned promise has resolved. */
-export type Tell = (piece: Buffer) => Promise<void> | undefined;
+export type OutputListener = (piece: Buffer) => Promise<void> | undefined;
 
 /**
  * Reads a stream to its end and keeps its first `most` bytes, as far as `budget` has room for them; the rest is read and discarded.
- * `tell` gets every piece.
+ * `listener` gets every piece.
  */
 export async function collect(
   stream: Readable,
-  most: number,
+  bytesMax: number,
   budget?: OutputBudget,
-  tell?: Tell,
+  listener?: OutputListener,
 ): Promise<{ bytes: Buffer; truncated: boolean }> {
   const kept = collectPieces();
   let truncated = false;
   budget?.unwanted.addEventListener('abort', kept.clear);
   try {
     for await (const chunk of stream as AsyncIterable<Buffer>) {
-      if (chunk.length) await tell?.(chunk);
+      if (chunk.length) await listener?.(chunk);
       if (truncated || chunk.length === 0) continue;
-      const piece = chunk.subarray(0, most - kept.length());
+      const piece = chunk.subarray(0, bytesMax - kept.length());
       truncated = piece.length < chunk.length;
       if (budget && piece.length && !budget.take(piece)) truncated = true;
       else kept.add(piece);

@@ -1,9 +1,9 @@
 import { Refusal } from '../../base/refusal.ts';
 import { collectPieces } from '../../net/pieces.ts';
 import type { Backend, Ref } from '../backend.ts';
-import { type Attributes, entriesOf, factsOf } from './sftp-facts.ts';
+import { createScriptClient, type ScriptClient } from './sftp-client.ts';
+import { entriesOf, type FileAttributes, factsOf } from './sftp-facts.ts';
 import { SftpFault, STATUS } from './sftp-fault.ts';
-import { createInside, type Inside } from './sftp-inside.ts';
 import { MOVE_BYTES, READ_BYTES, SFTP_SCRIPT } from './sftp-script.ts';
 
 /** Files of a lease for the API: read in parts, and listed, by the script that answers sftp. */
@@ -34,7 +34,7 @@ type FileType = 'fifo' | 'device' | 'directory' | 'file' | 'link' | 'socket' | '
 
 /** The attributes of a file: `mode` is its permissions, `modified` Unix seconds. */
 export type FileFacts = { type: FileType; size: number; mode: number; modified: number };
-export type Entry = FileFacts & { name: Buffer };
+export type FileEntry = FileFacts & { name: Buffer };
 
 /** Returns a path that no tool takes for an option. */
 const plain = (path: string) => (path.startsWith('/') ? path : `./${path}`);
@@ -46,7 +46,7 @@ const noMemory = () =>
     retryAfterSeconds: 2,
   });
 
-function fileFacts({ mode = 0, size = 0n, times }: Attributes): FileFacts {
+function fileFacts({ mode = 0, size = 0n, times }: FileAttributes): FileFacts {
   return {
     type: TYPES.get((mode & TYPE_BITS) as never) ?? 'other',
     size: Number(size),
@@ -56,13 +56,13 @@ function fileFacts({ mode = 0, size = 0n, times }: Attributes): FileFacts {
 }
 
 /** Opens the script, and ends it after `use`. Turns its errors for a path into refusals. */
-async function withScript<T>(backend: Backend, ref: Ref, use: (inside: Inside) => Promise<T>): Promise<T> {
-  const session = await backend.inside.session(ref, { command: SFTP_SCRIPT, terminal: undefined });
+async function withScript<T>(backend: Backend, ref: Ref, use: (script: ScriptClient) => Promise<T>): Promise<T> {
+  const session = await backend.guest.session(ref, { command: SFTP_SCRIPT, terminal: undefined });
   session.ended.catch(() => {}); // The client of the script reports it.
   try {
-    const inside = createInside(session);
-    await inside.ask({ verb: 'hello' });
-    return await use(inside);
+    const script = createScriptClient(session);
+    await script.ask({ verb: 'hello' });
+    return await use(script);
   } catch (error) {
     throw error instanceof SftpFault ? refusalOf(error) : error;
   } finally {
@@ -79,7 +79,7 @@ function refusalOf({ status, message }: SftpFault): Refusal {
   return new Refusal('invalid_request', `path: cannot be read there (${words}).`);
 }
 
-export type Part = { bytes: Buffer; size: number; modified: number };
+export type FilePart = { bytes: Buffer; size: number; modified: number };
 
 /**
  * Reads up to `length` bytes of a file from `offset`; without a length the whole rest, which is refused when it exceeds `bytesMax`.
@@ -95,10 +95,10 @@ export function readPart(
     bytesMax,
     take,
   }: { path: string; offset: number; length?: number | undefined; bytesMax: number; take: Take },
-): Promise<Part> {
-  return withScript(backend, ref, async (inside) => {
-    await inside.ask({ verb: 'open', words: [DESCRIPTOR, 'read', 'no', 'no', '-', plain(path)] });
-    const { output } = await inside.ask({ verb: 'stat', words: [DESCRIPTOR] });
+): Promise<FilePart> {
+  return withScript(backend, ref, async (script) => {
+    await script.ask({ verb: 'open', words: [DESCRIPTOR, 'read', 'no', 'no', '-', plain(path)] });
+    const { output } = await script.ask({ verb: 'stat', words: [DESCRIPTOR] });
     const { size, modified } = fileFacts(factsOf(output.toString()).attributes);
     const tooMany = (count: string) =>
       new Refusal(
@@ -114,7 +114,7 @@ export function readPart(
       const blocks = Math.min(Math.ceil((wanted - pieces.length()) / READ_BYTES), BLOCK_COUNT_MAX);
       const move = isFirst ? ['on', Math.floor(offset / MOVE_BYTES), offset % MOVE_BYTES, offset] : ['here', 0, 0, 0];
       const words = [DESCRIPTOR, ...move, blocks];
-      const { output: piece } = await inside.ask({ verb: 'read', words, answerBytesMax: blocks * READ_BYTES });
+      const { output: piece } = await script.ask({ verb: 'read', words, answerBytesMax: blocks * READ_BYTES });
       if (!take(piece.length)) throw noMemory();
       if (piece.length === 0) break;
       pieces.add(piece.subarray(0, wanted - pieces.length()));
@@ -133,10 +133,10 @@ export function listFiles(
   backend: Backend,
   ref: Ref,
   { path, take }: { path: string; take: Take },
-): Promise<{ facts: FileFacts; entries: Entry[] | undefined; isTruncated: boolean }> {
-  return withScript(backend, ref, async (inside) => {
+): Promise<{ facts: FileFacts; entries: FileEntry[] | undefined; isTruncated: boolean }> {
+  return withScript(backend, ref, async (script) => {
     const about = async (verb: 'stat' | 'lstat') =>
-      fileFacts(factsOf((await inside.ask({ verb, words: [plain(path)] })).output.toString()).attributes);
+      fileFacts(factsOf((await script.ask({ verb, words: [plain(path)] })).output.toString()).attributes);
     const facts = await about('lstat');
     const isDirectory =
       facts.type === 'directory' ||
@@ -149,10 +149,10 @@ export function listFiles(
       answerBytesMax: LISTING_BYTES_MAX,
       take: (bytes: number) => (hasRoom &&= take(bytes)),
     };
-    const { output, token } = await inside.ask(listing).catch((error) => {
+    const { output, token } = await script.ask(listing).catch((error) => {
       throw hasRoom ? error : noMemory();
     });
-    const entries: Entry[] = [];
+    const entries: FileEntry[] = [];
     let isTruncated = false;
     for (const { name, facts } of entriesOf(output, `${token}/`)) {
       if (name.equals(HERE) || name.equals(ABOVE)) continue;

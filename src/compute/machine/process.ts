@@ -2,8 +2,8 @@ import { randomBytes } from 'node:crypto';
 import { newId } from '../../base/id.ts';
 import { Refusal } from '../../base/refusal.ts';
 import type { Backend, OutputBudget, Ref } from '../backend.ts';
-import { collect, type Tell } from './collect.ts';
-import { become, enter, NO_DIRECTORY, type Setting } from './command.ts';
+import { collect, type OutputListener } from './collect.ts';
+import { become, type CommandEnvironment, enter, NO_DIRECTORY } from './command.ts';
 import { firstWord, runText, startRun } from './run.ts';
 import { KILL_FUNCTION, KILL_HOLDERS, quoted, refuseCommand } from './shell.ts';
 
@@ -52,15 +52,15 @@ export type Process = {
 export const LAUNCHER = '.purser-launcher';
 export const PROCESSES = '.purser-processes';
 
-/** Finds, or makes, the directory `$place`: in the home, or where commands start, or in /tmp. */
-const PLACE = `place=
+/** Finds, or makes, the directory `$directory`: in the home, or where commands start, or in /tmp. */
+const FIND_DIRECTORY = `directory=
 for top in "\${HOME:-/}" "$PWD" /tmp; do
   top=\${top%/}/${PROCESSES}
-  [ -d "$top" ] && [ ! -L "$top" ] && [ -O "$top" ] && [ -w "$top" ] && place=$top && break
+  [ -d "$top" ] && [ ! -L "$top" ] && [ -O "$top" ] && [ -w "$top" ] && directory=$top && break
 done
-[ -n "$place" ] || for top in "\${HOME:-/}" "$PWD" /tmp; do
+[ -n "$directory" ] || for top in "\${HOME:-/}" "$PWD" /tmp; do
   top=\${top%/}/${PROCESSES}
-  mkdir -m 700 "$top" 2>/dev/null && place=$top && break
+  mkdir -m 700 "$top" 2>/dev/null && directory=$top && break
 done
 `;
 
@@ -113,14 +113,14 @@ size() { stat -c %s "$1/log" || wc -c <"$1/log"; }
   cat >/dev/null
 }`;
 
-const said = {
+const REFUSALS = {
   none: () => new Refusal('not_found', 'There is no such process on this resource.'),
   full: () =>
     new Refusal(
       'lease_limit_exceeded',
       `process: at most ${PROCESS_COUNT_MAX} run at once on a resource. Kill one, or wait for its end.`,
     ),
-  place: () => new Refusal('invalid_request', 'The resource has no directory that can be written, for the log.'),
+  directory: () => new Refusal('invalid_request', 'The resource has no directory that can be written, for the log.'),
   cwd: NO_DIRECTORY,
 } satisfies Record<string, () => Refusal>;
 
@@ -128,7 +128,7 @@ const said = {
 function checked(word: string): string {
   const [first = '', rest = ''] = word.split(/ (.*)/s);
   if (first === 'ok') return rest;
-  if (Object.hasOwn(said, first)) throw said[first as keyof typeof said]();
+  if (Object.hasOwn(REFUSALS, first)) throw REFUSALS[first as keyof typeof REFUSALS]();
   throw new Error(`the machine says what cannot be understood: ${word.slice(0, 100)}`);
 }
 
@@ -151,12 +151,12 @@ const recordOf = (directory: string) => `(token=$token_of_records; record ${dire
 function recordsIn(output: Buffer, mark: string): Process[] {
   const parts = output.toString().split(`${mark}/`).slice(1);
   return parts.flatMap((part) => {
-    const found =
+    const match =
       /^(proc_[0-9a-z]{26}) (running|ended) (\d{1,3}|-) (\d{1,10}) (\d{1,10}|-) (\d{1,15}) (yes|no) (\/.*?\/proc_[0-9a-z]{26})\/(.*)$/s.exec(
         part,
       );
-    if (!found) return [];
-    const [, id = '', state, code, started, ended, bytes, cut, directory, command = ''] = found;
+    if (!match) return [];
+    const [, id = '', state, code, started, ended, bytes, cut, directory, command = ''] = match;
     return {
       id,
       command: [...command].slice(0, SHOWN_CHARACTERS_MAX).join(''),
@@ -175,17 +175,17 @@ function recordsIn(output: Buffer, mark: string): Process[] {
 export async function startProcess(
   backend: Backend,
   ref: Ref,
-  { command, ...setting }: { command: string } & Setting,
+  { command, ...environment }: { command: string } & CommandEnvironment,
 ): Promise<Process> {
   refuseCommand(command);
   const id = newId('proc');
-  const start = `rm -f "$0"\n${enter(setting)} || exit 126\n${become(command, setting)}`;
+  const start = `rm -f "$0"\n${enter(environment)} || exit 126\n${become(command, environment)}`;
   const { processes } = await ask(
     backend,
     ref,
-    `${PLACE}${RECORD}
-[ -n "$place" ] || { say place; exit 0; }
-set -- "$place"/proc_*
+    `${FIND_DIRECTORY}${RECORD}
+[ -n "$directory" ] || { say directory; exit 0; }
+set -- "$directory"/proc_*
 [ -d "$1" ] || set --
 kept=$#
 for it; do
@@ -193,13 +193,13 @@ for it; do
   ! has_ended "$it" || { rm -rf "$it"; kept=$((kept - 1)); }
 done
 [ "$kept" -lt ${PROCESS_COUNT_MAX} ] || { say full; exit 0; }
-(${enter(setting)}) || { say cwd; exit 0; }
-it=$place/${id}
+(${enter(environment)}) || { say cwd; exit 0; }
+it=$directory/${id}
 (
   umask 077
   mkdir "$it" && : >"$it/log" && date +%s >"$it/started" && printf %s ${quoted(command)} >"$it/command" &&
     printf %s ${quoted(start)} >"$it/start" && printf %s ${quoted(KEEPER)} >"$it/keeper"
-) || { rm -rf "$it"; say place; exit 0; }
+) || { rm -rf "$it"; say directory; exit 0; }
 launcher=
 read -r launcher 2>/dev/null <"\${HOME:-/}/${LAUNCHER}"
 if [ -z "$launcher" ] || ! : >"$it/waits" || ! kill -s USR1 "$launcher" 2>/dev/null; then
@@ -213,28 +213,29 @@ ${recordOf('"$it"')}`,
 }
 
 function theOne([process]: Process[]): Process {
-  if (!process) throw new Error('the machine said nothing of the process');
+  if (!process) throw new Error('the machine reported nothing of the process');
   return process;
 }
 
 /** Lists the processes, the newest first. */
 export async function listProcesses(backend: Backend, ref: Ref): Promise<Process[]> {
-  const text = `${PLACE}${RECORD}say ok\nfor it in "$place"/proc_*; do [ ! -d "$it" ] || ${recordOf('"$it"')}; done`;
+  const text = `${FIND_DIRECTORY}${RECORD}say ok\nfor it in "$directory"/proc_*; do [ ! -d "$it" ] || ${recordOf('"$it"')}; done`;
   const { processes } = await ask(backend, ref, `${text}\nexit 0`, PROCESS_COUNT_MAX * 2 * RECORD_BYTES_MAX);
   return processes.reverse();
 }
 
 /** Enters the directory of a process as `$it`. */
-const ENTER = (id: string) => `${PLACE}${RECORD}it=$place/${id}\n[ -d "$it" ] || { say none; exit 0; }\n`;
+const ENTER_RECORD = (id: string) =>
+  `${FIND_DIRECTORY}${RECORD}it=$directory/${id}\n[ -d "$it" ] || { say none; exit 0; }\n`;
 const isId = (id: string) => /^proc_[0-9a-z]{26}$/.test(id);
 
 /** Kills a process with all that it started. One that has ended is left as it is, except for the processes that it left running. */
 export async function killProcess(backend: Backend, ref: Ref, id: string): Promise<Process> {
-  if (!isId(id)) throw said.none();
+  if (!isId(id)) throw REFUSALS.none();
   const { processes } = await ask(
     backend,
     ref,
-    `${ENTER(id)}${KILL_FUNCTION}
+    `${ENTER_RECORD(id)}${KILL_FUNCTION}
 read -r keeper <"$it/pid"
 own=/proc/$keeper/comm
 for round in 1 2 3; do
@@ -261,25 +262,25 @@ type LogOrder = {
   bytesMax: number;
   budget?: OutputBudget | undefined;
   /** Called once, with the offset in bytes, before the first piece. */
-  begun?: (offset: number) => void;
-  tell?: Tell;
+  onBegin?: (offset: number) => void;
+  onOutput?: OutputListener;
 };
 
 /** Reads a log. Returns its process as it was afterwards; null for a followed one whose time or signal ended the reading first. */
 export async function readLog(
   backend: Backend,
   ref: Ref,
-  { id, offset, follow, bytesMax, budget, begun, tell }: LogOrder,
+  { id, offset, follow, bytesMax, budget, onBegin, onOutput }: LogOrder,
 ): Promise<{ offset: number; bytes: Buffer; process: Process | null }> {
-  if (!isId(id)) throw said.none();
+  if (!isId(id)) throw REFUSALS.none();
   const mark = randomBytes(16).toString('hex');
   const followed = `while :; do
-  over=; ! has_ended "$it" || over=yes
+  last=; ! has_ended "$it" || last=yes
   cat <&3 || exit 1
-  [ -z "$over" ] || break
+  [ -z "$last" ] || break
   sleep 0.2 || sleep 1
 done`;
-  const text = `${ENTER(id)}[ -f "$it/log" ] || { say none; exit 0; }
+  const text = `${ENTER_RECORD(id)}[ -f "$it/log" ] || { say none; exit 0; }
 exec 3<"$it/log"
 size=$(size_of "$it/log") at=${offset < 0 ? `$((size - ${-offset}))` : offset}
 [ "$at" -ge 0 ] || at=0
@@ -291,7 +292,7 @@ token=${mark}; record "$it" >&2`;
   const timeoutSeconds = follow?.timeoutSeconds ?? SECONDS;
   const run = await startRun(backend, ref, { text, timeoutSeconds });
   const output = Promise.all([
-    collect(run.stdout, follow ? 0 : bytesMax, budget, tell),
+    collect(run.stdout, follow ? 0 : bytesMax, budget, onOutput),
     collect(run.stderr, RECORD_BYTES_MAX),
   ]);
   output.catch(() => {}); // `ended` rejects as well.
@@ -300,7 +301,7 @@ token=${mark}; record "$it" >&2`;
   if (follow?.signal?.aborted) kill();
   try {
     const from = Number(checked(await firstWord(run)));
-    begun?.(from);
+    onBegin?.(from);
     await run.ended.catch((error) => {
       if (!follow?.signal?.aborted) throw error; // Killing breaks some connections.
     });
@@ -310,7 +311,7 @@ token=${mark}; record "$it" >&2`;
         retryAfterSeconds: 2,
       });
     const [process] = recordsIn(err.bytes, mark);
-    if (!process && !follow) throw new Error('the machine said nothing of the process');
+    if (!process && !follow) throw new Error('the machine reported nothing of the process');
     return { offset: from, bytes: out.bytes, process: process ?? null };
   } finally {
     follow?.signal?.removeEventListener('abort', kill);

@@ -1,10 +1,10 @@
 import type { Readable } from 'node:stream';
-import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
+import type { ExecOrder, ExecResult, GuestSession, Ref, SessionOrder } from '../backend.ts';
 import { collectBoth } from './collect.ts';
 import { codeOfSignal, KILLED } from './shell.ts';
 
 /** A program that runs in a machine. An engine's `Begin` is the only way to start one. */
-export type Program = Pick<Session, 'stdin' | 'ended' | 'resize'> & {
+export type Program = Pick<GuestSession, 'stdin' | 'ended' | 'resize'> & {
   stdout: Readable;
   /** Empty with a terminal, which has one stream for both. */
   stderr: Readable;
@@ -57,7 +57,7 @@ export const hasTimedOut = (exitCode: number, timeoutSeconds: number, begunAt: n
   exitCode === KILLED && performance.now() - begunAt >= timeoutSeconds * 1000;
 
 /** The limits of a program that is awaited. */
-export type Limits = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { milliseconds: number };
+export type ProgramLimits = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { milliseconds: number };
 
 /**
  * Gives a program the whole of its input, and waits for its end and its output. A program that takes longer than
@@ -66,7 +66,7 @@ export type Limits = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { millisecon
 export async function finish(
   program: Program,
   input: Buffer | undefined,
-  { milliseconds, ...bounds }: Limits,
+  { milliseconds, ...bounds }: ProgramLimits,
 ): Promise<Omit<ExecResult, 'timedOut'>> {
   const late = setTimeout(() => {
     const reason = new Error(`the machine took longer than ${milliseconds / 1000} s`);

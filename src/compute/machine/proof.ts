@@ -18,17 +18,17 @@ export async function faultOf(
 ): Promise<string | undefined> {
   const count = mayLackTool ? `command -v nvidia-smi >/dev/null || { echo ${NO_TOOL}; exit; }; ${LIST}` : LIST;
   const command = gpus === 0 ? 'true' : count;
-  let said: ExecResult;
+  let result: ExecResult;
   try {
-    said = await inTime(exec({ command, ...ORDER }), LATE_MILLISECONDS, `\`${command}\``);
+    result = await inTime(exec({ command, ...ORDER }), LATE_MILLISECONDS, `\`${command}\``);
   } catch (error) {
     return `it runs, but nothing can be run in it: ${(error as Error).message}`;
   }
-  const stdout = said.stdout.toString();
-  const words = said.stderr.toString().trim() || (gpus === 0 ? stdout.trim() : ''); // Docker prints its reason on either.
+  const stdout = result.stdout.toString();
+  const words = result.stderr.toString().trim() || (gpus === 0 ? stdout.trim() : ''); // Docker prints its reason on either.
   const inWords = words ? ` (${words.split('\n').at(-1)?.slice(0, 200)})` : '';
-  if (gpus === 0 && said.exitCode === 0) return undefined;
-  if (gpus === 0) return `it runs, but \`true\` ended with exit code ${said.exitCode} in it${inWords}`;
+  if (gpus === 0 && result.exitCode === 0) return undefined;
+  if (gpus === 0) return `it runs, but \`true\` ended with exit code ${result.exitCode} in it${inWords}`;
   const seen = countGpus(stdout);
   if (seen >= gpus || (mayLackTool && stdout.trim() === NO_TOOL)) return undefined;
   return `${LIST} shows ${seen} of ${gpus} GPUs inside${inWords}`;

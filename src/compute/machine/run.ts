@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { PassThrough, type Readable, Transform } from 'node:stream';
 import { Refusal } from '../../base/refusal.ts';
-import type { Backend, OutputBudget, Ref } from '../backend.ts';
+import type { Backend, GuestSession, OutputBudget, Ref } from '../backend.ts';
 import { collectBoth } from './collect.ts';
 import { codeOfSignal, KILL_MARKED, LIMITED, quoted } from './shell.ts';
 import { WAITING } from './waiting.ts';
@@ -39,14 +39,15 @@ const KILL_SECONDS = 30;
 type RunOrder = {
   /** The script. It prints its first word with `say`, at once or after its checks. */
   text: string;
-  input?: Buffer | undefined;
+  /** Its standard input; `fed` if the caller writes it to `stdin` of the run, after the first word. */
+  input?: Buffer | 'fed' | undefined;
   /** After this time all processes of the text are killed inside the machine. */
   timeoutSeconds: number;
 };
 
-export type Run = {
+export type Run = Pick<GuestSession, 'stdin'> & {
   /** The first word of the text. Rejects when it ended without one. */
-  said: Promise<string>;
+  word: Promise<string>;
   /** The output after the first word. It has to be read: it is taken from the machine no faster. */
   stdout: Readable;
   stderr: Readable;
@@ -58,19 +59,19 @@ export type Run = {
 
 /** Starts a text. Throws when the backend opens no session. */
 export async function startRun(
-  { inside }: Pick<Backend, 'inside'>,
+  { guest }: Pick<Backend, 'guest'>,
   ref: Ref,
   { text, input, timeoutSeconds }: RunOrder,
 ): Promise<Run> {
   const token = randomBytes(16).toString('hex');
   const bytes = Buffer.from(`${text}\n# ${token}`);
   const marker = randomBytes(12).toString('hex');
-  const session = await inside.session(ref, { command: lineOf(marker, timeoutSeconds), terminal: undefined });
+  const session = await guest.session(ref, { command: lineOf(marker, timeoutSeconds), terminal: undefined });
   const from = { stdout: session.stdout, stderr: session.stderr as Readable };
   for (const stream of [session.stdin, from.stdout, from.stderr]) stream.on('error', () => {}); // `ended` reports it.
-  const said = Promise.withResolvers<string>();
-  said.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
-  const [stdout, stderr] = [after(token, said.resolve), new PassThrough(WAITING)];
+  const word = Promise.withResolvers<string>();
+  word.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
+  const [stdout, stderr] = [afterToken(token, word.resolve), new PassThrough(WAITING)];
   let heardAt = performance.now();
   let open = 2;
   for (const [source, to] of [
@@ -89,8 +90,8 @@ export async function startRun(
   }
   session.stdin.write(Buffer.concat([Buffer.from(`${token} ${bytes.length}\n`), bytes]));
   if (input === undefined) session.stdin.end();
-  else
-    void said.promise
+  else if (input !== 'fed')
+    void word.promise
       .then(() => session.stdin.end(input)) // Not earlier: the `head` of busybox reads ahead.
       .catch(() => {}); // It ended without a first word.
 
@@ -118,20 +119,20 @@ export async function startRun(
       }
       // A connection of its own is closed with it; background processes continue.
       if ('destroy' in session.stdin) session.stdin.destroy();
-      said.reject(new Error('the machine ran nothing of what it was sent'));
+      word.reject(new Error('the machine ran nothing of what it was sent'));
     });
   ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
   function kill(): void {
     session.kill();
     // The text has a mark of its own: that of the session also marks the guard, which must not end itself.
     const command = `set -- ${marker}\n${KILL_MARKED}`;
-    inside.exec(ref, { command, timeoutSeconds: KILL_SECONDS, streamBytesMax: 0 }).catch(() => {}); // The lease may be gone.
+    guest.exec(ref, { command, timeoutSeconds: KILL_SECONDS, streamBytesMax: 0 }).catch(() => {}); // The lease may be gone.
   }
-  return { said: said.promise, stdout, stderr, ended, kill };
+  return { word: word.promise, stdin: session.stdin, stdout, stderr, ended, kill };
 }
 
 /** Passes on the output after the line with the token, and resolves its first word. */
-function after(token: string, say: (word: string) => void): Transform {
+function afterToken(token: string, say: (word: string) => void): Transform {
   let before: Buffer | undefined = Buffer.alloc(0);
   return new Transform({
     ...WAITING,
@@ -154,7 +155,7 @@ function after(token: string, say: (word: string) => void): Transform {
 
 /** Waits for the first word of a text. Refuses errors that lie in the machine's image; throws when the text was lost on its way. */
 export async function firstWord(run: Run): Promise<string> {
-  const word = await run.said;
+  const word = await run.word;
   if (word === 'headless')
     throw new Refusal('invalid_request', 'The image of this resource has no `head`, which this request needs.');
   if (word === 'cut') throw new Error('the connection was lost before the machine had all of the request');
@@ -163,7 +164,7 @@ export async function firstWord(run: Run): Promise<string> {
 
 /** Runs a text to its end and keeps its output. Throws unless it exits with 0. */
 export async function runText(
-  backend: Pick<Backend, 'inside'>,
+  backend: Pick<Backend, 'guest'>,
   ref: Ref,
   order: RunOrder & { streamBytesMax: number; budget?: OutputBudget | undefined },
 ): Promise<{ word: string; stdout: Buffer; stderr: Buffer }> {

@@ -5,20 +5,20 @@ const NAMELESS = 'UNKNOWN';
 const UINT32_MAX = 2 ** 32 - 1;
 
 /** The attributes of a file; those that a packet omits are undefined. Times are Unix seconds. */
-export type Attributes = {
+export type FileAttributes = {
   size?: bigint;
   owner?: { uid: number; gid: number };
   mode?: number;
   times?: { accessed: number; modified: number };
 };
 
-export type Facts = { attributes: Attributes; links: number; user: string; group: string };
+export type Facts = { attributes: FileAttributes; links: number; user: string; group: string };
 
 /** Parses the output of `stat` in the format of `SFTP_SCRIPT`. Throws SftpFault when it has another form. */
 export function factsOf(output: string): Facts {
-  const found = /^([0-9a-f]{1,8}) (\d{1,19}) (\d+) (\d+) (-?\d+) (-?\d+) (\d+):([^:/]*):([^/\n]*)\n?$/.exec(output);
-  if (!found) throw new SftpFault(STATUS.failure, 'the machine says nothing that can be understood of the file');
-  const [, mode = '', size = '', uid, gid, accessed, modified, links, user = '', group = ''] = found;
+  const match = /^([0-9a-f]{1,8}) (\d{1,19}) (\d+) (\d+) (-?\d+) (-?\d+) (\d+):([^:/]*):([^/\n]*)\n?$/.exec(output);
+  if (!match) throw new SftpFault(STATUS.failure, 'the machine says nothing that can be understood of the file');
+  const [, mode = '', size = '', uid, gid, accessed, modified, links, user = '', group = ''] = match;
   const uint32 = (text: string | undefined) => Math.min(Math.max(Number(text), 0), UINT32_MAX);
   return {
     attributes: {

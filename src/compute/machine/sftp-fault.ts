@@ -8,13 +8,13 @@ export const STATUS = {
   badMessage: 5,
   unsupported: 8,
 } as const;
-export type Status = (typeof STATUS)[keyof typeof STATUS];
+export type SftpStatus = (typeof STATUS)[keyof typeof STATUS];
 
 /** An error that is answered with an SFTP status. */
 export class SftpFault extends Error {
-  readonly status: Status;
+  readonly status: SftpStatus;
 
-  constructor(status: Status, message: string) {
+  constructor(status: SftpStatus, message: string) {
     super(message);
     this.status = status;
   }
@@ -24,7 +24,7 @@ export class SftpFault extends Error {
  * The end of an error message of a shell (dash, bash, busybox) or tool in the C locale, and the status that OpenSSH's server
  * sends for that error.
  */
-const STATUSES: [RegExp, Status][] = [
+const STATUSES: [RegExp, SftpStatus][] = [
   [
     /(no such file( or directory)?|nonexistent directory|directory nonexistent|not a directory|too many levels of symbolic links)$/i,
     STATUS.noSuchFile,

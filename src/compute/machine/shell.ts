@@ -5,23 +5,23 @@ import { Refusal } from '../../base/refusal.ts';
 export const quoted = (text: string) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 /**
- * `find_marked MARKER` sets `found` to the entry of every process that has `PURSER_EXEC=MARKER` in its environment, with one
+ * `find_marked MARKER` sets `entries` to the entry of every process that has `PURSER_EXEC=MARKER` in its environment, with one
  * grep over all of /proc: a process for each entry would take seconds on a busy machine. It falls back where the image has
  * less: a grep without -z, more entries than fit one argument list, no grep at all. It changes the directory to /proc.
  */
 const FIND_FUNCTION = `find_marked() {
-  found=
+  entries=
   cd /proc || return
   if command -v grep >/dev/null; then
-    found=$(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
-    [ -n "$found" ] || found=$(PURSER_EXEC= grep -lsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
+    entries=$(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
+    [ -n "$entries" ] || entries=$(PURSER_EXEC= grep -lsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
     [ "$?" -lt 126 ] || for digit in 1 2 3 4 5 6 7 8 9; do
-      found="$found $(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" "$digit"*/environ 2>/dev/null)"
+      entries="$entries $(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" "$digit"*/environ 2>/dev/null)"
     done
   else
     for entry in [0-9]*/environ; do
       while IFS= read -r text || [ -n "$text" ]; do
-        case $text in *"PURSER_EXEC=$1"*) found="$found $entry"; break ;; esac
+        case $text in *"PURSER_EXEC=$1"*) entries="$entries $entry"; break ;; esac
       done 2>/dev/null <"$entry"
     done
   fi
@@ -31,7 +31,7 @@ const FIND_FUNCTION = `find_marked() {
 export const KILL_FUNCTION = `${FIND_FUNCTION}
 kill_marked() {
   find_marked "$1"
-  for entry in $found; do kill -KILL "\${entry%/environ}" 2>/dev/null; done
+  for entry in $entries; do kill -KILL "\${entry%/environ}" 2>/dev/null; done
 }`;
 
 /** Kills every process whose descriptor 8 is the file `$own`, without a fork. */
@@ -72,14 +72,14 @@ exit "$code"`;
 export const KILL_MARKED = `${KILL_FUNCTION}
 for second in 1 2 3 4 5 6 7 8 9 10; do
   kill_marked "$1"
-  [ -z "$found" ] || break
+  [ -z "$entries" ] || break
   sleep 1
 done
 for round in 1 2; do kill_marked "$1"; done`;
 
 /** Exits with 1 if no process has the marker `$1` in its environment. */
 export const IS_MARKED = `${FIND_FUNCTION}
-find_marked "$1"; set -- $found; [ "$#" -gt 0 ]`;
+find_marked "$1"; set -- $entries; [ "$#" -gt 0 ]`;
 
 const IS_DIRECTORY = 21;
 const CUT_SHORT = 22;
@@ -88,12 +88,13 @@ const KEPT_OUT = 23;
 /**
  * Writes standard input to the path `$1`, relative to the directory that a command starts in. Makes parents, replaces
  * the file whole or not at all, and keeps the mode of an earlier one. Exits with one of the codes above if the path is
- * a directory or not writable, or if fewer than `$2` bytes came (a broken connection looks like the end of the input).
+ * a directory or not writable, or if `check` finds that `$fresh` is not whole (a broken connection looks like the end of the
+ * input). `atEnd` runs before the rest of the input is discarded.
  */
-export const RECEIVE = `set -e
+const receive = (check: string, atEnd = '') => `set -e
 fresh=
 # An engine may put its own words for an input that nobody reads in place of the reason.
-trap '[ -z "$fresh" ] || rm -f "$fresh"; cat >/dev/null' EXIT
+trap '[ -z "$fresh" ] || rm -f "$fresh"; ${atEnd}cat >/dev/null' EXIT
 case "$1" in
   /*) path=$1 ;;
   *) here=$(pwd -P); path=\${here%/}/$1 ;;
@@ -104,13 +105,27 @@ folder=\${path%/*}
 [ -z "$folder" ] || mkdir -p "$folder"
 fresh="$path.purser-$$"
 cat > "$fresh"
-if [ -n "$2" ] && [ "$(wc -c < "$fresh")" -ne "$2" ]; then exit ${CUT_SHORT}; fi
+${check}
 if [ -f "$path" ]; then
   if mode=$(stat -Lc %a "$path" 2>/dev/null); then chmod "$mode" "$fresh"
   elif [ -x "$path" ]; then chmod +x "$fresh"; fi
 fi
 mv -f "$fresh" "$path"
 fresh=`;
+
+/** Receives a file of `$2` bytes. */
+export const RECEIVE = receive(`if [ -n "$2" ] && [ "$(wc -c < "$fresh")" -ne "$2" ]; then exit ${CUT_SHORT}; fi`);
+
+/**
+ * Receives a file of any length, behind which the input has the `$3` bytes of the mark `$2`. Prints a line when it reads no
+ * more of it.
+ */
+export const RECEIVE_MARKED = receive(
+  `if [ "$(tail -c "$3" "$fresh")" != "$2" ]; then exit ${CUT_SHORT}; fi
+size=$(wc -c < "$fresh")
+dd of="$fresh" bs=1 seek="$((size - $3))" count=0 2>/dev/null`,
+  'echo over; ',
+);
 
 /** Interprets RECEIVE's exit code. Refuses errors that the tenant can correct; throws when the connection broke. */
 export function judgeUpload(exitCode: number, stderr: Buffer): void {
@@ -135,8 +150,8 @@ export const codeOfSignal = (name: string) => 128 + (constants.signals[`SIG${nam
 export const KILLED = codeOfSignal('KILL');
 
 const PATH_CHARACTERS_MAX = 4096;
-const KEPT_OUT_PATH = /^\/(proc|sys|dev|run\/purser)(\/|$)/;
-const MUST_NOT_LIE_THERE = 'must not lie in /proc, /sys, /dev or /run/purser.';
+export const KEPT_OUT_PATH = /^\/(proc|sys|dev|run\/purser)(\/|$)/;
+export const MUST_NOT_LIE_THERE = 'must not lie in /proc, /sys, /dev or /run/purser.';
 
 /** Refuses a path that is not plain: traversal, devices, control characters. */
 export function refusePath(path: string): void {

@@ -1,20 +1,20 @@
 import type { Json } from './json.ts';
 
 /** A piece of a message: text, or a part with an image or with a mark for a prompt cache. */
-export type Said = string | Json;
+export type Piece = string | Json;
 
 /** The messages of a chat completion, built in the order in which another API gives them. */
 export type Conversation = {
   /** System messages before the first other message are merged into one: many templates allow no second one. */
-  system(said: readonly Said[]): void;
-  user(said: readonly Said[]): void;
+  system(pieces: readonly Piece[]): void;
+  user(pieces: readonly Piece[]): void;
   /** The model's text, thoughts and calls, in one message until another role follows. */
-  assistant(more: { said?: Said; refusal?: string; reasoning?: string; call?: Call }): void;
+  assistant(more: { piece?: Piece; refusal?: string; reasoning?: string; call?: Call }): void;
   /**
    * The result of a call. Its images follow the results in a user message: a tool message holds only text. `marks` are
    * those of the result as a whole.
    */
-  result(callId: string, said: readonly Said[], marks?: Json): void;
+  result(callId: string, pieces: readonly Piece[], marks?: Json): void;
   /** Returns the messages. Call it last. */
   finish(): Json[];
 };
@@ -24,10 +24,10 @@ type Call = { id: string; name: string; arguments: string; marks?: Json };
 const SEPARATOR = '\n\n';
 
 export function createConversation(): Conversation {
-  const messages: { message: Json; said: Said[] | undefined }[] = [];
+  const messages: { message: Json; pieces: Piece[] | undefined }[] = [];
   let images: Json[] = [];
-  const add = (message: Json, said?: readonly Said[]) => {
-    const added = { message, said: said && [...said] };
+  const add = (message: Json, pieces?: readonly Piece[]) => {
+    const added = { message, pieces: pieces && [...pieces] };
     messages.push(added);
     return added;
   };
@@ -41,25 +41,25 @@ export function createConversation(): Conversation {
     message[member] = typeof message[member] === 'string' ? `${message[member]}${SEPARATOR}${text}` : text;
   };
   return {
-    system(said) {
+    system(pieces) {
       showImages();
       const [first] = messages;
-      if (first?.message.role === 'system' && messages.length === 1) first.said?.push(...said);
-      else add({ role: 'system' }, said);
+      if (first?.message.role === 'system' && messages.length === 1) first.pieces?.push(...pieces);
+      else add({ role: 'system' }, pieces);
     },
-    user(said) {
+    user(pieces) {
       showImages();
-      if (said.length) add({ role: 'user' }, said);
+      if (pieces.length) add({ role: 'user' }, pieces);
     },
-    assistant({ said, refusal, reasoning, call }) {
+    assistant({ piece, refusal, reasoning, call }) {
       showImages();
       let last = messages.at(-1);
       if (last?.message.role !== 'assistant') last = add({ role: 'assistant' });
       const { message } = last;
       if (reasoning !== undefined) append(message, 'reasoning_content', reasoning);
-      if (said !== undefined) {
-        last.said ??= [];
-        last.said.push(said);
+      if (piece !== undefined) {
+        last.pieces ??= [];
+        last.pieces.push(piece);
       }
       if (refusal !== undefined) append(message, 'refusal', refusal);
       if (!call) return;
@@ -67,38 +67,38 @@ export function createConversation(): Conversation {
       message.tool_calls ??= [];
       (message.tool_calls as Json[]).push({ id, type: 'function', function: called, ...marks });
     },
-    result(callId, said, marks = {}) {
-      const shown = said.filter((it) => typeof it !== 'string' && it.type !== 'text') as Json[];
+    result(callId, pieces, marks = {}) {
+      const shown = pieces.filter((it) => typeof it !== 'string' && it.type !== 'text') as Json[];
       if (shown.length) images.push(textPart(`Images in the result of the call ${callId}:`), ...shown);
-      const texts = said.filter((it) => !shown.includes(it as Json));
+      const texts = pieces.filter((it) => !shown.includes(it as Json));
       add({ role: 'tool', tool_call_id: callId, ...marks }, texts);
     },
     finish() {
       showImages();
-      return messages.map(({ message: { role, ...rest }, said }) => ({
+      return messages.map(({ message: { role, ...rest }, pieces }) => ({
         role,
-        content: said ? contentOf(said) : null,
+        content: pieces ? contentOf(pieces) : null,
         ...rest,
       }));
     },
   };
 }
 
-const textPart = (text: string): Json => ({ type: 'text', text });
+export const textPart = (text: string): Json => ({ type: 'text', text });
 
 /** Returns the mark for a prompt cache of a part of a request, as a member for another part. */
 export const marksOf = ({ cache_control: mark }: Json): Json => (mark ? { cache_control: mark } : {});
 
 /** Returns a text with the marks of the part that it came from. */
-export const markedText = (text: string, from: Json): Said => {
+export const markedText = (text: string, from: Json): Piece => {
   const marks = marksOf(from);
   return Object.keys(marks).length ? { ...textPart(text), ...marks } : text;
 };
 
 /** Returns text alone as a string, which every model server takes; with images, a list of parts. */
-function contentOf(said: readonly Said[]): string | Json[] {
-  if (said.every((it) => typeof it === 'string')) return said.join(SEPARATOR);
-  return said.map((it) => (typeof it === 'string' ? textPart(it) : it));
+function contentOf(pieces: readonly Piece[]): string | Json[] {
+  if (pieces.every((it) => typeof it === 'string')) return pieces.join(SEPARATOR);
+  return pieces.map((it) => (typeof it === 'string' ? textPart(it) : it));
 }
 
 /** Returns a part with an image, by its address or as a data URL. */

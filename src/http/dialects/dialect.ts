@@ -1,7 +1,7 @@
 import type { IncomingHttpHeaders } from 'node:http';
-import type { Refusal } from '../../base/refusal.ts';
+import type { Refusal, RefusalData } from '../../base/refusal.ts';
 import type { NativeWire } from '../../config/router.ts';
-import type { ChatBody, Others } from '../../router/measure.ts';
+import type { ChatBody, MeasuredFor, Others } from '../../router/measure.ts';
 import type { Texts } from './event-texts.ts';
 import type { Json } from './json.ts';
 
@@ -24,7 +24,7 @@ export type Dialect = {
    */
   answers(kept: Kept, seed: string): Answers;
   /** Describes how a translatable request is passed on to a model server that speaks this API. */
-  native(raw: Json): NativeRequest;
+  native(raw: Json, model: Pick<MeasuredFor, 'imageUrls'>): NativeRequest;
   /** Returns the members of such a request that are rewritten, computed from the kept data. */
   written(kept: Kept, outputTokens: number): Json;
   /** Returns the headers that are sent beside those of every request. */
@@ -44,11 +44,18 @@ export type NativeRequest = {
   kept: Kept;
   /** Members that lead to parts with images and with marks for prompt caches. */
   parts: readonly string[];
+  /** An upper bound of the prompt tokens that neither bytes nor images bound. */
+  addedTokens: number;
 };
 
 export type Translation = Translated & { kept: Kept };
 
-export type Translated = { chat: ChatBody; others: Others };
+export type Translated = {
+  chat: ChatBody;
+  others: Others;
+  /** The reason why only a server of this API can answer the request, if so. Its chat completion is then only measured. */
+  nativeOnly?: RefusalData | undefined;
+};
 
 /** The way back. Holds nothing of the request but a few names: a stream may last for an hour. */
 export type Answers = {

@@ -2,7 +2,8 @@ import type { IncomingHttpHeaders } from 'node:http';
 import { wordOf } from '../../base/parse-json.ts';
 import type { Kept, NativeRequest } from './dialect.ts';
 import { isObject, type Json, namesGiven, objectOf } from './json.ts';
-import { FREE } from './messages-request.ts';
+import { DOCUMENT_PARTS, hasPages, withoutAddresses } from './messages-documents.ts';
+import { FREE, isClientTool } from './messages-request.ts';
 
 /**
  * Beta features that cost nothing but tokens and need nothing on the server, without their dates. Others are not requested:
@@ -12,6 +13,7 @@ const BETAS = new Set([
   ...['claude-code', 'interleaved-thinking', 'fine-grained-tool-streaming', 'context-management', 'extended-cache-ttl'],
   ...['prompt-caching', 'prompt-caching-scope', 'token-efficient-tools', 'structured-outputs', 'effort', 'output-128k'],
   ...['adaptive-thinking', 'redact-thinking', 'tool-examples', 'task-budgets'],
+  ...['advanced-tool-use', 'tool-search-tool', 'computer-use', 'pdfs'],
 ]);
 /** Members that are passed on with any value. Marks for prompt caches go with them where they have a price. */
 const PASSED = [
@@ -21,8 +23,16 @@ const PASSED = [
 /** The smallest thinking budget that Anthropic takes. */
 const THINKING_TOKENS_MIN = 1024;
 
-/** Describes how a request of Anthropic's Messages API is passed on to a server that speaks it. */
-export function nativeMessages(raw: Json): NativeRequest {
+/** A bound of the tokens that each of Anthropic's tools for clients adds by its schema and instructions, at most 735 today. */
+const TOKENS_PER_CLIENT_TOOL = 2048;
+/** More tokens than any context has. */
+const WHOLE_CONTEXT = 1e9;
+
+/**
+ * Describes how a request of Anthropic's Messages API is passed on to a server that speaks it. It fetches documents only
+ * where it may fetch images.
+ */
+export function nativeMessages(raw: Json, { imageUrls }: { imageUrls: boolean }): NativeRequest {
   const { stream, max_tokens: named, thinking } = raw;
   // The budget of thinking has to be below a limit that is cut to fit.
   const budgeted = isObject(thinking) && typeof thinking.budget_tokens === 'number' ? thinking : undefined;
@@ -31,10 +41,13 @@ export function nativeMessages(raw: Json): NativeRequest {
   // Beside the user's id, metadata may choose where a request goes.
   if (Object.keys(objectOf(raw.metadata)).join() === 'user_id') names.push('metadata');
   if (raw.service_tier === 'auto' || raw.service_tier === 'standard_only') names.push('service_tier');
+  const value = imageUrls ? raw : withoutAddresses(raw);
+  const tools = Array.isArray(raw.tools) ? raw.tools.filter(isClientTool).length : 0;
   return {
-    value: raw,
+    value,
     names,
-    parts: ['messages', 'content'],
+    parts: DOCUMENT_PARTS,
+    addedTokens: hasPages(value) ? WHOLE_CONTEXT : tools * TOKENS_PER_CLIENT_TOOL,
     kept: { named, stream, budgeted, management: raw.context_management },
   };
 }

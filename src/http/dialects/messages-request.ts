@@ -1,6 +1,7 @@
 import { wordOf } from '../../base/parse-json.ts';
+import { Refusal, refusedFrom } from '../../base/refusal.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
-import { createConversation, imagePart, markedText, marksOf, type Said } from './conversation.ts';
+import { createConversation, imagePart, markedText, marksOf, type Piece } from './conversation.ts';
 import type { Translated } from './dialect.ts';
 import {
   filled,
@@ -15,6 +16,7 @@ import {
   pick,
   textOf,
 } from './json.ts';
+import { piecesOfDocument } from './messages-documents.ts';
 
 /** Members without effect here: hints for Anthropic's own context, and a thinking budget, which chat completions do not have. */
 const LEFT_OUT = ['metadata', 'thinking', 'context_management', 'service_tier', 'betas', 'anthropic_version'];
@@ -28,6 +30,9 @@ const READ = [
 /** Members beside those of the API that model servers understand and that cost nothing but their bytes. */
 export const FREE = FREE_MEMBERS.filter((name) => ![...READ, ...LEFT_OUT].includes(name));
 const TRANSLATED = new Set([...READ, ...FREE]);
+/** Tools that the client runs, with schemas that only Anthropic's models know. */
+const CLIENT_TOOLS = /^(bash|computer|memory|text_editor)_\d{8}$/;
+export const isClientTool = (tool: unknown) => CLIENT_TOOLS.test(wordOf(objectOf(tool).type));
 const SERVER_SIDE = 'the model server would run this itself, which is not offered here';
 /** The efforts of chat completions that every model server knows. */
 const EFFORTS: Record<string, string> = { low: 'low', medium: 'medium', high: 'high', xhigh: 'high', max: 'high' };
@@ -37,8 +42,10 @@ const EFFORTS: Record<string, string> = { low: 'low', medium: 'medium', high: 'h
  * `invalid_request` and `unsupported_parameter`.
  */
 export function chatOfMessages(raw: Json): Translated {
+  if (hasContent(raw.thread)) throw unsupportedThread();
   for (const name of RUN_THERE) if (hasContent(raw[name])) throw notOffered(name, `${SERVER_SIDE}. Leave it out.`);
   const tools = toolsOf(raw.tools);
+  const clientTool = Array.isArray(raw.tools) ? raw.tools.findIndex(isClientTool) : -1;
   const chat = {
     model: textOf(raw.model, 'model'),
     messages: messagesOf(raw),
@@ -55,44 +62,67 @@ export function chatOfMessages(raw: Json): Translated {
       cache_control: raw.cache_control,
     }),
   };
-  return { chat, others: { members: givenBut(raw, TRANSLATED), dispensable: LEFT_OUT } };
+  return {
+    chat,
+    others: { members: givenBut(raw, TRANSLATED), dispensable: LEFT_OUT },
+    nativeOnly: clientTool === -1 ? undefined : refusedFrom(unknownSchema(tools[clientTool] as Json, clientTool)),
+  };
 }
+
+/** Returns the refusal after which Anthropic's tool runner sends the whole conversation. */
+const unsupportedThread = () =>
+  new Refusal('unsupported_parameter', 'thread: no conversation is stored here: send all of its messages.', {
+    param: 'thread',
+    details: { error_code: 'thread_unsupported_request', unsupported: ['thread'] },
+  });
+
+/** Returns the refusal of one of Anthropic's tools for clients by a model whose server does not speak this API. */
+const unknownSchema = (tool: Json, at: number) =>
+  notOffered(
+    `tools.${at}`,
+    `only a model server of Anthropic's API knows the schema of ${named(objectOf(tool.function).name)}, and this model has none. Describe the tool with an input_schema.`,
+  );
 
 const hasContent = (value: unknown) =>
   value !== undefined && value !== null && !(Array.isArray(value) && value.length === 0);
 
 function messagesOf({ system, messages }: Json): Json[] {
-  const told = createConversation();
+  const conversation = createConversation();
   const instructions = system === undefined || system === null ? [] : textsOf(system, 'system');
-  if (instructions.some((it) => it !== '')) told.system(instructions);
+  if (instructions.some((it) => it !== '')) conversation.system(instructions);
   for (const [i, { role, content }] of filled(objectsOf(messages, 'messages'), 'messages').entries()) {
     const where = `messages.${i}`;
     // Claude Code reports changes in its surroundings this way.
     if (role === 'system') {
-      told.system(textsOf(content, `${where}.content`));
+      conversation.system(textsOf(content, `${where}.content`));
       continue;
     }
     if (role !== 'user' && role !== 'assistant') throw invalid(`${where}.role`, 'must be user, assistant or system');
     const blocks =
       typeof content === 'string' ? [{ type: 'text', text: content }] : objectsOf(content, `${where}.content`);
     const at = (k: number) => `${where}.content.${k}`;
-    if (role === 'assistant') for (const [k, block] of blocks.entries()) told.assistant(assistantBlock(block, at(k)));
+    if (role === 'assistant')
+      for (const [k, block] of blocks.entries()) conversation.assistant(assistantBlock(block, at(k)));
     else {
-      const said: Said[] = [];
+      const pieces: Piece[] = [];
       for (const [k, block] of blocks.entries()) {
         // Results come first, as chat completions want them: next to their calls.
         if (block.type === 'tool_result')
-          told.result(textOf(block.tool_use_id, `${at(k)}.tool_use_id`), resultOf(block, at(k)), marksOf(block));
-        else said.push(userBlock(block, at(k)));
+          conversation.result(
+            textOf(block.tool_use_id, `${at(k)}.tool_use_id`),
+            resultOf(block, at(k)),
+            marksOf(block),
+          );
+        else pieces.push(...userPieces(block, at(k)));
       }
-      told.user(said);
+      conversation.user(pieces);
     }
   }
-  return filled(told.finish(), 'messages');
+  return filled(conversation.finish(), 'messages');
 }
 
 /** Returns a text, or the texts of a list of text blocks. */
-function textsOf(content: unknown, where: string): Said[] {
+function textsOf(content: unknown, where: string): Piece[] {
   if (typeof content === 'string') return [content];
   return objectsOf(content, where).map((block, i) => {
     if (block.type !== 'text') throw notOffered(`${where}.${i}`, 'only text can stand here.');
@@ -103,7 +133,7 @@ function textsOf(content: unknown, where: string): Said[] {
 function assistantBlock(block: Json, where: string): Parameters<ReturnType<typeof createConversation>['assistant']>[0] {
   switch (block.type) {
     case 'text':
-      return { said: markedText(textOf(block.text, `${where}.text`), block) };
+      return { piece: markedText(textOf(block.text, `${where}.text`), block) };
     case 'thinking':
       return { reasoning: textOf(block.thinking, `${where}.thinking`) };
     case 'redacted_thinking': // Only Anthropic can read it, and no answer of this gateway contains any.
@@ -123,35 +153,49 @@ function assistantBlock(block: Json, where: string): Parameters<ReturnType<typeo
   }
 }
 
-function userBlock(block: Json, where: string): Said {
-  if (block.type === 'text') return markedText(textOf(block.text, `${where}.text`), block);
+/** Returns a block of a user's message, or of a tool's result. */
+function userPieces(block: Json, where: string): Piece[] {
+  switch (block.type) {
+    case 'document':
+      return piecesOfDocument(block, where, partPieces);
+    case 'search_result': {
+      const texts = objectsOf(block.content, `${where}.content`).flatMap((it, i) =>
+        partPieces(it, `${where}.content.${i}`),
+      );
+      return [textOf(block.title, `${where}.title`), textOf(block.source, `${where}.source`), ...texts];
+    }
+    case 'tool_reference': // The client found the tool, and sends its definition with the others.
+      return [markedText(`The tool ${textOf(block.tool_name, `${where}.tool_name`)} is now available.`, block)];
+    default:
+      return partPieces(block, where);
+  }
+}
+
+/** Returns a block that can also stand inside a document. */
+function partPieces(block: Json, where: string): Piece[] {
+  if (block.type === 'text') return [markedText(textOf(block.text, `${where}.text`), block)];
+  if (block.type !== 'image') throw unknownBlock(block, where);
   const source = objectOf(block.source);
-  if (block.type === 'image') {
-    if (source.type === 'base64')
-      return imagePart(
+  if (source.type === 'base64')
+    return [
+      imagePart(
         `data:${textOf(source.media_type, `${where}.source.media_type`)};base64,${textOf(source.data, `${where}.source.data`)}`,
         marksOf(block),
-      );
-    if (source.type === 'url') return imagePart(textOf(source.url, `${where}.source.url`), marksOf(block));
-  }
-  if (block.type === 'document' && source.type === 'text') {
-    const head = [block.title, block.context].filter((it) => typeof it === 'string' && it);
-    return markedText([...head, textOf(source.data, `${where}.source.data`)].join('\n\n'), block);
-  }
-  if (source.type !== undefined && (block.type === 'image' || block.type === 'document'))
-    throw notOffered(`${where}.source`, `a source of the type ${named(source.type)} is not offered here.`);
-  throw unknownBlock(block, where);
+      ),
+    ];
+  if (source.type === 'url') return [imagePart(textOf(source.url, `${where}.source.url`), marksOf(block))];
+  throw notOffered(`${where}.source`, `a source of the type ${named(source.type)} is not offered here.`);
 }
 
 /** Returns the content of a tool's result. Chat completions have no mark for a failure, so the text states it. */
-function resultOf({ content, is_error: isError }: Json, where: string): Said[] {
-  const said =
+function resultOf({ content, is_error: isError }: Json, where: string): Piece[] {
+  const pieces =
     content === undefined || content === null
       ? []
       : typeof content === 'string'
         ? [content]
-        : objectsOf(content, `${where}.content`).map((it, i) => userBlock(it, `${where}.content.${i}`));
-  return isError === true ? ['The tool failed:', ...said] : said;
+        : objectsOf(content, `${where}.content`).flatMap((it, i) => userPieces(it, `${where}.content.${i}`));
+  return isError === true ? ['The tool failed:', ...pieces] : pieces;
 }
 
 const named = (type: unknown) => JSON.stringify(wordOf(type).slice(0, 40));
@@ -163,6 +207,7 @@ function toolsOf(value: unknown): Json[] {
   if (value === undefined || value === null) return [];
   return objectsOf(value, 'tools').map((tool, i) => {
     const { type, name, description, input_schema: schema, strict } = tool;
+    if (isClientTool(tool)) return { type: 'function', function: { name: textOf(name, `tools.${i}.name`) } };
     if (type !== undefined && type !== null && type !== 'custom')
       throw notOffered(`tools.${i}`, `${named(type)}: ${SERVER_SIDE}, or comes without a schema. Leave it out.`);
     const called = { name: textOf(name, `tools.${i}.name`), ...given({ description, parameters: schema, strict }) };

@@ -16,9 +16,9 @@ export const messagesDialect: Dialect = {
   headers: messagesHeaders,
   route: 'router/messages',
   translate(raw) {
-    const { chat, others } = chatOfMessages(raw);
+    const { chat, ...rest } = chatOfMessages(raw);
     const stops = Array.isArray(raw.stop_sequences) ? raw.stop_sequences.filter((it) => typeof it === 'string') : [];
-    return { chat, others, kept: { model: chat.model, stops } };
+    return { chat, ...rest, kept: { model: chat.model, stops } };
   },
   answers: ({ model, stops }, seed) => answersOf(model as string, stops as string[], seed),
 };
@@ -150,11 +150,21 @@ const TYPES: Record<number, string> = {
   429: 'rate_limit_error',
 };
 
-/** Builds an error body in Anthropic's shape. It has no member for the code, so programs use type and status. */
-export function messagesError({ code }: Refusal, message: string, requestId: string) {
+/** The beginning of Anthropic's sentence for a full context, by which its clients compact the conversation. */
+const TOO_LONG = 'prompt is too long';
+
+/** Returns the message from this beginning on, or with it in front. */
+function tooLong(message: string): string {
+  const at = message.toLowerCase().indexOf(TOO_LONG);
+  return at === -1 ? `${TOO_LONG}: ${message}` : TOO_LONG + message.slice(at + TOO_LONG.length);
+}
+
+/** Builds an error body in Anthropic's shape. It has no member for the code, so programs use type, status and message. */
+export function messagesError({ code, details }: Refusal, text: string, requestId: string) {
+  const message = code === 'context_length_exceeded' ? tooLong(text) : text;
   const status = gatewayStatus(code);
   const isOverloaded = REFUSALS[code].status === REFUSALS.gateway_unavailable.status && code !== 'operation_uncertain';
   const type =
     TYPES[status] ?? (isOverloaded ? 'overloaded_error' : status < 500 ? 'invalid_request_error' : 'api_error');
-  return { type: 'error' as const, error: { type, message }, request_id: requestId };
+  return { type: 'error' as const, error: { type, message, ...(details ? { details } : {}) }, request_id: requestId };
 }

@@ -2,13 +2,14 @@ import type { Outline } from '../../base/json-text.ts';
 import type { Native } from '../../router/bound.ts';
 import { cachedAs, type Forwards, withoutCacheControl } from '../../router/cache-control.ts';
 import { type Forwarded, forwardedFrom, writtenAgain } from '../../router/forwarded.ts';
+import type { MeasuredFor } from '../../router/measure.ts';
 import { changeNested } from '../../router/nested.ts';
 import { TooDeep, valueBytes } from '../../router/rendered.ts';
 import type { Dialect, Kept } from './dialect.ts';
 import { givenBut, invalid, type Json, objectOf } from './json.ts';
 
 /** A request in its own API, measured and in the form that is passed on. Plain data, as another thread may have read it. */
-export type MeasuredNative = Omit<Native, 'written' | 'headers'> & { kept: Kept };
+export type MeasuredNative = Omit<Native, 'written' | 'headers' | 'isOnly'> & { kept: Kept };
 
 /**
  * Bounds and writes a request for model servers that speak its API. `bytes` is the received body, and `outline` the
@@ -19,16 +20,17 @@ export function nativeOf(
   raw: Json,
   { bytes, outline }: { bytes: Buffer; outline: Outline },
   byRoute: Json,
-  enough: number,
+  model: Pick<MeasuredFor, 'imageUrls' | 'enough'>,
 ): MeasuredNative {
-  const { value, names, kept, parts } = native(raw);
+  const { value, names, kept, parts, addedTokens } = native(raw, model);
   const plain = withoutCacheControl(value, parts);
   const named = givenBut(byRoute, new Set(names)); // The others go to every route.
   const own = (list: readonly string[]) =>
     value === raw ? forwardedFrom(bytes, { outline, value: raw }, list) : undefined;
   return {
     wire,
-    bytes: bytesOf({ ...plain, ...named }, [...names, ...Object.keys(named)], parts, enough),
+    bytes: bytesOf({ ...plain, ...named }, [...names, ...Object.keys(named)], parts, model.enough),
+    addedTokens,
     forwards:
       plain === value
         ? { plain: own(names) ?? writtenAgain(plain, names) }
@@ -53,9 +55,9 @@ function markedForms(
   return { ...forms, ...(isWhole ? { [fullest]: own(all) ?? forms[fullest] } : {}) };
 }
 
-/** Returns the bytes of the forwarded members, as values that a template writes. Images are counted apart. */
+/** Returns the bytes of the forwarded members, as values that a template writes. Images and PDFs are counted apart. */
 function bytesOf(value: Json, names: readonly string[], parts: readonly string[], enough: number): number {
-  const seen = changeNested(Object.fromEntries(names.map((name) => [name, value[name]])), parts, withoutImage);
+  const seen = changeNested(Object.fromEntries(names.map((name) => [name, value[name]])), parts, withoutMedia);
   try {
     return valueBytes(seen, enough);
   } catch (error) {
@@ -64,7 +66,8 @@ function bytesOf(value: Json, names: readonly string[], parts: readonly string[]
   }
 }
 
-function withoutImage(part: Readonly<Json>): Readonly<Json> {
-  if (part.type === 'image') return { ...part, source: { ...objectOf(part.source), data: '' } };
+function withoutMedia(part: Readonly<Json>): Readonly<Json> {
+  const isPdf = part.type === 'document' && objectOf(part.source).type === 'base64';
+  if (part.type === 'image' || isPdf) return { ...part, source: { ...objectOf(part.source), data: '' } };
   return part.type === 'input_image' ? { ...part, image_url: '' } : part;
 }

@@ -20,6 +20,7 @@ export function nativeResponses(raw: Json): NativeRequest {
     value: input === raw.input && tools === raw.tools ? raw : { ...raw, input, tools },
     names: namesGiven(raw, Array.isArray(tools) && tools.length ? [...PASSED, ...OF_TOOLS] : PASSED),
     parts: ['input', 'content', 'output'],
+    addedTokens: 0,
     kept: { stream, tier },
   };
 }

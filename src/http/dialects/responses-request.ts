@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
 import { wordOf } from '../../base/parse-json.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
-import { type Conversation, createConversation, imagePart, type Said } from './conversation.ts';
+import { type Conversation, createConversation, imagePart, type Piece } from './conversation.ts';
 import type { Translated } from './dialect.ts';
 import {
   filled,
@@ -83,26 +83,27 @@ function limitOf(limit: unknown): unknown {
 }
 
 function messagesOf({ instructions, input }: Json): Json[] {
-  const told = createConversation();
-  if (instructions !== undefined && instructions !== null) told.system([textOf(instructions, 'instructions')]);
-  if (typeof input === 'string') told.user([input]);
+  const conversation = createConversation();
+  if (instructions !== undefined && instructions !== null) conversation.system([textOf(instructions, 'instructions')]);
+  if (typeof input === 'string') conversation.user([input]);
   else {
     if (!Array.isArray(input)) throw invalid('input', 'must be a text or an array');
-    for (const [i, item] of filled(objectsOf(input, 'input'), 'input').entries()) tell(told, item, `input.${i}`);
+    for (const [i, item] of filled(objectsOf(input, 'input'), 'input').entries())
+      addItem(conversation, item, `input.${i}`);
   }
-  return filled(told.finish(), 'input');
+  return filled(conversation.finish(), 'input');
 }
 
-function tell(told: Conversation, item: Json, where: string): void {
+function addItem(conversation: Conversation, item: Json, where: string): void {
   const { type = 'message' } = item;
   switch (type) {
     case 'message':
-      tellMessage(told, item, where);
+      addMessage(conversation, item, where);
       return;
     case 'reasoning': {
       const texts = [item.summary, item.content].find((it) => Array.isArray(it) && it.length > 0);
       if (texts)
-        told.assistant({
+        conversation.assistant({
           reasoning: objectsOf(texts, where)
             .map(({ text }) => textOf(text, where))
             .join('\n\n'),
@@ -111,7 +112,7 @@ function tell(told: Conversation, item: Json, where: string): void {
     }
     case 'function_call': {
       const name = nameOf(item, where);
-      told.assistant({
+      conversation.assistant({
         call: { id: callIdOf(item, where), name, arguments: textOf(item.arguments, `${where}.arguments`) },
       });
       return;
@@ -119,12 +120,12 @@ function tell(told: Conversation, item: Json, where: string): void {
     case 'custom_tool_call': {
       const input = textOf(item.input, `${where}.input`);
       const name = nameOf(item, where);
-      told.assistant({ call: { id: callIdOf(item, where), name, arguments: JSON.stringify({ input }) } });
+      conversation.assistant({ call: { id: callIdOf(item, where), name, arguments: JSON.stringify({ input }) } });
       return;
     }
     case 'function_call_output':
     case 'custom_tool_call_output':
-      told.result(callIdOf(item, where), contentOf(item.output, `${where}.output`));
+      conversation.result(callIdOf(item, where), contentOf(item.output, `${where}.output`));
       return;
     case 'item_reference':
       // The AI SDK refers to the reasoning of an earlier step this way; a model can do without it.
@@ -135,13 +136,13 @@ function tell(told: Conversation, item: Json, where: string): void {
   }
 }
 
-function tellMessage(told: Conversation, { role, content }: Json, where: string): void {
-  const said = contentOf(content, `${where}.content`);
-  const text = () => said.map((it) => textOf(it, `${where}.content`)).join('\n\n');
-  if (role === 'user') told.user(said);
-  else if (role === 'assistant') told.assistant({ said: text() });
+function addMessage(conversation: Conversation, { role, content }: Json, where: string): void {
+  const pieces = contentOf(content, `${where}.content`);
+  const text = () => pieces.map((it) => textOf(it, `${where}.content`)).join('\n\n');
+  if (role === 'user') conversation.user(pieces);
+  else if (role === 'assistant') conversation.assistant({ piece: text() });
   // Few model servers know the role "developer"; those that do accept "system" instead.
-  else if (role === 'system' || role === 'developer') told.system([text()]);
+  else if (role === 'system' || role === 'developer') conversation.system([text()]);
   else throw invalid(`${where}.role`, 'must be user, assistant, system or developer');
 }
 
@@ -151,7 +152,7 @@ const nameOf = ({ name, namespace }: Json, where: string) =>
 const callIdOf = (item: Json, where: string) => textOf(item.call_id, `${where}.call_id`);
 
 /** Returns the content of a message, or the output of a call. */
-function contentOf(content: unknown, where: string): Said[] {
+function contentOf(content: unknown, where: string): Piece[] {
   if (typeof content === 'string') return [content];
   if (content === undefined || content === null) return [];
   return objectsOf(content, where).map((part, i) => {

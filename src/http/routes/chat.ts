@@ -23,6 +23,7 @@ export const createChatCompletion = endpoint({
     ...PAID_REFUSALS,
     'streaming_not_supported',
     'unsupported_parameter',
+    'context_length_exceeded',
     'model_not_found',
     'idempotency_key_expired',
     'answer_lost',
@@ -47,7 +48,7 @@ export const createChatCompletion = endpoint({
       idempotencyKey,
       fingerprint: request.fingerprint,
       requestId,
-      whenOver: whenGone,
+      onResponseEnd: whenGone,
       tags: tagsOf(headers, request.tags),
       traceparent: headers.traceparent,
       prepare() {

@@ -7,13 +7,14 @@ import type { ConfiguredBackend } from '../../compute/slots.ts';
 import { createLease, stopLease } from '../../lease/create.ts';
 import { extendLease } from '../../lease/extend.ts';
 import { keepLease } from '../../lease/keep.ts';
-import { whyOver } from '../../lease/why.ts';
+import { endReasonOf } from '../../lease/why.ts';
 import { type EndReason, listResourcesBelow, type Resource, resourceOf } from '../../ledger/resource.ts';
 import { findWallet, refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { inTime } from '../../net/deadline.ts';
 import { PAID_REFUSALS } from '../../spend/spend.ts';
 import {
   ComputeRequest,
+  CreateQuery,
   ExtendRequest,
   KeepRequest,
   Offers,
@@ -73,7 +74,7 @@ export function active(
   const wallet = findWallet(app.ledger.read, walletId) as Wallet;
   refuseInactive(wallet, app.clock.now());
   const { ref, status } = resource;
-  const over = whyOver(app, id);
+  const over = endReasonOf(app, id);
   if (over !== null) throw leaseOver(over);
   if (status !== 'running' || ref === null) throw new Refusal('resource_not_active', `The resource is ${status}.`);
   const backend = app.slots.backendOf(resource);
@@ -143,6 +144,7 @@ export const createCompute = endpoint({
   scope: 'wallet',
   idempotent: true,
   body: ComputeRequest,
+  query: CreateQuery,
   answer: ResourceSummary,
   headers: PAID_HEADERS,
   refusals: [
@@ -157,7 +159,7 @@ export const createCompute = endpoint({
     body: { provider: 'provider_one', spec: { gpu: null, gpus: 0, cpus: 1, memory_gib: 1, max_seconds: 3600 } },
     answer: EXAMPLE,
   },
-  async run(app, { principal, body, raw, idempotencyKey, requestId, headers }) {
+  async run(app, { principal, body, raw, idempotencyKey, requestId, headers, query }) {
     const asked = {
       walletId: principal.wallet.id,
       route: 'compute/create',
@@ -168,6 +170,7 @@ export const createCompute = endpoint({
       traceparent: headers.traceparent,
       slot: body.provider,
       spec: specOf(body),
+      waitSeconds: query.wait_seconds === undefined ? undefined : Number(query.wait_seconds),
     };
     const { answer, replayed, paid } = await createLease(app, asked);
     return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, asked, paid) };

@@ -1,10 +1,12 @@
 import { hash } from 'node:crypto';
+import type * as v from 'valibot';
 import { Refusal } from '../../base/refusal.ts';
 import type { ExecResult as CommandResult } from '../../compute/backend.ts';
 import { type CommandOrder, runCommand, UNREAD_SECONDS } from '../../compute/machine/command.ts';
 import { listFiles, readPart } from '../../compute/machine/files.ts';
 import { refusePath } from '../../compute/machine/shell.ts';
-import { ExecRequest, ExecResult, UploadRequest, UploadResult } from '../../wire/compute.ts';
+import { readTree, storeFile, storeTree, TRANSFER_BYTES, TRANSFER_SECONDS } from '../../compute/machine/streamed.ts';
+import { ExecRequest, ExecResult, UploadQuery, UploadRequest, UploadResult } from '../../wire/compute.ts';
 import {
   CONTENT_BYTES_MAX,
   DownloadRequest,
@@ -14,13 +16,14 @@ import {
   FilesResult,
   factsOf,
 } from '../../wire/inside.ts';
-import { endpoint } from '../endpoint.ts';
+import { type Call, endpoint, type HttpApp } from '../endpoint.ts';
 import { accepts, errorEvent, namedEvents, textOf } from '../named-events.ts';
 import { active, ID } from './compute.ts';
 import { countOutput, explainFailure, INSIDE_REFUSALS, reachInside, wasCutShort } from './inside-call.ts';
 
 /** Commands and files in a lease. */
 
+const [BYTES, TAR] = ['application/octet-stream', 'application/x-tar'] as const;
 const UPLOAD_BYTES_MAX = 12 * 1024 * 1024;
 /** Standard output and standard error of a command are each truncated at 1 MiB (design, section 3). */
 const STREAM_BYTES_MAX = 1024 * 1024;
@@ -101,7 +104,7 @@ export const execCompute = endpoint({
         ) as [ReturnType<typeof textOf>, ReturnType<typeof textOf>];
         try {
           const answer = await exec(
-            { begun: events.begin, tell: { stdout: stdout.add, stderr: stderr.add }, signal: gone.signal },
+            { onBegin: events.begin, onOutput: { stdout: stdout.add, stderr: stderr.add }, signal: gone.signal },
             UNREAD_SECONDS,
           );
           await stdout.end();
@@ -117,10 +120,44 @@ export const execCompute = endpoint({
   },
 });
 
+/** Receives a file, or an archive of a tree, of any length. */
+async function receive(
+  app: HttpApp,
+  {
+    principal,
+    query: { id, path },
+    streamed,
+    share,
+  }: Pick<Call<'wallet', unknown>, 'principal' | 'query' | 'streamed' | 'share'>,
+): Promise<v.InferOutput<typeof UploadResult>> {
+  const isTree = streamed.mediaType === TAR;
+  const { resource, backend, ref } = active(app, principal.wallet, id as string);
+  share.take(TRANSFER_BYTES);
+  const order = { path: path as string, content: streamed, confirm: streamed.refuseRevoked };
+  const store = async () =>
+    isTree ? storeTree(backend, ref, { ...order, take: share.tryTake }) : storeFile(backend, ref, order);
+  try {
+    const stored = await reachInside(app, resource, TRANSFER_SECONDS, store);
+    return { id: resource.id, path: order.path, ...stored };
+  } catch (error) {
+    throw await explainFailure(app, resource.id, error);
+  } finally {
+    streamed.leave();
+  }
+}
+
 export const uploadCompute = endpoint({
-  summary: 'Upload a file of at most 8 MiB to a resource',
+  summary: 'Upload a file of at most 8 MiB to a resource; as bytes a file, and as an archive a tree, of any length',
   scope: 'wallet',
   body: UploadRequest,
+  streams: {
+    [BYTES]: { description: 'the content of a file, whole or not at all there', query: UploadQuery },
+    [TAR]: {
+      description:
+        'a tar archive of a tree, which is unpacked in the directory `path` as it comes; a refusal says what was written',
+      query: UploadQuery,
+    },
+  },
   bodyBytesMax: UPLOAD_BYTES_MAX,
   valuesMax: 1000,
   answer: UploadResult,
@@ -134,14 +171,15 @@ export const uploadCompute = endpoint({
       sha256: '5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03',
     },
   },
-  async run(app, { principal, body, share }) {
+  async run(app, { principal, body, share, query, streamed }) {
+    if (streamed) return { body: await receive(app, { principal, query, streamed, share }) };
     const content = Buffer.from(body.content_base64, 'base64');
     if (content.length > CONTENT_BYTES_MAX)
       throw new Refusal('payload_too_large', `At most ${CONTENT_BYTES_MAX} bytes of content may be uploaded.`);
     refusePath(body.path); // Checked first: a connection to the machine may take a while.
     const { resource, backend, ref } = active(app, principal.wallet, body.id);
     share.take(content.length);
-    await reachInside(app, resource, FILE_SECONDS, () => backend.inside.upload(ref, body.path, content)).catch(
+    await reachInside(app, resource, FILE_SECONDS, () => backend.guest.upload(ref, body.path, content)).catch(
       async (error) => {
         throw await explainFailure(app, body.id, error);
       },
@@ -158,8 +196,9 @@ export const downloadCompute = endpoint({
   body: DownloadRequest,
   answer: DownloadResult,
   otherAnswers: {
-    'application/octet-stream':
+    [BYTES]:
       'the bytes themselves, and the size of the whole file in X-Purser-File-Size; where the request accepts no JSON',
+    [TAR]: 'a directory as a tar archive, of at most `limits.download_bytes`; where the request accepts no JSON',
   },
   refusals: INSIDE_REFUSALS,
   example: {
@@ -174,15 +213,32 @@ export const downloadCompute = endpoint({
       content_base64: 'aGVsbG8K',
     },
   },
-  async run(app, { principal, body: { id, path, offset, length }, headers, share }) {
+  async run(app, { principal, body: { id, path, offset, length }, headers, share, whenGone }) {
     const { resource, backend, ref } = active(app, principal.wallet, id);
+    if (accepts(headers, TAR)) {
+      const gone = new AbortController();
+      whenGone(() => gone.abort());
+      const bytesMax = app.config.limits.download_bytes;
+      return {
+        breaksOff: true,
+        async stream(stream, own) {
+          own.take(TRANSFER_BYTES);
+          const begin = () => stream.begin({ 'content-type': TAR });
+          const order = { path, bytesMax, begin, send: stream.write, signal: gone.signal };
+          const read = () => readTree(backend, ref, order);
+          await reachInside(app, resource, TRANSFER_SECONDS, read).catch(async (error) => {
+            if (!gone.signal.aborted) throw await explainFailure(app, id, error); // Else the error has no recipient.
+          });
+        },
+      };
+    }
     const order = { path, offset, length, bytesMax: CONTENT_BYTES_MAX, take: share.tryTake };
     const read = () => readPart(backend, ref, order);
     const { bytes, size, modified } = await reachInside(app, resource, FILE_SECONDS, read).catch(async (error) => {
       throw await explainFailure(app, id, error);
     });
-    if (accepts(headers, 'application/octet-stream')) {
-      const own = { 'content-type': 'application/octet-stream', 'x-purser-file-size': String(size) };
+    if (accepts(headers, BYTES)) {
+      const own = { 'content-type': BYTES, 'x-purser-file-size': String(size) };
       return { body: bytes, headers: own };
     }
     share.take(2 * bytes.length); // Once as base64, and once more in the answer.

@@ -159,11 +159,11 @@ export const readComputeProcessLog = endpoint({
               ...order,
               bytesMax: 0,
               follow: { timeoutSeconds, signal: AbortSignal.any([gone.signal, stopping.signal]) },
-              begun(offset) {
+              onBegin(offset) {
                 at = offset;
                 events.begin();
               },
-              tell(piece) {
+              onOutput(piece) {
                 const bytes = Buffer.concat([rest, piece]);
                 const complete = completeLength(bytes);
                 rest = bytes.subarray(complete);

@@ -1,10 +1,12 @@
 import { hash } from 'node:crypto';
+import type { IncomingHttpHeaders } from 'node:http';
+import * as v from 'valibot';
 import { routerCredential, routerToken } from '../../access/keyring.ts';
 import { type RouterPrincipal, revokedSince } from '../../access/principal.ts';
 import { routerKeyOf } from '../../access/router-keys.ts';
 import { openRouterKey } from '../../access/writes.ts';
 import { periodAt } from '../../base/calendar.ts';
-import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../../base/refusal.ts';
+import { NEW_KEY, RETRY_SAME_KEY, Refusal, type RefusalCode } from '../../base/refusal.ts';
 import { chat } from '../../chat/chat.ts';
 import type { ChatRequest } from '../../chat/quote.ts';
 import { streamChat, transcriptOf } from '../../chat/stream.ts';
@@ -17,22 +19,31 @@ import type { Model } from '../../router/catalogue.ts';
 import { DONE_EVENT } from '../../router/sse.ts';
 import { readTranscript } from '../../router/transcript.ts';
 import { ChatCompletion } from '../../wire/chat.ts';
-import { ModelList, ModelRecord, modelRecord } from '../../wire/models.ts';
+import {
+  AnthropicModel,
+  AnthropicModelList,
+  anthropicModel,
+  anthropicModels,
+  ModelList,
+  ModelRecord,
+  modelRecord,
+} from '../../wire/models.ts';
 import {
   Embeddings,
-  EmbeddingsBody,
   GatewayKey,
   gatewayKey,
-  RouterChatBody,
+  Ranking,
   RouterKeyAnswer,
   RouterKeyRequest,
+  TextCompletion,
 } from '../../wire/router.ts';
-import { type Call, endpoint, type HttpApp } from '../endpoint.ts';
+import { type Call, type Endpoint, endpoint, type HttpApp } from '../endpoint.ts';
 import type { EventStream } from '../event-stream.ts';
 import type { Allowance } from '../memory-quota.ts';
-import { boundRequest } from '../model-request.ts';
+import { boundRequest, KINDS } from '../model-request.ts';
 import { limitHeaders, paidComment, paidHeaders, withComment } from '../paid.ts';
 import { type Tag, tagsOf } from '../tags.ts';
+import { withCostChunk, withUsageCost } from '../usage-cost.ts';
 import { CHAT_BYTES_MAX } from './chat.ts';
 import { MODEL_EXAMPLE } from './models.ts';
 
@@ -111,27 +122,32 @@ export const readGatewayKey = endpoint({
   },
 });
 
+/** Returns whether a client of Anthropic asks: the list is at the same path in both APIs. */
+const asksAsAnthropic = ({ 'anthropic-version': version }: IncomingHttpHeaders) => version !== undefined;
 const createdAt = (app: HttpApp) => installationOf(app.ledger.read).createdAt;
 
 export const listRouterModels = endpoint({
   summary: 'List the models that this gateway key may use',
   scope: 'router',
-  answer: ModelList,
+  answer: v.union([ModelList, AnthropicModelList]),
   example: { answer: { object: 'list', data: [MODEL_EXAMPLE] } },
-  run: (app, { principal }) => ({
-    body: { object: 'list', data: offered(app, principal).map((model) => modelRecord(model, createdAt(app))) },
-  }),
+  run(app, { principal, headers }) {
+    const models = offered(app, principal);
+    if (asksAsAnthropic(headers)) return { body: anthropicModels(models, createdAt(app)) };
+    return { body: { object: 'list', data: models.map((model) => modelRecord(model, createdAt(app))) } };
+  },
 });
 
 export const readRouterModel = endpoint({
   summary: 'Read one model',
   scope: 'router',
-  answer: ModelRecord,
+  answer: v.union([ModelRecord, AnthropicModel]),
   refusals: ['model_not_found'],
   example: { answer: MODEL_EXAMPLE },
-  run: (app, { principal, params }) => ({
-    body: modelRecord(find(app, principal, params.id as string), createdAt(app)),
-  }),
+  run(app, { principal, params, headers }) {
+    const recordOf = asksAsAnthropic(headers) ? anthropicModel : modelRecord;
+    return { body: recordOf(find(app, principal, params.id as string), createdAt(app)) };
+  },
 });
 
 type Caller = Pick<
@@ -168,22 +184,24 @@ export async function paidRequest(
     : ofBody.fingerprint;
   const changes = app.ledger.changeCount(); // The key was read, or read again, in this turn.
   const tags = tagsOf(sent, ofBody.tags); // Checked before an attempt is claimed: a refusal would keep it.
-  const place = isKeyMadeUp ? await app.retries.take({ walletId, route, fingerprint, requestId }, whenGone) : undefined;
+  const claim = isKeyMadeUp
+    ? await app.retries.claim({ walletId, route, fingerprint, requestId }, whenGone)
+    : undefined;
   let bounded: Bounded | undefined;
   const request: ChatRequest = {
     walletId,
     route,
     // Read again for the headers of the answer: the attempt may have become a request of its own.
     get idempotencyKey() {
-      return place?.idempotencyKey ?? idempotencyKey;
+      return claim?.idempotencyKey ?? idempotencyKey;
     },
     fingerprint,
-    isKeyMadeUp: isKeyMadeUp && !place?.takesOver,
-    takesOver: place?.takesOver ?? false,
+    isKeyMadeUp: isKeyMadeUp && !claim?.takesOver,
+    takesOver: claim?.takesOver ?? false,
     waitsForFunds: app.fundsQueue.isOn(),
     requestId,
-    whenOver: whenGone,
-    place,
+    onResponseEnd: whenGone,
+    claim,
     tags,
     traceparent: sent.traceparent,
     prepare() {
@@ -197,6 +215,9 @@ export async function paidRequest(
   return { request, headers: () => limitHeaders(app, request, bounded) };
 }
 
+/** The codes whose messages give advice about keys. */
+const ADVISED = new Set<RefusalCode>(['operation_uncertain', 'answer_lost', 'context_length_exceeded']);
+
 /**
  * Rewrites advice about keys for a caller without an Idempotency-Key, who cannot name the attempt in a retry. A stream that
  * has begun is charged for what came of it (decision 0075): its retry takes over nothing.
@@ -204,7 +225,7 @@ export async function paidRequest(
 export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>, hasBegun = () => false): Promise<T> {
   if (!isKeyMadeUp) return answer;
   return answer.catch((error) => {
-    if (!(error instanceof Refusal) || !['operation_uncertain', 'answer_lost'].includes(error.code)) throw error;
+    if (!(error instanceof Refusal) || !ADVISED.has(error.code)) throw error;
     const again = hasBegun()
       ? 'What came of it is charged; asked again, it is a new request.'
       : 'Asked again with the same body, it takes the place of this one: nothing is held or charged twice.';
@@ -219,42 +240,66 @@ export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>, hasBeg
   });
 }
 
-export const createRouterChatCompletion = endpoint({
-  summary: 'One metered chat completion, streamed if asked for',
-  scope: 'router',
-  idempotent: 'optional',
-  body: RouterChatBody,
-  modelRequest: 'routerChat',
-  bodyBytesMax: CHAT_BYTES_MAX,
-  answer: ChatCompletion,
-  example: { answer: {} },
-  async run(app, call) {
-    const { request: asked, isKeyMadeUp } = call;
-    refuseOthers(call.principal, asked.model);
-    const { request, headers } = await requestOf(app, call, 'router/chat/completions', 'chat');
-    if (!asked.stream) {
-      const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
-      return { body: answer, replayed, headers: { ...paidHeaders(app, request, paid), ...headers() } };
-    }
-    return {
-      async stream(client: EventStream, share: Allowance) {
-        const commented = withComment(client, () => paidComment(app, request));
-        const begin = (more?: Record<string, string>) => commented.begin({ ...headers(), ...more });
-        const events = { ...commented, begin };
-        const { includeUsage } = asked;
-        const streamed = adviseCaller(
-          isKeyMadeUp,
-          streamChat(app, { ...request, includeUsage }, events),
-          client.hasBegun,
-        );
-        const { answer, replayed } = await streamed;
-        if (!replayed) return;
-        asked.measured = undefined; // A replay never prepares, so the body is still referenced.
-        await replayTranscript(transcriptOf(answer), events, share);
-      },
-    };
-  },
-});
+/** Builds an endpoint that generates text by a model for chats, streamed if asked for. */
+function generating(
+  summary: string,
+  kind: 'routerChat' | 'completions',
+  route: string,
+  answer: v.GenericSchema,
+): Endpoint {
+  return endpoint({
+    summary,
+    scope: 'router',
+    idempotent: 'optional',
+    body: KINDS[kind].schema,
+    modelRequest: kind,
+    bodyBytesMax: CHAT_BYTES_MAX,
+    answer,
+    example: { answer: {} },
+    async run(app, call) {
+      const { request: asked, isKeyMadeUp } = call;
+      refuseOthers(call.principal, asked.model);
+      const { request, headers } = await requestOf(app, call, route, 'chat');
+      if (!asked.stream) {
+        const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
+        const body = asked.includeCost ? await withUsageCost(app, request, answer) : answer;
+        return { body, replayed, headers: { ...paidHeaders(app, request, paid), ...headers() } };
+      }
+      return {
+        async stream(client: EventStream, share: Allowance) {
+          const { includeCost } = asked;
+          const plain = withComment(client, () => paidComment(app, request));
+          const commented = includeCost ? withCostChunk(app, request, plain) : plain;
+          const begin = (more?: Record<string, string>) => commented.begin({ ...headers(), ...more });
+          const events = { ...commented, begin };
+          const includeUsage = asked.includeUsage && !includeCost; // The chunk with the cost has the usage, too.
+          const streamed = adviseCaller(
+            isKeyMadeUp,
+            streamChat(app, { ...request, includeUsage }, events),
+            client.hasBegun,
+          );
+          const { answer, replayed } = await streamed;
+          if (!replayed) return;
+          asked.measured = undefined; // A replay never prepares, so the body is still referenced.
+          await replayTranscript(transcriptOf(answer), events, share);
+        },
+      };
+    },
+  });
+}
+
+export const createRouterChatCompletion = generating(
+  'One metered chat completion, streamed if asked for',
+  'routerChat',
+  'router/chat/completions',
+  ChatCompletion,
+);
+export const createTextCompletion = generating(
+  'One metered legacy completion, streamed if asked for',
+  'completions',
+  'router/completions',
+  TextCompletion,
+);
 
 /** Streams a stored transcript. Its end marker is written in one piece, as `withComment` expects it. */
 export async function replayTranscript(transcript: Buffer, events: EventStream, share: Allowance): Promise<void> {
@@ -269,19 +314,25 @@ export async function replayTranscript(transcript: Buffer, events: EventStream, 
   await events.write(tail);
 }
 
-export const createEmbeddings = endpoint({
-  summary: 'Metered embeddings',
-  scope: 'router',
-  idempotent: 'optional',
-  body: EmbeddingsBody,
-  modelRequest: 'embeddings',
-  bodyBytesMax: CHAT_BYTES_MAX,
-  answer: Embeddings,
-  example: { answer: {} },
-  async run(app, call) {
-    refuseOthers(call.principal, call.request.model);
-    const { request } = await requestOf(app, call, 'router/embeddings', 'embeddings');
-    const { answer, replayed, paid } = await adviseCaller(call.isKeyMadeUp, chat(app, request));
-    return { body: answer, replayed, headers: paidHeaders(app, request, paid) };
-  },
-});
+/** Builds an endpoint whose answer comes in one piece from a model of its own kind. */
+function whole(summary: string, kind: 'embeddings' | 'rerank', answer: v.GenericSchema): Endpoint {
+  return endpoint({
+    summary,
+    scope: 'router',
+    idempotent: 'optional',
+    body: KINDS[kind].schema,
+    modelRequest: kind,
+    bodyBytesMax: CHAT_BYTES_MAX,
+    answer,
+    example: { answer: {} },
+    async run(app, call) {
+      refuseOthers(call.principal, call.request.model);
+      const { request } = await requestOf(app, call, `router/${kind}`, kind);
+      const { answer, replayed, paid } = await adviseCaller(call.isKeyMadeUp, chat(app, request));
+      return { body: answer, replayed, headers: paidHeaders(app, request, paid) };
+    },
+  });
+}
+
+export const createEmbeddings = whole('Metered embeddings', 'embeddings', Embeddings);
+export const createRanking = whole('Metered ranking of documents by a query', 'rerank', Ranking);

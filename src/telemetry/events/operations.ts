@@ -14,7 +14,7 @@ const heldOf = ({ id, walletId, hold }: Operation) => ({
 export function operationEvents(sinks: Sinks) {
   const { log, metrics } = sinks;
   const countCharge = ({ kind, subject }: Operation, nanos: Nanos) =>
-    metrics.charged.inc({ kind, subject }, Number(nanos) / NANOS_PER_USD);
+    metrics.charged.add(Number(nanos) / NANOS_PER_USD, kind, subject);
 
   return {
     held(operation: Operation, traceparent?: string | string[]) {
@@ -24,15 +24,14 @@ export function operationEvents(sinks: Sinks) {
     settled(operation: Operation, outcome: Outcome<unknown>, moved: boolean) {
       if (!moved) return lateEvidence(sinks, operation, outcome);
       sinks.spans?.settled(operation, outcome);
-      const { kind } = operation;
       const isCancelled = 'isCancelled' in outcome && outcome.isCancelled;
       const end = { done: 'charged', refused: 'released', unknown: 'uncertain' }[outcome.kind];
-      metrics.operations.inc({ kind, outcome: isCancelled ? 'cancelled' : end });
+      metrics.operations.add(1, operation.kind, isCancelled ? 'cancelled' : end);
       if (outcome.kind === 'done') countCharge(operation, outcome.charge);
       logOutcome(sinks, operation, outcome);
     },
     uncertain(operation: Operation) {
-      metrics.operations.inc({ kind: operation.kind, outcome: 'uncertain' });
+      metrics.operations.add(1, operation.kind, 'uncertain');
       log.warn(
         { event: 'operation.uncertain', ...heldOf(operation), reason: operation.reason },
         'the outcome is unknown; the hold stays',
@@ -44,7 +43,7 @@ export function operationEvents(sinks: Sinks) {
     },
     decided(operation: Operation) {
       const { id, walletId, outcome, settledBy, reason } = operation;
-      metrics.operations.inc({ kind: operation.kind, outcome: outcome ?? 'none' });
+      metrics.operations.add(1, operation.kind, outcome ?? 'none');
       sinks.spans?.decided(operation);
       const charge = operation.charge as Nanos;
       if (outcome === 'charged') countCharge(operation, charge);

@@ -1,5 +1,5 @@
 import type { Change } from '../../config/change.ts';
-import type { Verdict } from '../../ledger/verify.ts';
+import type { Verification } from '../../ledger/verify.ts';
 import type { Sinks } from '../sinks.ts';
 
 /** The events of the server and the installation as a whole. */
@@ -11,13 +11,30 @@ export const serverEvents = ({ log, metrics }: Sinks) => ({
     metrics.refusals.inc({ code });
     log.debug({ event: 'request.refused', code, request_id: requestId, path, message }, 'refused');
   },
-  cutOff(reason: 'no_room' | 'pipelined' | 'stalled') {
+  cutOff(reason: 'no_room' | 'pipelined' | 'stalled' | 'handshake') {
     metrics.cutOff.inc({ reason });
     log.debug({ event: 'connection.cut_off', reason }, 'a connection was closed');
   },
   reloaded(change: Change) {
     metrics.reloads.inc({ outcome: 'done' });
     log.info({ event: 'reloaded', ...change }, 'the settings were read again');
+  },
+  certificateChanged(validTo: number) {
+    const until = new Date(validTo * 1000).toISOString();
+    log.info({ event: 'tls.changed', valid_to: until }, 'another certificate is served from now on');
+  },
+  /** Counts every failure, and logs the first. */
+  certificateRefused(error: unknown, isNews: boolean) {
+    metrics.failures.inc({ where: 'tls' });
+    if (!isNews) return;
+    const reason = (error as Error).message;
+    log.error(
+      { event: 'tls.refused', reason },
+      'the files of the certificate cannot be served; the one of before is, and they are read again',
+    );
+  },
+  certificateInvalid(sentence: string) {
+    log.error({ event: 'tls.invalid', reason: sentence }, 'clients will refuse the certificate');
   },
   reloadRefused(error: unknown) {
     metrics.reloads.inc({ outcome: 'refused' });
@@ -39,7 +56,7 @@ export const serverEvents = ({ log, metrics }: Sinks) => ({
   rotated(previous: string, next: string, from: string) {
     log.warn({ event: 'master_key.rotated', previous, next, from }, 'the master key was rotated');
   },
-  booksExamined({ ok, entries, faults }: Verdict, milliseconds: number) {
+  booksExamined({ ok, entries, faults }: Verification, milliseconds: number) {
     const facts = { event: 'books.examined', ok, entries, problems: faults, milliseconds };
     log.info(facts, 'the books were examined');
   },

@@ -174,13 +174,20 @@ const leaseSpan = (
 
 const leaseCall = ({ kind, subject }: Operation) => `${kind} ${subject}`;
 
+/** The names of operations on models, by the route. */
+const OPERATIONS: Record<string, string> = {
+  'router/embeddings': 'embeddings',
+  'router/completions': 'text_completion',
+  'router/rerank': 'rerank',
+};
+
 /** Names and describes the call of a model as the semantic conventions for generative AI do. */
 function modelCall(
   { route, subject, tags }: Operation,
   { usage, charge }: OperationEnd,
   call: OpenSpan['call'],
 ): Pick<Span, 'name' | 'attributes'> {
-  const name = route.endsWith('embeddings') ? 'embeddings' : 'chat';
+  const name = OPERATIONS[route] ?? 'chat';
   const counted = usage === null ? {} : (parseJson(usage) as Record<string, unknown>);
   const count = (member: string) => {
     const value = counted[member];

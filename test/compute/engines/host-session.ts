@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
-import type { Inside, Session } from '../../../src/compute/backend.ts';
+import type { Guest, GuestSession } from '../../../src/compute/backend.ts';
 
 /** The watchdog of this machine's architecture, with its relay. */
 export const WATCHDOG = fileURLToPath(
@@ -11,9 +11,9 @@ export const WATCHDOG = fileURLToPath(
 );
 
 /** Opens sessions as plain processes of this machine, for a machine that exists only in memory. */
-export function hostSession(env: Record<string, string> = {}): Inside['session'] & { running(): number } {
+export function hostSession(env: Record<string, string> = {}): Guest['session'] & { running(): number } {
   const children = new Set<ReturnType<typeof spawn>>();
-  const open = async (_: string, { command }: { command: string | undefined }): Promise<Session> => {
+  const open = async (_: string, { command }: { command: string | undefined }): Promise<GuestSession> => {
     const child = spawn('/bin/sh', ['-c', command as string], {
       detached: true,
       env: { PATH: process.env.PATH as string, ...env },

@@ -84,10 +84,10 @@ function calls(backend: Backend, ref: string): (() => Promise<unknown>)[] {
     () => backend.extend(ref, now() + 100),
     async () =>
       backend.create({ tag: TAG, quote: await backend.quote(SPEC as never), deadline: now() + 100, walletId: 'w' }),
-    () => backend.inside.exec(ref, give as never),
-    () => backend.inside.upload(ref, '/tmp/x', Buffer.from('x')),
+    () => backend.guest.exec(ref, give as never),
+    () => backend.guest.upload(ref, '/tmp/x', Buffer.from('x')),
     async () => {
-      const session = await backend.inside.session(ref, { command: 'true', terminal: undefined });
+      const session = await backend.guest.session(ref, { command: 'true', terminal: undefined });
       session.ended.catch(() => {});
       for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {});
       session.stdout.resume();
@@ -96,7 +96,7 @@ function calls(backend: Backend, ref: string): (() => Promise<unknown>)[] {
       const kill = setTimeout(() => session.kill(), SILENCE_MILLISECONDS);
       await session.ended.finally(() => clearTimeout(kill));
     },
-    async () => backend.inside.prove(ref),
+    async () => backend.guest.prove(ref),
     async () => backend.doctor?.check(),
     async () => backend.strangers?.list(PREFIX),
   ];

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { Worker } from 'node:worker_threads';
 import { nameOf } from '../../../src/compute/engines/lxd/describe.ts';
-import { openVastApi, VAST_PATIENCE, VAST_SPACING } from '../../../src/compute/engines/vast/api.ts';
+import { openVastApi, VAST_SPACING, VAST_TIME_LIMITS } from '../../../src/compute/engines/vast/api.ts';
 import { createVastOffers } from '../../../src/compute/engines/vast/offers.ts';
 import { CONTAINER_PREFIX, containerAt, kubernetesAt } from './hostile.ts';
 import { LXD_PREFIX, lxdSubject } from './lxd.ts';
@@ -68,7 +68,10 @@ export function listingsOf(t: TestContext, { path, port }: ListServer): Record<s
   const kubernetes = kubernetesAt(t, port)();
   const lxd = lxdSubject(`unix://${path}`).backend;
   const spacing = Object.fromEntries(Object.keys(VAST_SPACING).map((name) => [name, 0])) as typeof VAST_SPACING;
-  const vast = openVastApi(`http://127.0.0.1:${port}`, 'vast-key-0123456789', { spacing, patience: VAST_PATIENCE });
+  const vast = openVastApi(`http://127.0.0.1:${port}`, 'vast-key-0123456789', {
+    spacing,
+    timeLimits: VAST_TIME_LIMITS,
+  });
   t.after(() => Promise.all([container, kubernetes, lxd, vast].map((it) => it.close())));
   const vastSettings = { runtype: 'ssh_proxy', markup_percent: 0, provision_seconds: 60 } as never;
   return {

@@ -1,6 +1,6 @@
-import type { Backend, Inside, Machine, Owned } from '../../../src/compute/backend.ts';
+import type { Backend, Guest, Machine, Owned } from '../../../src/compute/backend.ts';
 
-type Asked = Exclude<keyof Backend | keyof Inside, 'name' | 'absence' | 'close' | 'doctor' | 'inside'>;
+type Asked = Exclude<keyof Backend | keyof Guest, 'name' | 'absence' | 'close' | 'doctor' | 'guest'>;
 type Kept = Owned & { deadline: number };
 
 /** An error text of an engine. It names a path that no agent may see. */
@@ -90,7 +90,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
         .filter((it) => it.tag.startsWith(prefix))
         .map((it) => ({ ...show(it), tag: it.tag, createdAt: it.createdAt })),
   };
-  const inside: Pick<Inside, 'exec' | 'upload'> = {
+  const guest: Pick<Guest, 'exec' | 'upload'> = {
     upload: async () => {},
     exec: async (_, { command }) => ({
       exitCode: 0,
@@ -105,9 +105,9 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       timedOut: false,
     }),
   };
-  backend.inside.prove = async () => undefined;
+  backend.guest.prove = async () => undefined;
   replace(backend, calls);
-  replace(backend.inside, inside);
+  replace(backend.guest, guest);
   function replace(target: object, calls: object) {
     for (const [name, call] of Object.entries(calls) as [Asked, (...args: never[]) => Promise<unknown>][])
       Object.assign(target, {

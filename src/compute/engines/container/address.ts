@@ -61,13 +61,13 @@ export const engineAddress = {
 export type EngineSettings = {
   [K in keyof typeof engineAddress]?: v.InferOutput<(typeof engineAddress)[K]> | undefined;
 } & { socket: string };
-type Fault = [setting: keyof EngineSettings, what: string];
+type AddressFault = [setting: keyof EngineSettings, what: string];
 
 /** Returns the settings that do not fit the kind of address, each fault at its setting. */
-function faultsOf({ socket, tls, insecure, host_key, identity_file }: EngineSettings): Fault[] {
+function faultsOf({ socket, tls, insecure, host_key, identity_file }: EngineSettings): AddressFault[] {
   const at = parseEngineAddress(socket);
   if (!at) return []; // The schema of `socket` has already reported it.
-  const faults: Fault[] = [];
+  const faults: AddressFault[] = [];
   if (at.kind === 'tcp') {
     if (isOpen(at) && !tls && !insecure)
       faults.push([

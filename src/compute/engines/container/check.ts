@@ -1,10 +1,10 @@
 import { randomBytes } from 'node:crypto';
 import { statSync } from 'node:fs';
-import type { Finding } from '../../backend.ts';
+import type { CheckFinding } from '../../backend.ts';
 import { warning } from '../../finding.ts';
 import { gpuDevices } from '../../kit/gpus.ts';
 import { cannotLimitDisk } from './describe.ts';
-import { type Engine, podmanOf, statusOf, textOf, type Version } from './engine.ts';
+import { type Engine, type EngineVersion, podmanOf, statusOf, textOf } from './engine.ts';
 import { lacksImage } from './image.ts';
 import { remedyFor } from './remedies.ts';
 import { type ContainerSettings, imagesOf } from './settings.ts';
@@ -35,9 +35,9 @@ export async function checkContainers(
   engine: Engine,
   settings: ContainerSettings,
   books: string | undefined,
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   const ask = <T>(path: string) => engine.request<T>('GET', path, undefined, LOOK_MILLISECONDS);
-  let version: Version;
+  let version: EngineVersion;
   let info: Info;
   try {
     version = await ask('/version');
@@ -66,7 +66,7 @@ async function checkSharedDisk(
   settings: ContainerSettings,
   { DockerRootDir: root }: Info,
   books: string | undefined,
-): Promise<Finding> {
+): Promise<CheckFinding> {
   const { isEnforced, detail } = await checkDisk(engine, imagesOf(settings)[0] as string);
   const isShared = root !== undefined && books !== undefined && isOnSameDisk(engine.socket, root, books);
   if (isEnforced || !isShared) return { name: 'disk', ok: true, detail };
@@ -85,10 +85,10 @@ function isOnSameDisk(socket: string, root: string, books: string): boolean {
   }
 }
 
-type Ask = <T>(path: string) => Promise<T>;
+type EngineCall = <T>(path: string) => Promise<T>;
 
 /** Returns one finding for each image. That of the settings has no name, because it exists without being named in an offer. */
-function checkImages(ask: Ask, settings: ContainerSettings, isPodman: boolean): Promise<Finding[]> {
+function checkImages(ask: EngineCall, settings: ContainerSettings, isPodman: boolean): Promise<CheckFinding[]> {
   return Promise.all(
     imagesOf(settings).map(async (image) => {
       const found = await checkImage(ask, image, settings, isPodman);
@@ -97,7 +97,12 @@ function checkImages(ask: Ask, settings: ContainerSettings, isPodman: boolean): 
   );
 }
 
-async function checkImage(ask: Ask, image: string, settings: ContainerSettings, isPodman: boolean): Promise<Finding> {
+async function checkImage(
+  ask: EngineCall,
+  image: string,
+  settings: ContainerSettings,
+  isPodman: boolean,
+): Promise<CheckFinding> {
   const { pull } = settings;
   try {
     const { Config } = await ask<ImageConfig>(`/images/${image}/json`);
@@ -113,7 +118,7 @@ async function checkImage(ask: Ask, image: string, settings: ContainerSettings, 
   }
 }
 
-async function checkNetwork(ask: Ask, network: string): Promise<Finding> {
+async function checkNetwork(ask: EngineCall, network: string): Promise<CheckFinding> {
   if (network === 'none') return { name: 'network', ok: true, detail: 'none: leases reach nobody' };
   try {
     const { Driver } = await ask<{ Driver: string }>(`/networks/${network}`);
@@ -131,7 +136,7 @@ async function checkNetwork(ask: Ask, network: string): Promise<Finding> {
   }
 }
 
-function checkLimits(info: Info): Finding {
+function checkLimits(info: Info): CheckFinding {
   const missing = Object.entries({ memory: info.MemoryLimit, CPU: info.CpuCfsQuota, processes: info.PidsLimit })
     .filter(([, isThere]) => !isThere)
     .map(([what]) => what);
@@ -146,7 +151,7 @@ function checkLimits(info: Info): Finding {
   return { name: 'limits', ok: true, detail };
 }
 
-function checkRestart({ LiveRestoreEnabled }: Info, isPodman: boolean): Finding {
+function checkRestart({ LiveRestoreEnabled }: Info, isPodman: boolean): CheckFinding {
   const detail = isPodman
     ? 'leases outlive a restart of the engine'
     : LiveRestoreEnabled
@@ -155,7 +160,7 @@ function checkRestart({ LiveRestoreEnabled }: Info, isPodman: boolean): Finding 
   return { name: 'restart', ok: true, detail };
 }
 
-function checkUsers({ SecurityOptions, Rootless }: Info): Finding {
+function checkUsers({ SecurityOptions, Rootless }: Info): CheckFinding {
   const isMapped = Rootless || SecurityOptions?.some((it) => /^name=(userns|rootless)/.test(it));
   const detail = isMapped
     ? 'root inside is nobody outside'
@@ -204,7 +209,7 @@ async function tryDisk({ ask, docker }: Engine, image: string): Promise<unknown>
   return fault;
 }
 
-function checkGpus(settings: Exclude<ContainerSettings, { offers: unknown }>): Finding[] {
+function checkGpus(settings: Exclude<ContainerSettings, { offers: unknown }>): CheckFinding[] {
   if (settings.limits.gpus === 0) return [];
   const types = Object.entries(gpuDevices(settings)).map(([type, devices]) => `${type}: ${devices.join(', ')}`);
   const detail = `${types.join('; ')}. Not tried here: they are counted inside every lease before it is sold`;

@@ -1,26 +1,26 @@
 import { Refusal } from '../../../base/refusal.ts';
 import type { Backend, Created, Machine, Owned, Ref, Spec } from '../../backend.ts';
 import { createReservations } from '../../kit/capacity.ts';
-import { type Claim, claimOf, labelsOf, sizeOf, TAG_LABEL } from '../../kit/claim.ts';
+import { type Claim, claimOf, sizeOf, TAG_LABEL } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
 import { gpuDevices } from '../../kit/gpus.ts';
 import { findUnlimited, READ_LIMITS } from '../../kit/limits.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { hasWatchdog, WATCHDOG_PATH } from '../../kit/watchdog.ts';
-import { createInside } from '../../machine/inside.ts';
+import { createGuest } from '../../machine/guest.ts';
 import { checkContainers } from './check.ts';
-import { makeContainer } from './describe.ts';
+import { createComing, unknownOutcome } from './coming.ts';
+import { createContainers, STATES } from './containers.ts';
+import { type ContainerOrder, CREATED_LABEL, createMaker } from './create.ts';
 import { createDiskWatch } from './disk-watch.ts';
-import { openEngine, statusOf, textOf, wasNeverSent, wasRemoved } from './engine.ts';
-import { createPuller, lacksImage } from './image.ts';
-import { createWalletNetworks, NETWORK_LABEL, NoSubnet } from './network.ts';
+import { openEngine, textOf } from './engine.ts';
+import { createPuller } from './image.ts';
+import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
 import { beginIn } from './program.ts';
 import { type ContainerSettings, contentsOf } from './settings.ts';
-import { createDeadlines, putWatchdog } from './watchdog.ts';
+import { createDeadlines } from './watchdog.ts';
 import { whyEnded } from './why-ended.ts';
-
-const CREATED_LABEL = 'purser.created';
 
 type ContainerSurroundings = {
   /** The prefix of all tags of this installation. */
@@ -33,18 +33,8 @@ type ContainerSurroundings = {
   now: () => number;
 };
 
-type Order = Parameters<Backend['create']>[0];
-
-/** A container that waits for its image. `failed` is the reason why it is never made. */
-type Coming = {
-  image: string;
-  wanted: boolean;
-  making: Promise<Created | 'no_image'> | undefined;
-  failed: string | undefined;
-};
-
 /**
- * Containers of a Docker Engine or Podman. The tag is the container's name, its label and its reference; its first
+ * Opens the containers of a Docker Engine or Podman. The tag is the container's name, its label and its reference; its first
  * process is a watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the engine may run
  * on another machine.
  */
@@ -53,27 +43,27 @@ export function openContainerBackend(
   { prefix, books, measureMilliseconds, now }: ContainerSurroundings,
 ): Backend {
   const engine = openEngine(settings);
-  const { docker, ask } = engine;
+  const containers = createContainers(engine);
   const deadlines = createDeadlines(engine);
   const disk = createDiskWatch(engine, measureMilliseconds);
   const networks = createWalletNetworks(engine, settings.network);
-  const images = createPuller(engine);
+  const make = createMaker(engine, settings, { prefix, now, containers, networks, deadlines });
   const reservations = createReservations(settings, prefix, {
-    list: async () => (await labelled()).map(({ Labels }) => claimOf(Labels)),
+    list: async () => (await containers.labelled()).map(({ Labels }) => claimOf(Labels)),
     capacity: () => engine.capacity(),
   });
   const free = createRecent(reservations.free);
-  const coming = new Map<Ref, Coming>();
-  const inside = createInside((ref, order) => beginIn(engine, ref, order), {
+  const coming = createComing(createPuller(engine), make, settle);
+  const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,
     /** Engines may silently leave a GPU out. */
     async proofOf(ref) {
-      const found = await look(ref);
-      return found ? { gpus: claimOf(found.Config.Labels).devices.length } : 'the container is gone';
+      const container = await containers.look(ref);
+      return container ? { gpus: claimOf(container.Config.Labels).devices.length } : 'the container is gone';
     },
   });
 
-  async function create(order: Order): Promise<Created> {
+  async function create(order: ContainerOrder): Promise<Created> {
     let claim: Claim | { lacking: string };
     try {
       const architecture = await engine.architecture();
@@ -86,151 +76,36 @@ export function openContainerBackend(
       // Nothing has been requested yet.
       return settle(order.tag, refused('The container cannot be ordered', textOf(error)));
     }
-    const made = await make(order, claim).catch(unknown);
-    if (made !== 'no_image') return settle(order.tag, made);
-    if (settings.pull === 'missing') return awaitImage(order, claim);
-    return settle(order.tag, refused(`The image ${contentsOf(settings, claim.offer).image} is not on the engine`));
+    const outcome = await make(order, claim).catch(unknownOutcome);
+    if (outcome !== 'no_image') return settle(order.tag, outcome);
+    const { image } = contentsOf(settings, claim.offer);
+    if (settings.pull === 'missing') return coming.awaitImage(image, order, claim);
+    return settle(order.tag, refused(`The image ${image} is not on the engine`));
   }
 
   /** Releases the reservation: whatever the outcome, the engine's list shows the container from now on, if there is one. */
-  function settle(tag: string, made: Created): Created {
-    reservations.release(tag, made.kind === 'unknown');
+  function settle(tag: string, outcome: Created): Created {
+    reservations.release(tag, outcome.kind === 'unknown');
     free.forget();
-    return made;
-  }
-
-  /** Pulls the image, which may take long. The machine is `provisioning` until then, and is made when the image is there. */
-  function awaitImage(order: Order, claim: Claim): Created {
-    const { image } = contentsOf(settings, claim.offer);
-    const it: Coming = { image, wanted: true, making: undefined, failed: undefined };
-    coming.set(order.tag, it);
-    void arrive(order, claim, it);
-    return { kind: 'created', ref: order.tag };
-  }
-
-  async function arrive(order: Order, claim: Claim, it: Coming): Promise<void> {
-    const { image } = it;
-    const fault = await images.pull(image).then(() => undefined, textOf);
-    if (!it.wanted) return;
-    it.making =
-      fault === undefined
-        ? make(order, claim).catch(unknown)
-        : Promise.resolve(refused(`The image ${image} cannot be pulled`, fault));
-    const made = await it.making;
-    const outcome = made === 'no_image' ? refused(`The image ${image} was pulled and is not there`) : made;
-    if (outcome.kind === 'created') coming.delete(order.tag);
-    else it.failed = 'words' in outcome && outcome.words ? `${outcome.reason} (${outcome.words})` : outcome.reason;
-    settle(order.tag, outcome);
-  }
-
-  /** Makes a container, and the network of its wallet, and starts it. Throws when the outcome is unknown. */
-  async function make(order: Order, claim: Claim): Promise<Created | 'no_image'> {
-    const { tag, walletId } = order;
-    const name = walletId === undefined ? tag : prefix + walletId.replace('_', '-');
-    try {
-      return await networks.within(name, (network) => makeIn(network, order, claim));
-    } catch (error) {
-      if (!(error instanceof NoSubnet)) throw error;
-      return refused('No subnet is left for a network of this wallet', error.message, 'capacity_unavailable');
-    }
-  }
-
-  async function makeIn(
-    network: string,
-    { tag, deadline, isTrial = false }: Order,
-    claim: Claim,
-  ): Promise<Created | 'no_image'> {
-    let isFresh = true;
-    try {
-      await makeContainer(engine, {
-        name: tag,
-        ...contentsOf(settings, claim.offer),
-        labels: {
-          ...labelsOf(claim),
-          [CREATED_LABEL]: String(now()),
-          ...(network === 'none' ? {} : { [NETWORK_LABEL]: network }),
-        },
-        cpus: claim.cpus,
-        memoryGib: claim.memoryGib,
-        pids: settings.pids,
-        network,
-        deadline,
-        devices: claim.devices,
-        gpuMode: 'offers' in settings ? 'nvidia' : settings.gpu_mode,
-        diskGb: claim.diskGb,
-        keepsLog: isTrial,
-      });
-    } catch (error) {
-      if (wasNeverSent(error)) return refused('The provider cannot be reached', textOf(error));
-      if (statusOf(error) === undefined) throw error;
-      if (lacksImage(error)) return 'no_image';
-      // An answer means that nothing is under way: an earlier attempt has made the container, or there is none.
-      const there = await look(tag);
-      if (!there) return refused('The provider refused the machine', textOf(error));
-      if (there.State.Status !== 'created') return { kind: 'created', ref: tag };
-      isFresh = false; // It has the deadline of that attempt.
-    }
-    const started = await start(tag);
-    if (isFresh && started.kind === 'created') deadlines.note(tag, deadline);
-    return started;
-  }
-
-  /** Starts an existing container. Throws when the outcome is unknown. */
-  async function start(tag: string): Promise<Created> {
-    try {
-      await engine.defaultsOf(tag); // Nobody should pay for a container in which no command can be run.
-      await putWatchdog(engine, tag, await engine.architecture());
-      await ask('start', (abortSignal) => docker.getContainer(tag).start({ abortSignal }));
-    } catch (error) {
-      if (statusOf(error) !== 304) {
-        // It exists and does not run: it is removed, and only a confirmed removal is a clear no.
-        await remove(tag);
-        if (await look(tag)) throw error;
-        return refused('The provider could not start the machine', textOf(error));
-      }
-    }
-    return { kind: 'created', ref: tag };
-  }
-
-  async function look(ref: Ref) {
-    try {
-      const found = await ask('inspect', (abortSignal) => docker.getContainer(ref).inspect({ abortSignal }));
-      // Only the engine's own message proves that there is no such container; an answer about another container proves nothing
-      // about this one.
-      if (nameOf(found) !== ref) throw new Error(`the engine does not answer for ${ref}`);
-      return found;
-    } catch (error) {
-      if (wasRemoved(error)) return undefined;
-      throw error;
-    }
+    return outcome;
   }
 
   async function inspect(ref: Ref): Promise<Machine | undefined> {
-    const awaited = coming.get(ref);
-    if (awaited && awaited.failed === undefined)
-      return {
-        ref,
-        state: 'provisioning',
-        note: `the image ${awaited.image} is being pulled`,
-        waitsFor: 'its image is being pulled',
-      };
-    const found = await look(ref);
-    if (!found) return awaited && { ref, state: 'ended', note: awaited.failed };
-    const state = STATES.get(found.State?.Status);
+    const awaited = coming.inspect(ref);
+    if (awaited?.state === 'provisioning') return awaited;
+    const container = await containers.look(ref);
+    if (!container) return awaited;
+    const state = STATES.get(container.State?.Status);
     // Podman has a state `unknown`.
     if (state === undefined) throw new Error(`the engine does not say the state of ${ref}`);
-    if (state === 'ended') return { ref, state, note: await whyEnded(engine, found) };
+    if (state === 'ended') return { ref, state, note: await whyEnded(engine, container) };
     if (state !== 'running') return { ref, state };
-    const claim = claimOf(found.Config.Labels);
+    const claim = claimOf(container.Config.Labels);
     const exceeded = claim.diskGb === undefined ? undefined : await disk.exceeded(ref, claim.diskGb);
     if (exceeded !== undefined) return { ref, state: 'ended', exceeded: 'disk', note: exceeded };
     const deadline = await deadlines.read(ref);
     return { ref, state, ...(deadline === undefined ? {} : { deadline }) };
   }
-
-  /** Every container with our label, of all installations. */
-  const labelled = () =>
-    ask('list', (abortSignal) => docker.listContainers({ all: true, filters: { label: [TAG_LABEL] }, abortSignal }));
 
   /** Lists containers, and networks that outlived theirs. */
   async function listOwned(prefix: string): Promise<Owned[]> {
@@ -246,7 +121,7 @@ export function openContainerBackend(
    * from it, and Purser must not remove those.
    */
   async function listContainers(prefix: string): Promise<Owned[]> {
-    return (await labelled())
+    return (await containers.labelled())
       .filter(({ Labels, Names }) => Labels[TAG_LABEL]?.startsWith(prefix) && Names.includes(`/${Labels[TAG_LABEL]}`))
       .map(({ Labels, State, Created }) => ({
         ref: Labels[TAG_LABEL] as string,
@@ -257,33 +132,19 @@ export function openContainerBackend(
   }
 
   async function destroy(ref: Ref): Promise<void> {
-    const awaited = coming.get(ref);
-    if (awaited) {
-      awaited.wanted = false;
-      await awaited.making;
-      coming.delete(ref);
-    }
-    const found = await look(ref);
-    await remove(ref);
+    await coming.cancel(ref);
+    const container = await containers.look(ref);
+    await containers.remove(ref);
     // A reference without a container may name a network. A network that cannot be removed with its container is left to the sweep.
-    const network = found ? found.Config.Labels[NETWORK_LABEL] : ref;
+    const network = container ? container.Config.Labels[NETWORK_LABEL] : ref;
     if (network !== undefined)
       await networks.release(network).catch((error) => {
-        if (!found) throw error;
+        if (!container) throw error;
       });
     deadlines.forget(ref);
     disk.forget(ref);
     reservations.release(ref);
     free.forget();
-  }
-
-  async function remove(ref: Ref): Promise<void> {
-    try {
-      await ask('remove', (abortSignal) => docker.getContainer(ref).remove({ force: true, v: true, abortSignal }));
-    } catch (error) {
-      const isBeingRemoved = statusOf(error) === 409 && /already in progress/.test(textOf(error));
-      if (!wasRemoved(error) && !isBeingRemoved) throw error;
-    }
   }
 
   return {
@@ -298,11 +159,11 @@ export function openContainerBackend(
       check: () => checkContainers(engine, settings, books),
       trial: 'free',
       async unlimited(ref, quote) {
-        const { stdout } = await inside.exec(ref, READ_LIMITS);
+        const { stdout } = await guest.exec(ref, READ_LIMITS);
         return findUnlimited(stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
       },
     },
-    inside,
+    guest,
 
     async quote(spec) {
       const quote = quoteOf(settings, spec);
@@ -322,33 +183,13 @@ export function openContainerBackend(
     },
 
     async extend(ref, deadline) {
-      if (!(await look(ref))) return { kind: 'refused', reason: 'the container is gone' };
+      if (!(await containers.look(ref))) return { kind: 'refused', reason: 'the container is gone' };
       return deadlines.move(ref, deadline);
     },
 
     async close() {
-      images.stop();
-      for (const it of coming.values()) it.wanted = false;
-      await Promise.all([...coming.values()].map((it) => it.making));
+      await coming.close();
       engine.close();
     },
   };
 }
-
-const unknown = (error: unknown): Created => ({ kind: 'unknown', reason: textOf(error) });
-
-/**
- * The states of Docker and of Podman. A container that was made and not started never runs: its creator died in between, and it is
- * made again.
- */
-const STATES = new Map<unknown, Machine['state']>([
-  ['running', 'running'],
-  ['paused', 'running'],
-  ['restarting', 'provisioning'],
-  ...['created', 'configured', 'initialized', 'exited', 'stopped', 'stopping', 'removing', 'dead'].map(
-    (it) => [it, 'ended'] as const,
-  ),
-]);
-
-const nameOf = (found: { Name?: unknown } | null | undefined) =>
-  typeof found?.Name === 'string' ? found.Name.replace(/^\//, '') : undefined;

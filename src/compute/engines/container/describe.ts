@@ -10,7 +10,7 @@ const GIB = 1024 ** 3;
 const CPU_PERIOD_MICROSECONDS = 100_000;
 
 /** A container as Purser orders it, for either engine: limited, unprivileged, with its watchdog as PID 1. */
-export type Wanted = Contents & {
+export type ContainerSpec = Contents & {
   name: string;
   labels: Record<string, string>;
   cpus: number;
@@ -34,9 +34,9 @@ const LOG_BYTES = 64 * 1024;
  * Creates a container without starting it. If the engine says that its storage driver cannot limit a disk, the
  * container is created without a disk limit; `check` and `config check` tell the operator.
  */
-export async function makeContainer(engine: Engine, wanted: Wanted): Promise<void> {
+export async function makeContainer(engine: Engine, wanted: ContainerSpec): Promise<void> {
   const isPodman = await engine.isPodman();
-  const make = (it: Wanted) =>
+  const make = (it: ContainerSpec) =>
     isPodman
       ? engine.request('POST', '/v4.0.0/libpod/containers/create', forPodman(it))
       : engine.ask('create', (abortSignal) => engine.docker.createContainer({ ...forDocker(it), abortSignal }));
@@ -71,7 +71,7 @@ const OOM_SCORE = 500;
 const USER = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
 
 /** Builds the options for `POST /containers/create` of the Docker Engine API. */
-function forDocker(it: Wanted): Docker.ContainerCreateOptions {
+function forDocker(it: ContainerSpec): Docker.ContainerCreateOptions {
   const memory = Math.round(it.memoryGib * GIB);
   const byName = it.devices.length > 0 && it.gpuMode === 'nvidia';
   return {
@@ -118,7 +118,7 @@ function forDocker(it: Wanted): Docker.ContainerCreateOptions {
  * Builds the body for `POST /libpod/containers/create` of Podman: its Docker API takes a DeviceRequest and silently leaves the
  * device out (podman-container-tools/podman#22645).
  */
-function forPodman(it: Wanted): object {
+function forPodman(it: ContainerSpec): object {
   const memory = Math.round(it.memoryGib * GIB);
   const quota = Math.round(it.cpus * CPU_PERIOD_MICROSECONDS);
   const cpu = { period: CPU_PERIOD_MICROSECONDS, quota, shares: CPU_SHARES };

@@ -55,8 +55,8 @@ export type Engine = {
 
 const GIB = 1024 ** 3;
 
-export type Version = { Version: string; Arch: string; Components?: { Name: string; Version: string }[] };
-export const podmanOf = ({ Components }: Version) => Components?.find((it) => it.Name === 'Podman Engine');
+export type EngineVersion = { Version: string; Arch: string; Components?: { Name: string; Version: string }[] };
+export const podmanOf = ({ Components }: EngineVersion) => Components?.find((it) => it.Name === 'Podman Engine');
 
 /** dockerode would fill in missing options from DOCKER_HOST and its companions in the environment. */
 const NOT_FROM_ENVIRONMENT = {
@@ -76,7 +76,7 @@ export function openEngine(settings: EngineSettings): Engine {
   // The name stands in the Host header only: the agent alone knows where the engine is.
   const docker = new Docker({ ...NOT_FROM_ENVIRONMENT, protocol: 'http', host: 'http://engine', agent } as object);
   readAnswersInTurns(docker.modem);
-  let version: Version | undefined;
+  let version: EngineVersion | undefined;
   let capacity: Capacity | undefined;
   /** Kept by image id: an id's content never changes. */
   const defaults = new Map<string, ImageDefaults>();
@@ -109,9 +109,9 @@ export function openEngine(settings: EngineSettings): Engine {
 
   const versionOnce = async () => {
     if (version) return version;
-    const said = await request<Version>('GET', '/version');
-    if (typeof said?.Arch !== 'string') throw new Error(`${socket}: the engine does not say what it is`);
-    version = said;
+    const answer = await request<EngineVersion>('GET', '/version');
+    if (typeof answer?.Arch !== 'string') throw new Error(`${socket}: the engine does not say what it is`);
+    version = answer;
     return version;
   };
 
@@ -125,9 +125,9 @@ export function openEngine(settings: EngineSettings): Engine {
       const { Image } = await ask('inspect', (abortSignal) => docker.getContainer(container).inspect({ abortSignal }));
       const known = defaults.get(Image);
       if (known) return known;
-      const found = await imageDefaults({ ask, docker }, Image);
-      defaults.set(Image, found);
-      return found;
+      const match = await imageDefaults({ ask, docker }, Image);
+      defaults.set(Image, match);
+      return match;
     },
     isPodman: async () => podmanOf(await versionOnce()) !== undefined,
     architecture: async () => (await versionOnce()).Arch,

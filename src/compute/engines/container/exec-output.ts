@@ -26,9 +26,9 @@ type ExecOutput = {
 export function partOutput(stream: Readable, { terminal }: { terminal: boolean }): ExecOutput {
   const [stdout, stderr] = [new PassThrough(WAITING), new PassThrough(WAITING)];
   let head: Buffer = Buffer.alloc(0);
-  let left = 0;
+  let pieceBytes = 0;
   let to = stdout;
-  let heard = 0;
+  let chunks = 0;
 
   /** Passes on the content of a chunk, each stream's in one piece, and returns the streams that are full. */
   function part(chunk: Buffer): PassThrough[] {
@@ -37,18 +37,18 @@ export function partOutput(stream: Readable, { terminal }: { terminal: boolean }
       [stderr, []],
     ]);
     for (let at = 0; at < chunk.length; ) {
-      if (left === 0) {
+      if (pieceBytes === 0) {
         const more = chunk.subarray(at, at + HEAD_BYTES - head.length);
         head = Buffer.concat([head, more]);
         at += more.length;
         if (head.length < HEAD_BYTES) break;
         to = head[0] === STDERR ? stderr : stdout;
-        left = head.readUInt32BE(4);
+        pieceBytes = head.readUInt32BE(4);
         head = Buffer.alloc(0);
       } else {
-        const piece = chunk.subarray(at, at + left);
+        const piece = chunk.subarray(at, at + pieceBytes);
         at += piece.length;
-        left -= piece.length;
+        pieceBytes -= piece.length;
         parts.get(to)?.push(piece);
       }
     }
@@ -68,7 +68,7 @@ export function partOutput(stream: Readable, { terminal }: { terminal: boolean }
     stderr.end();
   });
   stream.on('data', () => {
-    heard += 1;
+    chunks += 1;
   });
   const first = terminal ? stdout : parted;
   if (terminal) stdout.once('finish', () => stderr.end());
@@ -78,10 +78,10 @@ export function partOutput(stream: Readable, { terminal }: { terminal: boolean }
     stderr,
     async quiet() {
       for (;;) {
-        const before = heard;
+        const before = chunks;
         await new Promise((resolve) => setTimeout(resolve, QUIET_MILLISECONDS));
         if (stream.destroyed) return;
-        if (heard === before && !stdout.writableNeedDrain && !stderr.writableNeedDrain) return;
+        if (chunks === before && !stdout.writableNeedDrain && !stderr.writableNeedDrain) return;
       }
     },
     end() {

@@ -7,7 +7,7 @@ export const lacksImage = (error: unknown) =>
   statusOf(error) !== undefined && /no such image|image not known/i.test(textOf(error));
 
 /** Pulls images, each once at a time: concurrent callers wait for the same pull. */
-type Puller = { pull(image: string): Promise<void>; stop(): void };
+export type Puller = { pull(image: string): Promise<void>; stop(): void };
 
 export function createPuller({ docker }: Engine): Puller {
   const pulls = new Map<string, Promise<void>>();

@@ -43,7 +43,7 @@ export function readAnswersInTurns(modem: Docker['modem']): void {
 
 function unexpected(status: number, reason: unknown, json: unknown, beginning: string): Unexpected {
   const { message, error } = Object(json) as { message?: unknown; error?: unknown };
-  const said = [message, error].find((it) => typeof it === 'string' && it) ?? beginning;
-  const what = `(HTTP code ${status}) ${reason ?? 'unexpected'} - ${said} `;
+  const body = [message, error].find((it) => typeof it === 'string' && it) ?? beginning;
+  const what = `(HTTP code ${status}) ${reason ?? 'unexpected'} - ${body} `;
   return Object.assign(new Error(what), { statusCode: status, reason, json });
 }

@@ -51,7 +51,7 @@ type Attached = {
 /** No subnet is left for another network. */
 export class NoSubnet extends Error {}
 
-type WalletNetworks = {
+export type WalletNetworks = {
   /**
    * Makes the network `name` if it does not exist, and runs `make` with the network that a container has to be in; the network is
    * not removed while `make` runs. Throws `NoSubnet`.
@@ -123,13 +123,13 @@ export function createWalletNetworks(engine: Engine, template: string): WalletNe
     if (DEFAULT_NETWORKS.includes(template)) return;
     const there = await attachedTo(to);
     for (const id of (await attachedTo(template)).filter((it) => !there.includes(it))) {
-      const found = (await ask('inspect', (abortSignal) => docker.getContainer(id).inspect({ abortSignal })).catch(
+      const network = (await ask('inspect', (abortSignal) => docker.getContainer(id).inspect({ abortSignal })).catch(
         () => undefined, // It may have ended.
       )) as Attached | undefined;
       // Purser's own containers are leases, not services of the operator.
-      if (!found || Object.keys(found.Config.Labels ?? {}).some((it) => it.startsWith('purser.'))) continue;
-      const names = found.NetworkSettings.Networks[template]?.Aliases ?? [];
-      const Aliases = [...new Set([found.Name.replace(/^\//, ''), ...names])].filter((it) => !id.startsWith(it));
+      if (!network || Object.keys(network.Config.Labels ?? {}).some((it) => it.startsWith('purser.'))) continue;
+      const names = network.NetworkSettings.Networks[template]?.Aliases ?? [];
+      const Aliases = [...new Set([network.Name.replace(/^\//, ''), ...names])].filter((it) => !id.startsWith(it));
       // The operator's container keeps its route to the outside.
       const EndpointConfig = { Aliases, GwPriority: -1 };
       await engine.request('POST', `/networks/${to}/connect`, { Container: id, EndpointConfig });
@@ -160,12 +160,12 @@ export function createWalletNetworks(engine: Engine, template: string): WalletNe
 
     release: (name) =>
       serially(name, async () => {
-        const found = await look(name);
-        if (found?.labels?.[NETWORK_LABEL] !== name || (await members(name)).length) return;
-        const network = docker.getNetwork(name);
+        const network = await look(name);
+        if (network?.labels?.[NETWORK_LABEL] !== name || (await members(name)).length) return;
+        const handle = docker.getNetwork(name);
         for (const Container of await attachedTo(name))
-          await ask('disconnect', (abortSignal) => network.disconnect({ Container, Force: true, abortSignal }));
-        await ask('network', (abortSignal) => network.remove({ abortSignal }));
+          await ask('disconnect', (abortSignal) => handle.disconnect({ Container, Force: true, abortSignal }));
+        await ask('network', (abortSignal) => handle.remove({ abortSignal }));
       }),
 
     async listUnused(prefix) {

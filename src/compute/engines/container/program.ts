@@ -22,14 +22,17 @@ const LOOK_MILLISECONDS = 30_000;
  * for a file that cannot be executed.
  */
 const UNSENT = 126;
+/** The exit code that Podman gives a command that it could not start, where the container has no process left, and its words then. */
+const UNSTARTED = 125;
+const UNSTARTED_WORDS = /^Error: .*: OCI runtime error$/m;
 const NONE_IS_MARKED = 1;
 
 /** Runs `$2…` in the directory `$1`. A tenant may have removed that directory: an engine told to start in it would then run nothing. */
 const IN_DIRECTORY = 'cd "$1" 2>/dev/null; shift; exec "$@"';
 
-type State = { Running: boolean; ExitCode: number | null };
+type ExecState = { Running: boolean; ExitCode: number | null };
 
-type Beginning = Pick<ProgramOrder, 'terminal'> & {
+type ContainerExec = Pick<ProgramOrder, 'terminal'> & {
   /** The user; by default the image's, in the image's working directory. */
   user?: string;
   /**
@@ -61,14 +64,14 @@ export async function beginIn(engine: Engine, ref: Ref, order: ProgramOrder): Pr
 }
 
 /** Starts a command in the container, with separate streams, or with one for a terminal. */
-async function begin(engine: Engine, ref: Ref, argv: string[], it: Beginning = {}): Promise<Program> {
+async function begin(engine: Engine, ref: Ref, argv: string[], it: ContainerExec = {}): Promise<Program> {
   const { docker, ask } = engine;
   const { terminal } = it;
   const { user, directory } = it.user === undefined ? await engine.defaultsOf(ref) : { user: it.user, directory: '/' };
-  const inside = directory === '/' ? [] : ['/bin/sh', '-c', IN_DIRECTORY, 'purser', directory];
+  const prefix = directory === '/' ? [] : ['/bin/sh', '-c', IN_DIRECTORY, 'purser', directory];
   const exec = await ask('exec', (abortSignal) =>
     docker.getContainer(ref).exec({
-      Cmd: [...inside, ...argv],
+      Cmd: [...prefix, ...argv],
       User: user,
       AttachStdin: true,
       AttachStdout: true,
@@ -82,14 +85,14 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: Beginning = {
     exec.start({ hijack: true, stdin: true, Tty: terminal !== undefined, abortSignal }),
   );
   containConnection(stream, 'backend');
-  const [left, lost] = [new AbortController(), new AbortController()];
+  const [abandoned, lost] = [new AbortController(), new AbortController()];
   stream.on('error', ({ message, code }: NodeJS.ErrnoException) => {
     // All output has been read by then. Input that is still sent to an engine that has closed the stream breaks the pipe.
     if ((stream as Duplex).readableEnded || code === 'EPIPE') return;
     lost.abort(new Error(`the connection to the engine was lost: ${message}`));
   });
-  const judge = async (state?: State) => {
-    left.signal.throwIfAborted();
+  const judge = async (state?: ExecState) => {
+    abandoned.signal.throwIfAborted();
     if (!it.needsAll || !lost.signal.aborted) return;
     const runs =
       it.needsAll === 'always' ||
@@ -117,12 +120,14 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: Beginning = {
   return {
     ...{ stdin: stream, stdout: marked?.stdout ?? stdout, stderr: marked?.stderr ?? stderr, ended },
     resize: (columns, rows) => void resize({ columns, rows }),
-    leave: (reason) => left.abort(reason),
+    leave: (reason) => abandoned.abort(reason),
     kill: () => void stream.destroy(),
-    judge(exitCode, said) {
-      if (marked && exitCode < UNSENT && !marked.isWhole())
+    judge(exitCode, stderr) {
+      const isUnstarted = () =>
+        exitCode === UNSTARTED && marked?.hasNone() && UNSTARTED_WORDS.test(stderr.toString('latin1'));
+      if (marked && exitCode < UNSENT && !marked.isWhole() && !isUnstarted())
         throw new Error('the engine lost the end of what the command said');
-      return said;
+      return stderr;
     },
   };
 }
@@ -131,15 +136,16 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: Beginning = {
 function takeMarks(mark: string, stdout: Readable, stderr: Readable) {
   const { promise: whole, resolve } = Promise.withResolvers<void>();
   let missing = 2;
-  const found = () => {
+  const noteMark = () => {
     missing -= 1;
     if (missing === 0) resolve();
   };
   return {
-    stdout: stdout.pipe(withoutMark(mark, found)),
-    stderr: stderr.pipe(withoutMark(mark, found)),
+    stdout: stdout.pipe(withoutMark(mark, noteMark)),
+    stderr: stderr.pipe(withoutMark(mark, noteMark)),
     whole,
     isWhole: () => missing === 0,
+    hasNone: () => missing === 2,
   };
 }
 
@@ -152,9 +158,9 @@ async function waitForEnd(
   exec: Docker.Exec,
   stream: NodeJS.ReadWriteStream,
   rest: (code: number) => Promise<void>,
-  judge: (state?: State) => Promise<void>,
+  judge: (state?: ExecState) => Promise<void>,
 ): Promise<number> {
-  let over = false;
+  let isClosed = false;
   const closed = new Promise<void>((resolve) =>
     stream
       .once('end', resolve)
@@ -162,29 +168,29 @@ async function waitForEnd(
       .once('error', () => resolve()),
   );
   void closed.then(() => {
-    over = true;
+    isClosed = true;
   });
   // An idle session of an hour must not be asked about ten times a second.
   for (let wait = WAIT_MILLISECONDS_LEAST; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
-    const wasOver = over;
-    await (over ? pause(wait) : Promise.race([closed, pause(wait)]));
+    const wasClosed = isClosed;
+    await (isClosed ? pause(wait) : Promise.race([closed, pause(wait)]));
     await judge();
     // The command has mostly ended by now; but a tenant may close the streams of a program that continues.
-    if (over && !wasOver) wait = WAIT_MILLISECONDS_LEAST / 2;
-    const state: State = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch(async (error) => {
+    if (isClosed && !wasClosed) wait = WAIT_MILLISECONDS_LEAST / 2;
+    const state: ExecState = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch(async (error) => {
       if (!wasRemoved(error)) {
         await judge({ Running: true, ExitCode: null }); // Nothing proves that it does not.
         throw error;
       }
       // An engine may forget the container before the end of the stream is here.
       await Promise.race([closed, pause(REMOVED_MILLISECONDS, undefined, { ref: false })]);
-      if (!over) throw error;
+      if (!isClosed) throw error;
       return { Running: false, ExitCode: KILLED };
     });
     if (typeof state?.Running !== 'boolean') throw new Error('the engine does not say whether a command runs');
     await judge(state);
     if (!state.Running && typeof state.ExitCode === 'number') {
-      if (!over) await Promise.race([closed, rest(state.ExitCode)]);
+      if (!isClosed) await Promise.race([closed, rest(state.ExitCode)]);
       await judge(state);
       return state.ExitCode;
     }

@@ -17,11 +17,11 @@ type Inspected = Pick<Docker.ContainerInspectInfo, 'Id' | 'State' | 'HostConfig'
  * last lines of the log, if one was kept.
  */
 export async function whyEnded(engine: Engine, { Id, State, HostConfig }: Inspected): Promise<string> {
-  const said = HostConfig.LogConfig?.Type === 'none' ? '' : await lastLines(engine, Id).catch(() => '');
+  const log = HostConfig.LogConfig?.Type === 'none' ? '' : await lastLines(engine, Id).catch(() => '');
   return [
     reasonOf(State),
     ...(State.Error ? [`the engine says: ${State.Error.slice(0, LOG_CHARACTERS)}`] : []),
-    ...(said ? [`the last of its output: ${said}`] : []),
+    ...(log ? [`the last of its output: ${log}`] : []),
   ].join('; ');
 }
 
@@ -47,7 +47,7 @@ async function lastLines({ ask, docker }: Engine, id: string): Promise<string> {
   });
   if (!framed) return '';
   const { stdout, stderr } = partOutput(Readable.from([framed]), { terminal: false });
-  const said = await collectBoth(stdout, stderr, { streamBytesMax: framed.length });
-  const lines = `${said.stderr}${said.stdout}`.split('\n').map((it) => it.trim());
+  const log = await collectBoth(stdout, stderr, { streamBytesMax: framed.length });
+  const lines = `${log.stderr}${log.stdout}`.split('\n').map((it) => it.trim());
   return lines.filter(Boolean).join(' | ').slice(-LOG_CHARACTERS);
 }

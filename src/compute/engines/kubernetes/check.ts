@@ -1,7 +1,7 @@
-import type { Backend, Finding, Spec } from '../../backend.ts';
+import type { Backend, CheckFinding, Spec } from '../../backend.ts';
 import { finding, warning } from '../../finding.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
-import type { Api } from './api.ts';
+import type { KubernetesApi } from './api.ts';
 import { describePolicies } from './describe.ts';
 import type { AccessReview, Paths } from './objects.ts';
 import type { KubernetesSettings } from './settings.ts';
@@ -29,11 +29,11 @@ const nameOf = ({ resource, subresource, verb }: Right) =>
 
 /** Checks what a lease depends on. Never throws. */
 export async function checkCluster(
-  api: Api,
+  api: KubernetesApi,
   settings: KubernetesSettings,
   paths: Paths,
   { tryPod, now }: { tryPod: (order: Parameters<Backend['create']>[0]) => Promise<unknown>; now: () => number },
-): Promise<Finding[]> {
+): Promise<CheckFinding[]> {
   const { namespace } = settings;
   const server = await finding('cluster', async () => {
     const { gitVersion } = await api.get<{ gitVersion: string }>('/version');

@@ -76,7 +76,7 @@ const ExecCredential = v.object({
 type ClusterSettings = v.InferOutput<typeof ClusterEntry>;
 type UserSettings = v.InferOutput<typeof UserEntry>;
 type PluginSettings = v.InferOutput<typeof Plugin>;
-type Held = Credentials & { until?: number };
+type ExpiringCredentials = Credentials & { until?: number };
 
 /** Reads where the cluster is. `now` is in Unix seconds. Throws an Error that names the fault of the file. */
 export async function readCluster(
@@ -108,8 +108,8 @@ function ownCluster(now: () => number): Cluster {
 }
 
 /** Keeps what `read` returns. Concurrent callers share one reading. */
-function keep(server: string, now: () => number, read: () => Promise<Held>): Cluster {
-  let held: { reading: Promise<Held>; until: number } | undefined;
+function keep(server: string, now: () => number, read: () => Promise<ExpiringCredentials>): Cluster {
+  let held: { reading: Promise<ExpiringCredentials>; until: number } | undefined;
   return {
     server: server.replace(/\/+$/, ''),
     renew() {
@@ -147,9 +147,9 @@ async function readKubeconfig(path: string, context: string | undefined) {
   }
   const wanted = context ?? config['current-context'];
   const find = <T extends { name: string }>(what: string, list: readonly T[], name: string | null | undefined): T => {
-    const found = list.find((it) => it.name === name);
-    if (!found) throw new Error(`${path} has no ${what} ${JSON.stringify(name ?? '')}`);
-    return found;
+    const match = list.find((it) => it.name === name);
+    if (!match) throw new Error(`${path} has no ${what} ${JSON.stringify(name ?? '')}`);
+    return match;
   };
   const { context: at } = find('context', config.contexts, wanted);
   const { cluster } = find('cluster', config.clusters, at.cluster);
@@ -158,7 +158,11 @@ async function readKubeconfig(path: string, context: string | undefined) {
   return { cluster, user };
 }
 
-async function credentialsOf(folder: string, cluster: ClusterSettings, user: UserSettings): Promise<Held> {
+async function credentialsOf(
+  folder: string,
+  cluster: ClusterSettings,
+  user: UserSettings,
+): Promise<ExpiringCredentials> {
   const bytes = async (data: string | null | undefined, file: string | null | undefined) => {
     if (data) return Buffer.from(data, 'base64');
     if (!file) return undefined;
@@ -185,11 +189,11 @@ async function askPlugin(
   folder: string,
   { command, args, env, apiVersion, provideClusterInfo }: PluginSettings,
   { server, ca, tls }: { server: string; ca: Buffer | undefined; tls: ConnectionOptions },
-): Promise<Held> {
+): Promise<ExpiringCredentials> {
   const info = { server, 'certificate-authority-data': ca?.toString('base64') };
   const spec = { interactive: false, ...(provideClusterInfo ? { cluster: info } : {}) };
   const { PATH = '/usr/local/bin:/usr/bin:/bin', HOME = '/' } = process.env;
-  const said = await new Promise<string>((done, fail) => {
+  const output = await new Promise<string>((done, fail) => {
     execFile(
       command.includes('/') ? resolve(folder, command) : command,
       args,
@@ -212,7 +216,7 @@ async function askPlugin(
   });
   let status: v.InferOutput<typeof ExecCredential>['status'];
   try {
-    status = v.parse(ExecCredential, parseJson(said)).status;
+    status = v.parse(ExecCredential, parseJson(output)).status;
   } catch {
     throw new Error(`${command}, which the kubeconfig names, printed no ExecCredential`);
   }

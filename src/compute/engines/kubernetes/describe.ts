@@ -1,5 +1,5 @@
 import { hash } from 'node:crypto';
-import type { Quote, Spec, SpecOne, SpecThree, SpecTwo } from '../../backend.ts';
+import type { MachineQuote, Spec, SpecOne, SpecThree, SpecTwo } from '../../backend.ts';
 import { chipOf, offerOf } from '../../kit/priced.ts';
 import { watchdogFor } from '../../kit/watchdog.ts';
 import type { KubernetesSettings } from './settings.ts';
@@ -58,7 +58,7 @@ export function meaningOf(exitCode: number): string | undefined {
 /** Autoscalers leave a node alone whose pod has these annotations: leased machines are paid for. */
 const STAYS = { 'cluster-autoscaler.kubernetes.io/safe-to-evict': 'false', 'karpenter.sh/do-not-disrupt': 'true' };
 
-export type Size = {
+export type PodSize = {
   cpus: number;
   memoryGib: number;
   diskGb: number;
@@ -67,7 +67,7 @@ export type Size = {
 };
 
 /** Returns the resources that a spec asks of a node. Refuses with `offer_not_found`. */
-export function sizeOf(settings: KubernetesSettings, spec: Spec): Size {
+export function sizeOf(settings: KubernetesSettings, spec: Spec): PodSize {
   if ('chips' in settings) {
     const it = chipOf(settings, (spec as SpecTwo).chip);
     return { ...shapeOf(it), diskGb: it.disk_gb, nodeSelector: it.node_selector };
@@ -98,7 +98,7 @@ const mib = (gib: number) => `${Math.ceil(gib * 1024)}Mi`;
 
 export function describePod(
   settings: KubernetesSettings,
-  { tag, quote, deadline }: { tag: string; quote: Quote; deadline: number },
+  { tag, quote, deadline }: { tag: string; quote: MachineQuote; deadline: number },
   now: number,
 ) {
   // The time that the lease has until it is ready: another backend of its slot may need longer than this one.
@@ -171,7 +171,7 @@ export function describePod(
 /** Describes a Job of one pod that is never made again. Its own deadline counts from the moment at which its controller sees it. */
 export function describeJob(
   settings: KubernetesSettings,
-  order: { tag: string; quote: Quote; deadline: number },
+  order: { tag: string; quote: MachineQuote; deadline: number },
   now: number,
 ) {
   const { tag, deadline } = order;

@@ -10,7 +10,7 @@ type Meta = {
   annotations?: Record<string, string>;
 };
 type Condition = { type: string; status: string; reason?: string; message?: string };
-export type Job = {
+export type KubernetesJob = {
   metadata: Meta;
   spec: { activeDeadlineSeconds?: number };
   status?: { startTime?: string; conditions?: Condition[] };
@@ -31,7 +31,7 @@ export type Pod = {
     containerStatuses?: { name: string; state?: ContainerState; lastState?: ContainerState }[];
   };
 };
-export type Event = { reason?: string; message?: string; lastTimestamp?: string; eventTime?: string };
+export type JobEvent = { reason?: string; message?: string; lastTimestamp?: string; eventTime?: string };
 export type AccessReview = { status?: { allowed?: boolean; reason?: string } };
 
 export const secondsOf = (timestamp: string) => Math.floor(Date.parse(timestamp) / 1000);

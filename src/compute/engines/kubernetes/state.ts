@@ -1,6 +1,6 @@
 import type { Machine, Ref } from '../../backend.ts';
 import { CONTAINER, meaningOf, POD_ANNOTATION } from './describe.ts';
-import { type Job, type Pod, secondsOf } from './objects.ts';
+import { type KubernetesJob, type Pod, secondsOf } from './objects.ts';
 
 /** Derives the state of a lease's machine from its Job and pods. */
 
@@ -10,20 +10,20 @@ const IMAGE_MISSING = new Set(['ErrImagePull', 'ImagePullBackOff', 'RegistryUnav
 const WORDS_CHARACTERS_MAX = 500;
 
 /** Returns when its Job's controller ends the machine (Unix seconds); undefined while the controller has not seen the Job. */
-export function deadlineOf({ spec, status }: Job): number | undefined {
+export function deadlineOf({ spec, status }: KubernetesJob): number | undefined {
   if (!status?.startTime || spec.activeDeadlineSeconds === undefined) return undefined;
   return secondsOf(status.startTime) + spec.activeDeadlineSeconds;
 }
 
 /** Returns the pod in which a lease runs, while it does. */
-export function runningPod(job: Job, pods: readonly Pod[]): Pod | undefined {
+export function runningPod(job: KubernetesJob, pods: readonly Pod[]): Pod | undefined {
   if (job.metadata.deletionTimestamp || endOf(job)) return undefined;
   const pod = currentPod(job, pods);
   return pod?.status?.phase === 'Running' && containerOf(pod)?.running ? pod : undefined;
 }
 
 /** Returns the machine, or undefined when neither the Job nor a pod of it is left. */
-export function machineOf(ref: Ref, job: Job | undefined, pods: readonly Pod[]): Machine | undefined {
+export function machineOf(ref: Ref, job: KubernetesJob | undefined, pods: readonly Pod[]): Machine | undefined {
   if (!job && !pods.length) return undefined;
   const ended = (note: string): Machine => ({ ref, state: 'ended', note: note.slice(0, WORDS_CHARACTERS_MAX) });
   if (!job) return ended('its Job is gone, and its pod is not yet');
@@ -50,7 +50,7 @@ export function machineOf(ref: Ref, job: Job | undefined, pods: readonly Pod[]):
 }
 
 /** Returns the pod that is the machine: the one that a tenant has been in, or else the only one that is not being removed. */
-function currentPod({ metadata }: Job, pods: readonly Pod[]): Pod | undefined {
+function currentPod({ metadata }: KubernetesJob, pods: readonly Pod[]): Pod | undefined {
   const used = metadata.annotations?.[POD_ANNOTATION];
   return pods.find((it) => !it.metadata.deletionTimestamp && (used === undefined || it.metadata.uid === used));
 }
@@ -58,7 +58,7 @@ function currentPod({ metadata }: Job, pods: readonly Pod[]): Pod | undefined {
 const containerOf = ({ status }: Pod) => status?.containerStatuses?.find((it) => it.name === CONTAINER)?.state;
 
 /** Returns why a Job has ended, in the words of its controller. */
-function endOf({ status }: Job): string | undefined {
+function endOf({ status }: KubernetesJob): string | undefined {
   const end = status?.conditions?.find((it) => /^(Complete|Failed)$/.test(it.type) && it.status === 'True');
   return end && (end.reason ? `${end.reason} ${end.message ?? ''}`.trim() : end.type);
 }
@@ -84,14 +84,15 @@ function whyEnded(pod: Pod): string {
 
 /** Returns why it does not run yet: for the tenant in plain words, for the operator in those of the cluster. */
 function whyPending(pod: Pod): Pick<Machine, 'note' | 'waitsFor'> {
-  const place = pod.status?.conditions?.find((it) => it.type === 'PodScheduled' && it.status === 'False');
-  if (place) return { note: said(place), waitsFor: 'the cluster has no free place for it' };
+  const unscheduled = pod.status?.conditions?.find((it) => it.type === 'PodScheduled' && it.status === 'False');
+  if (unscheduled) return { note: wordsOfStatus(unscheduled), waitsFor: 'the cluster has no free place for it' };
   const waiting = containerOf(pod)?.waiting;
   if (!waiting?.reason) return { waitsFor: 'its container is being made' };
-  if (IMAGE_MISSING.has(waiting.reason)) return { note: said(waiting), waitsFor: 'its image cannot be pulled' };
+  if (IMAGE_MISSING.has(waiting.reason))
+    return { note: wordsOfStatus(waiting), waitsFor: 'its image cannot be pulled' };
   const isUsual = /^(ContainerCreating|PodInitializing)$/.test(waiting.reason);
-  return { ...(isUsual ? {} : { note: said(waiting) }), waitsFor: 'its container is being made' };
+  return { ...(isUsual ? {} : { note: wordsOfStatus(waiting) }), waitsFor: 'its container is being made' };
 }
 
-const said = ({ reason = '', message }: { reason?: string; message?: string }) =>
+const wordsOfStatus = ({ reason = '', message }: { reason?: string; message?: string }) =>
   [reason, message].filter(Boolean).join(': ').slice(0, WORDS_CHARACTERS_MAX);

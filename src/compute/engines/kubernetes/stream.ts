@@ -1,21 +1,21 @@
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { PassThrough, Writable } from 'node:stream';
-import * as v from 'valibot';
 import type { RawData, WebSocket } from 'ws';
-import { parseNested } from '../../../base/json-text.ts';
 import type { SessionOrder } from '../../backend.ts';
 import { between, MARKED } from '../../kit/between.ts';
 import { onOneLine } from '../../kit/one-line.ts';
 import type { Program } from '../../machine/program.ts';
 import { WAITING } from '../../machine/waiting.ts';
-import { type Api, ApiError } from './api.ts';
+import type { KubernetesApi } from './api.ts';
+import { ApiError } from './api-error.ts';
 import { CONTAINER } from './describe.ts';
+import { parseStatus } from './status.ts';
 
 /**
  * A process in a pod through the API's exec: one WebSocket with a channel in the first byte of each message (k8s.io/apimachinery,
- * remotecommand). Protocol v5 can end the standard input; v4 cannot, and servers before Kubernetes 1.30 have nothing newer: there
- * the input is sent in pieces, each after a line with its length, and a small shell script reassembles it.
+ * remotecommand). Protocol v5 can end the standard input. v4 cannot, and only the real cluster of the tests (1.20) has nothing newer:
+ * there the input is sent in pieces, each after a line with its length, and a small shell script reassembles it.
  */
 
 const V5 = 'v5.channel.k8s.io';
@@ -37,16 +37,8 @@ const RELAYED = `/bin/sh -c 'echo $$
 while IFS= read -r size && [ "$size" -gt 0 ]; do dd bs="$size" count=1 iflag=fullblock 2>/dev/null; done' |
 { read -r relay; "$@"; code=$?; kill "$relay" 2>/dev/null; exit "$code"; }`;
 
-const Words = v.nullish(v.string());
-const Status = v.object({
-  status: Words,
-  reason: Words,
-  message: Words,
-  details: v.nullish(v.object({ causes: v.nullish(v.array(v.object({ reason: Words, message: Words }))) })),
-});
-
 /** Begins processes in the pods of a namespace. The protocol that the server spoke last is tried first. */
-export function createStreams(api: Api, pods: string) {
+export function createStreams(api: KubernetesApi, pods: string) {
   let known = V5;
 
   async function connect(pod: string, argv: (protocol: string) => string[], terminal: boolean): Promise<WebSocket> {
@@ -123,7 +115,7 @@ function follow(
             },
             exitCode(code) {
               exitCode ??= code;
-              quiet ??= setTimeout(over, QUIET_MILLISECONDS);
+              quiet ??= setTimeout(finish, QUIET_MILLISECONDS);
             },
             noise(text) {
               noise = text;
@@ -131,37 +123,20 @@ function follow(
           }),
         );
 
-  /** The streams that wait for their readers. */
-  const full = new Set<PassThrough>();
-  /** Passes on output. Unread output stays with the command: the socket is then read no further. */
-  function push(stream: PassThrough, bytes: Buffer) {
-    quiet?.refresh();
-    if (stream.writableEnded || stream.destroyed || stream.write(bytes)) return;
-    if (full.has(stream)) return; // A command that writes single bytes sends thousands of messages before the pause takes effect.
-    full.add(stream);
-    socket.pause();
-    const go = () => {
-      stream.off('drain', go).off('close', go);
-      full.delete(stream);
-      if (full.size === 0 && socket.readyState === socket.OPEN) socket.resume();
-      quiet?.refresh();
-    };
-    stream.on('drain', go).on('close', go);
-  }
-
+  const output = passOn(socket, () => quiet?.refresh());
   socket.on('message', (data: RawData) => {
     const bytes = data as Buffer;
     const rest = bytes.subarray(1);
     if (rest.length === 0) return; // Each channel begins with an empty message.
-    if (bytes[0] === STDOUT) push(stdout, rest);
-    else if (bytes[0] === STDERR) push(rawStderr, rest);
+    if (bytes[0] === STDOUT) output.push(stdout, rest);
+    else if (bytes[0] === STDERR) output.push(rawStderr, rest);
     else if (bytes[0] === STATUS) status += rest.toString('utf8', 0, STATUS_CHARACTERS_MAX - status.length);
   });
-  socket.once('close', over);
+  socket.once('close', finish);
 
   /** Closes everything: the socket is closed, or the command has ended and its background processes are silent. */
-  function over() {
-    if (full.size > 0 && socket.readyState === socket.OPEN) return void quiet?.refresh(); // Its reader is slow.
+  function finish() {
+    if (output.isPaused()) return void quiet?.refresh(); // Its reader is slow.
     clearTimeout(quiet);
     socket.terminate();
     stdout.end();
@@ -173,11 +148,11 @@ function follow(
     // The mark may still be on its way through the streams.
     if (mark !== undefined && !stderr.writableFinished && !stderr.destroyed)
       await once(stderr, 'finish', { signal: AbortSignal.timeout(1000) }).catch(() => {});
-    const said = parseStatus(status);
+    const outcome = parseStatus(status);
     // If the command was killed with its machine, the process that would have printed the code was killed too.
     const code =
-      exitCode ?? (hasBegun && (mark === undefined || (said.code ?? 0) > SIGNAL_EXIT) ? said.code : undefined);
-    const words = [onOneLine(noise), said.fault].filter(Boolean).join('; ');
+      exitCode ?? (hasBegun && (mark === undefined || (outcome.code ?? 0) > SIGNAL_EXIT) ? outcome.code : undefined);
+    const words = [onOneLine(noise), outcome.fault].filter(Boolean).join('; ');
     const lost = hasBegun
       ? 'the connection to the command was lost, and nobody knows how it ended'
       : 'the connection was lost, and nobody knows whether the command has begun';
@@ -189,15 +164,57 @@ function follow(
     else ended.resolve({ code });
   }
 
-  const say = (channel: number, bytes: Uint8Array, done?: (error?: Error | null) => void) =>
-    socket.send(Buffer.concat([Buffer.of(channel), bytes]), done);
+  return {
+    begun: begun.promise,
+    program: {
+      stdin: createInput(socket, isFramed),
+      stdout,
+      stderr,
+      ended: ended.promise,
+      resize(columns, rows) {
+        if (socket.readyState === socket.OPEN)
+          sendOn(socket, RESIZE, Buffer.from(JSON.stringify({ Width: columns, Height: rows })), () => {});
+      },
+      leave: () => socket.terminate(),
+      kill: () => socket.terminate(),
+    },
+  };
+}
+
+/** Passes on output. Unread output stays with the command: the socket is read no further while a stream waits for its reader. */
+function passOn(socket: WebSocket, active: () => void) {
+  /** The streams that wait for their readers. */
+  const full = new Set<PassThrough>();
+  function push(stream: PassThrough, bytes: Buffer) {
+    active();
+    if (stream.writableEnded || stream.destroyed || stream.write(bytes)) return;
+    if (full.has(stream)) return; // A command that writes single bytes sends thousands of messages before the pause takes effect.
+    full.add(stream);
+    socket.pause();
+    const go = () => {
+      stream.off('drain', go).off('close', go);
+      full.delete(stream);
+      if (full.size === 0 && socket.readyState === socket.OPEN) socket.resume();
+      active();
+    };
+    stream.on('drain', go).on('close', go);
+  }
+
+  return { push, isPaused: () => full.size > 0 && socket.readyState === socket.OPEN };
+}
+
+const sendOn = (socket: WebSocket, channel: number, bytes: Uint8Array, done?: (error?: Error | null) => void) =>
+  socket.send(Buffer.concat([Buffer.of(channel), bytes]), done);
+
+/** Creates the standard input of a program. */
+function createInput(socket: WebSocket, isFramed: boolean): Writable {
   const stdin = new Writable({
     highWaterMark: PIECE_BYTES_MAX,
     write(chunk: Buffer, _, done) {
       void sendPieces(chunk).then(() => done(), done);
     },
     final(done) {
-      if (isFramed) say(STDIN, Buffer.from('0\n'), done);
+      if (isFramed) sendOn(socket, STDIN, Buffer.from('0\n'), done);
       else if (socket.protocol === V5) socket.send(Buffer.of(CLOSE, STDIN), done);
       else done();
     },
@@ -207,38 +224,8 @@ function follow(
     for (let at = 0; at < chunk.length; at += PIECE_BYTES_MAX) {
       const piece = chunk.subarray(at, at + PIECE_BYTES_MAX);
       const whole = isFramed ? Buffer.concat([Buffer.from(`${piece.length}\n`), piece]) : piece;
-      await new Promise<void>((done, fail) => say(STDIN, whole, (error) => (error ? fail(error) : done())));
+      await new Promise<void>((done, fail) => sendOn(socket, STDIN, whole, (error) => (error ? fail(error) : done())));
     }
   }
-
-  return {
-    begun: begun.promise,
-    program: {
-      stdin,
-      stdout,
-      stderr,
-      ended: ended.promise,
-      resize(columns, rows) {
-        if (socket.readyState === socket.OPEN)
-          say(RESIZE, Buffer.from(JSON.stringify({ Width: columns, Height: rows })), () => {});
-      },
-      leave: () => socket.terminate(),
-      kill: () => socket.terminate(),
-    },
-  };
-}
-
-/** Parses the server's status into an exit code or a fault. */
-function parseStatus(text: string): { code?: number; fault?: string } {
-  if (!text) return {};
-  let said: v.InferOutput<typeof Status>;
-  try {
-    said = v.parse(Status, parseNested(text)?.value);
-  } catch {
-    return { fault: 'its status cannot be read' };
-  }
-  if (said.status === 'Success') return { code: 0 };
-  const code = said.details?.causes?.find((it) => it.reason === 'ExitCode')?.message;
-  if (said.reason === 'NonZeroExitCode' && code && /^\d+$/.test(code)) return { code: Number(code) };
-  return { fault: said.message ?? said.reason ?? 'it failed' };
+  return stdin;
 }

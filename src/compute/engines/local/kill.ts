@@ -15,11 +15,11 @@ const LOOK_COUNT = 2;
 export async function killAll(variables: readonly string[]): Promise<void> {
   const started = performance.now();
   for (let empty = 0; empty < LOOK_COUNT; ) {
-    const found = await processesWith(variables);
-    empty = found.length ? 0 : empty + 1;
-    if (found.length && performance.now() - started > END_MILLISECONDS)
-      throw new Error(`these processes do not die: ${found.join(', ')}`);
-    for (const pid of found)
+    const pids = await processesWith(variables);
+    empty = pids.length ? 0 : empty + 1;
+    if (pids.length && performance.now() - started > END_MILLISECONDS)
+      throw new Error(`these processes do not die: ${pids.join(', ')}`);
+    for (const pid of pids)
       try {
         process.kill(pid, 'SIGKILL');
       } catch {} // It has just ended.
@@ -29,11 +29,11 @@ export async function killAll(variables: readonly string[]): Promise<void> {
 
 async function processesWith(variables: readonly string[]): Promise<number[]> {
   const pids = (await readdir('/proc')).filter((it) => /^\d+$/.test(it));
-  const found = await Promise.all(
+  const matches = await Promise.all(
     pids.map(async (pid) => {
       const environment = await readFile(`/proc/${pid}/environ`, 'utf8').catch(() => ''); // It has ended, or belongs to another user.
       return environment.split('\0').some((it) => variables.includes(it)) ? [Number(pid)] : [];
     }),
   );
-  return found.flat();
+  return matches.flat();
 }

@@ -114,11 +114,11 @@ export function createLeases(root: string) {
       keeper.once('exit', () => begun.reject(new Error('its keeper, a script for sh, grep and date, ended at once')));
       keeper.stdout.once('data', () => begun.resolve());
       const late = new Error(`its keeper did not begin within ${START_MILLISECONDS} ms`);
-      const over = setTimeout(() => begun.reject(late), START_MILLISECONDS);
+      const timer = setTimeout(() => begun.reject(late), START_MILLISECONDS);
       try {
         await begun.promise;
       } finally {
-        clearTimeout(over);
+        clearTimeout(timer);
         keeper.stdout.destroy();
       }
     },

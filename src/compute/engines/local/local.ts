@@ -1,6 +1,6 @@
 import type { Backend, Created } from '../../backend.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
-import { createInside } from '../../machine/inside.ts';
+import { createGuest } from '../../machine/guest.ts';
 import { createLeases } from './lease.ts';
 import { beginIn } from './process.ts';
 import type { LocalSettings } from './settings.ts';
@@ -61,7 +61,7 @@ export function openLocalBackend(
           const machine = leases.inspect(tag);
           return machine ? [{ ...machine, tag, createdAt: leases.createdAt(tag) }] : [];
         }),
-    inside: createInside(async (ref, order) => beginIn(leases.enter(ref), order), {
+    guest: createGuest(async (ref, order) => beginIn(leases.enter(ref), order), {
       graceMilliseconds: GRACE_MILLISECONDS,
     }),
     async close() {

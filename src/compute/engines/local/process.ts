@@ -10,7 +10,7 @@ import { killAll } from './kill.ts';
 
 /** Programs in a lease on this machine: in its home, each in a session of its own. */
 
-export type Place = { home: string; env: Record<string, string> };
+export type ProcessHome = { home: string; env: Record<string, string> };
 
 /** Background processes may hold the streams of a shell that has ended; after this much silence they count as ended. */
 const SILENCE_MILLISECONDS = 1000;
@@ -20,9 +20,9 @@ const RESIZE_MILLISECONDS = 10_000;
  * Starts a program. Its streams end when it has ended; its background processes are not awaited. A terminal needs `script` on this
  * machine; throws where there is none.
  */
-export function beginIn(place: Place, order: ProgramOrder): Program {
+export function beginIn(home: ProcessHome, order: ProgramOrder): Program {
   const { marker = '', terminal } = order;
-  if (terminal && !hasProgram(place, 'script'))
+  if (terminal && !hasProgram(home, 'script'))
     throw new Error('there is no terminal here: this machine has no `script` (package util-linux). Use ssh -T.');
   const variables = terminal && {
     PURSER_EXEC: marker,
@@ -32,8 +32,8 @@ export function beginIn(place: Place, order: ProgramOrder): Program {
     PURSER_COMMAND: order.command ?? '',
   };
   const [shell = '', ...args] = terminal ? ['/bin/sh', '-c', WITH_TERMINAL] : argvOf(order);
-  const env = { ...place.env, ...variables };
-  const child = startProgram(shell, args, { cwd: place.home, env, detached: true, stdio: 'pipe' });
+  const env = { ...home.env, ...variables };
+  const child = startProgram(shell, args, { cwd: home.home, env, detached: true, stdio: 'pipe' });
   const ended = Promise.withResolvers<Awaited<Program['ended']>>();
   ended.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
   child.once('error', ended.reject);
@@ -66,7 +66,7 @@ export function beginIn(place: Place, order: ProgramOrder): Program {
   return {
     ...{ stdin: child.stdin, stdout, stderr, ended: ended.promise, kill },
     resize(columns, rows) {
-      if (terminal) resized = resized.then(() => resizeTo(place, marker, rows, columns));
+      if (terminal) resized = resized.then(() => resizeTo(home, marker, rows, columns));
     },
     leave() {
       if (isClosed) return; // Its background processes continue.
@@ -81,10 +81,11 @@ function release(child: ChildProcessWithoutNullStreams): void {
   for (const it of child.stdio) it?.destroy();
 }
 
-const hasProgram = ({ env }: Place, name: string) => env.PATH?.split(':').some((it) => existsSync(join(it, name)));
+const hasProgram = ({ env }: ProcessHome, name: string) =>
+  env.PATH?.split(':').some((it) => existsSync(join(it, name)));
 
 /** Sets the size of a session's terminal, which may have ended in the meantime. */
-function resizeTo({ env }: Place, marker: string, rows: number, columns: number): Promise<void> {
+function resizeTo({ env }: ProcessHome, marker: string, rows: number, columns: number): Promise<void> {
   const options = { cwd: '/', env, timeout: RESIZE_MILLISECONDS, killSignal: 'SIGKILL' } as const;
   const args = ['-c', RESIZE, 'purser', marker, String(rows), String(columns)];
   return new Promise((resolve) => execFile('/bin/sh', args, options, () => resolve()));

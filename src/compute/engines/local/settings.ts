@@ -1,8 +1,8 @@
 import type { Backend, Surroundings } from '../../backend.ts';
-import type { Priced } from '../../kit/priced.ts';
+import type { PricedSettings } from '../../kit/priced.ts';
 
 /** Plain processes on this machine: `purser demo` writes these settings in its own code, and no file can. */
-export type LocalSettings = { backend: 'local'; provision_seconds: number } & Priced;
+export type LocalSettings = { backend: 'local'; provision_seconds: number } & PricedSettings;
 
 export async function open(settings: LocalSettings, { leases, now }: Surroundings): Promise<Backend> {
   const { openLocalBackend } = await import('./local.ts');

@@ -30,7 +30,7 @@ export class LxdRefusal extends Error {
 export class LxdUnreachable extends Error {}
 
 /** Returns an operation that succeeded. Throws LxdRefusal for another. */
-export function succeeded(operation: Operation): Operation {
+export function succeeded(operation: LxdOperation): LxdOperation {
   if (operation.status_code === STATUS.success) return operation;
   throw new LxdRefusal(operation.err.slice(0, WORDS_MAX) || 'the operation failed', operation.status_code);
 }
@@ -39,29 +39,29 @@ export const isAbsent = (error: unknown) => error instanceof LxdRefusal && error
 export const textOf = (error: unknown) => (error as Error).message.trim();
 
 /** Work that LXD does in the background, as its answer shows it. */
-export type Operation = {
+export type LxdOperation = {
   id: string;
   status_code: number;
   err: string;
   metadata: Record<string, unknown> | null;
 };
 
-type Answer = { type: string; error?: string; error_code?: number; metadata: unknown };
-type Method = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
-type Options = { headers?: Record<string, string>; milliseconds?: number };
+type LxdAnswer = { type: string; error?: string; error_code?: number; metadata: unknown };
+type LxdMethod = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
+type CallOptions = { headers?: Record<string, string>; milliseconds?: number };
 
 /** The HTTP API of LXD and Incus, in one project. A call that throws anything but a refusal may have been received. */
 export type LxdApi = {
   socket: string;
   /** Makes one call. Throws LxdRefusal and LxdUnreachable. A Buffer is sent as it is, anything else as JSON. */
-  ask<T>(method: Method, path: string, body?: object, options?: Options): Promise<T>;
+  ask<T>(method: LxdMethod, path: string, body?: object, options?: CallOptions): Promise<T>;
   /**
    * Makes a call that starts an operation, and waits for its end. Throws LxdRefusal when the operation failed, and another
    * error when its end is not known after `milliseconds`.
    */
-  run(method: Method, path: string, body: object | undefined, milliseconds: number): Promise<Operation>;
+  run(method: LxdMethod, path: string, body: object | undefined, milliseconds: number): Promise<LxdOperation>;
   /** Waits for the end of an operation, whatever its duration and its outcome. */
-  wait(id: string, signal?: AbortSignal): Promise<Operation>;
+  wait(id: string, signal?: AbortSignal): Promise<LxdOperation>;
   /** Connects to one of the WebSockets of an operation. */
   connect(operation: string, secret: string): Promise<MessageStream>;
   close(): Promise<void>;
@@ -76,7 +76,12 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
   });
   const inProject = (path: string) => `${path}${path.includes('?') ? '&' : '?'}project=${encodeURIComponent(project)}`;
 
-  async function exchange(method: Method, path: string, body?: object, options: Options = {}): Promise<Answer> {
+  async function exchange(
+    method: LxdMethod,
+    path: string,
+    body?: object,
+    options: CallOptions = {},
+  ): Promise<LxdAnswer> {
     const { headers = {}, milliseconds = CALL_MILLISECONDS } = options;
     const isFile = Buffer.isBuffer(body);
     const request = {
@@ -106,7 +111,7 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
 
   /** Returns the operation, ended or still running after the server's own limit. */
   const waitOnce = (id: string, seconds: number) =>
-    ask<Operation>('GET', `/1.0/operations/${id}/wait?timeout=${seconds}`, undefined, {
+    ask<LxdOperation>('GET', `/1.0/operations/${id}/wait?timeout=${seconds}`, undefined, {
       milliseconds: seconds * 1000 + CALL_MILLISECONDS,
     }).catch((error) => {
       // A finished operation is forgotten after some seconds, and all of them when the daemon restarts.
@@ -114,7 +119,7 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
       throw error;
     });
 
-  const hasEnded = ({ status_code: code }: Operation) => code >= STATUS.success;
+  const hasEnded = ({ status_code: code }: LxdOperation) => code >= STATUS.success;
 
   return {
     socket,
@@ -123,11 +128,11 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
 
     async run(method, path, body, milliseconds) {
       const until = performance.now() + milliseconds;
-      let operation = await ask<Operation>(method, path, body);
+      let operation = await ask<LxdOperation>(method, path, body);
       while (!hasEnded(operation)) {
-        const left = Math.ceil((until - performance.now()) / 1000);
-        if (left <= 0) throw new Error(`${socket}: ${method} ${path} was not done within ${milliseconds / 1000} s`);
-        operation = await waitOnce(operation.id, Math.min(left, WAIT_SECONDS));
+        const seconds = Math.ceil((until - performance.now()) / 1000);
+        if (seconds <= 0) throw new Error(`${socket}: ${method} ${path} was not done within ${milliseconds / 1000} s`);
+        operation = await waitOnce(operation.id, Math.min(seconds, WAIT_SECONDS));
       }
       return succeeded(operation);
     },
@@ -153,4 +158,4 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
   };
 }
 
-const isAnswer = (json: unknown): json is Answer => typeof json === 'object' && json !== null && 'type' in json;
+const isAnswer = (json: unknown): json is LxdAnswer => typeof json === 'object' && json !== null && 'type' in json;

@@ -1,4 +1,4 @@
-import type { Finding, Inside, Ref } from '../../backend.ts';
+import type { CheckFinding, Guest, Ref } from '../../backend.ts';
 import { warning } from '../../finding.ts';
 import { findUnlimited } from '../../kit/limits.ts';
 import { isAbsent, type LxdApi, textOf } from './api.ts';
@@ -28,7 +28,7 @@ const remedyFor = (text: string) =>
 const LIMITING_DRIVERS = ['btrfs', 'zfs', 'lvm', 'ceph'];
 
 /** Checks what a lease depends on. Never throws. */
-export async function checkLxd(lxd: LxdApi, settings: LxdSettings): Promise<Finding[]> {
+export async function checkLxd(lxd: LxdApi, settings: LxdSettings): Promise<CheckFinding[]> {
   let server: Server;
   try {
     server = await lxd.ask<Server>('GET', '/1.0');
@@ -59,9 +59,9 @@ export async function checkLxd(lxd: LxdApi, settings: LxdSettings): Promise<Find
 }
 
 /** The detail of a fault, or of a success. */
-type Said = { ok: boolean; detail: string };
+type CheckResult = { ok: boolean; detail: string };
 
-async function checked(name: string, check: () => Promise<Said>): Promise<Finding> {
+async function checked(name: string, check: () => Promise<CheckResult>): Promise<CheckFinding> {
   return { name, ...(await check().catch((error) => ({ ok: false, detail: textOf(error) }))) };
 }
 
@@ -72,7 +72,7 @@ const orAbsent = <T>(asking: Promise<T>): Promise<T | undefined> =>
     throw error;
   });
 
-async function checkMembers(lxd: LxdApi): Promise<Said> {
+async function checkMembers(lxd: LxdApi): Promise<CheckResult> {
   const members = await membersOf(lxd);
   const away = members.filter(({ status }) => status !== 'Online');
   if (!away.length) return { ok: true, detail: `${members.length} members, all online` };
@@ -81,12 +81,13 @@ async function checkMembers(lxd: LxdApi): Promise<Said> {
 }
 
 /** Checks the project: a restricted one refuses `raw.lxc`, which makes the watchdog the first process. */
-async function checkProject(lxd: LxdApi, project: string): Promise<Said> {
-  const found = await orAbsent(
+async function checkProject(lxd: LxdApi, project: string): Promise<CheckResult> {
+  const configured = await orAbsent(
     lxd.ask<{ config: Record<string, string> }>('GET', `/1.0/projects/${encodeURIComponent(project)}`),
   );
-  if (!found) return { ok: false, detail: `there is no project ${project}, or Purser's certificate may not see it` };
-  const { restricted, 'restricted.containers.lowlevel': lowlevel } = found.config;
+  if (!configured)
+    return { ok: false, detail: `there is no project ${project}, or Purser's certificate may not see it` };
+  const { restricted, 'restricted.containers.lowlevel': lowlevel } = configured.config;
   if (restricted !== 'true' || lowlevel === 'allow') return { ok: true, detail: project };
   return {
     ok: false,
@@ -94,35 +95,36 @@ async function checkProject(lxd: LxdApi, project: string): Promise<Said> {
   };
 }
 
-async function checkPool(lxd: LxdApi, pool: string): Promise<Said> {
-  const found = await orAbsent(lxd.ask<{ driver: string }>('GET', `/1.0/storage-pools/${encodeURIComponent(pool)}`));
-  if (!found)
+async function checkPool(lxd: LxdApi, pool: string): Promise<CheckResult> {
+  const storage = await orAbsent(lxd.ask<{ driver: string }>('GET', `/1.0/storage-pools/${encodeURIComponent(pool)}`));
+  if (!storage)
     return {
       ok: false,
       detail: `there is no storage pool ${pool}. Set pool, or make it: lxc storage create ${pool} btrfs`,
     };
-  if (LIMITING_DRIVERS.includes(found.driver)) return { ok: true, detail: `disk_gb is enforced by ${found.driver}` };
+  if (LIMITING_DRIVERS.includes(storage.driver))
+    return { ok: true, detail: `disk_gb is enforced by ${storage.driver}` };
   return {
     ok: true,
     detail: warning(
-      `disk_gb may not be enforced: the pool ${pool} is of the driver ${found.driver}, which needs project quotas of its file system. A lease can fill it. Use btrfs, zfs or lvm`,
+      `disk_gb may not be enforced: the pool ${pool} is of the driver ${storage.driver}, which needs project quotas of its file system. A lease can fill it. Use btrfs, zfs or lvm`,
     ),
   };
 }
 
-async function checkImages(lxd: LxdApi, settings: LxdSettings): Promise<Said> {
+async function checkImages(lxd: LxdApi, settings: LxdSettings): Promise<CheckResult> {
   const named = 'offers' in settings ? settings.offers.map((it) => it.image ?? settings.image) : [settings.image];
   for (const image of new Set(named)) {
-    const found = await orAbsent(lxd.ask<{ type: string }>('GET', imagePath(image)));
-    if (!found)
+    const info = await orAbsent(lxd.ask<{ type: string }>('GET', imagePath(image)));
+    if (!info)
       return { ok: false, detail: `${image} is not there: lxc image copy images:debian/12 local: --alias ${image}` };
-    if (found.type !== 'container') return { ok: false, detail: `${image} is the image of a ${found.type}` };
+    if (info.type !== 'container') return { ok: false, detail: `${image} is the image of a ${info.type}` };
   }
   return { ok: true, detail: `${[...new Set(named)].join(', ')}: there` };
 }
 
 /** Checks the limits: LXD itself notes which controllers its kernel lacks. */
-async function checkLimits(lxd: LxdApi): Promise<Said> {
+async function checkLimits(lxd: LxdApi): Promise<CheckResult> {
   const noted = await lxd.ask<{ type: string; status: string }[]>('GET', '/1.0/warnings?recursion=1').catch(() => []);
   const missing = noted
     .filter(
@@ -139,7 +141,7 @@ async function checkLimits(lxd: LxdApi): Promise<Said> {
  * READ_LIMITS.
  */
 export async function findOpen(
-  inside: Inside,
+  guest: Guest,
   ref: Ref,
   printed: string,
   memoryGib: number,
@@ -147,7 +149,7 @@ export async function findOpen(
   const unlimited = findUnlimited(printed, memoryGib);
   if (unlimited !== undefined) return unlimited;
   const order = { command: 'cat /proc/self/uid_map', timeoutSeconds: 10, streamBytesMax: 4096 };
-  const { stdout } = await inside.exec(ref, order);
+  const { stdout } = await guest.exec(ref, order);
   const [root, outside] = stdout.toString().trim().split(/\s+/).map(Number);
   if (root === 0 && outside !== undefined && outside > 0) return undefined;
   return 'root inside is root outside: LXD has no subordinate users. Give root some in /etc/subuid and /etc/subgid';

@@ -16,7 +16,7 @@ export const nameOf = (tag: string) => `purser-${createHash('sha256').update(tag
 export const isLeaseName = (name: string) => /^purser-[0-9a-f]{32}$/.test(name);
 
 /** An instance as `GET /1.0/instances` lists it. */
-export type Instance = {
+export type LxdInstance = {
   name: string;
   status: string;
   status_code: number;
@@ -32,7 +32,7 @@ const USER_KEY = 'user.';
 export const CREATED_KEY = 'user.purser.created';
 
 /** Returns the claim of an instance from its configuration. The keys are the labels of the container backend. */
-export const claimIn = ({ config }: Instance): Claim =>
+export const claimIn = ({ config }: LxdInstance): Claim =>
   claimOf(
     Object.fromEntries(
       Object.entries(config ?? {}).flatMap(([key, value]) =>

@@ -14,19 +14,19 @@ export type Server = {
     server_clustered: boolean;
   };
 };
-export type Member = { server_name: string; status: string; message: string };
+export type ClusterMember = { server_name: string; status: string; message: string };
 type Resources = { cpu: { total: number }; memory: { total: number } };
 
 /** The machine of a server, or the members of its cluster. */
-export type Host = {
+export type LxdHost = {
   isIncus(): Promise<boolean>;
   /** Returns the CPUs and the memory, of all members of a cluster that are online. */
   capacity(): Promise<Capacity>;
 };
 
-export const membersOf = (lxd: LxdApi) => lxd.ask<Member[]>('GET', '/1.0/cluster/members?recursion=1');
+export const membersOf = (lxd: LxdApi) => lxd.ask<ClusterMember[]>('GET', '/1.0/cluster/members?recursion=1');
 
-export function createHost(lxd: LxdApi): Host {
+export function createHost(lxd: LxdApi): LxdHost {
   let server: Server | undefined;
   const serverOnce = async () => {
     server ??= await lxd.ask<Server>('GET', '/1.0');

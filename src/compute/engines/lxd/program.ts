@@ -12,9 +12,9 @@ const OWN_OUTPUT_BYTES = 4096;
 const LOST = 'the connection to a command was lost';
 
 /** The user and the directory of tenants' commands. */
-export type Tenant = { user: number; directory: string };
+export type TenantUser = { user: number; directory: string };
 
-type Beginning = Pick<ProgramOrder, 'terminal'> & {
+type LxdExec = Pick<ProgramOrder, 'terminal'> & {
   user: number;
   /** The directory that it runs in, if it exists. */
   directory?: string;
@@ -28,7 +28,7 @@ type Beginning = Pick<ProgramOrder, 'terminal'> & {
  * Starts the program of an order as the tenant's user. A file is written by a shell, too: LXD's own files API acts as root, follows
  * links and does not replace a file as a whole.
  */
-export function beginIn(lxd: LxdApi, ref: Ref, order: ProgramOrder, tenant: Tenant): Promise<Program> {
+export function beginIn(lxd: LxdApi, ref: Ref, order: ProgramOrder, tenant: TenantUser): Promise<Program> {
   const { purpose, terminal } = order;
   if (purpose === 'kill') return begin(lxd, ref, argvOf(order), { user: tenant.user, isBare: true });
   const needsAll = purpose !== 'upload';
@@ -46,7 +46,7 @@ async function begin(
   lxd: LxdApi,
   ref: Ref,
   argv: string[],
-  { user, directory = '/', terminal, isBare = false, needsAll = false }: Beginning,
+  { user, directory = '/', terminal, isBare = false, needsAll = false }: LxdExec,
 ): Promise<Program> {
   const mark = `purser-${newMark()} `;
   const operation = await lxd.ask<{ id: string; metadata: { fds: Record<string, string> } }>(
@@ -71,8 +71,8 @@ async function begin(
   });
   const [control, stdin, out = stdin, err = stdin] = streams as [MessageStream, MessageStream, MessageStream?];
   control.resume();
-  const left = new AbortController();
-  const lxdSays = lxd.wait(id, left.signal).then((it) => {
+  const abandoned = new AbortController();
+  const lxdSays = lxd.wait(id, abandoned.signal).then((it) => {
     // LXD also marks the operation as failed for the exit codes 126 and 127.
     const code = it.metadata?.return;
     if (typeof code === 'number' && code >= 0) return code;
@@ -103,18 +103,18 @@ async function begin(
   });
   lxdSays.catch(() => {}); // The rejection may come too late.
   const givenUp = Promise.withResolvers<never>();
-  left.signal.addEventListener('abort', () => givenUp.reject(left.signal.reason), { once: true });
+  abandoned.signal.addEventListener('abort', () => givenUp.reject(abandoned.signal.reason), { once: true });
   const killed = new AbortController();
-  const tell = (what: object) => control.say(JSON.stringify(what));
+  const sendControl = (what: object) => control.say(JSON.stringify(what));
   const isWhole = () => pipes.every(({ from }) => from.isWhole || cut.has(from));
-  const passedOn = AbortSignal.any([killed.signal, left.signal]);
+  const passedOn = AbortSignal.any([killed.signal, abandoned.signal]);
   async function whole(): Promise<{ code: number }> {
     const code = await Promise.race([lxdSays, markSays, givenUp.promise]);
     if (!needsAll) return { code };
     // After a kill the output need not have been read.
     const reading = [stdout, marking].map((it) => finished(it, { readable: false, signal: passedOn }));
     await Promise.all(reading).catch(() => {});
-    left.signal.throwIfAborted();
+    abandoned.signal.throwIfAborted();
     if (!killed.signal.aborted && !isWhole()) throw new Error(LOST);
     return { code };
   }
@@ -123,14 +123,14 @@ async function begin(
   return {
     ...{ stdin, stdout, stderr: marking, ended },
     resize: (columns, rows) =>
-      tell({ command: 'window-resize', args: { width: String(columns), height: String(rows) } }),
+      sendControl({ command: 'window-resize', args: { width: String(columns), height: String(rows) } }),
     leave(reason) {
-      left.abort(reason);
+      abandoned.abort(reason);
       void leave();
     },
     kill() {
       killed.abort();
-      tell({ command: 'signal', signal: constants.signals.SIGKILL });
+      sendControl({ command: 'signal', signal: constants.signals.SIGKILL });
       void leave();
     },
   };
@@ -140,13 +140,13 @@ type Pipe = { from: MessageStream; to: Duplex };
 
 /** Resolves when nothing has come for a moment although there was room for it. */
 async function quiet(pipes: Pipe[]): Promise<void> {
-  let heard = 0;
+  let noteOutput = 0;
   const count = () => {
-    heard += 1;
+    noteOutput += 1;
   };
   for (const { from } of pipes) from.on('data', count);
-  for (let before = -1; before !== heard || pipes.some(({ to }) => to.writableNeedDrain); ) {
-    before = heard;
+  for (let before = -1; before !== noteOutput || pipes.some(({ to }) => to.writableNeedDrain); ) {
+    before = noteOutput;
     await new Promise((resolve) => setTimeout(resolve, QUIET_MILLISECONDS));
   }
   for (const { from } of pipes) from.off('data', count);

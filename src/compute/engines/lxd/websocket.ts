@@ -65,8 +65,8 @@ export class MessageStream extends Duplex {
     this.#socket = socket;
     socket.on('data', (chunk: Buffer) => this.#take(chunk));
     this.on('error', () => {}); // For a write after the other side has marked its end.
-    const over = () => this.#over();
-    socket.once('end', over).once('close', over).on('error', over);
+    const end = () => this.#over();
+    socket.once('end', end).once('close', end).on('error', end);
   }
 
   /** Sends a text message. */

@@ -1,4 +1,4 @@
-import type { Finding, Owned } from '../../backend.ts';
+import type { CheckFinding, Owned } from '../../backend.ts';
 import { finding, warning } from '../../finding.ts';
 import { type SlurmCommands, type User, wordsOf } from './command.ts';
 import type { SlurmSettings } from './settings.ts';
@@ -11,7 +11,7 @@ const MISSING = 'for it; do command -v "$it" >/dev/null || echo "$it"; done';
 
 type Record = ReadonlyMap<string, string>;
 
-type Around = {
+type CheckParts = {
   users: JobUsers['all'];
   /** The sbatch options of a chip's job. */
   ask(chip: string, user: User): string[];
@@ -26,12 +26,12 @@ type Around = {
 export async function checkSlurm(
   slurm: SlurmCommands,
   settings: SlurmSettings,
-  { users, ask, strangers }: Around,
-): Promise<Finding[]> {
+  { users, ask, strangers }: CheckParts,
+): Promise<CheckFinding[]> {
   const say = async (...argv: string[]) => {
-    const said = await slurm.run(argv);
-    if (said.code !== 0) throw new Error(`${argv.join(' ')}: ${wordsOf(said)}`);
-    return said.stdout;
+    const result = await slurm.run(argv);
+    if (result.code !== 0) throw new Error(`${argv.join(' ')}: ${wordsOf(result)}`);
+    return result.stdout;
   };
 
   const commands = await finding('commands', async () => {
@@ -45,18 +45,18 @@ export async function checkSlurm(
   if (!commands.ok) return [commands];
 
   const controller = await finding('controller', async () => {
-    const said = await slurm.run(['scontrol', 'ping']);
-    if (said.code === 0) return said.stdout.trim().split('\n').join('; ');
+    const result = await slurm.run(['scontrol', 'ping']);
+    if (result.code === 0) return result.stdout.trim().split('\n').join('; ');
     const at = settings.slurm_conf ?? 'the slurm.conf that Slurm finds by itself (set slurm_conf if it is another)';
     throw new Error(
-      `The controller does not answer: ${wordsOf(said)}. Is slurmctld running, and is ${at} its configuration?`,
+      `The controller does not answer: ${wordsOf(result)}. Is slurmctld running, and is ${at} its configuration?`,
     );
   });
   if (!controller.ok) return [commands, controller];
 
   const config = valuesOf(await say('scontrol', 'show', 'config').catch(() => ''));
   const nodes = recordsOf(await say('scontrol', '--oneliner', 'show', 'node').catch(() => ''));
-  const chips: Finding[] = [];
+  const chips: CheckFinding[] = [];
   for (const name of Object.keys(settings.chips))
     chips.push(
       await finding(`chip ${name}`, async () => {
@@ -130,11 +130,11 @@ function checkPartition(settings: SlurmSettings, all: readonly Record[]): string
     const name = it.get('PartitionName');
     if (it.get('State') !== 'UP')
       faults.push(`${name} is ${it.get('State')}: scontrol update PartitionName=${name} State=UP`);
-    const most = secondsOf(it.get('MaxTime') ?? '');
+    const largest = secondsOf(it.get('MaxTime') ?? '');
     const sold = settings.limits.max_seconds;
-    if (most !== undefined && most < sold)
+    if (largest !== undefined && largest < sold)
       faults.push(
-        `${name} ends jobs after ${most} s (MaxTime), and leases may last ${sold} s: set limits.max_seconds to at most ${most}, or raise MaxTime`,
+        `${name} ends jobs after ${largest} s (MaxTime), and leases may last ${sold} s: set limits.max_seconds to at most ${largest}, or raise MaxTime`,
       );
   }
   if (faults.length) throw new Error(`${faults.join('; ')}.`);
@@ -163,19 +163,19 @@ async function checkChip(
       `No node has ${gres}. Correct chips.${name}.gres, or gres.conf and Gres= of the node; \`scontrol show node\` lists what there is.`,
     );
   const [sbatch, ...rest] = argv as [string, ...string[]];
-  const said = await slurm.run([sbatch, '--test-only', ...rest], '#!/bin/sh\n');
-  if (said.code === 0)
-    return `${wordsOf(said).replace(/^sbatch: /, '')}${gres === undefined ? '' : `; ${gres} is on ${where}`}`;
+  const result = await slurm.run([sbatch, '--test-only', ...rest], '#!/bin/sh\n');
+  if (result.code === 0)
+    return `${wordsOf(result).replace(/^sbatch: /, '')}${gres === undefined ? '' : `; ${gres} is on ${where}`}`;
   throw new Error(
-    `Slurm would refuse the job as ${user.name}: ${wordsOf(said)}. Nodes: ${where || 'none'}. Correct chips.${name}, or make the node available.`,
+    `Slurm would refuse the job as ${user.name}: ${wordsOf(result)}. Nodes: ${where || 'none'}. Correct chips.${name}, or make the node available.`,
   );
 }
 
 /** Checks that a tenant cannot submit jobs of their own: a `--test-only` submission as the job user has to fail. */
 async function checkSubmission(slurm: SlurmCommands, user: User, argv: string[]): Promise<string> {
   const [sbatch, ...rest] = argv.filter((it) => !/^--[ug]id=/.test(it)) as [string, ...string[]];
-  const said = await slurm.run([sbatch, '--test-only', ...rest], '#!/bin/sh\n', user);
-  if (said.code !== 0) return `Slurm refuses what ${user.name} submits: ${wordsOf(said)}`;
+  const result = await slurm.run([sbatch, '--test-only', ...rest], '#!/bin/sh\n', user);
+  if (result.code !== 0) return `Slurm refuses what ${user.name} submits: ${wordsOf(result)}`;
   throw new Error(
     `A tenant can submit jobs as ${user.name} that nobody pays and nothing ends. Install docs/job_submit.lua, as docs/backends.md says under "slurm".`,
   );
@@ -204,9 +204,9 @@ function hasGres(of: string, wanted: string): boolean {
 }
 
 /** Parses `Name = value`, one a line, as of `scontrol show config`. */
-function valuesOf(said: string): Record {
+function valuesOf(words: string): Record {
   return new Map(
-    said
+    words
       .split('\n')
       .map((line) => line.split('='))
       .filter(([name, value]) => value !== undefined && /^\w+\s*$/.test(name as string))
@@ -215,8 +215,8 @@ function valuesOf(said: string): Record {
 }
 
 /** Parses `Name=value …`, one record a line, as of `scontrol --oneliner show`. A value ends where the next name begins. */
-function recordsOf(said: string): Record[] {
-  return said
+function recordsOf(words: string): Record[] {
+  return words
     .split('\n')
     .filter((line) => line.includes('='))
     .map((line) => {

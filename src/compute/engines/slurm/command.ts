@@ -13,7 +13,7 @@ const STDOUT_BYTES_MAX = 32 * 1024 * 1024;
 const PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin';
 
 export type User = { name: string; uid: number; gid: number };
-export type Said = { code: number; stdout: string; stderr: string };
+export type CommandResult = { code: number; stdout: string; stderr: string };
 /** The program was never started, so nothing reached Slurm. */
 export class NeverStarted extends Error {}
 
@@ -22,7 +22,7 @@ export type SlurmCommands = {
    * Runs a program to its end, as root or as `user`. Throws when it cannot be started, is killed, takes too long or
    * prints too much.
    */
-  run(argv: readonly string[], input?: string, user?: User): Promise<Said>;
+  run(argv: readonly string[], input?: string, user?: User): Promise<CommandResult>;
   /** Starts a program as another user. The caller watches it. Throws NeverStarted where no descriptor is left. */
   start(argv: readonly string[], user: User): ChildProcessWithoutNullStreams;
 };
@@ -52,7 +52,7 @@ export function createSlurmCommands(slurmConf: string | undefined): SlurmCommand
       // sbatch passes its environment on to the job.
       const child = begin(argv, what === 'sbatch' ? base : env, user);
       let late = false;
-      const over = setTimeout(() => {
+      const timer = setTimeout(() => {
         late = true;
         child.kill('SIGKILL');
       }, CALL_MILLISECONDS);
@@ -72,12 +72,12 @@ export function createSlurmCommands(slurmConf: string | undefined): SlurmCommand
         if (stdout.truncated) throw new Error(`${what} said more than ${STDOUT_BYTES_MAX} bytes`);
         return { code, stdout: stdout.bytes.toString(), stderr: stderr.bytes.toString() };
       } finally {
-        clearTimeout(over);
+        clearTimeout(timer);
       }
     },
   };
 }
 
 /** Returns a failed program's error output, on one line. */
-export const wordsOf = ({ stderr, stdout }: Pick<Said, 'stderr' | 'stdout'>) =>
+export const wordsOf = ({ stderr, stdout }: Pick<CommandResult, 'stderr' | 'stdout'>) =>
   onOneLine(stderr.trim() || stdout).slice(0, 300) || 'it said nothing';

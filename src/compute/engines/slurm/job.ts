@@ -128,7 +128,7 @@ const STATES: Record<string, Machine['state'] | 'gone'> = {
   TIMEOUT: 'gone',
 };
 
-export type Job = {
+export type SlurmJob = {
   id: string;
   uid: number;
   name: string;
@@ -158,8 +158,8 @@ function gpusOf(gres: string): number {
 }
 
 /** Parses the output of `squeue`. Throws on anything that is not exactly a list of jobs. */
-export function parseJobs(said: string, mark: string): Job[] {
-  const [before, ...parts] = said.split(mark);
+export function parseJobs(output: string, mark: string): SlurmJob[] {
+  const [before, ...parts] = output.split(mark);
   if (before !== '') throw new Error(`squeue said what cannot be read: ${JSON.stringify(before?.slice(0, 200))}`);
   return Array.from({ length: Math.ceil(parts.length / 2) }, (_, i) => {
     const [record = '', rest = ''] = parts.slice(2 * i, 2 * i + 2);
@@ -168,7 +168,7 @@ export function parseJobs(said: string, mark: string): Job[] {
     const state = fields ? STATES[fields[2] as string] : undefined;
     if (!fields || name === undefined || !state)
       throw new Error(`squeue said a line that cannot be read: ${JSON.stringify((record + rest).slice(0, 200))}`);
-    const [, id, , uid, submittedAt, endsAt, gres, reason] = fields as unknown as Fields;
+    const [, id, , uid, submittedAt, endsAt, gres, reason] = fields as unknown as RecordFields;
     const ends = state === 'running' ? Number(endsAt) : undefined;
     if (Number.isNaN(ends)) throw new Error(`squeue tells no end of job ${id}, which runs: ${endsAt}`);
     return {
@@ -183,7 +183,7 @@ export function parseJobs(said: string, mark: string): Job[] {
     };
   });
 }
-type Fields = [string, string, string, string, string, string, string, string];
+type RecordFields = [string, string, string, string, string, string, string, string];
 
 /**
  * The tenant's description of why a job waits, by the beginning of Slurm's reason (`man squeue`, JOB REASON CODES). Slurm's own

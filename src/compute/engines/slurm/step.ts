@@ -55,7 +55,7 @@ export async function beginIn(start: SlurmCommands['start'], job: RunningJob, or
   return { ...program, begunAt };
 }
 
-type Size = [rows: number, columns: number];
+type TerminalSize = [rows: number, columns: number];
 
 async function resizeTo(start: SlurmCommands['start'], job: RunningJob, args: string[]): Promise<void> {
   const program = await begin(start, job, argvOf({ script: RESIZE, args }));
@@ -63,15 +63,15 @@ async function resizeTo(start: SlurmCommands['start'], job: RunningJob, args: st
 }
 
 /** Returns a function that sets sizes one after another. Of those that arrive while one is being set only the latest counts. */
-function resizer(set: (size: Size) => Promise<void>): Program['resize'] {
-  let wanted: Size | undefined;
+function resizer(set: (size: TerminalSize) => Promise<void>): Program['resize'] {
+  let wanted: TerminalSize | undefined;
   let isBusy = false;
   return async (columns, rows) => {
     wanted = [rows, columns];
     if (isBusy) return;
     isBusy = true;
     while (wanted) {
-      const size: Size = wanted;
+      const size: TerminalSize = wanted;
       wanted = undefined;
       await set(size).catch(() => {}); // It may have ended.
     }
@@ -117,7 +117,7 @@ async function begin(
   child.stdin.on('error', () => {}); // The command may leave its input unread.
   child.stderr.pipe(stderr);
   const stdout = child.stdout.on('data', () => drain?.refresh()).pipe(new PassThrough(WAITING));
-  function over(reason: string, code: number | null = null) {
+  function finishStep(reason: string, code: number | null = null) {
     // srun reports the signal that ended its task: with the job, for example.
     if (hasBegun && exitCode === undefined && code !== null && code > SIGNAL_EXIT) {
       exitCode = code;
@@ -132,15 +132,15 @@ async function begin(
     if (exitCode === undefined) ended.reject(fault);
     else ended.resolve(exitCode);
   }
-  child.once('error', (error) => over(error.message));
+  child.once('error', (error) => finishStep(error.message));
   child.once('close', (code, signal) => {
     const reason = `srun ended with ${signal ?? code}`;
     for (const it of [stdout, stderr]) it.end(); // A stream that was destroyed does not end what it is piped into.
     // The exit code may still be unread; a reader that does not take the output before it is not awaited.
-    const unread = setTimeout(over, FINISH_MILLISECONDS, reason, code);
+    const unread = setTimeout(finishStep, FINISH_MILLISECONDS, reason, code);
     finished(stderr, { readable: false }, () => {
       clearTimeout(unread);
-      over(reason, code);
+      finishStep(reason, code);
     });
   });
   const slow = setTimeout(() => abandon(child), BEGIN_MILLISECONDS);
@@ -162,7 +162,7 @@ async function begin(
       isKilled = true;
       abandon(child);
     },
-    judge: (code, said) => (code > SIGNAL_EXIT ? withoutSlurm(said, jobId, isCut) : said),
+    judge: (code, stderr) => (code > SIGNAL_EXIT ? withoutSlurm(stderr, jobId, isCut) : stderr),
   };
 }
 
@@ -186,15 +186,15 @@ const SLURM_SPEAKS = /(?:srun|slurmstepd[\w-]*): /y;
 /** Removes Slurm's lines at the end. Walks backwards: an expression tried at each line takes time with the square of their number. */
 function withoutLastWords(text: string): string {
   let end = text.endsWith('\n') ? text.length - 1 : text.length;
-  let isSaid = false;
+  let isSlurms = false;
   for (;;) {
     const begin = text.lastIndexOf('\n', end - 1) + 1;
     SLURM_SPEAKS.lastIndex = begin;
     if (end < 1 || !SLURM_SPEAKS.test(text.slice(0, end))) break;
-    isSaid = true;
+    isSlurms = true;
     end = begin - 1; // The line feed goes as well.
   }
-  return isSaid ? text.slice(0, Math.max(end, 0)) : text;
+  return isSlurms ? text.slice(0, Math.max(end, 0)) : text;
 }
 
 /** Abandons a step and closes its streams, even if another process still holds their other ends. */

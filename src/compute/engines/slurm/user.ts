@@ -6,7 +6,7 @@ import type { SlurmSettings } from './settings.ts';
 /** A submission of unknown outcome may still be in the controller's message queue; its user stays claimed this long. */
 const DOUBTED_MILLISECONDS = 120_000;
 
-export type Claim = { user: User; settle(outcome: 'known' | 'unknown'): void };
+export type UserClaim = { user: User; settle(outcome: 'known' | 'unknown'): void };
 export type JobUsers = {
   /** All job users, in the order configured. Throws when one cannot be found. */
   all(): Promise<readonly [User, ...User[]]>;
@@ -14,7 +14,7 @@ export type JobUsers = {
    * Claims the user for a new job: `job_user`, or the first of `job_users` that has no job and no claim. Undefined when
    * none is free. The claim has to be settled when Slurm has answered; until then no other job gets that user.
    */
-  claim(busy: () => Promise<ReadonlySet<number>>): Promise<Claim | undefined>;
+  claim(busy: () => Promise<ReadonlySet<number>>): Promise<UserClaim | undefined>;
   /** The user that `claim` would claim now. */
   free(busy: () => Promise<ReadonlySet<number>>): Promise<User | undefined>;
 };
@@ -26,7 +26,7 @@ export function createJobUsers(
   { leases, now }: { leases: string; now: () => number },
 ): JobUsers {
   const names = many ?? [one as string];
-  let found: Promise<User[]> | undefined;
+  let lookup: Promise<User[]> | undefined;
   const records = createClaimRecords(join(leases, 'slurm'), now);
   /** The end of each user's claim, in milliseconds of process time. */
   const claimedUntil = new Map<number, number>();
@@ -45,19 +45,19 @@ export function createJobUsers(
 
   /** Looks up all job users. A failure is not cached. */
   async function all() {
-    found ??= Promise.all(names.map(find)).catch((error) => {
-      found = undefined;
+    lookup ??= Promise.all(names.map(find)).catch((error) => {
+      lookup = undefined;
       throw error;
     });
-    return (await found) as [User, ...User[]];
+    return (await lookup) as [User, ...User[]];
   }
 
   async function find(name: string): Promise<User> {
     const number = async (flag: string) => {
-      const said = await slurm.run(['id', flag, '--', name]);
-      if (said.code !== 0 || !/^\d+\n$/.test(said.stdout))
-        throw new Error(`job_user ${name} cannot be found: ${wordsOf(said)}`);
-      return Number(said.stdout);
+      const result = await slurm.run(['id', flag, '--', name]);
+      if (result.code !== 0 || !/^\d+\n$/.test(result.stdout))
+        throw new Error(`job_user ${name} cannot be found: ${wordsOf(result)}`);
+      return Number(result.stdout);
     };
     const [uid, gid] = [await number('-u'), await number('-g')];
     if (uid === 0 || uid === process.getuid?.()) throw new Error(`job_user ${name} is root or Purser's own user`);
@@ -69,10 +69,10 @@ export function createJobUsers(
     const users = await all();
     if (!many) return users[0];
     const began = performance.now();
-    const taken = await busy();
+    const usedIds = await busy();
     claimForOthers();
     // The list may have been made before the job of a claim that was settled after it began.
-    const user = users.find(({ uid }) => !taken.has(uid) && (claimedUntil.get(uid) ?? 0) < began);
+    const user = users.find(({ uid }) => !usedIds.has(uid) && (claimedUntil.get(uid) ?? 0) < began);
     if (user) then(user);
     return user;
   }

@@ -1,4 +1,4 @@
-import type { Finding } from '../../backend.ts';
+import type { CheckFinding } from '../../backend.ts';
 import { finding } from '../../finding.ts';
 import { HostKeyMismatch, HostUnreachable, type PoolHost } from './host.ts';
 
@@ -18,17 +18,17 @@ const REMEDIES: [words: RegExp, what: string][] = [
  * Checks every host of the pool: reachable, its key as pinned, root, what a tenant needs, quarantine, GPUs. On a leased host
  * nothing is started or changed.
  */
-export function checkHosts(hosts: readonly PoolHost[], now: () => number): Promise<Finding[]> {
+export function checkHosts(hosts: readonly PoolHost[], now: () => number): Promise<CheckFinding[]> {
   return Promise.all(hosts.map((host) => finding(`host ${host.name}`, () => checkHost(host, now))));
 }
 
 async function checkHost(host: PoolHost, now: () => number): Promise<string> {
   const ask = async (verb: string, ...args: string[]) => {
-    const { code, said, fault } = await host.ask(verb, args).catch((error: Error) => {
+    const { code, output, fault } = await host.ask(verb, args).catch((error: Error) => {
       throw new Error(unreachable(error));
     });
     if (code !== 0) throw new Error(`It does not answer ${verb}: ${fault || code}. Can root run sh there?`);
-    return said.trimEnd().split('\n');
+    return output.trimEnd().split('\n');
   };
   const [state, ...faults] = await ask('check', String(host.gpus), String(now()));
   const [manager, gpus = '0', tag = '', deadline = ''] = await ask('about');

@@ -5,20 +5,20 @@ import { writeDurablySync } from '../../../files/durable-file.ts';
 /** Records older than this belong to no lease that could still be alive. */
 const KEPT_SECONDS = 90 * 86_400;
 
-/** A host's name, and its `place`, which tells whether it is still the same host. Older records have no `place`. */
-type AskedHost = { name: string; place: string | undefined };
+/** A host's name, and its `identity`, which tells whether it is still the same host. */
+type RecordedHost = { name: string; identity: string };
 
 /**
  * Records which host was asked to make the machine of a tag, written before the host is asked. With it, a host that is
  * down blocks only its own leases; without it, every host has to be asked.
  */
-export type Asked = {
-  write(tag: string, host: AskedHost, deadline: number): void;
+export type HostRecords = {
+  write(tag: string, host: RecordedHost, deadline: number): void;
   /** Returns the one host that may have made the machine; undefined when that is not known. */
-  read(tag: string): AskedHost | undefined;
+  read(tag: string): RecordedHost | undefined;
 };
 
-export function createAsked(root: string): Asked {
+export function createHostRecords(root: string): HostRecords {
   let isPruned = false;
   const read = (tag: string): string[] => {
     try {
@@ -39,11 +39,11 @@ export function createAsked(root: string): Asked {
       mkdirSync(root, { recursive: true, mode: 0o700 });
       if (!isPruned) prune(deadline);
       // Durably, name included: an older record must not come back after a power cut.
-      writeDurablySync(join(root, tag), `${host.name}\n${deadline}\n${host.place}\n`);
+      writeDurablySync(join(root, tag), `${host.name}\n${deadline}\n${host.identity}\n`);
     },
     read(tag) {
-      const [name, , place] = read(tag);
-      return name ? { name, place: place || undefined } : undefined;
+      const [name, , identity] = read(tag);
+      return name && identity ? { name, identity } : undefined;
     },
   };
 }

@@ -22,7 +22,7 @@ const REFUSAL_PAUSE_MILLISECONDS = 20;
 /** Connections in a row that are given up before the host counts as one that takes no channel. */
 const USELESS_COUNT_MAX = 2;
 
-type Connection = {
+type KeptConnection = {
   client: Client;
   /** Channels that were requested and are not closed. */
   open: number;
@@ -31,16 +31,16 @@ type Connection = {
   /** Whether a line has begun on it. */
   hasServed: boolean;
   /** Whether a channel was closed before its line had ended: sshd may still count that. */
-  hasLeft: boolean;
+  wasAbandoned: boolean;
   /** Takes no further channel, and is closed after its last one. */
   isRetired: boolean;
   idle: NodeJS.Timeout | undefined;
   /** Refusals in a row while no other channel was open. */
   refusals: number;
 };
-type Turn = { take(connection: Connection): void; fail(error: Error): void };
+type ConnectionTurn = { take(connection: KeptConnection): void; fail(error: Error): void };
 
-export type Connections = Channels & {
+export type KeptConnections = Channels & {
   /** Closes every connection; the lines that run on them are lost. */
   close(): void;
 };
@@ -50,9 +50,9 @@ export type Connections = Channels & {
  * channels need, since sshd limits the sessions of a connection and not the connections of a client. A line that was
  * never sent, because its connection had died or took no further channel, is begun again on another.
  */
-export function keepConnections(connect: () => Promise<Client>, idleMilliseconds = IDLE_MILLISECONDS): Connections {
-  const connections = new Set<Connection>();
-  const turns: Turn[] = [];
+export function keepConnections(connect: () => Promise<Client>, idleMilliseconds = IDLE_MILLISECONDS): KeptConnections {
+  const connections = new Set<KeptConnection>();
+  const turns: ConnectionTurn[] = [];
   let handshakes = 0;
   let channelCountMax = CHANNEL_COUNT_MAX;
   let isClosed = false;
@@ -87,8 +87,8 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
   }
 
   function adopt(client: Client): void {
-    const it = { client, open: 0, max: channelCountMax, hasServed: false, hasLeft: false, isRetired: false };
-    const connection: Connection = { ...it, idle: undefined, refusals: 0 };
+    const it = { client, open: 0, max: channelCountMax, hasServed: false, wasAbandoned: false, isRetired: false };
+    const connection: KeptConnection = { ...it, idle: undefined, refusals: 0 };
     connections.add(connection);
     client.once('close', () => {
       retire(connection);
@@ -97,19 +97,19 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
     rest(connection);
   }
 
-  function rest(it: Connection): void {
+  function rest(it: KeptConnection): void {
     if (it.open > 0) return;
     clearTimeout(it.idle);
     if (it.isRetired) close(it);
     else it.idle = setTimeout(close, idleMilliseconds, it);
   }
 
-  function retire(it: Connection): void {
+  function retire(it: KeptConnection): void {
     it.isRetired = true;
     rest(it);
   }
 
-  function close(it: Connection): void {
+  function close(it: KeptConnection): void {
     connections.delete(it);
     clearTimeout(it.idle);
     it.client.end();
@@ -120,14 +120,14 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
   }
 
   /** Waits for a free channel and returns its connection, with the channel counted. */
-  function turn(milliseconds: number): Promise<Connection> {
+  function turn(milliseconds: number): Promise<KeptConnection> {
     return new Promise((resolve, reject) => {
       const leave = () => {
         clearTimeout(late);
         const at = turns.indexOf(it);
         if (at >= 0) turns.splice(at, 1);
       };
-      const it: Turn = {
+      const it: ConnectionTurn = {
         take(connection) {
           leave();
           resolve(connection);
@@ -147,23 +147,23 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
     });
   }
 
-  function release(it: Connection, fate: Fate): void {
+  function release(it: KeptConnection, fate: Fate): void {
     it.open--;
-    if (fate === 'left') it.hasLeft = true;
+    if (fate === 'left') it.wasAbandoned = true;
     if (fate === 'refused' && it.open > 0) {
       it.max = it.open;
-      if (!it.hasLeft) channelCountMax = Math.min(channelCountMax, it.max);
+      if (!it.wasAbandoned) channelCountMax = Math.min(channelCountMax, it.max);
     } else if (fate === 'refused') doubt(it);
     rest(it);
     serve();
   }
 
   /** Handles a refusal by a connection without channels: it is tried again after a pause, or given up. */
-  function doubt(it: Connection): void {
+  function doubt(it: KeptConnection): void {
     const { max } = it;
     it.max = 0;
     // A program that continues after its channel was left may be counted for as long as it runs.
-    if (it.hasLeft || ++it.refusals > REFUSAL_COUNT_MAX) it.isRetired = true;
+    if (it.wasAbandoned || ++it.refusals > REFUSAL_COUNT_MAX) it.isRetired = true;
     else
       setTimeout(
         () => {
@@ -181,8 +181,8 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
       if (isClosed) throw new NeverSent('the connections are closed');
       const it = await turn(until - performance.now());
       try {
-        const over = (fate: Fate) => release(it, fate);
-        const begun = await openChannel(it.client, line, { terminal, milliseconds: until - performance.now(), over });
+        const onEnd = (fate: Fate) => release(it, fate);
+        const begun = await openChannel(it.client, line, { terminal, milliseconds: until - performance.now(), onEnd });
         it.hasServed = true;
         it.refusals = 0;
         return begun;

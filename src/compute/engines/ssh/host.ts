@@ -4,7 +4,7 @@ import type { Client } from 'ssh2';
 import { type Channels, channelsOf, NeverSent } from '../../kit/channel.ts';
 import { connectAgain, connectSsh, type SshAddress } from '../../kit/connect.ts';
 import { pinHostKey } from '../../kit/pin.ts';
-import { runOver, type Within } from '../../kit/ssh-program.ts';
+import { runOnChannel, type Within } from '../../kit/ssh-program.ts';
 import { quoted } from '../../machine/shell.ts';
 import { keepConnections } from './connections.ts';
 import { POOL_SCRIPT, POOL_SCRIPT_NAME } from './script.ts';
@@ -18,14 +18,14 @@ export class HostUnreachable extends NeverSent {}
 /** The host key differs: another machine answers there, or the host was reinstalled. Only the operator can tell. */
 export class HostKeyMismatch extends HostUnreachable {}
 
-type HostAnswer = { code: number; said: string; fault: string };
+type HostAnswer = { code: number; output: string; fault: string };
 
 /** One of the operator's own hosts. */
 export type PoolHost = {
   /** `address:port`. */
   name: string;
   /** A hash of its host key and state directory: if either changes, its tenant would not be found. */
-  place: string;
+  identity: string;
   chip: string;
   gpus: number;
   /** Runs lines as root, over kept connections. Throws HostUnreachable where `Channels` throws NeverSent. */
@@ -65,7 +65,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
       };
       client = await connectAgain(() => connectSsh(to, pin.isHost));
       const order = { input: Buffer.from(POOL_SCRIPT), streamBytesMax: 4096, milliseconds: CALL_MILLISECONDS };
-      const { exitCode, stderr } = await runOver(channelsOf(client), install, order);
+      const { exitCode, stderr } = await runOnChannel(channelsOf(client), install, order);
       if (exitCode !== 0) throw new Error(`${pool} cannot be written: ${stderr.toString().trim()}`);
       return client;
     } catch (error) {
@@ -87,7 +87,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
 
   return {
     name,
-    place: hash('sha256', `${keyBlob} ${pool}`),
+    identity: hash('sha256', `${keyBlob} ${pool}`),
     chip: settings.chip,
     gpus: settings.gpus,
     channels,
@@ -95,8 +95,8 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
     async ask(verb, args, milliseconds = CALL_MILLISECONDS) {
       try {
         const order = { input: Buffer.alloc(0), streamBytesMax: SAID_BYTES_MAX, milliseconds };
-        const { exitCode, stdout, stderr } = await runOver(channels, line(verb, args), order);
-        return { code: exitCode, said: stdout.toString(), fault: stderr.toString().trim() };
+        const { exitCode, stdout, stderr } = await runOnChannel(channels, line(verb, args), order);
+        return { code: exitCode, output: stdout.toString(), fault: stderr.toString().trim() };
       } catch (error) {
         if (error instanceof HostUnreachable) throw error;
         throw new Error(`the pool host ${name} did not answer ${verb}: ${(error as Error).message}`);

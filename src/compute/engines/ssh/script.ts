@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto';
 
 /** Exit codes of the verbs below, other than 0. */
-export const POOL_EXIT = { taken: 10, quarantined: 11, unfit: 12, busy: 13, broken: 14, gone: 20 } as const;
+export const POOL_EXIT = { occupied: 10, quarantined: 11, unfit: 12, busy: 13, broken: 14, gone: 20 } as const;
 
 /** The first user id for tenants: above those of people, services, subordinate ids and systemd's own users. */
 const FIRST_UID = 1_900_000_000;
@@ -152,7 +152,7 @@ case $verb in
     exec 9>>"$pool/lock"
     flock -w 20 9 || exit ${POOL_EXIT.busy}
     if [ -e "$pool/quarantine" ]; then exit ${POOL_EXIT.quarantined}; fi
-    if [ -d "$tenant" ]; then exit ${POOL_EXIT.taken}; fi
+    if [ -d "$tenant" ]; then exit ${POOL_EXIT.occupied}; fi
     said=$(faults "$gpus" "$now")
     if [ -n "$said" ]; then say "$said"; exit ${POOL_EXIT.unfit}; fi
     uid=$(cat "$pool/next_uid" 2>/dev/null || echo ${FIRST_UID})

@@ -6,8 +6,8 @@ import { readJsonAnswer } from '../../../net/json-answer.ts';
 import { openWatchedPool, Unanswered } from '../../../net/watched-pool.ts';
 
 /** Vast limits the rate of calls for each of these separately. */
-export type Endpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
-export type Spacing = Readonly<Record<Endpoint, number>>;
+export type VastEndpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
+export type Spacing = Readonly<Record<VastEndpoint, number>>;
 
 /**
  * The least interval between two calls, in milliseconds. Vast has a minimum interval per endpoint and identity, and its
@@ -24,8 +24,8 @@ export const VAST_SPACING: Spacing = {
 };
 
 /** Time-outs of a call, in milliseconds. */
-export type Patience = { create: number; other: number };
-export const VAST_PATIENCE: Patience = { create: 25_000, other: 15_000 };
+export type VastTimeLimits = { create: number; other: number };
+export const VAST_TIME_LIMITS: VastTimeLimits = { create: 25_000, other: 15_000 };
 
 const CONNECT_MILLISECONDS = 10_000;
 /**
@@ -47,18 +47,23 @@ const REASON_CHARACTERS_MAX = 300;
 const READ_ATTEMPTS = 3;
 
 /** Vast's answer. `json` is undefined when the body is not JSON; a 429 is often plain text. */
-export type Answer = { status: number; json: unknown; said: string };
+export type VastAnswer = { status: number; json: unknown; words: string };
 
 /** Vast gave no answer to a call. */
 export class VastUnreachable extends Unanswered {}
 
 export type VastApi = {
   /** Makes one call as soon as the rate limit allows. Throws VastUnreachable. */
-  call(endpoint: Endpoint, method: 'GET' | 'POST' | 'PUT' | 'DELETE', path: string, body?: unknown): Promise<Answer>;
+  call(
+    endpoint: VastEndpoint,
+    method: 'GET' | 'POST' | 'PUT' | 'DELETE',
+    path: string,
+    body?: unknown,
+  ): Promise<VastAnswer>;
   /** Makes a call that changes nothing in the same way; it is repeated after a 429. */
-  read(endpoint: Endpoint, method: 'GET' | 'POST', path: string, body?: unknown): Promise<Answer>;
+  read(endpoint: VastEndpoint, method: 'GET' | 'POST', path: string, body?: unknown): Promise<VastAnswer>;
   /** Returns whether a call of this endpoint would have to wait for the rate limit. */
-  isBusy(endpoint: Endpoint): boolean;
+  isBusy(endpoint: VastEndpoint): boolean;
   close(): Promise<void>;
 };
 
@@ -66,7 +71,7 @@ export type VastApi = {
 export function openVastApi(
   baseUrl: string,
   apiKey: string,
-  { spacing, patience }: { spacing: Spacing; patience: Patience },
+  { spacing, timeLimits }: { spacing: Spacing; timeLimits: VastTimeLimits },
 ): VastApi {
   const { origin, pathname } = new URL(baseUrl);
   const prefix = pathname.replace(/\/$/, '');
@@ -77,12 +82,17 @@ export function openVastApi(
   const closing = new AbortController();
   const clean = (text: string) => redact(text).replaceAll(apiKey, '[redacted]').slice(0, REASON_CHARACTERS_MAX);
 
-  async function send(endpoint: Endpoint, method: Dispatcher.HttpMethod, path: string, body: unknown): Promise<Answer> {
-    const over = await turn.take(endpoint, closing.signal);
-    if (!over) throw new VastUnreachable(`vast: too many calls are waiting (${endpoint})`, false);
+  async function send(
+    endpoint: VastEndpoint,
+    method: Dispatcher.HttpMethod,
+    path: string,
+    body: unknown,
+  ): Promise<VastAnswer> {
+    const endTurn = await turn.take(endpoint, closing.signal);
+    if (!endTurn) throw new VastUnreachable(`vast: too many calls are waiting (${endpoint})`, false);
     // A read may be repeated after a 429; a create may not, so its interval counts from the answer to the last one.
-    if (endpoint !== 'create') over();
-    const limit = endpoint === 'create' ? patience.create : patience.other;
+    if (endpoint !== 'create') endTurn();
+    const limit = endpoint === 'create' ? timeLimits.create : timeLimits.other;
     const pool = endpoint === 'create' ? fresh : kept;
     try {
       const request = {
@@ -97,7 +107,7 @@ export function openVastApi(
       };
       return await pool.ask(request, limit, async ({ statusCode: status, body: answer }) => {
         const { json, beginning } = await readJsonAnswer(answer, ANSWER_BYTES_MAX, parse);
-        return { status, json, said: clean(`${status} ${beginning.replace(/\s+/g, ' ').trim()}`.trim()) };
+        return { status, json, words: clean(`${status} ${beginning.replace(/\s+/g, ' ').trim()}`.trim()) };
       });
     } catch (error) {
       const { message, sent } = error as Unanswered;
@@ -106,7 +116,7 @@ export function openVastApi(
         sent,
       );
     } finally {
-      over();
+      endTurn();
     }
   }
 
@@ -129,14 +139,14 @@ export function openVastApi(
 
 /** Creates turns per endpoint, one at a time. The next turn starts its `spacing` after the last one was ended. */
 function createTurns(spacing: Spacing) {
-  const lines = new Map<Endpoint, Promise<void>>();
+  const lines = new Map<VastEndpoint, Promise<void>>();
   return {
-    isBusy: (endpoint: Endpoint) => lines.has(endpoint),
+    isBusy: (endpoint: VastEndpoint) => lines.has(endpoint),
     /**
      * Waits for a turn and returns the function that ends it, or undefined when the wait is too long or the API is
      * closing.
      */
-    async take(endpoint: Endpoint, closing: AbortSignal): Promise<(() => void) | undefined> {
+    async take(endpoint: VastEndpoint, closing: AbortSignal): Promise<(() => void) | undefined> {
       const before = lines.get(endpoint) ?? Promise.resolve();
       const end = Promise.withResolvers<void>();
       const line = before.then(() => end.promise);
@@ -149,10 +159,10 @@ function createTurns(spacing: Spacing) {
         end.resolve();
         return undefined;
       }
-      let isOver = false;
+      let hasEnded = false;
       return () => {
-        if (!isOver) setTimeout(end.resolve, spacing[endpoint]).unref();
-        isOver = true;
+        if (!hasEnded) setTimeout(end.resolve, spacing[endpoint]).unref();
+        hasEnded = true;
       };
     },
   };

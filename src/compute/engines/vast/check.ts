@@ -1,6 +1,6 @@
-import type { Finding, Offer } from '../../backend.ts';
+import type { CheckFinding, Offer } from '../../backend.ts';
 import { finding } from '../../finding.ts';
-import type { Answer, VastApi } from './api.ts';
+import type { VastAnswer, VastApi } from './api.ts';
 import { numberOf } from './offers.ts';
 
 /** A label that no instance of Purser has, so that the list is empty. */
@@ -11,31 +11,31 @@ export async function checkVast(
   api: VastApi,
   list: (label: { eq: string }) => Promise<unknown[]>,
   offers: () => Promise<Offer[]>,
-): Promise<Finding[]> {
-  let account: Answer | undefined;
+): Promise<CheckFinding[]> {
+  let account: VastAnswer | undefined;
   const key = await finding('key', async () => {
-    account = await read(() => api.read('account', 'GET', '/api/v0/users/current'));
+    account = await explained(() => api.read('account', 'GET', '/api/v0/users/current'));
     if (account.status === 200) return 'Vast accepts it';
     if (account.status === 403) return 'Vast accepts it; it may not read the account (user_read)';
-    throw new Error(complaint(account.said));
+    throw new Error(complaint(account.words));
   });
   if (!key.ok) return [key]; // Any other call would fail in the same way, and use up a turn of the server's.
   return [
     key,
     await finding('credit', () => creditOf(account)),
     await finding('labels', async () => {
-      await read(() => list({ eq: NO_LABEL }));
+      await explained(() => list({ eq: NO_LABEL }));
       return 'instances can be listed by their label';
     }),
     await finding('offers', async () => {
-      const { length } = await read(offers);
+      const { length } = await explained(offers);
       return length ? `${length} on offer` : 'nothing is on offer at the moment';
     }),
   ];
 }
 
 /** Describes the prepaid credit, and what the balance adds or owes (docs.vast.ai, show user; vast-cli shows both). */
-function creditOf(account: Answer | undefined): string {
+function creditOf(account: VastAnswer | undefined): string {
   const { credit, balance } = (account?.json ?? {}) as { credit?: unknown; balance?: unknown };
   const [prepaid, owed] = [numberOf(credit), numberOf(balance)];
   if (prepaid === undefined && owed === undefined) return 'Vast does not tell it; without credit it refuses rentals';
@@ -46,7 +46,7 @@ function creditOf(account: Answer | undefined): string {
   );
 }
 
-async function read<T>(ask: () => Promise<T>): Promise<T> {
+async function explained<T>(ask: () => Promise<T>): Promise<T> {
   try {
     return await ask();
   } catch (error) {
@@ -55,8 +55,8 @@ async function read<T>(ask: () => Promise<T>): Promise<T> {
 }
 
 /** Returns Vast's error, or its silence, as a sentence with the remedy. */
-function complaint(said: string): string {
-  const [, status] = /(?:^|: )([45]\d\d)(?: |$)/.exec(said) ?? [];
+function complaint(words: string): string {
+  const [, status] = /(?:^|: )([45]\d\d)(?: |$)/.exec(words) ?? [];
   const what = () => {
     if (status === '401') return 'Vast refuses the key. Set compute.provider_three.api_key to one that is valid';
     if (status === '403') return 'The key may not do this. Give it the permissions to read and write instances';
@@ -64,5 +64,5 @@ function complaint(said: string): string {
     if (status !== undefined && status >= '500') return 'Vast is in trouble. Wait, and run doctor again';
     return 'Check base_url, and that this machine reaches it';
   };
-  return `${said.replace(/\.$/, '')}. ${what()}.`.replace('?.', '?');
+  return `${words.replace(/\.$/, '')}. ${what()}.`.replace('?.', '?');
 }

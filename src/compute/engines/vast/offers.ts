@@ -1,6 +1,6 @@
 import { formatUsd, Nanos } from '../../../base/money.ts';
 import { Refusal } from '../../../base/refusal.ts';
-import type { Offer, Quote, SpecThree } from '../../backend.ts';
+import type { MachineQuote, Offer, SpecThree } from '../../backend.ts';
 import type { VastApi } from './api.ts';
 import type { VastSettings } from './settings.ts';
 
@@ -20,7 +20,7 @@ const NANOS_PER_USD = 10n ** 9n;
 const HUNDREDTHS_OF_A_PERCENT = 10_000n;
 
 /** An ask at Vast, as far as this backend reads it. Its price is still the digits that were sent. */
-type Ask = {
+type VastAsk = {
   id?: unknown;
   dph_total?: unknown;
   duration?: unknown;
@@ -37,7 +37,7 @@ type Ask = {
 export function createVastOffers(settings: VastSettings, api: VastApi, now: () => number) {
   let listed: { at: number; offers: Promise<Offer[]> } | undefined;
 
-  async function search(diskGb: number, filters: Record<string, unknown>): Promise<Ask[]> {
+  async function search(diskGb: number, filters: Record<string, unknown>): Promise<VastAsk[]> {
     const answer = await api.read('search', 'POST', '/api/v0/bundles/', {
       verified: { eq: true },
       rentable: { eq: true },
@@ -48,16 +48,16 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
       ...filters,
     });
     const asks = (answer.json as { offers?: unknown } | undefined)?.offers;
-    if (answer.status !== 200 || !Array.isArray(asks)) throw new Error(`vast: no list of offers: ${answer.said}`);
+    if (answer.status !== 200 || !Array.isArray(asks)) throw new Error(`vast: no list of offers: ${answer.words}`);
     return asks.slice(0, OFFER_COUNT_MAX).filter((it) => typeof it === 'object' && it !== null);
   }
 
   /** Returns the Unix seconds at which the contract of this ask would end. They are fixed when the ask is rented. */
-  function endOf(ask: Ask): number | undefined {
+  function endOf(ask: VastAsk): number | undefined {
     const ends = [numberOf(ask.end_date), addTo(now(), numberOf(ask.duration))].filter((it) => it !== undefined);
     return ends.length ? Math.floor(Math.min(...ends)) : undefined;
   }
-  const secondsLeft = (ask: Ask) => Math.min(SECONDS_MAX, (endOf(ask) ?? Number.POSITIVE_INFINITY) - now());
+  const rentableSeconds = (ask: VastAsk) => Math.min(SECONDS_MAX, (endOf(ask) ?? Number.POSITIVE_INFINITY) - now());
 
   async function list(): Promise<Offer[]> {
     const seconds = SECONDS_LISTED + settings.provision_seconds;
@@ -65,7 +65,7 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
     return asks.flatMap((ask): Offer[] => {
       const priceHourly = priceOf(ask, settings.markup_percent);
       const offerId = idOf(ask.id);
-      const maxSeconds = Math.floor(secondsLeft(ask) - settings.provision_seconds);
+      const maxSeconds = Math.floor(rentableSeconds(ask) - settings.provision_seconds);
       if (priceHourly === undefined || offerId === undefined || maxSeconds < SECONDS_MIN) return [];
       const spec: SpecThree = {
         offer_id: offerId,
@@ -95,7 +95,7 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
      * Returns a quote. Refuses with `offer_not_found` if the machine cannot be rented (any more), and with `invalid_request` for an
      * impossible disk.
      */
-    async quote(spec: SpecThree): Promise<Quote> {
+    async quote(spec: SpecThree): Promise<MachineQuote> {
       const { offer_id: offerId, disk_gb: diskGb } = spec;
       if (!/^\d{1,15}$/.test(offerId)) throw new Refusal('offer_not_found');
       if (diskGb < DISK_GB_MIN) throw new Refusal('invalid_request', `spec.disk_gb: at least ${DISK_GB_MIN} here.`);
@@ -106,7 +106,7 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
       if (space !== undefined && diskGb > space)
         throw new Refusal('invalid_request', `spec.disk_gb: this offer has at most ${Math.floor(space)}.`);
       const endsBy = endOf(ask);
-      const maxSeconds = Math.max(0, Math.floor(secondsLeft(ask)));
+      const maxSeconds = Math.max(0, Math.floor(rentableSeconds(ask)));
       return { spec, priceHourly, maxSeconds, ...(endsBy === undefined ? {} : { endsBy }) };
     },
   };
@@ -116,7 +116,7 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
  * Returns the price in nano-dollars per hour with the operator's markup, rounded up once. It is exact: computed from the digits in
  * the JSON text, which may have an exponent. Undefined for a price that cannot be right.
  */
-function priceOf({ dph_total: digits }: Ask, markupPercent: number): bigint | undefined {
+function priceOf({ dph_total: digits }: VastAsk, markupPercent: number): bigint | undefined {
   const match = /^(\d{1,20})(?:\.(\d{1,60}))?(?:[eE]([+-]?\d{1,4}))?$/.exec(String(digits));
   if (!match) return undefined;
   const [, whole = '', fraction = '', exponent = '0'] = match;
@@ -129,7 +129,7 @@ function priceOf({ dph_total: digits }: Ask, markupPercent: number): bigint | un
   return price > 0n && price <= HOURLY_MAX ? price : undefined;
 }
 
-function wordsOf(ask: Ask): string {
+function wordsOf(ask: VastAsk): string {
   const memory = numberOf(ask.gpu_ram);
   const cores = numberOf(ask.cpu_cores_effective);
   return [

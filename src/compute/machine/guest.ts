@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto';
-import type { Inside, Ref } from '../backend.ts';
+import type { Guest, Ref } from '../backend.ts';
 import { type Begin, finish, hasTimedOut } from './program.ts';
 import { faultOf } from './proof.ts';
 import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
@@ -20,10 +20,10 @@ export type Proof = {
   before?: string;
 };
 
-export type InsideOptions = {
+export type GuestOptions = {
   /** Returns the requirements, or a fault that is already known. Without it, a command has to run. */
   proofOf?: (ref: Ref) => Promise<Proof | string>;
-  /** The path of the program that connects to ports (`Inside.relay`). */
+  /** The path of the program that connects to ports (`Guest.relay`). */
   relay?: string;
   /** The login shell, as a word of shell. */
   loginShell?: string;
@@ -34,8 +34,8 @@ export type InsideOptions = {
 
 const newMarker = () => randomBytes(12).toString('hex');
 
-/** Creates everything that is done inside the machines of a backend from a function that starts a program there. */
-export function createInside(
+/** Creates the calls into the machines of a backend from a function that starts a program there. */
+export function createGuest(
   begin: Begin,
   {
     proofOf = async () => ({}),
@@ -44,9 +44,9 @@ export function createInside(
     graceMilliseconds = GRACE_MILLISECONDS,
     uploadMilliseconds = UPLOAD_MILLISECONDS,
     killMilliseconds = KILL_MILLISECONDS,
-  }: InsideOptions = {},
-): Inside {
-  const exec: Inside['exec'] = async (ref, { command, timeoutSeconds, ...bounds }) => {
+  }: GuestOptions = {},
+): Guest {
+  const exec: Guest['exec'] = async (ref, { command, timeoutSeconds, ...bounds }) => {
     refuseCommand(command);
     const marker = newMarker();
     const calledAt = performance.now();

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import type { Readable } from 'node:stream';
 import { collectPieces } from '../../net/pieces.ts';
-import type { Session } from '../backend.ts';
+import type { GuestSession } from '../backend.ts';
 import { faultOf } from './sftp-fault.ts';
 
 /** Milliseconds without a byte from the machine after which a request fails. Generous, as 1 MiB takes a while on a slow line. */
@@ -12,9 +12,9 @@ const WORDS_BYTES_MAX = 4096;
 const END_BYTES = 64;
 
 /** The session in the machine has ended or does not respond. The last request may or may not have taken effect. */
-export class InsideLost extends Error {}
+export class ScriptLost extends Error {}
 
-export type Question = {
+export type ScriptRequest = {
   verb: string;
   words?: (Buffer | string | number)[];
   /** Data that follows the request on standard input; the verb reads exactly these bytes. */
@@ -25,18 +25,18 @@ export type Question = {
   take?: (bytes: number) => boolean;
 };
 
-export type Inside = {
-  /** Runs a verb. Returns its standard output and the token of the request. Throws SftpFault and InsideLost. */
-  ask(question: Question): Promise<{ output: Buffer; token: string }>;
+export type ScriptClient = {
+  /** Runs a verb. Returns its standard output and the token of the request. Throws SftpFault and ScriptLost. */
+  ask(question: ScriptRequest): Promise<{ output: Buffer; token: string }>;
 };
 
 /** Opens a client of `SFTP_SCRIPT` in a machine. Requests are sent one at a time. */
-export function createInside({ stdin, stdout, stderr, ended, kill }: Session): Inside {
-  let lost: InsideLost | undefined;
+export function createScriptClient({ stdin, stdout, stderr, ended, kill }: GuestSession): ScriptClient {
+  let lost: ScriptLost | undefined;
   /** Rejects the pending request, if there is one. */
-  let giveUp: ((lost: InsideLost) => void) | undefined;
+  let giveUp: ((lost: ScriptLost) => void) | undefined;
   function lose(reason: string) {
-    lost ??= new InsideLost(reason);
+    lost ??= new ScriptLost(reason);
     giveUp?.(lost);
   }
   void ended.then(
@@ -47,7 +47,7 @@ export function createInside({ stdin, stdout, stderr, ended, kill }: Session): I
   const out = createListener(stdout, lose);
   const err = createListener(stderr as Readable, lose);
 
-  async function ask({ verb, words = [], input, answerBytesMax = WORDS_BYTES_MAX, take }: Question) {
+  async function ask({ verb, words = [], input, answerBytesMax = WORDS_BYTES_MAX, take }: ScriptRequest) {
     assert(!giveUp, 'the script is asked one thing at a time');
     if (lost) throw lost;
     const { promise: loss, reject } = Promise.withResolvers<never>();
@@ -87,7 +87,7 @@ function wordOf(it: Buffer | string | number): string {
     .replace(/[^A-Za-z0-9/._:=+-]/g, (one) => `\\0${one.charCodeAt(0).toString(8).padStart(3, '0')}`);
 }
 
-type Heard = { bytes: Buffer; end: RegExpExecArray; isCut: boolean };
+type ScriptAnswer = { bytes: Buffer; end: RegExpExecArray; isCut: boolean };
 
 /** Reads answers from a stream, each up to an expected end. Unexpected output breaks the session. */
 function createListener(stream: Readable, lose: (reason: string) => void) {
@@ -99,7 +99,7 @@ function createListener(stream: Readable, lose: (reason: string) => void) {
   });
   return {
     until: (end: RegExp, bytesMax: number, active: () => void, take = (_bytes: number) => true) =>
-      new Promise<Heard>((resolve) => {
+      new Promise<ScriptAnswer>((resolve) => {
         const pieces = collectPieces();
         let length = 0;
         let isCut = false;
@@ -114,12 +114,12 @@ function createListener(stream: Readable, lose: (reason: string) => void) {
           }
           isCut ||= length > bytesMax + END_BYTES;
           if (!isCut) pieces.add(chunk);
-          const found = end.exec(last.toString('latin1'));
-          if (!found) return;
+          const match = end.exec(last.toString('latin1'));
+          if (!match) return;
           listen = undefined;
           const whole = pieces.whole();
-          isCut ||= length - found[0].length > bytesMax;
-          resolve({ bytes: isCut ? whole : whole.subarray(0, -found[0].length), end: found, isCut });
+          isCut ||= length - match[0].length > bytesMax;
+          resolve({ bytes: isCut ? whole : whole.subarray(0, -match[0].length), end: match, isCut });
         };
       }),
   };

@@ -1,14 +1,19 @@
 import assert from 'node:assert/strict';
-import { randomBytes, randomInt } from 'node:crypto';
-import { readdirSync, readFileSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import { hash, randomBytes, randomInt } from 'node:crypto';
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import fc from 'fast-check';
 import { tagOf } from '../../src/compute/backend.ts';
-import { type CommandOrder, runInSetting } from '../../src/compute/machine/command.ts';
+import { type CommandOrder, runInSession } from '../../src/compute/machine/command.ts';
 import { listFiles, readPart } from '../../src/compute/machine/files.ts';
 import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/machine/process.ts';
+import { readTree, storeFile, storeTree } from '../../src/compute/machine/streamed.ts';
 import { until } from '../helper/waiting.ts';
-import { gone, type Subject } from './conformance.ts';
+import { archive, treeOf } from '../http/trees-shared.ts';
+import { gone, newFolder, type Subject } from './conformance.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
 const take = () => true;
@@ -30,7 +35,7 @@ const commandLinesWith = (text: string) =>
   });
 
 /** What can be done inside a machine of every backend, by the same generic code: a new one has to let it. */
-export function workInside(name: string, open: (t: TestContext) => Promise<Subject | undefined>): void {
+export function workInGuest(name: string, open: (t: TestContext) => Promise<Subject | undefined>): void {
   const installation = `inst_${randomBytes(13).toString('hex')}`;
 
   /** A machine of its own, with a directory of its own. */
@@ -44,17 +49,17 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     const { ref } = created as { ref: string };
     await until(`${name} runs`, async () => {
       const it = await backend.inspect(ref);
-      return it?.state === 'running' && (await backend.inside.prove(ref)) === undefined && it;
+      return it?.state === 'running' && (await backend.guest.prove(ref)) === undefined && it;
     });
-    const folder = `/tmp/purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
+    const folder = newFolder();
     const sh = async (command: string) => {
-      const said = await backend.inside.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
+      const said = await backend.guest.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
       return said.stdout.toString();
     };
     await sh(`mkdir ${folder}`);
     const run = async (command: string, order: Partial<CommandOrder> = {}) => {
       const limits = { timeoutSeconds: 60, streamBytesMax: 1024 * 1024 };
-      const said = await runInSetting(backend, ref, { command, ...limits, ...order });
+      const said = await runInSession(backend, ref, { command, ...limits, ...order });
       return { ...said, stdout: said.stdout.toString(), stderr: said.stderr.toString() };
     };
     const end = async () => {
@@ -75,7 +80,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     const tell = (stream: string) => async (piece: Buffer) => void pieces.push(`${stream}: ${piece}`);
     const sum = '$(($(wc -c)))';
     const command = `echo first; sleep 1; echo second >&2; echo "${sum} $PWD $SECRET $QUOTED"; exit 7`;
-    const running = run(command, { cwd: folder, env, input, tell: { stdout: tell('out'), stderr: tell('err') } });
+    const running = run(command, { cwd: folder, env, input, onOutput: { stdout: tell('out'), stderr: tell('err') } });
     await until('the first piece has come', async () => pieces.length > 0);
     assert.deepEqual(commandLinesWith(secret), [], 'no list of processes has the value of a variable');
     const said = await running;
@@ -102,7 +107,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     await until('the tree is dead', async () => (await sh(left)) === '');
     const gone = new AbortController();
     const begun = Promise.withResolvers<void>();
-    const killed = run(`setsid sleep ${marker} & sleep ${marker}`, { signal: gone.signal, begun: begun.resolve });
+    const killed = run(`setsid sleep ${marker} & sleep ${marker}`, { signal: gone.signal, onBegin: begun.resolve });
     await begun.promise;
     gone.abort();
     await killed.catch(() => {}); // Some lines break with what is killed.
@@ -120,7 +125,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     const random = fc.sample(NAMES, { numRuns: 6, seed }).filter((it) => it !== '.' && it !== '..');
     const names = [...new Set(['-rf', "it's", '"quoted" \\ $x', 'ünïcode 😀', ...random])];
     const contents = new Map(names.map((it) => [it, randomBytes(randomInt(200_000))]));
-    for (const [it, content] of contents) await backend.inside.upload(ref, `${folder}/${it}`, content);
+    for (const [it, content] of contents) await backend.guest.upload(ref, `${folder}/${it}`, content);
     // Upload refuses control characters. A tenant may use them.
     const other = 'two\nlines\n';
     await run(`cat >"$NAME"`, { cwd: folder, env: { NAME: other }, input: Buffer.from('x') });
@@ -139,7 +144,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     }
 
     const big = randomBytes(3_000_000);
-    await backend.inside.upload(ref, `${folder}/big`, big);
+    await backend.guest.upload(ref, `${folder}/big`, big);
     const part = (offset: number, length: number) =>
       readPart(backend, ref, { path: `${folder}/big`, offset, length, bytesMax: 1_000_000, take });
     for (const [offset, length] of [
@@ -159,6 +164,82 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     assert.deepEqual(await about(`${folder}/big`), { type: 'file', size: 3e6, mode: 0o640, modified: 1_700_000_000 });
     assert.equal((await about(`${folder}/link`)).type, 'link');
     assert.equal((await listFiles(backend, ref, { path: `${folder}/link`, take })).entries?.length, contents.size + 2);
+    await lease.end();
+  });
+
+  test(`${name}: files and trees of any length pass through as they come`, async (t) => {
+    const lease = await machine(t);
+    if (!lease) return;
+    const { backend, ref, folder, sh } = lease;
+    /** Bytes in pieces of 60,000, as a connection brings them. */
+    const contentOf = (bytes: Buffer, breaksOffAt = Number.POSITIVE_INFINITY) => {
+      let at = 0;
+      return {
+        async next() {
+          if (at > breaksOffAt) throw new Error('the client has gone');
+          const piece = bytes.subarray(at, at + 60_000);
+          at += piece.length;
+          return piece.length ? piece : undefined;
+        },
+      };
+    };
+    const file = randomBytes(3_000_000);
+    const path = `${folder}/it's -x`;
+    const order = { path, confirm: () => {} };
+    const stored = await storeFile(backend, ref, { ...order, content: contentOf(file) });
+    const sum = hash('sha256', file, 'hex');
+    assert.deepEqual(stored, { bytes: file.length, sha256: sum });
+    const replacement = { ...order, content: contentOf(file.subarray(1000), 1_000_000) };
+    await assert.rejects(storeFile(backend, ref, replacement), /has gone/);
+    assert.equal((await sh(`sha256sum < "${path}"; cd ${folder} && echo *`)).trim(), `${sum}  -\nit's -x`);
+
+    const files = Object.fromEntries(
+      Array.from({ length: 300 }, (_, index) => [
+        `${index % 7}/${'d'.repeat(index % 150)}/${index}`,
+        randomBytes(2000),
+      ]),
+    );
+    const { root, pack } = treeOf(t, files);
+    const packed = pack();
+    const tree = { path: `${folder}/tree/`, confirm: () => {}, take };
+    const { entries } = await storeTree(backend, ref, { ...tree, content: contentOf(packed) });
+    assert.ok(entries > 300, `${entries}`);
+    const sums = 'find . -type f | sort | while read -r it; do sha256sum "$it"; done';
+    const own = execFileSync('sh', ['-c', sums], { cwd: root, encoding: 'utf8', env: { ...process.env, LC_ALL: 'C' } });
+    assert.equal(await sh(`export LC_ALL=C; cd ${folder}/tree && ${sums}`), own);
+    assert.equal(await sh(`ls -A ${folder}/tree | grep purser; true`), '', 'nothing of Purser is left');
+
+    await sh(`ln -s /etc ${folder}/tree/link`);
+    for (const [content, words] of [
+      [contentOf(packed.subarray(0, 100_000)), /is cut.* written/],
+      [contentOf(archive({ name: 'link/x' })), /leads through the symbolic link "link"/],
+      [contentOf(archive({ name: 'a', content: 'a' }, { name: '/x' })), /absolute.*1 entry was written/],
+    ] as const)
+      await assert.rejects(storeTree(backend, ref, { ...tree, content }), { code: 'invalid_request', message: words });
+    await assert.rejects(storeTree(backend, ref, { ...tree, content: contentOf(packed, 100_000) }), /has gone/);
+
+    const pieces: Buffer[] = [];
+    const reading = {
+      ...{ path: `${folder}/tree`, bytesMax: 1e8, signal: t.signal },
+      begin() {},
+      send: async (it: Buffer) => void pieces.push(it),
+    };
+    await readTree(backend, ref, reading);
+    const back = mkdtempSync(join(tmpdir(), 'purser-tree-'));
+    t.after(() => rmSync(back, { recursive: true, force: true }));
+    execFileSync('tar', ['-xf', '-', '--exclude=./a'], { cwd: back, input: Buffer.concat(pieces) });
+    const again = execFileSync('sh', ['-c', sums], {
+      cwd: back,
+      encoding: 'utf8',
+      env: { ...process.env, LC_ALL: 'C' },
+    });
+    assert.equal(again, own);
+    for (const [over, code] of [
+      [{ path: `${folder}/none` }, 'not_found'],
+      [{ path }, 'invalid_request'],
+      [{ path: folder, bytesMax: 100_000 }, 'payload_too_large'],
+    ] as const)
+      await assert.rejects(readTree(backend, ref, { ...reading, ...over }), { code });
     await lease.end();
   });
 
@@ -182,7 +263,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
       offset: 0,
       bytesMax: 0,
       follow: { timeoutSeconds: 60 },
-      tell: async (piece) => {
+      onOutput: async (piece) => {
         heard += piece;
       },
     });

@@ -1,0 +1,101 @@
+import type { Backend, Created } from '../../backend.ts';
+import { type Claim, labelsOf } from '../../kit/claim.ts';
+import { refused } from '../../kit/created.ts';
+import type { Deadlines } from '../../kit/watchdog.ts';
+import type { Containers } from './containers.ts';
+import { makeContainer } from './describe.ts';
+import { type Engine, statusOf, textOf, wasNeverSent } from './engine.ts';
+import { lacksImage } from './image.ts';
+import { NETWORK_LABEL, NoSubnet, type WalletNetworks } from './network.ts';
+import { type ContainerSettings, contentsOf } from './settings.ts';
+import { putWatchdog } from './watchdog.ts';
+
+export const CREATED_LABEL = 'purser.created';
+
+export type ContainerOrder = Parameters<Backend['create']>[0];
+
+type MakerParts = {
+  prefix: string;
+  now: () => number;
+  containers: Containers;
+  networks: WalletNetworks;
+  deadlines: Deadlines;
+};
+
+/** Creates the call that makes a container for a claim and starts it. */
+export function createMaker(
+  engine: Engine,
+  settings: ContainerSettings,
+  { prefix, now, containers, networks, deadlines }: MakerParts,
+) {
+  /** Makes a container, and the network of its wallet, and starts it. Throws when the outcome is unknown. */
+  async function make(order: ContainerOrder, claim: Claim): Promise<Created | 'no_image'> {
+    const { tag, walletId } = order;
+    const name = walletId === undefined ? tag : prefix + walletId.replace('_', '-');
+    try {
+      return await networks.within(name, (network) => makeIn(network, order, claim));
+    } catch (error) {
+      if (!(error instanceof NoSubnet)) throw error;
+      return refused('No subnet is left for a network of this wallet', error.message, 'capacity_unavailable');
+    }
+  }
+
+  async function makeIn(
+    network: string,
+    { tag, deadline, isTrial = false }: ContainerOrder,
+    claim: Claim,
+  ): Promise<Created | 'no_image'> {
+    let isFresh = true;
+    try {
+      await makeContainer(engine, {
+        name: tag,
+        ...contentsOf(settings, claim.offer),
+        labels: {
+          ...labelsOf(claim),
+          [CREATED_LABEL]: String(now()),
+          ...(network === 'none' ? {} : { [NETWORK_LABEL]: network }),
+        },
+        cpus: claim.cpus,
+        memoryGib: claim.memoryGib,
+        pids: settings.pids,
+        network,
+        deadline,
+        devices: claim.devices,
+        gpuMode: 'offers' in settings ? 'nvidia' : settings.gpu_mode,
+        diskGb: claim.diskGb,
+        keepsLog: isTrial,
+      });
+    } catch (error) {
+      if (wasNeverSent(error)) return refused('The provider cannot be reached', textOf(error));
+      if (statusOf(error) === undefined) throw error;
+      if (lacksImage(error)) return 'no_image';
+      // An answer means that nothing is under way: an earlier attempt has made the container, or there is none.
+      const existing = await containers.look(tag);
+      if (!existing) return refused('The provider refused the machine', textOf(error));
+      if (existing.State.Status !== 'created') return { kind: 'created', ref: tag };
+      isFresh = false; // It has the deadline of that attempt.
+    }
+    const started = await start(tag);
+    if (isFresh && started.kind === 'created') deadlines.note(tag, deadline);
+    return started;
+  }
+
+  /** Starts an existing container. Throws when the outcome is unknown. */
+  async function start(tag: string): Promise<Created> {
+    try {
+      await engine.defaultsOf(tag); // Nobody should pay for a container in which no command can be run.
+      await putWatchdog(engine, tag, await engine.architecture());
+      await engine.ask('start', (abortSignal) => engine.docker.getContainer(tag).start({ abortSignal }));
+    } catch (error) {
+      if (statusOf(error) !== 304) {
+        // It exists and does not run: it is removed, and only a confirmed removal is a clear no.
+        await containers.remove(tag);
+        if (await containers.look(tag)) throw error;
+        return refused('The provider could not start the machine', textOf(error));
+      }
+    }
+    return { kind: 'created', ref: tag };
+  }
+
+  return make;
+}

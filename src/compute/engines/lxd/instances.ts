@@ -1,0 +1,86 @@
+import type { Machine, Ref } from '../../backend.ts';
+import { isAbsent, type LxdApi, STATUS, textOf } from './api.ts';
+import { isLeaseName, type LxdInstance } from './describe.ts';
+
+export const CHANGE_MILLISECONDS = 60_000;
+const BUSY_MILLISECONDS = 10_000;
+const BUSY_POLL_MILLISECONDS = 100;
+
+/** Finds and removes the instances of leases. */
+export function createInstances(lxd: LxdApi) {
+  /** The member of the cluster that each was last seen on. */
+  const locations = new Map<Ref, string>();
+
+  /** Returns the instance of a reference; undefined when the server confirms that there is none. */
+  async function look(ref: Ref): Promise<LxdInstance | undefined> {
+    try {
+      const instance = await lxd.ask<LxdInstance>('GET', `/1.0/instances/${ref}`);
+      // Only the server's own message proves that there is no such instance; an answer about another proves nothing about this one.
+      if (typeof instance?.status_code !== 'number' || instance.name !== ref)
+        throw new Error(`LXD does not say the state of ${ref}`);
+      noteLocation(instance);
+      return instance;
+    } catch (error) {
+      if (isAbsent(error)) return undefined;
+      throw error;
+    }
+  }
+
+  /** Notes the member that an instance is on. Outside a cluster there is only one place. */
+  function noteLocation({ name, location }: LxdInstance): void {
+    if (location && location !== 'none') locations.set(name, location);
+  }
+
+  /** Lists every container of the project. Throws when a member of the cluster does not answer for one that may be a lease. */
+  async function list(): Promise<LxdInstance[]> {
+    const all = await lxd.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1&instance-type=container');
+    all.forEach(noteLocation);
+    const silent = all.find((it) => it.status_code === STATUS.error && isLeaseName(it.name));
+    if (silent) throw new Error(`${lxd.socket}: the member ${silent.location} does not answer for ${silent.name}`);
+    return all;
+  }
+
+  /** Stops and removes an instance in any state; succeeds if it is gone. */
+  async function remove(ref: Ref): Promise<void> {
+    const stop = { action: 'stop', force: true, timeout: 30 };
+    await whenIdle(() => lxd.run('PUT', `/1.0/instances/${ref}/state`, stop, CHANGE_MILLISECONDS)).catch((error) => {
+      if (!isAbsent(error) && !/already stopped|not running/i.test(textOf(error))) throw error;
+    });
+    await whenIdle(() => lxd.run('DELETE', `/1.0/instances/${ref}`, undefined, CHANGE_MILLISECONDS)).catch((error) => {
+      if (!isAbsent(error)) throw error;
+    });
+  }
+
+  return {
+    look,
+    list,
+    remove,
+    locationOf: (ref: Ref) => locations.get(ref),
+    forget: (ref: Ref) => void locations.delete(ref),
+  };
+}
+export type LxdInstances = ReturnType<typeof createInstances>;
+
+/** Repeats work on an instance while LXD is busy with it: one whose deadline has just passed is being stopped. */
+async function whenIdle<T>(work: () => Promise<T>): Promise<T> {
+  const until = performance.now() + BUSY_MILLISECONDS;
+  for (;;)
+    try {
+      return await work();
+    } catch (error) {
+      if (!/is busy running/i.test(textOf(error)) || performance.now() > until) throw error;
+      await new Promise((resolve) => setTimeout(resolve, BUSY_POLL_MILLISECONDS));
+    }
+}
+
+const STARTING = 106;
+const ENDED: readonly number[] = [102, 107, 108]; // Stopped, stopping, aborting.
+
+/**
+ * Returns the state of an instance. Throws when LXD reports none. One that was made and not started counts as ended: its creator
+ * died in between.
+ */
+export function stateOf({ name, status, status_code: code }: LxdInstance): Machine['state'] {
+  if (code === STATUS.error) throw new Error(`LXD cannot say the state of ${name} (${status})`);
+  return ENDED.includes(code) ? 'ended' : code === STARTING ? 'provisioning' : 'running';
+}

@@ -1,0 +1,41 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { type Counts, openChatWriter } from './chat-writes.ts';
+
+// What a chat costs the writer, as counts: no time is measured, so a busy machine changes nothing.
+
+/** The chats of one commit under load: 64 connections make 15 holds and 15 settlements a commit (docs/performance.md). */
+const CHATS_PER_COMMIT = 15;
+
+const most = (counts: Map<string, number>): string =>
+  [...counts]
+    .sort(([, a], [, b]) => b - a)
+    .map(([name, count]) => `${count} × ${name}`)
+    .join('\n');
+
+function assertCosts(counts: Counts, chats: number, limits: { statements: number; logBytes: number }): void {
+  const statements = [...counts.statements.values()].reduce((sum, it) => sum + it) / chats;
+  assert(statements <= limits.statements, `${statements} statements a chat:\n${most(counts.statements)}`);
+  const logBytes = counts.logBytes / chats;
+  assert(logBytes <= limits.logBytes, `${logBytes} bytes of log a chat, in ${chats} chats:\n${most(counts.pages)}`);
+}
+
+for (const { wallets, logBytes } of [
+  { wallets: 1, logBytes: 15_800 },
+  { wallets: 1000, logBytes: 29_000 },
+])
+  test(`64 connections, ${wallets} wallets: statements and bytes of log a chat`, async (t) => {
+    const writer = await openChatWriter(t, wallets);
+    await writer.chats(40, 100);
+    const counts = await writer.chats(40, CHATS_PER_COMMIT);
+    assert.equal(counts.commits, 40);
+    assertCosts(counts, 40 * CHATS_PER_COMMIT, { statements: 8, logBytes });
+  });
+
+test('one connection: statements and bytes of log a chat', async (t) => {
+  const writer = await openChatWriter(t, 1000);
+  await writer.chats(40, 100);
+  const counts = await writer.chatsOneByOne(300);
+  assert.equal(counts.commits, 600);
+  assertCosts(counts, 300, { statements: 11, logBytes: 88_000 });
+});
