@@ -6,7 +6,7 @@ import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { keys } from '../db/schema.ts';
 import { accountOf } from '../ledger/account.ts';
-import { LIST_COUNT_MAX, type Page } from '../ledger/wallet.ts';
+import { LIST_COUNT_MAX, type ListPage } from '../ledger/wallet.ts';
 import { hashToken, lastFour, mintToken } from './token.ts';
 
 export type Key = typeof keys.$inferSelect;
@@ -54,7 +54,11 @@ export function refuseRevokedKey(read: Reader, id: string): void {
 }
 
 /** Returns account keys of an account, newest first, before the id `before`, without their secrets. */
-export function listKeys(read: Reader, accountId: string, { before = '~', limit = LIST_COUNT_MAX }: Page = {}): Key[] {
+export function listKeys(
+  read: Reader,
+  accountId: string,
+  { before = '~', limit = LIST_COUNT_MAX }: ListPage = {},
+): Key[] {
   return reads(read).ofAccount.all({ accountId, kind: 'account', before, limit });
 }
 

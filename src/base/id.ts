@@ -36,12 +36,14 @@ export function newId(prefix: IdPrefix): string {
     used = 0;
   }
   let time = Date.now();
-  let stamp = '';
-  for (let i = 0; i < TIME_CHARACTERS; i++) {
-    stamp = ALPHABET[time % 32] + stamp;
+  for (let i = TIME_CHARACTERS - 1; i >= 0; i--) {
+    written[i] = CODES[time % 32] as number;
     time = Math.floor(time / 32);
   }
-  let random = '';
-  for (let i = 0; i < RANDOM_CHARACTERS; i++) random += ALPHABET[(pool[used++] as number) & 31];
-  return `${prefix}_${stamp}${random}`;
+  for (let i = TIME_CHARACTERS; i < written.length; i++) written[i] = CODES[(pool[used++] as number) & 31] as number;
+  return `${prefix}_${written.toString('latin1')}`;
 }
+
+/** The part behind the prefix: put together as bytes, since each piece of a string would be an object. */
+const written = Buffer.alloc(TIME_CHARACTERS + RANDOM_CHARACTERS);
+const CODES = Buffer.from(ALPHABET);

@@ -60,6 +60,8 @@ export function formatUsd(amount: Nanos): string {
   return formatDecimal(amount, USD_DECIMALS, 2);
 }
 
+const ZERO_CODE = 0x30;
+
 /**
  * Formats an integer scaled by 10^decimals as a plain decimal string with at least `min` decimals and no further
  * trailing zeros.
@@ -67,9 +69,11 @@ export function formatUsd(amount: Nanos): string {
 export function formatDecimal(scaled: bigint, decimals: number, min: number): string {
   const sign = scaled < 0n ? '-' : '';
   const digits = (scaled < 0n ? -scaled : scaled).toString().padStart(decimals + 1, '0');
-  const whole = digits.slice(0, -decimals);
-  const fraction = digits.slice(-decimals).replace(/0+$/, '').padEnd(min, '0');
-  return fraction ? `${sign}${whole}.${fraction}` : `${sign}${whole}`;
+  const point = digits.length - decimals;
+  let end = digits.length;
+  while (end > point + min && digits.charCodeAt(end - 1) === ZERO_CODE) end--;
+  const whole = `${sign}${digits.slice(0, point)}`;
+  return end > point ? `${whole}.${digits.slice(point, end)}` : whole;
 }
 
 /** Returns the sum of the amounts. Throws RangeError when it does not fit. */

@@ -49,9 +49,8 @@ export type ClockWatch = {
 export function watchClock({ clock, ledger, log, time, isSynced, file, failed }: ClockWatchParts): ClockWatch {
   let timer: NodeJS.Timeout | undefined;
   let running: Promise<void> | undefined;
-  let noting = Promise.resolve(); // One note is written after the other.
   let isStarted = false;
-  let isFailing = false; // On a full disk it fails every minute, which is reported once.
+  const note = noteTo(file, { clock, time, failed });
 
   const wall = () => Math.floor(time.wall() / 1000);
 
@@ -72,22 +71,6 @@ export function watchClock({ clock, ledger, log, time, isSynced, file, failed }:
     if (!leap || !(await isSynced(wall()))) return;
     const still = clock.doubt(); // The clock may have been corrected while the time service was asked.
     if (still) await believe(still, 'a time service vouches for it');
-  }
-
-  /** Notes the time, unless the clock is in doubt or has just jumped. */
-  function note(): Promise<void> {
-    noting = noting.then(async () => {
-      if (clock.holdsBlocked() !== undefined) return;
-      try {
-        const sighting: Sighting = { at: clock.now(), boot: time.boot?.() ?? null };
-        await writeDurably(file, `${JSON.stringify(sighting)}\n`);
-        isFailing = false;
-      } catch (error) {
-        if (!isFailing) failed(error);
-        isFailing = true;
-      }
-    });
-    return noting;
   }
 
   function schedule() {
@@ -131,5 +114,28 @@ export function watchClock({ clock, ledger, log, time, isSynced, file, failed }:
       await running;
       if (wasStarted) await note();
     },
+  };
+}
+
+/** Returns a function that notes the time in a file, unless the clock is in doubt or has just jumped. */
+function noteTo(
+  file: string,
+  { clock, time, failed }: Pick<ClockWatchParts, 'clock' | 'time' | 'failed'>,
+): () => Promise<void> {
+  let noting = Promise.resolve(); // One note is written after the other.
+  let isFailing = false; // On a full disk it fails every minute, which is reported once.
+  return () => {
+    noting = noting.then(async () => {
+      if (clock.holdsBlocked() !== undefined) return;
+      try {
+        const sighting: Sighting = { at: clock.now(), boot: time.boot?.() ?? null };
+        await writeDurably(file, `${JSON.stringify(sighting)}\n`);
+        isFailing = false;
+      } catch (error) {
+        if (!isFailing) failed(error);
+        isFailing = true;
+      }
+    });
+    return noting;
   };
 }

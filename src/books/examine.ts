@@ -1,7 +1,7 @@
 import { statSync } from 'node:fs';
 import { audit, auditInThreads, newFault } from '../ledger/audit.ts';
 import { type CommitMark, findGap, readHeadFile, readTipFile } from '../ledger/head.ts';
-import type { Verdict } from '../ledger/verify.ts';
+import type { Verification } from '../ledger/verify.ts';
 import { openBooks, type ReadableBooks } from './open.ts';
 
 /** A file of this size is verified within a second or so; a larger one in several threads. */
@@ -55,7 +55,7 @@ export const damageOf = ({ client, read }: Pick<ReadableBooks, 'client' | 'read'
 export async function auditFiles(
   at: { database: string; head: string; tip: string },
   inThreads?: boolean,
-): Promise<Verdict> {
+): Promise<Verification> {
   using books = openBooks(at.database, { access: 'read' });
   const marks = await readMarks(at);
   const verdict =

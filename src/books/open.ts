@@ -5,7 +5,7 @@ import { type Clock, createClock, type KnownTime, type TimeSource } from '../bas
 import type { Log } from '../base/log.ts';
 import type { MasterKeySource } from '../config/config.ts';
 import type { Reader } from '../db/handle.ts';
-import { type Patience, takeLock } from '../db/lock.ts';
+import { type LockPatience, takeLock } from '../db/lock.ts';
 import { openDatabase } from '../db/open.ts';
 import { type Files, files, prepareDirectory } from '../files/data-directory.ts';
 import { fullDisk } from '../files/full-disk.ts';
@@ -18,7 +18,7 @@ type DirectoryNeeds = {
   /** Creates the directory when it is missing. Without it there must be a database. */
   create?: boolean;
   /** The lock to hold, by default none. `lock` keeps other writers out, `backupLock` only other backups. */
-  lock?: { file: 'lock' | 'backupLock'; who: string; patience?: Patience };
+  lock?: { file: 'lock' | 'backupLock'; who: string; patience?: LockPatience };
 };
 
 /**

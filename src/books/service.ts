@@ -25,7 +25,7 @@ import {
 import type { Ledger } from '../ledger/ledger.ts';
 import { tellDiskLow } from '../ledger/notices.ts';
 import type { Outbox } from '../ledger/outbox.ts';
-import { faultsOf, type Verdict } from '../ledger/verify.ts';
+import { faultsOf, type Verification } from '../ledger/verify.ts';
 import type { Events } from '../telemetry/events.ts';
 import { type ClockWatch, watchClock } from './clock-watch.ts';
 import { gapOf, newestOf, readMarks } from './examine.ts';
@@ -105,8 +105,8 @@ export async function openBooksForService(
     events.diskLow(reason);
     // The event must not use up the reserve; and books with a fault are not written.
     if (health.fault || diskReserve.isReadOnly() || diskReserve.freeBytes() < EVENT_SPACE_BYTES) return;
-    const told = ledger.write(tellDiskLow, { reason, now: clock.now() });
-    told.catch((error) => events.failed('disk_event', error));
+    const announced = ledger.write(tellDiskLow, { reason, now: clock.now() });
+    announced.catch((error) => events.failed('disk_event', error));
   }
   const reserveEvents = { ...events, diskLow };
   const diskReserve = opening.adopt(createDiskReserve(at.reserve, inFlight, reserveEvents), (it) => it.stop());
@@ -151,7 +151,7 @@ const isSmall = (client: Ledger['client']) =>
   Number(client.pragma('page_count', { simple: true })) * Number(client.pragma('page_size', { simple: true })) <
   SMALL_BYTES;
 
-function changedSchema(client: Ledger['client']): Pick<Verdict, 'problems' | 'faults'> {
+function changedSchema(client: Ledger['client']): Pick<Verification, 'problems' | 'faults'> {
   const { listed, count } = faultsOf((fault) => findChangedSchema(client, fault));
   return { problems: listed, faults: count };
 }
@@ -173,14 +173,14 @@ async function examine(
   const marks = await readMarks(at);
   const isExamined = options.acceptLoss || (options.create && isSmall(ledger.client));
   // At least the schema: statements are prepared when they are first used, which may be in the middle of a payment.
-  const found = isExamined ? audit(ledger.client) : changedSchema(ledger.client);
-  const missing = found.faults ? missingPart(ledger.client) : undefined;
-  let fault = gapOf(ledger, marks) ?? newFault(ledger.read, found);
+  const examined = isExamined ? audit(ledger.client) : changedSchema(ledger.client);
+  const missing = examined.faults ? missingPart(ledger.client) : undefined;
+  let fault = gapOf(ledger, marks) ?? newFault(ledger.read, examined);
   if (missing)
     fault = `the books are damaged: ${missing}. No accepted loss makes up for that: restore the newest backup`;
   else if (fault && options.acceptLoss) {
     options.log.warn({ event: 'loss.accepted', fault }, 'the loss was accepted; a new epoch begins');
-    const epoch = { reason: fault, acceptedFaults: found.faults, above: newestOf(marks).epoch };
+    const epoch = { reason: fault, acceptedFaults: examined.faults, above: newestOf(marks).epoch };
     // Not earlier than the books: that would accept a clock that is behind them.
     const at = Math.max(now, newestTime(ledger.read));
     await ledger.write(beginNewEpoch, { ...epoch, because: 'the loss of entries was accepted', now: at });
@@ -194,8 +194,8 @@ async function examine(
         : 'this database is not served; `purser doctor` explains, `purser serve --accept-loss` begins a new epoch',
     );
   else {
-    if (isExamined && found.faults < currentEpoch(ledger.read).acceptedFaults)
-      await ledger.write(lowerAcceptedFaults, { left: found.faults });
+    if (isExamined && examined.faults < currentEpoch(ledger.read).acceptedFaults)
+      await ledger.write(lowerAcceptedFaults, { remaining: examined.faults });
     if (options.create && installationOf(ledger.read).defaultAccountId === null)
       await ledger.write(openDefaultAccount, { now });
     await recognise(ledger, (options.machineId ?? readMachineId)(), now);
@@ -207,7 +207,7 @@ async function examine(
 async function recognise(ledger: Ledger, machineId: string | undefined, now: number): Promise<void> {
   if (machineId === undefined) return;
   const { installationId, machineHash: known } = installationOf(ledger.read);
-  const found = machineHash(machineId, installationId);
-  if (known?.equals(found)) return;
-  await ledger.write(recogniseMachine, { machineHash: found, isAnother: known !== null, now });
+  const current = machineHash(machineId, installationId);
+  if (known?.equals(current)) return;
+  await ledger.write(recogniseMachine, { machineHash: current, isAnother: known !== null, now });
 }

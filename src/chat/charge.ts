@@ -9,10 +9,10 @@ import { type LearnApp, learnBound } from './learn.ts';
 import type { Detail } from './quote.ts';
 
 /** The size of an answer: its reported counts, and a bound on the tokens that arrived. */
-export type Size = Pick<Heard, 'counts' | 'isCounted' | 'tokensDelivered'>;
+export type AnswerSize = Pick<Heard, 'counts' | 'isCounted' | 'tokensDelivered'>;
 
 /** Returns the size of a complete answer. */
-export const sizeOf = ({ usage, generatedBytes }: ToldAnswer): Size => ({
+export const sizeOf = ({ usage, generatedBytes }: ToldAnswer): AnswerSize => ({
   counts: usage,
   isCounted: true,
   tokensDelivered: generatedBytes,
@@ -29,24 +29,24 @@ export function charge(
   operation: Operation,
   { model, bounded }: Detail,
   route: Route,
-  { counts, isCounted, tokensDelivered }: Size,
+  { counts, isCounted, tokensDelivered }: AnswerSize,
 ): { charge: Nanos; usage: string } {
   const max = bounded.maxUsage(route);
   const { images } = max;
-  const told = toldIn(counts, bounded.apiOf(route), max.promptTokens);
+  const reported = toldIn(counts, bounded.apiOf(route), max.promptTokens);
   // A server that does not know the count yet reports 0 at the beginning; no prompt has 0 tokens.
-  const isPromptTold = told.promptTokens !== undefined && (isCounted || told.promptTokens > 0);
-  const isAnswerTold = isCounted && told.completionTokens !== undefined;
+  const isPromptReported = reported.promptTokens !== undefined && (isCounted || reported.promptTokens > 0);
+  const isAnswerReported = isCounted && reported.completionTokens !== undefined;
   const usage: Usage = {
-    ...told,
+    ...reported,
     // An upstream that does not report how long it caches written tokens caches them for the requested time.
-    cacheWriteHourTokens: told.cacheWriteHourTokens ?? (max.isCachedForHour ? told.cacheWriteTokens : 0),
-    promptTokens: isPromptTold ? (told.promptTokens as number) : max.promptTokens,
-    completionTokens: isAnswerTold
-      ? (told.completionTokens as number)
-      : Math.max(told.completionTokens ?? 0, Math.min(tokensDelivered, max.completionTokens)),
+    cacheWriteHourTokens: reported.cacheWriteHourTokens ?? (max.isCachedForHour ? reported.cacheWriteTokens : 0),
+    promptTokens: isPromptReported ? (reported.promptTokens as number) : max.promptTokens,
+    completionTokens: isAnswerReported
+      ? (reported.completionTokens as number)
+      : Math.max(reported.completionTokens ?? 0, Math.min(tokensDelivered, max.completionTokens)),
   };
-  const isEstimated = !isPromptTold || !isAnswerTold;
+  const isEstimated = !isPromptReported || !isAnswerReported;
   const upstream = model.routes.length > 1 ? route.upstream : undefined;
   const described = describeUsage(usage, { images, upstream, estimated: isEstimated });
   if (isEstimated) app.events.estimated(operation, described);
@@ -54,8 +54,12 @@ export function charge(
   // A count above its bound means that the bound is wrong, whatever the total. It never raises the bill.
   if (usage.promptTokens > max.promptTokens || usage.completionTokens > max.completionTokens)
     app.events.boundExceeded(operation, described);
-  if (isPromptTold) learnBound(app, operation, route, bounded, usage.promptTokens, max.promptTokens);
-  const estimated = { isPrompt: !isPromptTold, isCompletion: !isAnswerTold, isCachedForHour: max.isCachedForHour };
+  if (isPromptReported) learnBound(app, operation, route, bounded, usage.promptTokens, max.promptTokens);
+  const estimated = {
+    isPrompt: !isPromptReported,
+    isCompletion: !isAnswerReported,
+    isCachedForHour: max.isCachedForHour,
+  };
   return { charge: atMost(costOf(route.price, usage, images, estimated), operation.hold), usage: described };
 }
 

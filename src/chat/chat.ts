@@ -8,11 +8,11 @@ import type { ChatApp, ChatRequest } from './quote.ts';
  * does.
  */
 export function chat(app: ChatApp, request: ChatRequest): Promise<Answered<Buffer>> {
-  const { place } = request;
+  const { claim } = request;
   return spendOnModel(app, request, false, ({ operation, detail, route, reply }) => {
     if (reply.kind !== 'answered') throw new Error('a stream is not asked for here');
     const charged = charge(app, operation, detail, route, sizeOf(reply.told));
-    place?.offer(() => reply.body);
+    claim?.offer(() => reply.body);
     const kept = detail.keep(() => reply.body);
     return { outcome: { kind: 'done', ...charged, ...kept }, answer: () => reply.body };
   });

@@ -8,7 +8,7 @@ type WatchedClients = {
   /** Returns the signal that ends a call by this route. The signal replaces the one of an earlier call. */
   of(route: Route): AbortSignal;
   /** Returns whether the last call was ended by its signal. */
-  isOver(): boolean;
+  isCancelled(): boolean;
   /** Stops watching: the call has ended by itself. */
   end(): void;
 };
@@ -31,7 +31,7 @@ export function watchClients(app: Pick<ChatApp, 'config'>, audience: Audience): 
       );
       return own.signal;
     },
-    isOver: () => controller?.signal.aborted ?? false,
+    isCancelled: () => controller?.signal.aborted ?? false,
     end: () => end(),
   };
 }

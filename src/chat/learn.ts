@@ -90,9 +90,9 @@ export function recallBounds(read: Reader, catalogue: Catalogue, now = 0): void 
     const row = rows.find((it) => isOf(route, it));
     if (row?.basis !== basisOf(route)) continue;
     const [here, kept] = [route.learned, learnedFrom(read, row, route)];
-    const [left, there] = [fadedAt(here, now), fadedAt(kept, now)];
-    const { overheadTokens, overheadAt } = left.overheadTokens > there.overheadTokens ? here : kept;
-    const { permille, factorAt } = left.permille > there.permille ? here : kept;
+    const [current, stored] = [fadedAt(here, now), fadedAt(kept, now)];
+    const { overheadTokens, overheadAt } = current.overheadTokens > stored.overheadTokens ? here : kept;
+    const { permille, factorAt } = current.permille > stored.permille ? here : kept;
     const contextTokens = Math.max(here.contextTokens, kept.contextTokens);
     route.learned = { overheadTokens, overheadAt, permille, factorAt, contextTokens };
   }

@@ -1,6 +1,7 @@
 import { formatUsd, type Nanos } from '../base/money.ts';
 import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../base/refusal.ts';
 import { ANSWER_KEPT_SECONDS, answerBytes, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
+import type { Tenant } from '../ledger/tenant.ts';
 import { type AnswerReader, LARGE_BYTES } from '../router/apart.ts';
 import type { Bounded } from '../router/bound.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
@@ -9,6 +10,7 @@ import { isPass, type Pass } from '../router/circuit.ts';
 import type { TranscriptMemory } from '../router/transcript.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import type { Refused, Reply } from '../router/upstream.ts';
+import type { Audience } from '../spend/audience.ts';
 import {
   type Answered,
   type Called,
@@ -16,11 +18,12 @@ import {
   refusedOutside,
   spend,
   UNCERTAIN_RETRY_SECONDS,
+  type Waiters,
 } from '../spend/spend.ts';
-import { charge, type Size } from './charge.ts';
+import { type AnswerSize, charge } from './charge.ts';
 import { watchClients } from './clients.ts';
-import { type ChatApp, type ChatRequest, type Detail, quoteChat } from './quote.ts';
-import { type ChatTerms, chatWrites } from './terms.ts';
+import { type ChatApp, type ChatRequest, type Detail, quoteChat, quoteWithin } from './quote.ts';
+import { chatWrites } from './terms.ts';
 
 /** A chargeable answer of a model server, and the route it came by. */
 type Answering = {
@@ -36,6 +39,8 @@ type Answering = {
   memory: TranscriptMemory;
 };
 type Silent = { kind: 'refused' | 'unknown' | 'cancelled' };
+/** The request as it was bounded, once: that takes its body. */
+type Prepared = Omit<Detail, 'keep'>;
 
 /**
  * Runs one metered request to a model: holds the bound, asks the routes in order, and settles the result that `take` makes
@@ -45,92 +50,140 @@ type Silent = { kind: 'refused' | 'unknown' | 'cancelled' };
  */
 export function spendOnModel<A extends Buffer | null>(
   app: ChatApp,
-  { prepare, maxPrice, forbidden, place, ...request }: ChatRequest,
+  chat: ChatRequest,
   stream: boolean,
   take: (answering: Answering) => Called<A> | Promise<Called<A>>,
 ): Promise<Answered<A>> {
-  const keptSeconds = () => place?.keptSeconds() ?? (request.isKeyMadeUp ? 0 : ANSWER_KEPT_SECONDS);
-  const tenant = () => app.tenantOf(request.walletId);
+  const { prepare, maxPrice: _, forbidden: __, claim, ...request } = chat;
+  let prepared: Prepared | undefined;
+  const prepareOnce = (): Prepared => {
+    prepared ??= { ...prepare(), upstreams: app.upstreams };
+    return prepared;
+  };
+  const tenant = app.tenantOf(request.walletId);
+  const delivery = openDelivery(app, tenant.treeId);
+  const entry = entryOf(app, tenant);
+  const keptSeconds = () => claim?.keptSeconds() ?? (request.isKeyMadeUp ? 0 : ANSWER_KEPT_SECONDS);
   const keep: Detail['keep'] = (make) => {
     const seconds = keptSeconds();
     const answer = seconds ? make() : null;
-    const isKept = answer && app.keptAnswers.tryKeep(tenant(), answer.length, seconds);
+    const isKept = answer && app.keptAnswers.tryKeep(tenant, answer.length, seconds);
     return { answer: isKept ? answer : null, keptSeconds: seconds };
   };
-  let pass: Pass | undefined;
-  /** Asks the circuits, and for a place, before anything is held: their refusals leave nothing in the books. */
-  const enter = (bounded: Bounded, earlier?: Operation): Refusal | undefined => {
-    if (pass) return undefined;
-    const entered = app.circuits.enter(bounded.routes, tenant, app.upstreams);
-    if (!isPass(entered)) return refusedOutside(earlier ? ofRetry(app, earlier, entered) : entered);
-    pass = entered;
-    return undefined;
-  };
-  const leave = () => {
-    pass?.leave();
-    pass = undefined;
-  };
-  const room = app.answerRooms(tenant().treeId);
-  const memory = app.memory.open(tenant().treeId);
-  /** The room is left when the request has ended and all deliveries of its answer are over. */
-  let users = 1;
-  const leaveRoom = () => {
-    if (--users > 0) return;
-    room.leave();
-    memory.close();
-  };
-  const stayUntil = (whenOver: (listener: () => void) => void) => {
-    users++;
-    whenOver(leaveRoom);
-  };
-  const answered = spend<Detail, A, ChatTerms>(
+  const callOf = (detail: Prepared, earlier?: Operation) => ({
+    enter: () => entry.enter(detail.bounded, earlier),
+    leave: entry.leave,
+    call(operation: Operation, { audience }: Waiters<A>): Promise<Called<A>> {
+      claim?.moveTo(operation.idempotencyKey);
+      delivery.stayUntil(audience.whenServed); // Clients that have joined are given the same bytes.
+      const reader = { apart: app.readApart(tenant), enter: delivery.room.enter };
+      return askAndTake(
+        app,
+        operation,
+        { ...detail, keep },
+        { pass: entry.pass(), reader },
+        stream && audience,
+        (answering) => {
+          claim?.begin();
+          return take({ ...answering, memory: delivery.memory });
+        },
+      );
+    },
+  });
+  const answered = spend<A, undefined>(
     app,
     { ...request, kind: 'chat' },
     {
       writes: chatWrites,
-      quote(earlier) {
-        const prepared = prepare();
-        const waits = request.waitsForFunds ?? false;
-        const priced = quoteChat(prepared, app.upstreams, keep, maxPrice, waits, earlier);
-        return { ...priced, forbidden, enter: () => enter(prepared.bounded, earlier), leave };
-      },
-      isCovered: (earlier, { hold, detail }) =>
-        hold <= earlier.hold && earlier.price.startsWith(detail.model.priceText),
-      movedTo: (key) => place?.moveTo(key),
-      async call(operation, { detail }, { audience }) {
-        const cancelling = stream ? watchClients(app, audience) : undefined;
-        stayUntil(audience.whenServed); // Clients that have joined are given the same bytes.
-        try {
-          const by = { pass: pass as Pass, reader: { apart: app.readApart(tenant()), enter: room.enter } };
-          const { route, reply, began } = await ask(app, operation, detail, by, stream, cancelling?.of);
-          if (stream) detail.bounded.release();
-          if (reply.kind === 'cancelled') return cancelledEarly(app, operation, detail, route, reply);
-          if (reply.kind === 'refused' || reply.kind === 'unknown' || (reply.kind === 'streaming' && !stream))
-            return { outcome: notDone(reply, detail, route), answer: unreachable };
-          place?.begin();
-          const isCancelled = () => cancelling?.isOver() ?? false;
-          return await take({ operation, detail, route, reply, isCancelled, began, memory });
-        } finally {
-          cancelling?.end(); // A call that has ended cannot be cancelled while its outcome is written.
-        }
-      },
+      quote: () => quoteChat(prepareOnce(), chat, callOf(prepareOnce())),
+      quoteWithin: (earlier) => quoteWithin(prepareOnce(), chat, callOf(prepareOnce(), earlier), earlier),
       refuse: (operation, outcome) => refuse(app, operation, outcome),
       async replay(operation) {
-        if (request.whenOver) stayUntil(request.whenOver);
-        // Each replay has its own copy in memory.
-        const isLarge = (answerBytes(app.ledger.read, operation.id, app.clock.now()) ?? 0) > LARGE_BYTES;
-        if (isLarge) await room.enter();
-        if (isLarge && users === 1)
-          throw new Refusal('invalid_request', 'The client has gone while its answer waited.');
+        if (request.onResponseEnd) delivery.stayUntil(request.onResponseEnd);
+        await delivery.enterForReplay(answerBytes(app.ledger.read, operation.id, app.clock.now()) ?? 0);
         return replay(app, operation) as A;
       },
     },
   );
-  const left = answered.finally(() => {
-    leave();
-    leaveRoom();
+  const ended = answered.finally(() => {
+    entry.leave();
+    delivery.leave();
   });
-  return place ? place.follow(left) : left;
+  return claim ? claim.follow(ended) : ended;
+}
+
+/** Opens the memory of one answer: it is freed when the request has ended and all deliveries of its answer are over. */
+function openDelivery({ answerRooms, memory: quota }: ChatApp, treeId: string) {
+  const room = answerRooms(treeId);
+  const memory = quota.open(treeId);
+  let userCount = 1;
+  const leave = () => {
+    if (--userCount > 0) return;
+    room.leave();
+    memory.close();
+  };
+  return {
+    room,
+    memory,
+    leave,
+    /** Keeps the memory until `onEnd` calls back. */
+    stayUntil(onEnd: (listener: () => void) => void) {
+      userCount++;
+      onEnd(leave);
+    },
+    /** Waits for the memory of a stored answer: each replay has its own copy. */
+    async enterForReplay(bytes: number) {
+      if (bytes <= LARGE_BYTES) return;
+      await room.enter();
+      if (userCount === 1) throw new Refusal('invalid_request', 'The client has gone while its answer waited.');
+    },
+  };
+}
+
+/**
+ * Asks the circuits, and for a place at the model server, before anything is held: their refusals leave nothing in the books.
+ * What was entered once stays so until `leave`.
+ */
+function entryOf(app: ChatApp, tenant: Tenant) {
+  let pass: Pass | undefined;
+  return {
+    pass: () => pass as Pass,
+    enter(bounded: Bounded, earlier: Operation | undefined): Refusal | undefined {
+      if (pass) return undefined;
+      const entered = app.circuits.enter(bounded.routes, () => tenant, app.upstreams);
+      if (!isPass(entered)) return refusedOutside(earlier ? ofRetry(app, earlier, entered) : entered);
+      pass = entered;
+      return undefined;
+    },
+    leave() {
+      pass?.leave();
+      pass = undefined;
+    },
+  };
+}
+
+/** Asks the model, and takes its answer. With an `audience`, a call that no client waits for is cancelled. */
+async function askAndTake<A extends Buffer | null>(
+  app: ChatApp,
+  operation: Operation,
+  detail: Detail,
+  by: { pass: Pass; reader: AnswerReader },
+  audience: Audience | false,
+  take: (answering: Omit<Answering, 'memory'>) => Called<A> | Promise<Called<A>>,
+): Promise<Called<A>> {
+  const cancelling = audience ? watchClients(app, audience) : undefined;
+  const stream = audience !== false;
+  try {
+    const { route, reply, began } = await ask(app, operation, detail, by, stream, cancelling?.of);
+    if (stream) detail.bounded.release();
+    if (reply.kind === 'cancelled') return cancelledEarly(app, operation, detail, route, reply);
+    if (reply.kind === 'refused' || reply.kind === 'unknown' || (reply.kind === 'streaming' && !stream))
+      return { outcome: notDone(reply, detail, route), answer: unreachable };
+    const isCancelled = () => cancelling?.isCancelled() ?? false;
+    return await take({ operation, detail, route, reply, isCancelled, began });
+  } finally {
+    cancelling?.end(); // A call that has ended cannot be cancelled while its outcome is written.
+  }
 }
 
 const unreachable = () => {
@@ -186,7 +239,7 @@ function cancelledEarly(
   return { outcome, answer: unreachable };
 }
 
-const NOTHING_CAME: Size = { counts: undefined, isCounted: false, tokensDelivered: 0 };
+const NOTHING_CAME: AnswerSize = { counts: undefined, isCounted: false, tokensDelivered: 0 };
 const CANCELLED = 'its client went away, and nobody came for it';
 
 /** Settles a cancelled call at its charge. A later request for the answer with its key gets that as the refusal. */

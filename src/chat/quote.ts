@@ -1,5 +1,5 @@
-import type { Nanos } from '../base/money.ts';
-import type { RefusalData } from '../base/refusal.ts';
+import { formatUsd, type Nanos } from '../base/money.ts';
+import { Refusal, type RefusalData, refusedFrom } from '../base/refusal.ts';
 import type { Config } from '../config/config.ts';
 import type { Operation } from '../ledger/operation.ts';
 import type { Tenant } from '../ledger/tenant.ts';
@@ -11,10 +11,10 @@ import type { Circuits } from '../router/circuit.ts';
 import type { TranscriptMemory } from '../router/transcript.ts';
 import type { Upstream } from '../router/upstream.ts';
 import type { UpstreamOutages } from '../router/upstream-outages.ts';
-import type { PaidApp, PaidRequest, Quote } from '../spend/spend.ts';
+import type { PaidApp, PaidQuote, PaidRequest } from '../spend/spend.ts';
 import type { KeptAnswers } from './kept-answers.ts';
-import type { Place } from './retry.ts';
-import { type ChatTerms, fitting, orderOf } from './terms.ts';
+import type { Claim } from './retry.ts';
+import { adviceOn, type ChatTerms, cutTo, cutToFunds, hasPricesOf, orderOf, termsOf } from './terms.ts';
 
 export type ChatApp = PaidApp & {
   /** Reads the answers of model servers to a tenant, large ones in another thread, where tenants take turns. */
@@ -39,8 +39,8 @@ export type ChatRequest = Omit<PaidRequest, 'kind'> & {
   maxPrice?: Nanos | undefined;
   /** Returns the reason why the caller may ask no more: its key was revoked while the request waited. */
   forbidden?: (() => RefusalData | undefined) | undefined;
-  /** The client's place in the attempt, if it sent no key and a retry is recognised by its body. */
-  place?: Place | undefined;
+  /** The client's claim to the attempt, if it sent no key and a retry is recognised by its body. */
+  claim?: Claim | undefined;
 };
 export type Detail = ReturnType<ChatRequest['prepare']> & {
   /** Returns the part of an outcome that decides whether the answer is stored for replays. Called when the answer has come. */
@@ -49,50 +49,70 @@ export type Detail = ReturnType<ChatRequest['prepare']> & {
   upstreams: ChatApp['upstreams'];
 };
 
-/** An answer of a caller that waits for its money is not cut below this while waiting would help, unless less was requested. */
-const ENOUGH_TOKENS = 8192;
+type Prepared = ReturnType<ChatRequest['prepare']>;
+/** The rules of the caller for what it pays. */
+type Rules = Pick<ChatRequest, 'maxPrice' | 'forbidden' | 'waitsForFunds'>;
+type ChatQuote<A> = PaidQuote<A, undefined>;
+type Steps<A> = Pick<ChatQuote<A>, 'call' | 'enter' | 'leave'>;
 
 /**
- * Prices a request at the most expensive of the model's routes, because any of them may answer. With `earlier`, whose hold
- * is to be taken over, an answer that can be shorter is cut to fit it. `waits`: the request waits for money rather than
- * being cut short.
+ * Prices a request at the most expensive of its model's routes, because any of them may answer. An answer that can be shorter is
+ * cut to the money of its wallet where that is too little.
  */
-export function quoteChat(
-  { model, bounded }: ReturnType<ChatRequest['prepare']>,
-  upstreams: ChatApp['upstreams'],
-  keep: Detail['keep'],
-  maxPrice: Nanos | undefined,
-  waits: boolean,
-  earlier?: Pick<Operation, 'hold'>,
-): Quote<Detail, ChatTerms> {
-  const { choices, reducible } = bounded;
-  const termsNow = (): ChatTerms => ({
-    kind: model.kind,
-    priceText: model.priceText,
-    choices,
-    routes: bounded.routes.map((route) => ({ price: route.price, usage: bounded.maxUsage(route) })),
-    reducible,
-    reducedTo: bounded.reducedTo(),
-    maxPrice,
-    enough: waits ? ENOUGH_TOKENS : 0,
-  });
-  let terms = termsNow();
-  const shorten = (left: Nanos) => {
-    const fits = orderOf(terms).hold > left ? fitting(terms, left) : undefined;
-    if (fits === undefined) return;
-    bounded.reduceTo(fits);
-    terms = termsNow();
-  };
-  // A limit named by the caller is cut to the money in the wallet, not to the key's price limit.
-  if (maxPrice !== undefined && !reducible?.isNamed) shorten(maxPrice);
-  if (earlier) shorten(earlier.hold);
-  const { hold, price } = orderOf(terms);
+export function quoteChat<A>(prepared: Prepared, rules: Rules, steps: Steps<A>): ChatQuote<A> {
+  const { maxPrice, forbidden, waitsForFunds = false } = rules;
+  const whole = termsFor(prepared, maxPrice);
+  const refused = (available?: Nanos) =>
+    forbidden?.() ?? (maxPrice === undefined ? undefined : tooDear(whole, maxPrice, available));
   return {
-    hold,
-    price,
-    subject: model.id,
-    detail: { model, bounded, keep, upstreams },
-    terms,
-    reduceTo: bounded.reduceTo,
+    ...quoteOf(whole, prepared, steps),
+    forbidden: () => refused(),
+    cut: (funds) => ({
+      ...quoteOf(cutToFunds(whole, funds, waitsForFunds), prepared, steps),
+      forbidden: () => refused(funds.available),
+      advice: adviceOn(whole, funds.available),
+    }),
   };
+}
+
+/**
+ * Prices a request within the hold of an earlier attempt at it. Returns undefined if that hold does not cover it, or the prices
+ * have changed.
+ */
+export function quoteWithin<A>(
+  prepared: Prepared,
+  { maxPrice, forbidden }: Rules,
+  steps: Steps<A>,
+  earlier: Operation,
+): ChatQuote<A> | undefined {
+  const terms = cutTo(termsFor(prepared, maxPrice), earlier.hold);
+  const quote = { ...quoteOf(terms, prepared, steps), forbidden };
+  return quote.order.hold <= earlier.hold && hasPricesOf(earlier, terms) ? quote : undefined;
+}
+
+/** Returns the terms of a request: cut to the price limit of the key, unless the caller named the output limit. */
+function termsFor({ model, bounded }: Prepared, maxPrice: Nanos | undefined): ChatTerms {
+  const terms = termsOf(model, bounded);
+  return maxPrice === undefined || bounded.reducible?.isNamed ? terms : cutTo(terms, maxPrice);
+}
+
+function quoteOf<A>(terms: ChatTerms, { model, bounded }: Prepared, { call, ...steps }: Steps<A>): ChatQuote<A> {
+  return {
+    order: { ...orderOf(terms), subject: model.id },
+    terms: undefined,
+    call(operation, waiters) {
+      if (terms.reducedTo !== undefined) bounded.reduceTo(terms.reducedTo);
+      return call(operation, waiters);
+    },
+    ...steps,
+  };
+}
+
+/** Returns the refusal of a request above the price limit of its key; undefined for others. */
+function tooDear(terms: ChatTerms, maxPrice: Nanos, available: Nanos = maxPrice): RefusalData | undefined {
+  const { hold } = orderOf(terms);
+  if (hold <= maxPrice) return undefined;
+  const message = `This request needs ${formatUsd(hold)} USD at most, and this gateway key allows ${formatUsd(maxPrice)} USD for one request.`;
+  const advice = adviceOn(terms, available < maxPrice ? available : maxPrice);
+  return refusedFrom(new Refusal('insufficient_funds', `${message} ${advice}`.trim()));
 }

@@ -14,7 +14,7 @@ import {
   uncertainOperations,
 } from '../ledger/operation.ts';
 import type { TenantOf } from '../ledger/tenant.ts';
-import type { WhenOver } from '../spend/audience.ts';
+import type { OnResponseEnd } from '../spend/audience.ts';
 import type { InFlight } from '../spend/in-flight.ts';
 import type { Answered, PaidRequest } from '../spend/spend.ts';
 import type { Events } from '../telemetry/events.ts';
@@ -23,10 +23,10 @@ import type { KeptAnswers } from './kept-answers.ts';
 /** Seconds for which a paid but undelivered answer waits for the retry of its request. */
 const UNDELIVERED_SECONDS = 600;
 /**
- * Beyond this many vacant places, of a tree of wallets and of all, the oldest places of the largest owner are given up:
- * their retries are new requests.
+ * Beyond this many abandoned attempts, of a tree of wallets and of all, the oldest of the largest owner are forgotten: their
+ * retries are new requests.
  */
-const VACANT_COUNT_MAX = { each: 2500, all: 10_000 };
+const ABANDONED_COUNT_MAX = { each: 2500, all: 10_000 };
 
 type RetryApp = {
   ledger: Ledger;
@@ -38,15 +38,15 @@ type RetryApp = {
 };
 
 /** A request without a key. Its fingerprint covers its question and its gateway key. */
-type Asking = Pick<PaidRequest, 'walletId' | 'route' | 'fingerprint' | 'requestId'>;
+type UnkeyedRequest = Pick<PaidRequest, 'walletId' | 'route' | 'fingerprint' | 'requestId'>;
 
-/** The place of one client in an attempt. Other clients may have had it before, and may get it when this one has gone. */
-export type Place = {
+/** The claim of one client to an attempt. Other clients may have had it before, and may get it when this one has gone. */
+export type Claim = {
   /** The key of the attempt. */
   readonly idempotencyKey: string;
   /** Records that the attempt has become a new request, with a key of its own. */
   moveTo(idempotencyKey: string): void;
-  /** True if the client took the place of an earlier one, which had this key. */
+  /** True if the client claimed the attempt of an earlier one, which had this key. */
   takesOver: boolean;
   /** Returns the seconds for which the answer is to be stored: 0 while a client waits for it. */
   keptSeconds(): number;
@@ -61,24 +61,25 @@ export type Place = {
 };
 
 /**
- * Recognises the retry of a request without an Idempotency-Key: most clients send none, and repeat the request. A place
- * becomes vacant when its client leaves without its answer, or is refused because the outcome is not known. The next
- * request with the same question under the same gateway key takes it (design, section 14).
+ * Recognises the retry of a request without an Idempotency-Key: most clients send none, and repeat the request. An attempt
+ * is abandoned when its client leaves without its answer, or is refused because the outcome is not known. The next request
+ * with the same question under the same gateway key claims it (design, section 14).
  */
 export type Retries = {
-  take(asking: Asking, whenOver: WhenOver): Promise<Place>;
-  /** Loads the places that the last process left vacant. */
+  /** Claims the latest abandoned attempt at this request, or a new one. */
+  claim(request: UnkeyedRequest, onResponseEnd: OnResponseEnd): Promise<Claim>;
+  /** Loads the attempts that were abandoned when the last process ended. */
   recall(): void;
-  vacantCount(): number;
+  abandonedCount(): number;
 };
 
-type Attempt = {
+type UnkeyedAttempt = {
   walletId: string;
   route: string;
   key: string;
   /** The fingerprint of the request, in base64. */
   name: string;
-  isVacant: boolean;
+  isAbandoned: boolean;
   isShared: boolean;
   /** An answer has begun, complete or not. */
   hasBegun: boolean;
@@ -88,173 +89,220 @@ type Attempt = {
   stored: Promise<unknown>;
 };
 
-/** Creates the record of vacant places. */
-export function createRetries(
-  { ledger, clock, inFlight, events, tenantOf, keptAnswers }: RetryApp,
-  countMax = VACANT_COUNT_MAX,
-): Retries {
-  const vacant = new Map<string, Attempt[]>();
+/** Creates the record of attempts, with nothing abandoned. */
+export function createRetries(app: RetryApp, countMax = ABANDONED_COUNT_MAX): Retries {
+  const abandoned = createAbandoned(app, countMax);
+  const books = inBooks(app);
   /** The number of clients that wait for an attempt, by its fingerprint. */
   const waiting = new Map<string, number>();
-  const kept = createKept<Attempt>(countMax, occupy);
-  const ownerOf = ({ walletId }: Attempt) => tenantOf(walletId).treeId;
 
-  function vacate(attempt: Attempt): void {
-    if (attempt.isVacant) return;
-    attempt.isVacant = true;
-    const list = vacant.get(attempt.name);
-    if (list) list.push(attempt);
-    else vacant.set(attempt.name, [attempt]);
-    kept.keep(ownerOf(attempt), attempt);
+  function countClient(name: string, change: 1 | -1): void {
+    const count = (waiting.get(name) ?? 0) + change;
+    if (count) waiting.set(name, count);
+    else waiting.delete(name);
   }
 
-  function occupy(attempt: Attempt): void {
-    if (!attempt.isVacant) return;
-    attempt.isVacant = false;
+  async function claimAbandoned(name: string): Promise<UnkeyedAttempt | undefined> {
+    for (;;) {
+      const attempt = abandoned.latest(name);
+      if (!attempt) return undefined;
+      abandoned.remove(attempt);
+      await attempt.stored;
+      if (books.isWorth(attempt)) return attempt;
+    }
+  }
+
+  return {
+    async claim({ walletId, route, fingerprint, requestId }, onResponseEnd) {
+      const name = fingerprint.toString('base64');
+      // A client that closed its connection asks again on another; its new request may be read before the close is noticed.
+      for (let turn = 0; turn < 2 && waiting.has(name) && !abandoned.latest(name); turn++) await nextTurn();
+      const earlier = await claimAbandoned(name);
+      if (earlier) earlier.isShared = true;
+      const attempt = earlier ?? newAttempt({ walletId, route, name, key: requestId });
+      countClient(name, 1);
+      return claimOf(attempt, earlier !== undefined, { abandoned, books }, (ended) =>
+        onResponseEnd((isDelivered) => {
+          countClient(name, -1);
+          ended(isDelivered);
+        }),
+      );
+    },
+    recall() {
+      for (const { walletId, route, idempotencyKey: key, requestId, fingerprint, kind } of books.recalled()) {
+        if (kind !== 'chat' || key !== requestId) continue; // Its caller sent a key.
+        abandoned.add(newAttempt({ walletId, route, name: fingerprint.toString('base64'), key }));
+      }
+    },
+    abandonedCount: abandoned.count,
+  };
+}
+
+type Abandoned = ReturnType<typeof createAbandoned>;
+
+/** Creates the list of abandoned attempts, empty. */
+function createAbandoned({ tenantOf }: Pick<RetryApp, 'tenantOf'>, countMax: typeof ABANDONED_COUNT_MAX) {
+  const byName = new Map<string, UnkeyedAttempt[]>();
+  const kept = createKept<UnkeyedAttempt>(countMax, remove);
+  const ownerOf = ({ walletId }: UnkeyedAttempt) => tenantOf(walletId).treeId;
+
+  function remove(attempt: UnkeyedAttempt): void {
+    if (!attempt.isAbandoned) return;
+    attempt.isAbandoned = false;
     kept.drop(ownerOf(attempt), attempt);
-    const left = (vacant.get(attempt.name) as Attempt[]).filter((it) => it !== attempt);
-    if (left.length) vacant.set(attempt.name, left);
-    else vacant.delete(attempt.name);
+    const others = (byName.get(attempt.name) as UnkeyedAttempt[]).filter((it) => it !== attempt);
+    if (others.length) byName.set(attempt.name, others);
+    else byName.delete(attempt.name);
   }
 
-  const operationOf = ({ walletId, route, key }: Attempt) => findOperationByKey(ledger.read, walletId, route, key);
+  return {
+    add(attempt: UnkeyedAttempt): void {
+      if (attempt.isAbandoned) return;
+      attempt.isAbandoned = true;
+      const list = byName.get(attempt.name);
+      if (list) list.push(attempt);
+      else byName.set(attempt.name, [attempt]);
+      kept.keep(ownerOf(attempt), attempt);
+    },
+    remove,
+    latest: (name: string) => byName.get(name)?.at(-1),
+    count: kept.count,
+  };
+}
 
-  /** Returns whether the attempt has something for a retry: a call in flight, an answer, or a hold without one. */
-  function isWorth(attempt: Attempt): boolean {
-    const running = inFlight.find(attempt.walletId, attempt.route, attempt.key);
-    if (running) return !running.audience.isGivenUp();
-    const operation = operationOf(attempt);
-    if (!operation) return false;
-    return isOpen(attempt, operation) || hasAnswer(operation);
-  }
-  const hasAnswer = ({ id }: Operation) => answerBytes(ledger.read, id, now()) !== undefined;
+type InBooks = ReturnType<typeof inBooks>;
+
+/** Reads and writes what the books have of attempts. */
+function inBooks({ ledger, clock, inFlight, events, tenantOf, keptAnswers }: RetryApp) {
   const now = () => clock.now();
+  const operationOf = ({ walletId, route, key }: UnkeyedAttempt) =>
+    findOperationByKey(ledger.read, walletId, route, key);
+  const hasAnswer = ({ id }: Operation) => answerBytes(ledger.read, id, now()) !== undefined;
 
   /** Returns whether the hold of an attempt may be taken over. A policy's charge pays for the first answer that begins. */
-  function isOpen({ hasBegun }: Attempt, it: Operation): boolean {
+  function isOpen({ hasBegun }: UnkeyedAttempt, it: Operation): boolean {
     if (!isUnanswered(it) || (hasBegun && it.state === 'settled')) return false;
     return (it.settledAt ?? now()) > now() - UNDELIVERED_SECONDS;
   }
 
-  async function takeVacant(name: string): Promise<Attempt | undefined> {
-    for (;;) {
-      const attempt = vacant.get(name)?.at(-1);
-      if (!attempt) return undefined;
-      occupy(attempt);
-      await attempt.stored;
-      if (isWorth(attempt)) return attempt;
-    }
-  }
-
-  function store(attempt: Attempt, answer: Buffer): void {
-    const operation = operationOf(attempt);
-    if (operation?.outcome !== 'charged') return;
-    if (!keptAnswers.tryKeep(tenantOf(attempt.walletId), answer.length, UNDELIVERED_SECONDS)) return;
-    const until = now() + UNDELIVERED_SECONDS;
-    attempt.stored = ledger
-      .write(keepAnswer, { id: operation.id, body: answer, keptUntil: until })
-      .catch((error) => events.failed('answer', error));
-  }
-
-  /** Drops the answer, which is given to one retry only. */
-  function forget(attempt: Attempt): void {
-    const operation = operationOf(attempt);
-    if (!operation || !hasAnswer(operation)) return;
-    ledger.write(dropAnswer, { id: operation.id }).catch((error) => events.failed('answer', error));
-  }
-
-  function placeIn(attempt: Attempt, takesOver: boolean, whenOver: WhenOver): Place {
-    let isDelivered: boolean | undefined;
-    let end: 'answered' | 'failed' | undefined;
-    waiting.set(attempt.name, (waiting.get(attempt.name) ?? 0) + 1);
-
-    /** Runs when the attempt has been answered and the client's response is over. */
-    function finish(): void {
-      if (isDelivered && takesOver) forget(attempt);
-      // A client that left earlier may have given its place to another, which needs the answer and handles the rest.
-      if (isDelivered || !attempt.isVacant) return;
-      const bytes = attempt.answer();
-      attempt.answer = nothing;
-      if (bytes) store(attempt, bytes);
-    }
-    whenOver((delivered) => {
-      isDelivered = delivered;
-      const left = (waiting.get(attempt.name) as number) - 1;
-      if (left) waiting.set(attempt.name, left);
-      else waiting.delete(attempt.name);
-      if (!delivered && end !== 'failed') vacate(attempt);
-      if (end === 'answered') finish();
-    });
-
-    return {
-      get idempotencyKey() {
-        return attempt.key;
-      },
-      moveTo(key) {
-        attempt.key = key;
-      },
-      takesOver,
-      keptSeconds: () => (attempt.isVacant ? UNDELIVERED_SECONDS : 0),
-      isShared: () => attempt.isShared,
-      begin() {
-        attempt.hasBegun = true;
-      },
-      offer(given) {
-        attempt.answer = given;
-      },
-      async follow(running) {
-        try {
-          const answered = await running;
-          end = 'answered';
-          if (isDelivered !== undefined) finish();
-          return answered;
-        } catch (error) {
-          end = 'failed';
-          const operation = operationOf(attempt);
-          const isLost = error instanceof Refusal && error.code === 'answer_lost'; // The next request is a new one.
-          // A client that left while its answer waited has left its place already, perhaps to another.
-          if (isDelivered === false && operation && hasAnswer(operation)) throw error;
-          // There is still no answer: the place is vacant even if the client got this refusal.
-          if (operation && !isLost && (operation.state === 'reserved' || isOpen(attempt, operation))) vacate(attempt);
-          else occupy(attempt);
-          throw error;
-        }
-      },
-    };
-  }
-
   return {
-    async take({ walletId, route, fingerprint, requestId }, whenOver) {
-      const name = fingerprint.toString('base64');
-      // A client that closed its connection asks again on another; its new request may be read before the close is noticed.
-      for (let turn = 0; turn < 2 && waiting.has(name) && !vacant.has(name); turn++) await nextTurn();
-      const found = await takeVacant(name);
-      if (found) found.isShared = true;
-      const attempt = found ?? newAttempt({ walletId, route, name, key: requestId });
-      return placeIn(attempt, found !== undefined, whenOver);
+    operationOf,
+    hasAnswer,
+    isOpen,
+
+    /** Returns whether the attempt has something for a retry: a call in flight, an answer, or a hold without one. */
+    isWorth(attempt: UnkeyedAttempt): boolean {
+      const running = inFlight.find(attempt.walletId, attempt.route, attempt.key);
+      if (running) return !running.audience.isGivenUp();
+      const operation = operationOf(attempt);
+      if (!operation) return false;
+      return isOpen(attempt, operation) || hasAnswer(operation);
     },
-    recall() {
-      const leave = ({ walletId, route, idempotencyKey: key, requestId, fingerprint, kind }: Operation) => {
-        if (kind !== 'chat' || key !== requestId) return; // Its caller sent a key.
-        vacate(newAttempt({ walletId, route, name: fingerprint.toString('base64'), key }));
-      };
+
+    /** Stores an answer that could not be delivered. */
+    store(attempt: UnkeyedAttempt, answer: Buffer): void {
+      const operation = operationOf(attempt);
+      if (operation?.outcome !== 'charged') return;
+      if (!keptAnswers.tryKeep(tenantOf(attempt.walletId), answer.length, UNDELIVERED_SECONDS)) return;
+      const until = now() + UNDELIVERED_SECONDS;
+      attempt.stored = ledger
+        .write(keepAnswer, { id: operation.id, body: answer, keptUntil: until })
+        .catch((error) => events.failed('answer', error));
+    },
+
+    /** Drops the answer, which is given to one retry only. */
+    forget(attempt: UnkeyedAttempt): void {
+      const operation = operationOf(attempt);
+      if (!operation || !hasAnswer(operation)) return;
+      ledger.write(dropAnswer, { id: operation.id }).catch((error) => events.failed('answer', error));
+    },
+
+    /** Returns the operations without an answer that was delivered, and those whose stored answer is about to expire. */
+    *recalled(): Iterable<Operation> {
       let cursor: UncertainCursor | undefined;
       do {
         const page = uncertainOperations(ledger.read, Number.MAX_SAFE_INTEGER, cursor);
-        page.forEach(leave);
+        yield* page;
         cursor = page.at(-1);
       } while (cursor);
       // Answers to requests with keys are stored for days: those that are about to expire are included here.
-      operationsWithAnswers(ledger.read, now(), now() + UNDELIVERED_SECONDS).forEach(leave);
+      yield* operationsWithAnswers(ledger.read, now(), now() + UNDELIVERED_SECONDS);
     },
-    vacantCount: kept.count,
+  };
+}
+
+/** Claims an attempt for a client. `onResponseEnd` calls back once the client's response is over. */
+function claimOf(
+  attempt: UnkeyedAttempt,
+  takesOver: boolean,
+  { abandoned, books }: { abandoned: Abandoned; books: InBooks },
+  onResponseEnd: OnResponseEnd,
+): Claim {
+  let isDelivered: boolean | undefined;
+  let end: 'answered' | 'failed' | undefined;
+
+  /** Runs when the attempt has been answered and the client's response is over. */
+  function finish(): void {
+    if (isDelivered && takesOver) books.forget(attempt);
+    // A client that left earlier may have lost its claim to another, which needs the answer and handles the rest.
+    if (isDelivered || !attempt.isAbandoned) return;
+    const bytes = attempt.answer();
+    attempt.answer = nothing;
+    if (bytes) books.store(attempt, bytes);
+  }
+
+  /** Runs when the attempt has failed: it is abandoned if it still has something for a retry, though its client got a refusal. */
+  function finishFailed(error: unknown): void {
+    const operation = books.operationOf(attempt);
+    const isLost = error instanceof Refusal && error.code === 'answer_lost'; // The next request is a new one.
+    // A client that left while its answer waited has given up its claim already, perhaps to another.
+    if (isDelivered === false && operation && books.hasAnswer(operation)) return;
+    const isOpen = operation && (operation.state === 'reserved' || books.isOpen(attempt, operation));
+    if (isOpen && !isLost) abandoned.add(attempt);
+    else abandoned.remove(attempt);
+  }
+
+  onResponseEnd((delivered) => {
+    isDelivered = delivered;
+    if (!delivered && end !== 'failed') abandoned.add(attempt);
+    if (end === 'answered') finish();
+  });
+
+  return {
+    get idempotencyKey() {
+      return attempt.key;
+    },
+    moveTo(key) {
+      attempt.key = key;
+    },
+    takesOver,
+    keptSeconds: () => (attempt.isAbandoned ? UNDELIVERED_SECONDS : 0),
+    isShared: () => attempt.isShared,
+    begin() {
+      attempt.hasBegun = true;
+    },
+    offer(given) {
+      attempt.answer = given;
+    },
+    async follow(running) {
+      try {
+        const answered = await running;
+        end = 'answered';
+        if (isDelivered !== undefined) finish();
+        return answered;
+      } catch (error) {
+        end = 'failed';
+        finishFailed(error);
+        throw error;
+      }
+    },
   };
 }
 
 const nothing = () => null;
-const newAttempt = (it: Pick<Attempt, 'walletId' | 'route' | 'name' | 'key'>): Attempt => ({
+const newAttempt = (it: Pick<UnkeyedAttempt, 'walletId' | 'route' | 'name' | 'key'>): UnkeyedAttempt => ({
   ...it,
-  isVacant: false,
+  isAbandoned: false,
   isShared: false,
   hasBegun: false,
   answer: nothing,

@@ -5,6 +5,7 @@ import { isLarge } from '../router/apart.ts';
 import { secondsSince } from '../router/call.ts';
 import { createNativeReader } from '../router/native-reader.ts';
 import { createStreamReader, type Heard, type StreamReader } from '../router/stream-reader.ts';
+import type { SaidRun } from '../router/told.ts';
 import { createTranscript } from '../router/transcript.ts';
 import { inTurns } from '../router/turns.ts';
 import type { Reply } from '../router/upstream.ts';
@@ -17,8 +18,11 @@ import type { ChatApp, ChatRequest } from './quote.ts';
 export type Listener = {
   /** Starts the stream: from now on the response is a stream. */
   begin(): void;
-  /** Resolves when more can be written; at once when the client has disconnected. */
-  write(bytes: Buffer): Promise<void> | undefined;
+  /**
+   * Resolves when more can be written; at once when the client has disconnected. `events` are those in the bytes, where they
+   * have been told apart.
+   */
+  write(bytes: Buffer, events?: readonly SaidRun[]): Promise<void> | undefined;
 };
 type StreamRequest = ChatRequest & {
   /** True if the caller asked for the usage chunk (stream_options.include_usage). */
@@ -38,24 +42,25 @@ export function streamChat(
   { includeUsage, ...request }: StreamRequest,
   listener: Listener,
 ): Promise<Answered<Buffer | null>> {
-  const { place, isKeyMadeUp } = request;
+  const { claim, isKeyMadeUp } = request;
   return spendOnModel<Buffer | null>(app, request, true, async (answering) => {
     const { operation, detail, route, reply, began, isCancelled, memory } = answering;
-    const transcript = place || !isKeyMadeUp ? createTranscript(memory) : undefined;
-    const tellPiece = (bytes: Buffer) => {
+    const transcript = claim || !isKeyMadeUp ? createTranscript(memory) : undefined;
+    const sendPiece = (bytes: Buffer, events?: readonly SaidRun[]) => {
       transcript?.push(bytes);
-      return listener.write(bytes);
+      return listener.write(bytes, events);
     };
-    const tell = (bytes: Buffer) => (isLarge(bytes) ? inTurns(bytes, tellPiece) : tellPiece(bytes));
+    const send: SendEvents = (bytes, events) =>
+      isLarge(bytes) ? inTurns(bytes, (piece) => sendPiece(piece)) : sendPiece(bytes, events);
     listener.begin();
     const isStream = reply.kind === 'streaming';
     const api = detail.bounded.apiOf(route);
     const { choices } = detail.bounded;
     const { heard, usageEvent, end, broken } = isStream
-      ? await pass(reply, isWire(api) ? createNativeReader(api) : createStreamReader(choices), tell)
+      ? await pass(reply, isWire(api) ? createNativeReader(api) : createStreamReader(choices), send)
       : await passWhole(
           await app.readApart(app.tenantOf(operation.walletId))('stream', reply.body, api, choices),
-          tell,
+          send,
         );
     if (isStream) app.events.streamEnded(operation, route, secondsSince(began));
     // A complete answer is charged by its own usage, even if it could not be turned into a stream.
@@ -72,13 +77,13 @@ export function streamChat(
     const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, end] : [end]);
     if (transcript) await (isLarge(tail) ? inTurns(tail, transcript.push) : transcript.push(tail));
     const packed = () => transcript?.finish() ?? null;
-    place?.offer(packed);
+    claim?.offer(packed);
     const kept = detail.keep(packed);
     return {
       outcome: { kind: 'done', ...charged, ...kept },
       async answer() {
         await listener.write(tail);
-        return kept.answer ?? (place && !place.isShared() ? null : packed());
+        return kept.answer ?? (claim && !claim.isShared() ? null : packed());
       },
     };
   });
@@ -94,10 +99,10 @@ type Passed = {
   broken: string;
 };
 
-type Tell = (bytes: Buffer) => Promise<void> | undefined;
+type SendEvents = (bytes: Buffer, events?: readonly SaidRun[]) => Promise<void> | undefined;
 
 /** Forwards the stream made of a complete answer, for an upstream that does not stream. */
-async function passWhole({ events, ...stream }: AnswerStream, tell: Tell): Promise<Passed> {
+async function passWhole({ events, ...stream }: AnswerStream, tell: SendEvents): Promise<Passed> {
   if (events.length) await tell(events);
   return stream;
 }
@@ -109,17 +114,17 @@ async function passWhole({ events, ...stream }: AnswerStream, tell: Tell): Promi
 async function pass(
   { events: source, endSoon }: Extract<Reply, { kind: 'streaming' }>,
   reader: StreamReader,
-  tell: Tell,
+  tell: SendEvents,
 ): Promise<Passed> {
   let usageEvent: Buffer | undefined;
   let broken = 'the stream ended early';
-  let pending: Buffer[] = [];
+  let pending: SaidRun[] = [];
   const flush = () => {
-    const [one] = pending;
+    const events = pending;
+    const [one] = events;
     if (!one) return undefined;
-    const bytes = joined(one, pending);
     pending = [];
-    return tell(bytes);
+    return tell(joined(one.raw, events), events);
   };
   const passed = (): Passed => ({ heard: reader.heard(), usageEvent, end: reader.end(), broken });
   let hasFailed = false;
@@ -128,7 +133,7 @@ async function pass(
       for (const event of events) {
         const reading = reader.read(event);
         if (reading === 'pass') {
-          if (!hasFailed) pending.push(event.raw);
+          if (!hasFailed) pending.push(event);
         } else if (reading === 'usage') usageEvent = event.raw;
         else if (reading === 'end') {
           await flush();
@@ -151,11 +156,13 @@ async function pass(
 }
 
 /** Joins events. Those of one chunk lie beside each other in memory, so they are not copied. */
-function joined(first: Buffer, all: readonly Buffer[]): Buffer {
-  let { byteLength: length } = first;
-  for (const it of all.slice(1)) {
-    if (it.buffer !== first.buffer || it.byteOffset !== first.byteOffset + length) return Buffer.concat(all);
-    length += it.length;
+function joined(first: Buffer, all: readonly SaidRun[]): Buffer {
+  if (all.length === 1) return first;
+  let length = 0;
+  for (const { raw } of all) {
+    if (raw.buffer !== first.buffer || raw.byteOffset !== first.byteOffset + length)
+      return Buffer.concat(all.map((it) => it.raw));
+    length += raw.length;
   }
   return Buffer.from(first.buffer, first.byteOffset, length);
 }

@@ -1,92 +1,118 @@
-import { formatUsd, type Nanos } from '../base/money.ts';
+import { isDeepStrictEqual } from 'node:util';
+import type { Nanos } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
-import { Refusal } from '../base/refusal.ts';
-import type { Operation } from '../ledger/operation.ts';
-import { available } from '../ledger/wallet.ts';
+import type { Funds, Operation } from '../ledger/operation.ts';
+import type { Bounded } from '../router/bound.ts';
 import type { Model } from '../router/catalogue.ts';
 import { affordableCompletion, holdOf, type MaxUsage, type Price } from '../router/price.ts';
 import { definePaidWrites } from '../spend/writes.ts';
 
-/** The part of a chat's quote that the write of its hold needs. */
-export type ChatTerms = {
-  kind: Model['kind'];
-  /** The model's part of the price snapshot: a JSON object that is still open. */
-  priceText: string;
-  /** The number of answers requested. */
-  choices: number;
-  /** The price and the largest possible usage of each of the model's routes, because any of them may answer. */
-  routes: readonly { price: Price; usage: MaxUsage }[];
-  /** Output tokens of one answer, and the smallest number to which they may be cut; undefined if they may not be cut. */
-  reducible: { outputTokens: number; outputTokensMin: number } | undefined;
-  /** The limit of output tokens per answer, if it was lowered. */
-  reducedTo: number | undefined;
-  /** The price limit of one request, if the caller's key has one. */
-  maxPrice: Nanos | undefined;
-  /**
-   * Output tokens per answer below which the caller would rather wait for requests in flight than be cut; 0 if it does not
-   * wait.
-   */
-  enough: number;
-};
+/** The writes of a chat: they do nothing but hold and settle. */
+export const chatWrites = definePaidWrites<undefined>('chat', {});
 
-/** Returns the hold and the price snapshot of a request: those of the route that may cost most. */
-export function orderOf({
-  priceText,
+/** A priced request to a model. */
+export type ChatTerms = Pick<Model, 'kind' | 'prices'> &
+  Pick<Bounded, 'choices' | 'reducible'> & {
+    /** The price and the largest possible usage of each of the routes, because any of them may answer. */
+    routes: readonly { price: Price; usage: MaxUsage }[];
+    /** The limit of output tokens per answer, if it was lowered to fit an amount. */
+    reducedTo: number | undefined;
+  };
+
+/** Prices a request at each of the routes that may answer it. */
+export const termsOf = ({ kind, prices }: Model, { choices, reducible, routes, maxUsage }: Bounded): ChatTerms => ({
+  kind,
+  prices,
   choices,
-  routes,
-  reducedTo,
-}: Pick<ChatTerms, 'priceText' | 'choices' | 'routes' | 'reducedTo'>) {
-  const { hold, max } = routes
-    .map(({ price, usage }) => ({ max: usage, hold: holdOf(price, usage) }))
-    .reduce((costliest, it) => (it.hold > costliest.hold ? it : costliest));
-  const bounds = `"bound_prompt_tokens":${max.promptTokens},"bound_completion_tokens":${max.completionTokens}${max.isCachedForHour ? ',"cached_for_hour":true' : ''}${reducedTo === undefined ? '' : `,"reduced_to_tokens":${reducedTo}`}`;
-  return { hold, price: `${priceText},${bounds}}`, outputTokens: max.completionTokens / choices };
+  reducible,
+  routes: routes.map((route) => ({ price: route.price, usage: maxUsage(route) })),
+  reducedTo: undefined,
+});
+
+/** Returns the hold of a request, the smallest one to which it can be cut, and its price snapshot: the worst of all routes. */
+export function orderOf({ prices, choices, reducible, routes, reducedTo }: ChatTerms) {
+  const { hold, usage } = costliest(routes);
+  const holdMin = reducible ? costliest(cutRoutes(routes, choices * reducible.outputTokensMin)).hold : hold;
+  const bounds = {
+    bound_prompt_tokens: usage.promptTokens,
+    bound_completion_tokens: usage.completionTokens,
+    ...(usage.isCachedForHour ? { cached_for_hour: true } : {}),
+    ...(reducedTo === undefined ? {} : { reduced_to_tokens: reducedTo }),
+  };
+  return { hold, holdMin, price: JSON.stringify({ ...prices, ...bounds }) };
 }
+
+type Routes = ChatTerms['routes'];
+const costliest = (routes: Routes) =>
+  routes
+    .map(({ price, usage }) => ({ usage, hold: holdOf(price, usage) }))
+    .reduce((max, it) => (it.hold > max.hold ? it : max));
+const cutRoutes = (routes: Routes, tokens: number): Routes =>
+  routes.map(({ price, usage }) => {
+    return { price, usage: { ...usage, completionTokens: Math.min(usage.completionTokens, tokens) } };
+  });
+
+type Snapshot = {
+  bound_prompt_tokens?: number;
+  bound_completion_tokens?: number;
+  cached_for_hour?: boolean;
+  reduced_to_tokens?: number;
+};
+const snapshotOf = ({ price }: Pick<Operation, 'price'>) => parseJson(price) as Snapshot;
 
 /** Returns the limit of output tokens per answer if that of an operation was lowered to fit. */
-export const reducedToOf = ({ price }: Pick<Operation, 'price'>): number | undefined =>
-  (parseJson(price) as { reduced_to_tokens?: number }).reduced_to_tokens;
+export const reducedToOf = (operation: Pick<Operation, 'price'>): number | undefined =>
+  snapshotOf(operation).reduced_to_tokens;
 
-/** Returns the output tokens per answer that `left` pays for on every route: their number decides which route costs most. */
-const affordable = ({ routes, choices }: ChatTerms, left: Nanos): number =>
-  Math.min(...routes.map(({ price, usage }) => Math.floor(affordableCompletion(price, usage, left) / choices)));
-
-/** Returns the output tokens per answer to which a request costing more than `left` is cut; undefined if it cannot be cut. */
-export function fitting(terms: ChatTerms, left: Nanos): number | undefined {
-  const { reducible } = terms;
-  const fits = affordable(terms, left);
-  if (!reducible || fits < reducible.outputTokensMin || fits >= reducible.outputTokens) return undefined;
-  return fits;
+/** Returns whether an operation was made at the prices of these terms. */
+export function hasPricesOf(operation: Pick<Operation, 'price'>, { prices }: Pick<ChatTerms, 'prices'>): boolean {
+  const {
+    bound_prompt_tokens: _,
+    bound_completion_tokens: __,
+    cached_for_hour: ___,
+    reduced_to_tokens: ____,
+    ...before
+  } = snapshotOf(operation);
+  return isDeepStrictEqual(before, prices);
 }
 
-function reduce(terms: ChatTerms, left: Nanos) {
-  const to = fitting(terms, left);
-  if (to === undefined || !terms.reducible) return undefined;
-  const isShort = to < Math.min(terms.reducible.outputTokens, terms.enough);
-  const cut = ({ price, usage }: ChatTerms['routes'][number]) => {
-    const completionTokens = Math.min(usage.completionTokens, terms.choices * to);
-    return { price, usage: { ...usage, completionTokens } };
-  };
-  return { ...orderOf({ ...terms, routes: terms.routes.map(cut), reducedTo: to }), to, isShort };
+/** Returns the output tokens per answer that an amount pays for on every route: their number decides which route costs most. */
+const affordable = ({ routes, choices }: ChatTerms, amount: Nanos): number =>
+  Math.min(...routes.map(({ price, usage }) => Math.floor(affordableCompletion(price, usage, amount) / choices)));
+
+/** Returns the terms of an answer cut to an amount that is less than its hold; undefined if it cannot be cut so far. */
+function cut(terms: ChatTerms, amount: Nanos): ChatTerms | undefined {
+  const { reducible, routes, choices } = terms;
+  const tokens = affordable(terms, amount);
+  if (!reducible || tokens < reducible.outputTokensMin || tokens >= reducible.outputTokens) return undefined;
+  return { ...terms, routes: cutRoutes(routes, choices * tokens), reducedTo: tokens };
 }
 
-function advice(terms: ChatTerms, left: Nanos): string {
+/** Returns the terms cut to an amount, if they cost more and can be cut so far. */
+export const cutTo = (terms: ChatTerms, amount: Nanos): ChatTerms =>
+  costliest(terms.routes).hold > amount ? (cut(terms, amount) ?? terms) : terms;
+
+/** An answer of a caller that waits for its money is not cut below this while waiting would help, unless less was requested. */
+const ENOUGH_TOKENS = 8192;
+
+/**
+ * Returns the terms cut to the money of a wallet that lacks the money for them, if they can be cut so far. With `waits` the
+ * caller waits for requests in flight rather than get a short answer, as long as they hold the money for a longer one.
+ */
+export function cutToFunds(terms: ChatTerms, { available, soon }: Funds, waits: boolean): ChatTerms {
+  const now = cut(terms, available);
+  if (!now || !terms.reducible || !waits) return now ?? terms;
+  const isShort = (now.reducedTo as number) < Math.min(terms.reducible.outputTokens, ENOUGH_TOKENS);
+  return isShort && costliest(cutTo(terms, soon).routes).hold > costliest(now.routes).hold ? terms : now;
+}
+
+/** Returns a sentence of advice for a caller that has only this amount for a request. */
+export function adviceOn(terms: ChatTerms, amount: Nanos): string {
   if (terms.kind !== 'chat') return '';
-  const fits = affordable(terms, left);
-  const asked = `It asked for up to ${orderOf(terms).outputTokens} output tokens`;
-  return fits >= 1 ? `${asked}; with max_tokens ${fits} it would fit.` : `${asked}; no max_tokens would make it fit.`;
+  const fits = affordable(terms, amount);
+  const requested = costliest(terms.routes).usage.completionTokens / terms.choices;
+  const request = `It asked for up to ${requested} output tokens`;
+  return fits >= 1
+    ? `${request}; with max_tokens ${fits} it would fit.`
+    : `${request}; no max_tokens would make it fit.`;
 }
-
-export const chatWrites = definePaidWrites<ChatTerms>('chat', {
-  advice,
-  reduce,
-  limits(_, wallet, { hold }, terms) {
-    const { maxPrice } = terms;
-    if (maxPrice === undefined || hold <= maxPrice) return;
-    const left = available(wallet);
-    throw new Refusal(
-      'insufficient_funds',
-      `This request needs ${formatUsd(hold)} USD at most, and this gateway key allows ${formatUsd(maxPrice)} USD for one request. ${advice(terms, left < maxPrice ? left : maxPrice)}`.trim(),
-    );
-  },
-});

@@ -152,7 +152,7 @@ const PAGE_COUNT = 1000;
  */
 function forEachBadChecksum(
   client: Client,
-  found: (shape: Shape, rowid: bigint, row: unknown[], seal: number) => void,
+  report: (shape: Shape, rowid: bigint, row: unknown[], seal: number) => void,
 ): void {
   for (const shape of SHAPES.values()) {
     const there = new Set(client.prepare('select name from pragma_table_info(?)').pluck().all(shape.table));
@@ -169,7 +169,7 @@ function forEachBadChecksum(
         let text = shape.table;
         for (let i = 0; i < labels.length; i++) text += encode(labels[i] as string, row[i]);
         const seal = crc32(text);
-        if (BigInt(seal) !== is) found(shape, rowid, row, seal);
+        if (BigInt(seal) !== is) report(shape, rowid, row, seal);
       }
       const last = rows.at(-1);
       if (!last || rows.length < PAGE_COUNT) break;

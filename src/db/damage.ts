@@ -1,7 +1,7 @@
 import type { Database as Client } from 'better-sqlite3';
 import { getTableColumns, getTableName, is } from 'drizzle-orm';
 import { SQLiteTable } from 'drizzle-orm/sqlite-core';
-import { knownSchema, migratedSchema, type Schema, schemaOf } from './known-schema.ts';
+import { type KnownSchema, knownSchema, migratedSchema, schemaOf } from './known-schema.ts';
 import { knownMigrations, type Migration } from './migrate.ts';
 import * as schema from './schema.ts';
 
@@ -13,8 +13,8 @@ const FAULT_COUNT_MAX = 100;
  * to, and the findings of `findChangedSchema`.
  */
 export function findDamage(client: Client, fault: (text: string) => void): void {
-  for (const found of client.prepare(`pragma integrity_check(${FAULT_COUNT_MAX})`).pluck().iterate())
-    if (found !== 'ok') fault(`the file is damaged: ${found}`);
+  for (const line of client.prepare(`pragma integrity_check(${FAULT_COUNT_MAX})`).pluck().iterate())
+    if (line !== 'ok') fault(`the file is damaged: ${line}`);
   findMissingParents(client, fault);
   findChangedSchema(client, fault);
 }
@@ -42,7 +42,7 @@ function findMissingParents(client: Client, fault: (text: string) => void): void
 type SchemaObject = { type: string; name: string; table: string };
 
 /** Returns the objects of a schema that are not in `known`, without those that SQLite makes by itself. */
-function foreignObjects(client: Client, known: Schema): SchemaObject[] {
+function foreignObjects(client: Client, known: KnownSchema): SchemaObject[] {
   const rows = client
     .prepare('select type, name, tbl_name as "table" from sqlite_schema where sql is not null')
     .all() as SchemaObject[];

@@ -80,25 +80,17 @@ export const freeNeeded = (reserveBytes: number, madeBytes: number): number =>
 export function createDiskReserve(file: string, inFlight: () => number, events: DiskReserveEvents): DiskReserve {
   const directory = dirname(file);
   const space = () => spaceOf(directory);
-  let made = sizeOf(file);
-  let making: { handle: FileHandle; ended: Promise<void> } | undefined;
+  const reserved = openReserveFile(file);
   let timer: NodeJS.Timeout | undefined;
   let started = false;
   let seen: { at: number; shortage: string | undefined } | undefined;
   let shortSince: number | undefined;
 
-  function check(): string | undefined {
-    if (isReadOnly(directory)) return READ_ONLY;
-    const { free, reserve } = space();
-    const needed = freeNeeded(reserve, made) + inFlight() * IN_FLIGHT_BYTES;
-    if (free >= needed) return undefined;
-    return `the disk has ${mebibytes(free)} MiB free and needs ${mebibytes(needed)} for requests in flight`;
-  }
   function shortage(): string | undefined {
     const at = performance.now();
     if (seen && at - seen.at < CHECK_VALID_MILLISECONDS) return seen.shortage;
     const wasShort = shortSince !== undefined; // Does not use `seen`: that is cleared whenever the disk must be checked again.
-    seen = { at, shortage: check() };
+    seen = { at, shortage: shortageIn(directory, reserved.bytes(), inFlight()) };
     shortSince = seen.shortage === undefined ? undefined : (shortSince ?? at);
     if (seen.shortage && !wasShort) {
       events.diskLow(seen.shortage);
@@ -110,11 +102,7 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
 
   function release(): boolean {
     seen = undefined;
-    if (!made) return false;
-    // A file being written is still open: truncating frees its blocks, deleting its name does not.
-    if (making && making.handle.fd >= 0) ftruncateSync(making.handle.fd);
-    rmSync(file, { force: true });
-    made = 0;
+    if (!reserved.free()) return false;
     events.reserveUsed();
     checkLater();
     return true;
@@ -130,46 +118,22 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
 
   async function recheckOnce(): Promise<void> {
     timer = undefined;
-    if (making || shortage()) return checkLater();
+    if (reserved.making() || shortage()) return checkLater();
     try {
-      await make();
+      const { reserve } = space();
+      if (reserved.bytes() >= reserve) return;
+      await reserved.make(reserve, () => started);
+      if (reserved.bytes()) events.reserveMade(reserved.bytes());
     } catch (error) {
       events.failed('reserve', error);
       checkLater();
-    }
-  }
-
-  /** Writes random bytes: on a file system that compresses or shares blocks, zeros would reserve nothing. */
-  async function make(): Promise<void> {
-    const { reserve } = space();
-    if (made >= reserve) return;
-    const handle = await open(file, 'w', 0o600);
-    const { promise: ended, resolve: end } = Promise.withResolvers<void>();
-    making = { handle, ended };
-    made = 0;
-    try {
-      const slice = Buffer.alloc(SLICE_BYTES);
-      // Ends early if the reserve was released or stopped in the meantime.
-      for (let at = 0; at < reserve && started && made === at; at += SLICE_BYTES) {
-        await handle.write(randomFillSync(slice), 0, SLICE_BYTES, at);
-        if (made === at) made += SLICE_BYTES;
-      }
-      if (made === reserve) await handle.datasync();
     } finally {
-      if (made < reserve) {
-        made = 0;
-        rmSync(file, { force: true });
-      }
-      await handle.close();
-      making = undefined;
       seen = undefined;
-      end();
     }
-    if (made) events.reserveMade(made);
   }
 
   // Opening the database on a full disk takes space, too.
-  if (made && space().free < SLICE_BYTES) release();
+  if (reserved.bytes() && space().free < SLICE_BYTES) release();
 
   return {
     shortage,
@@ -184,9 +148,66 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
       started = false;
       clearTimeout(timer);
       timer = undefined;
-      await making?.ended;
+      await reserved.making();
     },
     freeBytes: () => space().free,
+  };
+}
+
+/** Returns why no new work may be started on this disk; undefined if it may. */
+function shortageIn(directory: string, madeBytes: number, inFlightCount: number): string | undefined {
+  if (isReadOnly(directory)) return READ_ONLY;
+  const { free, reserve } = spaceOf(directory);
+  const needed = freeNeeded(reserve, madeBytes) + inFlightCount * IN_FLIGHT_BYTES;
+  if (free >= needed) return undefined;
+  return `the disk has ${mebibytes(free)} MiB free and needs ${mebibytes(needed)} for requests in flight`;
+}
+
+/** Opens the file of the reserve, which may be missing. */
+function openReserveFile(file: string) {
+  let made = sizeOf(file);
+  let making: { handle: FileHandle; ended: Promise<void> } | undefined;
+  return {
+    bytes: () => made,
+    /** Returns the end of the file's making; undefined when it is not being made. */
+    making: () => making?.ended,
+
+    /** Deletes the file. Returns false if there is none. */
+    free(): boolean {
+      if (!made) return false;
+      // A file being written is still open: truncating frees its blocks, deleting its name does not.
+      if (making && making.handle.fd >= 0) ftruncateSync(making.handle.fd);
+      rmSync(file, { force: true });
+      made = 0;
+      return true;
+    },
+
+    /**
+     * Writes random bytes: on a file system that compresses or shares blocks, zeros would reserve nothing. Leaves no file if
+     * it is freed, or no longer wanted, in the meantime.
+     */
+    async make(bytes: number, isWanted: () => boolean): Promise<void> {
+      const handle = await open(file, 'w', 0o600);
+      const { promise: ended, resolve: end } = Promise.withResolvers<void>();
+      making = { handle, ended };
+      made = 0;
+      try {
+        const slice = Buffer.alloc(SLICE_BYTES);
+        for (let at = 0; at < bytes && isWanted() && made === at; at += SLICE_BYTES) {
+          await handle.write(randomFillSync(slice), 0, SLICE_BYTES, at);
+          if (made === at) made += SLICE_BYTES;
+        }
+        if (made === bytes) await handle.datasync();
+      } finally {
+        if (made < bytes) {
+          made = 0;
+          rmSync(file, { force: true });
+        }
+        await handle.close();
+        making = undefined;
+        end();
+      }
+    },
   };
 }
 

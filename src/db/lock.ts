@@ -12,7 +12,7 @@ const TRY_MILLISECONDS = 50;
  * A server's longer wait for the lock. A command may be waiting for a backend that hangs, and the server may not be restarted by
  * hand.
  */
-export type Patience = {
+export type LockPatience = {
   milliseconds: number;
   /** Called once when the wait takes longer than usual. */
   waits(holder: string): void;
@@ -24,7 +24,7 @@ export type Patience = {
  * that want the lock. Throws LockedError at once when a running server holds it, and when another process still holds it
  * after 5 s, or after `patience`. Throws `read_only` when the file system cannot be written.
  */
-export async function takeLock(file: string, who: string, patience?: Patience): Promise<{ release(): void }> {
+export async function takeLock(file: string, who: string, patience?: LockPatience): Promise<{ release(): void }> {
   const directory = dirname(file);
   if (isReadOnly(directory))
     throw new Refusal(

@@ -46,7 +46,11 @@ function refuseForNow(error: unknown): Refusal {
   return new Refusal('read_only', message, { retryAfterSeconds: 5, cause: error });
 }
 
-export type Job = { run: (tx: Tx) => unknown; resolve: (value: unknown) => void; reject: (error: unknown) => void };
+export type WriteJob = {
+  run: (tx: Tx) => unknown;
+  resolve: (value: unknown) => void;
+  reject: (error: unknown) => void;
+};
 
 export type Writer = {
   /**
@@ -55,7 +59,7 @@ export type Writer = {
    */
   write<T>(change: (tx: Tx) => NotPromise<T>): Promise<T>;
   /** Runs a job as `write` does, for callers that do without a promise. */
-  queue(job: Job): void;
+  queue(job: WriteJob): void;
   /** Resolves when all queued writes are on disk. Nothing may be written afterwards. */
   close(): Promise<void>;
   /** Returns why the last batch could not be written; undefined once one can be again. */
@@ -78,7 +82,7 @@ export type WriterEvents = {
   /** Called after a commit, before its promises resolve. */
   committed?: () => void;
   /** Called when the callers of a batch's writes have their results. */
-  told?: () => void;
+  answered?: () => void;
   /**
    * Called when a COMMIT or fsync failed, so that the state on disk is unknown. The process must stop without
    * answering.
@@ -94,69 +98,23 @@ export type WriterEvents = {
  * nothing else.
  */
 export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writer {
-  let waiting: Job[] = [];
+  let waiting: WriteJob[] = [];
   let scheduled = false;
   let closed = false;
   let commits = 0;
   let failure: string | undefined;
   let alone = 0; // The number of queued closures that are tried one by one: together they were too much for a full disk.
   let savepoints = false; // Whether each closure of the next batch runs in a savepoint.
-  let undone: string | undefined; // The reason why a closure of this batch found no space, though the batch was committed.
   const idle: (() => void)[] = [];
   const isClean = (error: unknown) => leavesNothing(error, events.isReadOnly);
 
-  const changes = client.prepare('select total_changes()').pluck();
-  const runAlone = client.transaction((run: Job['run']) => runJob(run)); // Nested in the batch, it is a savepoint.
-  const batch = client.transaction((jobs: Job[], settle: (() => void)[]) => {
-    const deadline = performance.now() + BATCH_MILLISECONDS_MAX;
-    const max = alone ? 1 : BATCH_COUNT_MAX;
-    let done = 0;
-    let wrote = false;
-    let count: unknown = changes.get();
-    events.begun?.();
-    for (const job of jobs) {
-      if (done >= max || (done > 0 && performance.now() > deadline)) break;
-      done++;
-      const before = count;
-      try {
-        const value = savepoints ? runAlone(job.run) : runJob(job.run);
-        count = changes.get();
-        wrote ||= count !== before;
-        settle.push(() => job.resolve(value));
-      } catch (error) {
-        // SQLite ended the whole batch, or the disk is faulty: undo every closure.
-        if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
-        if (isFull(error) && events.releaseReserve?.()) throw AGAIN;
-        count = changes.get();
-        if (count !== before) {
-          if (!savepoints) throw WITH_SAVEPOINTS;
-          events.undone?.();
-        }
-        // On a full disk SQLite may undo only the one statement; the caller gets the same refusal.
-        const full = isClean(error) ? refuseForNow(error) : undefined;
-        undone = full?.message ?? undone;
-        settle.push(() => job.reject(full ?? error));
-      }
-    }
-    if (wrote) events.committing?.();
-    return done;
-  }).immediate;
-
-  function runJob(run: Job['run']): unknown {
-    const value = run(tx);
-    if (value instanceof Object && 'then' in value)
-      throw new TypeError('a write is a synchronous closure: it must not return a promise');
-    assert(client.inTransaction, 'a write must not end the transaction'); // Otherwise later statements would be committed one by one.
-    return value;
-  }
+  const batch = createBatch(client, tx, events, isClean);
 
   function flush() {
     scheduled = false;
-    const settle: (() => void)[] = [];
-    let done: number;
-    undone = undefined;
+    let ran: RanBatch;
     try {
-      done = batch(waiting, settle);
+      ran = batch(waiting, { max: alone ? 1 : BATCH_COUNT_MAX, savepoints });
     } catch (error) {
       events.undone?.();
       if (error === WITH_SAVEPOINTS) {
@@ -173,29 +131,24 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
         alone = waiting.length; // A large closure must not take the small ones down with it.
         return schedule();
       }
-      const failed = alone ? waiting.splice(0, 1) : waiting.splice(0);
-      alone = Math.max(0, alone - 1);
       const refusal = refuseForNow(error);
-      failure = refusal.message;
-      for (const job of failed) job.reject(refusal);
-      events.told?.();
-      if (waiting.length) schedule();
-      wakeIdle();
-      return;
+      const results = waiting.slice(0, alone ? 1 : waiting.length).map((job) => () => job.reject(refusal));
+      return conclude({ count: results.length, results, undone: refusal.message });
     }
     savepoints = false;
-    waiting = waiting.slice(done);
-    alone = Math.max(0, alone - 1);
     commits++;
-    failure = undone;
     events.committed?.();
-    if (waiting.length) schedule();
-    for (const tell of settle) tell();
-    events.told?.();
-    wakeIdle();
+    conclude(ran);
   }
 
-  function wakeIdle() {
+  /** Gives the callers of a batch their results, and goes on with the queue. */
+  function conclude({ count, results, undone }: RanBatch): void {
+    waiting = waiting.slice(count);
+    alone = Math.max(0, alone - 1);
+    failure = undone;
+    if (waiting.length) schedule();
+    for (const tell of results) tell();
+    events.answered?.();
     if (!waiting.length) for (const tell of idle.splice(0)) tell();
   }
 
@@ -205,7 +158,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     setImmediate(flush);
   }
 
-  function queue(job: Job) {
+  function queue(job: WriteJob) {
     if (closed) return job.reject(new Error('the ledger is closed'));
     waiting.push(job);
     schedule();
@@ -213,7 +166,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
 
   return {
     write(run) {
-      return new Promise((resolve, reject) => queue({ run, resolve, reject } as Job));
+      return new Promise((resolve, reject) => queue({ run, resolve, reject } as WriteJob));
     },
     queue,
     async close() {
@@ -223,4 +176,67 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     failure: () => failure,
     commitCount: () => commits,
   };
+}
+
+/** What became of a batch. */
+type RanBatch = {
+  /** The number of closures that have their result. */
+  count: number;
+  /** Gives each of them its result. */
+  results: (() => void)[];
+  /** The reason why closures could not be written, though others may have been committed. */
+  undone: string | undefined;
+};
+
+/**
+ * Returns the function that runs the first closures of a queue in one transaction, at most `max`; with `savepoints`, each in
+ * its own. Throws what undoes all of them.
+ */
+function createBatch(client: Client, tx: Tx, events: WriterEvents, isClean: (error: unknown) => boolean) {
+  const changes = client.prepare('select total_changes()').pluck();
+  const runAlone = client.transaction((run: WriteJob['run']) => runJob(run)); // Nested in the batch, it is a savepoint.
+
+  function runJob(run: WriteJob['run']): unknown {
+    const value = run(tx);
+    if (value instanceof Object && 'then' in value)
+      throw new TypeError('a write is a synchronous closure: it must not return a promise');
+    assert(client.inTransaction, 'a write must not end the transaction'); // Otherwise later statements would be committed one by one.
+    return value;
+  }
+
+  return client.transaction((jobs: WriteJob[], { max, savepoints }: { max: number; savepoints: boolean }): RanBatch => {
+    const deadline = performance.now() + BATCH_MILLISECONDS_MAX;
+    const results: (() => void)[] = [];
+    let undone: string | undefined;
+    let count = 0;
+    let wrote = false;
+    let changed: unknown = changes.get();
+    events.begun?.();
+    for (const job of jobs) {
+      if (count >= max || (count > 0 && performance.now() > deadline)) break;
+      count++;
+      const before = changed;
+      try {
+        const value = savepoints ? runAlone(job.run) : runJob(job.run);
+        changed = changes.get();
+        wrote ||= changed !== before;
+        results.push(() => job.resolve(value));
+      } catch (error) {
+        // SQLite ended the whole batch, or the disk is faulty: undo every closure.
+        if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
+        if (isFull(error) && events.releaseReserve?.()) throw AGAIN;
+        changed = changes.get();
+        if (changed !== before) {
+          if (!savepoints) throw WITH_SAVEPOINTS;
+          events.undone?.();
+        }
+        // On a full disk SQLite may undo only the one statement; the caller gets the same refusal.
+        const full = isClean(error) ? refuseForNow(error) : undefined;
+        undone = full?.message ?? undone;
+        results.push(() => job.reject(full ?? error));
+      }
+    }
+    if (wrote) events.committing?.();
+    return { count, results, undone };
+  }).immediate;
 }

@@ -1,4 +1,4 @@
-import { parseJson } from '../base/parse-json.ts';
+import { parseAnswer } from '../base/json-text.ts';
 import type { NativeWire } from '../config/router.ts';
 import { READINGS, type ReadBy } from '../router/apart.ts';
 import { isAnswerOf, isLastEvent, isNativeEvent } from '../router/native.ts';
@@ -20,12 +20,12 @@ export const ANSWER_READINGS = {
   ...READINGS,
   /** Writes a cost into the usage of a complete answer. */
   costed(bytes: Buffer, cost: number): Buffer {
-    const answer = objectOf(parseJson(bytes.toString('utf8')));
+    const answer = objectOf(parseAnswer(bytes));
     return Buffer.from(JSON.stringify({ ...answer, usage: { ...objectOf(answer.usage), cost } }));
   },
   /** Translates a complete answer to another API. Returns undefined for an answer that is already in that API. */
   translated(bytes: Buffer, wire: NativeWire, kept: Kept, seed: string): Buffer | undefined {
-    const json: unknown = parseJson(bytes.toString('utf8'));
+    const json = parseAnswer(bytes);
     if (isAnswerOf(wire, json)) return undefined;
     return Buffer.from(JSON.stringify(WIRES[wire].answers(kept, seed).whole(json)));
   },

@@ -29,7 +29,7 @@ import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { Tenant } from '../ledger/tenant.ts';
 import { type createAddressReader, networkOf } from '../net/address.ts';
 import { eventOf } from '../router/sse.ts';
-import type { WhenOver } from '../spend/audience.ts';
+import type { OnResponseEnd } from '../spend/audience.ts';
 import type { Signer } from '../transfer/object-url.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import type { OpenApp } from '../wallet/open.ts';
@@ -153,7 +153,7 @@ export type Call<S extends Scope, B> = {
    * Calls `listener` when the response is over, written or not; at once if it already is. The argument is true if the
    * client got the whole response.
    */
-  whenGone: WhenOver;
+  whenGone: OnResponseEnd;
 };
 
 export type Reply =

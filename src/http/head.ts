@@ -51,7 +51,7 @@ const isSingle = (name: string) => SINGLE_HEADERS.has(name) || SINGLE_PREFIXES.s
 
 /** Returns the name of a repeated header that may occur only once, if any. */
 function repeatedHeader(rawHeaders: readonly string[]): string | undefined {
-  const seen = new Set<string>();
+  seen.clear();
   for (let at = 0; at < rawHeaders.length; at += 2) {
     const name = (rawHeaders[at] as string).toLowerCase();
     if (!isSingle(name)) continue;
@@ -60,6 +60,8 @@ function repeatedHeader(rawHeaders: readonly string[]): string | undefined {
   }
   return undefined;
 }
+/** The same for each head: a set is an object of some size. */
+const seen = new Set<string>();
 
 /**
  * Returns the refusal that a request gets by its head alone, if any: for an HTTP version that is not supported, a missing

@@ -1,7 +1,8 @@
-import { hash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import * as v from 'valibot';
-import { canonicalBytes, type Outline, type ParsedText, parseText } from '../base/json-text.ts';
+import { fingerprintOf } from '../base/fingerprint.ts';
+import type { Scan } from '../base/json-scan.ts';
+import { type ParsedText, parseText } from '../base/json-text.ts';
 import { Refusal, type RefusalData, refusalOf, refusedFrom } from '../base/refusal.ts';
 import { type Bounded, bound, type Native } from '../router/bound.ts';
 import { cachedAs, type Forwards, withoutCacheControl } from '../router/cache-control.ts';
@@ -37,8 +38,8 @@ export const DialectBody = v.looseObject({
 
 /** The endpoints that take requests to models, by the kind of their bodies. */
 export const KINDS = {
-  chat: { schema: ChatBody, numbersMax: 0 },
-  routerChat: { schema: RouterChatBody, numbersMax: 0 },
+  chat: { schema: ChatBody, numbersMax: 0, keptIn: 'messages' },
+  routerChat: { schema: RouterChatBody, numbersMax: 0, keptIn: 'messages' },
   completions: { schema: CompletionBody, numbersMax: EMBEDDED_TOKENS_MAX },
   embeddings: { schema: EmbeddingsBody, numbersMax: EMBEDDED_TOKENS_MAX },
   rerank: { schema: RankingBody, numbersMax: 0 },
@@ -48,7 +49,16 @@ export const KINDS = {
   tokens: { schema: DialectBody, numbersMax: 0, wire: messagesDialect },
 } as const;
 export type ModelRequestKind = keyof typeof KINDS;
-const dialectOf = (kind: ModelRequestKind): Dialect | undefined => (KINDS[kind] as { wire?: Dialect }).wire;
+type Schema =
+  | typeof RouterChatBody
+  | typeof CompletionBody
+  | typeof EmbeddingsBody
+  | typeof RankingBody
+  | typeof ChatBody
+  | typeof DialectBody;
+/** A kind of body. Long texts in the member `keptIn` are only measured and forwarded. */
+type Kind = { schema: Schema; numbersMax: number; keptIn?: string; wire?: Dialect };
+const dialectOf = (kind: ModelRequestKind): Dialect | undefined => (KINDS[kind] as Kind).wire;
 
 /** The result of reading the body of a request to a model. Plain data, so that a worker thread can send it. */
 export type ModelRequest =
@@ -91,11 +101,11 @@ export function readModelRequest(
   bytes: Buffer,
   { kind, isKeyed }: ReadOrder,
   find: (model: string) => MeasuredFor | undefined,
-  take: (outline: Pick<Outline, 'values' | 'numbers'>) => void,
+  take: (counts: Pick<Scan, 'values' | 'numbers'>) => void,
 ): ModelRequest {
-  const { schema, numbersMax } = KINDS[kind];
-  const parsed = parseText(bytes, numbersMax, take);
-  let body: v.InferOutput<(typeof KINDS)[ModelRequestKind]['schema']>;
+  const { schema, numbersMax, keptIn } = KINDS[kind] as Kind;
+  const parsed = parseText(bytes, numbersMax, take, undefined, keptIn);
+  let body: v.InferOutput<Schema>;
   try {
     body = validate(schema, parsed.value);
   } catch (error) {
@@ -111,11 +121,7 @@ export function readModelRequest(
     stream,
     includeUsage: options?.include_usage === true,
     includeCost: COSTED.has(kind) && (body.usage as { include?: unknown } | null | undefined)?.include === true,
-    fingerprint: hash(
-      'sha256',
-      canonicalBytes(bytes, parsed, isKeyed ? undefined : besideTheQuestion(parsed.value as Json)),
-      'buffer',
-    ),
+    fingerprint: fingerprintOf(parsed.text, isKeyed ? undefined : besideTheQuestion(parsed.value as Json)),
     tags: tagsOfBody(parsed.value as Record<string, unknown>),
     kept: translated && ('refused' in translated ? translated : translated.kept),
     measured: known && !isRefused(translated) ? measure(bytes, parsed, kind, known, stream, translated) : undefined,

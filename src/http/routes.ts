@@ -4,6 +4,7 @@ import { unreadyReason } from '../books/readiness.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
 import { allowOf, type Endpoint, type Env, type HttpApp, onError, open, requestIdOf } from './endpoint.ts';
+import { createRouter } from './fixed-paths.ts';
 import { GATEWAY_PATH, GATEWAY_PATHS } from './openai-error.ts';
 import { openApiDocument } from './openapi.ts';
 import { readAccount } from './routes/account.ts';
@@ -117,7 +118,7 @@ const MCP_ROUTES: typeof ROUTES = [['POST', '/v1/mcp', answerMcp]];
  * paths outside /v1 go to `pages`.
  */
 export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<Env> {
-  const hono = new Hono<Env>();
+  const hono = new Hono<Env>({ router: createRouter() });
   hono.onError(onError(app));
   const routes = [...ROUTES, ...EXTRAS, ...ROUTER_ROUTES, ...MCP_ROUTES];
   for (const [method, path, endpoint] of routes) hono.on(method, path, open(app, endpoint));

@@ -26,8 +26,8 @@ import {
   type Answered,
   type Called,
   type PaidApp,
+  type PaidQuote,
   type PaidRequest,
-  type Quote,
   spend,
   uncertain,
   type Waiters,
@@ -68,8 +68,6 @@ type CreateRequest = Omit<PaidRequest, 'kind'> & {
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
 type Candidate = ConfiguredBackend & { quote: MachineQuote };
 type Candidates = [Candidate, ...Candidate[]];
-/** The candidates, in the order in which they are asked. */
-type LeaseDetail = { candidates: Candidates };
 /** The offer of a create, as its writes know it. */
 type LeaseTerms = {
   slot: Slot;
@@ -140,7 +138,7 @@ export async function createLease(
 ): Promise<Answered<Resource>> {
   const answerAt = performance.now() + (waitSeconds ?? app.answerSeconds) * 1000;
   const joinSeconds = waitSeconds === undefined ? {} : { joinSeconds: waitSeconds };
-  const created = await spend<LeaseDetail, Resource, LeaseTerms>(
+  const created = await spend<Resource, LeaseTerms>(
     app,
     { ...request, ...joinSeconds, kind: 'compute_create' },
     {
@@ -149,15 +147,14 @@ export async function createLease(
         const configured = app.slots.find(slot);
         // Fail fast, before asking a provider for a price; the hold checks again.
         refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
-        return quoteLease(app, configured, spec);
+        return quoteLease(app, configured, spec, answerAt);
       },
-      call: (operation, { detail }, waiters) => startLease(app, operation, detail.candidates, { ...waiters, answerAt }),
       refuse: ({ id }, outcome) => {
         if (outcome.kind === 'unknown') return uncertain();
         // Its caller has the lease already, so its end is announced like any other.
         if (operationOf(app.ledger.read, id).answeredAt !== null)
           app.events.leaseEnded(resourceOfOperation(app.ledger.read, id) as Resource);
-        return new Refusal(outcome.code, outcome.told ?? outcome.reason, { retryAfterSeconds: 10 });
+        return new Refusal(outcome.code, outcome.callerReason ?? outcome.reason, { retryAfterSeconds: 10 });
       },
       replay: (operation) => replayCreate(app, operation, waitSeconds === undefined ? undefined : answerAt),
     },
@@ -187,7 +184,8 @@ async function quoteLease(
   app: LeaseApp,
   { fill, backends }: ReturnType<Slots['find']>,
   spec: Spec,
-): Promise<Quote<LeaseDetail, LeaseTerms>> {
+  answerAt: WaitingCreate['answerAt'],
+): Promise<PaidQuote<Resource, LeaseTerms>> {
   const seconds = spec.max_seconds;
   const results = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
   const quoted = results.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
@@ -208,11 +206,13 @@ async function quoteLease(
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
   const resourceId = newId('res');
   return {
-    hold: priceOfSeconds(priceHourly, seconds),
-    price: leasePriceSnapshot(priceHourly, seconds),
-    subject: one.slot,
-    resourceId,
-    detail: { candidates },
+    order: {
+      hold: priceOfSeconds(priceHourly, seconds),
+      price: leasePriceSnapshot(priceHourly, seconds),
+      subject: one.slot,
+      resourceId,
+    },
+    call: (operation, waiters) => startLease(app, operation, candidates, { ...waiters, answerAt }),
     terms: {
       slot: one.slot,
       backend: candidates[0].backend.name,
@@ -359,7 +359,7 @@ async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quo
  * do not get it.
  */
 function refusedWith({ words, ...refused }: Created & { kind: 'refused' }): Outcome<never> {
-  return { ...refused, reason: words ? `${refused.reason} (${words})` : refused.reason, told: refused.reason };
+  return { ...refused, reason: words ? `${refused.reason} (${words})` : refused.reason, callerReason: refused.reason };
 }
 
 /**

@@ -6,7 +6,7 @@ import { beginStep, refuseStep } from '../ledger/keep.ts';
 import { findOperation, type Operation, openOperations } from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
 import type { Wallet } from '../ledger/wallet.ts';
-import { type Answered, type PaidRequest, type Quote, spend, uncertain } from '../spend/spend.ts';
+import { type Answered, type PaidQuote, type PaidRequest, spend, uncertain } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
 import type { LeaseApp } from './create.ts';
 import { applyExtension, type ExtensionResult, extensionOutcome, judgeExtension } from './extension.ts';
@@ -58,7 +58,7 @@ export function extendLease(
 ): Promise<Answered<Resource>> {
   const { id } = resource;
   const current = () => findResource(app.ledger.read, id) as Resource;
-  return spend<Backend, Resource, ExtensionTerms>(
+  return spend<Resource, ExtensionTerms>(
     app,
     { ...request, kind: 'compute_extend' },
     {
@@ -75,10 +75,6 @@ export function extendLease(
         // The step was decided for the end that the lease had then. Another extension has moved it, so no step is needed yet.
         if (keepId !== undefined && row.expiresAt !== resource.expiresAt) throw new Refusal('conflict');
         return quoteExtension(app, row, additionalSeconds, keepId);
-      },
-      async call(operation, { detail: backend }) {
-        const result = await ask(backend, current(), operation.targetAt as number, app.clock.now());
-        return { outcome: extensionOutcome(operation, result), answer: current };
       },
       refuse: (_, outcome) => (outcome.kind === 'unknown' ? uncertain() : notExtended()),
       async replay(operation) {
@@ -98,16 +94,22 @@ function quoteExtension(
   resource: Resource,
   additionalSeconds: number,
   keepId: string | undefined,
-): Quote<Backend, ExtensionTerms> {
+): PaidQuote<Resource, ExtensionTerms> {
   const backend = app.slots.backendOf(resource);
   if (!backend) throw new Refusal('provider_not_configured');
+  const current = () => findResource(app.ledger.read, resource.id) as Resource;
   return {
-    hold: priceOfSeconds(resource.priceHourly, additionalSeconds),
-    price: leasePriceSnapshot(resource.priceHourly, additionalSeconds),
-    subject: resource.slot,
-    resourceId: resource.id,
-    targetAt: resource.expiresAt + additionalSeconds,
-    detail: backend,
+    order: {
+      hold: priceOfSeconds(resource.priceHourly, additionalSeconds),
+      price: leasePriceSnapshot(resource.priceHourly, additionalSeconds),
+      subject: resource.slot,
+      resourceId: resource.id,
+      targetAt: resource.expiresAt + additionalSeconds,
+    },
+    async call(operation) {
+      const result = await ask(backend, current(), operation.targetAt as number, app.clock.now());
+      return { outcome: extensionOutcome(operation, result), answer: current };
+    },
     terms: { resourceId: resource.id, quotedExpiresAt: resource.expiresAt, additionalSeconds, keepId },
   };
 }

@@ -15,7 +15,7 @@ export type WriterOptions = {
   /** Called after each commit, before its promises resolve; with the content of the head file, unless nothing is installed yet. */
   committed?: (newest: CommitMark | undefined) => void;
   /** Called when the callers of a batch's writes have their results. */
-  told?: () => void;
+  answered?: () => void;
   /** Called when a COMMIT or fsync failed: must stop the process without answering. */
   fatal: (error: unknown) => void;
 };
@@ -31,7 +31,7 @@ export function openWriter({ client, read, tx }: Database, options: WriterOption
   let [newest, next]: (CommitMark | undefined)[] = [];
   return createWriter(client, tx, {
     fatal: options.fatal,
-    ...(options.told ? { told: options.told } : {}),
+    ...(options.answered ? { answered: options.answered } : {}),
     ...(diskReserve ? { releaseReserve: diskReserve.release, isReadOnly: diskReserve.isReadOnly } : {}),
     begun() {
       if (memory.wasOvertaken()) forgetHead();

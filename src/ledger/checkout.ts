@@ -11,7 +11,7 @@ import { defineWrite } from '../db/write.ts';
 import { fundAccount } from './account.ts';
 import { isKnownEvent, noteEvent, type PaymentEvent } from './payment-events.ts';
 import { settleReversals } from './reversal.ts';
-import { LIST_COUNT_MAX, type Page } from './wallet.ts';
+import { LIST_COUNT_MAX, type ListPage } from './wallet.ts';
 
 export type Checkout = typeof checkouts.$inferSelect;
 export type CheckoutStatus = (typeof CHECKOUT_STATUSES)[number];
@@ -99,7 +99,7 @@ const matching = ({ accountId, status, trouble, since }: CheckoutFilter) =>
 export function listCheckouts(
   read: Reader,
   filter: CheckoutFilter,
-  { before, limit = LIST_COUNT_MAX }: Page = {},
+  { before, limit = LIST_COUNT_MAX }: ListPage = {},
 ): Checkout[] {
   return read
     .select()
@@ -273,9 +273,9 @@ type Reported =
   | { kind: 'stray'; checkout: Checkout }
   | { kind: 'not_ours' };
 
-type Report = { report: PaymentReport; event: PaymentEvent | undefined; now: number };
+type CheckoutReport = { report: PaymentReport; event: PaymentEvent | undefined; now: number };
 /** Applies a report on a session; returns undefined where its event had been applied before. */
-export const reportPayment = defineWrite('payment.report', (tx, { report, event, now }: Report) => {
+export const reportPayment = defineWrite('payment.report', (tx, { report, event, now }: CheckoutReport) => {
   if (event && isKnownEvent(tx, event.id)) return undefined;
   const done = applyReport(tx, report, now);
   if (event && done.kind === 'known') noteEvent(tx, event, now);
@@ -346,8 +346,8 @@ export const recordPoll = defineWrite('checkout.record_poll', (tx, { id, error, 
   const checkout = findCheckout(tx, id);
   assert(checkout, 'checkouts are kept');
   if (checkout.dueAt === null) return checkout; // It was reported in the meantime.
-  const isOver = now >= checkout.expiresAt + (checkout.status === 'creating' ? 0 : PATIENCE_SECONDS);
-  const status = isOver ? (checkout.status === 'creating' ? 'expired' : 'abandoned') : checkout.status;
+  const isPastDue = now >= checkout.expiresAt + (checkout.status === 'creating' ? 0 : PATIENCE_SECONDS);
+  const status = isPastDue ? (checkout.status === 'creating' ? 'expired' : 'abandoned') : checkout.status;
   return changeCheckout(tx, checkout, {
     status,
     url: status === 'open' ? checkout.url : null,

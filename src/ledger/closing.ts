@@ -45,8 +45,8 @@ export function closeWallet(tx: Tx, id: string, now: number): Wallet {
   assert(wallet.delegated === 0n, 'the children of a wallet are closed before it');
 
   // From here on the wallet is closed.
-  const left = available(wallet);
-  const returnedCents = nanosToCentsDown(left);
+  const unspent = available(wallet);
+  const returnedCents = nanosToCentsDown(unspent);
   const change = { status: 'closed' as const, closedAt: now, returnedCents, cleanupError: null };
   const closed = withNewChecksum(wallets, wallet, change);
   tx.update(wallets).set(closed).where(eq(wallets.id, id)).run();

@@ -41,8 +41,8 @@ const quick = plain({
 const lineOf = ({ seq, hash, epoch, quietCommits }: CommitMark) => `${seq} ${hash} ${epoch} ${quietCommits}`;
 
 function parse(line: string): CommitMark | undefined {
-  const [found, seq, hash, epoch, quiet] = /^(\d+) ([0-9a-f]{64}) (\d+)(?: (\d+))?$/.exec(line) ?? [];
-  if (!found) return undefined;
+  const [match, seq, hash, epoch, quiet] = /^(\d+) ([0-9a-f]{64}) (\d+)(?: (\d+))?$/.exec(line) ?? [];
+  if (!match) return undefined;
   // Files written before rows had checksums lack the count of commits without money.
   return { seq: Number(seq), hash: hash as string, epoch: Number(epoch), quietCommits: Number(quiet ?? 0) };
 }

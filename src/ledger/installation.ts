@@ -22,9 +22,9 @@ export function findInstallation(read: Reader): Installation | undefined {
 
 /** Returns the installation row. Asserts that the first start has written it. */
 export function installationOf(read: Reader): Installation {
-  const found = findInstallation(read);
-  assert(found, 'the first start writes it');
-  return found;
+  const installation = findInstallation(read);
+  assert(installation, 'the first start writes it');
+  return installation;
 }
 
 type Install = { masterKeyId: string; now: number };
@@ -119,11 +119,11 @@ export function beginEpoch(
  * Lowers the number of faults that the operator has accepted to those that remain: an accepted fault that is gone, together with
  * its row, must not make room for a new one.
  */
-export const lowerAcceptedFaults = defineWrite('faults.lower', (tx, { left }: { left: number }) => {
+export const lowerAcceptedFaults = defineWrite('faults.lower', (tx, { remaining }: { remaining: number }) => {
   const epoch = currentEpoch(tx);
-  if (left >= epoch.acceptedFaults) return;
+  if (remaining >= epoch.acceptedFaults) return;
   tx.update(epochs)
-    .set(withNewChecksum(epochs, epoch, { acceptedFaults: left }))
+    .set(withNewChecksum(epochs, epoch, { acceptedFaults: remaining }))
     .where(eq(epochs.number, epoch.number))
     .run();
 });

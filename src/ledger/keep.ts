@@ -113,8 +113,8 @@ function refuseToKeep(tx: Tx, { walletId, resourceId }: KeepOrder, now: number):
   refuseInactive(findWallet(tx, walletId) as Wallet, now);
   const row = findResource(tx, resourceId);
   assert(row, 'only leases that were found are kept');
-  const isOver = row.readyAt !== null && row.expiresAt <= now;
-  if (row.endedAt !== null || row.endWanted !== null || isOver)
+  const hasEnded = row.readyAt !== null && row.expiresAt <= now;
+  if (row.endedAt !== null || row.endWanted !== null || hasEnded)
     throw new Refusal('resource_not_active', `The resource is ${row.status}; only a lease that goes on can be kept.`);
 }
 

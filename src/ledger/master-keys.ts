@@ -133,9 +133,9 @@ export function walletNeeding(
   keyId: string,
   walletId: string,
 ): { needed: string | undefined; next: string | undefined } {
-  const found = reads(read).needing.get({ keyId, from: walletId });
+  const wallet = reads(read).needing.get({ keyId, from: walletId });
   return {
-    needed: found?.needed ?? undefined,
-    next: found && found.count === WALLETS_A_PAGE ? found.last : undefined,
+    needed: wallet?.needed ?? undefined,
+    next: wallet && wallet.count === WALLETS_A_PAGE ? wallet.last : undefined,
   };
 }

@@ -149,9 +149,9 @@ function wholeCents(amount: Nanos): number {
 }
 
 function refuseMoreThanAvailable(wallet: Wallet, amount: Nanos): void {
-  const left = available(wallet);
-  if (left >= amount) return;
-  const message = `This needs ${formatUsd(amount)} USD; the wallet ${wallet.id} has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.`;
-  if (left + wallet.held < amount) throw new Refusal('insufficient_funds', message);
+  const spendable = available(wallet);
+  if (spendable >= amount) return;
+  const message = `This needs ${formatUsd(amount)} USD; the wallet ${wallet.id} has ${formatUsd(spendable)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.`;
+  if (spendable + wallet.held < amount) throw new Refusal('insufficient_funds', message);
   throw new Refusal('funds_held', message, { retryAfterSeconds: 2 });
 }

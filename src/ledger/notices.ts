@@ -12,7 +12,7 @@ import { available, findWallet, type Wallet } from './wallet.ts';
  * names, amounts and reasons; never a prompt, a token or a key.
  */
 
-type Account = typeof accounts.$inferSelect;
+type AccountFields = typeof accounts.$inferSelect;
 
 const reads = prepare((read: Reader) => ({
   accountName: read
@@ -62,14 +62,14 @@ function walletOf(tx: Tx, id: string): Wallet {
 /** The parts of a budget, in percent, at which an event is written once each when they are spent. */
 export const THRESHOLDS = [50n, 80n, 95n, 100n] as const;
 
-type Period = Pick<Wallet, 'budget' | 'periodSpent'>;
+type RefillPeriod = Pick<Wallet, 'budget' | 'periodSpent'>;
 
 /** Returns a wallet's spending at which it has used this part of the budget of its period, rounded up to the nano. */
-const spentAt = ({ budget, periodSpent }: Period, percent: bigint): Nanos =>
+const spentAt = ({ budget, periodSpent }: RefillPeriod, percent: bigint): Nanos =>
   Nanos(periodSpent + ((budget - periodSpent) * percent + 99n) / 100n);
 
 /** Returns a wallet's spending at which its next threshold is reached; null when none is left. */
-export function nextThreshold(period: Period, spent: Nanos): Nanos | null {
+export function nextThreshold(period: RefillPeriod, spent: Nanos): Nanos | null {
   if (period.budget <= period.periodSpent) return null; // A period without a budget has no parts.
   return THRESHOLDS.map((percent) => spentAt(period, percent)).find((at) => at > spent) ?? null;
 }
@@ -160,7 +160,7 @@ export function tellClosed(tx: Tx, wallet: Wallet, now: number): void {
 }
 
 /** Writes `account.low` when this change in cents makes the available credit of an account fall below `events.account_low_cents`. */
-export function tellIfLow(tx: Tx, account: Account, changeCents: number, now: number): void {
+export function tellIfLow(tx: Tx, account: AccountFields, changeCents: number, now: number): void {
   const lowCents = accountLowCents(tx);
   const { id, name, availableCents } = account;
   const after = availableCents + changeCents;
@@ -182,22 +182,22 @@ export function tellUncertain(tx: Tx, operation: typeof operations.$inferSelect,
   record(tx, 'operation.uncertain', walletId, { ...facts, ...factsOf(tx, walletOf(tx, walletId)) }, now);
 }
 
-type Resource = typeof resources.$inferSelect;
-const leaseOf = (tx: Tx, { id, slot, backend, walletId }: Resource) => ({
+type ResourceFields = typeof resources.$inferSelect;
+const leaseOf = (tx: Tx, { id, slot, backend, walletId }: ResourceFields) => ({
   resource_id: id,
   slot,
   backend,
   ...factsOf(tx, walletOf(tx, walletId)),
 });
 
-export function tellLeaseEnded(tx: Tx, resource: Resource, now: number): void {
+export function tellLeaseEnded(tx: Tx, resource: ResourceFields, now: number): void {
   const { walletId, endReason, charged, abandonedReason } = resource;
   const how = { reason: endReason, charged_usd: formatUsd(charged), abandoned: abandonedReason !== null };
   record(tx, 'lease.ended', walletId, { ...leaseOf(tx, resource), ...how }, now);
 }
 
 /** Writes an event that steps of a lease keep failing. The error stays in the log: it is in the backend's own words. */
-export function tellLeaseTrouble(tx: Tx, resource: Resource, now: number): void {
+export function tellLeaseTrouble(tx: Tx, resource: ResourceFields, now: number): void {
   const { walletId, status, attempts } = resource;
   record(tx, 'lease.trouble', walletId, { ...leaseOf(tx, resource), status, failed_attempts: attempts }, now);
 }
@@ -217,7 +217,7 @@ export const tellDiskLow = defineWrite('event.disk_low', (tx, { reason, now }: {
 /** Writes an event that the installation, an account or a wallet takes no new holds any more. */
 export function tellFrozen(
   tx: Tx,
-  what: { installation: string } | { account: Account } | { wallet: Wallet },
+  what: { installation: string } | { account: AccountFields } | { wallet: Wallet },
   reason: string | null,
   now: number,
 ): void {

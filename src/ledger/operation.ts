@@ -20,7 +20,7 @@ import {
   available,
   findWallet,
   LIST_COUNT_MAX,
-  type Page,
+  type ListPage,
   raiseHeld,
   refuseFrozen,
   refuseInactive,
@@ -59,7 +59,13 @@ export type Outcome<A> =
       reason?: string;
     } & Cancelled)
   /** `told` is the caller's message when `reason` is meant for the operator only. */
-  | ({ kind: 'refused'; code: RefusalCode; reason: string; told?: string; retryAfterSeconds?: number } & Cancelled)
+  | ({
+      kind: 'refused';
+      code: RefusalCode;
+      reason: string;
+      callerReason?: string;
+      retryAfterSeconds?: number;
+    } & Cancelled)
   /** `upstream` names the upstream that was asked, where there was a choice. */
   | { kind: 'unknown'; reason: string; upstream?: string };
 
@@ -270,7 +276,7 @@ export function reservedOperations(read: Reader, after = ''): { id: string }[] {
 export function listOperationsBelow(
   read: Reader,
   walletId: string,
-  { before = '~', limit = LIST_COUNT_MAX }: Page = {},
+  { before = '~', limit = LIST_COUNT_MAX }: ListPage = {},
 ): Operation[] {
   return reads(read).ofTree.all({ walletId, before, limit });
 }
@@ -301,7 +307,7 @@ function matching({ walletId, accountId, state, since }: OperationFilter, before
 export function listOperations(
   read: Reader,
   filter: OperationFilter = {},
-  page: Page = {},
+  page: ListPage = {},
   first: 'newest' | 'oldest' = 'newest',
 ): Operation[] {
   return read
@@ -354,22 +360,12 @@ export type OperationOrder = {
   /** A JSON object of strings; none unless given. */
   tags?: string | null;
 };
-/** The members of an operation that its hold decides: less may be held than was ordered. */
-export type Placed = Pick<Operation, 'hold' | 'price' | 'seal'>;
-
-/**
- * A smaller order. With `isShort` the caller would rather wait for requests in flight than get so small an answer, as long as they
- * hold anything.
- */
-export type Reduced = { hold: Nanos; price: string; to: number; isShort: boolean };
+/** The members of an operation that its hold decides. */
+export type Placed = Pick<Operation, 'seal'>;
 
 export type HoldOrder = OperationOrder & {
-  /** Returns a sentence of advice for a caller whose wallet has only `left`. */
-  advice?: (left: Nanos) => string;
-  /** Returns a smaller order for a wallet that has only `left`, where one is possible. */
-  reduce?: (left: Nanos) => Reduced | undefined;
-  /** Called with the smaller order that is held. */
-  reduced?: (reduced: Reduced) => void;
+  /** The smallest hold to which the request could be cut. Decides whether a refusal is final; the hold unless given. */
+  holdMin?: Nanos;
   /**
    * Throws a refusal for violations of the rules of its kind or of a limit. Runs after the checks of the wallet's state, before
    * those of its funds.
@@ -402,15 +398,12 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   const refill = available(wallet) < order.hold ? refillIfOwed : refillIfDue;
   const funded = refill(tx, wallet, now, blocked)?.wallet ?? wallet;
   order.limits?.(tx, funded);
-  const funds = fundsFor(tx, funded, order);
-  if ('refused' in funds) throw funds.refused;
-  if ('to' in funds) order.reduced?.(funds);
-  const { hold, price } = funds;
+  const short = shortfall(tx, funded, order);
+  if (short) throw short.refusal;
 
   // From here on the hold must stand.
-  const { id } = order;
-  const placed = { hold, price, seal: 0 };
-  const operation = withChecksum(operations, operationFrom(order, placed, now));
+  const { id, hold } = order;
+  const operation = withChecksum(operations, operationFrom(order, { seal: 0 }, now));
   insert(tx, operation);
   memory.changed(id, operation);
   memory.changed(wallet.id, raiseHeld(tx, funded, hold));
@@ -439,44 +432,52 @@ function insert(tx: Tx, it: Operation): void {
   );
 }
 
-/**
- * Returns the part of an order that a wallet can hold: all of it, or less; or why it can hold nothing. `isSoon`: only because of
- * requests in flight whose outcome will be known.
- */
-function fundsFor(
-  read: Reader,
-  wallet: Wallet,
-  order: HoldOrder,
-): Pick<Placed, 'hold' | 'price'> | Reduced | { refused: Refusal; isSoon: boolean } {
-  const left = available(wallet);
-  if (left >= order.hold) return order;
-  const reduced = order.reduce?.(left);
-  if (reduced && !reduced.isShort) return reduced;
+/** The money that a wallet has for one more request. */
+export type Funds = {
+  /** The amount that it may hold now. */
+  available: Nanos;
+  /** The amount that it may hold once the requests in flight have ended, but for those of unknown outcome, if they cost nothing. */
+  soon: Nanos;
+};
+
+/** Returns the money that a wallet has for one more request. Ignores a refill that is due. */
+export function fundsOf(read: Reader, wallet: Wallet): Funds {
   const unknown = wallet.held ? uncertainHeld(read, wallet.id) : ZERO;
-  const later = Nanos(left + wallet.held); // The funds if all holds in flight are released.
-  const soon = Nanos(later - unknown);
-  const most = soon >= order.hold ? order : order.reduce?.(soon);
-  if (reduced && (!most || most.hold <= reduced.hold)) return reduced;
-  const undecided = unknown
-    ? ` ${formatUsd(unknown)} USD of that is held by requests whose outcome nobody knows; it stays until they are decided.`
-    : '';
-  const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.${undecided}`;
-  const message = [figures, order.advice?.(left)].filter(Boolean).join(' ');
-  const isSoon = most !== undefined;
-  const isEver = isSoon || later >= order.hold || order.reduce?.(later) !== undefined;
-  const refused = isEver
-    ? new Refusal('funds_held', message, {
-        retryAfterSeconds: isSoon ? FUNDS_HELD_RETRY_SECONDS : UNDECIDED_RETRY_SECONDS,
-      })
-    : new Refusal('insufficient_funds', message);
-  return { refused, isSoon };
+  return { available: available(wallet), soon: Nanos(available(wallet) + wallet.held - unknown) };
 }
 
 /**
- * The verdict of a wallet on an order. `waits`: only requests in flight keep it from its money, and `refusal` is the refusal that
- * it would get. `refused`: for another reason, which the write of the hold reports.
+ * Returns why a wallet cannot hold an order, or undefined if it can. `isSoon`: only because of requests in flight whose outcome
+ * will be known.
  */
-export type Standing = { kind: 'ready' } | { kind: 'waits'; refusal: Refusal } | { kind: 'refused' };
+function shortfall(
+  read: Reader,
+  wallet: Wallet,
+  { hold, holdMin = hold }: Pick<HoldOrder, 'hold' | 'holdMin'>,
+): { refusal: Refusal; isSoon: boolean } | undefined {
+  if (available(wallet) >= hold) return undefined;
+  const { available: now, soon } = fundsOf(read, wallet);
+  const later = Nanos(now + wallet.held); // The funds if all holds in flight are released.
+  const undecided =
+    later > soon
+      ? ` ${formatUsd(Nanos(later - soon))} USD of that is held by requests whose outcome nobody knows; it stays until they are decided.`
+      : '';
+  const message = `This request needs ${formatUsd(hold)} USD at most; the wallet has ${formatUsd(now)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.${undecided}`;
+  const isSoon = soon >= holdMin;
+  const refusal =
+    later >= holdMin
+      ? new Refusal('funds_held', message, {
+          retryAfterSeconds: isSoon ? FUNDS_HELD_RETRY_SECONDS : UNDECIDED_RETRY_SECONDS,
+        })
+      : new Refusal('insufficient_funds', message);
+  return { refusal, isSoon };
+}
+
+/**
+ * The verdict of a wallet on an order. `waits`: only requests in flight keep it from its money. `short`: it lacks the money for
+ * another reason. `refused`: the state of the wallet, a rule or a limit forbids it.
+ */
+export type Standing = { kind: 'ready' } | { kind: 'waits' | 'short' | 'refused'; refusal: Refusal };
 
 /** Returns the result that `placeHold` would have, by the rows as they are. Ignores a refill that is due. */
 export function standingOf(read: Reader, order: HoldOrder, now: number, blocked?: string): Standing {
@@ -485,16 +486,16 @@ export function standingOf(read: Reader, order: HoldOrder, now: number, blocked?
     refuseHolds(read, memoryOf(read), wallet, now, blocked);
     order.limits?.(read, wallet);
   } catch (error) {
-    if (error instanceof Refusal) return { kind: 'refused' };
+    if (error instanceof Refusal) return { kind: 'refused', refusal: error };
     throw error;
   }
-  const funds = fundsFor(read, wallet, order);
-  if (!('refused' in funds)) return { kind: 'ready' };
-  return funds.isSoon ? { kind: 'waits', refusal: funds.refused } : { kind: 'refused' };
+  const short = shortfall(read, wallet, order);
+  if (!short) return { kind: 'ready' };
+  return { kind: short.isSoon ? 'waits' : 'short', refusal: short.refusal };
 }
 
 /** Returns the operation that an order became when it was placed at `now`, in Unix seconds. */
-export function operationFrom(order: OperationOrder, { hold, price, seal }: Placed, now: number): Operation {
+export function operationFrom(order: OperationOrder, { seal }: Placed, now: number): Operation {
   return {
     id: order.id,
     walletId: order.walletId,
@@ -506,9 +507,9 @@ export function operationFrom(order: OperationOrder, { hold, price, seal }: Plac
     state: 'reserved',
     outcome: null,
     settledBy: null,
-    hold,
+    hold: order.hold,
     charge: null,
-    price,
+    price: order.price,
     usage: null,
     subject: order.subject,
     resourceId: order.resourceId ?? null,

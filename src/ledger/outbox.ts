@@ -7,14 +7,14 @@ import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { deliveries, events } from '../db/schema.ts';
 import { deleteRows } from '../db/tally.ts';
 import { defineWrite } from '../db/write.ts';
-import { LIST_COUNT_MAX, type Page, type Wallet } from './wallet.ts';
+import { LIST_COUNT_MAX, type ListPage, type Wallet } from './wallet.ts';
 
 /**
  * The outbox of events for receivers (docs/decisions/0037): an event is written in the transaction that caused it, with one
  * delivery for each receiver that wants it. The notifier sends waiting deliveries (src/notify).
  */
 
-export type Event = typeof events.$inferSelect;
+export type OutboxEvent = typeof events.$inferSelect;
 export type Delivery = typeof deliveries.$inferSelect;
 
 /** Seconds for which events are kept. */
@@ -143,7 +143,7 @@ export const recordTest = defineWrite('event.test', (tx, { now }: { now: number 
 const wanting = (tx: Tx, type: EventType) =>
   (outboxes.get(tx)?.receivers ?? []).filter(({ types }) => type === 'test' || (types?.includes(type) ?? true));
 
-function enqueue(tx: Tx, { seq, subject }: Pick<Event, 'seq' | 'subject'>, receiver: string, now: number): void {
+function enqueue(tx: Tx, { seq, subject }: Pick<OutboxEvent, 'seq' | 'subject'>, receiver: string, now: number): void {
   const times = { queuedAt: now, deliveredAt: null, gaveUpAt: null, dueAt: now };
   const row = withChecksum(deliveries, { eventSeq: seq, receiver, subject, ...times, attempts: 0, lastError: null });
   tx.insert(deliveries)
@@ -153,14 +153,14 @@ function enqueue(tx: Tx, { seq, subject }: Pick<Event, 'seq' | 'subject'>, recei
 }
 
 /** Returns the event with this id. Throws `not_found`. */
-export function eventOf(read: Reader, id: string): Event {
+export function eventOf(read: Reader, id: string): OutboxEvent {
   const event = reads(read).byId.get({ id });
   if (!event) throw new Refusal('not_found', `There is no event ${id}. Events are kept for 30 days.`);
   return event;
 }
 
 /** Returns the newest event about a subject. */
-export const latestEventOf = (read: Reader, subject: string): Event | undefined =>
+export const latestEventOf = (read: Reader, subject: string): OutboxEvent | undefined =>
   reads(read).latestOf.get({ subject });
 
 /** `since` is in Unix seconds. */
@@ -188,7 +188,11 @@ const matching = ({ type, wallet, since }: EventFilter) =>
   );
 
 /** Returns the matching events, newest first, before the id `before`, at most `limit`. Throws `not_found` for `before`. */
-export function listEvents(read: Reader, filter: EventFilter, { before, limit = LIST_COUNT_MAX }: Page = {}): Event[] {
+export function listEvents(
+  read: Reader,
+  filter: EventFilter,
+  { before, limit = LIST_COUNT_MAX }: ListPage = {},
+): OutboxEvent[] {
   return read
     .select()
     .from(events)
@@ -204,7 +208,7 @@ export function countEvents(read: Reader, filter: EventFilter): number {
 }
 
 /** Returns the deliveries of an event, by receiver. */
-export const deliveriesOf = (read: Reader, { seq }: Event): Delivery[] => reads(read).deliveries.all({ seq });
+export const deliveriesOf = (read: Reader, { seq }: OutboxEvent): Delivery[] => reads(read).deliveries.all({ seq });
 
 /**
  * Queues an event again, with its id, for every configured receiver that wants its type. It is sent before younger waiting events
@@ -224,7 +228,7 @@ export function nextDelivery(
   read: Reader,
   receiver: string,
   now: number,
-): { event: Event; delivery: Delivery } | undefined {
+): { event: OutboxEvent; delivery: Delivery } | undefined {
   return reads(read).due.get({ receiver, now });
 }
 

@@ -96,8 +96,8 @@ type SetRefill = { id: string; refill: Refill | null; now: number; blocked: stri
  * `invalid_request` for a child, whose budget comes from its parent.
  */
 export const setRefill = defineWrite('wallet.set_refill', (tx, { id, refill, now, blocked }: SetRefill): Wallet => {
-  const found = findWallet(tx, id) as Wallet;
-  const wallet = refillIfOwed(tx, found, now, blocked)?.wallet ?? found;
+  const current = findWallet(tx, id) as Wallet;
+  const wallet = refillIfOwed(tx, current, now, blocked)?.wallet ?? current;
   refuseInactive(wallet, now);
   if (refill && wallet.parentId !== null)
     throw new Refusal('invalid_request', 'A child wallet has no refill: its budget comes from its parent.');
@@ -113,7 +113,7 @@ export const setRefill = defineWrite('wallet.set_refill', (tx, { id, refill, now
 const isDue = ({ refillAt }: Wallet, now: number): boolean => refillAt !== null && refillAt <= now;
 
 /** Returns whether a refill is due, or was tried in the current period and fell short. */
-function isOwed(wallet: Wallet, now: number): boolean {
+export function isOwed(wallet: Wallet, now: number): boolean {
   const refill = refillOf(wallet);
   if (!refill || wallet.refillAt === null || wallet.refillAt > now + RETRY_SECONDS) return false;
   return isDue(wallet, now) || wallet.refillAt < periodAt(refill.every, refill.zone, now).next;
@@ -142,6 +142,12 @@ export function refillIfOwed(tx: Tx, wallet: Wallet, now: number, blocked?: stri
 export const refillWallet = defineWrite('wallet.refill', (tx, { id, now }: { id: string; now: number }) =>
   refillIfDue(tx, findWallet(tx, id) as Wallet, now),
 );
+
+type OwedRefill = { id: string; now: number; blocked: string | undefined };
+/** Refills a wallet as `refillIfOwed`, for a request that is cut to the money of its wallet. */
+export const refillOwed = defineWrite('wallet.refill_owed', (tx, { id, now, blocked }: OwedRefill): void => {
+  refillIfOwed(tx, findWallet(tx, id) as Wallet, now, blocked);
+});
 
 /**
  * Refills a wallet that is owed a refill before it gives to a child: the request that needs a refill brings it (design,
@@ -196,10 +202,10 @@ function parkedBelow(tx: Tx, { id: walletId, delegated }: Wallet): Nanos {
  */
 function amountOf({ cents, carry }: Pick<Refill, 'cents' | 'carry'>, own: Nanos, bound: Nanos): Nanos {
   if (carry === 'all') return centsToNanos(cents);
-  const left = own + bound;
+  const unspent = own + bound;
   const cap = carry === 'none' ? 0n : centsToNanos(carry);
-  const carried = left < cap ? left : cap;
-  const missing = centsToNanos(cents) + carried - left;
+  const carried = unspent < cap ? unspent : cap;
+  const missing = centsToNanos(cents) + carried - unspent;
   if (missing >= 0n) return centsToNanos(nanosToCentsUp(Nanos(missing)));
   return centsToNanos(-nanosToCentsDown(Nanos(-missing < own ? -missing : own)));
 }

@@ -1,8 +1,9 @@
+import type { Worker } from 'node:worker_threads';
 import type { Write } from '../db/write.ts';
 import { openWorker } from '../files/worker.ts';
 import type { WriterOptions } from './batches.ts';
 import { errorOf, pack, unpack } from './crossing.ts';
-import type { Order, Report, WorkerSettings } from './writer-worker.ts';
+import type { Result, WorkerSettings, WriteOrder, WriteReport } from './writer-worker.ts';
 
 /**
  * A message waits for at most this many turns of the event loop, until it has GATHER_COUNT_MAX writes, and only while each turn
@@ -12,7 +13,7 @@ import type { Order, Report, WorkerSettings } from './writer-worker.ts';
 const GATHER_TURNS_MAX = 8;
 const GATHER_COUNT_MAX = 20;
 
-type Waiting = { isPaid: boolean; resolve(value: unknown): void; reject(error: unknown): void };
+type PendingWrite = { isPaid: boolean; resolve(value: unknown): void; reject(error: unknown): void };
 
 /** The writer in its thread, as the other threads see it. */
 type RemoteWriter = {
@@ -37,20 +38,17 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   const { diskReserve, outbox } = options;
   const reserve = diskReserve ? new SharedArrayBuffer(8) : undefined;
   const worker = openWorker('write', { file, reserve } satisfies WorkerSettings);
-  const waiting = new Map<number, Waiting>();
+  const pending = createPending(worker);
+  const settings = createSettings(options);
+  const gathering = createGathering(() => orFail(send, fail));
   const ended = Promise.withResolvers<void>();
-  let idle = Promise.withResolvers<void>();
-  let queued: Order['writes'][number][] = [];
-  let sent: Order['outbox'];
-  let count = 0;
   let [commits, failure]: [number, string | undefined] = [0, undefined];
   let changes = 0;
   let isClosed = false;
   let isEnding = false; // On its own or on request.
   let isClosing = false;
 
-  worker.unref(); // Waiting callers keep the process alive.
-  worker.on('message', (bytes: Uint8Array) => orFail(() => take(unpack<Report>(bytes))));
+  worker.on('message', (bytes: Uint8Array) => orFail(() => take(unpack<WriteReport>(bytes)), fail));
   worker.on('error', (error) => {
     if (isClosing) ended.reject(error);
     fail(error);
@@ -64,92 +62,43 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
     if (isEnding) return;
     isClosed = true;
     isEnding = true;
-    idle.resolve();
+    pending.giveUp();
     options.fatal(error);
   }
 
-  /** Runs a step between the threads. After one that throws, it is unknown which callers have their results. */
-  function orFail(step: () => void): void {
-    try {
-      step();
-    } catch (error) {
-      fail(error);
-    }
+  function send(): void {
+    const changed = settings(); // Before the writes are taken: it may request one itself.
+    worker.postMessage(pack({ writes: gathering.take(), ...changed } satisfies WriteOrder));
   }
 
-  function take(report: Report): void {
+  function take(report: WriteReport): void {
     if (report.kind === 'fatal') fail(errorOf(report.why));
-    else if (report.kind === 'full') release();
+    else if (report.kind === 'full') answerReserve(reserve as SharedArrayBuffer, diskReserve?.release() ?? false);
     else takeEnded(report);
   }
 
-  function takeEnded(report: Report & { kind: 'ended' }): void {
-    if (report.results.some(([id]) => !waiting.get(id)?.isPaid)) changes++; // Must happen before the callers resume.
+  function takeEnded(report: WriteReport & { kind: 'ended' }): void {
+    if (pending.hasUnpaid(report.results)) changes++; // Must happen before the callers resume.
     const hasCommitted = report.commits > commits;
     ({ commits, failure } = report);
     if (hasCommitted) options.committed?.(report.mark);
     if (report.isRecorded) outbox?.recorded();
-    for (const [id, value, thrown] of report.results) {
-      const it = waiting.get(id) as Waiting;
-      waiting.delete(id);
-      if (thrown) it.reject(errorOf(thrown));
-      else it.resolve(value);
-    }
-    if (waiting.size) return;
-    worker.unref();
-    idle.resolve();
-  }
-
-  /** Answers the thread, which waits with the rest of its batch. */
-  function release(): void {
-    const answer = new Int32Array(reserve as SharedArrayBuffer);
-    Atomics.store(answer, 1, diskReserve?.release() ? 1 : 0);
-    Atomics.store(answer, 0, 1);
-    Atomics.notify(answer, 0);
-  }
-
-  /**
-   * Sends the queue once a turn of the event loop brings nothing more. The thread does not see these turns, so it could not wait
-   * for their writes.
-   */
-  function gather(seen: number, turnsLeft: number): void {
-    const hasMore = queued.length > seen && queued.length < GATHER_COUNT_MAX;
-    if (hasMore && turnsLeft > 1) setImmediate(gather, queued.length, turnsLeft - 1);
-    else orFail(send);
-  }
-
-  function send(): void {
-    const shortage = diskReserve?.shortage(); // It may request a write itself.
-    const writes = queued;
-    queued = [];
-    worker.postMessage(pack({ writes, shortage, outbox: changedOutbox() } satisfies Order));
-  }
-
-  /** Returns the settings of the outbox; undefined if they are those of the message before. */
-  function changedOutbox(): Order['outbox'] {
-    if (!outbox) return undefined;
-    const { receivers, account_low_cents } = outbox;
-    if (receivers === sent?.receivers && account_low_cents === sent.account_low_cents) return undefined;
-    sent = { receivers, account_low_cents };
-    return sent;
+    pending.end(report.results);
   }
 
   return {
     write(write, data) {
       if (isClosed) return Promise.reject(new Error('the ledger is closed'));
-      const id = count++;
-      if (!waiting.size) {
-        worker.ref();
-        idle = Promise.withResolvers();
-      }
-      if (queued.push([id, write.name, data]) === 1) setImmediate(gather, 1, GATHER_TURNS_MAX);
-      return new Promise((resolve, reject) => waiting.set(id, { isPaid: write.isPaid, resolve, reject } as Waiting));
+      return new Promise((resolve, reject) => {
+        const id = pending.add({ isPaid: write.isPaid, resolve, reject } as PendingWrite);
+        gathering.add([id, write.name, data]);
+      });
     },
     commitCount: () => commits,
     changeCount: () => changes,
     failure: () => failure,
     async drain() {
-      while (waiting.size && !isEnding) await idle.promise;
+      while (!isEnding && pending.count()) await pending.idle();
       isClosed = true;
     },
     async close() {
@@ -160,4 +109,102 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
       await ended.promise;
     },
   };
+}
+
+/** Runs a step between the threads. After one that throws, it is unknown which callers have their results. */
+function orFail(step: () => void, fail: (error: unknown) => void): void {
+  try {
+    step();
+  } catch (error) {
+    fail(error);
+  }
+}
+
+/** Creates the list of requested writes, empty. The thread keeps the process alive while callers wait for one. */
+function createPending(worker: Worker) {
+  const waiting = new Map<number, PendingWrite>();
+  let idle = Promise.withResolvers<void>();
+  let count = 0;
+  worker.unref();
+  return {
+    /** Returns the id of the write. */
+    add(write: PendingWrite): number {
+      if (!waiting.size) {
+        worker.ref();
+        idle = Promise.withResolvers();
+      }
+      waiting.set(count, write);
+      return count++;
+    },
+    /** Returns whether one of the results is that of a write that is no part of a paid request. */
+    hasUnpaid: (results: readonly Result[]): boolean => results.some(([id]) => !waiting.get(id)?.isPaid),
+    /** Gives the callers their results. */
+    end(results: readonly Result[]): void {
+      for (const [id, value, thrown] of results) {
+        const it = waiting.get(id) as PendingWrite;
+        waiting.delete(id);
+        if (thrown) it.reject(errorOf(thrown));
+        else it.resolve(value);
+      }
+      if (waiting.size) return;
+      worker.unref();
+      idle.resolve();
+    },
+    count: () => waiting.size,
+    /** Resolves when no caller waits any more, or none will get a result. */
+    idle: () => idle.promise,
+    giveUp: () => idle.resolve(),
+  };
+}
+
+/** Tells the thread, which waits with the rest of its batch, whether there is space now. */
+function answerReserve(reserve: SharedArrayBuffer, isReleased: boolean): void {
+  const answer = new Int32Array(reserve);
+  Atomics.store(answer, 1, isReleased ? 1 : 0);
+  Atomics.store(answer, 0, 1);
+  Atomics.notify(answer, 0);
+}
+
+type Writes = WriteOrder['writes'];
+
+/**
+ * Gathers writes, and calls `send` once a turn of the event loop brings nothing more. The thread does not see these turns, so
+ * it could not wait for their writes.
+ */
+function createGathering(send: () => void) {
+  let queued: Writes[number][] = [];
+
+  function gather(seen: number, turnsLeft: number): void {
+    const hasMore = queued.length > seen && queued.length < GATHER_COUNT_MAX;
+    if (hasMore && turnsLeft > 1) setImmediate(gather, queued.length, turnsLeft - 1);
+    else send();
+  }
+  return {
+    add(write: Writes[number]): void {
+      if (queued.push(write) === 1) setImmediate(gather, 1, GATHER_TURNS_MAX);
+    },
+    /** Returns what has gathered; what comes from now on is gathered anew. */
+    take(): Writes {
+      const writes = queued;
+      queued = [];
+      return writes;
+    },
+  };
+}
+
+/**
+ * Returns the function that returns the settings for the next message: why no new work may be started, and the outbox if it
+ * has changed since the message before.
+ */
+function createSettings({ diskReserve, outbox }: RemoteOptions): () => Omit<WriteOrder, 'writes'> {
+  let sent: WriteOrder['outbox'];
+
+  function changedOutbox(): WriteOrder['outbox'] {
+    if (!outbox) return undefined;
+    const { receivers, account_low_cents } = outbox;
+    if (receivers === sent?.receivers && account_low_cents === sent.account_low_cents) return undefined;
+    sent = { receivers, account_low_cents };
+    return sent;
+  }
+  return () => ({ shortage: diskReserve?.shortage(), outbox: changedOutbox() });
 }

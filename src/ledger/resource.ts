@@ -6,7 +6,7 @@ import type { END_REASONS } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { resources, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { type Page, TREE } from './wallet.ts';
+import { type ListPage, TREE } from './wallet.ts';
 
 export type Resource = typeof resources.$inferSelect;
 export type EndReason = (typeof END_REASONS)[number];
@@ -91,7 +91,7 @@ export function resourceOfOperation(read: Reader, operationId: string): Resource
 export function listResourcesBelow(
   read: Reader,
   walletId: string,
-  { before = '~', limit = PAGE_COUNT }: Page = {},
+  { before = '~', limit = PAGE_COUNT }: ListPage = {},
 ): Resource[] {
   return reads(read).ofTree.all({ walletId, before, limit });
 }
@@ -139,7 +139,7 @@ function matching({ accountId, walletId, status, isLive, since }: ResourceFilter
 export function pageResources(
   read: Reader,
   filter: ResourceFilter,
-  { before, limit = PAGE_COUNT }: Page = {},
+  { before, limit = PAGE_COUNT }: ListPage = {},
 ): { page: Resource[]; next: string | undefined } {
   const rows = read
     .select({ resource: resources })

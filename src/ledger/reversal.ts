@@ -7,7 +7,7 @@ import { defineWrite } from '../db/write.ts';
 import { accountOf, clawBack, fundAccount, setDisputed } from './account.ts';
 import { isKnownEvent, noteEvent, type PaymentEvent } from './payment-events.ts';
 
-type Checkout = typeof checkouts.$inferSelect;
+type ReversedCheckout = typeof checkouts.$inferSelect;
 export type Reversal = typeof reversals.$inferSelect;
 export type ReversalState = (typeof REVERSAL_STATES)[number];
 
@@ -69,7 +69,7 @@ const isUndecided = (it: Pick<Reversal, 'kind' | 'state'>) =>
   it.kind === 'dispute' && (it.state === 'inquiry' || it.state === 'taken');
 
 type Reversed = {
-  checkout: Checkout;
+  checkout: ReversedCheckout;
   /** Cents taken back from the account; negative when given back. */
   movedCents: number;
 };
@@ -113,7 +113,7 @@ function changeReversal(tx: Tx, reversal: Reversal, change: Partial<Reversal>): 
  */
 export function settleReversals(
   tx: Tx,
-  checkout: Checkout,
+  checkout: ReversedCheckout,
   now: number,
   reason = 'known before the payment',
 ): Reversed {
@@ -123,10 +123,10 @@ export function settleReversals(
   const isNewDispute = all.some((it) => it.checkoutId === null && isUndecided(it));
   for (const it of all) if (it.checkoutId === null) changeReversal(tx, it, { checkoutId: id });
 
-  const asked = all.filter(({ state }) => state === 'taken' || state === 'lost');
+  const takenBack = all.filter(({ state }) => state === 'taken' || state === 'lost');
   const takenCents = Math.min(
     amountCents,
-    asked.reduce((sum, it) => sum + it.amountCents, 0),
+    takenBack.reduce((sum, it) => sum + it.amountCents, 0),
   );
   const movedCents = takenCents - before;
   if (movedCents > 0) clawBack(tx, { accountId, cents: movedCents, sessionId, reason }, now);

@@ -105,10 +105,10 @@ export function isTimelineWithin(read: Reader, walletId: string, max: number): b
   return Number(reads(read).causes.get({ walletId, limit: max + 1 })?.count) <= max;
 }
 
-type Entry = typeof entries.$inferSelect;
+type TimelineEntry = typeof entries.$inferSelect;
 
 function describe(
-  { debit, credit, causeId }: Entry,
+  { debit, credit, causeId }: TimelineEntry,
   own: string,
   wallet: Wallet,
   change: typeof walletChanges.$inferSelect | null,
@@ -124,7 +124,7 @@ function describe(
 }
 
 /** Returns the child on the other side of an entry, or null. */
-function childIn({ debit, credit }: Entry, own: string): string | null {
+function childIn({ debit, credit }: TimelineEntry, own: string): string | null {
   const other = debit === own ? credit : debit;
   return other.startsWith('wallet:') ? other.slice('wallet:'.length) : null;
 }

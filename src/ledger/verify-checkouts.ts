@@ -1,6 +1,6 @@
 import type { Database as Client } from 'better-sqlite3';
 
-type Row = { id: string; amount: bigint; credited: bigint; credits: bigint; taken: bigint; clawed: bigint };
+type CheckoutRow = { id: string; amount: bigint; credited: bigint; credits: bigint; taken: bigint; clawed: bigint };
 
 /** Compares each checkout with the fundings of its session: credited exactly once if paid, otherwise never. */
 export function verifyCheckouts(client: Client, fault: (text: string) => void): void {
@@ -11,7 +11,7 @@ export function verifyCheckouts(client: Client, fault: (text: string) => void): 
       ${sumOf("'checkout'")} as credited, count(f.id) filter (where f.kind = 'checkout') as credits,
       ${sumOf("'clawback'")} - ${sumOf("'reinstatement'")} as clawed
     from checkout c left join funding f on f.session_id = c.session_id group by c.id`);
-  for (const it of rows.iterate() as IterableIterator<Row>) {
+  for (const it of rows.iterate() as IterableIterator<CheckoutRow>) {
     const { id, amount, credited, credits, taken, clawed } = it;
     if (credited !== amount || credits > 1n)
       fault(`checkout ${id} brought ${amount} cents, its ${credits} fundings ${credited}`);

@@ -28,8 +28,8 @@ type Seen = {
   row: OperationRow | undefined;
 };
 type FundingRow = [accountId: string, kind: string, cents: bigint];
-type Fields = [seq: string, at: string, causeId: string, debit: string, credit: string, amount: string];
-const FIELD_COUNT = 6 satisfies Fields['length'];
+type EntryFields = [seq: string, at: string, causeId: string, debit: string, credit: string, amount: string];
+const FIELD_COUNT = 6 satisfies EntryFields['length'];
 type WalletRow = {
   id: string;
   account_id: string;
@@ -52,7 +52,7 @@ type AccountRow = {
 const NANOS_PER_CENT = 10_000_000n;
 
 /** An entry of the journal, with the books that it moves money between. */
-type Entry = { seq: number; causeId: string; from: Book; to: Book; amount: bigint };
+type JournalEntry = { seq: number; causeId: string; from: Book; to: Book; amount: bigint };
 
 /** The sums of the journal's entries, and the rows that they are compared with as they are read. */
 type Sums = {
@@ -184,7 +184,7 @@ function walkEntries(client: Client, sums: Sums): { seq: number; hash: string } 
 
   function checkEntry([prevHash, hash, fields]: EntryRow) {
     const parts = fields.split('\n');
-    const [seqText, atText] = parts as Fields;
+    const [seqText, atText] = parts as EntryFields;
     const seq = Number(seqText);
     if (seq !== expected) fault(`entries ${expected} to ${seq - 1} are missing`);
     if (prevHash !== prev) fault(`entry ${seq} does not follow the one before it: its previous hash differs`);
@@ -196,12 +196,12 @@ function walkEntries(client: Client, sums: Sums): { seq: number; hash: string } 
     expected = seq + 1;
     prev = hash;
     lastAt = at;
-    if (isWhole) addEntry(sums, seq, parts as Fields); // Otherwise a field has a line feed, and the books of the entry are unknown.
+    if (isWhole) addEntry(sums, seq, parts as EntryFields); // Otherwise a field has a line feed, and the books of the entry are unknown.
   }
 }
 
 /** Moves the amount of an entry between its books, and adds it to the sum of its cause. */
-function addEntry(sums: Sums, seq: number, [, , causeId, debit, credit, amountText]: Fields): void {
+function addEntry(sums: Sums, seq: number, [, , causeId, debit, credit, amountText]: EntryFields): void {
   const amount = BigInt(amountText);
   const isOperation = causeId.startsWith('op_');
   const seen = isOperation ? sums.open.get(causeId) : undefined;
@@ -210,14 +210,18 @@ function addEntry(sums: Sums, seq: number, [, , causeId, debit, credit, amountTe
   const from = debit === known?.name ? known : debit === to.other?.name ? to.other : bookOf(sums, debit);
   from.amount -= amount;
   to.amount += amount;
-  const entry: Entry = { seq, causeId, from, to, amount };
+  const entry: JournalEntry = { seq, causeId, from, to, amount };
   if (isOperation) followOperation(sums, entry, seen);
   else if (causeId.startsWith('evt_')) followFunding(sums, entry);
   else if (causeId.startsWith('chg_')) followChange(sums, entry);
   else if (causeId.startsWith('wal_') && to.name === book.wallet(causeId)) add(sums.given, causeId, amount);
 }
 
-function followOperation(sums: Sums, { seq, causeId: id, from, to, amount }: Entry, seen: Seen | undefined): void {
+function followOperation(
+  sums: Sums,
+  { seq, causeId: id, from, to, amount }: JournalEntry,
+  seen: Seen | undefined,
+): void {
   const { fault, open } = sums;
   if (to.name.startsWith('hold:')) {
     if (seen) fault(`entry ${seq}: operation ${id} holds twice`);
@@ -260,7 +264,7 @@ function checkOperation(sums: Sums, id: string, seen: Seen) {
     fault(`operation ${id} is ${outcome}, its entries say charged`);
 }
 
-function followFunding(sums: Sums, { seq, causeId: id, from, to, amount }: Entry) {
+function followFunding(sums: Sums, { seq, causeId: id, from, to, amount }: JournalEntry) {
   const { fault, fundings } = sums;
   const row = sums.findFunding(id);
   if (!row) return fault(`entry ${seq}: funding ${id} has no row`);
@@ -287,7 +291,7 @@ function checkFundings(sums: Sums): void {
   }
 }
 
-function followChange(sums: Sums, { seq, causeId: id, from, to, amount }: Entry) {
+function followChange(sums: Sums, { seq, causeId: id, from, to, amount }: JournalEntry) {
   const { fault } = sums;
   const walletId = sums.findChange(id);
   if (walletId === undefined) return fault(`entry ${seq}: the change ${id} of a wallet has no row`);
@@ -357,7 +361,7 @@ function childrenOf(client: Client): (walletId: string) => Below {
 function checkWallet(sums: Sums, { reserved, spent }: Budgets, wallet: WalletRow, below: Below): void {
   const { fault, walletBooks, given } = sums;
   const { id, budget_nanos: budget, delegated_nanos: delegated } = wallet;
-  const { amount: left, other } = walletBookOf(sums, id);
+  const { amount: inJournal, other } = walletBookOf(sums, id);
   const { amount: held, sold } = other as Book;
   walletBooks.delete(id);
   const charged = sold + below.spent;
@@ -370,11 +374,11 @@ function checkWallet(sums: Sums, { reserved, spent }: Budgets, wallet: WalletRow
     fault(`wallet ${id} has spent ${wallet.spent_nanos} nanos, the journal ${charged}`);
   if (wallet.status !== 'closed') {
     const free = budget - held - charged - delegated;
-    if (left !== free) fault(`wallet ${id} has ${free} nanos available, the journal ${left}`);
+    if (inJournal !== free) fault(`wallet ${id} has ${free} nanos available, the journal ${inJournal}`);
     if (wallet.parent_id === null) add(reserved, wallet.account_id, budget / NANOS_PER_CENT);
     return;
   }
-  if (left !== 0n) fault(`wallet ${id} is closed, but ${left} nanos are left in its book`);
+  if (inJournal !== 0n) fault(`wallet ${id} is closed, but ${inJournal} nanos are left in its book`);
   if (wallet.parent_id !== null) {
     if (wallet.returned_cents !== (budget - charged) / NANOS_PER_CENT)
       fault(`wallet ${id} returned ${wallet.returned_cents} cents, but had ${budget - charged} nanos left`);

@@ -6,7 +6,7 @@ import { verifyCheckouts } from './verify-checkouts.ts';
 import { verifyJournal } from './verify-journal.ts';
 import { verifyResources } from './verify-resources.ts';
 
-export type Verdict = {
+export type Verification = {
   ok: boolean;
   entries: number;
   head: { seq: number; hash: string };
@@ -17,15 +17,15 @@ export type Verdict = {
 };
 
 /** Returns a verdict as `ledger verify --json` prints it (design, section 4): with `faults` only where not all are listed. */
-export function printVerdict({ faults, ...verdict }: Verdict): string {
+export function printVerdict({ faults, ...verdict }: Verification): string {
   return JSON.stringify(faults > verdict.problems.length ? { ...verdict, faults } : verdict);
 }
 
 /** Reads what `ledger verify --json` printed. Throws for anything else. */
-export function readVerdict(text: string): Verdict {
-  const verdict = parseJson(text) as Partial<Verdict>;
+export function readVerdict(text: string): Verification {
+  const verdict = parseJson(text) as Partial<Verification>;
   if (!verdict.problems) throw new Error(text);
-  return { faults: verdict.problems.length, ...verdict } as Verdict;
+  return { faults: verdict.problems.length, ...verdict } as Verification;
 }
 
 /** Cap of listed faults; the rest are only counted. */
@@ -43,7 +43,7 @@ export function faultsOf(check: (fault: (text: string) => void) => void): Faults
 }
 
 /** Returns the verdict on the journal, with the faults of the books and of the rows. */
-export function verdictOf(head: Verdict['head'], ...parts: readonly Faults[]): Verdict {
+export function verdictOf(head: Verification['head'], ...parts: readonly Faults[]): Verification {
   const problems = parts.flatMap(({ listed }) => listed).slice(0, PROBLEM_COUNT_MAX);
   const faults = parts.reduce((sum, { count }) => sum + count, 0);
   if (faults > problems.length) problems.push(`and ${faults - problems.length} more`);
@@ -54,7 +54,7 @@ export function verdictOf(head: Verdict['head'], ...parts: readonly Faults[]): V
  * Rebuilds every balance from the journal and lists every fault: those of `verifyBooks`, and every row whose checksum does
  * not match. Reads one snapshot and writes nothing.
  */
-export function verifyLedger(client: Client): Verdict {
+export function verifyLedger(client: Client): Verification {
   return client
     .transaction(() => {
       const { head, faults } = verifyBooks(client);
@@ -72,8 +72,8 @@ export function verifyLedger(client: Client): Verdict {
  * operation, wallet, funding, checkout and account against its entries. For use inside a transaction. Also returns the newest
  * entry.
  */
-export function verifyBooks(client: Client): { head: Verdict['head']; faults: Faults } {
-  let head: Verdict['head'] = { seq: 0, hash: '' };
+export function verifyBooks(client: Client): { head: Verification['head']; faults: Faults } {
+  let head: Verification['head'] = { seq: 0, hash: '' };
   const faults = faultsOf((fault) => {
     head = verifyJournal(client, fault);
     findMissingRows(client, fault);

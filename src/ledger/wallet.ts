@@ -11,7 +11,7 @@ export type Wallet = typeof wallets.$inferSelect;
 /** Lists return the latest 100 rows unless asked for fewer (interface, section 1). */
 export const LIST_COUNT_MAX = 100;
 /** A page of a list: rows before this id, at most `limit` of them. */
-export type Page = { before?: string | undefined; limit?: number | undefined };
+export type ListPage = { before?: string | undefined; limit?: number | undefined };
 
 const reads = prepare((read: Reader) => ({
   byId: read
@@ -133,16 +133,16 @@ function matching(
   { accountId, parentId, status, since, isFrozen, named, now }: WalletFilter,
   before?: string,
 ): SQL | undefined {
-  const isOver = sql`${wallets.expiresAt} is not null and ${wallets.expiresAt} <= ${now}`;
+  const isExpired = sql`${wallets.expiresAt} is not null and ${wallets.expiresAt} <= ${now}`;
   return and(
     accountId === undefined ? undefined : eq(wallets.accountId, accountId),
     parentId === undefined ? undefined : and(sql`${wallets.parentId} is not null`, eq(wallets.parentId, parentId)),
     status === undefined
       ? undefined
       : status === 'active'
-        ? sql`${wallets.status} = 'active' and not (${isOver})`
+        ? sql`${wallets.status} = 'active' and not (${isExpired})`
         : status === 'expired'
-          ? sql`(${wallets.status} = 'expired' or (${wallets.status} = 'active' and ${isOver}))`
+          ? sql`(${wallets.status} = 'expired' or (${wallets.status} = 'active' and ${isExpired}))`
           : eq(wallets.status, status),
     since === undefined ? undefined : gte(wallets.createdAt, since),
     // must match the partial index's condition
@@ -153,7 +153,7 @@ function matching(
 }
 
 /** Returns wallets, newest first, before the id `before`, at most `limit`. */
-export function listWallets(read: Reader, filter: WalletFilter, page: Page = {}): Wallet[] {
+export function listWallets(read: Reader, filter: WalletFilter, page: ListPage = {}): Wallet[] {
   return read
     .select()
     .from(wallets)
@@ -200,7 +200,7 @@ export function refuseInactive(wallet: Wallet, now: number): void {
 
 /** Throws `wallet_frozen` while the wallet, or one that its budget comes from, is frozen (design, section 13). */
 export function refuseFrozen(read: Reader, wallet: Wallet, find = findWallet): void {
-  const it = frozenOver(read, wallet, find);
+  const it = frozenAncestor(read, wallet, find);
   if (!it) return;
   const whose = it.id === wallet.id ? `The wallet ${it.id}` : `The wallet ${it.id}, which this one is a child of,`;
   const why = it.freezeReason === null ? '' : `: ${it.freezeReason}`;
@@ -211,7 +211,7 @@ export function refuseFrozen(read: Reader, wallet: Wallet, find = findWallet): v
  * Returns the wallet whose freeze applies to this one: itself, or the nearest above it. Undefined where none is frozen, and for a
  * closed wallet that is not frozen itself: its record is final.
  */
-export function frozenOver(read: Reader, wallet: Wallet, find = findWallet): Wallet | undefined {
+export function frozenAncestor(read: Reader, wallet: Wallet, find = findWallet): Wallet | undefined {
   if (wallet.status === 'closed') return wallet.frozenAt === null ? undefined : wallet;
   for (const it of lineage(read, wallet, find)) if (it.frozenAt !== null) return it;
   return undefined;
@@ -254,12 +254,12 @@ export function raiseHeld(tx: Tx, wallet: Wallet, amount: Nanos): Wallet {
 }
 
 /** A hold that ends, its charge, and the number of answers that are stored with it. */
-export type Settled = { hold: Nanos; charge: Nanos; answers: number };
+export type EndedHold = { hold: Nanos; charge: Nanos; answers: number };
 
 /**
  * Turns a hold into a charge on the wallet row, releases the rest, and returns the row after it. The caller posts the entries.
  */
-export function settleHeld(tx: Tx, wallet: Wallet, { hold, charge, answers }: Settled): Wallet {
+export function settleHeld(tx: Tx, wallet: Wallet, { hold, charge, answers }: EndedHold): Wallet {
   assert.equal(writes(tx).settle.run(hold, charge, answers, wallet.id), 1);
   const [held, spent] = [Nanos(wallet.held - hold), Nanos(wallet.spent + charge)];
   return { ...wallet, held, spent, answerCount: wallet.answerCount + answers };

@@ -16,7 +16,7 @@ export type WorkerSettings = {
 };
 
 /** Writes to run, in this order. */
-export type Order = {
+export type WriteOrder = {
   writes: readonly (readonly [id: number, name: string, data: unknown])[];
   /** The reason why no new work may be started. */
   shortage: string | undefined;
@@ -24,7 +24,7 @@ export type Order = {
   outbox: OutboxSettings | undefined;
 };
 export type Result = readonly [id: number, value: unknown, thrown?: Thrown];
-export type Report =
+export type WriteReport =
   /** The outcome of writes: they are on disk, or undone. */
   | {
       kind: 'ended';
@@ -52,7 +52,7 @@ export function serveWrites(port: MessagePort, { file, reserve }: WorkerSettings
   let results: Result[] = [];
   let mark: CommitMark | undefined;
   let isRecorded = false;
-  const send = (report: Report) => port.postMessage(pack(report));
+  const send = (report: WriteReport) => port.postMessage(pack(report));
 
   function release(answer: Int32Array): boolean {
     Atomics.store(answer, 0, 0);
@@ -82,7 +82,7 @@ export function serveWrites(port: MessagePort, { file, reserve }: WorkerSettings
     committed(newest) {
       mark = newest;
     },
-    told() {
+    answered() {
       const [commits, failure] = [writer.commitCount(), writer.failure()];
       send({ kind: 'ended', results, mark, commits, failure, isRecorded });
       [results, mark, isRecorded] = [[], undefined, false];
@@ -91,7 +91,7 @@ export function serveWrites(port: MessagePort, { file, reserve }: WorkerSettings
   });
 
   port.on('message', async (bytes: Uint8Array) => {
-    const order = unpack<Order | 'close'>(bytes);
+    const order = unpack<WriteOrder | 'close'>(bytes);
     if (order === 'close') {
       await writer.close();
       database.client.close();

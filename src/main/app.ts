@@ -294,7 +294,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   events.gauge(
     'requests_vacant',
     'Requests whose client has gone without an answer: a retry may take them over.',
-    app.retries.vacantCount,
+    app.retries.abandonedCount,
   );
 
   const opened = opening.move();

@@ -1,11 +1,11 @@
 import { createHmac } from 'node:crypto';
 import { parseJson } from '../base/parse-json.ts';
 import { type ReceiverConfig, signingKey } from '../config/events.ts';
-import type { Event } from '../ledger/outbox.ts';
+import type { OutboxEvent } from '../ledger/outbox.ts';
 import { sentenceOf } from './sentence.ts';
 
 /** Returns an event as receivers and lists show it. */
-export const eventRecord = ({ id, type, createdAt, data }: Event) => ({
+export const eventRecord = ({ id, type, createdAt, data }: OutboxEvent) => ({
   id,
   type,
   created_at: createdAt,
@@ -21,7 +21,7 @@ const TYPES = { json: 'application/json', slack: 'application/json', text: 'text
  * stays the same in every attempt, the time (Unix seconds) is that of the attempt.
  */
 export function messageOf(
-  event: Event,
+  event: OutboxEvent,
   { format, secret }: Pick<ReceiverConfig, 'format' | 'secret'>,
   now: number,
 ): Message {
@@ -43,7 +43,7 @@ export function messageOf(
   };
 }
 
-function bodyOf(event: Event, format: ReceiverConfig['format']): string {
+function bodyOf(event: OutboxEvent, format: ReceiverConfig['format']): string {
   const record = eventRecord(event);
   if (format === 'json') return JSON.stringify(record);
   const sentence = sentenceOf(record.type, record.data);

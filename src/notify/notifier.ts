@@ -5,9 +5,9 @@ import type { Ledger } from '../ledger/ledger.ts';
 import {
   type Attempt,
   type Delivery,
-  type Event,
   nextDelivery,
   nextDeliveryAt,
+  type OutboxEvent,
   recordAttempt,
   waitingCount,
 } from '../ledger/outbox.ts';
@@ -144,7 +144,7 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
     return Number.POSITIVE_INFINITY;
   }
 
-  async function deliver({ event, delivery }: { event: Event; delivery: Delivery }): Promise<void> {
+  async function deliver({ event, delivery }: { event: OutboxEvent; delivery: Delivery }): Promise<void> {
     const sent = await sender.send(messageOf(event, receiver, app.clock.now()));
     if (isStopped && sent.kind === 'failed') return; // The stop aborted it: no fault of the receiver.
     const now = app.clock.now();

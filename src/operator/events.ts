@@ -5,10 +5,10 @@ import {
   countEvents,
   type Delivery,
   deliveriesOf,
-  type Event,
   eventOf,
   latestEventOf,
   listEvents,
+  type OutboxEvent,
   recordTest,
   resendEvent,
 } from '../ledger/outbox.ts';
@@ -26,7 +26,7 @@ const deliveryRecord = (it: Delivery) => ({
   error: it.lastError,
 });
 
-const record = (app: OperatorApp, event: Event) => ({
+const record = (app: OperatorApp, event: OutboxEvent) => ({
   ...eventRecord(event),
   deliveries: deliveriesOf(app.ledger.read, event).map(deliveryRecord),
 });
@@ -51,7 +51,7 @@ export const events = {
     if (!app.config.events.receivers.length)
       throw new Refusal('conflict', 'No receiver is configured (events.receivers).');
     await app.ledger.write(recordTest, { now: app.clock.now() });
-    return record(app, latestEventOf(app.ledger.read, 'test') as Event);
+    return record(app, latestEventOf(app.ledger.read, 'test') as OutboxEvent);
   }),
   'events.resend': command(v.strictObject({ id: Id }), async (app, { id: text }) => {
     const { id } = eventWith(app.ledger.read, text);

@@ -5,7 +5,7 @@ import { accounts, checkouts, events, keys, operations, resources, routerKeys, w
 import { type Account, findAccount } from '../ledger/account.ts';
 import { type Checkout, findCheckout } from '../ledger/checkout.ts';
 import { findOperation, type Operation } from '../ledger/operation.ts';
-import { type Event, eventOf } from '../ledger/outbox.ts';
+import { eventOf, type OutboxEvent } from '../ledger/outbox.ts';
 import { findResource, type Resource } from '../ledger/resource.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
 
@@ -122,7 +122,7 @@ export function checkoutWith(read: Reader, text: string): Checkout {
 }
 
 /** Returns the event with this id or unique beginning of an id. Throws `not_found` and `conflict`. */
-export function eventWith(read: Reader, text: string): Event {
+export function eventWith(read: Reader, text: string): OutboxEvent {
   return eventOf(read, onlyOne('event', text, beginningOf(read, events, 'msg', text)) ?? text);
 }
 

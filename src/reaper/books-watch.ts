@@ -6,7 +6,7 @@ import { startProgram } from '../files/programs.ts';
 import { newFault } from '../ledger/audit.ts';
 import { currentEpoch, lowerAcceptedFaults } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { readVerdict, type Verdict } from '../ledger/verify.ts';
+import { readVerdict, type Verification } from '../ledger/verify.ts';
 import type { Events } from '../telemetry/events.ts';
 
 /**
@@ -25,7 +25,7 @@ export type BooksWatch = {
   /** Resolves when no examination is running. */
   stop(): Promise<void>;
   /** Examines the books now. Rejects when the examination could not be carried out. */
-  runOnce(): Promise<Verdict>;
+  runOnce(): Promise<Verification>;
 };
 
 /**
@@ -43,7 +43,7 @@ export function watchBooks(
   let stopping = new AbortController();
   let running: Promise<unknown> | undefined;
 
-  async function runOnce(): Promise<Verdict> {
+  async function runOnce(): Promise<Verification> {
     const from = performance.now();
     const verdict = await verifyElsewhere(directory, stopping.signal);
     events.booksExamined(verdict, performance.now() - from);
@@ -52,7 +52,7 @@ export function watchBooks(
       health.fault ??= fault;
       events.failed('books', new Error(fault));
     } else if (!health.fault && verdict.faults < currentEpoch(read).acceptedFaults)
-      await write(lowerAcceptedFaults, { left: verdict.faults });
+      await write(lowerAcceptedFaults, { remaining: verdict.faults });
     return verdict;
   }
 
@@ -87,7 +87,7 @@ export function watchBooks(
 /**
  * Returns the verdict of `purser ledger verify` on this data directory. Its environment is empty: it needs no secrets.
  */
-function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verdict> {
+function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verification> {
   const self = sea.isSea() ? [] : [fileURLToPath(new URL('../../cli/main.ts', import.meta.url))];
   const child = startProgram(process.execPath, [...self, '--data', directory, '--json', 'ledger', 'verify'], {
     env: {},

@@ -1,4 +1,4 @@
-import { parseJson } from '../base/parse-json.ts';
+import { parseAnswer } from '../base/json-text.ts';
 import { isWire } from '../config/router.ts';
 import { eventsOfCompletion, eventsOfTexts } from './completion-events.ts';
 import { type Api, eventsOfAnswer } from './native.ts';
@@ -41,7 +41,7 @@ export function streamOfAnswer(bytes: Buffer, api: Api, choices: number): Answer
 }
 
 function eventsOf(bytes: Buffer, api: Api): SseEvent[] {
-  const answer: unknown = parseJson(bytes.toString('utf8'));
+  const answer = parseAnswer(bytes);
   if (isWire(api)) return eventsOfAnswer(api, answer);
   return api === 'completions' ? eventsOfTexts(answer) : eventsOfCompletion(answer);
 }

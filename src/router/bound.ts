@@ -200,8 +200,11 @@ function boundGenerated(
 }
 
 /** Returns the members that the settings of the route's upstream name. */
-const namedBy = ({ forward }: Route, members: Readonly<Record<string, unknown>>) =>
-  Object.fromEntries(Object.entries(members).filter(([name]) => forward.includes(name)));
+function namedBy({ forward }: Route, members: Readonly<Record<string, unknown>>): Readonly<Record<string, unknown>> {
+  const names = Object.keys(members);
+  if (names.every((name) => forward.includes(name))) return members;
+  return Object.fromEntries(names.filter((name) => forward.includes(name)).map((name) => [name, members[name]]));
+}
 
 const speaks = ({ wires }: Route, wire: NativeWire | undefined) => wire !== undefined && wires.includes(wire);
 
@@ -241,20 +244,24 @@ function promptsOf(
   addedOf: (route: Route) => number,
   computed: (route: Route) => number[],
 ): (route: Route) => Prompt {
-  const sum = (list: number[]) => list.reduce((all, it) => all + it, 0);
   const prompts = new Map(
     model.routes.map((route) => {
       const each = computed(route);
       const faded = fadedAt(route.learned, now);
       const addedTokens = addedOf(route);
-      const bounds = each.map((it) => promptBound(route, it, addedTokens, faded));
       const prompt: Prompt = {
-        tokens: sum(bounds),
-        computed: sum(each),
+        tokens: 0,
+        computed: 0,
         added: each.length * (addedTokens + route.promptOverheadTokens),
         count: each.length,
-        isCut: bounds.some((it) => it >= contextOf(route)),
+        isCut: false,
       };
+      for (const it of each) {
+        const bounded = promptBound(route, it, addedTokens, faded);
+        prompt.tokens += bounded;
+        prompt.computed += it;
+        prompt.isCut ||= bounded >= contextOf(route);
+      }
       return [route, prompt];
     }),
   );

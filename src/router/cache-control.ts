@@ -72,7 +72,7 @@ const EPHEMERAL = { type: 'ephemeral' };
 
 /** Replaces each `cache_control` by the result of `change`. Copies only what changes. */
 const marked = (value: Json, parts: readonly string[], change: (mark: unknown) => unknown): Json =>
-  changeNested(value, [...new Set([...MARKED, ...parts])], (it) => {
+  changeNested(value, parts.length ? [...new Set([...MARKED, ...parts])] : MARKED, (it) => {
     if (!Object.hasOwn(it, 'cache_control')) return it;
     const { cache_control: mark, ...rest } = it;
     const kept = change(mark);

@@ -97,8 +97,8 @@ export type Model = {
   imageUrls: boolean;
   /** In the order in which they are tried; at least one. */
   routes: readonly [Route, ...Route[]];
-  /** The prices of all routes for the operation rows, as JSON without its closing brace. */
-  priceText: string;
+  /** The prices of all routes, as the operation rows have them. */
+  prices: Readonly<Record<string, unknown>>;
 };
 
 export type Catalogue = {
@@ -173,7 +173,7 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
   const sellsImages = [pricing, ...it.fallbacks.map((way) => pricingOf(way) ?? pricing)].every(
     ({ image }) => image !== undefined,
   );
-  const text = fallbacks.length
+  const prices = fallbacks.length
     ? { routes: [first, ...fallbacks].map(({ upstream, price }) => ({ upstream, ...describePrice(price) })) }
     : describePrice(first.price);
   return {
@@ -185,7 +185,7 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
     imageTokens: sellsImages ? (it.image_tokens ?? it.context_length) : undefined,
     imageUrls: it.image_urls,
     routes: [first, ...fallbacks],
-    priceText: JSON.stringify(text).slice(0, -1),
+    prices,
   };
 }
 

@@ -18,11 +18,10 @@ export function forwardedFrom(
 ): Forwarded {
   if (!outline.isPlain || outline.memberCount !== countMembers(value))
     return writtenAgain(value as Record<string, unknown>, names);
-  const wanted = new Set(names);
   const ranges: Forwarded['ranges'] = [];
   let before: Member | undefined;
   for (const member of outline.members) {
-    if (wanted.has(member.name)) {
+    if (names.includes(member.name)) {
       const last = ranges.at(-1);
       if (last && before && last[1] === before.end) last[1] = member.end;
       else ranges.push([member.start, member.end]);
@@ -41,10 +40,17 @@ export function writtenAgain(value: Readonly<Record<string, unknown>>, names: re
 
 /** Returns a JSON object of the `written` members, at least one, and the forwarded ones. */
 export function spliced({ bytes, ranges }: Forwarded, written: Readonly<Record<string, unknown>>): Buffer {
-  const pieces: Buffer[] = [Buffer.from(JSON.stringify(written).slice(0, -1))];
-  for (const [start, end] of ranges) pieces.push(COMMA, bytes.subarray(start, end));
-  return Buffer.concat([...pieces, END]);
+  const head = JSON.stringify(written);
+  const headBytes = Buffer.byteLength(head) - 1;
+  const length = ranges.reduce((sum, [start, end]) => sum + 1 + end - start, headBytes + 1);
+  const body = Buffer.allocUnsafe(length);
+  let at = body.write(head) - 1; // What follows takes the place of its bracket.
+  for (const [start, end] of ranges) {
+    body[at] = COMMA;
+    at += 1 + bytes.copy(body, at + 1, start, end);
+  }
+  body[at] = CLOSE_OBJECT;
+  return body;
 }
 
-const COMMA = Buffer.from(',');
-const END = Buffer.from('}');
+const [COMMA, CLOSE_OBJECT] = [0x2c, 0x7d];

@@ -1,7 +1,8 @@
+import { isText, LongText } from '../base/long-text.ts';
 import { wordOf } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import { HANDLED_MEMBERS, type NativeWire } from '../config/router.ts';
-import { contextOf, type Model } from './catalogue.ts';
+import { contextOf, type Model, type Route } from './catalogue.ts';
 import { FREE_MEMBERS } from './free-members.ts';
 import type { Api } from './native.ts';
 import { quotedBytes, TooDeep, textBytes, valueBytes } from './rendered.ts';
@@ -81,14 +82,22 @@ export type MeasuredFor = {
  * Returns the properties of a model that measuring depends on. Bytes above `enough` are not counted: no prompt is longer
  * than the context of a route.
  */
-export const measuredFor = (model: Model): MeasuredFor => ({
-  sellsImages: model.imageTokens !== undefined,
-  imageUrls: model.imageUrls,
-  enough: Math.max(...model.routes.map(contextOf)),
-  cachesPrompts: model.routes.some((route) => route.cachesPrompts),
-  forward: model.routes.flatMap((route) => route.forward),
-  wires: model.routes.flatMap((route) => route.wires),
-});
+export function measuredFor({ imageTokens, imageUrls, routes }: Model): MeasuredFor {
+  const [first, ...others] = routes;
+  const joined = <T>(listOf: (route: Route) => readonly T[]) =>
+    others.length ? routes.flatMap(listOf) : listOf(first);
+  return {
+    sellsImages: imageTokens !== undefined,
+    imageUrls,
+    enough: others.reduce((most, route) => Math.max(most, contextOf(route)), contextOf(first)),
+    cachesPrompts: routes.some(cachesPrompts),
+    forward: joined(forwardOf),
+    wires: joined(wiresOf),
+  };
+}
+const cachesPrompts = (route: Route) => route.cachesPrompts;
+const forwardOf = (route: Route) => route.forward;
+const wiresOf = (route: Route) => route.wires;
 
 /**
  * The result of reading a request's body: enough to price it and to write its body, without its values. Plain data, so that
@@ -127,10 +136,10 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
     if (model.forward.includes(name) && !Object.hasOwn(own, name)) byRoute[name] = value;
     else if (!others.dispensable.includes(name)) throw notKnown(name);
   }
-  const request = { ...own, ...byRoute };
-  for (const [name, value] of Object.entries(own)) {
+  const request = others.members === NO_OTHERS.members ? own : { ...own, ...byRoute };
+  for (const name of Object.keys(own)) {
     if (FORWARDED.has(name)) forwarded.push(name);
-    else if (model.forward.includes(name)) byRoute[name] = value;
+    else if (model.forward.includes(name)) byRoute[name] = own[name];
     else if (!HANDLED.has(name) && !LEFT_OUT.includes(name) && !(stream && name === 'stream_options'))
       throw unsupported(name);
   }
@@ -149,10 +158,11 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
     throw unsupported('modalities');
 
   const choices = wholeNumber(request, 'n', CHOICE_COUNT_MAX) ?? 1;
-  const named = [wholeNumber(request, 'max_tokens'), wholeNumber(request, 'max_completion_tokens')].filter(
-    (it) => it !== undefined,
+  const named = Math.min(
+    wholeNumber(request, 'max_tokens') ?? Number.POSITIVE_INFINITY,
+    wholeNumber(request, 'max_completion_tokens') ?? Number.POSITIVE_INFINITY,
   );
-  const bytes = renderedBytes(request, [...forwarded, ...Object.keys({ ...written, ...byRoute })], model.enough);
+  const bytes = renderedBytes(request, forwarded, { ...written, ...byRoute }, model.enough);
   if (choices > 1) written.n = choices;
   written.stream = stream;
   if (stream) {
@@ -169,7 +179,7 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
     tools,
     images,
     choices,
-    outputTokens: named.length ? Math.min(...named) : undefined,
+    outputTokens: Number.isFinite(named) ? named : undefined,
     forwarded,
     written,
     byRoute,
@@ -180,10 +190,10 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
  * Returns the bytes of the rendered prompt: texts as they are, structured values by their parts. Images are counted
  * apart, because bytes do not bound them.
  */
-function renderedBytes(request: ChatBody, names: readonly string[], enough: number): number {
+function renderedBytes(request: ChatBody, forwarded: readonly string[], others: Json, enough: number): number {
   return refuseTooDeep('messages', () => {
-    const others = names.filter((name) => name !== 'messages');
-    let bytes = namedBytes(request, others, enough);
+    let bytes = namedBytes(request, Object.keys(others), enough);
+    for (const name of forwarded) if (name !== 'messages') bytes += memberBytes(request, name, enough);
     for (const message of request.messages) {
       if (bytes >= enough) break;
       bytes += messageBytes(message, enough);
@@ -203,25 +213,26 @@ export function refuseTooDeep(field: string, count: () => number): number {
 }
 
 /** Returns the bytes of the members of these names in the form that a template writes. */
-export function namedBytes(
-  request: Readonly<Record<string, unknown>>,
-  names: readonly string[],
-  enough: number,
-): number {
-  return names.reduce((bytes, name) => bytes + name.length + valueBytes(request[name], enough), 0);
+export function namedBytes(request: Json, names: readonly string[], enough: number): number {
+  return names.reduce((bytes, name) => bytes + memberBytes(request, name, enough), 0);
 }
 
-function messageBytes({ content, ...rest }: Record<string, unknown>, enough: number): number {
+type Json = Readonly<Record<string, unknown>>;
+const memberBytes = (request: Json, name: string, enough: number) => name.length + valueBytes(request[name], enough);
+
+function messageBytes(message: Json, enough: number): number {
+  const { content, role } = message;
   let bytes = 0;
-  for (const [name, it] of Object.entries(rest)) {
+  for (const name of Object.keys(message)) {
+    if (name === 'content') continue;
+    const it = message[name];
     if (ANSWERED.includes(name)) bytes += valueBytes({ [name]: it }, enough);
-    else if (typeof it !== 'string') bytes += valueBytes(it, enough);
+    else if (!isText(it)) bytes += valueBytes(it, enough);
     else bytes += name === 'refusal' || REASONING.includes(name) ? textBytes(it, enough) : quotedBytes(it, enough);
   }
   // A tool's result may be rendered as text or as JSON.
-  const isOfTool = rest.role === 'tool' || rest.role === 'function';
-  if (typeof content === 'string')
-    return bytes + (isOfTool ? 2 + quotedBytes(content, enough) : textBytes(content, enough));
+  const isOfTool = role === 'tool' || role === 'function';
+  if (isText(content)) return bytes + (isOfTool ? 2 + quotedBytes(content, enough) : textBytes(content, enough));
   if (!Array.isArray(content)) return bytes;
   if (isOfTool)
     bytes += valueBytes(
@@ -232,8 +243,7 @@ function messageBytes({ content, ...rest }: Record<string, unknown>, enough: num
     if (bytes >= enough) break;
     if (part.type === 'thinking') bytes += TOKENS_PER_PART + valueBytes(part, enough);
     for (const it of [part.text, part.refusal])
-      if (it !== undefined)
-        bytes += TOKENS_PER_PART + (typeof it === 'string' ? textBytes(it, enough) : valueBytes(it, enough));
+      if (it !== undefined) bytes += TOKENS_PER_PART + (isText(it) ? textBytes(it, enough) : valueBytes(it, enough));
   }
   return bytes;
 }
@@ -282,8 +292,11 @@ export function inputsOf(input: unknown, enough: number, field: string): Measure
 }
 
 /** Leaves out members that are null, as OpenAI does: some clients send every member they know. */
-export const withoutNulls = <T extends object>(raw: T): T =>
-  Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
+export function withoutNulls<T extends Json>(raw: T): T {
+  for (const name of Object.keys(raw))
+    if (raw[name] === null) return Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
+  return raw;
+}
 
 export function unsupported(name: string): Refusal {
   return new Refusal(
@@ -341,12 +354,18 @@ const PART = new Set(['type', 'text', 'refusal']);
 const THOUGHT = new Set(['type', 'thinking', 'closed', 'signature']);
 const TOOL = new Set(['type', 'function', 'custom']);
 
-/** Refuses members that are not known to be text: bytes bound only text, not images, audio, files or cache directives. */
-function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: string): void {
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) throw invalid(where, 'must be an object');
-  for (const [name, it] of Object.entries(value)) {
+/**
+ * Refuses members that are not known to be text: bytes bound only text, not images, audio, files or cache directives. A number
+ * stands for the message at this place.
+ */
+function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: string | number): void {
+  const place = () => (typeof where === 'number' ? `messages.${where}` : where);
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) throw invalid(place(), 'must be an object');
+  for (const name of Object.keys(value)) {
+    if (allowed.has(name)) continue;
+    const it = (value as Json)[name];
     const isEmpty = it === null || (Array.isArray(it) && it.length === 0); // Stock clients send answers back this way.
-    if (!allowed.has(name) && !isEmpty) throw unsupported(`${where}.${name}`);
+    if (!isEmpty) throw unsupported(`${place()}.${name}`);
   }
 }
 
@@ -376,44 +395,48 @@ const IMAGE_URL = new Set(['url', 'detail']);
 /** Checks every message. Returns the number of images, if images are sold. */
 function refuseContent(messages: readonly Record<string, unknown>[], model: MeasuredFor): number {
   let images = 0;
-  messages.forEach((message, i) => {
+  for (let i = 0; i < messages.length; i++) {
+    const message = messages[i] as Json;
     const isAnswer = message?.role === 'assistant';
-    refuseMembers(message, isAnswer ? ANSWER : MESSAGE, `messages.${i}`);
-    for (const name of ANSWERED) refuseMedia(message[name], `messages.${i}.${name}`);
+    refuseMembers(message, isAnswer ? ANSWER : MESSAGE, i);
+    for (const name of ANSWERED) if (message[name] !== undefined) refuseMedia(message[name], `messages.${i}.${name}`);
     const { role, content } = message;
     if (typeof role !== 'string') throw invalid(`messages.${i}.role`, 'must be a string');
-    for (const name of REASONING)
-      if (typeof (message[name] ?? '') !== 'string') throw unsupported(`messages.${i}.${name}`);
-    if (content === undefined || content === null || typeof content === 'string') return;
+    for (const name of REASONING) if (!isText(message[name] ?? '')) throw unsupported(`messages.${i}.${name}`);
+    if (content === undefined || content === null || isText(content)) continue;
     if (!Array.isArray(content)) throw unsupported(`messages.${i}.content`);
-    content.forEach((part, k) => {
-      const where = `messages.${i}.content.${k}`;
-      if (typeof part !== 'object' || part === null) throw unsupported(where);
-      if (model.sellsImages && part.type === 'image_url') {
-        images++;
-        refuseImage(part, where, model.imageUrls);
-        return;
-      }
-      if (isAnswer && part.type === 'thinking') {
-        refuseMembers(part, THOUGHT, where);
-        refuseMedia(part, where);
-        return;
-      }
-      refuseMembers(part, PART, where);
-      if (part.type !== 'text' && part.type !== 'refusal') throw unsupported(where);
-    });
-  });
+    for (let k = 0; k < content.length; k++)
+      images += refusePart(content[k], `messages.${i}.content.${k}`, isAnswer, model);
+  }
   return images;
+}
+
+/** Checks a part of a message's content. Returns the number of images in it. */
+function refusePart(part: Json | null, where: string, isAnswer: boolean, model: MeasuredFor): 0 | 1 {
+  if (typeof part !== 'object' || part === null) throw unsupported(where);
+  if (model.sellsImages && part.type === 'image_url') {
+    refuseImage(part, where, model.imageUrls);
+    return 1;
+  }
+  if (isAnswer && part.type === 'thinking') {
+    refuseMembers(part, THOUGHT, where);
+    refuseMedia(part, where);
+    return 0;
+  }
+  refuseMembers(part, PART, where);
+  if (part.type !== 'text' && part.type !== 'refusal') throw unsupported(where);
+  return 0;
 }
 
 /** The image types that model servers accept. The content behind a network URL is unknown here. */
 const DATA_IMAGE = /^data:image\/(png|jpeg|webp|gif)[;,]/;
 
-function refuseImage(part: Record<string, unknown>, where: string, takesUrls: boolean): void {
+function refuseImage(part: Json, where: string, takesUrls: boolean): void {
   refuseMembers(part, IMAGE, where);
   const image = part.image_url;
   refuseMembers(image, IMAGE_URL, `${where}.image_url`);
-  const { url } = image as { url?: unknown };
+  const { url: whole } = image as { url?: unknown };
+  const url = whole instanceof LongText ? whole.head() : whole;
   if (typeof url === 'string' && (DATA_IMAGE.test(url) || (takesUrls && /^https?:\/\//.test(url)))) return;
   const also = takesUrls ? ', or an http(s) address' : '; this model takes no addresses';
   throw invalid(`${where}.image_url.url`, `must be data:image/png, jpeg, webp or gif${also}`);

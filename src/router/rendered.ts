@@ -1,4 +1,5 @@
 import { parseNested, UncountedJson } from '../base/json-text.ts';
+import { isText, LongText, type Text } from '../base/long-text.ts';
 
 /**
  * Upper bounds of the bytes that a model server can make of a value when it renders the prompt. Every tokenizer in use
@@ -18,6 +19,7 @@ const NORMALIZED_UNITS = 64;
  * text).
  */
 const RUN_UNITS_MAX = 32;
+const CHARACTER_UNITS_MAX = 2;
 /** Maximum bytes by which the normal form of a run exceeds those of its two pieces together: a letter and three marks. */
 const CUT_RUN_BYTES = 8;
 /** The longest double. */
@@ -42,19 +44,31 @@ export class TooDeep extends Error {}
  * Returns the bytes of a text as it is, or in the normal form that a tokenizer applies first (NFC: Qwen; NFKC:
  * SentencePiece).
  */
-export function textBytes(text: string, enough = Number.POSITIVE_INFINITY): number {
-  if (Buffer.byteLength(text) === text.length) return text.length; // ASCII is its own normal form.
+export function textBytes(text: Text, enough = Number.POSITIVE_INFINITY): number {
+  if (text instanceof LongText) return text.asciiLength ?? piecesBytes(text.pieces(), enough);
+  return Buffer.byteLength(text) === text.length ? text.length : piecesBytes([text], enough); // ASCII is its own normal form.
+}
+
+function piecesBytes(pieces: readonly string[], enough: number): number {
   let bytes = 0;
-  for (let at = 0; at < text.length && bytes < enough; ) {
-    const end = endOfChunk(text, at);
-    const chunk = text.slice(at, end);
-    bytes += Math.max(
-      Buffer.byteLength(chunk),
-      Buffer.byteLength(chunk.normalize('NFC')),
-      Buffer.byteLength(chunk.normalize('NFKC')),
-    );
-    if (continues(text, end)) bytes += CUT_RUN_BYTES;
-    at = end;
+  let text = '';
+  for (const [i, piece] of pieces.entries()) {
+    text += piece;
+    // What follows a chunk decides where it ends.
+    const end = i === pieces.length - 1 ? text.length : text.length - NORMALIZED_UNITS - CHARACTER_UNITS_MAX;
+    let at = 0;
+    while (at < end && bytes < enough) {
+      const to = endOfChunk(text, at);
+      const chunk = text.slice(at, to);
+      bytes += Math.max(
+        Buffer.byteLength(chunk),
+        Buffer.byteLength(chunk.normalize('NFC')),
+        Buffer.byteLength(chunk.normalize('NFKC')),
+      );
+      if (continues(text, to)) bytes += CUT_RUN_BYTES;
+      at = to;
+    }
+    text = text.slice(at);
   }
   return bytes;
 }
@@ -86,18 +100,28 @@ function continues(text: string, at: number): boolean {
  * Returns the bytes of a text inside a JSON string. Besides what JSON requires, Jinja's `tojson` and Go's
  * `json.Marshal` write `<`, `>`, `&` and `'` in 6 bytes, and Python by default everything beyond ASCII.
  */
-export function quotedBytes(text: string, enough = Number.POSITIVE_INFINITY): number {
+export function quotedBytes(text: Text, enough = Number.POSITIVE_INFINITY): number {
+  if (!(text instanceof LongText)) return quotedPiecesBytes([text], enough);
+  const length = text.asciiLength;
+  return length === undefined ? quotedPiecesBytes(text.pieces(), enough) : length + text.sumOf(EXTRA);
+}
+
+function quotedPiecesBytes(pieces: readonly string[], enough: number): number {
+  let units = 0;
   let escapes = 0;
   let beyondAscii = 0;
-  for (let at = 0; at < text.length && escapes + at < enough; at += CHUNK_UNITS) {
-    const length = chunkBytes.write(text.slice(at, at + CHUNK_UNITS));
-    let sum = 0;
-    for (let i = 0; i < length; i++) sum += EXTRA[chunkBytes[i] as number] as number;
-    escapes += sum % BEYOND_ASCII;
-    beyondAscii += Math.floor(sum / BEYOND_ASCII);
+  for (const text of pieces) {
+    for (let at = 0; at < text.length && escapes + units + at < enough; at += CHUNK_UNITS) {
+      const length = chunkBytes.write(text.slice(at, at + CHUNK_UNITS));
+      let sum = 0;
+      for (let i = 0; i < length; i++) sum += EXTRA[chunkBytes[i] as number] as number;
+      escapes += sum % BEYOND_ASCII;
+      beyondAscii += Math.floor(sum / BEYOND_ASCII);
+    }
+    units += text.length;
   }
-  if (beyondAscii === 0) return text.length + escapes;
-  return escapes + Math.max(text.length + 5 * beyondAscii, textBytes(text, enough));
+  if (beyondAscii === 0) return units + escapes;
+  return escapes + Math.max(units + 5 * beyondAscii, piecesBytes(pieces, enough));
 }
 
 /** A chunk of text in UTF-8: bytes are read faster than the characters of a string. */
@@ -125,7 +149,7 @@ export function valueBytes(value: unknown, enough = Number.POSITIVE_INFINITY): n
 
 function add(sum: Sum, value: unknown, depth: number): void {
   if (sum.bytes >= sum.enough) return;
-  if (typeof value === 'string') sum.bytes += 2 + quotedBytes(value, sum.enough);
+  if (isText(value)) sum.bytes += 2 + quotedBytes(value, sum.enough);
   else if (typeof value === 'number') sum.bytes += Math.min(String(value).length + NUMBER_BYTES_MORE, NUMBER_BYTES_MAX);
   else if (typeof value !== 'object' || value === null) sum.bytes += LITERAL_BYTES;
   else if (depth > NESTING_MAX) throw new TooDeep();
@@ -141,7 +165,7 @@ function add(sum: Sum, value: unknown, depth: number): void {
       for (const [key, it] of Object.entries(value)) {
         const keyBytes = quotedBytes(key, sum.enough);
         sum.bytes += Math.max(keyBytes + 4 + line, 2 * keyBytes + 6); // "key": …, or <key>…</key>
-        if (key === 'arguments' && typeof it === 'string') addArguments(sum, it, depth + 1);
+        if (key === 'arguments' && isText(it)) addArguments(sum, it, depth + 1);
         else add(sum, it, depth + 1);
         if (key === 'name') add(sum, it, depth); // The tool's result may be rendered with the function's name again.
       }
@@ -152,14 +176,14 @@ function add(sum: Sum, value: unknown, depth: number): void {
  * Adds the arguments of a call, which are JSON in a string. vLLM, Ollama and llama.cpp parse them, and the template writes
  * the values; arguments that cannot be parsed, or are not, stay text.
  */
-function addArguments(sum: Sum, text: string, depth: number): void {
+function addArguments(sum: Sum, text: Text, depth: number): void {
   const quoted = 2 + quotedBytes(text, sum.enough);
   // Megabytes of brackets take seconds to parse, and no more than `enough` is ever counted.
   if (sum.bytes + quoted >= sum.enough) {
     sum.bytes += quoted;
     return;
   }
-  const parsed = parseArguments(text);
+  const parsed = parseArguments(String(text));
   let byValue = 0;
   if (parsed) {
     const inner = { bytes: parsed.extra, enough: sum.enough };

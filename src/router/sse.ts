@@ -1,11 +1,20 @@
+import { PIECE_BYTES } from '../base/json-strings.ts';
 import { collectChunks } from '../net/pieces.ts';
 
-/** A server-sent event: its bytes, and its data lines (undefined for a comment), decoded on access. */
-export type SseEvent = { readonly raw: Buffer; readonly data: string | undefined };
+/**
+ * A server-sent event: its bytes, and its data lines (undefined for a comment), read on access. Those of a long event are not
+ * decoded.
+ */
+export type SseEvent = {
+  readonly raw: Buffer;
+  readonly data: string | Buffer | undefined;
+  /** The value of the data, once it has been parsed (told.ts). */
+  parsed?: { value: unknown } | undefined;
+};
 
 /** Maximum size of an event; no model server sends longer ones. */
 const EVENT_BYTES_MAX = 8 * 1024 * 1024;
-const [LF, CR, SPACE] = [10, 13, 32];
+const [LF, CR, SPACE, COLON] = [10, 13, 32, 58];
 /** The end of an event has at most four bytes, so up to three of them may be in the previous chunk. */
 const TAIL_BYTES = 3;
 const EMPTY = Buffer.alloc(0);
@@ -42,9 +51,9 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
     return {
       raw,
       get data() {
-        const text = raw.toString('utf8');
-        return dataOf(hasMark ? text.replace(/^\uFEFF/, '') : text);
+        return dataOf(hasMark ? withoutMark(raw) : raw);
       },
+      parsed: undefined,
     };
   }
 
@@ -82,7 +91,8 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
         events.push(takeUnfinished(chunk.subarray(0, end)));
         at = end;
       }
-      const text = plain && chunk.toString('latin1'); // One character per byte.
+      // One character per byte. A connection is read in no longer pieces.
+      const text = plain && chunk.length <= PIECE_BYTES ? chunk.toString('latin1') : undefined;
       while (at < chunk.length) {
         const run = text === undefined ? undefined : plain?.(text, at);
         const end = run?.end ?? endOfEvent(chunk, at);
@@ -90,7 +100,7 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
           keep(chunk.subarray(at));
           break;
         }
-        const raw = chunk.subarray(at, end);
+        const raw = at === 0 && end === chunk.length ? chunk : chunk.subarray(at, end);
         if (run) {
           events.push({ raw, data: undefined, textBytes: run.textBytes });
           isFirst = false;
@@ -110,7 +120,11 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
 const isBlank = (bytes: Buffer) => bytes.every((it) => it === LF || it === CR || it === SPACE);
 
 /** Returns the event in these bytes. A byte order mark, which may begin the first of a stream, is not part of it. */
-export const eventIn = (raw: Buffer): SseEvent => ({ raw, data: dataOf(raw.toString('utf8').replace(/^\uFEFF/, '')) });
+export const eventIn = (raw: Buffer): SseEvent => ({ raw, data: dataOf(withoutMark(raw)) });
+
+const MARK = Buffer.from('\ufeff');
+const withoutMark = (bytes: Buffer) =>
+  bytes.subarray(0, MARK.length).equals(MARK) ? bytes.subarray(MARK.length) : bytes;
 
 /** Returns the offset after the blank line that ends the event, searching from `from`; -1 if it has not arrived. */
 function endOfEvent(bytes: Buffer, from: number): number {
@@ -121,15 +135,35 @@ function endOfEvent(bytes: Buffer, from: number): number {
   return -1;
 }
 
-function dataOf(text: string): string | undefined {
+function dataOf(event: Buffer): string | Buffer | undefined {
+  if (event.length > PIECE_BYTES) return longDataOf(event);
   let data: string | undefined;
-  for (const line of text.split(/\r?\n/)) {
+  for (const line of event.toString('utf8').split(/\r?\n/)) {
     if (line !== 'data' && !line.startsWith('data:')) continue;
     const value = line.slice('data:'.length).replace(/^ /, '');
     data = data === undefined ? value : `${data}\n${value}`;
   }
   return data?.trim() === DONE ? DONE : data;
 }
+
+/** Returns the data lines of a long event in their bytes. */
+function longDataOf(event: Buffer): Buffer | undefined {
+  const lines: Buffer[] = [];
+  for (let start = 0; start <= event.length; ) {
+    const feed = event.indexOf(LF, start);
+    const next = feed === -1 ? event.length + 1 : feed + 1;
+    const end = feed > start && event[feed - 1] === CR ? feed - 1 : next - 1;
+    const line = event.subarray(start, end);
+    start = next;
+    if (!line.subarray(0, NAME.length).equals(NAME)) continue;
+    if (line.length > NAME.length && line[NAME.length] !== COLON) continue;
+    const value = line.subarray(NAME.length + 1);
+    lines.push(value[0] === SPACE ? value.subarray(1) : value, LINE_END);
+  }
+  return lines.length ? Buffer.concat(lines.slice(0, -1)) : undefined;
+}
+const NAME = Buffer.from('data');
+const LINE_END = Buffer.from('\n');
 
 /** Returns an event that carries a JSON value. */
 export const eventOf = (value: unknown): Buffer => Buffer.from(`data: ${JSON.stringify(value)}\n\n`);

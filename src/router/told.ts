@@ -1,4 +1,4 @@
-import { parseNested, UncountedJson } from '../base/json-text.ts';
+import { parseBytes, parseNested, UncountedJson } from '../base/json-text.ts';
 import { wordOf } from '../base/parse-json.ts';
 import { isWire } from '../config/router.ts';
 import { tellsFullContext } from './full-context.ts';
@@ -77,7 +77,7 @@ const INDEX_LENGTH_MAX = 20;
 export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
   let json: unknown;
   try {
-    json = parseNested(bytes.toString('utf8'), undefined, Number.POSITIVE_INFINITY)?.value;
+    json = parseBytes(bytes)?.value;
   } catch (error) {
     if (!(error instanceof UncountedJson)) throw error;
   }
@@ -95,9 +95,10 @@ export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
 }
 
 /** Reads an event. Throws if it has more than 100 levels. */
-export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
+export function readEvent(event: Pick<SseEvent, 'data' | 'parsed'>, api: Api): Said {
+  const { data } = event;
   if (data === undefined || data === DONE) return data;
-  const json = parseEvent(data);
+  const json = jsonIn(event, data);
   const error = errorOf(api, json);
   const { type, message, response, usage, choices, delta } = objectOf(json);
   const isNative = isWire(api);
@@ -115,10 +116,17 @@ export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
   };
 }
 
+/** Returns the value of an event's data, which is parsed once. Undefined if it is not JSON; throws as `parseEvent` does. */
+export function jsonIn(event: Pick<SseEvent, 'parsed'>, data: string | Buffer): unknown {
+  event.parsed ??= { value: parseEvent(data) };
+  return event.parsed.value;
+}
+
 /** Parses the data of an event. Returns undefined if it is not JSON; throws if it has more than 100 levels. */
-export function parseEvent(data: string): unknown {
+export function parseEvent(data: string | Buffer): unknown {
   try {
-    return parseNested(data, undefined, Number.POSITIVE_INFINITY)?.value;
+    return (typeof data === 'string' ? parseNested(data, undefined, Number.POSITIVE_INFINITY) : parseBytes(data))
+      ?.value;
   } catch (cause) {
     throw new Error('an event is nested deeper than any model server writes', { cause });
   }

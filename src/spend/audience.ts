@@ -2,15 +2,15 @@
 export const COME_BACK_SECONDS = 5;
 
 /** Calls the listener when a client's response is over, at once if it already is. The argument is whether all of it was sent. */
-export type WhenOver = (listener: (isDelivered: boolean) => void) => void;
+export type OnResponseEnd = (listener: (isDelivered: boolean) => void) => void;
 
 /** The clients that wait for an attempt. */
 export type Audience = {
   /**
    * Counts a client until its response is over. A client that got a whole response before the attempt ended was asked to
-   * come back: it counts until it has had the time to do so. Without `whenOver` the client counts for good.
+   * come back: it counts until it has had the time to do so. Without `onResponseEnd` the client counts for good.
    */
-  admit(whenOver: WhenOver | undefined): void;
+  admit(onResponseEnd: OnResponseEnd | undefined): void;
   /**
    * Calls `listener` once there has been no client for some seconds. `patience` returns their number when the last client
    * leaves, or now if there is none; undefined means no limit. Returns a function that ends the watch. Only one watch at a
@@ -65,11 +65,11 @@ export function createAudience(): Audience {
   }
 
   return {
-    admit(whenOver) {
+    admit(onResponseEnd) {
       count++;
-      if (whenOver) unservedCount++;
+      if (onResponseEnd) unservedCount++;
       stopWaiting();
-      whenOver?.((isDelivered) => {
+      onResponseEnd?.((isDelivered) => {
         unservedCount--;
         if (isClosed) return tellServed();
         if (isDelivered) after(COME_BACK_SECONDS, leave);

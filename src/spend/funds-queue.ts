@@ -9,17 +9,17 @@ const WAITING_COUNT_MAX = { wallet: 64, tree: 256, all: 1024 };
 const LOOKED_AT_COUNT = 32;
 
 /** The reason why a wait is over without a hold: its time is up, its clients have gone, or the server is stopping. */
-type Over = 'late' | 'left' | 'stopped';
+type GivenUp = 'late' | 'left' | 'stopped';
 /** The end of a wait: with a hold, with another refusal, or without either. */
-export type WaitEnd = 'held' | 'refused' | Over;
+export type WaitEnd = 'held' | 'refused' | GivenUp;
 
-/** The place of one request in the line of its wallet. */
-export type Turn = {
+/** The turn of one request in the line of its wallet. */
+export type FundsTurn = {
   /**
    * Resolves with `first` once the request is the first of its line and `isWorth` returns true. `isWorth` is called when
    * the request becomes the first, and after each possible change of its wallet.
    */
-  come(isWorth: () => boolean, audience: Audience): Promise<'first' | Over>;
+  come(isWorth: () => boolean, audience: Audience): Promise<'first' | GivenUp>;
   /** Leaves the line, so that the next request becomes the first. */
   leave(end: WaitEnd): void;
 };
@@ -37,7 +37,7 @@ export type FundsQueue = {
    * Enters the line of a wallet. Returns undefined if too many requests wait: of it, of its tree, or of all. Throws
    * `read_only` when the server is stopping.
    */
-  join(walletId: string): Turn | undefined;
+  join(walletId: string): FundsTurn | undefined;
   /** Checks the line of this wallet again, as a hold has ended or begun. */
   wake(walletId: string): void;
   /**
@@ -54,7 +54,7 @@ type Waiter = {
   /** True if something may have changed since the last check. */
   isStale: boolean;
   /** Undefined while the request tries to place its hold. */
-  waiting: { isWorth: () => boolean; end: (how: 'first' | Over) => void } | undefined;
+  waiting: { isWorth: () => boolean; end: (how: 'first' | GivenUp) => void } | undefined;
 };
 
 /**
@@ -79,16 +79,6 @@ export function createFundsQueue(
     if (!first) return;
     first.isStale = true;
     consider(first);
-  }
-
-  function consider(it: Waiter): void {
-    if (!it.waiting || !it.isStale) return;
-    it.isStale = false;
-    let isWorth = true;
-    try {
-      isWorth = it.waiting.isWorth();
-    } catch {} // The error concerns the waiting request, not the code that woke it: the request gets it when it tries.
-    if (isWorth) it.waiting.end('first');
   }
 
   function lookAtSome(): void {
@@ -121,22 +111,9 @@ export function createFundsQueue(
         come(isWorth, audience) {
           if (isStopped) return Promise.resolve('stopped');
           if (limit.aborted) return Promise.resolve('late');
-          const { promise, resolve } = Promise.withResolvers<'first' | Over>();
-          const late = () => end('late');
-          const stopWatching = audience.watch(
-            () => 0,
-            () => end('left'),
-          );
-          limit.addEventListener('abort', late);
-          const end = (how: 'first' | Over) => {
-            waiter.waiting = undefined;
-            limit.removeEventListener('abort', late);
-            stopWatching();
-            resolve(how);
-          };
-          waiter.waiting = { isWorth, end };
+          const turn = waitIn(waiter, isWorth, audience, limit);
           if (line[0] === waiter) consider(waiter);
-          return promise;
+          return turn;
         },
         leave(end) {
           line.splice(line.indexOf(waiter), 1);
@@ -161,4 +138,39 @@ export function createFundsQueue(
       for (const line of lines.values()) for (const it of line) it.waiting?.end('stopped');
     },
   };
+}
+
+/** Ends the wait of the first request of a line if that is worth it now. */
+function consider(it: Waiter): void {
+  if (!it.waiting || !it.isStale) return;
+  it.isStale = false;
+  let isWorth = true;
+  try {
+    isWorth = it.waiting.isWorth();
+  } catch {} // The error concerns the waiting request, not the code that woke it: the request gets it when it tries.
+  if (isWorth) it.waiting.end('first');
+}
+
+/** Begins a wait. Resolves with its end: by its line, by its time limit, or because its clients have gone. */
+function waitIn(
+  waiter: Waiter,
+  isWorth: () => boolean,
+  audience: Audience,
+  limit: AbortSignal,
+): Promise<'first' | GivenUp> {
+  const { promise, resolve } = Promise.withResolvers<'first' | GivenUp>();
+  const late = () => end('late');
+  const stopWatching = audience.watch(
+    () => 0,
+    () => end('left'),
+  );
+  limit.addEventListener('abort', late);
+  const end = (how: 'first' | GivenUp) => {
+    waiter.waiting = undefined;
+    limit.removeEventListener('abort', late);
+    stopWatching();
+    resolve(how);
+  };
+  waiter.waiting = { isWorth, end };
+  return promise;
 }

@@ -1,16 +1,16 @@
 import { Refusal } from '../base/refusal.ts';
 import { createShares } from '../base/shares.ts';
 import { deadline } from '../net/deadline.ts';
-import { type Audience, createAudience, type WhenOver } from './audience.ts';
+import { type Audience, createAudience, type OnResponseEnd } from './audience.ts';
 
 const BUSY_RETRY_SECONDS = 1;
 /** Maximum share of the in-flight requests for one tree of wallets, and the part that is handed out freely. */
 const TREE_SHARE = 1 / 4;
 const FREE_SHARE = 1 / 2;
 
-type Key = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
+type AttemptKey = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
 /** The key of an attempt, and the client for which it runs. */
-type Driving = Key & { whenOver?: WhenOver | undefined };
+type Driving = AttemptKey & { onResponseEnd?: OnResponseEnd | undefined };
 
 /** Registers the operation that an attempt drives. Returns a function that removes it. */
 export type RegisterId = (operationId: string) => () => void;
@@ -26,7 +26,7 @@ type RunAttempt<A> = (
 ) => Promise<A>;
 
 /** An attempt that this process is driving. */
-export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
+export type Attempt = Pick<AttemptKey, 'walletId' | 'fingerprint'> & {
   /** Resolves or rejects as the first attempt does; after `seconds`, rejects with the refusal from `late`. */
   join(seconds: number, late: () => Refusal): Promise<unknown>;
   /** The clients that wait for it. */
@@ -80,18 +80,14 @@ export function createInFlight(
   max = Number.POSITIVE_INFINITY,
   ownerOf: (walletId: string) => string = (walletId) => walletId,
 ): InFlight {
-  type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
   const byKey = new Map<string, Entry>();
   const shares = createShares({ each: Math.max(1, max * TREE_SHARE), all: max * FREE_SHARE });
   const operationIds = new Set<string>();
-  const tracked = new Map<Promise<void>, () => void>();
+  const tracked = createTracked();
   const cutOff = new AbortController();
   function takeShare(owner: string) {
     if (byKey.size < max && shares.tryTake(owner, 1)) return;
-    const whose = byKey.size < max ? ' of this wallet, and of those above and below it,' : '';
-    throw new Refusal('rate_limited', `Too many requests${whose} are in flight. Nothing was charged.`, {
-      retryAfterSeconds: BUSY_RETRY_SECONDS,
-    });
+    throw tooMany(byKey.size < max ? ' of this wallet, and of those above and below it,' : '');
   }
   async function waitFor<A>(promise: Promise<A>, seconds: number): Promise<A | undefined> {
     promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
@@ -112,31 +108,19 @@ export function createInFlight(
       const name = keyOf(key.walletId, key.route, key.idempotencyKey);
       const answer = Promise.withResolvers<A>();
       const end = Promise.withResolvers<void>();
-      const audience = createAudience();
-      audience.admit(key.whenOver);
-      answer.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one if there are none.
-      byKey.set(name, {
-        walletId: key.walletId,
-        fingerprint: key.fingerprint,
-        ended: end.promise,
-        cut: answer.reject,
-        audience,
-        join: (seconds, late) =>
-          deadline(answer.promise, seconds * 1000, () => {
-            throw late();
-          }),
-      });
+      const entry = entryOf(key, answer, end.promise);
+      byKey.set(name, entry);
       let operationId: string | undefined;
       const started = (id: string) => {
         operationId = id;
         operationIds.add(id);
         return () => void operationIds.delete(id);
       };
-      run(started, answer.reject, answer.resolve, audience)
+      run(started, answer.reject, answer.resolve, entry.audience)
         .then(answer.resolve, answer.reject)
         .finally(() => {
           byKey.delete(name);
-          audience.close();
+          entry.audience.close();
           shares.release(owner, 1);
           if (operationId) operationIds.delete(operationId);
           end.resolve();
@@ -146,15 +130,7 @@ export function createInFlight(
 
     async track(run, refusal) {
       if (cutOff.signal.aborted) throw stopping();
-      const cut = Promise.withResolvers<never>();
-      const running = run();
-      const ended = running.then(
-        () => {},
-        () => {},
-      );
-      tracked.set(ended, () => cut.reject(refusal()));
-      void ended.then(() => tracked.delete(ended));
-      return Promise.race([running, cut.promise]);
+      return tracked.track(run(), refusal);
     },
 
     waitFor,
@@ -166,8 +142,7 @@ export function createInFlight(
     cutOff(refusal) {
       cutOff.abort();
       for (const entry of byKey.values()) entry.cut(refusal());
-      for (const cut of tracked.values()) cut();
-      tracked.clear();
+      tracked.cutOff();
     },
 
     async whenTheseEnd() {
@@ -176,8 +151,62 @@ export function createInFlight(
 
     async drained() {
       // More may have started in the meantime.
-      while (byKey.size + tracked.size)
-        await Promise.all([...[...byKey.values()].map((it) => it.ended), ...tracked.keys()]);
+      while (byKey.size + tracked.ends().length)
+        await Promise.all([...[...byKey.values()].map((it) => it.ended), ...tracked.ends()]);
     },
+  };
+}
+
+type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
+
+/** Creates the entry of an attempt, with the client for which it runs. */
+function entryOf<A>(
+  { walletId, fingerprint, onResponseEnd }: Driving,
+  answer: PromiseWithResolvers<A>,
+  ended: Promise<void>,
+): Entry {
+  const audience = createAudience();
+  audience.admit(onResponseEnd);
+  answer.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one if there are none.
+  return {
+    walletId,
+    fingerprint,
+    ended,
+    cut: answer.reject,
+    audience,
+    join: (seconds, late) =>
+      deadline(answer.promise, seconds * 1000, () => {
+        throw late();
+      }),
+  };
+}
+
+const tooMany = (whose: string) =>
+  new Refusal('rate_limited', `Too many requests${whose} are in flight. Nothing was charged.`, {
+    retryAfterSeconds: BUSY_RETRY_SECONDS,
+  });
+
+/** Creates the registry of work other than attempts, with nothing running. */
+function createTracked() {
+  const running = new Map<Promise<void>, () => void>();
+  return {
+    /** Registers work until it has ended. At the cut-off it rejects with `refusal`, while the work itself continues. */
+    track<A>(work: Promise<A>, refusal: () => Refusal): Promise<A> {
+      const cut = Promise.withResolvers<never>();
+      const ended = work.then(
+        () => {},
+        () => {},
+      );
+      running.set(ended, () => cut.reject(refusal()));
+      void ended.then(() => running.delete(ended));
+      return Promise.race([work, cut.promise]);
+    },
+    /** Rejects for all callers and forgets the work. */
+    cutOff(): void {
+      for (const cut of running.values()) cut();
+      running.clear();
+    },
+    /** Returns the ends of what is running, each a promise that does not reject. */
+    ends: () => [...running.keys()],
   };
 }

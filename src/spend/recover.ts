@@ -18,19 +18,21 @@ export async function recover(app: {
   events: Events;
   inFlight: Pick<InFlight, 'drives'>;
 }): Promise<number> {
-  let found = 0;
+  let count = 0;
   for (let after = ''; ; ) {
-    const left = reservedOperations(app.ledger.read, after);
-    const page = left.filter(({ id }) => !app.inFlight.drives(id) && !resourceOfOperation(app.ledger.read, id)?.ref);
+    const reserved = reservedOperations(app.ledger.read, after);
+    const page = reserved.filter(
+      ({ id }) => !app.inFlight.drives(id) && !resourceOfOperation(app.ledger.read, id)?.ref,
+    );
     const now = app.clock.now();
     await Promise.all(page.map(({ id }) => app.ledger.write(recoverOperation, { id, now })));
     for (const { id } of page) {
       const operation = findOperation(app.ledger.read, id);
       if (operation) app.events.uncertain(operation);
     }
-    found += page.length;
-    const last = left.at(-1);
-    if (!last) return found;
+    count += page.length;
+    const last = reserved.at(-1);
+    if (!last) return count;
     after = last.id;
   }
 }

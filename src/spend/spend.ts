@@ -8,7 +8,9 @@ import type { Ledger } from '../ledger/ledger.ts';
 import {
   answerBytes,
   FUNDS_HELD_RETRY_SECONDS,
+  type Funds,
   findOperationByKey,
+  fundsOf,
   HOLD_REFUSALS,
   type HoldOrder,
   isUnanswered,
@@ -18,18 +20,20 @@ import {
   operationFrom,
   type Standing,
 } from '../ledger/operation.ts';
+import { isOwed, refillOwed } from '../ledger/refill.ts';
 import type { TenantOf } from '../ledger/tenant.ts';
+import { available, findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { Events } from '../telemetry/events.ts';
-import { type Audience, COME_BACK_SECONDS, type WhenOver } from './audience.ts';
+import { type Audience, COME_BACK_SECONDS, type OnResponseEnd } from './audience.ts';
 import type { FundsQueue, WaitEnd } from './funds-queue.ts';
 import { type InFlight, type RegisterId, type RejectWaiters, type RespondEarly, stopping } from './in-flight.ts';
-import { type Held, type PaidWrites, takeOverHold } from './writes.ts';
+import { type PaidWrites, takeOverHold } from './writes.ts';
 
 /** Suggested wait before retrying an uncertain operation. */
 export const UNCERTAIN_RETRY_SECONDS = 30;
 /** Seconds that a second request with the same key waits for the first (design 2.7). */
 export const JOIN_SECONDS = 30;
-/** Seconds for which a client waits for the attempt of an earlier client whose place it took. Longer than any call. */
+/** Seconds for which a client waits for the attempt that it took over from an earlier client. Longer than any call. */
 const TAKE_OVER_SECONDS = 2 * 3600;
 
 export type PaidRequest = Pick<
@@ -42,22 +46,30 @@ export type PaidRequest = Pick<
   traceparent?: string | string[] | undefined;
   /** How long it waits for an earlier request with its key, instead of `JOIN_SECONDS`. */
   joinSeconds?: number;
-  /** The request takes the place and the key of an earlier one: it waits for its end, or takes over its hold. */
+  /** The request has the key of an earlier attempt: it waits for the attempt's end, or takes over its hold. */
   takesOver?: boolean;
   /** Calls its listener when the client has gone. Without it, the client is assumed to stay. */
-  whenOver?: WhenOver | undefined;
+  onResponseEnd?: OnResponseEnd | undefined;
   /** True if the request waits a while before it is refused when only requests in flight hold the money that it needs. */
   waitsForFunds?: boolean;
 };
-export type Quote<Q, T> = Pick<HoldOrder, 'hold' | 'price' | 'subject' | 'resourceId' | 'targetAt'> & {
-  detail: Q;
+/** The part of an order that prices a request. */
+type PricedOrder = Pick<HoldOrder, 'hold' | 'holdMin' | 'price' | 'subject' | 'resourceId' | 'targetAt'>;
+
+/** A priced request, with its call. */
+export type PaidQuote<A, T> = {
+  order: PricedOrder;
   /** The part of the quote that the writes of this kind need. */
   terms: T;
-  /** Called if less than the order was held, with the result of the kind's `reduce` rule. */
-  reduceTo?: (to: number) => void;
+  /** Makes the external call, once. A failed call is not thrown: if its result cannot be known, the outcome is `unknown`. */
+  call: (operation: Operation, waiters: Waiters<A>) => Promise<Called<A>>;
+  /** Returns the quote for a wallet that lacks the money for this one: of a smaller order, or of the same. */
+  cut?: (funds: Funds) => PaidQuote<A, T>;
+  /** A sentence for a caller whose wallet lacks the money. */
+  advice?: string;
   /**
-   * Returns the reason why nothing may be held for this caller any more, whatever its wallet has. Called as long as the
-   * request waits.
+   * Returns the reason why nothing may be held for this caller, whatever its wallet has. Called again as long as the request
+   * waits.
    */
   forbidden?: (() => RefusalData | undefined) | undefined;
   /**
@@ -80,22 +92,15 @@ export type Called<A> =
   | { pending: () => Promise<A> };
 
 /** The steps in which kinds of paid requests differ. */
-type PaidSteps<Q, A, T> = {
+type PaidSteps<A, T> = {
   /** The writes of its kind. */
   writes: PaidWrites<T>;
   /** Runs the whole request while holding a lock, where it must not overlap with others. */
   serialize?: <T>(run: () => Promise<T>) => Promise<T>;
-  /**
-   * Prices the request at its maximum. Not called for a replay; throws the refusals of the catalogue. With `earlier`, the
-   * operation whose hold is to be taken over, it makes the request fit that hold if it can.
-   */
-  quote: (earlier?: Operation) => Quote<Q, T> | Promise<Quote<Q, T>>;
-  /** Returns whether the hold and the prices of an earlier operation cover the request. */
-  isCovered?: (earlier: Operation, quote: Quote<Q, T>) => boolean;
-  /** Called with the key of the new request that is made when the hold of an earlier operation cannot be taken over. */
-  movedTo?: (idempotencyKey: string) => void;
-  /** Makes the external call, once. A failed call is not thrown: if its result cannot be known, the outcome is `unknown`. */
-  call: (operation: Operation, quote: Quote<Q, T>, waiters: Waiters<A>) => Promise<Called<A>>;
+  /** Prices the request at its maximum. Not called for a replay; throws the refusals of the catalogue. */
+  quote: () => PaidQuote<A, T> | Promise<PaidQuote<A, T>>;
+  /** Prices the request within the hold of an earlier attempt at it. Returns undefined if that hold does not cover it. */
+  quoteWithin?: (earlier: Operation) => PaidQuote<A, T> | undefined;
   /** Returns the refusal for an outcome that is on disk and not `done`. */
   refuse?: (operation: Operation, outcome: NotDone) => Refusal;
   /** Returns the answer of an operation that is no longer running; throws a refusal while it is unresolved. */
@@ -139,16 +144,16 @@ export const PAID_REFUSALS = [
  * The same key and body never have a second effect: while the first attempt runs, a second request joins it; afterwards
  * the second request gets the same answer. Throws PAID_REFUSALS and the refusals of the steps.
  */
-export async function spend<Q, A, T extends Data>(
+export async function spend<A, T extends Data>(
   app: PaidApp,
   request: PaidRequest,
-  steps: PaidSteps<Q, A, T>,
+  steps: PaidSteps<A, T>,
 ): Promise<Answered<A>> {
   const { walletId, route, idempotencyKey, isKeyMadeUp } = request;
   const attempt = isKeyMadeUp ? undefined : app.inFlight.find(walletId, route, idempotencyKey);
   if (attempt) {
     if (!attempt.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
-    attempt.audience.admit(request.whenOver);
+    attempt.audience.admit(request.onResponseEnd);
     const given = await attempt.join(
       request.takesOver ? TAKE_OVER_SECONDS : (request.joinSeconds ?? JOIN_SECONDS),
       inProgress,
@@ -181,101 +186,142 @@ const waitersOf = <A>(reject: RejectWaiters, respond: RespondEarly<Given<A>>, au
   audience,
 });
 
-async function attemptOnce<Q, A, T extends Data>(
+async function attemptOnce<A, T extends Data>(
   app: PaidApp,
   {
     isKeyMadeUp: _,
     takesOver: __,
-    whenOver: ___,
+    onResponseEnd: ___,
     joinSeconds: ____,
     traceparent,
     waitsForFunds,
     ...request
   }: PaidRequest,
-  steps: PaidSteps<Q, A, T>,
+  steps: PaidSteps<A, T>,
   registerId: RegisterId,
   waiters: Waiters<A>,
 ): Promise<Given<A>> {
   const quote = await steps.quote();
-  const { hold, price, subject, resourceId, targetAt } = quote;
   const id = newId('op');
   registerId(id); // Before the write, so that there is never a hold without a driver.
-  const order = {
-    id,
-    ...request,
-    hold,
-    price,
-    subject,
-    ...(resourceId === undefined ? {} : { resourceId }),
-    ...(targetAt === undefined ? {} : { targetAt }),
-  };
-  const { placed, reducedTo, now } = waitsForFunds
-    ? await placeInTurn(app, steps.writes, order, quote, waiters.audience)
-    : await place(app, steps.writes, order, quote);
+  const held = await (waitsForFunds ? holdInTurn : holdNow)(app, steps.writes, { id, ...request }, quote, waiters);
   app.fundsQueue.wake(request.walletId); // The hold may have refilled the wallet.
-  const operation = operationFrom(order, placed, now);
-  if (reducedTo !== undefined) quote.reduceTo?.(reducedTo);
-  app.events.held(operation, traceparent);
-
-  const called = await steps.call(operation, quote, waiters);
-  if ('pending' in called) return unpaid(await called.pending());
-  const { outcome, moved, paid } = await settleCalled(app, operation, called.outcome, steps, waiters.reject);
-  // If it was settled by other means in the meantime, a retry gets that outcome.
-  if (outcome.kind === 'done' && moved) return { answer: await called.answer(), paid };
-  throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
+  app.events.held(held.operation, traceparent);
+  return callAndSettle(app, held.operation, held.quote, steps, waiters);
 }
 
-type Pending<T> = Quote<unknown, T>;
 type Writes<T> = Pick<PaidWrites<T>, 'hold' | 'standing'>;
+/** The part of an order that its quote does not decide. */
+type Unpriced = Omit<OperationOrder, keyof PricedOrder>;
+/** An operation whose hold is on disk, and the quote that it was held for. */
+type Holding<A, T> = { operation: Operation; quote: PaidQuote<A, T> };
 
 /** Places a hold. Gives back the resources of the call if that is refused. */
-async function place<T extends Data>(
+async function writeHold<A, T extends Data>(
   app: PaidApp,
   { hold }: Writes<T>,
-  order: OperationOrder,
-  quote: Pending<T>,
-): Promise<Held & { now: number }> {
+  unpriced: Unpriced,
+  quote: PaidQuote<A, T>,
+): Promise<Holding<A, T>> {
   const now = app.clock.now();
+  const order = { ...unpriced, ...quote.order };
   const data = { order, terms: quote.terms, now, blocked: app.clock.holdsBlocked() };
   try {
-    return { ...(await app.ledger.write(hold, { ...data, limited: refusedNow(app, quote, order.walletId) })), now };
+    const placed = await app.ledger.write(hold, { ...data, limited: refusedNow(app, quote, order.walletId) });
+    return { operation: operationFrom(order, placed, now), quote };
   } catch (error) {
     quote.leave?.();
     throw error;
   }
 }
 
-/**
- * Places a hold as soon as requests in flight have released the money for it, after the earlier requests of its wallet.
- * While it waits it has none of the call's resources. Throws the errors of `place`, `funds_held` when its time is over, and
- * `read_only` when the server is stopping.
- */
-async function placeInTurn<T extends Data>(
+/** Returns a quote cut to the money that the wallet has now, if it lacks the money for all of it. */
+function fitting<A, T>({ ledger }: PaidApp, quote: PaidQuote<A, T>, walletId: string): PaidQuote<A, T> {
+  const wallet = findWallet(ledger.read, walletId) as Wallet;
+  return available(wallet) < quote.order.hold ? (quote.cut?.(fundsOf(ledger.read, wallet)) ?? quote) : quote;
+}
+
+/** Returns whether the wallet is owed a refill: the write of the hold pays it, so nothing is cut before. */
+const owesRefill = ({ ledger, clock }: PaidApp, walletId: string): boolean =>
+  isOwed(findWallet(ledger.read, walletId) as Wallet, clock.now());
+
+/** Returns the verdict of the wallet on a quote, by the rows as they are. */
+function standingFor<A, T extends Data>(
   app: PaidApp,
   writes: Writes<T>,
-  order: OperationOrder,
-  quote: Pending<T>,
-  audience: Audience,
-): Promise<Held & { now: number }> {
-  const { walletId } = order;
-  const standing = (): Standing => {
-    const data = { order, terms: quote.terms, now: app.clock.now(), blocked: app.clock.holdsBlocked() };
-    const limited = quote.forbidden?.() ?? refusalOfLimit(app.limits.released, walletId);
-    return writes.standing(app.ledger.read, { ...data, limited });
-  };
-  const tryPlace = () => place(app, writes, order, quote);
+  unpriced: Unpriced,
+  { order, terms, advice, forbidden }: PaidQuote<A, T>,
+): Standing {
+  const { walletId } = unpriced;
+  const limited = forbidden?.() ?? refusalOfLimit(app.limits.released, walletId);
+  const data = { order: { ...unpriced, ...order }, terms, now: app.clock.now(), blocked: app.clock.holdsBlocked() };
+  const standing = writes.standing(app.ledger.read, { ...data, limited });
+  if (!advice || standing.kind === 'ready' || standing.kind === 'refused') return standing;
+  const { message, ...refused } = refusedFrom(standing.refusal);
+  return { kind: standing.kind, refusal: refusalFrom({ ...refused, message: `${message} ${advice}` }) };
+}
+
+/**
+ * Places a hold for a quote, cut to the money of the wallet if it lacks the money for all of it. The cut is made before the
+ * write, from rows that other requests may change first: then the quote is cut again by what they left.
+ */
+async function holdNow<A, T extends Data>(
+  app: PaidApp,
+  writes: Writes<T>,
+  unpriced: Unpriced,
+  quote: PaidQuote<A, T>,
+): Promise<Holding<A, T>> {
+  const { walletId } = unpriced;
+  if (!quote.cut) return writeHold(app, writes, unpriced, quote);
+  let fit = owesRefill(app, walletId) ? quote : fitting(app, quote, walletId);
+  for (let count = 1; ; count++) {
+    try {
+      return await writeHold(app, writes, unpriced, fit);
+    } catch (error) {
+      if (!(error instanceof Refusal) || !LACKS_MONEY.includes(error.code)) throw error;
+    }
+    if (owesRefill(app, walletId)) {
+      const data = { id: walletId, now: app.clock.now(), blocked: app.clock.holdsBlocked() };
+      await app.ledger.write(refillOwed, data); // The refused hold has undone its own.
+    }
+    fit = fitting(app, quote, walletId);
+    const standing = standingFor(app, writes, unpriced, fit);
+    if (standing.kind !== 'ready') throw standing.refusal;
+    if (count === HOLD_COUNT_MAX) throw overtaken();
+  }
+}
+
+const LACKS_MONEY: readonly RefusalCode[] = ['insufficient_funds', 'funds_held'];
+/** The writes that are tried for one hold. Each that fails has lost the money to another hold, so a second one rarely does. */
+const HOLD_COUNT_MAX = 8;
+
+/**
+ * Places a hold as soon as requests in flight have released the money for it, after the earlier requests of its wallet.
+ * While it waits it has none of the call's resources. Throws the errors of `holdNow`, `funds_held` when its time is over, and
+ * `read_only` when the server is stopping.
+ */
+async function holdInTurn<A, T extends Data>(
+  app: PaidApp,
+  writes: Writes<T>,
+  unpriced: Unpriced,
+  quote: PaidQuote<A, T>,
+  { audience }: Pick<Waiters<A>, 'audience'>,
+): Promise<Holding<A, T>> {
+  const { walletId } = unpriced;
+  const standing = () => standingFor(app, writes, unpriced, fitting(app, quote, walletId));
+  const isHopeless = () => ['refused', 'short'].includes(standing().kind);
   /** Returns undefined if requests in flight hold the money. */
   const tryOrWait = async () => {
     try {
-      return await tryPlace();
+      return await holdNow(app, writes, unpriced, quote);
     } catch (error) {
       const isHeld = error instanceof Refusal && error.code === 'funds_held';
-      if (!isHeld || standing().kind === 'refused') throw error;
+      if (!isHeld || isHopeless()) throw error;
       return undefined;
     }
   };
   // A new request does not overtake waiting ones. A hold that is impossible whatever becomes of them is refused at once.
-  if (!app.fundsQueue.hasLine(walletId) || standing().kind === 'refused') {
+  if (!app.fundsQueue.hasLine(walletId) || isHopeless()) {
     const held = await tryOrWait();
     if (held) return held;
   }
@@ -300,36 +346,35 @@ async function placeInTurn<T extends Data>(
 }
 
 /** Returns the refusal of a request that stops waiting, or cannot wait. */
-const heldBack = (standing: Standing): Refusal =>
-  standing.kind === 'waits'
-    ? standing.refusal
-    : new Refusal('funds_held', 'Other requests of this wallet came before this one and wait for its money.', {
-        retryAfterSeconds: FUNDS_HELD_RETRY_SECONDS,
-      });
+const heldBack = (standing: Standing): Refusal => (standing.kind === 'waits' ? standing.refusal : overtaken());
+
+const overtaken = () =>
+  new Refusal('funds_held', 'Other requests of this wallet came before this one and wait for its money.', {
+    retryAfterSeconds: FUNDS_HELD_RETRY_SECONDS,
+  });
 
 /**
  * Makes the call again on the hold of an unanswered operation. A definite refusal does not resolve the first attempt, so
  * the hold stays. If the hold does not cover the request, or the operation has been answered or released in the meantime, a
  * new request is made.
  */
-async function attemptAgain<Q, A, T extends Data>(
+async function attemptAgain<A, T extends Data>(
   app: PaidApp,
   request: PaidRequest,
   earlier: Operation,
-  steps: PaidSteps<Q, A, T>,
+  steps: PaidSteps<A, T>,
   registerId: RegisterId,
   waiters: Waiters<A>,
 ): Promise<Given<A>> {
-  const quote = await steps.quote(earlier);
   const anew = () => {
-    const own = { ...request, idempotencyKey: request.requestId };
-    steps.movedTo?.(own.idempotencyKey);
     // Also registered under its own key, so that a later retry can join it.
+    const own = { ...request, idempotencyKey: request.requestId };
     return app.inFlight.drive<Given<A>>(own, (registerId, ...waiting) =>
-      attemptOnce(app, own, { ...steps, quote: () => quote }, registerId, waitersOf(...waiting)),
+      attemptOnce(app, own, steps, registerId, waitersOf(...waiting)),
     );
   };
-  if (!steps.isCovered?.(earlier, quote)) return anew();
+  const quote = steps.quoteWithin?.(earlier);
+  if (!quote) return anew();
   const refused = refusedNow(app, quote, request.walletId);
   if (refused) throw refusalFrom(refused);
   const now = app.clock.now();
@@ -340,11 +385,21 @@ async function attemptAgain<Q, A, T extends Data>(
     return anew();
   }
   app.events.takenOver(operation, request.requestId, request.traceparent);
+  return callAndSettle(app, operation, quote, steps, waiters);
+}
 
-  const called = await steps.call(operation, quote, waiters);
+/** Makes the call and settles its outcome. An operation that is not `reserved` is an earlier attempt's. */
+async function callAndSettle<A, T>(
+  app: PaidApp,
+  operation: Operation,
+  { call }: Pick<PaidQuote<A, T>, 'call'>,
+  steps: PaidSteps<A, T>,
+  waiters: Waiters<A>,
+): Promise<Given<A>> {
+  const called = await call(operation, waiters);
   if ('pending' in called) return unpaid(await called.pending());
-  if (called.outcome.kind === 'refused') {
-    app.limits.released.count(request.walletId);
+  if (operation.state !== 'reserved' && called.outcome.kind === 'refused') {
+    app.limits.released.count(operation.walletId);
     throw refusalOf(operation, called.outcome, steps);
   }
   // A full charge by a policy pays for the answer: it is delivered, and nothing more is charged.
@@ -354,6 +409,7 @@ async function attemptAgain<Q, A, T extends Data>(
   }
   const { outcome, moved, paid } = await settleCalled(app, operation, called.outcome, steps, waiters.reject);
   if (outcome.kind === 'done' && moved) return { answer: await called.answer(), paid };
+  // If it was settled by other means in the meantime, a retry gets that outcome.
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }
 
@@ -363,7 +419,7 @@ async function attemptAgain<Q, A, T extends Data>(
  */
 const refusedNow = (
   { limits }: Pick<PaidApp, 'limits'>,
-  { forbidden, enter }: Pick<Quote<unknown, unknown>, 'forbidden' | 'enter'>,
+  { forbidden, enter }: Pick<PaidQuote<never, never>, 'forbidden' | 'enter'>,
   walletId: string,
 ): RefusalData | undefined => {
   const why = forbidden?.();
@@ -402,7 +458,7 @@ async function settleCalled(
 function refusalOf(
   operation: Operation,
   outcome: NotDone,
-  { refuse }: Pick<PaidSteps<never, never, never>, 'refuse'>,
+  { refuse }: Pick<PaidSteps<never, never>, 'refuse'>,
 ): Refusal {
   if (refuse) return refuse(operation, outcome);
   return outcome.kind === 'unknown' ? uncertain() : refusedOutside(outcome);

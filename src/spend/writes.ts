@@ -1,4 +1,3 @@
-import type { Nanos } from '../base/money.ts';
 import { type RefusalData, refusalOf } from '../base/refusal.ts';
 import type { Reader, Tx } from '../db/handle.ts';
 import { type Data, defineWrite, type Write } from '../db/write.ts';
@@ -10,7 +9,6 @@ import {
   operationOf,
   type Placed,
   placeHold,
-  type Reduced,
   type SettledBy,
   type Settlement,
   type Standing,
@@ -28,13 +26,6 @@ import type { Wallet } from '../ledger/wallet.ts';
 type PaidRules<T> = {
   /** Throws the refusals of this kind. Runs after the checks of the wallet's state, before those of its funds. */
   limits?: (read: Reader, wallet: Wallet, order: Pick<HoldOrder, 'hold'>, terms: T, now: number) => void;
-  /** Returns a sentence of advice for a caller whose wallet has only `left`. */
-  advice?: (terms: T, left: Nanos) => string;
-  /**
-   * Returns a smaller order for a wallet that has only `left`, with the value to which it is reduced; undefined if there is
-   * none.
-   */
-  reduce?: (terms: T, left: Nanos) => Reduced | undefined;
   /** Inserts rows in the same write as the hold. */
   insertRows?: (tx: Tx, operation: Operation, terms: T) => void;
   /** Adjusts an outcome to what the rows allow, in the write that settles it. */
@@ -44,7 +35,7 @@ type PaidRules<T> = {
 };
 
 type HoldData<T> = {
-  order: OperationOrder;
+  order: OperationOrder & Pick<HoldOrder, 'holdMin'>;
   terms: T;
   now: number;
   /** The reason why nothing new may be held because of the clock. */
@@ -52,17 +43,14 @@ type HoldData<T> = {
   /** The reason why nothing may be held at the moment; thrown unless the wallet's state already forbids the hold. */
   limited: RefusalData | undefined;
 };
-/** `reducedTo` is the `to` that `reduce` returned, if the wallet had too little for the whole order. */
-export type Held = { placed: Placed; reducedTo: number | undefined };
-
 type SettleData = { id: string; outcome: Outcome<Buffer | null>; now: number };
 /** `judged` is the outcome with which `judge` replaced the given one. */
-export type Settled = Settlement & { judged: Outcome<Buffer | null> | undefined };
+export type SettledCall = Settlement & { judged: Outcome<Buffer | null> | undefined };
 
 /** The two writes of a kind of paid request, and a check of its wallet before a hold is written. */
 export type PaidWrites<T> = {
-  hold: Write<HoldData<T>, Held>;
-  settle: Write<SettleData, Settled>;
+  hold: Write<HoldData<T>, Placed>;
+  settle: Write<SettleData, SettledCall>;
   standing: (read: Reader, data: HoldData<T>) => Standing;
 };
 
@@ -70,36 +58,28 @@ const PAID = { isPaid: true };
 
 /** Defines the writes of a kind of paid request, with its additions. */
 export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<T>): PaidWrites<T> {
-  const { limits, advice, reduce, insertRows, judge, settleRows } = rules;
-  const askedOf = ({ order, terms, now, limited }: HoldData<T>): HoldOrder => ({
+  const { limits, insertRows, judge, settleRows } = rules;
+  const orderOf = ({ order, terms, now, limited }: HoldData<T>): HoldOrder => ({
     ...order,
     limits(read, wallet) {
       if (limited) throw refusalOf(limited);
       limits?.(read, wallet, order, terms, now);
     },
-    ...(advice ? { advice: (left) => advice(terms, left) } : {}),
-    ...(reduce ? { reduce: (left) => reduce(terms, left) } : {}),
   });
   return {
-    standing: (read, data) => standingOf(read, askedOf(data), data.now, data.blocked),
+    standing: (read, data) => standingOf(read, orderOf(data), data.now, data.blocked),
     hold: defineWrite(
       `${kind}.hold`,
-      (tx, data: HoldData<T>): Held => {
-        const { terms, now, blocked } = data;
-        let reducedTo: number | undefined;
-        const reduced = ({ to }: Reduced) => {
-          reducedTo = to;
-        };
-        const operation = placeHold(tx, { ...askedOf(data), reduced }, now, blocked);
-        insertRows?.(tx, operation, terms);
-        const { hold, price, seal } = operation;
-        return { placed: { hold, price, seal }, reducedTo };
+      (tx, data: HoldData<T>): Placed => {
+        const operation = placeHold(tx, orderOf(data), data.now, data.blocked);
+        insertRows?.(tx, operation, data.terms);
+        return { seal: operation.seal };
       },
       PAID,
     ),
     settle: defineWrite(
       `${kind}.settle`,
-      (tx, { id, outcome: called, now }: SettleData): Settled => {
+      (tx, { id, outcome: called, now }: SettleData): SettledCall => {
         const operation = judge || settleRows ? operationOf(tx, id) : undefined;
         const outcome = operation && judge ? judge(tx, operation, called) : called;
         const { moved, available } = settle(tx, id, outcome, endedBy(outcome), now);

@@ -2,6 +2,7 @@ import { Counter, Gauge, Histogram, Registry } from 'prom-client';
 import { FAULT_PLACES } from '../base/fault.ts';
 import { lostLineCount } from '../base/log.ts';
 import { VERSION } from '../files/version.ts';
+import { hotCounter, hotHistogram } from './hot-metrics.ts';
 import { DROP_REASONS } from './spans/exporter.ts';
 
 /** Seconds: from the first byte of a quick model server to the longest answer. */
@@ -19,8 +20,13 @@ export function createMetrics() {
   const histogram = <L extends string>(name: string, help: string, labelNames: L[], buckets = SECONDS_BUCKETS) =>
     new Histogram({ name: `purser_${name}`, help, labelNames, buckets, registers: [registry] });
 
-  const operations = counter('operations_total', 'Operations by kind and outcome.', ['kind', 'outcome']);
-  const charged = counter('charged_usd_total', 'Charged to wallets; the subject is a model or a slot.', [
+  const everyCounter = (name: string, help: string, labelNames: string[]) =>
+    hotCounter(registry, `purser_${name}`, help, labelNames);
+  const everyHistogram = (name: string, help: string, labelNames: string[], buckets = SECONDS_BUCKETS) =>
+    hotHistogram(registry, `purser_${name}`, help, labelNames, buckets);
+
+  const operations = everyCounter('operations_total', 'Operations by kind and outcome.', ['kind', 'outcome']);
+  const charged = everyCounter('charged_usd_total', 'Charged to wallets; the subject is a model or a slot.', [
     'kind',
     'subject',
   ]);
@@ -55,25 +61,25 @@ export function createMetrics() {
   const labelNames = ['version', 'node'];
   const build = { name: 'purser_build_info', help: 'The version.', labelNames, registers: [registry] };
   new Gauge(build).set({ version: VERSION, node: process.versions.node }, 1);
-  const tokens = counter('tokens_total', 'Tokens that were charged.', ['model', 'upstream', 'kind']);
-  const upstreamCalls = counter('upstream_calls_total', 'Calls of model servers, by what came of them.', [
+  const tokens = everyCounter('tokens_total', 'Tokens that were charged.', ['model', 'upstream', 'kind']);
+  const upstreamCalls = everyCounter('upstream_calls_total', 'Calls of model servers, by what came of them.', [
     'model',
     'upstream',
     'code',
   ]);
-  const requestTokens = histogram(
+  const requestTokens = everyHistogram(
     'request_tokens',
     'Tokens of one request that were charged.',
     ['model', 'upstream', 'kind'],
     TOKENS_BUCKETS,
   );
-  const upstreamLabels: ('model' | 'upstream' | 'stream')[] = ['model', 'upstream', 'stream'];
-  const upstreamSeconds = histogram(
+  const upstreamLabels = ['model', 'upstream', 'stream'];
+  const upstreamSeconds = everyHistogram(
     'upstream_seconds',
     'From a call of a model server to the end of its answer.',
     upstreamLabels,
   );
-  const firstByteSeconds = histogram(
+  const firstByteSeconds = everyHistogram(
     'upstream_first_byte_seconds',
     'From a call of a model server to the first byte of its answer.',
     upstreamLabels,

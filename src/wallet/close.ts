@@ -52,8 +52,8 @@ type EndSpending = { id: string; reason: CloseReason; now: number };
  * reason was its expiry, and it has been extended since that was read.
  */
 export const endSpending = defineWrite('wallet.end_spending', (tx, { id: walletId, reason, now }: EndSpending) => {
-  const asked = findWallet(tx, walletId);
-  if (asked && reason === 'expired' && statusAt(asked, now) === 'active') return asked;
+  const wallet = findWallet(tx, walletId);
+  if (wallet && reason === 'expired' && statusAt(wallet, now) === 'active') return wallet;
   for (const { id } of openDescendants(tx, walletId)) endOne(id);
   return endOne(walletId);
 

@@ -4,7 +4,7 @@ import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, 
 import { CLOSE_REASONS, WALLET_STATUSES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
 import { type Refill, refillOf } from '../ledger/refill.ts';
-import { frozenOver, shownAvailable, statusAt, type Wallet } from '../ledger/wallet.ts';
+import { frozenAncestor, shownAvailable, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { Cents, checked, name, Time, text, Usd, wholeNumber } from './parts.ts';
 
 const DAY_SECONDS = 86_400;
@@ -137,7 +137,7 @@ export const RunClosed = v.object({
 
 /** Builds the body of a wallet at `now` (Unix seconds), without its token. */
 export function walletRecord(read: Reader, wallet: Wallet, now: number): v.InferOutput<typeof WalletRecord> {
-  const frozen = frozenOver(read, wallet);
+  const frozen = frozenAncestor(read, wallet);
   const status = statusAt(wallet, now);
   return {
     id: wallet.id,

@@ -87,7 +87,7 @@ test('what is no JSON is none with escapes in its names, too', () => {
 test('no source but those of Purser itself is parsed by another', () => {
   // The parts that the build puts into the executable.
   const own = ['files/bundle.ts', 'files/version.ts', 'files/build-cache.cjs', 'ui/assets.ts', 'ui/assets/page.js'];
-  const exempt = [...own, 'db/known-schema.ts', 'db/migrate.ts', 'parse-json.ts'].map((it) => `src/${it}`);
+  const exempt = [...own, 'db/known-schema.ts', 'db/migrate.ts', 'base/parse-json.ts'].map((it) => `src/${it}`);
   const code = (file: string) => readFileSync(file, 'utf8').replace(/^ *(\/?\*|\/\/).*/gm, '');
   const found = globSync('src/**/*.{ts,cjs,js}').filter((it) => /JSON\.parse\b|\.json\(\)/.test(code(it)));
   assert.deepEqual(found.sort(), [...exempt, 'src/demo/narrator.ts'].sort());
@@ -95,7 +95,7 @@ test('no source but those of Purser itself is parsed by another', () => {
 
 test('a name with an escape is forwarded as it was read: the model server may misread it', () => {
   const parsed = bodyOf('{"messages":[{"type":"a","\\u0069mage":1}]}');
-  const forwarded = spliced(forwardedFrom(Buffer.from(parsed.text, 'latin1'), parsed, ['messages']), { model: 'x' });
+  const forwarded = spliced(forwardedFrom(parsed.text.bytes, parsed, ['messages']), { model: 'x' });
   assert.equal(forwarded.toString(), '{"model":"x","messages":[{"type":"a","image":1}]}');
 });
 

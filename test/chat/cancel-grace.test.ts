@@ -36,7 +36,7 @@ test('a grace that ends while the charge is being written changes nothing', asyn
   await asked.promise;
   grace.expire();
   const retry = gateway.streamed();
-  await until('the retry has the place', () => purser.app.retries.vacantCount() === 0);
+  await until('the retry has the place', () => purser.app.retries.abandonedCount() === 0);
   commit.resolve();
   assert.equal((await retry).text, said('ab') + FINISHED + DONE);
   purser.app.ledger.write = write;

@@ -11,7 +11,7 @@ test('the same request within the grace joins, and a stop comes only when it lea
   purser.upstream.handle = streaming(said('ab'), () => end.promise, FINISHED, counted(), DONE);
   await leaveAfter(1, { gateway, grace });
   const retry = gateway.streamed();
-  await until('the retry has the place', () => purser.app.retries.vacantCount() === 0);
+  await until('the retry has the place', () => purser.app.retries.abandonedCount() === 0);
   grace.expire();
   end.resolve();
   const { status, text, headers } = await retry;
@@ -22,7 +22,7 @@ test('the same request within the grace joins, and a stop comes only when it lea
   purser.upstream.handle = streaming(said('ab'), cut.step);
   await leaveAfter(1, { gateway, grace });
   const second = leaver(gateway);
-  await until('the retry has the place', () => purser.app.retries.vacantCount() === 0);
+  await until('the retry has the place', () => purser.app.retries.abandonedCount() === 0);
   const before = grace.count();
   grace.expire();
   assert.notEqual((await purser.budget(gateway.token)).held_usd, '0.00', 'somebody waits');
@@ -32,7 +32,7 @@ test('the same request within the grace joins, and a stop comes only when it lea
   await cut.closed;
   await assertCancelled(purser, gateway, 2);
   assert.equal(purser.upstream.calls.length, 2);
-  assert.equal(purser.app.retries.vacantCount(), 0);
+  assert.equal(purser.app.retries.abandonedCount(), 0);
 });
 
 test('of several clients on one key only the last to leave ends the stream', async (t) => {

@@ -157,7 +157,7 @@ test('an answer in one piece is finished for nobody, and kept', async (t) => {
   const client = leaver(gateway, undefined, { stream: undefined });
   await purser.upstream.arrived(1);
   await client.leave();
-  await until('its place is vacant', () => purser.app.retries.vacantCount() === 1);
+  await until('its place is vacant', () => purser.app.retries.abandonedCount() === 1);
   slow.open();
   await gateway.quiet();
   assert.equal(grace.count(), 0);

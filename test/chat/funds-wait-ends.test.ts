@@ -66,7 +66,7 @@ const ENDS: Record<
   },
   'a freeze': {
     happens: (purser, id) => purser.run('wallet.freeze', { id }),
-    refused: [403, 'wallet_frozen'],
+    refused: [402, 'wallet_frozen'],
   },
   'a freeze of everything': {
     happens: (purser) => purser.run('freeze', {} as never),

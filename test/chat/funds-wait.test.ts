@@ -78,7 +78,7 @@ for (const stream of [false, true])
       [600, 300],
     );
     await gateway.quiet();
-    assert.deepEqual([purser.app.retries.vacantCount(), purser.problems()], [0, []]);
+    assert.deepEqual([purser.app.retries.abandonedCount(), purser.problems()], [0, []]);
   });
 
 test('what no hold in flight could leave is refused at once', async (t) => {

@@ -177,7 +177,7 @@ async function askAndLeave(purser: TestServer, key: string, path: string, body: 
   request.end(body);
   await purser.upstream.arrived(before + 1);
   request.destroy();
-  await until('its place is vacant', () => purser.app.retries.vacantCount() > 0);
+  await until('its place is vacant', () => purser.app.retries.abandonedCount() > 0);
 }
 
 for (const [name, { path, body, others }] of Object.entries(WIRES)) {
@@ -197,7 +197,7 @@ for (const [name, { path, body, others }] of Object.entries(WIRES)) {
         const before = [purser.upstream.calls.length, operationCount(purser)] as const;
         await askAndLeave(purser, gateway.key, path, padded(written(asked)));
         const second = gateway.ask('POST', path, { body: padded(written(write(asked))) });
-        await until(`joined by ${form}`, () => purser.app.retries.vacantCount() === 0);
+        await until(`joined by ${form}`, () => purser.app.retries.abandonedCount() === 0);
         slow.open();
         const answer = await second;
         assert.equal(answer.status, 200, `${form}: ${answer.text}`);
@@ -263,7 +263,7 @@ test('a retry that asks for the usage of a stream as well joins the first', asyn
   purser.upstream.handle = slow.handler;
   await askAndLeave(purser, gateway.key, path, written({ ...body, stream: true }));
   const second = gateway.chat({ ...body, stream: true, stream_options: { include_usage: true } });
-  await until('it has joined', () => purser.app.retries.vacantCount() === 0);
+  await until('it has joined', () => purser.app.retries.abandonedCount() === 0);
   slow.open();
   assert.match((await second).text, /hel[\s\S]*lo[\s\S]*\[DONE\]/);
   assert.equal(operationCount(purser), 1);

@@ -42,4 +42,4 @@ export function call(
 
 /** Resolves when so many attempts have no client. */
 export const vacant = (purser: TestServer, count = 1) =>
-  until('so many retries wait for nobody', () => purser.app.retries.vacantCount() === count);
+  until('so many retries wait for nobody', () => purser.app.retries.abandonedCount() === count);

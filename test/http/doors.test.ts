@@ -60,7 +60,7 @@ test('one tree of wallets pushes none of the others’ undelivered answers out',
   const ask = async (walletId: string, name: string, isDelivered: boolean) => {
     const asking = { walletId, route: '/', fingerprint: Buffer.from(name), requestId: name };
     let over: (isDelivered: boolean) => void = () => {};
-    const { takesOver } = await retries.take(asking, (listener) => {
+    const { takesOver } = await retries.claim(asking, (listener) => {
       over = listener;
     });
     over(isDelivered);
@@ -68,7 +68,7 @@ test('one tree of wallets pushes none of the others’ undelivered answers out',
   };
   for (let i = 0; i < 20; i++) await ask(victim.id, `victim ${i}`, false);
   for (let i = 0; i < 500; i++) await ask(i % 2 ? child.id : attacker.id, `attacker ${i}`, false);
-  assert.equal(retries.vacantCount(), 60);
+  assert.equal(retries.abandonedCount(), 60);
   for (let i = 0; i < 20; i++) assert(await ask(victim.id, `victim ${i}`, true), `place ${i} is kept`);
   assert(!(await ask(attacker.id, 'attacker 0', true)), 'the attacker’s oldest are new requests');
   assert(await ask(child.id, 'attacker 499', true));

@@ -203,7 +203,7 @@ test('whoever leaves while the answer that was kept for it waits for its room le
   await leave(() => asks(before + 1));
   await until(
     () => 'its place is vacant',
-    () => purser.app.retries.vacantCount() === 1,
+    () => purser.app.retries.abandonedCount() === 1,
   );
   const next = gateway.chat();
   await asks(before + 2);
@@ -211,7 +211,7 @@ test('whoever leaves while the answer that was kept for it waits for its room le
   const { status, headers } = await next;
   assert.deepEqual([status, headers['idempotent-replayed']], [200, 'true']);
   assert.equal(purser.upstream.calls.length, 1);
-  assert.equal(purser.app.retries.vacantCount(), 0);
+  assert.equal(purser.app.retries.abandonedCount(), 0);
   assert.deepEqual(purser.problems(), []);
 });
 

@@ -83,17 +83,7 @@ export async function openChatWriter(t: TestContext, walletCount: number) {
       subject: 'mock-1',
       tags: null,
     };
-    const terms = {
-      kind: 'chat',
-      priceText: PRICE,
-      choices: 1,
-      routes: [],
-      reducible: undefined,
-      reducedTo: undefined,
-      maxPrice: undefined,
-      enough: 0,
-    } as const;
-    const data = { order, terms, now: NOW, blocked: undefined, limited: undefined };
+    const data = { order, terms: undefined, now: NOW, blocked: undefined, limited: undefined };
     return [order.id, writer.write((tx) => chatWrites.hold.run(tx, data) as never)];
   };
   const settle = (id: string): Promise<unknown> => {

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import type { Worker } from 'node:worker_threads';
 import { Refusal } from '../../src/base/refusal.ts';
-import { type ChatTerms, chatWrites } from '../../src/chat/terms.ts';
+import { chatWrites } from '../../src/chat/terms.ts';
 import { defineWrite } from '../../src/db/write.ts';
 import { findAccount, listAccounts, openAccount, suspendAccount } from '../../src/ledger/account.ts';
 import { headOf } from '../../src/ledger/head.ts';
@@ -47,20 +47,10 @@ test('what changes credentials is counted before whoever waits for it goes on; a
   const { id: accountId } = await ledger.write(openAccount, account('a'));
   const { wallet } = await ledger.write(openWallet, opening(walletOrder(accountId), 1));
   const [changes, commits] = [ledger.changeCount(), ledger.commitCount()];
-  const terms: ChatTerms = {
-    kind: 'chat',
-    priceText: '{',
-    choices: 1,
-    routes: [],
-    reducible: undefined,
-    reducedTo: undefined,
-    maxPrice: undefined,
-    enough: 0,
-  };
   const order = holdOrder(wallet.id, 7n);
-  const { placed } = await ledger.write(chatWrites.hold, {
+  const placed = await ledger.write(chatWrites.hold, {
     order,
-    terms,
+    terms: undefined,
     now: 1,
     blocked: undefined,
     limited: undefined,

@@ -6,7 +6,7 @@ import { openDatabase } from '../../src/db/open.ts';
 import { audit, auditInThreads } from '../../src/ledger/audit.ts';
 import { beginClosing, closeWallet } from '../../src/ledger/closing.ts';
 import { hashEntry } from '../../src/ledger/journal.ts';
-import { printVerdict, readVerdict, type Verdict, verifyLedger } from '../../src/ledger/verify.ts';
+import { printVerdict, readVerdict, type Verification, verifyLedger } from '../../src/ledger/verify.ts';
 import { type Books, done, openBooks, refused, unknown } from './books.ts';
 
 /** Books in which everything has happened once, and the ids of what happened. */
@@ -50,7 +50,7 @@ async function damage(books: Books, change: (client: Client.Database) => void): 
   client.close();
 }
 
-function verify(t: TestContext, books: Books): Verdict {
+function verify(t: TestContext, books: Books): Verification {
   const { client } = openDatabase(books.file, { migrate: false, readonly: true });
   t.after(() => client.close());
   return verifyLedger(client);

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as v from 'valibot';
-import { canonicalJson, fingerprint } from '../../src/base/fingerprint.ts';
-import { canonicalBytes, parseText } from '../../src/base/json-text.ts';
+import { canonicalJson, fingerprint, fingerprintOf } from '../../src/base/fingerprint.ts';
+import { parseText } from '../../src/base/json-text.ts';
 import { Router } from '../../src/config/router.ts';
 import { boundRequest, readModelRequest, validRequest } from '../../src/http/model-request.ts';
 import { boundChat } from '../../src/router/bound.ts';
@@ -42,8 +42,19 @@ test(`any body is sent as what it was parsed as, and priced as what is sent (see
   let asItCame = 0;
   for (let i = 0; i < RUN_COUNT; i++) {
     isCompact = i % 2 === 0;
+    const long = () => `"${text().slice(1, -1)}${(text().slice(1, -1) || 'e').repeat(1 + random(4000))}"`;
+    const either = () => (random(20) ? text() : long());
     const messageMember = () =>
-      pick([() => member('role', string('user')), () => member('content', text()), () => member('name', text())])();
+      pick([
+        () => member('role', string(pick(['user', 'tool', 'assistant']))),
+        () => member('content', either()),
+        () =>
+          member('content', `[${list([`{"type":"text","text":${either()}}`, `{"type":"text","text":${text()}}`])}]`),
+        () => member('name', either()),
+        () => member('refusal', either()),
+        () => member('reasoning', either()),
+        () => member('tool_calls', `[{"function":{"name":"a","arguments":${either()}}}]`),
+      ])();
     const messages = () =>
       `[${list([`{${list([member('role', string('user')), ...Array.from({ length: random(4) }, messageMember)])}}`])}]`;
     const tool = () => `[{"type":"function","function":${value(3)}}]`;
@@ -89,14 +100,14 @@ function countNames(value: unknown): number {
   return Object.values(value).reduce((sum: number, it) => sum + countNames(it), own);
 }
 
-test(`the canonical bytes of any text are the canonical JSON of its value (seed ${SEED})`, () => {
+test(`the fingerprint of any text is that of its value (seed ${SEED})`, () => {
   const random = belowFrom(SEED);
   const { value, space } = jsonWriter(random);
   for (let i = 0; i < RUN_COUNT; i++) {
     const text = `${space()}${value(5)}${space()}`;
     const bytes = Buffer.from(text);
     const parsed = parseText(bytes, 0, () => {});
-    assert.equal(String(canonicalBytes(bytes, parsed)), canonicalJson(JSON.parse(text)), `seed ${SEED}: ${text}`);
+    assert.deepEqual(fingerprintOf(parsed.text), fingerprint(JSON.parse(text)), `seed ${SEED}: ${text}`);
   }
 });
 
@@ -111,14 +122,23 @@ test(`left out are members of the outermost object alone, whatever stands beside
     const text = `${space()}{${list(members)}}`;
     const bytes = Buffer.from(text);
     const kept = Object.entries(JSON.parse(text)).filter(([name]) => !isLeftOut(name));
-    const canonical = canonicalBytes(
-      bytes,
-      parseText(bytes, 0, () => {}),
-      isLeftOut,
-    );
-    assert.equal(String(canonical), canonicalJson(Object.fromEntries(kept)), text);
+    const parsed = parseText(bytes, 0, () => {});
+    assert.deepEqual(fingerprintOf(parsed.text, isLeftOut), fingerprint(Object.fromEntries(kept)), text);
   }
 });
+
+for (const [isKeyed, print] of [
+  [true, '741b361a5311b2ceb432be241108bb55f4ccf67e99bd554cc427ff00effaa510'],
+  [false, '1b659dd692eed64cc91b5ca7f3b6efad4e8becc49d17ecb5e5049264002c09b9'],
+] as const)
+  test(`a body has the fingerprint that is stored with operations of earlier versions, ${isKeyed ? 'with' : 'without'} a key`, () => {
+    const body =
+      '{ "stop": null, "messages": [{"role":"user","content":"caf\\u00e9 \\/ \\n"}], "temperature": 1.0, "model":"m", "user":"u", "stop":["b","a"] }';
+    const order = { kind: 'routerChat', isKeyed } as const;
+    const none = () => undefined;
+    const request = readModelRequest(Buffer.from(body), order, none, none);
+    assert.equal(validRequest(request).fingerprint.toString('hex'), print);
+  });
 
 test('what is forwarded is forwarded byte for byte, and the rest is written beside it', () => {
   const { body } = sent(

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { COME_BACK_SECONDS, createAudience, type WhenOver } from '../../src/spend/audience.ts';
+import { COME_BACK_SECONDS, createAudience, type OnResponseEnd } from '../../src/spend/audience.ts';
 import { holdTimeouts } from '../helper/held-timeouts.ts';
 
 const PATIENCE_SECONDS = 3;
 
 /** A client whose response is over when the test says so. */
-function client(): { whenOver: WhenOver; leave(isDelivered?: boolean): void } {
-  let tell: Parameters<WhenOver>[0] = () => assert.fail('nobody listens');
+function client(): { whenOver: OnResponseEnd; leave(isDelivered?: boolean): void } {
+  let tell: Parameters<OnResponseEnd>[0] = () => assert.fail('nobody listens');
   return {
     whenOver: (listener) => {
       tell = listener;

@@ -48,7 +48,7 @@ export const createChatCompletion = endpoint({
       idempotencyKey,
       fingerprint: request.fingerprint,
       requestId,
-      whenOver: whenGone,
+      onResponseEnd: whenGone,
       tags: tagsOf(headers, request.tags),
       traceparent: headers.traceparent,
       prepare() {

@@ -6,7 +6,7 @@ import { findWallet, type Wallet } from '../../ledger/wallet.ts';
 import { isLarge } from '../../router/apart.ts';
 import { isLastEvent, isNativeEvent } from '../../router/native.ts';
 import { createEventSplitter, DONE, type SseEvent } from '../../router/sse.ts';
-import { parseEvent } from '../../router/told.ts';
+import { jsonIn, type SaidRun } from '../../router/told.ts';
 import { inTurns } from '../../router/turns.ts';
 import type { AnswerReadings } from '../answer-readings.ts';
 import type { Dialect, StreamTranslator } from '../dialects/dialect.ts';
@@ -113,9 +113,10 @@ function translateStream(
     return isLast ? Buffer.concat([comment(), raw]) : raw;
   }
 
-  function translated({ raw, data }: SseEvent): Iterable<Buffer | string> {
+  function translated(event: SseEvent): Iterable<Buffer | string> {
+    const { raw, data } = event;
     if (data === undefined) return [raw]; // A comment, which keeps the connection alive.
-    const json = parseEvent(data);
+    const json = jsonIn(event, data);
     isNative ??= isNativeEvent(json);
     if (isNative) return [passed(raw, json, isLastEvent(json))];
     if (data !== DONE) return translator.chunk(json);
@@ -147,14 +148,20 @@ function translateStream(
     await writeAll(others);
   }
 
-  function writePiece(bytes: Buffer): Promise<void> | undefined {
-    const events = splitter.push(bytes);
+  /** Returns the events one by one. Runs of plain text, and those that another thread has read, are not told apart yet. */
+  const apartIn = (events: readonly SaidRun[]): readonly SseEvent[] =>
+    events.some(isUnsplit) ? events.flatMap((it) => (isUnsplit(it) ? splitter.push(it.raw) : it)) : events;
+  const isUnsplit = (it: SaidRun) => it.textBytes !== undefined || it.said !== undefined;
+
+  function writePiece(bytes: Buffer, told?: readonly SaidRun[]): Promise<void> | undefined {
+    const events = told ? apartIn(told) : splitter.push(bytes);
     return events[0] && isLarge(events[0].raw) ? writeBehindLarge(events) : writeAll(events);
   }
 
   return {
     ...client,
-    write: (bytes) => (isLarge(bytes) ? inTurns(bytes, writePiece) : writePiece(bytes)),
+    write: (bytes, events) =>
+      isLarge(bytes) ? inTurns(bytes, (piece) => writePiece(piece)) : writePiece(bytes, events),
   };
 }
 

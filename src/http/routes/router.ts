@@ -184,22 +184,24 @@ export async function paidRequest(
     : ofBody.fingerprint;
   const changes = app.ledger.changeCount(); // The key was read, or read again, in this turn.
   const tags = tagsOf(sent, ofBody.tags); // Checked before an attempt is claimed: a refusal would keep it.
-  const place = isKeyMadeUp ? await app.retries.take({ walletId, route, fingerprint, requestId }, whenGone) : undefined;
+  const claim = isKeyMadeUp
+    ? await app.retries.claim({ walletId, route, fingerprint, requestId }, whenGone)
+    : undefined;
   let bounded: Bounded | undefined;
   const request: ChatRequest = {
     walletId,
     route,
     // Read again for the headers of the answer: the attempt may have become a request of its own.
     get idempotencyKey() {
-      return place?.idempotencyKey ?? idempotencyKey;
+      return claim?.idempotencyKey ?? idempotencyKey;
     },
     fingerprint,
-    isKeyMadeUp: isKeyMadeUp && !place?.takesOver,
-    takesOver: place?.takesOver ?? false,
+    isKeyMadeUp: isKeyMadeUp && !claim?.takesOver,
+    takesOver: claim?.takesOver ?? false,
     waitsForFunds: app.fundsQueue.isOn(),
     requestId,
-    whenOver: whenGone,
-    place,
+    onResponseEnd: whenGone,
+    claim,
     tags,
     traceparent: sent.traceparent,
     prepare() {

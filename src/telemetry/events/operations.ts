@@ -8,7 +8,7 @@ const NANOS_PER_USD = 1e9;
 export function operationEvents(sinks: Sinks) {
   const { log, metrics } = sinks;
   const countCharge = ({ kind, subject }: Operation, nanos: Nanos) =>
-    metrics.charged.inc({ kind, subject }, Number(nanos) / NANOS_PER_USD);
+    metrics.charged.add(Number(nanos) / NANOS_PER_USD, kind, subject);
 
   return {
     held(operation: Operation, traceparent?: string | string[]) {
@@ -39,7 +39,7 @@ export function operationEvents(sinks: Sinks) {
           'an answer arrived after the operation had been resolved',
         );
       } else if (outcome.kind === 'done') {
-        metrics.operations.inc({ kind: operation.kind, outcome: outcome.isCancelled ? 'cancelled' : 'charged' });
+        metrics.operations.add(1, operation.kind, outcome.isCancelled ? 'cancelled' : 'charged');
         countCharge(operation, outcome.charge);
         const sums = { hold_usd: formatUsd(operation.hold), charge_usd: formatUsd(outcome.charge) };
         if (outcome.isCancelled)
@@ -49,10 +49,10 @@ export function operationEvents(sinks: Sinks) {
           );
         else log.info({ event: 'operation.charged', ...facts, ...sums }, 'charged');
       } else if (outcome.kind === 'refused') {
-        metrics.operations.inc({ kind: operation.kind, outcome: outcome.isCancelled ? 'cancelled' : 'released' });
+        metrics.operations.add(1, operation.kind, outcome.isCancelled ? 'cancelled' : 'released');
         log.info({ event: 'operation.released', ...facts, code: outcome.code, reason: outcome.reason }, 'released');
       } else {
-        metrics.operations.inc({ kind: operation.kind, outcome: 'uncertain' });
+        metrics.operations.add(1, operation.kind, 'uncertain');
         log.warn(
           { event: 'operation.uncertain', ...facts, hold_usd: formatUsd(operation.hold), reason: outcome.reason },
           'the outcome is unknown; the hold stays',
@@ -60,7 +60,7 @@ export function operationEvents(sinks: Sinks) {
       }
     },
     uncertain(operation: Operation) {
-      metrics.operations.inc({ kind: operation.kind, outcome: 'uncertain' });
+      metrics.operations.add(1, operation.kind, 'uncertain');
       log.warn(
         {
           event: 'operation.uncertain',
@@ -77,7 +77,7 @@ export function operationEvents(sinks: Sinks) {
       metrics.fundsWaitSeconds.observe({ end }, seconds);
     },
     decided(operation: Operation) {
-      metrics.operations.inc({ kind: operation.kind, outcome: operation.outcome ?? 'none' });
+      metrics.operations.add(1, operation.kind, operation.outcome ?? 'none');
       sinks.spans?.decided(operation);
       if (operation.outcome === 'charged') countCharge(operation, operation.charge as Nanos);
       log.info(

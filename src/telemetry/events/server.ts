@@ -1,5 +1,5 @@
 import type { Change } from '../../config/change.ts';
-import type { Verdict } from '../../ledger/verify.ts';
+import type { Verification } from '../../ledger/verify.ts';
 import type { Sinks } from '../sinks.ts';
 
 /** The events of the server and the installation as a whole. */
@@ -56,7 +56,7 @@ export const serverEvents = ({ log, metrics }: Sinks) => ({
   rotated(previous: string, next: string, from: string) {
     log.warn({ event: 'master_key.rotated', previous, next, from }, 'the master key was rotated');
   },
-  booksExamined({ ok, entries, faults }: Verdict, milliseconds: number) {
+  booksExamined({ ok, entries, faults }: Verification, milliseconds: number) {
     const facts = { event: 'books.examined', ok, entries, problems: faults, milliseconds };
     log.info(facts, 'the books were examined');
   },

@@ -30,17 +30,19 @@ export function upstreamEvents(sinks: Sinks) {
     },
     /** One call of a model server has been answered, refused, or failed, or a stream has begun. */
     upstreamCalled(operation: Operation, route: Route, reply: Reply, isStream: boolean, timing: Timing) {
-      const [model, { upstream }] = [operation.subject, route];
+      const model = operation.subject;
+      const { upstream } = route;
       sinks.spans?.called(operation, route, isStream, timing.firstByteSeconds);
-      metrics.upstreamCalls.inc({ model, upstream, code: reply.kind === 'refused' ? reply.code : reply.kind });
+      metrics.upstreamCalls.add(1, model, upstream, reply.kind === 'refused' ? reply.code : reply.kind);
       if (reply.kind !== 'answered' && reply.kind !== 'streaming') return;
       faults.delete(upstream);
-      const labels = { model, upstream, stream: String(isStream) };
-      if (timing.firstByteSeconds !== undefined) metrics.firstByteSeconds.observe(labels, timing.firstByteSeconds);
-      if (reply.kind === 'answered') metrics.upstreamSeconds.observe(labels, timing.seconds);
+      const stream = String(isStream);
+      const { firstByteSeconds: first } = timing;
+      if (first !== undefined) metrics.firstByteSeconds.observe(first, model, upstream, stream);
+      if (reply.kind === 'answered') metrics.upstreamSeconds.observe(timing.seconds, model, upstream, stream);
     },
     streamEnded({ subject }: Operation, { upstream }: Route, seconds: number) {
-      metrics.upstreamSeconds.observe({ model: subject, upstream, stream: 'true' }, seconds);
+      metrics.upstreamSeconds.observe(seconds, subject, upstream, 'true');
     },
     upstreamUp(upstream: string) {
       metrics.upstreamUp.set({ upstream }, 1);
@@ -59,13 +61,10 @@ export function upstreamEvents(sinks: Sinks) {
       faults.delete(upstream);
     },
     charged(model: string, upstream: string, { promptTokens, completionTokens }: Usage) {
-      for (const [kind, count] of [
-        ['prompt', promptTokens],
-        ['completion', completionTokens],
-      ] as const) {
-        metrics.tokens.inc({ model, upstream, kind }, count);
-        metrics.requestTokens.observe({ model, upstream, kind }, count);
-      }
+      metrics.tokens.add(promptTokens, model, upstream, 'prompt');
+      metrics.requestTokens.observe(promptTokens, model, upstream, 'prompt');
+      metrics.tokens.add(completionTokens, model, upstream, 'completion');
+      metrics.requestTokens.observe(completionTokens, model, upstream, 'completion');
     },
     passedOver(operation: Operation, upstream: string, reason: string) {
       metrics.failures.inc({ where: 'upstream' });

@@ -5,7 +5,7 @@ import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { headOf } from '../../ledger/head.ts';
 import { latestEntries } from '../../ledger/journal.ts';
-import { readVerdict, type Verdict } from '../../ledger/verify.ts';
+import { readVerdict, type Verification } from '../../ledger/verify.ts';
 import { type Html, html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import { address, card, count, facts, form, id, link, money, outside, table, when } from '../parts.ts';
@@ -16,10 +16,10 @@ const OUTPUT_BYTES_MAX = 4 * 1024 * 1024;
 const PROBLEM_COUNT = 50;
 
 /** The verification in progress. Only one at a time, as it reads the whole file. */
-let verifying: Promise<Verdict> | undefined;
+let verifying: Promise<Verification> | undefined;
 
 /** Shows the journal: its head, its newest entries, and the button that verifies it. */
-export function journalPage(visit: Visit, verdict?: Verdict): Page {
+export function journalPage(visit: Visit, verdict?: Verification): Page {
   const { app, query, path } = visit;
   const before = Number(query.get('before')) || undefined;
   const entries = latestEntries(app.ledger.read, ENTRY_COUNT, before);
@@ -77,7 +77,7 @@ function causeOf(causeId: string): Html {
   return html`<code title="${causeId}">${short}</code>`;
 }
 
-function verdictNotice({ ok, entries, problems, faults }: Verdict): Html {
+function verdictNotice({ ok, entries, problems, faults }: Verification): Html {
   if (ok)
     return html`<p class="notice good" role="status">${count(entries)} entries were verified: the chain is whole and every balance agrees.</p>`;
   return html`<div class="notice bad" role="alert"><p>${count(faults)} problems in ${count(entries)} entries:</p><ul>${problems.slice(0, PROBLEM_COUNT).map((it) => html`<li>${outside(it)}</li>`)}</ul>${problems.length > PROBLEM_COUNT && html`<p>These are the first ${PROBLEM_COUNT}; all: <code>purser ledger verify</code></p>`}</div>`;
@@ -94,7 +94,7 @@ export async function verifyJournal(visit: Visit): Promise<Page> {
   return journalPage(visit, await verifying);
 }
 
-function verify(dataDirectory: string): Promise<Verdict> {
+function verify(dataDirectory: string): Promise<Verification> {
   const own = sea.isSea() ? [] : [fileURLToPath(new URL('../../../cli/main.ts', import.meta.url))];
   const args = [...own, '--data', dataDirectory, '--json', 'ledger', 'verify'];
   return new Promise((resolve, reject) => {

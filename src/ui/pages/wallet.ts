@@ -20,7 +20,7 @@ import {
   closingSince,
   countWallets,
   findWallet,
-  frozenOver,
+  frozenAncestor,
   listWallets,
   refuseInactive,
   type Wallet,
@@ -153,7 +153,7 @@ export function walletFigures({ app }: Pick<Visit, 'app'>, walletId: string): Fi
 }
 
 function stateNotice({ app, now }: Visit, wallet: Wallet): Html {
-  const frozen = frozenOver(app.ledger.read, wallet);
+  const frozen = frozenAncestor(app.ledger.read, wallet);
   if (frozen && wallet.status === 'active')
     return html`<p class="notice warn">Frozen ${ago(frozen.frozenAt, now)}${frozen.id !== wallet.id && html` with ${link(`/wallets/${frozen.id}`, named(frozen.id, frozen.name))}`}${frozen.freezeReason !== null && html`: ${outside(frozen.freezeReason)}`}. It spends nothing; what was running goes on and is settled.</p>`;
   const since = closingSince(wallet);
