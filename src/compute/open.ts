@@ -1,3 +1,4 @@
+import { hash } from 'node:crypto';
 import { join } from 'node:path';
 import { files } from '../files/data-directory.ts';
 import type { Backend, Slot, Surroundings } from './backend.ts';
@@ -39,5 +40,9 @@ export async function openBackend(
   // Two backends of a kind keep their files apart. The one without a name has those of a slot with one backend.
   const leases = name === kind ? shared : join(shared, slot, name);
   const backend = await open(settings, { ...around, leases });
-  return { slot, slotPath, provisionSeconds, backend: { ...backend, name } };
+  const digest = hash(
+    'sha256',
+    JSON.stringify(settings, (_, it) => (typeof it === 'bigint' ? String(it) : it)),
+  );
+  return { slot, slotPath, provisionSeconds, digest, backend: { ...backend, name } };
 }

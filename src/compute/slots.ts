@@ -11,6 +11,8 @@ export type ConfiguredBackend = {
   slotPath: string;
   backend: Backend;
   provisionSeconds: number;
+  /** Identifies its settings, without their secrets: doctor asks a server only about a backend with the settings of the file. */
+  digest: string;
 };
 
 export type Slots = {

@@ -13,8 +13,8 @@ import type { ServerExamination } from './server.ts';
 const TRIAL_MILLISECONDS = 240_000;
 
 /**
- * Checks every backend of the configured slots: its requirements, as the running server finds them if there is one, and, if that costs nothing, whether it can make, find and
- * destroy a machine. Without an installation id no machine is made, because its owner could not be identified. `now` is in
+ * Checks every backend of the configured slots: its requirements, as the running server finds them if there is one with these
+ * settings, and, if that costs nothing, whether it can make, find and destroy a machine. Without an installation id no machine is made, because its owner could not be identified. `now` is in
  * Unix seconds.
  */
 export async function examineSlots(
@@ -47,9 +47,14 @@ async function examineBackend(
   if (!configured) return [named(opened)];
   const { backend } = configured;
   try {
-    const known = server?.backends.find(({ slot, name }) => slot === placed.slot && name === placed.name)?.findings;
-    const checked = known ?? (await checkBackend(backend));
-    return [...checked, ...(await runSelfTest(configured, installationId, now))].map(named);
+    // A server that runs with other settings says nothing of these.
+    const { slot, name } = placed;
+    const { digest } = configured;
+    const seen = server?.backends.find((it) => it.slot === slot && it.name === name && it.digest === digest);
+    return [
+      ...(seen?.findings ?? (await checkBackend(backend))),
+      ...(await runSelfTest(configured, installationId, now)),
+    ].map(named);
   } finally {
     await backend.close();
   }

@@ -21,9 +21,10 @@ export const examination = {
   'server.examine': command(NOTHING, async ({ config: { backup }, slots }) => ({
     backup: backup ? { directory: backup.directory, fault: writeFault(backup.directory) } : null,
     backends: await Promise.all(
-      slots.list.map(async ({ slot, backend }) => ({
+      slots.list.map(async ({ slot, backend, digest }) => ({
         slot,
         name: backend.name,
+        digest,
         findings: await checkBackend(backend),
       })),
     ),

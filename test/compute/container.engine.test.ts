@@ -166,8 +166,19 @@ ${reader} echo full; read _ <&9`,
   crowd.stderr?.resume();
   await new Promise((resolve) => crowd.stdout.once('data', resolve));
   const order = { command: 'true', timeoutSeconds: 60, streamBytesMax: 4096 };
-  const { exitCode, stderr } = await backend.guest.exec(tag, order);
-  assert.equal(exitCode, 125);
-  assert.match(stderr.toString(), /OCI runtime error$/m);
+  let result = await backend.guest.exec(tag, order);
+  // What the engine itself ran inside as the crowd came may have left a place: a shell begins there, and cannot go on.
+  for (; result.exitCode !== 125; result = await backend.guest.exec(tag, order)) {
+    const more = backend.guest.session(tag, { command: 'read _ </dev/shm/crowd', terminal: undefined });
+    await more.then(
+      ({ stdout, stderr, ended }) => {
+        stdout.resume();
+        stderr?.resume();
+        ended.catch(() => {});
+      },
+      () => {},
+    );
+  }
+  assert.match(result.stderr.toString(), /OCI runtime error$/m);
   crowd.ended.catch(() => {}); // It ends with its container.
 });

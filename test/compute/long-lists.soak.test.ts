@@ -42,7 +42,7 @@ test('no list of an engine keeps the others waiting', async (t) => {
     for (const [kind, make] of Object.entries(VALUES))
       lists[kind] = [fill(() => `{"metadata":{"Labels":{"config":${make(VALUE_BYTES)}}}}`, size), undefined];
     for (const [kind, [items, isRefused]] of Object.entries(lists)) {
-      server.answer(Buffer.from(`${around[0]}${items.join()}${around[1]}`));
+      await server.answer(Buffer.from(`${around[0]}${items.join()}${around[1]}`));
       let answer: unknown[] | undefined;
       let turn = Number.POSITIVE_INFINITY;
       for (let i = 0; i < 3 && turn > TURN_MILLISECONDS_MAX / 3; i++)

@@ -24,11 +24,11 @@ test('a list that is not whole, or more than is read, says nothing of what is no
   const server = await openListServer(t);
   for (const [name, { list, around, machine }] of Object.entries(listingsOf(t, server))) {
     const [before, after] = around;
-    server.answer(Buffer.from(`${before}${JSON.stringify(machine(1))}${after}`));
+    await server.answer(Buffer.from(`${before}${JSON.stringify(machine(1))}${after}`));
     assert.equal((await list()).length, 1, name);
     for (const [kind, make] of Object.entries(HOSTILE)) {
       const [body, announced] = make(before, after, JSON.stringify(machine(1)));
-      server.answer(Buffer.from(body), announced);
+      await server.answer(Buffer.from(body), announced);
       await assert.rejects(list(), `${name}: a list ${kind}`);
     }
   }

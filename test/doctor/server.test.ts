@@ -3,7 +3,11 @@ import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
+import { openBackend } from '../../src/compute/open.ts';
+import { listBackends } from '../../src/compute/settings.ts';
+import { DEMO_COMPUTE } from '../../src/demo/providers.ts';
 import { judgeBackups } from '../../src/doctor/backups.ts';
+import { examineSlots } from '../../src/doctor/compute.ts';
 import { judgeLimits } from '../../src/doctor/server.ts';
 import { openFilesMax } from '../../src/net/listen.ts';
 import { openMemoryServer } from '../lease/leases.ts';
@@ -34,6 +38,7 @@ test('a server says where it may write, what its backends reach, and its limits'
   assert.deepEqual(found.backends[0], {
     slot: 'provider_one',
     name: purser.backend.name,
+    digest: found.backends[0]?.digest,
     findings: [{ name: 'engine', ok: false, detail: 'It is gone. Start it.' }],
   });
   assert.equal(found.limits.openFiles, openFilesMax());
@@ -47,4 +52,22 @@ test('a server says where it may write, what its backends reach, and its limits'
   );
   const before = { backup: { directory: '/of/before', fault: 'EROFS' } };
   assert.match(judgeBackups(backup, 'inst_1', 0, before), /^Warning: there is none/, 'the server does not know it yet');
+});
+
+test('what a server says of a backend counts where it runs with the settings of the file, and nowhere else', async (t) => {
+  const dataDirectory = mkdtempSync(join(tmpdir(), 'purser-examined-'));
+  t.after(() => rmSync(dataDirectory, { recursive: true }));
+  const compute = { provider_one: DEMO_COMPUTE.provider_one };
+  const [placed] = listBackends(compute);
+  assert(placed);
+  const { digest, backend } = await openBackend(placed, { dataDirectory, prefix: 'purser-', now: () => 0 });
+  await backend.close();
+  const findings = [{ name: 'engine', ok: false, detail: 'It is gone.' }];
+  const detailsWith = async (of: string) => {
+    const server = { backends: [{ slot: placed.slot, name: placed.name, digest: of, findings }] } as never;
+    const found = await examineSlots({ dataDirectory, compute } as never, undefined, () => 0, server);
+    return found.map((it) => it.detail);
+  };
+  assert((await detailsWith(digest)).includes('It is gone.'));
+  assert(!(await detailsWith('of other settings')).includes('It is gone.'));
 });

@@ -169,7 +169,7 @@ test('no path leads to an upstream but those that take a hold', async (t) => {
   const gateway = await openGateway(purser);
   const body = { model: 'free', messages: [{ role: 'user', content: 'hi' }], input: 'hi', prompt: 'hi' };
   const paths = [
-    ...['', '/', '/responses/', '/completions', '/v1/responses', '/v1/chat/completions', '/chat', '/chat/completions/'],
+    ...['', '/', '/responses/', '/completions/', '/v1', '/v1/v1/responses', '/v1/chat', '/chat', '/chat/completions/'],
     ...[
       '/chat/completions/x',
       '/CHAT/completions',
@@ -212,9 +212,10 @@ test('no path leads to an upstream but those that take a hold', async (t) => {
         assert(allowed.includes(answer.status), `${method} ${path}: ${answer.status} ${answer.text}`);
         assert.match(answer.body.error.code, /^(not_found|method_not_allowed|model_not_found|wrong_token_scope)$/);
       }
-  const paid = ['chat/completions', 'embeddings', 'responses', 'messages', 'v1/messages'].map(
-    (it) => `/v1/router/${it}`,
-  );
+  const paid = ['chat/completions', 'completions', 'embeddings', 'rerank', 'responses', 'messages'].flatMap((it) => [
+    `/v1/router/${it}`,
+    `/v1/router/v1/${it}`,
+  ]);
   for (const path of [...paid, '/v1/chat/completions'])
     for (const method of ['GET', 'PUT', 'DELETE', 'PATCH', 'OPTIONS']) {
       const answer = await purser.ask(method, path, { token: gateway.key, ...(method === 'GET' ? {} : { body }) });

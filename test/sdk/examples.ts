@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
+import { until } from '../helper/waiting.ts';
 import { openLocalLease } from '../http/trees-shared.ts';
 
 // The examples of docs/sdk.md, and a wallet that they can spend.
@@ -72,14 +73,12 @@ export async function runBlocks(t: TestContext, language: 'python' | 'js', progr
     const { token } = await purser.openWallet();
     const { stdout, stderr } = await run(program, [file], { cwd: directory, env: { ...env, SVC_BROKER_TOKEN: token } });
     assert.match(stdout, block.prints, `block ${index}: ${block.code}${stderr}`);
-    const { body } = await purser.ask('GET', '/v1/compute/list', { token });
-    assert.deepEqual(
-      body.resources.filter((it: { status: string }) => it.status === 'running'),
-      [],
-      'all are stopped',
-    );
-    const { holds, delegated_usd: delegated } = await purser.budget(token);
-    assert.deepEqual([holds, delegated], [[], '0.00']);
+    await until('all are stopped, and what was delegated is back', async () => {
+      const { body } = await purser.ask('GET', '/v1/compute/list', { token });
+      const { holds, delegated_usd: delegated } = await purser.budget(token);
+      const isRunning = body.resources.some((it: { status: string }) => it.status === 'running');
+      return !isRunning && holds.length === 0 && delegated === '0.00';
+    });
   }
   assert.deepEqual(purser.problems(), []);
 }

@@ -1,3 +1,4 @@
+import '../helper/on-disk.ts';
 import { existsSync } from 'node:fs';
 import test from 'node:test';
 import { hasComponent } from '../helper/component.ts';

@@ -1,3 +1,4 @@
+import '../helper/on-disk.ts';
 import assert from 'node:assert/strict';
 import { chmodSync, cpSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';

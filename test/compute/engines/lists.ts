@@ -16,7 +16,7 @@ export type ListServer = {
   path: string;
   port: number;
   /** Makes these bytes every list of machines from now on, with another length announced if one is given. */
-  answer(body: Buffer, announced?: number): void;
+  answer(body: Buffer, announced?: number): Promise<unknown>;
 };
 
 /** It has a thread of its own, so that what it does is not counted as time of the thread under test. */
@@ -24,7 +24,7 @@ const SERVER = `
 const { parentPort, workerData } = require('node:worker_threads');
 const { createServer } = require('node:http');
 let given = { body: Buffer.from('[]') };
-parentPort.on('message', (it) => { given = it; });
+parentPort.on('message', (it) => { given = it; parentPort.postMessage('taken'); });
 const listen = (where) => new Promise((resolve) => {
   const server = createServer((request, response) => {
     const isList = new RegExp(workerData.lists).test(request.url);
@@ -49,7 +49,11 @@ export async function openListServer(t: TestContext): Promise<ListServer> {
   return {
     path,
     port,
-    answer: (body, announced) => thread.postMessage({ body: new Uint8Array(body), announced }),
+    answer(body, announced) {
+      const taken = once(thread, 'message');
+      thread.postMessage({ body: new Uint8Array(body), announced });
+      return taken;
+    },
   };
 }
 
