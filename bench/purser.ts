@@ -74,7 +74,7 @@ export async function install(
   try {
     const { accounts } = await command<{ accounts: { id: string }[] }>(bare, 'account', 'list');
     const accountId = accounts[0]?.id as string;
-    await command(bare, 'account', 'credit', accountId, `${CREDIT_CENTS}`);
+    await command(bare, 'account', 'credit', accountId, `${CREDIT_CENTS}c`);
     const { key } = await command<{ key: string }>(bare, 'key', 'create', '--account', accountId, '--name', 'bench');
     return { ...bare, accountId, accountKey: key };
   } finally {

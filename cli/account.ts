@@ -1,9 +1,7 @@
-import type { Command } from 'commander';
-import { centsToNanos, formatUsd } from '../src/base/money.ts';
-import { askAndPrint, example, parseAmount, showRecord, showTable } from './context.ts';
+import { type Command, Option } from 'commander';
+import { formatCents } from '../src/base/money.ts';
+import { askAndPrint, example, parseAmount, parseCents, showRecord, showTable } from './context.ts';
 import { exact } from './time.ts';
-
-const usd = (cents: number) => formatUsd(centsToNanos(cents));
 
 /** Registers `account`: accounts, their credit and their links to sign-ins. */
 export function accountCommands(program: Command): void {
@@ -12,11 +10,18 @@ export function accountCommands(program: Command): void {
     .command('create')
     .argument('<name>')
     .description('open an account')
-    .option('--credit-cents <amount>', 'initial credit: US cents, or USD as 12.50', parseAmount)
-    .addHelpText('after', example('purser account create research --credit-cents 5000'))
-    .action((name: string, options: { creditCents?: number }, command: Command) =>
-      askAndPrint(command, 'account.create', { name, ...options }, showRecord),
-    );
+    .option('--credit <amount>', 'initial credit, as 12.50', parseAmount)
+    .addOption(new Option('--credit-cents <cents>', 'the same in US cents').argParser(parseCents).conflicts('credit'))
+    .addHelpText('after', example('purser account create research --credit 50.00'))
+    .action((name: string, options: { credit?: number; creditCents?: number }, command: Command) => {
+      const creditCents = options.credit ?? options.creditCents;
+      return askAndPrint(
+        command,
+        'account.create',
+        { name, ...(creditCents === undefined ? {} : { creditCents }) },
+        showRecord,
+      );
+    });
   group
     .command('list')
     .description('list all accounts')
@@ -58,14 +63,14 @@ export function accountCommands(program: Command): void {
             'key',
             'session_id',
           ),
-          `${account.name}: ${usd(account.available_cents)} USD available, ${usd(account.reserved_cents)} in open wallets, ${usd(account.spent_cents)} spent by closed ones`,
+          `${account.name}: ${formatCents(account.available_cents)} USD available, ${formatCents(account.reserved_cents)} in open wallets, ${formatCents(account.spent_cents)} spent by closed ones`,
         ].join('\n'),
       ),
     );
   group
     .command('credit')
     .argument('<id>')
-    .argument('<cents>', 'whole US cents, or USD as 12.50', parseAmount)
+    .argument('<amount>', 'as 12.50', parseAmount)
     .description('add prepaid credit')
     .option('--reason <text>', 'stored with the entry')
     .option('--key <key>', 'idempotency key: repeated commands with it credit once')
@@ -76,10 +81,10 @@ export function accountCommands(program: Command): void {
   group
     .command('debit')
     .argument('<id>')
-    .argument('<cents>', 'whole US cents, or USD as 12.50', parseAmount)
+    .argument('<amount>', 'as 12.50', parseAmount)
     .description('take credit back, at most what is available')
     .requiredOption('--reason <text>', 'stored with the entry')
-    .addHelpText('after', example('purser account debit acct_01k9… 500 --reason "credited twice"'))
+    .addHelpText('after', example('purser account debit acct_01k9… 5.00 --reason "credited twice"'))
     .action((id: string, cents: number, options: { reason: string }, command: Command) =>
       askAndPrint(command, 'account.debit', { id, cents, ...options }, showRecord),
     );

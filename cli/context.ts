@@ -117,14 +117,41 @@ export function parseWholeNumber(value: string): number {
   return Number(value);
 }
 
+const AMOUNT_FORMS = 'It must be an amount as 12.50, "$12" or 1250c.';
+
 /**
- * Parses an amount into whole cents: cents as a whole number ("1250"), or USD with a sign or two decimals ("$12", "12.50").
- * Throws a usage error otherwise.
+ * Parses an amount into whole cents: USD with a point ("12.50") or a sign ("$12"), or cents ("1250c"). A bare whole number
+ * is refused, since it may mean either. Throws a usage error otherwise.
  */
 export function parseAmount(value: string): number {
-  if (/^-?\d{1,15}$/.test(value)) return Number(value);
-  if (/^(\$\d{1,10}|\$?\d{1,10}\.\d\d)$/.test(value)) return nanosToCentsDown(parseUsd(value.replace('$', '')));
-  throw new InvalidArgumentError('It must be a whole number of cents, as "1250", or USD, as "12.50" or "$12".');
+  const [, usd, cents] = /^(?:(\$\d{1,10}|\$?\d{1,10}\.\d\d)|(\d{1,12})c)$/.exec(value) ?? [];
+  if (usd !== undefined) return nanosToCentsDown(parseUsd(usd.replace('$', '')));
+  if (cents !== undefined) return Number(cents);
+  if (/^\d+$/.test(value))
+    throw new InvalidArgumentError(`Write ${value}.00 for ${value} dollars, or ${value}c for ${value} cents.`);
+  if (value === '')
+    throw new InvalidArgumentError('It is empty: the shell expands $5 unless it is quoted. Write 5.00.');
+  throw new InvalidArgumentError(AMOUNT_FORMS);
+}
+
+/** Parses an amount above 0 into whole cents. Throws a usage error otherwise. */
+export function parsePositiveAmount(value: string): number {
+  const cents = parseAmount(value);
+  if (cents < 1) throw new InvalidArgumentError('It must be above 0.');
+  return cents;
+}
+
+/** Parses the budget of a wallet, USD 1 to 10000, into whole cents. Throws a usage error otherwise. */
+export function parseBudget(value: string): number {
+  const cents = parseAmount(value);
+  if (cents < 100 || cents > 1_000_000) throw new InvalidArgumentError('It must be from 1.00 to 10000.00 USD.');
+  return cents;
+}
+
+/** Parses whole cents, for options whose name says so. Throws a usage error otherwise. */
+export function parseCents(value: string): number {
+  if (!/^\d{1,12}$/.test(value)) throw new InvalidArgumentError('It must be a whole number of cents.');
+  return Number(value);
 }
 
 const DURATION = /^(\d{1,9})([smhdw]?)$/;

@@ -1,13 +1,12 @@
 import { spawn } from 'node:child_process';
 import { constants } from 'node:os';
-import { type Command, InvalidArgumentError } from 'commander';
-import { nanosToCentsDown, nanosToCentsUp, parseUsd } from '../src/base/money.ts';
+import type { Command } from 'commander';
 import { Refusal } from '../src/base/refusal.ts';
 import { dataDirectoryOf, inheritedEnvironment } from '../src/config/config.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
 import { askServer } from '../src/operator/ask.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
-import { example, type Globals, parseExpiry, refuseJson } from './context.ts';
+import { example, type Globals, parseBudget, parseExpiry, refuseJson } from './context.ts';
 import { say } from './report.ts';
 import { exactAndAgo } from './time.ts';
 
@@ -30,7 +29,7 @@ export function runCommand(program: Command): void {
     .description('run a program (after --) with a wallet of its own, and close the wallet when it ends')
     .argument('<program>')
     .argument('[arguments...]')
-    .requiredOption('--budget <usd>', 'what it may spend, as 5 or 12.50', parseBudget)
+    .requiredOption('--budget <amount>', 'what it may spend, as 5.00', parseBudget)
     .option('--account <id>', 'the account that pays (default: the first one)')
     .option('--name <name>', 'name of the wallet (default: the program)')
     .option(
@@ -39,18 +38,8 @@ export function runCommand(program: Command): void {
       parseExpiry,
       86_400,
     )
-    .addHelpText('after', example('purser run --budget 5 -- python agent.py'))
+    .addHelpText('after', example('purser run --budget 5.00 -- python agent.py'))
     .action(run);
-}
-
-/** Parses a budget in USD as whole cents. Throws a usage error otherwise. */
-function parseBudget(value: string): number {
-  try {
-    const amount = parseUsd(value.replace(/^\$/, ''));
-    const cents = nanosToCentsDown(amount);
-    if (cents === nanosToCentsUp(amount) && cents >= 100 && cents <= 1_000_000) return cents;
-  } catch {}
-  throw new InvalidArgumentError('It must be an amount in USD, as "5" or "12.50", from 1 to 10000 and in whole cents.');
 }
 
 async function run(program: string, args: string[], options: Options, command: Command): Promise<void> {

@@ -1,4 +1,4 @@
-import { centsToNanos, formatUsd, Nanos, parseDecimal } from '../src/base/money.ts';
+import { formatCents, formatUsd, Nanos, parseDecimal } from '../src/base/money.ts';
 import { toneOf } from '../src/base/shown.ts';
 import { visible } from '../src/base/visible.ts';
 import { cut, plain, type Tone, terminalWidth, toned, widthOf, wrap } from './terminal.ts';
@@ -162,7 +162,7 @@ function peopleOf(record: Row): Row {
 
 function cell(name: string, value: unknown): string {
   if (value === null || value === undefined) return '-';
-  if (/(^|_)cents$/.test(name) && typeof value === 'number') return formatUsd(centsToNanos(value));
+  if (/(^|_)cents$/.test(name) && typeof value === 'number') return formatCents(value);
   if (/_nanos($|_per_million$)/.test(name)) return formatUsd(Nanos(BigInt(value as string)));
   if (Array.isArray(value)) return value.length ? plain(visible(JSON.stringify(value))) : '-';
   // Escapes keep a cell on one line and its width as printed.

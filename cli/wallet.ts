@@ -1,5 +1,5 @@
-import { type Command, InvalidArgumentError } from 'commander';
-import { centsToNanos, formatUsd, Nanos, parseUsd, ZERO } from '../src/base/money.ts';
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { formatCents, formatUsd, Nanos, parseUsd, ZERO } from '../src/base/money.ts';
 import { Refusal } from '../src/base/refusal.ts';
 import type { CommandInput, CommandOutput } from '../src/operator/commands.ts';
 import { confirm, irreversible } from './confirm.ts';
@@ -13,8 +13,11 @@ import {
   output,
   pageOptions,
   parseAmount,
+  parseBudget,
+  parseCents,
   parseDuration,
   parseExpiry,
+  parsePositiveAmount,
   showRecord,
   showTable,
 } from './context.ts';
@@ -39,19 +42,13 @@ const showWallets = ({ wallets }: { wallets: Record<string, unknown>[] }) =>
     'expires_at',
   );
 
-function parseCents(value: string): number {
-  const cents = parseAmount(value);
-  if (cents < 1) throw new InvalidArgumentError('It must be above 0.');
-  return cents;
-}
-
 function parseCarry(value: string): 'none' | 'all' | number {
   if (value === 'none' || value === 'all') return value;
   try {
-    const cents = parseAmount(value);
-    if (cents >= 0) return cents;
-  } catch {} // The error below names the words that are allowed instead of an amount.
-  throw new InvalidArgumentError('It must be "none", "all", or an amount in US cents, or in USD as "2.00".');
+    return parseAmount(value);
+  } catch (error) {
+    throw new InvalidArgumentError(`${(error as Error).message} Or write "none" or "all".`);
+  }
 }
 
 /** Returns whether a command is for one wallet or all of an account. Ends with a usage error unless it is one of them. */
@@ -68,19 +65,22 @@ export function walletCommands(program: Command): void {
     .description('reserve credit as a budget and mint its credential')
     .option('--account <account>', 'the account that pays: its id or name', 'default')
     .requiredOption('--name <name>', 'a name to tell wallets apart')
-    .requiredOption('--budget-cents <amount>', 'US cents, or USD as 5.00; 1 to 10000 USD', parseAmount)
+    .option('--budget <amount>', 'what it may spend, as 5.00; from 1 to 10000 USD', parseBudget)
+    .addOption(new Option('--budget-cents <cents>', 'the same in US cents').argParser(parseCents).conflicts('budget'))
     .option('--expires <duration>', 'as 30m, 12h or 7d, up to 30d, or never (default 1d)', parseExpiry)
-    .addHelpText('after', example('purser wallet create --account research --name agent-7 --budget-cents 5.00'))
+    .addHelpText('after', example('purser wallet create --account research --name agent-7 --budget 5.00'))
     .action(
       async (
         {
           account,
           name,
-          budgetCents,
+          budget,
+          budgetCents = budget,
           expires,
-        }: { account: string; name: string; budgetCents: number; expires?: number },
+        }: { account: string; name: string; budget?: number; budgetCents?: number; expires?: number },
         command: Command,
       ) => {
+        if (budgetCents === undefined) return command.error("error: required option '--budget <amount>' not specified");
         const expiry = expires === undefined ? {} : { expires_in_seconds: expires };
         const { ask } = await import('./operator-client.ts');
         const order = { account, name, budget_cents: budgetCents, ...expiry };
@@ -112,20 +112,20 @@ export function walletCommands(program: Command): void {
   group
     .command('raise')
     .argument('<id>')
-    .argument('<cents>', 'US cents to add to its budget, or USD as 5.00', parseCents)
+    .argument('<amount>', 'what to add to its budget, as 5.00', parsePositiveAmount)
     .option('--key <key>', KEY_HELP)
     .description('add to a wallet’s budget, out of its account’s credit')
-    .addHelpText('after', example('purser wallet raise wal_01k9… 500'))
+    .addHelpText('after', example('purser wallet raise wal_01k9… 5.00'))
     .action((id: string, cents: number, options: { key?: string }, command: Command) =>
       changeBudget(command, { id, add_cents: cents, ...options }),
     );
   group
     .command('lower')
     .argument('<id>')
-    .argument('<cents>', 'US cents to take from its budget, or USD as 2.00', parseCents)
+    .argument('<amount>', 'what to take from its budget, as 2.00', parsePositiveAmount)
     .option('--key <key>', KEY_HELP)
     .description('return part of a wallet’s budget, at most what is not spent, held or delegated')
-    .addHelpText('after', example('purser wallet lower wal_01k9… 200'))
+    .addHelpText('after', example('purser wallet lower wal_01k9… 2.00'))
     .action((id: string, cents: number, options: { key?: string }, command: Command) =>
       changeBudget(command, { id, add_cents: -cents, ...options }),
     );
@@ -142,13 +142,13 @@ export function walletCommands(program: Command): void {
   group
     .command('refill')
     .argument('<id>')
-    .option('--cents <amount>', 'US cents, or USD as 5.00, that the wallet gets at each boundary', parseCents)
+    .option('--amount <amount>', 'what the wallet gets at each boundary, as 5.00', parsePositiveAmount)
     .option('--every <period>', 'day, week (from Monday) or month')
     .option('--zone <zone>', 'time zone of the boundaries, as Europe/Berlin (default UTC)')
     .option('--carry <what>', 'what is left over: none, all, or at most this amount (default none)', parseCarry)
     .option('--off', 'end the refills')
     .description('refill a wallet every day, week or month, out of its account’s credit')
-    .addHelpText('after', example('purser wallet refill wal_01k9… --cents 500 --every day --zone Europe/Berlin'))
+    .addHelpText('after', example('purser wallet refill wal_01k9… --amount 5.00 --every day --zone Europe/Berlin'))
     .action(refillWallet);
   group
     .command('freeze')
@@ -274,18 +274,18 @@ async function changeBudget(command: Command, input: CommandInput<'wallet.budget
   output(command, wallet, showRecord);
   if (moved >= Math.abs(input.add_cents)) return;
   const why = 'a lower stops at what is spent, held and delegated, and moves whole cents';
-  say(`${moved ? `Only ${formatUsd(centsToNanos(moved))} USD were` : 'Nothing was'} moved: ${why}.`);
+  say(`${moved ? `Only ${formatCents(moved)} USD were` : 'Nothing was'} moved: ${why}.`);
 }
 
-type RefillOptions = { cents?: number; every?: string; zone?: string; carry?: 'none' | 'all' | number; off?: boolean };
+type RefillOptions = { amount?: number; every?: string; zone?: string; carry?: 'none' | 'all' | number; off?: boolean };
 
 async function refillWallet(id: string, options: RefillOptions, command: Command): Promise<void> {
-  const { cents, every, zone, carry, off } = options;
+  const { amount: cents, every, zone, carry, off } = options;
   if (off && [cents, every, zone, carry].some((it) => it !== undefined))
     return command.error('error: give --off alone, or the refills without it');
   if (off) return askAndPrint(command, 'wallet.refill', { id, refill: null }, showRecord);
   if (cents === undefined || every === undefined)
-    return command.error('error: give --cents and --every, or --off to end the refills');
+    return command.error('error: give --amount and --every, or --off to end the refills');
   const refill: CommandInput<'wallet.refill'>['refill'] = {
     cents,
     every: every as 'day', // The command checks it.

@@ -37,7 +37,7 @@ export function welcome(app: Served, { globals, isNew, masterKeyFile, notes }: O
   const steps = [
     ...(hasModel || hasSlot ? [] : [config.file ? `${purser} config check` : `${purser} init`]),
     ...(hasCredit ? [] : [`${purser} account credit default 10.00`]),
-    `${purser} wallet create --name agent-1 --budget-cents 5.00`,
+    `${purser} wallet create --name agent-1 --budget 5.00`,
     `${purser} status`,
   ];
   return [

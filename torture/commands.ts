@@ -20,7 +20,7 @@ const AGAIN_MILLISECONDS = 500;
 
 /** Credits the account with the entry's key, so that an acknowledged credit is there once. */
 export async function credit({ site, accountId }: Rig, entry: CreditEntry): Promise<Said> {
-  const said = await site.purser.cli('--json', 'account', 'credit', accountId, String(entry.cents), '--key', entry.key);
+  const said = await site.purser.cli('--json', 'account', 'credit', accountId, `${entry.cents}c`, '--key', entry.key);
   if (said.code === 0) entry.outcome = 'done';
   return said;
 }

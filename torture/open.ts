@@ -45,7 +45,7 @@ export async function openRig(stage: Stage, chance: Chance, minutes: number, sec
   await site.server();
   const { accounts } = await site.purser.json('account', 'list');
   const accountId: string = accounts[0].id;
-  await site.purser.json('account', 'credit', accountId, String(CREDIT_CENTS));
+  await site.purser.json('account', 'credit', accountId, `${CREDIT_CENTS}c`);
   const { key: accountKey } = await site.purser.json('key', 'create', '--account', accountId, '--name', 'clients');
   return { site, journal: newJournal(), models, engines, disk, clock, accountId, accountKey, directory };
 }

@@ -25,6 +25,9 @@ export function centsToNanos(cents: number): Nanos {
   return Nanos(BigInt(cents) * NANOS_PER_CENT);
 }
 
+/** Formats cents as USD with two decimals. Throws RangeError for anything but a safe integer. */
+export const formatCents = (cents: number): string => formatUsd(centsToNanos(cents));
+
 /** Rounds `amount` (>= 0) up to whole cents. */
 export function nanosToCentsUp(amount: Nanos): number {
   return Number((amount + NANOS_PER_CENT - 1n) / NANOS_PER_CENT);

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, eq, sql } from 'drizzle-orm';
 import { newId } from '../base/id.ts';
-import { centsToNanos } from '../base/money.ts';
+import { centsToNanos, formatCents } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
@@ -115,7 +115,10 @@ type FundAccount = { order: FundingOrder; now: number };
 export const fundAccount = defineWrite('account.fund', (tx, { order, now }: FundAccount): Account => {
   const account = accountOf(tx, order.accountId);
   if (!Number.isSafeInteger(order.amountCents) || order.amountCents < 1 || order.amountCents > CENTS_MAX)
-    throw new Refusal('invalid_request', `The amount must be a whole number of cents from 1 to ${CENTS_MAX}.`);
+    throw new Refusal(
+      'invalid_request',
+      `The amount must be from 0.01 to ${formatCents(CENTS_MAX)} USD, in whole cents.`,
+    );
   const earlier = order.key === null ? undefined : reads(tx).funding.get({ accountId: account.id, key: order.key });
   if (earlier) {
     if (earlier.kind !== order.kind || earlier.amountCents !== order.amountCents)
@@ -133,10 +136,10 @@ export const fundAccount = defineWrite('account.fund', (tx, { order, now }: Fund
   if (availableCents < 0)
     throw new Refusal(
       'insufficient_funds',
-      `The account has ${account.availableCents} cents available, less than the ${order.amountCents} to debit.`,
+      `The account has ${formatCents(account.availableCents)} USD available, less than the ${formatCents(order.amountCents)} to debit.`,
     );
   if (availableCents + account.reservedCents + account.spentCents > CENTS_MAX)
-    throw new Refusal('conflict', `An account holds at most ${CENTS_MAX} cents over its life.`);
+    throw new Refusal('conflict', `An account holds at most ${formatCents(CENTS_MAX)} USD over its life.`);
 
   // From here on the money moves.
   const funding = withChecksum(fundings, { id: newId('evt'), createdAt: now, ...order });
@@ -177,7 +180,7 @@ export function refuseNewBudget(tx: Tx, accountId: string, blocked?: string): vo
   if (account.owedCents > 0)
     throw new Refusal(
       'insufficient_funds',
-      `The account owes ${account.owedCents} cents of reversed payments; no new wallets until they are paid.`,
+      `The account owes ${formatCents(account.owedCents)} USD of reversed payments; no new wallets until they are paid.`,
     );
 }
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { eq, sql } from 'drizzle-orm';
 import { newId } from '../base/id.ts';
-import { centsToNanos, formatUsd, Nanos, nanosToCentsDown } from '../base/money.ts';
+import { centsToNanos, formatCents, formatUsd, Nanos, nanosToCentsDown } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Tx } from '../db/handle.ts';
@@ -55,7 +55,7 @@ function reserve(tx: Tx, { amount, causeId, at }: Move, accountId: string, walle
   if (account.availableCents < cents)
     throw new Refusal(
       'insufficient_funds',
-      `The budget needs ${cents} cents; the account has ${account.availableCents} available and ${account.reservedCents} reserved in open wallets.`,
+      `The budget needs ${formatCents(cents)} USD; the account has ${formatCents(account.availableCents)} available and ${formatCents(account.reservedCents)} reserved in open wallets.`,
     );
   reserveBudget(tx, accountId, cents);
   tellIfLow(tx, account, -cents, at);

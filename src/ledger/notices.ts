@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { and, eq, sql } from 'drizzle-orm';
-import { centsToNanos, formatUsd, Nanos } from '../base/money.ts';
+import { centsToNanos, formatCents, formatUsd, Nanos } from '../base/money.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { accounts, events, type operations, type resources, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
@@ -165,7 +165,7 @@ export function tellIfLow(tx: Tx, account: AccountFields, changeCents: number, n
   const { id, name, availableCents } = account;
   const after = availableCents + changeCents;
   if (lowCents === undefined || availableCents < lowCents || after >= lowCents) return;
-  const [available_usd, low_usd] = [after, lowCents].map((cents) => formatUsd(centsToNanos(cents)));
+  const [available_usd, low_usd] = [after, lowCents].map(formatCents);
   record(tx, 'account.low', id, { account_id: id, account_name: name, cause: 'credit', available_usd, low_usd }, now);
 }
 

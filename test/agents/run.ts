@@ -79,7 +79,7 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
   // What has no tools is not of the task: agents ask for titles too.
   upstream.handle = (call, response) => (call.body.tools ? faulty : models.handle)(call, response);
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const order = ['--account', accounts[0].id, '--name', 'agent', '--budget-cents', '100'];
   const { agent_token: token } = await purser.json('wallet', 'create', ...order);
   const { body: key } = await serving.ask('POST', '/v1/router/key', { token, body: {} });

@@ -483,7 +483,7 @@ test('without a single descriptor left the server goes on, and is well when ther
   const purser = installation(t, { upstream, command: ['prlimit', '--nofile=1024:1024', EXECUTABLE] });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100000');
+  await purser.json('account', 'credit', accounts[0].id, '100000c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '50000'];
   const { agent_token: token } = await purser.json(...create);
   const chat = async () => (await server.ask('POST', CHAT, { token, key: randomUUID(), body: chatText('hi') })).status;

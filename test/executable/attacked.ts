@@ -69,7 +69,7 @@ export async function underAttack(
   const purser = installation(t, { upstream, command, settings, ...limits });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100000000');
+  await purser.json('account', 'credit', accounts[0].id, '100000000c');
   const wallet = async () => {
     const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', BUDGET_CENTS];
     return (await purser.json(...create)).agent_token as string;

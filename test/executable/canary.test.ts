@@ -133,7 +133,7 @@ async function live(t: TestContext, env: Record<string, string>) {
   const purser = installation(t, { upstream: { url: upstream.url, key: upstreamKey }, settings, env: variables });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '5000');
+  await purser.json('account', 'credit', accounts[0].id, '5000c');
   const { key: operator } = await purser.json('operator-key', 'mint');
   const { key: account } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'ci');
   const body = { name: 'agent', budget_cents: 1000 };

@@ -102,8 +102,8 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     assert.deepEqual(shapeOf(account), ACCOUNT);
     assert.equal(account.available_cents, 5000);
     assert.deepEqual(await purser.json('account', 'show', account.id), account);
-    assert.deepEqual(await purser.json('account', 'credit', account.id, '250'), { ...account, available_cents: 5250 });
-    assert.deepEqual(await purser.json('account', 'debit', account.id, '50', '--reason', 'a slip'), {
+    assert.deepEqual(await purser.json('account', 'credit', account.id, '250c'), { ...account, available_cents: 5250 });
+    assert.deepEqual(await purser.json('account', 'debit', account.id, '50c', '--reason', 'a slip'), {
       ...account,
       available_cents: 5200,
     });
@@ -265,7 +265,7 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     const purser = installation(t);
     await settle(await purser.serve());
     const { accounts } = await purser.json('account', 'list');
-    const { id } = await purser.json('account', 'credit', accounts[0].id, '1000');
+    const { id } = await purser.json('account', 'credit', accounts[0].id, '1000c');
     const create = ['wallet', 'create', '--account', id, '--name', 'n', '--budget-cents', '100'];
     const { id: wallet } = await purser.json(...create);
 
@@ -281,7 +281,7 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     assert.equal(refused.code, 5);
     assert.match(refused.stderr, /has frozen this installation/);
     assert.equal((await purser.json('wallet', 'close', wallet)).status, 'closed', 'cleanup goes on');
-    assert.equal((await purser.json('account', 'credit', id, '1')).available_cents, 1001);
+    assert.equal((await purser.json('account', 'credit', id, '1c')).available_cents, 1001);
     assert.deepEqual(await purser.json('unfreeze'), { ...frozen, frozen: false, frozen_at: null });
     await purser.json(...create);
   });
@@ -290,16 +290,16 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     const purser = installation(t);
     await settle(await purser.serve());
     const { id } = await purser.json('account', 'create', 'research');
-    const credit = ['account', 'credit', id, '5000', '--reason', 'invoice 17', '--key', 'invoice-17'];
+    const credit = ['account', 'credit', id, '5000c', '--reason', 'invoice 17', '--key', 'invoice-17'];
     for (let i = 0; i < 3; i++) assert.equal((await purser.json(...credit)).available_cents, 5000);
     const all = await Promise.all(
-      Array.from({ length: 4 }, () => purser.json('account', 'credit', id, '1', '--key', 'raced')),
+      Array.from({ length: 4 }, () => purser.json('account', 'credit', id, '1c', '--key', 'raced')),
     );
     assert(
       all.every((it) => it.available_cents === 5001),
       JSON.stringify(all),
     );
-    const other = await purser.cli('account', 'credit', id, '5001', '--key', 'invoice-17');
+    const other = await purser.cli('account', 'credit', id, '5001c', '--key', 'invoice-17');
     assert.equal(other.code, 4);
     assert.match(other.stderr, /was used for another amount/);
     const { stdout } = await purser.cli('ledger', 'export');

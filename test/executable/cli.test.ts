@@ -60,7 +60,7 @@ test('whoever stops reading the output ends the command quietly', async (t) => {
   const purser = installation(t);
   await (await purser.serve()).stop();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '500');
+  await purser.json('account', 'credit', accounts[0].id, '500c');
   for (const args of [
     ['ledger', 'export'],
     ['account', 'list'],

@@ -120,7 +120,7 @@ export async function openGateway(t: TestContext) {
   const purser = installation(t, { settings: { router } });
   const serving = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '10000');
+  await purser.json('account', 'credit', accounts[0].id, '10000c');
   const { key } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'test');
   const wire = await openWire(t, `${serving.url}/v1/router`);
   const tokens: string[] = [];

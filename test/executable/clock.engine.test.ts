@@ -33,7 +33,7 @@ test('a start with the clock ten days ahead ends nothing, says so everywhere, an
   if (!it) return;
   const { purser, clock, account, wallet, statusOf } = it;
   const first = await purser.serve();
-  await purser.json('account', 'credit', await account(), '1000');
+  await purser.json('account', 'credit', await account(), '1000c');
   const { id } = await wallet('--expires', '3600');
   await first.stop();
 
@@ -90,7 +90,7 @@ test('after a wrong future was believed, --accept-clock leads back', async (t) =
   if (!it) return;
   const { purser, clock, account, wallet, statusOf } = it;
   const first = await purser.serve();
-  await purser.json('account', 'credit', await account(), '1000');
+  await purser.json('account', 'credit', await account(), '1000c');
   const { id } = await wallet('--expires', '3600');
   await first.stop();
 

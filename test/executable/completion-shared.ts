@@ -13,7 +13,7 @@ export const CASES: [line: string, offered: string[], not: string[]][] = [
   ['purser --data /tmp wallet cl', ['close'], ['create']],
   ['purser wallet close --', ['--yes', '--account', '--wait', '--json', '--data'], ['--budget-cents']],
   ['purser spend --by ', ['model', 'wallet', 'tag'], ['spend']],
-  ['purser wallet create --name agent --bud', ['--budget-cents'], ['--name']],
+  ['purser wallet create --name agent --bud', ['--budget', '--budget-cents'], ['--name']],
   ['purser completion ', ['bash', 'zsh', 'fish'], ['wallet']],
   ['purser backup fi', ['file.db'], []],
 ];

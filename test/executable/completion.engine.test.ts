@@ -35,7 +35,7 @@ test('zsh completes what is typed at its prompt', async (t) => {
     ['purser wal', 'wallet'],
     ['purser wallet tim', 'wallet timeline'],
     ['purser --data /tmp wallet cl', '--data /tmp wallet close'],
-    ['purser wallet create --bud', 'wallet create --budget-cents'],
+    ['purser wallet create --budget-', 'wallet create --budget-cents'],
     ['purser spend --by acc', 'spend --by account'],
     ['purser completion fi', 'completion fish'],
     ['purser backup fi', 'backup file.db'],

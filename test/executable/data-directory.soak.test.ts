@@ -84,7 +84,7 @@ test('a command that found the lock taken, and then free, takes effect once', as
   const lock = new Client(join(purser.directory, 'purser.lock'));
   lock.exec('begin exclusive');
   writeFileSync(join(purser.directory, 'purser.lock.holder'), `purser serve (process ${process.pid})\n`);
-  const { child, output, ended } = purser.launch('account', 'credit', accounts[0].id, '500', '--reason', 'once');
+  const { child, output, ended } = purser.launch('account', 'credit', accounts[0].id, '500c', '--reason', 'once');
   // It tries ten times a second; at the second time it has been refused once.
   for (const isTrying of [true, false, true])
     await waitFor(

@@ -22,7 +22,7 @@ async function open(t: Parameters<typeof installation>[0], settings: Record<stri
   const purser = installation(t, { upstream, settings: { drain_seconds: 3600, ...settings } });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100000');
+  await purser.json('account', 'credit', accounts[0].id, '100000c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '50000'];
   const { id, agent_token: token } = await purser.json(...create);
   return { upstream, purser, server, walletId: id as string, token: token as string };

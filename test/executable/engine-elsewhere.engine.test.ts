@@ -20,7 +20,7 @@ test('an engine that sees nothing of Purser’s file system rents out machines a
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
   const [account] = accounts;
-  await purser.json('account', 'credit', account.id, '1000');
+  await purser.json('account', 'credit', account.id, '1000c');
   const order = ['--account', account.id, '--name', 'a', '--budget-cents', '500'];
   const { agent_token: token } = await purser.json('wallet', 'create', ...order);
   const spec = { offer_id: 'small', disk_gb: 5, max_seconds: 600 };

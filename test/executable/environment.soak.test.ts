@@ -17,7 +17,7 @@ test('the master key comes from the environment, a file or the data directory, a
   await (await purser.serve()).stop();
   assert(!existsSync(join(purser.directory, 'master.key')), 'no key of its own');
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '500');
+  await purser.json('account', 'credit', accounts[0].id, '500c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'n', '--budget-cents', '100'];
   const { id, agent_token: token } = await purser.json(...create);
 

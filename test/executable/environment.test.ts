@@ -56,7 +56,7 @@ test('a server listens where PURSER_LISTEN says, and hands out PURSER_PUBLIC_URL
   const server = await purser.serve();
   assert.match(server.url, /^http:\/\/127\.0\.0\.1:\d+$/);
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '500');
+  await purser.json('account', 'credit', accounts[0].id, '500c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'n', '--budget-cents', '100'];
   assert.equal((await purser.json(...create)).env.SVC_BROKER_URL, 'https://purser.example');
 });

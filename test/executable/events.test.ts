@@ -21,7 +21,7 @@ test('kill -9 loses no event, and the commands list and resend them, with a serv
   });
   let server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '5000');
+  await purser.json('account', 'credit', accounts[0].id, '5000c');
   const closed: string[] = [];
   for (let i = 0; i < 5; i++) {
     const options = ['--account', accounts[0].id, '--name', `agent ${i}`, '--budget-cents', '100'];

@@ -28,7 +28,7 @@ async function openClosed(t: TestContext) {
   const purser = installation(t, { settings: null, env: ENV });
   const server = await purser.serve();
   const account = (await purser.json('account', 'list')).accounts[0].id as string;
-  await purser.json('account', 'credit', account, '1000');
+  await purser.json('account', 'credit', account, '1000c');
   const made = await purser.json('wallet', 'create', '--account', account, '--name', 'a', '--budget-cents', '500');
   await server.stop();
   const copies = temporaryDirectory(t);
@@ -154,7 +154,7 @@ test('a restore that dies at any step leaves the books of before or those of the
   const file = join(copies, 'backup.db');
   await purser.json('backup', file);
   const account = (await purser.json('account', 'list')).accounts[0].id as string;
-  await purser.json('account', 'credit', account, '77'); // Known here, and not in the backup.
+  await purser.json('account', 'credit', account, '77c'); // Known here, and not in the backup.
   const moments = await momentsOf(['--data', copy(), 'restore', file], ENV);
   const seen = { before: 0, after: 0 };
   const died = await atEveryMoment(moments, async (moment) => {

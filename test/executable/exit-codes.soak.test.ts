@@ -35,11 +35,11 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     const cases: [number, string, string[]][] = [
       [2, 'invalid_request', [...wallet, '99']],
       [2, 'invalid_request', [...wallet, '500', '--expires', '59']],
-      [2, 'invalid_request', ['account', 'credit', id, '0']],
+      [2, 'invalid_request', ['account', 'credit', id, '0c']],
       [2, 'invalid_request', ['account', 'create', 'x'.repeat(81)]],
       [2, 'invalid_request', ['operation', 'resolve', 'op_x', '--charge', '--reason', '']],
       [3, 'not_found', ['account', 'show', 'acct_x']],
-      [3, 'not_found', ['account', 'credit', 'acct_x', '5']],
+      [3, 'not_found', ['account', 'credit', 'acct_x', '5c']],
       [3, 'not_found', ['key', 'list', '--account', 'acct_x']],
       [3, 'not_found', ['key', 'revoke', operator.id]], // An operator key is no account key.
       [3, 'not_found', ['operator-key', 'mint', '--account', 'acct_x']],
@@ -52,7 +52,7 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
       [3, 'not_found', ['operation', 'show', 'op_x']],
       [3, 'not_found', ['operation', 'resolve', 'op_x', '--charge', '--reason', 'r']],
       [4, 'conflict', ['account', 'create', 'research']],
-      [4, 'insufficient_funds', ['account', 'debit', id, '1001', '--reason', 'r']],
+      [4, 'insufficient_funds', ['account', 'debit', id, '1001c', '--reason', 'r']],
       [4, 'insufficient_funds', [...wallet, '1001']],
       [4, 'wallet_closed', ['wallet', 'token', closed.id]],
       [4, 'account_suspended', ['key', 'create', '--account', suspended.id, '--name', 'n']],
@@ -83,7 +83,7 @@ test('options that a command cannot heed are refused as wrong usage', async (t) 
   await (await purser.serve()).stop();
   for (const args of [
     ['completion', 'bash'],
-    ['run', '--budget', '5', '--', 'true'],
+    ['run', '--budget', '5.00', '--', 'true'],
     ['wallet', 'list', '--all', '--limit', '2'],
     ['operation', 'list', '--all', '--limit', '2'],
   ]) {
@@ -232,7 +232,7 @@ test('what only asks the server needs nothing of its configuration: neither its 
   const { accounts } = await purser.json('account', 'list');
   const [{ id }] = accounts;
   writeFileSync(join(purser.directory, 'purser.yaml'), 'router: { upstreams: [{ api_key: $' + '{NOT_SET} }] }');
-  await purser.json('account', 'credit', id, '1000');
+  await purser.json('account', 'credit', id, '1000c');
   const wallet = await purser.json('wallet', 'create', '--account', id, '--name', 'a', '--budget-cents', '500');
   await purser.json('wallet', 'close', wallet.id);
 });
@@ -244,7 +244,7 @@ test('a command line that cannot be understood exits 2, and says so as JSON too'
     [['account', 'list', '--nonsense'], /^unknown option '--nonsense'/],
     [['nonsense'], /^unknown command 'nonsense'/],
     [['account', 'credit', 'acct_x'], /^missing required argument/],
-    [['account', 'credit', 'acct_x', 'five'], /whole number/],
+    [['account', 'credit', 'acct_x', 'five'], /It must be an amount/],
     [['account'], /^A command is missing/],
   ] as const) {
     const { code, stdout } = await purser.cli(...args, '--json');

@@ -19,7 +19,7 @@ test('a server whose disk has just become full ends well, starts with a sentence
   const purser = installation(t, { directory: join(disk.directory, 'data') });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '10000');
+  await purser.json('account', 'credit', accounts[0].id, '10000c');
   disk.fill(); // Before the head of that is written, a second later.
   assert.deepEqual(await server.stop(), { code: 0, signal: null }, server.output.stderr);
 
@@ -53,7 +53,7 @@ test('what cannot be opened on a full disk says so, with the exit code of what i
   const { accounts } = await purser.json('account', 'list');
   useUp(disk, purser.directory);
   await refused('serve');
-  await refused('account', 'credit', accounts[0].id, '100');
+  await refused('account', 'credit', accounts[0].id, '100c');
   await refused('wallet', 'list');
   await refused('ledger', 'verify');
   const { code, stdout } = await purser.cli('--json', 'wallet', 'list');

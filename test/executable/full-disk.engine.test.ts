@@ -47,7 +47,7 @@ async function open(t: Parameters<typeof installation>[0] & Parameters<typeof op
   });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100000');
+  await purser.json('account', 'credit', accounts[0].id, '100000c');
   const { key } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'tester');
   const walletRequest = { name: 'agent', budget_cents: 10000, expires_in_seconds: 0 };
   const openWallet = (it: Serving, idempotencyKey: string) =>
@@ -106,7 +106,7 @@ test('a disk that is filled to the brim: what is in flight is settled, nothing n
   for (const command of [
     ['key', 'create', '--account', accountId, '--name', 'another'],
     ['operator-key', 'mint'],
-    ['account', 'credit', accountId, '100'],
+    ['account', 'credit', accountId, '100c'],
     ['account', 'create', 'another'],
   ])
     assert.match((await purser.cli(...command)).stderr, /No new work can be started/, command.join(' '));

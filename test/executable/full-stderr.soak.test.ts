@@ -60,11 +60,11 @@ test('what cannot be told on stderr changes no exit code, and leaves no wallet o
   const own = installation(t);
   await own.serve();
   const { accounts } = await own.json('account', 'list');
-  await own.json('account', 'credit', accounts[0].id, '2000');
+  await own.json('account', 'credit', accounts[0].id, '2000c');
   assert.equal(withFull(own, 'stderr', 'account', 'show', 'nope').code, 3);
   assert.equal(withFull(own, 'stderr', 'bogus').code, 2);
-  assert.equal(withFull(own, 'stderr', 'run', '--budget', '5', '--', 'sh', '-c', 'exit 7').code, 7);
-  assert.equal(withFull(own, 'stderr', 'run', '--budget', '5', '--', '/no/such/program').code, 127);
+  assert.equal(withFull(own, 'stderr', 'run', '--budget', '5.00', '--', 'sh', '-c', 'exit 7').code, 7);
+  assert.equal(withFull(own, 'stderr', 'run', '--budget', '5.00', '--', '/no/such/program').code, 127);
   const { wallets } = await own.json('wallet', 'list');
   assert.deepEqual(
     wallets.map((it: { status: string }) => it.status),
@@ -76,7 +76,7 @@ test('an output that cannot be written ends in a sentence, not in a stack trace'
   const own = installation(t);
   await own.serve();
   const { accounts } = await own.json('account', 'list');
-  await own.json('account', 'credit', accounts[0].id, '2000');
+  await own.json('account', 'credit', accounts[0].id, '2000c');
   for (const args of [
     ['account', 'list'],
     ['--json', 'account', 'list'],

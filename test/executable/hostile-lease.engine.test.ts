@@ -23,7 +23,7 @@ test('no answer of a server inside a lease ends the executable', async (t) => {
   const purser = installation(t, { settings: { compute: { provider_two: { backend: 'ssh', hosts: [host] } } } });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '500'];
   const { agent_token: token } = await purser.json(...create);
   const order = { provider: 'provider_two', spec: { chip: 'test-chip', max_seconds: 600 } };

@@ -69,7 +69,7 @@ async function openBench(t: TestContext, engine: Engine) {
   });
   let server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, String(CREDIT_CENTS));
+  await purser.json('account', 'credit', accounts[0].id, `${CREDIT_CENTS}c`);
   const { key } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'test');
 
   /** The first pass of the reaper sweeps; afterwards the engine hears only what an order needs. */

@@ -133,7 +133,7 @@ test(`a credit that is killed at any moment and repeated with its key is there o
   const { accounts } = await purser.json('account', 'list');
   const rounds = Math.ceil(KILLS / 10);
   for (let i = 0; i < rounds; i++) {
-    const credit = ['account', 'credit', accounts[0].id, '100', '--key', `round-${i}`];
+    const credit = ['account', 'credit', accounts[0].id, '100c', '--key', `round-${i}`];
     const cut = purser.launch(...credit);
     await Promise.race([cut.ended, pause(random() * START_MILLISECONDS_MAX)]);
     cut.child.kill('SIGKILL');
@@ -147,7 +147,7 @@ async function fund(purser: Installation): Promise<{ accountId: string; key: str
   await (await purser.serve()).stop();
   const { accounts } = await purser.json('account', 'list');
   const accountId = accounts[0].id;
-  await purser.json('account', 'credit', accountId, String(CREDIT_CENTS));
+  await purser.json('account', 'credit', accountId, `${CREDIT_CENTS}c`);
   const { key } = await purser.json('key', 'create', '--account', accountId, '--name', 'clients');
   return { accountId, key };
 }

@@ -24,7 +24,7 @@ async function openPurser(t: TestContext, cluster: KubernetesCluster, kubeconfig
   const purser = installation(t, { settings: { compute: { provider_two: { ...backend, chips: { small: CHIP } } } } });
   let server: Serving = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const order = ['--account', accounts[0].id, '--name', 'a', '--budget-cents', '500'];
   const wallet = await purser.json('wallet', 'create', ...order);
   const ask = (path: string, body: object, key?: string) =>

@@ -19,7 +19,7 @@ test('without its master key an installation gets a new one: open wallets new to
   const { purser, account, wallet, key } = await open(t);
   const server = await purser.serve();
   assert.match(server.output.stderr, new RegExp(`^Copy ${key} to another place`, 'm'));
-  await purser.json('account', 'credit', await account(), '1000');
+  await purser.json('account', 'credit', await account(), '1000c');
   const { key: accountKey } = await purser.json('key', 'create', '--account', await account(), '--name', 'k');
   const { key: operatorKey } = await purser.json('operator-key', 'mint');
   const [one, two, closed] = [await wallet('one'), await wallet('two'), await wallet('three')];

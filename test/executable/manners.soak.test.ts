@@ -82,7 +82,7 @@ test('on a desktop `purser ui` opens a browser, and no other user of the machine
 test('one wallet is unfrozen, with a reason or without, and all frozen wallets of an account by one command', async (t) => {
   const purser = installation(t);
   await (await purser.serve()).stop();
-  await purser.json('account', 'credit', 'default', '1000');
+  await purser.json('account', 'credit', 'default', '1000c');
   for (const name of ['one', 'two', 'three'])
     await purser.json('wallet', 'create', '--name', name, '--budget-cents', '100');
   const frozen = async () => (await purser.json('status')).frozen;

@@ -7,7 +7,7 @@ test('the executable serves the wallet as MCP, and its key buys one child for a 
   const purser = installation(t);
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '2000');
+  await purser.json('account', 'credit', accounts[0].id, '2000c');
   const order = ['--account', accounts[0].id, '--name', 'a', '--budget-cents', '500'];
   const { agent_token: token } = await purser.json('wallet', 'create', ...order);
   const client = await connectMcp(t, server.url, token);

@@ -39,7 +39,7 @@ test('the executable alone serves in a minimal Debian 12, where there is no Node
   assert.deepEqual([ready.status, ready.body], [200, { ready: true }]);
   const { key } = await purser.json('operator-key', 'mint');
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '500');
+  await purser.json('account', 'credit', accounts[0].id, '500c');
   assert.equal((await server.ask('GET', '/v1/account', { token: key })).body.available_cents, 500);
   assert.deepEqual(await server.stop(), { code: 0, signal: null });
   assert.equal((await purser.json('ledger', 'verify')).ok, true);

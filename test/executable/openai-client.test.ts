@@ -11,7 +11,7 @@ test('a stock OpenAI client gets an answer with a wallet token, and the budget s
   const purser = installation(t, { upstream });
   const serving = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const opened = ['wallet', 'create', '--account', accounts[0].id, '--name', 'sdk', '--budget-cents', '100'];
   const { agent_token: token } = await purser.json(...opened);
 

@@ -33,7 +33,7 @@ async function open(
   if (!chromium) return undefined;
   const { accounts } = await purser.json('account', 'list');
   const account = accounts[0].id as string;
-  await purser.json('account', 'credit', account, '10000');
+  await purser.json('account', 'credit', account, '10000c');
   return {
     purser,
     serving,

@@ -19,7 +19,7 @@ async function open(t: TestContext, options: InstallationOptions) {
   const purser = installation(t, { ...options, upstream });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100000');
+  await purser.json('account', 'credit', accounts[0].id, '100000c');
   const { key } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'tester');
   const openWallet = (it: Serving, idempotencyKey: string) =>
     it.ask('POST', '/v1/wallets', {
@@ -68,7 +68,7 @@ test('a file system that turns read-only: nothing new begins, reads are answered
   disk.turnReadOnly();
   isReadOnly(await chat(server));
   isReadOnly(await openWallet(server, 'second'));
-  const credit = await purser.cli('account', 'credit', accountId, '100');
+  const credit = await purser.cli('account', 'credit', accountId, '100c');
   assert.equal(credit.code, 5);
   assert(credit.stderr.includes(READ_ONLY), credit.stderr);
   const close = await purser.cli('wallet', 'close', wallet.id);

@@ -9,7 +9,7 @@ export async function openBackedUp(t: TestContext) {
   const purser = installation(t);
   await (await purser.serve()).stop();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const place = mkdtempSync(join(tmpdir(), 'purser-backups-'));
   t.after(() => rmSync(place, { recursive: true, force: true }));
   const backup = join(place, 'backup.db');

@@ -15,7 +15,7 @@ test('SIGHUP and purser reload read the settings again; a chat in flight is answ
   const settings = parse(original);
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '500'];
   const { agent_token: token } = await purser.json(...create);
   const chat = (model: string, key: string) =>
@@ -93,7 +93,7 @@ test('SIGHUP never ends the process: not during the start, where it reads the se
   await server.logged('reloaded');
 
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '500'];
   const { agent_token: token } = await purser.json(...create);
   const late = gate();

@@ -26,7 +26,7 @@ async function withLease(t: TestContext) {
   configure(poolOf([one, two]));
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '500'];
   const { agent_token: token } = await purser.json(...create, '--expires', '7200');
   const made = await server.ask('POST', '/v1/compute/create', {

@@ -34,7 +34,7 @@ async function rent(t: TestContext, it: Case): Promise<void> {
   });
   const server: Serving = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const wallet = await purser.json(
     'wallet',
     'create',

@@ -10,7 +10,7 @@ test('an accepted loss only reports until the operator says so, in words and as 
   assert.match((await purser.cli('resource', 'reconcile')).stdout, /^Machines that no row knows:\n\(none\)\n$/);
 
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100'); // Books without an entry have lost none.
+  await purser.json('account', 'credit', accounts[0].id, '100c'); // Books without an entry have lost none.
   rmSync(join(purser.directory, 'ledger.head'));
   const server = await purser.serve('--accept-loss');
   assert.equal((await server.logged('report_only')).reason, 'the loss of entries was accepted');

@@ -21,7 +21,7 @@ test('a restore names the machines that the restored books do not know, and noth
   const purser = installation(t, { settings });
   let server = await purser.serve();
   const account = (await purser.json('account', 'list')).accounts[0].id as string;
-  await purser.json('account', 'credit', account, '1000');
+  await purser.json('account', 'credit', account, '1000c');
   const rent = async (chip: string) => {
     const create = ['wallet', 'create', '--account', account, '--name', chip, '--budget-cents', '100'];
     const { agent_token: token } = await purser.json(...create, '--expires', '7200');

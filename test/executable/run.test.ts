@@ -22,7 +22,7 @@ test('a program runs with a wallet of its own, which is closed when it ends; its
   const purser = installation(t);
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '2000');
+  await purser.json('account', 'credit', accounts[0].id, '2000c');
   const ran = await purser.cli(
     'run',
     '--budget',
@@ -50,11 +50,11 @@ test('a program runs with a wallet of its own, which is closed when it ends; its
   );
   assert.equal(wallet.expires_at - wallet.created_at, 86_400);
   assert(!ran.stderr.includes(token) && !ran.stderr.includes(key));
-  const forever = await purser.cli('run', '--budget', '5', '--expires', 'never', '--', 'no-such-program');
+  const forever = await purser.cli('run', '--budget', '5.00', '--expires', 'never', '--', 'no-such-program');
   assert.equal(forever.code, 127);
   assert.match(forever.stderr, /^wal_\w+ is open for no-such-program\. It never expires\.\n/);
   assert.equal((await purser.cli('run', '--budget', '0.999', '--', 'true')).code, 2);
-  assert.equal((await purser.cli('run', '--budget', '99', '--', 'true')).code, 4);
+  assert.equal((await purser.cli('run', '--budget', '99.00', '--', 'true')).code, 4);
   const open = (await purser.json('wallet', 'list')).wallets.filter((it: { status: string }) => it.status !== 'closed');
   assert.deepEqual(open, []);
 });
@@ -63,9 +63,9 @@ test('a signal reaches the program, and the wallet is closed before it shows', a
   const purser = installation(t);
   await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '2000');
+  await purser.json('account', 'credit', accounts[0].id, '2000c');
   const wait = `process.on('SIGTERM', () => { console.log('ending'); process.exitCode = 3; clearInterval(timer) }); console.log('ready'); const timer = setInterval(() => {}, 1000)`;
-  const args = ['--data', purser.directory, 'run', '--budget', '5', '--', process.execPath, '-e', wait];
+  const args = ['--data', purser.directory, 'run', '--budget', '5.00', '--', process.execPath, '-e', wait];
   const child = spawn(EXECUTABLE, args, { stdio: ['ignore', 'pipe', 'pipe'] });
   t.after(() => child.kill('SIGKILL'));
   let said = '';
@@ -82,15 +82,15 @@ test('the master key is not handed to the program', async (t) => {
   const purser = installation(t, { env: { PURSER_MASTER_KEY: randomBytes(32).toString('hex') } });
   await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '2000');
-  const ran = await purser.cli('run', '--budget', '5', '--', 'sh', '-c', 'env | grep -c PURSER_MASTER_KEY');
+  await purser.json('account', 'credit', accounts[0].id, '2000c');
+  const ran = await purser.cli('run', '--budget', '5.00', '--', 'sh', '-c', 'env | grep -c PURSER_MASTER_KEY');
   assert.deepEqual([ran.code, ran.stdout], [1, '0\n'], ran.stderr);
 });
 
 test('without a server there is nothing to run against, and it says so', async (t) => {
   const purser = installation(t);
   await (await purser.serve()).stop();
-  const refused = await purser.cli('run', '--budget', '5', '--', 'true');
+  const refused = await purser.cli('run', '--budget', '5.00', '--', 'true');
   assert.deepEqual(
     [refused.code, refused.stderr],
     [5, 'No server is running on this data directory. Start it: purser serve\n'],

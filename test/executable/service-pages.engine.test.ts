@@ -97,7 +97,7 @@ test('the page on transfer: its settings and commands, and the bytes', async (t)
   const [signPut, signGet, move] = commands as [string, string, string];
   assert.equal(commands.length, 3);
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '500');
+  await purser.json('account', 'credit', accounts[0].id, '500c');
   const opened = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '100'];
   const wallet = await purser.json(...opened);
   assert.equal(wallet.env.SVC_BROKER_URL, serving.url);

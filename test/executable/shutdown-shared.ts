@@ -11,7 +11,7 @@ export const chat = (server: Serving, token: string, key: string) =>
 
 export async function walletOf(purser: Installation): Promise<{ id: string; token: string }> {
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100000');
+  await purser.json('account', 'credit', accounts[0].id, '100000c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '50000'];
   const { id, agent_token: token } = await purser.json(...create);
   return { id, token };

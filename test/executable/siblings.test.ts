@@ -20,7 +20,7 @@ test('siblings on one dollar wait for each other; a kill leaves one hold, which 
   const purser = installation(t, { upstream, settings });
   let server = await purser.serve();
   const [{ id: account }] = (await purser.json('account', 'list')).accounts;
-  await purser.json('account', 'credit', account, '1000');
+  await purser.json('account', 'credit', account, '1000c');
   const wallet = ['wallet', 'create', '--account', account, '--name', 'agent', '--budget-cents', '100'];
   const { agent_token: token } = await purser.json(...wallet);
   const { body: key } = await server.ask('POST', '/v1/router/key', { token, body: {} });

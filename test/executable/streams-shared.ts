@@ -26,7 +26,7 @@ export async function serveStreams(
   const purser = installation(t, { settings: { router: { upstreams, models: MODELS, uncertain }, ...settings } });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000000');
+  await purser.json('account', 'credit', accounts[0].id, '1000000c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '1000000'];
   const { id, agent_token: token } = await purser.json(...create);
   const { body } = await server.ask('POST', '/v1/router/key', { token, body: {} });

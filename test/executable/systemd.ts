@@ -66,7 +66,7 @@ test('docs/purser.service runs under systemd: money and leases in its sandbox, r
   assert.match(status, new RegExp(`^Uid:\t${uid}\t`, 'm'));
 
   const { accounts } = await cli('account', 'list');
-  await cli('account', 'credit', accounts[0].id, '1000');
+  await cli('account', 'credit', accounts[0].id, '1000c');
   const { key } = await cli('key', 'create', '--account', accounts[0].id, '--name', 'tester');
   const wallet = await ask(key, '/v1/wallets', { name: 'agent', budget_cents: 500, expires_in_seconds: 0 });
   const token = wallet.agent_token;

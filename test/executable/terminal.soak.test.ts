@@ -21,8 +21,8 @@ test('without a terminal the same is a warning of the log, and agents get an add
   assert.match(String(notes[0]?.msg), /purser\.yml is not read: the settings are those of /);
   assert.ok(!server.output.stderr.includes('Next, in another terminal'));
   const port = Number(new URL(server.url).port);
-  await purser.json('account', 'credit', 'default', '1000');
-  const wallet = await purser.json('wallet', 'create', '--name', 'a', '--budget-cents', '5.00');
+  await purser.json('account', 'credit', 'default', '1000c');
+  const wallet = await purser.json('wallet', 'create', '--name', 'a', '--budget', '5.00');
   assert.equal(wallet.env.SVC_BROKER_URL, reachableUrl({ host: '0.0.0.0', port }));
   assert.match(
     (await purser.cli('doctor')).stdout,
@@ -145,8 +145,8 @@ test('tables fit the terminal; colours are for terminals, and not under NO_COLOR
   upstream.handle = completion({ prompt_tokens: 11, completion_tokens: 7 });
   const purser = installation(t, { upstream });
   const server = await purser.serve();
-  await purser.json('account', 'credit', 'default', '1000');
-  const wallet = await purser.json('wallet', 'create', '--name', 'agent-7', '--budget-cents', '5.00');
+  await purser.json('account', 'credit', 'default', '1000c');
+  const wallet = await purser.json('wallet', 'create', '--name', 'agent-7', '--budget', '5.00');
   const body = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100 };
   await server.ask('POST', '/v1/chat/completions', { token: wallet.agent_token, key: 'one', body });
 

@@ -30,7 +30,7 @@ Next, in another terminal:
 
   const upstream = await openUpstream(t);
   const ready = installation(t, { upstream, directory: purser.directory, settings: { listen: '0.0.0.0:0' } });
-  await ready.json('account', 'credit', 'default', '1000');
+  await ready.json('account', 'credit', 'default', '1000c');
   const again = onTerminal(t, [EXECUTABLE, '--data', purser.directory, 'serve'], {
     env: { NO_COLOR: '1', PURSER_LOG_LEVEL: 'warn' },
     columns: 200,
@@ -38,7 +38,7 @@ Next, in another terminal:
   await again.shows(/purser --data \S+ status\n/);
   assert.match(
     again.screen(),
-    /^Purser 0\.1\.0 listens on http:\/\/0\.0\.0\.0:\d+; agents are given http:\/\/(?!0\.)[\d.]+:\d+\.\nData: .*\nwarn listen: 0\.0\.0\.0 .*(\nwarn .*)+\nNext, in another terminal:\n {2}purser --data \S+ wallet create --name agent-1 --budget-cents 5\.00\n {2}purser --data \S+ status\n$/,
+    /^Purser 0\.1\.0 listens on http:\/\/0\.0\.0\.0:\d+; agents are given http:\/\/(?!0\.)[\d.]+:\d+\.\nData: .*\nwarn listen: 0\.0\.0\.0 .*(\nwarn .*)+\nNext, in another terminal:\n {2}purser --data \S+ wallet create --name agent-1 --budget 5\.00\n {2}purser --data \S+ status\n$/,
   );
   again.type('\u0003');
   assert.equal(await again.ended, 0);
@@ -47,7 +47,7 @@ Next, in another terminal:
 test('what cannot be undone is asked about on a terminal; --yes and scripts are not', async (t) => {
   const purser = installation(t);
   await purser.serve();
-  await purser.json('account', 'credit', 'default', '1000');
+  await purser.json('account', 'credit', 'default', '1000c');
   const create = async (name: string) =>
     (await purser.json('wallet', 'create', '--name', name, '--budget-cents', '100')).id as string;
   const id = await create('one');
@@ -76,27 +76,45 @@ test('what cannot be undone is asked about on a terminal; --yes and scripts are 
   assert.equal((await purser.cli('wallet', 'close', 'three')).code, 0, 'a script');
 });
 
-test('12.50 and $5 are amounts, and 1d is a duration, wherever one is asked for', async (t) => {
+test('12.50, $5 and 500c are amounts, 5 is none, and 1d is a duration, wherever one is asked for', async (t) => {
   const purser = installation(t);
   await purser.serve();
   const credited = await purser.json('account', 'credit', 'default', '12.50');
   assert.equal(credited.available_cents, 1250);
   assert.equal((await purser.json('account', 'credit', 'default', '$5')).available_cents, 1750);
-  assert.equal(
-    (await purser.json('account', 'debit', 'default', '50', '--reason', 'cents as ever')).available_cents,
-    1700,
-  );
-  const made = ['wallet', 'create', '--name', 'a', '--budget-cents', '2.00', '--expires', '1d'];
+  assert.equal((await purser.json('account', 'debit', 'default', '50c', '--reason', 'in cents')).available_cents, 1700);
+  const made = ['wallet', 'create', '--name', 'a', '--budget', '2.00', '--expires', '1d'];
   const { id } = await purser.json(...made);
   const wallet = await purser.json('wallet', 'show', id);
   assert.deepEqual([wallet.budget_cents, wallet.expires_at - wallet.created_at], [200, 86_400]);
   assert.equal((await purser.json('wallet', 'raise', id, '1.25')).budget_cents, 325);
-  assert.equal((await purser.json('wallet', 'refill', id, '--cents', '5.00', '--every', 'day')).refill.cents, 500);
+  assert.equal((await purser.json('wallet', 'refill', id, '--amount', '5.00', '--every', 'day')).refill.cents, 500);
   for (const wrong of ['1.5', '0.001', 'five', '5,00', '€5']) {
     const refused = await purser.cli('wallet', 'raise', id, wrong);
     assert.equal(refused.code, 2, wrong);
-    assert.match(refused.stderr, /a whole number of cents, as "1250", or USD, as "12\.50" or "\$12"/);
+    assert.match(refused.stderr, /It must be an amount as 12\.50, "\$12" or 1250c\./);
   }
+  for (const bare of [
+    ['account', 'credit', 'default', '5'],
+    ['account', 'debit', 'default', '5', '--reason', 'r'],
+    ['account', 'create', 'other', '--credit', '5'],
+    ['wallet', 'create', '--name', 'b', '--budget', '5'],
+    ['wallet', 'raise', id, '5'],
+    ['wallet', 'lower', id, '5'],
+    ['wallet', 'refill', id, '--amount', '5', '--every', 'day'],
+    ['wallet', 'refill', id, '--amount', '5.00', '--every', 'day', '--carry', '5'],
+    ['run', '--budget', '5', '--', 'true'],
+  ]) {
+    const refused = await purser.cli(...bare);
+    assert.deepEqual([refused.code, refused.stdout], [2, ''], bare.join(' '));
+    assert.match(refused.stderr, /Write 5\.00 for 5 dollars, or 5c for 5 cents\./, bare.join(' '));
+  }
+  const both = await purser.cli('wallet', 'create', '--name', 'b', '--budget', '5.00', '--budget-cents', '500');
+  assert.match(both.stderr, /cannot be used with/);
+  const unquoted = await purser.cli('wallet', 'raise', id, '');
+  assert.match(unquoted.stderr, /the shell expands \$5 unless it is quoted/);
+  const poor = await purser.cli('wallet', 'raise', id, '5000.00');
+  assert.match(poor.stderr, /The budget needs 5000\.00 USD; the account has 13\.75 available/);
   assert.match((await purser.cli('account', 'show', 'default')).stdout, /^available_usd +13\.75$/m);
   assert.match(
     (await purser.cli('account', 'statement', 'default')).stdout,
@@ -108,8 +126,7 @@ test('a wallet says when it expires, and how to change that', async (t) => {
   const purser = installation(t);
   await purser.serve();
   await purser.json('account', 'credit', 'default', '12.50');
-  const create = (...more: string[]) =>
-    purser.cli('wallet', 'create', '--name', 'a', '--budget-cents', '2.00', ...more);
+  const create = (...more: string[]) => purser.cli('wallet', 'create', '--name', 'a', '--budget', '2.00', ...more);
   const made = await create();
   assert.match(made.stdout, /^expires_at +\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ \(in (1 d|2\d h)\)$/m);
   assert.equal(made.stderr, 'It expires in a day. For another time: --expires 7d, or --expires never.\n');

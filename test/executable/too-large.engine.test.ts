@@ -21,7 +21,7 @@ async function openPurser(t: TestContext) {
   const purser = installation(t);
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '500'];
   const { agent_token: token } = await purser.json(...create);
   return { purser, server, token: token as string };

@@ -14,7 +14,7 @@ test('no control or bidirectional character from outside reaches a terminal or t
   const purser = installation(t, { upstream });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '10000');
+  await purser.json('account', 'credit', accounts[0].id, '10000c');
   const create = ['wallet', 'create', '--account', accounts[0].id, '--name', NAME, '--budget-cents', '500'];
   const { id, agent_token: token } = await purser.json(...create);
   upstream.handle = failure(400, { error: { message: ODD } });

@@ -362,6 +362,6 @@ const settingsFor = ({ url }: FakeUpstream) => ({
 async function fund(purser: Installation): Promise<string> {
   await (await purser.serve()).stop();
   const [{ id }] = (await purser.json('account', 'list')).accounts;
-  await purser.json('account', 'credit', id, String(CREDIT_CENTS));
+  await purser.json('account', 'credit', id, `${CREDIT_CENTS}c`);
   return (await purser.json('key', 'create', '--account', id, '--name', 'walk')).key;
 }

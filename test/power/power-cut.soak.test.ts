@@ -146,7 +146,7 @@ async function recordLoad(t: TestContext, build: readonly string[]) {
   const plain = installation(t, { upstream, directory, command: build });
   const first = await plain.serve();
   const { accounts } = await plain.json('account', 'list');
-  await plain.json('account', 'credit', accounts[0].id, '1000000');
+  await plain.json('account', 'credit', accounts[0].id, '1000000c');
   const { key } = await plain.json('key', 'create', '--account', accounts[0].id, '--name', 'agents');
   await first.logged('disk.reserve_made'); // Else its megabytes are in the trace.
   await first.stop();

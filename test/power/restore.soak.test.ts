@@ -19,7 +19,7 @@ for (const command of ['restore', 'master-key rotate'] as const)
     const plain = installation(t, { directory });
     const server = await plain.serve();
     const { accounts } = await plain.json('account', 'list');
-    const credit = () => plain.json('account', 'credit', accounts[0].id, '1000');
+    const credit = () => plain.json('account', 'credit', accounts[0].id, '1000c');
     const wallet = await (async () => {
       await credit();
       return plain.json('wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '100');

@@ -22,7 +22,7 @@ async function openReplicated(t: TestContext) {
   const purser = installation(t, { upstream });
   const server = await purser.serve();
   const account = (await purser.json('account', 'list')).accounts[0].id as string;
-  await purser.json('account', 'credit', account, '100000000');
+  await purser.json('account', 'credit', account, '100000000c');
   const { key } = await purser.json('key', 'create', '--account', account, '--name', 'load');
   const replica = `file://${temporaryDirectory(t)}/replica`;
   const { database } = files(purser.directory);
@@ -163,7 +163,7 @@ test('the drill that is printed proves a backup, and fails on a damaged one', as
   const purser = installation(t, {});
   const server = await purser.serve();
   const account = (await purser.json('account', 'list')).accounts[0].id as string;
-  await purser.json('account', 'credit', account, '500');
+  await purser.json('account', 'credit', account, '500c');
   const backup = join(temporaryDirectory(t), 'backup.db');
   await purser.json('backup', backup);
   const said = await drill('/nowhere/litestream', backup, purser);

@@ -65,7 +65,7 @@ test('every command of the page of recovery does what the page says', async (t) 
 
   let server = await purser.serve();
   const account = (await purser.json('account', 'list')).accounts[0].id as string;
-  await purser.json('account', 'credit', account, '500');
+  await purser.json('account', 'credit', account, '500c');
   copyFileSync(join(purser.directory, 'master.key'), masterKey);
   const shown = RegExp(`^${account} +default +5\\.00 `, 'm');
 
@@ -75,7 +75,7 @@ test('every command of the page of recovery does what the page says', async (t) 
   assert.deepEqual(rest, []);
   backup = join(backups, name as string);
   assert.match(made.stdout, /^installation_id +inst_/m);
-  await purser.json('account', 'credit', account, '77'); // Known here, and not in the backup.
+  await purser.json('account', 'credit', account, '77c'); // Known here, and not in the backup.
 
   await server.stop();
   const restored = await run(next('Restore'));
@@ -102,7 +102,7 @@ test('every command of the page of recovery does what the page says', async (t) 
       () => false,
     ),
   );
-  await purser.json('account', 'credit', account, '100');
+  await purser.json('account', 'credit', account, '100c');
   await server.stop();
   await end(beside);
   assert.match((await run(next('Litestream'))).stderr, /The database that was here is/);

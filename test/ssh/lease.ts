@@ -41,7 +41,7 @@ async function openLandlord(compute: object, executable: string) {
   const purser = installation(later, { settings, upstream, command: [executable] });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100000');
+  await purser.json('account', 'credit', accounts[0].id, '100000c');
   const { key } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'test');
   return {
     purser,
