@@ -3,6 +3,10 @@ import { formatCents } from '../src/base/money.ts';
 import { askAndPrint, example, parseAmount, parseCents, showRecord, showTable } from './context.ts';
 import { exact } from './time.ts';
 
+/** Formats an account for people: with one figure of what it spent, not also that of closed wallets alone. */
+const showAccount = ({ reserved_cents: _, spent_cents: __, ...account }: Record<string, unknown>) =>
+  showRecord(account);
+
 /** Registers `account`: accounts, their credit and their links to sign-ins. */
 export function accountCommands(program: Command): void {
   const group = program.command('account').description('owners of prepaid credit');
@@ -19,7 +23,7 @@ export function accountCommands(program: Command): void {
         command,
         'account.create',
         { name, ...(creditCents === undefined ? {} : { creditCents }) },
-        showRecord,
+        showAccount,
       );
     });
   group
@@ -28,16 +32,7 @@ export function accountCommands(program: Command): void {
     .addHelpText('after', example('purser account list'))
     .action((_, command: Command) =>
       askAndPrint(command, 'account.list', {}, ({ accounts }) =>
-        showTable(
-          accounts,
-          'id',
-          'name',
-          'available_cents',
-          'reserved_cents',
-          'open_used_usd',
-          'spent_cents',
-          'suspended_at',
-        ),
+        showTable(accounts, 'id', 'name', 'available_cents', 'in_wallets_usd', 'spent_usd', 'suspended_at'),
       ),
     );
   group
@@ -45,7 +40,7 @@ export function accountCommands(program: Command): void {
     .argument('<id>')
     .description('show one account')
     .addHelpText('after', example('purser account show acct_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'account.show', { id }, showRecord));
+    .action((id: string, _, command: Command) => askAndPrint(command, 'account.show', { id }, showAccount));
   group
     .command('statement')
     .argument('<id>')
@@ -63,7 +58,7 @@ export function accountCommands(program: Command): void {
             'key',
             'session_id',
           ),
-          `${account.name}: ${formatCents(account.available_cents)} USD available, ${formatCents(account.reserved_cents)} in open wallets, ${formatCents(account.spent_cents)} spent by closed ones`,
+          `${account.name}: ${formatCents(account.available_cents)} USD available, ${account.in_wallets_usd} in wallets, ${account.spent_usd} spent`,
         ].join('\n'),
       ),
     );
@@ -76,7 +71,7 @@ export function accountCommands(program: Command): void {
     .option('--key <key>', 'idempotency key: repeated commands with it credit once')
     .addHelpText('after', example('purser account credit research 50.00 --reason "invoice 17" --key invoice-17'))
     .action((id: string, cents: number, options: { reason?: string; key?: string }, command: Command) =>
-      askAndPrint(command, 'account.credit', { id, cents, ...options }, showRecord),
+      askAndPrint(command, 'account.credit', { id, cents, ...options }, showAccount),
     );
   group
     .command('debit')
@@ -86,7 +81,7 @@ export function accountCommands(program: Command): void {
     .requiredOption('--reason <text>', 'stored with the entry')
     .addHelpText('after', example('purser account debit acct_01k9… 5.00 --reason "credited twice"'))
     .action((id: string, cents: number, options: { reason: string }, command: Command) =>
-      askAndPrint(command, 'account.debit', { id, cents, ...options }, showRecord),
+      askAndPrint(command, 'account.debit', { id, cents, ...options }, showAccount),
     );
   group
     .command('link')
@@ -96,7 +91,7 @@ export function accountCommands(program: Command): void {
     .requiredOption('--subject <sub>', 'the subject (sub) at that issuer')
     .addHelpText('after', example('purser account link acct_01k9… --issuer https://id.example/realms/x --subject 4711'))
     .action((id: string, options: { issuer: string; subject: string }, command: Command) =>
-      askAndPrint(command, 'account.link', { id, ...options }, showRecord),
+      askAndPrint(command, 'account.link', { id, ...options }, showAccount),
     );
   group
     .command('sign-out')
@@ -109,11 +104,11 @@ export function accountCommands(program: Command): void {
     .argument('<id>')
     .description('no new wallets, holds or keys; reads, settlements and cleanup go on')
     .addHelpText('after', example('purser account suspend acct_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'account.suspend', { id }, showRecord));
+    .action((id: string, _, command: Command) => askAndPrint(command, 'account.suspend', { id }, showAccount));
   group
     .command('resume')
     .argument('<id>')
     .description('end a suspension')
     .addHelpText('after', example('purser account resume acct_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'account.resume', { id }, showRecord));
+    .action((id: string, _, command: Command) => askAndPrint(command, 'account.resume', { id }, showAccount));
 }

@@ -50,8 +50,17 @@ async function spend({ csv, ...options }: Options, command: Command): Promise<vo
   const { others } = body;
   const rest = others ? [{ ...others, key: '', name: undefined, [options.by as string]: '(others)' }] : [];
   const sums = sumsOf(options.by, others ? [...body.rows, others] : body.rows);
-  const total = { [options.by as string]: 'total', charged_usd: body.total_usd, ...sums };
-  show(showTable([...rows, ...rest, total], options.by as string, ...(isNamed ? ['name'] : []), ...columns.slice(1)));
+  const rounding =
+    body.rounding_usd === '0.00' ? [] : [{ [options.by as string]: '(rounding)', charged_usd: body.rounding_usd }];
+  const total = { [options.by as string]: 'total', charged_usd: body.spent_usd, ...sums };
+  show(
+    showTable(
+      [...rows, ...rest, ...rounding, total],
+      options.by as string,
+      ...(isNamed ? ['name'] : []),
+      ...columns.slice(1),
+    ),
+  );
 }
 
 /** Returns the sums of the other columns; none by tag, as an operation may be in several rows. */

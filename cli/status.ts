@@ -58,7 +58,7 @@ function screen(it: Status): string {
     ['backup', it.backup ? `${ago(it.backup.at)}: ${it.backup.file}` : 'none noted'],
     [
       'accounts',
-      `${it.accounts.count}: ${it.accounts.available_usd} USD available, ${it.accounts.reserved_usd} in wallets, ${it.accounts.spent_usd} spent by closed ones${it.accounts.owed_usd === '0.00' ? '' : `, ${it.accounts.owed_usd} owed`}`,
+      `${it.accounts.count}: ${it.accounts.available_usd} USD available, ${it.accounts.in_wallets_usd} in wallets, ${it.accounts.spent_usd} spent${it.accounts.owed_usd === '0.00' ? '' : `, ${it.accounts.owed_usd} owed`}`,
     ],
     [
       'wallets',

@@ -1,5 +1,5 @@
-import { count, min, ne, sql } from 'drizzle-orm';
-import { centsToNanos, Nanos } from '../base/money.ts';
+import { and, count, eq, min, ne, sql } from 'drizzle-orm';
+import { centsToNanos, Nanos, ZERO } from '../base/money.ts';
 import { prepare, type Reader } from '../db/handle.ts';
 import { accounts, operations, resources, wallets } from '../db/schema.ts';
 
@@ -50,10 +50,40 @@ const reads = prepare((read: Reader) => ({
     .where(ne(wallets.status, 'closed'))
     .groupBy(wallets.accountId)
     .prepare(),
+  spentOpenOf: read
+    .select({ spent: sum(wallets.spent) })
+    .from(wallets)
+    .where(and(eq(wallets.accountId, sql.placeholder('accountId')), ne(wallets.status, 'closed')))
+    .prepare(),
 }));
 
 /** Money on hold: how many operations hold it, and since when the oldest does (Unix seconds). */
 export type Holds = { count: number; amount: Nanos; oldestAt: number | null };
+
+/**
+ * The money of an account, or of all: `spent` is what the journal charged in all wallets, with the rounding of closed ones
+ * to a cent; `inWallets` is what open wallets may still spend, holds included; the three are the credit that came in.
+ */
+export type AccountMoney = { spent: Nanos; inWallets: Nanos; available: Nanos };
+
+type OfAccount = Pick<typeof accounts.$inferSelect, 'id' | 'availableCents' | 'reservedCents' | 'spentCents'>;
+
+const moneyWith = (account: OfAccount, spentInOpen: Nanos): AccountMoney => ({
+  spent: Nanos(centsToNanos(account.spentCents) + spentInOpen),
+  inWallets: Nanos(centsToNanos(account.reservedCents) - spentInOpen),
+  available: centsToNanos(account.availableCents),
+});
+
+/** Returns the money of an account. */
+export function moneyOf(read: Reader, account: OfAccount): AccountMoney {
+  return moneyWith(account, Nanos(reads(read).spentOpenOf.get({ accountId: account.id })?.spent ?? 0n));
+}
+
+/** Returns a function that gives the money of each account, after one query for all of them. */
+export function moneyOfEach(read: Reader): (account: OfAccount) => AccountMoney {
+  const spent = spentByOpenWallets(read);
+  return (account) => moneyWith(account, spent.get(account.id) ?? ZERO);
+}
 
 /** Sums the money that the books hold at the moment. */
 export function figures(read: Reader) {
@@ -65,12 +95,14 @@ export function figures(read: Reader) {
     return { count: Number(it?.count ?? 0), amount: Nanos(it?.amount ?? 0n), oldestAt: it?.oldest ?? null };
   };
   const cents = (amount = 0n) => centsToNanos(Number(amount));
+  const spentInOpen = ofWallets?.spent ?? 0n;
   return {
     accounts: {
       count: Number(ofAccounts?.count ?? 0),
       available: cents(ofAccounts?.available),
       reserved: cents(ofAccounts?.reserved),
-      spent: cents(ofAccounts?.spent),
+      inWallets: Nanos(cents(ofAccounts?.reserved) - spentInOpen),
+      spent: Nanos(cents(ofAccounts?.spent) + spentInOpen),
       owed: cents(ofAccounts?.owed),
     },
     /** The wallets that are not closed. */
@@ -92,7 +124,7 @@ export function figures(read: Reader) {
 }
 
 /** Returns the spending of the wallets that are not closed, by account. */
-export function spentByOpenWallets(read: Reader): Map<string, Nanos> {
+function spentByOpenWallets(read: Reader): Map<string, Nanos> {
   return new Map(
     reads(read)
       .spentOpen.all()

@@ -31,7 +31,14 @@ type SpendRow = {
 
 /** The sum of the keys that have no row of their own. */
 export type SpendRest = Omit<SpendRow, 'key'>;
-export type Spending = { rows: SpendRow[]; others: SpendRest | undefined; total: Nanos };
+export type Spending = {
+  rows: SpendRow[];
+  others: SpendRest | undefined;
+  /** The sum of the charges. */
+  total: Nanos;
+  /** What wallets that were closed in this time spent beyond their charges: their spending is rounded up to a cent. */
+  rounding: Nanos;
+};
 
 /**
  * The most keys that are summed at a time: agents may invent any number of tags. When there are more, the half with the smallest
@@ -61,6 +68,15 @@ const pages = plain({
   all: `select ${COLUMNS} from operation where outcome = 'charged' and settled_at >= ? and settled_at < ?
     and (settled_at, id) > (?, ?) order by settled_at, id limit ${PAGE_COUNT}`,
   // Rows that do not count are left out later: a page then takes the same time whatever it contains.
+  roundings: `select max(id), coalesce(sum((spent_nanos + 9999999) / 10000000 * 10000000 - spent_nanos)
+      filter (where parent_id is null and closed_at >= ? and closed_at < ?), 0)
+    from (select id, parent_id, spent_nanos, closed_at from wallet where id > ? order by id limit ${PAGE_COUNT})`,
+  roundingsOfAccount: `select max(id), coalesce(sum((spent_nanos + 9999999) / 10000000 * 10000000 - spent_nanos)
+      filter (where parent_id is null and closed_at >= ? and closed_at < ?), 0)
+    from (select id, parent_id, spent_nanos, closed_at from wallet where account_id = ? and id > ? order by id
+      limit ${PAGE_COUNT})`,
+  roundingOfWallet: `select (spent_nanos + 9999999) / 10000000 * 10000000 - spent_nanos from wallet
+    where closed_at >= ? and closed_at < ? and id = ? and parent_id is null`,
   ofWallet: `select ${COLUMNS} from operation where wallet_id = ? and id > ? order by id limit ${PAGE_COUNT}`,
 });
 
@@ -111,7 +127,33 @@ export async function sumSpending(read: Reader, order: SpendOrder, rowsMax = KEY
   }
   keep(rowsMax);
   const others = rest.operations ? rest : undefined;
-  return { rows: [...rows.values()].sort(order.by === 'day' ? byKey : byAmount), others, total };
+  return {
+    rows: [...rows.values()].sort(order.by === 'day' ? byKey : byAmount),
+    others,
+    total,
+    rounding: await sumRounding(read, order),
+  };
+}
+
+/** Sums what closed wallets without a parent spent beyond their charges. Reads in the same way as `sumSpending`. */
+async function sumRounding(
+  read: Reader,
+  { scope, since = 0, until = Number.MAX_SAFE_INTEGER }: Omit<SpendOrder, 'by'>,
+): Promise<Nanos> {
+  const { roundings, roundingsOfAccount, roundingOfWallet } = pages(read);
+  if (scope && 'wallet' in scope) return Nanos(roundingOfWallet.get<[bigint]>(since, until, scope.wallet)?.[0] ?? 0n);
+  let sum = ZERO;
+  for (let after = ''; ; ) {
+    const [last, more] = (
+      scope
+        ? roundingsOfAccount.get<[string | null, bigint]>(since, until, scope.account, after)
+        : roundings.get<[string | null, bigint]>(since, until, after)
+    ) as [string | null, bigint];
+    if (last === null) return sum;
+    sum = Nanos(sum + more);
+    after = last;
+    await nextTurn();
+  }
 }
 
 const nothing = (): SpendRest => ({ operations: 0, promptTokens: 0, completionTokens: 0, charged: ZERO });

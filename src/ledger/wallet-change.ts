@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { and, eq, sql } from 'drizzle-orm';
-import { centsToNanos, nanosToCentsDown, ZERO } from '../base/money.ts';
+import { centsToNanos, type Nanos, nanosToCentsDown, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import { withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
@@ -60,6 +60,11 @@ export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, bloc
   tellBudgetChanged(tx, wallet, now);
   return { wallet: walletOf(tx, wallet.id), change, isNew: true };
 });
+
+/** Returns the amount by which the change of a wallet with this key moved its budget, below 0 for a lower; undefined if there is none. */
+export function movedBy(read: Reader, walletId: string, key: string): Nanos | undefined {
+  return reads(read).byKey.get({ walletId, key })?.amount;
+}
 
 type ExtendWallet = { order: ChangeOrder & { seconds: number }; now: number };
 /**

@@ -375,6 +375,15 @@ function addGauges(
       () => one(`select sum(${state}_cents) from account`) ?? 0,
     );
   events.gauge(
+    'accounts_charged_usd',
+    'Charged in all wallets, open ones included, with the rounding of closed ones.',
+    () =>
+      one(
+        `select (select coalesce(sum(spent_cents), 0) from account) / 100.0
+          + (select coalesce(sum(spent_nanos), 0) from wallet where status <> 'closed') / 1e9`,
+      ),
+  );
+  events.gauge(
     'held_usd',
     'On hold for open operations.',
     () => (one("select sum(hold_nanos) from operation where state <> 'settled'") ?? 0) / 1e9,

@@ -1,6 +1,6 @@
 import * as v from 'valibot';
 import { endBrowserSessionsOf, linkIdentity } from '../access/writes.ts';
-import { formatUsd, ZERO } from '../base/money.ts';
+import { formatUsd } from '../base/money.ts';
 import {
   type Account,
   type Funding,
@@ -11,25 +11,32 @@ import {
   openAccount,
   suspendAccount,
 } from '../ledger/account.ts';
-import { spentByOpenWallets } from '../ledger/figures.ts';
+import { type AccountMoney, moneyOf, moneyOfEach } from '../ledger/figures.ts';
 import { accountBody } from '../wire/account.ts';
 import { command, Id, NOTHING, type OperatorApp } from './command.ts';
 import { accountWith } from './find.ts';
 
 const cents = v.pipe(v.number(), v.safeInteger());
 
-/** The account body `{id, name, available_cents, reserved_cents, spent_cents, welcome_credit_cents}` (design, section 4), and its state. */
-function record(account: Account) {
+/**
+ * The account body `{id, name, available_cents, reserved_cents, spent_cents, welcome_credit_cents}` (design, section 4), and
+ * its state. `spent_cents` is that of the interface, of closed wallets; `spent_usd` is that of all.
+ */
+function record(account: Account, money: AccountMoney) {
   return {
     id: account.id,
     name: account.name,
     ...accountBody(account),
+    spent_usd: formatUsd(money.spent),
+    in_wallets_usd: formatUsd(money.inWallets),
     owed_cents: account.owedCents,
     created_at: account.createdAt,
     suspended_at: account.suspendedAt,
     disputed_at: account.disputedAt,
   };
 }
+
+const recordOf = ({ ledger }: OperatorApp, account: Account) => record(account, moneyOf(ledger.read, account));
 
 const OUT: ReadonlySet<Funding['kind']> = new Set(['debit', 'clawback']);
 
@@ -54,34 +61,31 @@ export const accounts = {
   'account.create': command(
     v.strictObject({ name: v.string(), creditCents: v.optional(cents) }),
     async (app, { name, creditCents = 0 }) =>
-      record(await app.ledger.write(openAccount, { name, creditCents, now: app.clock.now() })),
+      recordOf(app, await app.ledger.write(openAccount, { name, creditCents, now: app.clock.now() })),
   ),
-  /**
-   * Lists all accounts. `open_used_usd` is the spending of their wallets that are not closed, which `spent_cents` does not
-   * contain yet.
-   */
   'account.list': command(NOTHING, (app) => {
-    const spent = spentByOpenWallets(app.ledger.read);
-    const used = (id: string) => formatUsd(spent.get(id) ?? ZERO);
-    return { accounts: listAccounts(app.ledger.read).map((it) => ({ ...record(it), open_used_usd: used(it.id) })) };
+    const moneyOfAccount = moneyOfEach(app.ledger.read);
+    return { accounts: listAccounts(app.ledger.read).map((it) => record(it, moneyOfAccount(it))) };
   }),
   /** Lists every credit, debit, checkout and payment taken back, oldest first, with its reason. */
   'account.statement': command(v.strictObject({ id: Id }), (app, { id }) => {
     const account = accountWith(app.ledger.read, id);
-    return { account: record(account), lines: listFundings(app.ledger.read, account.id).map(fundingLine) };
+    return { account: recordOf(app, account), lines: listFundings(app.ledger.read, account.id).map(fundingLine) };
   }),
-  'account.show': command(v.strictObject({ id: Id }), (app, { id }) => record(accountWith(app.ledger.read, id))),
+  'account.show': command(v.strictObject({ id: Id }), (app, { id }) => recordOf(app, accountWith(app.ledger.read, id))),
   'account.credit': command(
     v.strictObject({ id: Id, cents, reason: v.optional(v.string()), key: v.optional(Id) }),
     async (app, { id, cents: amountCents, reason = null, key = null }) =>
-      record(
+      recordOf(
+        app,
         await fund(app, { accountId: accountWith(app.ledger.read, id).id, kind: 'credit', amountCents, reason, key }),
       ),
   ),
   'account.debit': command(
     v.strictObject({ id: Id, cents, reason: Id, key: v.optional(Id) }),
     async (app, { id, cents: amountCents, reason, key = null }) =>
-      record(
+      recordOf(
+        app,
         await fund(app, { accountId: accountWith(app.ledger.read, id).id, kind: 'debit', amountCents, reason, key }),
       ),
   ),
@@ -90,11 +94,11 @@ export const accounts = {
     const accountId = accountWith(app.ledger.read, id).id;
     const identity = { issuer, subject };
     const account = await app.ledger.write(linkIdentity, { accountId, identity, now });
-    return { ...record(account), identity };
+    return { ...recordOf(app, account), identity };
   }),
   'account.suspend': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const at = app.clock.now();
-    return record(await app.ledger.write(suspendAccount, { id: accountWith(app.ledger.read, id).id, at }));
+    return recordOf(app, await app.ledger.write(suspendAccount, { id: accountWith(app.ledger.read, id).id, at }));
   }),
   /** Ends every session of the account on the page. Its keys stay valid, and a new sign-in gets a new session. */
   'account.sign-out': command(v.strictObject({ id: Id }), async (app, { id }) => {
@@ -102,6 +106,6 @@ export const accounts = {
     return { id: accountId, sessions_ended: await app.ledger.write(endBrowserSessionsOf, { accountId }) };
   }),
   'account.resume': command(v.strictObject({ id: Id }), async (app, { id }) =>
-    record(await app.ledger.write(suspendAccount, { id: accountWith(app.ledger.read, id).id, at: null })),
+    recordOf(app, await app.ledger.write(suspendAccount, { id: accountWith(app.ledger.read, id).id, at: null })),
   ),
 };

@@ -52,6 +52,7 @@ export const status = {
         count: accounts.count,
         available_usd: formatUsd(accounts.available),
         reserved_usd: formatUsd(accounts.reserved),
+        in_wallets_usd: formatUsd(accounts.inWallets),
         spent_usd: formatUsd(accounts.spent),
         owed_usd: formatUsd(accounts.owed),
       },

@@ -1,6 +1,7 @@
 import { VERSION } from '../files/version.ts';
 import { readAssets } from './assets.ts';
 import { EMPTY, type Html, html, type Value } from './html.ts';
+import { cents } from './parts.ts';
 import type { Viewer } from './visit.ts';
 
 export const assets = readAssets();
@@ -72,6 +73,15 @@ const DONE: Record<string, string> = {
   'signed-out-everywhere': 'All these sessions have ended.',
 };
 
+/** Returns the sentence of the word in the address; a budget that was lowered in part says by how much. */
+function doneSentence(word: string): string | undefined {
+  if (Object.hasOwn(DONE, word)) return DONE[word];
+  const [, moved, wanted] = /^lowered-(\d{1,9})-of-(\d{1,9})$/.exec(word) ?? [];
+  if (moved === undefined) return undefined;
+  const [done, asked] = [cents(Number(moved)), cents(Number(wanted))];
+  return `${asked} was asked, ${done} could move: a budget is lowered to what is spent, held and delegated at least, in whole cents.`;
+}
+
 function menu(viewer: Viewer, section: string | undefined): Html {
   const entries = viewer.kind === 'operator' ? OPERATOR_MENU : ACCOUNT_MENU;
   const items = entries.map(
@@ -87,7 +97,7 @@ export function documentOf(page: Page, viewer: Viewer | undefined, done?: string
   const crumbs = path.length
     ? html`<nav class="crumbs" aria-label="Path">${path.map(([href, text]) => html`<a href="${href}">${text}</a> <span aria-hidden="true">/</span> `)}</nav>`
     : EMPTY;
-  const sentence = done && Object.hasOwn(DONE, done) ? DONE[done] : undefined;
+  const sentence = done ? doneSentence(done) : undefined;
   const notice = sentence && html`<p class="notice good" role="status">${sentence}</p>`;
   const liveMark = stream && html`<span class="live" id="live" hidden>live</span>`;
   return html`<!doctype html>

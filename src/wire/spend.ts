@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { formatUsd } from '../base/money.ts';
+import { formatUsd, sum } from '../base/money.ts';
 import { SPEND_BY, type Spending, type SpendRest } from '../ledger/spending.ts';
 import { numberInQuery, Usd } from './parts.ts';
 
@@ -30,15 +30,22 @@ export const Spend = v.object({
       v.description(`The sums of all that has no row, where there is more than the ${SPEND_ROW_COUNT_MAX} largest`),
     ),
   ),
-  total_usd: Usd,
+  total_usd: v.pipe(Usd, v.description('The sum of the charges')),
+  rounding_usd: v.pipe(
+    Usd,
+    v.description('What wallets that were closed spent beyond their charges: up to a whole cent'),
+  ),
+  spent_usd: v.pipe(Usd, v.description('Both')),
 });
 
 /** Builds the body of a sum of spending. */
-export function spendBody({ rows, others, total }: Spending): v.InferOutput<typeof Spend> {
+export function spendBody({ rows, others, total, rounding }: Spending): v.InferOutput<typeof Spend> {
   return {
     rows: rows.map(({ key, ...sums }) => ({ key, ...sumsOf(sums) })),
     ...(others ? { others: sumsOf(others) } : {}),
     total_usd: formatUsd(total),
+    rounding_usd: formatUsd(rounding),
+    spent_usd: formatUsd(sum(total, rounding)),
   };
 }
 

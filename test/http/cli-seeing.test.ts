@@ -34,6 +34,8 @@ test('spend, status, lists and the timeline as an operator types them', async (t
       { key: 'chat', operations: 1, prompt_tokens: 10, completion_tokens: 5, charged_usd: '0.00012' },
     ],
     total_usd: '0.01012',
+    rounding_usd: '0.00',
+    spent_usd: '0.01012',
   });
   assert.equal(
     await type('spend', '--by', 'tag', '--csv'),
@@ -52,10 +54,12 @@ test('spend, status, lists and the timeline as an operator types them', async (t
   assert.match(lines[5] as string, /^2 charged 0\.01012 · chat 0\.00012 · flat 0\.01$/);
   assert.match(await type('wallet', 'timeline', id, '--steps'), /released/);
   assert.match(await type('status'), /^wallets +2 open: 0\.01012 of 20\.00 USD used/m);
+  await purser.run('wallet.close', { id: 'agent-7' });
+  assert.match(await type('spend', '--by', 'kind'), /^chat .*0\.01012\n\(rounding\) .*0\.00988\ntotal .*0\.02000$/m);
 
   await purser.close();
   const alone = JSON.parse(await type('status', '--json'));
-  assert.deepEqual([alone.uptime_seconds, alone.ready, alone.wallets.open], [null, false, 2]);
+  assert.deepEqual([alone.uptime_seconds, alone.ready, alone.wallets.open], [null, false, 1]);
   assert.match(alone.reason, /no server is running/);
 });
 

@@ -77,7 +77,7 @@ test('lists of the operator count what they do not show, and a statement has eve
   const rest = await purser.run('wallet.list', { before: page.wallets[1]?.id as string });
   assert.equal(rest.wallets.length, 4);
   assert.deepEqual((await purser.run('wallet.list', { since: purser.app.clock.now() + 1 })).wallets, []);
-  assert.equal((await purser.run('account.list', {})).accounts[0]?.open_used_usd, '0.00012');
+  assert.equal((await purser.run('account.list', {})).accounts[0]?.spent_usd, '0.00012');
   await purser.run('account.debit', { id: 'default', cents: 5, reason: 'by mistake' });
   const { lines } = await purser.run('account.statement', { id: 'default' });
   assert.deepEqual(

@@ -25,6 +25,17 @@ test('what a form does is what the command does: raise, extend, close, resolve, 
   assert.equal(refused.status, 400);
   assert.match(refused.html, /Write the amount in dollars/);
   assert.equal((await browser.post(`/wallets/${id}/budget`, { amount: '9999.00', key: 'y' })).status, 402);
+  for (const [holder, form] of [
+    [browser, 'z'],
+    [await asAccount(purser), 'zz'],
+  ] as const) {
+    const { available_usd: left } = await purser.run('wallet.show', { id });
+    const cut = await holder.post(`/wallets/${id}/budget`, { amount: '-500', key: form });
+    assert.equal(cut.headers.location, `/wallets/${id}?done=lowered-${Math.floor(Number(left) * 100)}-of-50000`);
+    const { html } = await holder.get(cut.headers.location as string);
+    assert.ok(html.includes(`$500.00 was asked, $${Number(left).toFixed(2)} could move`), html.slice(0, 3000));
+  }
+  await browser.post(`/wallets/${id}/budget`, { amount: '2.50', key: 'back' });
   const { expiresAt } = purser.wallet(id);
   await browser.post(`/wallets/${id}/extend`, { seconds: '3600', key: 'e' });
   assert.equal(purser.wallet(id).expiresAt, (expiresAt as number) + 3600);

@@ -83,7 +83,7 @@ test('what a wallet has given to its children is once in the figures of the stat
   assert.equal((await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body })).status, 201);
   const { accounts, wallets } = await purser.run('status', {});
   assert.deepEqual([wallets.open, wallets.budget_usd, wallets.available_usd], [2, '10.00', '10.00']);
-  assert.equal(wallets.budget_usd, accounts.reserved_usd);
+  assert.equal(wallets.budget_usd, accounts.in_wallets_usd);
 });
 
 test('a tree of a thousand spenders never spends a nano more than its root has', async (t) => {

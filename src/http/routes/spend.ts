@@ -27,6 +27,8 @@ async function sumFor({ sums, ledger }: Pick<HttpApp, 'sums' | 'ledger'>, owner:
 const EXAMPLE = {
   rows: [{ key: 'qwen3-8b', operations: 42, prompt_tokens: 5120, completion_tokens: 1980, charged_usd: '0.001304' }],
   total_usd: '0.001304',
+  rounding_usd: '0.008696',
+  spent_usd: '0.01',
 };
 
 export const readSpend = endpoint({

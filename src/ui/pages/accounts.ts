@@ -1,7 +1,7 @@
 import { countBrowserSessionsOf } from '../../access/browser-sessions.ts';
-import { centsToNanos } from '../../base/money.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { type Account, accountOf, findAccount } from '../../ledger/account.ts';
+import { type AccountMoney, moneyOf } from '../../ledger/figures.ts';
 import { countWallets, listWallets } from '../../ledger/wallet.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
@@ -38,11 +38,11 @@ const WALLET_COUNT = 15;
 const LINE_COUNT = 50;
 
 /** Returns the parts of an account's money. */
-export function moneyOf(it: Pick<Account, 'availableCents' | 'reservedCents' | 'spentCents'>): BarPart[] {
+export function partsOf({ spent, inWallets, available }: AccountMoney): BarPart[] {
   return [
-    { name: 'spent', amount: centsToNanos(it.spentCents), tone: 'spent', key: 'account.spent' },
-    { name: 'in wallets', amount: centsToNanos(it.reservedCents), tone: 'reserved', key: 'account.reserved' },
-    { name: 'available', amount: centsToNanos(it.availableCents), tone: 'free', key: 'account.available' },
+    { name: 'spent', amount: spent, tone: 'spent', key: 'account.spent' },
+    { name: 'in wallets', amount: inWallets, tone: 'reserved', key: 'account.in_wallets' },
+    { name: 'available', amount: available, tone: 'free', key: 'account.available' },
   ];
 }
 
@@ -66,9 +66,8 @@ export async function listPage(visit: Visit): Promise<Page> {
     link(`/accounts/${it.id}`, named(it.id, it.name)),
     stateOf(it),
     cents(it.available_cents),
-    cents(it.reserved_cents),
-    money(it.open_used_usd),
-    cents(it.spent_cents),
+    money(it.in_wallets_usd),
+    money(it.spent_usd),
   ]);
   const list = table(
     'Accounts',
@@ -77,8 +76,7 @@ export async function listPage(visit: Visit): Promise<Page> {
       { label: 'State' },
       { label: 'Available', kind: 'money' },
       { label: 'In wallets', kind: 'money' },
-      { label: 'Spent there', kind: 'money' },
-      { label: 'Spent, closed', kind: 'money' },
+      { label: 'Spent', kind: 'money' },
     ],
     rows,
     html`No account is like that. ${link('/accounts', 'Show all')}`,
@@ -145,7 +143,7 @@ export async function accountPage(visit: Visit): Promise<Page> {
     ${account.suspendedAt !== null && html`<p class="notice warn">Suspended ${ago(account.suspendedAt, now)}: no new wallets, holds or keys.</p>`}
     ${card(
       'Money',
-      html`${moneyBar('Credit', moneyOf(account))}${facts([
+      html`${moneyBar('Credit', partsOf(moneyOf(app.ledger.read, account)))}${facts([
         ['Opened', when(account.createdAt)],
         ['Id', id(account.id)],
       ])}`,
@@ -200,7 +198,7 @@ export async function accountPage(visit: Visit): Promise<Page> {
 
 /** Returns the figures that the stream keeps up to date. */
 export function accountFigures({ app }: Pick<Visit, 'app'>, accountId: string): Figures {
-  const parts = moneyOf(accountOf(app.ledger.read, accountId));
+  const parts = partsOf(moneyOf(app.ledger.read, accountOf(app.ledger.read, accountId)));
   return { ...Object.fromEntries(parts.map((it) => [it.key as string, dollars(it.amount)])), ...barShapes(parts) };
 }
 

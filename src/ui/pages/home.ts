@@ -2,6 +2,7 @@ import { newId } from '../../base/id.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { createCheckout } from '../../http/routes/billing.ts';
 import { accountOf } from '../../ledger/account.ts';
+import { moneyOf } from '../../ledger/figures.ts';
 import { spendingOverTime } from '../../ledger/spending.ts';
 import { countWallets, listWallets } from '../../ledger/wallet.ts';
 import { html } from '../html.ts';
@@ -9,7 +10,7 @@ import type { Page } from '../layout.ts';
 import { buttonLink, card, cents, count, form, link } from '../parts.ts';
 import { moneyBar, spendingChart } from '../pictures.ts';
 import { callEndpoint, isPerson, type Visit } from '../visit.ts';
-import { moneyOf } from './accounts.ts';
+import { partsOf } from './accounts.ts';
 import { centsIn, walletTable } from './wallets.ts';
 
 const WALLET_COUNT = 10;
@@ -55,7 +56,7 @@ export async function homePage(visit: Visit): Promise<Page> {
   const body = html`
     ${account.suspendedAt !== null && html`<p class="notice warn">This account is suspended: it spends nothing until the operator resumes it.</p>`}
     ${account.owedCents > 0 && html`<p class="notice bad">This account owes ${cents(account.owedCents)} of a payment that was taken back. The next credit pays it first.</p>`}
-    ${card('Balance', moneyBar('Credit', moneyOf(account)))}
+    ${card('Balance', moneyBar('Credit', partsOf(moneyOf(read, account))))}
     ${card('Open wallets', walletTable(visit, wallets, 'Open wallets', html`No wallet is open. A wallet is a budget that an agent spends by its token. ${link('/wallets/new', 'Make one')}`), total > wallets.length ? link('/wallets', `All ${count(total)}`) : '')}
     <div class="two">
       ${card(

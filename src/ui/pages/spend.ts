@@ -97,7 +97,7 @@ export async function spendPage(visit: Visit): Promise<Page> {
         ),
       )
     }
-    ${card(`By ${by}`, html`${list}${part.pages}`, html`${dollars(total)} in all${by === 'tag' && ', each once; an operation is in the row of each of its tags'}${sums.others && html`, ${dollars(sums.others.charged)} of it in smaller sums that are not shown`}`, 'sums')}`;
+    ${card(`By ${by}`, html`${list}${part.pages}`, html`${dollars(total)} in all${sums.rounding > 0n && html`, and ${dollars(sums.rounding)} by rounding closed wallets up to a cent`}${by === 'tag' && ', each once; an operation is in the row of each of its tags'}${sums.others && html`, ${dollars(sums.others.charged)} of it in smaller sums that are not shown`}`, 'sums')}`;
   return { title: 'Spending', body, section: '/spend' };
 }
 

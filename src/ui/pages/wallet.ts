@@ -1,5 +1,5 @@
 import { newId } from '../../base/id.ts';
-import { formatUsd, Nanos, ZERO } from '../../base/money.ts';
+import { formatUsd, Nanos, nanosToCentsDown, ZERO } from '../../base/money.ts';
 import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
 import {
@@ -25,6 +25,7 @@ import {
   refuseInactive,
   type Wallet,
 } from '../../ledger/wallet.ts';
+import { movedBy } from '../../ledger/wallet-change.ts';
 import { EMPTY, type Html, html, type Value } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import type { Figures } from '../live.ts';
@@ -417,10 +418,12 @@ export async function unfreeze(visit: Visit): Promise<Go> {
 export async function changeBudget(visit: Visit): Promise<Go> {
   const { id: walletId } = walletIn(visit);
   const cents = centsIn(visit.form.get('amount'));
-  const key = visit.form.get('key') ?? undefined;
+  const key = visit.form.get('key') || newId('req');
   if (visit.viewer.kind === 'operator') await run(visit, 'wallet.budget', { id: walletId, add_cents: cents, key });
   else await callEndpoint(visit, changeBudgetEndpoint, { raw: { add_cents: cents }, params: { id: walletId }, key });
-  return { to: `/wallets/${walletId}?done=raised` };
+  const moved = nanosToCentsDown(Nanos(-(movedBy(visit.app.ledger.read, walletId, key) ?? 0n)));
+  const isCut = cents < 0 && moved < -cents;
+  return { to: `/wallets/${walletId}?done=${isCut ? `lowered-${moved}-of-${-cents}` : 'raised'}` };
 }
 
 export async function extend(visit: Visit): Promise<Go> {

@@ -1,0 +1,98 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { formatUsd, Nanos } from '../../src/base/money.ts';
+import { dollars } from '../../src/ui/parts.ts';
+import { asAccount, asOperator, openSample, type Sample } from './sample.ts';
+
+/** What each figure of an account is, as a sum of the journal: `books` are those that its entries go to and come from. */
+const FIGURES = {
+  spent: 'what left its wallets and holds to sales, and to the rounding of closed wallets',
+  in_wallets: 'what its wallets and holds have',
+  available: 'what its own book has',
+};
+
+function journalOf({ app }: Sample, accountId: string): Record<keyof typeof FIGURES, Nanos> {
+  const sum = (sql: string) =>
+    Nanos(app.ledger.client.prepare(sql).pluck().safeIntegers().get({ account: accountId }) as bigint);
+  const own = `(select 'wallet:' || id from wallet where account_id = :account union all
+    select 'hold:' || id from wallet where account_id = :account)`;
+  const balance = (books: string) =>
+    `(select coalesce(sum(amount_nanos), 0) from entry where credit in ${books})
+      - (select coalesce(sum(amount_nanos), 0) from entry where debit in ${books})`;
+  const sales = `(select distinct credit from entry where credit like 'sales:%' or credit = 'rounding')`;
+  return {
+    spent: sum(`select coalesce(sum(amount_nanos), 0) from entry where debit in ${own} and credit in ${sales}`),
+    in_wallets: sum(`select ${balance(own)}`),
+    available: sum(`select ${balance(`(select 'account:' || :account)`)}`),
+  };
+}
+
+test('an account has one figure of what it spent, in wallets and available, and each is a sum of the journal', async (t) => {
+  const sample = await openSample(t);
+  const { id } = await sample.openWallet({ name: 'to be rounded' });
+  await sample.chat((await sample.run('wallet.token', { id })).agent_token);
+  await sample.run('wallet.close', { id });
+  const { token } = await sample.openWallet({ name: 'with a child' });
+  for (const [name, isClosed] of [
+    ['open child', false],
+    ['closed child', true],
+  ] as const) {
+    const body = { name, budget_usd: '1.5' };
+    const child = await sample.ask('POST', '/v1/run/wallets', { token, key: name, body });
+    await sample.chat(child.body.agent_token);
+    if (isClosed) await sample.ask('POST', `/v1/run/wallets/${child.body.id}/close`, { token });
+  }
+  const journal = journalOf(sample, sample.accountId);
+  assert.equal(new Set(Object.values(journal)).size, 3, 'no figure is another');
+  const wanted = Object.fromEntries(Object.entries(journal).map(([name, sum]) => [name, formatUsd(sum)]));
+
+  const account = await sample.run('account.show', { id: sample.accountId });
+  assert.equal(account.spent_usd, wanted.spent);
+  assert.equal(account.in_wallets_usd, wanted.in_wallets);
+  assert.equal(account.available_cents, Number(journal.available / 10_000_000n));
+  const listed = (await sample.run('account.list', {})).accounts.find((it) => it.id === sample.accountId);
+  assert.deepEqual([listed?.spent_usd, listed?.in_wallets_usd], [wanted.spent, wanted.in_wallets]);
+
+  const funded = sample.app.ledger.client
+    .prepare(`select sum(amount_nanos) from entry where debit = 'funding' and credit = 'account:' || ?`)
+    .pluck()
+    .safeIntegers()
+    .get(sample.accountId);
+  assert.equal(journal.spent + journal.in_wallets + journal.available, funded, 'the three are the credit that came in');
+
+  const { body: spend } = await sample.ask('GET', '/v1/spend', { token: sample.accountKey });
+  assert.equal(spend.spent_usd, wanted.spent);
+  assert.notEqual(spend.rounding_usd, '0.00');
+  const byOperator = await sample.run('spend', { account: sample.accountId });
+  assert.equal(byOperator.spent_usd, wanted.spent);
+  const ofClosed = await sample.run('spend', { wallet: id });
+  assert.equal(ofClosed.spent_usd, '0.01');
+
+  const { accounts } = await sample.run('account.list', {});
+  const all = { spent: 0n, in_wallets: 0n, available: 0n };
+  for (const it of accounts)
+    for (const [name, sum] of Object.entries(journalOf(sample, it.id))) all[name as keyof typeof FIGURES] += sum;
+  const status = (await sample.run('status', {})).accounts;
+  assert.deepEqual(
+    [status.spent_usd, status.in_wallets_usd, status.available_usd],
+    [all.spent, all.in_wallets, all.available].map((it) => formatUsd(Nanos(it))),
+  );
+  assert.equal((await sample.run('spend', {})).spent_usd, status.spent_usd);
+  const metrics = await sample.app.events.registry.metrics();
+  const charged = /^purser_accounts_charged_usd (\S+)$/m.exec(metrics)?.[1];
+  assert.equal(Number(charged).toFixed(9), (Number(all.spent) / 1e9).toFixed(9));
+
+  const shown = ['spent', 'in_wallets', 'available'] as const;
+  for (const [browser, path] of [
+    [await asOperator(sample), `/accounts/${sample.accountId}`],
+    [await asAccount(sample), '/'],
+  ] as const) {
+    const { html } = await browser.get(path);
+    const figure = (name: string) => new RegExp(`data-live="account\\.${name}">([^<]+)<`).exec(html)?.[1];
+    assert.deepEqual(
+      shown.map(figure),
+      shown.map((name) => dollars(journal[name])),
+      path,
+    );
+  }
+});
