@@ -1,6 +1,15 @@
 import { type Command, Option } from 'commander';
 import { formatCents } from '../src/base/money.ts';
-import { askAndPrint, example, parseAmount, parseCents, showRecord, showTable } from './context.ts';
+import {
+  askAndPrint,
+  example,
+  fitted,
+  listOptions,
+  parseAmount,
+  parseCents,
+  showRecord,
+  showTable,
+} from './context.ts';
 import { exact } from './time.ts';
 
 /** Formats an account for people: with one figure of what it spent, not also that of closed wallets alone. */
@@ -26,13 +35,12 @@ export function accountCommands(program: Command): void {
         showAccount,
       );
     });
-  group
-    .command('list')
+  listOptions(group.command('list'))
     .description('list all accounts')
     .addHelpText('after', example('purser account list'))
     .action((_, command: Command) =>
-      askAndPrint(command, 'account.list', {}, ({ accounts }) =>
-        showTable(accounts, 'id', 'name', 'available_cents', 'in_wallets_usd', 'spent_usd', 'suspended_at'),
+      askAndPrint(command, 'account.list', {}, ({ accounts }, view) =>
+        showTable(accounts, ['id', 'name', 'available_cents', 'in_wallets_usd', 'spent_usd', 'suspended_at'], view),
       ),
     );
   group
@@ -41,24 +49,21 @@ export function accountCommands(program: Command): void {
     .description('show one account')
     .addHelpText('after', example('purser account show acct_01k9…'))
     .action((id: string, _, command: Command) => askAndPrint(command, 'account.show', { id }, showAccount));
-  group
-    .command('statement')
+  listOptions(group.command('statement'))
     .argument('<id>')
     .description('every credit, debit, checkout and payment taken back, with its reason')
     .addHelpText('after', example('purser account statement research'))
     .action((id: string, _, command: Command) =>
-      askAndPrint(command, 'account.statement', { id }, ({ account, lines }) =>
+      askAndPrint(command, 'account.statement', { id }, ({ account, lines }, view) =>
         [
           showTable(
             lines.map((it) => ({ ...it, at: exact(it.at) })),
-            'at',
-            'kind',
-            'amount_cents',
-            'reason',
-            'key',
-            'session_id',
+            ['at', 'kind', 'amount_cents', 'reason', 'key?', 'session_id?'],
+            view,
           ),
-          `${account.name}: ${formatCents(account.available_cents)} USD available, ${account.in_wallets_usd} in wallets, ${account.spent_usd} spent`,
+          fitted(
+            `${account.name}: ${formatCents(account.available_cents)} USD available, ${account.in_wallets_usd} in wallets, ${account.spent_usd} spent`,
+          ),
         ].join('\n'),
       ),
     );

@@ -16,9 +16,12 @@ const listCheckouts = (options: ListOptions<'checkout.list'>, command: Command) 
     'checkout.list',
     'checkouts',
     options,
-    ({ checkouts, total }) =>
-      showTable(checkouts, 'id', 'account_id', 'amount_cents', 'status', 'taken_cents', 'created_at', 'session_id') +
-      footOf(checkouts, total, ', --all shows all'),
+    ({ checkouts, total }, view) =>
+      showTable(
+        checkouts,
+        ['id', 'account_id?', 'amount_cents', 'status', 'taken_cents', 'created_at', 'session_id?'],
+        view,
+      ) + footOf(checkouts, total, ', --all shows all'),
   );
 
 /** Registers `checkout`: top-ups through the payment provider. */

@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs';
-import { type Command, InvalidArgumentError } from 'commander';
+import { type Command, InvalidArgumentError, Option } from 'commander';
 import { systemTime } from '../src/base/clock.ts';
 import type { Log } from '../src/base/log.ts';
 import { nanosToCentsDown, parseUsd } from '../src/base/money.ts';
@@ -8,7 +8,8 @@ import { redactedTexts } from '../src/base/secret.ts';
 import { type Config, dataDirectoryOf } from '../src/config/config.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
 import { print, say, show } from './report.ts';
-import { lines, table } from './table.ts';
+import { lines, table, type View } from './table.ts';
+import { terminalWidth, wrap } from './terminal.ts';
 
 export type Globals = { data?: string; config?: string; json?: boolean };
 
@@ -57,11 +58,29 @@ function sayLogLine(line: string): void {
   say(`${level >= ERROR ? 'error' : level >= WARN ? 'warning' : 'note'}: ${msg ?? event}`);
 }
 
-/** Prints a result: with --json as one JSON value, else formatted for people. */
-export function output<T>(command: Command, value: T, format: (value: T) => string): void {
+/** Prints a result: with --json as one JSON value, else formatted for people, a list as its options ask. */
+export function output<T>(command: Command, value: T, format: (value: T, view: View) => string): void {
+  const { output: form, columns } = command.opts<ListView>();
   if (command.optsWithGlobals<Globals>().json) print(JSON.stringify(value));
-  else show(format(value));
+  else show(format(value, { wide: form === 'wide', ...(columns ? { columns } : {}) }));
 }
+
+type ListView = { output?: 'wide' | 'json'; columns?: string[] };
+
+/** Adds the options that say how a list is shown: --output and --columns. */
+export function listOptions(command: Command): Command {
+  return command
+    .addOption(new Option('-o, --output <form>', 'all columns, or JSON as by --json').choices(['wide', 'json']))
+    .option('--columns <names>', 'these columns alone, by their names in the JSON: id,name', (it) => it.split(','))
+    .on('option:output', (form: string) => {
+      let root = command;
+      while (root.parent) root = root.parent;
+      if (form === 'json') root.setOptionValue('json', true);
+    });
+}
+
+/** Returns the options of a command without those of `listOptions`, which are for this side alone. */
+const asked = <T extends object>({ output: _, columns: __, ...input }: T & ListView) => input as T;
 
 /** Ends with a usage error if --json is given to a command whose stdout is not its own result. */
 export function refuseJson(command: Command, prints: string): void {
@@ -74,10 +93,10 @@ export async function askAndPrint<N extends CommandName>(
   command: Command,
   name: N,
   input: CommandInput<N>,
-  format: (value: CommandOutput<N>) => string,
+  format: (value: CommandOutput<N>, view: View) => string,
 ): Promise<void> {
   const { ask } = await import('./operator-client.ts');
-  output(command, await ask(command, name, input), format);
+  output(command, await ask(command, name, asked(input)), format);
 }
 
 /** The options of a list command. */
@@ -89,21 +108,25 @@ export async function askAndPrintList<N extends CommandName, M extends keyof Com
   name: N,
   member: M,
   { all, ...options }: ListOptions<N>,
-  format: (value: CommandOutput<N>) => string,
+  format: (value: CommandOutput<N>, view: View) => string,
 ): Promise<void> {
   if (!all) return askAndPrint(command, name, options as CommandInput<N>, format);
   if (options.limit !== undefined) command.error('error: give --all or --limit, not both');
   const { ask } = await import('./operator-client.ts');
   const rows = await everyPage(
-    async (page) => (await ask(command, name, { ...options, ...page } as CommandInput<N>))[member] as { id: string }[],
+    async (page) =>
+      (await ask(command, name, { ...asked(options), ...page } as CommandInput<N>))[member] as { id: string }[],
   );
   output(command, { [member]: rows, total: rows.length } as CommandOutput<N>, format);
 }
 
 /** Formats one record as lines of names and values. */
 export const showRecord = (record: Record<string, unknown>) => lines(record);
-/** Formats records as a table of these columns. */
-export const showTable = (rows: readonly Record<string, unknown>[], ...columns: string[]) => table(rows, columns);
+/** Formats records as a table of these columns, those with a `?` first to be left out where there is no room. */
+export const showTable = (rows: readonly Record<string, unknown>[], columns: readonly string[], view?: View) =>
+  table(rows, columns, terminalWidth(), view);
+/** Formats sentences for the width of the terminal. */
+export const fitted = (text: string) => wrap(text, terminalWidth() ?? Number.POSITIVE_INFINITY).join('\n');
 
 /** Returns an argument that is not empty. Throws a usage error otherwise. */
 export function notEmpty(value: string): string {
@@ -183,9 +206,9 @@ export function parseTime(value: string): number {
 
 type PageOptions = { since?: number; before?: string; limit?: number; all?: boolean };
 
-/** Adds the options of a list: --since, --before and --limit. */
+/** Adds the options of a list that has pages: --since, --before and --limit, and those of every list. */
 export function pageOptions(command: Command): Command {
-  return command
+  return listOptions(command)
     .option('--since <time>', 'made at or after: 7d ago, 2026-11-22, or Unix seconds', parseTime)
     .option('--before <id>', 'the next page: what is older than this one')
     .option('--limit <n>', 'at most so many, 1 to 1000 (default 100)', parseWholeNumber);
@@ -194,7 +217,7 @@ export function pageOptions(command: Command): Command {
 /** Returns the foot of a list that does not show everything: the total, and how to see the next page. */
 export function footOf(shown: readonly { id: string }[], total: number, hint = ''): string {
   if (shown.length >= total) return '';
-  return `\n${shown.length} of ${total}${hint}; older: --before ${shown.at(-1)?.id ?? '<id>'}`;
+  return `\n${fitted(`${shown.length} of ${total}${hint}; older: --before ${shown.at(-1)?.id ?? '<id>'}`)}`;
 }
 
 /** Returns the foot of a list that begins with the oldest: it has no next page, but can be shown whole. */

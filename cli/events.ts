@@ -16,7 +16,7 @@ const listEvents = (options: ListOptions<'events.list'>, command: Command) =>
     'events.list',
     'events',
     options,
-    ({ events, total }) =>
+    ({ events, total }, view) =>
       showTable(
         events.map(({ data, deliveries, ...it }) => ({
           ...it,
@@ -25,11 +25,8 @@ const listEvents = (options: ListOptions<'events.list'>, command: Command) =>
             .map((to) => `${to.receiver}: ${to.state}${to.error === null ? '' : ` (${to.error})`}`)
             .join(', '),
         })),
-        'id',
-        'type',
-        'created_at',
-        'about',
-        'deliveries',
+        ['id', 'type', 'created_at', 'about', 'deliveries'],
+        view,
       ) + footOf(events, total, ', --all shows all'),
   );
 

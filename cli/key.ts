@@ -1,11 +1,18 @@
 import { type Command, Option } from 'commander';
 import { confirm, irreversible } from './confirm.ts';
-import { askAndPrint, example, footOf, parseWholeNumber, showRecord, showTable } from './context.ts';
+import { askAndPrint, example, footOf, listOptions, parseWholeNumber, showRecord, showTable } from './context.ts';
 
-const COLUMNS = ['id', 'name', 'prefix', 'last4', 'created_at', 'last_used_at', 'revoked_at', 'minted_by'];
+const COLUMNS = ['id', 'name', 'prefix?', 'last4', 'created_at?', 'last_used_at', 'revoked_at', 'minted_by?'];
 const WALLET_COLUMNS = ['id', 'prefix', 'last4', 'options', 'created_at', 'revoked_at'];
 
-type ListOptions = { account?: string; wallet?: string; before?: string; limit?: number };
+type ListOptions = {
+  account?: string;
+  wallet?: string;
+  before?: string;
+  limit?: number;
+  output?: unknown;
+  columns?: unknown;
+};
 
 /** Registers `key`: account keys. */
 export function keyCommands(program: Command): void {
@@ -19,22 +26,22 @@ export function keyCommands(program: Command): void {
     .action((options: { account: string; name: string }, command: Command) =>
       askAndPrint(command, 'key.create', options, showRecord),
     );
-  group
-    .command('list')
+  listOptions(group.command('list'))
     .description('list the keys of an account, newest first, or the gateway keys of a wallet; never their secrets')
     .addOption(new Option('--account <id>', 'the account').conflicts('wallet'))
     .addOption(new Option('--wallet <id>', 'the wallet, for its gateway keys'))
     .option('--before <id>', 'the next page: what is older than this one')
     .option('--limit <n>', 'at most so many, 1 to 1000 (default 100)', parseWholeNumber)
     .addHelpText('after', example('purser key list --account acct_01k9…', 'purser key list --wallet wal_01k9…'))
-    .action(({ account, wallet, ...page }: ListOptions, command: Command) => {
+    .action(({ account, wallet, output: _, columns: __, ...page }: ListOptions, command: Command) => {
       if (wallet !== undefined && Object.keys(page).length)
         command.error('error: --wallet shows all keys of the wallet; leave out --since, --before and --limit');
       if (wallet !== undefined)
-        return askAndPrint(command, 'wallet.gateway-keys', { id: wallet }, ({ keys }) =>
+        return askAndPrint(command, 'wallet.gateway-keys', { id: wallet }, ({ keys }, view) =>
           showTable(
             keys.map((key) => ({ ...key, options: JSON.stringify(key.options) })),
-            ...WALLET_COLUMNS,
+            WALLET_COLUMNS,
+            view,
           ),
         );
       if (account === undefined) command.error('error: give --account <id> or --wallet <id>');
@@ -42,7 +49,7 @@ export function keyCommands(program: Command): void {
         command,
         'key.list',
         { account, ...page },
-        ({ keys, total }) => showTable(keys, ...COLUMNS) + footOf(keys, total),
+        ({ keys, total }, view) => showTable(keys, COLUMNS, view) + footOf(keys, total),
       );
     });
   irreversible(group.command('revoke'))

@@ -23,11 +23,12 @@ async function main(): Promise<void> {
     process.exitCode = 1;
     return;
   }
+  const program = createProgram();
   try {
-    await createProgram().parseAsync();
+    await program.parseAsync();
   } catch (error) {
     // Parsing may have failed before it reached `--json`, so look at the raw arguments.
-    const json = process.argv.includes('--json');
+    const json = process.argv.includes('--json') || program.opts<{ json?: true }>().json === true;
     if (error instanceof CommanderError) reportUsage(error, json);
     else reportFailure(error, json);
   }

@@ -61,7 +61,7 @@ function planned({ lost_master_key_id: lost, wallets, gateway_keys, leases, ...p
       : []),
     '',
     `Open wallets, which get a new token in place of their present one: ${wallets.length}`,
-    showTable(wallets, 'id', 'name', 'account_id', 'status'),
+    showTable(wallets, ['id', 'name', 'account_id?', 'status']),
     '',
     `Gateway keys of theirs, which get a new secret: ${gateway_keys}`,
     `Live leases, which get a new SSH key: ${leases}`,

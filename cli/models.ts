@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import { systemTime } from '../src/base/clock.ts';
-import { askAndPrint, example, readContext, showTable } from './context.ts';
+import { askAndPrint, example, listOptions, readContext, showTable } from './context.ts';
 import { report } from './findings.ts';
 import { importCommand } from './models-import.ts';
 import { show } from './report.ts';
@@ -24,12 +24,11 @@ const COLUMNS = [
 /** Registers `models`: lists the models, checks them against their upstreams, and forgets their learned bounds. */
 export function modelsCommands(program: Command): void {
   const group = program.command('models').description('the models on offer; check them against their upstreams');
-  group
-    .command('list')
+  listOptions(group.command('list'))
     .description('list the models that have a price, with their limits; USD per million tokens and per request')
     .addHelpText('after', example('purser models list'))
     .action((_, command: Command) =>
-      askAndPrint(command, 'models.list', {}, ({ data }) =>
+      askAndPrint(command, 'models.list', {}, ({ data }, view) =>
         showTable(
           data.map(({ pricing, upstreams, routes, ...it }) => ({
             ...it,
@@ -40,7 +39,8 @@ export function modelsCommands(program: Command): void {
             bound_overhead: routes.map((route) => route.bound_overhead_tokens).join(', '),
             bound_factor: routes.map((route) => route.bound_factor).join(', '),
           })),
-          ...COLUMNS,
+          COLUMNS,
+          view,
         ),
       ),
     );

@@ -23,19 +23,11 @@ function listOperations(options: ListOptions<'operation.list'>, command: Command
     'operation.list',
     'operations',
     filter,
-    ({ operations, total }) =>
+    ({ operations, total }, view) =>
       showTable(
         operations,
-        'id',
-        'wallet_id',
-        'kind',
-        'subject',
-        'state',
-        'outcome',
-        'hold_usd',
-        'charge_usd',
-        'created_at',
-        'reason',
+        ['id', 'wallet_id', 'kind?', 'subject', 'state', 'outcome', 'hold_usd?', 'charge_usd', 'created_at', 'reason?'],
+        view,
       ) + (uncertain ? restOf(operations, total) : footOf(operations, total, ', --all shows all')),
   );
 }

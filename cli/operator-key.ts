@@ -1,8 +1,8 @@
 import type { Command } from 'commander';
 import { confirm, irreversible } from './confirm.ts';
-import { askAndPrint, example, showRecord, showTable } from './context.ts';
+import { askAndPrint, example, listOptions, showRecord, showTable } from './context.ts';
 
-const COLUMNS = ['id', 'name', 'account_id', 'prefix', 'last4', 'created_at', 'last_used_at', 'revoked_at'];
+const COLUMNS = ['id', 'name', 'account_id?', 'prefix?', 'last4', 'created_at?', 'last_used_at', 'revoked_at'];
 
 /** Registers `operator-key`: keys of the operator. */
 export function operatorKeyCommands(program: Command): void {
@@ -16,12 +16,11 @@ export function operatorKeyCommands(program: Command): void {
     .action((options: { account?: string; name?: string }, command: Command) =>
       askAndPrint(command, 'operator-key.mint', options, (key) => showRecord(key)),
     );
-  group
-    .command('list')
+  listOptions(group.command('list'))
     .description('list operator keys, never their secrets')
     .addHelpText('after', example('purser operator-key list --json'))
     .action((_, command: Command) =>
-      askAndPrint(command, 'operator-key.list', {}, ({ keys }) => showTable(keys, ...COLUMNS)),
+      askAndPrint(command, 'operator-key.list', {}, ({ keys }, view) => showTable(keys, COLUMNS, view)),
     );
   irreversible(group.command('revoke'))
     .argument('<id>')

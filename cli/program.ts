@@ -62,7 +62,7 @@ const COMMANDS = [
 ];
 
 const EXIT_CODES =
-  '\nExit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused or in conflict, 5 unavailable at the moment';
+  '\nExit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused or in conflict,\n5 unavailable at the moment';
 
 /** A command that reports a misspelled option before a missing one, as that may be the one meant. */
 class PurserCommand extends Command {
@@ -89,6 +89,7 @@ export function createProgram(output: OutputConfiguration = {}): Command {
     .option('--config <file>', 'configuration (default DIR/purser.yaml if it exists, or PURSER_CONFIG)')
     .option('--json', 'print one JSON value on stdout, nothing else')
     .configureHelp({
+      subcommandTerm: (command) => command.name(), // Its arguments would leave no room for the descriptions.
       optionDescription: (option) =>
         `${Help.prototype.optionDescription(option)}${option.mandatory ? ' (required)' : ''}`,
     })

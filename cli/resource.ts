@@ -19,19 +19,22 @@ export function resourceCommands(program: Command): void {
         command,
         'resource.list',
         options,
-        ({ resources, total }) =>
+        ({ resources, total }, view) =>
           showTable(
             resources,
-            'id',
-            'wallet_id',
-            'provider',
-            'backend',
-            'status',
-            'billing_state',
-            'charged_usd',
-            'expires_at',
-            'end_reason',
-            'last_error',
+            [
+              'id',
+              'wallet_id',
+              'provider?',
+              'backend',
+              'status',
+              'billing_state?',
+              'charged_usd',
+              'expires_at',
+              'end_reason',
+              'last_error?',
+            ],
+            view,
           ) + footOf(resources, total),
       ),
     );
@@ -76,7 +79,7 @@ function showReconciliation({
   faults,
 }: CommandOutput<'resource.reconcile'>): string {
   const parts = [
-    `Machines that no row knows:\n${showTable(orphans, 'provider', 'backend', 'ref', 'tag', 'created_at', 'destroyed')}`,
+    `Machines that no row knows:\n${showTable(orphans, ['provider?', 'backend', 'ref', 'tag', 'created_at', 'destroyed'])}`,
   ];
   if (applied && orphans.some((it) => !it.destroyed))
     parts.push(
@@ -85,21 +88,20 @@ function showReconciliation({
   if (state) {
     const since = `Since ${exact(state.since)} this installation only reports: ${state.reason}.`;
     const next = applied ? 'That is over.' : 'Nothing below is ended until you run: purser resource reconcile --apply';
-    const table = showTable(
-      leases,
+    const table = showTable(leases, [
       'id',
-      'wallet_id',
-      'provider',
+      'wallet_id?',
+      'provider?',
       'backend',
       'status',
       'expires_at',
       'machine',
       'deadline_at',
       'would_end',
-    );
+    ]);
     parts.unshift(`${since} ${next}`, `Leases of before:\n${table}`);
   }
   if (faults.length)
-    parts.push(`Backends that could not be asked:\n${showTable(faults, 'provider', 'backend', 'error')}`);
+    parts.push(`Backends that could not be asked:\n${showTable(faults, ['provider', 'backend', 'error'])}`);
   return parts.join('\n\n');
 }

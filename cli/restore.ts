@@ -56,9 +56,9 @@ async function compareBackends(command: Command, withoutKey: boolean): Promise<R
 
 function described({ leases, orphans, faults }: Reconciled): string[] {
   return [
-    ...(leases.length ? ['', showTable(leases, 'id', 'provider', 'backend', 'ref', 'machine', 'would_end')] : []),
-    ...(orphans.length ? ['', showTable(orphans, 'provider', 'backend', 'ref', 'tag', 'created_at')] : []),
-    ...(faults.length ? ['', showTable(faults, 'provider', 'backend', 'error')] : []),
+    ...(leases.length ? ['', showTable(leases, ['id', 'provider?', 'backend', 'ref', 'machine', 'would_end'])] : []),
+    ...(orphans.length ? ['', showTable(orphans, ['provider?', 'backend', 'ref', 'tag', 'created_at'])] : []),
+    ...(faults.length ? ['', showTable(faults, ['provider', 'backend', 'error'])] : []),
   ];
 }
 

@@ -1,7 +1,7 @@
 import { type Command, Option } from 'commander';
 import type { CommandInput } from '../src/operator/commands.ts';
-import { example, type Globals, parseTime, showTable } from './context.ts';
-import { print, show } from './report.ts';
+import { example, type Globals, listOptions, output, parseTime, showTable } from './context.ts';
+import { print } from './report.ts';
 
 type Options = {
   by: CommandInput<'spend'>['by'];
@@ -10,12 +10,13 @@ type Options = {
   wallet?: string;
   account?: string;
   csv?: boolean;
+  output?: unknown;
+  columns?: unknown;
 };
 
 /** Registers `spend`: how much was spent, by whom and on what. */
 export function spendCommand(program: Command): void {
-  program
-    .command('spend')
+  listOptions(program.command('spend'))
     .description('who spent how much, and on what')
     .addOption(
       new Option('--by <what>', 'what to sum by')
@@ -33,7 +34,8 @@ export function spendCommand(program: Command): void {
 
 async function spend({ csv, ...options }: Options, command: Command): Promise<void> {
   const { ask } = await import('./operator-client.ts');
-  const { names, ...body } = await ask(command, 'spend', options);
+  const { output: _, columns: __, ...order } = options;
+  const { names, ...body } = await ask(command, 'spend', order);
   if (command.optsWithGlobals<Globals>().json) return print(JSON.stringify(body));
   const columns = ['key', 'operations', 'prompt_tokens', 'completion_tokens', 'charged_usd'] as const;
   if (csv) {
@@ -53,14 +55,16 @@ async function spend({ csv, ...options }: Options, command: Command): Promise<vo
   const rounding =
     body.rounding_usd === '0.00' ? [] : [{ [options.by as string]: '(rounding)', charged_usd: body.rounding_usd }];
   const total = { [options.by as string]: 'total', charged_usd: body.spent_usd, ...sums };
-  show(
-    showTable(
-      [...rows, ...rest, ...rounding, total],
-      options.by as string,
-      ...(isNamed ? ['name'] : []),
-      ...columns.slice(1),
-    ),
-  );
+  const all = [...rows, ...rest, ...rounding, total];
+  const shown = [
+    options.by as string,
+    ...(isNamed ? ['name'] : []),
+    'operations?',
+    'prompt_tokens?',
+    'completion_tokens?',
+    'charged_usd',
+  ];
+  output(command, body, (_, view) => showTable(all, shown, view));
 }
 
 /** Returns the sums of the other columns; none by tag, as an operation may be in several rows. */

@@ -1,4 +1,5 @@
 import { styleText } from 'node:util';
+import { eastAsianWidth } from 'get-east-asian-width';
 import type { StateTone } from '../src/base/shown.ts';
 
 /** The meaning of a piece of text, which a terminal shows as a colour. */
@@ -37,22 +38,23 @@ export function terminalWidth(): number | undefined {
 export const canAsk = () => Boolean(process.stdin.isTTY && process.stderr.isTTY);
 
 const ZERO_WIDTH = /[\p{Mn}\p{Me}\p{Cf}]/gu;
-const DOUBLE_WIDTH =
-  /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\p{Emoji_Presentation}\u3000-\u303f\uff01-\uff60]/gu;
 
 /** Returns the columns that text takes on a terminal. */
 export function widthOf(text: string): number {
   if (/^[\x20-\x7e]*$/.test(text)) return text.length;
-  const shown = text.replace(ZERO_WIDTH, '');
-  return [...shown].length + (shown.match(DOUBLE_WIDTH)?.length ?? 0);
+  let width = 0;
+  for (const character of text.replace(ZERO_WIDTH, '')) width += eastAsianWidth(character.codePointAt(0) as number);
+  return width;
 }
 
 /** Cuts text to a width; an ellipsis shows that it was cut. */
 export function cut(text: string, width: number): string {
   if (widthOf(text) <= width) return text;
   let kept = '';
+  let room = width - 1;
   for (const character of text) {
-    if (widthOf(kept + character) > width - 1) break;
+    room -= widthOf(character);
+    if (room < 0) break;
     kept += character;
   }
   return `${kept}…`;

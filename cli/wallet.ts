@@ -7,9 +7,11 @@ import {
   askAndPrint,
   askAndPrintList,
   example,
+  fitted,
   footOf,
   type Globals,
   type ListOptions,
+  listOptions,
   output,
   pageOptions,
   parseAmount,
@@ -22,25 +24,19 @@ import {
   showTable,
 } from './context.ts';
 import { say } from './report.ts';
+import type { View } from './table.ts';
 import { exact } from './time.ts';
 
 const WAIT_MILLISECONDS = 1000;
 const KEY_HELP = 'makes the command safe to repeat: the same key changes nothing again';
 
-const showWallets = ({ wallets }: { wallets: Record<string, unknown>[] }) =>
-  showTable(
-    wallets,
-    'id',
-    'name',
-    'status',
-    'budget_usd',
-    'used_usd',
-    'held_usd',
-    'delegated_usd',
-    'available_usd',
-    'frozen_at',
-    'expires_at',
-  );
+const COLUMNS = [
+  ...['id', 'name', 'status', 'budget_usd', 'used_usd', 'held_usd?', 'delegated_usd?', 'available_usd?'],
+  ...['frozen_at?', 'expires_at'],
+];
+
+const showWallets = ({ wallets }: { wallets: Record<string, unknown>[] }, view?: View) =>
+  showTable(wallets, COLUMNS, view);
 
 function parseCarry(value: string): 'none' | 'all' | number {
   if (value === 'none' || value === 'all') return value;
@@ -183,37 +179,38 @@ export function walletCommands(program: Command): void {
     .description('end a wallet’s spending, clean up, settle, and return what is left')
     .addHelpText('after', example('purser wallet close wal_01k9… --wait'))
     .action(closeWallets);
-  group
-    .command('timeline')
+  listOptions(group.command('timeline'))
     .argument('<id>')
     .option('--steps', 'one line for every movement: holds, charges and releases apart')
     .description('where a wallet’s money went: one line for each operation and change, with sums at the foot')
     .addHelpText('after', example('purser wallet timeline wal_01k9…', 'purser wallet timeline agent-7 --steps'))
     .action((id: string, { steps }: { steps?: boolean }, command: Command) =>
-      askAndPrint(command, 'wallet.timeline', { id }, (it) => showTimeline(it, steps === true)),
+      askAndPrint(command, 'wallet.timeline', { id }, (it, view) => showTimeline(it, steps === true, view)),
     );
 }
 
 type Timeline = CommandOutput<'wallet.timeline'>;
 type Step = Timeline['steps'][number];
 
-function showTimeline({ wallet, steps, open }: Timeline, isDetailed: boolean): string {
+function showTimeline({ wallet, steps, open }: Timeline, isDetailed: boolean, view: View): string {
   const rows = (isDetailed ? steps : operationLines(steps)).map((it) => ({
     ...it,
     at: exact(it.at),
     usage: usageText(it.usage),
   }));
   const columns = isDetailed
-    ? ['seq', 'at', 'what', 'amount_usd', 'available_usd', 'subject', 'usage', 'settled_by', 'request_id', 'reason']
-    : ['at', 'what', 'amount_usd', 'available_usd', 'subject', 'usage', 'request_id', 'reason'];
+    ? ['seq', 'at', 'what', 'amount_usd', 'available_usd', 'subject', 'usage?', 'settled_by?', 'request_id?', 'reason?']
+    : ['at', 'what', 'amount_usd', 'available_usd', 'subject', 'usage?', 'request_id?', 'reason?'];
   return [
-    `${wallet.id} ${JSON.stringify(wallet.name)}: ${wallet.status}, budget ${wallet.budget_usd}, used ${wallet.used_usd}, held ${wallet.held_usd}, available ${wallet.available_usd} USD`,
-    showTable(rows, ...columns),
-    footOfTimeline(steps, open),
+    fitted(
+      `${wallet.id} ${JSON.stringify(wallet.name)}: ${wallet.status}, budget ${wallet.budget_usd}, used ${wallet.used_usd}, held ${wallet.held_usd}, available ${wallet.available_usd} USD`,
+    ),
+    showTable(rows, columns, view),
+    fitted(footOfTimeline(steps, open)),
     ...(open.length
       ? [
           'Not resolved yet:',
-          showTable(open, 'id', 'state', 'hold_usd', 'subject', 'created_at', 'request_id', 'reason'),
+          showTable(open, ['id', 'state', 'hold_usd', 'subject', 'created_at', 'request_id?', 'reason?']),
         ]
       : []),
   ].join('\n');
@@ -264,7 +261,7 @@ const listWallets = (options: ListOptions<'wallet.list'>, command: Command) =>
     'wallet.list',
     'wallets',
     options,
-    (it) => showWallets(it) + footOf(it.wallets, it.total, ', --all shows all'),
+    (it, view) => showWallets(it, view) + footOf(it.wallets, it.total, ', --all shows all'),
   );
 
 /** Prints the wallet record, and explains a reduction that moved less than requested. */

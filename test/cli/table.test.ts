@@ -53,19 +53,79 @@ test('a narrow terminal gets short ids, broken headings and cut texts, and no em
   assert.equal(
     plainly(table(ROWS, NAMES, 90)),
     [
-      '                                       BUDGET       USED  RESERVED  EXPIRES',
-      'ID                NAME        STATUS      USD        USD       USD  AT         REASON',
-      'wal_01k9abcdefgh  agent-7     active     5.00   0.000125     12.50  in 2 h     -',
-      'wal_01k9abcdefgj  a name th…  closed  1000.00  12.500000      0.00  3 min ago  it looped,…',
+      '                                         BUDGET   USED  RESERVED  EXPIRES',
+      'ID                NAME          STATUS      USD    USD       USD  AT         REASON',
+      'wal_01k9abcdefgh  agent-7       active     5.00  <0.01     12.50  in 2 h     -',
+      'wal_01k9abcdefgj  a name that…  closed  1000.00  12.50      0.00  3 min ago  it looped, a…',
     ].join('\n'),
   );
 });
 
-test('every table fits every width', (t) => {
+/** A record for each of `count` wallets, as the server lists them. */
+const wallets = (count: number) =>
+  Array.from({ length: count }, (_, i) => ({
+    id: `wal_01k9abcdefgh${String(i).padStart(16, '0')}`,
+    name: `研究ー${i} a name that is long`,
+    status: 'active',
+    budget_usd: '1234567.00',
+    used_usd: '123.123456789',
+    held_usd: '0.00',
+    delegated_usd: i % 2 ? '0.00' : '1.5',
+    available_usd: '1234443.876543211',
+    expires_at: NOW + 7200,
+  }));
+const WALLET_COLUMNS = [
+  'id',
+  'name',
+  'status',
+  'budget_usd',
+  'used_usd',
+  'held_usd?',
+  'delegated_usd?',
+  'available_usd?',
+];
+
+test('every table fits every width, with one line for each record', (t) => {
   at(t);
-  for (let width = 50; width < 200; width++)
-    for (const line of plainly(table(ROWS, NAMES, width)).split('\n'))
-      assert.ok(widthOf(line) <= width, `${width}: ${line}`);
+  const all = wallets(40);
+  for (let width = 40; width < 200; width++)
+    for (const [rows, names] of [
+      [ROWS, NAMES],
+      [all, [...WALLET_COLUMNS, 'expires_at']],
+    ] as const) {
+      const shown = plainly(table(rows, names, width)).split('\n');
+      for (const line of shown) assert.ok(widthOf(line) <= width, `${width}: ${line}`);
+      assert.ok(shown.length <= rows.length + 2 + 4, `${width}: ${shown.length} lines`);
+    }
+});
+
+test('what is zero goes first, then what is secondary, and the table says what it lacks', (t) => {
+  at(t);
+  const narrow = plainly(table(wallets(3), [...WALLET_COLUMNS, 'expires_at'], 80)).split('\n');
+  assert.doesNotMatch(narrow.join('\n'), /HELD|held/);
+  assert.match(narrow.at(-1) as string, /^Not shown: (delegated usd, )?available usd.* \(-o wide\)$/);
+  const wide = plainly(table(wallets(3), [...WALLET_COLUMNS, 'expires_at'], 80, { wide: true }));
+  assert.match(wide, /HELD USD .*AVAILABLE USD/);
+  assert.match(wide, /1234443\.876543211/);
+  const chosen = plainly(table(wallets(2), WALLET_COLUMNS, 20, { columns: ['name', 'available_usd'] }));
+  assert.match(chosen, /^NAME +AVAILABLE USD\n研究ー0 a name that is long +1234443\.876543211\n/);
+  assert.throws(() => table(wallets(1), WALLET_COLUMNS, 80, { columns: ['nam'] }), {
+    code: 'invalid_request',
+    message: /^There is no column "nam"\. There are: id, name, status, .*expires_at\.$/,
+  });
+});
+
+test('the work for a table grows as its records do', (t) => {
+  at(t);
+  const measured = (count: number) => {
+    const looks = t.mock.method(String.prototype, 'codePointAt');
+    table(wallets(count), WALLET_COLUMNS, 80);
+    const calls = looks.mock.callCount();
+    looks.mock.restore();
+    return calls / count;
+  };
+  const [few, many] = [measured(100), measured(1000)];
+  assert.ok(few > 1 && many < few * 1.5, `${few} and ${many} characters measured for each record`);
 });
 
 test('a record is told in the units of people, and the same amount once', (t) => {
@@ -102,4 +162,6 @@ test('a record is told in the units of people, and the same amount once', (t) =>
 test('outside text gets no tone, and wide characters count double', () => {
   const row = { name: '\ufdd02red\ufdd1', status: '模型', n: 1 };
   assert.equal(plainly(table([row], ['name', 'status', 'n'])), 'NAME  STATUS  N\n2red  模型    1');
+  assert.equal(widthOf('モデルー'), 8, 'U+30FC is as wide as the letters before it');
+  assert.equal(widthOf('ﾓﾃﾞﾙｰ'), 5);
 });

@@ -120,14 +120,22 @@ test('every command explains itself with an example, and every documented one is
   }
 });
 
+test('every help fits a terminal of 80 columns', async () => {
+  for (const path of ['', ...Object.keys(COMMANDS)]) {
+    const { stdout } = await attempt([...path.split(' ').filter(Boolean), '--help']);
+    const [text] = stdout.split('\nExample:'); // An example is typed as it stands.
+    for (const line of (text as string).split('\n')) assert.ok(line.length <= 80, `${path}: ${line}`);
+  }
+});
+
 test('the help and the operator guide name the same exit codes', async () => {
   const { stdout } = await attempt(['--help']);
-  const told = /^Exit codes: (.*)$/m.exec(stdout)?.[1] ?? '';
+  const told = /^Exit codes: (.*\n.*)$/m.exec(stdout)?.[1] ?? '';
   const page = readFileSync(join(import.meta.dirname, '../../docs/operator.md'), 'utf8');
   const codes = [...page.matchAll(/^\| (\d) \| /gm)].map((it) => it[1]);
   assert.deepEqual(codes, ['0', '1', '2', '3', '4', '5']);
   assert.deepEqual(
-    told.split(', ').map((it) => it[0]),
+    told.split(/,\s/).map((it) => it[0]),
     codes,
   );
 });
