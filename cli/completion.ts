@@ -1,4 +1,9 @@
 import type { Command, Option } from 'commander';
+import { visible } from '../src/base/visible.ts';
+import { dataDirectoryOf } from '../src/config/config.ts';
+import { files } from '../src/files/data-directory.ts';
+import { askSocket } from '../src/operator/ask.ts';
+import type { CommandName } from '../src/operator/commands.ts';
 import { example, refuseJson } from './context.ts';
 import { print } from './report.ts';
 
@@ -65,16 +70,49 @@ export function completionCommand(program: Command): void {
   program
     .command('candidates', { hidden: true })
     .argument('[words...]')
-    .action((words: string[]) => {
-      for (const it of candidates(program, words)) print(it);
+    .action(async (words: string[]) => {
+      for (const it of await candidates(program, words)) print(it);
     });
 }
+
+/** What the books have names for, by the option that names one; as the first argument, by the command above. */
+const NAMED = { '--wallet': 'wallets', '--account': 'accounts', '--model': 'models' } as const;
+const NAMED_BELOW: Record<string, (typeof NAMED)[keyof typeof NAMED]> = { wallet: 'wallets', account: 'accounts' };
+const NAMES_MILLISECONDS = 2000;
+
+/**
+ * Asks the running server for the names of wallets that are not closed, accounts or models. None where no server answers: a
+ * shell must not wait for a lock. A name that a shell would split, or that is not the only one, is given as its id.
+ */
+async function namesOf(what: (typeof NAMED)[keyof typeof NAMED], words: readonly string[]): Promise<string[]> {
+  const at = words.indexOf('--data');
+  const data = at < 0 ? undefined : words[at + 1];
+  const { socket } = files(dataDirectoryOf(data === undefined ? {} : { data }));
+  const signal = AbortSignal.timeout(NAMES_MILLISECONDS);
+  const list = async (name: CommandName, input: object) =>
+    ((await askSocket(socket, name, input, signal).catch(() => undefined))?.value ?? {}) as Record<string, Named[]>;
+  const {
+    wallets,
+    accounts,
+    data: models,
+  } = await (what === 'wallets'
+    ? list('wallet.list', { status: 'active', limit: 1000 })
+    : list(what === 'accounts' ? 'account.list' : 'models.list', {}));
+  const rows = wallets ?? accounts ?? models ?? [];
+  const counts = Map.groupBy(rows, (it) => it.name);
+  return rows.map(({ id, name = id, status = '' }) => {
+    const isWord = /^[\w.@%+=-]+$/.test(name) && (name === id || counts.get(name)?.length === 1);
+    return isWord ? `${name}\t${status || id}` : `${id}\t${visible(name)}`;
+  });
+}
+
+type Named = { id: string; name?: string; status?: string };
 
 /**
  * Returns the words that may replace the last of `words`, which follow the program's name: with a tab and their description,
  * or `:file` or `:directory` alone.
  */
-function candidates(program: Command, words: readonly string[]): string[] {
+async function candidates(program: Command, words: readonly string[]): Promise<string[]> {
   const current = words.at(-1) ?? '';
   let command = program;
   let awaiting: Option | undefined;
@@ -86,11 +124,16 @@ function candidates(program: Command, words: readonly string[]): string[] {
     if (option && placeholderOf(option)) awaiting = option;
     command = command.commands.find((it) => it.name() === word && !isHidden(it)) ?? command;
   }
-  if (awaiting) return valuesOf(awaiting);
+  if (awaiting) {
+    const named = NAMED[awaiting.long as keyof typeof NAMED];
+    return named ? namesOf(named, words) : valuesOf(awaiting);
+  }
   if (current.startsWith('-')) return optionsOf(command, program);
   const argument = command.registeredArguments[0]?.name();
   if (argument === 'file' || argument === 'program') return [':file'];
   if (argument === 'shell') return Object.keys(SHELLS);
+  const named = NAMED_BELOW[command.parent?.name() ?? ''];
+  if (argument === 'id' && named && words.at(-2) === command.name()) return namesOf(named, words);
   return command.commands.filter((it) => !isHidden(it)).map((it) => `${it.name()}\t${it.description()}`);
 }
 

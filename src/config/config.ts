@@ -2,6 +2,7 @@ import { existsSync, readFileSync, statSync } from 'node:fs';
 import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, stringify, visit } from 'yaml';
+import { suggestion } from '../base/near-names.ts';
 import { Secret } from '../base/secret.ts';
 import { asWritten } from '../base/written.ts';
 import { deepestIn, excessIn, lineAt } from './excess.ts';
@@ -259,8 +260,7 @@ function unknownSetting(path: readonly unknown[]): string {
   for (const step of path.slice(0, -1))
     at = at.flatMap(forms).flatMap((it) => it.item ?? it.entries?.[String(step)] ?? []);
   const names = at.flatMap(forms).flatMap((it) => Object.keys(it.entries ?? {}));
-  const near = names.find((it) => isNear(it, name));
-  return near === undefined ? 'unknown setting' : `unknown setting. Did you mean ${near}?`;
+  return `unknown setting${suggestion(name, names)}`;
 }
 
 /** The members by which a valibot schema holds others. */
@@ -276,24 +276,6 @@ function forms(schema: SettingSchema): SettingSchema[] {
   if (schema.wrapped) return forms(schema.wrapped);
   const options = schema.options?.filter((it): it is SettingSchema => typeof it === 'object' && it !== null);
   return options?.length ? options.flatMap(forms) : [schema];
-}
-
-/** Returns whether two names differ by at most two letters that are missing, added or wrong (Levenshtein's distance). */
-function isNear(a: string, b: string): boolean {
-  let row = Array.from({ length: b.length + 1 }, (_, i) => i);
-  for (let i = 1; i <= a.length; i++) {
-    const next = [i];
-    for (let j = 1; j <= b.length; j++)
-      next.push(
-        Math.min(
-          (row[j] as number) + 1,
-          (next[j - 1] as number) + 1,
-          (row[j - 1] as number) + (a[i - 1] === b[j - 1] ? 0 : 1),
-        ),
-      );
-    row = next;
-  }
-  return (row[b.length] as number) <= Math.min(2, Math.floor(Math.max(a.length, b.length) / 3));
 }
 
 /** The settings in force, without the text of a secret. */

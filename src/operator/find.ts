@@ -1,4 +1,5 @@
-import { and, asc, eq, gte, lt, ne } from 'drizzle-orm';
+import { and, asc, desc, eq, gte, lt, ne } from 'drizzle-orm';
+import { suggestion } from '../base/near-names.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Reader } from '../db/handle.ts';
 import { accounts, checkouts, events, keys, operations, resources, routerKeys, wallets } from '../db/schema.ts';
@@ -49,7 +50,19 @@ function onlyOne(what: string, text: string, [first, ...others]: { id: string }[
   return first?.id;
 }
 
-const none = (what: string, text: string) => new Refusal('not_found', `There is no ${what} ${text}.`);
+const none = (what: string, text: string, names: readonly string[] = []) =>
+  new Refusal('not_found', `There is no ${what} ${text}${suggestion(text, names) || '.'}`);
+
+/** Names of a table that are compared with one that was not found: the newest. */
+const NAME_COUNT = 1000;
+const namesOf = (read: Reader, table: typeof accounts | typeof wallets) =>
+  read
+    .select({ name: table.name })
+    .from(table)
+    .orderBy(desc(table.id))
+    .limit(NAME_COUNT)
+    .all()
+    .map((it) => it.name);
 
 /**
  * Returns the ids of the wallet and the account that a list is limited to, each found by id, beginning or name. Throws like
@@ -77,7 +90,7 @@ export function accountWith(read: Reader, text: string): Account {
   const named = read.select({ id: accounts.id }).from(accounts).where(eq(accounts.name, text)).all();
   const id = onlyOne('account', text, named.length ? named : beginningOf(read, accounts, 'acct', text));
   const row = id === undefined ? undefined : findAccount(read, id);
-  if (!row) throw none('account', text);
+  if (!row) throw none('account', text, namesOf(read, accounts));
   return row;
 }
 
@@ -99,7 +112,7 @@ export function walletWith(read: Reader, text: string): Wallet {
   const candidates = open.length ? open : named(false);
   const id = onlyOne('wallet', text, candidates.length ? candidates : beginningOf(read, wallets, 'wal', text));
   const row = id === undefined ? undefined : findWallet(read, id);
-  if (!row) throw none('wallet', text);
+  if (!row) throw none('wallet', text, namesOf(read, wallets));
   return row;
 }
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { run } from '../helper/executable.ts';
+import { installation, run } from '../helper/executable.ts';
 import { ask, CASES, scriptOf } from './completion-shared.ts';
 
 test('bash completes commands, options, choices and files', async (t) => {
@@ -16,6 +16,42 @@ test('bash completes commands, options, choices and files', async (t) => {
     for (const word of not) assert.ok(!said.includes(word), `${line}: ${said}`);
     assert.ok(said.includes('complete -F _purser purser'));
   }
+});
+
+test('names of wallets, accounts and models are offered while a server runs, and nothing is waited for without one', async (t) => {
+  const purser = installation(t);
+  const candidates = async (...words: string[]) => {
+    const { code, stdout } = await purser.cli('candidates', '--', '--data', purser.directory, ...words);
+    assert.equal(code, 0);
+    return stdout.split('\n').filter(Boolean);
+  };
+  assert.deepEqual(await candidates('wallet', 'close', ''), []);
+  assert.deepEqual(await candidates('spend', '--account', ''), []);
+  await purser.serve();
+  await purser.json('account', 'credit', 'default', '20.00');
+  const make = (name: string) => purser.json('wallet', 'create', '--name', name, '--budget', '1.00');
+  await make('agent-7');
+  const twice = [await make('twice'), await make('twice')];
+  const hostile = await make('a b; rm -rf / $(id)');
+  const closed = await make('closed');
+  await purser.cli('wallet', 'close', closed.id);
+  for (const asked of [
+    ['wallet', 'close', ''],
+    ['operation', 'list', '--wallet', ''],
+  ]) {
+    const offered = await candidates(...asked);
+    assert.ok(offered.includes('agent-7\tactive'), offered.join());
+    assert.deepEqual(
+      offered.map((it) => it.split('\t')[0]).toSorted(),
+      ['agent-7', hostile.id, ...twice.map((it) => it.id)].toSorted(),
+    );
+  }
+  assert.deepEqual(await candidates('wallet', 'raise', 'agent-7', ''), [], 'an amount is not a name');
+  assert.match((await candidates('account', 'show', '')).join(), /^default\tacct_/);
+  const missed = await purser.cli('wallet', 'show', 'agent-8');
+  assert.equal(missed.stderr, 'There is no wallet agent-8. Did you mean agent-7?\n');
+  assert.match((await purser.cli('account', 'show', 'defualt')).stderr, /Did you mean default\?/);
+  assert.equal((await purser.cli('account', 'show', 'nobody')).stderr, 'There is no account nobody.\n');
 });
 
 test('another shell is a usage error', async () => {
