@@ -11,7 +11,7 @@ import { say } from './report.ts';
 import { whileWaiting } from './spinner.ts';
 import { canAsk } from './terminal.ts';
 
-type Options = { server: string[]; yes?: boolean };
+type InitOptions = { server: string[]; yes?: boolean };
 
 /** Registers `init`: a first purser.yaml. */
 export function initCommand(program: Command): void {
@@ -31,7 +31,7 @@ export function initCommand(program: Command): void {
     .action(init);
 }
 
-async function init({ server: others, yes }: Options, command: Command): Promise<void> {
+async function init({ server: others, yes }: InitOptions, command: Command): Promise<void> {
   const globals = command.optsWithGlobals<Globals>();
   const directory = dataDirectoryOf(globals);
   const file = settingsFile(globals) ?? resolve(directory, 'purser.yaml');

@@ -5,7 +5,7 @@ import { askAndPrint, example, footOf, listOptions, parseWholeNumber, showRecord
 const COLUMNS = ['id', 'name', 'prefix?', 'last4', 'created_at?', 'last_used_at', 'revoked_at', 'minted_by?'];
 const WALLET_COLUMNS = ['id', 'prefix', 'last4', 'options', 'created_at', 'revoked_at'];
 
-type ListOptions = {
+type KeyListOptions = {
   account?: string;
   wallet?: string;
   before?: string;
@@ -33,7 +33,7 @@ export function keyCommands(program: Command): void {
     .option('--before <id>', 'the next page: what is older than this one')
     .option('--limit <n>', 'at most so many, 1 to 1000 (default 100)', parseWholeNumber)
     .addHelpText('after', example('purser key list --account acct_01k9…', 'purser key list --wallet wal_01k9…'))
-    .action(({ account, wallet, output: _, columns: __, ...page }: ListOptions, command: Command) => {
+    .action(({ account, wallet, output: _, columns: __, ...page }: KeyListOptions, command: Command) => {
       if (wallet !== undefined && Object.keys(page).length)
         command.error('error: --wallet shows all keys of the wallet; leave out --since, --before and --limit');
       if (wallet !== undefined)

@@ -50,8 +50,10 @@ async function replace(options: { dryRun?: boolean }, command: Command): Promise
 }
 
 function planned({ lost_master_key_id: lost, wallets, gateway_keys, leases, ...plan }: LostKeyReport): string {
-  const place = plan.file ?? 'PURSER_MASTER_KEY';
-  const next = plan.master_key_id ? `${plan.master_key_id}, the one in ${place}` : `a new key, made in ${place}`;
+  const keySource = plan.file ?? 'PURSER_MASTER_KEY';
+  const next = plan.master_key_id
+    ? `${plan.master_key_id}, the one in ${keySource}`
+    : `a new key, made in ${keySource}`;
   return [
     `The lost master key is ${lost}. In its place comes ${next}.`,
     ...(plan.from === 'data directory'
@@ -82,7 +84,7 @@ function whatToDo({
   const kept = `Backups made before the rotation need the previous key, ${previous}: keep a copy of it for as long as you keep them.`;
   if (isInForce)
     return `${file} holds the new key. Copy it to where you keep the old one.${keptFile ? ` The previous key is kept in ${keptFile}.` : ''} ${kept}`;
-  const place = from === 'environment' ? 'PURSER_MASTER_KEY' : file;
-  return `Put the new key into ${place} before you withdraw the old one: until then Purser starts with the old one, and anyone who has it can unwrap the new one. ${kept}`;
+  const keySource = from === 'environment' ? 'PURSER_MASTER_KEY' : file;
+  return `Put the new key into ${keySource} before you withdraw the old one: until then Purser starts with the old one, and anyone who has it can unwrap the new one. ${kept}`;
 }
 type Rotated = CommandOutput<'master-key.rotate'>;

@@ -12,7 +12,7 @@ import { say, show } from './report.ts';
 import { table } from './table.ts';
 import { canAsk } from './terminal.ts';
 
-type Options = { add: string[]; upstream?: string; name: [string, string][]; yes?: boolean };
+type ImportOptions = { add: string[]; upstream?: string; name: [string, string][]; yes?: boolean };
 
 const collect = (value: string, all: string[]) => [...all, value];
 
@@ -47,7 +47,7 @@ export function importCommand(group: Command): void {
     .action(importFile);
 }
 
-async function importFile(path: string, options: Options, command: Command): Promise<void> {
+async function importFile(path: string, options: ImportOptions, command: Command): Promise<void> {
   const globals = command.optsWithGlobals<Globals>();
   const file = settingsFile(globals);
   if (file === undefined || !existsSync(file))

@@ -39,7 +39,7 @@ function showRestored({ file, manifest, installation_id, head }: Restored): stri
 type Reconciled = Pick<CommandOutput<'resource.reconcile'>, 'leases' | 'orphans' | 'faults'>;
 
 /** Shown as the provider where no backend could be asked. */
-const NONE_ASKED = '-';
+const NO_PROVIDER = '-';
 
 /** Lists the machines that the restored books do not contain, and the state of those that they contain. Changes nothing. */
 async function compareBackends(command: Command, withoutKey: boolean): Promise<Reconciled> {
@@ -50,7 +50,7 @@ async function compareBackends(command: Command, withoutKey: boolean): Promise<R
   } catch (error) {
     // The restore itself has succeeded.
     const message = withoutKey ? 'run `purser master-key replace --lost` first' : (error as Error).message;
-    return { leases: [], orphans: [], faults: [{ provider: NONE_ASKED, backend: '-', error: message }] };
+    return { leases: [], orphans: [], faults: [{ provider: NO_PROVIDER, backend: '-', error: message }] };
   }
 }
 
@@ -85,7 +85,7 @@ function whatNow(
   { leases, orphans, faults }: Reconciled,
 ): string[] {
   const carried = describeCarried(carried_over);
-  const fault = faults.find((it) => it.provider === NONE_ASKED);
+  const fault = faults.find((it) => it.provider === NO_PROVIDER);
   const compared = fault
     ? `The machines were not compared with these books: ${fault.error.replace(/\.$/, '')}`
     : `${leases.length} leases of these books are quarantined, and ${orphans.length} machines are unknown to them`;

@@ -20,7 +20,7 @@ const ENDING = ['SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'] as const;
 /** Passed on to the program; the terminal sends SIGINT and SIGQUIT to it as well. */
 const SIGNALS = [...ENDING, 'SIGUSR1', 'SIGUSR2'] as const;
 
-type Options = { budget: number; account?: string; name?: string; expires: number };
+type RunOptions = { budget: number; account?: string; name?: string; expires: number };
 
 /** Registers `purser run`: a program with a wallet of its own. */
 export function runCommand(program: Command): void {
@@ -42,7 +42,7 @@ export function runCommand(program: Command): void {
     .action(run);
 }
 
-async function run(program: string, args: string[], options: Options, command: Command): Promise<void> {
+async function run(program: string, args: string[], options: RunOptions, command: Command): Promise<void> {
   refuseJson(command, 'what the program does; options of the program stand after --');
   const socket = socketOf(command);
   const { budget: budget_cents, expires: expires_in_seconds, name = program.slice(-80) } = options;

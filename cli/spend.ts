@@ -3,7 +3,7 @@ import type { CommandInput } from '../src/operator/commands.ts';
 import { example, type Globals, listOptions, output, parseTime, showTable } from './context.ts';
 import { print } from './report.ts';
 
-type Options = {
+type SpendOptions = {
   by: CommandInput<'spend'>['by'];
   since?: number;
   until?: number;
@@ -32,7 +32,7 @@ export function spendCommand(program: Command): void {
     .action(spend);
 }
 
-async function spend({ csv, ...options }: Options, command: Command): Promise<void> {
+async function spend({ csv, ...options }: SpendOptions, command: Command): Promise<void> {
   const { ask } = await import('./operator-client.ts');
   const { output: _, columns: __, ...order } = options;
   const { names, ...body } = await ask(command, 'spend', order);
@@ -68,7 +68,10 @@ async function spend({ csv, ...options }: Options, command: Command): Promise<vo
 }
 
 /** Returns the sums of the other columns; none by tag, as an operation may be in several rows. */
-function sumsOf(by: Options['by'], rows: { operations: number; prompt_tokens: number; completion_tokens: number }[]) {
+function sumsOf(
+  by: SpendOptions['by'],
+  rows: { operations: number; prompt_tokens: number; completion_tokens: number }[],
+) {
   if (by === 'tag') return {};
   const sum = (name: 'operations' | 'prompt_tokens' | 'completion_tokens') =>
     rows.reduce((total, row) => total + row[name], 0);

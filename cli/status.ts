@@ -6,7 +6,7 @@ import { print, say, show } from './report.ts';
 import { terminalWidth, toned, wrap } from './terminal.ts';
 import { exact } from './time.ts';
 
-type Status = CommandOutput<'status'>;
+type ServerStatus = CommandOutput<'status'>;
 
 const WATCH_MILLISECONDS = 2000;
 /** Moves the cursor home and clears the screen (ECMA-48). */
@@ -38,13 +38,13 @@ async function status({ watch }: { watch?: boolean }, command: Command): Promise
   }
 }
 
-function screen(it: Status): string {
+function screen(it: ServerStatus): string {
   const ago = (at: number | null) => (at === null ? 'never' : `${duration(it.clock.now - at, 1)} ago`);
-  const holds = ({ count, amount_usd, oldest_at }: Status['uncertain']) =>
+  const holds = ({ count, amount_usd, oldest_at }: ServerStatus['uncertain']) =>
     count ? `${count} with ${amount_usd} USD, the oldest ${ago(oldest_at)}` : 'none';
   const upOrDown = (up: boolean, name: string, why: string) =>
     up ? `${name} up` : `${toned('bad', `${name} DOWN`)}${why}`;
-  const upstream = ({ up, name, reason, failing_since: since, failure }: Status['upstreams'][0]) => {
+  const upstream = ({ up, name, reason, failing_since: since, failure }: ServerStatus['upstreams'][0]) => {
     const why = [up ? failure : reason, since == null ? undefined : `since ${duration(it.clock.now - since, 1)}`];
     return upOrDown(up && failure == null, name, ` (${why.filter(Boolean).join(', ')})`);
   };

@@ -19,7 +19,14 @@ const PER_TOKEN_DECIMALS = 15;
 
 const STATES = new Set(['status', 'state', 'what', 'outcome']);
 
-type Column = { name: string; heading: string[]; cells: string[]; width: number; isRight: boolean; isText: boolean };
+type TableColumn = {
+  name: string;
+  heading: string[];
+  cells: string[];
+  width: number;
+  isRight: boolean;
+  isText: boolean;
+};
 
 /** How a list is asked for: with all its columns (`wide`), or with these alone, by their names in the JSON. */
 export type View = { wide?: boolean; columns?: readonly string[] };
@@ -60,7 +67,7 @@ function refuseUnknown(chosen: readonly string[], known: readonly string[]): voi
 }
 
 /** The ways to make a table narrower, in the order in which they are tried: what matters least goes first. */
-const NARROWER: ((columns: Column[], width: number, secondary: readonly string[]) => Column[])[] = [
+const NARROWER: ((columns: TableColumn[], width: number, secondary: readonly string[]) => TableColumn[])[] = [
   (columns) => columns.filter((it, i) => i === 0 || !isEmpty(it)),
   (columns) => columns.filter((it, i) => i === 0 || !isZero(it)),
   (columns) => columns.map(shortenIds),
@@ -78,7 +85,7 @@ const NARROWER: ((columns: Column[], width: number, secondary: readonly string[]
     ),
 ];
 
-function columnOf(name: string, rows: readonly Row[]): Column {
+function columnOf(name: string, rows: readonly Row[]): TableColumn {
   const values = rows.map((row) => row[name]);
   const amounts = isAmount(name);
   const cells = values.map((it) => (isTime(name, it) ? relative(it) : cell(name, it)));
@@ -94,8 +101,8 @@ function columnOf(name: string, rows: readonly Row[]): Column {
 
 const isAmount = (name: string) => /_(usd|cents|usd\/M)$/.test(name);
 const titleOf = (name: string) => name.replace(/_cents$/, '_usd').replaceAll('_', ' ');
-const isEmpty = ({ cells }: Column) => cells.every((it) => it === '-');
-const isZero = ({ cells, isRight }: Column) => isRight && cells.every((it) => /^(-|0(\.0+)?)$/.test(it));
+const isEmpty = ({ cells }: TableColumn) => cells.every((it) => it === '-');
+const isZero = ({ cells, isRight }: TableColumn) => isRight && cells.every((it) => /^(-|0(\.0+)?)$/.test(it));
 
 const greatest = (numbers: readonly number[]) => numbers.reduce((most, it) => Math.max(most, it), 0);
 const decimalsOf = (amount: string) => amount.split('.')[1]?.length ?? 0;
@@ -107,7 +114,7 @@ function sameDecimals(cells: string[]): string[] {
 }
 
 /** Rounds the amounts of a column to at most so many decimals. One that would be shown as zero is shown as below the least. */
-function withDecimals(column: Column, most: number): Column {
+function withDecimals(column: TableColumn, most: number): TableColumn {
   if (!isAmount(column.name)) return column;
   const least = `0.${'0'.repeat(most - 1)}1`;
   const cells = column.cells.map((it) => {
@@ -118,16 +125,16 @@ function withDecimals(column: Column, most: number): Column {
   return resized({ ...column, cells });
 }
 
-const resized = (column: Column): Column => ({
+const resized = (column: TableColumn): TableColumn => ({
   ...column,
   width: greatest([...column.heading, ...column.cells].map(widthOf)),
 });
 
-const lengthOf = (columns: readonly Column[]) =>
+const lengthOf = (columns: readonly TableColumn[]) =>
   columns.reduce((sum, it) => sum + it.width, 0) + GAP.length * (columns.length - 1);
 
 /** Shortens ids to beginnings that are still distinct, which commands accept. */
-function shortenIds(column: Column): Column {
+function shortenIds(column: TableColumn): TableColumn {
   const { cells } = column;
   if (!cells.every((it) => it === '-' || ID.test(it)) || !cells.some((it) => ID.test(it))) return column;
   const ids = [...new Set(cells.filter((it) => it !== '-'))];
@@ -145,7 +152,7 @@ function broken(heading: string): string[] {
 }
 
 /** Cuts the widest texts, to no less than `least`, until the table fits. */
-function shrinkTexts(columns: readonly Column[], width: number, least: number): Column[] {
+function shrinkTexts(columns: readonly TableColumn[], width: number, least: number): TableColumn[] {
   const widths = columns.map((it) => it.width);
   const floors = columns.map((it) =>
     it.isText && !it.isRight ? Math.max(least, ...it.heading.map(widthOf)) : Number.POSITIVE_INFINITY,
@@ -163,7 +170,7 @@ function shrinkTexts(columns: readonly Column[], width: number, least: number): 
 }
 
 /** Leaves out columns of these names, the last first, until the table fits. */
-function without(columns: readonly Column[], width: number, names: readonly string[]): Column[] {
+function without(columns: readonly TableColumn[], width: number, names: readonly string[]): TableColumn[] {
   let some = [...columns];
   for (const name of names.toReversed()) {
     if (lengthOf(some) <= width) break;
@@ -172,15 +179,15 @@ function without(columns: readonly Column[], width: number, names: readonly stri
   return some;
 }
 
-function draw(columns: readonly Column[]): string {
+function draw(columns: readonly TableColumn[]): string {
   const height = greatest(columns.map((it) => it.heading.length));
   const headings = Array.from({ length: height }, (_, i) =>
     columns.map(({ heading }) => heading[i - (height - heading.length)] ?? ''),
   );
-  const line = (texts: string[], tone?: (text: string, column: Column) => Tone | undefined) =>
+  const line = (texts: string[], tone?: (text: string, column: TableColumn) => Tone | undefined) =>
     texts
       .map((it, i) => {
-        const column = columns[i] as Column;
+        const column = columns[i] as TableColumn;
         const space = ' '.repeat(column.width - widthOf(it));
         const own = tone?.(it, column);
         const text = own ? toned(own, it) : it;

@@ -15,8 +15,8 @@ import { keepOldKey, type MasterKey, replaceMasterKey, textOf } from './master-k
 import { wrapKey } from './wrapped-key.ts';
 
 /** The place that the configuration takes the master key from. Purser writes it only in its own data directory. */
-export type KeyPlace = Pick<MasterKeySource, 'from' | 'path'>;
-type RotationApp = { ledger: Ledger; keyring: Keyring; keyPlace: KeyPlace };
+export type KeySource = Pick<MasterKeySource, 'from' | 'path'>;
+type RotationApp = { ledger: Ledger; keyring: Keyring; keySource: KeySource };
 
 /**
  * Makes `next` the master key (docs/decisions/0014). One commit wraps every older key with it, and wraps it with the
@@ -26,7 +26,7 @@ type RotationApp = { ledger: Ledger; keyring: Keyring; keyPlace: KeyPlace };
  * `conflict` for a key that was used before, and `read_only` when the key file cannot be written.
  */
 export async function rotate(
-  { ledger, keyring, keyPlace }: RotationApp,
+  { ledger, keyring, keySource }: RotationApp,
   next: MasterKey,
   now: number,
 ): Promise<string | null> {
@@ -37,9 +37,9 @@ export async function rotate(
   await ledger.write(rotateMasterKey, { rotation, now });
   keyring.turn(next);
   try {
-    return await finishRotation({ ledger, keyring, keyPlace });
+    return await finishRotation({ ledger, keyring, keySource });
   } catch (cause) {
-    const fault = `The master key ${next.id} is in force, but ${keyPlace.path} could not be written (${(cause as NodeJS.ErrnoException).code}).`;
+    const fault = `The master key ${next.id} is in force, but ${keySource.path} could not be written (${(cause as NodeJS.ErrnoException).code}).`;
     throw new Refusal('read_only', `${fault} Nothing is lost: the next start writes it.`, { cause });
   }
 }
@@ -49,12 +49,12 @@ export async function rotate(
  * wrapped copy of the current key once the current key is the configured one. Returns the name under which the previous key
  * file was kept, or null.
  */
-export async function finishRotation({ ledger, keyring, keyPlace }: RotationApp): Promise<string | null> {
+export async function finishRotation({ ledger, keyring, keySource }: RotationApp): Promise<string | null> {
   const { current } = keyring;
   let kept: string | null = null;
-  if (keyring.given.id !== current.id && keyPlace.from === 'data directory') {
-    kept = await keepOldKey(keyPlace.path as string, textOf(keyring.given)); // Backups made before need it.
-    await replaceMasterKey(keyPlace.path as string, current);
+  if (keyring.given.id !== current.id && keySource.from === 'data directory') {
+    kept = await keepOldKey(keySource.path as string, textOf(keyring.given)); // Backups made before need it.
+    await replaceMasterKey(keySource.path as string, current);
     keyring.given = current;
   }
   const row = masterKeyRows(ledger.read).find((it) => it.id === current.id);
@@ -63,10 +63,10 @@ export async function finishRotation({ ledger, keyring, keyPlace }: RotationApp)
 }
 
 /** Logs a warning at the start when a rotation has not reached the configuration. */
-export function warnOfOldKey({ keyring, keyPlace }: Omit<RotationApp, 'ledger'>, log: Log): void {
+export function warnOfOldKey({ keyring, keySource }: Omit<RotationApp, 'ledger'>, log: Log): void {
   if (keyring.given.id === keyring.current.id) return;
   log.warn(
-    { event: 'master_key.old', given: keyring.given.id, current: keyring.current.id, from: keyPlace.from },
+    { event: 'master_key.old', given: keyring.given.id, current: keyring.current.id, from: keySource.from },
     'the master key was rotated, but the configuration still gives the one before it: put the new one in its place',
   );
 }
@@ -76,7 +76,7 @@ export function warnOfOldKey({ keyring, keyPlace }: Omit<RotationApp, 'ledger'>,
  * which none needs it. No new wallet uses a retired key and no closed one reopens, so that part is not scanned again.
  */
 export async function dropRetiredKeys(
-  { ledger, keyring }: Omit<RotationApp, 'keyPlace'>,
+  { ledger, keyring }: Omit<RotationApp, 'keySource'>,
   scanned: Map<string, string>,
 ): Promise<number> {
   let dropped = 0;

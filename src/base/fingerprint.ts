@@ -39,12 +39,12 @@ export function fingerprint(body: unknown): Buffer {
 }
 
 /**
- * Returns the fingerprint of a scanned text, without the members of the outermost object that `isLeftOut` names. The canonical
+ * Returns the fingerprint of a scanned text, without the members of the outermost object that `isOmitted` names. The canonical
  * JSON is never made as a whole: its pieces, most of them longer than a value, go from the text to the hash by a block.
  */
-export function fingerprintOf(text: ScannedText, isLeftOut?: (name: string) => boolean): Buffer {
-  const pieces = new Pieces(text.bytes);
-  writeValue(pieces, text, 0, isLeftOut);
+export function fingerprintOf(text: ScannedText, isOmitted?: (name: string) => boolean): Buffer {
+  const pieces = new PieceHash(text.bytes);
+  writeValue(pieces, text, 0, isOmitted);
   return pieces.digest();
 }
 
@@ -52,7 +52,7 @@ const [QUOTE, COMMA, MINUS, COLON] = [0x22, 0x2c, 0x2d, 0x3a];
 const [CLOSE_LIST, CLOSE_OBJECT] = [0x5d, 0x7d];
 
 /** Hashes pieces of a text and what stands between them. Only one at a time: all use the same block. */
-class Pieces {
+class PieceHash {
   readonly #text: Buffer;
   /** The piece that is not in the block yet: the next one often follows it in the text. */
   #start = 0;
@@ -127,17 +127,17 @@ const COPY_LENGTH = 32;
 const BLOCK = Buffer.allocUnsafeSlow(64 * 1024);
 
 /** Writes the canonical JSON of the value at a node. */
-function writeValue(pieces: Pieces, text: ScannedText, node: number, isLeftOut?: (name: string) => boolean): void {
+function writeValue(pieces: PieceHash, text: ScannedText, node: number, isOmitted?: (name: string) => boolean): void {
   const { nodes } = text;
   const kind = (nodes[node] as number) & KIND_MASK;
   if (kind === STRING) writeString(pieces, text, node);
   else if (kind === NUMBERS) writeNumbers(pieces, text, node);
   else if (kind === LIST) writeList(pieces, text, node);
-  else if (kind === OBJECT) writeObject(pieces, text, node, isLeftOut);
+  else if (kind === OBJECT) writeObject(pieces, text, node, isOmitted);
   else pieces.add(nodes[node + START] as number, nodes[node + END] as number);
 }
 
-function writeString(pieces: Pieces, text: ScannedText, node: number): void {
+function writeString(pieces: PieceHash, text: ScannedText, node: number): void {
   const { nodes } = text;
   if (!((nodes[node] as number) & HAS_OTHER_ESCAPE)) {
     pieces.add(nodes[node + START] as number, nodes[node + END] as number);
@@ -149,7 +149,7 @@ function writeString(pieces: Pieces, text: ScannedText, node: number): void {
 }
 
 /** Writes a number, or the numbers of a list that follow each other. */
-function writeNumbers(pieces: Pieces, { bytes, nodes }: ScannedText, node: number): void {
+function writeNumbers(pieces: PieceHash, { bytes, nodes }: ScannedText, node: number): void {
   const last = nodes[node + END] as number;
   for (let start = nodes[node + START] as number; ; ) {
     const end = endOfNumber(bytes, start);
@@ -174,7 +174,7 @@ function isExact(bytes: Buffer, start: number, end: number): boolean {
   return true;
 }
 
-function writeList(pieces: Pieces, text: ScannedText, list: number): void {
+function writeList(pieces: PieceHash, text: ScannedText, list: number): void {
   const { nodes } = text;
   const start = nodes[list + START] as number;
   pieces.add(start, start + 1);
@@ -186,12 +186,17 @@ function writeList(pieces: Pieces, text: ScannedText, list: number): void {
   pieces.addBetween(CLOSE_LIST);
 }
 
-function writeObject(pieces: Pieces, text: ScannedText, object: number, isLeftOut?: (name: string) => boolean): void {
+function writeObject(
+  pieces: PieceHash,
+  text: ScannedText,
+  object: number,
+  isOmitted?: (name: string) => boolean,
+): void {
   const { nodes } = text;
   const start = nodes[object + START] as number;
   const first = namesInOrder.length;
   pieces.add(start, start + 1);
-  putNamesInOrder(text, object, isLeftOut);
+  putNamesInOrder(text, object, isOmitted);
   const last = namesInOrder.length;
   for (let i = first; i < last; i++) {
     const name = namesInOrder[i] as number;
@@ -210,12 +215,12 @@ const namesInOrder: number[] = [];
 const FEW_COUNT = 32;
 
 /** Puts the names of an object in order. Of duplicate names the last counts. */
-function putNamesInOrder(text: ScannedText, object: number, isLeftOut?: (name: string) => boolean): void {
+function putNamesInOrder(text: ScannedText, object: number, isOmitted?: (name: string) => boolean): void {
   const { nodes } = text;
   const first = namesInOrder.length;
   const behind = nodes[object + NEXT] as number;
   for (let name = object + NODE_LENGTH; name < behind; name = nodes[name + NODE_LENGTH + NEXT] as number)
-    if (!isLeftOut?.(stringAt(text, name))) namesInOrder.push(name);
+    if (!isOmitted?.(stringAt(text, name))) namesInOrder.push(name);
   if (namesInOrder.length - first > FEW_COUNT) {
     const sorted = namesInOrder.splice(first).sort((one, other) => compareNames(text, one, other));
     for (const name of sorted) namesInOrder.push(name);

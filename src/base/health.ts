@@ -4,7 +4,7 @@ import { Refusal } from './refusal.ts';
  * The server's state of health. `fault` is a sentence saying why the books may not be served; while there is one,
  * `readyz` is red and `/v1` answers 503.
  */
-export type Health = {
+export type ServerHealth = {
   fault: string | undefined;
   /** A server listens; false for a command that opens the books by itself. */
   serving?: boolean;
@@ -13,7 +13,7 @@ export type Health = {
 };
 
 /** Throws `read_only` while the books may not be served. */
-export function refuseFault({ fault }: Pick<Health, 'fault'>): void {
+export function refuseFault({ fault }: Pick<ServerHealth, 'fault'>): void {
   if (fault)
     throw new Refusal('read_only', `This installation is not served: ${fault}. Its operator runs \`purser doctor\`.`);
 }

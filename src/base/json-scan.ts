@@ -51,7 +51,7 @@ export type Scan = {
 };
 
 /** The reason why a text was not scanned to its end. */
-export type Fault = 'no JSON' | 'too deep' | 'too many';
+export type ScanFault = 'no JSON' | 'too deep' | 'too many';
 
 /** Larger memory for nodes is not kept for the next text. */
 const KEPT_NODES_MAX = 64 * 1024 * NODE_LENGTH;
@@ -182,7 +182,7 @@ const around = new Int32Array(NESTING_MAX);
  * Scans a text of valid UTF-8. Ends at the first fault: what is not JSON, a value above `valuesMax`, or a level above 100. Up
  * to `numbersMax` numbers directly in lists do not count as values.
  */
-export function scan(text: Buffer, numbersMax: number, valuesMax: number): Scan | Fault {
+export function scan(text: Buffer, numbersMax: number, valuesMax: number): Scan | ScanFault {
   const { length } = text;
   const words = wordsOf(text);
   let nodes = kept;

@@ -1,7 +1,6 @@
 import { isUtf8 } from 'node:buffer';
 import {
   END,
-  type Fault,
   KIND_MASK,
   LIST,
   NESTING_MAX,
@@ -10,6 +9,7 @@ import {
   NUMBERS,
   OBJECT,
   type Scan,
+  type ScanFault,
   START,
   STRING,
   scan,
@@ -26,12 +26,12 @@ const [QUOTE, COMMA, COLON, BACKSLASH] = [0x22, 0x2c, 0x3a, 0x5c];
 const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = [0x5b, 0x5d, 0x7b, 0x7d];
 
 /** A member of an object: where its name begins and its value ends, in bytes. */
-export type Member = { name: string; start: number; end: number };
+export type TextMember = { name: string; start: number; end: number };
 
 /** The facts about a JSON text that are known without its values. */
 export type Outline = Pick<Scan, 'memberCount'> & {
   /** The members of the outermost object, in their order, duplicates included. */
-  members: Member[];
+  members: TextMember[];
   /**
    * True if no other reader finds more in it than JSON.parse does: no gap of more than one white space, no number that exceeds
    * its shortest form by more than prices allow for, and no escape in a name, which a server that runs on V8 may take for
@@ -74,15 +74,15 @@ function valueIn(text: ScannedText, keptIn?: string): unknown {
   return keptIn && isLong ? longObject(text, 0, false, keptIn) : valueAt(text, 0, false);
 }
 
-function refusalOf(fault: Fault, bytes: Buffer, valuesMax: number): string {
+function refusalOf(fault: ScanFault, bytes: Buffer, valuesMax: number): string {
   if (fault === 'too many') return `The body has more than ${valuesMax} values.`;
   if (fault === 'too deep') return `The body is nested deeper than ${NESTING_MAX} levels.`;
   return bytes.length ? 'The body is not valid JSON.' : 'The body is empty; send JSON.';
 }
 
-function membersOf(text: ScannedText): Member[] {
+function membersOf(text: ScannedText): TextMember[] {
   const { nodes } = text;
-  const members: Member[] = [];
+  const members: TextMember[] = [];
   if (nodes[0] !== OBJECT) return members;
   const end = nodes[NEXT] as number;
   for (let at: number = NODE_LENGTH; at < end; at = nodes[at + NODE_LENGTH + NEXT] as number)

@@ -73,8 +73,8 @@ function asText(line: string): string {
   const when = String(time)
     .replace('T', ' ')
     .replace(/\.\d+Z$/, 'Z');
-  const said = String(msg ?? '').replaceAll('\n', '\n  '); // Only a line of the log begins with a time.
-  const what = event === msg || event === undefined ? said : `${event}: ${said}`;
+  const message = String(msg ?? '').replaceAll('\n', '\n  '); // Only a line of the log begins with a time.
+  const what = event === msg || event === undefined ? message : `${event}: ${message}`;
   const more = Object.entries(facts).map(([name, value]) => {
     const text = typeof value === 'string' ? value : JSON.stringify(value);
     return `  ${name}=${PLAIN.test(text) ? text : JSON.stringify(text)}`;
@@ -82,7 +82,7 @@ function asText(line: string): string {
   return `${when} ${LEVEL_NAMES[String(level)] ?? level} ${what}${more.join('')}\n`;
 }
 
-const SAID_LENGTH_MAX = 4000;
+const MESSAGE_LENGTH_MAX = 4000;
 
 /**
  * Redirects the console to the log: libraries print whole errors to it, with any secrets in them, in lines that do not have
@@ -90,8 +90,11 @@ const SAID_LENGTH_MAX = 4000;
  */
 export function logConsole(log: Pick<Log, 'warn'>, console = globalThis.console): void {
   for (const name of ['debug', 'error', 'info', 'log', 'trace', 'warn'] as const)
-    console[name] = (...said: unknown[]) =>
-      log.warn({ event: 'console', said: format(...said).slice(0, SAID_LENGTH_MAX) }, 'a library printed something');
+    console[name] = (...printed: unknown[]) =>
+      log.warn(
+        { event: 'console', said: format(...printed).slice(0, MESSAGE_LENGTH_MAX) },
+        'a library printed something',
+      );
 }
 
 /** The most bytes of lines that wait for a slow reader: some thousands of lines. */

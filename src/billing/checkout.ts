@@ -79,7 +79,7 @@ async function create(
   const creation = (earlier && (await payments.find(earlier))) ?? (await payments.create(opened));
   const now = app.clock.now();
   const made = await app.ledger.write(settleCreation, { id: opened.id, creation, now });
-  app.events.checkoutAsked(made, creation.kind);
+  app.events.checkoutRequested(made, creation.kind);
   if (made.status === 'creating') throw uncertain();
   if (made.status === 'refused')
     throw new Refusal(

@@ -10,7 +10,7 @@ export type ProviderEvent = {
   /** The id of the session, refund or dispute that it is about. */
   subject: string;
   /** The content; undefined for an event that is not relevant. */
-  says: { payment: MarkedPayment } | { reversal: ReversalReport } | undefined;
+  content: { payment: MarkedPayment } | { reversal: ReversalReport } | undefined;
   /** Set when a relevant event does not have its documented form. */
   fault?: string;
 };

@@ -11,10 +11,10 @@ import type { MarkedPayment, ProviderEvent } from './provider.ts';
  */
 export async function receive(app: BillingApp, event: ProviderEvent): Promise<void> {
   if (event.fault !== undefined) throw new Error(`event ${event.id}: ${event.fault}`);
-  const { says } = event;
-  if (!says || isKnownEvent(app.ledger.read, event.id)) return;
-  if ('payment' in says) return takePayment(app, says.payment, event);
-  const { reversal } = says;
+  const { content } = event;
+  if (!content || isKnownEvent(app.ledger.read, event.id)) return;
+  if ('payment' in content) return takePayment(app, content.payment, event);
+  const { reversal } = content;
   const now = app.clock.now();
   const reversed = await app.ledger.write(reversePayment, { reversal, event: noted(event), now });
   if (reversed) app.events.reversed(reversed.checkout, reversed.movedCents, reversal);

@@ -93,19 +93,19 @@ function reversalOf(kind: ReversalReport['kind'], it: StripeReversal, asOf: numb
   };
 }
 
-type EventReader = (object: unknown, at: number) => Pick<ProviderEvent, 'subject' | 'says'>;
+type EventReader = (object: unknown, at: number) => Pick<ProviderEvent, 'subject' | 'content'>;
 const session =
   (hasFailed = false): EventReader =>
   (object) => {
     const it = v.parse(StripeSession, object);
-    return { subject: it.id, says: { payment: paymentOf(it, hasFailed) } };
+    return { subject: it.id, content: { payment: paymentOf(it, hasFailed) } };
   };
 const reversal =
   (kind: ReversalReport['kind']): EventReader =>
   (object, at) => {
     const it = v.parse(StripeReversal, object);
     const report = reversalOf(kind, it, at);
-    return { subject: it.id, says: report && { reversal: report } };
+    return { subject: it.id, content: report && { reversal: report } };
   };
 
 /** The events of refunds and disputes. `charge.refunded` is left out, as its amount is the sum of all refunds. */
@@ -139,7 +139,7 @@ const Event = v.object({
 export function eventOf(value: unknown): ProviderEvent & { livemode: boolean } {
   const { id, type, created, livemode, data } = v.parse(Event, value);
   const read = Object.hasOwn(EVENTS, type) ? EVENTS[type] : undefined;
-  const event = { id, type, at: created, livemode, subject: '', says: undefined };
+  const event = { id, type, at: created, livemode, subject: '', content: undefined };
   if (!read) return event;
   try {
     return { ...event, ...read(data.object, created) };

@@ -1,4 +1,4 @@
-import type { Health } from '../base/health.ts';
+import type { ServerHealth } from '../base/health.ts';
 import { type CommitMark, headOf, openTipFile, writeHeadFile } from '../ledger/head.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import type { Events } from '../telemetry/events.ts';
@@ -21,7 +21,7 @@ export function createHeadWriter(
   at: { head: string; tip: string },
   ledger: () => Pick<Ledger, 'read'>,
   events: Pick<Events, 'failed'>,
-  health: Readonly<Health>,
+  health: Readonly<ServerHealth>,
 ): HeadWriter {
   let timer: NodeJS.Timeout | undefined;
   let stopped = false;

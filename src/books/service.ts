@@ -2,9 +2,9 @@ import { existsSync } from 'node:fs';
 import { type Keyring, openKeyring } from '../access/keyring.ts';
 import { machineHash, readMachineId } from '../access/machine-id.ts';
 import { readMasterKey } from '../access/master-key.ts';
-import { finishRotation, type KeyPlace, warnOfOldKey } from '../access/rotation.ts';
+import { finishRotation, type KeySource, warnOfOldKey } from '../access/rotation.ts';
 import { type Clock, systemTime, type TimeSource } from '../base/clock.ts';
-import type { Health } from '../base/health.ts';
+import type { ServerHealth } from '../base/health.ts';
 import type { Log } from '../base/log.ts';
 import type { Config } from '../config/config.ts';
 import { refuseOpenToOthers } from '../config/strict-modes.ts';
@@ -38,8 +38,8 @@ export type Books = {
   ledger: Ledger;
   clock: Clock;
   keyring: Keyring;
-  keyPlace: KeyPlace;
-  health: Health;
+  keySource: KeySource;
+  health: ServerHealth;
   diskReserve: DiskReserve;
   clockWatch: ClockWatch;
 };
@@ -99,7 +99,7 @@ export async function openBooksForService(
   // Before the database: without it no token of this installation could be made again, so nothing may exist first.
   const masterKey = readMasterKey(config.masterKey, { create: create && !existsSync(at.database) });
 
-  const health: Health = { fault: 'the database has not been examined yet' };
+  const health: ServerHealth = { fault: 'the database has not been examined yet' };
   const headWriter = createHeadWriter(at, () => ledger, events, health);
   function diskLow(reason: string): void {
     events.diskLow(reason);
@@ -124,7 +124,7 @@ export async function openBooksForService(
   const ledger = opening.use(openBooks(at.database, { access: 'write', ...needs }));
   const keyring = openKeyring(ledger.read, masterKey);
   const { from, path } = config.masterKey;
-  const keyPlace: KeyPlace = { from, path };
+  const keySource: KeySource = { from, path };
   const time = options.time ?? systemTime;
   const clock = clockOf(ledger.read, at, log, time);
   const { isSynced = isClockSynced } = options;
@@ -139,10 +139,10 @@ export async function openBooksForService(
   });
   if (!health.fault) {
     await headWriter.flush();
-    await finishRotation({ ledger, keyring, keyPlace }).catch((error) => events.failed('master_key', error));
-    warnOfOldKey({ keyring, keyPlace }, log);
+    await finishRotation({ ledger, keyring, keySource }).catch((error) => events.failed('master_key', error));
+    warnOfOldKey({ keyring, keySource }, log);
   }
-  return { ledger, clock, keyring, keyPlace, health, diskReserve, clockWatch };
+  return { ledger, clock, keyring, keySource, health, diskReserve, clockWatch };
 }
 
 /** Books smaller than this are verified as a whole before they are served, in less than a tenth of a second. */

@@ -40,7 +40,7 @@ type Answering = {
 };
 type Silent = { kind: 'refused' | 'unknown' | 'cancelled' };
 /** The request as it was bounded, once: that takes its body. */
-type Prepared = Omit<Detail, 'keep'>;
+type PreparedDetail = Omit<Detail, 'keep'>;
 
 /**
  * Runs one metered request to a model: holds the bound, asks the routes in order, and settles the result that `take` makes
@@ -55,8 +55,8 @@ export function spendOnModel<A extends Buffer | null>(
   take: (answering: Answering) => Called<A> | Promise<Called<A>>,
 ): Promise<Answered<A>> {
   const { prepare, maxPrice: _, forbidden: __, claim, ...request } = chat;
-  let prepared: Prepared | undefined;
-  const prepareOnce = (): Prepared => {
+  let prepared: PreparedDetail | undefined;
+  const prepareOnce = (): PreparedDetail => {
     prepared ??= { ...prepare(), upstreams: app.upstreams };
     return prepared;
   };
@@ -70,7 +70,7 @@ export function spendOnModel<A extends Buffer | null>(
     const isKept = answer && app.keptAnswers.tryKeep(tenant, answer.length, seconds);
     return { answer: isKept ? answer : null, keptSeconds: seconds };
   };
-  const callOf = (detail: Prepared, earlier?: Operation) => ({
+  const callOf = (detail: PreparedDetail, earlier?: Operation) => ({
     enter: () => entry.enter(detail.bounded, earlier),
     leave: entry.leave,
     call(operation: Operation, { audience }: Waiters<A>): Promise<Called<A>> {
@@ -202,8 +202,8 @@ async function ask(
   const misconfigured = ({ upstream }: Route, { fault }: Refused) =>
     fault && app.events.misconfigured(operation, upstream, fault);
   try {
-    const passedOver = (route: Route, refused: Refused) => {
-      app.events.passedOver(operation, route.upstream, refused.reason);
+    const skipped = (route: Route, refused: Refused) => {
+      app.events.upstreamSkipped(operation, route.upstream, refused.reason);
       app.upstreamOutages.report(route.upstream, refused);
       misconfigured(route, refused);
     };
@@ -211,7 +211,7 @@ async function ask(
       app.events.upstreamCalled(operation, route, reply, stream, timing);
     const { id } = operation;
     const by = { upstreams, pass, reader };
-    const called = await callInOrder(by, bounded, id, stream, passedOver, counted, cancelOf);
+    const called = await callInOrder(by, bounded, id, stream, skipped, counted, cancelOf);
     app.upstreamOutages.report(called.route.upstream, called.reply);
     if (called.reply.kind === 'refused') misconfigured(called.route, called.reply);
     return called;

@@ -13,7 +13,7 @@ import type { Upstream } from '../router/upstream.ts';
 import type { UpstreamOutages } from '../router/upstream-outages.ts';
 import type { PaidApp, PaidQuote, PaidRequest } from '../spend/spend.ts';
 import type { KeptAnswers } from './kept-answers.ts';
-import type { Claim } from './retry.ts';
+import type { RetryClaim } from './retry.ts';
 import { adviceOn, type ChatTerms, cutTo, cutToFunds, hasPricesOf, orderOf, termsOf } from './terms.ts';
 
 export type ChatApp = PaidApp & {
@@ -40,7 +40,7 @@ export type ChatRequest = Omit<PaidRequest, 'kind'> & {
   /** Returns the reason why the caller may ask no more: its key was revoked while the request waited. */
   forbidden?: (() => RefusalData | undefined) | undefined;
   /** The client's claim to the attempt, if it sent no key and a retry is recognised by its body. */
-  claim?: Claim | undefined;
+  claim?: RetryClaim | undefined;
 };
 export type Detail = ReturnType<ChatRequest['prepare']> & {
   /** Returns the part of an outcome that decides whether the answer is stored for replays. Called when the answer has come. */

@@ -41,7 +41,7 @@ type RetryApp = {
 type UnkeyedRequest = Pick<PaidRequest, 'walletId' | 'route' | 'fingerprint' | 'requestId'>;
 
 /** The claim of one client to an attempt. Other clients may have had it before, and may get it when this one has gone. */
-export type Claim = {
+export type RetryClaim = {
   /** The key of the attempt. */
   readonly idempotencyKey: string;
   /** Records that the attempt has become a new request, with a key of its own. */
@@ -67,7 +67,7 @@ export type Claim = {
  */
 export type Retries = {
   /** Claims the latest abandoned attempt at this request, or a new one. */
-  claim(request: UnkeyedRequest, onResponseEnd: OnResponseEnd): Promise<Claim>;
+  claim(request: UnkeyedRequest, onResponseEnd: OnResponseEnd): Promise<RetryClaim>;
   /** Loads the attempts that were abandoned when the last process ended. */
   recall(): void;
   abandonedCount(): number;
@@ -237,7 +237,7 @@ function claimOf(
   takesOver: boolean,
   { abandoned, books }: { abandoned: Abandoned; books: InBooks },
   onResponseEnd: OnResponseEnd,
-): Claim {
+): RetryClaim {
   let isDelivered: boolean | undefined;
   let end: 'answered' | 'failed' | undefined;
 

@@ -76,7 +76,7 @@ else
 fi
 processes "$(echo /proc/[0-9]*)"`;
 
-const SAID = /^purser-cpu (cgroup|processes|none) (\d{1,20}) (\d{1,10}) (\d{1,12}(?:\.\d{1,6})?)$/m;
+const CPU_LINE = /^purser-cpu (cgroup|processes|none) (\d{1,20}) (\d{1,10}) (\d{1,12}(?:\.\d{1,6})?)$/m;
 
 /**
  * Reads the processor time of a machine by a command inside it. Its tenant can falsify the answer: that only spends their own
@@ -85,7 +85,7 @@ const SAID = /^purser-cpu (cgroup|processes|none) (\d{1,20}) (\d{1,10}) (\d{1,12
 export async function readCpuTime(backend: Backend, ref: Ref): Promise<CpuTime> {
   const order = { command: READ_CPU, timeoutSeconds: READ_SECONDS, streamBytesMax: OUTPUT_BYTES_MAX };
   const { stdout } = await backend.guest.exec(ref, order);
-  const [, source, value, unit, uptime] = SAID.exec(stdout.toString('latin1')) ?? [];
+  const [, source, value, unit, uptime] = CPU_LINE.exec(stdout.toString('latin1')) ?? [];
   if (source === undefined || source === 'none') return { source: 'none' };
   return {
     source: source as 'cgroup' | 'processes',

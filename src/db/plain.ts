@@ -1,14 +1,14 @@
 import type { Database as Client } from 'better-sqlite3';
 import { onceFor, preparedLate, type Reader } from './handle.ts';
 
-type Value = string | number | bigint | Buffer | null;
+type SqlValue = string | number | bigint | Buffer | null;
 
 /** A statement whose values are bound by position, and whose rows are lists of columns. */
 export type PlainStatement = {
   /** Returns the number of rows that the statement itself has changed. */
-  run(...values: Value[]): number;
-  get<Row extends unknown[]>(...values: Value[]): Row | undefined;
-  all<Row extends unknown[]>(...values: Value[]): Row[];
+  run(...values: SqlValue[]): number;
+  get<Row extends unknown[]>(...values: SqlValue[]): Row | undefined;
+  all<Row extends unknown[]>(...values: SqlValue[]): Row[];
 };
 
 /**
@@ -29,11 +29,11 @@ function statementOf(client: Client, sql: string): PlainStatement {
   const statement = preparedLate(client, sql);
   return {
     run: (...values) => statement().run(...values).changes,
-    get: <Row extends unknown[]>(...values: Value[]) =>
+    get: <Row extends unknown[]>(...values: SqlValue[]) =>
       statement()
         .raw()
         .get(...values) as Row | undefined,
-    all: <Row extends unknown[]>(...values: Value[]) =>
+    all: <Row extends unknown[]>(...values: SqlValue[]) =>
       statement()
         .raw()
         .all(...values) as Row[],

@@ -42,17 +42,17 @@ function hasWalResetBug(version: ProgramVersion): boolean {
 const LITESTREAM_AFFECTED: ProgramVersion = [0, 5, 16];
 
 const TOOLS = {
-  sqlite3: { asks: '--version', isAffected: hasWalResetBug },
-  litestream: { asks: 'version', isAffected: (it: ProgramVersion) => !isBefore(LITESTREAM_AFFECTED, it) },
+  sqlite3: { argument: '--version', isAffected: hasWalResetBug },
+  litestream: { argument: 'version', isAffected: (it: ProgramVersion) => !isBefore(LITESTREAM_AFFECTED, it) },
 };
 
 /** Checks the programs on the search path that operators open databases with: an affected one may destroy the database. */
 export async function judgeTools(find: (name: string) => string[]): Promise<string> {
   const affected: string[] = [];
   const sound: string[] = [];
-  for (const [name, { asks, isAffected }] of Object.entries(TOOLS))
+  for (const [name, { argument, isAffected }] of Object.entries(TOOLS))
     for (const program of find(name)) {
-      const version = versionIn((await outputOf(program, asks)) ?? '');
+      const version = versionIn((await outputOf(program, argument)) ?? '');
       const text = `${program} is ${version ? version.join('.') : 'of an unknown version'}`;
       (version && !isAffected(version) ? sound : affected).push(text);
     }

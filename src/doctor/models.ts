@@ -73,7 +73,7 @@ export async function checkModels(
       const models = stated.get(route.upstream) ?? (await statedBy(route.upstream));
       stated.set(route.upstream, models);
       const tried = tryRoute(model, route, upstreams.get(route.upstream) as Upstream);
-      const late = (error: Error): Trial => ({ detail: '', faults: [`${error.message}.`] });
+      const late = (error: Error): ModelTrial => ({ detail: '', faults: [`${error.message}.`] });
       const { detail, faults } = await inTime(tried, routeSeconds * 1000, 'Its answer').catch(late);
       const theirs = models.get(route.upstreamModel);
       comparePrice(route.price, theirs?.pricing, faults);
@@ -91,9 +91,9 @@ export async function checkModels(
 }
 
 /** The result of asking a route: a description of its answer, and the faults. */
-type Trial = { detail: string; faults: string[] };
+type ModelTrial = { detail: string; faults: string[] };
 
-async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise<Trial> {
+async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise<ModelTrial> {
   const faults: string[] = [];
   const ask = { model: model.id, messages: [PROBE], max_tokens: 1 };
   const { id, kind } = model;

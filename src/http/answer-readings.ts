@@ -5,7 +5,7 @@ import { isAnswerOf, isLastEvent, isNativeEvent } from '../router/native.ts';
 import { eventIn } from '../router/sse.ts';
 import { parseEvent } from '../router/told.ts';
 import { plainChunks } from './dialects/chunk.ts';
-import type { Kept } from './dialects/dialect.ts';
+import type { KeptState } from './dialects/dialect.ts';
 import { type Json, objectOf } from './dialects/json.ts';
 import { messagesDialect } from './dialects/messages.ts';
 import { responsesDialect } from './dialects/responses.ts';
@@ -24,7 +24,7 @@ export const ANSWER_READINGS = {
     return Buffer.from(JSON.stringify({ ...answer, usage: { ...objectOf(answer.usage), cost } }));
   },
   /** Translates a complete answer to another API. Returns undefined for an answer that is already in that API. */
-  translated(bytes: Buffer, wire: NativeWire, kept: Kept, seed: string): Buffer | undefined {
+  translated(bytes: Buffer, wire: NativeWire, kept: KeptState, seed: string): Buffer | undefined {
     const json = parseAnswer(bytes);
     if (isAnswerOf(wire, json)) return undefined;
     return Buffer.from(JSON.stringify(WIRES[wire].answers(kept, seed).whole(json)));

@@ -82,13 +82,13 @@ export function streamBody(request: IncomingMessage, stallMilliseconds: number, 
   unhurried.add(request);
   let waiting: PromiseWithResolvers<Buffer | undefined> | undefined;
   let arrived: Buffer[] = [];
-  let over: { error?: unknown } | undefined;
+  let ending: { error?: unknown } | undefined;
   let silence: NodeJS.Timeout | undefined;
   const takeBack = share.onCutOff((refusal) => end({ error: refusal }));
 
   function end(how: { error?: unknown }) {
-    if (over) return;
-    over = how;
+    if (ending) return;
+    ending = how;
     clearTimeout(silence);
     takeBack();
     request.off('data', take).off('end', finish).off('close', breakOff).off('error', breakOff);
@@ -99,11 +99,11 @@ export function streamBody(request: IncomingMessage, stallMilliseconds: number, 
   function settle() {
     if (!waiting) return;
     const piece = arrived.shift();
-    if (piece === undefined && !over) return;
+    if (piece === undefined && !ending) return;
     const { resolve, reject } = waiting;
     waiting = undefined;
     clearTimeout(silence);
-    if (piece === undefined && over && 'error' in over) reject(over.error);
+    if (piece === undefined && ending && 'error' in ending) reject(ending.error);
     else resolve(piece);
   }
   function take(chunk: Buffer) {

@@ -8,7 +8,7 @@ const WAITING_COUNT_MAX = 32;
 /** The share of open connections, the newest ones, that are kept when room is needed although they have sent no request yet. */
 const NEWEST_SHARE = 1 / 8;
 
-type Connection = {
+type LimitedConnection = {
   socket: Socket;
   network: string;
   /** True while one of its requests is being answered. */
@@ -18,7 +18,7 @@ type Connection = {
   waiting: [IncomingMessage, ServerResponse][];
 };
 /** Connections by network; those that have been in the group longest come first. */
-type Group = Map<string, Set<Connection>>;
+type ConnectionsByNetwork = Map<string, Set<LimitedConnection>>;
 type Handler = (request: IncomingMessage, response: ServerResponse) => unknown;
 
 type ConnectionLimit = {
@@ -49,21 +49,21 @@ export function limitConnections(
   handler: Handler,
   events: Pick<Events, 'cutOff'>,
 ): ConnectionLimit {
-  const bySocket = new Map<Socket, Connection>();
+  const bySocket = new Map<Socket, LimitedConnection>();
   /** Connections without a valid token that are idle, or busy with a request that is not yet complete. */
-  const strangers: Group = new Map();
-  const idleAuthenticated: Group = new Map();
+  const strangers: ConnectionsByNetwork = new Map();
+  const idleAuthenticated: ConnectionsByNetwork = new Map();
   const groups = [strangers, idleAuthenticated];
   /** The newest connections that have sent no request yet, in the order of their arrival. */
-  const newest = new Set<Connection>();
+  const newest = new Set<LimitedConnection>();
   const newestMax = Math.max(1, Math.floor(max * NEWEST_SHARE));
 
-  function put(connection: Connection, group: Group) {
+  function put(connection: LimitedConnection, group: ConnectionsByNetwork) {
     const { network } = connection;
     const others = group.get(network) ?? new Set();
     group.set(network, others.add(connection));
   }
-  function take(connection: Connection) {
+  function take(connection: LimitedConnection) {
     const { network } = connection;
     for (const group of groups) {
       const others = group.get(network);
@@ -71,11 +71,11 @@ export function limitConnections(
       if (others?.size === 0) group.delete(network);
     }
   }
-  const markIdle = (connection: Connection) =>
+  const markIdle = (connection: LimitedConnection) =>
     put(connection, authenticated.has(connection.socket) ? idleAuthenticated : strangers);
-  const isArriving = ({ request, socket }: Connection) =>
+  const isArriving = ({ request, socket }: LimitedConnection) =>
     request !== undefined && !request.complete && !authenticated.has(socket);
-  function end({ socket }: Connection, why: Parameters<Events['cutOff']>[0]) {
+  function end({ socket }: LimitedConnection, why: Parameters<Events['cutOff']>[0]) {
     events.cutOff(why);
     socket.destroy();
     forget(socket); // At once: its close event comes later, and the new connection needs the slot now.
@@ -97,9 +97,9 @@ export function limitConnections(
   }
 
   /** Returns the connection of a group that is closed first to make room. */
-  function longestIn(group: Group): Connection | undefined {
+  function longestIn(group: ConnectionsByNetwork): LimitedConnection | undefined {
     for (;;) {
-      let longest: Connection | undefined;
+      let longest: LimitedConnection | undefined;
       let size = 0;
       for (const it of group.values()) {
         const first = it.size > size && it.values().find((one) => !newest.has(one));
@@ -110,7 +110,7 @@ export function limitConnections(
     }
   }
 
-  function answer(connection: Connection, request: IncomingMessage, response: ServerResponse) {
+  function answer(connection: LimitedConnection, request: IncomingMessage, response: ServerResponse) {
     connection.isBusy = true;
     newest.delete(connection);
     connection.request = request;
@@ -131,7 +131,7 @@ export function limitConnections(
   }
 
   /** Removes a connection from the unauthenticated ones of its network once its request is complete or has shown a token. */
-  function leaveStrangers(connection: Connection, request: IncomingMessage): void {
+  function leaveStrangers(connection: LimitedConnection, request: IncomingMessage): void {
     if (connection.isBusy && connection.request === request && !isArriving(connection)) take(connection);
   }
 
@@ -158,7 +158,12 @@ export function limitConnections(
           socket.destroy();
           return;
         }
-        const connection: Connection = { socket, network: networkOf(socket.remoteAddress), isBusy: false, waiting: [] };
+        const connection: LimitedConnection = {
+          socket,
+          network: networkOf(socket.remoteAddress),
+          isBusy: false,
+          waiting: [],
+        };
         bySocket.set(socket, connection);
         markIdle(connection);
         newest.add(connection);

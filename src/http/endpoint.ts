@@ -16,7 +16,7 @@ import {
 } from '../access/principal.ts';
 import type { Sessions } from '../access/sessions.ts';
 import type { Tokens } from '../access/tokens.ts';
-import { type Health, refuseFault } from '../base/health.ts';
+import { refuseFault, type ServerHealth } from '../base/health.ts';
 import { newId } from '../base/id.ts';
 import { redactTokens } from '../base/log.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../base/refusal.ts';
@@ -74,7 +74,7 @@ export type HttpApp = Omit<ChatApp, 'readApart' | 'memory'> &
       /** The public address and host key of the SSH gateway, once it listens. */
       ssh: { host: string; port: number; hostKey: string } | undefined;
     };
-    health: Health;
+    health: ServerHealth;
     diskReserve: Pick<DiskReserve, 'shortage'>;
     /** Signs the URLs of objects; undefined without configured transfer storage. */
     signer: Signer | undefined;
@@ -156,7 +156,7 @@ export type Call<S extends Scope, B> = {
   whenGone: OnResponseEnd;
 };
 
-export type Reply =
+export type EndpointReply =
   /** `status` overrides the endpoint's own. */
   | { body: Buffer | object; replayed?: boolean; status?: number; headers?: Headers }
   /**
@@ -196,7 +196,7 @@ export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.Gene
   /** The refusals of this endpoint, in addition to those of every endpoint. */
   refusals?: readonly RefusalCode[];
   example: { body?: unknown; answer: unknown };
-  run(app: HttpApp, call: Call<S, v.InferOutput<B>>): Promise<Reply> | Reply;
+  run(app: HttpApp, call: Call<S, v.InferOutput<B>>): Promise<EndpointReply> | EndpointReply;
 };
 
 /** Checks the types of one endpoint against each other; the route table erases them. */
@@ -242,7 +242,7 @@ async function runEndpoint(
   c: Context<Env>,
   { principal, changes }: Authenticated,
   share: Allowance,
-): Promise<Reply> {
+): Promise<EndpointReply> {
   const { incoming } = c.env;
   const requestId = requestIdOf(c);
   const caller = admit(principal, it.scope);
@@ -289,7 +289,7 @@ async function runEndpoint(
     query: it.scope === 'router' ? {} : readQuery(incoming),
     headers: incoming.headers,
     share,
-    whenGone: (listener) => whenOver(c, listener),
+    whenGone: (listener) => onceClosed(c, listener),
   });
 }
 
@@ -307,8 +307,12 @@ export type Invocation = Omit<
 };
 
 /** Checks the arguments of a call to an endpoint, then runs it. */
-export async function invoke(app: HttpApp, it: Endpoint, { key, read, streamed, ...call }: Invocation): Promise<Reply> {
-  const isKeyMadeUp = isKeyLeftOut(it, key);
+export async function invoke(
+  app: HttpApp,
+  it: Endpoint,
+  { key, read, streamed, ...call }: Invocation,
+): Promise<EndpointReply> {
+  const isKeyMadeUp = isKeyOmitted(it, key);
   const idempotencyKey = isKeyMadeUp ? call.requestId : it.idempotent ? readIdempotencyKey(key) : '';
   const request = read && validRequest(read);
   const body = it.body && !request && !streamed ? validate(it.body, call.raw) : undefined;
@@ -326,12 +330,12 @@ export async function invoke(app: HttpApp, it: Endpoint, { key, read, streamed, 
 }
 
 /** Returns whether the caller left out an optional key. */
-const isKeyLeftOut = (it: Endpoint, key: unknown) => it.idempotent === 'optional' && key === undefined;
+const isKeyOmitted = (it: Endpoint, key: unknown) => it.idempotent === 'optional' && key === undefined;
 
-const isKeySent = (it: Endpoint, key: unknown) => it.idempotent !== undefined && !isKeyLeftOut(it, key);
+const isKeySent = (it: Endpoint, key: unknown) => it.idempotent !== undefined && !isKeyOmitted(it, key);
 
 /** Calls `listener` when the response has been written or its client has disconnected; at once if that has happened. */
-function whenOver(c: Context<Env>, listener: (isDelivered: boolean) => void): void {
+function onceClosed(c: Context<Env>, listener: (isDelivered: boolean) => void): void {
   const response = c.env.outgoing as ServerResponse;
   const tell = () => listener(response.writableFinished);
   if (response.closed || response.destroyed) tell();
@@ -341,7 +345,7 @@ function whenOver(c: Context<Env>, listener: (isDelivered: boolean) => void): vo
 /** Counts a response as in memory until its client has read it or has disconnected. */
 function keepUntilTaken(share: Allowance, c: Context<Env>, bytes: number): void {
   share.add(bytes);
-  whenOver(c, share.close);
+  onceClosed(c, share.close);
 }
 
 /** Returns the id of this request, which is in every response and in the log (design 2.21). */
@@ -358,7 +362,7 @@ export function requestIdOf(c: Context<Env>): string {
 async function respondWithEvents(
   app: HttpApp,
   c: Context<Env>,
-  { stream, errorEvent, breaksOff = false }: Extract<Reply, { stream: unknown }>,
+  { stream, errorEvent, breaksOff = false }: Extract<EndpointReply, { stream: unknown }>,
   share: Allowance,
 ): Promise<Response> {
   const requestId = requestIdOf(c);
@@ -413,7 +417,7 @@ export function enter({ atOnce }: Pick<HttpApp, 'atOnce'>, c: Context<Env>, owne
     throw new Refusal('rate_limited', 'Too many requests of this caller are in progress. Retry when some are done.', {
       retryAfterSeconds: BUSY_RETRY_SECONDS,
     });
-  whenOver(c, () => atOnce.release(owner, 1));
+  onceClosed(c, () => atOnce.release(owner, 1));
 }
 
 function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
@@ -425,11 +429,11 @@ function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, request
   };
   if (isOfAnthropic(c.req.path, c.env.incoming.headers)) headers['request-id'] = requestId; // The name that Anthropic's clients read.
   const routerWallet = c.get('routerWallet');
-  const left = routerWallet && limits.wallet.remainingOf(routerWallet);
-  if (left) {
-    headers['x-ratelimit-limit-requests'] = String(left.limit);
-    headers['x-ratelimit-remaining-requests'] = String(left.remaining);
-    headers['x-ratelimit-reset-requests'] = `${left.fullInSeconds}s`;
+  const allowance = routerWallet && limits.wallet.remainingOf(routerWallet);
+  if (allowance) {
+    headers['x-ratelimit-limit-requests'] = String(allowance.limit);
+    headers['x-ratelimit-remaining-requests'] = String(allowance.remaining);
+    headers['x-ratelimit-reset-requests'] = `${allowance.fullInSeconds}s`;
   }
   return headers;
 }

@@ -20,7 +20,7 @@ export function openEventStream(
   stallMilliseconds: number,
 ): EventStream {
   let begun = false;
-  let over = false;
+  let hasEnded = false;
   // Several writes may wait: a stopping server writes its last event while the stream itself waits for the client.
   let waiting: (() => void)[] = [];
   const release = () => {
@@ -32,7 +32,7 @@ export function openEventStream(
     response.socket?.setTimeout(0);
     release();
   });
-  const isGone = () => over || response.closed || response.destroyed;
+  const isGone = () => hasEnded || response.closed || response.destroyed;
 
   return {
     hasBegun: () => begun,
@@ -58,7 +58,7 @@ export function openEventStream(
         response.end();
         response.socket?.setTimeout(stallMilliseconds); // The client has to read the rest, too.
       }
-      over = true;
+      hasEnded = true;
     },
   };
 }

@@ -16,7 +16,7 @@ type BodyQuestion = ReadOrder & {
 /** A copy of an answer of a model server, and the way to read it. */
 type AnswerQuestion = { reading: keyof typeof ANSWER_READINGS; bytes: Uint8Array; given: readonly unknown[] };
 export type Question = BodyQuestion | AnswerQuestion;
-export type Answer = { read: unknown } | { refused: RefusalData } | { failed: string };
+export type WorkerAnswer = { read: unknown } | { refused: RefusalData } | { failed: string };
 
 collectWhenIdle();
 lowerPriority(); // One client's large bodies would make all small requests wait.
@@ -26,7 +26,7 @@ parentPort?.on('message', (question: Question) => {
   giveBack(question.bytes); // No effect on memory that has moved.
 });
 
-function answerTo(question: Question): Answer {
+function answerTo(question: Question): WorkerAnswer {
   try {
     return { read: 'reading' in question ? readAnswer(question) : readBody(question) };
   } catch (error) {
@@ -56,7 +56,7 @@ function readAnswer({ reading, bytes, given }: AnswerQuestion): unknown {
  * Returns the memory to move instead of copying: that of the forwarded body and of a translated answer. A copy would cost
  * as much as reading.
  */
-function memoryOf(question: Question, answer: Answer): ArrayBuffer[] {
+function memoryOf(question: Question, answer: WorkerAnswer): ArrayBuffer[] {
   if (!('read' in answer)) return [];
   const { read } = answer;
   const all =

@@ -20,7 +20,7 @@ import { measureCompletion, measureRanking } from '../router/measure-prompts.ts'
 import { ChatBody } from '../wire/chat.ts';
 import { CompletionBody, EmbeddingsBody, RankingBody, RouterChatBody } from '../wire/router.ts';
 import { validate } from './body.ts';
-import type { Dialect, Kept, Translation } from './dialects/dialect.ts';
+import type { Dialect, KeptState, Translation } from './dialects/dialect.ts';
 import type { Json } from './dialects/json.ts';
 import { messagesDialect } from './dialects/messages.ts';
 import { type MeasuredNative, nativeOf } from './dialects/native.ts';
@@ -57,8 +57,8 @@ type Schema =
   | typeof ChatBody
   | typeof DialectBody;
 /** A kind of body. Long texts in the member `keptIn` are only measured and forwarded. */
-type Kind = { schema: Schema; numbersMax: number; keptIn?: string; wire?: Dialect };
-const dialectOf = (kind: ModelRequestKind): Dialect | undefined => (KINDS[kind] as Kind).wire;
+type BodyKind = { schema: Schema; numbersMax: number; keptIn?: string; wire?: Dialect };
+const dialectOf = (kind: ModelRequestKind): Dialect | undefined => (KINDS[kind] as BodyKind).wire;
 
 /** The result of reading the body of a request to a model. Plain data, so that a worker thread can send it. */
 export type ModelRequest =
@@ -76,7 +76,7 @@ export type ModelRequest =
       /** The tags in the body. */
       tags: Tag[];
       /** For a request in another API: the data needed to translate its answer, or the reason why it cannot be translated. */
-      kept: Kept | { refused: RefusalData } | undefined;
+      kept: KeptState | { refused: RefusalData } | undefined;
       /** The measurements for its price, or the reason why it cannot be priced; undefined if the model is not known. */
       measured: MeasuredRequest | { refused: RefusalData } | undefined;
       /** The model's settings when the request was measured: a reload may change them before the request is priced. */
@@ -103,7 +103,7 @@ export function readModelRequest(
   find: (model: string) => MeasuredFor | undefined,
   take: (counts: Pick<Scan, 'values' | 'numbers'>) => void,
 ): ModelRequest {
-  const { schema, numbersMax, keptIn } = KINDS[kind] as Kind;
+  const { schema, numbersMax, keptIn } = KINDS[kind] as BodyKind;
   const parsed = parseText(bytes, numbersMax, take, undefined, keptIn);
   let body: v.InferOutput<Schema>;
   try {
@@ -267,9 +267,9 @@ function sendable({ kept, ...native }: MeasuredNative, headers: IncomingHttpHead
 }
 
 /** Returns the data for translating the answer to a request in another API. Throws the reason if it cannot be translated. */
-export function keptOf({ kept }: ValidModelRequest): Kept {
+export function keptOf({ kept }: ValidModelRequest): KeptState {
   if (isRefused(kept)) throw refusalOf(kept.refused);
-  return kept as Kept;
+  return kept as KeptState;
 }
 
 /** Returns every form in which the request may be forwarded. */

@@ -9,8 +9,9 @@ import type { Paid, PaidRequest } from '../spend/spend.ts';
 import type { HttpApp } from './endpoint.ts';
 import type { EventStream } from './event-stream.ts';
 
-type App = Pick<HttpApp, 'ledger'>;
-type Asked = Pick<PaidRequest, 'walletId' | 'route' | 'idempotencyKey'>;
+type PaidApp = Pick<HttpApp, 'ledger'>;
+/** What identifies the operation of a request. */
+export type OperationKey = Pick<PaidRequest, 'walletId' | 'route' | 'idempotencyKey'>;
 
 /** The headers of an answer that was charged, for the API document. */
 export const PAID_HEADERS = {
@@ -27,8 +28,8 @@ export const CHAT_HEADERS = {
  * they are known. Empty if nothing was charged.
  */
 export function paidHeaders(
-  { ledger }: App,
-  { walletId, route, idempotencyKey }: Asked,
+  { ledger }: PaidApp,
+  { walletId, route, idempotencyKey }: OperationKey,
   known?: Paid | undefined,
 ): Record<string, string> {
   const paid = known ?? findPaid(ledger.read, walletId, route, idempotencyKey);
@@ -43,19 +44,23 @@ export function paidHeaders(
  * Returns the header of the output limit if it was cut to fit. A replay is not bounded again: its limit is read from its
  * operation.
  */
-export function limitHeaders({ ledger }: App, asked: Asked, bounded: Pick<Bounded, 'reducedTo'> | undefined) {
-  const tokens = bounded ? bounded.reducedTo() : reducedToBefore(ledger.read, asked);
+export function limitHeaders(
+  { ledger }: PaidApp,
+  operation: OperationKey,
+  bounded: Pick<Bounded, 'reducedTo'> | undefined,
+) {
+  const tokens = bounded ? bounded.reducedTo() : reducedToBefore(ledger.read, operation);
   return tokens === undefined ? {} : { 'x-purser-max-tokens': String(tokens) };
 }
 
-function reducedToBefore(read: Reader, { walletId, route, idempotencyKey }: Asked): number | undefined {
+function reducedToBefore(read: Reader, { walletId, route, idempotencyKey }: OperationKey): number | undefined {
   const operation = findOperationByKey(read, walletId, route, idempotencyKey);
   return operation && reducedToOf(operation);
 }
 
 /** Returns the charge as a comment for a stream, whose headers were sent before the charge was known. */
-export function paidComment(app: App, asked: Asked): Buffer {
-  const fields = Object.entries(paidHeaders(app, asked)).map(([name, value]) => `${name}=${value}`);
+export function paidComment(app: PaidApp, operation: OperationKey): Buffer {
+  const fields = Object.entries(paidHeaders(app, operation)).map(([name, value]) => `${name}=${value}`);
   return Buffer.from(fields.length ? `: ${fields.join(' ')}\n\n` : '');
 }
 

@@ -8,7 +8,7 @@ const LINK_SECONDS = 300;
 const SESSION_SECONDS = 12 * 3600;
 const NONCE_BYTES = 12;
 
-type Kind = 'link' | 'session';
+type Purpose = 'link' | 'session';
 
 export type PortLinks = {
   /** Signs a link. It is valid once, for five minutes, and not after `until`, the end of the lease in Unix seconds. */
@@ -32,12 +32,12 @@ export function createPortLinks(masterKey: () => Buffer, now: () => number): Por
 
   const macOf = (payload: string) =>
     createHmac('sha256', masterKey()).update(`purser/port-access/v1\0${payload}`).digest();
-  function sign(kind: Kind, { resourceId, port }: PortAccess, expiresAt: number): string {
+  function sign(kind: Purpose, { resourceId, port }: PortAccess, expiresAt: number): string {
     const payload = [kind, resourceId, port, expiresAt, randomBytes(NONCE_BYTES).toString('base64url')].join('.');
     return `${payload}.${macOf(payload).toString('base64url')}`;
   }
   const payloadOf = (signed: string) => signed.slice(0, Math.max(0, signed.lastIndexOf('.')));
-  function isGood(signed: string, kind: Kind, { resourceId, port }: PortAccess): boolean {
+  function isGood(signed: string, kind: Purpose, { resourceId, port }: PortAccess): boolean {
     const payload = payloadOf(signed);
     const [given, wanted] = [Buffer.from(signed.slice(payload.length + 1), 'base64url'), macOf(payload)];
     if (given.length !== wanted.length || !timingSafeEqual(given, wanted)) return false;

@@ -102,16 +102,16 @@ const OWN_TOKEN = new RegExp(`(${Object.values(TOKEN_PREFIX).join('|')})[0-9A-Za
 const HAS_BODY = /^(POST|PUT|PATCH)$/;
 const IS_SAFE = /^(GET|HEAD|OPTIONS)$/;
 
-type Header = readonly [name: string, value: string];
+type HeaderPair = readonly [name: string, value: string];
 
-const pairs = (raw: readonly string[]): Header[] =>
+const pairs = (raw: readonly string[]): HeaderPair[] =>
   raw.flatMap((name, at) => (at % 2 ? [] : [[name, raw[at + 1] as string] as const]));
 
 /** Returns whether a text contains one of Purser's tokens. */
 export const hasOwnToken = (text: string): boolean => OWN_TOKEN.test(text);
 
 /** Returns the headers except those in `dropped` and those that Connection names. */
-function without(raw: readonly string[], dropped: ReadonlySet<string>): Header[] {
+function without(raw: readonly string[], dropped: ReadonlySet<string>): HeaderPair[] {
   const all = pairs(raw);
   const named = new Set(
     all
@@ -132,7 +132,7 @@ const isUpgrade = (request: IncomingMessage) => (request as { upgrade?: boolean 
 /** Returns the headers for the server inside. Headers meant for Purser are removed. */
 function requestHeaders(request: IncomingMessage, { port, origin, cookie }: PortTarget): string[] {
   const local = `http://localhost:${port}`;
-  const headers: Header[] = [['Host', `localhost:${port}`]];
+  const headers: HeaderPair[] = [['Host', `localhost:${port}`]];
   for (const [name, value] of without(request.rawHeaders, OF_REQUEST)) {
     const lower = name.toLowerCase();
     if (hasOwnToken(value) || (origin === undefined && OF_PURSER.has(lower))) continue;
@@ -154,7 +154,7 @@ function requestHeaders(request: IncomingMessage, { port, origin, cookie }: Port
  * Returns whether Node can write a header. It may read a header in an answer that it refuses to write, such as one with
  * control characters.
  */
-function isWritable([name, value]: Header): boolean {
+function isWritable([name, value]: HeaderPair): boolean {
   try {
     validateHeaderName(name);
     validateHeaderValue(name, value);
@@ -167,7 +167,7 @@ function isWritable([name, value]: Header): boolean {
 /** Returns the headers for the client, except those that act beyond this port and those that cannot be written. */
 function answerHeaders(answer: IncomingMessage, target: PortTarget): string[] {
   const { base, origin, cookie } = target;
-  const headers: Header[] = [
+  const headers: HeaderPair[] = [
     ['X-Request-Id', target.requestId],
     ['Cross-Origin-Resource-Policy', 'same-origin'],
   ];
@@ -270,30 +270,30 @@ const noHttp = (port: number, cause: string) =>
 function exchange(request: IncomingMessage, response: ServerResponse, target: PortTarget, agent: Agent) {
   const { resourceId, port, path } = target;
   const { method = 'GET' } = request;
-  const over = Promise.withResolvers<'stale' | undefined>();
+  const outcome = Promise.withResolvers<'stale' | undefined>();
   const isWithBody = hasBody(request);
   const headers = requestHeaders(request, target);
-  const asked = send({ host: resourceId, port, method, path, headers, agent, setHost: false });
+  const outgoing = send({ host: resourceId, port, method, path, headers, agent, setHost: false });
 
-  const cut = () => asked.destroy();
+  const cut = () => outgoing.destroy();
   response.once('close', () => {
     cut(); // Without effect on an exchange that is complete.
-    over.resolve(undefined);
+    outcome.resolve(undefined);
   });
-  asked.on('error', (error) => {
-    request.unpipe(asked);
+  outgoing.on('error', (error) => {
+    request.unpipe(outgoing);
     if (response.headersSent || request.socket.destroyed) {
       request.socket.destroy();
-      return over.resolve(undefined);
+      return outcome.resolve(undefined);
     }
-    if (error instanceof Refusal) return over.reject(error);
-    if (asked.reusedSocket && !isWithBody && IS_SAFE.test(method)) return over.resolve('stale');
+    if (error instanceof Refusal) return outcome.reject(error);
+    if (outgoing.reusedSocket && !isWithBody && IS_SAFE.test(method)) return outcome.resolve('stale');
     const { code = error.message } = error as NodeJS.ErrnoException;
-    over.reject(noHttp(port, code));
+    outcome.reject(noHttp(port, code));
   });
-  asked.on('response', (answer) => {
+  outgoing.on('response', (answer) => {
     const status = answer.statusCode as number;
-    if (!isFinal(status)) return void asked.destroy(new Error(`its status is ${status}`));
+    if (!isFinal(status)) return void outgoing.destroy(new Error(`its status is ${status}`));
     // Omits the reason phrase, which has no meaning (RFC 9112, section 4) and may contain characters that must not be written.
     response.writeHead(status, answerHeaders(answer, target));
     response.flushHeaders(); // A stream of events may be silent for a while.
@@ -304,26 +304,26 @@ function exchange(request: IncomingMessage, response: ServerResponse, target: Po
     });
     answer.pipe(response);
   });
-  asked.on('upgrade', (answer, inside, head) => {
+  outgoing.on('upgrade', (answer, upgraded, head) => {
     if (!isUpgrade(request)) {
-      inside.destroy();
-      return over.reject(noHttp(port, 'it changed the protocol without being asked to'));
+      upgraded.destroy();
+      return outcome.reject(noHttp(port, 'it changed the protocol without being asked to'));
     }
     const client = request.socket;
     const own = ['Connection', 'Upgrade', 'Upgrade', answer.headers.upgrade ?? (request.headers.upgrade as string)];
     const lines = pairs([...answerHeaders(answer, target), ...own]).map(([name, value]) => `${name}: ${value}\r\n`);
     client.write(`HTTP/1.1 101 Switching Protocols\r\n${lines.join('')}\r\n`, 'latin1');
-    if (head.length) inside.unshift(head);
-    client.once('close', () => inside.destroy());
-    inside.once('close', () => {
+    if (head.length) upgraded.unshift(head);
+    client.once('close', () => upgraded.destroy());
+    upgraded.once('close', () => {
       client.destroySoon(); // Flush the buffered bytes while the client keeps reading.
       client.setTimeout(FLUSH_MILLISECONDS, () => client.destroy());
     });
-    client.pipe(inside).pipe(client);
+    client.pipe(upgraded).pipe(client);
     // Half-open connections are not supported: when one side ends, close both, as a server may not notice the end of its client.
-    client.once('end', () => setTimeout(() => inside.destroy(), END_MILLISECONDS).unref());
+    client.once('end', () => setTimeout(() => upgraded.destroy(), END_MILLISECONDS).unref());
   });
-  if (isWithBody) request.once('error', (error) => asked.destroy(error)).pipe(asked);
-  else asked.end();
-  return over.promise;
+  if (isWithBody) request.once('error', (error) => outgoing.destroy(error)).pipe(outgoing);
+  else outgoing.end();
+  return outcome.promise;
 }

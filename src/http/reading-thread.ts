@@ -4,7 +4,7 @@ import { openWorker } from '../files/worker.ts';
 import type { Tenant } from '../ledger/tenant.ts';
 import { isLarge } from '../router/apart.ts';
 import { ANSWER_READINGS, type AnswerReadings } from './answer-readings.ts';
-import type { Answer, Question } from './model-request-worker.ts';
+import type { Question, WorkerAnswer } from './model-request-worker.ts';
 import { createTurns } from './turns.ts';
 
 /** The thread that reads large texts: bodies of requests to models, and answers of model servers. */
@@ -27,7 +27,7 @@ export function createReadingThread(): ReadingThread {
   function start(): Worker {
     const started = openWorker('read-bodies');
     started.unref();
-    started.on('message', (answer: Answer) => {
+    started.on('message', (answer: WorkerAnswer) => {
       const it = current;
       current = undefined;
       if ('refused' in answer) it?.reject(refusalOf(answer.refused));

@@ -13,7 +13,7 @@ import { readBudget } from './routes/budget.ts';
 import { createChatCompletion } from './routes/chat.ts';
 import * as compute from './routes/compute.ts';
 import * as dialects from './routes/dialects.ts';
-import * as inside from './routes/inside.ts';
+import * as inside from './routes/guest.ts';
 import { createAccountKey, deleteKey, listKeys } from './routes/keys.ts';
 import { answerMcp } from './routes/mcp.ts';
 import { listModels } from './routes/models.ts';

@@ -9,10 +9,10 @@ import { type HttpApp, unparsableRequest } from './endpoint.ts';
 const LINGER_MILLISECONDS = 2000;
 
 /** An error of a client, as Node reports it: of the parser, of a time limit, or of the connection. */
-type Fault = Error & { code?: string; reason?: string };
+type ClientError = Error & { code?: string; reason?: string };
 
 /** Returns the refusal of a request that Node's parser cannot read. Undefined if the connection itself has failed. */
-function refusalOf({ code = '', reason }: Fault): Refusal | undefined {
+function refusalOf({ code = '', reason }: ClientError): Refusal | undefined {
   if (code === 'HPE_HEADER_OVERFLOW') return new Refusal('head_too_large');
   if (code === 'ERR_HTTP_REQUEST_TIMEOUT') return new Refusal('request_timeout');
   if (!code.startsWith('HPE_')) return undefined;
@@ -36,7 +36,7 @@ export function answerUnreadable(
   server: Server,
   connections: Connections,
 ): (socket: Socket) => boolean {
-  const over = new WeakSet<Socket>();
+  const ending = new WeakSet<Socket>();
 
   function refuse(socket: Socket, refusal: Refusal) {
     if (!socket.writable) return; // It is being ended already.
@@ -54,18 +54,18 @@ export function answerUnreadable(
     else response.once('close', () => socket.destroySoon());
   }
 
-  server.on('clientError', (error: Fault, socket: Socket) => {
-    if (over.has(socket)) return; // Each further piece on a connection that is being ended is an error, too.
+  server.on('clientError', (error: ClientError, socket: Socket) => {
+    if (ending.has(socket)) return; // Each further piece on a connection that is being ended is an error, too.
     const refusal = refusalOf(error);
     const latest = connections.latest(socket);
     if (refusal?.code === 'request_timeout' && latest && isUnhurried(latest.req)) return; // Its reader has a limit of its own.
     const isAnswering = latest !== undefined && !latest.closed;
     const isCutOff = error.code === 'HPE_INVALID_EOF_STATE' && isAnswering;
     if (!refusal || isCutOff) return socket.destroy();
-    over.add(socket);
+    ending.add(socket);
     if (latest && !latest.req.complete) endWithBody(latest, socket, refusal);
     else if (isAnswering) latest.once('close', () => refuse(socket, refusal));
     else refuse(socket, refusal);
   });
-  return (socket) => over.has(socket);
+  return (socket) => ending.has(socket);
 }

@@ -4,22 +4,19 @@ import { findOperationByKey } from '../ledger/operation.ts';
 import { isLarge } from '../router/apart.ts';
 import { DONE_EVENT, eventIn, eventOf } from '../router/sse.ts';
 import { parseEvent } from '../router/told.ts';
-import type { PaidRequest } from '../spend/spend.ts';
 import { type Json, objectOf } from './dialects/json.ts';
 import type { HttpApp } from './endpoint.ts';
 import type { EventStream } from './event-stream.ts';
-import { endsWithMarker } from './paid.ts';
+import { endsWithMarker, type OperationKey } from './paid.ts';
 
 // `usage.cost`, which OpenRouter's clients ask for by `usage: {include: true}`: the charge in USD, as a number.
-
-type Asked = Pick<PaidRequest, 'walletId' | 'route' | 'idempotencyKey'>;
 
 const costOf = (charge: Nanos): number => Number(formatUsd(charge));
 
 /** Returns a complete answer with its charge in its usage; the same answer while nothing is charged. */
 export function withUsageCost(
   app: Pick<HttpApp, 'ledger' | 'readApart' | 'tenantOf'>,
-  { walletId, route, idempotencyKey }: Asked,
+  { walletId, route, idempotencyKey }: OperationKey,
   answer: Buffer,
 ): Buffer | Promise<Buffer> {
   const charge = findOperationByKey(app.ledger.read, walletId, route, idempotencyKey)?.charge ?? null;
@@ -27,10 +24,14 @@ export function withUsageCost(
 }
 
 /** Returns a stream of chunks that has one more before its end marker: the usage that was charged, and its cost. */
-export function withCostChunk({ ledger }: Pick<HttpApp, 'ledger'>, asked: Asked, events: EventStream): EventStream {
+export function withCostChunk(
+  { ledger }: Pick<HttpApp, 'ledger'>,
+  key: OperationKey,
+  events: EventStream,
+): EventStream {
   let head: Json | undefined;
   const chunk = (): Buffer => {
-    const { walletId, route, idempotencyKey } = asked;
+    const { walletId, route, idempotencyKey } = key;
     const operation = findOperationByKey(ledger.read, walletId, route, idempotencyKey);
     if (!operation?.usage || operation.charge === null) return Buffer.from('');
     const usage = { ...chatUsage(objectOf(parseJson(operation.usage))), cost: costOf(operation.charge) };

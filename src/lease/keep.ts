@@ -161,8 +161,8 @@ function dueAt(app: KeepApp, keep: Keep): number {
 async function checkOnce(app: KeepApp, id: string): Promise<void> {
   const keep = findKeep(app.ledger.read, id) as Keep;
   const row = leaseOf(app, keep);
-  const over = keep.endedAt === null ? endOfKeep(app, keep, row) : undefined;
-  if (over) return end(app, keep, over);
+  const ending = keep.endedAt === null ? endOfKeep(app, keep, row) : undefined;
+  if (ending) return end(app, keep, ending);
   if (keep.endedAt !== null || dueAt(app, keep) > app.clock.now()) return;
   const isDue = app.clock.now() >= momentsOf(keep, row).decideAt;
   const isConnected = app.activity.takeActivity(row.id);
@@ -215,8 +215,8 @@ async function buy(app: KeepApp, keep: Keep, row: Resource): Promise<void> {
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
     if (app.inFlight.isCutOff() || error.code === 'conflict') return; // It has changed in the meantime, and is checked again.
-    const over = endOfKeep(app, findKeep(app.ledger.read, keep.id) as Keep, leaseOf(app, keep));
-    if (over) return end(app, keep, over);
+    const ending = endOfKeep(app, findKeep(app.ledger.read, keep.id) as Keep, leaseOf(app, keep));
+    if (ending) return end(app, keep, ending);
     const isInDoubt = openOperations(app.ledger.read, walletId).some((it) => it.resourceId === row.id);
     const mayPass = isInDoubt || (PASSING.includes(error.code) && !isFrozen(app.ledger.read));
     if (mayPass) return wait(app, keep, error.code);

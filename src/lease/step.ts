@@ -178,7 +178,7 @@ async function noteAnswer(app: LeaseApp, row: Resource): Promise<void> {
   const unit = unitOf(app, row);
   const now = app.clock.now();
   const { wake, recovered } = app.outages.answered(unit, id, now);
-  for (const it of recovered) app.events.leaseTroubleOver(it.unit, it.seconds);
+  for (const it of recovered) app.events.leaseTroubleEnded(it.unit, it.seconds);
   if (!wake) return;
   const waiting = liveResourcesOfSlot(app.ledger.read, slot as Slot).filter(
     (it) => it.attempts > 0 && it.dueAt > now && it.id !== id && unitOf(app, it) === unit,

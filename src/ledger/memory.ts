@@ -13,7 +13,7 @@ const reads = plain({
  * Rows that the writer remembers from one hold or settlement to the next instead of reading them again. A remembered row is the row
  * in the file: holds and settlements note each row that they change, and any other change makes the writer forget all rows.
  */
-export type Memory = {
+export type RowMemory = {
   /** Returns a remembered row, or remembers the one that `find` reads. */
   recall<Row extends object | undefined>(id: string, find: () => Row): Row;
   /** Notes a row as it is after a statement that has changed this one row. */
@@ -25,19 +25,19 @@ export type Memory = {
 };
 
 /** Reads every row each time. */
-const NONE: Memory = { recall: (_, find) => find(), changed() {}, added() {}, ended() {} };
+const NONE: RowMemory = { recall: (_, find) => find(), changed() {}, added() {}, ended() {} };
 
-type Kept = Memory & {
+type ConnectionMemory = RowMemory & {
   /** Forgets all rows if any but those that were noted have been changed over this connection. */
   begin(): void;
 };
-const memories = new WeakMap<object, Kept>();
+const memories = new WeakMap<object, ConnectionMemory>();
 
 /**
  * Returns the memory of a handle, to be used before the caller's first change. SQLite counts the rows that a connection has changed: a
  * number that is not the expected one means that something else has been written.
  */
-export function memoryOf(handle: Reader): Memory {
+export function memoryOf(handle: Reader): RowMemory {
   const memory = memories.get(handle);
   memory?.begin();
   return memory ?? NONE;

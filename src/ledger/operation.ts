@@ -13,7 +13,7 @@ import { defineWrite } from '../db/write.ts';
 import { accountOf } from './account.ts';
 import { installationOf, refuseFrozenInstallation } from './installation.ts';
 import { book, post } from './journal.ts';
-import { type Memory, memoryOf } from './memory.ts';
+import { memoryOf, type RowMemory } from './memory.ts';
 import { tellThresholds, tellUncertain } from './notices.ts';
 import { refillIfDue, refillIfOwed } from './refill.ts';
 import {
@@ -526,7 +526,7 @@ export function operationFrom(order: OperationOrder, { seal }: Placed, now: numb
 }
 
 /** Throws a refusal when a wallet may not spend at the moment, whatever its funds. */
-function refuseHolds(read: Reader, memory: Memory, wallet: Wallet, now: number, blocked: string | undefined): void {
+function refuseHolds(read: Reader, memory: RowMemory, wallet: Wallet, now: number, blocked: string | undefined): void {
   refuseInactive(wallet, now);
   refuseFrozen(read, wallet, (_, id) => memory.recall(id, () => findWallet(read, id)));
   const account = memory.recall(wallet.accountId, () => accountOf(read, wallet.accountId));

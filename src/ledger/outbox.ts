@@ -246,14 +246,14 @@ export const waitingOf = (read: Reader, receiver: string): { count: number; olde
 
 export const waitingCount = (read: Reader, receiver: string): number => waitingOf(read, receiver).count;
 
-export type Attempt =
+export type DeliveryResult =
   | { kind: 'delivered' }
   | { kind: 'failed'; error: string; dueAt: number }
   | { kind: 'gave_up'; error: string };
 
 type RecordAttempt = {
   delivery: Delivery;
-  attempt: Attempt;
+  attempt: DeliveryResult;
   /** The receiver had been down: all of its waiting deliveries become due. */
   isBack: boolean;
   now: number;
@@ -265,7 +265,7 @@ export const recordAttempt = defineWrite('event.attempt', (tx, { delivery, attem
 });
 
 /** Changes the row of a delivery, unless it was queued again during the attempt, or is gone. */
-function noteAttempt(tx: Tx, { eventSeq, receiver, queuedAt }: Delivery, attempt: Attempt, now: number): void {
+function noteAttempt(tx: Tx, { eventSeq, receiver, queuedAt }: Delivery, attempt: DeliveryResult, now: number): void {
   const row = reads(tx)
     .deliveries.all({ seq: eventSeq })
     .find((it) => it.receiver === receiver);

@@ -165,14 +165,14 @@ function answerReserve(reserve: SharedArrayBuffer, isReleased: boolean): void {
   Atomics.notify(answer, 0);
 }
 
-type Writes = WriteOrder['writes'];
+type QueuedWrites = WriteOrder['writes'];
 
 /**
  * Gathers writes, and calls `send` once a turn of the event loop brings nothing more. The thread does not see these turns, so
  * it could not wait for their writes.
  */
 function createGathering(send: () => void) {
-  let queued: Writes[number][] = [];
+  let queued: QueuedWrites[number][] = [];
 
   function gather(seen: number, turnsLeft: number): void {
     const hasMore = queued.length > seen && queued.length < GATHER_COUNT_MAX;
@@ -180,11 +180,11 @@ function createGathering(send: () => void) {
     else send();
   }
   return {
-    add(write: Writes[number]): void {
+    add(write: QueuedWrites[number]): void {
       if (queued.push(write) === 1) setImmediate(gather, 1, GATHER_TURNS_MAX);
     },
     /** Returns what has gathered; what comes from now on is gathered anew. */
-    take(): Writes {
+    take(): QueuedWrites {
       const writes = queued;
       queued = [];
       return writes;

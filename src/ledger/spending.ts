@@ -177,7 +177,7 @@ type SpendGrid = Omit<SpendOrder, 'by'> & {
 };
 
 /** Sums charges in cells of time, by several keys at once. Reads in the same way as `sumSpending`. */
-export async function spendingOverTime(read: Reader, { by, seconds, ...order }: SpendGrid): Promise<SpendCell[]> {
+export async function spendingByPeriod(read: Reader, { by, seconds, ...order }: SpendGrid): Promise<SpendCell[]> {
   const cells = new Map<string, SpendCell>();
   const keysOf = by.map((it) => keysBy(read, it));
   for await (const operation of chargedOperations(read, { ...order, by: 'model' })) {

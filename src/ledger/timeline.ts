@@ -45,7 +45,7 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-export type Step = {
+export type TimelineStep = {
   seq: number;
   at: number;
   what:
@@ -74,7 +74,7 @@ export type Step = {
 };
 
 /** Returns every movement of a wallet's money in order, from opening to closing. */
-export function timeline(read: Reader, wallet: Wallet): Step[] {
+export function timeline(read: Reader, wallet: Wallet): TimelineStep[] {
   let available = ZERO;
   return reads(read)
     .ofWallet.all({ walletId: wallet.id })
@@ -112,7 +112,7 @@ function describe(
   own: string,
   wallet: Wallet,
   change: typeof walletChanges.$inferSelect | null,
-): Step['what'] {
+): TimelineStep['what'] {
   if (credit.startsWith('hold:')) return 'held';
   if (credit.startsWith('sales:')) return 'charged';
   if (credit === book.rounding) return 'rounded';

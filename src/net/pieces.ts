@@ -1,7 +1,7 @@
 const BLOCK_BYTES = { min: 4 * 1024, max: 64 * 1024 };
 
 /** A collector of bytes that arrive in pieces of any size. */
-type Pieces = {
+type PieceCollector = {
   /** Copies a piece. */
   add(piece: Buffer): void;
   length(): number;
@@ -16,7 +16,7 @@ type Pieces = {
  * sends one byte at a time would use a hundred times the memory that is counted. `announced` is the expected number of
  * bytes, if known.
  */
-export function collectPieces(announced = 0): Pieces {
+export function collectPieces(announced = 0): PieceCollector {
   let full: Buffer[] = [];
   let block = Buffer.allocUnsafe(announced);
   let used = 0;

@@ -4,8 +4,8 @@ import { isSame } from '../base/secret.ts';
 import type { EventConfig, ReceiverConfig } from '../config/events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
-  type Attempt,
   type Delivery,
+  type DeliveryResult,
   nextDelivery,
   nextDeliveryAt,
   type OutboxEvent,
@@ -72,11 +72,11 @@ export async function createNotifier(app: NotifierApp, config: EventConfig): Pro
     const { openSender } = receivers.length ? await import('./sender.ts') : { openSender: undefined };
     return () => {
       if (isStopped) return;
-      const former = opened;
+      const previous = opened;
       opened = new Map();
       for (const receiver of receivers) {
-        const before = former.get(receiver.name);
-        former.delete(receiver.name);
+        const before = previous.get(receiver.name);
+        previous.delete(receiver.name);
         if (before && isSame(before.receiver, receiver)) {
           opened.set(receiver.name, before);
           continue;
@@ -87,7 +87,7 @@ export async function createNotifier(app: NotifierApp, config: EventConfig): Pro
         // Waits for earlier queues of the receiver, to keep the order and never send twice at once.
         if (isStarted) void (ended.get(receiver.name) ?? Promise.resolve()).then(queue.start);
       }
-      for (const [name, { queue }] of former) retire(name, queue);
+      for (const [name, { queue }] of previous) retire(name, queue);
     };
   }
 
@@ -202,7 +202,7 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
   }
 }
 
-function attemptOf(sent: Delivered, { queuedAt, attempts }: Delivery, now: number): Attempt {
+function attemptOf(sent: Delivered, { queuedAt, attempts }: Delivery, now: number): DeliveryResult {
   if (sent.kind === 'accepted') return { kind: 'delivered' };
   const { error } = sent;
   if (now - queuedAt >= GIVEN_UP_SECONDS) return { kind: 'gave_up', error };
@@ -239,7 +239,7 @@ function createHealth({ events, clock }: NotifierApp, name: string) {
  */
 async function recordSurely(
   app: NotifierApp,
-  outcome: { delivery: Delivery; attempt: Attempt; isBack: boolean; now: number },
+  outcome: { delivery: Delivery; attempt: DeliveryResult; isBack: boolean; now: number },
   receiver: string,
   stopping: AbortSignal,
 ): Promise<boolean> {

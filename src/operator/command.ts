@@ -1,6 +1,6 @@
 import * as v from 'valibot';
-import type { KeyPlace } from '../access/rotation.ts';
-import type { Health } from '../base/health.ts';
+import type { KeySource } from '../access/rotation.ts';
+import type { ServerHealth } from '../base/health.ts';
 import type { Reload } from '../config/change.ts';
 import type { Config } from '../config/config.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
@@ -13,9 +13,9 @@ import type { OpenApp } from '../wallet/open.ts';
 export type OperatorApp = CloseApp &
   OpenApp & {
     state: { readonly baseUrl: string };
-    health: Health;
+    health: ServerHealth;
     catalogue: Catalogue;
-    keyPlace: KeyPlace;
+    keySource: KeySource;
     diskReserve: DiskReserve;
     upstreamOutages: UpstreamOutages;
     reload?: Reload;

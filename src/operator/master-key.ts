@@ -13,7 +13,7 @@ export const masterKey = {
     app.leaseMutex('master key', async () => {
       const next = key === undefined ? generateMasterKey() : given(key);
       const { id: previous } = app.keyring.current;
-      const { from, path } = app.keyPlace;
+      const { from, path } = app.keySource;
       const kept = await rotate(app, next, app.clock.now());
       app.events.rotated(previous, next.id, from);
       return {

@@ -1,7 +1,7 @@
 import { setPriority } from 'node:os';
 import sea from 'node:sea';
 import { fileURLToPath } from 'node:url';
-import type { Health } from '../base/health.ts';
+import type { ServerHealth } from '../base/health.ts';
 import { startProgram } from '../files/programs.ts';
 import { newFault } from '../ledger/audit.ts';
 import { currentEpoch, lowerAcceptedFaults } from '../ledger/installation.ts';
@@ -36,7 +36,7 @@ export type BooksWatch = {
 export function watchBooks(
   directory: string,
   { read, write }: Pick<Ledger, 'read' | 'write'>,
-  health: Health,
+  health: ServerHealth,
   events: Pick<Events, 'failed' | 'booksExamined'>,
 ): BooksWatch {
   let timer: NodeJS.Timeout | undefined;

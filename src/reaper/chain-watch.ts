@@ -1,4 +1,4 @@
-import type { Health } from '../base/health.ts';
+import type { ServerHealth } from '../base/health.ts';
 import type { Reader } from '../db/handle.ts';
 import { findBreak } from '../ledger/head.ts';
 import { currentEpoch } from '../ledger/installation.ts';
@@ -17,7 +17,7 @@ const PAUSE_MILLISECONDS = 15;
  */
 export function watchChain(
   read: Reader,
-  health: Health,
+  health: ServerHealth,
   events: Pick<Events, 'failed'>,
 ): { start(): void; stop(): void } {
   let next = 0;

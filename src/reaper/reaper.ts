@@ -1,6 +1,6 @@
 import type { Keyring } from '../access/keyring.ts';
 import { touchKeys } from '../access/writes.ts';
-import type { Health } from '../base/health.ts';
+import type { ServerHealth } from '../base/health.ts';
 import type { PaymentPoller } from '../billing/payment-poller.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { KeepApp } from '../lease/keep.ts';
@@ -23,7 +23,7 @@ import {
 
 export type ReaperApp = CloseApp &
   KeepApp & {
-    health: Health;
+    health: ServerHealth;
     diskReserve: Pick<DiskReserve, 'shortage'>;
     keysUsed: Map<string, number>;
     state: {

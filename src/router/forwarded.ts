@@ -1,4 +1,4 @@
-import { countMembers, type Member, type ParsedText } from '../base/json-text.ts';
+import { countMembers, type ParsedText, type TextMember } from '../base/json-text.ts';
 
 /**
  * The members of a request that are forwarded unchanged. Each of the `ranges` of `bytes` is one member, or several with
@@ -19,7 +19,7 @@ export function forwardedFrom(
   if (!outline.isPlain || outline.memberCount !== countMembers(value))
     return writtenAgain(value as Record<string, unknown>, names);
   const ranges: Forwarded['ranges'] = [];
-  let before: Member | undefined;
+  let before: TextMember | undefined;
   for (const member of outline.members) {
     if (names.includes(member.name)) {
       const last = ranges.at(-1);

@@ -366,7 +366,7 @@ async function attemptAgain<A, T extends Data>(
   registerId: RegisterId,
   waiters: Waiters<A>,
 ): Promise<Given<A>> {
-  const anew = () => {
+  const startAgain = () => {
     // Also registered under its own key, so that a later retry can join it.
     const own = { ...request, idempotencyKey: request.requestId };
     return app.inFlight.drive<Given<A>>(own, (registerId, ...waiting) =>
@@ -374,7 +374,7 @@ async function attemptAgain<A, T extends Data>(
     );
   };
   const quote = steps.quoteWithin?.(earlier);
-  if (!quote) return anew();
+  if (!quote) return startAgain();
   const refused = refusedNow(app, quote, request.walletId);
   if (refused) throw refusalFrom(refused);
   const now = app.clock.now();
@@ -382,7 +382,7 @@ async function attemptAgain<A, T extends Data>(
   const operation = await app.ledger.write(takeOverHold, { id: earlier.id, now, blocked: app.clock.holdsBlocked() });
   if (!operation) {
     release();
-    return anew();
+    return startAgain();
   }
   app.events.takenOver(operation, request.requestId, request.traceparent);
   return callAndSettle(app, operation, quote, steps, waiters);

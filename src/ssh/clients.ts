@@ -3,7 +3,7 @@ import type { ServerChannel } from 'ssh2';
 import { networkOf } from '../net/address.ts';
 import { containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
-import type { Memory } from './memory.ts';
+import type { MemoryShare } from './memory.ts';
 
 /** The most unauthenticated connections at a time. */
 const UNAUTHENTICATED_COUNT_MAX = 64;
@@ -30,7 +30,7 @@ export type SshClient = {
   /** The resource that it has authenticated for. */
   resourceId: string | undefined;
   /** Counts its unread input against the wallet's memory quota; undefined before authentication. */
-  memory: Memory | undefined;
+  memory: MemoryShare | undefined;
   /** The open channels, and those that have ended but that the client has not closed yet. */
   channels: Set<ServerChannel>;
   /** Aborted when the connection has ended or is being ended. */
@@ -136,7 +136,7 @@ export function createClients({
     authenticated: authenticated as ReadonlySet<SshClient>,
     checkBacklog,
     /** Registers a client's authentication for a resource. Returns false when the resource has too many connections. */
-    authenticate(client: SshClient, resourceId: string, memory: Memory): boolean {
+    authenticate(client: SshClient, resourceId: string, memory: MemoryShare): boolean {
       const others = [...authenticated].filter((it) => it.resourceId === resourceId);
       if (client.gone.aborted || others.length >= CONNECTION_COUNT_MAX) return false;
       unauthenticated.delete(client);

@@ -1,5 +1,5 @@
 /** Counts memory against a wallet's quota: the part of `Allowance` (http/memory-quota.ts) that the SSH gateway uses. */
-export type Memory = {
+export type MemoryShare = {
   /** Adds bytes, or returns false when they exceed the quota. */
   tryTake(bytes: number): boolean;
   /** Subtracts bytes that are no longer in memory. */

@@ -13,10 +13,10 @@ import { type Address, listen } from '../net/listen.ts';
 import { SSH_ALGORITHMS, takesPackets } from '../net/ssh-algorithms.ts';
 import { createClients, type SshClient } from './clients.ts';
 import { forward } from './forward.ts';
-import type { Memory } from './memory.ts';
+import type { MemoryShare } from './memory.ts';
 import { type SessionHost, serveSession } from './session.ts';
 
-type SshApp = LeaseApp & { keyring: Keyring; memory: { open(walletId: string): Memory }; ports: Ports };
+type SshApp = LeaseApp & { keyring: Keyring; memory: { open(walletId: string): MemoryShare }; ports: Ports };
 export type GatewayLimits = {
   /** Time limit for a client to authenticate. */
   authenticationMilliseconds: number;
@@ -86,16 +86,16 @@ export async function openSshServer(
     connection.on('ready', () => {
       connection.on('session', (accept, reject) => {
         if (++opened > OPENED_COUNT_MAX) return client.disconnect('too many sessions');
-        const over = clients.openSession(client.resourceId as string);
-        if (!over) return reject();
+        const closeSession = clients.openSession(client.resourceId as string);
+        if (!closeSession) return reject();
         const session = accept();
         const ended = app.activity.begin(client.resourceId as string);
-        const bothOver = () => {
-          over();
+        const leave = () => {
+          closeSession();
           ended();
         };
-        if (takesPackets(session)) return serveSession(host, client, session, bothOver);
-        bothOver();
+        if (takesPackets(session)) return serveSession(host, client, session, leave);
+        leave();
         client.disconnect('its packets are too small');
       });
       connection.on('tcpip', (accept, reject, { destIP: to, destPort: port }) => {
@@ -125,8 +125,8 @@ export async function openSshServer(
   const server = createServer({ noDelay: true }, admit);
   const check = contained('timer', () => {
     for (const client of clients.authenticated) {
-      const over = whyInaccessible(app, client.resourceId as string);
-      if (over !== undefined) client.dismiss(over);
+      const reason = whyInaccessible(app, client.resourceId as string);
+      if (reason !== undefined) client.dismiss(reason);
       clients.checkBacklog(client);
     }
   });
@@ -151,12 +151,12 @@ function createHost(app: SshApp, idleMilliseconds: number): SessionHost {
     memory: ({ resourceId }) =>
       app.memory.open(app.tenantOf((findResource(app.ledger.read, resourceId as string) as Resource).walletId).treeId),
     async open({ resourceId }, order) {
-      const found = accessible(app, resourceId as string);
-      const backend = found && app.slots.backendOf(found.resource);
-      if (!found || !backend || found.resource.ref === null) throw new Error(NOT_RUNNING);
-      const { id, ref } = found.resource;
+      const lease = accessible(app, resourceId as string);
+      const backend = lease && app.slots.backendOf(lease.resource);
+      if (!lease || !backend || lease.resource.ref === null) throw new Error(NOT_RUNNING);
+      const { id, ref } = lease.resource;
       return backend.guest.session(ref, order).catch(async (error) => {
-        await checkAfterFailure(app, id); // If its machine is gone, `over` tells the client.
+        await checkAfterFailure(app, id); // If its machine is gone, `reason` tells the client.
         throw error;
       });
     },
@@ -175,10 +175,10 @@ function whyInaccessible(app: SshApp, resourceId: string): string | undefined {
 /** Checks a login: the user name is the resource id, and only the resource's own key is accepted. */
 function authenticate(app: SshApp, context: AuthContext): Resource | undefined {
   if (context.method !== 'publickey') return undefined;
-  const found = accessible(app, context.username);
-  if (!found) return undefined;
-  const key = ssh2.utils.parseKey(resourceKey(app.keyring, found.wallet, found.resource).publicKey) as ParsedKey;
+  const lease = accessible(app, context.username);
+  if (!lease) return undefined;
+  const key = ssh2.utils.parseKey(resourceKey(app.keyring, lease.wallet, lease.resource).publicKey) as ParsedKey;
   if (context.key.algo !== key.type || !context.key.data.equals(key.getPublicSSH())) return undefined;
-  if (!context.signature) return found.resource;
-  return key.verify(context.blob as Buffer, context.signature, context.hashAlgo) === true ? found.resource : undefined;
+  if (!context.signature) return lease.resource;
+  return key.verify(context.blob as Buffer, context.signature, context.hashAlgo) === true ? lease.resource : undefined;
 }

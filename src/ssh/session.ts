@@ -9,7 +9,7 @@ import { codeOfSignal } from '../compute/machine/shell.ts';
 import { contain, containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
 import { CLOSE_MILLISECONDS, type SshClient } from './clients.ts';
-import type { Memory } from './memory.ts';
+import type { MemoryShare } from './memory.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
 import { MalformedPacket } from './sftp-wire.ts';
@@ -34,7 +34,7 @@ export type SessionHost = {
   /** Reports to the operator that a session of a lease that can be used could not be opened or broke off. */
   failed(client: SshClient, error: unknown): void;
   /** Returns a counter of the client's memory against its wallet's quota. */
-  memory(client: SshClient): Memory;
+  memory(client: SshClient): MemoryShare;
   /** Unix seconds. */
   now(): number;
   idleMilliseconds: number;
@@ -42,7 +42,7 @@ export type SessionHost = {
 
 /**
  * Serves one session channel of an authenticated client: a shell, a command or sftp in its resource. All other requests on
- * the channel are refused. `over` is called once, when the session and its process have ended.
+ * the channel are refused. `endMessage` is called once, when the session and its process have ended.
  */
 export function serveSession(host: SessionHost, client: SshClient, session: ServerSession, onEnd: () => void): void {
   const leaving = new AbortController();
@@ -119,9 +119,10 @@ export function serveSession(host: SessionHost, client: SshClient, session: Serv
       live?.kill(); // No process of the session outlives its client.
       if (signal.aborted) return;
       const isClientError = CLIENT_ERRORS.some((kind) => error instanceof kind);
-      const over = isClientError ? undefined : host.endMessage(client);
-      if (!isClientError && over === undefined) host.failed(client, error);
-      const message = over ?? (isClientError || error instanceof Unopened ? error.message : 'the session was lost');
+      const endMessage = isClientError ? undefined : host.endMessage(client);
+      if (!isClientError && endMessage === undefined) host.failed(client, error);
+      const message =
+        endMessage ?? (isClientError || error instanceof Unopened ? error.message : 'the session was lost');
       await outlet.err(Buffer.from(`purser: ${message}\n`)).catch(() => {}); // The client may be gone.
       channel.exit(255);
       channel.end();
@@ -184,8 +185,8 @@ async function join({ host, client, channel, session, outlet, signal, active }: 
   if (session.stderr) flows.push(flow(session.stderr, outlet.err, active));
   // Also wait for the remaining output.
   const [end] = await unless(signal, Promise.all([session.ended, ...flows]));
-  const over = host.endMessage(client); // Its machine may have ended the command by ending itself.
-  if (over !== undefined) await outlet.err(Buffer.from(`purser: ${over}\n`));
+  const endMessage = host.endMessage(client); // Its machine may have ended the command by ending itself.
+  if (endMessage !== undefined) await outlet.err(Buffer.from(`purser: ${endMessage}\n`));
   // The protocol's own message for a signal is not used: engines report only a code, and `ssh` would turn the message into 255.
   channel.exit('code' in end ? end.code : codeOfSignal(end.signal));
 }
@@ -198,7 +199,7 @@ async function transfer({ host, client, channel, session, outlet, signal, active
   };
   channel.on('readable', active);
   const ofWallet = host.memory(client);
-  const memory: Memory = { ...ofWallet, tryTake: (bytes) => !signal.aborted && ofWallet.tryTake(bytes) };
+  const memory: MemoryShare = { ...ofWallet, tryTake: (bytes) => !signal.aborted && ofWallet.tryTake(bytes) };
   const sftpClient = { source: channel, send, software: client.software, memory };
   await unless(signal, serveSftp(sftpClient, session, host.now)).finally(memory.close);
   session.stdin.end();

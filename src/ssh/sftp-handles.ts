@@ -1,6 +1,6 @@
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
 import { DESCRIPTORS } from '../compute/machine/sftp-script.ts';
-import type { Memory } from './memory.ts';
+import type { MemoryShare } from './memory.ts';
 import type { Listing } from './sftp-entry.ts';
 import type { File } from './sftp-file.ts';
 
@@ -15,7 +15,7 @@ const isFile = (handle: Handle): handle is File => 'descriptor' in handle;
  * Keeps the open handles of a client. Throws SftpFault for a handle that is unknown or of the wrong kind. Data read ahead of
  * files is counted in `memory`.
  */
-export function createHandles(memory: Memory) {
+export function createHandles(memory: MemoryShare) {
   const open = new Map<number, Handle>();
   let last = 0;
   let aheadBytes = 0;

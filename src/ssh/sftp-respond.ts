@@ -2,7 +2,7 @@ import type { ScriptClient } from '../compute/machine/sftp-client.ts';
 import { type FileAttributes, factsOf } from '../compute/machine/sftp-facts.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
 import { DESCRIPTORS } from '../compute/machine/sftp-script.ts';
-import type { Memory } from './memory.ts';
+import type { MemoryShare } from './memory.ts';
 import type { SftpWrite } from './sftp-batch.ts';
 import { createListing } from './sftp-entry.ts';
 import { offsetOf, openFile, readFile, writeFile } from './sftp-file.ts';
@@ -25,7 +25,7 @@ type Respond = (fields: PacketFields, id: number) => Promise<Buffer | undefined>
 type Word = Buffer | string | number;
 
 /** Creates the handler of requests. Throws SftpFault for a failed request, and at once when the machine lacks a tool. */
-export async function createResponder(script: ScriptClient, software: string, memory: Memory, now: () => number) {
+export async function createResponder(script: ScriptClient, software: string, memory: MemoryShare, now: () => number) {
   const handles = createHandles(memory);
   const { mask, home } = await greet(script);
   const ask = async (verb: string, ...words: Word[]) => (await script.ask({ verb, words })).output;

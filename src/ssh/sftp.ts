@@ -2,7 +2,7 @@ import type { Readable } from 'node:stream';
 import type { GuestSession } from '../compute/backend.ts';
 import { createScriptClient } from '../compute/machine/sftp-client.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
-import type { Memory } from './memory.ts';
+import type { MemoryShare } from './memory.ts';
 import { gatherWrites } from './sftp-batch.ts';
 import { createResponder } from './sftp-respond.ts';
 import { answer, createPacketReader, MalformedPacket, REQUEST, readFields } from './sftp-wire.ts';
@@ -22,7 +22,7 @@ type SftpClient = {
   send(bytes: Buffer): Promise<void>;
   /** The name of the client software. */
   software: string;
-  memory: Memory;
+  memory: MemoryShare;
 };
 
 /**

@@ -1,6 +1,6 @@
 import { VERSION } from '../files/version.ts';
 import { readAssets } from './assets.ts';
-import { EMPTY, type Html, html, type Value } from './html.ts';
+import { EMPTY, type Html, type HtmlValue, html } from './html.ts';
 import { cents } from './parts.ts';
 import type { Viewer } from './visit.ts';
 
@@ -11,7 +11,7 @@ export type Page = {
   title: string;
   body: Html;
   /** Content beside the title. */
-  aside?: Value;
+  aside?: HtmlValue;
   /** The parent pages, shown above the title. */
   path?: readonly (readonly [href: string, text: string])[];
   /** The stream that keeps the figures of the page up to date. */

@@ -2,7 +2,7 @@ import type { Nanos } from '../base/money.ts';
 import { formatUsd } from '../base/money.ts';
 import { duration, type StateTone, toneOf } from '../base/shown.ts';
 import { visible } from '../base/visible.ts';
-import { EMPTY, type Html, html, type Value } from './html.ts';
+import { EMPTY, type Html, type HtmlValue, html } from './html.ts';
 
 /**
  * Escapes text from outside, of an agent, a model server or a backend: characters that would reorder or hide it are made
@@ -80,7 +80,7 @@ export const badge = (text: string, tone: StateTone = 'quiet'): Html =>
 export const state = (name: string): Html => badge(name.replaceAll('_', ' '), toneOf(name) ?? 'quiet');
 
 /** Renders an element whose text the stream of the page keeps up to date. */
-export const live = (key: string, value: Value): Html => html`<span data-live="${key}">${value}</span>`;
+export const live = (key: string, value: HtmlValue): Html => html`<span data-live="${key}">${value}</span>`;
 
 export const copyButton = (text: string, what: string): Html =>
   html`<button type="button" class="copy" data-copy="${text}" aria-label="Copy ${what}" hidden>Copy</button>`;
@@ -98,8 +98,8 @@ type Column = { label: string; kind?: 'text' | 'number' | 'money' | 'time' | 'ac
 export function table(
   caption: string,
   columns: readonly Column[],
-  rows: readonly (readonly Value[])[],
-  empty: Value = 'Nothing here.',
+  rows: readonly (readonly HtmlValue[])[],
+  empty: HtmlValue = 'Nothing here.',
 ): Html {
   if (!rows.length) return html`<div class="empty">${empty}</div>`;
   const head = columns.map(({ label, kind = 'text' }) =>
@@ -112,18 +112,18 @@ export function table(
 }
 
 /** Renders names and values side by side. */
-export const facts = (list: readonly (readonly [name: string, value: Value] | false)[]): Html =>
+export const facts = (list: readonly (readonly [name: string, value: HtmlValue] | false)[]): Html =>
   html`<dl class="facts">${list.map((it) => it && html`<div><dt>${it[0]}</dt><dd>${it[1]}</dd></div>`)}</dl>`;
 
 /** Renders a part of a page under a heading. `name` is its fragment in addresses. */
-export const card = (title: string, body: Value, aside: Value = EMPTY, name?: string): Html =>
+export const card = (title: string, body: HtmlValue, aside: HtmlValue = EMPTY, name?: string): Html =>
   html`<section class="card"${name !== undefined && html` id="${name}"`}><header><h2>${title}</h2>${aside !== EMPTY && aside !== '' && html`<span>${aside}</span>`}</header>${body}</section>`;
 
 /** Renders one figure with its name. */
-export const figure = (name: string, value: Value, note: Value = EMPTY, tone: StateTone | '' = ''): Html =>
+export const figure = (name: string, value: HtmlValue, note: HtmlValue = EMPTY, tone: StateTone | '' = ''): Html =>
   html`<div class="figure ${tone}"><div class="name">${name}</div><div class="value">${value}</div><div class="note">${note}</div></div>`;
 
-export const link = (to: string, text: Value): Html => html`<a href="${to}">${text}</a>`;
+export const link = (to: string, text: HtmlValue): Html => html`<a href="${to}">${text}</a>`;
 export const buttonLink = (to: string, text: string, tone = ''): Html =>
   html`<a class="button ${tone}" href="${to}">${text}</a>`;
 
@@ -182,8 +182,8 @@ export function filters(action: string, fields: readonly Field[]): Html {
   return html`<form method="get" action="${action}" class="filters">${fields.map(field)}<button>Filter</button></form>`;
 }
 
-type Words = readonly [first: string, next: string];
-const NEWEST_FIRST: Words = ['Newest', 'Older'];
+type PagerLabels = readonly [first: string, next: string];
+const NEWEST_FIRST: PagerLabels = ['Newest', 'Older'];
 
 /** Renders links to the first and the next page of a list, given as addresses; undefined means no link. */
 export const pager = (

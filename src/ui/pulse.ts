@@ -1,7 +1,7 @@
 import { Nanos, ZERO } from '../base/money.ts';
 import type { Reader } from '../db/handle.ts';
 import { figures } from '../ledger/figures.ts';
-import { type SpendCell, spendingOverTime } from '../ledger/spending.ts';
+import { type SpendCell, spendingByPeriod } from '../ledger/spending.ts';
 
 const MINUTE = 60;
 export const PULSE_SECONDS = 3600;
@@ -40,7 +40,7 @@ export function createPulse(read: Reader, milliseconds: () => number = () => per
     const begun = milliseconds();
     const oldest = Math.floor((now - PULSE_SECONDS) / MINUTE) * MINUTE;
     const since = Math.max(oldest, Math.floor((readTo - LATE_SECONDS) / MINUTE) * MINUTE);
-    const fresh = await spendingOverTime(read, { by: ['wallet', 'model'], seconds: MINUTE, since });
+    const fresh = await spendingByPeriod(read, { by: ['wallet', 'model'], seconds: MINUTE, since });
     cells = [...cells.filter(({ at }) => at >= oldest && at < since), ...fresh];
     readTo = now;
     restUntil = restAfter(begun);

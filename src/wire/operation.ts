@@ -3,7 +3,7 @@ import { formatUsd } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
 import { OPERATION_KINDS, OPERATION_OUTCOMES, OPERATION_STATES, SETTLED_BY } from '../db/enums.ts';
 import type { Operation } from '../ledger/operation.ts';
-import type { Step } from '../ledger/timeline.ts';
+import type { TimelineStep } from '../ledger/timeline.ts';
 import { Time, Usd } from './parts.ts';
 
 /** An operation in the operator's view. */
@@ -63,7 +63,7 @@ export function operationRecord(operation: Operation): v.InferOutput<typeof Oper
 }
 
 /** Renders one line of a wallet's timeline for the operator. */
-export function timelineStep(step: Step) {
+export function timelineStep(step: TimelineStep) {
   return {
     seq: step.seq,
     at: step.at,

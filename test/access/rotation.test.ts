@@ -177,8 +177,8 @@ test('a key that is given is taken; a malformed one and one that was used before
 test('a key file that cannot be written is said; nothing is lost, and the next start writes it', async (t) => {
   const purser = await openTestServer(t);
   const old = await purser.openWallet();
-  const { keyPlace } = purser.app;
-  purser.app.keyPlace = { ...keyPlace, path: join(purser.directory, 'no', 'such', 'directory') };
+  const { keySource } = purser.app;
+  purser.app.keySource = { ...keySource, path: join(purser.directory, 'no', 'such', 'directory') };
   await assert.rejects(purser.run('master-key.rotate', {}), /is in force, but .* could not be written \(ENOENT\)/);
   const fresh = await purser.openWallet();
   const file = readFileSync(keyFile(purser), 'utf8');

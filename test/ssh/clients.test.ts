@@ -5,12 +5,12 @@ import test, { type TestContext } from 'node:test';
 import type { ServerChannel } from 'ssh2';
 import { createMemoryQuota } from '../../src/http/memory-quota.ts';
 import { createClients } from '../../src/ssh/clients.ts';
-import type { Memory } from '../../src/ssh/memory.ts';
+import type { MemoryShare } from '../../src/ssh/memory.ts';
 
 const MIB = 1024 * 1024;
 
 /** A connection with a session that reads nothing: `arrive` is what a client sends it. */
-function connect(t: TestContext, clients: ReturnType<typeof createClients>, memory: Memory) {
+function connect(t: TestContext, clients: ReturnType<typeof createClients>, memory: MemoryShare) {
   const socket = new Socket();
   t.after(() => socket.destroy());
   const client = clients.admit(socket);

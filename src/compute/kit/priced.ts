@@ -51,8 +51,8 @@ export function quoteOf(settings: PricedSettings, spec: Spec): MachineQuote {
   }
   const one = spec as SpecOne;
   const { limits, prices } = settings;
-  const over = (['cpus', 'memory_gib', 'gpus'] as const).find((name) => one[name] > limits[name]);
-  if (over) throw new Refusal('invalid_request', `spec.${over}: at most ${limits[over]} here.`);
+  const exceeded = (['cpus', 'memory_gib', 'gpus'] as const).find((name) => one[name] > limits[name]);
+  if (exceeded) throw new Refusal('invalid_request', `spec.${exceeded}: at most ${limits[exceeded]} here.`);
   const has = (gpu: string) => Object.hasOwn(prices.gpu_hourly_usd, gpu); // An own property, not an inherited one.
   const gpuPrice = one.gpu === null ? 0n : has(one.gpu) ? prices.gpu_hourly_usd[one.gpu] : undefined;
   if (gpuPrice === undefined)

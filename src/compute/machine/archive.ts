@@ -59,7 +59,7 @@ type Header = {
 };
 
 /** The values of an extended header that replace those of the next entry. */
-type Extended = Partial<Pick<Header, 'name' | 'linkName' | 'size' | 'modified' | 'user' | 'group'>>;
+type ExtendedHeader = Partial<Pick<Header, 'name' | 'linkName' | 'size' | 'modified' | 'user' | 'group'>>;
 
 export type ArchiveReader = {
   /** Takes a piece of the archive. Returns what is to be unpacked of it, before the fault if it has one. */
@@ -88,7 +88,7 @@ export function readArchive({ directory, owner, links: known, take }: Destinatio
   /** The content that is expected: of an entry, of a long name or extended header, and the padding after either. */
   let left = 0;
   let meta: { type: string; size: number; pieces: Buffer[] } | undefined;
-  let extended: Extended = {};
+  let extended: ExtendedHeader = {};
   let zeros = 0;
   let entries = 0;
   let last: string | undefined;
@@ -338,8 +338,8 @@ function checksumOf(block: Buffer): number {
 }
 
 /** Reads an extended header: lines of a length, a space, a keyword, an equals sign and a value. */
-function parseExtended(content: Buffer): Extended {
-  const values: Extended = {};
+function parseExtended(content: Buffer): ExtendedHeader {
+  const values: ExtendedHeader = {};
   for (let at = 0; at < content.length; ) {
     const space = content.indexOf(0x20, at);
     const digits = content.toString('latin1', at, space);

@@ -50,17 +50,17 @@ function received() {
   };
 }
 
-/** Returns a function that writes to a program, as fast as it reads. It does nothing once `over` has resolved. */
-function writerOf(run: Run, over: Promise<unknown>) {
-  let isOver = false;
-  const ended = over.then(() => {
-    isOver = true;
+/** Returns a function that writes to a program, as fast as it reads. It does nothing once `whenDone` has resolved. */
+function writerOf(run: Run, whenDone: Promise<unknown>) {
+  let isDone = false;
+  const ended = whenDone.then(() => {
+    isDone = true;
   });
   return {
-    isOver: () => isOver,
+    isDone: () => isDone,
     ended,
     async write(bytes: Buffer): Promise<void> {
-      if (isOver || bytes.length === 0 || run.stdin.write(bytes)) return;
+      if (isDone || bytes.length === 0 || run.stdin.write(bytes)) return;
       const drained = Promise.withResolvers<void>();
       run.stdin.once('drain', drained.resolve);
       await Promise.race([drained.promise, ended]);
@@ -68,11 +68,11 @@ function writerOf(run: Run, over: Promise<unknown>) {
     },
   };
 }
-type Writer = ReturnType<typeof writerOf>;
+type ProgramInput = ReturnType<typeof writerOf>;
 
 /** Passes content to a program until its end, or until the program needs no more. */
-async function feed(content: Content, writer: Writer, pass: (piece: Buffer) => Promise<void>): Promise<void> {
-  while (!writer.isOver()) {
+async function feed(content: Content, writer: ProgramInput, pass: (piece: Buffer) => Promise<void>): Promise<void> {
+  while (!writer.isDone()) {
     const next = content.next();
     next.catch(() => {}); // The program may be over before.
     const piece = await Promise.race([next, writer.ended]);
@@ -106,24 +106,24 @@ export async function storeFile(
   const mark = randomBytes(16).toString('hex');
   const text = `say ok\nset -- ${quoted(path)} ${mark} ${mark.length}\n${RECEIVE_MARKED}`;
   const run = await startRun(backend, ref, { text, input: 'fed', timeoutSeconds: TRANSFER_SECONDS });
-  const over = Promise.withResolvers<void>();
+  const done = Promise.withResolvers<void>();
   const stderr = collect(run.stderr, OWN_OUTPUT_BYTES);
-  const stdout = collect(run.stdout, OWN_OUTPUT_BYTES, undefined, async () => over.resolve());
+  const stdout = collect(run.stdout, OWN_OUTPUT_BYTES, undefined, async () => done.resolve());
   for (const it of [stderr, stdout]) it.catch(() => {}); // `ended` rejects as well.
   run.ended.then(
-    () => over.resolve(),
-    () => over.resolve(),
+    () => done.resolve(),
+    () => done.resolve(),
   );
   const all = received();
   let isWhole = false;
   try {
     await firstWord(run);
-    const writer = writerOf(run, over.promise);
+    const writer = writerOf(run, done.promise);
     await feed(content, writer, (piece) => {
       all.add(piece);
       return writer.write(piece);
     });
-    if (!writer.isOver()) {
+    if (!writer.isDone()) {
       confirm();
       await writer.write(Buffer.from(mark));
       isWhole = true;
@@ -191,7 +191,7 @@ export async function storeTree(
   const run = await startRun(backend, ref, { text, input: 'fed', timeoutSeconds: TRANSFER_SECONDS });
   const stderr = collect(run.stderr, OWN_OUTPUT_BYTES);
   stderr.catch(() => {}); // `ended` rejects as well.
-  const said = readUnpacking(run);
+  const unpacking = readUnpacking(run);
   const all = received();
   let reader: ReturnType<typeof readArchive> | undefined;
   let isWhole = false;
@@ -209,16 +209,16 @@ export async function storeTree(
           'invalid_request',
           `path: ${here === '/' ? 'must be a directory below /.' : MUST_NOT_LIE_THERE}`,
         );
-      reader = readArchive({ directory: here, owner, links: await said.links, take });
+      reader = readArchive({ directory: here, owner, links: await unpacking.links, take });
       const reading = reader;
-      const writer = writerOf(run, said.over);
+      const writer = writerOf(run, unpacking.done);
       await feed(content, writer, async (piece) => {
         all.add(piece);
         const { pieces, fault } = reading.push(piece);
         await writer.write(pieces.length === 1 ? (pieces[0] as Buffer) : Buffer.concat(pieces));
         if (fault) throw fault;
       });
-      if (!writer.isOver()) {
+      if (!writer.isDone()) {
         reading.finish();
         confirm();
         await writer.write(Buffer.concat([emptyFile(last), endOfArchive()]));
@@ -236,7 +236,7 @@ export async function storeTree(
   const code = await endOf(run, isWhole);
   const { bytes: words } = await stderr;
   if (code === KILLED) throw tooLong();
-  const end = await said.end;
+  const end = await unpacking.end;
   if (!reader) throw new Refusal('invalid_request', `path: cannot be made there: ${wordsOf(words)}`);
   if (end === 'failed' && words.length)
     throw new Refusal('invalid_request', `The archive cannot be unpacked there: ${wordsOf(words)}.`);
@@ -257,13 +257,13 @@ function refusalOf({ message }: ArchiveFault, reader: ReturnType<typeof readArch
 /** Reads what UNPACK prints after its first word. */
 function readUnpacking(run: Run) {
   const links = Promise.withResolvers<string[]>();
-  const over = Promise.withResolvers<void>();
+  const done = Promise.withResolvers<void>();
   let head = '';
   let tail: string | undefined;
   run.stdout.on('data', (chunk: Buffer) => {
     if (tail !== undefined) {
       tail = (tail + chunk.toString('latin1')).slice(-OWN_OUTPUT_BYTES);
-      over.resolve();
+      done.resolve();
       return;
     }
     head += chunk.toString('latin1');
@@ -275,18 +275,18 @@ function readUnpacking(run: Run) {
     const listed = head.slice(0, at).split('\n');
     links.resolve(listed.flatMap((line) => (line.startsWith('./') ? [line.slice(2)] : [])));
     tail = head.slice(at + '//\n'.length);
-    if (tail !== '') over.resolve();
+    if (tail !== '') done.resolve();
   });
   const finish = () => {
     links.reject(broken());
-    over.resolve();
+    done.resolve();
   };
   links.promise.catch(() => {}); // An upload may fail before it asks.
   run.ended.then(finish, finish);
   return {
     links: links.promise,
     /** Resolves when tar has ended. */
-    over: over.promise,
+    done: done.promise,
     end: run.ended.then(() => tail?.trim().split('\n').at(-1)),
   };
 }

@@ -9,7 +9,7 @@ export type Conversation = {
   system(pieces: readonly Piece[]): void;
   user(pieces: readonly Piece[]): void;
   /** The model's text, thoughts and calls, in one message until another role follows. */
-  assistant(more: { piece?: Piece; refusal?: string; reasoning?: string; call?: Call }): void;
+  assistant(more: { piece?: Piece; refusal?: string; reasoning?: string; call?: ToolCall }): void;
   /**
    * The result of a call. Its images follow the results in a user message: a tool message holds only text. `marks` are
    * those of the result as a whole.
@@ -19,7 +19,7 @@ export type Conversation = {
   finish(): Json[];
 };
 /** `arguments` is JSON. */
-type Call = { id: string; name: string; arguments: string; marks?: Json };
+type ToolCall = { id: string; name: string; arguments: string; marks?: Json };
 
 const SEPARATOR = '\n\n';
 

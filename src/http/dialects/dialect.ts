@@ -22,17 +22,17 @@ export type Dialect = {
    * Returns the way back for a request of which `kept` was kept. `seed` replaces an id that the model server does not name:
    * the same for a replay, another for any other request.
    */
-  answers(kept: Kept, seed: string): Answers;
+  answers(kept: KeptState, seed: string): Answers;
   /** Describes how a translatable request is passed on to a model server that speaks this API. */
   native(raw: Json, model: Pick<MeasuredFor, 'imageUrls'>): NativeRequest;
   /** Returns the members of such a request that are rewritten, computed from the kept data. */
-  written(kept: Kept, outputTokens: number): Json;
+  written(kept: KeptState, outputTokens: number): Json;
   /** Returns the headers that are sent beside those of every request. */
   headers(headers: IncomingHttpHeaders): Record<string, string>;
 };
 
 /** The data of a request kept until its answer has ended: plain, as another thread may have read it, and small. */
-export type Kept = Readonly<Record<string, unknown>>;
+export type KeptState = Readonly<Record<string, unknown>>;
 
 /** A request in the form that is passed on. */
 export type NativeRequest = {
@@ -41,14 +41,14 @@ export type NativeRequest = {
   /** Its members that are passed on unchanged. */
   names: string[];
   /** The data on which the rewritten members depend. */
-  kept: Kept;
+  kept: KeptState;
   /** Members that lead to parts with images and with marks for prompt caches. */
   parts: readonly string[];
   /** An upper bound of the prompt tokens that neither bytes nor images bound. */
   addedTokens: number;
 };
 
-export type Translation = Translated & { kept: Kept };
+export type Translation = Translated & { kept: KeptState };
 
 export type Translated = {
   chat: ChatBody;

@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { wordOf } from '../../base/parse-json.ts';
-import type { Kept, NativeRequest } from './dialect.ts';
+import type { KeptState, NativeRequest } from './dialect.ts';
 import { isObject, type Json, namesGiven, objectOf } from './json.ts';
 import { DOCUMENT_PARTS, hasPages, withoutAddresses } from './messages-documents.ts';
 import { FREE, isClientTool } from './messages-request.ts';
@@ -53,7 +53,7 @@ export function nativeMessages(raw: Json, { imageUrls }: { imageUrls: boolean })
 }
 
 /** Returns the members of such a request that are rewritten, computed from the kept data. */
-export function writtenMessages({ named, stream, budgeted, management }: Kept, outputTokens: number): Json {
+export function writtenMessages({ named, stream, budgeted, management }: KeptState, outputTokens: number): Json {
   const isCut = typeof named === 'number' && outputTokens < named;
   const thinks = isObject(budgeted) ? (isCut ? thinkingWithin(outputTokens, budgeted) : budgeted) : undefined;
   return {

@@ -19,7 +19,7 @@ import {
 import { piecesOfDocument } from './messages-documents.ts';
 
 /** Members without effect here: hints for Anthropic's own context, and a thinking budget, which chat completions do not have. */
-const LEFT_OUT = ['metadata', 'thinking', 'context_management', 'service_tier', 'betas', 'anthropic_version'];
+const OMITTED = ['metadata', 'thinking', 'context_management', 'service_tier', 'betas', 'anthropic_version'];
 /** Features that the server would run itself. */
 const RUN_THERE = ['mcp_servers', 'container'];
 /** Members that are read here. */
@@ -28,7 +28,7 @@ const READ = [
   ...['temperature', 'top_p', 'top_k', 'output_config', 'output_format', 'cache_control', ...RUN_THERE],
 ];
 /** Members beside those of the API that model servers understand and that cost nothing but their bytes. */
-export const FREE = FREE_MEMBERS.filter((name) => ![...READ, ...LEFT_OUT].includes(name));
+export const FREE = FREE_MEMBERS.filter((name) => ![...READ, ...OMITTED].includes(name));
 const TRANSLATED = new Set([...READ, ...FREE]);
 /** Tools that the client runs, with schemas that only Anthropic's models know. */
 const CLIENT_TOOLS = /^(bash|computer|memory|text_editor)_\d{8}$/;
@@ -64,7 +64,7 @@ export function chatOfMessages(raw: Json): Translated {
   };
   return {
     chat,
-    others: { members: givenBut(raw, TRANSLATED), dispensable: LEFT_OUT },
+    others: { members: givenBut(raw, TRANSLATED), dispensable: OMITTED },
     nativeOnly: clientTool === -1 ? undefined : refusedFrom(unknownSchema(tools[clientTool] as Json, clientTool)),
   };
 }

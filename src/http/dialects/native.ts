@@ -5,11 +5,11 @@ import { type Forwarded, forwardedFrom, writtenAgain } from '../../router/forwar
 import type { MeasuredFor } from '../../router/measure.ts';
 import { changeNested } from '../../router/nested.ts';
 import { TooDeep, valueBytes } from '../../router/rendered.ts';
-import type { Dialect, Kept } from './dialect.ts';
+import type { Dialect, KeptState } from './dialect.ts';
 import { givenBut, invalid, type Json, objectOf } from './json.ts';
 
 /** A request in its own API, measured and in the form that is passed on. Plain data, as another thread may have read it. */
-export type MeasuredNative = Omit<Native, 'written' | 'headers' | 'isOnly'> & { kept: Kept };
+export type MeasuredNative = Omit<Native, 'written' | 'headers' | 'isOnly'> & { kept: KeptState };
 
 /**
  * Bounds and writes a request for model servers that speak its API. `bytes` is the received body, and `outline` the

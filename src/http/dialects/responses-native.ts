@@ -1,6 +1,6 @@
-import type { Kept, NativeRequest } from './dialect.ts';
+import type { KeptState, NativeRequest } from './dialect.ts';
 import { type Json, namesGiven, objectOf } from './json.ts';
-import { FREE, isLeftOut } from './responses-request.ts';
+import { FREE, isOmitted } from './responses-request.ts';
 
 /** Members that are passed on with any value. */
 const PASSED = [
@@ -26,7 +26,7 @@ export function nativeResponses(raw: Json): NativeRequest {
 }
 
 /** Returns the members of such a request that are rewritten, computed from the kept data. */
-export const writtenResponses = ({ stream, tier }: Kept, outputTokens: number): Json => ({
+export const writtenResponses = ({ stream, tier }: KeptState, outputTokens: number): Json => ({
   max_output_tokens: outputTokens,
   stream: stream === true,
   store: false,
@@ -35,11 +35,11 @@ export const writtenResponses = ({ stream, tier }: Kept, outputTokens: number): 
 
 /** Returns the tools except those that are left out, in namespaces as well: the same list if there are none of them. */
 function toolsGiven(tools: unknown): unknown {
-  const given = without(tools, isLeftOut);
+  const given = without(tools, isOmitted);
   if (!Array.isArray(given)) return given;
   const deep = given.map((tool) => {
     const own = objectOf(tool).tools;
-    const kept = without(own, isLeftOut);
+    const kept = without(own, isOmitted);
     return kept === own ? tool : { ...tool, tools: kept };
   });
   return deep.some((tool, i) => tool !== given[i]) ? deep : given;

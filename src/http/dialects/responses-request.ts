@@ -20,7 +20,7 @@ import {
 /** Members that make the server store something, or look it up. */
 const REMEMBERED = ['previous_response_id', 'conversation', 'prompt'];
 /** Members without effect here. */
-const LEFT_OUT = [
+const OMITTED = [
   ...['include', 'prompt_cache_key', 'prompt_cache_retention', 'client_metadata', 'metadata', 'truncation'],
   ...['stream_options', 'max_tool_calls', 'cache_control'],
 ];
@@ -31,12 +31,12 @@ const READ = [
   ...['top_logprobs', ...REMEMBERED],
 ];
 /** Members beside those of the API that model servers understand and that cost nothing but their bytes. */
-export const FREE = FREE_MEMBERS.filter((name) => ![...READ, ...LEFT_OUT].includes(name));
+export const FREE = FREE_MEMBERS.filter((name) => ![...READ, ...OMITTED].includes(name));
 const TRANSLATED = new Set([...READ, ...FREE]);
 const FORGETS = 'nothing is stored here: send the whole conversation in input.';
 /** Tools that clients send by default and can work without: leaving them out lets Codex and Cline start. */
-const TOOLS_LEFT_OUT = /^(web_search|image_generation$)/;
-export const isLeftOut = (tool: unknown) => TOOLS_LEFT_OUT.test(wordOf(objectOf(tool).type));
+const TOOLS_OMITTED = /^(web_search|image_generation$)/;
+export const isOmitted = (tool: unknown) => TOOLS_OMITTED.test(wordOf(objectOf(tool).type));
 
 /** The request's name of a tool for which chat completions need another name or form. */
 type SpecialTool = { name: string; namespace?: string; isCustom: boolean };
@@ -73,7 +73,7 @@ export function chatOfResponses(raw: Json): Translated & { special: SpecialTools
         : {}),
     }),
   };
-  return { chat, others: { members: givenBut(raw, TRANSLATED), dispensable: LEFT_OUT }, special };
+  return { chat, others: { members: givenBut(raw, TRANSLATED), dispensable: OMITTED }, special };
 }
 
 /** Returns the output limit. Throws `invalid_request` with its name in this API. */
@@ -194,7 +194,7 @@ function toolsOf(value: unknown, where: string, special: Map<string, SpecialTool
     const { type, description } = tool;
     if (type === 'namespace' && namespace === undefined)
       return toolsOf(tool.tools, `${at}.tools`, special, textOf(tool.name, `${at}.name`));
-    if (isLeftOut(tool)) return [];
+    if (isOmitted(tool)) return [];
     if (type !== 'function' && type !== 'custom')
       throw notOffered(
         at,

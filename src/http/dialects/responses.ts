@@ -202,14 +202,14 @@ const partIn = (block: Block, item: Json): Json =>
   block.kind === 'call' ? item : block.kind === 'reasoning' ? summaryOf(block.text) : partOf(block);
 
 /** Returns the members that all events inside an item share. */
-const inside = ({ kind, index }: Block, id: unknown): Json => ({
+const sharedMembers = ({ kind, index }: Block, id: unknown): Json => ({
   item_id: id,
   output_index: index,
   ...(kind === 'call' ? {} : kind === 'reasoning' ? { summary_index: 0 } : { content_index: 0 }),
 });
 
 function startOf(block: Block, item: Json): ResponseEvent[] {
-  return [itemAdded(block.index, item), ...partBegun(partIn(block, item), inside(block, item.id))];
+  return [itemAdded(block.index, item), ...partBegun(partIn(block, item), sharedMembers(block, item.id))];
 }
 
 const TYPES = { reasoning: 'summary_text', text: 'output_text', refusal: 'refusal', call: 'function_call' } as const;
@@ -221,12 +221,12 @@ function deltaOf(
 ): ResponseEvent[] {
   // The input of a custom tool is inside JSON: it is sent once that is complete.
   if (block.kind === 'call' && special.get(block.name)?.isCustom) return [];
-  return partGrown({ type: TYPES[block.kind] }, inside(block, id), text);
+  return partGrown({ type: TYPES[block.kind] }, sharedMembers(block, id), text);
 }
 
 function stopOf(block: Block, item: Json): ResponseEvent[] {
   const part = partIn(block, item);
-  const at = inside(block, item.id);
+  const at = sharedMembers(block, item.id);
   // The text that has not been sent piece by piece.
   const rest =
     item.type === 'custom_tool_call'

@@ -9,7 +9,7 @@ import {
   WebStandardStreamableHTTPServerTransport,
 } from '@modelcontextprotocol/server';
 import { Refusal } from '../../base/refusal.ts';
-import { describeError, type HttpApp, type Invocation, invoke, type Reply } from '../endpoint.ts';
+import { describeError, type EndpointReply, type HttpApp, type Invocation, invoke } from '../endpoint.ts';
 import { INTERFACE_VERSION } from '../openapi.ts';
 import { listTools, TOOLS, type Tool } from './tools.ts';
 
@@ -29,7 +29,7 @@ type McpCall = Pick<Invocation, 'principal' | 'requestId' | 'headers' | 'share' 
  * Answers one JSON-RPC message of the Model Context Protocol, in the revision that it is written in: 2026-07-28, or one
  * that begins with `initialize`. Nothing is kept between messages.
  */
-export async function answerMessage(app: HttpApp, call: McpCall & { body: unknown }): Promise<Reply> {
+export async function answerMessage(app: HttpApp, call: McpCall & { body: unknown }): Promise<EndpointReply> {
   const request = new Request(`${app.state.baseUrl}/v1/mcp`, { method: 'POST', headers: headersFor(call) });
   const message = { parsedBody: call.body };
   const answer = (await isLegacyRequest(request, call.body)) ? answerLegacy : answerModern;

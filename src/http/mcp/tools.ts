@@ -5,7 +5,7 @@ import type { Endpoint } from '../endpoint.ts';
 import { type JsonObject, jsonSchema } from '../openapi.ts';
 import { readBudget } from '../routes/budget.ts';
 import * as compute from '../routes/compute.ts';
-import * as inside from '../routes/inside.ts';
+import * as inside from '../routes/guest.ts';
 import * as processes from '../routes/process.ts';
 import * as run from '../routes/run.ts';
 

@@ -42,7 +42,7 @@ export const createChatCompletion = endpoint({
   },
   async run(app, { principal, request, idempotencyKey, requestId, headers, whenGone }) {
     let bounded: Bounded | undefined;
-    const asked: ChatRequest = {
+    const order: ChatRequest = {
       walletId: principal.wallet.id,
       route: 'chat/completions',
       idempotencyKey,
@@ -57,11 +57,11 @@ export const createChatCompletion = endpoint({
         return { model, bounded };
       },
     };
-    const { answer, replayed, paid } = await chat(app, asked);
+    const { answer, replayed, paid } = await chat(app, order);
     return {
       body: answer,
       replayed,
-      headers: { ...paidHeaders(app, asked, paid), ...limitHeaders(app, asked, bounded) },
+      headers: { ...paidHeaders(app, order, paid), ...limitHeaders(app, order, bounded) },
     };
   },
 });

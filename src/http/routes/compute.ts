@@ -74,8 +74,8 @@ export function active(
   const wallet = findWallet(app.ledger.read, walletId) as Wallet;
   refuseInactive(wallet, app.clock.now());
   const { ref, status } = resource;
-  const over = endReasonOf(app, id);
-  if (over !== null) throw leaseOver(over);
+  const endReason = endReasonOf(app, id);
+  if (endReason !== null) throw leaseEnded(endReason);
   if (status !== 'running' || ref === null) throw new Refusal('resource_not_active', `The resource is ${status}.`);
   const backend = app.slots.backendOf(resource);
   if (!backend) throw new Refusal('provider_not_configured');
@@ -83,7 +83,7 @@ export function active(
 }
 
 /** Returns the refusal of a call that needs a lease that is over. */
-export const leaseOver = (reason: EndReason, cause?: unknown) =>
+export const leaseEnded = (reason: EndReason, cause?: unknown) =>
   new Refusal('resource_not_active', `The lease is over (${reason}), and with it whatever ran in it.`, { cause });
 
 type ListedOffer = ReturnType<typeof offer>;
@@ -160,7 +160,7 @@ export const createCompute = endpoint({
     answer: EXAMPLE,
   },
   async run(app, { principal, body, raw, idempotencyKey, requestId, headers, query }) {
-    const asked = {
+    const order = {
       walletId: principal.wallet.id,
       route: 'compute/create',
       idempotencyKey,
@@ -172,8 +172,8 @@ export const createCompute = endpoint({
       spec: specOf(body),
       waitSeconds: query.wait_seconds === undefined ? undefined : Number(query.wait_seconds),
     };
-    const { answer, replayed, paid } = await createLease(app, asked);
-    return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, asked, paid) };
+    const { answer, replayed, paid } = await createLease(app, order);
+    return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, order, paid) };
   },
 });
 
@@ -194,7 +194,7 @@ export const extendCompute = endpoint({
   ],
   example: { body: { id: ID, additional_seconds: 600 }, answer: EXAMPLE },
   async run(app, { principal, body, raw, idempotencyKey, requestId, headers }) {
-    const asked = {
+    const order = {
       walletId: principal.wallet.id,
       route: 'compute/extend',
       idempotencyKey,
@@ -205,8 +205,8 @@ export const extendCompute = endpoint({
       resource: resourceOf(app.ledger.read, principal.wallet.id, body.id),
       additionalSeconds: body.additional_seconds,
     };
-    const { answer, replayed, paid } = await extendLease(app, asked);
-    return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, asked, paid) };
+    const { answer, replayed, paid } = await extendLease(app, order);
+    return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, order, paid) };
   },
 });
 

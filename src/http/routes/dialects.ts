@@ -40,17 +40,17 @@ function translated(
     bodyBytesMax: CHAT_BYTES_MAX,
     answer: v.looseObject({}),
     example: { answer: {} },
-    async run(app, { principal, request: asked, isKeyMadeUp, ...call }) {
-      refuseOthers(principal, asked.model);
-      const kept = keptOf(asked);
+    async run(app, { principal, request: original, isKeyMadeUp, ...call }) {
+      refuseOthers(principal, original.model);
+      const kept = keptOf(original);
       const caller = { principal, isKeyMadeUp, ...call };
-      const { request, headers } = await paidRequest(app, caller, asked, wire.route, () => {
-        const model = find(app, principal, asked.model, 'chat');
-        return { model, bounded: boundRequest(model, asked, true, call.headers, app.clock.now()) };
+      const { request, headers } = await paidRequest(app, caller, original, wire.route, () => {
+        const model = find(app, principal, original.model, 'chat');
+        return { model, bounded: boundRequest(model, original, true, call.headers, app.clock.now()) };
       });
       const { walletId } = principal;
       const apart = app.readApart(app.tenantOf(walletId));
-      if (!asked.stream) {
+      if (!original.stream) {
         const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
         const translate = () => apart('translated', answer, wire.name, kept, call.idempotencyKey);
         const name = `${wire.name}\n${call.idempotencyKey}`;
@@ -74,7 +74,7 @@ function translated(
           );
           const { answer, replayed } = await streamed;
           if (!replayed) return;
-          asked.measured = undefined; // A replay never prepares, so the body is still referenced.
+          original.measured = undefined; // A replay never prepares, so the body is still referenced.
           await replayTranscript(transcriptOf(answer), events, share);
         },
         errorEvent: translator.fail,
@@ -153,8 +153,8 @@ function translateStream(
     events.some(isUnsplit) ? events.flatMap((it) => (isUnsplit(it) ? splitter.push(it.raw) : it)) : events;
   const isUnsplit = (it: SaidRun) => it.textBytes !== undefined || it.said !== undefined;
 
-  function writePiece(bytes: Buffer, told?: readonly SaidRun[]): Promise<void> | undefined {
-    const events = told ? apartIn(told) : splitter.push(bytes);
+  function writePiece(bytes: Buffer, runs?: readonly SaidRun[]): Promise<void> | undefined {
+    const events = runs ? apartIn(runs) : splitter.push(bytes);
     return events[0] && isLarge(events[0].raw) ? writeBehindLarge(events) : writeAll(events);
   }
 

@@ -1,7 +1,7 @@
 import * as v from 'valibot';
 import { Refusal } from '../../base/refusal.ts';
 import { endpoint } from '../endpoint.ts';
-import { uploadCompute } from './inside.ts';
+import { uploadCompute } from './guest.ts';
 
 export const answerMcp = endpoint({
   summary: 'The wallet as an MCP server: one JSON-RPC message in, its answer out',

@@ -139,12 +139,12 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
   const resource = accessible(app, access.resourceId)?.resource;
 
   if (c.req.path === OPEN_PATH && c.req.method === 'GET') {
-    const found = resource && app.portLinks.redeem(c.req.query('code') ?? '', access, resource.expiresAt);
-    if (!found) throw unauthenticated('This link was used already, is too old, or is not for this address.');
-    const attributes = `Path=/; HttpOnly; SameSite=Lax; Max-Age=${found.seconds}${isSecure ? '; Secure' : ''}`;
+    const redeemed = resource && app.portLinks.redeem(c.req.query('code') ?? '', access, resource.expiresAt);
+    if (!redeemed) throw unauthenticated('This link was used already, is too old, or is not for this address.');
+    const attributes = `Path=/; HttpOnly; SameSite=Lax; Max-Age=${redeemed.seconds}${isSecure ? '; Secure' : ''}`;
     const headers = {
       location: '/',
-      'set-cookie': `${cookie}=${found.session}; ${attributes}`,
+      'set-cookie': `${cookie}=${redeemed.session}; ${attributes}`,
       'cache-control': 'no-store',
       'referrer-policy': 'no-referrer',
       'x-request-id': requestId,

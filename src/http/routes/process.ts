@@ -10,12 +10,12 @@ import {
   ProcessRequest,
   ProcessStartRequest,
   processOf,
-} from '../../wire/inside.ts';
+} from '../../wire/guest.ts';
 import { completeLength } from '../complete-text.ts';
 import { endpoint, type HttpApp } from '../endpoint.ts';
 import { accepts, errorEvent, namedEvents } from '../named-events.ts';
 import { active, ID } from './compute.ts';
-import { explainFailure, INSIDE_REFUSALS, reachInside } from './inside-call.ts';
+import { callGuest, explainFailure, GUEST_REFUSALS } from './guest-call.ts';
 
 /** Background commands of a lease. */
 
@@ -41,7 +41,7 @@ const EXAMPLE = {
 };
 
 /** Calls into a running resource of the wallet in the same way as a command. */
-async function inside<T>(
+async function callRunning<T>(
   app: HttpApp,
   { wallet }: { wallet: Parameters<typeof active>[1] },
   id: string,
@@ -49,7 +49,7 @@ async function inside<T>(
   call: (backend: Backend, ref: string) => Promise<T>,
 ): Promise<T> {
   const { resource, backend, ref } = active(app, wallet, id);
-  return reachInside(app, resource, seconds, () => call(backend, ref)).catch(async (error) => {
+  return callGuest(app, resource, seconds, () => call(backend, ref)).catch(async (error) => {
     throw await explainFailure(app, id, error);
   });
 }
@@ -59,10 +59,10 @@ export const startComputeProcess = endpoint({
   scope: 'wallet',
   body: ProcessStartRequest,
   answer: ProcessRecord,
-  refusals: [...INSIDE_REFUSALS, 'lease_limit_exceeded'],
+  refusals: [...GUEST_REFUSALS, 'lease_limit_exceeded'],
   example: { body: { id: ID, command: 'make test', cwd: 'work' }, answer: EXAMPLE },
   async run(app, { principal, body: { id, ...order } }) {
-    const started = await inside(app, principal, id, SECONDS, (backend, ref) => startProcess(backend, ref, order));
+    const started = await callRunning(app, principal, id, SECONDS, (backend, ref) => startProcess(backend, ref, order));
     return { body: processOf(id, started) };
   },
 });
@@ -72,11 +72,11 @@ export const listComputeProcesses = endpoint({
   scope: 'wallet',
   body: ResourceId,
   answer: ProcessList,
-  refusals: INSIDE_REFUSALS,
+  refusals: GUEST_REFUSALS,
   example: { body: { id: ID }, answer: { id: ID, processes: [EXAMPLE] } },
   async run(app, { principal, body: { id } }) {
-    const found = await inside(app, principal, id, SECONDS, listProcesses);
-    return { body: { id, processes: found.map((it) => processOf(id, it)) } };
+    const processes = await callRunning(app, principal, id, SECONDS, listProcesses);
+    return { body: { id, processes: processes.map((it) => processOf(id, it)) } };
   },
 });
 
@@ -85,13 +85,15 @@ export const killComputeProcess = endpoint({
   scope: 'wallet',
   body: ProcessRequest,
   answer: ProcessRecord,
-  refusals: INSIDE_REFUSALS,
+  refusals: GUEST_REFUSALS,
   example: {
     body: { id: ID, process_id: PROCESS_ID },
     answer: { ...EXAMPLE, status: 'ended', exit_code: 137, ended_at: 1795000360 },
   },
   async run(app, { principal, body: { id, process_id: processId } }) {
-    const killed = await inside(app, principal, id, SECONDS, (backend, ref) => killProcess(backend, ref, processId));
+    const killed = await callRunning(app, principal, id, SECONDS, (backend, ref) =>
+      killProcess(backend, ref, processId),
+    );
     return { body: processOf(id, killed) };
   },
 });
@@ -105,7 +107,7 @@ export const readComputeProcessLog = endpoint({
     'text/event-stream':
       'the events `output` with `offset`, `next_offset` and `output`, as the log grows, then `exit` with the record of the process, or `timeout`, or `error`; where the request accepts no JSON',
   },
-  refusals: INSIDE_REFUSALS,
+  refusals: GUEST_REFUSALS,
   example: {
     body: { id: ID, process_id: PROCESS_ID, offset: 0 },
     answer: { ...EXAMPLE, offset: 0, next_offset: 6, output: 'hello\n' },
@@ -118,7 +120,7 @@ export const readComputeProcessLog = endpoint({
         take: (piece: Buffer) => share.tryTake(7 * piece.length),
         unwanted: new AbortController().signal,
       };
-      const read = await inside(app, principal, id, SECONDS, (backend, ref) =>
+      const read = await callRunning(app, principal, id, SECONDS, (backend, ref) =>
         readLog(backend, ref, { ...order, bytesMax: length, budget }),
       );
       const { bytes, process } = read;
@@ -154,7 +156,7 @@ export const readComputeProcessLog = endpoint({
             : undefined;
         };
         try {
-          const { process } = await inside(app, principal, id, timeoutSeconds + UNREAD_SECONDS, (backend, ref) =>
+          const { process } = await callRunning(app, principal, id, timeoutSeconds + UNREAD_SECONDS, (backend, ref) =>
             readLog(backend, ref, {
               ...order,
               bytesMax: 0,

@@ -121,9 +121,9 @@ export const listRunOperations = endpoint({
     },
   },
   run(app, { principal, query }) {
-    const asked = pageOf(query, 'op');
-    const page = listOperationsBelow(app.ledger.read, principal.wallet.id, asked);
-    const next = page.length === (asked.limit ?? LIST_COUNT_MAX) ? page.at(-1)?.id : undefined;
+    const order = pageOf(query, 'op');
+    const page = listOperationsBelow(app.ledger.read, principal.wallet.id, order);
+    const next = page.length === (order.limit ?? LIST_COUNT_MAX) ? page.at(-1)?.id : undefined;
     return { body: { operations: page.map(runOperation), next_cursor: next ?? '' } };
   },
 });

@@ -11,7 +11,7 @@ const factsOf = (it: Checkout) => ({
 
 /** The events of checkouts, and of the payment provider's reports. */
 export const checkoutEvents = ({ log, metrics }: Sinks) => ({
-  checkoutAsked(it: Checkout, outcome: Creation['kind']) {
+  checkoutRequested(it: Checkout, outcome: Creation['kind']) {
     metrics.checkouts.inc({ event: outcome });
     const facts = { ...factsOf(it), request_id: it.requestId };
     if (outcome === 'created') log.info({ event: 'checkout.opened', ...facts }, 'checkout opened');

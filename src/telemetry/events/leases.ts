@@ -56,7 +56,7 @@ export function leaseEvents(sinks: Sinks) {
         'a step of a lease failed; it and others like it are retried, and logged rarely',
       );
     },
-    leaseTroubleOver(where: string, seconds: number) {
+    leaseTroubleEnded(where: string, seconds: number) {
       log.info({ event: 'lease.trouble_over', place: where, seconds }, 'no lease there fails any more');
     },
   };

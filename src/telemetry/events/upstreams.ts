@@ -67,7 +67,7 @@ export function upstreamEvents(sinks: Sinks) {
       metrics.tokens.add(completionTokens, model, upstream, 'completion');
       metrics.requestTokens.observe(completionTokens, model, upstream, 'completion');
     },
-    passedOver(operation: Operation, upstream: string, reason: string) {
+    upstreamSkipped(operation: Operation, upstream: string, reason: string) {
       metrics.failures.inc({ where: 'upstream' });
       log.warn(
         { event: 'upstream.passed_over', operation: operation.id, subject: operation.subject, upstream, reason },

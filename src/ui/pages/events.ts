@@ -1,6 +1,6 @@
 import { EVENT_TYPES } from '../../db/enums.ts';
 import { waitingCount } from '../../ledger/outbox.ts';
-import { type Html, html, type Value } from '../html.ts';
+import { type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import {
   address,
@@ -66,7 +66,7 @@ export async function eventsPage(visit: Visit): Promise<Page> {
   return { title: 'Events', body, section: '/events' };
 }
 
-const typesOf = (it: object): Value => {
+const typesOf = (it: object): HtmlValue => {
   const { types } = it as { types?: readonly string[] };
   return types ? types.map((type) => html`${badge(type)} `) : 'all';
 };

@@ -3,7 +3,7 @@ import { Refusal } from '../../base/refusal.ts';
 import { createCheckout } from '../../http/routes/billing.ts';
 import { accountOf } from '../../ledger/account.ts';
 import { moneyOf } from '../../ledger/figures.ts';
-import { spendingOverTime } from '../../ledger/spending.ts';
+import { spendingByPeriod } from '../../ledger/spending.ts';
 import { countWallets, listWallets } from '../../ledger/wallet.ts';
 import { html } from '../html.ts';
 import type { Page } from '../layout.ts';
@@ -28,7 +28,7 @@ export async function homePage(visit: Visit): Promise<Page> {
   const { read } = app.ledger;
   const account = ownAccount(visit);
   const since = now - SPEND_DAYS * DAY_SECONDS;
-  const cells = await spendingOverTime(read, {
+  const cells = await spendingByPeriod(read, {
     by: ['model'],
     scope: { account: account.id },
     since,

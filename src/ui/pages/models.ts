@@ -1,12 +1,12 @@
 import { formatDecimal } from '../../base/money.ts';
 import type { CommandOutput } from '../../operator/commands.ts';
-import { type Html, html, type Value } from '../html.ts';
+import { type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import { ago, badge, card, count, outside, table } from '../parts.ts';
 import { run, type Visit } from '../visit.ts';
 
 /** Renders a price per million tokens, the usual unit for comparisons. The wire has the price of one token, scaled by 10^15. */
-function perMillion(price: string | undefined): Value {
+function perMillion(price: string | undefined): HtmlValue {
   if (price === undefined) return '';
   const [whole = '0', fraction = ''] = price.split('.');
   const scaled = BigInt(whole + fraction.padEnd(15, '0')) * 1_000_000n;
@@ -14,7 +14,7 @@ function perMillion(price: string | undefined): Value {
 }
 
 /** Shows the learned bounds of a model's routes, and the command that forgets them. */
-function learnedOf({ id, routes }: CommandOutput<'models.list'>['data'][number]): Value {
+function learnedOf({ id, routes }: CommandOutput<'models.list'>['data'][number]): HtmlValue {
   const learned = routes.filter((it) => it.bound_overhead_tokens > 0 || it.bound_factor > 1);
   if (learned.length === 0) return '';
   const each = learned.map(

@@ -4,7 +4,7 @@ import { describeReportOnly } from '../../lease/report-only.ts';
 import { countCheckouts, listCheckouts } from '../../ledger/checkout.ts';
 import { closingSince, endingWallets, findWallet, type Wallet } from '../../ledger/wallet.ts';
 import type { CommandOutput } from '../../operator/commands.ts';
-import { type Html, html, type Value } from '../html.ts';
+import { type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import type { Figures } from '../live.ts';
 import {
@@ -29,7 +29,7 @@ import { run, type Visit } from '../visit.ts';
 import { serverTable } from './models.ts';
 
 type Status = CommandOutput<'status'>;
-type Attention = { tone: StateTone; what: Value; since?: number | null; to?: string; act?: string };
+type Attention = { tone: StateTone; what: HtmlValue; since?: number | null; to?: string; act?: string };
 
 const SPENDER_COUNT = 8;
 const STUCK_COUNT = 5;
@@ -122,7 +122,7 @@ function attentionOf(visit: Visit, status: Status): Attention[] {
   return list;
 }
 
-type Add = (tone: StateTone, what: Value, rest?: Omit<Attention, 'tone' | 'what'>) => void;
+type Add = (tone: StateTone, what: HtmlValue, rest?: Omit<Attention, 'tone' | 'what'>) => void;
 
 /** Adds what keeps requests from being served: the books, the disk, the clock, backends and model servers. */
 function addService(add: Add, status: Status): void {

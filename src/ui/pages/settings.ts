@@ -1,6 +1,6 @@
 import { duration } from '../../base/shown.ts';
 import { installationOf } from '../../ledger/installation.ts';
-import { html, type Value } from '../html.ts';
+import { type HtmlValue, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import { ago, buttonLink, card, facts, form, id, outside, when } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
@@ -43,7 +43,7 @@ function backupFacts(
   newest: { at: number; file: string } | null,
   planned: Visit['app']['config']['backup'],
   now: number,
-): Value {
+): HtmlValue {
   const latest =
     newest === null ? 'none yet' : html`${when(newest.at)} <span class="weak">(${ago(newest.at, now)})</span>`;
   const every = planned

@@ -4,11 +4,11 @@ import {
   type SpendBy,
   type Spending,
   type SpendScope,
-  spendingOverTime,
+  spendingByPeriod,
   sumSpending,
 } from '../../ledger/spending.ts';
 import { findWallet } from '../../ledger/wallet.ts';
-import { type Html, html, type Value } from '../html.ts';
+import { type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import { card, count, dollars, filters, link, money, named, outside, pagesOf, table } from '../parts.ts';
 import { spendingChart } from '../pictures.ts';
@@ -46,14 +46,14 @@ export async function spendPage(visit: Visit): Promise<Page> {
   const pictured = by === 'day' || by === 'tag' ? 'model' : by;
   const [sums, cells] = await Promise.all([
     sumSpending(read, { by, scope, since }),
-    spendingOverTime(read, { by: [pictured], scope, since, seconds: range.step }),
+    spendingByPeriod(read, { by: [pictured], scope, since, seconds: range.step }),
   ]);
   const nameOf = (key: string, kind: SpendBy): string => {
     if (kind === 'wallet') return named(key, findWallet(read, key)?.name);
     if (kind === 'account') return named(key, findAccount(read, key)?.name);
     return key || '(no tag)';
   };
-  const shown = (key: string): Value => {
+  const shown = (key: string): HtmlValue => {
     const name = outside(nameOf(key, by));
     if (by === 'wallet') return link(`/wallets/${key}`, name);
     return by === 'account' && isOperator ? link(`/accounts/${key}`, name) : name;
@@ -107,7 +107,7 @@ const sumsTable = (
   total: bigint,
   by: SpendBy,
   rangeText: string,
-  nameOf: (key: string) => Value,
+  nameOf: (key: string) => HtmlValue,
 ): Html =>
   table(
     'Spending',

@@ -13,8 +13,8 @@ import {
 import { findAccount } from '../../ledger/account.ts';
 import { countOperations, listOperations, type Operation, openOperations } from '../../ledger/operation.ts';
 import { countResources, pageResources } from '../../ledger/resource.ts';
-import { spendingOverTime, sumSpending } from '../../ledger/spending.ts';
-import { isTimelineWithin, type Step, timeline } from '../../ledger/timeline.ts';
+import { spendingByPeriod, sumSpending } from '../../ledger/spending.ts';
+import { isTimelineWithin, type TimelineStep, timeline } from '../../ledger/timeline.ts';
 import {
   available,
   closingSince,
@@ -26,7 +26,7 @@ import {
   type Wallet,
 } from '../../ledger/wallet.ts';
 import { movedBy } from '../../ledger/wallet-change.ts';
-import { EMPTY, type Html, html, type Value } from '../html.ts';
+import { EMPTY, type Html, type HtmlValue, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import type { Figures } from '../live.ts';
 import {
@@ -89,7 +89,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
   const since = Math.max(wallet.createdAt, now - SPEND_DAYS * DAY_SECONDS);
   const [byModel, byDay] = await Promise.all([
     sumSpending(read, { ...order, by: 'model' }),
-    spendingOverTime(read, { ...order, by: ['model'], seconds: DAY_SECONDS, since }),
+    spendingByPeriod(read, { ...order, by: ['model'], seconds: DAY_SECONDS, since }),
   ]);
   const children = listWallets(read, { parentId: wallet.id, now }, { limit: CHILD_COUNT });
   const childCount = countWallets(read, { parentId: wallet.id, now });
@@ -163,7 +163,7 @@ function stateNotice({ app, now }: Visit, wallet: Wallet): Html {
   return EMPTY;
 }
 
-function refillSentence(wallet: Wallet): Value {
+function refillSentence(wallet: Wallet): HtmlValue {
   const { cents, every } = parseJson(wallet.refill as string) as { cents: number; every: string };
   return html`${dollars(formatUsd(Nanos(BigInt(cents) * 10_000_000n)))} every ${every}, next ${when(wallet.refillAt)}`;
 }
@@ -197,7 +197,7 @@ function changes(wallet: Wallet): Html {
 }
 
 /** Returns the available and held amounts after each step. */
-function momentsOf(wallet: Wallet, steps: readonly Step[]): Moment[] {
+function momentsOf(wallet: Wallet, steps: readonly TimelineStep[]): Moment[] {
   let held = ZERO;
   const moments: Moment[] = steps.map((step) => {
     if (step.what === 'held') held = Nanos(held + step.amount);
@@ -209,15 +209,15 @@ function momentsOf(wallet: Wallet, steps: readonly Step[]): Moment[] {
   return moments;
 }
 
-const OUTWARD = new Set<Step['what']>(['held', 'charged', 'lowered', 'delegated', 'returned', 'rounded']);
+const OUTWARD = new Set<TimelineStep['what']>(['held', 'charged', 'lowered', 'delegated', 'returned', 'rounded']);
 
 /**
  * Returns the steps in the form that the page shows: one row for each operation, with its final cost and the amount
  * available then.
  */
-function outcomes(steps: readonly Step[]): Step[] {
-  const rows: Step[] = [];
-  const rowOf = new Map<string, Step>();
+function outcomes(steps: readonly TimelineStep[]): TimelineStep[] {
+  const rows: TimelineStep[] = [];
+  const rowOf = new Map<string, TimelineStep>();
   for (const step of steps) {
     const row = step.operationId === null ? undefined : rowOf.get(step.operationId);
     if (row && step.what === 'released' && row.what === 'charged') {
@@ -233,7 +233,7 @@ function outcomes(steps: readonly Step[]): Step[] {
 }
 
 /** Renders the subject of a movement: a model, a slot, or the wallet on its other side. */
-function subjectOf({ app }: Visit, subject: string | null): Value {
+function subjectOf({ app }: Visit, subject: string | null): HtmlValue {
   if (!subject?.startsWith('wal_')) return subject === null ? '' : outside(subject);
   return link(`/wallets/${subject}`, named(subject, findWallet(app.ledger.read, subject)?.name));
 }
@@ -248,13 +248,13 @@ const movementNote = ({ id: walletId }: Wallet, isFull: boolean): Html =>
  * Renders the reason of a step. Texts of an engine or a model server may name sockets and addresses: they are for the
  * operator only.
  */
-function reasonOf({ viewer }: Visit, { reason, settledBy }: Step): Html {
+function reasonOf({ viewer }: Visit, { reason, settledBy }: TimelineStep): Html {
   if (reason === null || (viewer.kind !== 'operator' && settledBy !== 'policy' && settledBy !== 'cancelled'))
     return EMPTY;
   return html`<span class="weak">${outside(reason)}</span>`;
 }
 
-function movements(visit: Visit, steps: readonly Step[]): Html {
+function movements(visit: Visit, steps: readonly TimelineStep[]): Html {
   const rows = steps.map((step) => [
     when(step.at),
     step.what,
@@ -278,7 +278,7 @@ function movements(visit: Visit, steps: readonly Step[]): Html {
   );
 }
 
-const operationLink = ({ viewer }: Visit, operationId: string | null): Value => {
+const operationLink = ({ viewer }: Visit, operationId: string | null): HtmlValue => {
   if (operationId === null) return '';
   return viewer.kind === 'operator' ? link(`/operations/${operationId}`, shortId(operationId)) : shortId(operationId);
 };
@@ -287,7 +287,7 @@ const operationLink = ({ viewer }: Visit, operationId: string | null): Value => 
 export const endOf = (settledBy: string): string => (settledBy === 'cancelled' ? 'cancelled' : `by ${settledBy}`);
 
 /** Renders the tokens of an operation, as "812 + 240 tokens". */
-export function usageOf(usage: string | null): Value {
+export function usageOf(usage: string | null): HtmlValue {
   if (usage === null) return '';
   const { prompt_tokens: prompt, completion_tokens: completion } = parseJson(usage) as Record<string, unknown>;
   if (typeof prompt !== 'number') return '';

@@ -165,8 +165,8 @@ export function newPage(visit: Visit): Page {
   const { app, viewer, query } = visit;
   const all = viewer.kind === 'operator' ? listAccounts(app.ledger.read) : [];
   // The page of an account links here with its id: that account is offered, however many there are.
-  const asked = all.filter((it) => it.id === query.get('account'));
-  const accounts = asked.length ? asked : all.slice(0, ACCOUNT_COUNT_MAX);
+  const chosen = all.filter((it) => it.id === query.get('account'));
+  const accounts = chosen.length ? chosen : all.slice(0, ACCOUNT_COUNT_MAX);
   const body = card(
     'A budget for an agent',
     form({

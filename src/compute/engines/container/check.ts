@@ -91,8 +91,8 @@ type EngineCall = <T>(path: string) => Promise<T>;
 function checkImages(ask: EngineCall, settings: ContainerSettings, isPodman: boolean): Promise<CheckFinding[]> {
   return Promise.all(
     imagesOf(settings).map(async (image) => {
-      const found = await checkImage(ask, image, settings, isPodman);
-      return image === settings.image ? found : { ...found, name: `image ${image}` };
+      const finding = await checkImage(ask, image, settings, isPodman);
+      return image === settings.image ? finding : { ...finding, name: `image ${image}` };
     }),
   );
 }

@@ -1,4 +1,4 @@
-import { argvOverInput } from '../../kit/over-input.ts';
+import { commandOnInput } from '../../kit/command-on-input.ts';
 import { argvOf, type Program, type ProgramOrder } from '../../machine/program.ts';
 import type { Streams } from './stream.ts';
 
@@ -15,7 +15,7 @@ export async function beginIn(streams: Streams, pod: string, order: ProgramOrder
     const argv = argvOf({ script: ON_TERMINAL, args: [terminal.term, ...argvOf(order)] });
     return streams.begin(pod, argv, terminal);
   }
-  const { argv, head } = argvOverInput(order);
+  const { argv, head } = commandOnInput(order);
   const program = await streams.begin(pod, argv);
   const begunAt = performance.now();
   if (head?.length) program.stdin.write(head);

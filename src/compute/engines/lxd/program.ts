@@ -72,7 +72,7 @@ async function begin(
   const [control, stdin, out = stdin, err = stdin] = streams as [MessageStream, MessageStream, MessageStream?];
   control.resume();
   const abandoned = new AbortController();
-  const lxdSays = lxd.wait(id, abandoned.signal).then((it) => {
+  const reported = lxd.wait(id, abandoned.signal).then((it) => {
     // LXD also marks the operation as failed for the exit codes 126 and 127.
     const code = it.metadata?.return;
     if (typeof code === 'number' && code >= 0) return code;
@@ -91,7 +91,7 @@ async function begin(
   for (const { from, to } of pipes) from.pipe(to);
   /** Streams that were silent and are no longer awaited. One that broke before is not among them. */
   const cut = new Set<MessageStream>();
-  const markSays = marked.promise.then(async (code) => {
+  const markedExit = marked.promise.then(async (code) => {
     await quiet(pipes);
     for (const { from, to } of pipes) {
       if (from.readableEnded) continue;
@@ -101,7 +101,7 @@ async function begin(
     }
     return code;
   });
-  lxdSays.catch(() => {}); // The rejection may come too late.
+  reported.catch(() => {}); // The rejection may come too late.
   const givenUp = Promise.withResolvers<never>();
   abandoned.signal.addEventListener('abort', () => givenUp.reject(abandoned.signal.reason), { once: true });
   const killed = new AbortController();
@@ -109,7 +109,7 @@ async function begin(
   const isWhole = () => pipes.every(({ from }) => from.isWhole || cut.has(from));
   const passedOn = AbortSignal.any([killed.signal, abandoned.signal]);
   async function whole(): Promise<{ code: number }> {
-    const code = await Promise.race([lxdSays, markSays, givenUp.promise]);
+    const code = await Promise.race([reported, markedExit, givenUp.promise]);
     if (!needsAll) return { code };
     // After a kill the output need not have been read.
     const reading = [stdout, marking].map((it) => finished(it, { readable: false, signal: passedOn }));

@@ -1,9 +1,9 @@
 import type { ChildProcessWithoutNullStreams } from 'node:child_process';
 import { finished, PassThrough } from 'node:stream';
 import { between, RUN_MARKED } from '../../kit/between.ts';
+import { commandOnInput } from '../../kit/command-on-input.ts';
 import { newMark } from '../../kit/exit-mark.ts';
 import { onOneLine } from '../../kit/one-line.ts';
-import { argvOverInput } from '../../kit/over-input.ts';
 import { RESIZE, WITH_TERMINAL } from '../../kit/terminal.ts';
 import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
 import { WAITING } from '../../machine/waiting.ts';
@@ -48,7 +48,7 @@ export async function beginIn(start: SlurmCommands['start'], job: RunningJob, or
     program.stderr.resume();
     return { ...program, resize: resizer((size) => resizeTo(start, job, [marker ?? '', ...size.map(String)])) };
   }
-  const { argv, head } = purpose === 'exec' ? argvOverInput(order) : { argv: argvOf(order), head: undefined };
+  const { argv, head } = purpose === 'exec' ? commandOnInput(order) : { argv: argvOf(order), head: undefined };
   const program = await begin(start, job, argv);
   const begunAt = performance.now();
   if (head?.length) program.stdin.write(head);

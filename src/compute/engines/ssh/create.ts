@@ -7,7 +7,7 @@ import { POOL_EXIT } from './script.ts';
 /** Exit codes of a claim that left nothing on the host. */
 const CLEAR_NO = new Set<number>([POOL_EXIT.occupied, POOL_EXIT.quarantined, POOL_EXIT.unfit, POOL_EXIT.busy]);
 /** Creates the call that claims a host of a pool for a tenant. */
-export function createClaimer({ hosts, asked, find, list, end, forgetReport }: Pool, now: () => number) {
+export function createClaimer({ hosts, records, find, list, end, forgetReport }: Pool, now: () => number) {
   async function create({
     tag,
     quote,
@@ -18,7 +18,7 @@ export function createClaimer({ hosts, asked, find, list, end, forgetReport }: P
     deadline: number;
   }): Promise<Created> {
     const { chip } = quote.spec as SpecTwo;
-    if (asked.read(tag)) {
+    if (records.read(tag)) {
       const [earlier] = await find(tag);
       if (earlier) return { kind: 'created', ref: earlier.ref };
     }
@@ -26,7 +26,7 @@ export function createClaimer({ hosts, asked, find, list, end, forgetReport }: P
     let anyAnswered = false;
     for (const host of hosts.filter((it) => it.chip === chip)) {
       forgetReport(host);
-      asked.write(tag, host, deadline);
+      records.write(tag, host, deadline);
       let hasAnswered = false;
       try {
         const { code, fault } = await host.ask('claim', [

@@ -11,7 +11,7 @@ import { POOL_SCRIPT, POOL_SCRIPT_NAME } from './script.ts';
 import type { SshSettings } from './settings.ts';
 
 const CALL_MILLISECONDS = 45_000; // A verb waits at most 20 s for a lock, and nvidia-smi has its own limits.
-const SAID_BYTES_MAX = 64 * 1024;
+const ANSWER_BYTES_MAX = 64 * 1024;
 
 /** The host cannot be used, and received nothing of the request. */
 export class HostUnreachable extends NeverSent {}
@@ -94,7 +94,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
     close: connections.close,
     async ask(verb, args, milliseconds = CALL_MILLISECONDS) {
       try {
-        const order = { input: Buffer.alloc(0), streamBytesMax: SAID_BYTES_MAX, milliseconds };
+        const order = { input: Buffer.alloc(0), streamBytesMax: ANSWER_BYTES_MAX, milliseconds };
         const { exitCode, stdout, stderr } = await runOnChannel(channels, line(verb, args), order);
         return { code: exitCode, output: stdout.toString(), fault: stderr.toString().trim() };
       } catch (error) {

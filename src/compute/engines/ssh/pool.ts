@@ -24,10 +24,10 @@ export function openPool(settings: SshSettings, { leases, now }: { leases: strin
 
   /** Returns the tenant of a host, if it has one. */
   async function list(host: PoolHost): Promise<Owned[]> {
-    const { code, output: said, fault } = await host.ask('list', []);
+    const { code, output, fault } = await host.ask('list', []);
     if (code !== 0) throw new Error(`the pool host ${host.name} cannot say who is on it: ${fault || code}`);
-    if (said === '') return [];
-    const [tag = '', user = '', created, deadline, state] = said.split('\n');
+    if (output === '') return [];
+    const [tag = '', user = '', created, deadline, state] = output.split('\n');
     return [
       {
         ref: `${host.name}/${user}`,
@@ -74,8 +74,8 @@ export function openPool(settings: SshSettings, { leases, now }: { leases: strin
   async function healthOf(host: PoolHost): Promise<HostHealth> {
     const { name, chip } = host;
     try {
-      const { code, output: said, fault } = await host.ask('check', [String(host.gpus), String(now())]);
-      const [first, ...faults] = said.split('\n').filter(Boolean);
+      const { code, output, fault } = await host.ask('check', [String(host.gpus), String(now())]);
+      const [first, ...faults] = output.split('\n').filter(Boolean);
       const state = HEALTH_STATES.find((it) => it === first);
       if (code !== 0 || !state) throw new Error(fault || `the check answered ${code}`);
       return { host: name, chip, state, faults };
@@ -97,6 +97,6 @@ export function openPool(settings: SshSettings, { leases, now }: { leases: strin
   /** Makes the next reader of a host's report ask the host. */
   const forgetReport = (host: PoolHost) => reports.get(host)?.forget();
 
-  return { hosts, asked: records, list, listAll, find, partsOf, end, health, forgetReport };
+  return { hosts, records, list, listAll, find, partsOf, end, health, forgetReport };
 }
 export type Pool = ReturnType<typeof openPool>;

@@ -24,7 +24,7 @@ export function openSshBackend(
   { leases, now }: { leases: string; now: () => number },
 ): SshBackend {
   const pool = openPool(settings, { leases, now });
-  const { hosts, asked, partsOf, health } = pool;
+  const { hosts, records, partsOf, health } = pool;
   const guest = createGuest(begin, {
     proofOf: async (ref) => ({ gpus: partsOf(ref).host.gpus }),
     loginShell: LOGIN_SHELL,
@@ -86,7 +86,7 @@ export function openSshBackend(
     doctor: { check: () => checkHosts(hosts, now), trial: 'free' },
 
     misses({ tag, ref }) {
-      const record = asked.read(tag);
+      const record = records.read(tag);
       const name = ref === null ? record?.name : ref.slice(0, ref.lastIndexOf('/'));
       if (name === undefined) return undefined; // Every host is asked.
       const host = hosts.find((it) => it.name === name);

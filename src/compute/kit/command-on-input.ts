@@ -8,7 +8,7 @@ exec /bin/sh -c "$script" purser "$@" "$command"`;
  * Returns the program of an order, and what has to come first on its standard input. Its command is sent there where arguments
  * appear in lists of processes, or in the audit log of a cluster.
  */
-export function argvOverInput(order: Pick<ProgramOrder, 'script' | 'args' | 'command'>): {
+export function commandOnInput(order: Pick<ProgramOrder, 'script' | 'args' | 'command'>): {
   argv: string[];
   head: Buffer | undefined;
 } {

@@ -6,7 +6,7 @@ import type { Resource } from '../../ledger/resource.ts';
 import { inTime } from '../../net/deadline.ts';
 import type { HttpApp } from '../endpoint.ts';
 import type { Allowance } from '../memory-quota.ts';
-import { ACTIVE_REFUSALS, leaseOver } from './compute.ts';
+import { ACTIVE_REFUSALS, leaseEnded } from './compute.ts';
 
 /** Calls from the API into a machine: with limits of time, number and memory, and a check of the lease after a failure. */
 
@@ -19,7 +19,7 @@ const GRACE_SECONDS = 15;
 const KILLED = new Set(['KILL', 'TERM', 'HUP'].map(codeOfSignal));
 
 /** The refusals of calls into a machine. */
-export const INSIDE_REFUSALS = [...ACTIVE_REFUSALS, 'provider_unavailable', 'operation_uncertain'] as const;
+export const GUEST_REFUSALS = [...ACTIVE_REFUSALS, 'provider_unavailable', 'operation_uncertain'] as const;
 
 /** The bytes that each byte of output takes in the response: JSON may escape it, and invalid UTF-8 becomes U+FFFD. */
 const ANSWER_BYTES = Uint8Array.from({ length: 256 }, (_, byte) =>
@@ -65,7 +65,7 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
 export async function explainFailure(app: HttpApp, id: string, error: unknown): Promise<unknown> {
   if (!(error instanceof Refusal) || !MAY_BE_GONE.has(error.code)) return error;
   const reason = await checkAfterFailure(app, id);
-  return reason === null ? error : leaseOver(reason, error.cause);
+  return reason === null ? error : leaseEnded(reason, error.cause);
 }
 const MAY_BE_GONE = new Set(['provider_unavailable', 'resource_not_active']);
 
@@ -74,12 +74,12 @@ const MAY_BE_GONE = new Set(['provider_unavailable', 'resource_not_active']);
  * that a stopping server waits for it or answers `operation_uncertain`. The call counts towards the concurrency limits
  * until the backend has finished. Throws `rate_limited` at those limits.
  */
-export function reachInside<T>(app: HttpApp, resource: Resource, seconds: number, call: () => Promise<T>): Promise<T> {
+export function callGuest<T>(app: HttpApp, resource: Resource, seconds: number, call: () => Promise<T>): Promise<T> {
   async function counted(): Promise<T> {
-    const over = app.concurrency.enter(resource.id, resource.walletId);
+    const leave = app.concurrency.enter(resource.id, resource.walletId);
     const ended = app.activity.begin(resource.id);
     return call().finally(() => {
-      over();
+      leave();
       ended();
     });
   }

@@ -15,11 +15,11 @@ import {
   FilesRequest,
   FilesResult,
   factsOf,
-} from '../../wire/inside.ts';
+} from '../../wire/guest.ts';
 import { type Call, endpoint, type HttpApp } from '../endpoint.ts';
 import { accepts, errorEvent, namedEvents, textOf } from '../named-events.ts';
 import { active, ID } from './compute.ts';
-import { countOutput, explainFailure, INSIDE_REFUSALS, reachInside, wasCutShort } from './inside-call.ts';
+import { callGuest, countOutput, explainFailure, GUEST_REFUSALS, wasCutShort } from './guest-call.ts';
 
 /** Commands and files in a lease. */
 
@@ -47,7 +47,7 @@ export const execCompute = endpoint({
     'text/event-stream':
       'the events `stdout` and `stderr` with a `text` each, as the output comes, then `exit` with the members of the JSON answer, or `error`; where the request accepts no JSON',
   },
-  refusals: INSIDE_REFUSALS,
+  refusals: GUEST_REFUSALS,
   example: {
     body: { id: ID, command: 'uname -s', timeout: 60 },
     answer: {
@@ -73,7 +73,7 @@ export const execCompute = endpoint({
 
     async function exec(more: Partial<CommandOrder> = {}, unreadSeconds = 0) {
       const call = () => runCommand(backend, ref, { ...order, input, cwd, env, ...more });
-      const it = await reachInside(app, resource, timeoutSeconds + unreadSeconds, call)
+      const it = await callGuest(app, resource, timeoutSeconds + unreadSeconds, call)
         .finally(letGo)
         .catch(async (error) => {
           throw more.signal?.aborted ? error : await explainFailure(app, id, error);
@@ -137,7 +137,7 @@ async function receive(
   const store = async () =>
     isTree ? storeTree(backend, ref, { ...order, take: share.tryTake }) : storeFile(backend, ref, order);
   try {
-    const stored = await reachInside(app, resource, TRANSFER_SECONDS, store);
+    const stored = await callGuest(app, resource, TRANSFER_SECONDS, store);
     return { id: resource.id, path: order.path, ...stored };
   } catch (error) {
     throw await explainFailure(app, resource.id, error);
@@ -161,7 +161,7 @@ export const uploadCompute = endpoint({
   bodyBytesMax: UPLOAD_BYTES_MAX,
   valuesMax: 1000,
   answer: UploadResult,
-  refusals: INSIDE_REFUSALS,
+  refusals: GUEST_REFUSALS,
   example: {
     body: { id: ID, path: 'work/hello.txt', content_base64: 'aGVsbG8K' },
     answer: {
@@ -179,7 +179,7 @@ export const uploadCompute = endpoint({
     refusePath(body.path); // Checked first: a connection to the machine may take a while.
     const { resource, backend, ref } = active(app, principal.wallet, body.id);
     share.take(content.length);
-    await reachInside(app, resource, FILE_SECONDS, () => backend.guest.upload(ref, body.path, content)).catch(
+    await callGuest(app, resource, FILE_SECONDS, () => backend.guest.upload(ref, body.path, content)).catch(
       async (error) => {
         throw await explainFailure(app, body.id, error);
       },
@@ -200,7 +200,7 @@ export const downloadCompute = endpoint({
       'the bytes themselves, and the size of the whole file in X-Purser-File-Size; where the request accepts no JSON',
     [TAR]: 'a directory as a tar archive, of at most `limits.download_bytes`; where the request accepts no JSON',
   },
-  refusals: INSIDE_REFUSALS,
+  refusals: GUEST_REFUSALS,
   example: {
     body: { id: ID, path: 'work/hello.txt' },
     answer: {
@@ -226,7 +226,7 @@ export const downloadCompute = endpoint({
           const begin = () => stream.begin({ 'content-type': TAR });
           const order = { path, bytesMax, begin, send: stream.write, signal: gone.signal };
           const read = () => readTree(backend, ref, order);
-          await reachInside(app, resource, TRANSFER_SECONDS, read).catch(async (error) => {
+          await callGuest(app, resource, TRANSFER_SECONDS, read).catch(async (error) => {
             if (!gone.signal.aborted) throw await explainFailure(app, id, error); // Else the error has no recipient.
           });
         },
@@ -234,7 +234,7 @@ export const downloadCompute = endpoint({
     }
     const order = { path, offset, length, bytesMax: CONTENT_BYTES_MAX, take: share.tryTake };
     const read = () => readPart(backend, ref, order);
-    const { bytes, size, modified } = await reachInside(app, resource, FILE_SECONDS, read).catch(async (error) => {
+    const { bytes, size, modified } = await callGuest(app, resource, FILE_SECONDS, read).catch(async (error) => {
       throw await explainFailure(app, id, error);
     });
     if (accepts(headers, BYTES)) {
@@ -253,7 +253,7 @@ export const listComputeFiles = endpoint({
   scope: 'wallet',
   body: FilesRequest,
   answer: FilesResult,
-  refusals: INSIDE_REFUSALS,
+  refusals: GUEST_REFUSALS,
   example: {
     body: { id: ID, path: 'work' },
     answer: {
@@ -267,11 +267,9 @@ export const listComputeFiles = endpoint({
   async run(app, { principal, body: { id, path }, share }) {
     const { resource, backend, ref } = active(app, principal.wallet, id);
     const list = () => listFiles(backend, ref, { path, take: share.tryTake });
-    const { facts, entries, isTruncated } = await reachInside(app, resource, FILE_SECONDS, list).catch(
-      async (error) => {
-        throw await explainFailure(app, id, error);
-      },
-    );
+    const { facts, entries, isTruncated } = await callGuest(app, resource, FILE_SECONDS, list).catch(async (error) => {
+      throw await explainFailure(app, id, error);
+    });
     const listing = entries && { entries: entries.map(entryOf), truncated: isTruncated };
     return { body: { id, path, ...factsOf(facts), ...listing } };
   },
