@@ -95,7 +95,7 @@ function membersOf(text: ScannedText): TextMember[] {
 }
 
 /** A string of at least this length is a LongText where it may be one. */
-export const LONG_BYTES = 4 * 1024;
+const LONG_BYTES = 4 * 1024;
 /** The members whose strings are only measured and forwarded. */
 const LONG_MEMBERS = new Set(['content', 'text', 'reasoning_content', 'reasoning', 'refusal', 'arguments', 'url']);
 

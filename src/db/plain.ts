@@ -4,7 +4,7 @@ import { onceFor, preparedLate, type Reader } from './handle.ts';
 type SqlValue = string | number | bigint | Buffer | null;
 
 /** A statement whose values are bound by position, and whose rows are lists of columns. */
-export type PlainStatement = {
+type PlainStatement = {
   /** Returns the number of rows that the statement itself has changed. */
   run(...values: SqlValue[]): number;
   get<Row extends unknown[]>(...values: SqlValue[]): Row | undefined;

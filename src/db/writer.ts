@@ -46,7 +46,7 @@ function refuseForNow(error: unknown): Refusal {
   return new Refusal('read_only', message, { retryAfterSeconds: 5, cause: error });
 }
 
-export type WriteJob = {
+type WriteJob = {
   run: (tx: Tx) => unknown;
   resolve: (value: unknown) => void;
   reject: (error: unknown) => void;

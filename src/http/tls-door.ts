@@ -11,7 +11,7 @@ import { endFaulty } from './exchange.ts';
 const HANDSHAKE = 0x16;
 
 /** What listens for an HTTP server that speaks TLS. */
-export type TlsDoor = {
+type TlsDoor = {
   /**
    * Emits `connection` for every connection that opens, and `secured`, with both sockets, when one has TLS: from then on the
    * second socket stands for it.

@@ -254,7 +254,7 @@ export function raiseHeld(tx: Tx, wallet: Wallet, amount: Nanos): Wallet {
 }
 
 /** A hold that ends, its charge, and the number of answers that are stored with it. */
-export type EndedHold = { hold: Nanos; charge: Nanos; answers: number };
+type EndedHold = { hold: Nanos; charge: Nanos; answers: number };
 
 /**
  * Turns a hold into a charge on the wallet row, releases the rest, and returns the row after it. The caller posts the entries.

@@ -14,7 +14,7 @@ type GivenUp = 'late' | 'left' | 'stopped';
 export type WaitEnd = 'held' | 'refused' | GivenUp;
 
 /** The turn of one request in the line of its wallet. */
-export type FundsTurn = {
+type FundsTurn = {
   /**
    * Resolves with `first` once the request is the first of its line and `isWorth` returns true. `isWorth` is called when
    * the request becomes the first, and after each possible change of its wallet.

@@ -45,7 +45,7 @@ type HoldData<T> = {
 };
 type SettleData = { id: string; outcome: Outcome<Buffer | null>; now: number };
 /** `judged` is the outcome with which `judge` replaced the given one. */
-export type SettledCall = Settlement & { judged: Outcome<Buffer | null> | undefined };
+type SettledCall = Settlement & { judged: Outcome<Buffer | null> | undefined };
 
 /** The two writes of a kind of paid request, and a check of its wallet before a hold is written. */
 export type PaidWrites<T> = {

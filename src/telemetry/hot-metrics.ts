@@ -8,11 +8,11 @@ import type { Counter, Registry } from 'prom-client';
 /** The values of the labels, in the order of their names. */
 type Values = [string, string, string?];
 
-export type HotCounter = {
+type HotCounter = {
   /** Raises the count of these labels. */
   add(by: number, ...values: Values): void;
 };
-export type HotHistogram = {
+type HotHistogram = {
   observe(value: number, ...values: Values): void;
 };
 

@@ -14,7 +14,7 @@ type Reservations = {
 };
 
 /** The calls to the engine: the claims of its containers, of all installations, and the size of its machine. */
-export type Engines = {
+type Engines = {
   list(): Promise<Claim[]>;
   capacity(): Promise<Capacity>;
 };

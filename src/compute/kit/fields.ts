@@ -31,7 +31,7 @@ export const whole = (min: number, max: number) => v.pipe(v.number(), v.integer(
 export const above0 = v.pipe(v.number(), v.gtValue(0), v.maxValue(1_000_000));
 
 /** The longest lease, in seconds. */
-export const maxSeconds = v.optional(whole(60, SECONDS_MAX), 86_400);
+const maxSeconds = v.optional(whole(60, SECONDS_MAX), 86_400);
 export const limits = v.optional(v.strictObject({ max_seconds: maxSeconds }), {});
 
 /** The disk space in GB that a lease of provider_one may write unless the operator sets another. */

@@ -36,7 +36,7 @@ const TYPE_NAMES: Record<string, string> = {
 export class ArchiveFault extends Error {}
 
 /** The machine that unpacks the archive. */
-export type Destination = {
+type Destination = {
   /** The absolute path of the directory, in which no part is a symbolic link. */
   directory: string;
   /** The user and the group of its commands, if it says so. */
@@ -61,7 +61,7 @@ type Header = {
 /** The values of an extended header that replace those of the next entry. */
 type ExtendedHeader = Partial<Pick<Header, 'name' | 'linkName' | 'size' | 'modified' | 'user' | 'group'>>;
 
-export type ArchiveReader = {
+type ArchiveReader = {
   /** Takes a piece of the archive. Returns what is to be unpacked of it, before the fault if it has one. */
   push(piece: Buffer): { pieces: Buffer[]; fault?: ArchiveFault };
   /** Called at the end of the archive. Throws an ArchiveFault where it is cut. */

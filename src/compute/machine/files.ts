@@ -79,7 +79,7 @@ function refusalOf({ status, message }: SftpFault): Refusal {
   return new Refusal('invalid_request', `path: cannot be read there (${words}).`);
 }
 
-export type FilePart = { bytes: Buffer; size: number; modified: number };
+type FilePart = { bytes: Buffer; size: number; modified: number };
 
 /**
  * Reads up to `length` bytes of a file from `offset`; without a length the whole rest, which is refused when it exceeds `bytesMax`.

@@ -14,7 +14,7 @@ const END_BYTES = 64;
 /** The session in the machine has ended or does not respond. The last request may or may not have taken effect. */
 export class ScriptLost extends Error {}
 
-export type ScriptRequest = {
+type ScriptRequest = {
   verb: string;
   words?: (Buffer | string | number)[];
   /** Data that follows the request on standard input; the verb reads exactly these bytes. */

@@ -10,7 +10,7 @@ const GIB = 1024 ** 3;
 const CPU_PERIOD_MICROSECONDS = 100_000;
 
 /** A container as Purser orders it, for either engine: limited, unprivileged, with its watchdog as PID 1. */
-export type ContainerSpec = Contents & {
+type ContainerSpec = Contents & {
   name: string;
   labels: Record<string, string>;
   cpus: number;

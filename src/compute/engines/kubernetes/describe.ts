@@ -25,7 +25,7 @@ const HOME = '/home/lease';
 const PRIVATE = '/run/purser';
 export const WATCHDOG_PATH = `${PRIVATE}/watchdog`;
 /** The grace period of a pod, longer than PID 1 takes to end. Never 0: that would remove a pod from the API and leave it running. */
-export const GRACE_SECONDS = 2;
+const GRACE_SECONDS = 2;
 /** The time for which a Job that has ended can still be inspected. */
 const KEPT_SECONDS = 3600;
 /** The kubelet's own deadline is later than any that is sold, since it cannot be moved back. */
@@ -58,7 +58,7 @@ export function meaningOf(exitCode: number): string | undefined {
 /** Autoscalers leave a node alone whose pod has these annotations: leased machines are paid for. */
 const STAYS = { 'cluster-autoscaler.kubernetes.io/safe-to-evict': 'false', 'karpenter.sh/do-not-disrupt': 'true' };
 
-export type PodSize = {
+type PodSize = {
   cpus: number;
   memoryGib: number;
   diskGb: number;

@@ -16,7 +16,7 @@ export const ANSWER_BYTES_MAX = 2 * 1024 * 1024;
 
 export type ApiMethod = 'GET' | 'POST' | 'PATCH' | 'DELETE';
 /** The body of a call with its media type, and the most bytes of its answer. */
-export type ApiCall = { body?: object | undefined; type?: string | undefined; bytesMax?: number };
+type ApiCall = { body?: object | undefined; type?: string | undefined; bytesMax?: number };
 
 /** Opens connections without a call; `read` returns the cluster at the first one. */
 export function openExchange(read: () => Promise<Cluster>) {

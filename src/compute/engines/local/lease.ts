@@ -55,8 +55,6 @@ done
 chmod -R u+rwx "$directory"
 rm -rf "$directory"`;
 
-export type Leases = ReturnType<typeof createLeases>;
-
 /** Creates access to the leases below the directory `root`, each in a directory named after its tag. */
 export function createLeases(root: string) {
   const deadlines = createDeadlineFiles(root);

@@ -10,7 +10,7 @@ import { killAll } from './kill.ts';
 
 /** Programs in a lease on this machine: in its home, each in a session of its own. */
 
-export type ProcessHome = { home: string; env: Record<string, string> };
+type ProcessHome = { home: string; env: Record<string, string> };
 
 /** Background processes may hold the streams of a shell that has ended; after this much silence they count as ended. */
 const SILENCE_MILLISECONDS = 1000;

@@ -39,7 +39,7 @@ export const isAbsent = (error: unknown) => error instanceof LxdRefusal && error
 export const textOf = (error: unknown) => (error as Error).message.trim();
 
 /** Work that LXD does in the background, as its answer shows it. */
-export type LxdOperation = {
+type LxdOperation = {
   id: string;
   status_code: number;
   err: string;

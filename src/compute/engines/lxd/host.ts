@@ -14,7 +14,7 @@ export type Server = {
     server_clustered: boolean;
   };
 };
-export type ClusterMember = { server_name: string; status: string; message: string };
+type ClusterMember = { server_name: string; status: string; message: string };
 type Resources = { cpu: { total: number }; memory: { total: number } };
 
 /** The machine of a server, or the members of its cluster. */

@@ -12,7 +12,7 @@ const OWN_OUTPUT_BYTES = 4096;
 const LOST = 'the connection to a command was lost';
 
 /** The user and the directory of tenants' commands. */
-export type TenantUser = { user: number; directory: string };
+type TenantUser = { user: number; directory: string };
 
 type LxdExec = Pick<ProgramOrder, 'terminal'> & {
   user: number;

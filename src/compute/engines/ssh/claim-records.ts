@@ -12,7 +12,7 @@ type RecordedHost = { name: string; identity: string };
  * Records which host was asked to make the machine of a tag, written before the host is asked. With it, a host that is
  * down blocks only its own leases; without it, every host has to be asked.
  */
-export type HostRecords = {
+type HostRecords = {
   write(tag: string, host: RecordedHost, deadline: number): void;
   /** Returns the one host that may have made the machine; undefined when that is not known. */
   read(tag: string): RecordedHost | undefined;

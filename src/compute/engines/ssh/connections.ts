@@ -40,7 +40,7 @@ type KeptConnection = {
 };
 type ConnectionTurn = { take(connection: KeptConnection): void; fail(error: Error): void };
 
-export type KeptConnections = Channels & {
+type KeptConnections = Channels & {
   /** Closes every connection; the lines that run on them are lost. */
   close(): void;
 };

@@ -6,7 +6,7 @@ import { readJsonAnswer } from '../../../net/json-answer.ts';
 import { openWatchedPool, Unanswered } from '../../../net/watched-pool.ts';
 
 /** Vast limits the rate of calls for each of these separately. */
-export type VastEndpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
+type VastEndpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
 export type Spacing = Readonly<Record<VastEndpoint, number>>;
 
 /**

@@ -106,7 +106,6 @@ export function createInstances(api: VastApi) {
     },
   };
 }
-export type VastInstances = ReturnType<typeof createInstances>;
 
 function instanceOf(raw: unknown): VastInstance | undefined {
   const it = (raw ?? {}) as Record<string, unknown>;

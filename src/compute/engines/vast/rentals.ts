@@ -2,7 +2,7 @@ import type { VastInstance } from './instances.ts';
 import { createVastRecords } from './records.ts';
 
 /** What this process knows of a rented machine. The file of its record outlives the process; the rest can be asked for again. */
-export type Rental = {
+type Rental = {
   /** The latest known state, for its address and its contract's end. */
   instance?: VastInstance | undefined;
   /** Its SSH server has accepted our key. */
