@@ -9,7 +9,7 @@ import type { Paid, PaidRequest } from '../spend/spend.ts';
 import type { HttpApp } from './endpoint.ts';
 import type { EventStream } from './event-stream.ts';
 
-type PaidApp = Pick<HttpApp, 'ledger'>;
+type LedgerReader = Pick<HttpApp, 'ledger'>;
 /** What identifies the operation of a request. */
 export type OperationKey = Pick<PaidRequest, 'walletId' | 'route' | 'idempotencyKey'>;
 
@@ -28,7 +28,7 @@ export const CHAT_HEADERS = {
  * they are known. Empty if nothing was charged.
  */
 export function paidHeaders(
-  { ledger }: PaidApp,
+  { ledger }: LedgerReader,
   { walletId, route, idempotencyKey }: OperationKey,
   known?: Paid | undefined,
 ): Record<string, string> {
@@ -45,7 +45,7 @@ export function paidHeaders(
  * operation.
  */
 export function limitHeaders(
-  { ledger }: PaidApp,
+  { ledger }: LedgerReader,
   operation: OperationKey,
   bounded: Pick<Bounded, 'reducedTo'> | undefined,
 ) {
@@ -59,7 +59,7 @@ function reducedToBefore(read: Reader, { walletId, route, idempotencyKey }: Oper
 }
 
 /** Returns the charge as a comment for a stream, whose headers were sent before the charge was known. */
-export function paidComment(app: PaidApp, operation: OperationKey): Buffer {
+export function paidComment(app: LedgerReader, operation: OperationKey): Buffer {
   const fields = Object.entries(paidHeaders(app, operation)).map(([name, value]) => `${name}=${value}`);
   return Buffer.from(fields.length ? `: ${fields.join(' ')}\n\n` : '');
 }

@@ -77,15 +77,11 @@ export function createReload(app: App, read: () => Config): Reload {
   ) {
     const retired = [...app.upstreams.values()].filter((it) => ![...upstreams.values()].includes(it));
     for (const upstream of upstreams.values()) app.openedUpstreams.add(upstream);
-    const limits = createLimits(config);
-    for (const [name, setting] of Object.entries(LIMITS))
-      if (config.limits[setting] === app.config.limits[setting])
-        limits[name as keyof typeof LIMITS] = app.limits[name as keyof typeof LIMITS];
     Object.assign(app, {
       config,
       catalogue,
       upstreams,
-      limits: { ...limits, webhook: app.limits.webhook },
+      limits: limitsFor(config, app),
       addressOf: createAddressReader(config.trusted_proxies),
     } satisfies Partial<App>);
     Object.assign(app.outbox, outboxSettings(config.events));
@@ -120,3 +116,12 @@ const LIMITS = {
   failedAuth: 'failed_auth_per_minute',
   released: 'released_per_minute',
 } as const;
+
+/** Creates the limits of new settings. A limit whose setting has not changed keeps its counts. */
+function limitsFor(config: Config, before: Pick<App, 'config' | 'limits'>): App['limits'] {
+  const limits = createLimits(config);
+  for (const [name, setting] of Object.entries(LIMITS))
+    if (config.limits[setting] === before.config.limits[setting])
+      limits[name as keyof typeof LIMITS] = before.limits[name as keyof typeof LIMITS];
+  return { ...limits, webhook: before.limits.webhook };
+}

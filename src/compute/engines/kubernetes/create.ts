@@ -20,18 +20,6 @@ export function createJobMaker(
   settings: KubernetesSettings,
   { paths, jobs, now }: { paths: Paths; jobs: KubernetesJobs; now: () => number },
 ) {
-  /** Makes sure that the policies exist before any lease does. They may have been removed. */
-  async function ensurePolicies(): Promise<void> {
-    await Promise.all(
-      describePolicies().map(async (policy) => {
-        if (await api.find(`${paths.policies}/${policy.metadata.name}`)) return;
-        await api.create(paths.policies, policy).catch((error) => {
-          if (!isConflict(error)) throw error;
-        });
-      }),
-    );
-  }
-
   /** Has the API validate the pod without making it: a Job is admitted whatever its pods lack. Throws the API's error. */
   const tryPod = (order: Pick<JobOrder, 'tag' | 'quote' | 'deadline'>) =>
     api.create(`${paths.pods}?dryRun=All`, {
@@ -42,7 +30,7 @@ export function createJobMaker(
 
   async function create(order: JobOrder): Promise<Created> {
     try {
-      await ensurePolicies();
+      await ensurePolicies(api, paths);
       await tryPod(order);
     } catch (error) {
       return refuseOrFind(order.tag, error); // This attempt has not requested anything yet.
@@ -110,4 +98,16 @@ function refuse(error: unknown): Created {
   if (QUOTA.test(words)) return refused('The quota of the cluster is used up', words, 'capacity_unavailable');
   const isAnswer = error instanceof ApiError;
   return refused(isAnswer ? 'The cluster refused the machine' : 'The cluster cannot be asked for a machine', words);
+}
+
+/** Makes sure that the policies exist before any lease does. They may have been removed. */
+async function ensurePolicies(api: KubernetesApi, paths: Paths): Promise<void> {
+  await Promise.all(
+    describePolicies().map(async (policy) => {
+      if (await api.find(`${paths.policies}/${policy.metadata.name}`)) return;
+      await api.create(paths.policies, policy).catch((error) => {
+        if (!isConflict(error)) throw error;
+      });
+    }),
+  );
 }

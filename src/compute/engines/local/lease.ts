@@ -1,4 +1,4 @@
-import { execFile } from 'node:child_process';
+import { type ChildProcessByStdio, execFile } from 'node:child_process';
 import {
   chmodSync,
   existsSync,
@@ -11,6 +11,7 @@ import {
 } from 'node:fs';
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { Readable } from 'node:stream';
 import { promisify } from 'node:util';
 import { Refusal } from '../../../base/refusal.ts';
 import { startProgram } from '../../../files/programs.ts';
@@ -107,18 +108,7 @@ export function createLeases(root: string) {
         stdio: ['ignore', 'pipe', 'ignore'],
       });
       keeper.unref();
-      const begun = Promise.withResolvers<void>();
-      keeper.once('error', begun.reject);
-      keeper.once('exit', () => begun.reject(new Error('its keeper, a script for sh, grep and date, ended at once')));
-      keeper.stdout.once('data', () => begun.resolve());
-      const late = new Error(`its keeper did not begin within ${START_MILLISECONDS} ms`);
-      const timer = setTimeout(() => begun.reject(late), START_MILLISECONDS);
-      try {
-        await begun.promise;
-      } finally {
-        clearTimeout(timer);
-        keeper.stdout.destroy();
-      }
+      await untilBegun(keeper);
     },
 
     /** Kills the keeper and all that the lease started, and removes the directory when no process is left. Throws if not. */
@@ -140,6 +130,22 @@ export function createLeases(root: string) {
       return { home, env };
     },
   };
+}
+
+/** Waits for the first output of a keeper. Rejects when it ends before, or takes too long. */
+async function untilBegun(keeper: ChildProcessByStdio<null, Readable, null>): Promise<void> {
+  const begun = Promise.withResolvers<void>();
+  keeper.once('error', begun.reject);
+  keeper.once('exit', () => begun.reject(new Error('its keeper, a script for sh, grep and date, ended at once')));
+  keeper.stdout.once('data', () => begun.resolve());
+  const late = new Error(`its keeper did not begin within ${START_MILLISECONDS} ms`);
+  const timer = setTimeout(() => begun.reject(late), START_MILLISECONDS);
+  try {
+    await begun.promise;
+  } finally {
+    clearTimeout(timer);
+    keeper.stdout.destroy();
+  }
 }
 
 /** Makes folders removable that a tenant may have made unremovable. */

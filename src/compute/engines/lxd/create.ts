@@ -29,17 +29,7 @@ export function createMaker(
   }: { host: LxdHost; instances: LxdInstances; deadlines: Deadlines; now: () => number },
 ) {
   const { user, directory } = settings;
-
-  /**
-   * The last create, which the next one waits for: LXD 5.0 chooses the users of an instance by those of the others, and takes an
-   * instance that it is still making for one without any. Of several made at once some then cannot start.
-   */
-  let lastCreate: Promise<unknown> = Promise.resolve();
-  function makeInTurn<T>(make: () => Promise<T>): Promise<T> {
-    const created = lastCreate.then(make);
-    lastCreate = created.catch(() => {});
-    return created;
-  }
+  const makeInTurn = createTurns();
 
   /** Makes an instance and starts it. Throws when the outcome is unknown. */
   async function make({ tag, deadline }: LxdOrder, claim: Claim): Promise<Created> {
@@ -85,15 +75,6 @@ export function createMaker(
     return { kind: 'created', ref };
   }
 
-  const headersOf = (owner: number, mode: string, type: string) =>
-    Object.fromEntries(
-      ['X-LXD', 'X-Incus'].flatMap((vendor) => [
-        [`${vendor}-uid`, String(owner)],
-        [`${vendor}-gid`, String(owner)],
-        [`${vendor}-mode`, mode],
-        [`${vendor}-type`, type],
-      ]),
-    );
   const putFile = (ref: Ref, path: string, content: Buffer, { owner, mode }: { owner: number; mode: string }) =>
     lxd.ask('POST', `/1.0/instances/${ref}/files?path=${encodeURIComponent(path)}`, content, {
       headers: headersOf(owner, mode, 'file'),
@@ -113,6 +94,30 @@ export function createMaker(
 
   return make;
 }
+
+/**
+ * Creates a function that makes one instance after the other: LXD 5.0 chooses the users of an instance by those of the others, and
+ * takes an instance that it is still making for one without any. Of several made at once some then cannot start.
+ */
+function createTurns() {
+  let last: Promise<unknown> = Promise.resolve();
+  return <T>(make: () => Promise<T>): Promise<T> => {
+    const made = last.then(make);
+    last = made.catch(() => {});
+    return made;
+  };
+}
+
+/** Returns the headers of a file for LXD, and for Incus. */
+const headersOf = (owner: number, mode: string, type: string) =>
+  Object.fromEntries(
+    ['X-LXD', 'X-Incus'].flatMap((vendor) => [
+      [`${vendor}-uid`, String(owner)],
+      [`${vendor}-gid`, String(owner)],
+      [`${vendor}-mode`, mode],
+      [`${vendor}-type`, type],
+    ]),
+  );
 
 /** Returns the refusal for an error of LXD that proves that nothing was made. */
 function refusedBy(error: LxdRefusal): Created {

@@ -71,14 +71,7 @@ export async function checkSlurm(
     await finding('partition', async () =>
       checkPartition(settings, recordsOf(await say('scontrol', '--oneliner', 'show', 'partition'))),
     ),
-    await finding('job_user', async () => {
-      const all = await users();
-      const who = all.map(({ name, uid, gid }) => `${name} is user ${uid} of group ${gid}`).join(', ');
-      if (settings.job_users) return `${who}; each has one lease at a time`;
-      return warning(
-        `${who}; all tenants are this one user, so they can read, signal and enter each other. Give job_users where they do not trust each other`,
-      );
-    }),
+    await finding('job_user', async () => checkUsers(settings, await users())),
     ...chips,
     await finding('submission', async () => {
       if (fit === undefined) return 'could not be tried, since no job of ours would be taken';
@@ -86,15 +79,7 @@ export async function checkSlurm(
       for (const user of await users()) refusals.push(await checkSubmission(slurm, user, ask(fit, user)));
       return refusals.join('; ');
     }),
-    await finding('other jobs', async () => {
-      const others = await strangers();
-      if (!others.length) return 'the job users have none';
-      const some = others.slice(0, STRANGERS_SHOWN_MAX).map(({ ref, tag, state }) => `${ref} (${tag}, ${state})`);
-      const more = others.length > some.length ? ` and ${others.length - some.length} more` : '';
-      throw new Error(
-        `${others.length} jobs of the job users are no lease of this installation: ${some.join(', ')}${more}. ${settings.exclusive_user ? 'The running server ends them after some minutes' : 'Nobody pays for them. End them with scancel, or set exclusive_user: true if these users have no other purpose'}`,
-      );
-    }),
+    await finding('other jobs', async () => checkOtherJobs(settings, await strangers())),
     await finding('processes', () => {
       const tracked = config.get('ProctrackType') ?? 'unknown';
       if (tracked === 'proctrack/cgroup') return tracked;
@@ -112,6 +97,25 @@ export async function checkSlurm(
       return `${storage}: sacct knows no jobs. Purser does without; to look into the past, set AccountingStorageType`;
     }),
   ];
+}
+
+/** Reports whether tenants share a user. */
+function checkUsers(settings: SlurmSettings, all: readonly User[]): string {
+  const who = all.map(({ name, uid, gid }) => `${name} is user ${uid} of group ${gid}`).join(', ');
+  if (settings.job_users) return `${who}; each has one lease at a time`;
+  return warning(
+    `${who}; all tenants are this one user, so they can read, signal and enter each other. Give job_users where they do not trust each other`,
+  );
+}
+
+/** Checks that the job users have no jobs but leases of this installation. */
+function checkOtherJobs(settings: SlurmSettings, others: readonly Owned[]): string {
+  if (!others.length) return 'the job users have none';
+  const some = others.slice(0, STRANGERS_SHOWN_MAX).map(({ ref, tag, state }) => `${ref} (${tag}, ${state})`);
+  const more = others.length > some.length ? ` and ${others.length - some.length} more` : '';
+  throw new Error(
+    `${others.length} jobs of the job users are no lease of this installation: ${some.join(', ')}${more}. ${settings.exclusive_user ? 'The running server ends them after some minutes' : 'Nobody pays for them. End them with scancel, or set exclusive_user: true if these users have no other purpose'}`,
+  );
 }
 
 /** Returns the partition that jobs go to: the configured ones, of which Slurm takes the first that has room, or the default. */

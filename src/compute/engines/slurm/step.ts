@@ -79,6 +79,12 @@ function resizer(set: (size: TerminalSize) => Promise<void>): Program['resize'] 
   };
 }
 
+/** The flags of srun for one more process in a job, whatever the job's other steps use. */
+const STEP_FLAGS = [
+  ...['--nodes=1', '--ntasks=1', '--overlap', '--mem=0', '--cpu-bind=none', '--unbuffered', '--quiet'],
+  ...['--export=ALL', '--propagate=NONE', '--chdir=/'],
+];
+
 /** Starts a program as the job's user. Rejects when the step cannot be made. */
 async function begin(
   start: SlurmCommands['start'],
@@ -86,14 +92,8 @@ async function begin(
   argv: readonly string[],
 ): Promise<Program> {
   const mark = newMark();
-  const flags = ['--nodes=1', '--ntasks=1', '--overlap', '--mem=0', '--cpu-bind=none', '--unbuffered', '--quiet'];
-  const child = start(
-    [
-      ...['srun', `--jobid=${jobId}`, ...flags, '--export=ALL', '--propagate=NONE', '--chdir=/'],
-      ...['/bin/sh', '-c', ENTER, 'purser', mark, directoryOf(jobId), ...argv],
-    ],
-    user,
-  );
+  const enter = ['/bin/sh', '-c', ENTER, 'purser', mark, directoryOf(jobId), ...argv];
+  const child = start(['srun', `--jobid=${jobId}`, ...STEP_FLAGS, ...enter], user);
   const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<number>()];
   for (const it of [begun, ended]) it.promise.catch(() => {}); // Callers get the rejections; this only avoids unhandled ones.
   let noise = '';

@@ -20,7 +20,7 @@ export type HostHealth = {
 export function openPool(settings: SshSettings, { leases, now }: { leases: string; now: () => number }) {
   const hosts = settings.hosts.map(createPoolHost);
   const records = createHostRecords(join(leases, 'ssh'));
-  const reports = new Map(hosts.map((host) => [host, createRecent(() => healthOf(host))]));
+  const reports = new Map(hosts.map((host) => [host, createRecent(() => healthOf(host, now()))]));
 
   /** Returns the tenant of a host, if it has one. */
   async function list(host: PoolHost): Promise<Owned[]> {
@@ -71,19 +71,6 @@ export function openPool(settings: SshSettings, { leases, now }: { leases: strin
     if (code !== 0) throw new Error(`the pool host ${host.name} could not end ${user}: ${fault || code}`);
   }
 
-  async function healthOf(host: PoolHost): Promise<HostHealth> {
-    const { name, chip } = host;
-    try {
-      const { code, output, fault } = await host.ask('check', [String(host.gpus), String(now())]);
-      const [first, ...faults] = output.split('\n').filter(Boolean);
-      const state = HEALTH_STATES.find((it) => it === first);
-      if (code !== 0 || !state) throw new Error(fault || `the check answered ${code}`);
-      return { host: name, chip, state, faults };
-    } catch (error) {
-      return { host: name, chip, state: 'unreachable', faults: [(error as Error).message] };
-    }
-  }
-
   /** Returns the report of each host. A slow host delays no other report, and delays the caller by a limited time. */
   function health(waitMilliseconds?: number): Promise<HostHealth[]> {
     return Promise.all(
@@ -100,3 +87,17 @@ export function openPool(settings: SshSettings, { leases, now }: { leases: strin
   return { hosts, records, list, listAll, find, partsOf, end, health, forgetReport };
 }
 export type Pool = ReturnType<typeof openPool>;
+
+/** Asks a host for its report. Never rejects. */
+async function healthOf(host: PoolHost, now: number): Promise<HostHealth> {
+  const { name, chip } = host;
+  try {
+    const { code, output, fault } = await host.ask('check', [String(host.gpus), String(now)]);
+    const [first, ...faults] = output.split('\n').filter(Boolean);
+    const state = HEALTH_STATES.find((it) => it === first);
+    if (code !== 0 || !state) throw new Error(fault || `the check answered ${code}`);
+    return { host: name, chip, state, faults };
+  } catch (error) {
+    return { host: name, chip, state: 'unreachable', faults: [(error as Error).message] };
+  }
+}

@@ -1,6 +1,6 @@
 import { wordOf } from '../../../base/parse-json.ts';
 import type { Machine } from '../../backend.ts';
-import type { VastApi } from './api.ts';
+import type { VastAnswer, VastApi } from './api.ts';
 import { idOf, numberOf } from './offers.ts';
 
 const LIST_LIMIT = 25;
@@ -31,18 +31,9 @@ export function createInstances(api: VastApi) {
     const query = new URLSearchParams({ limit: String(LIST_LIMIT) });
     if (label !== undefined) query.set('select_filters', JSON.stringify({ label }));
     for (let page = 0; page < PAGE_COUNT_MAX; page++) {
-      const answer = await api.read('list', 'GET', `/api/v1/instances/?${query}`);
-      const body = answer.json as { instances?: unknown; next_token?: unknown; total_instances?: unknown } | undefined;
-      if (answer.status !== 200 || !Array.isArray(body?.instances))
-        throw new Error(`vast: no list of instances: ${answer.words}`);
-      for (const it of body.instances) {
-        const instance = instanceOf(it);
-        if (!instance) throw new Error('vast: an instance without an id is in the list');
-        instances.set(instance.ref, instance);
-      }
-      const next = body.next_token;
+      const { some, next, total } = pageOf(await api.read('list', 'GET', `/api/v1/instances/?${query}`));
+      for (const it of some) instances.set(it.ref, it);
       if (next === null || next === undefined || next === '') {
-        const total = numberOf(body.total_instances);
         if (label === undefined && total !== undefined && instances.size < total)
           throw new Error(`vast: the list of instances is partial: ${instances.size} of ${total}`);
         return [...instances.values()];
@@ -105,6 +96,22 @@ export function createInstances(api: VastApi) {
       return false;
     },
   };
+}
+
+/** Reads one page of the list of instances. */
+function pageOf({ status, json, words }: VastAnswer): {
+  some: VastInstance[];
+  next: unknown;
+  total: number | undefined;
+} {
+  const body = json as { instances?: unknown; next_token?: unknown; total_instances?: unknown } | undefined;
+  if (status !== 200 || !Array.isArray(body?.instances)) throw new Error(`vast: no list of instances: ${words}`);
+  const some = body.instances.map((it) => {
+    const instance = instanceOf(it);
+    if (!instance) throw new Error('vast: an instance without an id is in the list');
+    return instance;
+  });
+  return { some, next: body.next_token, total: numberOf(body.total_instances) };
 }
 
 function instanceOf(raw: unknown): VastInstance | undefined {
