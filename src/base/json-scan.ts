@@ -30,7 +30,7 @@ export const [HAS_ESCAPE, HAS_OTHER_ESCAPE, IS_BEYOND_ASCII] = [8, 16, 32] as co
  */
 export const [START, END, NEXT, ESCAPES, NODE_LENGTH] = [1, 2, 3, 4, 5] as const;
 
-/** What a scan found. */
+/** The result of a scan. */
 export type Scan = {
   /**
    * The nodes in the order of the text, each of NODE_LENGTH numbers: the value at 0, behind a list its values, behind an
@@ -57,11 +57,11 @@ export type ScanFault = 'no JSON' | 'too deep' | 'too many';
 const KEPT_NODES_MAX = 64 * 1024 * NODE_LENGTH;
 let kept = new Int32Array(1024 * NODE_LENGTH);
 
-/** What a byte is inside a string: 0 needs no look, 1 ends it, 2 begins an escape, 3 lies beyond ASCII, 4 may not be there. */
+/** The meaning of a byte inside a string: 0 needs no look, 1 ends it, 2 begins an escape, 3 lies beyond ASCII, 4 may not be there. */
 const IN_STRING = Uint8Array.from({ length: 256 }, (_, byte) =>
   byte === QUOTE ? 1 : byte === BACKSLASH ? 2 : byte > DELETE ? 3 : byte < SPACE ? 4 : 0,
 );
-/** What follows a backslash: 1 an escape that JSON.stringify writes, 2 a slash, 3 the `u` of a code; 0 is none. */
+/** The kind of byte after a backslash: 1 an escape that JSON.stringify writes, 2 a slash, 3 the `u` of a code; 0 is none. */
 const ESCAPED = Uint8Array.from({ length: 256 }, (_, byte) => {
   const character = String.fromCharCode(byte);
   return '"\\bfnrt'.includes(character) ? 1 : character === '/' ? 2 : byte === SMALL_U ? 3 : 0;

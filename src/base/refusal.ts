@@ -111,7 +111,7 @@ type RefusalOptions = {
   retryAfterSeconds?: number;
   /** The path of the invalid request field; OpenAI's clients show it. */
   param?: string;
-  /** What a client of Anthropic reads beside the message, to go on without what was refused. */
+  /** The member that a client of Anthropic reads beside the message, to continue without the refused part. */
   details?: RefusalDetails;
   cause?: unknown;
 };

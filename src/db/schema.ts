@@ -73,7 +73,7 @@ export const installation = sqliteTable(
     masterKeyId: text('master_key_id').notNull(),
     frozenAt: count('frozen_at'),
     freezeReason: text('freeze_reason'),
-    /** When and why the report-only state began, in which no lease is ended (docs/decisions/0010). */
+    /** The time at which, and the reason why, the report-only state began, in which no lease is ended (docs/decisions/0010). */
     reportOnlySince: count('report_only_since'),
     reportOnlyReason: text('report_only_reason'),
     /** Hash of the machine of the last start; null until one was known. */
@@ -122,7 +122,7 @@ export const accounts = sqliteTable(
     owedCents: count('owed_cents').notNull(),
     createdAt: count('created_at').notNull(),
     suspendedAt: count('suspended_at'),
-    /** When a payment of this account was disputed, while that is undecided: no new wallets. */
+    /** The time at which a payment of this account was disputed, while that is undecided: no new wallets. */
     disputedAt: count('disputed_at'),
     seal: seal(),
   },
@@ -359,7 +359,7 @@ export const wallets = sqliteTable(
     createdAt: count('created_at').notNull(),
     expiresAt: count('expires_at'),
     closeReason: text('close_reason', { enum: CLOSE_REASONS }),
-    /** When it stopped spending; null while it is active, and in rows that began to close before this column existed. */
+    /** The time at which it stopped spending; null while it is active, and in rows that began to close before this column existed. */
     closingSince: count('closing_since'),
     closedAt: count('closed_at'),
     cleanupAttempts: count('cleanup_attempts').notNull(),
@@ -368,7 +368,7 @@ export const wallets = sqliteTable(
     parentId: text('parent_id').references((): AnySQLiteColumn => wallets.id),
     /** The budgets of its open children. */
     delegated: nanos('delegated_nanos').notNull().default(sql`0`),
-    /** When and why it was frozen: no new holds (design, section 13). */
+    /** The time at which, and the reason why, it was frozen: no new holds (design, section 13). */
     frozenAt: count('frozen_at'),
     freezeReason: text('freeze_reason'),
     /** The refill, as JSON, and the boundary at which it happens next, Unix seconds. */
@@ -633,7 +633,7 @@ export const resources = sqliteTable(
     absentSince: count('absent_since'),
     /** The operator's reason for abandoning it: its machine is not confirmed as gone. */
     abandonedReason: text('abandoned_reason'),
-    /** When it was quarantined: its machine may belong to another installation, so it is left alone (docs/decisions/0010). */
+    /** The time at which it was quarantined: its machine may belong to another installation, so it is left alone (docs/decisions/0010). */
     quarantinedAt: count('questioned_at'),
     seal: seal(),
   },

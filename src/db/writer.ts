@@ -178,7 +178,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
   };
 }
 
-/** What became of a batch. */
+/** The outcome of a batch. */
 type RanBatch = {
   /** The number of closures that have their result. */
   count: number;

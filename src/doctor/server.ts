@@ -3,7 +3,7 @@ import type { ProcessLimits } from '../net/listen.ts';
 import { askServer } from '../operator/ask.ts';
 import type { CommandOutput } from '../operator/commands.ts';
 
-/** What a running server says of itself (src/operator/examination.ts). */
+/** A running server's report on itself (src/operator/examination.ts). */
 export type ServerExamination = CommandOutput<'server.examine'>;
 
 const MIB = 1024 * 1024;

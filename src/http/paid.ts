@@ -10,7 +10,7 @@ import type { HttpApp } from './endpoint.ts';
 import type { EventStream } from './event-stream.ts';
 
 type LedgerReader = Pick<HttpApp, 'ledger'>;
-/** What identifies the operation of a request. */
+/** The identity of a request's operation. */
 export type OperationKey = Pick<PaidRequest, 'walletId' | 'route' | 'idempotencyKey'>;
 
 /** The headers of an answer that was charged, for the API document. */

@@ -10,7 +10,7 @@ import { endFaulty } from './exchange.ts';
 /** The first byte of every TLS connection: the content type of a handshake (RFC 8446, section 5.1). */
 const HANDSHAKE = 0x16;
 
-/** What listens for an HTTP server that speaks TLS. */
+/** The listener of an HTTP server that speaks TLS. */
 type TlsDoor = {
   /**
    * Emits `connection` for every connection that opens, and `secured`, with both sockets, when one has TLS: from then on the

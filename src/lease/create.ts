@@ -62,7 +62,7 @@ const QUOTE_SECONDS = 20;
 type CreateRequest = Omit<PaidRequest, 'kind'> & {
   slot: Slot;
   spec: Spec;
-  /** How long the answer waits for the machine, instead of `answerSeconds`. */
+  /** The time that the answer waits for the machine, instead of `answerSeconds`. */
   waitSeconds?: number | undefined;
 };
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */

@@ -69,7 +69,7 @@ type Transition = {
   announce?: (row: Resource) => void;
   /** Returns whether the written row needs another step at once. */
   again?: (row: Resource) => boolean;
-  /** Whether the lease's backend was asked and has answered. */
+  /** True if the lease's backend was asked and has answered. */
   answered?: true;
 };
 

@@ -36,7 +36,7 @@ export type Spending = {
   others: SpendRest | undefined;
   /** The sum of the charges. */
   total: Nanos;
-  /** What wallets that were closed in this time spent beyond their charges: their spending is rounded up to a cent. */
+  /** The amount that wallets closed in this time spent beyond their charges: their spending is rounded up to a cent. */
   rounding: Nanos;
 };
 

@@ -44,7 +44,7 @@ export type PaidRequest = Pick<
   isKeyMadeUp?: boolean;
   /** The header `traceparent` of the request: its span in the caller's trace. */
   traceparent?: string | string[] | undefined;
-  /** How long it waits for an earlier request with its key, instead of `JOIN_SECONDS`. */
+  /** The time that it waits for an earlier request with its key, instead of `JOIN_SECONDS`. */
   joinSeconds?: number;
   /** The request has the key of an earlier attempt: it waits for the attempt's end, or takes over its hold. */
   takesOver?: boolean;

@@ -53,7 +53,7 @@ export const ComputeRequest = v.variant(
 );
 
 const WAIT = 'must be a whole number of seconds from 0 to 600';
-/** How long a create waits for its machine, as a parameter of the query. */
+/** The time that a create waits for its machine, as a parameter of the query. */
 export const CreateQuery = v.strictObject({
   wait_seconds: v.optional(
     v.pipe(
@@ -152,7 +152,7 @@ const UploadPath = v.pipe(
     'the path of a file: no control characters, no part that is . or .., no slash at its end, not in /proc, /sys, /dev or /run/purser',
   ),
 );
-/** What a body that is no JSON is written to: a file, or a directory for an archive. */
+/** The target of a body that is no JSON: a file, or a directory for an archive. */
 export const UploadQuery = v.strictObject({ id: Id, path: UploadPath });
 export const UploadRequest = v.object({
   id: Id,

@@ -66,7 +66,7 @@ type ArchiveReader = {
   push(piece: Buffer): { pieces: Buffer[]; fault?: ArchiveFault };
   /** Called at the end of the archive. Throws an ArchiveFault where it is cut. */
   finish(): void;
-  /** What has been passed on: whole entries, the name of the last one, and that of one of which a part is missing. */
+  /** The progress so far: the number of whole entries, the name of the last one, and that of one of which a part is missing. */
   passed(): { entries: number; last: string | undefined; begun: string | undefined };
 };
 

@@ -27,7 +27,7 @@ const WORDS_LENGTH_MAX = 200;
 /** The content of an upload as it comes. Rejects when it breaks off; nothing more is asked of it then. */
 type Content = { next(): Promise<Buffer | undefined> };
 
-/** What arrived of an upload. */
+/** The received part of an upload. */
 type Received = { bytes: number; sha256: string };
 
 const noTool = (tool: string, instead: string) =>

@@ -83,7 +83,7 @@ export function createMaker(
   /** Starts an existing container. Throws when the outcome is unknown. */
   async function start(tag: string): Promise<Created> {
     try {
-      await engine.defaultsOf(tag); // Nobody should pay for a container in which no command can be run.
+      await engine.defaultsOf(tag); // A container in which no command can run must not be sold.
       await putWatchdog(engine, tag, await engine.architecture());
       await engine.ask('start', (abortSignal) => engine.docker.getContainer(tag).start({ abortSignal }));
     } catch (error) {

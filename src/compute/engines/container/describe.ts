@@ -23,7 +23,7 @@ type ContainerSpec = Contents & {
   /** The way in which Docker is asked for devices; Podman knows CDI only. */
   gpuMode: 'nvidia' | 'cdi';
   diskGb: number | undefined;
-  /** Whether the last output of its first process is kept by the engine. */
+  /** True if the engine keeps the last output of its first process. */
   keepsLog: boolean;
 };
 

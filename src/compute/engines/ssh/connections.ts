@@ -28,9 +28,9 @@ type KeptConnection = {
   open: number;
   /** The most channels at a time. */
   max: number;
-  /** Whether a line has begun on it. */
+  /** True once a line has begun on it. */
   hasServed: boolean;
-  /** Whether a channel was closed before its line had ended: sshd may still count that. */
+  /** True if a channel was closed before its line had ended: sshd may still count that channel. */
   wasAbandoned: boolean;
   /** Takes no further channel, and is closed after its last one. */
   isRetired: boolean;

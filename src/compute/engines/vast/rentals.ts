@@ -1,7 +1,7 @@
 import type { VastInstance } from './instances.ts';
 import { createVastRecords } from './records.ts';
 
-/** What this process knows of a rented machine. The file of its record outlives the process; the rest can be asked for again. */
+/** The state of a rented machine in this process. The file of its record outlives the process; the rest can be asked for again. */
 type Rental = {
   /** The latest known state, for its address and its contract's end. */
   instance?: VastInstance | undefined;
