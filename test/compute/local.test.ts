@@ -5,6 +5,7 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import type { Transform } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { killAll } from '../../src/compute/engines/local/kill.ts';
 import { beginIn } from '../../src/compute/engines/local/process.ts';
@@ -16,6 +17,7 @@ import {
   readLog,
   startProcess,
 } from '../../src/compute/machine/process.ts';
+import { startRun } from '../../src/compute/machine/run.ts';
 import { until } from '../helper/waiting.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { conform, type Subject } from './conformance.ts';
@@ -34,6 +36,19 @@ const suite = async (t: TestContext): Promise<Subject> => ({
 conform('local', suite);
 
 workInGuest('local', suite);
+
+test('a program that is killed while nobody reads its output ends', async (t) => {
+  const { backend, tag } = await openLease(t);
+  for (const stream of ['stdout', 'stderr'] as const) {
+    const text = `say ok\n${stream === 'stdout' ? 'yes' : 'yes >&2'}`;
+    const run = await startRun(backend, tag, { text, timeoutSeconds: 600 });
+    await run.word;
+    // As a download is refused by its size when the archive has begun already.
+    await until('its output waits', () => (run[stream] as Transform).writableNeedDrain);
+    run.kill();
+    await run.ended.catch(() => {});
+  }
+});
 
 test('a directory of any size is listed up to a number of entries, what begins with a dot first', async (t) => {
   const { backend, tag, run } = await openLease(t);

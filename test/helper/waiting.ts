@@ -86,6 +86,8 @@ process.on('exit', (code) => {
 process.once('SIGTERM', () => {
   process.exitCode = 1;
   sayLeft();
+  // A file whose tests are all over is kept alive by one of these.
+  writeSync(2, `The process still has: ${process.getActiveResourcesInfo().join(', ')}\n`);
   for (const wait of left) wait.reject(new Error(messageOf(wait)));
   // Without this listener, the signal ends the process.
   setTimeout(() => process.kill(process.pid, 'SIGTERM'), UNDO_MILLISECONDS_MAX).unref();

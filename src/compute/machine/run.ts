@@ -124,6 +124,8 @@ export async function startRun(
   ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
   function kill(): void {
     session.kill();
+    // What nobody reads is discarded: `ended` would wait for a reader for ever.
+    for (const it of [stdout, stderr]) if (!it.listenerCount('data') && !it.listenerCount('readable')) it.resume();
     // The text has a mark of its own: that of the session also marks the guard, which must not end itself.
     const command = `set -- ${marker}\n${KILL_MARKED}`;
     guest.exec(ref, { command, timeoutSeconds: KILL_SECONDS, streamBytesMax: 0 }).catch(() => {}); // The lease may be gone.
