@@ -3,7 +3,6 @@ import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../base/refusal.ts';
 import { ANSWER_KEPT_SECONDS, answerBytes, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
 import type { Tenant } from '../ledger/tenant.ts';
 import { type AnswerReader, LARGE_BYTES } from '../router/apart.ts';
-import type { Bounded } from '../router/bound.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
 import type { Route } from '../router/catalogue.ts';
 import { isPass, type Pass } from '../router/circuit.ts';
@@ -54,7 +53,7 @@ export function spendOnModel<A extends Buffer | null>(
   stream: boolean,
   take: (answering: Answering) => Called<A> | Promise<Called<A>>,
 ): Promise<Answered<A>> {
-  const { prepare, maxPrice: _, forbidden: __, claim, ...request } = chat;
+  const { prepare, maxPrice: _, forbidden: __, claim, conversation, ...request } = chat;
   let prepared: PreparedDetail | undefined;
   const prepareOnce = (): PreparedDetail => {
     prepared ??= { ...prepare(), upstreams: app.upstreams };
@@ -62,7 +61,7 @@ export function spendOnModel<A extends Buffer | null>(
   };
   const tenant = app.tenantOf(request.walletId);
   const delivery = openDelivery(app, tenant.treeId);
-  const entry = entryOf(app, tenant);
+  const entry = entryOf(app, tenant, conversation);
   const keptSeconds = () => claim?.keptSeconds() ?? (request.isKeyMadeUp ? 0 : ANSWER_KEPT_SECONDS);
   const keep: Detail['keep'] = (make) => {
     const seconds = keptSeconds();
@@ -71,7 +70,7 @@ export function spendOnModel<A extends Buffer | null>(
     return { answer: isKept ? answer : null, keptSeconds: seconds };
   };
   const callOf = (detail: PreparedDetail, earlier?: Operation) => ({
-    enter: () => entry.enter(detail.bounded, earlier),
+    enter: () => entry.enter(detail, earlier),
     leave: entry.leave,
     call(operation: Operation, { audience }: Waiters<A>): Promise<Called<A>> {
       claim?.moveTo(operation.idempotencyKey);
@@ -81,7 +80,7 @@ export function spendOnModel<A extends Buffer | null>(
         app,
         operation,
         { ...detail, keep },
-        { pass: entry.pass(), reader },
+        { ...entry.entered(), reader },
         stream && audience,
         (answering) => {
           claim?.begin();
@@ -144,30 +143,34 @@ function openDelivery({ answerRooms, memory: quota }: ChatApp, treeId: string) {
  * Asks the circuits, and for a place at the model server, before anything is held: their refusals leave nothing in the books.
  * What was entered once stays so until `leave`.
  */
-function entryOf(app: ChatApp, tenant: Tenant) {
-  let pass: Pass | undefined;
+function entryOf(app: ChatApp, tenant: Tenant, conversation: string | undefined) {
+  let entered: Entered | undefined;
   return {
-    pass: () => pass as Pass,
-    enter(bounded: Bounded, earlier: Operation | undefined): Refusal | undefined {
-      if (pass) return undefined;
-      const entered = app.circuits.enter(bounded.routes, () => tenant, app.upstreams);
-      if (!isPass(entered)) return refusedOutside(earlier ? ofRetry(app, earlier, entered) : entered);
-      pass = entered;
+    entered: () => entered as Entered,
+    enter({ model, bounded, upstreams }: PreparedDetail, earlier: Operation | undefined): Refusal | undefined {
+      if (entered) return undefined;
+      const routes = app.balancer.order(model, bounded, upstreams, conversation);
+      const pass = app.circuits.enter(routes, () => tenant, upstreams);
+      if (!isPass(pass)) return refusedOutside(earlier ? ofRetry(app, earlier, pass) : pass);
+      entered = { pass, routes };
       return undefined;
     },
     leave() {
-      pass?.leave();
-      pass = undefined;
+      entered?.pass.leave();
+      entered = undefined;
     },
   };
 }
+
+/** The permission to ask, and the routes in the order in which they are asked. */
+type Entered = { pass: Pass; routes: readonly Route[] };
 
 /** Asks the model, and takes its answer. With an `audience`, a call that no client waits for is cancelled. */
 async function askAndTake<A extends Buffer | null>(
   app: ChatApp,
   operation: Operation,
   detail: Detail,
-  by: { pass: Pass; reader: AnswerReader },
+  by: Entered & { reader: AnswerReader },
   audience: Audience | false,
   take: (answering: Omit<Answering, 'memory'>) => Called<A> | Promise<Called<A>>,
 ): Promise<Called<A>> {
@@ -195,7 +198,7 @@ async function ask(
   app: ChatApp,
   operation: Operation,
   { bounded, upstreams }: Detail,
-  { pass, reader }: { pass: Pass; reader: AnswerReader },
+  entered: Entered & { reader: AnswerReader },
   stream: boolean,
   cancelOf: ((route: Route) => AbortSignal) | undefined,
 ): Promise<{ route: Route; reply: Reply; began: number }> {
@@ -210,14 +213,13 @@ async function ask(
     const counted = (route: Route, reply: Reply, timing: Timing) =>
       app.events.upstreamCalled(operation, route, reply, stream, timing);
     const { id } = operation;
-    const by = { upstreams, pass, reader };
-    const called = await callInOrder(by, bounded, id, stream, skipped, counted, cancelOf);
+    const called = await callInOrder({ ...entered, upstreams }, bounded, id, stream, skipped, counted, cancelOf);
     app.upstreamOutages.report(called.route.upstream, called.reply);
     if (called.reply.kind === 'refused') misconfigured(called.route, called.reply);
     return called;
   } catch (cause) {
     const reason = `the call ended without an answer: ${(cause as Error).message}`;
-    return { route: bounded.routes[0], reply: { kind: 'unknown', reason }, began: performance.now() };
+    return { route: entered.routes[0] as Route, reply: { kind: 'unknown', reason }, began: performance.now() };
   }
 }
 

@@ -5,6 +5,7 @@ import type { Operation } from '../ledger/operation.ts';
 import type { Tenant } from '../ledger/tenant.ts';
 import type { AnswerRooms } from '../router/answer-room.ts';
 import type { ReadApart } from '../router/apart.ts';
+import type { Balancer } from '../router/balancer.ts';
 import type { Bounded } from '../router/bound.ts';
 import type { Catalogue, Model } from '../router/catalogue.ts';
 import type { Circuits } from '../router/circuit.ts';
@@ -25,6 +26,7 @@ export type ChatApp = PaidApp & {
   memory: { open(treeId: string): TranscriptMemory & { close(): void } };
   catalogue: Catalogue;
   upstreams: ReadonlyMap<string, Upstream>;
+  balancer: Balancer;
   circuits: Circuits;
   upstreamOutages: UpstreamOutages;
   config: Pick<Config, 'router'>;
@@ -39,6 +41,8 @@ export type ChatRequest = Omit<PaidRequest, 'kind'> & {
   maxPrice?: Nanos | undefined;
   /** Returns the reason why the caller may ask no more: its key was revoked while the request waited. */
   forbidden?: (() => RefusalData | undefined) | undefined;
+  /** The conversation that it belongs to, as a hash: a pool of servers answers all of it by one of them. */
+  conversation?: string | undefined;
   /** The client's claim to the attempt, if it sent no key and a retry is recognised by its body. */
   claim?: RetryClaim | undefined;
 };

@@ -50,8 +50,9 @@ export function importPrices(file: string, source: string, { list, names, add }:
   const result: ImportedPrices = { text: source, changes: [], unmatched: [], tiered: [] };
   for (const model of models) {
     const id = String(model.get('id'));
-    const fallbacks = itemsOf(model, 'fallbacks').filter(pricingOf); // Without a price a fallback has the model's.
-    for (const route of [model, ...fallbacks])
+    // Without a price of its own a route has the model's.
+    const routes = ['upstreams', 'fallbacks'].flatMap((name) => itemsOf(model, name)).filter(pricingOf);
+    for (const route of [model, ...routes])
       compare(route, id, names.get(id) ?? String(route.get('upstream_model') ?? model.get('upstream_model') ?? id));
   }
   const added = add.names.map(modelOf);

@@ -104,6 +104,9 @@ const pricing = (decimals: number) =>
 type Parts = Readonly<Record<string, unknown>>;
 const partsOf = (value: unknown): Parts => (typeof value === 'object' && value !== null ? (value as Parts) : {});
 const listOf = (value: unknown): Parts[] => (Array.isArray(value) ? value.map(partsOf) : []);
+/** Returns the servers of a pool, which may be written as names alone. */
+const membersOf = (value: unknown): Parts[] =>
+  Array.isArray(value) ? value.map((it) => (typeof it === 'string' ? { upstream: it } : partsOf(it))) : [];
 
 /** A route to a model: an upstream, the model's name there, and its price there. */
 const route = {
@@ -125,11 +128,19 @@ const Fallback = v.pipe(
   v.partialCheck([['pricing'], ['pricing_per_million']], (it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
 );
 
+/** A server of a pool: the name of an upstream, or a route whose other settings default to those of the model. */
+const PoolMember = v.lazy((input) => (typeof input === 'string' ? v.string() : Fallback));
+
 const Model = v.pipe(
   v.strictObject({
     id: v.pipe(v.string(), v.minLength(1), v.maxLength(200)),
     kind: v.optional(v.picklist(['chat', 'embeddings', 'rerank']), 'chat'),
     ...route,
+    upstream: v.optional(v.string()),
+    /** A pool of equal servers, in place of `upstream`. */
+    upstreams: v.optional(v.pipe(v.array(PoolMember), v.minLength(1, 'names no upstream'))),
+    /** The server of a pool that is asked first: that of the conversation, or the one with the fewest calls in flight. */
+    balance: v.optional(v.picklist(['sticky', 'least_busy'])),
     /** Tried in this order when the earlier routes have clearly refused. Settings that are not given default to those above. */
     fallbacks: v.optional(v.array(Fallback), []),
     context_length: whole(1, 1e8),
@@ -159,9 +170,23 @@ const Model = v.pipe(
     ['default_output_tokens'],
   ),
   v.rawCheck(({ dataset, addIssue }) => {
+    if (typeof dataset.value !== 'object' || dataset.value === null) return; // Another fault says so.
+    const model = partsOf(dataset.value);
+    const fault = (key: 'upstream' | 'upstreams' | 'balance', message: string) =>
+      addIssue({ message, path: [{ type: 'object', origin: 'value', input: model, key, value: model[key] }] });
+    if (model.upstream === undefined && model.upstreams === undefined) fault('upstream', 'is required, or upstreams');
+    if (model.upstream !== undefined && model.upstreams !== undefined)
+      fault('upstreams', 'give upstream or upstreams, not both');
+    if (model.balance !== undefined && model.upstreams === undefined) fault('balance', 'is for a pool: give upstreams');
+    const names = membersOf(model.upstreams).map(
+      (it) => `${it.upstream}\n${it.upstream_model ?? model.upstream_model}`,
+    );
+    if (new Set(names).size < names.length) fault('upstreams', 'names the same model of one upstream twice');
+  }),
+  v.rawCheck(({ dataset, addIssue }) => {
     const first = partsOf(dataset.value);
     if (first.kind !== 'chat') return;
-    for (const it of [first, ...listOf(first.fallbacks)])
+    for (const it of [first, ...membersOf(first.upstreams), ...listOf(first.fallbacks)])
       for (const key of ['pricing', 'pricing_per_million'] as const) {
         const value = it[key];
         const { prompt, completion } = partsOf(value);
@@ -282,18 +307,32 @@ export const Router = v.pipe(
       if (isSecond(upstreams, i, 'name'))
         fault('upstreams', i, 'name', `a second upstream is named ${JSON.stringify(name)}`);
     });
-    models.forEach(({ id, upstream, fallbacks }, i) => {
+    models.forEach(({ id, upstream, upstreams: pool, fallbacks }, i) => {
       if (isSecond(models, i, 'id')) fault('models', i, 'id', `a second model has the id ${JSON.stringify(id)}`);
       if (isMissing(upstream)) fault('models', i, 'upstream', `no upstream is named ${JSON.stringify(upstream)}`);
-      for (const other of listOf(fallbacks))
-        if (isMissing(other.upstream))
-          fault('models', i, 'fallbacks', `no upstream is named ${JSON.stringify(other.upstream)}`);
+      for (const [field, routes] of [
+        ['upstreams', membersOf(pool)],
+        ['fallbacks', listOf(fallbacks)],
+      ] as const)
+        for (const other of routes)
+          if (isMissing(other.upstream))
+            fault('models', i, field, `no upstream is named ${JSON.stringify(other.upstream)}`);
     });
   }),
 );
 
 export type RouterConfig = v.InferOutput<typeof Router>;
 export type ModelConfig = RouterConfig['models'][number];
+type RouteConfig = v.InferOutput<typeof Fallback>;
+
+/** Returns the routes to a model, as far as they are written: those of its pool or its only upstream, and its fallbacks. */
+export function routesOf({ upstream, upstreams, fallbacks }: ModelConfig): {
+  pool: RouteConfig[];
+  fallbacks: RouteConfig[];
+} {
+  const pool = upstreams?.map((it) => (typeof it === 'string' ? { upstream: it } : it));
+  return { pool: pool ?? [{ upstream: upstream as string }], fallbacks };
+}
 export type PricingConfig = NonNullable<ModelConfig['pricing']>;
 export type UpstreamConfig = RouterConfig['upstreams'][number];
 export type UncertainPolicy = RouterConfig['uncertain'];

@@ -4,6 +4,7 @@ import { findDiskLimits } from '../compute/engines/container/disk-advice.ts';
 import { note } from '../compute/finding.ts';
 import { findUnenforced } from '../compute/settings.ts';
 import type { Config } from '../config/config.ts';
+import { routesOf } from '../config/router.ts';
 import { isLive } from '../config/services.ts';
 import { unreadFiles } from '../config/unread-files.ts';
 import { isEverywhere, reachableUrl } from '../net/listen.ts';
@@ -75,8 +76,10 @@ const CHEAP = 10n ** 6n;
 
 /** Finds prices of a token that look like those of a million tokens, and the other way round. */
 function examinePrices({ router }: Pick<Config, 'router'>): CheckFinding[] {
-  return router.models.flatMap(({ id, fallbacks, ...model }) =>
-    [model, ...fallbacks].flatMap(({ pricing, pricing_per_million: million }) =>
+  return router.models.flatMap((model) => {
+    const { id } = model;
+    const { pool, fallbacks } = routesOf(model);
+    return [model, ...pool, ...fallbacks].flatMap(({ pricing, pricing_per_million: million }) =>
       (['prompt', 'completion'] as const).flatMap((rate) => {
         const price = (pricing ?? million)?.[rate];
         if (!price || (pricing ? price <= DEAR : price >= CHEAP)) return [];
@@ -84,38 +87,38 @@ function examinePrices({ router }: Pick<Config, 'router'>): CheckFinding[] {
         const cost = `${rate} costs ${formatUsd(Nanos(price))} USD per million tokens`;
         return note(`router.models ${id}`, `${cost}. If the price is meant for ${unit}, it belongs under ${setting}.`);
       }),
-    ),
-  );
+    );
+  });
 }
 
 /** Finds limits of models that leave no room for a prompt or an answer. */
 function examineModelLimits({ router }: Pick<Config, 'router'>): CheckFinding[] {
-  return router.models.flatMap(
-    ({ id, context_length: context, max_output_tokens: max = 0, fallbacks, ...model }): CheckFinding[] => {
-      const shortest = Math.min(context, ...fallbacks.map((it) => it.context_length ?? context));
-      const standard = model.default_output_tokens ?? 0;
-      const details: [isSo: boolean | undefined, detail: string][] = [
-        [!model.pricing && !model.pricing_per_million, 'it has no price, so it is not offered'],
-        [
-          max >= shortest,
-          `max_output_tokens ${max} leaves no room for a prompt in a context_length of ${shortest}: prompt and answer share it`,
-        ],
-        [
-          standard < max && standard >= shortest,
-          `default_output_tokens ${standard} leaves no room for a prompt in a context_length of ${shortest}`,
-        ],
-        [
-          (model.prompt_overhead_tokens ?? 0) >= shortest,
-          `prompt_overhead_tokens is not below the context_length of ${shortest}: every prompt is held for at that length`,
-        ],
-        [
-          model.image_urls,
-          'image_urls lets agents have the model server fetch any http(s) address, inside your network, too',
-        ],
-      ];
-      return details.flatMap(([isSo, detail]) => (isSo ? [note(`router.models ${id}`, `${detail}.`)] : []));
-    },
-  );
+  return router.models.flatMap((model): CheckFinding[] => {
+    const { id, context_length: context, max_output_tokens: max = 0 } = model;
+    const { pool, fallbacks } = routesOf(model);
+    const shortest = Math.min(context, ...[...pool, ...fallbacks].map((it) => it.context_length ?? context));
+    const standard = model.default_output_tokens ?? 0;
+    const details: [isSo: boolean | undefined, detail: string][] = [
+      [![model, ...pool].some((it) => it.pricing || it.pricing_per_million), 'it has no price, so it is not offered'],
+      [
+        max >= shortest,
+        `max_output_tokens ${max} leaves no room for a prompt in a context_length of ${shortest}: prompt and answer share it`,
+      ],
+      [
+        standard < max && standard >= shortest,
+        `default_output_tokens ${standard} leaves no room for a prompt in a context_length of ${shortest}`,
+      ],
+      [
+        (model.prompt_overhead_tokens ?? 0) >= shortest,
+        `prompt_overhead_tokens is not below the context_length of ${shortest}: every prompt is held for at that length`,
+      ],
+      [
+        model.image_urls,
+        'image_urls lets agents have the model server fetch any http(s) address, inside your network, too',
+      ],
+    ];
+    return details.flatMap(([isSo, detail]) => (isSo ? [note(`router.models ${id}`, `${detail}.`)] : []));
+  });
 }
 
 /** Finds services at addresses that others on the network path can read, and keys of a test mode. */

@@ -29,6 +29,7 @@ export const SINGLE_HEADERS: ReadonlySet<string> = new Set([
   'traceparent',
   'x-api-key',
   'x-claude-code-session-id',
+  'x-session-id',
 ]);
 /** Beginnings of the names of more such headers. */
 const SINGLE_PREFIXES = ['mcp-', TAG_HEADER];

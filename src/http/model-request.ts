@@ -20,6 +20,7 @@ import { measureCompletion, measureRanking } from '../router/measure-prompts.ts'
 import { ChatBody } from '../wire/chat.ts';
 import { CompletionBody, EmbeddingsBody, RankingBody, RouterChatBody } from '../wire/router.ts';
 import { validate } from './body.ts';
+import { type Conversation, conversationOf } from './conversation.ts';
 import type { Dialect, KeptState, Translation } from './dialects/dialect.ts';
 import type { Json } from './dialects/json.ts';
 import { messagesDialect } from './dialects/messages.ts';
@@ -75,6 +76,8 @@ export type ModelRequest =
       fingerprint: Buffer;
       /** The tags in the body. */
       tags: Tag[];
+      /** The conversation that it belongs to, for a model with several equal servers. */
+      conversation: Conversation | undefined;
       /** For a request in another API: the data needed to translate its answer, or the reason why it cannot be translated. */
       kept: KeptState | { refused: RefusalData } | undefined;
       /** The measurements for its price, or the reason why it cannot be priced; undefined if the model is not known. */
@@ -123,6 +126,7 @@ export function readModelRequest(
     includeCost: COSTED.has(kind) && (body.usage as { include?: unknown } | null | undefined)?.include === true,
     fingerprint: fingerprintOf(parsed.text, isKeyed ? undefined : besideTheQuestion(parsed.value as Json)),
     tags: tagsOfBody(parsed.value as Record<string, unknown>),
+    conversation: known?.isPooled ? conversationOf(parsed.value as Json) : undefined,
     kept: translated && ('refused' in translated ? translated : translated.kept),
     measured: known && !isRefused(translated) ? measure(bytes, parsed, kind, known, stream, translated) : undefined,
     measuredFor: known,

@@ -45,6 +45,7 @@ import { type BooksWatch, watchBooks } from '../reaper/books-watch.ts';
 import { watchChain } from '../reaper/chain-watch.ts';
 import { createReaper, type Reaper, type ReaperApp } from '../reaper/reaper.ts';
 import { createAnswerRooms } from '../router/answer-room.ts';
+import { createBalancer } from '../router/balancer.ts';
 import { createCatalogue } from '../router/catalogue.ts';
 import { createCircuits } from '../router/circuit.ts';
 import type { Upstream } from '../router/upstream.ts';
@@ -183,6 +184,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     await deadline(inFlight.drained(), LAST_WORDS_MILLISECONDS, () => {}); // A backend that hangs does not delay the end.
   });
 
+  const upstreamOutages = createUpstreamOutages({ ledger, clock, events });
   // One object, handed to every part: what is opened below is added to it.
   const app: Omit<
     App,
@@ -196,11 +198,12 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     fundsQueue,
     tenantOf,
     upstreams,
+    balancer: createBalancer(clock.now, (upstream) => upstreamOutages.isDown(upstream)),
     circuits: createCircuits(() => clock.now(), events.circuit, options.unknownCountMax),
     tokens: createTokens(ledger),
     retries: createRetries({ ledger, clock, inFlight, events, tenantOf, keptAnswers }),
     keptAnswers,
-    upstreamOutages: createUpstreamOutages({ ledger, clock, events }),
+    upstreamOutages,
     notifier,
     outbox,
     openedUpstreams,

@@ -17,7 +17,12 @@ export const secondsSince = (began: number): number => (performance.now() - bega
  * route skipped. `cancelOf` returns the signal that ends the call of a route for a stream.
  */
 export async function callInOrder(
-  { upstreams, pass, reader }: { upstreams: ReadonlyMap<string, Upstream>; pass: Pass; reader: AnswerReader },
+  {
+    upstreams,
+    routes,
+    pass,
+    reader,
+  }: { upstreams: ReadonlyMap<string, Upstream>; routes: readonly Route[]; pass: Pass; reader: AnswerReader },
   bounded: Bounded,
   operationId: string,
   stream: boolean,
@@ -25,8 +30,8 @@ export async function callInOrder(
   called: (route: Route, reply: Reply, timing: Timing) => void = () => {},
   cancelOf: (route: Route) => AbortSignal | undefined = () => undefined,
 ): Promise<{ route: Route; reply: Reply; began: number }> {
-  const last = bounded.routes.at(-1) as Route;
-  for (const route of bounded.routes) {
+  const last = routes.at(-1) as Route;
+  for (const route of routes) {
     const upstream = upstreams.get(route.upstream);
     if (!upstream) throw new Error(`no upstream ${route.upstream}`);
     const began = performance.now();

@@ -1,7 +1,7 @@
 import { Nanos } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Config } from '../config/config.ts';
-import type { ModelConfig, NativeWire, PricingConfig } from '../config/router.ts';
+import { type ModelConfig, type NativeWire, type PricingConfig, routesOf } from '../config/router.ts';
 import { describePrice, type Price, type Rates } from './price.ts';
 
 /** A route to a model: an upstream, the model's name there, its limits and its price. */
@@ -95,8 +95,10 @@ export type Model = {
   imageTokens: number | undefined;
   /** True if an image may be an http(s) URL, which the model server fetches. */
   imageUrls: boolean;
-  /** In the order in which they are tried; at least one. */
+  /** In the order in which they are tried; at least one. The first `poolSize` are equal: balancer.ts orders them. */
   routes: readonly [Route, ...Route[]];
+  poolSize: number;
+  balance: 'sticky' | 'least_busy';
   /** The prices of all routes, as the operation rows have them. */
   prices: Readonly<Record<string, unknown>>;
 };
@@ -134,7 +136,9 @@ const OPENAI_FORWARDED = ['prompt_cache_key'];
 const OPENAI_HOST = /(^|\.)api\.openai\.com$/;
 
 function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Model | undefined {
-  const pricing = pricingOf(it);
+  const { pool, fallbacks } = routesOf(it);
+  // A pool whose servers all have a price needs none for the model.
+  const pricing = pricingOf(it) ?? (pool.every(pricingOf) ? pricingOf(pool[0] as Priced) : undefined);
   if (!pricing) return undefined;
   const settingsOf = (name: string) => {
     const { forward = [], wires = [], base_url: url } = upstreams.find((upstream) => upstream.name === name) ?? {};
@@ -143,39 +147,27 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
       ? { forward: [...new Set([...forward, ...OPENAI_FORWARDED])], wires, forced: OPENAI_FORCED }
       : { forward, wires, forced: {} };
   };
-  const first: Route = {
-    upstream: it.upstream,
-    upstreamModel: it.upstream_model ?? it.id,
-    outputLimit: it.output_limit ?? 'max_tokens',
-    contextLength: it.context_length,
-    tokensPerByte: it.tokens_per_byte ?? 1,
-    promptOverheadTokens: it.prompt_overhead_tokens ?? 0,
-    price: toPrice(pricing),
-    ...cachingAt(pricing),
-    ...settingsOf(it.upstream),
-    learned: NOTHING_LEARNED,
-  };
-  const fallbacks = it.fallbacks.map((way): Route => {
+  const price = toPrice(pricing);
+  const routes = [...pool, ...fallbacks].map((way): Route => {
     const own = pricingOf(way);
     return {
       upstream: way.upstream,
-      upstreamModel: way.upstream_model ?? first.upstreamModel,
-      outputLimit: way.output_limit ?? first.outputLimit,
-      contextLength: way.context_length ?? first.contextLength,
-      tokensPerByte: way.tokens_per_byte ?? first.tokensPerByte,
-      promptOverheadTokens: way.prompt_overhead_tokens ?? first.promptOverheadTokens,
-      price: own ? toPrice(own) : first.price,
+      upstreamModel: way.upstream_model ?? it.upstream_model ?? it.id,
+      outputLimit: way.output_limit ?? it.output_limit ?? 'max_tokens',
+      contextLength: way.context_length ?? it.context_length,
+      tokensPerByte: way.tokens_per_byte ?? it.tokens_per_byte ?? 1,
+      promptOverheadTokens: way.prompt_overhead_tokens ?? it.prompt_overhead_tokens ?? 0,
+      price: own ? toPrice(own) : price,
       ...cachingAt(own ?? pricing),
       ...settingsOf(way.upstream),
       learned: NOTHING_LEARNED,
     };
-  });
-  const sellsImages = [pricing, ...it.fallbacks.map((way) => pricingOf(way) ?? pricing)].every(
-    ({ image }) => image !== undefined,
-  );
-  const prices = fallbacks.length
-    ? { routes: [first, ...fallbacks].map(({ upstream, price }) => ({ upstream, ...describePrice(price) })) }
-    : describePrice(first.price);
+  }) as [Route, ...Route[]];
+  const sellsImages = [...pool, ...fallbacks].every((way) => (pricingOf(way) ?? pricing).image !== undefined);
+  const prices =
+    routes.length > 1
+      ? { routes: routes.map((route) => ({ upstream: route.upstream, ...describePrice(route.price) })) }
+      : describePrice(price);
   return {
     id: it.id,
     kind: it.kind,
@@ -184,7 +176,9 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
     defaultOutputTokens: it.default_output_tokens ?? Math.min(DEFAULT_OUTPUT_TOKENS, it.max_output_tokens ?? 0),
     imageTokens: sellsImages ? (it.image_tokens ?? it.context_length) : undefined,
     imageUrls: it.image_urls,
-    routes: [first, ...fallbacks],
+    routes,
+    poolSize: pool.length,
+    balance: it.balance ?? 'sticky',
     prices,
   };
 }

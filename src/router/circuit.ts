@@ -59,8 +59,7 @@ export function createCircuits(
       const begin = (route: Route): Begun | WaitingRefusal => {
         const trial = circuitOf(route).begin(tenant);
         if (typeof trial === 'number') return circuitOpen(trial);
-        const places = upstreams.get(route.upstream)?.places;
-        const over = places ? places.take(tenant(), now()) : () => {};
+        const over = upstreams.get(route.upstream)?.enter(tenant, now());
         if (over) return { trial, over };
         trial.leave();
         return BUSY;

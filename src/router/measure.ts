@@ -76,13 +76,15 @@ export type MeasuredFor = {
   forward: readonly string[];
   /** The other APIs that an upstream speaks itself. */
   wires: readonly NativeWire[];
+  /** True if it has a pool of servers, so that the conversation of a request matters. */
+  isPooled: boolean;
 };
 
 /**
  * Returns the properties of a model that measuring depends on. Bytes above `enough` are not counted: no prompt is longer
  * than the context of a route.
  */
-export function measuredFor({ imageTokens, imageUrls, routes }: Model): MeasuredFor {
+export function measuredFor({ imageTokens, imageUrls, routes, poolSize }: Model): MeasuredFor {
   const [first, ...others] = routes;
   const joined = <T>(listOf: (route: Route) => readonly T[]) =>
     others.length ? routes.flatMap(listOf) : listOf(first);
@@ -93,6 +95,7 @@ export function measuredFor({ imageTokens, imageUrls, routes }: Model): Measured
     cachesPrompts: routes.some(cachesPrompts),
     forward: joined(forwardOf),
     wires: joined(wiresOf),
+    isPooled: poolSize > 1,
   };
 }
 const cachesPrompts = (route: Route) => route.cachesPrompts;

@@ -18,6 +18,8 @@ export type UpstreamOutages = {
    * reachable just now.
    */
   outageOf(upstream: string, reachable: boolean): Outage | undefined;
+  /** Returns whether an upstream was down at its last call. */
+  isDown(upstream: string): boolean;
   /** Forgets an upstream that is no longer configured. */
   forget(upstream: string): void;
 };
@@ -92,6 +94,8 @@ export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
       if (state.down) return state.down;
       return state.unreachableSince === undefined ? undefined : { since: state.unreachableSince, reason: null };
     },
+
+    isDown: (upstream) => stateOf(upstream).down !== undefined,
 
     forget(upstream) {
       states.delete(upstream);

@@ -3,11 +3,12 @@ import type { Dispatcher } from 'undici';
 import { redact } from '../base/log.ts';
 import type { RefusalCode } from '../base/refusal.ts';
 import { isWire, type UpstreamConfig } from '../config/router.ts';
+import type { Tenant } from '../ledger/tenant.ts';
 import { readBounded } from '../net/read-bounded.ts';
 import { type AnswerBody, type AnswerHead, openWatchedPool, type Whole } from '../net/watched-pool.ts';
 import { type AnswerReader, isLarge, LARGE_BYTES, READ_HERE, type ReadApart } from './apart.ts';
 import type { Api } from './native.ts';
-import { createPlaces, type Places } from './places.ts';
+import { createPlaces } from './places.ts';
 import { createPlainText } from './plain-text.ts';
 import { createEventSplitter, DONE, type SseRun } from './sse.ts';
 import { readEvent, type SaidRun, type ToldAnswer, type ToldError } from './told.ts';
@@ -76,8 +77,13 @@ export type Asked = {
 };
 
 export type Upstream = {
-  /** Its places, if its number of concurrent calls is limited. The caller must have taken one. */
-  places?: Places;
+  /**
+   * Takes a place for a call of a tenant, at a moment (Unix seconds). Returns a function that gives it back; undefined where
+   * the number of concurrent calls is limited and none is free for this tenant. The caller of `ask` must have entered.
+   */
+  enter(tenant: () => Tenant, now: number): (() => void) | undefined;
+  /** Returns the number of callers that have entered. */
+  callCount(): number;
   /**
    * Posts one request, with `operationId` as the Idempotency-Key. Never throws. Calls `onByte` when the answer begins, and
    * perhaps again; `over` when the call is over, which for a stream is when its events have been read or returned.
@@ -138,8 +144,22 @@ export function openUpstream(config: UpstreamConfig): Upstream {
     return { kind: 'unknown', reason: `${name}: ${clean(code ?? message)}` };
   }
 
+  const places = config.max_concurrent === undefined ? undefined : createPlaces(config.max_concurrent);
+  let callCount = 0;
   return {
-    ...(config.max_concurrent === undefined ? {} : { places: createPlaces(config.max_concurrent) }),
+    enter(tenant, now) {
+      const over = places?.take(tenant(), now);
+      if (places && !over) return undefined;
+      callCount++;
+      let isOver = false;
+      return () => {
+        if (isOver) return;
+        isOver = true;
+        callCount--;
+        over?.();
+      };
+    },
+    callCount: () => callCount,
     async ask(asked, operationId, stream = false, onByte = () => {}, over = () => {}, cancelled) {
       const { api, body, headers, reader = READ_HERE } = asked;
       const request = {

@@ -1,6 +1,6 @@
 import * as v from 'valibot';
 import { formatDecimal, formatUsd } from '../base/money.ts';
-import type { Model } from '../router/catalogue.ts';
+import type { Model, Route } from '../router/catalogue.ts';
 import type { Price } from '../router/price.ts';
 import { PriceUsd, Time } from './parts.ts';
 
@@ -26,10 +26,15 @@ export const ModelList = v.object({ object: v.literal('list'), data: v.array(Mod
 
 const perToken = (perMillion: bigint) => formatDecimal(perMillion, 15, 2);
 
-/** Renders a model with the prices of its first route, in its lowest tier. */
+/** Renders a model with the prices of its first route, or of the dearest server of its pool, in the lowest tier. */
 export function modelRecord(model: Model, created: number): v.InferOutput<typeof ModelRecord> {
-  const { tiers, request, image } = model.routes[0].price;
-  const { rates } = tiers[0] as Price['tiers'][number];
+  const ratesOf = ({ price }: Route) => (price.tiers[0] as Price['tiers'][number]).rates;
+  const sumOf = (route: Route) => ratesOf(route).prompt + ratesOf(route).completion;
+  const dearest = model.routes
+    .slice(0, model.poolSize)
+    .reduce((a, b) => (sumOf(b) > sumOf(a) ? b : a), model.routes[0]);
+  const { request, image } = dearest.price;
+  const rates = ratesOf(dearest);
   return {
     id: model.id,
     object: 'model',

@@ -116,6 +116,14 @@ const EVERY = {
           { ...route, pricing_per_million: perMillion },
         ],
       },
+      {
+        ...{
+          id: 'pool',
+          upstreams: ['one', { ...route, context_length: 900, pricing: perToken }],
+          balance: 'least_busy',
+        },
+        ...{ context_length: 1000, max_output_tokens: 500, pricing: perToken },
+      },
       { id: 'b', upstream: 'one', context_length: 10, max_output_tokens: 5, pricing_per_million: perMillion },
       { id: 'c', kind: 'embeddings', upstream: 'one', context_length: 10, pricing: { request: '0.5' } },
     ],
@@ -301,6 +309,8 @@ function* faultsOf(schema: Schema, values: unknown[], path: string): Generator<s
   if (!given.length) yield `${path} is not in this test`;
   else if (wrapped) yield* faultsOf(wrapped, given, path);
   // A slot: what one backend may say, each of a list may.
+  // A server of a pool is a name or a route like a fallback, which is looked at there.
+  else if (type === 'lazy' && !options) return;
   else if (type === 'lazy') yield* faultsOf(options?.[1] as Schema, given, path);
   else if (item) yield* faultsOf(item, given.flat(), `${path}[]`);
   else if (type === 'record' && (key as Schema).type !== 'never')

@@ -54,6 +54,7 @@ const model: MeasuredFor = {
   ...{ sellsImages: true, imageUrls: true, enough: 1_000_000, cachesPrompts: false },
   forward: [],
   wires: [],
+  isPooled: false,
 };
 const bodies = (text: (bytes: number) => string): [kind: ModelRequestKind, body: string][] => [
   ['chat', `{"model":"m","messages":[{"role":"user","content":${text(300_000)}}]}`],

@@ -3,6 +3,7 @@ import type { ChatRequest } from '../../chat/quote.ts';
 import type { Bounded } from '../../router/bound.ts';
 import { PAID_REFUSALS } from '../../spend/spend.ts';
 import { ChatBody, ChatCompletion } from '../../wire/chat.ts';
+import { conversationIn } from '../conversation.ts';
 import { endpoint } from '../endpoint.ts';
 import { boundRequest } from '../model-request.ts';
 import { CHAT_HEADERS, limitHeaders, paidHeaders } from '../paid.ts';
@@ -51,6 +52,7 @@ export const createChatCompletion = endpoint({
       onResponseEnd: whenGone,
       tags: tagsOf(headers, request.tags),
       traceparent: headers.traceparent,
+      conversation: conversationIn(headers, principal.wallet.id, request.conversation),
       prepare() {
         const model = app.catalogue.find(request.model, 'chat');
         bounded = boundRequest(model, request, false, {}, app.clock.now());

@@ -37,6 +37,7 @@ import {
   RouterKeyRequest,
   TextCompletion,
 } from '../../wire/router.ts';
+import { type Conversation, conversationIn } from '../conversation.ts';
 import { type Call, type Endpoint, endpoint, type HttpApp } from '../endpoint.ts';
 import type { EventStream } from '../event-stream.ts';
 import type { Allowance } from '../memory-quota.ts';
@@ -174,7 +175,7 @@ function requestOf(app: HttpApp, call: RouterCall, route: string, kind: Model['k
 export async function paidRequest(
   app: HttpApp,
   { principal, idempotencyKey, isKeyMadeUp, requestId, headers: sent, whenGone }: Caller,
-  ofBody: { fingerprint: Buffer; tags: Tag[] },
+  ofBody: { fingerprint: Buffer; tags: Tag[]; conversation?: Conversation | undefined },
   route: string,
   prepare: ChatRequest['prepare'],
 ): Promise<RouterRequest> {
@@ -204,6 +205,7 @@ export async function paidRequest(
     claim,
     tags,
     traceparent: sent.traceparent,
+    conversation: conversationIn(sent, walletId, ofBody.conversation),
     prepare() {
       const prepared = prepare();
       ({ bounded } = prepared);
