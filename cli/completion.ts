@@ -48,6 +48,9 @@ end
 complete -c purser -f -a '(__purser_candidates)'`,
 };
 
+/** Returns the completion script of a shell. */
+export const completionOf = (shell: keyof typeof SHELLS): string => SHELLS[shell];
+
 /** Registers `completion`, which prints the script of a shell, and the hidden command that the scripts ask. */
 export function completionCommand(program: Command): void {
   program
@@ -65,7 +68,7 @@ export function completionCommand(program: Command): void {
     .action((shell: string, _, command: Command) => {
       refuseJson(command, 'a script');
       if (!Object.hasOwn(SHELLS, shell)) command.error('error: the shell is bash, zsh or fish');
-      print(SHELLS[shell as keyof typeof SHELLS]);
+      print(completionOf(shell as keyof typeof SHELLS));
     });
   program
     .command('candidates', { hidden: true })

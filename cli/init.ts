@@ -3,6 +3,7 @@ import { resolve } from 'node:path';
 import type { Command } from 'commander';
 import { Refusal } from '../src/base/refusal.ts';
 import { dataDirectoryOf, settingsFile } from '../src/config/config.ts';
+import { EXAMPLE_PRICES, settingsText } from '../src/config/template.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
 import type { FoundServer } from '../src/router/discover.ts';
 import { askYesOrNo } from './confirm.ts';
@@ -11,27 +12,30 @@ import { say } from './report.ts';
 import { whileWaiting } from './spinner.ts';
 import { canAsk } from './terminal.ts';
 
-type InitOptions = { server: string[]; yes?: boolean };
+export type InitOptions = { server: string[]; yes?: boolean };
 
-/** Registers `init`: a first purser.yaml. */
-export function initCommand(program: Command): void {
-  program
-    .command('init')
-    .description(
-      'write a commented purser.yaml; offers the model servers that run on this machine, on their usual ports',
-    )
+/** Adds the options of a command that looks for model servers. */
+export const discoveryOptions = (command: Command): Command =>
+  command
     .option(
       '--server <url>',
       'look there, and not on the usual ports; may be repeated',
       (url: string, all: string[]) => [...all, url],
       [],
     )
-    .option('-y, --yes', 'do not ask: offer every model that is found')
+    .option('-y, --yes', 'do not ask: offer every model that is found');
+
+/** Registers `init`: a first purser.yaml. */
+export function initCommand(program: Command): void {
+  discoveryOptions(program.command('init'))
+    .description(
+      'write a commented purser.yaml; offers the model servers that run on this machine, on their usual ports',
+    )
     .addHelpText('after', example('purser init', 'purser init --yes --server http://10.0.0.5:8000'))
     .action(init);
 }
 
-async function init({ server: others, yes }: InitOptions, command: Command): Promise<void> {
+async function init(options: InitOptions, command: Command): Promise<void> {
   const globals = command.optsWithGlobals<Globals>();
   const directory = dataDirectoryOf(globals);
   const file = settingsFile(globals) ?? resolve(directory, 'purser.yaml');
@@ -41,14 +45,32 @@ async function init({ server: others, yes }: InitOptions, command: Command): Pro
       `${file} is there already, and init never overwrites. Edit it, or name another with --config.`,
     );
   if (existsSync(file)) throw taken();
+  const { discovered, servers, text, models } = await firstSettings(command, options);
+  prepareDirectory(directory, true);
+  try {
+    writeFileSync(file, text, { flag: 'wx', mode: 0o600 });
+  } catch (error) {
+    throw (error as NodeJS.ErrnoException).code === 'EEXIST' ? taken() : error;
+  }
+  const isServing = existsSync(files(directory).socket);
+  output(
+    command,
+    { file, servers: discovered.map((it) => ({ ...it, is_offered: servers.includes(it) })).map(record), models },
+    () =>
+      [`Wrote ${file}.`, ...offered(models), `Next: purser${repeated(globals)} ${isServing ? 'reload' : 'serve'}`].join(
+        '\n',
+      ),
+  );
+}
+
+/** Looks for model servers, asks which to offer where it can ask, and returns the text of a first purser.yaml. */
+export async function firstSettings(command: Command, { server: others, yes }: InitOptions) {
+  const globals = command.optsWithGlobals<Globals>();
   for (const url of others)
     if (!/^https?:\/\//.test(url) || !URL.canParse(url))
       command.error(`error: --server takes an address, as http://10.0.0.5:8000, not ${url}`);
 
-  const [{ discoverServers }, { EXAMPLE_PRICES, settingsText }] = await Promise.all([
-    import('../src/router/discover.ts'),
-    import('../src/config/template.ts'),
-  ]);
+  const { discoverServers } = await import('../src/router/discover.ts');
   const discovered = await whileWaiting('looking for model servers', discoverServers(others));
   const isInteractive = !yes && !globals.json && canAsk();
   const servers: FoundServer[] = [];
@@ -67,29 +89,16 @@ async function init({ server: others, yes }: InitOptions, command: Command): Pro
         : 'No model server answers on the usual ports of this machine. Name one with --server, or in the file.',
     );
 
-  const { text, models } = settingsText(servers);
-  prepareDirectory(directory, true);
-  try {
-    writeFileSync(file, text, { flag: 'wx', mode: 0o600 });
-  } catch (error) {
-    throw (error as NodeJS.ErrnoException).code === 'EEXIST' ? taken() : error;
-  }
-  const isServing = existsSync(files(directory).socket);
-  output(
-    command,
-    { file, servers: discovered.map((it) => ({ ...it, is_offered: servers.includes(it) })).map(record), models },
-    () =>
-      [
-        `Wrote ${file}.`,
-        ...(models.length
-          ? [
-              `It offers ${models.map(({ id }) => id).join(', ')} at ${EXAMPLE_PRICES.prompt} USD per million prompt tokens and ${EXAMPLE_PRICES.completion} per million completion tokens: examples, set your own.`,
-            ]
-          : []),
-        `Next: purser${repeated(globals)} ${isServing ? 'reload' : 'serve'}`,
-      ].join('\n'),
-  );
+  return { discovered, servers, ...settingsText(servers) };
 }
+
+/** Says which models the first settings offer, and that their prices are examples. */
+export const offered = (models: readonly { id: string }[]): string[] =>
+  models.length
+    ? [
+        `It offers ${models.map(({ id }) => id).join(', ')} at ${EXAMPLE_PRICES.prompt} USD per million prompt tokens and ${EXAMPLE_PRICES.completion} per million completion tokens: examples, set your own.`,
+      ]
+    : [];
 
 function describe({ software, baseUrl, models, isLocked }: FoundServer): string {
   if (isLocked) return `${baseUrl} wants a key: add it to the file by hand, with api_key.`;

@@ -1,6 +1,7 @@
 import './hang-up.ts';
 
 import { CommanderError } from 'commander';
+import { actAsService } from './as-service.ts';
 import { createProgram } from './program.ts';
 import { reportFailure, reportUsage } from './report.ts';
 
@@ -23,7 +24,7 @@ async function main(): Promise<void> {
     process.exitCode = 1;
     return;
   }
-  const program = createProgram();
+  const program = createProgram().hook('preAction', (_, command) => actAsService(command));
   try {
     await program.parseAsync();
   } catch (error) {

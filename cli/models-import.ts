@@ -1,4 +1,16 @@
-import { chmodSync, existsSync, readFileSync, realpathSync, renameSync, statSync, writeFileSync } from 'node:fs';
+import {
+  closeSync,
+  existsSync,
+  fchmodSync,
+  fchownSync,
+  openSync,
+  readFileSync,
+  realpathSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import { type Command, InvalidArgumentError } from 'commander';
 import { Refusal } from '../src/base/refusal.ts';
 import { checkSettings, dataDirectoryOf, settingsFile } from '../src/config/config.ts';
@@ -99,11 +111,19 @@ function describe({ changes, unmatched, tiered }: ImportedPrices): string {
   ].join('\n');
 }
 
-/** Replaces a file atomically. A link remains one, and the mode is kept. */
+/** Replaces a file atomically. A link remains one, and owner and mode are kept. */
 function replace(path: string, text: string): void {
   const file = realpathSync(path);
   const fresh = `${file}.new`;
-  writeFileSync(fresh, text, { mode: 0o600 });
-  chmodSync(fresh, statSync(file).mode & 0o7777);
+  const { uid, gid, mode } = statSync(file);
+  rmSync(fresh, { force: true });
+  const handle = openSync(fresh, 'wx', 0o600); // Never through a link that another user has put there.
+  try {
+    writeFileSync(handle, text);
+    if (process.getuid?.() === 0) fchownSync(handle, uid, gid); // Settings that the service may read, and not change.
+    fchmodSync(handle, mode & 0o7777);
+  } finally {
+    closeSync(handle);
+  }
   renameSync(fresh, file);
 }

@@ -12,6 +12,7 @@ import { doctorCommand } from './doctor.ts';
 import { eventsCommands } from './events.ts';
 import { freezeCommands } from './freeze.ts';
 import { initCommand } from './init.ts';
+import { installCommand } from './install.ts';
 import { keyCommands } from './key.ts';
 import { ledgerCommands } from './ledger.ts';
 import { licensesCommand } from './licenses.ts';
@@ -32,6 +33,7 @@ import { walletCommands } from './wallet.ts';
 
 /** The commands of Purser, in the order in which an operator usually needs them. */
 const COMMANDS = [
+  installCommand,
   initCommand,
   serveCommand,
   demoCommand,

@@ -103,7 +103,8 @@ function catchInterrupts() {
 
 function socketOf(command: Command): string {
   const directory = dataDirectoryOf(command.optsWithGlobals<Globals>());
-  prepareDirectory(directory, false);
+  // Root, whose program needs root's rights, writes nothing there: it only speaks to the server.
+  if (process.getuid?.() !== 0) prepareDirectory(directory, false);
   return files(directory).socket;
 }
 

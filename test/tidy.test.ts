@@ -90,7 +90,7 @@ const LAYERS: RegExp[][] = [
   [/^cli\//],
   [/^src\/demo\//],
   [/^src\/main\//],
-  [/^src\/doctor\//],
+  [/^src\/(doctor|service)\//],
   [/^src\/ui\//],
   [/^src\/(http|ssh|operator|reaper|recovery)\//],
   [/^src\/wire\//],

@@ -55,6 +55,16 @@ export function settingsFile(flags: Flags, env: Environment = process.env): stri
   return named ? resolve(named) : existsSync(standard) ? standard : undefined;
 }
 
+/** Returns the absolute path of the data directory that a flag or the environment names; undefined where none does. */
+export const namedDataDirectory = (flags: Flags): string | undefined =>
+  flags.data || process.env.PURSER_DATA ? dataDirectoryOf(flags) : undefined;
+
+/** Takes over the service's home and those of its variables that this process was not given. */
+export function adoptEnvironment(variables: Environment, home: string): void {
+  for (const [name, value] of Object.entries(variables)) process.env[name] ||= value;
+  process.env.HOME = home; // Clients of engines look there for their credentials.
+}
+
 /** Returns the environment of this process, for programs that it starts. */
 export const inheritedEnvironment = (): Environment => process.env;
 

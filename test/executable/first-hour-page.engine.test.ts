@@ -1,121 +1,96 @@
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
-import { copyFileSync, existsSync, mkdirSync, readFileSync } from 'node:fs';
-import { delimiter, join } from 'node:path';
-import test from 'node:test';
-import { files } from '../../src/files/data-directory.ts';
-import { hasComponent } from '../helper/component.ts';
-import { EXECUTABLE, installation } from '../helper/executable.ts';
-import { freePort } from '../helper/free-port.ts';
-import { completion, openUpstream } from '../helper/upstream.ts';
-import { waitFor } from '../helper/waiting.ts';
-import { temporaryDirectory } from '../ledger/books.ts';
+import { readFileSync, realpathSync } from 'node:fs';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { EXECUTABLE } from '../helper/executable.ts';
+import { bootMachine, type Machine } from '../helper/systemd.ts';
+import { until } from '../helper/waiting.ts';
 
-// docs/first-hour.md is what is tested here: its blocks are run as they are printed and in their order, in a world where the
-// places that they name are directories of the test.
+// docs/first-hour.md is what is tested here: its blocks are run as they are printed and in their order, by root in a booted Debian
+// on which a model server runs.
 
-const ROOT = join(import.meta.dirname, '../..');
+const PAGE = join(import.meta.dirname, '../../docs/first-hour.md');
 
 function readBlocks(): { heading: string; code: string }[] {
   let heading = '';
   const blocks: { heading: string; code: string }[] = [];
-  const page = readFileSync(join(ROOT, 'docs/first-hour.md'), 'utf8');
-  for (const [, title, code] of page.matchAll(/^## (.+)$|^```\w*\n([\s\S]*?)^```$/gm))
+  for (const [, title, code] of readFileSync(PAGE, 'utf8').matchAll(/^## (.+)$|^```\w*\n([\s\S]*?)^```$/gm))
     if (title) heading = title;
     else blocks.push({ heading, code: code as string });
   return blocks;
 }
 
+/** Boots a Debian with the executable and a model server on vLLM's port. */
+async function openMachine(t: TestContext): Promise<Machine | undefined> {
+  const files = {
+    [EXECUTABLE]: '/opt/purser',
+    [realpathSync(process.execPath)]: '/opt/node',
+    [join(import.meta.dirname, 'model-of-machine.mjs')]: '/opt/model.mjs',
+  };
+  // The books need a disk that syncs, as `doctor` says of memory.
+  const machine = await bootMachine(t, ['adduser', 'curl'], files, ['/var/lib/purser']);
+  if (!machine) return undefined;
+  await machine.sh('cp /opt/purser /root/purser && systemd-run --quiet /opt/node /opt/model.mjs');
+  await until('the model server answers', () =>
+    machine.sh('curl -sf http://127.0.0.1:8000/v1/models').catch(() => undefined),
+  );
+  return machine;
+}
+
+const isReady = ({ sh }: Machine) =>
+  until('the service is ready', () =>
+    sh('test -S /var/lib/purser/purser.sock && curl -sf http://127.0.0.1:7420/readyz').catch(() => undefined),
+  );
+
 test('the first hour, word for word', async (t) => {
-  if (!hasComponent(t, 'curl')) return;
-  const model = await openUpstream(t);
-  const counted = completion({ prompt_tokens: 10, completion_tokens: 10, total_tokens: 20 });
-  model.handle = (call, response) => {
-    if (call.path === '/v1/models')
-      return response.end(JSON.stringify({ data: [{ id: 'qwen3:8b', owned_by: 'vllm', max_model_len: 32_768 }] }));
-    return (call.body.max_tokens === 1 ? completion({ prompt_tokens: 9, completion_tokens: 1 }) : counted)(
-      call,
-      response,
-    );
-  };
-  const machine = temporaryDirectory(t);
-  const place = (name: string) => join(machine, name);
-  const bin = place('usr-local-bin');
-  for (const name of ['usr-local-bin', 'completions', 'source/dist', 'source/docs'])
-    mkdirSync(place(name), { recursive: true });
-  copyFileSync(EXECUTABLE, place('source/dist/purser'));
-  copyFileSync(join(ROOT, 'docs/restore-drill.sh'), place('source/docs/restore-drill.sh'));
-  const port = await freePort();
-  const env = {
-    PATH: [bin, process.env.PATH].join(delimiter),
-    PURSER_LISTEN: `127.0.0.1:${port}`,
-    NO_COLOR: '1',
-  };
-  const placed = (code: string) =>
-    code
-      .replaceAll('/usr/local/bin', bin)
-      .replaceAll('/etc/bash_completion.d', place('completions'))
-      .replaceAll('/srv/purser', place('srv'))
-      .replaceAll('/root/keys', place('keys'))
-      .replaceAll('/mnt/backups', place('backups'))
-      .replace(/^purser init$/m, `purser init --server ${model.url}`)
-      .replaceAll('127.0.0.1:7420', `127.0.0.1:${port}`);
+  const machine = await openMachine(t);
+  if (!machine) return;
+  const { sh } = machine;
   const blocks = readBlocks();
-  let directory = place('source');
-  /** Runs the next block, which has to stand under that heading, and has to succeed. */
-  const follow = async (heading: string) => {
+  /** Runs the next block, which has to stand under that heading, and has to succeed. Returns its output. */
+  const follow = (heading: string) => {
     const block = blocks.shift();
     assert.equal(block?.heading, heading);
-    const code = placed(block?.code as string);
-    const shell = spawn('sh', ['-euc', code], { cwd: directory, env, stdio: ['ignore', 'pipe', 'pipe'] });
-    t.after(() => shell.kill('SIGKILL'));
-    const said = { stdout: '', stderr: '' };
-    for (const name of ['stdout', 'stderr'] as const)
-      shell[name].setEncoding('utf8').on('data', (text: string) => {
-        said[name] += text;
-      });
-    const ended = new Promise((resolve) => shell.once('close', resolve));
-    assert.equal(await waitFor(() => `${code} ends`, ended), 0, `${code}\n${said.stdout}${said.stderr}`);
-    return said;
+    return sh(`cd /root\n${block?.code}`);
   };
 
-  await follow('Install');
-  assert.match(readFileSync(join(place('completions'), 'purser'), 'utf8'), /complete -F _purser purser/);
-  const made = await follow('Write the settings');
-  assert.match(made.stdout, /^Wrote .*\/srv\/purser-data\/purser\.yaml\.\nIt offers .*qwen3:8b/);
-  directory = place('srv');
-  const checked = await follow('Write the settings');
-  assert.match(checked.stdout, /^ok {3}configuration: /);
-
-  // It serves until the end of the page.
-  const purser = installation(t, { settings: null, directory: join(directory, 'purser-data'), env });
-  const start = blocks.shift();
-  assert.deepEqual(start, { heading: 'Start', code: 'purser serve\n' });
-  const server = await purser.serve();
-  assert.match((await follow('Start')).stdout, /^ok {3}qwen3:8b on vllm: /m);
-  assert.ok(existsSync(place('keys/master.key')));
+  const installed = await follow('Install');
+  assert.match(installed, /^Made the user purser\.$/m);
+  assert.match(installed, /^It offers qwen3:8b at /m);
+  assert.match(installed, /^Started the service\. It also starts with the machine\.$/m);
+  assert.equal(await sh('stat -c %U:%G:%a /etc/purser/purser.yaml'), 'root:purser:640');
+  assert.equal(await sh('stat -c %U:%G:%a /var/lib/purser'), 'purser:purser:700');
+  assert.match(await follow('Install'), /^ok {3}configuration: /m);
+  assert.match(await follow('Install'), /^ok {3}qwen3:8b on vllm: /m);
 
   const money = await follow('Give an agent five dollars');
-  assert.match(money.stdout, /^available_usd +10\.00$/m);
-  assert.match(money.stdout, /^agent_token +svc_agent_/m);
-  assert.match((await follow('Spend')).stdout, /"choices"/);
-  const ran = await follow('Spend');
-  assert.match(ran.stdout, /"choices"/);
-  assert.match(ran.stderr, /^wal_\w+ is closed: 0\.0000075 of 1\.00 USD spent\.$/m);
+  assert.match(money, /^available_usd +10\.00$/m);
+  assert.match(money, /^agent_token +svc_agent_/m);
+  assert.match(await follow('Spend'), /"choices"/);
+  assert.match(await follow('Spend'), /"choices"/);
 
   const seen = await follow('See who spent what');
-  assert.match(seen.stdout, /^total +2 +20 +20 +0\.000015$/m); // Twice 10 × 0.15 + 10 × 0.60 USD per million.
-  assert.match(seen.stdout, / agent-1 +1 +10 +10 +0\.0000075$/m);
-  assert.match(seen.stdout, /^1 charged 0\.0000075 · qwen3:8b 0\.0000075$/m);
-  assert.match(seen.stdout, /^upstreams +.*vllm up/m);
-  const saved = await follow('Back up, and try the backup');
-  assert.match(saved.stdout, /entries, every balance agrees/);
+  assert.match(seen, /^qwen3:8b +2 +20 +20 +0\.0000150$/m); // Twice 10 × 0.15 + 10 × 0.60 USD per million.
+  assert.match(seen, / agent-1 +1 +10 +10 +0\.0000075$/m);
+  assert.match(seen, /^1 charged 0\.0000075 · qwen3:8b 0\.0000075$/m);
+  assert.match(seen, /^upstreams +.*vllm up/m);
+  assert.match(await follow('Back up, and try the backup'), /entries, every balance agrees/);
+  const allowed = await follow('Back up, and try the backup');
+  assert.match(allowed, /^Kept \/etc\/purser\/purser\.yaml\.$/m);
+  assert.match(allowed, /the service may write \/mnt\/backups\.$/m);
+  await until('the service makes a backup in its sandbox', () =>
+    sh('ls /mnt/backups/purser-*.db').catch(() => undefined),
+  );
+  await isReady(machine);
   await follow('Change a price while it runs');
-  assert.match((await purser.cli('models', 'list')).stdout, /^qwen3:8b .* 0\.20 /m);
+  assert.match(await sh('purser models list'), /^qwen3:8b .* 0\.20 /m);
   const end = await follow('End');
-  assert.match(end.stdout, /^available_usd +9\.98$/m); // 0.0000075 in each of two wallets, rounded up to a cent each.
-  assert.match(end.stdout, /^ok {3}books: /m);
+  assert.match(end, /^available_usd +9\.98$/m); // 0.0000075 in each of two wallets, rounded up to a cent each.
+  assert.match(end, /^ok {3}books: /m);
   assert.deepEqual(blocks, [], 'no block of the page is left');
-  await server.stop();
-  assert.ok(existsSync(files(purser.directory).database));
+  assert.equal(await sh('find /var/lib/purser ! -user purser'), '', 'root left no file of its own');
+
+  await machine.reboot();
+  await isReady(machine);
+  assert.match(await sh('purser account show default'), /^available_usd +9\.98$/m);
 });

@@ -1,16 +1,15 @@
-# Purser under systemd. Once, as root:
-#   install -m 755 dist/purser /usr/local/bin/purser
-#   useradd --system --home-dir /var/lib/purser --shell /usr/sbin/nologin purser
-#   cp docs/purser.service /etc/systemd/system/ && systemctl daemon-reload && systemctl enable --now purser
-# Commands run as the same user:
-#   sudo -u purser PURSER_DATA=/var/lib/purser purser account list
-# Changes belong into a drop-in: systemctl edit purser.
-#
-# `node --test test/executable/systemd.ts` (by hand: whether a systemd boots inside depends on the machine's control
-# groups, and it does not always) runs this file as it is, on a systemd (252, Debian 12) booted on a root file system of its
-# own: accounts and wallets, a lease on an ssh pool with exec, shell and scp through the gateway, kill -9, a data directory
-# that is read-only for a while, systemctl stop. The container and slurm backends were not run in this sandbox.
+/** The service of a machine. `purser install` and the Debian package make the same, but for the place of the executable. */
+export const SERVICE = {
+  unit: 'purser.service',
+  user: 'purser',
+  data: '/var/lib/purser',
+  settings: '/etc/purser/purser.yaml',
+  /** Variables that the settings name, as keys of model servers: root's alone, since any user may ask systemd for a unit's own. */
+  variables: '/etc/purser/purser.env',
+} as const;
 
+/** Returns the text of the unit that runs this executable under systemd. */
+export const unitText = (executable: string): string => `# Changes belong into a drop-in: systemctl edit purser.
 [Unit]
 Description=Purser: bounded spending wallets for software agents
 Wants=network-online.target
@@ -20,11 +19,13 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=exec
-User=purser
-Group=purser
-Environment=PURSER_DATA=/var/lib/purser
-ExecStart=/usr/local/bin/purser serve
-ExecReload=/usr/local/bin/purser reload
+User=${SERVICE.user}
+Group=${SERVICE.user}
+Environment=PURSER_DATA=${SERVICE.data}
+Environment=PURSER_CONFIG=${SERVICE.settings}
+EnvironmentFile=-${SERVICE.variables}
+ExecStart=${executable} serve
+ExecReload=${executable} reload
 StateDirectory=purser
 StateDirectoryMode=0700
 UMask=0077
@@ -52,6 +53,7 @@ ProtectSystem=strict
 ProtectHome=yes
 PrivateTmp=yes
 PrivateDevices=yes
+PrivateMounts=yes
 ProtectProc=invisible
 ProcSubset=pid
 ProtectClock=yes
@@ -81,3 +83,4 @@ SystemCallErrorNumber=EPERM
 
 [Install]
 WantedBy=multi-user.target
+`;

@@ -1,0 +1,47 @@
+import type { Command } from 'commander';
+import { adoptEnvironment, namedDataDirectory } from '../src/config/config.ts';
+import { SERVICE } from '../src/service/unit.ts';
+import type { Globals } from './context.ts';
+
+/** Commands that root runs as root: they need no installation, or change the machine. */
+const AS_ROOT = ['install', 'demo', 'version', 'licenses', 'completion'];
+/** Commands that need root's rights on the service's installation: for the program that is run, and for the settings. */
+const AS_ROOT_ON_SERVICE = ['run', 'models import'];
+
+/**
+ * Before a command of root's: where the service is installed and no other data directory is named, continues on the service's
+ * directory, with its variables, as its user. Otherwise `purser wallet create` of root's would be refused on the service's books,
+ * or would make books of its own in the directory where it happens to run.
+ */
+export async function actAsService(command: Command): Promise<void> {
+  const name = nameOf(command);
+  if (process.getuid?.() !== 0 || AS_ROOT.includes(name)) return;
+  const globals = command.optsWithGlobals<Globals>();
+  const named = namedDataDirectory(globals);
+  if (named !== undefined && named !== SERVICE.data) return;
+  const { findInstalled } = await import('../src/service/installed.ts');
+  const installed = findInstalled();
+  if (!installed || (named !== undefined && named !== installed.data)) return;
+  if (name === 'run') {
+    // The program inherits this environment, and must not see the service's secrets.
+    rootOf(command).setOptionValue('data', installed.data);
+    return;
+  }
+  adoptEnvironment({ ...installed.environment, PURSER_DATA: installed.data }, installed.data);
+  if (AS_ROOT_ON_SERVICE.includes(name)) return;
+  const { becomeServiceUser } = await import('../src/service/act.ts');
+  becomeServiceUser(installed);
+}
+
+/** Returns the words that call a command, as `wallet create`. */
+function nameOf(command: Command): string {
+  const words: string[] = [];
+  for (let it: Command | null = command; it?.parent; it = it.parent) words.unshift(it.name());
+  return words.join(' ');
+}
+
+function rootOf(command: Command): Command {
+  let root = command;
+  while (root.parent) root = root.parent;
+  return root;
+}

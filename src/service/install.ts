@@ -1,0 +1,188 @@
+import { existsSync, lstatSync, readFileSync, realpathSync, rmSync, statSync } from 'node:fs';
+import { dirname, isAbsolute, join } from 'node:path';
+import { parse } from 'yaml';
+import { Refusal } from '../base/refusal.ts';
+import { mustRun, mustRunWithin, runProgram } from './program.ts';
+import { makeUsersDirectory, putFile, refuseOthersDirectory } from './roots-own.ts';
+import { SERVICE, unitText } from './unit.ts';
+
+const EXECUTABLE = '/usr/local/bin/purser';
+const UNIT = `/etc/systemd/system/${SERVICE.unit}`;
+/** What the settings ask of the sandbox; the administrator's own drop-ins stay beside it. */
+const DROP_IN = `${UNIT}.d/backups.conf`;
+const OF_PACKAGE = [`/lib/systemd/system/${SERVICE.unit}`, `/usr/lib/systemd/system/${SERVICE.unit}`];
+/** Where bash, zsh and fish look for what an administrator has installed. */
+const COMPLETIONS = {
+  bash: '/usr/local/share/bash-completion/completions/purser',
+  zsh: '/usr/local/share/zsh/site-functions/_purser',
+  fish: '/usr/local/share/fish/vendor_completions.d/purser.fish',
+};
+export type Shell = keyof typeof COMPLETIONS;
+
+/** `drain_seconds` of the unit, TimeoutStopSec, and a moment more. */
+const STOP_MILLISECONDS = 360_000;
+
+type InstallOrder = {
+  executable: string;
+  /** Makes the text of the first settings, where there are none. */
+  settings: () => Promise<string>;
+  completion: (shell: Shell) => string;
+};
+
+/** Refuses unless root runs this on a machine with systemd. */
+function refuseElsewhere(): void {
+  if (process.getuid?.() !== 0)
+    throw new Refusal('conflict', 'This changes the machine: users, units and files of root. Run it as root.');
+  if (runProgram('systemctl', '--version').status !== 0)
+    throw new Refusal('conflict', 'There is no systemd on this machine. In a container run `purser serve` instead.');
+}
+
+const isPackaged = () => OF_PACKAGE.some((it) => existsSync(it));
+
+/**
+ * Installs the service: user, directories, executable, unit, completion and first settings, and starts it. What is there already
+ * stays. Returns what was done, in sentences. Throws `conflict` where something of another stands in the way.
+ */
+export async function install({ executable, settings, completion }: InstallOrder): Promise<string[]> {
+  refuseElsewhere();
+  const done: string[] = [];
+  if (isPackaged()) {
+    if (!existsSync(SERVICE.settings))
+      throw new Refusal('conflict', `${SERVICE.settings} is missing: reinstall the package.`);
+    refuseOthersSettings();
+    const { changed } = allowBackups(idsOf(SERVICE.user).uid, done);
+    start(changed, done);
+    return done;
+  }
+  installExecutable(executable, done);
+  const ids = makeUser(done);
+  if (makeUsersDirectory(SERVICE.data, ids)) done.push(`Made ${SERVICE.data}, for the books and the master key.`);
+  await writeSettings(settings, ids.gid, done);
+  const unit = putFile(UNIT, unitText(EXECUTABLE), { mode: 0o644 });
+  if (unit) done.push(`Wrote ${UNIT}.`);
+  const { changed } = allowBackups(ids.uid, done);
+  for (const shell of Object.keys(COMPLETIONS) as Shell[])
+    if (putFile(COMPLETIONS[shell], completion(shell), { mode: 0o644 })) done.push(`Wrote ${COMPLETIONS[shell]}.`);
+  start(unit || changed, done);
+  return done;
+}
+
+function installExecutable(executable: string, done: string[]): void {
+  const bytes = readFileSync(executable);
+  const there = lstatSync(EXECUTABLE, { throwIfNoEntry: false });
+  if (there && !readFileSync(EXECUTABLE).equals(bytes))
+    throw new Refusal(
+      'conflict',
+      `${EXECUTABLE} is another build. To upgrade: purser backup, systemctl stop purser, install -m 755 ${executable} ${EXECUTABLE}, systemctl start purser.`,
+    );
+  if (putFile(EXECUTABLE, bytes, { mode: 0o755 })) done.push(`Wrote ${EXECUTABLE}.`);
+}
+
+function makeUser(done: string[]): { uid: number; gid: number } {
+  if (runProgram('id', '-u', SERVICE.user).status !== 0) {
+    const shell = '/usr/sbin/nologin';
+    mustRun(
+      'useradd',
+      ...['--system', '--user-group', '--no-create-home', '--home-dir', SERVICE.data, '--shell', shell, SERVICE.user],
+    );
+    done.push(`Made the user ${SERVICE.user}.`);
+  }
+  const ids = idsOf(SERVICE.user);
+  if (ids.uid === 0) throw new Refusal('conflict', `The user ${SERVICE.user} is root.`);
+  return ids;
+}
+
+const idsOf = (user: string) => ({ uid: Number(mustRun('id', '-u', user)), gid: Number(mustRun('id', '-g', user)) });
+
+/** Writes the first settings, which the service may read and not change. Settings that are there stay as they are. */
+async function writeSettings(text: () => Promise<string>, gid: number, done: string[]): Promise<void> {
+  const former = join(SERVICE.data, 'purser.yaml');
+  if (existsSync(SERVICE.settings)) {
+    refuseOthersSettings();
+    done.push(`Kept ${SERVICE.settings}.`);
+  } else if (existsSync(former))
+    throw new Refusal(
+      'conflict',
+      `The service reads ${SERVICE.settings}, and there are settings in ${former}. Run: install -D -o root -g ${SERVICE.user} -m 640 ${former} ${SERVICE.settings} && rm ${former}`,
+    );
+  else {
+    putFile(SERVICE.settings, await text(), { mode: 0o640, gid });
+    done.push(`Wrote ${SERVICE.settings}.`);
+  }
+}
+
+/** Refuses settings that another user than root can change: root makes the directory that they name. */
+function refuseOthersSettings(): void {
+  refuseOthersDirectory(dirname(realpathSync(SERVICE.settings)));
+  refuseOthersDirectory(dirname(SERVICE.settings));
+  const { uid, mode } = statSync(SERVICE.settings);
+  if (uid !== 0 || mode & 0o022)
+    throw new Refusal(
+      'conflict',
+      `${SERVICE.settings} can be changed by others than root. Look through it, then run: chown root:${SERVICE.user} ${SERVICE.settings} && chmod 640 ${SERVICE.settings}`,
+    );
+}
+
+/** Lets the service write the directory that its settings name for backups, as its sandbox lets it write no other. */
+function allowBackups(uid: number, done: string[]): { changed: boolean } {
+  const directory = backupDirectory();
+  if (directory === undefined) {
+    if (!existsSync(DROP_IN)) return { changed: false };
+    rmSync(DROP_IN);
+    done.push(`Removed ${DROP_IN}: the settings name no directory for backups.`);
+    return { changed: true };
+  }
+  if (/["'\\\p{Cc}]/u.test(directory))
+    throw new Refusal('conflict', `backup.directory: systemd takes no quotes and no backslash in a path: ${directory}`);
+  // Never made here: a missing one may be a disk that is not mounted.
+  const there = statSync(directory, { throwIfNoEntry: false });
+  if (!there)
+    done.push(`${directory}, where backups go, is missing: mount it, or install -d -o ${SERVICE.user} ${directory}`);
+  else if (there.uid !== uid)
+    done.push(`${directory}, where backups go, is not the service's: chown ${SERVICE.user} ${directory}`);
+  const text = `# Written by \`purser install\` for backup.directory of ${SERVICE.settings}.\n[Service]\nReadWritePaths="-${directory.replaceAll('%', '%%')}"\n`;
+  const changed = putFile(DROP_IN, text, { mode: 0o644 });
+  if (changed) done.push(`Wrote ${DROP_IN}: the service may write ${directory}.`);
+  return { changed };
+}
+
+function backupDirectory(): string | undefined {
+  const { backup } = (parse(readFileSync(SERVICE.settings, 'utf8')) ?? {}) as { backup?: { directory?: unknown } };
+  const directory = backup?.directory;
+  return typeof directory === 'string' && isAbsolute(directory) ? directory : undefined;
+}
+
+function start(hasChanged: boolean, done: string[]): void {
+  if (!existsSync('/run/systemd/system')) {
+    mustRun('systemctl', 'enable', SERVICE.unit);
+    done.push('Enabled the service. It starts with the machine.');
+    return;
+  }
+  const wasActive = runProgram('systemctl', 'is-active', SERVICE.unit).status === 0;
+  mustRun('systemctl', 'daemon-reload');
+  mustRun('systemctl', 'enable', '--now', SERVICE.unit);
+  if (!wasActive) done.push('Started the service. It also starts with the machine.');
+  else if (hasChanged) done.push('The service runs with its former unit until: systemctl restart purser');
+  else done.push('The service runs.');
+}
+
+/** Stops the service and removes what `install` made, but not the settings, the books, the key and the user. Says what it did. */
+export function remove(): string[] {
+  refuseElsewhere();
+  if (isPackaged()) throw new Refusal('conflict', 'A package installed the service. Run: apt-get remove purser');
+  const done: string[] = [];
+  if (existsSync(UNIT)) {
+    mustRunWithin(STOP_MILLISECONDS, 'systemctl', 'disable', '--now', SERVICE.unit);
+    done.push('Stopped the service.');
+  }
+  for (const file of [DROP_IN, UNIT, ...Object.values(COMPLETIONS), EXECUTABLE])
+    if (lstatSync(file, { throwIfNoEntry: false })) {
+      rmSync(file);
+      done.push(`Removed ${file}.`);
+    }
+  if (existsSync('/run/systemd/system')) mustRun('systemctl', 'daemon-reload');
+  done.push(
+    `Kept ${SERVICE.settings}, ${SERVICE.data} with the books and the master key, and the user ${SERVICE.user}.`,
+  );
+  return done;
+}
