@@ -5,8 +5,8 @@ import type { Globals } from './context.ts';
 
 /** Commands that root runs as root: they need no installation, or change the machine. */
 const AS_ROOT = ['install', 'demo', 'version', 'licenses', 'completion'];
-/** Commands that need root's rights on the service's installation: for the program that is run, and for the settings. */
-const AS_ROOT_ON_SERVICE = ['run', 'models import'];
+/** A command that changes the settings, which are root's. */
+const CHANGES_SETTINGS = 'models import';
 
 /**
  * Before a command of root's: where the service is installed and no other data directory is named, continues on the service's
@@ -23,12 +23,12 @@ export async function actAsService(command: Command): Promise<void> {
   const installed = findInstalled();
   if (!installed || (named !== undefined && named !== installed.data)) return;
   if (name === 'run') {
-    // The program inherits this environment, and must not see the service's secrets.
+    // The program is root's, who started it, and must not see the service's secrets, so neither user nor environment changes.
     rootOf(command).setOptionValue('data', installed.data);
     return;
   }
   adoptEnvironment({ ...installed.environment, PURSER_DATA: installed.data }, installed.data);
-  if (AS_ROOT_ON_SERVICE.includes(name)) return;
+  if (name === CHANGES_SETTINGS) return;
   const { becomeServiceUser } = await import('../src/service/act.ts');
   becomeServiceUser(installed);
 }
