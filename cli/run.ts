@@ -6,9 +6,11 @@ import { dataDirectoryOf, inheritedEnvironment } from '../src/config/config.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
 import { askServer } from '../src/operator/ask.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
+import { clientEnvironment } from '../src/wire/client-settings.ts';
 import { example, type Globals, parseBudget, parseExpiry, refuseJson } from './context.ts';
 import { say } from './report.ts';
 import { exactAndAgo } from './time.ts';
+import { gatewayOf } from './wallet-env.ts';
 
 const SHOW_MILLISECONDS = 1000;
 const CLOSE_AGAIN_MILLISECONDS = 1000;
@@ -20,7 +22,7 @@ const ENDING = ['SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'] as const;
 /** Passed on to the program; the terminal sends SIGINT and SIGQUIT to it as well. */
 const SIGNALS = [...ENDING, 'SIGUSR1', 'SIGUSR2'] as const;
 
-type RunOptions = { budget: number; account?: string; name?: string; expires: number };
+type RunOptions = { budget: number; account?: string; name?: string; expires: number; model?: string };
 
 /** Registers `purser run`: a program with a wallet of its own. */
 export function runCommand(program: Command): void {
@@ -38,7 +40,8 @@ export function runCommand(program: Command): void {
       parseExpiry,
       86_400,
     )
-    .addHelpText('after', example('purser run --budget 5.00 -- python agent.py'))
+    .option('--model <id>', 'the model that its clients are set to (default: the first one for chats)')
+    .addHelpText('after', example('purser run --budget 5.00 -- python agent.py', 'purser run --budget 5.00 -- claude'))
     .action(run);
 }
 
@@ -53,7 +56,11 @@ async function run(program: string, args: string[], options: RunOptions, command
   say(`${wallet.id} is open for ${program}. ${expiryOf(wallet.expires_at)}`);
   let ended: Ended = { code: 1 };
   try {
-    const gateway = await ask(socket, 'wallet.gateway-key', { id: wallet.id });
+    const { model } = options;
+    const gateway = await ask(socket, 'wallet.gateway-key', {
+      id: wallet.id,
+      ...(model === undefined ? {} : { model }),
+    });
     const { signal } = interrupted; // It came before the program was there to get it.
     ended = signal
       ? endedBy(signal)
@@ -115,22 +122,14 @@ async function ask<N extends CommandName>(socket: string, name: N, input: Comman
   return answered.value as CommandOutput<N>;
 }
 
-/** Returns the variables that agents and SDKs read: the interface's own, and those of OpenAI's and Anthropic's clients. */
+/** Returns the variables that agents and SDKs read: the interface's own, and those of model clients. */
 function environmentOf(
   own: { SVC_BROKER_URL: string; SVC_BROKER_TOKEN: string },
-  gateway: { api_key: string; base_url: string },
+  answered: CommandOutput<'wallet.gateway-key'>,
 ): NodeJS.ProcessEnv {
-  // An API key of Anthropic would take precedence over the token, and the master key would let a program derive tokens itself.
-  const { ANTHROPIC_API_KEY: _, PURSER_MASTER_KEY: __, ...inherited } = inheritedEnvironment();
-  return {
-    ...inherited,
-    ...own,
-    OPENAI_BASE_URL: gateway.base_url,
-    OPENAI_API_BASE: gateway.base_url, // Read by older clients.
-    OPENAI_API_KEY: gateway.api_key,
-    ANTHROPIC_BASE_URL: gateway.base_url,
-    ANTHROPIC_AUTH_TOKEN: gateway.api_key,
-  };
+  const { PURSER_MASTER_KEY: _, ...inherited } = inheritedEnvironment(); // It would let a program derive tokens itself.
+  const { model, ...access } = gatewayOf(answered);
+  return { ...clientEnvironment(inherited, access, model), ...own };
 }
 
 type Ended = { code: number; signal?: NodeJS.Signals };

@@ -26,6 +26,7 @@ import {
 import { say } from './report.ts';
 import type { View } from './table.ts';
 import { exact } from './time.ts';
+import { walletEnvCommand } from './wallet-env.ts';
 
 const WAIT_MILLISECONDS = 1000;
 const KEY_HELP = 'makes the command safe to repeat: the same key changes nothing again';
@@ -105,6 +106,7 @@ export function walletCommands(program: Command): void {
     .description('print the credential of an active wallet once more')
     .addHelpText('after', example('purser wallet token wal_01k9…'))
     .action((id: string, _, command: Command) => askAndPrint(command, 'wallet.token', { id }, (it) => it.agent_token));
+  walletEnvCommand(group);
   group
     .command('raise')
     .argument('<id>')

@@ -13,6 +13,7 @@ import { countWallets, listWallets, openWalletsOf, refuseInactive, statusAt, typ
 import { changeWalletBudget, extend, freeze, refill } from '../wallet/change.ts';
 import { close } from '../wallet/close.ts';
 import { open } from '../wallet/open.ts';
+import { firstChatModel } from '../wire/client-settings.ts';
 import { operationRecord, timelineStep } from '../wire/operation.ts';
 import { routerKeyRecord } from '../wire/router.ts';
 import {
@@ -99,16 +100,29 @@ export const wallets = {
   'wallet.gateway-keys': command(v.strictObject({ id: Id }), (app, { id }) => ({
     keys: listRouterKeys(app.ledger.read, walletWith(app, id).id).map(routerKeyRecord),
   })),
-  /** Returns a gateway key of the wallet, and the base URL for it: what an OpenAI or Anthropic client needs. */
-  'wallet.gateway-key': command(v.strictObject({ id: Id }), async (app, { id }) => {
-    const wallet = walletWith(app, id);
-    const now = app.clock.now();
-    refuseInactive(wallet, now); // The master key of a closed one may be gone.
-    const order = { walletId: wallet.id, options: {}, fresh: routerCredential(app.keyring, wallet) };
-    const { key, isNew } = await app.ledger.write(openRouterKey, { order, now });
-    if (isNew) app.events.routerKeyOpened(key);
-    return { api_key: routerToken(app.keyring, key), base_url: `${app.state.baseUrl}/v1/router` };
-  }),
+  /**
+   * Returns a gateway key of the wallet, the base URL for it, and a chat model: the named one, else the first, else null.
+   * That is what a client of models needs. Throws `model_not_found` for a named model that is not there, or not for chats.
+   */
+  'wallet.gateway-key': command(
+    v.strictObject({ id: Id, model: v.optional(v.string()) }),
+    async (app, { id, model: modelId }) => {
+      const wallet = walletWith(app, id);
+      const now = app.clock.now();
+      refuseInactive(wallet, now); // The master key of a closed one may be gone.
+      const model = modelId === undefined ? firstChatModel(app.catalogue) : app.catalogue.find(modelId, 'chat');
+      const order = { walletId: wallet.id, options: {}, fresh: routerCredential(app.keyring, wallet) };
+      const { key, isNew } = await app.ledger.write(openRouterKey, { order, now });
+      if (isNew) app.events.routerKeyOpened(key);
+      return {
+        api_key: routerToken(app.keyring, key),
+        base_url: `${app.state.baseUrl}/v1/router`,
+        model: model
+          ? { id: model.id, context_length: model.contextLength, max_output_tokens: model.maxOutputTokens }
+          : null,
+      };
+    },
+  ),
   /**
    * Raises the budget, or lowers it by negative cents to at most what is spent, held and delegated. `moved_cents` is the
    * number of cents by which it changed, above 0 either way.

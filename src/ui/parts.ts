@@ -177,9 +177,9 @@ export function form({ action, fields = [], submit, tone = '', hidden = {}, isIn
   return html`<form method="post" action="${action}" class="${isInline ? 'inline' : 'stack'}">${extra}${fields.map(field)}<button class="${tone}">${submit}</button></form>`;
 }
 
-/** Renders a form that filters a list: a GET, so that the address contains the filter. */
-export function filters(action: string, fields: readonly Field[]): Html {
-  return html`<form method="get" action="${action}" class="filters">${fields.map(field)}<button>Filter</button></form>`;
+/** Renders a form that filters a list, or chooses what is shown: a GET, so that the address contains the choice. */
+export function filters(action: string, fields: readonly Field[], submit = 'Filter'): Html {
+  return html`<form method="get" action="${action}" class="filters">${fields.map(field)}<button>${submit}</button></form>`;
 }
 
 type PagerLabels = readonly [first: string, next: string];

@@ -5,13 +5,12 @@ import { failure, type Handler, reset } from '../helper/upstream.ts';
 import { AGENTS, type Agent } from './agents.ts';
 import { record } from './fixtures.ts';
 import { hasAgent } from './installed.ts';
-import { settingsOf } from './page.ts';
 import { type Fault, type Ran, runAgent } from './run.ts';
 
-// The agents themselves, as npm has them, with the settings that docs/clients.md prints, against the executable.
+// The agents themselves, as npm has them, with the settings that `purser wallet env` prints, against the executable.
 
-const run = (t: TestContext, { title, args }: Agent, more: { fault?: Fault; isPoor?: boolean } = {}) =>
-  runAgent(t, { settings: settingsOf('clients.md', title), args, ...more });
+const run = (t: TestContext, { client, args }: Agent, more: { fault?: Fault; isPoor?: boolean } = {}) =>
+  runAgent(t, { client, args, ...more });
 
 /** Does it to the first request of the task. */
 const first =
@@ -88,13 +87,12 @@ function pdfModel({ messages, tools = [] }: Record<string, any>): Record<string,
   return { role: 'assistant', content: null, tool_calls: [{ id: 'call_1', type: 'function', function: call }] };
 }
 
-describe('the agents of the page', { concurrency: 2 }, () => {
+describe('the agents', { concurrency: 2 }, () => {
   test('Claude Code goes on after it has read a PDF, which a model of chats cannot read', async (t) => {
     if (!hasAgent(t, 'claude')) return;
-    const settings = settingsOf('clients.md', 'Claude Code');
-    const files = [...settings.files, { path: 'a.pdf', text: PDF }];
+    const settings = { files: [{ path: 'a.pdf', text: PDF }], script: '' };
     const args = ['-p', 'Read a.pdf.', '--permission-mode', 'acceptEdits'];
-    const ran = await runAgent(t, { settings: { ...settings, files }, args, model: pdfModel });
+    const ran = await runAgent(t, { client: 'claude', settings, args, model: pdfModel });
     assert.match(ran.said, /It is a PDF, and I go on\./);
     assert.deepEqual(
       [ran.code, ran.exchanges.filter(({ method, status }) => method === 'POST' && status >= 400)],

@@ -1,8 +1,11 @@
+import type { ClientName } from '../../src/wire/client-settings.ts';
 import { TASK } from './task.ts';
 
-/** An agent that is run: its heading on the page, its program, and what makes it do the task without asking anybody. */
+/** An agent that is run: its name, its program, and what makes it do the task without asking anybody. */
 export type Agent = {
   title: string;
+  /** Its name for `purser wallet env`. */
+  client: ClientName;
   program: string;
   args: readonly string[];
   /**
@@ -18,12 +21,14 @@ export type Agent = {
 export const AGENTS: readonly Agent[] = [
   {
     title: 'OpenClaw',
+    client: 'openclaw',
     program: 'openclaw',
     args: ['--session-id', 'task', '--message', TASK],
     whenUncertain: 'asks anew',
   },
   {
     title: 'Claude Code',
+    client: 'claude',
     program: 'claude',
     args: ['-p', TASK, '--permission-mode', 'acceptEdits'],
     whenUncertain: 'stops',
@@ -31,6 +36,7 @@ export const AGENTS: readonly Agent[] = [
   },
   {
     title: 'Codex',
+    client: 'codex',
     program: 'codex',
     args: ['exec', '--skip-git-repo-check', '--dangerously-bypass-approvals-and-sandbox', TASK],
     whenUncertain: 'repeats',
@@ -38,11 +44,24 @@ export const AGENTS: readonly Agent[] = [
     // start at once on two cores.
     mcpArgs: ['-c', 'mcp_servers.purser.startup_timeout_sec=120', '-c', 'mcp_servers.purser.required=true'],
   },
-  { title: 'opencode', program: 'opencode', args: ['run', TASK], whenUncertain: 'repeats', mcpArgs: [] },
-  { title: 'Kilo', program: 'kilo', args: ['run', '--auto', TASK], whenUncertain: 'repeats' },
-  { title: 'Qwen Code', program: 'qwen', args: ['-p', TASK, '--yolo'], whenUncertain: 'repeats' },
-  { title: 'Continue', program: 'cn', args: ['-p', TASK, '--auto'], whenUncertain: 'repeats' },
-  { title: 'Copilot CLI', program: 'copilot', args: ['-p', TASK, '--allow-all-tools'], whenUncertain: 'stops' },
-  { title: 'Cline', program: 'cline', args: [TASK], whenUncertain: 'repeats' },
-  { title: 'pi', program: 'pi', args: ['-p', TASK], whenUncertain: 'repeats' },
+  {
+    title: 'opencode',
+    client: 'opencode',
+    program: 'opencode',
+    args: ['run', TASK],
+    whenUncertain: 'repeats',
+    mcpArgs: [],
+  },
+  { title: 'Kilo', client: 'kilo', program: 'kilo', args: ['run', '--auto', TASK], whenUncertain: 'repeats' },
+  { title: 'Qwen Code', client: 'qwen', program: 'qwen', args: ['-p', TASK, '--yolo'], whenUncertain: 'repeats' },
+  { title: 'Continue', client: 'continue', program: 'cn', args: ['-p', TASK, '--auto'], whenUncertain: 'repeats' },
+  {
+    title: 'Copilot CLI',
+    client: 'copilot',
+    program: 'copilot',
+    args: ['-p', TASK, '--allow-all-tools'],
+    whenUncertain: 'stops',
+  },
+  { title: 'Cline', client: 'cline', program: 'cline', args: [TASK], whenUncertain: 'repeats' },
+  { title: 'pi', client: 'pi', program: 'pi', args: ['-p', TASK], whenUncertain: 'repeats' },
 ];

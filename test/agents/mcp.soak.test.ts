@@ -3,11 +3,11 @@ import { describe, type TestContext, test } from 'node:test';
 import { AGENTS } from './agents.ts';
 import { googleApi } from './google.ts';
 import { hasAgent } from './installed.ts';
-import { settingsOf, together } from './page.ts';
+import { settingsOf } from './page.ts';
 import { type Asked, runAgent } from './run.ts';
 import { BUDGET_TASK, budgetModel, TASK } from './task.ts';
 
-// The agents with the settings that docs/mcp.md prints, beside those of docs/clients.md.
+// The agents with the settings that docs/mcp.md prints, beside those of `purser wallet env`.
 
 /** Runs an agent whose model asks for the wallet's tool, and checks that it was listed, was called, and told what is left. */
 async function assertCalls(t: TestContext, asked: Asked): Promise<void> {
@@ -27,7 +27,7 @@ async function assertCalls(t: TestContext, asked: Asked): Promise<void> {
 const titleOf = (title: string) => `${title} is given the wallet's tools, and one of them tells it what is left`;
 
 /**
- * It has no settings in docs/clients.md: its models are Google's alone, of which one is made up here. Unless it is told a model,
+ * It has no settings of ours: its models are Google's alone, of which one is made up here. Unless it is told a model,
  * it asks another one first how hard the task is.
  */
 const GEMINI = {
@@ -38,19 +38,20 @@ gemini --model gemini-2.5-pro`,
 };
 
 describe('the wallet as an MCP server', { concurrency: 2 }, () => {
-  for (const { title, program, args, mcpArgs } of AGENTS)
+  for (const { title, client, program, args, mcpArgs } of AGENTS)
     if (mcpArgs)
       test(titleOf(title), async (t) => {
         if (!hasAgent(t, program)) return;
         await assertCalls(t, {
-          settings: together(settingsOf('clients.md', title), settingsOf('mcp.md', title)),
+          client,
+          settings: settingsOf(title),
           args: [...args.map((it) => (it === TASK ? BUDGET_TASK : it)), ...mcpArgs],
         });
       });
 
   test(titleOf(GEMINI.title), async (t) => {
     if (!hasAgent(t, 'gemini')) return;
-    const { files } = settingsOf('mcp.md', GEMINI.title);
+    const { files } = settingsOf(GEMINI.title);
     await assertCalls(t, {
       settings: { files: [...files, GEMINI.file], script: GEMINI.script },
       args: ['-p', BUDGET_TASK, '--yolo'],

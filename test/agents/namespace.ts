@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 
-/** Purser's default port: what docs/clients.md and docs/mcp.md print is true in the namespace, to the letter. */
+/** Purser's default port: what docs/mcp.md prints is true in the namespace, to the letter. */
 const PORT = 7420;
 
 /** Forwards connections in both directions. Each end is told when the other one ends or breaks off. */

@@ -4,15 +4,14 @@ import { join } from 'node:path';
 
 const DOCS = join(import.meta.dirname, '../../docs');
 
-/** What a page prints for one agent: files with their paths, and shell commands, of which the last starts the agent. */
+/** The settings of one agent: files with their paths, and shell commands, of which the last starts the agent. */
 export type Settings = { files: { path: string; text: string }[]; script: string };
 
-/** Reads the settings of the agent that `title` begins: a heading, or the first bold words of a paragraph. */
-export function settingsOf(page: 'clients.md' | 'mcp.md', title: string): Settings {
-  const text = readFileSync(join(DOCS, page), 'utf8');
-  const parts = text.split(/^(?=## |\*\*)/m);
-  const part = parts.find((it) => it.startsWith(`## ${title}\n`) || it.startsWith(`**${title}**`));
-  assert(part, `${page} speaks of ${title}`);
+/** Reads the settings that docs/mcp.md prints for the agent whose name is the first bold words of a paragraph. */
+export function settingsOf(title: string): Settings {
+  const text = readFileSync(join(DOCS, 'mcp.md'), 'utf8');
+  const part = text.split(/^(?=## |\*\*)/m).find((it) => it.startsWith(`**${title}**`));
+  assert(part, `mcp.md speaks of ${title}`);
   const settings: Settings = { files: [], script: '' };
   let path: string | undefined;
   for (const [, named, language, block] of part.matchAll(
@@ -27,7 +26,7 @@ export function settingsOf(page: 'clients.md' | 'mcp.md', title: string): Settin
   return settings;
 }
 
-/** Puts together what two pages print for an agent. What starts it comes last. */
+/** Puts together the settings of an agent and of a server of its tools. What starts the agent comes last. */
 export function together(agent: Settings, server: Settings): Settings {
   const files = new Map(agent.files.map(({ path, text }) => [path, text]));
   for (const { path, text } of server.files) {

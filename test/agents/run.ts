@@ -5,6 +5,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
+import type { ClientName, ClientSettings } from '../../src/wire/client-settings.ts';
 import { AGENT_DIRECTORIES } from '../components.ts';
 import { installation, type Serving } from '../helper/executable.ts';
 import { type Counted, costOf, type ModelServer, nanosOf, openModelServer } from '../helper/model-server.ts';
@@ -12,7 +13,7 @@ import { type FakeUpstream, type Handler, openUpstream } from '../helper/upstrea
 import { until, waitFor } from '../helper/waiting.ts';
 import { MODEL, PRICES } from './model.ts';
 import { openNamespace } from './namespace.ts';
-import type { Settings } from './page.ts';
+import { type Settings, together } from './page.ts';
 import { type Exchange, openRecorder, type Served } from './recorder.ts';
 import { newNote, taskModel } from './task.ts';
 
@@ -24,8 +25,11 @@ const FILLER = { ...MODEL, id: 'filler', pricing: { prompt: '0', completion: '0'
 export type Fault = (models: ModelServer, upstream: FakeUpstream, serving: Serving) => Handler;
 
 export type Asked = {
-  settings: Settings;
-  /** What follows the settings' last command. */
+  /** The client of `purser wallet env` that it is. Default: none. */
+  client?: ClientName;
+  /** What else it reads, from docs/mcp.md. */
+  settings?: Settings;
+  /** What follows the last command of the settings. */
   args: readonly string[];
   /** Nearly all of its wallet is spent before it begins. */
   isPoor?: boolean;
@@ -55,9 +59,18 @@ export type Ran = {
   estimatedCount: number;
 };
 
+const NOTHING: Settings = { files: [], script: '' };
+/** What the executable is asked at in the namespace. */
+const URL_INSIDE = 'http://127.0.0.1:7420';
+
+const settingsOf = ({ file, block, start }: ClientSettings): Settings =>
+  file === null
+    ? { files: [], script: `${block}\n${start}` }
+    : { files: [{ path: file, text: `${block}\n` }], script: start as string };
+
 /**
- * Runs an agent on a wallet of its own: a home directory with what the page prints and nothing else, and a network that ends at
- * the executable. Checks the books.
+ * Runs an agent on a wallet of its own: a home directory with what `purser wallet env` prints and nothing else, and a network
+ * that ends at the executable. Checks the books.
  */
 export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Promise<Ran> {
   const home = mkdtempSync(join(tmpdir(), 'purser-agent-'));
@@ -73,7 +86,7 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
     upstreams: [{ name: 'local', base_url: upstream.url, timeout_seconds: 300 }],
     models: [MODEL, FILLER],
   };
-  const purser = installation(t, { settings: { router } });
+  const purser = installation(t, { settings: { router, public_url: URL_INSIDE } });
   const serving = await purser.serve();
   const faulty = asked.fault?.(models, upstream, serving) ?? models.handle;
   // What has no tools is not of the task: agents ask for titles too.
@@ -81,7 +94,7 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
   const { accounts } = await purser.json('account', 'list');
   await purser.json('account', 'credit', accounts[0].id, '1000c');
   const order = ['--account', accounts[0].id, '--name', 'agent', '--budget-cents', '100'];
-  const { agent_token: token } = await purser.json('wallet', 'create', ...order);
+  const { id: wallet, agent_token: token } = await purser.json('wallet', 'create', ...order);
   const { body: key } = await serving.ask('POST', '/v1/router/key', { token, body: {} });
 
   if (asked.isPoor) {
@@ -92,12 +105,14 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
 
   const recorder = await openRecorder(t, serving.url, asked.served);
   const namespace = await openNamespace(t, recorder.port);
-  for (const { path, text } of asked.settings.files) {
+  const own = asked.client ? settingsOf(await purser.json('wallet', 'env', wallet, '--for', asked.client)) : NOTHING;
+  const settings = together(own, asked.settings ?? NOTHING);
+  for (const { path, text } of settings.files) {
     const file = path.startsWith('~/') ? join(home, path.slice(2)) : join(directory, path);
     mkdirSync(dirname(file), { recursive: true });
     writeFileSync(file, text);
   }
-  const script = `set -e\n${asked.settings.script.trimEnd()} "$@"`;
+  const script = `set -e\n${settings.script.trimEnd()} "$@"`;
   const [program, ...before] = namespace.command as [string, ...string[]];
   const child = spawn(program, [...before, 'sh', '-c', script, 'sh', ...asked.args], {
     cwd: directory,
@@ -108,9 +123,7 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
       HOME: home,
       TERM: 'dumb',
       NODE_COMPILE_CACHE: COMPILED, // Those that run on Node compile megabytes at each start.
-      OPENAI_API_KEY: key.api_key,
-      OPENAI_BASE_URL: 'http://127.0.0.1:7420/v1/router',
-      SVC_BROKER_URL: 'http://127.0.0.1:7420',
+      SVC_BROKER_URL: URL_INSIDE,
       SVC_BROKER_TOKEN: token,
     },
   });

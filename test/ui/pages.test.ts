@@ -13,6 +13,7 @@ const BOTH = (sample: Sample) => [
   '/wallets?name=agent',
   '/wallets/new',
   ...[...sample.wallets, sample.evil].map(({ id }) => `/wallets/${id}`),
+  `/wallets/${sample.evil.id}?client=continue&model=chat`,
   `/wallets/${sample.evil.id}/freeze`,
   `/wallets/${sample.evil.id}/close`,
   '/leases',

@@ -56,6 +56,7 @@ import {
 import { barShapes, type Moment, moneyBar, spendingChart, walletLife } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
 import { callEndpoint, run, type Visit, walletSeen } from '../visit.ts';
+import { clientCard } from './client-settings.ts';
 import { leaseTable, streamOf } from './leases.ts';
 import { centsIn, partsOf, stateOf, tokenPage, walletTable } from './wallets.ts';
 
@@ -123,7 +124,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
         ['Id', id(wallet.id)],
       ])}`,
     )}
-    ${wallet.status === 'active' && html`<details class="card"><summary>Change it: budget, expiry, token, close</summary>${changes(wallet)}</details>`}
+    ${wallet.status === 'active' && html`<details class="card"><summary>Change it: budget, expiry, token, close</summary>${changes(wallet)}</details>${clientCard(visit, wallet.id)}`}
     ${steps.length > 0 && card('Its life', walletLife(momentsOf(wallet, steps), wallet.closedAt ?? now), 'what it could spend, and what was held')}
     <div class="two">
       ${card('Spent by model', spendByModel(byModel.rows, byModel.total), `${dollars(byModel.total)} in all`)}
