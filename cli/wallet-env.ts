@@ -1,20 +1,9 @@
-import { type Command, InvalidArgumentError } from 'commander';
+import { type Command, Option } from 'commander';
 import { Refusal } from '../src/base/refusal.ts';
 import type { CommandOutput } from '../src/operator/commands.ts';
-import {
-  CLIENT_NAMES,
-  type ClientName,
-  type ClientSettings,
-  clientSettings,
-  isClientName,
-} from '../src/wire/client-settings.ts';
+import { CLIENT_NAMES, type ClientName, type ClientSettings, clientSettings } from '../src/wire/client-settings.ts';
 import { example, type Globals } from './context.ts';
 import { print, say } from './report.ts';
-
-function parseClient(value: string): ClientName {
-  if (isClientName(value)) return value;
-  throw new InvalidArgumentError(`It must be one of ${CLIENT_NAMES.join(', ')}.`);
-}
 
 /** Registers `wallet env`: the settings by which a client of models spends from a wallet. */
 export function walletEnvCommand(group: Command): void {
@@ -22,14 +11,11 @@ export function walletEnvCommand(group: Command): void {
     .command('env')
     .argument('<id>')
     .description('print the settings of a model client, with a gateway key of the wallet')
-    .requiredOption('--for <client>', CLIENT_NAMES.join(', '), parseClient)
+    .addOption(new Option('--for <client>', 'the client').choices(CLIENT_NAMES).makeOptionMandatory())
     .option('--model <id>', 'the model (default: the first one for chats)')
     .addHelpText(
       'after',
-      example(
-        'eval "$(purser wallet env agent-7 --for claude)"; claude',
-        'purser wallet env agent-7 --for codex > ~/.codex/config.toml; codex',
-      ),
+      example('purser wallet env agent-7 --for codex', 'eval "$(purser wallet env agent-7 --for claude)"'),
     )
     .action(printEnv);
 }

@@ -6,7 +6,6 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { AGENTS } from '../agents/agents.ts';
 import { installation } from '../helper/executable.ts';
 import { costOf, nanosOf, openModelServer, type Prices } from '../helper/model-server.ts';
 import type { Answer } from '../helper/server.ts';
@@ -21,27 +20,27 @@ export const PATIENCE_MILLISECONDS = 180_000;
 export const PERSON = "{ name: 'Ada', born: 1815 }\n";
 
 /** Every block of the page in its order: under which heading, in which language, and what it prints when it is answered. */
-export const BLOCKS: [heading: string, language: 'sh' | 'js', prints: string | RegExp][] = [
+type Language = 'sh' | 'js' | 'python';
+
+export const BLOCKS: [heading: string, language: Language, prints: string | RegExp][] = [
   ['A key', 'sh', /^\{"api_key":"svc_router_\w+","base_url":"http:.*\/v1\/router","expires_at":\d+\}$/],
   ['A key', 'sh', /"content":"You said: Who are you\?"/],
   ['openai', 'js', 'You said: Say hello.\n'],
+  ['openai', 'python', 'You said: Say hello.\n'],
   ['openai', 'js', 'You said: Count to three.'],
   ['openai', 'js', 'You said: Sunny in Ada.\n'],
   ['openai', 'js', PERSON],
   ['openai', 'js', '[ 8, 7 ]\n'],
+  ['anthropic', 'python', 'You said: Say hello.\n'],
   ['AI SDK', 'js', 'You said: Say good morning.\n'],
   ['AI SDK', 'js', 'You said: Count to four.'],
   ['LangChain', 'js', 'You said: Say good night.\n'],
+  ['LangChain', 'python', 'You said: Say good night.\n'],
   ['LangChain', 'js', 'You said: Count to five.'],
-  ['LangChain', 'js', PERSON],
   ['Idempotency-Key', 'js', 'You said: Name a colour.\n'],
-  ['Idempotency-Key', 'js', 'You said: Name a river.\n'],
-  ['Idempotency-Key', 'js', 'You said: Name a city.\n'],
 ];
 
-export type Block = { index: number; heading: string; language: 'sh' | 'js'; code: string; prints: string | RegExp };
-
-export const AGENT_TITLES: ReadonlySet<string> = new Set(AGENTS.map(({ title }) => title));
+export type Block = { index: number; heading: string; language: Language; code: string; prints: string | RegExp };
 
 /** The blocks of the page for programs; they are the ones above, so none is printed that is not run. */
 export function readBlocks(): Block[] {
@@ -51,7 +50,7 @@ export function readBlocks(): Block[] {
     /^## (.+)$|^```(\w*)\n([\s\S]*?)^```$/gm,
   ))
     if (title) heading = title;
-    else if (!AGENT_TITLES.has(heading)) blocks.push({ heading, language: language as 'js', code: code as string });
+    else blocks.push({ heading, language: language as 'js', code: code as string });
   assert.deepEqual(
     blocks.map((it) => [it.heading, it.language]),
     BLOCKS.map(([it, language]) => [it, language]),
@@ -59,9 +58,49 @@ export function readBlocks(): Block[] {
   return blocks.map((it, index) => ({ ...it, index, prints: BLOCKS[index]?.[2] as string }));
 }
 
-export const ALL = readBlocks();
+/** What the page says in a sentence. */
+const SAID: [heading: string, prints: string, code: string][] = [
+  [
+    'LangChain',
+    PERSON,
+    `import { ChatOpenAI } from '@langchain/openai';
+const properties = { name: { type: 'string' }, born: { type: 'integer' } };
+const schema = { type: 'object', properties, required: ['name', 'born'], additionalProperties: false };
+const model = new ChatOpenAI({ model: 'qwen3-8b', maxRetries: 2 }).withStructuredOutput(schema);
+console.log(await model.invoke('Who broke the Enigma?'));`,
+  ],
+  [
+    'Idempotency-Key',
+    'You said: Name a river.\n',
+    `import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
+import { generateText } from 'ai';
+const { OPENAI_BASE_URL: baseURL, OPENAI_API_KEY: apiKey } = process.env;
+const purser = createOpenAICompatible({ name: 'purser', baseURL, apiKey });
+const headers = { 'Idempotency-Key': process.env.STEP };
+console.log((await generateText({ model: purser('qwen3-8b'), prompt: 'Name a river.', headers })).text);`,
+  ],
+  [
+    'Idempotency-Key',
+    'You said: Name a city.\n',
+    `import { ChatOpenAI } from '@langchain/openai';
+const defaultHeaders = { 'Idempotency-Key': process.env.STEP };
+const model = new ChatOpenAI({ model: 'qwen3-8b', configuration: { defaultHeaders } });
+console.log((await model.invoke('Name a city.')).content);`,
+  ],
+];
+
+export const ALL = [
+  ...readBlocks(),
+  ...SAID.map(([heading, prints, code], i): Block => ({ index: 100 + i, heading, language: 'js', prints, code })),
+];
 
 export type Printed = { code: number; stdout: string; stderr: string };
+
+const PROGRAM_OF: Record<Language, [extension: string, program: string]> = {
+  sh: ['sh', 'sh'],
+  js: ['mjs', process.execPath],
+  python: ['py', process.env.PURSER_TEST_PYTHON ?? 'python3'],
+};
 
 /** Runs a block as it is printed, where its packages are found. */
 export async function run(
@@ -73,10 +112,10 @@ export async function run(
   const directory = mkdtempSync(join(tmpdir(), 'purser-client-'));
   t.after(() => rmSync(directory, { recursive: true, force: true }));
   symlinkSync(join(ROOT, 'node_modules'), join(directory, 'node_modules'));
-  const file = join(directory, block.language === 'js' ? 'client.mjs' : 'client.sh');
+  const [extension, program] = PROGRAM_OF[block.language];
+  const file = join(directory, `client.${extension}`);
   writeFileSync(file, block.code);
   return new Promise((resolve) => {
-    const program = block.language === 'js' ? process.execPath : 'sh';
     const limits = { timeout: PATIENCE_MILLISECONDS, ...(signal ? { signal } : {}) };
     const all = { PATH: process.env.PATH ?? '', STEP: randomUUID(), ...env };
     execFile(program, [file], { env: all, ...limits }, (error, stdout, stderr) =>
@@ -141,7 +180,13 @@ export async function openGateway(t: TestContext) {
     /** What a block of the page needs to pay from this wallet; by the wire, if it has a name there. */
     async clientEnv(token: string, line?: string, options = {}): Promise<Record<string, string>> {
       const { body } = await serving.ask('POST', '/v1/router/key', { token, body: options });
-      return { OPENAI_API_KEY: body.api_key, OPENAI_BASE_URL: line ? wire.line(line) : body.base_url };
+      const url = line ? wire.line(line) : body.base_url;
+      return {
+        OPENAI_API_KEY: body.api_key,
+        OPENAI_BASE_URL: url,
+        ANTHROPIC_AUTH_TOKEN: body.api_key,
+        ANTHROPIC_BASE_URL: url,
+      };
     },
     /** Asks one of the models that take nearly all there is. */
     drain(token: string, model: 'filler' | 'flat', content = 'hi'): Promise<Answer> {

@@ -19,3 +19,17 @@ test('the key and the first call of the page, with curl', async (t) => {
   const refused = await run(t, call, await gateway.clientEnv(poor.token));
   assert.equal(JSON.parse(refused.stdout).error.code, 'insufficient_funds');
 });
+
+test('each program in Python of the page, where its package is installed', async (t) => {
+  if (!hasComponent(t, 'python3')) return;
+  const gateway = await openGateway(t);
+  const { token } = await gateway.openWallet();
+  const programs = ALL.filter(({ language }) => language === 'python');
+  assert.equal(programs.length, 3);
+  for (const block of programs) {
+    const [, name] = /^from (\w+) import/m.exec(block.code) as unknown as [string, string];
+    const has = await run(t, { ...block, code: `import ${name}` }, {});
+    if (has.code !== 0) t.diagnostic(`${name} is not installed`);
+    else assertPrints(block, await run(t, block, await gateway.clientEnv(token)));
+  }
+});

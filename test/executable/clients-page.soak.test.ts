@@ -90,8 +90,8 @@ test('a model server that is down and then busy is asked again by every client, 
   await gateway.assertBooks();
 });
 
-// docs/clients.md is what is tested here: its blocks are run as they are printed, with an environment and nothing else. What it
-// prints for agents is run by test/agents/agents.soak.test.ts.
+// docs/clients.md is what is tested here: its blocks are run as they are printed, with an environment and nothing else. What
+// agents read is run by test/agents/agents.soak.test.ts.
 
 test('a request with an Idempotency-Key is paid once, however often the program runs', async (t) => {
   const gateway = await openGateway(t);

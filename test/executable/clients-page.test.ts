@@ -10,8 +10,8 @@ import {
   together,
 } from './clients-page-shared.ts';
 
-// docs/clients.md is what is tested here: its blocks are run as they are printed, with an environment and nothing else. What it
-// prints for agents is run by test/agents/agents.soak.test.ts.
+// docs/clients.md is what is tested here: its blocks are run as they are printed, with an environment and nothing else. What
+// agents read is run by test/agents/agents.soak.test.ts.
 
 test('every program of the page runs as it is printed, and the budget agrees with the model server’s own count', async (t) => {
   const gateway = await openGateway(t);

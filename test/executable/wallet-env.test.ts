@@ -105,7 +105,7 @@ test('what cannot be printed is refused, and opens no key', async (t) => {
     assert.deepEqual([said.code, said.stdout], [code, ''], said.stderr);
     assert.match(said.stderr, text);
   };
-  await refused(2, /must be one of openai, anthropic/, id, '--for', 'netscape');
+  await refused(2, /Allowed choices are openai, anthropic/, id, '--for', 'netscape');
   await refused(2, /required option '--for <client>'/, id);
   await refused(3, /not on offer/, id, '--for', 'openai', '--model', 'nope');
   await refused(3, /offered for embeddings only/, id, '--for', 'openai', '--model', 'bge-m3');

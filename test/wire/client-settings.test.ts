@@ -130,6 +130,14 @@ test('a name that a client would not read as it is gets no block', () => {
   });
 });
 
+test('an address is quoted like a name', () => {
+  const baseUrl = "https://purser.example.org/it's/$(touch%20pwned)/`id`";
+  const gateway = { ...gatewayOf('qwen3-8b'), baseUrl };
+  assert.deepEqual(printed(clientSettings('openai', gateway).block, ['OPENAI_BASE_URL']), [baseUrl]);
+  assert.equal(JSON.parse(clientSettings('pi', gateway).block).providers.purser.baseUrl, baseUrl);
+  assert.equal(parse(clientSettings('continue', gateway).block).models[0].apiBase, baseUrl);
+});
+
 test('without a key each block leaves it to OPENAI_API_KEY', () => {
   for (const client of CLIENT_NAMES) {
     const { block } = clientSettings(client, { ...gatewayOf('qwen3-8b'), apiKey: undefined });
