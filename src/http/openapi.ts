@@ -93,7 +93,7 @@ export function openApiDocument(
     paths,
     components: {
       schemas: Object.fromEntries(
-        Object.entries(NAMED).map(([name, schema]) => [name, jsonSchema(schema, 'output', name)]),
+        Object.entries(NAMED).map(([name, schema]) => [name, jsonSchema(schema, 'output', without(name))]),
       ),
       securitySchemes: {
         accountKey: bearer('An account key, cnv_live_…'),
@@ -241,6 +241,9 @@ function operationId(method: string, path: string): string {
 /** Returns the JSON Schema keywords that a schema or an action carries (`checked` in wire/parts.ts). */
 const keywordsOf = (it: object): JsonObject => ('keywords' in it ? (it.keywords as JsonObject) : {});
 
+/** Returns the named schemas but one, which is not a reference to itself. */
+const without = (self: string) => Object.fromEntries(Object.entries(NAMED).filter(([name]) => name !== self));
+
 /** Adds the properties of the schema itself: that an object accepts other members, and the keywords that it carries. */
 function described(schema: v.GenericSchema, json: JsonObject): JsonObject {
   const { properties, ...keywords } = keywordsOf(schema) as { properties?: JsonObject };
@@ -252,9 +255,12 @@ function described(schema: v.GenericSchema, json: JsonObject): JsonObject {
   };
 }
 
-/** Converts a schema to JSON Schema. Named schemas except `self` become references; checks in code add their keywords. */
-export function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output', self?: string): JsonObject {
-  const definitions = Object.fromEntries(Object.entries(NAMED).filter(([name]) => name !== self));
+/** Converts a schema to JSON Schema. `definitions` become references by their names; checks in code add their keywords. */
+export function jsonSchema(
+  schema: v.GenericSchema,
+  typeMode: 'input' | 'output',
+  definitions: Record<string, v.GenericSchema> = NAMED,
+): JsonObject {
   const {
     $schema: _,
     $defs: __,

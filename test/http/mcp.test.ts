@@ -15,7 +15,7 @@ const TOOLS: Record<string, string[]> = {
   compute_extend: ['id', 'additional_seconds', 'idempotency_key'],
   compute_keep: ['id', 'extend_seconds', 'idempotency_key'],
   compute_exec: ['id', 'command'],
-  compute_upload: ['id', 'path', 'content_base64'],
+  compute_upload: ['id', 'path'],
   compute_download: ['id', 'path'],
   compute_files: ['id'],
   compute_process_start: ['id', 'command'],
@@ -23,8 +23,13 @@ const TOOLS: Record<string, string[]> = {
   compute_process_log: ['id', 'process_id'],
   compute_process_kill: ['id', 'process_id'],
   compute_status: [],
+  compute_wait: ['id'],
+  compute_port: ['id', 'port'],
   compute_stop: ['id'],
   wallet_delegate: ['name', 'budget_usd', 'idempotency_key'],
+  wallet_children: [],
+  model_list: [],
+  model_key: [],
   wallet_close: [],
 };
 const CREATE = { provider: 'provider_one', spec: SPEC };

@@ -11,11 +11,12 @@ import {
 import { Refusal } from '../../base/refusal.ts';
 import { describeError, type EndpointReply, type HttpApp, type Invocation, invoke } from '../endpoint.ts';
 import { INTERFACE_VERSION } from '../openapi.ts';
-import { listTools, TOOLS, type Tool } from './tools.ts';
+import { listTools, TOOLS, type Tool, takesQuery } from './tools.ts';
 
 const INSTRUCTIONS = `A prepaid wallet for you, the agent: it can rent machines by the second and run commands on them, up to a fixed budget that you cannot exceed.
 Amounts are US dollars as exact decimal strings; times are Unix seconds.
 Read wallet_budget before you spend. compute_create, compute_extend and wallet_delegate move money and need idempotency_key: a new one for each purchase, the same one with the same arguments when you repeat a call whose outcome you do not know. A repeated call is paid once and returns the first result.
+A machine that is provisioning, and a command that works in the background, are waited for with compute_wait.
 A refusal is an error result with error.code and error.message, and request_id for the operator. Refusals with retry_after_seconds are worth repeating after that time.`;
 
 const TOOL_LIST = listTools();
@@ -104,9 +105,12 @@ async function callTool(
     if (typeof id !== 'string') throw new Refusal('invalid_request', 'id: must be a string.');
     const params = { id };
     const { accept: _, ...headers } = call.headers; // It belongs to the message; a tool answers JSON.
-    const reply = await invoke(app, endpoint, { ...call, headers, raw, key, params, query: {} });
+    const query = takesQuery(tool) ? (args as Record<string, string>) : {};
+    const body = tool.body ? tool.body.toBody(raw, call.share) : raw;
+    const reply = await invoke(app, endpoint, { ...call, headers, raw: body, key, params, query });
     if (!('body' in reply)) throw new Error('a tool has an endpoint that streams');
-    const result = resultOf(reply.body as Arguments);
+    const answer = tool.answer ? tool.answer.ofAnswer(reply.body, call.share) : reply.body;
+    const result = resultOf(answer as Arguments);
     return reply.replayed ? { ...result, _meta: { 'idempotent-replayed': true } } : result;
   } catch (error) {
     const { refusal, message } = describeError(app, call.requestId, '/v1/mcp', error);

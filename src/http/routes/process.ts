@@ -41,7 +41,7 @@ const EXAMPLE = {
 };
 
 /** Calls into a running resource of the wallet in the same way as a command. */
-async function callRunning<T>(
+export async function callRunning<T>(
   app: HttpApp,
   { wallet }: { wallet: Parameters<typeof active>[1] },
   id: string,
