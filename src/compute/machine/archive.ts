@@ -1,4 +1,5 @@
 import { visible } from '../../base/visible.ts';
+import { createLinkTree } from './link-tree.ts';
 import { KEPT_OUT_PATH } from './shell.ts';
 
 /**
@@ -12,8 +13,6 @@ const META_BYTES_MAX = 64 * 1024;
 const NAME_BYTES_MAX = 4096;
 const PART_BYTES_MAX = 255;
 const SHOWN_CHARACTERS_MAX = 200;
-/** The memory of one symbolic link that is remembered, beside its name. */
-const LINK_BYTES = 64;
 const OCTAL_MAX = 0o77777777777;
 const PERMISSION_BITS = 0o7777;
 const [SETUID, SETGID] = [0o4000, 0o2000];
@@ -77,10 +76,9 @@ export const endOfArchive = (): Buffer => END;
 
 /** Creates a reader of one archive. */
 export function readArchive({ directory, owner, links: known, take }: Destination): ArchiveReader {
-  const links = new Set<string>();
+  const links = createLinkTree(take);
   const mark = (name: string) => {
-    if (!take(name.length + LINK_BYTES)) throw new ArchiveFault('has more symbolic links than there is memory for');
-    links.add(name);
+    if (!links.add(name)) throw new ArchiveFault('has more symbolic links than there is memory for');
   };
   for (const name of known) mark(name);
 
@@ -162,8 +160,8 @@ export function readArchive({ directory, owner, links: known, take }: Destinatio
       if (type === '5') return undefined;
       throw fault('is no name');
     }
-    for (let at = name.indexOf('/'); at >= 0 && links.size; at = name.indexOf('/', at + 1))
-      if (links.has(name.slice(0, at))) throw fault(`leads through the symbolic link ${shownName(name.slice(0, at))}`);
+    const link = links.find(name);
+    if (link !== undefined && link !== name) throw fault(`leads through the symbolic link ${shownName(link)}`);
     if (KEPT_OUT_PATH.test(`${directory}/${name}`)) throw fault('lies in /proc, /sys, /dev or /run/purser');
     if (it.mode & SETUID && it.user !== owner?.user) throw fault(`has the setuid bit of another user (${it.user})`);
     if (it.mode & SETGID && it.group !== owner?.group) throw fault(`has the setgid bit of another group (${it.group})`);
@@ -172,8 +170,7 @@ export function readArchive({ directory, owner, links: known, take }: Destinatio
       linkName = plainName(it.linkName, (words) =>
         fault(`is a hard link to ${shownName(it.linkName)}, which ${words}`),
       );
-      const isLink = [...prefixes(linkName), linkName].some((part) => links.has(part));
-      if (linkName === '' || isLink)
+      if (linkName === '' || links.find(linkName) !== undefined)
         throw fault(`is a hard link to ${shownName(it.linkName)}, which is no file of the archive`);
     } else if (type === '2') {
       linkName = it.linkName;
@@ -182,8 +179,8 @@ export function readArchive({ directory, owner, links: known, take }: Destinatio
         throw fault('is a symbolic link to a name that is too long');
       mark(name);
     } else if (type === '5') {
-      if (links.has(name)) throw fault('is a directory, and a symbolic link is in its place');
-    } else links.delete(name); // Every tar removes a link before it writes a file in its place.
+      if (link !== undefined) throw fault('is a directory, and a symbolic link is in its place');
+    } else links.remove(name); // Every tar removes a link before it writes a file in its place.
     const mode = (it.mode & PERMISSION_BITS) | (type === '5' ? DIRECTORY_BITS : 0);
     const { user = 0, group = 0 } = owner ?? {};
     return { ...it, name, linkName, type, mode, user, group, size: isFile(it) ? it.size : 0 };
@@ -250,10 +247,6 @@ const shownName = (name: string): string => {
   const text = Buffer.from(name, 'latin1').toString('utf8');
   return visible(JSON.stringify(text.length > SHOWN_CHARACTERS_MAX ? `${text.slice(0, SHOWN_CHARACTERS_MAX)}…` : text));
 };
-
-function* prefixes(name: string): Iterable<string> {
-  for (let at = name.indexOf('/'); at >= 0; at = name.indexOf('/', at + 1)) yield name.slice(0, at);
-}
 
 /** Returns whether a name has a byte below the space, or DEL. */
 function hasControl(name: string): boolean {

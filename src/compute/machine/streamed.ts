@@ -4,6 +4,7 @@ import { inTime } from '../../net/deadline.ts';
 import type { Backend, Ref } from '../backend.ts';
 import { ArchiveFault, emptyFile, endOfArchive, readArchive } from './archive.ts';
 import { collect } from './collect.ts';
+import { createLinkListReader } from './link-list.ts';
 import { firstWord, type Run, startRun } from './run.ts';
 import { judgeUpload, KEPT_OUT_PATH, KILLED, MUST_NOT_LIE_THERE, quoted, RECEIVE_MARKED, refusePath } from './shell.ts';
 
@@ -258,7 +259,7 @@ function refusalOf({ message }: ArchiveFault, reader: ReturnType<typeof readArch
 function readUnpacking(run: Run) {
   const links = Promise.withResolvers<string[]>();
   const done = Promise.withResolvers<void>();
-  let head = '';
+  const list = createLinkListReader(LINKS_BYTES_MAX);
   let tail: string | undefined;
   run.stdout.on('data', (chunk: Buffer) => {
     if (tail !== undefined) {
@@ -266,15 +267,14 @@ function readUnpacking(run: Run) {
       done.resolve();
       return;
     }
-    head += chunk.toString('latin1');
-    const at = `\n${head}`.indexOf('\n//\n'); // No name of a file has two slashes.
-    if (at < 0) {
-      if (head.length > LINKS_BYTES_MAX) links.reject(tooManyLinks());
+    const listed = list.push(chunk);
+    if (listed === undefined) return;
+    if (listed === 'tooLong') {
+      links.reject(tooManyLinks());
       return;
     }
-    const listed = head.slice(0, at).split('\n');
-    links.resolve(listed.flatMap((line) => (line.startsWith('./') ? [line.slice(2)] : [])));
-    tail = head.slice(at + '//\n'.length);
+    links.resolve(listed.names);
+    tail = listed.rest;
     if (tail !== '') done.resolve();
   });
   const finish = () => {
