@@ -2,13 +2,13 @@ import { wordOf } from '../../base/parse-json.ts';
 import { changeNested } from '../../router/nested.ts';
 import { markedText, marksOf, type Piece, textPart } from './conversation.ts';
 import { invalid, type Json, notOffered, objectOf, objectsOf, textOf } from './json.ts';
+import { unreadAddress } from './unread.ts';
 
 // Documents in Anthropic's Messages: text, or a PDF that only a server of this API reads. Agents put them into their
 // conversation and send them again with each later turn, so refusing one would end the session.
 
 /** Members through which a document is reached, and through which its own blocks are. */
 export const DOCUMENT_PARTS = ['messages', 'content', 'source'];
-const URL_LENGTH_SHOWN = 500;
 const TYPE_LENGTH_SHOWN = 100;
 
 /**
@@ -48,7 +48,6 @@ export function piecesOfDocument(
 }
 
 const wordIn = (value: unknown) => (typeof value === 'string' ? value : '');
-const unreadAddress = (url: string) => `[A document at ${url.slice(0, URL_LENGTH_SHOWN)}: this model cannot read it.]`;
 
 /**
  * Returns a request in which sentences replace the documents that the model server would have to fetch: the same object if

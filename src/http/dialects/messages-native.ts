@@ -3,7 +3,9 @@ import { wordOf } from '../../base/parse-json.ts';
 import type { KeptState, NativeRequest } from './dialect.ts';
 import { isObject, type Json, namesGiven, objectOf } from './json.ts';
 import { DOCUMENT_PARTS, hasPages, withoutAddresses } from './messages-documents.ts';
+
 import { FREE, isClientTool } from './messages-request.ts';
+import { WHOLE_CONTEXT } from './unread.ts';
 
 /**
  * Beta features that cost nothing but tokens and need nothing on the server, without their dates. Others are not requested:
@@ -25,8 +27,6 @@ const THINKING_TOKENS_MIN = 1024;
 
 /** A bound of the tokens that each of Anthropic's tools for clients adds by its schema and instructions, at most 735 today. */
 const TOKENS_PER_CLIENT_TOOL = 2048;
-/** More tokens than any context has. */
-const WHOLE_CONTEXT = 1e9;
 
 /**
  * Describes how a request of Anthropic's Messages API is passed on to a server that speaks it. It fetches documents only

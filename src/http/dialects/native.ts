@@ -69,5 +69,6 @@ function bytesOf(value: Json, names: readonly string[], parts: readonly string[]
 function withoutMedia(part: Readonly<Json>): Readonly<Json> {
   const isPdf = part.type === 'document' && objectOf(part.source).type === 'base64';
   if (part.type === 'image' || isPdf) return { ...part, source: { ...objectOf(part.source), data: '' } };
+  if (part.type === 'input_file') return { ...part, file_data: '' };
   return part.type === 'input_image' ? { ...part, image_url: '' } : part;
 }

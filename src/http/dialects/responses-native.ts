@@ -1,6 +1,8 @@
 import type { KeptState, NativeRequest } from './dialect.ts';
 import { type Json, namesGiven, objectOf } from './json.ts';
+import { hasFiles, PARTS, withoutFileAddresses } from './responses-files.ts';
 import { FREE, isOmitted } from './responses-request.ts';
+import { WHOLE_CONTEXT } from './unread.ts';
 
 /** Members that are passed on with any value. */
 const PASSED = [
@@ -11,16 +13,20 @@ const PASSED = [
 /** Members that require at least one tool. */
 const OF_TOOLS = ['tools', 'tool_choice', 'parallel_tool_calls'];
 
-/** Describes how a request of OpenAI's Responses API is passed on to a server that speaks it. Nothing is stored there. */
-export function nativeResponses(raw: Json): NativeRequest {
+/**
+ * Describes how a request of OpenAI's Responses API is passed on to a server that speaks it. Nothing is stored there, and it
+ * fetches files only where it may fetch images.
+ */
+export function nativeResponses(given: Json, { imageUrls }: { imageUrls: boolean }): NativeRequest {
+  const raw = imageUrls ? given : withoutFileAddresses(given);
   const { stream, service_tier: tier } = raw;
   const input = without(raw.input, isReference);
   const tools = toolsGiven(raw.tools);
   return {
     value: input === raw.input && tools === raw.tools ? raw : { ...raw, input, tools },
     names: namesGiven(raw, Array.isArray(tools) && tools.length ? [...PASSED, ...OF_TOOLS] : PASSED),
-    parts: ['input', 'content', 'output'],
-    addedTokens: 0,
+    parts: PARTS,
+    addedTokens: hasFiles(raw) ? WHOLE_CONTEXT : 0,
     kept: { stream, tier },
   };
 }

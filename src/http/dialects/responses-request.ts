@@ -16,6 +16,7 @@ import {
   pick,
   textOf,
 } from './json.ts';
+import { textOfFile } from './responses-files.ts';
 
 /** Members that make the server store something, or look it up. */
 const REMEMBERED = ['previous_response_id', 'conversation', 'prompt'];
@@ -170,6 +171,8 @@ function contentOf(content: unknown, where: string): Piece[] {
           throw notOffered(at, `an image by its id is not offered here: ${FORGETS}`);
         return imagePart(textOf(isObject(image) ? image.url : image, `${at}.image_url`), {}, detail);
       }
+      case 'input_file':
+        return textOfFile(part, at);
       default:
         throw notOffered(at, `a part of the type ${named(part.type)} is not offered here.`);
     }
