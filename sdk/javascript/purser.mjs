@@ -301,7 +301,8 @@ export class Wallet {
   async env({ models, maxPriceUsd } = {}) {
     const body = { ...(models ? { models } : {}), ...(maxPriceUsd ? { max_price_usd: maxPriceUsd } : {}) };
     const key = await this.#client.ask('POST', '/v1/router/key', body);
-    const [first] = models ?? (await this.models()).map((it) => it.id);
+    const chats = (await this.models()).filter((it) => it.max_output_tokens > 0).map((it) => it.id);
+    const [first] = models ? models.filter((it) => chats.includes(it)) : chats;
     return {
       SVC_BROKER_URL: this.#client.url,
       SVC_BROKER_TOKEN: this.#client.token,

@@ -348,7 +348,8 @@ class Wallet:
             "ANTHROPIC_BASE_URL": key["base_url"],
             "ANTHROPIC_AUTH_TOKEN": key["api_key"],
         }
-        first = next(iter(models or [it["id"] for it in self.models()]), None)
+        chats = [it["id"] for it in self.models() if it["max_output_tokens"] > 0]
+        first = next((it for it in (chats if models is None else models) if it in chats), None)
         if first is not None:
             env.update(OPENAI_MODEL=first, ANTHROPIC_MODEL=first)
         return env

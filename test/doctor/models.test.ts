@@ -43,3 +43,47 @@ test('an upstream is asked in each API that it is said to speak', async (t) => {
   const asked = purser.upstream.calls.find(({ path }) => path.endsWith('/messages'));
   assert.equal(asked?.headers['anthropic-version'], '2023-06-01');
 });
+
+test('a model that ranks is asked to rank one document, and its count is compared with the bound', async (t) => {
+  const purser = await openTestServer(t, {
+    change: (all) => {
+      const pricing = { prompt: '0.000001' };
+      const ranking = { id: 'rank', kind: 'rerank', upstream: 'local', context_length: 8192, pricing };
+      return { ...all, router: { ...all.router, models: [ranking] } };
+    },
+  });
+  const config = readConfig({ data: purser.directory }, {});
+  const check = async (usage: object) => {
+    purser.upstream.handle = (_, response) => {
+      response.writeHead(200, { 'content-type': 'application/json' });
+      response.end(JSON.stringify({ results: [{ index: 0, relevance_score: 0.9 }], ...usage }));
+    };
+    const [found] = await checkModels(createCatalogue(config), purser.app.upstreams, async () => new Map());
+    return found;
+  };
+  const fine = await check({ usage: { total_tokens: 12 } });
+  assert.deepEqual(
+    [fine?.name, fine?.ok, fine?.detail],
+    ['rank on local', true, '12 prompt and 0 completion tokens, 0.000012 USD by our price'],
+  );
+  const { path, body } = purser.upstream.calls.at(-1) as { path: string; body: Record<string, unknown> };
+  assert.deepEqual(
+    [path, body.model, body.query, body.documents],
+    ['/v1/rerank', 'rank', 'Say ok.', ['Say ok.']],
+    'one document, and no stream, limit or tools',
+  );
+  assert.deepEqual(Object.keys(body).sort(), ['documents', 'model', 'query']);
+  assert.equal(purser.upstream.calls.length, 1, 'once, without a stream');
+
+  const more = await check({ usage: { total_tokens: 500 } });
+  assert.equal(more?.ok, false);
+  assert.match(
+    String(more?.detail),
+    /^It counted 500 prompt tokens where the bound is \d+: .*prompt_overhead_tokens to 500/,
+  );
+  const none = await check({});
+  assert.deepEqual([none?.ok, /^It reports no readable usage/.test(String(none?.detail))], [false, true]);
+  purser.upstream.handle = failure(404);
+  const [missing] = await checkModels(createCatalogue(config), purser.app.upstreams, async () => new Map());
+  assert.equal(missing?.ok, false);
+});

@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
+import type { TestServerOptions } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
 import { openLocalLease } from '../http/trees-shared.ts';
 
@@ -48,8 +49,8 @@ export async function pythons(): Promise<Map<string, string>> {
 }
 
 /** A wallet of ten dollars, and a directory with the clients as the server gives them. */
-export async function openSandbox(t: TestContext) {
-  const { purser, token } = await openLocalLease(t, { env: {} });
+export async function openSandbox(t: TestContext, change?: TestServerOptions['change']) {
+  const { purser, token } = await openLocalLease(t, { env: {}, ...(change ? { change } : {}) });
   const { token: own } = await purser.openWallet();
   const directory = mkdtempSync(join(tmpdir(), 'purser-sdk-'));
   t.after(() => rmSync(directory, { recursive: true, force: true }));

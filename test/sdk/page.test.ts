@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import { chmodSync, cpSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
+import { assertNamesChats } from './env-shared.ts';
 import { blocks, openSandbox, PRINTS, ROOT, run, runBlocks } from './examples.ts';
 
 test('the page has ten examples, and the first of them six lines', () => {
@@ -13,6 +14,8 @@ test('the page has ten examples, and the first of them six lines', () => {
   assert.equal(blocks.length, 10);
   assert.ok((blocks[0]?.code.trim().split('\n').length ?? 0) <= 6);
 });
+
+test('the environment of a program names a model for chats', (t) => assertNamesChats(t, 'js', process.execPath));
 
 test('the examples in JavaScript print what they say', async (t) => runBlocks(t, 'js', process.execPath));
 
