@@ -2,9 +2,11 @@ import '../helper/on-disk.ts';
 import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import test from 'node:test';
+import type { Backend } from '../../src/compute/backend.ts';
 import { connectMcp } from '../helper/mcp.ts';
 import { openTestServer } from '../helper/server.ts';
 import { completion } from '../helper/upstream.ts';
+import { until } from '../helper/waiting.ts';
 import { openMemoryServer } from '../lease/leases.ts';
 import { openLocalLease } from './trees-shared.ts';
 
@@ -124,6 +126,22 @@ test('a machine that is not ready is waited for until it runs', async (t) => {
   const other = await purser.openWallet();
   const stranger = await connectMcp(t, purser.url, other.token);
   assert.equal((await stranger.tool('compute_wait', { id: body.id })).structuredContent.error.code, 'not_found');
+});
+
+test('a server that stops does not wait for a machine or a command, and says that neither is done', async (t) => {
+  const { purser, token, id } = await openLocalLease(t);
+  const client = await connectMcp(t, purser.url, token);
+  const start = { id, command: 'sleep 600' };
+  const { process_id } = (await client.tool('compute_process_start', start)).structuredContent;
+  const waiting = client.tool('compute_wait', { id, process_id, seconds: 50 });
+  await until('it waits', () => purser.app.activity.open(id) > 0);
+  const [{ backend }] = purser.app.slots.list as unknown as [{ backend: Backend }];
+  const kills = t.mock.method(backend.guest, 'exec'); // The end of its time would need none.
+  purser.app.health.stopping = true;
+  const { done, process } = (await waiting).structuredContent;
+  purser.app.health.stopping = false;
+  assert.deepEqual([done, process.status, kills.mock.callCount()], [false, 'running', 1]);
+  await client.tool('compute_process_kill', { id, process_id });
 });
 
 test('children are listed, with what they have left and without a token', async (t) => {

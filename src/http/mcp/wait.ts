@@ -32,14 +32,16 @@ export const waitCompute = endpoint({
   refusals: GUEST_REFUSALS,
   example: { body: { id: ID }, answer: { done: true } },
   async run(app, { principal, body: { id, process_id: processId, seconds }, whenGone }) {
-    const gone = new AbortController();
-    whenGone(() => gone.abort());
+    const unwanted = new AbortController();
+    whenGone(() => unwanted.abort());
+    using _ = whenStopping(app, () => unwanted.abort()); // A stopping server does not wait: its caller can go on afterwards.
+    const { signal } = unwanted;
     if (processId === undefined) {
-      const resource = await untilReady(app, principal.wallet.id, { id, seconds, signal: gone.signal });
+      const resource = await untilReady(app, principal.wallet.id, { id, seconds, signal });
       return { body: { done: isReady(resource), resource: summaryOf(app, resource) } };
     }
     const order = { id: processId, offset: AFTER_LOG_BYTES, bytesMax: 0 };
-    const follow = { timeoutSeconds: seconds, signal: gone.signal };
+    const follow = { timeoutSeconds: seconds, signal };
     const read = (more: { follow?: typeof follow }) =>
       callRunning(app, principal, id, seconds, (backend, ref) => readLog(backend, ref, { ...order, ...more }));
     const { process } = await read({ follow });
@@ -52,6 +54,14 @@ export const waitCompute = endpoint({
 const isReady = ({ readyAt, endedAt, status }: Resource) =>
   endedAt !== null || (readyAt !== null && status !== 'stopping');
 
+/** Calls `act` when the server stops, until it is disposed. */
+function whenStopping({ health }: HttpApp, act: () => void): Disposable {
+  const watch = setInterval(() => {
+    if (health.stopping) act();
+  }, LOOK_MILLISECONDS);
+  return { [Symbol.dispose]: () => clearInterval(watch) };
+}
+
 /** Looks at the row of a resource until it runs or has ended. Takes no step of it: its driver and the reaper do. */
 async function untilReady(
   app: HttpApp,
@@ -61,7 +71,7 @@ async function untilReady(
   const until = performance.now() + seconds * 1000;
   for (;;) {
     const resource = resourceOf(app.ledger.read, walletId, id);
-    if (isReady(resource) || signal.aborted || app.inFlight.isCutOff() || performance.now() >= until) return resource;
+    if (isReady(resource) || signal.aborted || performance.now() >= until) return resource;
     await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
   }
 }
