@@ -28,9 +28,9 @@ async function openPurser(t: TestContext, settings: Record<string, unknown> = {}
   const purser = installation(t, { settings: { router, ...settings } });
   const serving = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000');
+  await purser.json('account', 'credit', accounts[0].id, '1000c');
   const open = (name: string) =>
-    purser.json('wallet', 'create', '--account', accounts[0].id, '--name', name, '--budget-cents', '100');
+    purser.json('wallet', 'create', '--account', accounts[0].id, '--name', name, '--budget', '1.00');
   return { purser, serving, upstream, server, open };
 }
 
@@ -125,7 +125,7 @@ test('without a model for chats there is no block, and a program runs all the sa
   const said = await purser.cli('wallet', 'env', 'agent', '--for', 'openai');
   assert.deepEqual([said.code, said.stdout], [3, '']);
   assert.match(said.stderr, /No model for chats is configured/);
-  const ran = await purser.cli('run', '--budget', '1', '--', 'env');
+  const ran = await purser.cli('run', '--budget', '1.00', '--', 'env');
   assert.match(ran.stdout, /^OPENAI_BASE_URL=http:\S+\/v1\/router$/m);
   assert.doesNotMatch(ran.stdout, /^(OPENAI|ANTHROPIC|COPILOT)_MODEL=/m);
 });
@@ -136,14 +136,14 @@ test('a program that `purser run` starts is given the variables of every block, 
     ['qwen3-8b', []],
     [ODD, ['--model', ODD]],
   ] as const) {
-    const { code, stdout, stderr } = await purser.cli('run', '--budget', '1', ...args, '--', 'env');
+    const { code, stdout, stderr } = await purser.cli('run', '--budget', '1.00', ...args, '--', 'env');
     assert.equal(code, 0, stderr);
     const lines = stdout.split('\n');
     for (const name of ['OPENAI_MODEL', 'ANTHROPIC_MODEL', 'COPILOT_MODEL'])
       assert(lines.includes(`${name}=${model}`), stdout);
     assert(lines.includes('CLAUDE_CODE_MAX_CONTEXT_TOKENS=32768'));
   }
-  const refused = await purser.cli('run', '--budget', '1', '--model', 'nope', '--', 'env');
+  const refused = await purser.cli('run', '--budget', '1.00', '--model', 'nope', '--', 'env');
   assert.deepEqual([refused.code, refused.stdout], [3, '']);
   const { wallets } = await purser.json('wallet', 'list');
   assert.deepEqual(new Set(wallets.map(({ status }: { status: string }) => status)), new Set(['closed']));
