@@ -94,6 +94,10 @@ test('a command in the background is waited for, and a port of the machine is op
   const log = await client.tool('compute_process_log', { id, process_id, timeout: 5 });
   assert.match(log.structuredContent.error.message, /^timeout: unknown property/);
 
+  assert.equal((await tool('compute_process_list', {})).processes[0].exit_code, 3);
+  assert(!(await client.tool('compute_process_log', { id, process_id })).isError);
+  assert((await tool('compute_files', {})).entries.some((it: { name: string }) => it.name === 'go'));
+
   const { url } = await tool('compute_port', { port: 8888 });
   const { body: link } = await purser.ask('POST', '/v1/compute/port', { token, body: { id, port: 8888 } });
   assert.equal(url.split('code=')[0], link.url.split('code=')[0]);

@@ -32,6 +32,7 @@ async function pagesOf(sample: Sample): Promise<{ operator: string[]; account: s
     '/wallets/new',
     `/wallets/${wallet.id}`,
     `/wallets/${wallet.id}?steps=all&movements=50`,
+    `/wallets/${wallet.id}?client=claude`,
     `/wallets/${frozen.id}`,
     `/wallets/${sample.evil.id}`,
     `/wallets/${wallet.id}/freeze`,
