@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, type TestContext, test } from 'node:test';
+import type { ClientName } from '../../src/wire/client-settings.ts';
 import { event } from '../helper/sse.ts';
 import { failure, type Handler, reset } from '../helper/upstream.ts';
 import { AGENTS, type Agent } from './agents.ts';
@@ -68,6 +69,9 @@ function assertPaid({ used, cost, held, estimatedCount }: Ran): void {
   assert.deepEqual({ used, held, estimatedCount }, { used: cost, held: 0n, estimatedCount: 0 });
 }
 
+const ODD_CLIENTS: ReadonlySet<ClientName> = new Set(['claude', 'codex', 'pi', 'continue']);
+const ODD_ID = `it's "odd" $(id) \\ x/y:z`;
+
 /** A PDF of one empty page. */
 const PDF = `%PDF-1.4
 1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj
@@ -104,6 +108,16 @@ describe('the agents', { concurrency: 2 }, () => {
     );
     assertPaid(ran);
   });
+
+  // One of each language that the settings are written in: shell, TOML, JSON and YAML.
+  for (const { title, client, program, args } of AGENTS.filter((it) => ODD_CLIENTS.has(it.client)))
+    test(`${title} takes a model whose name is full of quotes, as it is`, async (t) => {
+      if (!hasAgent(t, program)) return;
+      const ran = await runAgent(t, { client, args, modelId: ODD_ID });
+      assertDone(ran);
+      assertPaid(ran);
+      assert.deepEqual([...new Set(ran.counted.map(({ model }) => model))], [ODD_ID]);
+    });
 
   for (const agent of AGENTS) {
     test(`${agent.title} does a task with two tools, and pays what the model server counted`, async (t) => {

@@ -34,6 +34,8 @@ export type Asked = {
   /** Nearly all of its wallet is spent before it begins. */
   isPoor?: boolean;
   fault?: Fault;
+  /** What the model is called. Default: as in model.ts. */
+  modelId?: string;
   /** What the model does. Default: the task. */
   model?: (body: Record<string, any>) => Record<string, any>;
   /** What else the agent finds at Purser's address. */
@@ -84,7 +86,7 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
   const models = openModelServer(asked.model ?? taskModel(directory));
   const router = {
     upstreams: [{ name: 'local', base_url: upstream.url, timeout_seconds: 300 }],
-    models: [MODEL, FILLER],
+    models: [{ ...MODEL, id: asked.modelId ?? MODEL.id }, FILLER],
   };
   const purser = installation(t, { settings: { router, public_url: URL_INSIDE } });
   const serving = await purser.serve();
@@ -160,7 +162,7 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
     upstream,
     counted: models.counted,
     used: nanosOf(budget.used_usd),
-    cost: models.counted.reduce((sum, it) => sum + costOf(it, it.model === MODEL.id ? PRICES : FILLER.pricing), 0n),
+    cost: models.counted.reduce((sum, it) => sum + costOf(it, it.model === FILLER.id ? FILLER.pricing : PRICES), 0n),
     held: nanosOf(budget.held_usd),
     estimatedCount: serving.output.stderr.split('"event":"operation.estimated"').length - 1,
   };
