@@ -1,5 +1,7 @@
 // Makes dist/purser: one executable file with the code, the SQLite addon and the migrations inside.
 // `node build.mjs --missing` builds only when dist/purser is missing or older than what it is made of.
+// `node build.mjs --foreign ARCH RUNTIME LIBRARIES` makes dist/ARCH/purser for Linux on another architecture, from that
+// architecture's Node and a root directory with the C and C++ libraries, which qemu runs it with (packaging/foreign.mjs).
 import { execFileSync } from 'node:child_process';
 import { hash } from 'node:crypto';
 import {
@@ -23,7 +25,12 @@ import { migratedSchema } from './src/db/known-schema.ts';
 import { knownMigrations } from './src/db/migrate.ts';
 import { bundleSums } from './src/files/bundle.ts';
 
-const DIST = 'dist';
+const foreignAt = process.argv.indexOf('--foreign');
+const [, ARCH = process.arch, FOREIGN_RUNTIME, LIBRARIES] = foreignAt < 0 ? [] : process.argv.slice(foreignAt);
+const DIST = FOREIGN_RUNTIME ? join('dist', ARCH) : 'dist';
+const CONFIG = join('dist', 'sea.json'); // At one place: the threads that src/files/build-cache.cjs starts are told nothing.
+/** The name in Debian's toolchains and in qemu of each architecture that another one builds for. */
+const FOREIGN_TOOLS = { arm64: 'aarch64', x64: 'x86_64' };
 const EXECUTABLE = join(DIST, 'purser');
 const SUMS = 'purser.sha256';
 const SOURCES = [
@@ -70,10 +77,12 @@ function isCurrent() {
  * Returns the path of the pinned runtime in its platform package or, if there is none (macOS), of the Node that runs this.
  * Throws if the runtime's checksum is not the one above.
  */
-function findRuntime() {
+function findRuntime(
+  arch = process.arch,
+  pinned = join('node_modules', `node-${process.platform}-${arch}`, 'bin/node'),
+) {
   const { optionalDependencies } = JSON.parse(readFileSync('package.json', 'utf8'));
-  const name = `node-${process.platform}-${process.arch}`;
-  const pinned = join('node_modules', name, 'bin', 'node');
+  const name = `node-${process.platform}-${arch}`;
   if (optionalDependencies[name] && existsSync(pinned)) {
     const found = hash('sha256', readFileSync(pinned));
     if (found !== RUNTIME_SHA256[name])
@@ -91,7 +100,7 @@ function strippedRuntime(runtime, to) {
   copyFileSync(runtime, to);
   chmodSync(to, 0o755);
   try {
-    execFileSync('strip', [to], { stdio: 'ignore' });
+    execFileSync(LIBRARIES ? `${FOREIGN_TOOLS[ARCH]}-linux-gnu-strip` : 'strip', [to], { stdio: 'ignore' });
   } catch {
     console.error('No `strip` here (binutils): the executable works, but is some 30 MB larger.');
   }
@@ -234,7 +243,7 @@ const V8_FLAGS = [
 ];
 
 async function make() {
-  const runtime = findRuntime();
+  const runtime = findRuntime(ARCH, FOREIGN_RUNTIME);
   mkdirSync(DIST, { recursive: true });
   const at = (name) => join(DIST, name);
   const common = {
@@ -284,7 +293,7 @@ async function make() {
   writeFileSync(at('licenses.json.gz'), gzipSync(JSON.stringify(notices), { level: 9 }));
   // All that goes in beside the runtime and V8's code cache: the same at each build of the same sources.
   const assets = {
-    'sqlite.node': `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
+    'sqlite.node': `node_modules/better-sqlite3/prebuilds/${process.platform}-${ARCH}.node`,
     'migrations.json': at('migrations.json'),
     'schema.json': at('schema.json'),
     'ui.json': at('ui.json'),
@@ -298,7 +307,7 @@ async function make() {
     bundleSums(Object.keys(assets), (name) => readFileSync(assets[name])),
   );
   writeFileSync(
-    at('sea.json'),
+    CONFIG,
     JSON.stringify({
       main: at('start.cjs'),
       output: at('purser.blob'),
@@ -317,11 +326,14 @@ async function make() {
   );
   strippedRuntime(runtime, at('runtime'));
   // What V8 compiles it rejects, with a warning, where its version or its flags are others. No setting of the builder's gets in.
-  execFileSync(runtime, [...V8_FLAGS, 'src/files/build-cache.cjs'], {
+  const [program, ...args] = LIBRARIES
+    ? [`qemu-${FOREIGN_TOOLS[ARCH]}-static`, '-L', LIBRARIES, runtime, ...V8_FLAGS]
+    : [runtime, ...V8_FLAGS];
+  execFileSync(program, [...args, 'src/files/build-cache.cjs'], {
     stdio: ['ignore', 'ignore', 'pipe'],
     env: { TMPDIR: tmpdir() },
   });
-  execFileSync(runtime, ['--experimental-sea-config', at('sea.json')], { stdio: ['ignore', 'ignore', 'inherit'] });
+  execFileSync(findRuntime(), ['--experimental-sea-config', CONFIG], { stdio: ['ignore', 'ignore', 'inherit'] });
   const postject = [
     'node_modules/postject/dist/cli.js',
     at('runtime'),
@@ -333,8 +345,11 @@ async function make() {
   execFileSync(process.execPath, postject, { stdio: 'ignore' }); // Its warnings about section names are harmless.
   renameSync(at('runtime'), EXECUTABLE); // Atomic, and never writes into a running executable.
   // The bundle stays, beside its source map and the digests of all parts.
-  const parts = readdirSync(DIST).filter((name) => !['purser', 'purser.cjs', 'purser.cjs.map', SUMS].includes(name));
+  const parts = readdirSync(DIST).filter(
+    (name) => !['purser', 'purser.cjs', 'purser.cjs.map', SUMS, ...Object.keys(FOREIGN_TOOLS)].includes(name),
+  );
   for (const name of parts) rmSync(at(name));
+  rmSync(CONFIG, { force: true });
   console.error(`${EXECUTABLE}: ${Math.round(statSync(EXECUTABLE).size / 1e6)} MB`);
 }
 

@@ -21,7 +21,7 @@ import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { StringDecoder } from 'node:string_decoder';
 
-export const version = '0.1.0';
+export const version = '0.2.0';
 
 /** Milliseconds without a byte after which an answer is lost; a stream says something every 15 seconds. */
 const TIMEOUT = 75_000;

@@ -29,7 +29,7 @@ import uuid
 from decimal import Decimal
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Union
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ConnectionLost",
     "FundsHeld",

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { VERSION } from '../../src/files/version.ts';
 import { EXECUTABLE, installation } from '../helper/executable.ts';
 import { onTerminal } from '../helper/terminal.ts';
 import { openUpstream } from '../helper/upstream.ts';
@@ -16,7 +17,7 @@ test('the first start on a terminal says where it listens, what is missing, and 
   assert.equal(
     at.screen(),
     `Creating a new installation in ${purser.directory}.
-Purser 0.1.0 listens on ${url}; agents are given ${url}.
+Purser ${VERSION} listens on ${url}; agents are given ${url}.
 Data: ${purser.directory}. Settings: none, so every setting has its default.
 Copy ${purser.directory}/master.key to where your backups are not: no backup can be restored without it.
 Nobody can spend yet: no model is configured, and no account has credit.

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
+import { VERSION } from '../../src/files/version.ts';
 import { WAITING_COUNT_MAX } from '../../src/telemetry/spans/exporter.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { openReceiver, status } from '../helper/receiver.ts';
@@ -63,7 +64,7 @@ test('a chat is one span: the conventions’ attributes, its cost, and the place
   );
   assert.deepEqual(decode(got.text).resource, {
     'service.name': 'house',
-    'service.version': '0.1.0',
+    'service.version': VERSION,
     'service.instance.id': purser.app.installationId,
   });
   const { operations } = await purser.run('operation.list', {});

@@ -1,0 +1,28 @@
+import { existsSync, mkdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { type Architecture, isNative, run } from './tools.ts';
+
+/** Builds the executable for an architecture and returns its path. A foreign one runs by qemu, on `libraries`. */
+export function buildExecutable(architecture: Architecture, libraries: string, cache: string): string {
+  const { node } = architecture;
+  if (isNative(architecture)) {
+    run(process.execPath, ['build.mjs']);
+    return 'dist/purser';
+  }
+  run(process.execPath, ['build.mjs', '--foreign', node, foreignRuntime(node, cache), libraries]);
+  return join('dist', node, 'purser');
+}
+
+/** Returns the pinned Node of another architecture, which `npm ci` does not install. build.mjs checks its sum. */
+function foreignRuntime(node: string, cache: string): string {
+  const name = `node-linux-${node}`;
+  const version = JSON.parse(readFileSync('package.json', 'utf8')).optionalDependencies[name];
+  const directory = join(cache, `${name}-${version}`);
+  const runtime = join(directory, 'package/bin/node');
+  if (existsSync(runtime)) return runtime;
+  mkdirSync(directory, { recursive: true });
+  const said = run('npm', ['pack', '--json', '--pack-destination', directory, `${name}@${version}`]);
+  const [{ filename }] = JSON.parse(said.toString());
+  run('tar', ['-xzf', join(directory, filename), '-C', directory, '--exclude=package/include']);
+  return runtime;
+}
