@@ -345,10 +345,9 @@ async function make() {
   execFileSync(process.execPath, postject, { stdio: 'ignore' }); // Its warnings about section names are harmless.
   renameSync(at('runtime'), EXECUTABLE); // Atomic, and never writes into a running executable.
   // The bundle stays, beside its source map and the digests of all parts.
-  const parts = readdirSync(DIST).filter(
-    (name) => !['purser', 'purser.cjs', 'purser.cjs.map', SUMS, ...Object.keys(FOREIGN_TOOLS)].includes(name),
-  );
-  for (const name of parts) rmSync(at(name));
+  const kept = ['purser', 'purser.cjs', 'purser.cjs.map', SUMS];
+  const parts = readdirSync(DIST, { withFileTypes: true }).filter((it) => it.isFile() && !kept.includes(it.name));
+  for (const { name } of parts) rmSync(at(name));
   rmSync(CONFIG, { force: true });
   console.error(`${EXECUTABLE}: ${Math.round(statSync(EXECUTABLE).size / 1e6)} MB`);
 }

@@ -64,7 +64,7 @@ export function writePackage(
     for (const it of SCRIPTS) put(`DEBIAN/${it}`, readFileSync(join('packaging/debian', it)), 0o755);
     // dpkg-deb takes the time of its members from SOURCE_DATE_EPOCH, which packaging/release.ts sets.
     run('touch', ['--no-dereference', `--date=@${seconds}`, ...globSync('**/*', { cwd: tree })], { cwd: tree });
-    run('dpkg-deb', ['--root-owner-group', '-Zxz', '-z3', '--build', tree, file]);
+    run('dpkg-deb', ['--root-owner-group', '-Zxz', '-z1', '--build', tree, file]);
   } finally {
     rmSync(tree, { recursive: true, force: true });
   }

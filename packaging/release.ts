@@ -1,4 +1,4 @@
-// `npm run release`: makes release/ from the commit that is checked out. docs/releases.md says what is in it.
+// `npm run release`: makes release/ from the commit that is checked out. docs/how-do-i.md says how it is installed.
 import { hash } from 'node:crypto';
 import {
   chmodSync,
@@ -24,7 +24,7 @@ import { ARCHITECTURES, checkTools, isNative, run } from './tools.ts';
 import { unitText } from './unit.ts';
 
 const OUT = 'release';
-const CACHE = 'node_modules/.cache/purser-release';
+const CACHE = 'node_modules/.cache/purser-release'; // Of Nodes alone, which are always the same.
 const NAMESPACE = 'purser-release';
 
 /** The commit, and its time, which everything in the release bears. */
@@ -72,7 +72,7 @@ function sign(key: string): void {
   writeFileSync(at('SHA256SUMS'), sums);
   run('ssh-keygen', ['-q', '-Y', 'sign', '-f', key, '-n', NAMESPACE, at('SHA256SUMS')]);
 
-  const signers = join(CACHE, 'signers');
+  const signers = join('dist', 'signers');
   writeFileSync(signers, `${NAMESPACE} ${publicKey}`);
   const verify = ['-Y', 'verify', '-f', signers, '-I', NAMESPACE, '-n', NAMESPACE, '-s', at('SHA256SUMS.sig')];
   run('ssh-keygen', verify, { input: sums });
@@ -88,7 +88,7 @@ function release(): void {
   rmSync(OUT, { recursive: true, force: true });
   mkdirSync(OUT);
 
-  const libraries = join(CACHE, 'libraries');
+  const libraries = join('dist', 'libraries');
   rmSync(libraries, { recursive: true, force: true });
   const platforms: Platform[] = ARCHITECTURES.map((architecture) => {
     const root = fetchLibraries(architecture, libraries);

@@ -56,6 +56,13 @@ export function findKubernetes(): string | undefined {
   }
 }
 
+/** What packaging/tools.ts asks for, on this machine. */
+const RELEASED_WITH = [
+  ...(process.arch === 'x64' ? ['aarch64-linux-gnu-strip', 'qemu-aarch64-static'] : []),
+  ...(process.arch === 'arm64' ? ['x86_64-linux-gnu-strip', 'qemu-x86_64-static'] : []),
+  ...['strip', 'dpkg-deb', 'python3', 'ssh-keygen', 'git'],
+];
+
 const isRoot = () => process.getuid?.() === 0;
 type Component = { tests: string; isThere(): boolean };
 /** A component that needs root and its programs. */
@@ -131,6 +138,11 @@ export const COMPONENTS = {
   ),
   'qemu-aarch64-static': program('the first process of a container on arm64', 'qemu-aarch64-static'),
   'qemu-x86_64-static': program('the first process of a container on amd64', 'qemu-x86_64-static'),
+  release: {
+    tests: 'a release',
+    isThere: () => isRoot() && debianMirror() !== undefined && [...RELEASED_WITH, 'lintian'].every(hasProgram),
+  },
+  'docker-compose': program('Purser by Compose', 'docker-compose'),
   strip: program('the image', 'strip'),
   git: program('the image from a clone', 'git'),
   nginx: program('Purser behind nginx', 'nginx'),

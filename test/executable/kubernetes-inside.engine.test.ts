@@ -4,13 +4,15 @@ import { randomBytes, randomUUID } from 'node:crypto';
 import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import test from 'node:test';
+import { fileURLToPath } from 'node:url';
 import { request } from 'undici';
 import { importImage } from '../compute/engines/docker.ts';
 import { type ApiObject, type KubernetesCluster, openKubernetes } from '../compute/engines/kubernetes.ts';
 import { EXECUTABLE } from '../helper/executable.ts';
 import { until } from '../helper/waiting.ts';
 
-const MANIFEST = readFileSync(new URL('../../docs/kubernetes.yaml', import.meta.url), 'utf8');
+const MANIFEST = fileURLToPath(new URL('../../docs/kubernetes.yaml', import.meta.url));
+const KUSTOMIZATION = readFileSync(new URL('../../packaging/kustomization.yaml', import.meta.url), 'utf8');
 const PAGE = readFileSync(new URL('../../docs/kubernetes.md', import.meta.url), 'utf8');
 const IMAGE = 'localhost/purser:1';
 const UID = 65532;
@@ -60,10 +62,14 @@ test('Purser on a cluster, by its page: ready, rents by its service account, and
   const key = join(cluster.directory, 'master.key');
   writeFileSync(key, randomBytes(32).toString('hex'));
   await kubectl(['--namespace', 'purser', 'create', 'secret', 'generic', 'purser-master-key', `--from-file=${key}`]);
-  const manifest = MANIFEST.replace(/image: registry\S+/, `image: ${IMAGE}`).replace(
-    'image: debian:12',
-    `image: ${cluster.image}`,
-  );
+  // The base of a release, with the image in the place that its kustomization names.
+  const base = join(cluster.directory, 'kubernetes');
+  mkdirSync(base);
+  copyFileSync(MANIFEST, join(base, 'purser.yaml'));
+  const [name, tag] = IMAGE.split(':');
+  const placed = KUSTOMIZATION.replace('newTag:', `newName: ${name}, newTag:`).replace('@VERSION@', tag as string);
+  writeFileSync(join(base, 'kustomization.yaml'), placed);
+  const manifest = (await kubectl(['kustomize', base])).replace('image: debian:12', `image: ${cluster.image}`);
   assert.ok(manifest.includes(IMAGE) && manifest.includes(cluster.image));
   await apply(manifest);
   const pod = async (): Promise<ApiObject> =>
