@@ -29,7 +29,7 @@ const NAMESPACE = 'purser-release';
 
 /** The commit, and its time, which everything in the release bears. */
 function source(): { seconds: number; revision: string } {
-  const git = (...args: string[]) => run('git', args).toString().trim();
+  const git = (...args: string[]) => run('git', args).toString().trimEnd();
   if (!existsSync('.git')) throw new Error('A release is made from a clone of the repository: there is no .git here.');
   const seconds = Number(process.env.SOURCE_DATE_EPOCH ?? git('log', '-1', '--format=%ct'));
   const changed = git('status', '--porcelain').split('\n').filter(Boolean);
