@@ -14,6 +14,7 @@ import {
 import { join, resolve } from 'node:path';
 import { createProgram } from '../cli/program.ts';
 import { settingsText } from '../src/config/template.ts';
+import { unitText } from '../src/service/unit.ts';
 import { sharedFiles, writePackage } from './deb.ts';
 import { buildExecutable } from './executable.ts';
 import { type Platform, writeImage } from './image.ts';
@@ -21,7 +22,6 @@ import { fetchLibraries } from './libraries.ts';
 import { manPage } from './man.ts';
 import { billOfMaterials } from './sbom.ts';
 import { ARCHITECTURES, checkTools, isNative, run } from './tools.ts';
-import { unitText } from './unit.ts';
 
 const OUT = 'release';
 const CACHE = 'node_modules/.cache/purser-release'; // Of Nodes alone, which are always the same.
@@ -103,7 +103,7 @@ function release(): void {
 
   const notices = say('licenses');
   const files = sharedFiles(version, from.seconds, {
-    unit: unitText(),
+    unit: unitText('/usr/bin/purser'),
     settings: settingsText([]).text,
     man: manPage(createProgram(), version, from.seconds),
     completion: (shell) => say('completion', shell),

@@ -37,7 +37,10 @@ test('a signal that comes before the program does starts nothing, and leaves no 
   const running = purser.launch('run', '--budget', '5.00', '--', 'echo', 'started');
   const { signal } = await running.ended;
   assert.deepEqual([signal, running.output.stdout], ['SIGINT', '']);
-  assert.match(running.output.stderr, /^wal_\S+ is open for echo\. .*\nwal_\S+ is closed: 0\.00 of 5\.00 USD spent\.\n$/);
+  assert.match(
+    running.output.stderr,
+    /^wal_\S+ is open for echo\. .*\nwal_\S+ is closed: 0\.00 of 5\.00 USD spent\.\n$/,
+  );
   assert.equal((await purser.json('wallet', 'list')).wallets[0].status, 'closed');
 });
 

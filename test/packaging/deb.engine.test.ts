@@ -37,7 +37,7 @@ test('five commands of the page: the package serves on a booted Debian, and keep
   mkdirSync(join(beside, 'model'));
   writeFileSync(join(beside, 'model/server.cjs'), MODEL);
   writeFileSync(join(beside, 'model/purser.yaml'), stringify(settingsFor(`http://127.0.0.1:${MODEL_PORT}/v1`)));
-  const machine = await bootMachine(t, ['adduser', 'curl', 'sudo'], {
+  const machine = await bootMachine(t, ['adduser', 'curl'], {
     [release.directory]: '/srv/release',
     [beside]: '/srv/beside',
     [NODE]: '/opt/node',
@@ -115,7 +115,7 @@ test('five commands of the page: the package serves on a booted Debian, and keep
 
 test('the package installs, upgrades and goes where no systemd runs', async (t) => {
   const release = releaseOf(t);
-  const tree = release && (await minimalDebian(t, ['systemd-sysv', 'adduser', 'curl', 'sudo']));
+  const tree = release && (await minimalDebian(t, ['systemd-sysv', 'adduser', 'curl']));
   if (!release || !tree) return;
   const script = `dpkg --install /srv/purser_${version}_amd64.deb
     purser version

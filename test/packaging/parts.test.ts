@@ -4,7 +4,6 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { createProgram } from '../../cli/program.ts';
 import { manPage } from '../../packaging/man.ts';
-import { unitText } from '../../packaging/unit.ts';
 
 const read = (name: string) => readFileSync(join(import.meta.dirname, '../..', name), 'utf8');
 const { version } = JSON.parse(read('package.json'));
@@ -34,16 +33,4 @@ test('the man page has every command, and no line that troff takes for a request
   assert.doesNotMatch(page, /candidates/, 'what is hidden from the help is hidden here');
   const requests = page.split('\n').filter((it) => /^[.']/.test(it) && !/^\.(TH|SH|TP|B|RI|I)( |$)/.test(it));
   assert.deepEqual(requests, []);
-});
-
-test('the unit of the package is that of the page, with the paths of the package', () => {
-  const lines = unitText().split('\n');
-  const own = read('docs/purser.service').split('\n');
-  const added = lines.filter((it) => !own.includes(it));
-  assert.deepEqual(added, [
-    'Environment=PURSER_CONFIG=/etc/purser/purser.yaml',
-    'ExecStart=/usr/bin/purser serve',
-    'ExecReload=/usr/bin/purser reload',
-  ]);
-  assert.equal(lines[0], '[Unit]');
 });
