@@ -24,7 +24,7 @@ test('a refund while an agent works: what is available goes, the rest is owed, t
   assert.equal((await purser.chat(token)).status, 200, 'what was set aside before may be spent');
   const refused = await wallet(purser);
   assert.deepEqual([refused.status, refused.body.error.code], [402, 'insufficient_funds']);
-  assert.match(refused.body.error.message, /owes 1500 cents of reversed payments/);
+  assert.match(refused.body.error.message, /owes 15\.00 USD of reversed payments/);
 
   const closed = await purser.ask('POST', `/v1/wallets/${walletId}/close`, { token: purser.accountKey });
   assert.equal(closed.status, 200);

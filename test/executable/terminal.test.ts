@@ -39,7 +39,7 @@ Next, in another terminal:
   await again.shows(/purser --data \S+ status\n/);
   assert.match(
     again.screen(),
-    /^Purser 0\.1\.0 listens on http:\/\/0\.0\.0\.0:\d+; agents are given http:\/\/(?!0\.)[\d.]+:\d+\.\nData: .*\nwarn listen: 0\.0\.0\.0 .*(\nwarn .*)+\nNext, in another terminal:\n {2}purser --data \S+ wallet create --name agent-1 --budget 5\.00\n {2}purser --data \S+ status\n$/,
+    /^Purser \d+\.\d+\.\d+ listens on http:\/\/0\.0\.0\.0:\d+; agents are given http:\/\/(?!0\.)[\d.]+:\d+\.\nData: .*\nwarn listen: 0\.0\.0\.0 .*(\nwarn .*)+\nNext, in another terminal:\n {2}purser --data \S+ wallet create --name agent-1 --budget 5\.00\n {2}purser --data \S+ status\n$/,
   );
   again.type('\u0003');
   assert.equal(await again.ended, 0);
@@ -119,7 +119,7 @@ test('12.50, $5 and 500c are amounts, 5 is none, and 1d is a duration, wherever 
   assert.match((await purser.cli('account', 'show', 'default')).stdout, /^available_usd +13\.75$/m);
   assert.match(
     (await purser.cli('account', 'statement', 'default')).stdout,
-    /^default: 13\.75 USD available, 3\.25 in open/m,
+    /^default: 13\.75 USD available, 3\.25 in wallets, 0\.00 spent/m,
   );
 });
 
