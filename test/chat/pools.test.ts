@@ -3,10 +3,12 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { parse, stringify } from 'yaml';
+import { readConfig } from '../../src/config/config.ts';
 import { createBalancer } from '../../src/router/balancer.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, type FakeUpstream, failure, gate, type Handler, openUpstream, reset } from '../helper/upstream.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
 
 const PRICE = { prompt: '0.000001', completion: '0.000002' };
 const LIMITS = { context_length: 32768, max_output_tokens: 1000 };
@@ -310,7 +312,17 @@ test('a conversation is remembered until 16,384 others were continued after it',
   assert.equal(homeOf('x', { a: 9 }), 'b', 'it was forgotten');
 });
 
-test('what makes no pool is refused with the setting that is wrong', async (t) => {
+/** Reads settings whose only model is a pool with this change. */
+function settingsWith(t: TestContext, change: object) {
+  const directory = temporaryDirectory(t);
+  const upstreams = ['a', 'b'].map((name) => ({ name, base_url: 'http://127.0.0.1:1' }));
+  const models = [{ id: 'pool', ...LIMITS, upstreams: ['a', 'b'], pricing: PRICE, ...change }];
+  writeFileSync(join(directory, 'purser.yaml'), stringify({ router: { upstreams, models } }));
+  return readConfig({ data: directory }, {});
+}
+
+test('what makes no pool is refused with the setting that is wrong', (t) => {
+  settingsWith(t, {});
   for (const [change, said] of [
     [{ upstreams: ['a', 'a'] }, /models\.0\.upstreams: names the same model of one upstream twice/],
     [{ upstreams: [] }, /upstreams: names no upstream/],
@@ -322,5 +334,5 @@ test('what makes no pool is refused with the setting that is wrong', async (t) =
     [{ upstreams: undefined, upstream: 'a', balance: 'sticky' }, /balance: is for a pool: give upstreams/],
     [{ balance: 'random' }, /balance/],
   ] as const)
-    await assert.rejects(openPool(t, change), (error: Error) => said.test(error.message), JSON.stringify(change));
+    assert.throws(() => settingsWith(t, change), said, JSON.stringify(change));
 });
