@@ -1,11 +1,13 @@
+import { statSync } from 'node:fs';
+import { dirname } from 'node:path';
 import type { Command } from 'commander';
-import { adoptEnvironment, namedDataDirectory } from '../src/config/config.ts';
+import { adoptEnvironment, namedDataDirectory, settingsFile } from '../src/config/config.ts';
 import { SERVICE } from '../src/service/unit.ts';
 import type { Globals } from './context.ts';
 
 /** Commands that root runs as root: they need no installation, or change the machine. */
 const AS_ROOT = ['install', 'demo', 'version', 'licenses', 'completion'];
-/** A command that changes the settings, which are root's. */
+/** A command that changes the settings, which are root's unless a unit of an administrator's has them beside the books. */
 const CHANGES_SETTINGS = 'models import';
 
 /**
@@ -24,13 +26,18 @@ export async function actAsService(command: Command): Promise<void> {
   if (!installed || (named !== undefined && named !== installed.data)) return;
   if (name === 'run') {
     // The program is root's, who started it, and must not see the service's secrets, so neither user nor environment changes.
-    rootOf(command).setOptionValue('data', installed.data);
+    rootOf(command).setOptionValue('data', installed.data).setOptionValue('ofService', true);
     return;
   }
   adoptEnvironment({ ...installed.environment, PURSER_DATA: installed.data }, installed.data);
-  if (name === CHANGES_SETTINGS) return;
+  if (name === CHANGES_SETTINGS && areRoots(settingsFile(globals))) return;
   const { becomeServiceUser } = await import('../src/service/act.ts');
   becomeServiceUser(installed);
+}
+
+/** Returns whether only root can change a file of settings, or put a link in its place that leads root elsewhere. */
+function areRoots(file: string | undefined): boolean {
+  return file !== undefined && [dirname(file), file].every((it) => statSync(it, { throwIfNoEntry: false })?.uid === 0);
 }
 
 /** Returns the words that call a command, as `wallet create`. */

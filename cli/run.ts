@@ -109,9 +109,11 @@ function catchInterrupts() {
 }
 
 function socketOf(command: Command): string {
-  const directory = dataDirectoryOf(command.optsWithGlobals<Globals>());
-  // Root, whose program needs root's rights, writes nothing there: it only speaks to the server.
-  if (process.getuid?.() !== 0) prepareDirectory(directory, false);
+  const { ofService, ...globals } = command.optsWithGlobals<Globals & { ofService?: true }>();
+  const directory = dataDirectoryOf(globals);
+  // Root, whose program needs root's rights, writes nothing in the service's directory: it only speaks to the server there. In
+  // another user's, that user would answer.
+  if (!ofService) prepareDirectory(directory, false);
   return files(directory).socket;
 }
 
@@ -124,12 +126,13 @@ async function ask<N extends CommandName>(socket: string, name: N, input: Comman
 
 /** Returns the variables that agents and SDKs read: the interface's own, and those of model clients. */
 function environmentOf(
-  own: { SVC_BROKER_URL: string; SVC_BROKER_TOKEN: string },
+  { SVC_BROKER_URL, SVC_BROKER_TOKEN }: { SVC_BROKER_URL: string; SVC_BROKER_TOKEN: string },
   answered: CommandOutput<'wallet.gateway-key'>,
 ): NodeJS.ProcessEnv {
   const { PURSER_MASTER_KEY: _, ...inherited } = inheritedEnvironment(); // It would let a program derive tokens itself.
   const { model, ...access } = gatewayOf(answered);
-  return { ...clientEnvironment(inherited, access, model), ...own };
+  // By name: the program may be root's, and the server, which is not, would choose what it loads (LD_PRELOAD).
+  return { ...clientEnvironment(inherited, access, model), SVC_BROKER_URL, SVC_BROKER_TOKEN };
 }
 
 type Ended = { code: number; signal?: NodeJS.Signals };

@@ -1,4 +1,4 @@
-import { existsSync, mkdirSync, readFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { type Architecture, isNative, run } from './tools.ts';
 
@@ -20,9 +20,12 @@ function foreignRuntime(node: string, cache: string): string {
   const directory = join(cache, `${name}-${version}`);
   const runtime = join(directory, 'package/bin/node');
   if (existsSync(runtime)) return runtime;
-  mkdirSync(directory, { recursive: true });
-  const said = run('npm', ['pack', '--json', '--pack-destination', directory, `${name}@${version}`]);
+  const fresh = `${directory}.new`; // A run that is ended leaves no half of it in its place.
+  for (const it of [fresh, directory]) rmSync(it, { recursive: true, force: true });
+  mkdirSync(fresh, { recursive: true });
+  const said = run('npm', ['pack', '--json', '--pack-destination', fresh, `${name}@${version}`]);
   const [{ filename }] = JSON.parse(said.toString());
-  run('tar', ['-xzf', join(directory, filename), '-C', directory, '--exclude=package/include']);
+  run('tar', ['-xzf', join(fresh, filename), '-C', fresh, '--exclude=package/include']);
+  renameSync(fresh, directory);
   return runtime;
 }

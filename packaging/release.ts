@@ -32,7 +32,7 @@ function source(): { seconds: number; revision: string } {
   const git = (...args: string[]) => run('git', args).toString().trimEnd();
   if (!existsSync('.git')) throw new Error('A release is made from a clone of the repository: there is no .git here.');
   const seconds = Number(process.env.SOURCE_DATE_EPOCH ?? git('log', '-1', '--format=%ct'));
-  const changed = git('status', '--porcelain').split('\n').filter(Boolean);
+  const changed = git('status', '--porcelain', '--untracked-files=normal').split('\n').filter(Boolean);
   const commit = git('rev-parse', 'HEAD');
   if (!changed.length) return { seconds, revision: commit };
   console.error(`This clone is not clean, so the release calls itself ${commit}-dirty:\n${changed.join('\n')}`);

@@ -1,7 +1,8 @@
 import { existsSync, lstatSync, readFileSync, realpathSync, rmSync, statSync } from 'node:fs';
-import { dirname, isAbsolute, join } from 'node:path';
-import { parse } from 'yaml';
+import { dirname, join } from 'node:path';
+import { parseEnv } from 'node:util';
 import { Refusal } from '../base/refusal.ts';
+import { readConfig } from '../config/config.ts';
 import { mustRun, mustRunWithin, runProgram } from './program.ts';
 import { makeUsersDirectory, putFile, refuseOthersDirectory } from './roots-own.ts';
 import { SERVICE, unitText } from './unit.ts';
@@ -48,7 +49,10 @@ export async function install({ executable, settings, completion }: InstallOrder
   const done: string[] = [];
   if (isPackaged()) {
     if (!existsSync(SERVICE.settings))
-      throw new Refusal('conflict', `${SERVICE.settings} is missing: reinstall the package.`);
+      throw new Refusal(
+        'conflict',
+        `${SERVICE.settings} is missing. dpkg brings it back only when told to: apt-get install --reinstall -o Dpkg::Options::=--force-confmiss purser`,
+      );
     refuseOthersSettings();
     const { changed } = allowBackups(idsOf(SERVICE.user).uid, done);
     start(changed, done);
@@ -106,7 +110,12 @@ async function writeSettings(text: () => Promise<string>, gid: number, done: str
       `The service reads ${SERVICE.settings}, and there are settings in ${former}. Run: install -D -o root -g ${SERVICE.user} -m 640 ${former} ${SERVICE.settings} && rm ${former}`,
     );
   else {
-    putFile(SERVICE.settings, await text(), { mode: 0o640, gid });
+    const isOurs = putFile(SERVICE.settings, await text(), { mode: 0o640, gid, keep: true });
+    if (!isOurs)
+      throw new Refusal(
+        'conflict',
+        `${SERVICE.settings} was made meanwhile, or is a link that leads nowhere. Look at it, and run this again.`,
+      );
     done.push(`Wrote ${SERVICE.settings}.`);
   }
 }
@@ -146,10 +155,11 @@ function allowBackups(uid: number, done: string[]): { changed: boolean } {
   return { changed };
 }
 
+/** Returns the directory as the service reads it, with its variables. Throws ConfigurationFault, which shows no setting's text. */
 function backupDirectory(): string | undefined {
-  const { backup } = (parse(readFileSync(SERVICE.settings, 'utf8')) ?? {}) as { backup?: { directory?: unknown } };
-  const directory = backup?.directory;
-  return typeof directory === 'string' && isAbsolute(directory) ? directory : undefined;
+  const { data, settings, variables } = SERVICE;
+  const env = existsSync(variables) ? parseEnv(readFileSync(variables, 'utf8')) : {};
+  return readConfig({ data, config: settings, withoutKey: true }, env).backup?.directory;
 }
 
 function start(hasChanged: boolean, done: string[]): void {

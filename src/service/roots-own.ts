@@ -5,6 +5,7 @@ import {
   fchmodSync,
   fchownSync,
   fsyncSync,
+  linkSync,
   lstatSync,
   mkdirSync,
   openSync,
@@ -46,16 +47,22 @@ export function makeRootsDirectory(directory: string): void {
   refuseOthersDirectory(directory);
 }
 
-type Access = { mode: number; gid?: number };
+type Access = {
+  mode: number;
+  gid?: number;
+  /** Leaves a file that is there as it is, also one that appears at the last moment. */
+  keep?: boolean;
+};
 
 /**
- * Writes a file of root's, whole or not at all; a link there is replaced, not followed. Returns whether it was another before.
+ * Writes a file of root's, whole or not at all; a link there is replaced, not followed. Returns whether it has written it.
  * Throws `conflict` where its directory can be changed by others.
  */
-export function putFile(path: string, content: string | Buffer, { mode, gid = 0 }: Access): boolean {
+export function putFile(path: string, content: string | Buffer, { mode, gid = 0, keep = false }: Access): boolean {
   makeRootsDirectory(dirname(path));
   const there = lstatSync(path, { throwIfNoEntry: false });
   if (there?.isDirectory()) throw new Refusal('conflict', `${path} is a directory.`);
+  if (there && keep) return false;
   const isSame =
     there?.isFile() && (there.mode & 0o7777) === mode && there.uid === 0 && there.gid === gid
       ? readFileSync(path).equals(Buffer.from(content))
@@ -75,9 +82,23 @@ export function putFile(path: string, content: string | Buffer, { mode, gid = 0 
   } finally {
     closeSync(handle);
   }
-  renameSync(fresh, path);
+  if (!keep) renameSync(fresh, path);
+  else if (!linked(fresh, path)) return false;
   syncDirectory(dirname(path));
   return true;
+}
+
+/** Gives a fresh file its name, unless another has that by now. */
+function linked(fresh: string, path: string): boolean {
+  try {
+    linkSync(fresh, path);
+    return true;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error;
+    return false;
+  } finally {
+    rmSync(fresh, { force: true });
+  }
 }
 
 /**

@@ -76,12 +76,19 @@ test('install is refused where others could change what root writes, is the same
     'mkdir /tmp/trap && cd /tmp/trap && mkdir purser-data && chown 65534 purser-data && purser wallet create --name a --budget 5.00',
   );
   // What the settings name stands in a file of root's, and root's commands know it.
-  const upstream = `{ name: hosted, base_url: "http://127.0.0.1:9/v1", api_key: "\${HOUSE_KEY}" }`;
+  const upstream = `{ name: hosted, base_url: "http://127.0.0.1:9/v1", api_key: \${HOUSE_KEY} }`;
   await sh(`echo 'router: { upstreams: [${upstream}] }' >> /etc/purser/purser.yaml`);
   assert.match(await tried('purser config check'), /HOUSE_KEY/);
   await sh(
     'umask 077; echo "HOUSE_KEY=of-the-house" > /etc/purser/purser.env; purser config check\n systemctl restart purser',
   );
+  // Install reads them as the service does, with variables, and shows no line of them where they are wrong.
+  await sh('cp /etc/purser/purser.yaml /root/ && echo PLACE=/mnt >> /etc/purser/purser.env');
+  await sh(`echo 'backup: { every: 6h, directory: \${PLACE} }' >> /etc/purser/purser.yaml`);
+  assert.match(await tried(install), /the service may write \/mnt\.$/m);
+  await sh(`printf 'payments: { a: "sk-secret\n' >> /etc/purser/purser.yaml`);
+  assert.doesNotMatch(await tried(install), /sk-secret/);
+  await sh('cp /root/purser.yaml /etc/purser/ && systemctl restart purser');
   await until('the service is ready', () =>
     sh('test -S /var/lib/purser/purser.sock && curl -sf http://127.0.0.1:7420/readyz').catch(() => undefined),
   );
@@ -89,6 +96,11 @@ test('install is refused where others could change what root writes, is the same
   assert.match(ran, /^0$/m, "the program keeps root's rights");
   assert.match(ran, /^SVC_BROKER_TOKEN=svc_agent_/m);
   assert.doesNotMatch(ran, /of-the-house|PURSER_/, "the program does not see the service's variables");
+  assert.match(
+    await tried('cd /tmp/trap && purser --data purser-data run --budget 1.00 -- true'),
+    /belongs to user 65534.*\nexit 4$/,
+    'another user does not answer',
+  );
   await sh('systemctl stop purser && purser wallet create --name b --budget 5.00 && purser doctor || test $? = 1');
   assert.equal(await sh('find /var/lib/purser ! -user purser'), '', 'root left no file of its own');
 
