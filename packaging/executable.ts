@@ -6,6 +6,9 @@ import { type Architecture, isNative, run } from './tools.ts';
 export function buildExecutable(architecture: Architecture, libraries: string, cache: string): string {
   const { node } = architecture;
   if (isNative(architecture)) {
+    // Optional to npm, and build.mjs would take whichever Node runs it.
+    if (!existsSync(join('node_modules', `node-linux-${node}`, 'bin/node')))
+      throw new Error(`A release needs the pinned Node, node-linux-${node}, which npm did not install: npm ci`);
     run(process.execPath, ['build.mjs']);
     return 'dist/purser';
   }

@@ -12,6 +12,8 @@ const UNIT = `/etc/systemd/system/${SERVICE.unit}`;
 /** What the settings ask of the sandbox; the administrator's own drop-ins stay beside it. */
 const DROP_IN = `${UNIT}.d/backups.conf`;
 const OF_PACKAGE = [`/lib/systemd/system/${SERVICE.unit}`, `/usr/lib/systemd/system/${SERVICE.unit}`];
+/** What dpkg knows of a package that is installed, or removed and not purged. */
+const REMAINS_OF_PACKAGE = '/var/lib/dpkg/info/purser.list';
 /** Where bash, zsh and fish look for what an administrator has installed. */
 const COMPLETIONS = {
   bash: '/usr/local/share/bash-completion/completions/purser',
@@ -58,6 +60,7 @@ export async function install({ executable, settings, completion }: InstallOrder
     start(changed, done);
     return done;
   }
+  refuseAnothers();
   installExecutable(executable, done);
   const ids = makeUser(done);
   if (makeUsersDirectory(SERVICE.data, ids)) done.push(`Made ${SERVICE.data}, for the books and the master key.`);
@@ -69,6 +72,27 @@ export async function install({ executable, settings, completion }: InstallOrder
     if (putFile(COMPLETIONS[shell], completion(shell), { mode: 0o644 })) done.push(`Wrote ${COMPLETIONS[shell]}.`);
   start(unit || changed, done);
   return done;
+}
+
+/** Returns whether there is the unit that `install` writes, in whatever version. */
+const isInstalled = () =>
+  existsSync(UNIT) &&
+  [unitText(EXECUTABLE).split('\n')[0] as string, `ExecStart=${EXECUTABLE} serve`].every((it) =>
+    readFileSync(UNIT, 'utf8').split('\n').includes(it),
+  );
+
+/** Refuses where an administrator has a unit of his own, or a removed package has a claim to the settings. */
+function refuseAnothers(): void {
+  if (lstatSync(UNIT, { throwIfNoEntry: false })?.isFile() && !isInstalled())
+    throw new Refusal(
+      'conflict',
+      `${UNIT} is not what this command writes, and may name other books or another key. Run: mv ${UNIT} ${UNIT}.former, then this again, and put its own lines into a drop-in: systemctl edit purser`,
+    );
+  if (existsSync(REMAINS_OF_PACKAGE))
+    throw new Refusal(
+      'conflict',
+      `A package was removed and not purged, and purging it would take the settings from the service. If there is a ${SERVICE.settings} to keep, move it away. Then run: apt-get purge purser, and move it back.`,
+    );
 }
 
 function installExecutable(executable: string, done: string[]): void {
@@ -92,6 +116,12 @@ function makeUser(done: string[]): { uid: number; gid: number } {
     done.push(`Made the user ${SERVICE.user}.`);
   }
   const ids = idsOf(SERVICE.user);
+  const shell = mustRun('getent', 'passwd', SERVICE.user).split(':').at(-1) as string;
+  if (!/\/(nologin|false)$/.test(shell))
+    throw new Refusal(
+      'conflict',
+      `The user ${SERVICE.user} can log in (${shell}), and whoever does reads the books and the master key. If it is the service's alone, run: usermod --shell /usr/sbin/nologin ${SERVICE.user}`,
+    );
   if (ids.uid === 0) throw new Refusal('conflict', `The user ${SERVICE.user} is root.`);
   return ids;
 }
@@ -179,8 +209,14 @@ function start(hasChanged: boolean, done: string[]): void {
 /** Stops the service and removes what `install` made, but not the settings, the books, the key and the user. Says what it did. */
 export function remove(): string[] {
   refuseElsewhere();
-  if (isPackaged()) throw new Refusal('conflict', 'A package installed the service. Run: apt-get remove purser');
+  if (isPackaged() && !isInstalled())
+    throw new Refusal('conflict', 'A package installed the service. Run: apt-get remove purser');
   const done: string[] = [];
+  if (lstatSync(UNIT, { throwIfNoEntry: false })?.isFile() && !isInstalled())
+    throw new Refusal(
+      'conflict',
+      `${UNIT} is not what \`purser install\` wrote. Remove it by hand, then run this again.`,
+    );
   if (existsSync(UNIT)) {
     mustRunWithin(STOP_MILLISECONDS, 'systemctl', 'disable', '--now', SERVICE.unit);
     done.push('Stopped the service.');
@@ -191,6 +227,7 @@ export function remove(): string[] {
       done.push(`Removed ${file}.`);
     }
   if (existsSync('/run/systemd/system')) mustRun('systemctl', 'daemon-reload');
+  if (isPackaged()) done.push('There is a package beside it: systemctl enable --now purser starts its service.');
   done.push(
     `Kept ${SERVICE.settings}, ${SERVICE.data} with the books and the master key, and the user ${SERVICE.user}.`,
   );

@@ -53,6 +53,22 @@ test('install is refused where others could change what root writes, is the same
     'mv /root/purser /usr/local/bin/purser',
   );
 
+  await refuses(
+    'printf "[Service]\\nEnvironment=PURSER_DATA=/srv/books\\nExecStart=/opt/purser serve\\n" > /etc/systemd/system/purser.service',
+    /^\/etc\/systemd\/system\/purser\.service is not what this command writes/m,
+    'grep -q /srv/books /etc/systemd/system/purser.service && rm /etc/systemd/system/purser.service',
+  );
+  await refuses(
+    'touch /var/lib/dpkg/info/purser.list',
+    /^A package was removed and not purged/m,
+    'rm /var/lib/dpkg/info/purser.list',
+  );
+  await refuses(
+    'usermod --shell /bin/sh purser',
+    /^The user purser can log in \(\/bin\/sh\)/m,
+    'usermod --shell /usr/sbin/nologin purser',
+  );
+
   // A link where root writes is replaced, and what it leads to stays.
   await sh('cp /etc/shadow /root/shadow && ln -s /etc/shadow /etc/systemd/system/purser.service');
   assert.match(await tried(install), /^Started the service\..*$/m);
@@ -109,6 +125,11 @@ test('install is refused where others could change what root writes, is the same
   assert.match(removed, /^Removed \/usr\/local\/bin\/purser\.$/m);
   assert.match(removed, /^Kept \/etc\/purser\/purser\.yaml, \/var\/lib\/purser /m);
   assert.match(await tried('systemctl cat purser'), /No files found/);
+  // Beside a package, whose unit it would go on hiding, it is removed as well.
+  await sh(`${install} && mkdir -p /usr/lib/systemd/system && touch /usr/lib/systemd/system/purser.service`);
+  assert.match(await tried('purser install --remove'), /^There is a package beside it:/m);
+  assert.match(await tried('/opt/purser install --remove'), /^A package installed the service\./m);
+  await sh('rm /usr/lib/systemd/system/purser.service && systemctl daemon-reload');
   assert.equal(await sh('sha256sum /var/lib/purser/master.key /etc/purser/purser.yaml'), key);
   await sh(install);
   assert.match(await sh('purser wallet list'), /^wal_\w+ +b +active/m);
