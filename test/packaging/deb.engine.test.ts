@@ -102,7 +102,9 @@ test('five commands of the page: the package serves on a booted Debian, and keep
   await sh('mkdir /etc/systemd/system/purser.service.d && touch /etc/systemd/system/purser.service.d/backups.conf');
   assert.match(await sh('dpkg --purge purser 2>&1'), /The books and master\.key stay in \/var\/lib\/purser\./);
   assert.equal(
-    await sh('ls /etc/purser 2>&1 || true; ls -d /etc/systemd/system/purser* || true; systemctl list-unit-files purser.service --no-legend || true'),
+    await sh(
+      'ls /etc/purser 2>&1 || true; ls -d /etc/systemd/system/purser* || true; systemctl list-unit-files purser.service --no-legend || true',
+    ),
     "ls: cannot access '/etc/purser': No such file or directory",
   );
   assert.equal(
