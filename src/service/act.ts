@@ -1,4 +1,4 @@
-import { statSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
 import type { Installed } from './installed.ts';
 
 /** What Node has on POSIX and its types do not. */
@@ -8,9 +8,9 @@ type Initgroups = { initgroups?: (user: string, group: string | number) => void 
  * Gives up root for good, and continues as the user of the service: its files then belong to the service, and no more can be
  * reached than the service reaches. Does nothing where the service itself runs as root.
  */
-export function becomeServiceUser({ user, group, supplementaryGroups, data }: Installed): void {
+export function becomeServiceUser({ user, group, supplementaryGroups }: Installed): void {
   if (!user) return;
-  const gid = group || statSync(data).gid;
+  const gid = group || Number(execFileSync('id', ['-g', user], { encoding: 'utf8' }));
   (process as Initgroups).initgroups?.(user, gid);
   if (supplementaryGroups.length) process.setgroups?.([...(process.getgroups?.() ?? []), ...supplementaryGroups]);
   process.setgid?.(gid);
