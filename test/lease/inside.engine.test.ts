@@ -293,7 +293,10 @@ test('the same by MCP', async (t) => {
   const said = await call('compute_exec', { command: 'cat; echo $A', stdin: 'in ', env: { A: 'x' }, cwd: '/tmp' });
   assert.equal(said.stdout, 'in x\n');
   await call('compute_upload', { path: '/tmp/a', content_base64: 'aGVsbG8K' });
-  assert.equal((await call('compute_download', { path: '/tmp/a' })).content_base64, 'aGVsbG8K');
+  assert.equal((await call('compute_download', { path: '/tmp/a' })).text, 'hello\n');
+  await call('compute_upload', { path: '/tmp/bytes', content_base64: '/wA=' });
+  assert.equal((await call('compute_download', { path: '/tmp/bytes' })).content_base64, '/wA=');
+  await call('compute_exec', { command: 'rm /tmp/bytes' });
   assert.deepEqual((await call('compute_files', { path: '/tmp' })).entries[0].name, 'a');
   const { process_id } = await call('compute_process_start', { command: 'echo begun; sleep 600' });
   await until('it has begun', async () => (await call('compute_process_log', { process_id })).output === 'begun\n');
