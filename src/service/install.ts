@@ -12,8 +12,6 @@ const UNIT = `/etc/systemd/system/${SERVICE.unit}`;
 /** What the settings ask of the sandbox; the administrator's own drop-ins stay beside it. */
 const DROP_IN = `${UNIT}.d/backups.conf`;
 const OF_PACKAGE = [`/lib/systemd/system/${SERVICE.unit}`, `/usr/lib/systemd/system/${SERVICE.unit}`];
-/** What dpkg knows of a package that is installed, or removed and not purged. */
-const REMAINS_OF_PACKAGE = '/var/lib/dpkg/info/purser.list';
 /** Where bash, zsh and fish look for what an administrator has installed. */
 const COMPLETIONS = {
   bash: '/usr/local/share/bash-completion/completions/purser',
@@ -21,6 +19,10 @@ const COMPLETIONS = {
   fish: '/usr/local/share/fish/vendor_completions.d/purser.fish',
 };
 export type Shell = keyof typeof COMPLETIONS;
+
+/** Returns whether dpkg has settings of a package that was removed and not purged; false where there is no dpkg. */
+const hasRemainsOfPackage = (): boolean =>
+  /^Status: .* config-files$/m.test(runProgram('dpkg-query', '--status', 'purser').stdout);
 
 /** `drain_seconds` of the unit, TimeoutStopSec, and a moment more. */
 const STOP_MILLISECONDS = 360_000;
@@ -88,7 +90,7 @@ function refuseAnothers(): void {
       'conflict',
       `${UNIT} is not what this command writes, and may name other books or another key. Run: mv ${UNIT} ${UNIT}.former, then this again, and put its own lines into a drop-in: systemctl edit purser`,
     );
-  if (existsSync(REMAINS_OF_PACKAGE))
+  if (hasRemainsOfPackage())
     throw new Refusal(
       'conflict',
       `A package was removed and not purged, and purging it would take the settings from the service. If there is a ${SERVICE.settings} to keep, move it away. Then run: apt-get purge purser, and move it back.`,

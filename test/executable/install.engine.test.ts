@@ -59,9 +59,9 @@ test('install is refused where others could change what root writes, is the same
     'grep -q /srv/books /etc/systemd/system/purser.service && rm /etc/systemd/system/purser.service',
   );
   await refuses(
-    'touch /var/lib/dpkg/info/purser.list',
+    'cp /var/lib/dpkg/status /root/status && printf "\\nPackage: purser\\nStatus: deinstall ok config-files\\nArchitecture: amd64\\nVersion: 0.2.0\\nMaintainer: p <p@p.invalid>\\nDescription: p\\n" >> /var/lib/dpkg/status',
     /^A package was removed and not purged/m,
-    'rm /var/lib/dpkg/info/purser.list',
+    'mv /root/status /var/lib/dpkg/status',
   );
   await refuses(
     'usermod --shell /bin/sh purser',
