@@ -179,7 +179,7 @@ const Model = v.pipe(
       fault('upstreams', 'give upstream or upstreams, not both');
     if (model.balance !== undefined && model.upstreams === undefined) fault('balance', 'is for a pool: give upstreams');
     const names = membersOf(model.upstreams).map(
-      (it) => `${it.upstream}\n${it.upstream_model ?? model.upstream_model}`,
+      (it) => `${it.upstream}\n${it.upstream_model ?? model.upstream_model ?? model.id}`,
     );
     if (new Set(names).size < names.length) fault('upstreams', 'names the same model of one upstream twice');
   }),

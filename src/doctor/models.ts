@@ -9,7 +9,7 @@ import type { NativeWire, UpstreamConfig } from '../config/router.ts';
 import { files, refuseOtherOwner } from '../files/data-directory.ts';
 import { inTime } from '../net/deadline.ts';
 import { boundChat, boundEmbeddings, boundRanking } from '../router/bound.ts';
-import { type Catalogue, createCatalogue, fadedAt, type Model, type Route } from '../router/catalogue.ts';
+import { type Catalogue, createCatalogue, fadedAt, type Model, priceOf, type Route } from '../router/catalogue.ts';
 import { costOf, type Price } from '../router/price.ts';
 import { type StatedModel, statedModels } from '../router/stated-models.ts';
 import { createStreamReader } from '../router/stream-reader.ts';
@@ -33,7 +33,7 @@ export async function examineModels(config: Config, now: number): Promise<CheckF
   const statedBy = async (name: string) => statedModels(configs.find((it) => it.name === name) as UpstreamConfig);
   try {
     const findings = await checkModels(catalogue, upstreams, statedBy, ROUTE_SECONDS, now);
-    const unpriced = models.filter((it) => !it.pricing && !it.pricing_per_million);
+    const unpriced = models.filter((it) => !priceOf(it));
     const detail = 'It has no price, so it is not offered. Give it pricing.';
     return [...findings, ...unpriced.map(({ id }) => ({ name: id, ok: false, detail }))];
   } finally {

@@ -8,6 +8,7 @@ import { routesOf } from '../config/router.ts';
 import { isLive } from '../config/services.ts';
 import { unreadFiles } from '../config/unread-files.ts';
 import { isEverywhere, reachableUrl } from '../net/listen.ts';
+import { priceOf } from '../router/catalogue.ts';
 
 /** CheckFindings on settings that are valid and probably not meant as they are. A fault has kept them from being read at all. */
 
@@ -99,7 +100,7 @@ function examineModelLimits({ router }: Pick<Config, 'router'>): CheckFinding[] 
     const shortest = Math.min(context, ...[...pool, ...fallbacks].map((it) => it.context_length ?? context));
     const standard = model.default_output_tokens ?? 0;
     const details: [isSo: boolean | undefined, detail: string][] = [
-      [![model, ...pool].some((it) => it.pricing || it.pricing_per_million), 'it has no price, so it is not offered'],
+      [!priceOf(model), 'it has no price, so it is not offered'],
       [
         max >= shortest,
         `max_output_tokens ${max} leaves no room for a prompt in a context_length of ${shortest}: prompt and answer share it`,

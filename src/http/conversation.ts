@@ -21,9 +21,12 @@ export function conversationOf(body: Json): Conversation | undefined {
   if (typeof key === 'string' && key !== '') return { hash: hash(key), isNamed: true };
   if (typeof prompt === 'string') return { hash: hash(prompt.slice(0, PROMPT_CHARACTERS)), isNamed: false };
   const turns = messages ?? input;
+  if (Array.isArray(turns) && !isTurn(turns[0])) return undefined; // Texts or tokens to embed.
   if (!Array.isArray(turns) && (typeof turns !== 'string' || instructions === undefined)) return undefined;
   return { hash: hash(JSON.stringify([system, instructions, beginningOf(turns)])), isNamed: false };
 }
+
+const isTurn = (it: unknown) => typeof it === 'object' && it !== null && !Array.isArray(it);
 
 /** Returns the turns up to the first of the user. */
 function beginningOf(turns: unknown): unknown {

@@ -13,12 +13,12 @@ export type Balancer = {
   /**
    * Returns the routes of a request in the order in which they are asked: those of its pool, then the fallbacks. In a pool
    * the server of the conversation comes first while it is up, if the model is `sticky`; a conversation without one gets the
-   * first of the others. These are in the order of their calls in flight. Those whose context is shorter than the prompt
-   * come after them, and those that are down last.
+   * first of the others. These are in the order of their calls in flight. Those whose context is too short for the prompt
+   * and its answer come after them, and those that are down last.
    */
   order(
     model: Model,
-    bounded: Pick<Bounded, 'routes' | 'estimate'>,
+    bounded: Pick<Bounded, 'routes' | 'estimate' | 'choices' | 'maxUsage'>,
     upstreams: ReadonlyMap<string, Upstream>,
     conversation: string | undefined,
   ): readonly Route[];
@@ -47,15 +47,18 @@ export function createBalancer(now: () => number, isDown: (upstream: string) => 
   }
 
   return {
-    order(model, { routes, estimate }, upstreams, conversation) {
+    order(model, { routes, estimate, choices, maxUsage }, upstreams, conversation) {
       if (model.poolSize === 1) return routes;
       const equals = model.routes.slice(0, model.poolSize);
       const key = model.balance === 'sticky' && conversation ? `${model.id}\n${conversation}` : undefined;
+      // A server refuses an output limit that does not fit beside the prompt, and nobody else is asked then.
+      const isTooShort = (route: Route) =>
+        route.contextLength < estimate + route.promptOverheadTokens + maxUsage(route).completionTokens / choices;
       const ranked = routes
         .filter((it) => equals.includes(it))
         .map((route) => ({
           route,
-          rank: (isAvoided(route) ? 2 : 0) + (route.contextLength <= estimate ? 1 : 0),
+          rank: (isAvoided(route) ? 2 : 0) + (isTooShort(route) ? 1 : 0),
           calls: upstreams.get(route.upstream)?.callCount() ?? 0,
           // Among equals: the same one after a restart, or each in turn.
           tie: key === undefined ? (turns.get(nameOf(route)) ?? 0) : weightOf(key, route),

@@ -137,8 +137,7 @@ const OPENAI_HOST = /(^|\.)api\.openai\.com$/;
 
 function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Model | undefined {
   const { pool, fallbacks } = routesOf(it);
-  // A pool whose servers all have a price needs none for the model.
-  const pricing = pricingOf(it) ?? (pool.every(pricingOf) ? pricingOf(pool[0] as Priced) : undefined);
+  const pricing = priceOf(it);
   if (!pricing) return undefined;
   const settingsOf = (name: string) => {
     const { forward = [], wires = [], base_url: url } = upstreams.find((upstream) => upstream.name === name) ?? {};
@@ -181,6 +180,17 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
     balance: it.balance ?? 'sticky',
     prices,
   };
+}
+
+/**
+ * Returns the price of the routes that have none of their own. A model without one is not offered; with a pool it needs
+ * none where all of its routes have a price.
+ */
+export function priceOf(it: ModelConfig): PricingConfig | undefined {
+  const { pool, fallbacks } = routesOf(it);
+  const own = pricingOf(it);
+  if (own || !it.upstreams) return own;
+  return [...pool, ...fallbacks].every(pricingOf) ? pricingOf(pool[0] as Priced) : undefined;
 }
 
 type Priced = { pricing?: PricingConfig | undefined; pricing_per_million?: PricingConfig | undefined };

@@ -13,7 +13,9 @@ export function uncertainPolicyOf(
   { subject, usage }: Pick<Operation, 'subject' | 'usage'>,
 ): UncertainPolicy {
   const asked = (usage === null ? {} : parseJson(usage)) as { upstream?: string };
-  const name = asked.upstream ?? models.find(({ id }) => id === subject)?.upstream;
+  const model = models.find(({ id }) => id === subject);
+  const first = model?.upstream ?? model?.upstreams?.[0]; // Not by routesOf: the thread that writes loads this file.
+  const name = asked.upstream ?? (typeof first === 'string' ? first : first?.upstream);
   return { ...uncertain, ...upstreams.find((it) => it.name === name)?.uncertain };
 }
 

@@ -4,7 +4,10 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { parse, stringify } from 'yaml';
 import { readConfig } from '../../src/config/config.ts';
+import { conversationOf } from '../../src/http/conversation.ts';
 import { createBalancer } from '../../src/router/balancer.ts';
+import { createCatalogue } from '../../src/router/catalogue.ts';
+import { uncertainPolicyOf } from '../../src/router/uncertain.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, type FakeUpstream, failure, gate, type Handler, openUpstream, reset } from '../helper/upstream.ts';
@@ -228,6 +231,49 @@ test('a prompt longer than the context of one server goes to another', async (t)
   assert.deepEqual(countsOf(pool), [8, 0, 0]);
 });
 
+test('a prompt whose answer does not fit beside it at one server goes to another', async (t) => {
+  const pool = await openPool(t, { upstreams: ['a', { upstream: 'b', context_length: 600 }], ...LIMITS });
+  const { chat } = await openGateway(pool.purser);
+  const send = (i: number, tokens: number) =>
+    chat({ model: 'pool', max_tokens: tokens, messages: [{ role: 'user', content: `${i} ${'word '.repeat(200)}` }] });
+  for (let i = 0; i < 8; i++) assert.equal((await send(i, 500)).status, 200);
+  assert.deepEqual(countsOf(pool), [8, 0, 0]);
+  for (let i = 8; i < 24; i++) assert.equal((await send(i, 10)).status, 200);
+  assert.ok((countsOf(pool)[1] as number) > 0, 'a short answer fits at both');
+});
+
+test('inputs to embed are no conversation', () => {
+  for (const input of ['text', ['one', 'two'], [101, 7, 102], [[101, 7], [101]], []])
+    assert.equal(conversationOf({ model: 'pool', input }), undefined, JSON.stringify(input));
+  assert.ok(conversationOf({ model: 'pool', input: [{ role: 'user', content: 'x' }] }));
+});
+
+test('an outcome whose server is not known falls under the policy of the first of the pool', () => {
+  const own = { after_seconds: 5, policy: 'release' } as const;
+  const router = {
+    upstreams: [{ name: 'a', uncertain: own }, { name: 'b' }],
+    models: [{ id: 'pool', upstreams: [{ upstream: 'a' }, 'b'], fallbacks: [] }],
+    uncertain: { after_seconds: 900, policy: 'charge' },
+  } as never;
+  assert.deepEqual(uncertainPolicyOf(router, { subject: 'pool', usage: null }), own);
+  const policyAt = (upstream: string) =>
+    uncertainPolicyOf(router, { subject: 'pool', usage: JSON.stringify({ upstream }) }).policy;
+  assert.deepEqual([policyAt('a'), policyAt('b')], ['release', 'charge']);
+});
+
+test('a pool with a price for each server is offered only if its fallbacks have one, too', () => {
+  const pricing = { prompt: 1n, completion: 1n, tiers: [] };
+  const listed = (fallback: object) => {
+    const upstreams = [
+      { upstream: 'a', pricing },
+      { upstream: 'b', pricing },
+    ];
+    const model = { id: 'pool', kind: 'chat', upstreams, fallbacks: [{ upstream: 'c', ...fallback }], ...LIMITS };
+    return createCatalogue({ router: { upstreams: [], models: [model] } } as never).list.length;
+  };
+  assert.deepEqual([listed({ pricing }), listed({})], [1, 0]);
+});
+
 test('a reload takes servers out of a pool while they answer, and the conversations move', async (t) => {
   const pool = await openPool(t);
   const { chat } = await openGateway(pool.purser);
@@ -296,13 +342,18 @@ test('a conversation is remembered until 16,384 others were continued after it',
     () => 0,
     () => false,
   );
-  const route = (upstream: string) => ({ upstream, upstreamModel: 'm', contextLength: 1000 });
+  const route = (upstream: string) => ({ upstream, upstreamModel: 'm', contextLength: 1000, promptOverheadTokens: 0 });
+  const maxUsage = () => ({ completionTokens: 1 });
   const routes = [route('a'), route('b')];
   const model = { id: 'm', routes, poolSize: 2, balance: 'sticky' };
   const homeOf = (conversation: string, calls: Record<string, number> = {}) => {
     const upstreams = new Map(Object.entries(calls).map(([name, count]) => [name, { callCount: () => count }]));
-    return balancer.order(model as never, { routes, estimate: 1 } as never, upstreams as never, conversation)[0]
-      ?.upstream;
+    return balancer.order(
+      model as never,
+      { routes, estimate: 1, choices: 1, maxUsage } as never,
+      upstreams as never,
+      conversation,
+    )[0]?.upstream;
   };
   assert.equal(homeOf('x', { b: 1 }), 'a', 'the one with fewer calls');
   assert.equal(homeOf('x', { a: 9 }), 'a', 'it stays there');
@@ -325,6 +376,7 @@ test('what makes no pool is refused with the setting that is wrong', (t) => {
   settingsWith(t, {});
   for (const [change, said] of [
     [{ upstreams: ['a', 'a'] }, /models\.0\.upstreams: names the same model of one upstream twice/],
+    [{ upstreams: ['a', { upstream: 'a', upstream_model: 'pool' }] }, /models\.0\.upstreams: names the same model/],
     [{ upstreams: [] }, /upstreams: names no upstream/],
     [{ upstreams: ['nobody'] }, /upstreams: no upstream is named "nobody"/],
     [{ upstreams: [{ upstream: 'a', weight: 2 }] }, /upstreams\.0\.weight: unknown setting/],
