@@ -3,7 +3,7 @@ import { dirname } from 'node:path';
 import type { Command } from 'commander';
 import { adoptEnvironment, namedDataDirectory, settingsFile } from '../src/config/config.ts';
 import { SERVICE } from '../src/service/unit.ts';
-import type { Globals } from './context.ts';
+import { type Globals, rootOf } from './context.ts';
 
 /** Commands that root runs as root: they need no installation, or change the machine. */
 const AS_ROOT = ['install', 'demo', 'version', 'licenses', 'completion'];
@@ -45,10 +45,4 @@ function nameOf(command: Command): string {
   const words: string[] = [];
   for (let it: Command | null = command; it?.parent; it = it.parent) words.unshift(it.name());
   return words.join(' ');
-}
-
-function rootOf(command: Command): Command {
-  let root = command;
-  while (root.parent) root = root.parent;
-  return root;
 }

@@ -78,7 +78,7 @@ export function completionCommand(program: Command): void {
     });
 }
 
-/** What the books have names for, by the option that names one; as the first argument, by the command above. */
+/** The options whose value is a name of the books, and below, the commands whose first argument is one. */
 const NAMED = { '--wallet': 'wallets', '--account': 'accounts', '--model': 'models' } as const;
 const NAMED_BELOW: Record<string, (typeof NAMED)[keyof typeof NAMED]> = { wallet: 'wallets', account: 'accounts' };
 const NAMES_MILLISECONDS = 2000;

@@ -65,7 +65,12 @@ export function output<T>(command: Command, value: T, format: (value: T, view: V
   else show(format(value, { wide: form === 'wide', ...(columns ? { columns } : {}) }));
 }
 
-type ListView = { output?: 'wide' | 'json'; columns?: string[] };
+export type ListView = { output?: 'wide' | 'json'; columns?: string[] };
+
+/** Returns the program that a command belongs to. */
+export function rootOf(command: Command): Command {
+  return command.parent ? rootOf(command.parent) : command;
+}
 
 /** Adds the options that say how a list is shown: --output and --columns. */
 export function listOptions(command: Command): Command {
@@ -73,14 +78,12 @@ export function listOptions(command: Command): Command {
     .addOption(new Option('-o, --output <form>', 'all columns, or JSON as by --json').choices(['wide', 'json']))
     .option('--columns <names>', 'these columns alone, by their names in the JSON: id,name', (it) => it.split(','))
     .on('option:output', (form: string) => {
-      let root = command;
-      while (root.parent) root = root.parent;
-      if (form === 'json') root.setOptionValue('json', true);
+      if (form === 'json') rootOf(command).setOptionValue('json', true);
     });
 }
 
 /** Returns the options of a command without those of `listOptions`, which are for this side alone. */
-const asked = <T extends object>({ output: _, columns: __, ...input }: T & ListView) => input as T;
+export const withoutView = <T extends object>({ output: _, columns: __, ...input }: T & ListView) => input as T;
 
 /** Ends with a usage error if --json is given to a command whose stdout is not its own result. */
 export function refuseJson(command: Command, prints: string): void {
@@ -96,7 +99,7 @@ export async function askAndPrint<N extends CommandName>(
   format: (value: CommandOutput<N>, view: View) => string,
 ): Promise<void> {
   const { ask } = await import('./operator-client.ts');
-  output(command, await ask(command, name, asked(input)), format);
+  output(command, await ask(command, name, withoutView(input)), format);
 }
 
 /** The options of a list command. */
@@ -115,7 +118,7 @@ export async function askAndPrintList<N extends CommandName, M extends keyof Com
   const { ask } = await import('./operator-client.ts');
   const rows = await everyPage(
     async (page) =>
-      (await ask(command, name, { ...asked(options), ...page } as CommandInput<N>))[member] as { id: string }[],
+      (await ask(command, name, { ...withoutView(options), ...page } as CommandInput<N>))[member] as { id: string }[],
   );
   output(command, { [member]: rows, total: rows.length } as CommandOutput<N>, format);
 }
@@ -140,8 +143,6 @@ export function parseWholeNumber(value: string): number {
   return Number(value);
 }
 
-const AMOUNT_FORMS = 'It must be an amount as 12.50, "$12" or 1250c.';
-
 /**
  * Parses an amount into whole cents: USD with a point ("12.50") or a sign ("$12"), or cents ("1250c"). A bare whole number
  * is refused, since it may mean either. Throws a usage error otherwise.
@@ -154,7 +155,7 @@ export function parseAmount(value: string): number {
     throw new InvalidArgumentError(`Write ${value}.00 for ${value} dollars, or ${value}c for ${value} cents.`);
   if (value === '')
     throw new InvalidArgumentError('It is empty: the shell expands $5 unless it is quoted. Write 5.00.');
-  throw new InvalidArgumentError(AMOUNT_FORMS);
+  throw new InvalidArgumentError('It must be an amount as 12.50, "$12" or 1250c.');
 }
 
 /** Parses an amount above 0 into whole cents. Throws a usage error otherwise. */

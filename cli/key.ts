@@ -1,6 +1,16 @@
 import { type Command, Option } from 'commander';
 import { confirm, irreversible } from './confirm.ts';
-import { askAndPrint, example, footOf, listOptions, parseWholeNumber, showRecord, showTable } from './context.ts';
+import {
+  askAndPrint,
+  example,
+  footOf,
+  type ListView,
+  listOptions,
+  parseWholeNumber,
+  showRecord,
+  showTable,
+  withoutView,
+} from './context.ts';
 
 const COLUMNS = ['id', 'name', 'prefix?', 'last4', 'created_at?', 'last_used_at', 'revoked_at', 'minted_by?'];
 const WALLET_COLUMNS = ['id', 'prefix', 'last4', 'options', 'created_at', 'revoked_at'];
@@ -10,8 +20,6 @@ type KeyListOptions = {
   wallet?: string;
   before?: string;
   limit?: number;
-  output?: unknown;
-  columns?: unknown;
 };
 
 /** Registers `key`: account keys. */
@@ -33,7 +41,8 @@ export function keyCommands(program: Command): void {
     .option('--before <id>', 'the next page: what is older than this one')
     .option('--limit <n>', 'at most so many, 1 to 1000 (default 100)', parseWholeNumber)
     .addHelpText('after', example('purser key list --account acct_01k9…', 'purser key list --wallet wal_01k9…'))
-    .action(({ account, wallet, output: _, columns: __, ...page }: KeyListOptions, command: Command) => {
+    .action((options: KeyListOptions & ListView, command: Command) => {
+      const { account, wallet, ...page } = withoutView<KeyListOptions>(options);
       if (wallet !== undefined && Object.keys(page).length)
         command.error('error: --wallet shows all keys of the wallet; leave out --since, --before and --limit');
       if (wallet !== undefined)

@@ -1,16 +1,4 @@
-import {
-  closeSync,
-  existsSync,
-  fchmodSync,
-  fchownSync,
-  openSync,
-  readFileSync,
-  realpathSync,
-  renameSync,
-  rmSync,
-  statSync,
-  writeFileSync,
-} from 'node:fs';
+import { existsSync, readFileSync, realpathSync, renameSync, statSync } from 'node:fs';
 import { type Command, InvalidArgumentError } from 'commander';
 import { Refusal } from '../src/base/refusal.ts';
 import { checkSettings, dataDirectoryOf, settingsFile } from '../src/config/config.ts';
@@ -18,6 +6,7 @@ import { ConfigurationFault } from '../src/config/fault.ts';
 import { type ImportedPrices, importPrices } from '../src/config/import-prices.ts';
 import { readPriceList } from '../src/config/price-list.ts';
 import { files } from '../src/files/data-directory.ts';
+import { writeFresh } from '../src/files/durable-file.ts';
 import { askYesOrNo } from './confirm.ts';
 import { example, type Globals, output, readGiven } from './context.ts';
 import { say, show } from './report.ts';
@@ -114,16 +103,7 @@ function describe({ changes, unmatched, tiered }: ImportedPrices): string {
 /** Replaces a file atomically. A link remains one, and owner and mode are kept. */
 function replace(path: string, text: string): void {
   const file = realpathSync(path);
-  const fresh = `${file}.new`;
   const { uid, gid, mode } = statSync(file);
-  rmSync(fresh, { force: true });
-  const handle = openSync(fresh, 'wx', 0o600); // Never through a link that another user has put there.
-  try {
-    writeFileSync(handle, text);
-    if (process.getuid?.() === 0) fchownSync(handle, uid, gid); // Settings that the service may read, and not change.
-    fchmodSync(handle, mode & 0o7777);
-  } finally {
-    closeSync(handle);
-  }
-  renameSync(fresh, file);
+  const owner = process.getuid?.() === 0 ? { uid, gid } : {}; // Settings that the service may read, and not change.
+  renameSync(writeFresh(file, text, { mode: mode & 0o7777, ...owner }), file);
 }

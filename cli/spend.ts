@@ -1,6 +1,15 @@
 import { type Command, Option } from 'commander';
 import type { CommandInput } from '../src/operator/commands.ts';
-import { example, type Globals, listOptions, output, parseTime, showTable } from './context.ts';
+import {
+  example,
+  type Globals,
+  type ListView,
+  listOptions,
+  output,
+  parseTime,
+  showTable,
+  withoutView,
+} from './context.ts';
 import { print } from './report.ts';
 
 type SpendOptions = {
@@ -10,8 +19,6 @@ type SpendOptions = {
   wallet?: string;
   account?: string;
   csv?: boolean;
-  output?: unknown;
-  columns?: unknown;
 };
 
 /** Registers `spend`: how much was spent, by whom and on what. */
@@ -32,10 +39,9 @@ export function spendCommand(program: Command): void {
     .action(spend);
 }
 
-async function spend({ csv, ...options }: SpendOptions, command: Command): Promise<void> {
+async function spend({ csv, ...options }: SpendOptions & ListView, command: Command): Promise<void> {
   const { ask } = await import('./operator-client.ts');
-  const { output: _, columns: __, ...order } = options;
-  const { names, ...body } = await ask(command, 'spend', order);
+  const { names, ...body } = await ask(command, 'spend', withoutView(options));
   if (command.optsWithGlobals<Globals>().json) return print(JSON.stringify(body));
   const columns = ['key', 'operations', 'prompt_tokens', 'completion_tokens', 'charged_usd'] as const;
   if (csv) {

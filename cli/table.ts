@@ -28,7 +28,7 @@ type TableColumn = {
   isText: boolean;
 };
 
-/** How a list is asked for: with all its columns (`wide`), or with these alone, by their names in the JSON. */
+/** The columns of a list that are shown: all (`wide`), or these alone, by their names in the JSON. */
 export type View = { wide?: boolean; columns?: readonly string[] };
 
 /**

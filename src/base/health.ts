@@ -12,6 +12,16 @@ export type ServerHealth = {
   stopping?: boolean;
 };
 
+const WATCH_MILLISECONDS = 250;
+
+/** Calls `act` when the server stops, until it is disposed: what waits for long gives way to the stop. */
+export function whenStopping(health: Pick<ServerHealth, 'stopping'>, act: () => void): Disposable {
+  const watch = setInterval(() => {
+    if (health.stopping) act();
+  }, WATCH_MILLISECONDS);
+  return { [Symbol.dispose]: () => clearInterval(watch) };
+}
+
 /** Throws `read_only` while the books may not be served. */
 export function refuseFault({ fault }: Pick<ServerHealth, 'fault'>): void {
   if (fault)

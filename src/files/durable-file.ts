@@ -1,4 +1,4 @@
-import { closeSync, fsyncSync, openSync, renameSync, writeFileSync } from 'node:fs';
+import { closeSync, fchmodSync, fchownSync, fsyncSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { open, rename } from 'node:fs/promises';
 import { dirname } from 'node:path';
 
@@ -10,6 +10,32 @@ export function syncDirectory(directory: string): void {
   } finally {
     closeSync(handle);
   }
+}
+
+/**
+ * Writes `FILE.new` anew, never through a link that another user has put there, with this mode and owner (default: the
+ * user's own), and syncs it. Returns its path, for a rename or a link. A file that could not be written whole is removed.
+ */
+export function writeFresh(
+  file: string,
+  content: string | Buffer,
+  { mode, uid, gid }: { mode: number; uid?: number; gid?: number },
+): string {
+  const fresh = `${file}.new`;
+  rmSync(fresh, { force: true });
+  const handle = openSync(fresh, 'wx', 0o600);
+  try {
+    writeFileSync(handle, content);
+    if (uid !== undefined && gid !== undefined) fchownSync(handle, uid, gid);
+    fchmodSync(handle, mode);
+    fsyncSync(handle);
+  } catch (error) {
+    rmSync(fresh, { force: true }); // A full disk, perhaps.
+    throw error;
+  } finally {
+    closeSync(handle);
+  }
+  return fresh;
 }
 
 /** Writes a file with mode 0600 and syncs it. A power cut leaves either the former file or the new one, whole. */

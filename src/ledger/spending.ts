@@ -63,19 +63,22 @@ const chargedFrom = ([id, walletId, kind, subject, outcome, charge, usage, tags,
 /** The number of rows read at a time: a millisecond or two, in which nothing else is served. */
 const PAGE_COUNT = 500;
 
+/** The amount by which a closed wallet's spending is rounded up to a cent. */
+const ROUNDING = '(spent_nanos + 9999999) / 10000000 * 10000000 - spent_nanos';
+
 const pages = plain({
   // `outcome = 'charged'` must match the partial index's condition.
   all: `select ${COLUMNS} from operation where outcome = 'charged' and settled_at >= ? and settled_at < ?
     and (settled_at, id) > (?, ?) order by settled_at, id limit ${PAGE_COUNT}`,
   // Rows that do not count are left out later: a page then takes the same time whatever it contains.
-  roundings: `select max(id), coalesce(sum((spent_nanos + 9999999) / 10000000 * 10000000 - spent_nanos)
+  roundings: `select max(id), coalesce(sum(${ROUNDING})
       filter (where parent_id is null and closed_at >= ? and closed_at < ?), 0)
     from (select id, parent_id, spent_nanos, closed_at from wallet where id > ? order by id limit ${PAGE_COUNT})`,
-  roundingsOfAccount: `select max(id), coalesce(sum((spent_nanos + 9999999) / 10000000 * 10000000 - spent_nanos)
+  roundingsOfAccount: `select max(id), coalesce(sum(${ROUNDING})
       filter (where parent_id is null and closed_at >= ? and closed_at < ?), 0)
     from (select id, parent_id, spent_nanos, closed_at from wallet where account_id = ? and id > ? order by id
       limit ${PAGE_COUNT})`,
-  roundingOfWallet: `select (spent_nanos + 9999999) / 10000000 * 10000000 - spent_nanos from wallet
+  roundingOfWallet: `select ${ROUNDING} from wallet
     where closed_at >= ? and closed_at < ? and id = ? and parent_id is null`,
   ofWallet: `select ${COLUMNS} from operation where wallet_id = ? and id > ? order by id limit ${PAGE_COUNT}`,
 });

@@ -1,7 +1,7 @@
-import { execFileSync } from 'node:child_process';
 import type { Installed } from './installed.ts';
+import { mustRun } from './program.ts';
 
-/** What Node has on POSIX and its types do not. */
+/** A function that Node has on POSIX, and its types do not. */
 type Initgroups = { initgroups?: (user: string, group: string | number) => void };
 
 /**
@@ -10,7 +10,7 @@ type Initgroups = { initgroups?: (user: string, group: string | number) => void 
  */
 export function becomeServiceUser({ user, group, supplementaryGroups }: Installed): void {
   if (!user) return;
-  const gid = group || Number(execFileSync('id', ['-g', user], { encoding: 'utf8' }));
+  const gid = group || Number(mustRun('id', '-g', user));
   (process as Initgroups).initgroups?.(user, gid);
   if (supplementaryGroups.length) process.setgroups?.([...(process.getgroups?.() ?? []), ...supplementaryGroups]);
   process.setgid?.(gid);

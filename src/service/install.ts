@@ -1,18 +1,18 @@
 import { existsSync, lstatSync, readFileSync, realpathSync, rmSync, statSync } from 'node:fs';
 import { dirname, join } from 'node:path';
-import { parseEnv } from 'node:util';
 import { Refusal } from '../base/refusal.ts';
 import { readConfig } from '../config/config.ts';
+import { variablesIn } from './installed.ts';
 import { mustRun, mustRunWithin, runProgram } from './program.ts';
 import { makeUsersDirectory, putFile, refuseOthersDirectory } from './roots-own.ts';
 import { SERVICE, unitText } from './unit.ts';
 
 const EXECUTABLE = '/usr/local/bin/purser';
 const UNIT = `/etc/systemd/system/${SERVICE.unit}`;
-/** What the settings ask of the sandbox; the administrator's own drop-ins stay beside it. */
+/** The drop-in for what the settings ask of the sandbox. An administrator's own drop-ins stay beside it. */
 const DROP_IN = `${UNIT}.d/backups.conf`;
 const OF_PACKAGE = [`/lib/systemd/system/${SERVICE.unit}`, `/usr/lib/systemd/system/${SERVICE.unit}`];
-/** Where bash, zsh and fish look for what an administrator has installed. */
+/** The completions, in the places where bash, zsh and fish look for those of an administrator. */
 const COMPLETIONS = {
   bash: '/usr/local/share/bash-completion/completions/purser',
   zsh: '/usr/local/share/zsh/site-functions/_purser',
@@ -83,9 +83,12 @@ const isInstalled = () =>
     readFileSync(UNIT, 'utf8').split('\n').includes(it),
   );
 
+/** Returns whether an administrator has a unit of his own: a file, as a link is replaced. */
+const isAnothersUnit = () => lstatSync(UNIT, { throwIfNoEntry: false })?.isFile() === true && !isInstalled();
+
 /** Refuses where an administrator has a unit of his own, or a removed package has a claim to the settings. */
 function refuseAnothers(): void {
-  if (lstatSync(UNIT, { throwIfNoEntry: false })?.isFile() && !isInstalled())
+  if (isAnothersUnit())
     throw new Refusal(
       'conflict',
       `${UNIT} is not what this command writes, and may name other books or another key. Run: mv ${UNIT} ${UNIT}.former, then this again, and put its own lines into a drop-in: systemctl edit purser`,
@@ -190,8 +193,7 @@ function allowBackups(uid: number, done: string[]): { changed: boolean } {
 /** Returns the directory as the service reads it, with its variables. Throws ConfigurationFault, which shows no setting's text. */
 function backupDirectory(): string | undefined {
   const { data, settings, variables } = SERVICE;
-  const env = existsSync(variables) ? parseEnv(readFileSync(variables, 'utf8')) : {};
-  return readConfig({ data, config: settings, withoutKey: true }, env).backup?.directory;
+  return readConfig({ data, config: settings, withoutKey: true }, variablesIn(variables)).backup?.directory;
 }
 
 function start(hasChanged: boolean, done: string[]): void {
@@ -214,7 +216,7 @@ export function remove(): string[] {
   if (isPackaged() && !isInstalled())
     throw new Refusal('conflict', 'A package installed the service. Run: apt-get remove purser');
   const done: string[] = [];
-  if (lstatSync(UNIT, { throwIfNoEntry: false })?.isFile() && !isInstalled())
+  if (isAnothersUnit())
     throw new Refusal(
       'conflict',
       `${UNIT} is not what \`purser install\` wrote. Remove it by hand, then run this again.`,

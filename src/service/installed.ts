@@ -25,7 +25,7 @@ export function findInstalled(): Installed | undefined {
     .map(([, it]) => it.replace(/ \(ignore_errors=\w+\)$/, ''));
   const environment: Record<string, string> = Object.assign(
     Object.fromEntries(words(values.get('Environment') ?? '').map(splitAt)),
-    ...named.filter((it) => existsSync(it)).map((it) => parseEnv(readFileSync(it, 'utf8'))),
+    ...named.map(variablesIn),
   );
   const user = values.get('User') ?? '';
   return {
@@ -36,6 +36,10 @@ export function findInstalled(): Installed | undefined {
     data: environment.PURSER_DATA ?? SERVICE.data,
   };
 }
+
+/** Returns the variables of a file as systemd reads it for the service; none where there is no file. */
+export const variablesIn = (file: string): Record<string, string | undefined> =>
+  existsSync(file) ? parseEnv(readFileSync(file, 'utf8')) : {};
 
 function splitAt(line: string): [string, string] {
   const at = line.indexOf('=');

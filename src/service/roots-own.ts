@@ -4,7 +4,6 @@ import {
   existsSync,
   fchmodSync,
   fchownSync,
-  fsyncSync,
   linkSync,
   lstatSync,
   mkdirSync,
@@ -15,11 +14,10 @@ import {
   renameSync,
   rmSync,
   statSync,
-  writeFileSync,
 } from 'node:fs';
 import { dirname } from 'node:path';
 import { Refusal } from '../base/refusal.ts';
-import { syncDirectory } from '../files/durable-file.ts';
+import { syncDirectory, writeFresh } from '../files/durable-file.ts';
 
 /** What root writes for the service, in directories where only root can put something else in its place. */
 
@@ -68,20 +66,7 @@ export function putFile(path: string, content: string | Buffer, { mode, gid = 0,
       ? readFileSync(path).equals(Buffer.from(content))
       : false;
   if (isSame) return false;
-  const fresh = `${path}.new`;
-  rmSync(fresh, { force: true });
-  const handle = openSync(fresh, 'wx', 0o600);
-  try {
-    writeFileSync(handle, content);
-    fchownSync(handle, 0, gid);
-    fchmodSync(handle, mode);
-    fsyncSync(handle);
-  } catch (error) {
-    rmSync(fresh, { force: true }); // A full disk, perhaps.
-    throw error;
-  } finally {
-    closeSync(handle);
-  }
+  const fresh = writeFresh(path, content, { mode, uid: 0, gid });
   if (!keep) renameSync(fresh, path);
   else if (!linked(fresh, path)) return false;
   syncDirectory(dirname(path));

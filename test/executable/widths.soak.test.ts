@@ -1,15 +1,9 @@
 import assert from 'node:assert/strict';
-import { join } from 'node:path';
 import test from 'node:test';
 import { widthOf } from '../../cli/terminal.ts';
+import { FROM_SOURCE } from '../helper/executable.ts';
 import { onTerminal, withoutControls } from '../helper/terminal.ts';
 import { openSample } from '../ui/sample.ts';
-
-const MAIN = [
-  '--import',
-  join(import.meta.dirname, '../helper/loading.mjs'),
-  join(import.meta.dirname, '../../cli/main.ts'),
-];
 
 const LISTS = [
   ['account', 'list'],
@@ -31,7 +25,7 @@ test('all lists fit 80, 100 and 120 columns of a real terminal, with one line fo
   const sample = await openSample(t);
   await sample.openWallet({ name: 'モデルーの名前はとても長いので、表の幅に収まりません' });
   for (const command of LISTS) {
-    const args = [process.execPath, ...MAIN, '--data', sample.directory, ...command];
+    const args = [process.execPath, ...FROM_SOURCE, '--data', sample.directory, ...command];
     for (const columns of [80, 100, 120]) {
       const terminal = onTerminal(t, args, { columns });
       assert.equal(await terminal.ended, 0, terminal.screen());

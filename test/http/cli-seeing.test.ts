@@ -1,22 +1,16 @@
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
-import { join } from 'node:path';
 import test from 'node:test';
 import { promisify } from 'node:util';
+import { FROM_SOURCE } from '../helper/executable.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { reset } from '../helper/upstream.ts';
-
-const MAIN = [
-  '--import',
-  join(import.meta.dirname, '../helper/loading.mjs'),
-  join(import.meta.dirname, '../../cli/main.ts'),
-];
 
 /** What a command answers on stdout. */
 const typing =
   (purser: TestServer) =>
   async (...args: string[]): Promise<string> =>
-    (await promisify(execFile)(process.execPath, [...MAIN, '--data', purser.directory, ...args])).stdout;
+    (await promisify(execFile)(process.execPath, [...FROM_SOURCE, '--data', purser.directory, ...args])).stdout;
 
 test('spend, status, lists and the timeline as an operator types them', async (t) => {
   const events = { receivers: [{ url: 'http://127.0.0.1:1/', secret: 'a signing secret of a test' }] };

@@ -9,7 +9,7 @@ const END = '\n//\n';
 export function createLinkListReader(bytesMax: number) {
   const pieces: string[] = [];
   let length = 0;
-  /** What may be the beginning of the end. */
+  /** The last characters that may begin the end. */
   let joint = '\n';
 
   return {

@@ -25,7 +25,7 @@ export type Tool = {
   /** The endpoint when the argument `id` is left out. */
   withoutId?: Endpoint;
   annotations: ToolAnnotations;
-  /** What arguments mean here, where `ARGUMENTS` and the endpoint's schema do not say it. */
+  /** Descriptions of arguments that neither `ARGUMENTS` nor the endpoint's schema describes. */
   arguments?: Record<string, string>;
   /** Arguments of the endpoint that do nothing here. */
   leavesOut?: readonly string[];
@@ -36,7 +36,7 @@ export type Tool = {
 };
 
 const MACHINE = 'the id of the machine, as compute_create returned it';
-/** What an argument means in every tool that takes it. */
+/** The description of an argument, in every tool that takes it. */
 const ARGUMENTS: Record<string, string> = {
   id: MACHINE,
   provider: 'provider of the offer',

@@ -1,4 +1,5 @@
 import * as v from 'valibot';
+import { whenStopping } from '../../base/health.ts';
 import { readLog } from '../../compute/machine/process.ts';
 import { type Resource, resourceOf } from '../../ledger/resource.ts';
 import { ResourceSummary, summaryOf } from '../../wire/compute.ts';
@@ -34,7 +35,7 @@ export const waitCompute = endpoint({
   async run(app, { principal, body: { id, process_id: processId, seconds }, whenGone }) {
     const unwanted = new AbortController();
     whenGone(() => unwanted.abort());
-    using _ = whenStopping(app, () => unwanted.abort()); // A stopping server does not wait: its caller can go on afterwards.
+    using _ = whenStopping(app.health, () => unwanted.abort()); // A stopping server does not wait: its caller can go on afterwards.
     const { signal } = unwanted;
     if (processId === undefined) {
       const resource = await untilReady(app, principal.wallet.id, { id, seconds, signal });
@@ -53,14 +54,6 @@ export const waitCompute = endpoint({
 
 const isReady = ({ readyAt, endedAt, status }: Resource) =>
   endedAt !== null || (readyAt !== null && status !== 'stopping');
-
-/** Calls `act` when the server stops, until it is disposed. */
-function whenStopping({ health }: HttpApp, act: () => void): Disposable {
-  const watch = setInterval(() => {
-    if (health.stopping) act();
-  }, LOOK_MILLISECONDS);
-  return { [Symbol.dispose]: () => clearInterval(watch) };
-}
 
 /** Looks at the row of a resource until it runs or has ended. Takes no step of it: its driver and the reaper do. */
 async function untilReady(

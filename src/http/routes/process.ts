@@ -1,3 +1,4 @@
+import { whenStopping } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
 import type { Backend } from '../../compute/backend.ts';
 import { killProcess, listProcesses, readLog, startProcess } from '../../compute/machine/process.ts';
@@ -23,8 +24,6 @@ import { callGuest, explainFailure, GUEST_REFUSALS } from './guest-call.ts';
 const SECONDS = 40;
 /** Time beyond its limit for which a followed log may wait for a client that reads slowly. */
 const UNREAD_SECONDS = 300;
-
-const WATCH_MILLISECONDS = 500;
 
 const PROCESS_ID = 'proc_01k9v3c2mq8r5t7w1x4z6b0d2f';
 const EXAMPLE = {
@@ -142,9 +141,7 @@ export const readComputeProcessLog = endpoint({
       async stream(stream) {
         const events = namedEvents(stream);
         // A stopping server does not wait for a log: its reader can continue afterwards.
-        const watch = setInterval(() => {
-          if (app.health.stopping) stopping.abort();
-        }, WATCH_MILLISECONDS);
+        using _ = whenStopping(app.health, () => stopping.abort());
         const started = performance.now();
         let at = 0;
         let rest: Buffer = Buffer.alloc(0);
@@ -186,7 +183,6 @@ export const readComputeProcessLog = endpoint({
         } catch (error) {
           if (!gone.signal.aborted) throw error;
         } finally {
-          clearInterval(watch);
           events.end();
         }
       },
