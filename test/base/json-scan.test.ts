@@ -16,9 +16,10 @@ type Read = { value: unknown; counts: object; members: object; print: Buffer };
 function read(bytes: Buffer): Read | string {
   let counts = {};
   try {
-    const { text, outline, value } = parseText(bytes, 0, ({ values, numbers }) => {
-      counts = { values, numbers };
-    });
+    const take = (found: { values: number; numbers: number }) => {
+      counts = { values: found.values, numbers: found.numbers };
+    };
+    const { text, outline, value } = parseText(bytes, 0, take, Number.MAX_SAFE_INTEGER); // The limit has tests of its own.
     return { value, counts, members: outline.members, print: fingerprintOf(text) };
   } catch (error) {
     assert(error instanceof Refusal && error.code === 'invalid_json', String(error));

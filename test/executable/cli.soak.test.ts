@@ -19,7 +19,9 @@ const ACCOUNT = {
   reserved_cents: 'number',
   spent_cents: 'number',
   welcome_credit_cents: 'number',
-  // Beside the shape of design section 4: its state.
+  // Beside the shape of design section 4: its state, and its exact figures.
+  spent_usd: 'string',
+  in_wallets_usd: 'string',
   owed_cents: 'number',
   created_at: 'number',
   suspended_at: 'null',
@@ -96,7 +98,7 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     await settle(server);
 
     const { accounts } = await purser.json('account', 'list');
-    assert.deepEqual(accounts.map(shapeOf), [{ ...ACCOUNT, open_used_usd: 'string' }]);
+    assert.deepEqual(accounts.map(shapeOf), [ACCOUNT]);
     assert.equal(accounts[0].name, 'default', 'serve makes it on its first start');
     const account = await purser.json('account', 'create', 'research', '--credit-cents', '5000');
     assert.deepEqual(shapeOf(account), ACCOUNT);

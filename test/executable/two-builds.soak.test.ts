@@ -9,6 +9,7 @@ const SOURCES = [
   'src',
   'cli',
   'migrations',
+  'sdk',
   'build.mjs',
   'build-notices.mjs',
   'package.json',

@@ -203,7 +203,7 @@ test(`a power cut during the first start leaves what starts, and after it the sa
   const before = { directory, image: imageOf(directory) };
   const steps = await record(t, purser, trace, async (server) => {
     const { accounts } = await cli.json('account', 'list');
-    for (const cents of ['100', '200']) await cli.json('account', 'credit', accounts[0].id, cents);
+    for (const cents of ['100c', '200c']) await cli.json('account', 'credit', accounts[0].id, cents);
     await server.ask('GET', '/readyz');
   });
   const { id } = await identify(directory);

@@ -153,7 +153,7 @@ test('what came back decides what is charged', async (t) => {
 async function askSomehow(
   url: string,
   gateway: Gateway,
-  body: { seed: number; user: string },
+  body: { seed: number; messages: object[] },
   stream: boolean,
   leaves: boolean,
 ): Promise<void> {
@@ -162,7 +162,7 @@ async function askSomehow(
   else {
     const gone = AbortSignal.timeout(5);
     const init = { method: 'POST', signal: gone, headers: { authorization: `Bearer ${gateway.key}` } };
-    const whole = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100, ...body };
+    const whole = { model: 'chat', max_tokens: 100, ...body };
     const headers = { ...init.headers, 'content-type': 'application/json' };
     await fetch(`${url}/v1/router/chat/completions`, { ...init, headers, body: JSON.stringify(whole) })
       .then((it) => it.text())
@@ -193,11 +193,12 @@ test(`whatever upstreams, clients and closes do, each request costs what its ups
   await Promise.all(
     Array.from({ length: 16 }, async () => {
       while (asked < REQUEST_COUNT) {
-        const user = String(asked++); // Each is another request, so that none takes the place of another.
+        // Each is another question: the same one again would be taken for the retry of an unknown outcome.
+        const messages = [{ role: 'user', content: String(asked++) }];
         const at = Math.floor(random() * gateways.length);
         const gateway = gateways[at] as Gateway;
         const seed = Math.floor(random() * all.length);
-        await askSomehow(purser.url, gateway, { seed, user }, random() < 0.5, random() < 0.2);
+        await askSomehow(purser.url, gateway, { seed, messages }, random() < 0.5, random() < 0.2);
         if (random() > 0.03) continue;
         gateways[at] = await openGateway(purser);
         await purser.ask('POST', '/v1/run/close', { token: gateway.token });
