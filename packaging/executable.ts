@@ -1,4 +1,4 @@
-import { existsSync, mkdirSync, readFileSync, renameSync, rmSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { type Architecture, isNative, run } from './tools.ts';
 
@@ -23,12 +23,16 @@ function foreignRuntime(node: string, cache: string): string {
   const directory = join(cache, `${name}-${version}`);
   const runtime = join(directory, 'package/bin/node');
   if (existsSync(runtime)) return runtime;
-  const fresh = `${directory}.new`; // A run that is ended leaves no half of it in its place.
-  for (const it of [fresh, directory]) rmSync(it, { recursive: true, force: true });
-  mkdirSync(fresh, { recursive: true });
+  mkdirSync(cache, { recursive: true });
+  const fresh = mkdtempSync(`${directory}.`); // Two runs share the cache, and one that is ended leaves no half of it in its place.
   const said = run('npm', ['pack', '--json', '--pack-destination', fresh, `${name}@${version}`]);
   const [{ filename }] = JSON.parse(said.toString());
   run('tar', ['-xzf', join(fresh, filename), '-C', fresh, '--exclude=package/include']);
-  renameSync(fresh, directory);
+  try {
+    renameSync(fresh, directory);
+  } catch (error) {
+    if (!existsSync(runtime)) throw error;
+    rmSync(fresh, { recursive: true }); // Another run has put the same there.
+  }
   return runtime;
 }

@@ -29,7 +29,7 @@ function nextPackage(file: string, to: string): void {
 }
 
 test('five commands of the page: the package serves on a booted Debian, and keeps settings, books and key', async (t) => {
-  const release = releaseOf(t);
+  const release = await releaseOf(t);
   if (!release) return;
   const beside = mkdtempSync(join(tmpdir(), 'purser-packages-'));
   t.after(() => rmSync(beside, { recursive: true, force: true }));
@@ -117,7 +117,7 @@ test('five commands of the page: the package serves on a booted Debian, and keep
 });
 
 test('the package installs, upgrades and goes where no systemd runs', async (t) => {
-  const release = releaseOf(t);
+  const release = await releaseOf(t);
   const tree = release && (await minimalDebian(t, ['systemd-sysv', 'adduser', 'curl']));
   if (!release || !tree) return;
   const script = `dpkg --install /srv/purser_${version}_amd64.deb

@@ -40,8 +40,8 @@ function temporary(t: TestContext): string {
   return directory;
 }
 
-test('a release has everything it promises, of the commit, readable by all; its sums are signed', (t) => {
-  const release = releaseOf(t);
+test('a release has everything it promises, of the commit, readable by all; its sums are signed', async (t) => {
+  const release = await releaseOf(t);
   if (!release) return;
   const { directory, said, clone } = release;
   const names = globSync('**/*', { cwd: directory }).filter((it) => statSync(join(directory, it)).isFile());
@@ -82,8 +82,8 @@ test('a release has everything it promises, of the commit, readable by all; its 
   assert.throws(() => run('ssh-keygen', verify, { cwd: directory, input: `${sums}\n` }), 'other sums are not signed');
 });
 
-test('a release that cannot be made says why, before it builds anything', (t) => {
-  const release = releaseOf(t);
+test('a release that cannot be made says why, before it builds anything', async (t) => {
+  const release = await releaseOf(t);
   if (!release) return;
   const { clone } = release;
   const key = join(temporary(t), 'key');
@@ -141,8 +141,8 @@ function unpackImage(t: TestContext, { directory }: Release, architecture: strin
   return root;
 }
 
-test('the executable for arm64 serves under emulation, on the libraries of its image alone', (t) => {
-  const release = releaseOf(t);
+test('the executable for arm64 serves under emulation, on the libraries of its image alone', async (t) => {
+  const release = await releaseOf(t);
   if (!release || !hasComponent(t, 'qemu-aarch64-static')) return;
   const root = unpackImage(t, release, 'arm64');
   const sum = (file: string) => hash('sha256', readFileSync(file));
@@ -153,8 +153,8 @@ test('the executable for arm64 serves under emulation, on the libraries of its i
   assert.match(demo.stdout, /Every figure is what arithmetic says\./);
 });
 
-test('the package is clean for lintian', (t) => {
-  const release = releaseOf(t);
+test('the package is clean for lintian', async (t) => {
+  const release = await releaseOf(t);
   if (!release) return;
   // That of the other architecture has the same files, and lintian reads all of an executable.
   const file = join(release.directory, `purser_${version}_amd64.deb`);
@@ -162,8 +162,8 @@ test('the package is clean for lintian', (t) => {
   assert.equal(said, '');
 });
 
-test('the bill of materials has what is inside, with Node and SQLite, and no development package', (t) => {
-  const release = releaseOf(t);
+test('the bill of materials has what is inside, with Node and SQLite, and no development package', async (t) => {
+  const release = await releaseOf(t);
   if (!release) return;
   const bill = JSON.parse(readFileSync(join(release.directory, `purser-${version}-sbom.cdx.json`), 'utf8'));
   assert.deepEqual([bill.bomFormat, bill.metadata.component.version], ['CycloneDX', version]);
@@ -182,8 +182,8 @@ test('the bill of materials has what is inside, with Node and SQLite, and no dev
   assert.deepEqual(hashless, []);
 });
 
-test('the clients install from their packages', (t) => {
-  const release = releaseOf(t);
+test('the clients install from their packages', async (t) => {
+  const release = await releaseOf(t);
   if (!release || !hasComponent(t, 'python3')) return;
   const wheel = join(release.directory, `purser_wallet-${version}-py3-none-any.whl`);
   const line = 'import purser, importlib.metadata as m; print(purser.__version__, m.version("purser-wallet"))';
@@ -197,7 +197,7 @@ test('the clients install from their packages', (t) => {
 });
 
 test('three commands of the page: Docker loads the image, Compose starts it, and a wallet pays for a chat', async (t) => {
-  const release = releaseOf(t);
+  const release = await releaseOf(t);
   if (!release || !hasComponent(t, 'docker-compose') || !hasComponent(t, 'curl')) return;
   const engine = await openDocker(t);
   if (!engine) return;

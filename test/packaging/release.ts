@@ -7,32 +7,66 @@ import {
   mkdtempSync,
   readFileSync,
   realpathSync,
+  renameSync,
   rmSync,
   symlinkSync,
+  writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { after, type TestContext } from 'node:test';
 import { hasComponent } from '../helper/component.ts';
+import { until } from '../helper/waiting.ts';
 
 const ROOT = join(import.meta.dirname, '../..');
 
 /** What `npm run release` has made in a clone: its directory, the clone, and what the command said. */
 export type Release = { directory: string; clone: string; said: string };
 
-let made: Release | undefined;
-after(() => {
-  if (made) rmSync(made.clone, { recursive: true, force: true });
-});
+let made: Promise<Release> | undefined;
 
-/** Makes a release once for a test file. Without what that needs, returns undefined and skips the test. */
-export function releaseOf(t: TestContext): Release | undefined {
-  if (made) return made;
+/**
+ * Returns a release. It takes minutes to make, so it is made once for all files of a run of the tests, or once for a file that
+ * runs alone. Without what that needs, returns undefined and skips the test.
+ */
+export async function releaseOf(t: TestContext): Promise<Release | undefined> {
   if (!hasComponent(t, 'release')) return undefined;
-  const clone = mkdtempSync(join(tmpdir(), 'purser-release-'));
+  made ??= sharedRelease(process.env.PURSER_TEST_RUN);
+  return made;
+}
+
+async function sharedRelease(run: string | undefined): Promise<Release> {
+  const place = run ? join(run, 'release') : mkdtempSync(join(tmpdir(), 'purser-release-'));
+  const clone = join(place, 'clone');
+  const result = join(place, 'result.json');
+  if (!run) after(() => rmSync(place, { recursive: true, force: true }));
+  if (!run || isFirst(place)) {
+    writeFileSync(`${result}.new`, JSON.stringify(tryRelease(clone)));
+    renameSync(`${result}.new`, result);
+  }
+  await until('another file has made the release', () => existsSync(result));
+  const { said, error } = JSON.parse(readFileSync(result, 'utf8'));
+  assert.equal(error, undefined);
+  return { directory: join(clone, 'release'), clone, said };
+}
+
+/** Makes a directory. Returns whether no other process has made it before. */
+const isFirst = (directory: string) => mkdirSync(directory, { recursive: true }) !== undefined;
+
+function tryRelease(clone: string): { said?: string; error?: string } {
+  try {
+    makeClone(clone);
+    return { said: runRelease(clone) };
+  } catch (error) {
+    const { stdout = '', stack } = error as Error & { stdout?: string };
+    return { error: `${stdout}\n${stack}` };
+  }
+}
+
+/** Clones the repository as it is here: what a developer has not committed yet is tested, too. */
+function makeClone(clone: string): void {
   const git = (args: string[], cwd = ROOT) => execFileSync('git', args, { cwd, encoding: 'utf8' });
   git(['clone', '--quiet', ROOT, clone]);
-  // What a developer has not committed yet is tested, too.
   for (const name of git(['ls-files', '-z', '--modified', '--others', '--exclude-standard'])
     .split('\0')
     .filter(Boolean)) {
@@ -44,9 +78,6 @@ export function releaseOf(t: TestContext): Release | undefined {
   git(['add', '--all'], clone);
   git([...author, 'commit', '--quiet', '--allow-empty', '--message', 'as it is here'], clone);
   symlinkSync(realpathSync(join(ROOT, 'node_modules')), join(clone, 'node_modules'));
-  made = { directory: join(clone, 'release'), clone, said: '' };
-  made.said = runRelease(clone);
-  return made;
 }
 
 /** Runs the command in a clone, as a user whose files nobody else reads, and returns what it said. Throws if it fails. */
