@@ -12,6 +12,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join, resolve } from 'node:path';
+import { gzipSync } from 'node:zlib';
 import { createProgram } from '../cli/program.ts';
 import { settingsText } from '../src/config/template.ts';
 import { unitText } from '../src/service/unit.ts';
@@ -27,22 +28,26 @@ const OUT = 'release';
 const CACHE = 'node_modules/.cache/purser-release'; // Of Nodes alone, which are always the same.
 const NAMESPACE = 'purser-release';
 
-/** The commit, and its time, which everything in the release bears. */
-function source(): { seconds: number; revision: string } {
+/** The commit, and its time, which everything in the release bears, and what differs from it in this clone. */
+function source(): { seconds: number; revision: string; changed: string } {
   const git = (...args: string[]) => run('git', args).toString().trimEnd();
   if (!existsSync('.git')) throw new Error('A release is made from a clone of the repository: there is no .git here.');
   const seconds = Number(process.env.SOURCE_DATE_EPOCH ?? git('log', '-1', '--format=%ct'));
-  const changed = git('status', '--porcelain', '--untracked-files=normal').split('\n').filter(Boolean);
+  const changed = git('status', '--porcelain', '--untracked-files=normal');
   const commit = git('rev-parse', 'HEAD');
-  if (!changed.length) return { seconds, revision: commit };
-  console.error(`This clone is not clean, so the release calls itself ${commit}-dirty:\n${changed.join('\n')}`);
-  return { seconds, revision: `${commit}-dirty` };
+  return { seconds, revision: changed ? `${commit}-dirty` : commit, changed };
 }
 
-/** Returns the key file that signs. It is made if it does not exist. Throws a sentence if it cannot sign now. */
+/**
+ * Returns the key file that signs: PURSER_RELEASE_KEY, or one here, which is made if it does not exist. Throws a sentence if there
+ * is no such file, or it cannot sign now.
+ */
 function releaseKey(): string {
-  const key = resolve(process.env.PURSER_RELEASE_KEY || 'release-key');
+  const named = process.env.PURSER_RELEASE_KEY;
+  const key = resolve(named || 'release-key');
   if (!existsSync(key)) {
+    // A release that is signed by another key than its users trust must not come from a mistyped name.
+    if (named) throw new Error(`PURSER_RELEASE_KEY names ${key}, which does not exist.`);
     run('ssh-keygen', ['-q', '-t', 'ed25519', '-N', '', '-C', NAMESPACE, '-f', key]);
     console.error(
       `There was no release key: ${key} is a new one. Keep it: installations that trust it take its releases.`,
@@ -82,6 +87,8 @@ function sign(key: string): void {
 function release(): void {
   checkTools();
   const from = source();
+  if (from.changed)
+    console.error(`This clone is not clean, so the release calls itself ${from.revision}:\n${from.changed}`);
   const key = releaseKey();
   process.env.SOURCE_DATE_EPOCH = String(from.seconds);
   const { version } = JSON.parse(readFileSync('package.json', 'utf8'));
@@ -125,6 +132,16 @@ function release(): void {
   mkdirSync(at('kubernetes'));
   copyFileSync('docs/kubernetes.yaml', at('kubernetes/purser.yaml'));
   writeFileSync(at('kubernetes/kustomization.yaml'), named(readFileSync('packaging/kustomization.yaml', 'utf8')));
+  const archive = [
+    '--sort=name',
+    `--mtime=@${from.seconds}`,
+    '--owner=0',
+    '--group=0',
+    '--numeric-owner',
+    '--mode=u=rwX,go=rX',
+  ];
+  const kubernetes = run('tar', ['--create', ...archive, '--directory', OUT, 'kubernetes']);
+  writeFileSync(at(`purser-${version}-kubernetes.tar.gz`), gzipSync(kubernetes, { level: 9 }));
   run('npm', ['pack', '--silent', '--pack-destination', resolve(OUT), resolve('sdk/javascript')]);
   run('python3', ['packaging/wheel.py', OUT, version, String(from.seconds)]);
   writeFileSync(
@@ -132,6 +149,8 @@ function release(): void {
     `${JSON.stringify(billOfMaterials(JSON.parse(say('licenses', '--json')).licenses, from), null, 2)}\n`,
   );
   writeFileSync(at(`purser-${version}-notices.txt`), notices);
+  if (source().changed !== from.changed)
+    throw new Error('The clone changed while the release was made, so it is not signed. Make it again.');
   sign(key);
 }
 

@@ -53,6 +53,7 @@ test('a release has everything it promises, of the commit, readable by all; its 
     'kubernetes/kustomization.yaml',
     'kubernetes/purser.yaml',
     `purser-${version}-image.tar`,
+    `purser-${version}-kubernetes.tar.gz`,
     `purser-${version}-notices.txt`,
     `purser-${version}-sbom.cdx.json`,
     'purser-release.pub',
@@ -99,6 +100,10 @@ test('a release that cannot be made says why, before it builds anything', async 
   const locked = refused({ PURSER_RELEASE_KEY: key, SSH_AUTH_SOCK: '', DISPLAY: '', SSH_ASKPASS_REQUIRE: 'never' });
   assert.match(locked, /does not sign\. A key with a passphrase needs a terminal, or ssh-agent/);
   assert.doesNotMatch(locked, /page: /, 'nothing was built');
+
+  const nowhere = join(temporary(t), 'no-key');
+  assert.match(refused({ PURSER_RELEASE_KEY: nowhere }), /PURSER_RELEASE_KEY names .*no-key, which does not exist\./);
+  assert.ok(!existsSync(nowhere), 'no key is made under a name that may be mistyped');
 
   writeFileSync(join(clone, 'CHANGELOG.md'), 'changed');
   t.after(() => run('git', ['checkout', '--quiet', 'CHANGELOG.md'], { cwd: clone }));
