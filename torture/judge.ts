@@ -3,7 +3,7 @@ import type { Books, Entry, Operation } from './books.ts';
 import type { Machine } from './engine.ts';
 import { FAILURES, type Failure, type Finding, type Journal, type OrderEntry, type WalletEntry } from './journal.ts';
 import type { Call } from './models.ts';
-import { chargeOf, isExpected } from './prices.ts';
+import { chargeOf, isExpected, POOLED } from './prices.ts';
 
 /** All records: those of the clients, the model server, the engine, and Purser's own books. */
 export type Evidence = {
@@ -97,7 +97,8 @@ function judgeCalls({ calls, books, journal }: Evidence, find: Find): void {
     journal.orders.filter(({ outcome }) => outcome === 'lost').map(({ wallet, key }) => `${wallet.id} ${key}`),
   );
   for (const [id, call] of calls)
-    if (call.seen > 1) find('charged twice', `the model server saw ${id} ${call.seen} times`);
+    if (call.seen > 1 + (call.model === POOLED ? Math.min(call.refused, 1) : 0))
+      find('charged twice', `the model server saw ${id} ${call.seen} times`);
   const answered = group(
     [...calls].filter(([, { answered }]) => answered !== 'no'),
     ([, { key }]) => key,

@@ -11,6 +11,8 @@ export type Call = {
   key: string;
   model: string;
   seen: number;
+  /** The calls of these that it refused. */
+  refused: number;
   /** `part`: it may have worked, but the answer was not complete. */
   answered: 'no' | 'part' | 'whole';
   usage: object | undefined;
@@ -131,11 +133,14 @@ export async function openModels(t: Parameters<typeof openUpstream>[0], chance: 
     const fault = name === undefined ? WHOLE : (FAULTS[name] as Fault);
     if (name !== undefined) models.faults.set(name, (models.faults.get(name) ?? 0) + 1);
     const [{ content }] = call.body.messages as [{ content: string }];
+    const before = models.calls.get(id);
+    const answered = call.body.stream ? fault.answered : (fault.plainly ?? fault.answered);
     const record: Call = {
       key: content,
       model: String(call.body.model),
-      seen: (models.calls.get(id)?.seen ?? 0) + 1,
-      answered: call.body.stream ? fault.answered : (fault.plainly ?? fault.answered),
+      seen: (before?.seen ?? 0) + 1,
+      refused: (before?.refused ?? 0) + (answered === 'no' ? 1 : 0),
+      answered,
       usage: asked.usage,
       fault: name ?? 'none',
     };

@@ -9,6 +9,7 @@ import type { Chance } from './chance.ts';
 import { openEngines, type Second } from './engine.ts';
 import { newJournal } from './journal.ts';
 import { openModels } from './models.ts';
+import { POOLED } from './prices.ts';
 import type { Rig } from './rig.ts';
 import { openSite, openWallClock, type Stage } from './site.ts';
 
@@ -26,13 +27,16 @@ export async function openRig(stage: Stage, chance: Chance, minutes: number, sec
   hasComponent(stage as TestContext, 'strace', () => hasProgram('strace'));
   const data = join(disk?.directory ?? directory, 'data');
   mkdirSync(data, { mode: 0o700 });
-  const upstream = { name: 'local', base_url: models.url, timeout_seconds: 3 };
+  const upstreams = ['local', 'other'].map((name) => ({ name, base_url: models.url, timeout_seconds: 3 }));
+  const pooled = MODELS.map(({ upstream, ...it }) =>
+    it.id === POOLED ? { ...it, upstreams: ['local', 'other'] } : { ...it, upstream },
+  );
   const settings = {
     close_wait_seconds: 2,
     drain_seconds: 2,
     router: {
-      upstreams: [upstream],
-      models: MODELS,
+      upstreams,
+      models: pooled,
       uncertain: { after_seconds: 4, policy: 'charge' },
       cancel_grace_seconds: 1, // A call takes three seconds at most.
     },

@@ -5,6 +5,8 @@ export type Usage = { prompt_tokens?: unknown; completion_tokens?: unknown };
 
 /** The requested models, with their weights. */
 export const ASKED = { chat: 6, flat: 3, dear: 1, free: 1 } as const;
+/** The model with two equal servers: a request that the first one refuses is the second one's. */
+export const POOLED = 'flat';
 /** The maximum output tokens of a request: 0.10 USD of the dear model. */
 export const TOKENS_MAX = 10;
 /** The stop sequence by which the model server knows a stream that it is to take its time for. */

@@ -41,6 +41,15 @@ export class LongText {
   pieces(): string[] {
     return piecesOf(this.#bytes, this.#marks, 0, this.#bytes.length);
   }
+  /** The length of the text as it was written, escapes included. */
+  get byteLength(): number {
+    return this.#bytes.length;
+  }
+  /** Returns the first and the last bytes of the text as it was written; all of a text that has no more. */
+  ends(length: number): Buffer[] {
+    const bytes = this.#bytes;
+    return bytes.length > 2 * length ? [bytes.subarray(0, length), bytes.subarray(-length)] : [bytes];
+  }
   /** Returns the beginning of the text. */
   head(): string {
     return this.pieces()[0] ?? '';

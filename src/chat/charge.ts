@@ -1,6 +1,6 @@
 import { Nanos } from '../base/money.ts';
 import type { Operation } from '../ledger/operation.ts';
-import type { Route } from '../router/catalogue.ts';
+import { type Route, routeNameOf } from '../router/catalogue.ts';
 import { costOf } from '../router/price.ts';
 import type { Heard } from '../router/stream-reader.ts';
 import type { ToldAnswer } from '../router/told.ts';
@@ -47,8 +47,7 @@ export function charge(
       : Math.max(reported.completionTokens ?? 0, Math.min(tokensDelivered, max.completionTokens)),
   };
   const isEstimated = !isPromptReported || !isAnswerReported;
-  const upstream = model.routes.length > 1 ? route.upstream : undefined;
-  const described = describeUsage(usage, { images, upstream, estimated: isEstimated });
+  const described = describeUsage(usage, { images, name: routeNameOf(model, route), estimated: isEstimated });
   if (isEstimated) app.events.estimated(operation, described);
   app.events.charged(model.id, route.upstream, usage);
   // A count above its bound means that the bound is wrong, whatever the total. It never raises the bill.

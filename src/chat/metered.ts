@@ -4,7 +4,7 @@ import { ANSWER_KEPT_SECONDS, answerBytes, findAnswer, type Operation, operation
 import type { Tenant } from '../ledger/tenant.ts';
 import { type AnswerReader, LARGE_BYTES } from '../router/apart.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
-import type { Route } from '../router/catalogue.ts';
+import { type Route, routeNameOf } from '../router/catalogue.ts';
 import { isPass, type Pass } from '../router/circuit.ts';
 import type { TranscriptMemory } from '../router/transcript.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
@@ -149,7 +149,7 @@ function entryOf(app: ChatApp, tenant: Tenant, conversation: string | undefined)
     entered: () => entered as Entered,
     enter({ model, bounded, upstreams }: PreparedDetail, earlier: Operation | undefined): Refusal | undefined {
       if (entered) return undefined;
-      const routes = app.balancer.order(model, bounded, upstreams, conversation);
+      const routes = app.balancer.order(model, bounded, upstreams, conversation, tenant);
       const pass = app.circuits.enter(routes, () => tenant, upstreams);
       if (!isPass(pass)) return refusedOutside(earlier ? ofRetry(app, earlier, pass) : pass);
       entered = { pass, routes };
@@ -202,19 +202,20 @@ async function ask(
   stream: boolean,
   cancelOf: ((route: Route) => AbortSignal) | undefined,
 ): Promise<{ route: Route; reply: Reply; began: number }> {
+  const { accountId } = app.tenantOf(operation.walletId);
   const misconfigured = ({ upstream }: Route, { fault }: Refused) =>
     fault && app.events.misconfigured(operation, upstream, fault);
   try {
     const skipped = (route: Route, refused: Refused) => {
       app.events.upstreamSkipped(operation, route.upstream, refused.reason);
-      app.upstreamOutages.report(route.upstream, refused);
+      app.upstreamOutages.report(route.upstream, refused, accountId);
       misconfigured(route, refused);
     };
     const counted = (route: Route, reply: Reply, timing: Timing) =>
       app.events.upstreamCalled(operation, route, reply, stream, timing);
     const { id } = operation;
     const called = await callInOrder({ ...entered, upstreams }, bounded, id, stream, skipped, counted, cancelOf);
-    app.upstreamOutages.report(called.route.upstream, called.reply);
+    app.upstreamOutages.report(called.route.upstream, called.reply, accountId);
     if (called.reply.kind === 'refused') misconfigured(called.route, called.reply);
     return called;
   } catch (cause) {
@@ -263,7 +264,7 @@ function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): 
   return {
     kind: 'unknown',
     reason: reply.kind === 'unknown' ? reply.reason : 'the upstream streamed although no stream was requested',
-    ...(model.routes.length > 1 ? { upstream: route.upstream } : {}),
+    asked: routeNameOf(model, route),
   };
 }
 

@@ -50,9 +50,10 @@ export function importPrices(file: string, source: string, { list, names, add }:
   const result: ImportedPrices = { text: source, changes: [], unmatched: [], tiered: [] };
   for (const model of models) {
     const id = String(model.get('id'));
-    // Without a price of its own a route has the model's.
+    // Without a price of its own a route has the model's, and a pool in which each has one needs none of the model.
     const routes = ['upstreams', 'fallbacks'].flatMap((name) => itemsOf(model, name)).filter(pricingOf);
-    for (const route of [model, ...routes])
+    const isPricedByServer = model.has('upstreams') && !pricingOf(model) && routes.length === routeCountOf(model);
+    for (const route of isPricedByServer ? routes : [model, ...routes])
       compare(route, id, names.get(id) ?? String(route.get('upstream_model') ?? model.get('upstream_model') ?? id));
   }
   const added = add.names.map(modelOf);
@@ -61,7 +62,7 @@ export function importPrices(file: string, source: string, { list, names, add }:
   return result;
 
   function compare(route: YAMLMap, id: string, name: string): void {
-    const upstream = String(route.get('upstream'));
+    const upstream = upstreamOf(route);
     const candidates = candidatesFor(list, name);
     const listed = list.get(candidates[0] ?? '');
     if (!listed || candidates.length > 1) {
@@ -116,6 +117,19 @@ const itemsOf = (map: unknown, key: string): YAMLMap[] => {
   const list = isMap(map) ? map.get(key) : undefined;
   return isSeq(list) ? list.items.filter((it): it is YAMLMap => isMap(it)) : [];
 };
+
+/** Returns the number of servers of a pool and its fallbacks. */
+function routeCountOf(model: YAMLMap): number {
+  const lists = [model.get('upstreams'), model.get('fallbacks')].filter(isSeq);
+  return lists.reduce((sum, { items }) => sum + items.length, 0);
+}
+
+/** Returns the name of the upstream of a route, or those of the servers of a pool. */
+function upstreamOf(route: YAMLMap): string {
+  const pool = route.get('upstreams');
+  if (!isSeq(pool)) return String(route.get('upstream'));
+  return pool.items.map((it) => String(isMap(it) ? it.get('upstream') : it)).join(', ');
+}
 
 /** Returns the prices of a listed model as they are shown and written: USD per million tokens, request and image; and USD per token. */
 const pricesOf = ({ prices }: ListedModel) =>

@@ -172,16 +172,17 @@ const Model = v.pipe(
   v.rawCheck(({ dataset, addIssue }) => {
     if (typeof dataset.value !== 'object' || dataset.value === null) return; // Another fault says so.
     const model = partsOf(dataset.value);
-    const fault = (key: 'upstream' | 'upstreams' | 'balance', message: string) =>
+    const fault = (key: 'upstream' | 'upstreams' | 'balance' | 'fallbacks', message: string) =>
       addIssue({ message, path: [{ type: 'object', origin: 'value', input: model, key, value: model[key] }] });
     if (model.upstream === undefined && model.upstreams === undefined) fault('upstream', 'is required, or upstreams');
     if (model.upstream !== undefined && model.upstreams !== undefined)
       fault('upstreams', 'give upstream or upstreams, not both');
     if (model.balance !== undefined && model.upstreams === undefined) fault('balance', 'is for a pool: give upstreams');
-    const names = membersOf(model.upstreams).map(
-      (it) => `${it.upstream}\n${it.upstream_model ?? model.upstream_model ?? model.id}`,
-    );
+    const nameOf = (it: Parts) => `${it.upstream}\n${it.upstream_model ?? model.upstream_model ?? model.id}`;
+    const names = membersOf(model.upstreams).map(nameOf);
     if (new Set(names).size < names.length) fault('upstreams', 'names the same model of one upstream twice');
+    if (listOf(model.fallbacks).some((it) => names.includes(nameOf(it))))
+      fault('fallbacks', 'names a server that is in the pool already');
   }),
   v.rawCheck(({ dataset, addIssue }) => {
     const first = partsOf(dataset.value);

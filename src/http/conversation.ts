@@ -1,29 +1,29 @@
-import { createHash } from 'node:crypto';
+import { createHash, type Hash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
+import { LongText } from '../base/long-text.ts';
 import type { Json } from './dialects/json.ts';
 
-/** Headers in which clients name a conversation: OpenRouter's, Codex's and Claude Code's. The first that is sent counts. */
-const HEADERS = ['x-session-id', 'session-id', 'session_id', 'x-claude-code-session-id'] as const;
+/** Headers in which clients name a session: Codex, and Claude Code. */
+export const SESSION_HEADERS = ['session_id', 'session-id', 'x-claude-code-session-id'] as const;
+/** Headers in which clients name a conversation: OpenRouter's, and those of sessions. The first that is sent counts. */
+const HEADERS = ['x-session-id', ...SESSION_HEADERS] as const;
 /** Characters of a legacy prompt that count: what follows changes from turn to turn. */
 const PROMPT_CHARACTERS = 1024;
-
-/** A conversation in a body: a hash of the name that the client gave it, or of how it begins. */
-export type Conversation = { hash: string; isNamed: boolean };
-
-const hash = (text: string) => createHash('sha256').update(text).digest('base64url');
+/** Characters or bytes of each end of a longer text that count, beside its length. */
+const END_LENGTH = 8192;
 
 /**
- * Returns the conversation that a request belongs to: by `prompt_cache_key`, else by its system prompt and the first message
- * of its user, in any of the APIs. Undefined for a request that continues nothing, such as a list of inputs.
+ * Returns the conversation that a body belongs to, as a hash: by `prompt_cache_key`, else by its system prompt and the first
+ * message of its user, in any of the APIs. Undefined for a request that continues nothing, such as a list of inputs.
  */
-export function conversationOf(body: Json): Conversation | undefined {
+export function conversationOf(body: Json): string | undefined {
   const { prompt_cache_key: key, system, instructions, messages, input, prompt } = body;
-  if (typeof key === 'string' && key !== '') return { hash: hash(key), isNamed: true };
-  if (typeof prompt === 'string') return { hash: hash(prompt.slice(0, PROMPT_CHARACTERS)), isNamed: false };
+  if (typeof key === 'string' && key !== '') return hashOf('name', key);
+  if (typeof prompt === 'string') return hashOf('prompt', prompt.slice(0, PROMPT_CHARACTERS));
   const turns = messages ?? input;
   if (Array.isArray(turns) && !isTurn(turns[0])) return undefined; // Texts or tokens to embed.
   if (!Array.isArray(turns) && (typeof turns !== 'string' || instructions === undefined)) return undefined;
-  return { hash: hash(JSON.stringify([system, instructions, beginningOf(turns)])), isNamed: false };
+  return hashOf('beginning', [system, instructions, beginningOf(turns)]);
 }
 
 const isTurn = (it: unknown) => typeof it === 'object' && it !== null && !Array.isArray(it);
@@ -35,13 +35,40 @@ function beginningOf(turns: unknown): unknown {
   return turns.slice(0, at + 1 || 1);
 }
 
-/** Returns the conversation of a request by its headers, or else its body. A name that a client gives is one of its wallet. */
+/**
+ * Returns the conversation of a request by its headers, or else by its body. It is one of its wallet: another wallet with the
+ * same name or beginning neither moves it nor learns of it.
+ */
 export function conversationIn(
   headers: IncomingHttpHeaders,
   walletId: string,
-  ofBody: Conversation | undefined,
+  ofBody: string | undefined,
 ): string | undefined {
   const name = HEADERS.map((it) => headers[it]).find((it) => typeof it === 'string' && it !== '');
-  if (name !== undefined) return hash(`${walletId}\n${name}`);
-  return ofBody?.isNamed ? hash(`${walletId}\n${ofBody.hash}`) : ofBody?.hash;
+  if (name !== undefined) return hashOf('header', [walletId, name]);
+  return ofBody === undefined ? undefined : hashOf('body', [walletId, ofBody]);
+}
+
+function hashOf(kind: string, value: unknown): string {
+  const hash = createHash('sha256').update(kind);
+  add(hash, value);
+  return hash.digest('base64url');
+}
+
+/** Adds a JSON value to a hash, of a long text its ends: a conversation need not be told from all others. */
+function add(hash: Hash, value: unknown): void {
+  if (value instanceof LongText) {
+    hash.update(`long ${value.byteLength}:`);
+    for (const it of value.ends(END_LENGTH)) hash.update(it);
+  } else if (typeof value === 'string') {
+    hash.update(`text ${value.length}:`);
+    hash.update(value.length > 2 * END_LENGTH ? value.slice(0, END_LENGTH) + value.slice(-END_LENGTH) : value);
+  } else if (Array.isArray(value)) {
+    hash.update(`list ${value.length}:`);
+    for (const it of value) add(hash, it);
+  } else if (typeof value === 'object' && value !== null) {
+    const members = Object.entries(value);
+    hash.update(`object ${members.length}:`);
+    for (const it of members) add(hash, it);
+  } else hash.update(`${value};`);
 }

@@ -20,7 +20,7 @@ import { measureCompletion, measureRanking } from '../router/measure-prompts.ts'
 import { ChatBody } from '../wire/chat.ts';
 import { CompletionBody, EmbeddingsBody, RankingBody, RouterChatBody } from '../wire/router.ts';
 import { validate } from './body.ts';
-import { type Conversation, conversationOf } from './conversation.ts';
+import { conversationOf } from './conversation.ts';
 import type { Dialect, KeptState, Translation } from './dialects/dialect.ts';
 import type { Json } from './dialects/json.ts';
 import { messagesDialect } from './dialects/messages.ts';
@@ -77,7 +77,7 @@ export type ModelRequest =
       /** The tags in the body. */
       tags: Tag[];
       /** The conversation that it belongs to, for a model with several equal servers. */
-      conversation: Conversation | undefined;
+      conversation: string | undefined;
       /** For a request in another API: the data needed to translate its answer, or the reason why it cannot be translated. */
       kept: KeptState | { refused: RefusalData } | undefined;
       /** The measurements for its price, or the reason why it cannot be priced; undefined if the model is not known. */

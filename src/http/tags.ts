@@ -1,6 +1,7 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { parseNested } from '../base/json-text.ts';
 import { Refusal } from '../base/refusal.ts';
+import { SESSION_HEADERS } from './conversation.ts';
 
 /** A tag: a name and a value that a caller gives a paid request, to find its spending again. */
 export type Tag = [name: string, value: string];
@@ -9,8 +10,6 @@ const COUNT_MAX = 8;
 const NAME = /^[a-z0-9_.-]{1,32}$/;
 const VALUE_LENGTH_MAX = 128;
 export const TAG_HEADER = 'x-purser-tag-';
-/** Headers in which clients send the id of a session: Codex, and Claude Code. */
-const SESSION_HEADERS = ['session_id', 'session-id', 'x-claude-code-session-id'] as const;
 /** `metadata.user_id` as Claude Code writes it, in its older form and as JSON. */
 const CLAUDE_USER_LENGTH_MAX = 1024;
 const CLAUDE_USER = /^user_([^_]{1,128})_account_.*_session_([\w-]{1,128})$/;

@@ -66,8 +66,8 @@ export type Outcome<A> =
       callerReason?: string;
       retryAfterSeconds?: number;
     } & Cancelled)
-  /** `upstream` names the upstream that was asked, where there was a choice. */
-  | { kind: 'unknown'; reason: string; upstream?: string };
+  /** `asked` names the route that was asked, where there was a choice. */
+  | { kind: 'unknown'; reason: string; asked?: { upstream?: string; upstream_model?: string } };
 
 /** The state that follows each outcome. Nothing leads back, and a settled operation stays settled. */
 export const AFTER: Record<Operation['state'], Record<Outcome<never>['kind'], Operation['state'] | 'too_late'>> = {
@@ -574,7 +574,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
 
   if (outcome.kind === 'unknown') {
     if (operation.state === 'uncertain') return KEPT;
-    const usage = outcome.upstream === undefined ? null : JSON.stringify({ upstream: outcome.upstream });
+    const usage = outcome.asked?.upstream === undefined ? null : JSON.stringify(outcome.asked);
     const change = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason, usage };
     tx.update(operations)
       .set(withNewChecksum(operations, operation, change))

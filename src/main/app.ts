@@ -198,7 +198,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     fundsQueue,
     tenantOf,
     upstreams,
-    balancer: createBalancer(clock.now, (upstream) => upstreamOutages.isDown(upstream)),
+    balancer: createBalancer(clock.now, (upstream, accountId) => upstreamOutages.isDown(upstream, accountId)),
     circuits: createCircuits(() => clock.now(), events.circuit, options.unknownCountMax),
     tokens: createTokens(ledger),
     retries: createRetries({ ledger, clock, inFlight, events, tenantOf, keptAnswers }),

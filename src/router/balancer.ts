@@ -1,53 +1,49 @@
 import { createHash } from 'node:crypto';
+import type { Tenant } from '../ledger/tenant.ts';
 import type { Bounded } from './bound.ts';
 import type { Model, Route } from './catalogue.ts';
 import type { Upstream } from './upstream.ts';
 
-/** The conversations whose server is remembered: about 3 MB. Of more, those that were not continued for longest are forgotten. */
-const CONVERSATION_COUNT_MAX = 16_384;
+/** The conversations whose server is remembered, of a tree of wallets and of all: about 3 MB. */
+const CONVERSATION_COUNT_MAX = { each: 1024, all: 16_384 };
 /** Seconds between two requests that try a server which is down. */
 const TRIAL_SECONDS = 15;
+/** A conversation leaves its server for a request while that has so many more calls in flight than another one. */
+const EXCESS_CALLS_MAX = 4;
 
 /** The order in which the servers of a model's pool are asked. */
 export type Balancer = {
   /**
    * Returns the routes of a request in the order in which they are asked: those of its pool, then the fallbacks. In a pool
-   * the server of the conversation comes first while it is up, if the model is `sticky`; a conversation without one gets the
-   * first of the others. These are in the order of their calls in flight. Those whose context is too short for the prompt
-   * and its answer come after them, and those that are down last.
+   * the server of the conversation comes first while it is up and not much busier than others, if the model is `sticky`; a
+   * conversation without one gets the first of the others. These are in the order of their calls in flight. Those whose
+   * context is too short for the prompt and its answer come after them, and those that are down for this tenant last.
    */
   order(
     model: Model,
     bounded: Pick<Bounded, 'routes' | 'estimate' | 'choices' | 'maxUsage'>,
     upstreams: ReadonlyMap<string, Upstream>,
     conversation: string | undefined,
+    tenant: Tenant,
   ): readonly Route[];
 };
 
-/** Creates the balancer of all models. `now` returns Unix seconds, `isDown` whether an upstream was down at its last call. */
-export function createBalancer(now: () => number, isDown: (upstream: string) => boolean): Balancer {
-  /** The names of the servers, by model and conversation; the last that was continued is the last. */
-  const servers = new Map<string, string>();
+/** Creates the balancer of all models. `now` returns Unix seconds, `isDown` whether an upstream is down for an account. */
+export function createBalancer(now: () => number, isDown: (upstream: string, accountId: string) => boolean): Balancer {
+  const homes = createHomes();
   const triedAt = new Map<string, number>();
   /** The servers in the order in which they were last asked first. */
   const turns = new Map<string, number>();
   let turnCount = 0;
 
   /** Returns whether a server is not to be asked: it is down, and another request has tried it a moment ago. */
-  function isAvoided({ upstream }: Route): boolean {
-    if (isDown(upstream)) return now() - (triedAt.get(upstream) ?? 0) < TRIAL_SECONDS;
-    triedAt.delete(upstream);
+  function isAvoided({ upstream }: Route, { accountId }: Tenant): boolean {
+    if (isDown(upstream, accountId)) return now() - (triedAt.get(upstream) ?? 0) < TRIAL_SECONDS;
     return false;
   }
 
-  function remember(key: string, route: Route): void {
-    servers.delete(key);
-    servers.set(key, nameOf(route));
-    if (servers.size > CONVERSATION_COUNT_MAX) servers.delete(servers.keys().next().value as string);
-  }
-
   return {
-    order(model, { routes, estimate, choices, maxUsage }, upstreams, conversation) {
+    order(model, { routes, estimate, choices, maxUsage }, upstreams, conversation, tenant) {
       if (model.poolSize === 1) return routes;
       const equals = model.routes.slice(0, model.poolSize);
       const key = model.balance === 'sticky' && conversation ? `${model.id}\n${conversation}` : undefined;
@@ -58,20 +54,54 @@ export function createBalancer(now: () => number, isDown: (upstream: string) => 
         .filter((it) => equals.includes(it))
         .map((route) => ({
           route,
-          rank: (isAvoided(route) ? 2 : 0) + (isTooShort(route) ? 1 : 0),
+          rank: (isAvoided(route, tenant) ? 2 : 0) + (isTooShort(route) ? 1 : 0),
           calls: upstreams.get(route.upstream)?.callCount() ?? 0,
           // Among equals: the same one after a restart, or each in turn.
           tie: key === undefined ? (turns.get(nameOf(route)) ?? 0) : weightOf(key, route),
         }))
         .sort((a, b) => a.rank - b.rank || a.calls - b.calls || a.tie - b.tie);
-      const known = key === undefined ? undefined : servers.get(key);
-      const own = ranked.find(({ route, rank }) => nameOf(route) === known && rank === ranked[0]?.rank) ?? ranked[0];
-      if (!own) return routes;
-      if (key !== undefined) remember(key, own.route);
-      turns.set(nameOf(own.route), ++turnCount);
-      if (isDown(own.route.upstream)) triedAt.set(own.route.upstream, now());
-      const others = ranked.filter((it) => it !== own).map((it) => it.route);
-      return [own.route, ...others, ...routes.filter((it) => !equals.includes(it))];
+      const [least] = ranked;
+      if (!least) return routes;
+      const home = key === undefined ? undefined : homes.find(tenant, key);
+      const own = ranked.find(({ route, rank }) => nameOf(route) === home && rank === least.rank);
+      const isFull = own !== undefined && own.calls > least.calls + EXCESS_CALLS_MAX;
+      const first = own && !isFull ? own : least;
+      // One that is too busy for a moment stays the home: the prompt is cached there.
+      if (key !== undefined && !isFull) homes.set(tenant, key, nameOf(first.route));
+      turns.set(nameOf(first.route), ++turnCount);
+      if (isDown(first.route.upstream, tenant.accountId)) triedAt.set(first.route.upstream, now());
+      const others = ranked.filter((it) => it !== first).map((it) => it.route);
+      return [first.route, ...others, ...routes.filter((it) => !equals.includes(it))];
+    },
+  };
+}
+
+/**
+ * Creates the memory of the server of each conversation. A tree of wallets that has too many forgets its own; with too many in
+ * all, the tree that has not asked for longest forgets one.
+ */
+function createHomes() {
+  /** By tree and conversation; those that were continued last are last. */
+  const byTree = new Map<string, Map<string, string>>();
+  let count = 0;
+
+  function forgetOldest(treeId: string, own: Map<string, string>): void {
+    own.delete(own.keys().next().value as string);
+    count--;
+    if (own.size === 0) byTree.delete(treeId);
+  }
+
+  return {
+    find: ({ treeId }: Tenant, key: string): string | undefined => byTree.get(treeId)?.get(key),
+    set({ treeId }: Tenant, key: string, server: string): void {
+      const own = byTree.get(treeId) ?? new Map<string, string>();
+      byTree.delete(treeId);
+      byTree.set(treeId, own);
+      if (!own.delete(key)) count++;
+      own.set(key, server);
+      if (own.size > CONVERSATION_COUNT_MAX.each) forgetOldest(treeId, own);
+      if (count > CONVERSATION_COUNT_MAX.all)
+        forgetOldest(...(byTree.entries().next().value as [string, Map<string, string>]));
     },
   };
 }

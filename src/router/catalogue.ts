@@ -103,6 +103,16 @@ export type Model = {
   prices: Readonly<Record<string, unknown>>;
 };
 
+/** The names of a route in an operation's usage and price. */
+export type RouteName = { upstream?: string; upstream_model?: string };
+
+/** Returns the names that tell a route of a model from its others; none for the only one. */
+export function routeNameOf({ routes }: Pick<Model, 'routes'>, { upstream, upstreamModel }: Route): RouteName {
+  if (routes.length === 1) return {};
+  const isOneOfSeveral = routes.filter((it) => it.upstream === upstream).length > 1;
+  return { upstream, ...(isOneOfSeveral ? { upstream_model: upstreamModel } : {}) };
+}
+
 export type Catalogue = {
   list: readonly Model[];
   /** Returns the model with this id. Throws `model_not_found`, with `kind` also for a model of another kind. */
@@ -165,7 +175,7 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
   const sellsImages = [...pool, ...fallbacks].every((way) => (pricingOf(way) ?? pricing).image !== undefined);
   const prices =
     routes.length > 1
-      ? { routes: routes.map((route) => ({ upstream: route.upstream, ...describePrice(route.price) })) }
+      ? { routes: routes.map((route) => ({ ...routeNameOf({ routes }, route), ...describePrice(route.price) })) }
       : describePrice(price);
   return {
     id: it.id,

@@ -7,10 +7,14 @@ import type { Reply } from './upstream.ts';
 
 /** Number of unanswered calls in a row after which an upstream counts as down: one failure may be due to the request. */
 const FAILURE_COUNT_MIN = 3;
+/** Stands for all accounts: no account has this id. */
+const EVERYONE = 'everyone';
 
 export type UpstreamOutages = {
-  /** Records the result of a call. Notifies receivers once when an upstream goes down, and once when it is up again. */
-  report(upstream: string, reply: Reply): void;
+  /**
+   * Records the result of an account's call. Notifies receivers once when an upstream goes down, and once when it is up again.
+   */
+  report(upstream: string, reply: Reply, accountId: string): void;
   /** Loads the upstreams that were down before a restart, so that the metrics show them at once. */
   recall(upstreams: Iterable<string>): void;
   /**
@@ -18,8 +22,11 @@ export type UpstreamOutages = {
    * reachable just now.
    */
   outageOf(upstream: string, reachable: boolean): Outage | undefined;
-  /** Returns whether an upstream was down at its last call. */
-  isDown(upstream: string): boolean;
+  /**
+   * Returns whether an upstream is down for the requests of an account. Unanswered calls of one account alone may be due to its
+   * requests, so for others the upstream is up.
+   */
+  isDown(upstream: string, accountId: string): boolean;
   /** Forgets an upstream that is no longer configured. */
   forget(upstream: string): void;
 };
@@ -46,7 +53,13 @@ type OutagesApp = {
  * events sent before a restart.
  */
 export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
-  type State = { down: Outage | undefined; failureCount: number; unreachableSince?: number | undefined };
+  type State = {
+    down: Outage | undefined;
+    failureCount: number;
+    /** The accounts whose calls were not answered since its last answer, at most two; `everyone` if it is certainly down. */
+    failed: Set<string>;
+    unreachableSince?: number | undefined;
+  };
   const states = new Map<string, State>();
 
   function stateOf(upstream: string) {
@@ -57,18 +70,21 @@ export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
         told?.type === 'upstream.down'
           ? { since: told.createdAt, reason: (parseJson(told.data) as { reason: string }).reason }
           : undefined;
-      state = { down, failureCount: 0 };
+      state = { down, failureCount: 0, failed: new Set(down ? [EVERYONE] : []) };
       states.set(upstream, state);
     }
     return state;
   }
 
   return {
-    report(upstream, reply) {
+    report(upstream, reply, accountId) {
       const health = healthOf(reply);
       if (!health) return;
       const state = stateOf(upstream);
       state.failureCount = health.isUp ? 0 : state.failureCount + 1;
+      if (health.isUp) state.failed.clear();
+      else if (health.isCertain) state.failed.add(EVERYONE);
+      else if (state.failed.size < 2) state.failed.add(accountId);
       const wasDown = state.down !== undefined;
       const isDown = !health.isUp && (wasDown || health.isCertain || state.failureCount >= FAILURE_COUNT_MIN);
       if (health.isUp && !wasDown) app.events.upstreamUp(upstream);
@@ -95,7 +111,10 @@ export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
       return state.unreachableSince === undefined ? undefined : { since: state.unreachableSince, reason: null };
     },
 
-    isDown: (upstream) => stateOf(upstream).down !== undefined,
+    isDown(upstream, accountId) {
+      const { down, failed } = stateOf(upstream);
+      return down !== undefined && (failed.size > 1 || failed.has(EVERYONE) || failed.has(accountId));
+    },
 
     forget(upstream) {
       states.delete(upstream);

@@ -1,3 +1,4 @@
+import type { RouteName } from './catalogue.ts';
 import type { Api } from './native.ts';
 
 /**
@@ -197,10 +198,10 @@ export function readUsage(answer: unknown, api: Api): Usage | undefined {
   return told.promptTokens === undefined || told.completionTokens === undefined ? undefined : (told as Usage);
 }
 
-/** Formats a usage for the operation's row; `upstream` names the upstream where there was a choice. */
+/** Formats a usage for the operation's row, with the name of the route that was taken where there was a choice. */
 export function describeUsage(
   usage: Usage,
-  { images, upstream, estimated = false }: { images: number; upstream: string | undefined; estimated?: boolean },
+  { images, name, estimated = false }: { images: number; name: RouteName; estimated?: boolean },
 ): string {
   return JSON.stringify({
     ...(estimated ? { estimated } : {}),
@@ -211,7 +212,7 @@ export function describeUsage(
     ...(usage.cacheWriteHourTokens ? { cache_write_1h_tokens: usage.cacheWriteHourTokens } : {}),
     ...(usage.reasoningTokens ? { reasoning_tokens: usage.reasoningTokens } : {}),
     ...(images ? { images } : {}),
-    ...(upstream === undefined ? {} : { upstream }),
+    ...name,
   });
 }
 

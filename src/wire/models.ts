@@ -1,7 +1,7 @@
 import * as v from 'valibot';
-import { formatDecimal, formatUsd } from '../base/money.ts';
+import { formatDecimal, formatUsd, Nanos } from '../base/money.ts';
 import type { Model, Route } from '../router/catalogue.ts';
-import type { Price } from '../router/price.ts';
+import type { Price, Rates } from '../router/price.ts';
 import { PriceUsd, Time } from './parts.ts';
 
 /** A model in the shape of OpenAI's list, with its limits and prices (design, section 3). */
@@ -26,15 +26,17 @@ export const ModelList = v.object({ object: v.literal('list'), data: v.array(Mod
 
 const perToken = (perMillion: bigint) => formatDecimal(perMillion, 15, 2);
 
-/** Renders a model with the prices of its first route, or of the dearest server of its pool, in the lowest tier. */
+/**
+ * Renders a model with the prices of its first route in the lowest tier. Of a pool, each price is that of the server at which it
+ * is highest: no server costs more.
+ */
 export function modelRecord(model: Model, created: number): v.InferOutput<typeof ModelRecord> {
   const ratesOf = ({ price }: Route) => (price.tiers[0] as Price['tiers'][number]).rates;
-  const sumOf = (route: Route) => ratesOf(route).prompt + ratesOf(route).completion;
-  const dearest = model.routes
-    .slice(0, model.poolSize)
-    .reduce((a, b) => (sumOf(b) > sumOf(a) ? b : a), model.routes[0]);
-  const { request, image } = dearest.price;
-  const rates = ratesOf(dearest);
+  const pool = model.routes.slice(0, model.poolSize);
+  const highest = (of: (route: Route) => bigint) => pool.map(of).reduce((a, b) => (b > a ? b : a));
+  const rate = (name: keyof Rates) => highest((it) => ratesOf(it)[name]);
+  const [prompt, completion] = [rate('prompt'), rate('completion')];
+  const special = (name: string, value: bigint, plain: bigint) => (value === plain ? {} : { [name]: perToken(value) });
   return {
     id: model.id,
     object: 'model',
@@ -43,13 +45,13 @@ export function modelRecord(model: Model, created: number): v.InferOutput<typeof
     context_length: model.contextLength,
     max_output_tokens: model.maxOutputTokens,
     pricing: {
-      prompt: perToken(rates.prompt),
-      completion: perToken(rates.completion),
-      request: formatUsd(request),
-      ...(model.imageTokens === undefined ? {} : { image: formatUsd(image) }),
-      ...(rates.cacheRead === rates.prompt ? {} : { input_cache_read: perToken(rates.cacheRead) }),
-      ...(rates.cacheWrite === rates.prompt ? {} : { input_cache_write: perToken(rates.cacheWrite) }),
-      ...(rates.reasoning === rates.completion ? {} : { internal_reasoning: perToken(rates.reasoning) }),
+      prompt: perToken(prompt),
+      completion: perToken(completion),
+      request: formatUsd(Nanos(highest((it) => it.price.request))),
+      ...(model.imageTokens === undefined ? {} : { image: formatUsd(Nanos(highest((it) => it.price.image))) }),
+      ...special('input_cache_read', rate('cacheRead'), prompt),
+      ...special('input_cache_write', rate('cacheWrite'), prompt),
+      ...special('internal_reasoning', rate('reasoning'), completion),
     },
   };
 }

@@ -5,55 +5,13 @@ import test, { type TestContext } from 'node:test';
 import { parse, stringify } from 'yaml';
 import { readConfig } from '../../src/config/config.ts';
 import { conversationOf } from '../../src/http/conversation.ts';
-import { createBalancer } from '../../src/router/balancer.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { uncertainPolicyOf } from '../../src/router/uncertain.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
-import { completion, type FakeUpstream, failure, gate, type Handler, openUpstream, reset } from '../helper/upstream.ts';
+import { handClock } from '../helper/server.ts';
+import { completion, type FakeUpstream, failure, gate, type Handler, reset } from '../helper/upstream.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
-
-const PRICE = { prompt: '0.000001', completion: '0.000002' };
-const LIMITS = { context_length: 32768, max_output_tokens: 1000 };
-
-type Pool = { purser: TestServer; a: FakeUpstream; b: FakeUpstream; c: FakeUpstream };
-
-/** Three servers of one model, `pool`. `model` changes its settings, `upstream` those of the servers. */
-async function openPool(
-  t: TestContext,
-  model: object = {},
-  upstream: object = {},
-  options: object = {},
-): Promise<Pool> {
-  const [a, b, c] = [await openUpstream(t), await openUpstream(t), await openUpstream(t)];
-  const upstreams = Object.entries({ a, b, c }).map(([name, { url }]) => ({ name, base_url: url, ...upstream }));
-  const purser = await openTestServer(t, {
-    ...options,
-    change: (all) => ({
-      ...all,
-      router: {
-        ...all.router,
-        upstreams,
-        models: [{ id: 'pool', ...LIMITS, upstreams: ['a', 'b', 'c'], pricing: PRICE, ...model }],
-      },
-    }),
-  });
-  return { purser, a, b, c };
-}
-
-const countsOf = ({ a, b, c }: Pool) => [a, b, c].map(({ calls }) => calls.length);
-const total = (pool: Pool) => countsOf(pool).reduce((sum, it) => sum + it, 0);
-/** Returns the servers that were asked since `before`, by their positions. */
-const askedSince = (pool: Pool, before: number[]) =>
-  countsOf(pool).flatMap((count, i) => (count > (before[i] as number) ? [i] : []));
-
-const turnsOf = (name: string, turns: number) => [
-  { role: 'system', content: `You are ${name}.` },
-  ...Array.from({ length: turns }, (_, i) => [
-    { role: 'user', content: `${name} asks ${i} ${'at some length '.repeat(20)}` },
-    ...(i < turns - 1 ? [{ role: 'assistant', content: 'hello' }] : []),
-  ]).flat(),
-];
+import { askedSince, countsOf, LIMITS, MANY, openPool, PRICE, total, turnsOf } from './pools-shared.ts';
 
 test('a conversation stays with one server, by each of the ways to name it', async (t) => {
   const pool = await openPool(t);
@@ -86,9 +44,9 @@ test('a conversation stays with one server, by each of the ways to name it', asy
   ];
   for (const [what, send] of ways) {
     const homes: number[] = [];
-    for (const name of ['x', 'y', 'z', 'u', 'v', 'w'].map((it) => `${what} ${it}`)) {
+    for (const name of MANY.slice(0, 16).map((it) => `${what} ${it}`)) {
       const before = countsOf(pool);
-      for (let turn = 1; turn <= 4; turn++) assert.equal((await send(name, turn)).status, 200, what);
+      for (let turn = 1; turn <= 3; turn++) assert.equal((await send(name, turn)).status, 200, what);
       const asked = askedSince(pool, before);
       assert.equal(asked.length, 1, `${what}: ${name} was at the servers ${asked}`);
       homes.push(asked[0] as number);
@@ -156,7 +114,7 @@ test('a server that is down is left out, tried now and then, and used again when
   const pool = await openPool(t, { upstreams: ['a', 'b'] }, {}, { time });
   const { chat } = await openGateway(pool.purser);
   const send = (name: string) => chat({ model: 'pool', max_tokens: 10, messages: turnsOf(name, 1) });
-  const names = Array.from({ length: 8 }, (_, i) => `n${i}`);
+  const names = MANY.slice(0, 24);
   for (const name of names) await send(name);
   const listenAgain = await pool.a.leave();
   const passed = () => pool.purser.log.filter((line) => line.includes('upstream.passed_over')).length;
@@ -168,8 +126,7 @@ test('a server that is down is left out, tried now and then, and used again when
   await listenAgain();
   time.leap(16);
   const before = countsOf(pool);
-  for (const name of [...names, 'new 1', 'new 2', 'new 3', 'new 4', 'new 5', 'new 6'])
-    assert.equal((await send(name)).status, 200);
+  for (const name of [...names, ...MANY.map((it) => `new ${it}`)]) assert.equal((await send(name)).status, 200);
   assert.ok(askedSince(pool, before).includes(0), 'it is asked again');
   assert.deepEqual(pool.purser.problems(), []);
 });
@@ -179,7 +136,7 @@ test('the hold is at the dearest server, the charge at the one that answered, af
   const pool = await openPool(t, { upstreams: ['a', dear], pricing: PRICE });
   const { chat, walletId } = await openGateway(pool.purser);
   const charges = new Map<string, string>();
-  for (let i = 0; i < 10; i++) {
+  for (let i = 0; i < 24; i++) {
     const before = countsOf(pool);
     assert.equal((await chat({ model: 'pool', max_tokens: 100, messages: turnsOf(`m${i}`, 1) })).status, 200);
     const [operation] = (await pool.purser.run('operation.list', { wallet: walletId, limit: 1 })).operations;
@@ -193,8 +150,8 @@ test('the hold is at the dearest server, the charge at the one that answered, af
   assert.equal(pool.b.calls[0]?.body.model, 'big');
   assert.equal(pool.a.calls[0]?.body.model, 'pool');
   pool.a.handle = failure(503);
-  for (let i = 0; i < 10; i++) await chat({ model: 'pool', max_tokens: 100, messages: turnsOf(`m${i}`, 1) });
-  const { operations } = await pool.purser.run('operation.list', { wallet: walletId, limit: 10 });
+  for (let i = 0; i < 24; i++) await chat({ model: 'pool', max_tokens: 100, messages: turnsOf(`m${i}`, 1) });
+  const { operations } = await pool.purser.run('operation.list', { wallet: walletId, limit: 24 });
   assert.deepEqual([...new Set(operations.map((it) => it.charge_usd))], ['0.0002']);
   assert.deepEqual(pool.purser.problems(), []);
 });
@@ -278,7 +235,7 @@ test('a reload takes servers out of a pool while they answer, and the conversati
   const pool = await openPool(t);
   const { chat } = await openGateway(pool.purser);
   const send = (name: string) => chat({ model: 'pool', max_tokens: 10, messages: turnsOf(name, 1) });
-  const names = ['1', '2', '3', '4', '5', '6'];
+  const names = MANY;
   const held = gate();
   for (const server of [pool.a, pool.b, pool.c]) server.handle = held.handler;
   const answers = names.map(send);
@@ -337,32 +294,6 @@ test('two servers that cache prefixes find more of a sticky conversation there t
   assert.ok(sticky > 0.8 && sticky > moving + 0.05, `${sticky} and ${moving}`);
 });
 
-test('a conversation is remembered until 16,384 others were continued after it', () => {
-  const balancer = createBalancer(
-    () => 0,
-    () => false,
-  );
-  const route = (upstream: string) => ({ upstream, upstreamModel: 'm', contextLength: 1000, promptOverheadTokens: 0 });
-  const maxUsage = () => ({ completionTokens: 1 });
-  const routes = [route('a'), route('b')];
-  const model = { id: 'm', routes, poolSize: 2, balance: 'sticky' };
-  const homeOf = (conversation: string, calls: Record<string, number> = {}) => {
-    const upstreams = new Map(Object.entries(calls).map(([name, count]) => [name, { callCount: () => count }]));
-    return balancer.order(
-      model as never,
-      { routes, estimate: 1, choices: 1, maxUsage } as never,
-      upstreams as never,
-      conversation,
-    )[0]?.upstream;
-  };
-  assert.equal(homeOf('x', { b: 1 }), 'a', 'the one with fewer calls');
-  assert.equal(homeOf('x', { a: 9 }), 'a', 'it stays there');
-  for (let i = 0; i < 16_383; i++) homeOf(`other ${i}`);
-  assert.equal(homeOf('x', { a: 9 }), 'a');
-  for (let i = 0; i < 16_384; i++) homeOf(`other ${i}`);
-  assert.equal(homeOf('x', { a: 9 }), 'b', 'it was forgotten');
-});
-
 /** Reads settings whose only model is a pool with this change. */
 function settingsWith(t: TestContext, change: object) {
   const directory = temporaryDirectory(t);
@@ -385,6 +316,8 @@ test('what makes no pool is refused with the setting that is wrong', (t) => {
     [{ upstreams: undefined }, /upstream: is required, or upstreams/],
     [{ upstreams: undefined, upstream: 'a', balance: 'sticky' }, /balance: is for a pool: give upstreams/],
     [{ balance: 'random' }, /balance/],
+    [{ fallbacks: [{ upstream: 'b' }] }, /models\.0\.fallbacks: names a server that is in the pool already/],
+    [{ fallbacks: [{ upstream: 'a', upstream_model: 'pool' }] }, /models\.0\.fallbacks: names a server/],
   ] as const)
     assert.throws(() => settingsWith(t, change), said, JSON.stringify(change));
 });

@@ -117,6 +117,45 @@ test('prices that differ are told in USD per million tokens and written; every c
   checkSettings('f.yaml', text, { HOSTED_KEY: 'k' });
 });
 
+test('in a pool that is priced by server each server gets its price, and the model none', () => {
+  const pricing = '{ prompt: 0.05, completion: 0.1 }';
+  const settings = (servers: string, model = '') =>
+    SETTINGS.slice(0, SETTINGS.indexOf('    # Cheap')).concat(`    - id: qwen/qwen3-8b
+      upstreams: [${servers}]
+      context_length: 32768
+      max_output_tokens: 8192${model}
+`);
+  const priced = `{ upstream: hosted, pricing_per_million: ${pricing} }, { upstream: hosted, upstream_model: b, pricing_per_million: ${pricing} }`;
+  const own = importPrices('f.yaml', settings(priced), order(OPENROUTER));
+  assert.deepEqual(
+    own.changes.map(({ upstream, price, after_usd }) => [upstream, price, after_usd]),
+    [
+      ['hosted', 'prompt', '0.035'],
+      ['hosted', 'completion', '0.138'],
+    ],
+  );
+  assert.deepEqual(
+    own.unmatched,
+    [{ model: 'qwen/qwen3-8b', upstream: 'hosted', candidates: [] }],
+    'the list has no b',
+  );
+  checkSettings('f.yaml', own.text, { HOSTED_KEY: 'k' });
+  assert.doesNotMatch(own.text, /^ {6}pricing/m);
+
+  const shared = importPrices(
+    'f.yaml',
+    settings('hosted, { upstream: hosted, upstream_model: b }', `\n      pricing_per_million: ${pricing}`),
+    order(OPENROUTER),
+  );
+  assert.deepEqual(
+    shared.changes.map(({ upstream, price }) => [upstream, price]),
+    [
+      ['hosted, hosted', 'prompt'],
+      ['hosted, hosted', 'completion'],
+    ],
+  );
+});
+
 test('a name with several prices is asked for, and --name chooses', () => {
   const asked = importPrices('f.yaml', SETTINGS, order(LITELLM));
   assert.deepEqual(asked.unmatched[0], {

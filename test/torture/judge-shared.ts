@@ -31,6 +31,7 @@ export const call = (key: string, more: Partial<Call> = {}): Call => ({
   key,
   model: 'flat',
   seen: 1,
+  refused: 0,
   answered: 'whole',
   usage: { prompt_tokens: 3, completion_tokens: 2 },
   fault: 'none',

@@ -79,6 +79,16 @@ testWrongs([
     ({ calls }) => void Object.assign(calls.get('op_a') as object, { seen: 2 }),
   ],
   [
+    'an operation that a third server of a pool of two saw',
+    'charged twice',
+    ({ calls }) => void Object.assign(calls.get('op_a') as object, { seen: 3, refused: 2 }),
+  ],
+  [
+    'an operation without a pool that was asked again after a refusal',
+    'charged twice',
+    ({ calls }) => void Object.assign(calls.get('op_a') as object, { model: 'free', seen: 2, refused: 1 }),
+  ],
+  [
     'a key that the model server worked for twice',
     'charged twice',
     ({ calls }) => void (calls as Map<string, Call>).set('op_z', call('b')),

@@ -37,7 +37,7 @@ import {
   RouterKeyRequest,
   TextCompletion,
 } from '../../wire/router.ts';
-import { type Conversation, conversationIn } from '../conversation.ts';
+import { conversationIn } from '../conversation.ts';
 import { type Call, type Endpoint, endpoint, type HttpApp } from '../endpoint.ts';
 import type { EventStream } from '../event-stream.ts';
 import type { Allowance } from '../memory-quota.ts';
@@ -175,7 +175,7 @@ function requestOf(app: HttpApp, call: RouterCall, route: string, kind: Model['k
 export async function paidRequest(
   app: HttpApp,
   { principal, idempotencyKey, isKeyMadeUp, requestId, headers: sent, whenGone }: Caller,
-  ofBody: { fingerprint: Buffer; tags: Tag[]; conversation?: Conversation | undefined },
+  ofBody: { fingerprint: Buffer; tags: Tag[]; conversation?: string | undefined },
   route: string,
   prepare: ChatRequest['prepare'],
 ): Promise<RouterRequest> {
