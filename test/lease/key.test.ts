@@ -129,6 +129,31 @@ test('an answer of 200 that cannot be written is not given', async (t) => {
   inspecting.go();
 });
 
+test('a close does not decide a creation in doubt: what was made is charged or given back by what is found', async (t) => {
+  const purser = await openMemoryServer(t, { settings: { close_wait_seconds: 0 } });
+  const { id: walletId, token } = await purser.openWallet(LONG);
+  purser.memory.before.create = () => {
+    throw new Error('the line died');
+  };
+  purser.memory.before.find = () => {
+    throw new Error('the line is down');
+  };
+  assert.equal((await purser.rent(token, 'k')).body.error.code, 'operation_uncertain');
+  await purser.closeWallet(walletId);
+  await purser.app.reaper.runOnce();
+  const states = async () => (await purser.run('operation.list', {})).operations.map((it) => [it.state, it.charge_usd]);
+  assert.deepEqual(await states(), [['uncertain', null]], 'the policy of chats is none of leases');
+  assert.deepEqual([purser.wallet(walletId).status, purser.wallet(walletId).spent], ['closing', 0n]);
+
+  purser.memory.before = {} as never;
+  for (let i = 0; i < 20 && purser.wallet(walletId).status !== 'closed'; i++) {
+    purser.clock.advance(120);
+    await purser.app.reaper.runOnce();
+  }
+  assert.deepEqual([await states(), purser.wallet(walletId).status], [[['settled', '0.00']], 'closed']);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a creation that the operator charges is shown as charged before its machine is found', async (t) => {
   const purser = await openMemoryServer(t);
   const { id: walletId, token } = await purser.openWallet(LONG);
