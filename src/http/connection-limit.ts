@@ -17,8 +17,6 @@ type LimitedConnection = {
   request?: IncomingMessage;
   waiting: [IncomingMessage, ServerResponse][];
 };
-/** Connections by network; those that have been in the group longest come first. */
-type ConnectionsByNetwork = Map<string, Set<LimitedConnection>>;
 type Handler = (request: IncomingMessage, response: ServerResponse) => unknown;
 
 type ConnectionLimit = {
@@ -51,28 +49,18 @@ export function limitConnections(
 ): ConnectionLimit {
   const bySocket = new Map<Socket, LimitedConnection>();
   /** Connections without a valid token that are idle, or busy with a request that is not yet complete. */
-  const strangers: ConnectionsByNetwork = new Map();
-  const idleAuthenticated: ConnectionsByNetwork = new Map();
-  const groups = [strangers, idleAuthenticated];
+  const strangers = createGroup();
+  const idleAuthenticated = createGroup();
   /** The newest connections that have sent no request yet, in the order of their arrival. */
   const newest = new Set<LimitedConnection>();
   const newestMax = Math.max(1, Math.floor(max * NEWEST_SHARE));
 
-  function put(connection: LimitedConnection, group: ConnectionsByNetwork) {
-    const { network } = connection;
-    const others = group.get(network) ?? new Set();
-    group.set(network, others.add(connection));
-  }
   function take(connection: LimitedConnection) {
-    const { network } = connection;
-    for (const group of groups) {
-      const others = group.get(network);
-      others?.delete(connection);
-      if (others?.size === 0) group.delete(network);
-    }
+    strangers.drop(connection);
+    idleAuthenticated.drop(connection);
   }
   const markIdle = (connection: LimitedConnection) =>
-    put(connection, authenticated.has(connection.socket) ? idleAuthenticated : strangers);
+    (authenticated.has(connection.socket) ? idleAuthenticated : strangers).add(connection);
   const isArriving = ({ request, socket }: LimitedConnection) =>
     request !== undefined && !request.complete && !authenticated.has(socket);
   function end({ socket }: LimitedConnection, why: Parameters<Events['cutOff']>[0]) {
@@ -97,14 +85,9 @@ export function limitConnections(
   }
 
   /** Returns the connection of a group that is closed first to make room. */
-  function longestIn(group: ConnectionsByNetwork): LimitedConnection | undefined {
+  function longestIn(group: ConnectionGroup): LimitedConnection | undefined {
     for (;;) {
-      let longest: LimitedConnection | undefined;
-      let size = 0;
-      for (const it of group.values()) {
-        const first = it.size > size && it.values().find((one) => !newest.has(one));
-        if (first) [longest, size] = [first, it.size];
-      }
+      const longest = group.longest(newest);
       if (!longest?.isBusy || isArriving(longest)) return longest;
       take(longest); // Its request has arrived completely in the meantime, or has shown a token.
     }
@@ -115,7 +98,7 @@ export function limitConnections(
     newest.delete(connection);
     connection.request = request;
     take(connection);
-    if (isArriving(connection)) put(connection, strangers);
+    if (isArriving(connection)) strangers.add(connection);
     response.once('close', () => {
       connection.isBusy = false;
       take(connection);
@@ -184,6 +167,38 @@ export function limitConnections(
     },
     follow(upgraded) {
       upgraded.setTimeout(stallMilliseconds, () => endSilent(upgraded));
+    },
+  };
+}
+
+/** Connections by network. */
+type ConnectionGroup = {
+  add(connection: LimitedConnection): void;
+  drop(connection: LimitedConnection): void;
+  /** Returns the connection that has been in the group longest, beside `spared`, of the network with the most of them. */
+  longest(spared: ReadonlySet<LimitedConnection>): LimitedConnection | undefined;
+};
+
+function createGroup(): ConnectionGroup {
+  const byNetwork = new Map<string, Set<LimitedConnection>>();
+  return {
+    add(connection) {
+      const others = byNetwork.get(connection.network) ?? new Set();
+      byNetwork.set(connection.network, others.add(connection));
+    },
+    drop(connection) {
+      const others = byNetwork.get(connection.network);
+      others?.delete(connection);
+      if (others?.size === 0) byNetwork.delete(connection.network);
+    },
+    longest(spared) {
+      let longest: LimitedConnection | undefined;
+      let size = 0;
+      for (const it of byNetwork.values()) {
+        const first = it.size > size && it.values().find((one) => !spared.has(one));
+        if (first) [longest, size] = [first, it.size];
+      }
+      return longest;
     },
   };
 }

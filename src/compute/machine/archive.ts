@@ -75,13 +75,8 @@ export const emptyFile = (name: string): Buffer =>
 export const endOfArchive = (): Buffer => END;
 
 /** Creates a reader of one archive. */
-export function readArchive({ directory, owner, links: known, take }: Destination): ArchiveReader {
-  const links = createLinkTree(take);
-  const mark = (name: string) => {
-    if (!links.add(name)) throw new ArchiveFault('has more symbolic links than there is memory for');
-  };
-  for (const name of known) mark(name);
-
+export function readArchive(destination: Destination): ArchiveReader {
+  const check = checkFor(destination);
   let held: Buffer = Buffer.alloc(0);
   /** The content that is expected: of an entry, of a long name or extended header, and the padding after either. */
   let left = 0;
@@ -146,46 +141,6 @@ export function readArchive({ directory, owner, links: known, take }: Destinatio
     else extended[type === 'L' ? 'name' : 'linkName'] = textOf(content);
   }
 
-  /** Refuses an entry that must not be unpacked, and returns it in its plain form. Undefined for the directory itself. */
-  function check(it: Header): Header | undefined {
-    const shown = shownName(it.name);
-    const fault = (words: string) => new ArchiveFault(`${shown} ${words}`);
-    const name = plainName(it.name, fault);
-    const type = typeOf(it);
-    if (!'0125'.includes(type)) {
-      const known = TYPE_NAMES[type];
-      throw fault(known ? `is ${known}` : `has the type ${JSON.stringify(type)}, which cannot be unpacked`);
-    }
-    if (name === '') {
-      if (type === '5') return undefined;
-      throw fault('is no name');
-    }
-    const link = links.find(name);
-    if (link !== undefined && link !== name) throw fault(`leads through the symbolic link ${shownName(link)}`);
-    if (KEPT_OUT_PATH.test(`${directory}/${name}`)) throw fault('lies in /proc, /sys, /dev or /run/purser');
-    if (it.mode & SETUID && it.user !== owner?.user) throw fault(`has the setuid bit of another user (${it.user})`);
-    if (it.mode & SETGID && it.group !== owner?.group) throw fault(`has the setgid bit of another group (${it.group})`);
-    let linkName = '';
-    if (type === '1') {
-      linkName = plainName(it.linkName, (words) =>
-        fault(`is a hard link to ${shownName(it.linkName)}, which ${words}`),
-      );
-      if (linkName === '' || links.find(linkName) !== undefined)
-        throw fault(`is a hard link to ${shownName(it.linkName)}, which is no file of the archive`);
-    } else if (type === '2') {
-      linkName = it.linkName;
-      if (linkName === '') throw fault('is a symbolic link to nothing');
-      if (Buffer.byteLength(linkName, 'latin1') > NAME_BYTES_MAX)
-        throw fault('is a symbolic link to a name that is too long');
-      mark(name);
-    } else if (type === '5') {
-      if (link !== undefined) throw fault('is a directory, and a symbolic link is in its place');
-    } else links.remove(name); // Every tar removes a link before it writes a file in its place.
-    const mode = (it.mode & PERMISSION_BITS) | (type === '5' ? DIRECTORY_BITS : 0);
-    const { user = 0, group = 0 } = owner ?? {};
-    return { ...it, name, linkName, type, mode, user, group, size: isFile(it) ? it.size : 0 };
-  }
-
   function read(piece: Buffer, out: Buffer[]): void {
     for (let at = 0; at < piece.length; ) {
       if (left > 0) {
@@ -237,6 +192,56 @@ export function readArchive({ directory, owner, links: known, take }: Destinatio
       last: last === undefined ? undefined : shownName(last),
       begun: begun === undefined ? undefined : shownName(begun),
     }),
+  };
+}
+
+/**
+ * Creates the check of the entries of one archive, in their order. It refuses an entry that must not be unpacked, and returns it in
+ * its plain form; undefined for the directory itself.
+ */
+function checkFor({ directory, owner, links: known, take }: Destination): (it: Header) => Header | undefined {
+  const links = createLinkTree(take);
+  const mark = (name: string) => {
+    if (!links.add(name)) throw new ArchiveFault('has more symbolic links than there is memory for');
+  };
+  for (const name of known) mark(name);
+  return (it) => {
+    const shown = shownName(it.name);
+    const fault = (words: string) => new ArchiveFault(`${shown} ${words}`);
+    const name = plainName(it.name, fault);
+    const type = typeOf(it);
+    if (!'0125'.includes(type)) {
+      const known = TYPE_NAMES[type];
+      throw fault(known ? `is ${known}` : `has the type ${JSON.stringify(type)}, which cannot be unpacked`);
+    }
+    if (name === '') {
+      if (type === '5') return undefined;
+      throw fault('is no name');
+    }
+    const link = links.find(name);
+    if (link !== undefined && link !== name) throw fault(`leads through the symbolic link ${shownName(link)}`);
+    if (KEPT_OUT_PATH.test(`${directory}/${name}`)) throw fault('lies in /proc, /sys, /dev or /run/purser');
+    if (it.mode & SETUID && it.user !== owner?.user) throw fault(`has the setuid bit of another user (${it.user})`);
+    if (it.mode & SETGID && it.group !== owner?.group) throw fault(`has the setgid bit of another group (${it.group})`);
+    let linkName = '';
+    if (type === '1') {
+      linkName = plainName(it.linkName, (words) =>
+        fault(`is a hard link to ${shownName(it.linkName)}, which ${words}`),
+      );
+      if (linkName === '' || links.find(linkName) !== undefined)
+        throw fault(`is a hard link to ${shownName(it.linkName)}, which is no file of the archive`);
+    } else if (type === '2') {
+      linkName = it.linkName;
+      if (linkName === '') throw fault('is a symbolic link to nothing');
+      if (Buffer.byteLength(linkName, 'latin1') > NAME_BYTES_MAX)
+        throw fault('is a symbolic link to a name that is too long');
+      mark(name);
+    } else if (type === '5') {
+      if (link !== undefined) throw fault('is a directory, and a symbolic link is in its place');
+    } else links.remove(name); // Every tar removes a link before it writes a file in its place.
+    const mode = (it.mode & PERMISSION_BITS) | (type === '5' ? DIRECTORY_BITS : 0);
+    const { user = 0, group = 0 } = owner ?? {};
+    return { ...it, name, linkName, type, mode, user, group, size: isFile(it) ? it.size : 0 };
   };
 }
 

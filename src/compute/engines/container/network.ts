@@ -66,51 +66,8 @@ export type WalletNetworks = {
 /** Creates the networks of wallets. `template` is the network that the operator named, or `none`. */
 export function createWalletNetworks(engine: Engine, template: string): WalletNetworks {
   const { docker, ask } = engine;
+  const { look, listMade, make } = openNetworkApi(engine);
   const serially = createQueues();
-
-  /**
-   * Podman is asked by its own API only. Its Docker API does not take `isolate`, and forgets the option of a network that
-   * it shows, until the configuration is read again (4.3.1).
-   */
-  const libpod = '/v4.0.0/libpod/networks';
-
-  async function look(name: string): Promise<Network | undefined> {
-    try {
-      if (await engine.isPodman()) return await engine.request<Network>('GET', `${libpod}/${name}/json`);
-      return fromDocker(await engine.request<DockerNetwork>('GET', `/networks/${name}`));
-    } catch (error) {
-      if (statusOf(error) === 404) return undefined;
-      throw error;
-    }
-  }
-
-  async function listMade(): Promise<Network[]> {
-    const query = { filters: { label: [NETWORK_LABEL] } };
-    if (await engine.isPodman()) return engine.request<Network[]>('GET', `${libpod}/json?`, query);
-    return (await engine.request<DockerNetwork[]>('GET', '/networks?', query)).map(fromDocker);
-  }
-
-  async function make(name: string, { internal, options }: Network): Promise<void> {
-    const copied = Object.fromEntries(
-      Object.entries(options ?? {}).filter(([option]) => COPIED_OPTIONS.includes(option)),
-    );
-    const labels = { [NETWORK_LABEL]: name };
-    try {
-      if (await engine.isPodman())
-        await engine.request('POST', `${libpod}/create`, {
-          ...{ name, driver: 'bridge', internal, labels, dns_enabled: true },
-          options: { ...copied, isolate: 'true' },
-        });
-      else
-        await engine.request('POST', '/networks/create', {
-          ...{ Name: name, Driver: 'bridge', Internal: internal, Labels: labels },
-          ...{ CheckDuplicate: true, Options: copied },
-        });
-    } catch (error) {
-      if (/fully subnetted|non-overlapping|no free.*subnet/i.test(textOf(error))) throw new NoSubnet(textOf(error));
-      throw error;
-    }
-  }
 
   /** Returns the ids of the running containers in a network. */
   const attachedTo = async (name: string) =>
@@ -179,6 +136,55 @@ export function createWalletNetworks(engine: Engine, template: string): WalletNe
         .map(({ name, created }) => ({ name, createdAt: Math.floor(Date.parse(created) / 1000) }));
     },
   };
+}
+
+/** Returns the calls that differ between Docker and Podman. */
+function openNetworkApi(engine: Engine) {
+  /**
+   * Podman is asked by its own API only. Its Docker API does not take `isolate`, and forgets the option of a network that
+   * it shows, until the configuration is read again (4.3.1).
+   */
+  const libpod = '/v4.0.0/libpod/networks';
+
+  async function look(name: string): Promise<Network | undefined> {
+    try {
+      if (await engine.isPodman()) return await engine.request<Network>('GET', `${libpod}/${name}/json`);
+      return fromDocker(await engine.request<DockerNetwork>('GET', `/networks/${name}`));
+    } catch (error) {
+      if (statusOf(error) === 404) return undefined;
+      throw error;
+    }
+  }
+
+  async function listMade(): Promise<Network[]> {
+    const query = { filters: { label: [NETWORK_LABEL] } };
+    if (await engine.isPodman()) return engine.request<Network[]>('GET', `${libpod}/json?`, query);
+    return (await engine.request<DockerNetwork[]>('GET', '/networks?', query)).map(fromDocker);
+  }
+
+  async function make(name: string, { internal, options }: Network): Promise<void> {
+    const copied = Object.fromEntries(
+      Object.entries(options ?? {}).filter(([option]) => COPIED_OPTIONS.includes(option)),
+    );
+    const labels = { [NETWORK_LABEL]: name };
+    try {
+      if (await engine.isPodman())
+        await engine.request('POST', `${libpod}/create`, {
+          ...{ name, driver: 'bridge', internal, labels, dns_enabled: true },
+          options: { ...copied, isolate: 'true' },
+        });
+      else
+        await engine.request('POST', '/networks/create', {
+          ...{ Name: name, Driver: 'bridge', Internal: internal, Labels: labels },
+          ...{ CheckDuplicate: true, Options: copied },
+        });
+    } catch (error) {
+      if (/fully subnetted|non-overlapping|no free.*subnet/i.test(textOf(error))) throw new NoSubnet(textOf(error));
+      throw error;
+    }
+  }
+
+  return { look, listMade, make };
 }
 
 /** Creates queues that run tasks of the same name one after another. */

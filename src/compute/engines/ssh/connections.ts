@@ -52,23 +52,23 @@ type KeptConnections = Channels & {
  */
 export function keepConnections(connect: () => Promise<Client>, idleMilliseconds = IDLE_MILLISECONDS): KeptConnections {
   const connections = new Set<KeptConnection>();
-  const turns: ConnectionTurn[] = [];
+  const turns = createTurns();
   let handshakes = 0;
   let channelCountMax = CHANNEL_COUNT_MAX;
   let isClosed = false;
 
   function serve(): void {
     for (const it of connections)
-      while (turns.length && !it.isRetired && it.open < it.max) {
+      while (turns.count() && !it.isRetired && it.open < it.max) {
         clearTimeout(it.idle);
         it.open++;
-        turns.shift()?.take(it);
+        turns.give(it);
       }
   }
 
   /** Opens connections for the waiting callers. */
   function grow(): void {
-    while (!isClosed && handshakes < HANDSHAKE_COUNT_MAX && turns.length > handshakes * channelCountMax) void add();
+    while (!isClosed && handshakes < HANDSHAKE_COUNT_MAX && turns.count() > handshakes * channelCountMax) void add();
   }
 
   async function add(): Promise<void> {
@@ -82,7 +82,7 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
       grow();
     } catch (error) {
       handshakes--;
-      if (handshakes === 0) failAll(error as Error);
+      if (handshakes === 0) turns.failAll(error as Error);
     }
   }
 
@@ -113,38 +113,6 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
     connections.delete(it);
     clearTimeout(it.idle);
     it.client.end();
-  }
-
-  function failAll(error: Error): void {
-    for (const it of turns.splice(0)) it.fail(error);
-  }
-
-  /** Waits for a free channel and returns its connection, with the channel counted. */
-  function turn(milliseconds: number): Promise<KeptConnection> {
-    return new Promise((resolve, reject) => {
-      const leave = () => {
-        clearTimeout(late);
-        const at = turns.indexOf(it);
-        if (at >= 0) turns.splice(at, 1);
-      };
-      const it: ConnectionTurn = {
-        take(connection) {
-          leave();
-          resolve(connection);
-        },
-        fail(error) {
-          leave();
-          reject(error);
-        },
-      };
-      const late = setTimeout(
-        () => it.fail(new NeverSent(`no channel was free within ${BEGIN_MILLISECONDS / 1000} s`)),
-        milliseconds,
-      );
-      turns.push(it);
-      serve();
-      grow();
-    });
   }
 
   function release(it: KeptConnection, fate: Fate): void {
@@ -179,7 +147,10 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
     let useless = 0;
     for (;;) {
       if (isClosed) throw new NeverSent('the connections are closed');
-      const it = await turn(until - performance.now());
+      const free = turns.wait(until - performance.now());
+      serve();
+      grow();
+      const it = await free;
       try {
         const onEnd = (fate: Fate) => release(it, fate);
         const begun = await openChannel(it.client, line, { terminal, milliseconds: until - performance.now(), onEnd });
@@ -190,7 +161,7 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
         if (!(error instanceof NeverSent)) throw error;
         if (!(error instanceof ChannelRefused)) retire(it);
         if (it.isRetired && !it.hasServed) useless++;
-        if (useless === USELESS_COUNT_MAX) failAll(error); // New connections take nothing: another would not either.
+        if (useless === USELESS_COUNT_MAX) turns.failAll(error); // New connections take nothing: another would not either.
         if (useless === USELESS_COUNT_MAX || performance.now() >= until) throw error;
       }
     }
@@ -200,8 +171,46 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
     begin,
     close() {
       isClosed = true;
-      failAll(new NeverSent('the connections are closed'));
+      turns.failAll(new NeverSent('the connections are closed'));
       for (const it of connections) close(it);
+    },
+  };
+}
+
+/** Creates the queue of callers that wait for a connection with a free channel. */
+function createTurns() {
+  const turns: ConnectionTurn[] = [];
+  return {
+    count: () => turns.length,
+    /** Gives a connection to the caller who has waited longest. */
+    give: (connection: KeptConnection) => turns.shift()?.take(connection),
+    failAll(error: Error): void {
+      for (const it of turns.splice(0)) it.fail(error);
+    },
+    /** Waits for a free channel and returns its connection, with the channel counted. */
+    wait(milliseconds: number): Promise<KeptConnection> {
+      return new Promise((resolve, reject) => {
+        const leave = () => {
+          clearTimeout(late);
+          const at = turns.indexOf(it);
+          if (at >= 0) turns.splice(at, 1);
+        };
+        const it: ConnectionTurn = {
+          take(connection) {
+            leave();
+            resolve(connection);
+          },
+          fail(error) {
+            leave();
+            reject(error);
+          },
+        };
+        const late = setTimeout(
+          () => it.fail(new NeverSent(`no channel was free within ${BEGIN_MILLISECONDS / 1000} s`)),
+          milliseconds,
+        );
+        turns.push(it);
+      });
     },
   };
 }
