@@ -104,9 +104,9 @@ const pricing = (decimals: number) =>
 type Parts = Readonly<Record<string, unknown>>;
 const partsOf = (value: unknown): Parts => (typeof value === 'object' && value !== null ? (value as Parts) : {});
 const listOf = (value: unknown): Parts[] => (Array.isArray(value) ? value.map(partsOf) : []);
-/** Returns the servers of a pool, which may be written as names alone. */
-const membersOf = (value: unknown): Parts[] =>
-  Array.isArray(value) ? value.map((it) => (typeof it === 'string' ? { upstream: it } : partsOf(it))) : [];
+/** Returns a server of a pool, which may be written as its name alone. */
+const memberOf = <T>(it: T | string) => (typeof it === 'string' ? { upstream: it } : it);
+const membersOf = (value: unknown): Parts[] => (Array.isArray(value) ? listOf(value.map(memberOf)) : []);
 
 /** A route to a model: an upstream, the model's name there, and its price there. */
 const route = {
@@ -331,8 +331,7 @@ export function routesOf({ upstream, upstreams, fallbacks }: ModelConfig): {
   pool: RouteConfig[];
   fallbacks: RouteConfig[];
 } {
-  const pool = upstreams?.map((it) => (typeof it === 'string' ? { upstream: it } : it));
-  return { pool: pool ?? [{ upstream: upstream as string }], fallbacks };
+  return { pool: (upstreams ?? [upstream as string]).map(memberOf), fallbacks };
 }
 export type PricingConfig = NonNullable<ModelConfig['pricing']>;
 export type UpstreamConfig = RouterConfig['upstreams'][number];
