@@ -4,10 +4,13 @@ import type { Bounded } from './bound.ts';
 import type { Model, Route } from './catalogue.ts';
 import type { Upstream } from './upstream.ts';
 
-/** The conversations whose server is remembered, of a tree of wallets and of all: about 3 MB. */
+/** The most conversations whose server is remembered, of a tree of wallets and of all: about 3 MB. */
 const CONVERSATION_COUNT_MAX = { each: 1024, all: 16_384 };
-/** Seconds between two requests that try a server which is down. */
-const TRIAL_SECONDS = 15;
+/**
+ * Seconds between two requests that try a server which is down. The account of the last one waits longer than others, whose
+ * requests may be better.
+ */
+const TRIAL_SECONDS = { same: 15, other: 10 };
 /** A conversation leaves its server for a request while that has so many more calls in flight than another one. */
 const EXCESS_CALLS_MAX = 4;
 
@@ -31,15 +34,17 @@ export type Balancer = {
 /** Creates the balancer of all models. `now` returns Unix seconds, `isDown` whether an upstream is down for an account. */
 export function createBalancer(now: () => number, isDown: (upstream: string, accountId: string) => boolean): Balancer {
   const homes = createHomes();
-  const triedAt = new Map<string, number>();
+  /** The last request that tried each server that was down. */
+  const tries = new Map<string, { at: number; accountId: string }>();
   /** The servers in the order in which they were last asked first. */
   const turns = new Map<string, number>();
   let turnCount = 0;
 
   /** Returns whether a server is not to be asked: it is down, and another request has tried it a moment ago. */
   function isAvoided({ upstream }: Route, { accountId }: Tenant): boolean {
-    if (isDown(upstream, accountId)) return now() - (triedAt.get(upstream) ?? 0) < TRIAL_SECONDS;
-    return false;
+    const last = tries.get(upstream);
+    if (!last || !isDown(upstream, accountId)) return false;
+    return now() - last.at < TRIAL_SECONDS[last.accountId === accountId ? 'same' : 'other'];
   }
 
   return {
@@ -69,39 +74,53 @@ export function createBalancer(now: () => number, isDown: (upstream: string, acc
       // One that is too busy for a moment stays the home: the prompt is cached there.
       if (key !== undefined && !isFull) homes.set(tenant, key, nameOf(first.route));
       turns.set(nameOf(first.route), ++turnCount);
-      if (isDown(first.route.upstream, tenant.accountId)) triedAt.set(first.route.upstream, now());
+      const { upstream } = first.route;
+      if (isDown(upstream, tenant.accountId)) tries.set(upstream, { at: now(), accountId: tenant.accountId });
       const others = ranked.filter((it) => it !== first).map((it) => it.route);
       return [first.route, ...others, ...routes.filter((it) => !equals.includes(it))];
     },
   };
 }
 
+/** The servers of an account's conversations, by tree and conversation, and their number. Those continued last are last. */
+type Account = { count: number; trees: Map<string, Map<string, string>> };
+
 /**
- * Creates the memory of the server of each conversation. A tree of wallets that has too many forgets its own; with too many in
- * all, the tree that has not asked for longest forgets one.
+ * Creates the memory of the server of each conversation. A tree of wallets that has too many forgets its own. With too many in
+ * all, the account that has most forgets one: so an account with many wallets takes no more than its share.
  */
 function createHomes() {
-  /** By tree and conversation; those that were continued last are last. */
-  const byTree = new Map<string, Map<string, string>>();
+  const accounts = new Map<string, Account>();
   let count = 0;
 
-  function forgetOldest(treeId: string, own: Map<string, string>): void {
+  function forgetOldest(accountId: string, treeId: string): void {
+    const account = accounts.get(accountId) as Account;
+    const own = account.trees.get(treeId) as Map<string, string>;
     own.delete(own.keys().next().value as string);
+    if (own.size === 0) account.trees.delete(treeId);
+    account.count--;
     count--;
-    if (own.size === 0) byTree.delete(treeId);
+    if (account.count === 0) accounts.delete(accountId);
   }
 
   return {
-    find: ({ treeId }: Tenant, key: string): string | undefined => byTree.get(treeId)?.get(key),
-    set({ treeId }: Tenant, key: string, server: string): void {
-      const own = byTree.get(treeId) ?? new Map<string, string>();
-      byTree.delete(treeId);
-      byTree.set(treeId, own);
-      if (!own.delete(key)) count++;
+    find: ({ accountId, treeId }: Tenant, key: string): string | undefined =>
+      accounts.get(accountId)?.trees.get(treeId)?.get(key),
+    set({ accountId, treeId }: Tenant, key: string, server: string): void {
+      const account = accounts.get(accountId) ?? { count: 0, trees: new Map() };
+      accounts.set(accountId, account);
+      const own = account.trees.get(treeId) ?? new Map<string, string>();
+      account.trees.delete(treeId);
+      account.trees.set(treeId, own);
+      if (!own.delete(key)) {
+        account.count++;
+        count++;
+      }
       own.set(key, server);
-      if (own.size > CONVERSATION_COUNT_MAX.each) forgetOldest(treeId, own);
-      if (count > CONVERSATION_COUNT_MAX.all)
-        forgetOldest(...(byTree.entries().next().value as [string, Map<string, string>]));
+      if (own.size > CONVERSATION_COUNT_MAX.each) forgetOldest(accountId, treeId);
+      if (count <= CONVERSATION_COUNT_MAX.all) return;
+      const [largestId, { trees }] = [...accounts].reduce((a, b) => (b[1].count > a[1].count ? b : a));
+      forgetOldest(largestId, trees.keys().next().value as string);
     },
   };
 }

@@ -23,8 +23,8 @@ export type UpstreamOutages = {
    */
   outageOf(upstream: string, reachable: boolean): Outage | undefined;
   /**
-   * Returns whether an upstream is down for the requests of an account. Unanswered calls of one account alone may be due to its
-   * requests, so for others the upstream is up.
+   * Returns whether an upstream is down for the requests of an account. If it can be reached, and failed one account alone, the
+   * cause may be that account's requests: for others the upstream is up.
    */
   isDown(upstream: string, accountId: string): boolean;
   /** Forgets an upstream that is no longer configured. */
@@ -56,7 +56,7 @@ export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
   type State = {
     down: Outage | undefined;
     failureCount: number;
-    /** The accounts whose calls were not answered since its last answer, at most two; `everyone` if it is certainly down. */
+    /** The accounts whose calls failed since its last answer, at most two; `everyone` if it could not be reached. */
     failed: Set<string>;
     unreachableSince?: number | undefined;
   };
@@ -83,7 +83,7 @@ export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
       const state = stateOf(upstream);
       state.failureCount = health.isUp ? 0 : state.failureCount + 1;
       if (health.isUp) state.failed.clear();
-      else if (health.isCertain) state.failed.add(EVERYONE);
+      else if (health.isUnreachable) state.failed.add(EVERYONE);
       else if (state.failed.size < 2) state.failed.add(accountId);
       const wasDown = state.down !== undefined;
       const isDown = !health.isUp && (wasDown || health.isCertain || state.failureCount >= FAILURE_COUNT_MIN);
@@ -123,15 +123,19 @@ export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
   };
 }
 
-type Health = { isUp: true } | { isUp: false; isCertain: boolean; reason: string };
+type Health =
+  | { isUp: true }
+  /** `isCertain`: one such reply is enough. `isUnreachable`: no request can have caused it; a 403 may be about a prompt. */
+  | { isUp: false; isCertain: boolean; isUnreachable: boolean; reason: string };
 
 /** Returns a server's health judged by a reply; undefined if the reply does not show it. */
 function healthOf(reply: Reply): Health | undefined {
-  if (reply.kind === 'unknown' && !reply.isAlive) return { isUp: false, isCertain: false, reason: reply.reason };
+  if (reply.kind === 'unknown' && !reply.isAlive)
+    return { isUp: false, isCertain: false, isUnreachable: false, reason: reply.reason };
   if (reply.kind === 'cancelled') return undefined;
   if (reply.kind !== 'refused') return { isUp: true };
   if (reply.code === 'rate_limited') return undefined; // The server itself may not have been asked.
   if (reply.code !== 'gateway_unavailable') return { isUp: true }; // It refused the request, so it works.
-  const { fault, isUnreachable, reason } = reply;
-  return { isUp: false, isCertain: fault !== undefined || isUnreachable === true, reason: fault ?? reason };
+  const { fault, isUnreachable = false, reason } = reply;
+  return { isUp: false, isCertain: fault !== undefined || isUnreachable, isUnreachable, reason: fault ?? reason };
 }
