@@ -1,4 +1,4 @@
-import { createHash, type Hash } from 'node:crypto';
+import { createHash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import { LongText } from '../base/long-text.ts';
 import type { Json } from './dialects/json.ts';
@@ -11,6 +11,9 @@ const HEADERS = ['x-session-id', ...SESSION_HEADERS] as const;
 const PROMPT_CHARACTERS = 1024;
 /** Characters or bytes of each end of a longer text that count, beside its length. */
 const END_LENGTH = 8192;
+/** Bytes that count of all values of a beginning, and those that each value takes of them at least. */
+const BYTES_MAX = 256 * 1024;
+const VALUE_BYTES = 64;
 
 /**
  * Returns the conversation that a body belongs to, as a hash: by `prompt_cache_key`, else by its system prompt and the first
@@ -49,26 +52,37 @@ export function conversationIn(
   return ofBody === undefined ? undefined : hashOf('body', [walletId, ofBody]);
 }
 
+/**
+ * Returns a hash of the beginning of a JSON value: of a long text its ends, and of very many values the first. A conversation need
+ * not be told from all others, and the time that this takes is bounded.
+ */
 function hashOf(kind: string, value: unknown): string {
   const hash = createHash('sha256').update(kind);
-  add(hash, value);
+  let left = BYTES_MAX;
+  add(value);
   return hash.digest('base64url');
-}
 
-/** Adds a JSON value to a hash, of a long text its ends: a conversation need not be told from all others. */
-function add(hash: Hash, value: unknown): void {
-  if (value instanceof LongText) {
-    hash.update(`long ${value.byteLength}:`);
-    for (const it of value.ends(END_LENGTH)) hash.update(it);
-  } else if (typeof value === 'string') {
-    hash.update(`text ${value.length}:`);
-    hash.update(value.length > 2 * END_LENGTH ? value.slice(0, END_LENGTH) + value.slice(-END_LENGTH) : value);
-  } else if (Array.isArray(value)) {
-    hash.update(`list ${value.length}:`);
-    for (const it of value) add(hash, it);
-  } else if (typeof value === 'object' && value !== null) {
-    const members = Object.entries(value);
-    hash.update(`object ${members.length}:`);
-    for (const it of members) add(hash, it);
-  } else hash.update(`${value};`);
+  function add(it: unknown): void {
+    if (left <= 0) return;
+    left -= VALUE_BYTES;
+    if (it instanceof LongText) {
+      hash.update(`long ${it.byteLength}:`);
+      for (const end of it.ends(END_LENGTH)) take(end);
+    } else if (typeof it === 'string') {
+      hash.update(`text ${it.length}:`);
+      take(it.length > 2 * END_LENGTH ? it.slice(0, END_LENGTH) + it.slice(-END_LENGTH) : it);
+    } else if (Array.isArray(it)) {
+      hash.update(`list ${it.length}:`);
+      for (const item of it) add(item);
+    } else if (typeof it === 'object' && it !== null) {
+      const members = Object.entries(it);
+      hash.update(`object ${members.length}:`);
+      for (const member of members) add(member);
+    } else hash.update(`${it};`);
+  }
+
+  function take(data: string | Buffer): void {
+    left -= data.length;
+    hash.update(data);
+  }
 }

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { Hash } from 'node:crypto';
 import test from 'node:test';
 import { parseText } from '../../src/base/json-text.ts';
 import { LongText } from '../../src/base/long-text.ts';
@@ -126,6 +127,26 @@ test('a long text counts by its ends, and is never made a string', (t) => {
     conversationOf({ system: ['a', 'bc'], messages: turnsOf('x', 1) }),
     'texts do not run together',
   );
+});
+
+test('of very many values the first count, so that no sender decides how long a hash takes', (t) => {
+  const contentOf = (count: number, text: string, last: string) =>
+    conversationOf({
+      messages: [{ role: 'user', content: Array.from({ length: count }, (_, i) => (i < count - 1 ? text : last)) }],
+    });
+  const updates = t.mock.method(Hash.prototype, 'update');
+  for (const [count, text] of [
+    [8000, 'a'],
+    [200, 'a'.repeat(10_000)],
+  ] as const) {
+    updates.mock.resetCalls();
+    const one = contentOf(count, text, 'x');
+    const lengths = updates.mock.calls.map((it) => String(it.arguments[0]).length);
+    assert.ok(lengths.reduce((sum, it) => sum + it, 0) < 300_000 && lengths.length < 8192, `${lengths.length}`);
+    assert.equal(one, contentOf(count, text, 'y'), 'beyond the first');
+    assert.notEqual(one, contentOf(count + 1, text, 'x'), 'their number counts');
+  }
+  assert.notEqual(contentOf(10, 'a'.repeat(10_000), 'x'), contentOf(10, 'a'.repeat(10_000), 'y'));
 });
 
 test('a tenant whose requests fail takes no server from other accounts', async (t) => {
