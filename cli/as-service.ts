@@ -6,7 +6,7 @@ import { SERVICE } from '../src/service/unit.ts';
 import { type Globals, rootOf } from './context.ts';
 
 /** Commands that root runs as root: they need no installation, or change the machine. */
-const AS_ROOT = ['install', 'demo', 'version', 'licenses', 'completion'];
+const AS_ROOT = ['install', 'upgrade', 'demo', 'version', 'licenses', 'completion'];
 /** A command that changes the settings, which are root's unless a unit of an administrator's has them beside the books. */
 const CHANGES_SETTINGS = 'models import';
 

@@ -28,12 +28,14 @@ import { serveCommand } from './serve.ts';
 import { spendCommand } from './spend.ts';
 import { statusCommand } from './status.ts';
 import { uiCommand } from './ui.ts';
+import { upgradeCommand } from './upgrade.ts';
 import { versionCommand } from './version.ts';
 import { walletCommands } from './wallet.ts';
 
 /** The commands of Purser, in the order in which an operator usually needs them. */
 const COMMANDS = [
   installCommand,
+  upgradeCommand,
   initCommand,
   serveCommand,
   demoCommand,

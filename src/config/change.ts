@@ -21,6 +21,7 @@ const CHANGEABLE = [
   'trusted_proxies',
   'log_level',
   'tls',
+  'upgrade',
 ] as const satisfies (keyof Config)[];
 
 /** Settings that only a start changes: all others. */

@@ -2,6 +2,7 @@ import { isIP } from 'node:net';
 import { isAbsolute } from 'node:path';
 import * as v from 'valibot';
 import type { LogFormat, LogLevel } from '../base/log.ts';
+import { ed25519KeyOf } from '../base/ssh-signature.ts';
 import { writtenAs } from '../base/written.ts';
 import { Compute } from '../compute/settings.ts';
 import { formatAddress, parseAddress } from '../net/listen.ts';
@@ -32,6 +33,11 @@ const proxy = v.pipe(
     if (!version || rest.length) return false;
     return bits === undefined || (/^\d{1,3}$/.test(bits) && Number(bits) <= (version === 4 ? 32 : 128));
   }, 'not an IP address or a network in CIDR notation'),
+);
+
+const releaseKey = v.pipe(
+  v.string(),
+  v.check((text) => ed25519KeyOf(text) !== undefined, 'not a public key of the form ssh-ed25519 AAAA…'),
 );
 
 const absolutePath = v.pipe(v.string(), v.check(isAbsolute, 'not an absolute path'));
@@ -130,6 +136,8 @@ export const Settings = v.pipe(
     ),
     compute: v.optional(Compute, {}),
     identity: v.optional(Identity),
+    /** Public keys, of which one has to have signed what `purser upgrade` installs. */
+    upgrade: v.optional(v.strictObject({ trusted_keys: v.optional(v.array(releaseKey), []) }), {}),
     billing: v.optional(Billing),
     transfer: v.optional(Transfer),
     events: v.optional(EventSettings, {}),

@@ -7,7 +7,6 @@ import { mustRun, mustRunWithin, runProgram } from './program.ts';
 import { makeUsersDirectory, putFile, refuseOthersDirectory } from './roots-own.ts';
 import { SERVICE, unitText } from './unit.ts';
 
-const EXECUTABLE = '/usr/local/bin/purser';
 const UNIT = `/etc/systemd/system/${SERVICE.unit}`;
 /** The drop-in for what the settings ask of the sandbox. An administrator's own drop-ins stay beside it. */
 const DROP_IN = `${UNIT}.d/backups.conf`;
@@ -25,7 +24,7 @@ const hasRemainsOfPackage = (): boolean =>
   /^Status: .* config-files$/m.test(runProgram('dpkg-query', '--status', 'purser').stdout);
 
 /** `drain_seconds` of the unit, TimeoutStopSec, and a moment more. */
-const STOP_MILLISECONDS = 360_000;
+export const STOP_MILLISECONDS = 360_000;
 
 type InstallOrder = {
   executable: string;
@@ -35,14 +34,14 @@ type InstallOrder = {
 };
 
 /** Refuses unless root runs this on a machine with systemd. */
-function refuseElsewhere(): void {
+export function refuseElsewhere(): void {
   if (process.getuid?.() !== 0)
     throw new Refusal('conflict', 'This changes the machine: users, units and files of root. Run it as root.');
   if (runProgram('systemctl', '--version').status !== 0)
     throw new Refusal('conflict', 'There is no systemd on this machine. In a container run `purser serve` instead.');
 }
 
-const isPackaged = () => OF_PACKAGE.some((it) => existsSync(it));
+export const isPackaged = () => OF_PACKAGE.some((it) => existsSync(it));
 
 /**
  * Installs the service: user, directories, executable, unit, completion and first settings, and starts it. What is there already
@@ -67,7 +66,7 @@ export async function install({ executable, settings, completion }: InstallOrder
   const ids = makeUser(done);
   if (makeUsersDirectory(SERVICE.data, ids)) done.push(`Made ${SERVICE.data}, for the books and the master key.`);
   await writeSettings(settings, ids.gid, done);
-  const unit = putFile(UNIT, unitText(EXECUTABLE), { mode: 0o644 });
+  const unit = putFile(UNIT, unitText(SERVICE.executable), { mode: 0o644 });
   if (unit) done.push(`Wrote ${UNIT}.`);
   const { changed } = allowBackups(ids.uid, done);
   for (const shell of Object.keys(COMPLETIONS) as Shell[])
@@ -77,9 +76,9 @@ export async function install({ executable, settings, completion }: InstallOrder
 }
 
 /** Returns whether there is the unit that `install` writes, in whatever version. */
-const isInstalled = () =>
+export const isInstalled = () =>
   existsSync(UNIT) &&
-  [unitText(EXECUTABLE).split('\n')[0] as string, `ExecStart=${EXECUTABLE} serve`].every((it) =>
+  [unitText(SERVICE.executable).split('\n')[0] as string, `ExecStart=${SERVICE.executable} serve`].every((it) =>
     readFileSync(UNIT, 'utf8').split('\n').includes(it),
   );
 
@@ -102,13 +101,13 @@ function refuseAnothers(): void {
 
 function installExecutable(executable: string, done: string[]): void {
   const bytes = readFileSync(executable);
-  const there = lstatSync(EXECUTABLE, { throwIfNoEntry: false });
-  if (there && !readFileSync(EXECUTABLE).equals(bytes))
+  const there = lstatSync(SERVICE.executable, { throwIfNoEntry: false });
+  if (there && !readFileSync(SERVICE.executable).equals(bytes))
     throw new Refusal(
       'conflict',
-      `${EXECUTABLE} is another build. To upgrade: purser backup, systemctl stop purser, install -m 755 ${executable} ${EXECUTABLE}, systemctl start purser.`,
+      `${SERVICE.executable} is another build. To replace it: purser upgrade ${executable}`,
     );
-  if (putFile(EXECUTABLE, bytes, { mode: 0o755 })) done.push(`Wrote ${EXECUTABLE}.`);
+  if (putFile(SERVICE.executable, bytes, { mode: 0o755 })) done.push(`Wrote ${SERVICE.executable}.`);
 }
 
 function makeUser(done: string[]): { uid: number; gid: number } {
@@ -156,7 +155,7 @@ async function writeSettings(text: () => Promise<string>, gid: number, done: str
 }
 
 /** Refuses settings that another user than root can change: root makes the directory that they name. */
-function refuseOthersSettings(): void {
+export function refuseOthersSettings(): void {
   refuseOthersDirectory(dirname(realpathSync(SERVICE.settings)));
   refuseOthersDirectory(dirname(SERVICE.settings));
   const { uid, mode } = statSync(SERVICE.settings);
@@ -225,7 +224,7 @@ export function remove(): string[] {
     mustRunWithin(STOP_MILLISECONDS, 'systemctl', 'disable', '--now', SERVICE.unit);
     done.push('Stopped the service.');
   }
-  for (const file of [DROP_IN, UNIT, ...Object.values(COMPLETIONS), EXECUTABLE])
+  for (const file of [DROP_IN, UNIT, ...Object.values(COMPLETIONS), SERVICE.executable])
     if (lstatSync(file, { throwIfNoEntry: false })) {
       rmSync(file);
       done.push(`Removed ${file}.`);

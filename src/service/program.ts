@@ -1,18 +1,23 @@
-import { spawnSync } from 'node:child_process';
+import { type SpawnSyncOptions, spawnSync } from 'node:child_process';
 
 /** Programs of the system answer in milliseconds; a start of the unit does not wait until it serves. */
 const RUN_MILLISECONDS = 30_000;
 
+/** The user, the directory and the variables of a program; by default those of this process. */
+export type RunAs = Pick<SpawnSyncOptions, 'uid' | 'gid' | 'cwd' | 'env'>;
+
 /** How a program of the system ended: `status` is its exit code; null where the program does not exist. */
-type Ran = { status: number | null; stdout: string; stderr: string };
+export type Ran = { status: number | null; stdout: string; stderr: string };
 
 /** Runs a program of the system. Throws where it did not end in time, as its outcome is unknown then. */
 export function runProgram(program: string, ...args: string[]): Ran {
-  return runWithin(RUN_MILLISECONDS, program, ...args);
+  return runWithin(RUN_MILLISECONDS, {}, program, ...args);
 }
 
-function runWithin(milliseconds: number, program: string, ...args: string[]): Ran {
+/** Like `runProgram`, for a program that may take longer, or runs as another user. */
+export function runWithin(milliseconds: number, as: RunAs, program: string, ...args: string[]): Ran {
   const { status, stdout, stderr, error } = spawnSync(program, args, {
+    ...as,
     encoding: 'utf8',
     timeout: milliseconds,
     killSignal: 'SIGKILL',
@@ -33,7 +38,7 @@ export const mustRun = (program: string, ...args: string[]): string =>
 
 /** Like `mustRun`, for a program that may take longer. */
 export function mustRunWithin(milliseconds: number, program: string, ...args: string[]): string {
-  const { status, stdout, stderr } = runWithin(milliseconds, program, ...args);
+  const { status, stdout, stderr } = runWithin(milliseconds, {}, program, ...args);
   if (status === 0) return stdout;
   throw new Error(`\`${[program, ...args].join(' ')}\` failed: ${stderr || stdout || `exit code ${status}`}`);
 }

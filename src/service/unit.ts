@@ -1,6 +1,8 @@
 /** The service of a machine. `purser install` and the Debian package make the same, but for the place of the executable. */
 export const SERVICE = {
   unit: 'purser.service',
+  /** Where `purser install` puts the executable. */
+  executable: '/usr/local/bin/purser',
   user: 'purser',
   data: '/var/lib/purser',
   settings: '/etc/purser/purser.yaml',

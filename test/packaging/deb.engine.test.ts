@@ -88,7 +88,11 @@ test('five commands of the page: the package serves on a booted Debian, and keep
   assert.equal(await settings(), edited);
   assert.equal(await modes('/etc/purser/purser.yaml'), '600 purser:purser');
   assert.equal(await show('UnitFileState'), 'disabled', 'as the administrator left it');
-  await sh('systemctl enable purser 2>&1');
+  await sh('systemctl enable purser 2>&1 && systemctl stop purser');
+  await install('/srv/beside/next.deb');
+  assert.equal(await show('ActiveState'), 'inactive', 'what is stopped stays so');
+  await sh('systemctl start purser');
+  await serves();
 
   await sh('dpkg --remove purser 2>&1');
   assert.equal(await sh('systemctl is-active purser || true'), 'inactive');

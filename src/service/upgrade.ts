@@ -1,0 +1,372 @@
+import { hash } from 'node:crypto';
+import { closeSync, constants, existsSync, fstatSync, openSync, readFileSync, rmSync } from 'node:fs';
+import { basename, dirname, join } from 'node:path';
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
+import { ed25519KeyOf, signatureFault } from '../base/ssh-signature.ts';
+import { readConfig } from '../config/config.ts';
+import { takeLock } from '../db/lock.ts';
+import { files } from '../files/data-directory.ts';
+import { isInstalled, isPackaged, refuseElsewhere, refuseOthersSettings, STOP_MILLISECONDS } from './install.ts';
+import { findInstalled, variablesIn } from './installed.ts';
+import { mustRun, mustRunWithin, type Ran, runProgram, runWithin } from './program.ts';
+import { makeRootsDirectory, putFile } from './roots-own.ts';
+import { SERVICE } from './unit.ts';
+
+/** What an upgrade keeps: root's own, as root runs it and writes it into the place of the executable. */
+const DIRECTORY = '/usr/local/lib/purser';
+const [STAGED, FORMER, STATE] = ['new', 'former', 'upgrade.json'].map((it) => join(DIRECTORY, it)) as [
+  string,
+  string,
+  string,
+];
+/** What the service's user keeps, below the data directory: a backup, the books as they were, and a copy to try. */
+const WORK = 'upgrade';
+const NAMESPACE = 'purser-release';
+const FILE_BYTES_MAX = 2 ** 30;
+/** Books of ten million entries are copied and verified in a few minutes. */
+const BOOKS_MILLISECONDS = 30 * 60_000;
+const CHECK_MILLISECONDS = 60_000;
+const READY_MILLISECONDS = 120_000;
+const TRY_MILLISECONDS = 1000;
+const NO_ANSWER = 'it does not answer';
+
+type UpgradeOrder = { file: string; insecure: boolean };
+export type Upgraded = { from: string; to: string; done: string[] };
+
+/**
+ * An upgrade that has begun to change the machine, on disk until it has ended: whoever finds it knows that its process did not live
+ * to the end. `back`: the books may have been put back in part.
+ */
+type State = {
+  step: 'swap' | 'back';
+  from: string;
+  to: string;
+  /** The SHA-256 of the former and of the new executable. */
+  former: string;
+  fresh: string;
+  wasActive: boolean;
+  /** Why the service was not ready before; the new version need not do better. */
+  fault?: string | undefined;
+};
+
+const refused = (why: string) => new Refusal('conflict', why);
+
+/**
+ * Replaces the executable of the service by `file`, a release's, and goes back by itself where that fails. Verifies the file by the
+ * SHA256SUMS beside it and their signature; with `insecure` by the sums alone. Tries the new version on a copy of the books before
+ * anything changes. Throws `conflict` with the reason and the state that it leaves.
+ */
+export async function upgrade({ file, insecure }: UpgradeOrder): Promise<Upgraded> {
+  refuseElsewhere();
+  if (!isInstalled())
+    throw refused(
+      isPackaged()
+        ? 'A package installed the service. Run: apt-get install ./purser_VERSION_ARCHITECTURE.deb'
+        : 'There is no service here that `purser install` made. Run: purser install',
+    );
+  makeRootsDirectory(DIRECTORY);
+  const lock = await takeLock(files(DIRECTORY).lock, 'purser upgrade');
+  try {
+    const service = openService();
+    const done: string[] = [];
+    const earlier = existsSync(STATE) ? (parseJson(readFileSync(STATE, 'utf8')) as State) : undefined;
+    if (earlier) await endEarlier(service, earlier, done);
+    const bytes = verifiedFile(file, insecure, done);
+    putFile(STAGED, bytes, { mode: 0o755 });
+    try {
+      return await replaceBy(service, bytes, done);
+    } finally {
+      rmSync(STAGED, { force: true });
+    }
+  } finally {
+    lock.release();
+  }
+}
+
+async function replaceBy(service: Service, bytes: Buffer, done: string[]): Promise<Upgraded> {
+  const [is, will] = [service.versionOf(SERVICE.executable), service.versionOf(STAGED)];
+  const [from, to] = [is.version, will.version];
+  if (is.bundle_sha256 === will.bundle_sha256 && from === to) {
+    done.push(`${from} is installed already.`);
+    return { from, to, done };
+  }
+  if (isOlder(to, from)) throw refused(`${to} is older than ${from}, which is installed. Nothing was changed.`);
+  if (from === to) done.push(`It is another build of ${from}.`);
+  service.tryOnCopy(to);
+  done.push(`${to} takes the settings, and the books: a copy was migrated and verified.`);
+
+  const former = readFileSync(SERVICE.executable);
+  putFile(FORMER, former, { mode: 0o755 });
+  const wasActive = runProgram('systemctl', 'is-active', SERVICE.unit).status === 0;
+  const fault = wasActive ? service.faultOf() : undefined;
+  const state: State = {
+    ...{ step: 'swap', from, to, wasActive, fault },
+    ...{ former: hash('sha256', former), fresh: hash('sha256', bytes) },
+  };
+  note(state);
+  stop();
+  try {
+    service.keepBooks();
+    putFile(SERVICE.executable, bytes, { mode: 0o755 });
+  } catch (error) {
+    await goBack(service, state, (error as Error).message);
+  }
+  const why = await service.start(state);
+  if (why !== undefined) await goBack(service, state, why);
+  rmSync(STATE);
+  done.push(
+    wasActive ? `${to} serves.` : `${to} is installed. The service was not running, and was not started.`,
+    `The former executable is ${FORMER}; a backup of before is ${service.backup}. \`purser install\` writes the unit of ${to}.`,
+  );
+  return { from, to, done };
+}
+
+const note = (state: State) => putFile(STATE, `${JSON.stringify(state)}\n`, { mode: 0o600 });
+const stop = () => mustRunWithin(STOP_MILLISECONDS, 'systemctl', 'stop', SERVICE.unit);
+
+/** Finishes an upgrade whose process was ended, or goes back. Throws in that case, with the state that it leaves. */
+async function endEarlier(service: Service, state: State, done: string[]): Promise<void> {
+  const { step, from, to, wasActive } = state;
+  const present = hash('sha256', readFileSync(SERVICE.executable));
+  const ended = `An earlier upgrade from ${from} to ${to} was ended`;
+  if (step === 'swap' && present === state.former) {
+    if (wasActive) mustRun('systemctl', 'start', SERVICE.unit);
+    done.push(`${ended} before it changed anything.`);
+  } else if (step === 'swap' && present === state.fresh) {
+    const fault = await service.start(state);
+    if (fault !== undefined) await goBack(service, state, `${ended} while it waited. ${fault}`);
+    done.push(`${ended} near its end. ${to} ${wasActive ? 'serves' : 'is installed'}.`);
+  } else if (step === 'back') await goBack(service, state, `${ended} on its way back`);
+  else throw refused(`${ended}, and ${SERVICE.executable} is neither. If it is the right one: rm ${STATE}`);
+  rmSync(STATE);
+}
+
+/**
+ * Puts the former executable back, with the books as they were unless the new version has booked something. Always throws: with the
+ * reason, and with what serves now.
+ */
+async function goBack(service: Service, state: State, reason: string): Promise<never> {
+  const { from, to, wasActive } = state;
+  stop();
+  const hasBooked = state.step === 'swap' && service.hasBookedSince();
+  const failed = `${to} was not installed: ${reason.replace(/\.$/, '')}.`;
+  if (hasBooked && !service.canRead(FORMER)) {
+    const fault = await service.start(state);
+    rmSync(STATE);
+    throw refused(
+      `${to} is installed, and is not well: ${reason.replace(/\.$/, '')}. It has booked entries, which ${from} cannot read, so the books stay with it. ${fault ?? 'It serves now.'} The books of before are in ${service.backup}.`,
+    );
+  }
+  note({ ...state, step: 'back' });
+  putFile(SERVICE.executable, readFileSync(FORMER), { mode: 0o755 });
+  if (!hasBooked) service.putBooksBack();
+  const fault = await service.start(state);
+  rmSync(STATE);
+  const books = hasBooked ? 'with what was booked meanwhile' : 'on the books as they were';
+  if (fault !== undefined)
+    throw refused(
+      `${failed} ${from} is back ${books}, but is not well either: ${fault} A backup is ${service.backup}.`,
+    );
+  throw refused(`${failed} ${from} ${wasActive ? 'serves again' : 'is back'}, ${books}.`);
+}
+
+/** The service, and what is done as its user: root reads and writes nothing in a directory of another user. */
+type Service = ReturnType<typeof openService>;
+
+function openService() {
+  const installed = findInstalled();
+  if (!installed) throw refused(`systemd does not know ${SERVICE.unit}. Run: systemctl daemon-reload`);
+  const { user, group, data, environment } = installed;
+  const gid = group && !/^\d+$/.test(group) ? mustRun('getent', 'group', group).split(':')[2] : group || undefined;
+  const as = {
+    cwd: data,
+    ...(user ? { uid: Number(mustRun('id', '-u', user)), gid: Number(gid ?? mustRun('id', '-g', user)) } : {}),
+  };
+  const env = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LANG: 'C.UTF-8', HOME: data };
+  const backup = join(data, WORK, 'backup.db');
+  const trial = join(data, WORK, 'trial');
+  const { database, head, tip, clock } = files(data);
+  const books = [...['', '-wal', '-shm'].map((it) => `${database}${it}`), head, tip, clock].map((it) => basename(it));
+
+  /** Runs a program on no settings. */
+  const run = (milliseconds: number, program: string, ...args: string[]): Ran =>
+    runWithin(milliseconds, { ...as, env }, program, ...args);
+  /** Runs a program on the settings of the service. */
+  const runAsService = (milliseconds: number, program: string, ...args: string[]): Ran =>
+    runWithin(milliseconds, { ...as, env: { ...env, ...environment, PURSER_DATA: data } }, program, ...args);
+  /** Throws with what a program said, unless it succeeded. */
+  const succeeded = ({ status, stdout, stderr }: Ran, what: string): string => {
+    if (status !== 0) throw refused(`${what}: ${stderr || stdout || `exit code ${status}`}`);
+    return stdout;
+  };
+  const shell = (script: string) =>
+    succeeded(run(BOOKS_MILLISECONDS, 'sh', '-euc', script, 'sh', ...books), 'The books could not be copied');
+  /** Returns the newest entry that a directory's files know, as they have it. */
+  const newestIn = (directory: string): string[] =>
+    run(CHECK_MILLISECONDS, 'sh', '-c', 'cat "$1"/ledger.head "$1"/ledger.tip', 'sh', directory)
+      .stdout.split('\n')
+      .map((line) => line.split(' ').slice(0, 2))
+      .sort(([a], [b]) => Number(b) - Number(a))[0] ?? [];
+
+  /** Returns why the service is not ready, as its executable says; undefined if it is. */
+  function faultOf(): string | undefined {
+    const said = runAsService(CHECK_MILLISECONDS, SERVICE.executable, '--data', data, '--json', 'status');
+    const it = (parse(said.stdout) ?? {}) as { ready?: unknown; uptime_seconds?: unknown; reason?: unknown };
+    if (said.status === 0 && it.ready === true && it.uptime_seconds !== null) return undefined;
+    return typeof it.reason === 'string' && it.uptime_seconds !== null ? it.reason : NO_ANSWER;
+  }
+
+  return {
+    backup,
+    /** Returns the version and the digest of an executable. Throws where it says neither. */
+    versionOf(executable: string): { version: string; bundle_sha256: string } {
+      const said = run(CHECK_MILLISECONDS, executable, 'version', '--json');
+      const text = succeeded(said, `${executable} does not say its version`);
+      const { version, bundle_sha256: digest } = (parse(text) ?? {}) as Record<string, unknown>;
+      if (typeof version !== 'string' || typeof digest !== 'string' || !VERSION.test(version))
+        throw refused(`${executable} is no Purser: it does not say its version.`);
+      return { version, bundle_sha256: digest };
+    },
+
+    /** Lets the staged version check the settings, and migrate and verify a copy of the books. Throws with what it says. */
+    tryOnCopy(to: string): void {
+      const check = (executable: string) => runAsService(CHECK_MILLISECONDS, executable, 'config', 'check');
+      const found = check(STAGED);
+      // What the installed version says as well is known, and keeps nobody from a better version.
+      if (found.status !== 0 && check(SERVICE.executable).stdout !== found.stdout)
+        succeeded(found, `Nothing was changed: ${to} does not take the settings`);
+      const unchanged = (what: string) => `Nothing was changed: ${what}`;
+      shell(`umask 077; rm -rf ${WORK}; mkdir ${WORK}`);
+      const backUp = runAsService(BOOKS_MILLISECONDS, SERVICE.executable, '--data', data, 'backup', backup);
+      succeeded(backUp, unchanged('the backup failed'));
+      const on = ['--data', trial];
+      const restored = run(BOOKS_MILLISECONDS, STAGED, ...on, 'restore', backup, '--without-key', '--yes');
+      succeeded(restored, unchanged(`${to} does not migrate a copy of the books`));
+      const verified = run(BOOKS_MILLISECONDS, STAGED, ...on, 'ledger', 'verify');
+      succeeded(verified, unchanged(`${to} does not verify a copy of the books`));
+      shell(`rm -rf ${WORK}/trial`);
+    },
+
+    /** Copies the books of the stopped service, to the byte. */
+    keepBooks: () =>
+      void shell(`umask 077; rm -rf ${WORK}/books ${WORK}/books.part; mkdir ${WORK}/books.part
+      for it; do if [ -e "$it" ]; then cp --preserve --reflink=auto "$it" ${WORK}/books.part/; fi; done
+      sync; mv ${WORK}/books.part ${WORK}/books`),
+    /** Puts them back. Without a copy the books were not touched. */
+    putBooksBack: () =>
+      void shell(`[ -d ${WORK}/books ] || exit 0; rm -f "$@"
+      for it; do if [ -e "${WORK}/books/$it" ]; then cp --preserve --reflink=auto "${WORK}/books/$it" .; fi; done; sync`),
+    /** Returns whether the journal has entries that the kept books lack. */
+    hasBookedSince(): boolean {
+      const kept = newestIn(join(data, WORK, 'books'));
+      return kept.length > 0 && kept.join(' ') !== newestIn(data).join(' ');
+    },
+    /** Returns whether an executable can read the books as they are. */
+    canRead: (executable: string) =>
+      runAsService(BOOKS_MILLISECONDS, executable, '--data', data, 'ledger', 'verify').status === 0,
+
+    faultOf,
+    /** Starts the service, if it was active. Returns a sentence unless it is ready, or as it was before, within two minutes. */
+    async start({ wasActive, fault }: State): Promise<string | undefined> {
+      if (!wasActive) return undefined;
+      const { status, stderr } = runProgram('systemctl', 'start', SERVICE.unit);
+      if (status !== 0) return `It does not start: ${stderr}`;
+      const deadline = performance.now() + READY_MILLISECONDS;
+      let reason: string | undefined;
+      let hasEnded = false;
+      while (!hasEnded && performance.now() < deadline) {
+        reason = faultOf();
+        if (reason === undefined || (reason === fault && reason !== NO_ANSWER)) return undefined;
+        hasEnded = runProgram('systemctl', 'is-failed', SERVICE.unit).status === 0;
+        await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+      }
+      const last = runProgram(
+        'journalctl',
+        '--unit',
+        SERVICE.unit,
+        '--lines',
+        '3',
+        '--output',
+        'cat',
+        '--no-pager',
+      ).stdout;
+      const how = hasEnded ? 'It ended soon' : `It is not ready within ${READY_MILLISECONDS / 1000} s: ${reason}`;
+      return `${how}. Its last words: ${last}`;
+    },
+  };
+}
+
+function parse(text: string): unknown {
+  try {
+    return parseJson(text);
+  } catch {
+    return undefined;
+  }
+}
+
+const VERSION = /^(\d+)\.(\d+)\.(\d+)$/;
+function isOlder(one: string, other: string): boolean {
+  const [a, b] = [one, other].map((it) => (VERSION.exec(it) ?? []).slice(1).map(Number)) as [number[], number[]];
+  const at = a.findIndex((it, i) => it !== b[i]);
+  return at >= 0 && (a[at] as number) < (b[at] as number);
+}
+
+/** Returns the bytes of a release's executable, read once. Throws `conflict` unless its sum, and who made the sums, are right. */
+function verifiedFile(file: string, insecure: boolean, done: string[]): Buffer {
+  const beside = (name: string) => join(dirname(file), name);
+  const bytes = readRegular(file);
+  const left = insecure ? ' To do without, which trusts whoever gave you the file: --insecure' : '';
+  if (insecure && !existsSync(beside('SHA256SUMS'))) {
+    done.push('Neither the sum nor the signature of the file was checked.');
+    return bytes;
+  }
+  const sums = readRegular(beside('SHA256SUMS'));
+  if (insecure) done.push('The sum of the file is right; who signed it was not checked.');
+  else {
+    refuseOthersSettings(); // They name who is trusted.
+    const { data, settings, variables } = SERVICE;
+    const { trusted_keys: lines } = readConfig(
+      { data, config: settings, withoutKey: true },
+      variablesIn(variables),
+    ).upgrade;
+    if (!lines.length)
+      throw refused(
+        `The settings trust no key. Write that of the releases into ${settings}: upgrade: { trusted_keys: ["ssh-ed25519 …"] }.`,
+      );
+    const signature = readRegular(beside('SHA256SUMS.sig')).toString('latin1');
+    const fault = signatureFault(
+      sums,
+      signature,
+      NAMESPACE,
+      lines.map((it) => ed25519KeyOf(it) as Buffer),
+    );
+    if (fault) throw refused(`${beside('SHA256SUMS.sig')} ${fault}. Nothing was changed.${left}`);
+    done.push('The file is signed by a trusted key.');
+  }
+  const name = basename(file);
+  const named = [...sums.toString('utf8').matchAll(/^([0-9a-f]{64}) [ *](.+)$/gm)].filter(([, , it]) => it === name);
+  if (named.length !== 1) throw refused(`${beside('SHA256SUMS')} does not name ${name} once. Nothing was changed.`);
+  if (named[0]?.[1] !== hash('sha256', bytes))
+    throw refused(`${file} is not what SHA256SUMS names: it is damaged, or another. Nothing was changed.`);
+  return bytes;
+}
+
+/** Reads a regular file, and waits for nothing. Throws `not_found`, and `conflict` for a link and whatever else is no file. */
+function readRegular(path: string): Buffer {
+  let handle: number;
+  try {
+    handle = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code === 'ENOENT') throw new Refusal('not_found', `There is no file ${path}.`);
+    throw refused(code === 'ELOOP' ? `${path} is a link. Name the file itself.` : `${path} cannot be read (${code}).`);
+  }
+  try {
+    const it = fstatSync(handle);
+    if (!it.isFile() || it.size > FILE_BYTES_MAX) throw refused(`${path} is no regular file of at most 1 GiB.`);
+    return readFileSync(handle);
+  } finally {
+    closeSync(handle);
+  }
+}
