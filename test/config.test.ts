@@ -59,6 +59,7 @@ test('without a file and without environment everything has its default', (t) =>
     public_url: undefined,
     log_level: 'info',
     ui: true,
+    upgrade: { trusted_keys: [] },
     trusted_proxies: [],
     close_wait_seconds: 10,
     child_wallets: { depth: 4, open: 1000 },

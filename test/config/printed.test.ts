@@ -10,6 +10,7 @@ import { SETTING_NAMES, Settings } from '../../src/config/schema.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
 const KEY = 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0';
+const RELEASE_KEY = 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE+XLkeabJNKgeTMXr7eelWe+qy6AGS9vPueYYoW24xg';
 const rates = {
   prompt: '0.000003',
   completion: '0.0000150001',
@@ -83,6 +84,7 @@ const EVERY = {
   listen: '[::1]:7000',
   public_url: 'https://purser.example/',
   tls: { cert: '/etc/purser/tls.crt', key: '/etc/purser/tls.key' },
+  upgrade: { trusted_keys: [RELEASE_KEY] },
   trusted_proxies: ['10.0.0.0/8', '::1'],
   close_wait_seconds: 11,
   drain_seconds: 12,
@@ -338,7 +340,7 @@ test('no setting is missing here: a new one is added above', () => {
 });
 
 /** Names that sound like a secret, and are a path, a public key or a name. */
-const NO_SECRETS = /(^|\.)(tls\.key|host_key|image_pull_secrets|tolerations\.key)$/;
+const NO_SECRETS = /(^|\.)(tls\.key|host_key|trusted_keys|image_pull_secrets|tolerations\.key)$/;
 
 test('what is named like a secret is one', (t) => {
   const faults: string[] = [];
