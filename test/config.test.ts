@@ -550,6 +550,18 @@ test('the secret of the page’s client is printed as set, and needs the client'
   );
 });
 
+test('operators need the page’s client, and a claim that users cannot write themselves', (t) => {
+  const read = (claim: string, client = ', client_id: page') =>
+    write(
+      t,
+      `identity: { issuer: https://id.example, audience: a${client}, operators: { claim: ${claim}, value: x } }\n`,
+    ).read();
+  assert.deepEqual(read('groups').identity?.operators, { claim: 'groups', value: 'x' });
+  assert.throws(() => read('groups', ''), /identity\.operators: needs client_id/);
+  for (const claim of ['preferred_username', 'nickname', 'name', 'address', 'address.locality', 'scope', 'scp', 'aud'])
+    assert.throws(() => read(claim), /operators\.claim: must be a claim that users cannot set themselves/, claim);
+});
+
 test('what is printed of a configuration has no secret in it', (t) => {
   const yaml =
     'router:\n  upstreams:\n    - { name: a, base_url: http://x, api_key: "${KEY}" }\n    - { name: b, base_url: http://x }\n';

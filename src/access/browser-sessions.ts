@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto';
-import { and, count, desc, eq, gt, isNull, lte, sql } from 'drizzle-orm';
+import { and, count, desc, eq, gt, isNotNull, isNull, lte, ne, or, sql } from 'drizzle-orm';
+import type { SQLiteColumn } from 'drizzle-orm/sqlite-core';
 import { newId } from '../base/id.ts';
 import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
@@ -7,12 +8,18 @@ import { browserSessions } from '../db/schema.ts';
 
 /** A session of the page: a browser that is signed in as the operator or as the holder of an account. */
 export type BrowserSession = typeof browserSessions.$inferSelect;
-export type BrowserSessionOrder = Pick<BrowserSession, 'kind' | 'accountId' | 'keyId' | 'tokenHash'>;
+type Owner = Pick<BrowserSession, 'accountId' | 'keyId' | 'subject' | 'rule'>;
+export type BrowserSessionOrder = Pick<BrowserSession, 'kind' | 'tokenHash'> & Partial<Owner>;
+
+/** The operator, who opened a session by a link. */
+const BY_LINK: Owner = { accountId: null, keyId: null, subject: null, rule: null };
 
 const LINK_SECONDS = 60;
 /** A session ends when it was not used for this long, and in any case after seven days (design, section 15). */
 const IDLE_SECONDS = 12 * 3600;
 const SESSION_SECONDS = 7 * 86_400;
+/** An operator by the identity provider is asked for again after twelve hours: what changes there is seen at a sign-in only. */
+const OPERATOR_BY_ISSUER_SECONDS = 12 * 3600;
 /** The use of a session is noted at most this often: a note is a write to disk. */
 const NOTE_SECONDS = 300;
 const TOKEN_BYTES = 32;
@@ -42,24 +49,27 @@ export const isUseNews = (session: BrowserSession, now: number): boolean => now 
 /** Adds a link, good for a minute, or a session. Deletes expired rows as well. */
 export function addBrowserSession(tx: Tx, order: BrowserSessionOrder, now: number): BrowserSession {
   tx.delete(browserSessions).where(lte(browserSessions.expiresAt, now)).run();
-  const expiresAt = now + (order.kind === 'link' ? LINK_SECONDS : SESSION_SECONDS);
+  const seconds = order.kind === 'link' ? LINK_SECONDS : order.subject ? OPERATOR_BY_ISSUER_SECONDS : SESSION_SECONDS;
   const row = withChecksum(browserSessions, {
     id: newId('ses'),
+    ...BY_LINK,
     ...order,
     createdAt: now,
-    expiresAt,
+    expiresAt: now + seconds,
     lastUsedAt: now,
   });
   tx.insert(browserSessions).values(row).run();
-  if (order.kind === 'account') endOldest(tx, order);
+  if (row.accountId !== null || row.subject !== null) endOldest(tx, row);
   return row;
 }
 
-/** Ends the oldest sessions of an account key, or of an account's sign-ins by its identity provider, beyond the cap. */
-function endOldest(tx: Tx, { accountId, keyId }: Pick<BrowserSessionOrder, 'accountId' | 'keyId'>): void {
+/** Ends the oldest sessions of an account key, or of a person's sign-ins by the identity provider, beyond the cap. */
+function endOldest(tx: Tx, { accountId, keyId, subject }: Owner): void {
+  const is = (column: SQLiteColumn, value: string | null) => (value === null ? isNull(column) : eq(column, value));
   const isTheirs = and(
-    eq(browserSessions.accountId, accountId as string),
-    keyId === null ? isNull(browserSessions.keyId) : eq(browserSessions.keyId, keyId),
+    is(browserSessions.accountId, accountId),
+    is(browserSessions.keyId, keyId),
+    is(browserSessions.subject, subject),
   );
   const oldest = tx
     .select({ id: browserSessions.id })
@@ -77,7 +87,7 @@ export function redeemLink(tx: Tx, linkHash: Buffer, tokenHash: Buffer, now: num
   const link = findBrowserSession(tx, linkHash, now);
   if (link?.kind !== 'link') return false;
   endBrowserSession(tx, link.id);
-  addBrowserSession(tx, { kind: 'operator', accountId: null, keyId: null, tokenHash }, now);
+  addBrowserSession(tx, { kind: 'operator', tokenHash }, now);
   return true;
 }
 
@@ -109,13 +119,15 @@ export function endAllBrowserSessions(tx: Tx): void {
   tx.delete(browserSessions).run();
 }
 
-/** The ways in that the settings allow: the page, and sign-in at an identity provider. */
-export type Allowed = { page: boolean; signIn: boolean };
+/** The ways in that the settings allow: the page, sign-in at an identity provider, and the rule by which it names operators. */
+export type Allowed = { page: boolean; signIn: boolean; rule: Buffer | undefined };
 
 /** The rows of sessions and links that the settings no longer allow. */
-const forbidden = ({ page, signIn }: Allowed) => {
+const forbidden = ({ page, signIn, rule }: Allowed) => {
   if (!page) return undefined;
-  return signIn ? sql`0` : and(eq(browserSessions.kind, 'account'), isNull(browserSessions.keyId));
+  const byIssuer = and(eq(browserSessions.kind, 'account'), isNull(browserSessions.keyId));
+  const byRule = rule ? ne(browserSessions.rule, rule) : isNotNull(browserSessions.rule);
+  return signIn ? byRule : or(byIssuer, byRule);
 };
 
 /** Returns whether there are sessions that the settings no longer allow. */

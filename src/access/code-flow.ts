@@ -1,4 +1,4 @@
-import { createHash, randomBytes } from 'node:crypto';
+import { createHash, hash, randomBytes } from 'node:crypto';
 import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { IdentitySettings } from '../config/services.ts';
@@ -10,7 +10,7 @@ import type { Sessions } from './sessions.ts';
 const CALL_MILLISECONDS = 10_000;
 const ANSWER_BYTES_MAX = 256 * 1024;
 const RANDOM_BYTES = 32;
-/** The scopes that a sign-in asks for where the issuer offers them; the required claim may be a scope of its own, such as `groups`. */
+/** The scopes that a sign-in asks for where the issuer offers them; a claim that is asked for may be a scope of its own, such as `groups`. */
 const SCOPES = ['openid', 'email', 'profile'];
 
 /** The secrets of one sign-in, which the browser keeps between its two halves. */
@@ -18,10 +18,12 @@ export type SignInAttempt = { state: string; verifier: string; nonce: string };
 
 /** Sign-in in a browser: the authorization code flow of OpenID Connect, with PKCE (RFC 7636) and a nonce. */
 export type CodeFlow = {
+  /** A hash of the settings that decide who is an operator; undefined when the issuer names none. */
+  rule: Buffer | undefined;
   /** Returns the issuer's page to send the browser to. Throws `provider_unavailable`. */
   begin(redirectUri: string): Promise<{ url: string; attempt: SignInAttempt }>;
   /**
-   * Exchanges the code that the browser came back with, and returns the account. `issuer` is the parameter `iss` (RFC 9207),
+   * Exchanges the code that the browser came back with, and returns who signed in. An operator gets no account. `issuer` is the parameter `iss` (RFC 9207),
    * if there was one. Throws `unauthenticated` for a code or a state that is not this attempt's, and what `Sessions.admit`
    * throws.
    */
@@ -29,8 +31,10 @@ export type CodeFlow = {
     back: { state: string | null; code: string | null; issuer: string | null; redirectUri: string },
     attempt: SignInAttempt,
     now: number,
-  ): Promise<{ accountId: string }>;
+  ): Promise<SignedIn>;
 };
+/** Who signed in at the identity provider: the holder of an account, or an operator by the subject of the tokens. */
+export type SignedIn = { accountId: string } | { operator: string };
 
 /** Creates the sign-in of the client `clientId`; without a secret it is a public client. */
 export function createCodeFlow(
@@ -80,10 +84,13 @@ export function createCodeFlow(
   }
 
   return {
+    rule: ruleOf(settings),
+
     async begin(redirectUri) {
       const document = await issuer.discover();
       const offered = document.scopes_supported;
-      const wanted = [...SCOPES, ...(settings.required_claim ? [settings.required_claim.name] : [])];
+      const claims = [settings.required_claim?.name, settings.operators?.claim].filter((it) => it !== undefined);
+      const wanted = [...SCOPES, ...claims];
       const scopes = Array.isArray(offered) ? wanted.filter((it) => it === 'openid' || offered.includes(it)) : SCOPES;
       const [state, verifier, nonce] = [random(), random(), random()];
       const url = endpointOf(document, 'authorization_endpoint');
@@ -109,9 +116,15 @@ export function createCodeFlow(
         throw new Refusal('unauthenticated', 'The identity provider sent no ID token.');
       const own = await issuer.verifyIdToken(tokens.id_token, clientId, attempt.nonce, now);
       const claims = { ...(await moreClaims(tokens.access_token, own.sub, now)), ...own } as Claims;
-      return sessions.admit(claims);
+      return sessions.isOperator(claims) ? { operator: own.sub } : sessions.admit(claims);
     },
   };
+}
+
+/** Returns a hash of everything that decides who is an operator: whatever changes of it ends the sessions that it opened. */
+function ruleOf(settings: IdentitySettings): Buffer | undefined {
+  const { client_secret: _, welcome_credit_cents: __, ...deciding } = settings;
+  return settings.operators && hash('sha256', JSON.stringify(deciding), 'buffer');
 }
 
 const random = () => randomBytes(RANDOM_BYTES).toString('base64url');

@@ -15,6 +15,8 @@ export type Sessions = {
   signIn(token: string): Promise<{ accountId: string }>;
   /** Returns the account of claims that were verified. Throws `wrong_token_scope` like `signIn`. */
   admit(claims: Claims): Promise<{ accountId: string }>;
+  /** Returns whether verified claims are an operator's (`identity.operators`). Throws `wrong_token_scope` like `signIn`. */
+  isOperator(claims: Claims): boolean;
 };
 export type SessionsApp = {
   ledger: Ledger;
@@ -35,7 +37,15 @@ export function createSessions(settings: IdentitySettings, issuer: Issuer, app: 
     if (isNew) app.events.signedUp(account, identity);
     return { accountId: account.id };
   }
-  return { admit, signIn: async (token) => admit(await issuer.verify(token, app.clock.now())) };
+  return {
+    admit,
+    signIn: async (token) => admit(await issuer.verify(token, app.clock.now())),
+    isOperator(claims) {
+      refuseUnverified(settings, claims);
+      const { operators } = settings;
+      return operators !== undefined && namesOperator(operators, claims);
+    },
+  };
 }
 
 /** Throws `wrong_token_scope` unless the token is a verified session (design 2.13); validity alone is not enough. */
@@ -52,6 +62,16 @@ function refuseUnverified(settings: IdentitySettings, claims: Claims): void {
       'wrong_token_scope',
       `This sign-in lacks what this installation asks for in ${wanted.name}. Ask the operator for access.`,
     );
+}
+
+/**
+ * Returns whether the claim is the value, or a list with it. Nothing else makes an operator: a number, an object with such a
+ * member or an unverified e-mail address does not.
+ */
+function namesOperator({ claim: name, value }: { claim: string; value: string }, claims: Claims): boolean {
+  if (name === 'email' && claims.email_verified !== true) return false;
+  const claim = claimOf(claims, name);
+  return claim === value || (Array.isArray(claim) && claim.includes(value));
 }
 
 /** Returns a claim by its name, or else by the name as a dotted path (Keycloak: realm_access.roles). */

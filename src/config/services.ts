@@ -11,6 +11,18 @@ const origin = v.pipe(
   v.check((text) => /^https?:\/\/[^/]+$/.test(text), 'must be scheme, host and port alone'),
 );
 
+/**
+ * Claims that many issuers let a user write (OpenID Connect Core 1.0, 5.1), and those that follow what the browser asked for.
+ * None of them may make an operator.
+ */
+const OWN_WORDS = new Set([
+  ...['name', 'given_name', 'family_name', 'middle_name', 'nickname', 'preferred_username', 'profile', 'picture'],
+  ...['website', 'gender', 'birthdate', 'zoneinfo', 'locale', 'phone_number', 'address', 'updated_at'],
+  ...['scope', 'scp', 'aud', 'azp', 'client_id', 'nonce'],
+]);
+/** Returns whether a claim, or for a dotted path the claim that it leads into, may hold what a user chose. */
+const isOwnWord = (name: string) => OWN_WORDS.has(name) || OWN_WORDS.has(name.split('.', 1)[0] as string);
+
 /** Sign-in by the access tokens of an OpenID Connect issuer. */
 export const Identity = v.pipe(
   v.strictObject({
@@ -30,6 +42,16 @@ export const Identity = v.pipe(
     /** Requires the claim email_verified. If unset, the claim may be missing, but not false. */
     require_verified_email: v.optional(v.boolean(), false),
     required_claim: v.optional(v.strictObject({ name: word(200), value: word(500) })),
+    /** The users who sign in to the page as operators: those whose claim is the value, or a list with it. */
+    operators: v.optional(
+      v.strictObject({
+        claim: v.pipe(
+          word(200),
+          v.check((name) => !isOwnWord(name), 'must be a claim that users cannot set themselves, such as groups'),
+        ),
+        value: word(500),
+      }),
+    ),
     welcome_credit_cents: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(1_000_000)), 0),
   }),
   v.forward(
@@ -47,6 +69,14 @@ export const Identity = v.pipe(
       'needs client_id',
     ),
     ['client_secret'],
+  ),
+  v.forward(
+    v.partialCheck(
+      [['client_id'], ['operators']],
+      ({ client_id: id, operators }) => operators === undefined || id !== undefined,
+      'needs client_id: operators sign in on the page',
+    ),
+    ['operators'],
   ),
 );
 export type IdentitySettings = v.InferOutput<typeof Identity>;

@@ -187,6 +187,10 @@ export const browserSessions = sqliteTable(
     accountId: text('account_id').references(() => accounts.id),
     /** The account key that opened it: the session ends with the key. */
     keyId: text('key_id').references(() => keys.id),
+    /** The user of the identity provider that an operator's session is of. Null for a session from a link, and for an account's. */
+    subject: text(),
+    /** A hash of the settings that made this user an operator: the session ends when they change. */
+    rule: hash('rule'),
     tokenHash: hash('token_hash').notNull(),
     createdAt: count('created_at').notNull(),
     /** The end of the session, which no use postpones. */
@@ -199,6 +203,8 @@ export const browserSessions = sqliteTable(
     index('browser_session_expiry').on(t.expiresAt),
     check('browser_session_kind', oneOf(t.kind, SESSION_KINDS)),
     check('browser_session_account', sql`(${t.kind} = 'account') = (${t.accountId} is not null)`),
+    check('browser_session_rule', sql`(${t.subject} is null) = (${t.rule} is null)`),
+    check('browser_session_subject', sql`${t.subject} is null or ${t.kind} = 'operator'`),
   ],
 );
 

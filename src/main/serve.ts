@@ -149,7 +149,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
 
 /** Ends the sessions of the page that the settings no longer allow. A disk that cannot be written does not prevent the start. */
 async function endForbidden({ config, codeFlow, ledger, events }: App): Promise<void> {
-  const allowed = { page: config.ui, signIn: codeFlow !== undefined };
+  const allowed = { page: config.ui, signIn: codeFlow !== undefined, rule: codeFlow?.rule };
   if (!hasForbiddenSessions(ledger.read, allowed)) return;
   await ledger.write(endForbiddenSessions, allowed).catch((error) => events.failed('browser_session', error));
 }

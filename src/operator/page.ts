@@ -13,7 +13,7 @@ export const page = {
       throw new Refusal('conflict', 'The page is switched off: set `ui: true` in purser.yaml and restart Purser.');
     const now = app.clock.now();
     const code = mintBrowserToken();
-    const order = { kind: 'link' as const, accountId: null, keyId: null, tokenHash: hashToken(code) };
+    const order = { kind: 'link' as const, tokenHash: hashToken(code) };
     const link = await app.ledger.write(openBrowserSession, { order, earlierId: undefined, now });
     return { url: `${app.state.baseUrl}/sign-in/link/${code}`, expires_at: link.expiresAt };
   }),

@@ -1,6 +1,6 @@
 import type { IncomingMessage } from 'node:http';
 import { type BrowserSessionOrder, findBrowserSession, mintBrowserToken } from '../access/browser-sessions.ts';
-import type { SignInAttempt } from '../access/code-flow.ts';
+import type { SignedIn, SignInAttempt } from '../access/code-flow.ts';
 import { findKeyByToken } from '../access/keys.ts';
 import { hashToken, kindOfToken } from '../access/token.ts';
 import * as writes from '../access/writes.ts';
@@ -59,7 +59,7 @@ export function signInPage({ app, query }: Arrival, fault?: string): Page {
         tone: app.codeFlow ? '' : 'primary',
       }),
     )}
-    ${card('As the operator', html`<p>Run <code>purser ui</code> where Purser runs, and open the link that it prints. Elsewhere, an SSH tunnel to this address leads here.</p>`)}`;
+    ${card('As the operator', html`${app.codeFlow?.rule && html`<p>If your identity provider names you as an operator, sign in with it above.</p>`}<p>Run <code>purser ui</code> where Purser runs, and open the link that it prints. Elsewhere, an SSH tunnel to this address leads here.</p>`)}`;
   const brand = html`<img src="${assets['icon.svg'].path}" alt="" width="32" height="32">`;
   return { title: 'Sign in to Purser', body, aside: brand, status: fault === undefined ? 200 : 401 };
 }
@@ -139,14 +139,25 @@ export async function finishSignIn(arrival: Arrival): Promise<Go> {
   };
   const network = callerNetwork(app, incoming);
   app.limits.failedAuth.check(network); // Each attempt calls the identity provider.
-  const { accountId } = await app.codeFlow.finish(back, attempt, app.clock.now()).catch((error) => {
+  const signedIn = await app.codeFlow.finish(back, attempt, app.clock.now()).catch((error) => {
     const isFailed = error instanceof Refusal && ['unauthenticated', 'provider_unavailable'].includes(error.code);
     if (isFailed) app.limits.failedAuth.count(network);
     throw error;
   });
-  app.limits.account.take(accountId);
-  const session = await open(arrival, { kind: 'account', accountId, keyId: null });
-  return { to: '/', cookies: [session, cookie(address, ATTEMPT, '', 0)] };
+  const order = orderOf(arrival, signedIn);
+  return { to: '/', cookies: [await open(arrival, order), cookie(address, ATTEMPT, '', 0)] };
+}
+
+/** Returns the session of who signed in at the identity provider. Throws `rate_limited`: a session costs a commit. */
+function orderOf({ app }: Arrival, signedIn: SignedIn): Omit<BrowserSessionOrder, 'tokenHash'> {
+  if ('accountId' in signedIn) {
+    app.limits.account.take(signedIn.accountId);
+    return { kind: 'account', accountId: signedIn.accountId };
+  }
+  const subject = signedIn.operator;
+  app.limits.account.take(`operator ${subject}`);
+  app.events.operatorSignedIn('issuer', subject);
+  return { kind: 'operator', subject, rule: app.codeFlow?.rule ?? null };
 }
 
 /** Ends the session of this browser, or with `everywhere` all of the same person. */

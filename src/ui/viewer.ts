@@ -15,12 +15,15 @@ export function sessionOf(app: UiApp, incoming: IncomingMessage, address: PageAd
 }
 
 /**
- * Returns the owner of a session; undefined when the account key that opened it has been revoked, or the sign-in that
- * opened it is no longer configured.
+ * Returns the owner of a session; undefined when the account key that opened it has been revoked, the sign-in that opened it
+ * is no longer configured, or the rule that made its user an operator has changed.
  */
 export function viewerOf(app: UiApp, session: BrowserSession): Viewer | undefined {
-  const { id: sessionId, accountId, keyId } = session;
-  if (accountId === null) return { kind: 'operator', sessionId };
+  const { id: sessionId, accountId, keyId, rule } = session;
+  if (accountId === null) {
+    const isStillOne = rule === null || app.codeFlow?.rule?.equals(rule);
+    return isStillOne ? { kind: 'operator', sessionId } : undefined;
+  }
   if (keyId === null) {
     const principal = { kind: 'session', accountId } as const;
     return app.codeFlow && { kind: 'account', sessionId, accountId, principal };

@@ -28,6 +28,8 @@ export type FakeIssuer = {
   /** Undefined answers as it should. */
   broken: 'down' | 'slow' | '500' | 'garbage' | undefined;
   asked: { discovery: number; keys: number };
+  /** What it answers at further paths, such as its token endpoint. */
+  answers: Record<string, () => Promise<object>>;
   /** An access token as most issuers shape it; undefined takes a claim out. */
   token(claims?: Record<string, unknown>, header?: Record<string, unknown>, key?: Key): Promise<string>;
 };
@@ -38,6 +40,8 @@ export const AUDIENCE = 'purser';
 export async function openIssuer(t: Pick<TestContext, 'after'>, now: () => number): Promise<FakeIssuer> {
   // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
   const server = http.createServer({ keepAliveTimeout: 60_000 }, (request, response) => {
+    const answer = issuer.answers[request.url as string];
+    if (answer) return void answer().then((body) => response.end(JSON.stringify(body)));
     const isDiscovery = request.url === '/.well-known/openid-configuration';
     issuer.asked[isDiscovery ? 'discovery' : 'keys']++;
     if (issuer.broken === 'down') return request.socket.destroy();
@@ -57,6 +61,7 @@ export async function openIssuer(t: Pick<TestContext, 'after'>, now: () => numbe
     discovery: {},
     broken: undefined,
     asked: { discovery: 0, keys: 0 },
+    answers: {},
     token(claims = {}, header = {}, key = issuer.keys[0] as Key) {
       const payload = { iss: issuer.url, aud: AUDIENCE, sub: 'alice', iat: now(), exp: now() + 300, ...claims };
       return new SignJWT(JSON.parse(JSON.stringify(payload)))

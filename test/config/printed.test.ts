@@ -187,6 +187,7 @@ const EVERY = {
     ...{ issuer: 'https://id.example/', audience: 'purser', token_type: 'at+jwt', client_ids: ['a', 'b'] },
     ...{ client_id: 'page', client_secret: '${CLIENT}', require_verified_email: true, welcome_credit_cents: 100 },
     required_claim: { name: 'groups', value: 'agents' },
+    operators: { claim: 'groups', value: 'admins' },
   },
   billing: {
     stripe: {

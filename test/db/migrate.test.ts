@@ -71,6 +71,20 @@ test('a fresh database is what running all migrations makes', (t) => {
   assert.deepEqual(contents(fresh), contents(migrated));
 });
 
+test('sessions of the page outlive the migration that makes their table again', (t) => {
+  const client = openRaw(t, newFile(t));
+  const migrations = knownMigrations();
+  migrate(client, migrations.slice(0, 18));
+  client.exec(ACCOUNT.replace('created_at)', 'created_at, seal)').replace('1)', '1, 0)'));
+  const columns = 'id, kind, account_id, key_id, token_hash, created_at, expires_at, last_used_at, seal';
+  client.exec(`insert into browser_session (${columns}) values
+    ('ses_1', 'account', 'acct_1', null, x'01', 1, 2, 3, 4), ('ses_2', 'operator', null, null, x'02', 1, 2, 3, 4)`);
+  const sessions = () => client.prepare(`select ${columns} from browser_session order by id`).all();
+  const before = sessions();
+  migrate(client, migrations.slice(18));
+  assert.deepEqual(sessions(), before);
+});
+
 test('opening again changes nothing, and leaves no copy beside it', (t) => {
   const file = newFile(t);
   openDatabase(file, { migrate: true }).client.close();

@@ -14,6 +14,9 @@ export const accountEvents = ({ log }: Sinks) => ({
       'a first sign-in opened an account',
     );
   },
+  operatorSignedIn(by: 'issuer', subject: string) {
+    log.info({ event: 'operator.signed_in', by, subject }, 'an operator signed in to the page');
+  },
   funded(account: Account, kind: FundingOrder['kind'], cents: number) {
     log.info(
       { event: 'account.funded', account: account.id, kind, cents, available_cents: account.availableCents },
