@@ -20,6 +20,7 @@ import { masterKeyCommands } from './master-key.ts';
 import { modelsCommands } from './models.ts';
 import { operationCommands } from './operation.ts';
 import { operatorKeyCommands } from './operator-key.ts';
+import { passkeyCommands } from './passkey.ts';
 import { reloadCommand } from './reload.ts';
 import { resourceCommands } from './resource.ts';
 import { restoreCommand } from './restore.ts';
@@ -47,6 +48,7 @@ const COMMANDS = [
   runCommand,
   statusCommand,
   uiCommand,
+  passkeyCommands,
   spendCommand,
   resourceCommands,
   modelsCommands,

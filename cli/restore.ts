@@ -68,7 +68,7 @@ const counted = (count: number, one: string, many = `${one}s`) =>
 /** Describes what stays stopped; undefined where the replaced books stopped no more than the backup. */
 function describeCarried(carried: Restored['carried_over']): string | undefined {
   if (!carried)
-    return 'What was revoked, suspended, frozen or closed since the backup is not known here, and works again: see `purser key list`, `operator-key list`, `account list` and `wallet list`.';
+    return 'What was revoked, suspended, frozen or closed since the backup is not known here, and works again: see `purser key list`, `operator-key list`, `passkey list`, `account list` and `wallet list`.';
   const parts = [
     ...counted(carried.revoked_keys, 'revoked key'),
     ...counted(carried.suspended_accounts, 'suspended account'),

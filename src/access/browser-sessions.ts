@@ -8,11 +8,11 @@ import { browserSessions } from '../db/schema.ts';
 
 /** A session of the page: a browser that is signed in as the operator or as the holder of an account. */
 export type BrowserSession = typeof browserSessions.$inferSelect;
-type Owner = Pick<BrowserSession, 'accountId' | 'keyId' | 'subject' | 'rule'>;
+type Owner = Pick<BrowserSession, 'accountId' | 'keyId' | 'passkeyId' | 'subject' | 'rule'>;
 export type BrowserSessionOrder = Pick<BrowserSession, 'kind' | 'tokenHash'> & Partial<Owner>;
 
 /** The operator, who opened a session by a link. */
-const BY_LINK: Owner = { accountId: null, keyId: null, subject: null, rule: null };
+const BY_LINK: Owner = { accountId: null, keyId: null, passkeyId: null, subject: null, rule: null };
 
 const LINK_SECONDS = 60;
 /** A session ends when it was not used for this long, and in any case after seven days (design, section 15). */
@@ -23,7 +23,7 @@ const OPERATOR_BY_ISSUER_SECONDS = 12 * 3600;
 /** The use of a session is noted at most this often: a note is a write to disk. */
 const NOTE_SECONDS = 300;
 const TOKEN_BYTES = 32;
-/** The most concurrent sessions of an account key, or of a person at the identity provider: beyond it the oldest end. */
+/** The most concurrent sessions of a key, of a passkey, or of a person at the identity provider: beyond it the oldest end. */
 const SESSION_COUNT_MAX = 20;
 
 const reads = prepare((read: Reader) => ({
@@ -59,16 +59,17 @@ export function addBrowserSession(tx: Tx, order: BrowserSessionOrder, now: numbe
     lastUsedAt: now,
   });
   tx.insert(browserSessions).values(row).run();
-  if (row.accountId !== null || row.subject !== null) endOldest(tx, row);
+  if (row.accountId !== null || row.subject !== null || row.passkeyId !== null) endOldest(tx, row);
   return row;
 }
 
-/** Ends the oldest sessions of an account key, or of a person's sign-ins by the identity provider, beyond the cap. */
-function endOldest(tx: Tx, { accountId, keyId, subject }: Owner): void {
+/** Ends the oldest sessions of a key, of a passkey, or of a person's sign-ins by the identity provider, beyond the cap. */
+function endOldest(tx: Tx, { accountId, keyId, passkeyId, subject }: Owner): void {
   const is = (column: SQLiteColumn, value: string | null) => (value === null ? isNull(column) : eq(column, value));
   const isTheirs = and(
     is(browserSessions.accountId, accountId),
     is(browserSessions.keyId, keyId),
+    is(browserSessions.passkeyId, passkeyId),
     is(browserSessions.subject, subject),
   );
   const oldest = tx
@@ -99,6 +100,18 @@ export function noteBrowserSession(tx: Tx, id: string, now: number): void {
 /** Ends one session. */
 export function endBrowserSession(tx: Tx, id: string): void {
   tx.delete(browserSessions).where(eq(browserSessions.id, id)).run();
+}
+
+/** Ends the sessions that a passkey opened. */
+export function endBrowserSessionsBy(tx: Tx, passkeyId: string): void {
+  tx.delete(browserSessions).where(eq(browserSessions.passkeyId, passkeyId)).run();
+}
+
+/** Returns the sessions of operators that have not ended by `now` (Unix seconds), newest first. */
+export function listOperatorSessions(read: Reader, now: number): BrowserSession[] {
+  const isOpen = and(gt(browserSessions.expiresAt, now), gt(browserSessions.lastUsedAt, now - IDLE_SECONDS));
+  const isOperators = eq(browserSessions.kind, 'operator');
+  return read.select().from(browserSessions).where(and(isOperators, isOpen)).orderBy(desc(browserSessions.id)).all();
 }
 
 /** Ends every session of an account, or of the operator (null), and unused links. Returns how many sessions ended. */

@@ -5,6 +5,7 @@ import type { Wallet } from '../ledger/wallet.ts';
 import * as sessions from './browser-sessions.ts';
 import * as identities from './identities.ts';
 import * as keys from './keys.ts';
+import * as passkeys from './passkeys.ts';
 import * as routerKeys from './router-keys.ts';
 
 /** The writes of keys and identities (docs/decisions/0002). `now` is in Unix seconds; refusals are those of the function. */
@@ -89,6 +90,34 @@ export const redeemLink = defineWrite(
     return true;
   },
 );
+
+type OpenByPasskey = {
+  passkeyId: string;
+  useCount: number;
+  tokenHash: Buffer;
+  earlierId: string | undefined;
+  now: number;
+};
+/** Opens a session by a passkey whose answer was verified, and ends the browser's earlier session. */
+export const openByPasskey = defineWrite(
+  'browser_session.open_by_passkey',
+  (tx, { passkeyId, useCount, tokenHash, earlierId, now }: OpenByPasskey) => {
+    const { subject, rule } = passkeys.usePasskey(tx, passkeyId, useCount, now);
+    if (earlierId !== undefined) sessions.endBrowserSession(tx, earlierId);
+    sessions.addBrowserSession(tx, { kind: 'operator', passkeyId, subject, rule, tokenHash }, now);
+  },
+);
+
+export const addPasskey = defineWrite(
+  'passkey.add',
+  (tx, { order, now }: { order: passkeys.PasskeyOrder; now: number }) => passkeys.addPasskey(tx, order, now),
+);
+
+/** Removes a passkey, and ends the sessions that it opened. */
+export const removePasskey = defineWrite('passkey.remove', (tx, { id, now }: { id: string; now: number }) => {
+  sessions.endBrowserSessionsBy(tx, id);
+  return passkeys.removePasskey(tx, id, now);
+});
 
 export const noteBrowserSession = defineWrite('browser_session.note', (tx, { id, now }: { id: string; now: number }) =>
   sessions.noteBrowserSession(tx, id, now),

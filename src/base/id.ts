@@ -4,6 +4,7 @@ import { randomFillSync } from 'node:crypto';
 export type IdPrefix =
   | 'acct'
   | 'key'
+  | 'pass'
   | 'wal'
   | 'op'
   | 'res'

@@ -17,6 +17,7 @@ import {
   learnedBounds,
   masterKeys,
   operations,
+  passkeys,
   paymentEvents,
   paymentFeed,
   resources,
@@ -38,6 +39,7 @@ const CHECKED_TABLES = [
   accounts,
   identities,
   keys,
+  passkeys,
   browserSessions,
   fundings,
   wallets,
@@ -80,6 +82,7 @@ const UNCHECKED_COLUMNS: ReadonlyMap<CheckedTable, readonly string[]> = new Map<
   [operations, ['freed']],
   [deliveries, ['due_at', 'attempts', 'last_error']],
   [keys, ['last_used_at']],
+  [passkeys, ['last_used_at']],
   [browserSessions, ['last_used_at']],
 ]);
 

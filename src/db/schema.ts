@@ -177,6 +177,35 @@ export const keys = sqliteTable(
   ],
 );
 
+/** Passkeys of the operators: public keys only. A row stays when its passkey is removed. */
+export const passkeys = sqliteTable(
+  'passkey',
+  {
+    id: text().primaryKey(),
+    name: text().notNull(),
+    /** The address of the page that it was made at, and signs in at. */
+    origin: text().notNull(),
+    credentialId: blob('credential_id', { mode: 'buffer' }).notNull(),
+    /** SubjectPublicKeyInfo, DER. */
+    publicKey: blob('public_key', { mode: 'buffer' }).notNull(),
+    /** The number of uses as the authenticator counts them; 0 if it does not count. */
+    useCount: count('use_count').notNull(),
+    /** Of the session that made it, as in a session: what ends that session ends the passkey's use. */
+    subject: text(),
+    rule: hash('rule'),
+    createdAt: count('created_at').notNull(),
+    lastUsedAt: count('last_used_at'),
+    removedAt: count('removed_at'),
+    seal: seal(),
+  },
+  (t) => [
+    uniqueIndex('passkey_credential').on(t.credentialId),
+    check('passkey_name', sql`length(${t.name}) between 1 and 80`),
+    check('passkey_uses', sql`${t.useCount} >= 0`),
+    check('passkey_rule', sql`(${t.subject} is null) = (${t.rule} is null)`),
+  ],
+);
+
 /** Sessions of the page, and the links that open one: hashes only. A row is deleted when its session ends. */
 export const browserSessions = sqliteTable(
   'browser_session',
@@ -187,6 +216,8 @@ export const browserSessions = sqliteTable(
     accountId: text('account_id').references(() => accounts.id),
     /** The account key that opened it: the session ends with the key. */
     keyId: text('key_id').references(() => keys.id),
+    /** The passkey that opened it: the session ends with the passkey. */
+    passkeyId: text('passkey_id').references(() => passkeys.id),
     /** The user of the identity provider that an operator's session is of. Null for a session from a link, and for an account's. */
     subject: text(),
     /** A hash of the settings that made this user an operator: the session ends when they change. */

@@ -12,6 +12,7 @@ import { masterKey } from './master-key.ts';
 import { models } from './models.ts';
 import { operations } from './operations.ts';
 import { page } from './page.ts';
+import { passkeys } from './passkeys.ts';
 import { resources } from './resources.ts';
 import { spend } from './spend.ts';
 import { status } from './status.ts';
@@ -33,6 +34,7 @@ export const COMMANDS = {
   ...examination,
   ...masterKey,
   ...page,
+  ...passkeys,
 };
 
 export type CommandName = keyof typeof COMMANDS;

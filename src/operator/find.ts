@@ -2,7 +2,17 @@ import { and, asc, desc, eq, gte, lt, ne } from 'drizzle-orm';
 import { suggestion } from '../base/near-names.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Reader } from '../db/handle.ts';
-import { accounts, checkouts, events, keys, operations, resources, routerKeys, wallets } from '../db/schema.ts';
+import {
+  accounts,
+  checkouts,
+  events,
+  keys,
+  operations,
+  passkeys,
+  resources,
+  routerKeys,
+  wallets,
+} from '../db/schema.ts';
 import { type Account, findAccount } from '../ledger/account.ts';
 import { type Checkout, findCheckout } from '../ledger/checkout.ts';
 import { findOperation, type Operation } from '../ledger/operation.ts';
@@ -27,6 +37,7 @@ type Table =
   | typeof checkouts
   | typeof events
   | typeof keys
+  | typeof passkeys
   | typeof routerKeys;
 
 const beginningOf = (read: Reader, table: Table, prefix: string, text: string): { id: string }[] =>
@@ -151,6 +162,10 @@ export function keyIdWith(read: Reader, text: string): string {
   const matches = [keys, routerKeys].flatMap((table) => beginningOf(read, table, 'key', text));
   return onlyOne('key', text, matches) ?? text;
 }
+
+/** Returns the id of the passkey that begins so; the text itself if none does. Throws `conflict`. */
+export const passkeyIdWith = (read: Reader, text: string): string =>
+  onlyOne('passkey', text, beginningOf(read, passkeys, 'pass', text)) ?? text;
 
 /**
  * Returns the operation with this id, unique beginning of an id, or id of the request that began it, which is the id that an

@@ -167,14 +167,17 @@ type FormOrder = {
   tone?: 'primary' | 'danger' | '';
   hidden?: Record<string, string>;
   isInline?: boolean;
+  /** Where the page's script gets what a passkey answers; the answer is sent in the field `credential`. */
+  passkey?: string;
 };
 
 /** Renders a form that changes something: always a POST. */
-export function form({ action, fields = [], submit, tone = '', hidden = {}, isInline = false }: FormOrder): Html {
-  const extra = Object.entries(hidden).map(
+export function form(order: FormOrder): Html {
+  const { action, fields = [], submit, tone = '', hidden = {}, isInline = false, passkey } = order;
+  const extra = Object.entries({ ...hidden, ...(passkey !== undefined && { credential: '' }) }).map(
     ([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`,
   );
-  return html`<form method="post" action="${action}" class="${isInline ? 'inline' : 'stack'}">${extra}${fields.map(field)}<button class="${tone}">${submit}</button></form>`;
+  return html`<form method="post" action="${action}" class="${isInline ? 'inline' : 'stack'}"${passkey !== undefined && html` data-passkey="${passkey}"`}>${extra}${fields.map(field)}<button class="${tone}"${passkey !== undefined && html` hidden`}>${submit}</button>${passkey !== undefined && html`<p class="hint" role="status">A passkey needs JavaScript.</p>`}</form>`;
 }
 
 /** Renders a form that filters a list, or chooses what is shown: a GET, so that the address contains the choice. */

@@ -1,5 +1,6 @@
 import type { IncomingMessage } from 'node:http';
 import { type Context, Hono } from 'hono';
+import { type Challenges, createChallenges } from '../access/challenges.ts';
 import { refuseFault } from '../base/health.ts';
 import { REFUSALS, Refusal } from '../base/refusal.ts';
 import { readBody } from '../http/body.ts';
@@ -23,15 +24,19 @@ import * as settings from './pages/settings.ts';
 import { spendPage } from './pages/spend.ts';
 import * as wallet from './pages/wallet.ts';
 import * as wallets from './pages/wallets.ts';
+import * as passkeys from './passkeys.ts';
 import { createPulse } from './pulse.ts';
 import {
   type Arrival,
   beginSignIn,
+  type Data,
   finishSignIn,
   type Go,
+  optionsOfPasskey,
   ownPath,
   signInByKey,
   signInByLink,
+  signInByPasskey,
   signInPage,
   signOut,
 } from './sign-in.ts';
@@ -42,7 +47,9 @@ import { operatorOnly, type UiApp, type UiParts, type Viewer, type Visit } from 
 const FORM_BYTES_MAX = 16 * 1024;
 const ASSET_SECONDS = 365 * 86_400;
 
-type Show = (visit: Visit) => Page | Go | Promise<Page | Go>;
+/** What a page or a form answers: a page, a redirection, or data for the page's script. */
+type Shown = Page | Go | Data;
+type Show = (visit: Visit) => Shown | Promise<Shown>;
 type PageRoute = readonly [method: 'GET' | 'POST', path: string, show: Show];
 
 /** Restricts a page to the operator. */
@@ -108,16 +115,23 @@ const ROUTES: readonly PageRoute[] = [
   ['POST', '/events/:id/resend', operator(resendEvent)],
   ['GET', '/settings', operator(settings.settingsPage)],
   ['POST', '/settings/reload', operator(settings.reload)],
+  ['POST', '/settings/passkeys/options', operator(passkeys.optionsOfNew)],
+  ['POST', '/settings/passkeys', operator(passkeys.add)],
+  ['GET', '/settings/passkeys/:id/remove', operator(passkeys.confirmRemove)],
+  ['POST', '/settings/passkeys/:id/remove', operator(passkeys.remove)],
   ['GET', '/settings/freeze', operator(settings.confirmFreeze)],
   ['POST', '/settings/freeze', operator(settings.freeze)],
   ['POST', '/settings/unfreeze', operator(settings.unfreeze)],
 ];
 
+type Arrive = (arrival: Arrival) => Shown | Promise<Shown>;
 /** The pages and forms for visitors who are not signed in. */
-const ARRIVALS: readonly (readonly ['GET' | 'POST', string, (arrival: Arrival) => Page | Go | Promise<Page | Go>])[] = [
+const ARRIVALS: readonly (readonly ['GET' | 'POST', string, Arrive])[] = [
   ['GET', '/sign-in', (arrival) => signInPage(arrival)],
   ['POST', '/sign-in/key', signInByKey],
   ['GET', '/sign-in/link/:code', signInByLink],
+  ['POST', '/sign-in/passkey/options', optionsOfPasskey],
+  ['POST', '/sign-in/passkey', signInByPasskey],
   ['GET', '/sign-in/issuer', beginSignIn],
   ['GET', '/sign-in/callback', finishSignIn],
 ];
@@ -131,8 +145,9 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
   hono.onError(onError(app, loggedPath));
   hono.notFound(refusing(app, () => new Refusal('not_found', 'There is no such path.')));
   const parts: UiParts = { settings: printSettings, pulse: createPulse(app.ledger.read), once: createOnce() };
+  const challenges = createChallenges();
   for (const asset of Object.values(assets)) hono.get(asset.path, (c) => sendAsset(c, asset));
-  for (const [method, path, arrive] of ARRIVALS) hono.on(method, path, arriving(app, arrive));
+  for (const [method, path, arrive] of ARRIVALS) hono.on(method, path, arriving(app, challenges, arrive));
   for (const [path, isEverywhere] of [
     ['/sign-out', false],
     ['/sign-out/everywhere', true],
@@ -151,11 +166,11 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
       if (!signed) throw new Refusal('unauthenticated', 'Sign in first.');
       admitViewer(app, c, signed.viewer);
       if (c.req.method === 'HEAD') return answer(c, EMPTY, 200);
-      const visit = visitOf(app, parts, c, signed.viewer, new URLSearchParams());
+      const visit = visitOf(app, parts, challenges, c, address, signed.viewer, new URLSearchParams());
       return openLive(visit, c, () => signedIn(app, c.env.incoming, address) !== undefined);
     }),
   );
-  for (const [method, path, show] of ROUTES) hono.on(method, path, visiting(app, parts, show));
+  for (const [method, path, show] of ROUTES) hono.on(method, path, visiting(app, parts, challenges, show));
   for (const [path, known] of Map.groupBy(hono.routes, (it) => it.path)) {
     const refuse = refusing(app, () => new Refusal('method_not_allowed'));
     hono.all(path, (c) => {
@@ -209,14 +224,15 @@ const faultPage = (message: string, requestId: string): Page => ({
   body: html`<p class="notice bad" role="alert">${message}</p><p class="weak">Request <code>${requestId}</code>. Go <a href="/">back to the first page</a>.</p>`,
 });
 
-function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<Page | Go>): PageHandler {
+function arriving(app: UiApp, challenges: Challenges, arrive: Arrive): PageHandler {
   return handle(app, async (c, address) => {
     const { incoming } = c.env;
     const query = queryOf(c);
     const form = await formOf(app, c);
     // Programs that preview a link send HEAD: that does not count as a visit, and uses up neither a link nor a code.
     if (c.req.method === 'HEAD') return answer(c, EMPTY, 200);
-    const arrival: Arrival = { app, incoming, address, params: c.req.param() as Record<string, string>, query, form };
+    const params = c.req.param() as Record<string, string>;
+    const arrival: Arrival = { app, incoming, address, challenges, params, query, form };
     try {
       return result(c, await arrive(arrival), undefined, query);
     } catch (error) {
@@ -228,7 +244,7 @@ function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<
   });
 }
 
-function visiting(app: UiApp, parts: UiParts, show: Show): PageHandler {
+function visiting(app: UiApp, parts: UiParts, challenges: Challenges, show: Show): PageHandler {
   return handle(app, async (c, address) => {
     const signed = signedIn(app, c.env.incoming, address);
     if (!signed) return turnAway(c, address);
@@ -238,7 +254,7 @@ function visiting(app: UiApp, parts: UiParts, show: Show): PageHandler {
     // A form may arrive slowly: a session that has ended by then must not complete its request.
     const viewer = signedIn(app, c.env.incoming, address)?.viewer;
     if (!viewer) return turnAway(c, address);
-    const visit = visitOf(app, parts, c, viewer, form);
+    const visit = visitOf(app, parts, challenges, c, address, viewer, form);
     return result(c, await show(visit), viewer, visit.query);
   });
 }
@@ -252,11 +268,22 @@ function turnAway(c: Context<Env>, address: PageAddress): Response {
   return go(c, { to: had ? `/sign-in?next=${encodeURIComponent(next)}` : '/sign-in' });
 }
 
-function visitOf(app: UiApp, parts: UiParts, c: Context<Env>, viewer: Viewer, form: URLSearchParams): Visit {
+function visitOf(
+  app: UiApp,
+  parts: UiParts,
+  challenges: Challenges,
+  c: Context<Env>,
+  address: PageAddress,
+  viewer: Viewer,
+  form: URLSearchParams,
+): Visit {
   return {
     app,
     parts,
     viewer,
+    incoming: c.env.incoming,
+    address,
+    challenges,
     now: app.clock.now(),
     path: c.req.path,
     params: c.req.param() as Record<string, string>,
@@ -291,14 +318,22 @@ async function formOf(app: UiApp, c: Context<Env>): Promise<URLSearchParams> {
   }
 }
 
-function result(c: Context<Env>, shown: Page | Go, viewer: Viewer | undefined, query: URLSearchParams): Response {
+function result(c: Context<Env>, shown: Shown, viewer: Viewer | undefined, query: URLSearchParams): Response {
   if ('to' in shown) return go(c, shown);
+  if ('data' in shown) return sendData(c, shown);
   return answer(c, documentOf(shown, viewer, query.get('done')), shown.status ?? 200);
 }
 
 function answer(c: Context<Env>, document: Html, status: number): Response {
   const headers = { ...PAGE_HEADERS, 'content-type': 'text/html; charset=utf-8', 'x-request-id': requestIdOf(c) };
   return new Response(document.toString(), { status, headers });
+}
+
+function sendData(c: Context<Env>, { data, cookies }: Data): Response {
+  const own = { 'content-type': 'application/json', 'x-request-id': requestIdOf(c) };
+  const headers = new Headers({ ...PAGE_HEADERS, ...own });
+  for (const it of cookies) headers.append('set-cookie', it);
+  return new Response(JSON.stringify(data), { headers });
 }
 
 function go(c: Context<Env>, { to, cookies = [] }: Go): Response {

@@ -1,15 +1,20 @@
 import type { IncomingMessage } from 'node:http';
 import { type BrowserSessionOrder, findBrowserSession, mintBrowserToken } from '../access/browser-sessions.ts';
+import type { Challenges } from '../access/challenges.ts';
 import type { SignedIn, SignInAttempt } from '../access/code-flow.ts';
 import { findKeyByToken } from '../access/keys.ts';
+import { findPasskey, handleOf, isCopy, type Passkey, passkeysAt } from '../access/passkeys.ts';
 import { hashToken, kindOfToken } from '../access/token.ts';
+import { checkAnswer, readAnswer, requestOptions } from '../access/webauthn.ts';
 import * as writes from '../access/writes.ts';
 import { Refusal } from '../base/refusal.ts';
 import { callerNetwork } from '../http/endpoint.ts';
+import { installationOf } from '../ledger/installation.ts';
 import { ATTEMPT, cookie, cookieOf, type PageAddress, SESSION } from './guard.ts';
 import { html } from './html.ts';
 import { assets, type Page } from './layout.ts';
 import { buttonLink, card, form } from './parts.ts';
+import { askedFor, askedNoMore, askFor, isUsable, whyNone } from './passkeys.ts';
 import { sessionOf } from './viewer.ts';
 import type { UiApp, Viewer } from './visit.ts';
 
@@ -18,12 +23,15 @@ export type Arrival = {
   app: UiApp;
   incoming: IncomingMessage;
   address: PageAddress;
+  challenges: Challenges;
   params: Record<string, string>;
   query: URLSearchParams;
   form: URLSearchParams;
 };
 /** A redirection of the browser, with cookies. */
 export type Go = { to: string; cookies?: string[] };
+/** JSON for the page's script, with cookies. */
+export type Data = { data: object; cookies: string[] };
 
 const COOKIE_SECONDS = 7 * 86_400;
 const ATTEMPT_SECONDS = 600;
@@ -33,10 +41,19 @@ const CALLBACK = '/sign-in/callback';
 export const ownPath = (path: string | null): string => (path && /^\/(?![/\\])[\x21-\x7e]*$/.test(path) ? path : '/');
 
 /** Shows the sign-in page. */
-export function signInPage({ app, query }: Arrival, fault?: string): Page {
+export function signInPage({ app, address, query }: Arrival, fault?: string): Page {
   const next = ownPath(query.get('next'));
   const issuer =
     app.codeFlow && html`<p>${buttonLink('/sign-in/issuer', 'Sign in with your identity provider', 'primary')}</p>`;
+  const usable = whyNone(app, address) ? [] : passkeysAt(app.ledger.read, address.origin);
+  const byPasskey =
+    usable.some((it) => isUsable(app, it)) &&
+    form({
+      action: '/sign-in/passkey',
+      passkey: '/sign-in/passkey/options',
+      hidden: { next },
+      submit: 'Sign in with a passkey',
+    });
   const body = html`
     ${fault && html`<p class="notice bad" role="alert">${fault}</p>`}
     ${issuer && card('Your account', issuer)}
@@ -59,7 +76,7 @@ export function signInPage({ app, query }: Arrival, fault?: string): Page {
         tone: app.codeFlow ? '' : 'primary',
       }),
     )}
-    ${card('As the operator', html`${app.codeFlow?.rule && html`<p>If your identity provider names you as an operator, sign in with it above.</p>`}<p>Run <code>purser ui</code> where Purser runs, and open the link that it prints. Elsewhere, an SSH tunnel to this address leads here.</p>`)}`;
+    ${card('As the operator', html`${app.codeFlow?.rule && html`<p>If your identity provider names you as an operator, sign in with it above.</p>`}${byPasskey}<p>Run <code>purser ui</code> where Purser runs, and open the link that it prints. Elsewhere, an SSH tunnel to this address leads here.</p>`)}`;
   const brand = html`<img src="${assets['icon.svg'].path}" alt="" width="32" height="32">`;
   return { title: 'Sign in to Purser', body, aside: brand, status: fault === undefined ? 200 : 401 };
 }
@@ -108,6 +125,56 @@ export async function signInByLink(arrival: Arrival): Promise<Go> {
     (await app.ledger.write(writes.redeemLink, { linkHash, tokenHash: hashToken(token), earlierId: earlier?.id, now }));
   if (!isGood) return refuse(arrival, 'This link was used already, or is older than a minute. Run `purser ui` again.');
   return { to: '/', cookies: [cookie(address, SESSION, token, COOKIE_SECONDS)] };
+}
+
+const PASSKEY_PURPOSE = 'sign in';
+
+/** Returns what the browser needs to sign in with a passkey. */
+export function optionsOfPasskey(arrival: Arrival): Data {
+  const { expected, cookies } = askFor(arrival, PASSKEY_PURPOSE);
+  return { data: requestOptions(expected), cookies };
+}
+
+/** Signs in as an operator by the answer of a passkey. Throws `rate_limited` and `unauthenticated`. */
+export async function signInByPasskey(arrival: Arrival): Promise<Go> {
+  const { app, incoming, address, form } = arrival;
+  app.limits.failedAuth.check(callerNetwork(app, incoming));
+  const { passkey, useCount } = verified(arrival);
+  if (isCopy(passkey, useCount)) {
+    app.events.passkeyCopied(passkey, useCount);
+    refuse(
+      arrival,
+      'This passkey has counted fewer uses than it had before: it may be a copy. Sign in by a link instead.',
+    );
+  }
+  app.limits.account.take(`operator ${passkey.subject ?? ''}`);
+  const token = mintBrowserToken();
+  const earlierId = sessionOf(app, incoming, address)?.id;
+  const use = { passkeyId: passkey.id, useCount, tokenHash: hashToken(token), earlierId, now: app.clock.now() };
+  await app.ledger.write(writes.openByPasskey, use);
+  app.events.operatorSignedIn('passkey', passkey.subject, passkey.id);
+  return {
+    to: ownPath(form.get('next')),
+    cookies: [cookie(address, SESSION, token, COOKIE_SECONDS), askedNoMore(address)],
+  };
+}
+
+/** Returns the passkey of an answer that was verified, and the uses that it counts. Throws `unauthenticated`. */
+function verified(arrival: Arrival): { passkey: Passkey; useCount: number } {
+  const { app, address, form } = arrival;
+  try {
+    const expected = askedFor(arrival, PASSKEY_PURPOSE);
+    const answer = readAnswer(form.get('credential') ?? '');
+    const passkey = findPasskey(app.ledger.read, answer.rawId);
+    if (!passkey || passkey.origin !== address.origin || !isUsable(app, passkey))
+      throw new Refusal('invalid_request', 'This passkey is not known here, or was removed.');
+    const { installationId } = installationOf(app.ledger.read);
+    const handle = handleOf(installationId, passkey);
+    return { passkey, useCount: checkAnswer(answer, expected, { publicKey: passkey.publicKey, handle }) };
+  } catch (error) {
+    if (error instanceof Refusal && error.code === 'invalid_request') return refuse(arrival, error.message);
+    throw error;
+  }
 }
 
 /** Redirects the browser to the identity provider. The state that must come back with it is kept in a cookie. */

@@ -19,10 +19,10 @@ export function sessionOf(app: UiApp, incoming: IncomingMessage, address: PageAd
  * is no longer configured, or the rule that made its user an operator has changed.
  */
 export function viewerOf(app: UiApp, session: BrowserSession): Viewer | undefined {
-  const { id: sessionId, accountId, keyId, rule } = session;
+  const { id: sessionId, accountId, keyId, subject, rule } = session;
   if (accountId === null) {
     const isStillOne = rule === null || app.codeFlow?.rule?.equals(rule);
-    return isStillOne ? { kind: 'operator', sessionId } : undefined;
+    return isStillOne ? { kind: 'operator', sessionId, subject, rule } : undefined;
   }
   if (keyId === null) {
     const principal = { kind: 'session', accountId } as const;

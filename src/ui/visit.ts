@@ -1,3 +1,6 @@
+import type { IncomingMessage } from 'node:http';
+import type { BrowserSession } from '../access/browser-sessions.ts';
+import type { Challenges } from '../access/challenges.ts';
 import type { CodeFlow } from '../access/code-flow.ts';
 import { type AccountPrincipal, admit } from '../access/principal.ts';
 import { newId } from '../base/id.ts';
@@ -7,6 +10,7 @@ import { type Endpoint, type HttpApp, invoke } from '../http/endpoint.ts';
 import { findWallet, type Wallet, walletOf } from '../ledger/wallet.ts';
 import type { OperatorApp } from '../operator/command.ts';
 import { type CommandInput, type CommandName, type CommandOutput, runCommand } from '../operator/commands.ts';
+import type { PageAddress } from './guard.ts';
 import type { Once } from './once.ts';
 import type { Pulse } from './pulse.ts';
 
@@ -22,7 +26,7 @@ export type UiParts = { settings: () => string; pulse: Pulse; once: Once };
 
 /** The viewer of the page. */
 export type Viewer =
-  | { kind: 'operator'; sessionId: string }
+  | ({ kind: 'operator'; sessionId: string } & Pick<BrowserSession, 'subject' | 'rule'>)
   | { kind: 'account'; sessionId: string; accountId: string; principal: AccountPrincipal };
 
 /** A request of a signed-in viewer for a page. */
@@ -30,6 +34,9 @@ export type Visit = {
   app: UiApp;
   parts: UiParts;
   viewer: Viewer;
+  incoming: IncomingMessage;
+  address: PageAddress;
+  challenges: Challenges;
   /** Unix seconds. */
   now: number;
   path: string;

@@ -12,6 +12,7 @@ import {
   OPERATION,
   openSchema,
   PAID,
+  PASSKEY,
   prepareFor,
   REVERSAL,
   type Row,
@@ -107,6 +108,13 @@ const UNIQUE: [index: string, table: Table | 'payment_event', first: Row, second
     SESSION,
     { ...SESSION, id: 'ses_2' },
     { ...SESSION, id: 'ses_2', token_hash: Buffer.alloc(32) },
+  ],
+  [
+    'passkey.credential_id',
+    'passkey',
+    PASSKEY,
+    { ...PASSKEY, id: 'pass_2' },
+    { ...PASSKEY, id: 'pass_2', credential_id: Buffer.alloc(32) },
   ],
   [
     'keep.wallet_id, keep.idempotency_key',

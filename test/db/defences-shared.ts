@@ -168,6 +168,15 @@ export const SESSION: Row = {
   expires_at: 3,
   last_used_at: 1,
 };
+export const PASSKEY: Row = {
+  id: 'pass_1',
+  name: 'one',
+  origin: 'http://localhost:7420',
+  credential_id: HASH,
+  public_key: HASH,
+  use_count: 0,
+  created_at: 1,
+};
 export const PLAIN = {
   checkout: CHECKOUT,
   reversal: REVERSAL,
@@ -185,6 +194,7 @@ export const PLAIN = {
   event: EVENT,
   delivery: DELIVERY,
   browser_session: SESSION,
+  passkey: PASSKEY,
   keep: KEEP,
 };
 export type Table = keyof typeof PLAIN;

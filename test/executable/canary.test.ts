@@ -341,6 +341,7 @@ async function end({ purser, server, places, wallet, collector }: Awaited<Return
     ['key', 'list', '--wallet', wallet.id],
     ['wallet', 'list'],
     ['operator-key', 'list'],
+    ['passkey', 'list'],
     ['checkout', 'list'],
     ['config', 'print'],
     ['--json', 'config', 'print'],

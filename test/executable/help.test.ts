@@ -40,6 +40,8 @@ const COMMANDS: Record<string, string[]> = {
   'operator-key list': [],
   'operator-key mint': [],
   'operator-key revoke': ['key_1'],
+  'passkey list': [],
+  'passkey remove': ['pass_1'],
   'resource abandon': ['res_1', '--reason', 'its host is gone'],
   'resource list': [],
   'resource show': ['res_1'],

@@ -15,6 +15,7 @@ const LISTS = [
   ['models', 'list'],
   ['key', 'list', '--account', 'default'],
   ['operator-key', 'list'],
+  ['passkey', 'list'],
   ['events', 'list'],
   ['checkout', 'list'],
   ['spend', '--by', 'wallet'],

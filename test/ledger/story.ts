@@ -4,7 +4,7 @@ import { cpSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
-import { openBrowserSession } from '../../src/access/writes.ts';
+import { addPasskey, openBrowserSession, removePasskey } from '../../src/access/writes.ts';
 import { newId } from '../../src/base/id.ts';
 import { Nanos } from '../../src/base/money.ts';
 import { openCheckout, reportPayment, settleCreation } from '../../src/ledger/checkout.ts';
@@ -27,6 +27,7 @@ export const NOTES: Record<string, string[]> = {
   key: ['last_used_at'],
   wallet: ['cleanup_attempts', 'cleanup_error', 'period_spent_nanos', 'next_threshold_nanos'],
   delivery: ['due_at', 'attempts', 'last_error'],
+  passkey: ['last_used_at'],
   browser_session: ['last_used_at'],
   migration: ['at'],
 };
@@ -62,8 +63,12 @@ export async function openStory(t: TestContext): Promise<{ killed: string; close
   await endLease(purser.app.ledger, id, purser.app.clock.now());
   await purser.run('account.link', { id: other.id, issuer: 'https://id.example.org', subject: 'user-1' });
   await payAndDispute(purser.app.ledger, other.id, purser.app.clock.now());
-  const session = { kind: 'operator' as const, accountId: null, keyId: null, tokenHash: randomBytes(32) };
+  const session = { kind: 'operator' as const, tokenHash: randomBytes(32) };
   const now = purser.app.clock.now();
+  const order = { name: 'laptop', origin: 'http://localhost:7420', subject: 'alice', rule: randomBytes(32) };
+  const credential = { credentialId: randomBytes(32), publicKey: randomBytes(91), useCount: 3 };
+  const passkey = await purser.app.ledger.write(addPasskey, { order: { ...order, ...credential }, now });
+  await purser.app.ledger.write(removePasskey, { id: passkey.id, now });
   await purser.app.ledger.write(openBrowserSession, { order: session, earlierId: undefined, now });
   await purser.run('freeze', {});
   await purser.run('unfreeze', {}); // The newest commits move no money: losing them must be seen too.

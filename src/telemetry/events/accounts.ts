@@ -1,3 +1,4 @@
+import type { Passkey } from '../../access/passkeys.ts';
 import type { Account, FundingOrder } from '../../ledger/account.ts';
 import type { Sinks } from '../sinks.ts';
 
@@ -14,8 +15,20 @@ export const accountEvents = ({ log }: Sinks) => ({
       'a first sign-in opened an account',
     );
   },
-  operatorSignedIn(by: 'issuer', subject: string) {
-    log.info({ event: 'operator.signed_in', by, subject }, 'an operator signed in to the page');
+  operatorSignedIn(by: 'issuer' | 'passkey', subject: string | null, passkey?: string) {
+    log.info({ event: 'operator.signed_in', by, subject, passkey }, 'an operator signed in to the page');
+  },
+  passkeyAdded({ id, name, origin, subject }: Passkey) {
+    log.info({ event: 'passkey.added', passkey: id, name, origin, subject }, 'an operator made a passkey');
+  },
+  passkeyRemoved({ id, name, origin, subject }: Passkey) {
+    log.info({ event: 'passkey.removed', passkey: id, name, origin, subject }, 'a passkey was removed');
+  },
+  passkeyCopied({ id, name, useCount }: Passkey, shown: number) {
+    log.warn(
+      { event: 'passkey.copied', passkey: id, name, counted: useCount, shown },
+      'a passkey has counted fewer uses than it had before: it may have been copied, and was refused; remove it if it was',
+    );
   },
   funded(account: Account, kind: FundingOrder['kind'], cents: number) {
     log.info(

@@ -22,6 +22,39 @@ addEventListener('pageshow', () => {
   for (const button of all('form[method=post] button')) button.disabled = false;
 });
 
+// A passkey: the browser asks the device, and the form takes its answer along.
+for (const form of all('form[data-passkey]')) {
+  const button = form.querySelector('button');
+  const note = form.querySelector('[role=status]');
+  const api = window.PublicKeyCredential;
+  button.hidden = !api?.parseRequestOptionsFromJSON;
+  note.textContent = button.hidden ? 'This browser has no passkeys at this address.' : '';
+  form.addEventListener('submit', async (event) => {
+    if (form.credential.value) return;
+    event.preventDefault();
+    try {
+      const response = await fetch(form.dataset.passkey, { method: 'POST' });
+      if (!response.ok) throw new Error('Purser does not answer. Reload the page.');
+      const options = await response.json();
+      const credential = options.user
+        ? await navigator.credentials.create({ publicKey: api.parseCreationOptionsFromJSON(options) })
+        : await navigator.credentials.get({ publicKey: api.parseRequestOptionsFromJSON(options) });
+      form.credential.value = JSON.stringify(credential);
+      form.submit();
+    } catch (error) {
+      note.textContent =
+        {
+          NotAllowedError: 'It was cancelled, or took too long.',
+          InvalidStateError: 'This device has a passkey already.',
+        }[error.name] ?? error.message;
+      button.disabled = false;
+    }
+  });
+}
+addEventListener('pageshow', () => {
+  for (const form of all('form[data-passkey]')) form.credential.value = '';
+});
+
 const { stream } = document.body.dataset;
 if (stream) {
   const mark = document.getElementById('live');

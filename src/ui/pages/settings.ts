@@ -1,8 +1,11 @@
+import { listOperatorSessions } from '../../access/browser-sessions.ts';
+import { listPasskeys } from '../../access/passkeys.ts';
 import { duration } from '../../base/shown.ts';
 import { installationOf } from '../../ledger/installation.ts';
-import { type HtmlValue, html } from '../html.ts';
+import { type Html, type HtmlValue, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
-import { ago, buttonLink, card, facts, form, id, outside, when } from '../parts.ts';
+import { ago, badge, buttonLink, card, facts, form, id, named, outside, table, when } from '../parts.ts';
+import { passkeyCard } from '../passkeys.ts';
 import type { Go } from '../sign-in.ts';
 import { run, type Visit } from '../visit.ts';
 
@@ -34,9 +37,33 @@ export async function settingsPage(visit: Visit): Promise<Page> {
       ${card('Backups', backupFacts(status.backup, backup, now))}
       ${card(isFrozen ? 'Everything is frozen' : 'Emergency', freezing)}
     </div>
-    ${card('Your sessions', html`<p>Ends every session of the operator, this one included, and unused links.</p>${form({ action: '/sign-out/everywhere', submit: 'Sign out everywhere' })}`)}
+    ${passkeyCard(visit)}
+    ${card('Sessions of operators', html`${sessionTable(visit)}<p>Ends every session of the operator, this one included, and unused links.</p>${form({ action: '/sign-out/everywhere', submit: 'Sign out everywhere' })}`)}
     ${card('Settings in force', html`<pre>${outside(parts.settings())}</pre>${app.reload !== undefined && form({ action: '/settings/reload', submit: 'Read purser.yaml again' })}`, 'without secrets')}`;
   return { title: 'Settings', body, section: '/settings' };
+}
+
+/** Shows which browsers are signed in as an operator, and how they came in. */
+function sessionTable({ app, now, viewer }: Visit): Html {
+  const { read } = app.ledger;
+  const names = new Map(listPasskeys(read).map((it) => [it.id, named(it.id, it.name)]));
+  const rows = listOperatorSessions(read, now).map((it) => [
+    it.passkeyId !== null
+      ? html`passkey ${names.get(it.passkeyId)}`
+      : it.subject !== null
+        ? html`identity provider, ${outside(it.subject)}`
+        : 'link',
+    when(it.createdAt),
+    ago(it.lastUsedAt, now),
+    it.id === viewer.sessionId ? badge('this one') : '',
+  ]);
+  const columns = [
+    { label: 'Signed in by' },
+    { label: 'Since', kind: 'time' as const },
+    { label: 'Last used', kind: 'time' as const },
+    { label: 'Which' },
+  ];
+  return table('Sessions of operators', columns, rows);
 }
 
 function backupFacts(

@@ -1,0 +1,141 @@
+import { CHALLENGE_SECONDS } from '../access/challenges.ts';
+import { handleOf, listPasskeys, type Passkey, passkeysAt } from '../access/passkeys.ts';
+import { creationOptions, type Expected, readCreation, relyingPartyOf } from '../access/webauthn.ts';
+import * as writes from '../access/writes.ts';
+import { Refusal } from '../base/refusal.ts';
+import { installationOf } from '../ledger/installation.ts';
+import { cookie, cookieOf, type PageAddress } from './guard.ts';
+import { type Html, html } from './html.ts';
+import { below, type Page } from './layout.ts';
+import { ago, badge, buttonLink, card, form, named, table, when } from './parts.ts';
+import type { Data, Go } from './sign-in.ts';
+import { operatorOnly, run, type UiApp, type Visit } from './visit.ts';
+
+/** The cookie with which a browser keeps the challenge that its passkey answers. */
+const CHALLENGE = 'purser-passkey';
+const NO_CHALLENGE =
+  'This passkey was not accepted: it was asked for in another browser, too long ago, or was answered already. Try again.';
+
+type Asking = Pick<Visit, 'app' | 'incoming' | 'address' | 'challenges'>;
+
+/** Returns a new challenge for this browser, and the cookie that keeps it. Throws `conflict` where browsers make no passkeys. */
+export function askFor(
+  { app, address, challenges }: Asking,
+  purpose: string,
+): { expected: Expected; cookies: string[] } {
+  const { origin } = address;
+  const reason = whyNone(app, address);
+  if (reason) throw new Refusal('conflict', reason);
+  const { challenge, kept } = challenges.make(`${purpose} ${origin}`, app.clock.now());
+  return { expected: { challenge, origin }, cookies: [cookie(address, CHALLENGE, kept, CHALLENGE_SECONDS)] };
+}
+
+/** Returns what the answer of this browser must be for, once. Throws `invalid_request` when it was asked for nothing. */
+export function askedFor({ app, incoming, address, challenges }: Asking, purpose: string): Expected {
+  const { origin } = address;
+  const kept = cookieOf(incoming, address, CHALLENGE) ?? '';
+  const challenge = challenges.take(kept, `${purpose} ${origin}`, app.clock.now());
+  if (challenge === undefined) throw new Refusal('invalid_request', NO_CHALLENGE);
+  return { challenge, origin };
+}
+
+/** The cookie that ends the challenge of a browser. */
+export const askedNoMore = (address: PageAddress): string => cookie(address, CHALLENGE, '', 0);
+
+/** Returns why there are no passkeys at this address; undefined where there are. */
+export function whyNone({ state }: Pick<UiApp, 'state'>, { origin }: PageAddress): string | undefined {
+  if (relyingPartyOf(origin)) return undefined;
+  const { port, hostname } = new URL(origin);
+  const isHere = ['127.0.0.1', '[::1]'].includes(hostname);
+  const local = `http://localhost${port && `:${port}`}`;
+  const elsewhere = relyingPartyOf(state.baseUrl) ? state.baseUrl : 'an https:// address with a host name (public_url)';
+  return `Browsers make passkeys only for localhost and for https:// addresses with a host name, and this is ${origin}. Open ${isHere ? local : elsewhere} instead.`;
+}
+
+const purposeOf = ({ viewer }: Visit) => `add ${viewer.sessionId}`;
+
+/** Returns what the browser needs to make a passkey for this operator. */
+export function optionsOfNew(visit: Visit): Data {
+  const { app, viewer } = visit;
+  operatorOnly(visit);
+  if (viewer.kind !== 'operator') throw new Error('checked above');
+  const { expected, cookies } = askFor(visit, purposeOf(visit));
+  const { installationId } = installationOf(app.ledger.read);
+  const user = { handle: handleOf(installationId, viewer), name: viewer.subject ?? 'operator' };
+  const known = passkeysAt(app.ledger.read, expected.origin).map((it) => it.credentialId);
+  return { data: creationOptions(expected, user, known), cookies };
+}
+
+/** Adds the passkey that the browser made. */
+export async function add(visit: Visit): Promise<Go> {
+  const { app, viewer, form, address, now } = visit;
+  if (viewer.kind !== 'operator') throw new Error('the route is the operator’s');
+  const expected = askedFor(visit, purposeOf(visit));
+  const credential = readCreation(form.get('credential') ?? '', expected);
+  const { subject, rule } = viewer;
+  const name = (form.get('name') ?? '').trim();
+  const order = { ...credential, name, origin: expected.origin, subject, rule };
+  const passkey = await app.ledger.write(writes.addPasskey, { order, now });
+  app.events.passkeyAdded(passkey);
+  return { to: '/settings?done=passkey-added#passkeys', cookies: [askedNoMore(address)] };
+}
+
+/** Shows the passkeys, and the form that makes one; elsewhere than at a suitable address it says why there is none. */
+export function passkeyCard(visit: Visit): Html {
+  const { app, address, now } = visit;
+  const rows = listPasskeys(app.ledger.read)
+    .filter((it) => it.removedAt === null)
+    .map((it) => [
+      named(it.id, it.name),
+      it.origin,
+      it.subject ?? 'by a link',
+      when(it.createdAt),
+      ago(it.lastUsedAt, now, 'never'),
+      isUsable(app, it)
+        ? buttonLink(`/settings/passkeys/${it.id}/remove`, 'Remove')
+        : html`${badge('no operator’s any more', 'warn')} ${buttonLink(`/settings/passkeys/${it.id}/remove`, 'Remove')}`,
+    ]);
+  const list = table(
+    'Passkeys',
+    [
+      { label: 'Name' },
+      { label: 'Signs in at' },
+      { label: 'Operator' },
+      { label: 'Made', kind: 'time' },
+      { label: 'Last used', kind: 'time' },
+      { label: 'State', kind: 'actions' },
+    ],
+    rows,
+    'There is none yet. With one you sign in here without a link.',
+  );
+  const reason = whyNone(app, address);
+  const adding = reason
+    ? html`<p class="notice info">${reason}</p>`
+    : form({
+        action: '/settings/passkeys',
+        passkey: '/settings/passkeys/options',
+        fields: [{ name: 'name', label: 'Name of a new passkey', required: true, placeholder: 'laptop' }],
+        submit: 'Make a passkey',
+      });
+  return card('Passkeys', html`${list}${adding}`, '', 'passkeys');
+}
+
+/** Returns whether a passkey signs in: a user of the issuer must still be an operator by the settings. */
+export const isUsable = (app: Pick<UiApp, 'codeFlow'>, { removedAt, rule }: Passkey): boolean =>
+  removedAt === null && (rule === null || app.codeFlow?.rule?.equals(rule) === true);
+
+/** Asks before a passkey is removed. */
+export function confirmRemove(visit: Visit): Page {
+  const passkey = listPasskeys(visit.app.ledger.read).find((it) => it.id === visit.params.id);
+  if (!passkey || passkey.removedAt !== null) throw new Refusal('not_found', 'There is no such passkey.');
+  const body = card(
+    'Remove it for good?',
+    html`<p>It signs nobody in any more, and the sessions that it opened end. Delete it on the device as well.</p>${form({ action: `/settings/passkeys/${passkey.id}/remove`, submit: 'Remove the passkey', tone: 'danger' })}`,
+  );
+  return { title: `Remove ${named(passkey.id, passkey.name)}`, body, ...below('/settings') };
+}
+
+export async function remove(visit: Visit): Promise<Go> {
+  await run(visit, 'passkey.remove', { id: visit.params.id as string });
+  return { to: '/settings?done=passkey-removed#passkeys' };
+}
