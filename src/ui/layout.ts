@@ -54,6 +54,8 @@ const DONE: Record<string, string> = {
   unfrozen: 'The wallet is unfrozen and may spend again.',
   raised: 'The budget was changed.',
   extended: 'The expiry was moved.',
+  'refill-set': 'The refill is set.',
+  'refill-ended': 'The wallet is refilled no more.',
   closed: 'The wallet is closed. What was left went back to where it came from.',
   closing: 'The wallet spends nothing any more. Its cleanup goes on, and this page shows when it is closed.',
   stopped: 'The lease was told to end. It is over when the backend confirms that.',

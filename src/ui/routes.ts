@@ -23,6 +23,7 @@ import * as operations from './pages/operations.ts';
 import * as settings from './pages/settings.ts';
 import { spendPage } from './pages/spend.ts';
 import * as wallet from './pages/wallet.ts';
+import * as forms from './pages/wallet-forms.ts';
 import * as wallets from './pages/wallets.ts';
 import * as passkeys from './passkeys.ts';
 import { createPulse } from './pulse.ts';
@@ -87,6 +88,12 @@ const ROUTES: readonly PageRoute[] = [
   ['POST', '/wallets/:id/unfreeze', wallet.unfreeze],
   ['POST', '/wallets/:id/budget', wallet.changeBudget],
   ['POST', '/wallets/:id/extend', wallet.extend],
+  ['POST', '/wallets/:id/refill', forms.setWalletRefill],
+  ['POST', '/wallets/:id/refill/end', forms.endWalletRefill],
+  ['POST', '/wallets/:id/children', forms.createChild],
+  ['POST', '/wallets/:id/gateway-keys', forms.createGatewayKey],
+  ['GET', '/wallets/:id/gateway-keys/:key/revoke', operator(forms.confirmRevokeGatewayKey)],
+  ['POST', '/wallets/:id/gateway-keys/:key/revoke', operator(forms.revokeGatewayKey)],
   ['GET', '/wallets/:id/close', wallet.confirmClose],
   ['POST', '/wallets/:id/close', wallet.close],
 

@@ -2,7 +2,7 @@ import type { IncomingMessage } from 'node:http';
 import type { BrowserSession } from '../access/browser-sessions.ts';
 import type { Challenges } from '../access/challenges.ts';
 import type { CodeFlow } from '../access/code-flow.ts';
-import { type AccountPrincipal, admit } from '../access/principal.ts';
+import { type AccountPrincipal, admit, type Principal } from '../access/principal.ts';
 import { newId } from '../base/id.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Config } from '../config/config.ts';
@@ -56,18 +56,34 @@ export function run<N extends CommandName>(
   return runCommand(app, name, input) as Promise<CommandOutput<N>>;
 }
 
+type Arguments = { raw?: unknown; params?: Record<string, string>; key?: string | undefined };
+
 /** Calls an endpoint of `/v1` for the holder of an account. Throws its refusals. */
-export async function callEndpoint<A>(
-  visit: Visit,
-  endpoint: Endpoint,
-  { raw = {}, params = {}, key }: { raw?: unknown; params?: Record<string, string>; key?: string | undefined },
-): Promise<A> {
-  const { app, viewer } = visit;
+export function callEndpoint<A>(visit: Visit, endpoint: Endpoint, call: Arguments): Promise<A> {
+  const { viewer } = visit;
   if (viewer.kind !== 'account') throw new Error('only the holder of an account calls endpoints');
-  const share = app.memory.open(viewer.accountId);
+  return callAs(visit, viewer.principal, viewer.accountId, endpoint, call);
+}
+
+/**
+ * Calls an endpoint of `/v1` as a wallet that the viewer may see, and whose token the viewer may therefore read. Throws its
+ * refusals.
+ */
+export const callAsWallet = <A>(visit: Visit, wallet: Wallet, endpoint: Endpoint, call: Arguments): Promise<A> =>
+  callAs(visit, { kind: 'wallet', wallet }, wallet.accountId, endpoint, call);
+
+async function callAs<A>(
+  visit: Visit,
+  principal: Principal,
+  accountId: string,
+  endpoint: Endpoint,
+  { raw = {}, params = {}, key }: Arguments,
+): Promise<A> {
+  const { app } = visit;
+  const share = app.memory.open(accountId);
   try {
     const reply = await invoke(app, endpoint, {
-      principal: admit(viewer.principal, endpoint.scope),
+      principal: admit(principal, endpoint.scope),
       raw,
       key: endpoint.idempotent ? (key ?? newId('req')) : undefined,
       requestId: visit.requestId,

@@ -1,5 +1,5 @@
 import { newId } from '../../base/id.ts';
-import { formatUsd, Nanos, nanosToCentsDown, ZERO } from '../../base/money.ts';
+import { Nanos, nanosToCentsDown, ZERO } from '../../base/money.ts';
 import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
 import {
@@ -58,6 +58,7 @@ import type { Go } from '../sign-in.ts';
 import { callEndpoint, run, type Visit, walletSeen } from '../visit.ts';
 import { clientCard } from './client-settings.ts';
 import { leaseTable, streamOf } from './leases.ts';
+import { childForm, gatewayKeyCard, refillForms, refillSentence } from './wallet-forms.ts';
 import { centsIn, partsOf, stateOf, tokenPage, walletTable } from './wallets.ts';
 
 /**
@@ -124,7 +125,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
         ['Id', id(wallet.id)],
       ])}`,
     )}
-    ${wallet.status === 'active' && html`<details class="card"><summary>Change it: budget, expiry, token, close</summary>${changes(wallet)}</details>${clientCard(visit, wallet.id)}`}
+    ${wallet.status === 'active' && html`<details class="card"><summary>Change it: budget, refill, expiry, child wallets, token, close</summary>${changes(wallet)}</details>${gatewayKeyCard(visit, wallet)}${clientCard(visit, wallet.id)}`}
     ${steps.length > 0 && card('Its life', walletLife(momentsOf(wallet, steps), wallet.closedAt ?? now), 'what it could spend, and what was held')}
     <div class="two">
       ${card('Spent by model', spendByModel(byModel.rows, byModel.total), `${dollars(byModel.total)} in all`)}
@@ -164,11 +165,6 @@ function stateNotice({ app, now }: Visit, wallet: Wallet): Html {
   return EMPTY;
 }
 
-function refillSentence(wallet: Wallet): HtmlValue {
-  const { cents, every } = parseJson(wallet.refill as string) as { cents: number; every: string };
-  return html`${dollars(formatUsd(Nanos(BigInt(cents) * 10_000_000n)))} every ${every}, next ${when(wallet.refillAt)}`;
-}
-
 function changes(wallet: Wallet): Html {
   const at = `/wallets/${wallet.id}`;
   const budget = form({
@@ -194,7 +190,7 @@ function changes(wallet: Wallet): Html {
   });
   const token = form({ action: `${at}/token`, submit: 'Show its token' });
   const end = html`<div class="stack"><p class="hint">Ends its leases, settles, and returns what is left. This cannot be undone.</p>${buttonLink(`${at}/close`, 'Close the wallet', 'danger')}</div>`;
-  return html`<div class="forms">${wallet.parentId === null && budget}${wallet.expiresAt !== null && extend}<div class="stack"><p class="hint">The agent spends with its token.</p>${token}</div>${end}</div>`;
+  return html`<div class="forms">${wallet.parentId === null && budget}${wallet.parentId === null && refillForms(wallet)}${wallet.expiresAt !== null && extend}${childForm(wallet)}<div class="stack"><p class="hint">The agent spends with its token.</p>${token}</div>${end}</div>`;
 }
 
 /** Returns the available and held amounts after each step. */

@@ -36,7 +36,7 @@ import { accountIn, callEndpoint, run, type Visit, walletIn } from '../visit.ts'
 export const PAGE_COUNT = 50;
 const ACCOUNT_COUNT_MAX = 200;
 const DAY_SECONDS = 86_400;
-const LIVES: readonly (readonly [string, string])[] = [
+export const LIVES: readonly (readonly [string, string])[] = [
   [String(DAY_SECONDS), 'one day'],
   [String(7 * DAY_SECONDS), 'a week'],
   [String(30 * DAY_SECONDS), '30 days'],
@@ -200,7 +200,10 @@ export function newPage(visit: Visit): Page {
   return { title: 'New wallet', body, ...below('/wallets') };
 }
 
-type OpenedWallet = { id: string; agent_token: string; env: { SVC_BROKER_URL: string } };
+export type OpenedWallet = { id: string; agent_token: string; env: { SVC_BROKER_URL: string } };
+
+/** Returns the seconds in the field `life`. An empty field means the default: 0 would mean for ever. */
+export const lifeIn = (sent: URLSearchParams): number => Number(sent.get('life')?.trim() || DAY_SECONDS);
 
 /** Makes a wallet, and hands over its token. */
 export async function create(visit: Visit): Promise<Page> {
@@ -208,7 +211,7 @@ export async function create(visit: Visit): Promise<Page> {
   const raw = {
     name: sent.get('name') ?? '',
     budget_cents: centsIn(sent.get('budget')),
-    expires_in_seconds: Number(sent.get('life')?.trim() || DAY_SECONDS), // An empty field means the default: 0 would mean for ever.
+    expires_in_seconds: lifeIn(sent),
   };
   const key = sent.get('key') ?? undefined;
   const opened =
