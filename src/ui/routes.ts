@@ -20,6 +20,7 @@ import * as leases from './pages/leases.ts';
 import { modelsPage } from './pages/models.ts';
 import { nowPage } from './pages/now.ts';
 import * as operations from './pages/operations.ts';
+import * as operatorKeys from './pages/operator-keys.ts';
 import * as settings from './pages/settings.ts';
 import { spendPage } from './pages/spend.ts';
 import * as wallet from './pages/wallet.ts';
@@ -122,6 +123,9 @@ const ROUTES: readonly PageRoute[] = [
   ['POST', '/events/:id/resend', operator(resendEvent)],
   ['GET', '/settings', operator(settings.settingsPage)],
   ['POST', '/settings/reload', operator(settings.reload)],
+  ['POST', '/settings/operator-keys', operator(operatorKeys.create)],
+  ['GET', '/settings/operator-keys/:key/revoke', operator(operatorKeys.confirmRevoke)],
+  ['POST', '/settings/operator-keys/:key/revoke', operator(operatorKeys.revoke)],
   ['POST', '/settings/passkeys/options', operator(passkeys.optionsOfNew)],
   ['POST', '/settings/passkeys', operator(passkeys.add)],
   ['GET', '/settings/passkeys/:id/remove', operator(passkeys.confirmRemove)],

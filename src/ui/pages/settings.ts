@@ -8,6 +8,7 @@ import { ago, badge, buttonLink, card, facts, form, id, named, outside, table, w
 import { passkeyCard } from '../passkeys.ts';
 import type { Go } from '../sign-in.ts';
 import { run, type Visit } from '../visit.ts';
+import { operatorKeyCard } from './operator-keys.ts';
 
 const GIB = 1024 ** 3;
 
@@ -38,6 +39,7 @@ export async function settingsPage(visit: Visit): Promise<Page> {
       ${card(isFrozen ? 'Everything is frozen' : 'Emergency', freezing)}
     </div>
     ${passkeyCard(visit)}
+    ${await operatorKeyCard(visit)}
     ${card('Sessions of operators', html`${sessionTable(visit)}<p>Ends every session of the operator, this one included, and unused links.</p>${form({ action: '/sign-out/everywhere', submit: 'Sign out everywhere' })}`)}
     ${card('Settings in force', html`<pre>${outside(parts.settings())}</pre>${app.reload !== undefined && form({ action: '/settings/reload', submit: 'Read purser.yaml again' })}`, 'without secrets')}`;
   return { title: 'Settings', body, section: '/settings' };
