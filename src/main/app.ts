@@ -98,6 +98,8 @@ export type App = HttpApp &
     openedUpstreams: Set<Upstream>;
     /** Set only in a server (src/main/reload.ts). */
     reload?: Reload;
+    /** Makes a backup at once and returns its file. Set only in a server whose books can be written. */
+    backUpNow?: () => Promise<string>;
     /** Set only in a server that speaks TLS. */
     certificateWatch?: CertificateWatch;
     /** Cap on open connections of clients. */

@@ -132,6 +132,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
     app.booksWatch.start();
     const backups = opening.adopt(createBackups(app, runBackup(config.dataDirectory)), (it) => it.stop());
     backups.start();
+    app.backUpNow = backups.makeNow;
   }
   options.log.info(
     {

@@ -19,6 +19,7 @@ export type OperatorApp = CloseApp &
     diskReserve: DiskReserve;
     upstreamOutages: UpstreamOutages;
     reload?: Reload;
+    backUpNow?: () => Promise<string>;
   } & {
     config: Pick<Config, 'router' | 'dataDirectory' | 'events' | 'ui' | 'backup'>;
   };

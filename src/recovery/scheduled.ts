@@ -6,6 +6,7 @@ import { fileURLToPath } from 'node:url';
 import type { Clock } from '../base/clock.ts';
 import { contained } from '../base/fault.ts';
 import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Config } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
 import { reportOnlyOf } from '../ledger/installation.ts';
@@ -27,6 +28,8 @@ type BackupsApp = {
   installationId: string;
   ledger: Pick<Ledger, 'read'>;
 };
+/** What came of a backup. */
+type Outcome = { file: string } | { error: Error };
 /** Makes one backup. The signal aborts it. Throws the reason when none was made. */
 type MakeBackup = (file: string, signal: AbortSignal) => Promise<void>;
 
@@ -34,6 +37,11 @@ type Backups = {
   start(): void;
   /** Ends a backup that is being made. */
   stop(): Promise<void>;
+  /**
+   * Makes a backup whether one is due or not, or waits for the one that is being made, and returns its file. Throws `conflict`
+   * with the reason why there is none.
+   */
+  makeNow(): Promise<string>;
   /** Makes a backup if one is due and none is being made, and removes those beyond `keep`. Never throws. */
   runOnce(): Promise<void>;
 };
@@ -75,7 +83,7 @@ export function newestBackup(directory: string, installationId: string, now: num
 export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   const ending = new AbortController();
   let timer: NodeJS.Timeout | undefined;
-  let running: Promise<void> | undefined;
+  let running: Promise<Outcome> | undefined;
   let failedAt: number | undefined;
   let newest: { directory: string; at: number | undefined } | undefined;
 
@@ -100,7 +108,13 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     }
   }
 
-  async function backUp({ directory, keep }: NonNullable<Config['backup']>, now: number) {
+  function begin(backup: NonNullable<Config['backup']>, now: number): Promise<Outcome> {
+    running = backUp(backup, now).finally(() => {
+      running = undefined;
+    });
+    return running;
+  }
+  async function backUp({ directory, keep }: NonNullable<Config['backup']>, now: number): Promise<Outcome> {
     try {
       const time = new Date(now * 1000).toISOString().replace(/[-:]|\.\d+/g, '');
       const file = join(directory, `purser-${app.installationId}-${time}.db`);
@@ -109,28 +123,39 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
       const removed = reportOnlyOf(app.ledger.read) ? [] : removeOutdated(directory, keep, app.installationId, now);
       app.events.backupMade(file, removed);
       failedAt = undefined;
+      return { file };
     } catch (error) {
-      if (ending.signal.aborted) return;
+      if (ending.signal.aborted) return { error: new Error('the server is stopping') };
       app.events.backupFailed(error, failedAt === undefined);
       failedAt = now;
+      return { error: error as Error };
     }
   }
 
   async function runOnce() {
     const { backup } = app.config;
-    if (!backup || running || ending.signal.aborted) return running;
+    if (running) return void (await running);
+    if (!backup || ending.signal.aborted) return;
     const now = app.clock.now();
     const madeAt = newestIn(backup.directory, now);
     const isDue = madeAt === undefined || now >= madeAt + backup.every;
     const isTried = failedAt !== undefined && now < failedAt + Math.min(RETRY_SECONDS, backup.every);
     if (!isDue || isTried) return;
-    running = backUp(backup, now).finally(() => {
-      running = undefined;
-    });
-    await running;
+    await begin(backup, now);
   }
 
   return {
+    async makeNow() {
+      const { backup } = app.config;
+      if (!backup)
+        throw new Refusal(
+          'conflict',
+          'No directory for backups is set: set `backup` in purser.yaml, or run `purser backup FILE`.',
+        );
+      const made = await (running ?? begin(backup, app.clock.now()));
+      if ('file' in made) return made.file;
+      throw new Refusal('conflict', `No backup was made: ${made.error.message}`, { cause: made.error });
+    },
     runOnce,
     start() {
       const check = contained('timer', runOnce);

@@ -70,6 +70,7 @@ const DONE: Record<string, string> = {
   tested: 'A test was sent to every receiver.',
   'passkey-added': 'The passkey was added. Next time, sign in with it.',
   'passkey-removed': 'The passkey was removed, and its sessions have ended.',
+  'backed-up': 'A backup was made and verified.',
   reloaded: 'The settings were read again.',
   'all-frozen': 'The installation is frozen: no new holds. Settlements, stops and reads go on.',
   'all-unfrozen': 'The installation takes new holds again.',

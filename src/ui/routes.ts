@@ -122,6 +122,7 @@ const ROUTES: readonly PageRoute[] = [
   ['POST', '/events/test', operator(testEvents)],
   ['POST', '/events/:id/resend', operator(resendEvent)],
   ['GET', '/settings', operator(settings.settingsPage)],
+  ['POST', '/settings/backup', operator(settings.backUp)],
   ['POST', '/settings/reload', operator(settings.reload)],
   ['POST', '/settings/operator-keys', operator(operatorKeys.create)],
   ['GET', '/settings/operator-keys/:key/revoke', operator(operatorKeys.confirmRevoke)],

@@ -35,7 +35,7 @@ export async function settingsPage(visit: Visit): Promise<Page> {
       ]),
     )}
     <div class="two">
-      ${card('Backups', backupFacts(status.backup, backup, now))}
+      ${card('Backups', html`${backupFacts(status.backup, backup, now)}${backup && form({ action: '/settings/backup', hidden: { key: parts.once.newKey() }, submit: 'Back up now' })}`)}
       ${card(isFrozen ? 'Everything is frozen' : 'Emergency', freezing)}
     </div>
     ${passkeyCard(visit)}
@@ -105,6 +105,12 @@ export async function freeze(visit: Visit): Promise<Go> {
 export async function unfreeze(visit: Visit): Promise<Go> {
   await run(visit, 'unfreeze', {});
   return { to: '/settings?done=all-unfrozen' };
+}
+
+/** Makes a backup, and comes back when it is verified. */
+export async function backUp(visit: Visit): Promise<Go> {
+  await visit.parts.once.run(visit, () => run(visit, 'backup.now', {}));
+  return { to: '/settings?done=backed-up' };
 }
 
 export async function reload(visit: Visit): Promise<Go> {
