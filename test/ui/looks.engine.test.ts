@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
+import { addPasskey } from '../../src/access/writes.ts';
 import { breachesOn, COLOUR_RULES, openChromium } from '../helper/chromium.ts';
 import { openTestServer } from '../helper/server.ts';
 import { openSample, type Sample } from './sample.ts';
@@ -25,6 +26,14 @@ async function pagesOf(sample: Sample): Promise<{ operator: string[]; account: s
   const { operations: doubtful } = await sample.run('operation.list', { uncertain: true });
   const settled = operations.find((it) => it.state === 'settled');
   const [key] = (await sample.run('key.list', { account: sample.accountId })).keys;
+  const [operatorKey] = (await sample.run('operator-key.list', {})).keys;
+  await sample.ask('POST', '/v1/router/key', { token: sample.wallets[0]?.token as string, body: { models: ['chat'] } });
+  const [gatewayKey] = (await sample.run('wallet.gateway-keys', { id: wallet.id })).keys;
+  await sample.run('wallet.refill', { id: wallet.id, refill: { cents: 500, every: 'day' } });
+  const now = sample.app.clock.now();
+  const made = { name: 'laptop', origin: 'http://localhost:7420', subject: null, rule: null, useCount: 0 };
+  const order = { ...made, credentialId: Buffer.alloc(32), publicKey: Buffer.alloc(91) };
+  const passkey = await sample.app.ledger.write(addPasskey, { order, now });
   const account = `/accounts/${sample.accountId}`;
   const operator = [
     '/',
@@ -56,6 +65,9 @@ async function pagesOf(sample: Sample): Promise<{ operator: string[]; account: s
     '/events',
     '/settings',
     '/settings/freeze',
+    `/wallets/${wallet.id}/gateway-keys/${gatewayKey?.id}/revoke`,
+    `/settings/operator-keys/${operatorKey?.id}/revoke`,
+    `/settings/passkeys/${passkey.id}/remove`,
   ];
   const own = ['/', '/wallets', `/wallets/${wallet.id}`, '/leases', ...leases, '/spend', '/keys', '/models'];
   return { operator, account: own };

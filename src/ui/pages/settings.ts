@@ -45,11 +45,13 @@ export async function settingsPage(visit: Visit): Promise<Page> {
   return { title: 'Settings', body, section: '/settings' };
 }
 
-/** Shows which browsers are signed in as an operator, and how they came in. */
+/** Shows which browsers are signed in as an operator, and how they came in: this one first. */
 function sessionTable({ app, now, viewer }: Visit): Html {
   const { read } = app.ledger;
   const names = new Map(listPasskeys(read).map((it) => [it.id, named(it.id, it.name)]));
-  const rows = listOperatorSessions(read, now).map((it) => [
+  const isOwn = (it: { id: string }) => it.id === viewer.sessionId;
+  const sessions = listOperatorSessions(read, now).toSorted((a, b) => Number(isOwn(b)) - Number(isOwn(a)));
+  const rows = sessions.map((it) => [
     it.passkeyId !== null
       ? html`passkey ${names.get(it.passkeyId)}`
       : it.subject !== null
@@ -57,7 +59,7 @@ function sessionTable({ app, now, viewer }: Visit): Html {
         : 'link',
     when(it.createdAt),
     ago(it.lastUsedAt, now),
-    it.id === viewer.sessionId ? badge('this one') : '',
+    isOwn(it) ? badge('this one') : '',
   ]);
   const columns = [
     { label: 'Signed in by' },
