@@ -76,6 +76,8 @@ export function refuseForeignForm(
 const nameOf = ({ isSecure }: PageAddress, name: string) => (isSecure ? `__Host-${name}` : name);
 export const SESSION = 'purser-session';
 export const ATTEMPT = 'purser-sign-in';
+/** The reader's time zone, as the page's script knows it from the browser. */
+export const ZONE = 'purser-zone';
 
 /** Returns the value of a cookie, or undefined. */
 export function cookieOf({ headers }: IncomingMessage, address: PageAddress, name: string): string | undefined {

@@ -1,12 +1,13 @@
 import type { IncomingMessage } from 'node:http';
 import { type Context, Hono } from 'hono';
 import { type Challenges, createChallenges } from '../access/challenges.ts';
+import { isZone } from '../base/calendar.ts';
 import { refuseFault } from '../base/health.ts';
 import { REFUSALS, Refusal } from '../base/refusal.ts';
 import { readBody } from '../http/body.ts';
 import { allowOf, callerNetwork, describeError, type Env, enter, onError, requestIdOf } from '../http/endpoint.ts';
 import type { Asset } from './assets.ts';
-import { cookieOf, PAGE_HEADERS, type PageAddress, pageAddressOf, refuseForeignForm, SESSION } from './guard.ts';
+import { cookieOf, PAGE_HEADERS, type PageAddress, pageAddressOf, refuseForeignForm, SESSION, ZONE } from './guard.ts';
 import { EMPTY, type Html, html } from './html.ts';
 import { assets, documentOf, type Page } from './layout.ts';
 import { openLive } from './live.ts';
@@ -297,12 +298,19 @@ function visitOf(
     address,
     challenges,
     now: app.clock.now(),
+    zone: zoneOf(c.env.incoming, address),
     path: c.req.path,
     params: c.req.param() as Record<string, string>,
     query: queryOf(c),
     form,
     requestId: requestIdOf(c),
   };
+}
+
+/** Returns the zone in the reader's cookie; UTC without one, or where it names none. */
+function zoneOf(incoming: IncomingMessage, address: PageAddress): string {
+  const zone = cookieOf(incoming, address, ZONE) ?? '';
+  return zone !== '' && isZone(zone) ? zone : 'UTC';
 }
 
 function signedIn(app: UiApp, incoming: IncomingMessage, address: PageAddress) {

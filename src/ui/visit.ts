@@ -39,6 +39,8 @@ export type Visit = {
   challenges: Challenges;
   /** Unix seconds. */
   now: number;
+  /** The reader's time zone; UTC in a browser without a script. */
+  zone: string;
   path: string;
   params: Record<string, string>;
   query: URLSearchParams;

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { periodAt } from '../../src/base/calendar.ts';
 import { formatUsd, Nanos } from '../../src/base/money.ts';
-import { dollars } from '../../src/ui/parts.ts';
+import { brief, dollars } from '../../src/ui/parts.ts';
+import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
 import { asAccount, asOperator, openSample, type Sample } from './sample.ts';
 
 /** What each figure of an account is, as a sum of the journal: `books` are those that its entries go to and come from. */
@@ -95,4 +97,68 @@ test('an account has one figure of what it spent, in wallets and available, and 
       path,
     );
   }
+});
+
+/** What each figure of the first page is, as a sum of the journal since `since`; `free` is what all wallets have. */
+const FIGURES_OF_NOW = {
+  today: 'what left holds to sales since midnight of the reader',
+  month: 'what left holds to sales since the first of the reader’s month',
+  free: 'what wallets have',
+};
+
+function journalOfNow({ app }: TestServer, zone: string): Record<keyof typeof FIGURES_OF_NOW, Nanos> {
+  const sum = (sql: string, ...given: number[]) =>
+    Nanos(
+      app.ledger.client
+        .prepare(`select coalesce(sum(amount_nanos), 0) from entry where ${sql}`)
+        .pluck()
+        .safeIntegers()
+        .get(...given) as bigint,
+    );
+  const sales = (since: number) => sum("credit like 'sales:%' and at >= ?", since);
+  const now = app.clock.now();
+  return {
+    today: sales(periodAt('day', zone, now).start),
+    month: sales(periodAt('month', zone, now).start),
+    free: Nanos(sum("credit like 'wallet:%'") - sum("debit like 'wallet:%'")),
+  };
+}
+
+test('the first page begins with today, this month and how long budgets last, in days of the reader', async (t) => {
+  const time = handClock();
+  time.leap(Date.UTC(2026, 2, 30, 20) / 1000 - time.wall() / 1000);
+  const purser = await openTestServer(t, { time });
+  const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 30 * 86_400 });
+  const figure = (html: string, name: string) => new RegExp(`data-live="${name}">([^<]+)<`).exec(html)?.[1];
+  // One charge in the evening of the 30th, one in the morning and two in the afternoon of the 31st.
+  for (const [hours, chats] of [
+    [0, 1],
+    [9, 1],
+    [11, 2],
+  ] as const) {
+    time.advance(hours * 3600);
+    for (let i = 0; i < chats; i++) assert.equal((await purser.chat(token, { model: 'flat' })).status, 200);
+  }
+  time.advance(4 * 3600);
+  const browser = await asOperator(purser);
+  const seen = new Set<string>();
+  for (const zone of ['UTC', 'Pacific/Kiritimati', 'Pacific/Pago_Pago', 'Asia/Kathmandu']) {
+    browser.cookies.set('purser-zone', zone);
+    const { html } = await browser.get('/');
+    const wanted = Object.entries(journalOfNow(purser, zone)).map(([name, sum]) => [name, brief(sum)]);
+    const shown = wanted.map(([name]) => [name, figure(html, name as string)]);
+    assert.deepEqual(shown, wanted, zone);
+    seen.add(JSON.stringify(shown));
+    assert.ok(html.includes(`since midnight, ${zone}<`));
+    assert.equal(figure(html, 'daily'), '$0.04', 'a day has passed since the first charge');
+    assert.equal(figure(html, 'lasts'), '124 days');
+    assert.ok(html.indexOf('data-live="today"') < html.indexOf('Nothing needs a person'));
+  }
+  assert.ok(seen.size >= 3, 'the days of these zones differ');
+  for (const zone of ['Mars/Olympus', '"><script>', '']) {
+    browser.cookies.set('purser-zone', zone);
+    assert.ok((await browser.get('/')).html.includes('since midnight, UTC<'), zone);
+  }
+  const fresh = await asOperator(await openTestServer(t));
+  assert.equal(figure((await fresh.get('/')).html, 'lasts'), 'nothing is spent');
 });

@@ -10,6 +10,12 @@ for (const button of all('[data-copy]')) {
   });
 }
 
+// The server counts days in the zone of the reader.
+const isSecure = location.protocol === 'https:';
+const { timeZone } = new Intl.DateTimeFormat().resolvedOptions();
+// biome-ignore lint/suspicious/noDocumentCookie: the Cookie Store is only there with TLS.
+document.cookie = `${isSecure ? '__Host-' : ''}purser-zone=${timeZone}; path=/; max-age=31536000; samesite=lax${isSecure ? '; secure' : ''}`;
+
 for (const time of all('time[datetime]'))
   time.title = new Date(time.dateTime).toLocaleString(undefined, { dateStyle: 'medium', timeStyle: 'long' });
 

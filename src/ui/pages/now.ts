@@ -1,4 +1,5 @@
-import { Nanos, ZERO } from '../../base/money.ts';
+import { periodAt } from '../../base/calendar.ts';
+import { Nanos } from '../../base/money.ts';
 import { duration, type StateTone } from '../../base/shown.ts';
 import { describeReportOnly } from '../../lease/report-only.ts';
 import { countCheckouts, listCheckouts } from '../../ledger/checkout.ts';
@@ -24,7 +25,7 @@ import {
   table,
 } from '../parts.ts';
 import { spendingChart } from '../pictures.ts';
-import { PULSE_SECONDS, spendersOf } from '../pulse.ts';
+import { chargedDaily, chargedSince, PULSE_SECONDS, spendersOf } from '../pulse.ts';
 import { run, type Visit } from '../visit.ts';
 import { serverTable } from './models.ts';
 
@@ -34,6 +35,7 @@ type Attention = { tone: StateTone; what: HtmlValue; since?: number | null; to?:
 const SPENDER_COUNT = 8;
 const STUCK_COUNT = 5;
 const MINUTE = 60;
+const DAY = 86_400;
 /** The rate is the average of this many minutes: that of a single one jumps. */
 const RATE_MINUTES = 5;
 /** A backup is late when the newest is older than two intervals. */
@@ -74,12 +76,17 @@ export async function nowPage(visit: Visit): Promise<Page> {
     html`Nobody spent anything in the last hour. ${link('/spend', 'Spending')} goes further back.`,
   );
   const body = html`
+    <div class="figures">
+      ${figure('Charged today', live('today', shown.today), `since midnight, ${visit.zone}`)}
+      ${figure('Charged this month', live('month', shown.month), html`${live('daily', shown.daily)} on an average day`)}
+      ${figure('Open budgets last', live('lasts', shown.lasts), html`${live('free', shown.free)} free, at the average of seven days`)}
+    </div>
     ${attention.length ? html`<section aria-label="Needs a person"><ul class="attention">${attention.map((it) => attentionItem(it, now))}</ul></section>` : html`<p class="notice good">Nothing needs a person at the moment.</p>`}
     <div class="figures">
       ${figure('Spending per minute', live('minute', shown.minute), html`${live('hour', shown.hour)} in the last hour`)}
       ${figure('Held', live('held', shown.held), html`${live('holds', shown.holds)} open`)}
       ${figure('Running leases', live('leases', shown.leases), link('/leases', 'Leases'))}
-      ${figure('Open wallets', live('wallets', shown.wallets), html`${live('free', shown.free)} free to spend`)}
+      ${figure('Open wallets', live('wallets', shown.wallets), html`${live('budget', shown.budget)} budgets in all`)}
       ${figure('Accounts', count(status.accounts.count), html`${live('available', shown.available)} available`)}
     </div>
     ${card('Who spends, last hour', spendersTable, link('/spend?by=wallet&range=1d', 'By day'))}
@@ -94,22 +101,34 @@ export async function nowPage(visit: Visit): Promise<Page> {
 }
 
 /** Returns the figures that the stream keeps up to date. */
-export async function nowFigures({ parts, now }: Pick<Visit, 'parts' | 'now'>): Promise<Figures> {
+export async function nowFigures({ parts, now, zone }: Pick<Visit, 'parts' | 'now' | 'zone'>): Promise<Figures> {
   const { accounts, wallets, reserved, uncertain, leases } = parts.pulse.figures();
-  const cells = await parts.pulse.read(now);
-  const sumSince = (since: number) =>
-    cells.filter(({ at }) => at >= since).reduce((sum, it) => Nanos(sum + it.charged), ZERO);
-  const lately = sumSince(Math.floor((now - RATE_MINUTES * MINUTE) / MINUTE) * MINUTE);
+  const [cells, month] = await Promise.all([parts.pulse.read(now), parts.pulse.month(now)]);
+  const lately = chargedSince(cells, Math.floor((now - RATE_MINUTES * MINUTE) / MINUTE) * MINUTE);
+  const daily = chargedDaily(month, now);
+  const free = Nanos(wallets.budget - wallets.spent - wallets.held - wallets.delegated);
   return {
+    today: brief(chargedSince(month, periodAt('day', zone, now).start)),
+    month: brief(chargedSince(month, periodAt('month', zone, now).start)),
+    daily: brief(daily),
+    lasts: lasting(free, daily),
+    free: brief(free),
     minute: brief(Nanos(lately / BigInt(RATE_MINUTES))),
-    hour: brief(sumSince(0)),
+    hour: brief(chargedSince(cells, 0)),
     held: brief(Nanos(reserved.amount + uncertain.amount)),
     holds: plural(reserved.count + uncertain.count, 'hold'),
     leases: count(Object.values(leases).reduce((sum, it) => sum + it, 0)),
     wallets: count(wallets.count),
-    free: brief(Nanos(wallets.budget - wallets.spent - wallets.held - wallets.delegated)),
+    budget: brief(wallets.budget),
     available: brief(accounts.available),
   };
+}
+
+/** Says how long money lasts at a rate per day, in days from one day on. */
+function lasting(money: Nanos, daily: Nanos): string {
+  if (daily <= 0n) return 'nothing is spent';
+  const seconds = (money * BigInt(DAY)) / daily;
+  return seconds >= DAY ? plural(Number(seconds / BigInt(DAY)), 'day') : duration(Number(seconds), 1);
 }
 
 /** Returns the items that need a person, the most urgent first. */
