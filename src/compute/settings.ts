@@ -5,6 +5,7 @@ import type { LocalSettings } from './engines/local/settings.ts';
 import { note } from './finding.ts';
 import { firstOtherPrice } from './same-prices.ts';
 import { firstSharedUser } from './same-users.ts';
+import { Templates } from './templates.ts';
 
 /** The settings of the three slots (design, section 4), made from the table of backends. */
 
@@ -95,9 +96,11 @@ export const Compute = v.strictObject({
   provider_one: backendsFor('provider_one'),
   provider_two: backendsFor('provider_two'),
   provider_three: backendsFor('provider_three'),
+  templates: v.optional(Templates),
 });
 
-export type ComputeSettings = v.InferOutput<typeof Compute>;
+/** The settings of the slots. */
+export type ComputeSettings = Omit<v.InferOutput<typeof Compute>, 'templates'>;
 export type LocalCompute = { [S in Slot]?: LocalSettings | undefined };
 
 type BackendSettings = { [S in Slot]: SettingsFor<S> }[Slot] | LocalSettings;

@@ -23,6 +23,7 @@ import {
   resources,
   reversals,
   routerKeys,
+  sandboxes,
   walletChanges,
   wallets,
 } from './schema.ts';
@@ -50,6 +51,7 @@ const CHECKED_TABLES = [
   learnedBounds,
   resources,
   keeps,
+  sandboxes,
   checkouts,
   reversals,
   paymentEvents,

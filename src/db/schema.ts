@@ -737,6 +737,29 @@ export const keeps = sqliteTable(
   ],
 );
 
+/** The leases that E2B's SDKs have created, with what only that wire knows of them. */
+export const sandboxes = sqliteTable(
+  'sandbox',
+  {
+    resourceId: text('resource_id')
+      .primaryKey()
+      .references(() => resources.id),
+    template: text().notNull(),
+    /** The caller's own names and values, as JSON. */
+    metadata: text().notNull(),
+    /** The variables of its commands, as encrypted JSON; null where there are none. */
+    environment: blob({ mode: 'buffer' }),
+    /** The seconds for which it was created. Its lease may be longer: it ends so long after it was ready. */
+    seconds: count().notNull(),
+    /** The end that was set since; null before that. */
+    endsAt: count('ends_at'),
+    /** The time at which its client had its answer; null while the next identical create adopts it. */
+    deliveredAt: count('delivered_at'),
+    seal: seal(),
+  },
+  (t) => [check('sandbox_seconds', sql`${t.seconds} > 0`)],
+);
+
 /** Events for receivers, each written in the transaction that caused it (docs/decisions/0037). Kept for 30 days. */
 export const events = sqliteTable(
   'event',

@@ -22,6 +22,7 @@ import {
   resources,
   reversals,
   routerKeys,
+  sandboxes,
   tallies,
   walletChanges,
   wallets,
@@ -51,6 +52,7 @@ const COUNTED_TABLES = [
   learnedBounds,
   resources,
   keeps,
+  sandboxes,
   events,
   deliveries,
 ] as const;

@@ -46,6 +46,7 @@ import {
 } from './body.ts';
 import type { Concurrency } from './concurrency.ts';
 import { messagesError } from './dialects/messages.ts';
+import { isE2bApi } from './e2b/paths.ts';
 import { type EventStream, openEventStream, writePieces } from './event-stream.ts';
 import { type ContainedResponse, lastAnswer } from './exchange.ts';
 import type { Allowance, MemoryQuota } from './memory-quota.ts';
@@ -67,7 +68,7 @@ export type HttpApp = Omit<ChatApp, 'readApart' | 'memory'> &
   CloseApp &
   OpenApp &
   BillingApp & {
-    config: Pick<Config, 'limits'>;
+    config: Pick<Config, 'limits' | 'compute'>;
     state: {
       /** `{base_url}` of the interface, without a slash at the end. */
       baseUrl: string;
@@ -335,7 +336,7 @@ const isKeyOmitted = (it: Endpoint, key: unknown) => it.idempotent === 'optional
 const isKeySent = (it: Endpoint, key: unknown) => it.idempotent !== undefined && !isKeyOmitted(it, key);
 
 /** Calls `listener` when the response has been written or its client has disconnected; at once if that has happened. */
-function onceClosed(c: Context<Env>, listener: (isDelivered: boolean) => void): void {
+export function onceClosed(c: Context<Env>, listener: (isDelivered: boolean) => void): void {
   const response = c.env.outgoing as ServerResponse;
   const tell = () => listener(response.writableFinished);
   if (response.closed || response.destroyed) tell();
@@ -438,9 +439,10 @@ function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, request
   return headers;
 }
 
-/** Returns the header in which Anthropic's clients send their key, under the gateway's base URL. */
+/** Returns the header in which Anthropic's clients send their key, under the gateway's base URL, and E2B's theirs. */
 function keyHeaderOf(c: Context<Env>): string | undefined {
-  return isGatewayRequest(c.req.method, c.req.path) ? c.req.header('x-api-key') : undefined;
+  const { method, path } = c.req;
+  return isGatewayRequest(method, path) || isE2bApi(path) ? c.req.header('x-api-key') : undefined;
 }
 
 /** Returns the token of a request. A bearer token takes precedence: some clients also send the key of another service. */
@@ -478,7 +480,8 @@ export function callerNetwork(app: Pick<HttpApp, 'addressOf'>, incoming: HttpBin
   return networkOf(app.addressOf(incoming.socket.remoteAddress, forwardedFor));
 }
 
-function readIdempotencyKey(key: unknown): string {
+/** Returns the Idempotency-Key of a request. Throws `idempotency_key_required` and `invalid_idempotency_key`. */
+export function readIdempotencyKey(key: unknown): string {
   if (key === undefined) throw new Refusal('idempotency_key_required');
   if (typeof key !== 'string' || !IDEMPOTENCY_KEY.test(key)) throw new Refusal('invalid_idempotency_key');
   return key;

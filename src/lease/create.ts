@@ -20,6 +20,7 @@ import {
   resourceOfOperation,
   updateIfLive,
 } from '../ledger/resource.ts';
+import { insertSandbox, type SandboxOrder } from '../ledger/sandbox.ts';
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import type { KeyedMutex } from '../spend/keyed-mutex.ts';
 import {
@@ -64,6 +65,8 @@ type CreateRequest = Omit<PaidRequest, 'kind'> & {
   spec: Spec;
   /** The time that the answer waits for the machine, instead of `answerSeconds`. */
   waitSeconds?: number | undefined;
+  /** What E2B's wire adds to a lease, where it was ordered by that. */
+  sandbox?: SandboxOrder | undefined;
 };
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
 type Candidate = ConfiguredBackend & { quote: MachineQuote };
@@ -80,6 +83,7 @@ type LeaseTerms = {
   priceHourly: bigint;
   maxSeconds: number;
   endsBy: number | undefined;
+  sandbox: SandboxOrder | undefined;
 };
 
 const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
@@ -97,7 +101,8 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
         `The lease could last until ${end}, and the provider ends this offer at ${endsBy}. Ask for fewer seconds.`,
       );
   },
-  insertRows(tx, operation, { slot, backend, tag, spec, seconds, provisionSeconds, priceHourly, maxSeconds, endsBy }) {
+  insertRows(tx, operation, { sandbox, ...terms }) {
+    const { slot, backend, tag, spec, seconds, provisionSeconds, priceHourly, maxSeconds, endsBy } = terms;
     const now = operation.createdAt;
     insertResource(tx, {
       id: operation.resourceId as string,
@@ -121,6 +126,7 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
       attempts: 0,
       absentCount: 0,
     });
+    if (sandbox) insertSandbox(tx, operation.resourceId as string, sandbox);
   },
   settleRows: noteFailure,
 });
@@ -134,7 +140,7 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
  */
 export async function createLease(
   app: LeaseApp,
-  { slot, spec, waitSeconds, ...request }: CreateRequest,
+  { slot, spec, waitSeconds, sandbox, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
   const answerAt = performance.now() + (waitSeconds ?? app.answerSeconds) * 1000;
   const joinSeconds = waitSeconds === undefined ? {} : { joinSeconds: waitSeconds };
@@ -147,7 +153,7 @@ export async function createLease(
         const configured = app.slots.find(slot);
         // Fail fast, before asking a provider for a price; the hold checks again.
         refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
-        return quoteLease(app, configured, spec, answerAt);
+        return quoteLease(app, configured, { spec, sandbox }, answerAt);
       },
       refuse: ({ id }, outcome) => {
         if (outcome.kind === 'unknown') return uncertain();
@@ -170,7 +176,7 @@ export async function createLease(
 /** Returns the resource of a create that another caller waits for, if it is held for already. */
 function begunBy(
   app: LeaseApp,
-  { walletId, route, idempotencyKey }: Omit<CreateRequest, 'slot' | 'spec'>,
+  { walletId, route, idempotencyKey }: Omit<CreateRequest, 'slot' | 'spec' | 'sandbox'>,
 ): Resource | undefined {
   const operation = findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
   return operation && resourceOfOperation(app.ledger.read, operation.id);
@@ -183,7 +189,7 @@ function begunBy(
 async function quoteLease(
   app: LeaseApp,
   { fill, backends }: ReturnType<Slots['find']>,
-  spec: Spec,
+  { spec, sandbox }: Pick<CreateRequest, 'spec' | 'sandbox'>,
   answerAt: WaitingCreate['answerAt'],
 ): Promise<PaidQuote<Resource, LeaseTerms>> {
   const seconds = spec.max_seconds;
@@ -223,6 +229,7 @@ async function quoteLease(
       priceHourly,
       maxSeconds: Math.min(...candidates.map(({ quote }) => quote.maxSeconds)),
       endsBy: ends.length ? Math.min(...ends) : undefined,
+      sandbox,
     },
   };
 }

@@ -18,6 +18,8 @@ export type ExtendRequest = Omit<PaidRequest, 'kind'> & {
   additionalSeconds: number;
   /** The keep that this extension is a step of. */
   keepId?: string;
+  /** The seconds were computed from the end that `resource` has: refuses with `conflict` once the lease has another. */
+  isExact?: boolean;
 };
 
 /** An extension, as its writes know it. */
@@ -50,11 +52,11 @@ const RETRY_SECONDS = 10;
  * uncertain extension is resolved by reading the backend's deadline. Holds the lease's lock from hold to settlement, so that
  * each extension starts where the one before it ended. Throws `extension_not_supported`, `provider_not_configured`,
  * `resource_not_active`, `lease_limit_exceeded`, `read_only`, `operation_uncertain`, and PAID_REFUSALS. A step of a keep
- * also throws `conflict` when the keep or the lease has changed.
+ * also throws `conflict` when the keep or the lease has changed, and an exact one when the lease has.
  */
 export function extendLease(
   app: LeaseApp,
-  { resource, additionalSeconds, keepId, ...request }: ExtendRequest,
+  { resource, additionalSeconds, keepId, isExact = keepId !== undefined, ...request }: ExtendRequest,
 ): Promise<Answered<Resource>> {
   const { id } = resource;
   const current = () => findResource(app.ledger.read, id) as Resource;
@@ -73,7 +75,7 @@ export function extendLease(
       quote() {
         const row = current();
         // The step was decided for the end that the lease had then. Another extension has moved it, so no step is needed yet.
-        if (keepId !== undefined && row.expiresAt !== resource.expiresAt) throw new Refusal('conflict');
+        if (isExact && row.expiresAt !== resource.expiresAt) throw new Refusal('conflict');
         return quoteExtension(app, row, additionalSeconds, keepId);
       },
       refuse: (_, outcome) => (outcome.kind === 'unknown' ? uncertain() : notExtended()),

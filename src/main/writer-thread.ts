@@ -24,6 +24,7 @@ import '../ledger/payment-events.ts';
 import '../ledger/refill.ts';
 import '../ledger/resource.ts';
 import '../ledger/reversal.ts';
+import '../ledger/sandbox.ts';
 import '../ledger/wallet-change.ts';
 import '../recovery/writes.ts';
 import '../spend/writes.ts';

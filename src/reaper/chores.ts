@@ -14,6 +14,7 @@ import {
 import { nextStaleEvent, pruneEvents } from '../ledger/outbox.ts';
 import { dueRefills, nextRefill, refillWallet } from '../ledger/refill.ts';
 import { type DueResource, dueResources, nextDueResource, PAGE_COUNT } from '../ledger/resource.ts';
+import { nextSandboxEnd, sandboxesOver } from '../ledger/sandbox.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
 import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
 import { recover } from '../spend/recover.ts';
@@ -83,6 +84,17 @@ export async function stepLeases(app: ReaperApp, reaped: Reaped): Promise<void> 
     cursor = page.at(-1);
     if (page.length < PAGE_COUNT) return;
   }
+}
+
+/** Ends the sandboxes that are over before the paid time of their leases is. */
+export async function endSandboxes(app: ReaperApp, reaped: Reaped): Promise<void> {
+  if (app.clock.expiryBlocked()) return;
+  const over = sandboxesOver(app.ledger.read, app.clock.now());
+  for (const it of await inTime(
+    app,
+    over.map((id) => advance(app, id)),
+  ))
+    tally(app, reaped, it, 'leases');
 }
 
 /** Extends leases that are kept while they are busy. Runs after the steps, which know whether an extension took place. */
@@ -205,6 +217,7 @@ export function nextDue(app: ReaperApp): number {
   const uncertain = uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER).filter((it) => it.kind === 'chat');
   return Math.min(
     nextDueResource(app.ledger.read) ?? Number.POSITIVE_INFINITY,
+    nextSandboxEnd(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextKeep(app),
     nextExpiry(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextRefill(app.ledger.read) ?? Number.POSITIVE_INFINITY,

@@ -7,6 +7,7 @@ import type { KeepApp } from '../lease/keep.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import {
   dropKeys,
+  endSandboxes,
   expireWallets,
   keepLeases,
   nextDue,
@@ -88,6 +89,7 @@ const nothing = (): Reaped => ({
 const CHORES = [
   expireWallets,
   refillWallets,
+  endSandboxes,
   stepLeases,
   keepLeases,
   recoverInterrupted,

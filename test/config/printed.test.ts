@@ -136,6 +136,14 @@ const EVERY = {
   ssh: { listen: '0.0.0.0:2022', public_host: 'ssh.example', public_port: 22 },
   ports: { host: '*.Ports.example:8443' },
   compute: {
+    templates: {
+      base: { provider: 'provider_one', spec: { gpu: 'h100', gpus: 1, cpus: 8, memory_gib: 64 }, start: 'true' },
+      two: { provider: 'provider_two', spec: { chip: 'h100' }, start: 'true' },
+      'code-interpreter-v1': {
+        ...{ provider: 'provider_three', spec: { offer_id: 'small', disk_gb: 10 } },
+        start: 'jupyter server',
+      },
+    },
     provider_one: {
       fill: 'most_free',
       backends: [

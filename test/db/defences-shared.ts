@@ -134,6 +134,7 @@ export const LEARNED: Row = {
   operation_id: 'op_1',
   learned_at: 1,
 };
+export const SANDBOX: Row = { resource_id: 'res_1', template: 'base', metadata: '{}', seconds: 300 };
 export const CHANGE: Row = { id: 'chg_1', wallet_id: 'wal_1', kind: 'raise', amount_nanos: 1, created_at: 1 };
 export const FEED: Row = { id: 1, read_to: 1, due_at: 1 };
 export const EVENT: Row = { seq: 1, id: 'msg_1', type: 'disk.low', subject: 'disk', data: '{}', created_at: 1 };
@@ -196,6 +197,7 @@ export const PLAIN = {
   browser_session: SESSION,
   passkey: PASSKEY,
   keep: KEEP,
+  sandbox: SANDBOX,
 };
 export type Table = keyof typeof PLAIN;
 
@@ -214,8 +216,9 @@ export function openSchema(t: TestContext): { client: Client; insert: (table: st
 }
 /** What a row needs beside the account. */
 export function prepareFor(table: Table, insert: (table: string, row: Row) => void): void {
-  if (['operation', 'resource', 'learned_bound', 'wallet_change', 'keep'].includes(table)) insert('wallet', WALLET);
-  if (['resource', 'learned_bound', 'keep'].includes(table)) insert('operation', OPERATION);
-  if (table === 'keep') insert('resource', RESOURCE);
+  if (['operation', 'resource', 'learned_bound', 'wallet_change', 'keep', 'sandbox'].includes(table))
+    insert('wallet', WALLET);
+  if (['resource', 'learned_bound', 'keep', 'sandbox'].includes(table)) insert('operation', OPERATION);
+  if (['keep', 'sandbox'].includes(table)) insert('resource', RESOURCE);
   if (table === 'delivery') insert('event', EVENT);
 }

@@ -30,7 +30,7 @@ type Hosts = { scheme: string; suffix: string };
  * Returns the host names of ports: those of `ports.host`, or below `localhost` if Purser is reached by loopback; browsers
  * resolve these themselves. Undefined if there are none.
  */
-function hostsOf({ state, portHost }: Pick<HttpApp, 'state' | 'portHost'>): Hosts | undefined {
+export function hostsOf({ state, portHost }: Pick<HttpApp, 'state' | 'portHost'>): Hosts | undefined {
   const { protocol, hostname, port } = new URL(state.baseUrl);
   const name = portHost ?? (LOOPBACK.test(hostname) ? 'localhost' : undefined);
   if (name === undefined) return undefined;

@@ -1,0 +1,69 @@
+import { operationOf } from '../../ledger/operation.ts';
+import { type SandboxLease, undeliveredSandboxes } from '../../ledger/sandbox.ts';
+import type { HttpApp } from '../endpoint.ts';
+
+/** A create without a key of its caller. */
+type Attempt = { walletId: string; fingerprint: Buffer; key: string; waiting: number; running: number };
+
+/**
+ * The creates without an Idempotency-Key, which E2B's SDKs never send. A create whose client left before its answer is taken over
+ * by the next identical one; identical creates whose clients wait, or were answered, are separate.
+ */
+export type Attempts = {
+  /** Returns the key of this create: that of an abandoned one, or `fresh`. Call `leave` and `end` once each. */
+  begin(
+    walletId: string,
+    fingerprint: Buffer,
+    fresh: string,
+  ): {
+    key: string;
+    /** True if it takes over an abandoned create. */
+    isTakenOver: boolean;
+    /** Its client has gone or has its answer. */
+    leave(): void;
+    /** The create is over. */
+    end(): void;
+  };
+};
+
+/** Creates the register of running creates. Abandoned ones that are over are found in the books. */
+export function createAttempts({ ledger }: Pick<HttpApp, 'ledger'>): Attempts {
+  const attempts = new Set<Attempt>();
+
+  const keyOf = ({ resource }: SandboxLease) => operationOf(ledger.read, resource.operationId).idempotencyKey;
+  function abandoned(walletId: string, fingerprint: Buffer): Attempt | undefined {
+    const same = [...attempts].filter((it) => it.walletId === walletId && it.fingerprint.equals(fingerprint));
+    const running = same.find((it) => it.waiting === 0);
+    if (running) return running;
+    const taken = new Set(same.map((it) => it.key));
+    const key = undeliveredSandboxes(ledger.read, walletId, fingerprint)
+      .map(keyOf)
+      .find((it) => !taken.has(it));
+    return key === undefined ? undefined : { walletId, fingerprint, key, waiting: 0, running: 0 };
+  }
+
+  return {
+    begin(walletId, fingerprint, fresh) {
+      const earlier = abandoned(walletId, fingerprint);
+      const attempt = earlier ?? { walletId, fingerprint, key: fresh, waiting: 0, running: 0 };
+      attempts.add(attempt);
+      attempt.waiting += 1;
+      attempt.running += 1;
+      const over = () => {
+        if (attempt.waiting + attempt.running === 0) attempts.delete(attempt);
+      };
+      return {
+        key: attempt.key,
+        isTakenOver: earlier !== undefined,
+        leave() {
+          attempt.waiting -= 1;
+          over();
+        },
+        end() {
+          attempt.running -= 1;
+          over();
+        },
+      };
+    },
+  };
+}

@@ -1,0 +1,36 @@
+import type { Context } from 'hono';
+import { REFUSALS, Refusal, type RefusalCode } from '../../base/refusal.ts';
+import { describeError, type Env, type HttpApp, requestIdOf } from '../endpoint.ts';
+
+/** Errors in E2B's shape. Its SDKs decide by the number in the body. */
+
+/** The status of an outcome that is not known: a 503 tells users of E2B that nothing has happened. */
+const UNCERTAIN = 504;
+
+/** Returns the status of a code for E2B's SDKs. */
+export const e2bStatus = (code: RefusalCode): number =>
+  code === 'operation_uncertain' ? UNCERTAIN : REFUSALS[code].status;
+
+/** Headers of every answer: many contain a credential. */
+export const headersFor = (c: Context<Env>): Record<string, string> => ({
+  'content-type': 'application/json',
+  'x-request-id': requestIdOf(c),
+  'cache-control': 'no-store',
+});
+
+/** Answers an error: `{code, message}` with the status as a number. */
+export function answerError(app: Pick<HttpApp, 'events'>, c: Context<Env>, error: unknown): Response {
+  const { refusal, message } = describeError(app, requestIdOf(c), c.req.path, error);
+  const status = e2bStatus(refusal.code);
+  const { retryAfterSeconds } = refusal;
+  const headers = headersFor(c);
+  // The SDKs repeat a request by this header on a 429 alone.
+  if (retryAfterSeconds !== undefined) headers['retry-after'] = String(retryAfterSeconds);
+  if (refusal.code === 'payload_too_large') headers.connection = 'close'; // The unread rest of the body is not waited for.
+  const body = { code: status, message, error_code: refusal.code };
+  return new Response(JSON.stringify(body), { status, headers });
+}
+
+/** The refusal where it is not known whether a call into a machine had an effect. */
+export const uncertainInside = (cause: unknown): Refusal =>
+  new Refusal('operation_uncertain', 'The call into the sandbox failed, and its outcome is not known.', { cause });
