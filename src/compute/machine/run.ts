@@ -134,7 +134,7 @@ export async function startRun(
 }
 
 /** Passes on the output after the line with the token, and resolves its first word. */
-function afterToken(token: string, say: (word: string) => void): Transform {
+export function afterToken(token: string, say: (word: string) => void): Transform {
   let before: Buffer | undefined = Buffer.alloc(0);
   return new Transform({
     ...WAITING,

@@ -2,9 +2,16 @@ import { Hono } from 'hono';
 import { Refusal } from '../../base/refusal.ts';
 import type { Env, HttpApp } from '../endpoint.ts';
 import { createAttempts } from './attempts.ts';
-import { answerError } from './errors.ts';
-import { E2B_PATH } from './paths.ts';
+import { answerFault, ConnectFault } from './connect.ts';
+import { openSandbox, runningOf } from './envd.ts';
+import { answerError, headersFor } from './errors.ts';
+import { E2B_PATH, ENVD_PATH } from './paths.ts';
+import { PROCESS_CALLS } from './process.ts';
+import { createProcesses } from './processes.ts';
 import * as sandboxes from './sandboxes.ts';
+
+/** The header with the token of what runs in a sandbox. */
+const ENVD_TOKEN = 'x-access-token';
 
 const NO_PAUSE = 'A sandbox here cannot be paused: it runs until its timeout, or until it is killed.';
 const NO_COPY = 'A sandbox here can neither be copied nor made a snapshot of.';
@@ -31,6 +38,24 @@ export function createE2b(app: HttpApp): Hono<Env> {
       hono.post(`${base}/:id/${name}`, serve(sandboxes.refuseOperation(NO_COPY)));
     hono.put(`${base}/:id/network`, serve(sandboxes.refuseOperation(NO_RULES)));
   }
+  const processes = createProcesses(app);
+  hono.post(`${ENVD_PATH}/process.Process/:name`, async (c) => {
+    try {
+      const opened = openSandbox(app, c, 'envd', ENVD_TOKEN);
+      const name = c.req.param('name');
+      const call = Object.hasOwn(PROCESS_CALLS, name) ? PROCESS_CALLS[name] : undefined;
+      if (!call) throw new ConnectFault('unimplemented', 'Purser does not serve this call.');
+      return await call({ app, c, opened, processes });
+    } catch (error) {
+      return answerFault(app, c, error);
+    }
+  });
+  hono.get(`${ENVD_PATH}/health`, (c) => {
+    const opened = openSandbox(app, c, 'envd', ENVD_TOKEN);
+    runningOf(app, opened);
+    return new Response(null, { status: 204, headers: headersFor(c) });
+  });
+
   hono.all('*', () => {
     throw new Refusal('not_found', 'Purser does not serve this part of E2B’s API.');
   });

@@ -1,15 +1,25 @@
 import type { Context } from 'hono';
 import { REFUSALS, Refusal, type RefusalCode } from '../../base/refusal.ts';
 import { describeError, type Env, type HttpApp, requestIdOf } from '../endpoint.ts';
+import { isE2bApi } from './paths.ts';
 
 /** Errors in E2B's shape. Its SDKs decide by the number in the body. */
 
 /** The status of an outcome that is not known: a 503 tells users of E2B that nothing has happened. */
 const UNCERTAIN = 504;
 
-/** Returns the status of a code for E2B's SDKs. */
-export const e2bStatus = (code: RefusalCode): number =>
-  code === 'operation_uncertain' ? UNCERTAIN : REFUSALS[code].status;
+/** The codes of a sandbox that is over. */
+const GONE = new Set<RefusalCode>(['resource_not_active', 'wallet_closed', 'wallet_expired']);
+export const isGone = (code: RefusalCode): boolean => GONE.has(code);
+/** What E2B answers for a call into a sandbox that is gone. */
+export const GONE_STATUS = 502;
+
+/** Returns the status of a code for E2B's SDKs: `isInside` for a call into a sandbox. */
+function e2bStatus(code: RefusalCode, isInside: boolean): number {
+  if (isInside && isGone(code)) return GONE_STATUS;
+  const mayHaveHappened = code === 'operation_uncertain' || (isInside && code === 'provider_unavailable');
+  return mayHaveHappened ? UNCERTAIN : REFUSALS[code].status;
+}
 
 /** Headers of every answer: many contain a credential. */
 export const headersFor = (c: Context<Env>): Record<string, string> => ({
@@ -21,7 +31,7 @@ export const headersFor = (c: Context<Env>): Record<string, string> => ({
 /** Answers an error: `{code, message}` with the status as a number. */
 export function answerError(app: Pick<HttpApp, 'events'>, c: Context<Env>, error: unknown): Response {
   const { refusal, message } = describeError(app, requestIdOf(c), c.req.path, error);
-  const status = e2bStatus(refusal.code);
+  const status = e2bStatus(refusal.code, !isE2bApi(c.req.path));
   const { retryAfterSeconds } = refusal;
   const headers = headersFor(c);
   // The SDKs repeat a request by this header on a 429 alone.

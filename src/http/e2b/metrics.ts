@@ -1,3 +1,4 @@
+import { parseJson } from '../../base/parse-json.ts';
 import type { Backend } from '../../compute/backend.ts';
 import type { Resource } from '../../ledger/resource.ts';
 import type { HttpApp } from '../endpoint.ts';
@@ -54,7 +55,7 @@ export function metricOf(
   microseconds: number,
   { spec }: Pick<Resource, 'spec'>,
 ): Metric | undefined {
-  const size = JSON.parse(spec) as { cpus?: number; memory_gib?: number };
+  const size = parseJson(spec) as { cpus?: number; memory_gib?: number };
   const [first, second] = [...output.matchAll(/^cpu (\d+)$/gm)].map(([, it]) => Number(it));
   const memory = /^memory (\d+) (\d+|max)$/m.exec(output);
   const disk = /^\S+\s+(\d+)\s+(\d+)\s+\d+\s+\d+%/m.exec(output);

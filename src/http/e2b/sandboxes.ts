@@ -3,6 +3,7 @@ import { admit } from '../../access/principal.ts';
 import { fingerprint } from '../../base/fingerprint.ts';
 import { refuseFault } from '../../base/health.ts';
 import { formatUsd } from '../../base/money.ts';
+import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { startProcess } from '../../compute/machine/process.ts';
 import type { Templates } from '../../compute/templates.ts';
@@ -114,7 +115,7 @@ const whole = (it: unknown, unit = 1) => (typeof it === 'number' ? Math.max(1, M
 
 /** The description of a sandbox. A size that its offer does not state is 0. */
 function described({ sandbox, resource }: SandboxLease) {
-  const spec = JSON.parse(resource.spec) as Record<string, unknown>;
+  const spec = parseJson(resource.spec) as Record<string, unknown>;
   return {
     templateID: sandbox.template,
     sandboxID: labelOf(resource),
@@ -126,7 +127,7 @@ function described({ sandbox, resource }: SandboxLease) {
     memoryMB: whole(spec.memory_gib, 1024),
     diskSizeMB: whole(spec.disk_gb, 1000),
     state: 'running',
-    metadata: JSON.parse(sandbox.metadata) as Record<string, string>,
+    metadata: parseJson(sandbox.metadata) as Record<string, string>,
     lifecycle: { onTimeout: 'kill', autoResume: false },
   };
 }

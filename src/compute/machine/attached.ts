@@ -1,0 +1,146 @@
+import { randomBytes } from 'node:crypto';
+import { PassThrough, type Readable } from 'node:stream';
+import { Refusal } from '../../base/refusal.ts';
+import { inTime } from '../../net/deadline.ts';
+import type { Backend, GuestSession, Ref, SessionOrder } from '../backend.ts';
+import { NO_DIRECTORY } from './command.ts';
+import { afterToken, firstWord, startRun } from './run.ts';
+import { codeOfSignal, quoted } from './shell.ts';
+
+/** Programs in a machine to whose streams Purser stays attached, with arguments of their own instead of a command line. */
+
+/** The time for a program to begin. */
+const BEGIN_MILLISECONDS = 60_000;
+/** The time in which the last output of a terminal may come after its program has ended. */
+const LAST_OUTPUT_MILLISECONDS = 1000;
+/** One argument of a program has at most 128 KiB (Linux, MAX_ARG_STRLEN). */
+const ARGUMENT_BYTES_MAX = 128 * 1024 - 1;
+
+export type AttachedOrder = {
+  /** The program and its arguments. */
+  argv: readonly [string, ...string[]];
+  env: Readonly<Record<string, string>>;
+  /** The directory that it starts in, absolute or from the home; the home without it. */
+  cwd: string | undefined;
+  /** Keeps standard input open for `stdin`; otherwise it is empty. */
+  hasInput: boolean;
+  /** After this time the program is killed inside the machine, with all that it has started. */
+  seconds: number;
+  /** Gives it a terminal. Then there is no limit of time inside the machine. */
+  terminal: SessionOrder['terminal'];
+};
+
+export type Attached = {
+  /** Its process id inside the machine. */
+  pid: number;
+  stdin: GuestSession['stdin'];
+  /** Has to be read: it is taken from the machine no faster. */
+  stdout: Readable;
+  /** Undefined with a terminal. */
+  stderr: Readable | undefined;
+  /** The exit code, once the output has been passed on. Rejects when the connection to the machine was lost. */
+  ended: Promise<number>;
+  resize: GuestSession['resize'];
+  /** Kills it, with all that it has started. */
+  kill(): void;
+};
+
+/** Shell code that enters the home, and from there a directory. */
+const enterFrom = (cwd: string | undefined) => `cd "\${HOME:-/}" 2>/dev/null || cd /
+${cwd === undefined ? ':' : `cd ${cwd === '' ? '.' : fromHome(cwd)} 2>/dev/null`}`;
+
+/** Returns a path as a word of shell: `~` is the home, and no path is taken for an option. */
+export function fromHome(path: string): string {
+  if (path === '~') return `"\${HOME:-/}"`;
+  if (path.startsWith('~/')) return `"\${HOME:-/}"/${quoted(path.slice(2))}`;
+  return quoted(path.startsWith('/') ? path : `./${path}`);
+}
+
+/** Returns the text that becomes the program; `say` prints its first word. Bash is replaced by sh where the image has none. */
+function textOf({ argv, env, cwd, hasInput, terminal }: AttachedOrder): string {
+  const variables = Object.entries(env).map(([name, value]) => ` ${name}=${quoted(value)}`);
+  return `${enterFrom(cwd)} || { say cwd; exit 0; }
+${variables.length ? `export${variables.join('')}` : ':'}
+set -- ${argv.map(quoted).join(' ')}
+case $1 in /bin/bash) [ -x /bin/bash ] || { shift; set -- /bin/sh "$@"; } ;; esac
+command -v "$1" >/dev/null 2>&1 || { say missing; exit 0; }
+say "pid $$"
+exec "$@"${hasInput || terminal ? '' : ' </dev/null'}`;
+}
+
+/** Returns the process id in a first word. Throws refusals for a directory or a program that is not there. */
+function pidOf(word: string, { argv }: AttachedOrder): number {
+  if (word === 'cwd') throw NO_DIRECTORY();
+  if (word === 'missing') throw new Refusal('invalid_request', `cmd: the resource has no ${JSON.stringify(argv[0])}.`);
+  const [, pid] = /^pid (\d{1,9})$/.exec(word) ?? [];
+  if (pid === undefined) throw new Error('the machine says what cannot be understood');
+  return Number(pid);
+}
+
+/** Starts a program. Throws refusals for what cannot be started, and an error where it is not known whether it runs. */
+export async function attach(backend: Pick<Backend, 'guest'>, ref: Ref, order: AttachedOrder): Promise<Attached> {
+  const texts = [...order.argv, ...Object.values(order.env), order.cwd ?? ''];
+  if (texts.some((it) => it.includes('\0'))) throw new Refusal('invalid_request', 'process: must not contain NUL.');
+  if (order.argv.some((it) => Buffer.byteLength(it) > ARGUMENT_BYTES_MAX))
+    throw new Refusal('invalid_request', `args: one has more than ${ARGUMENT_BYTES_MAX} bytes.`);
+  return order.terminal ? attachTerminal(backend, ref, order) : attachStreams(backend, ref, order);
+}
+
+/** Waits for a connection to a machine. One that opens too late is closed, and what it has started is killed. */
+function opened<T extends { kill(): void }>(opening: Promise<T>, what: string): Promise<T> {
+  return inTime(opening, BEGIN_MILLISECONDS, what).catch((error) => {
+    opening.then(
+      (late) => late.kill(),
+      () => {},
+    );
+    throw error;
+  });
+}
+
+async function attachStreams({ guest }: Pick<Backend, 'guest'>, ref: Ref, order: AttachedOrder): Promise<Attached> {
+  const input = order.hasInput ? 'fed' : undefined;
+  const starting = startRun({ guest }, ref, { text: textOf(order), input, timeoutSeconds: order.seconds });
+  const run = await opened(starting, 'The start of a program');
+  try {
+    const pid = pidOf(await inTime(firstWord(run), BEGIN_MILLISECONDS, 'The start of a program'), order);
+    const { stdin, stdout, stderr, ended, kill } = run;
+    return { pid, stdin, stdout, stderr, ended, kill, resize() {} };
+  } catch (error) {
+    run.kill();
+    throw error;
+  }
+}
+
+async function attachTerminal({ guest }: Pick<Backend, 'guest'>, ref: Ref, order: AttachedOrder): Promise<Attached> {
+  const token = randomBytes(16).toString('hex');
+  const command = `say() { printf '%s %s\\n' ${token} "$*"; }\n${textOf(order)}`;
+  const opening = guest.session(ref, { command, terminal: order.terminal });
+  const session = await opened(opening, 'The start of a terminal');
+  const word = Promise.withResolvers<string>();
+  const stdout = session.stdout.pipe(afterToken(token, word.resolve)).pipe(new PassThrough());
+  for (const it of [session.stdin, session.stdout]) it.on('error', () => stdout.end());
+  session.stdout.once('close', () => stdout.end());
+  const finished = new Promise<void>((resolve) => void session.stdout.once('end', resolve).once('close', resolve));
+  const ended = session.ended
+    .then(async (end) => {
+      let late: NodeJS.Timeout | undefined;
+      // A process in the background may keep the terminal open.
+      await Promise.race([finished, new Promise((resolve) => (late = setTimeout(resolve, LAST_OUTPUT_MILLISECONDS)))]);
+      clearTimeout(late);
+      return 'code' in end ? end.code : codeOfSignal(end.signal);
+    })
+    .finally(() => {
+      word.reject(new Error('the machine ran nothing of what it was sent'));
+      stdout.end();
+    });
+  ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
+  word.promise.catch(() => {});
+  try {
+    const pid = pidOf((await inTime(word.promise, BEGIN_MILLISECONDS, 'The start of a terminal')).trim(), order);
+    const { stdin, resize, kill } = session;
+    return { pid, stdin, stdout, stderr: undefined, ended, resize, kill };
+  } catch (error) {
+    session.kill();
+    throw error;
+  }
+}

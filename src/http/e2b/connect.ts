@@ -1,0 +1,190 @@
+import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
+import type { Context } from 'hono';
+import type * as v from 'valibot';
+import { whenStopping } from '../../base/health.ts';
+import { Refusal, type RefusalCode } from '../../base/refusal.ts';
+import { parseBody, readBody, validate } from '../body.ts';
+import { describeError, type Env, type HttpApp, onceClosed, requestIdOf } from '../endpoint.ts';
+import { openEventStream } from '../event-stream.ts';
+import { GONE_STATUS, headersFor, isGone } from './errors.ts';
+
+/** The protocol Connect with JSON, as E2B's SDKs speak it. */
+
+/** Room for what is written to a program, and for its arguments. */
+const BODY_BYTES_MAX = 8 * 1024 * 1024;
+const HEAD_BYTES = 5;
+const COMPRESSED = 1;
+const LAST = 2;
+/** Seconds of silence after which a stream says that it still lives, unless the client asks for others. */
+const KEEPALIVE_SECONDS = { standard: 50, min: 1, max: 90 };
+
+/** The codes of Connect that are used here, with their statuses (connectrpc.com/docs/protocol). */
+const STATUSES = {
+  invalid_argument: 400,
+  unauthenticated: 401,
+  permission_denied: 403,
+  not_found: 404,
+  already_exists: 409,
+  aborted: 409,
+  resource_exhausted: 429,
+  unknown: 500,
+  internal: 500,
+  unimplemented: 501,
+  unavailable: GONE_STATUS,
+  deadline_exceeded: 504,
+} as const;
+export type ConnectCode = keyof typeof STATUSES;
+
+/** An error with a code of Connect, where that of a refusal would not do. */
+export class ConnectFault extends Error {
+  readonly code: ConnectCode;
+
+  constructor(code: ConnectCode, message: string) {
+    super(message);
+    this.code = code;
+  }
+}
+
+const CODES: Partial<Record<RefusalCode, ConnectCode>> = {
+  invalid_request: 'invalid_argument',
+  invalid_json: 'invalid_argument',
+  payload_too_large: 'invalid_argument',
+  unauthenticated: 'unauthenticated',
+  wrong_token_scope: 'permission_denied',
+  not_found: 'not_found',
+  rate_limited: 'resource_exhausted',
+  lease_limit_exceeded: 'resource_exhausted',
+  read_only: 'aborted',
+  internal_error: 'internal',
+};
+
+/** Returns the code of a refusal. A call into a machine that failed is unknown: it may have had its effect. */
+const codeOf = (code: RefusalCode): ConnectCode => (isGone(code) ? 'unavailable' : (CODES[code] ?? 'unknown'));
+
+type Fault = { code: ConnectCode; message: string };
+function faultOf(app: HttpApp, c: Context<Env>, error: unknown): Fault {
+  if (error instanceof ConnectFault) return { code: error.code, message: error.message };
+  const { refusal, message } = describeError(app, requestIdOf(c), c.req.path, error);
+  return { code: codeOf(refusal.code), message };
+}
+
+/** Answers a unary call that failed. */
+export function answerFault(app: HttpApp, c: Context<Env>, error: unknown): Response {
+  const { code, message } = faultOf(app, c, error);
+  return new Response(JSON.stringify({ code, message }), { status: STATUSES[code], headers: headersFor(c) });
+}
+
+async function bytesOf(
+  app: HttpApp,
+  c: Context<Env>,
+  owner: string,
+): Promise<{ bytes: Buffer; parse: () => unknown; close(): void }> {
+  const share = app.memory.open(owner);
+  try {
+    const bytes = await readBody(c.env.incoming, BODY_BYTES_MAX, share);
+    const body = enveloped(c) ? messageOf(bytes) : bytes;
+    return { bytes, parse: () => (body.length ? parseBody(body, share).value : {}), close: share.close };
+  } catch (error) {
+    share.close();
+    throw error;
+  }
+}
+
+const enveloped = (c: Context<Env>) => /^application\/connect\+json\b/i.test(c.req.header('content-type') ?? '');
+
+/** Returns the one message of a request to a stream. */
+function messageOf(bytes: Buffer): Buffer {
+  const isWhole = bytes.length >= HEAD_BYTES && bytes.readUInt32BE(1) === bytes.length - HEAD_BYTES;
+  if (!isWhole || (bytes[0] as number) & COMPRESSED)
+    throw new Refusal('invalid_request', 'The body must be one message of Connect, not compressed.');
+  return bytes.subarray(HEAD_BYTES);
+}
+
+/** Reads and checks the message of a call. `owner` pays for its memory while it is read. */
+export async function readMessage<S extends v.GenericSchema>(
+  app: HttpApp,
+  c: Context<Env>,
+  owner: string,
+  schema: S,
+): Promise<v.InferOutput<S>> {
+  const { parse, close } = await bytesOf(app, c, owner);
+  try {
+    return validate(schema, parse());
+  } finally {
+    close();
+  }
+}
+
+/** Answers a unary call. */
+export const answerMessage = (c: Context<Env>, message: object): Response =>
+  new Response(JSON.stringify(message), { status: 200, headers: headersFor(c) });
+
+function envelope(flags: number, message: object): Buffer {
+  const text = Buffer.from(JSON.stringify(message));
+  const head = Buffer.alloc(HEAD_BYTES);
+  head[0] = flags;
+  head.writeUInt32BE(text.length, 1);
+  return Buffer.concat([head, text]);
+}
+
+/** Returns the limit that a client gives a call, in milliseconds; undefined for none. */
+export function timeLimitOf(c: Context<Env>): number | undefined {
+  const text = c.req.header('connect-timeout-ms');
+  if (text === undefined) return undefined;
+  if (!/^\d{1,10}$/.test(text))
+    throw new Refusal('invalid_request', 'Connect-Timeout-Ms: must be a number of milliseconds.');
+  return Math.min(Number(text), 2 ** 31 - 1) || undefined;
+}
+
+export type ConnectStream = {
+  /** Resolves when the client has room for more, or has gone. */
+  send(message: object): Promise<void> | undefined;
+  /** Resolves when the client has gone or the server stops. */
+  left: Promise<'gone' | 'stopping'>;
+};
+
+/**
+ * Answers a stream: status 200 always, and a last message with the error if there is one. `run` gets the stream when all that is
+ * refused before is checked; `keepalive` is sent in silence.
+ */
+export async function answerStream(
+  app: HttpApp,
+  c: Context<Env>,
+  keepalive: object,
+  run: (stream: ConnectStream) => Promise<void>,
+): Promise<Response> {
+  const outgoing = c.env.outgoing as Parameters<typeof openEventStream>[0];
+  const events = openEventStream(outgoing, () => headersFor(c), app.stallMilliseconds);
+  const left = Promise.withResolvers<'gone' | 'stopping'>();
+  onceClosed(c, () => left.resolve('gone'));
+  using _ = whenStopping(app.health, () => left.resolve('stopping'));
+  const asked = Number(c.req.header('keepalive-ping-interval') ?? KEEPALIVE_SECONDS.standard);
+  const { min, max, standard } = KEEPALIVE_SECONDS;
+  const seconds = Number.isFinite(asked) ? Math.min(Math.max(asked, min), max) : standard;
+  const begin = () => {
+    if (!events.hasBegun()) events.begin({ 'content-type': 'application/connect+json' });
+  };
+  const silence = setInterval(() => {
+    if (events.hasBegun()) void events.write(envelope(0, keepalive));
+  }, seconds * 1000);
+  try {
+    await run({
+      send(message) {
+        begin();
+        silence.refresh();
+        return events.write(envelope(0, message));
+      },
+      left: left.promise,
+    });
+    begin();
+    await events.write(envelope(LAST, {}));
+  } catch (error) {
+    const fault = faultOf(app, c, error);
+    begin();
+    await events.write(envelope(LAST, { error: fault }));
+  } finally {
+    clearInterval(silence);
+    events.end();
+  }
+  return RESPONSE_ALREADY_SENT;
+}

@@ -1,0 +1,59 @@
+import type { Context } from 'hono';
+import { refuseFault } from '../../base/health.ts';
+import { Refusal } from '../../base/refusal.ts';
+import type { Backend } from '../../compute/backend.ts';
+import { findResource, type Resource } from '../../ledger/resource.ts';
+import { findSandbox, type Sandbox } from '../../ledger/sandbox.ts';
+import { findWallet, type Wallet } from '../../ledger/wallet.ts';
+import { callerNetwork, type Env, enter, type HttpApp } from '../endpoint.ts';
+import { active } from '../routes/compute.ts';
+import { isToken, type SandboxDoor, sandboxToken } from './tokens.ts';
+
+/** Who calls into a sandbox: its own token says so. The user that `Authorization: Basic` names is no credential, and is not read. */
+
+/** The port of E2B's agent inside a sandbox. Every other one is a server of the tenant's. */
+export const ENVD_PORT = 49_983;
+
+/** A sandbox that a caller has shown a token of. */
+export type Opened = { wallet: Wallet; resource: Resource; sandbox: Sandbox };
+/** The same, while it runs. */
+export type Running = Opened & { backend: Backend; ref: string };
+
+/** Returns the sandbox with this label, whatever its state. */
+export function sandboxWith(app: HttpApp, label: string): Opened | undefined {
+  if (!/^[0-9a-z]{26}$/.test(label)) return undefined;
+  const resource = findResource(app.ledger.read, `res_${label}`);
+  const sandbox = resource && findSandbox(app.ledger.read, resource.id);
+  const wallet = resource && findWallet(app.ledger.read, resource.walletId);
+  return sandbox && wallet && { wallet, resource, sandbox };
+}
+
+/** Throws `unauthenticated`, and counts a token that was shown as a failed sign-in. */
+export function refuseStranger(app: HttpApp, c: Context<Env>, shown: string | undefined): never {
+  if (shown !== undefined) app.limits.failedAuth.take(callerNetwork(app, c.env.incoming));
+  throw new Refusal('unauthenticated', 'The token of the sandbox is missing or wrong.');
+}
+
+/** Lets a caller in who has shown the right token: its requests are counted as its wallet's. */
+export function admitTo(app: HttpApp, c: Context<Env>, opened: Opened): Opened {
+  app.authenticated.add(c.env.incoming.socket);
+  enter(app, c, app.tenantOf(opened.wallet.id).treeId);
+  app.limits.wallet.take(opened.wallet.id);
+  return opened;
+}
+
+/** Authenticates a call into a sandbox by the token of one of its doors. An unknown sandbox is refused as a wrong token is. */
+export function openSandbox(app: HttpApp, c: Context<Env>, door: SandboxDoor, header: string): Opened {
+  refuseFault(app.health);
+  const shown = c.req.header(header);
+  const found = sandboxWith(app, c.req.header('e2b-sandbox-id') ?? '');
+  if (!found || !isToken(shown, sandboxToken(app, found.wallet, found.resource, door)))
+    return refuseStranger(app, c, shown);
+  return admitTo(app, c, found);
+}
+
+/** Returns a sandbox that runs. Throws the refusals of `active`. */
+export const runningOf = (app: HttpApp, opened: Opened): Running => {
+  const { backend, ref } = active(app, opened.wallet, opened.resource.id);
+  return { ...opened, backend, ref };
+};

@@ -1,0 +1,216 @@
+import type { Context } from 'hono';
+import * as v from 'valibot';
+import { Refusal } from '../../base/refusal.ts';
+import { endReasonOf } from '../../lease/why.ts';
+import { text, wholeNumber } from '../../wire/parts.ts';
+import type { Env, HttpApp } from '../endpoint.ts';
+import { leaseEnded } from '../routes/compute.ts';
+import { callGuest, explainFailure } from '../routes/guest-call.ts';
+import { answerMessage, answerStream, ConnectFault, type ConnectStream, readMessage, timeLimitOf } from './connect.ts';
+import { type Opened, type Running, runningOf } from './envd.ts';
+import { openVariables } from './environment.ts';
+import { uncertainInside } from './errors.ts';
+import type { End, Output, Processes, SandboxProcess } from './processes.ts';
+
+/** The service `process.Process` of E2B's agent. */
+
+/** Longer than any lease: the limit inside a machine of a program that has none. */
+const LIFE_SECONDS = 30 * 86_400;
+/** The limit inside comes after Purser's own, which knows that it was the limit. */
+const GRACE_SECONDS = 2;
+const SIGNAL_SECONDS = 10;
+const PID_MAX = 2 ** 32 - 1;
+const BASE64 = /^[0-9A-Za-z+/_-]*={0,2}$/;
+
+const Selector = v.looseObject({
+  process: v.looseObject({ pid: v.optional(wholeNumber(0, PID_MAX)), tag: v.optional(v.string()) }),
+});
+const Size = v.looseObject({ size: v.looseObject({ cols: wholeNumber(1, 65_535), rows: wholeNumber(1, 65_535) }) });
+const Variables = v.record(
+  v.pipe(v.string(), v.regex(/^(?!PURSER_)[A-Za-z_]\w*$/, 'must be names of shell variables')),
+  v.string('must be a string'),
+);
+const Start = v.looseObject({
+  process: v.looseObject({
+    cmd: text(1, 4096),
+    args: v.optional(v.array(v.string('must be a string')), []),
+    envs: v.optional(Variables, {}),
+    cwd: v.optional(v.string()),
+  }),
+  pty: v.optional(Size),
+  // Before `stdin` was in the protocol it was always open.
+  stdin: v.optional(v.boolean(), true),
+  tag: v.optional(v.string()),
+});
+const Input = v.looseObject({
+  ...Selector.entries,
+  input: v.looseObject({ stdin: v.optional(v.string()), pty: v.optional(v.string()) }),
+});
+const Signal = v.looseObject({
+  ...Selector.entries,
+  signal: v.picklist(['SIGNAL_SIGKILL', 'SIGNAL_SIGTERM'], 'must be SIGNAL_SIGKILL or SIGNAL_SIGTERM'),
+});
+const Update = v.looseObject({ ...Selector.entries, pty: v.optional(Size) });
+
+export type Envd = { app: HttpApp; c: Context<Env>; opened: Opened; processes: Processes };
+type Rpc = (call: Envd) => Promise<Response>;
+
+const KEEPALIVE = { event: { keepalive: {} } };
+const ownerOf = ({ app, opened }: Envd) => app.tenantOf(opened.wallet.id).treeId;
+const sendTo = (stream: ConnectStream) => (output: Output) =>
+  stream.send({ event: { data: { [output.name]: output.bytes.toString('base64') } } });
+
+/** Returns the event of an end. A program that a signal of its client ended has -1, as with E2B. */
+function endEvent(end: Exclude<End, { isLate: true }>): object {
+  const { exitCode, signal } = end;
+  if (signal === undefined) return { event: { end: { exitCode, exited: true, status: `exit status ${exitCode}` } } };
+  const status = `signal: ${signal}`;
+  return { event: { end: { exitCode: -1, exited: false, status, error: status } } };
+}
+
+const isLateEnd = (end: End): end is { isLate: true } => 'isLate' in end;
+
+/** Passes on a program up to its end, or until the client leaves. */
+async function followTo({ app, opened }: Envd, stream: ConnectStream, process: SandboxProcess): Promise<void> {
+  const { id } = opened.resource;
+  const end = await Promise.race([process.ended, stream.left]).catch(async (error) => {
+    throw await explainFailure(app, id, uncertainInside(error));
+  });
+  if (end === 'gone') return;
+  if (end === 'stopping')
+    throw new ConnectFault('aborted', 'The server is stopping; what the program does is not known.');
+  if (isLateEnd(end))
+    throw new ConnectFault('deadline_exceeded', 'The program took longer than its timeout, and was killed.');
+  const reason = endReasonOf(app, id);
+  if (reason !== null) throw leaseEnded(reason);
+  await stream.send(endEvent(end));
+}
+
+/** Starts a program and streams its output. It survives its client, and is killed at the time limit of this call. */
+const start: Rpc = (call) => {
+  const { app, c, opened, processes } = call;
+  return answerStream(app, c, KEEPALIVE, async (stream) => {
+    const { process: program, pty, stdin, tag } = await readMessage(app, c, ownerOf(call), Start);
+    const limit = timeLimitOf(c);
+    const running = runningOf(app, opened);
+    const { resource, wallet, sandbox } = running;
+    const { size } = pty ?? {};
+    const order = {
+      argv: [program.cmd, ...program.args] as [string, ...string[]],
+      env: { ...openVariables(app, wallet, sandbox.environment), ...program.envs },
+      cwd: program.cwd || undefined,
+      hasInput: stdin,
+      seconds: limit === undefined ? LIFE_SECONDS : Math.ceil(limit / 1000) + GRACE_SECONDS,
+      terminal: size && { term: program.envs.TERM ?? 'xterm-256color', columns: size.cols, rows: size.rows },
+      tag,
+      limit,
+    };
+    // The first event names the process; what it prints meanwhile waits.
+    const named = Promise.withResolvers<void>();
+    const listener = async (output: Output) => {
+      await named.promise;
+      await sendTo(stream)(output);
+    };
+    const { process, leave } = await processes.start(running, order, listener).catch(async (error) => {
+      throw await explainFailure(app, resource.id, error instanceof Refusal ? error : uncertainInside(error));
+    });
+    try {
+      await stream.send({ event: { start: { pid: process.pid } } });
+      named.resolve();
+      await followTo(call, stream, process);
+    } finally {
+      named.resolve();
+      leave();
+    }
+  });
+};
+
+/** Streams the output of a running program from now on. */
+const connect: Rpc = (call) => {
+  const { app, c, opened, processes } = call;
+  return answerStream(app, c, KEEPALIVE, async (stream) => {
+    const { process: which } = await readMessage(app, c, ownerOf(call), Selector);
+    const limit = timeLimitOf(c);
+    runningOf(app, opened);
+    const process = processes.find(opened.resource.id, which);
+    await stream.send({ event: { start: { pid: process.pid } } });
+    const leave = process.listen(sendTo(stream));
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<never>((_, reject) => {
+      if (limit === undefined) return;
+      const fault = new ConnectFault(
+        'deadline_exceeded',
+        'The connection to the program took longer than its timeout.',
+      );
+      timer = setTimeout(() => reject(fault), limit);
+    });
+    late.catch(() => {}); // The race below has it.
+    try {
+      await Promise.race([followTo(call, stream, process), late]);
+    } finally {
+      clearTimeout(timer);
+      leave();
+    }
+  });
+};
+
+/** Turns a unary call on a running sandbox into a handler. */
+const unary =
+  <S extends v.GenericSchema>(
+    schema: S,
+    run: (call: Envd & { running: Running }, message: v.InferOutput<S>) => Promise<object> | object,
+  ): Rpc =>
+  async (call) => {
+    const message = await readMessage(call.app, call.c, ownerOf(call), schema);
+    return answerMessage(call.c, await run({ ...call, running: runningOf(call.app, call.opened) }, message));
+  };
+
+const list = unary(v.looseObject({}), ({ opened, processes }) => ({
+  processes: processes.list(opened.resource.id).map(({ pid, tag, order: { argv, env, cwd } }) => {
+    const [cmd, ...args] = argv;
+    return { pid, ...(tag === undefined ? {} : { tag }), config: { cmd, args, envs: env, ...(cwd ? { cwd } : {}) } };
+  }),
+}));
+
+const sendInput = unary(Input, async ({ opened, processes }, { process: which, input }) => {
+  const encoded = input.stdin ?? input.pty ?? '';
+  if (!BASE64.test(encoded)) throw new Refusal('invalid_request', 'input: must be base64.');
+  await processes.find(opened.resource.id, which).write(Buffer.from(encoded, 'base64'));
+  return {};
+});
+
+const closeStdin = unary(Selector, ({ opened, processes }, { process: which }) => {
+  processes.find(opened.resource.id, which).closeInput();
+  return {};
+});
+
+const sendSignal = unary(Signal, async ({ app, opened, processes, running }, { process: which, signal }) => {
+  const process = processes.find(opened.resource.id, which);
+  if (signal === 'SIGNAL_SIGKILL') {
+    process.noteSignal('killed');
+    process.kill();
+    return {};
+  }
+  process.noteSignal('terminated');
+  const { backend, ref, resource } = running;
+  const order = { command: `kill -TERM ${process.pid}`, timeoutSeconds: SIGNAL_SECONDS, streamBytesMax: 0 };
+  await callGuest(app, resource, SIGNAL_SECONDS, () => backend.guest.exec(ref, order));
+  return {};
+});
+
+const update = unary(Update, ({ opened, processes }, { process: which, pty }) => {
+  const process = processes.find(opened.resource.id, which);
+  if (pty) process.resize(pty.size.cols, pty.size.rows);
+  return {};
+});
+
+/** The calls of the service, by their names, and whether each answers a stream, whose errors are part of it. */
+export const PROCESS_CALLS: Record<string, Rpc> = {
+  Start: start,
+  Connect: connect,
+  List: list,
+  SendInput: sendInput,
+  CloseStdin: closeStdin,
+  SendSignal: sendSignal,
+  Update: update,
+};

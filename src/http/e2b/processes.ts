@@ -1,0 +1,183 @@
+import { Refusal } from '../../base/refusal.ts';
+import type { Backend } from '../../compute/backend.ts';
+import { type Attached, type AttachedOrder, attach } from '../../compute/machine/attached.ts';
+import { codeOfSignal } from '../../compute/machine/shell.ts';
+import type { Resource } from '../../ledger/resource.ts';
+import { inTime } from '../../net/deadline.ts';
+import { createConcurrency } from '../concurrency.ts';
+import type { HttpApp } from '../endpoint.ts';
+
+/**
+ * The programs that E2B's SDKs have started in sandboxes. One survives its client, as E2B's do, and ends with its own limit, with
+ * its sandbox, or with this server.
+ */
+
+/** Each keeps a connection to its machine. */
+const COUNT_MAX = { resource: 64, wallet: 256 };
+/** The memory of what is on its way between a program and its clients. */
+const BYTES = 64 * 1024;
+const INPUT_MILLISECONDS = 30_000;
+
+/** What a listener hears: output as it comes. Resolves when its client has room for more. */
+export type Output = { name: 'stdout' | 'stderr' | 'pty'; bytes: Buffer };
+type Listener = (output: Output) => Promise<void> | undefined;
+
+/** How a program ended. `signal` names the signal of this wire that ended it. */
+export type End = { exitCode: number; signal?: string } | { isLate: true };
+
+export type SandboxProcess = {
+  pid: number;
+  tag: string | undefined;
+  order: AttachedOrder;
+  /** Hears its output from now on. Returns a function that ends that. */
+  listen(listener: Listener): () => void;
+  /** Rejects when the connection to the machine was lost. Resolves after the last output was heard. */
+  ended: Promise<End>;
+  /** Writes to its standard input or terminal. */
+  write(bytes: Buffer): Promise<void>;
+  closeInput(): void;
+  resize(columns: number, rows: number): void;
+  kill(): void;
+  /** Notes that a signal was sent, which its exit code is then read by. */
+  noteSignal(name: string): void;
+};
+
+export type ProcessOrder = AttachedOrder & {
+  tag: string | undefined;
+  /** Milliseconds after which it is killed; undefined without a limit. */
+  limit: number | undefined;
+};
+
+export type Processes = {
+  /** Starts a program; `listener` hears all of its output. Throws the refusals of `attach`, and `rate_limited`. */
+  start(
+    at: { resource: Resource; backend: Backend; ref: string },
+    order: ProcessOrder,
+    listener: Listener,
+  ): Promise<{ process: SandboxProcess; leave: () => void }>;
+  /** Returns the running programs of a sandbox. */
+  list(resourceId: string): SandboxProcess[];
+  /** Returns one by its process id or its tag. Throws `not_found`. */
+  find(resourceId: string, which: { pid?: number | undefined; tag?: string | undefined }): SandboxProcess;
+};
+
+const SIGNALS = new Map([
+  [codeOfSignal('KILL'), 'killed'],
+  [codeOfSignal('TERM'), 'terminated'],
+]);
+
+/** Creates the register of running programs. */
+export function createProcesses(app: Pick<HttpApp, 'activity' | 'memory' | 'tenantOf'>): Processes {
+  const running = new Map<string, Set<SandboxProcess>>();
+  const concurrency = createConcurrency(COUNT_MAX, 'programs');
+
+  function register(resourceId: string, process: SandboxProcess): void {
+    const all = running.get(resourceId) ?? new Set();
+    running.set(resourceId, all.add(process));
+    const over = () => {
+      all.delete(process);
+      if (!all.size) running.delete(resourceId);
+    };
+    process.ended.then(over, over);
+  }
+
+  return {
+    async start({ resource, backend, ref }, { tag, limit, ...order }, listener) {
+      const leave = concurrency.enter(resource.id, resource.walletId);
+      const idle = app.activity.begin(resource.id);
+      const memory = app.memory.open(app.tenantOf(resource.walletId).treeId);
+      const over = () => {
+        memory.close();
+        idle();
+        leave();
+      };
+      try {
+        memory.take(BYTES);
+        const process = follow(await attach(backend, ref, order), { tag, limit, ...order });
+        const forget = process.listen(listener);
+        register(resource.id, process);
+        process.begin();
+        process.ended.then(over, over);
+        return { process, leave: forget };
+      } catch (error) {
+        over();
+        throw error;
+      }
+    },
+    list: (resourceId) => [...(running.get(resourceId) ?? [])],
+    find(resourceId, { pid, tag }) {
+      const all = [...(running.get(resourceId) ?? [])];
+      const found = all.find((it) => (pid === undefined ? tag !== undefined && it.tag === tag : it.pid === pid));
+      if (!found) throw new Refusal('not_found', 'There is no such process in the sandbox.');
+      return found;
+    },
+  };
+}
+
+/** Reads the streams of a program and passes them on. Call `begin` once the first listener is there. */
+function follow(attached: Attached, order: ProcessOrder): SandboxProcess & { begin(): void } {
+  const { pid, stdin, stdout, stderr, resize } = attached;
+  const listeners = new Set<Listener>();
+  const ended = Promise.withResolvers<End>();
+  ended.promise.catch(() => {}); // Listeners get the rejection; there may be none.
+  let signal: string | undefined;
+  let isLate = false;
+  const timer =
+    order.limit === undefined
+      ? undefined
+      : setTimeout(() => {
+          isLate = true;
+          attached.kill();
+        }, order.limit);
+
+  async function pass(name: Output['name'], stream: AsyncIterable<Buffer>): Promise<void> {
+    try {
+      for await (const bytes of stream) await Promise.all([...listeners].map((it) => it({ name, bytes })));
+    } catch {} // `ended` reports it.
+  }
+  function endOf(code: number): End {
+    if (isLate) return { isLate: true };
+    const named = signal !== undefined && SIGNALS.get(code) === signal ? { signal } : {};
+    return { exitCode: code, ...named };
+  }
+
+  return {
+    pid,
+    tag: order.tag,
+    order,
+    ended: ended.promise,
+    begin() {
+      const passed = [pass(order.terminal ? 'pty' : 'stdout', stdout), ...(stderr ? [pass('stderr', stderr)] : [])];
+      attached.ended
+        .then(async (code) => {
+          await Promise.all(passed);
+          return endOf(code);
+        })
+        .catch((error) => {
+          if (isLate) return { isLate: true } as const; // Killing breaks some connections.
+          throw error;
+        })
+        .finally(() => clearTimeout(timer))
+        .then(ended.resolve, ended.reject);
+    },
+    listen(listener) {
+      listeners.add(listener);
+      return () => void listeners.delete(listener);
+    },
+    async write(bytes) {
+      if (!order.hasInput && !order.terminal)
+        throw new Refusal('invalid_request', 'process: it was started without standard input.');
+      const drained = new Promise<void>((resolve) => {
+        if (stdin.write(bytes)) resolve();
+        else stdin.once('drain', resolve);
+      });
+      await inTime(Promise.race([drained, ended.promise]), INPUT_MILLISECONDS, 'The input of a program');
+    },
+    closeInput: () => void stdin.end(),
+    resize,
+    kill: attached.kill,
+    noteSignal(name) {
+      signal = name;
+    },
+  };
+}
