@@ -4,7 +4,7 @@ import { unreadyReason } from '../books/readiness.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
 import { createE2b } from './e2b/app.ts';
-import { E2B_PATH } from './e2b/paths.ts';
+import { E2B_PATH, FILES_PATH } from './e2b/paths.ts';
 import { allowOf, type Endpoint, type Env, type HttpApp, onError, open, requestIdOf } from './endpoint.ts';
 import { createRouter } from './fixed-paths.ts';
 import { GATEWAY_PATH, GATEWAY_PATHS } from './openai-error.ts';
@@ -128,7 +128,7 @@ export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<En
   for (const path of [PORT_PATH, `${PORT_PATH}/*`]) hono.all(path, servePortPath(app));
 
   const { fetch: answerE2b } = createE2b(app);
-  hono.all(`${E2B_PATH}/*`, (c) => answerE2b(c.req.raw, c.env));
+  for (const path of [`${E2B_PATH}/*`, FILES_PATH]) hono.all(path, (c) => answerE2b(c.req.raw, c.env));
 
   let described: { catalogue: HttpApp['catalogue']; document: string } | undefined;
   const describe = (c: Context<Env>) => {

@@ -37,6 +37,7 @@ const reads = prepare((read: Reader) => {
       .where(and(LIVE, eq(resources.walletId, sql.placeholder('walletId'))))
       .orderBy(desc(resources.createdAt), desc(resources.id))
       .prepare(),
+    live: both().where(LIVE).prepare(),
     undelivered: both()
       .innerJoin(operations, eq(operations.id, resources.operationId))
       .where(
@@ -79,6 +80,9 @@ export function endOfSandbox({ seconds, endsAt }: Sandbox, { readyAt, expiresAt 
 export function liveSandboxes(read: Reader, walletId: string): SandboxLease[] {
   return reads(read).ofWallet.all({ walletId });
 }
+
+/** Returns the sandboxes of all wallets that have not ended and are not to end. */
+export const allLiveSandboxes = (read: Reader): SandboxLease[] => reads(read).live.all();
 
 /** Returns the live sandboxes of a wallet whose create had this fingerprint and never reached its client, oldest first. */
 export function undeliveredSandboxes(read: Reader, walletId: string, fingerprint: Buffer): SandboxLease[] {

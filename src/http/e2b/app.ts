@@ -5,7 +5,9 @@ import { createAttempts } from './attempts.ts';
 import { answerFault, ConnectFault } from './connect.ts';
 import { openSandbox, runningOf } from './envd.ts';
 import { answerError, headersFor } from './errors.ts';
-import { E2B_PATH, ENVD_PATH } from './paths.ts';
+import { serveFiles } from './files.ts';
+import { FILESYSTEM_CALLS } from './filesystem.ts';
+import { E2B_PATH, ENVD_PATH, FILES_PATH } from './paths.ts';
 import { PROCESS_CALLS } from './process.ts';
 import { createProcesses } from './processes.ts';
 import * as sandboxes from './sandboxes.ts';
@@ -39,11 +41,13 @@ export function createE2b(app: HttpApp): Hono<Env> {
     hono.put(`${base}/:id/network`, serve(sandboxes.refuseOperation(NO_RULES)));
   }
   const processes = createProcesses(app);
-  hono.post(`${ENVD_PATH}/process.Process/:name`, async (c) => {
+  const calls = { 'process.Process': PROCESS_CALLS, 'filesystem.Filesystem': FILESYSTEM_CALLS };
+  hono.post(`${ENVD_PATH}/:service{process\\.Process|filesystem\\.Filesystem}/:name`, async (c) => {
     try {
       const opened = openSandbox(app, c, 'envd', ENVD_TOKEN);
       const name = c.req.param('name');
-      const call = Object.hasOwn(PROCESS_CALLS, name) ? PROCESS_CALLS[name] : undefined;
+      const service = calls[c.req.param('service') as keyof typeof calls];
+      const call = Object.hasOwn(service, name) ? service[name] : undefined;
       if (!call) throw new ConnectFault('unimplemented', 'Purser does not serve this call.');
       return await call({ app, c, opened, processes });
     } catch (error) {
@@ -55,6 +59,12 @@ export function createE2b(app: HttpApp): Hono<Env> {
     runningOf(app, opened);
     return new Response(null, { status: 204, headers: headersFor(c) });
   });
+
+  for (const [path, isAtRoot] of [
+    [`${ENVD_PATH}/files`, false],
+    [FILES_PATH, true],
+  ] as const)
+    hono.on(['GET', 'POST'], path, serveFiles(app, isAtRoot));
 
   hono.all('*', () => {
     throw new Refusal('not_found', 'Purser does not serve this part of E2B’s API.');

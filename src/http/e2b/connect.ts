@@ -52,6 +52,7 @@ const CODES: Partial<Record<RefusalCode, ConnectCode>> = {
   unauthenticated: 'unauthenticated',
   wrong_token_scope: 'permission_denied',
   not_found: 'not_found',
+  conflict: 'already_exists',
   rate_limited: 'resource_exhausted',
   lease_limit_exceeded: 'resource_exhausted',
   read_only: 'aborted',

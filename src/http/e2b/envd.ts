@@ -11,9 +11,6 @@ import { isToken, type SandboxDoor, sandboxToken } from './tokens.ts';
 
 /** Who calls into a sandbox: its own token says so. The user that `Authorization: Basic` names is no credential, and is not read. */
 
-/** The port of E2B's agent inside a sandbox. Every other one is a server of the tenant's. */
-export const ENVD_PORT = 49_983;
-
 /** A sandbox that a caller has shown a token of. */
 export type Opened = { wallet: Wallet; resource: Resource; sandbox: Sandbox };
 /** The same, while it runs. */

@@ -23,7 +23,7 @@ echo "memory $(cat /sys/fs/cgroup/memory.current) $(cat /sys/fs/cgroup/memory.ma
 while read -r name value; do [ "$name" != file ] || echo "cache $value"; done </sys/fs/cgroup/memory.stat
 df -Pk / | tail -n 1`;
 
-export type Metric = {
+type Metric = {
   timestamp: string;
   timestampUnix: number;
   cpuCount: number;
@@ -49,7 +49,7 @@ export async function readMetrics(
 }
 
 /** Reads the output of `MEASURE`, which took `microseconds`. */
-export function metricOf(
+function metricOf(
   output: string,
   now: number,
   microseconds: number,

@@ -1,6 +1,8 @@
 /** The paths under which E2B's SDKs are served: `E2B_API_URL` and `E2B_SANDBOX_URL` end with them. */
 export const E2B_PATH = '/v1/e2b';
 export const ENVD_PATH = `${E2B_PATH}/envd`;
+/** The path of signed addresses: the SDKs leave out that of `E2B_SANDBOX_URL` in them. */
+export const FILES_PATH = '/files';
 
 const isBelow = (path: string, base: string) => path === base || path.startsWith(`${base}/`);
 

@@ -38,7 +38,7 @@ import { sandboxToken } from './tokens.ts';
 /** The control plane: E2B's API of sandboxes, over the leases of a wallet. */
 
 /** The version of E2B's agent whose features are served. */
-export const ENVD_VERSION = '0.5.2';
+const ENVD_VERSION = '0.5.2';
 /** The shortest lease that is sold; a sandbox with less ends earlier. */
 const LEASE_SECONDS_MIN = 60;
 /** The SDKs give up after 60 s. */
@@ -47,7 +47,7 @@ const START_SECONDS = 30;
 const CLIENT = 'purser';
 
 /** A request to the API, from a wallet. */
-export type ApiCall = {
+type ApiCall = {
   app: HttpApp;
   c: Context<Env>;
   wallet: Wallet;

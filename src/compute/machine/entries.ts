@@ -1,0 +1,262 @@
+import { randomBytes } from 'node:crypto';
+import { Refusal } from '../../base/refusal.ts';
+import type { Backend, Ref } from '../backend.ts';
+import { fromHome } from './attached.ts';
+import { runText, startRun } from './run.ts';
+
+/** Files and directories of a machine by their paths, each call by one script. Paths are absolute or from the home. */
+
+const SECONDS = 60;
+const OUTPUT_BYTES_MAX = 8 * 1024 * 1024;
+const WORDS_LENGTH_MAX = 200;
+/** Directories deeper than this are not listed at once. */
+const DEPTH_MAX = 64;
+
+export type Entry = {
+  path: string;
+  /** The mode with the bits of the type, as `stat` has it. */
+  mode: number;
+  size: number;
+  owner: string;
+  group: string;
+  /** Unix seconds. */
+  modified: number;
+  /** Where a symbolic link leads. */
+  target?: string;
+};
+
+/**
+ * Sets `$it` to the path. `print` prints entries: the token, a slash, the facts, a slash and the path; `links` the token, an equals
+ * sign, the path, NUL and where a link leads. A token and an exclamation mark end what is whole.
+ */
+const opening = (token: string, path: string) => `export LC_ALL=C
+cd "\${HOME:-/}" 2>/dev/null || cd /
+it=${fromHome(path)}
+case $it in /*) ;; *) here=$(pwd); it=\${here%/}/\${it#./} ;; esac
+case $it in ?*/) it=\${it%/} ;; esac
+mark=${token}
+exists() { [ -e "$1" ] || [ -L "$1" ]; }
+print() { stat -c "$mark/%f %s %Y %U:%G/%n" "$@" 2>/dev/null; }
+links() { for link; do printf '%s=%s\\000%s' "$mark" "$link" "$(readlink "$link")"; done; }
+shown() { print "$1"; [ ! -L "$1" ] || links "$1"; printf '%s!' "$mark"; }
+`;
+
+const REFUSALS: Record<string, (words: string) => Refusal> = {
+  none: () => new Refusal('not_found', 'path: there is nothing of that name in the sandbox.'),
+  file: () => new Refusal('invalid_request', 'path: is no directory.'),
+  directory: () => new Refusal('invalid_request', 'path: is a directory.'),
+  root: () => new Refusal('invalid_request', 'path: must not be /.'),
+  denied: (words) =>
+    new Refusal('invalid_request', `path: ${words.slice(0, WORDS_LENGTH_MAX) || 'cannot be changed.'}`),
+};
+
+/** Reads the entries of an output. Throws where it was cut. */
+function entriesIn(output: Buffer, token: string): Entry[] {
+  const entries = new Map<string, Entry>();
+  let isWhole = false;
+  for (const part of output.toString().split(token).slice(1)) {
+    const match = /^\/([0-9a-f]+) (\d+) (-?\d+) ([^:/]*):([^/]*)\/(.*)\n$/s.exec(part);
+    if (match) {
+      const [, mode = '', size, modified, owner = '', group = '', path = ''] = match;
+      entries.set(path, {
+        ...{ path, owner, group, size: Number(size), modified: Number(modified) },
+        mode: Number.parseInt(mode, 16),
+      });
+    } else if (part.startsWith('=')) {
+      const [path = '', target = ''] = part.slice(1).split('\0');
+      const entry = entries.get(path);
+      if (entry) entry.target = target;
+    } else if (part.startsWith('!')) isWhole = true;
+  }
+  if (!isWhole)
+    throw new Refusal('invalid_request', 'path: has more than can be listed at once. List a part of it, or less deep.');
+  return [...entries.values()];
+}
+
+/** Runs a script on a path. Returns its first word, and what it printed of entries where that is `ok`. */
+async function ask(
+  backend: Backend,
+  ref: Ref,
+  path: string,
+  script: string,
+  accepted: readonly string[] = ['ok'],
+): Promise<{ word: string; entries: Entry[] }> {
+  refuseOddPath(path);
+  const token = randomBytes(16).toString('hex');
+  const order = { text: `${opening(token, path)}${script}\nexit 0`, timeoutSeconds: SECONDS };
+  const { word, stdout } = await runText(backend, ref, { ...order, streamBytesMax: OUTPUT_BYTES_MAX });
+  const [first = '', words = ''] = word.split(/ (.*)/s);
+  if (accepted.includes(first)) return { word: first, entries: first === 'ok' ? entriesIn(stdout, token) : [] };
+  const refuse = REFUSALS[first];
+  if (!refuse) throw new Error('the machine says what cannot be understood');
+  throw refuse(words);
+}
+
+/** Throws `invalid_request` for a path that no file has. */
+function refuseOddPath(path: string): void {
+  if (!path || path.includes('\0') || path.length > 4096)
+    throw new Refusal('invalid_request', 'path: must be 1 to 4096 characters without NUL.');
+}
+
+const theOne = ([entry]: Entry[]): Entry => {
+  if (!entry) throw REFUSALS.none?.('') as Refusal;
+  return entry;
+};
+
+/** Describes what is at a path; a link is not followed. Throws `not_found`. */
+export async function statEntry(backend: Backend, ref: Ref, path: string): Promise<Entry> {
+  const { entries } = await ask(backend, ref, path, 'exists "$it" || { say none; exit 0; }\nsay ok\nshown "$it"');
+  return theOne(entries);
+}
+
+/** Lists a directory down to a depth; links are not followed. Throws `not_found`, and `invalid_request` for a file. */
+export async function listEntries(backend: Backend, ref: Ref, path: string, depth: number): Promise<Entry[]> {
+  const deep = `find "$it/" -mindepth 1 -maxdepth ${Math.min(Math.max(depth, 1), DEPTH_MAX)}`;
+  const { entries } = await ask(
+    backend,
+    ref,
+    path,
+    `exists "$it" || { say none; exit 0; }
+[ -d "$it" ] || { say file; exit 0; }
+command -v find >/dev/null || { say denied the image has no find; exit 0; }
+say ok
+${deep} -exec stat -c "$mark/%f %s %Y %U:%G/%n" {} + 2>/dev/null
+${deep} -type l -exec sh -c 'mark=$1; shift; for link; do printf "%s=%s\\000%s" "$mark" "$link" "$(readlink "$link")"; done' sh "$mark" {} + 2>/dev/null
+printf '%s!' "$mark"`,
+  );
+  return entries.map((it) => ({ ...it, path: it.path.replace(/\/{2,}/g, '/') }));
+}
+
+/** Makes a directory with its parents. Returns undefined where it is there already. */
+export async function makeDirectory(backend: Backend, ref: Ref, path: string): Promise<Entry | undefined> {
+  const { word, entries } = await ask(
+    backend,
+    ref,
+    path,
+    `[ ! -d "$it" ] || { say there; exit 0; }
+! exists "$it" || { say file; exit 0; }
+words=$(mkdir -p "$it" 2>&1) || { say denied "$words"; exit 0; }
+say ok
+shown "$it"`,
+    ['ok', 'there'],
+  );
+  return word === 'there' ? undefined : theOne(entries);
+}
+
+/** Moves what is at a path to another, over a file or an empty directory that is there. */
+export async function moveEntry(backend: Backend, ref: Ref, from: string, to: string): Promise<Entry> {
+  refuseOddPath(to);
+  const { entries } = await ask(
+    backend,
+    ref,
+    from,
+    `from=$it
+exists "$from" || { say none; exit 0; }
+it=${fromHome(to)}
+case $it in /*) ;; *) here=$(pwd); it=\${here%/}/\${it#./} ;; esac
+mkdir -p "\${it%/*}/" 2>/dev/null
+if [ -d "$it" ]; then words=$(rmdir "$it" 2>&1) || { say denied "$words"; exit 0; }; fi
+words=$(mv -f "$from" "$it" 2>&1) || { say denied "$words"; exit 0; }
+say ok
+shown "$it"`,
+  );
+  return theOne(entries);
+}
+
+/** Removes a file, or a directory with all that is in it. Nothing there is no error. */
+export async function removeEntry(backend: Backend, ref: Ref, path: string): Promise<void> {
+  await ask(
+    backend,
+    ref,
+    path,
+    `case $it in /|//*|/.|/..) say root; exit 0 ;; esac
+words=$(rm -rf "$it" 2>&1) || { say denied "$words"; exit 0; }
+say ok
+printf '%s!' "$mark"`,
+  );
+}
+
+/** Returns the home of the machine's user, where paths begin. */
+export async function homeOf(backend: Backend, ref: Ref): Promise<string> {
+  const order = { text: `say "\${HOME:-/}"`, timeoutSeconds: SECONDS, streamBytesMax: 0 };
+  const { word } = await runText(backend, ref, order);
+  if (!word.startsWith('/')) throw new Error('the machine says what cannot be understood');
+  return word;
+}
+
+/** Opens a file for reading. Throws `not_found`, and `invalid_request` for what is no file. */
+export async function openFile(backend: Backend, ref: Ref, path: string, timeoutSeconds: number) {
+  refuseOddPath(path);
+  const text = `${opening('-', path)}exists "$it" || { say none; exit 0; }
+[ ! -d "$it" ] || { say directory; exit 0; }
+[ -f "$it" ] && [ -r "$it" ] || { say denied cannot be read.; exit 0; }
+say ok
+exec cat <"$it"`;
+  const run = await startRun(backend, ref, { text, timeoutSeconds });
+  run.stderr.resume();
+  const [first = '', words = ''] = (await run.word).split(/ (.*)/s);
+  const refuse = REFUSALS[first];
+  if (refuse) throw refuse(words);
+  if (first !== 'ok') {
+    run.kill();
+    throw new Error('the machine says what cannot be understood');
+  }
+  return run;
+}
+
+/** Watches a directory: `see` gets its entries, first as they are, then twice a second. Resolves when the watch has ended. */
+export async function watchEntries(
+  backend: Backend,
+  ref: Ref,
+  { path, isRecursive, seconds, signal }: { path: string; isRecursive: boolean; seconds: number; signal: AbortSignal },
+  see: (entries: Map<string, string>) => Promise<void> | undefined,
+): Promise<void> {
+  refuseOddPath(path);
+  const token = randomBytes(16).toString('hex');
+  const deep = isRecursive ? '' : ' -maxdepth 1';
+  const text = `${opening(token, path)}exists "$it" || { say none; exit 0; }
+[ -d "$it" ] || { say file; exit 0; }
+cd "$it" && command -v find >/dev/null || { say denied cannot be watched.; exit 0; }
+say ok
+while :; do
+  find . -mindepth 1${deep} -exec stat -c "$mark/%i %f %s %y/%n" {} + 2>/dev/null
+  printf '%s!\\n' "$mark"
+  sleep 0.5 || sleep 1
+done`;
+  const run = await startRun(backend, ref, { text, timeoutSeconds: seconds });
+  const kill = () => run.kill();
+  signal.addEventListener('abort', kill);
+  if (signal.aborted) kill();
+  try {
+    run.stderr.resume();
+    const [first = '', words = ''] = (await run.word).split(/ (.*)/s);
+    const refuse = REFUSALS[first];
+    if (refuse) throw refuse(words);
+    let waiting = '';
+    for await (const piece of run.stdout.setEncoding('utf8')) {
+      waiting += piece;
+      if (waiting.length > OUTPUT_BYTES_MAX)
+        throw new Refusal('invalid_request', 'path: has too many files to be watched.');
+      for (let end = waiting.indexOf(`${token}!\n`); end >= 0; end = waiting.indexOf(`${token}!\n`)) {
+        await see(snapshotOf(waiting.slice(0, end), token));
+        waiting = waiting.slice(end + token.length + 2);
+      }
+    }
+  } catch (error) {
+    if (!signal.aborted) throw error;
+  } finally {
+    signal.removeEventListener('abort', kill);
+    kill();
+  }
+}
+
+/** Returns the facts of files by their paths from the directory. */
+function snapshotOf(output: string, token: string): Map<string, string> {
+  const found = output.split(`${token}/`).slice(1);
+  return new Map(
+    found.map((it) => {
+      const slash = it.indexOf('/');
+      return [it.slice(slash + '/./'.length, -1), it.slice(0, slash)];
+    }),
+  );
+}

@@ -1,0 +1,140 @@
+import { createHash } from 'node:crypto';
+import { posix } from 'node:path';
+import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
+import type { Context } from 'hono';
+import { refuseFault } from '../../base/health.ts';
+import { Refusal } from '../../base/refusal.ts';
+import { homeOf, openFile } from '../../compute/machine/entries.ts';
+import { storeFile, TRANSFER_BYTES, TRANSFER_SECONDS } from '../../compute/machine/streamed.ts';
+import { allLiveSandboxes } from '../../ledger/sandbox.ts';
+import { findWallet, type Wallet } from '../../ledger/wallet.ts';
+import { mediaTypeOf, readQuery, streamBody } from '../body.ts';
+import { type Env, type HttpApp, onceClosed } from '../endpoint.ts';
+import { openEventStream } from '../event-stream.ts';
+import { admitTo, type Opened, type Running, refuseStranger, runningOf, sandboxWith } from './envd.ts';
+import { headersFor } from './errors.ts';
+import { callInto } from './filesystem.ts';
+import { boundaryOf, partsOf } from './multipart.ts';
+import { isToken, sandboxToken } from './tokens.ts';
+
+/** The files of a sandbox as bytes: `GET` and `POST /files`, by the sandbox's token or by a signed address. */
+
+const BYTES = 'application/octet-stream';
+const FORM = 'multipart/form-data';
+const SECONDS = 60;
+/** The content is a tenant's, on Purser's own origin: no browser may run or render it. */
+const HARMLESS = {
+  'content-type': BYTES,
+  'content-disposition': 'attachment',
+  'content-security-policy': 'sandbox',
+  'x-content-type-options': 'nosniff',
+};
+
+type Operation = 'read' | 'write';
+/** Returns the signature of an address, as E2B's SDKs compute it from a sandbox's token. */
+function signatureOf(query: Record<string, string>, operation: Operation, token: string): string {
+  const { path = '', username = '', signature_expiration: expiration } = query;
+  const parts = [path, operation, username, token, ...(expiration === undefined ? [] : [expiration])];
+  return `v1_${createHash('sha256').update(parts.join(':')).digest('base64').replace(/=+$/, '')}`;
+}
+
+/** Returns the sandbox that a signed address is of. The address does not name it, so each that lives is tried. */
+function bySignature(app: HttpApp, c: Context<Env>, operation: Operation): Opened {
+  refuseFault(app.health);
+  const query = readQuery(c.env.incoming);
+  const { signature, signature_expiration: expiration } = query;
+  if (signature === undefined) return refuseStranger(app, c, undefined);
+  for (const { sandbox, resource } of allLiveSandboxes(app.ledger.read)) {
+    const wallet = findWallet(app.ledger.read, resource.walletId) as Wallet;
+    const token = sandboxToken(app, wallet, resource, 'envd');
+    if (token === undefined || !isToken(signature, signatureOf(query, operation, token))) continue;
+    if (expiration !== undefined && !(Number(expiration) > app.clock.now()))
+      throw new Refusal('unauthenticated', 'The signature of this address is over.');
+    return admitTo(app, c, { wallet, sandbox, resource });
+  }
+  return refuseStranger(app, c, signature);
+}
+
+/** Returns the sandbox that the headers name, by its token. */
+function byToken(app: HttpApp, c: Context<Env>): Opened {
+  refuseFault(app.health);
+  const shown = c.req.header('x-access-token');
+  const found = sandboxWith(app, c.req.header('e2b-sandbox-id') ?? '');
+  if (!found || !isToken(shown, sandboxToken(app, found.wallet, found.resource, 'envd')))
+    return refuseStranger(app, c, shown);
+  return admitTo(app, c, found);
+}
+
+/** Creates the handler of `GET` or `POST /files`: with the sandbox's token, or at the root by signature. */
+export const serveFiles = (app: HttpApp, isAtRoot: boolean) => (c: Context<Env>) => {
+  const operation = c.req.method === 'POST' ? 'write' : 'read';
+  const opened = isAtRoot ? bySignature(app, c, operation) : byToken(app, c);
+  const running = runningOf(app, opened);
+  return operation === 'write' ? write(app, c, running) : read(app, c, running);
+};
+
+/** Sends a file as it is read. A file that breaks off ends the connection: a part must not look like the whole. */
+async function read(app: HttpApp, c: Context<Env>, running: Running): Promise<Response> {
+  const { path = '' } = readQuery(c.env.incoming);
+  const { backend, ref, resource } = running;
+  const share = app.memory.open(app.tenantOf(resource.walletId).treeId);
+  const outgoing = c.env.outgoing as Parameters<typeof openEventStream>[0];
+  const events = openEventStream(outgoing, () => headersFor(c), app.stallMilliseconds);
+  try {
+    share.take(TRANSFER_BYTES);
+    await callInto({ app }, running, TRANSFER_SECONDS, async () => {
+      const run = await openFile(backend, ref, path, TRANSFER_SECONDS);
+      onceClosed(c, () => run.kill());
+      events.begin(HARMLESS);
+      for await (const piece of run.stdout) await events.write(piece as Buffer);
+      if ((await run.ended) !== 0) throw new Error('the file broke off');
+    });
+    events.end();
+  } catch (error) {
+    if (!events.hasBegun()) throw error;
+    c.env.incoming.socket.destroy();
+  } finally {
+    share.close();
+  }
+  return RESPONSE_ALREADY_SENT;
+}
+
+/** Writes the files of a request as they come, each whole or not at all. */
+async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<Response> {
+  const { incoming } = c.env;
+  const { path: named } = readQuery(incoming);
+  const { backend, ref, resource } = running;
+  const type = mediaTypeOf(incoming);
+  const encoding = incoming.headers['content-encoding'] ?? 'identity';
+  if (![BYTES, FORM].includes(type) || encoding !== 'identity')
+    throw new Refusal('unsupported_media_type', `Send the files as ${FORM}, or one as ${BYTES}, not compressed.`);
+  const share = app.memory.open(app.tenantOf(resource.walletId).treeId);
+  const written: object[] = [];
+  let body: ReturnType<typeof streamBody> | undefined;
+  try {
+    share.take(TRANSFER_BYTES);
+    body = streamBody(incoming, app.stallMilliseconds, share);
+    const streamed = body;
+    let home: string | undefined;
+    const store = async (asked: string | undefined, content: { next(): Promise<Buffer | undefined> }) => {
+      if (!asked) throw new Refusal('invalid_request', 'path: is required.');
+      if (!asked.startsWith('/')) home ??= await callInto({ app }, running, SECONDS, () => homeOf(backend, ref));
+      const path = posix.resolve(home ?? '/', asked.replace(/^~(?=\/|$)/, home ?? ''));
+      // A sandbox that has ended meanwhile takes no more.
+      const order = { path, content, confirm: () => void runningOf(app, running) };
+      await callInto({ app }, running, TRANSFER_SECONDS, () => storeFile(backend, ref, order));
+      written.push({ path, name: posix.basename(path), type: 'file' });
+    };
+    if (type === BYTES) await store(named, streamed);
+    else
+      for await (const part of partsOf(streamed, boundaryOf(incoming.headers['content-type'] ?? ''))) {
+        if (part.name !== 'file') throw new Refusal('invalid_request', 'The body has a part that is not named "file".');
+        if (named !== undefined && written.length) throw new Refusal('invalid_request', 'path: is of one file alone.');
+        await store(named ?? part.filename, part);
+      }
+    return new Response(JSON.stringify(written), { status: 200, headers: headersFor(c) });
+  } finally {
+    body?.leave();
+    share.close();
+  }
+}
