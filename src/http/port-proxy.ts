@@ -37,6 +37,8 @@ type PortTarget = {
    * browser.
    */
   origin: string | undefined;
+  /** More headers that are for Purser, in lower case. */
+  ofPurser?: ReadonlySet<string>;
   /** The cookie that a browser sends to Purser; the server inside neither sees nor sets it. */
   cookie: string;
 };
@@ -130,12 +132,12 @@ function without(raw: readonly string[], dropped: ReadonlySet<string>): HeaderPa
 const isUpgrade = (request: IncomingMessage) => (request as { upgrade?: boolean | null }).upgrade === true;
 
 /** Returns the headers for the server inside. Headers meant for Purser are removed. */
-function requestHeaders(request: IncomingMessage, { port, origin, cookie }: PortTarget): string[] {
+function requestHeaders(request: IncomingMessage, { port, origin, cookie, ofPurser }: PortTarget): string[] {
   const local = `http://localhost:${port}`;
   const headers: HeaderPair[] = [['Host', `localhost:${port}`]];
   for (const [name, value] of without(request.rawHeaders, OF_REQUEST)) {
     const lower = name.toLowerCase();
-    if (hasOwnToken(value) || (origin === undefined && OF_PURSER.has(lower))) continue;
+    if (hasOwnToken(value) || ofPurser?.has(lower) || (origin === undefined && OF_PURSER.has(lower))) continue;
     if (origin !== undefined && lower === 'cookie') {
       const others = value.split(';').filter((it) => it.split('=', 1)[0]?.trim() !== cookie);
       if (others.length) headers.push([name, others.join(';').trim()]);

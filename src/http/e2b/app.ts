@@ -8,6 +8,7 @@ import { answerError, headersFor } from './errors.ts';
 import { serveFiles } from './files.ts';
 import { FILESYSTEM_CALLS } from './filesystem.ts';
 import { E2B_PATH, ENVD_PATH, FILES_PATH } from './paths.ts';
+import { forwardToPort } from './ports.ts';
 import { PROCESS_CALLS } from './process.ts';
 import { createProcesses } from './processes.ts';
 import * as sandboxes from './sandboxes.ts';
@@ -40,6 +41,7 @@ export function createE2b(app: HttpApp): Hono<Env> {
       hono.post(`${base}/:id/${name}`, serve(sandboxes.refuseOperation(NO_COPY)));
     hono.put(`${base}/:id/network`, serve(sandboxes.refuseOperation(NO_RULES)));
   }
+  hono.use(`${ENVD_PATH}/*`, forwardToPort(app));
   const processes = createProcesses(app);
   const calls = { 'process.Process': PROCESS_CALLS, 'filesystem.Filesystem': FILESYSTEM_CALLS };
   hono.post(`${ENVD_PATH}/:service{process\\.Process|filesystem\\.Filesystem}/:name`, async (c) => {

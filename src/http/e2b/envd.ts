@@ -54,3 +54,22 @@ export const runningOf = (app: HttpApp, opened: Opened): Running => {
   const { backend, ref } = active(app, opened.wallet, opened.resource.id);
   return { ...opened, backend, ref };
 };
+
+/** The header with the token of a sandbox's ports. */
+export const TRAFFIC_TOKEN = 'e2b-traffic-access-token';
+/** The headers of a request to a port that are for Purser, and not for the server inside. */
+export const OF_TRAFFIC: ReadonlySet<string> = new Set([
+  TRAFFIC_TOKEN,
+  'x-access-token',
+  'e2b-sandbox-id',
+  'e2b-sandbox-port',
+]);
+
+/** Lets a caller in to the ports of the sandbox with this label, who has shown the token of those. */
+export function openPorts(app: HttpApp, c: Context<Env>, label: string): Running {
+  const shown = c.req.header(TRAFFIC_TOKEN);
+  const found = sandboxWith(app, label);
+  if (!found || !isToken(shown, sandboxToken(app, found.wallet, found.resource, 'traffic')))
+    return refuseStranger(app, c, shown);
+  return runningOf(app, admitTo(app, c, found));
+}

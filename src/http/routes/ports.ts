@@ -6,6 +6,7 @@ import { refuseFault } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { accessible } from '../../lease/ports.ts';
 import { PortLink, PortRequest } from '../../wire/port.ts';
+import { OF_TRAFFIC, openPorts, TRAFFIC_TOKEN } from '../e2b/envd.ts';
 import { authenticateAndLimit, type Env, endpoint, type HttpApp, onError, requestIdOf } from '../endpoint.ts';
 import { hasBody } from '../head.ts';
 import type { PortAccess } from '../port-links.ts';
@@ -21,7 +22,9 @@ const OPEN_PATH = '/.purser/open';
 const LOOPBACK = /^(localhost|127(\.\d{1,3}){3}|\[::1\])$/;
 const PORT_MAX = 65_535;
 
-const portOf = (text: string) => (/^[1-9]\d{0,4}$/.test(text) && Number(text) <= PORT_MAX ? Number(text) : undefined);
+/** Returns the port that a text names; undefined for none. */
+export const portOf = (text: string) =>
+  /^[1-9]\d{0,4}$/.test(text) && Number(text) <= PORT_MAX ? Number(text) : undefined;
 
 /** The addresses at which browsers reach ports: the scheme, and the part of their host names after the first label. */
 type Hosts = { scheme: string; suffix: string };
@@ -107,14 +110,15 @@ export function servePortPath(app: HttpApp): Handler<Env> {
   };
 }
 
-const pathOf = (rest: string) => (rest.startsWith('/') ? rest : `/${rest}`);
+/** Returns the path and query of a request to a port, without those before it. */
+export const pathOf = (rest: string) => (rest.startsWith('/') ? rest : `/${rest}`);
 /** Decodes each escape by itself: a malformed one does not hide the others. */
 const decoded = (text: string) =>
   text.replace(/%([0-9a-f]{2})/gi, (_, digits: string) => String.fromCharCode(Number.parseInt(digits, 16)));
 
 /**
  * Builds the application of the ports' own host names, for browsers. A link sets a cookie, and the cookie opens the port.
- * None of Purser's own paths is answered there.
+ * None of Purser's own paths is answered there. A client of E2B's shows the token of a sandbox's ports instead.
  */
 export function createPortPages(app: HttpApp): {
   isFor(request: IncomingMessage): boolean;
@@ -138,6 +142,13 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
   const origin = `${scheme}//${incoming.headers.host?.toLowerCase()}`;
   const resource = accessible(app, access.resourceId)?.resource;
 
+  if (incoming.headers[TRAFFIC_TOKEN] !== undefined) {
+    openPorts(app, c, access.resourceId.slice('res_'.length));
+    const path = pathOf((incoming.url as string).replace(/^https?:\/\/[^/?#]*/i, ''));
+    const target = { requestId, ...access, path, base: '', origin, cookie, ofPurser: OF_TRAFFIC };
+    await app.portProxy.forward(incoming, outgoing as ServerResponse, target);
+    return RESPONSE_ALREADY_SENT;
+  }
   if (c.req.path === OPEN_PATH && c.req.method === 'GET') {
     const redeemed = resource && app.portLinks.redeem(c.req.query('code') ?? '', access, resource.expiresAt);
     if (!redeemed) throw unauthenticated('This link was used already, is too old, or is not for this address.');
