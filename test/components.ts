@@ -152,4 +152,8 @@ export const COMPONENTS = {
     tests: 'eight agents of other vendors',
     isThere: () => isRoot() && ['unshare', 'ip'].every(hasProgram) && existsSync(join(AGENTS, '.package-lock.json')),
   },
+  e2b: {
+    tests: 'E2B’s SDKs',
+    isThere: () => existsSync(join(import.meta.dirname, 'e2b/sdk/node_modules/.package-lock.json')),
+  },
 } satisfies Record<string, Component>;

@@ -9,6 +9,8 @@ import { runText, startRun } from './run.ts';
 const SECONDS = 60;
 const OUTPUT_BYTES_MAX = 8 * 1024 * 1024;
 const WORDS_LENGTH_MAX = 200;
+/** What `stat` prints for a user or group without a name. */
+const NAMELESS = 'UNKNOWN';
 /** Directories deeper than this are not listed at once. */
 const DEPTH_MAX = 64;
 
@@ -36,7 +38,7 @@ case $it in /*) ;; *) here=$(pwd); it=\${here%/}/\${it#./} ;; esac
 case $it in ?*/) it=\${it%/} ;; esac
 mark=${token}
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
-print() { stat -c "$mark/%f %s %Y %U:%G/%n" "$@" 2>/dev/null; }
+print() { stat -c "$mark/%f %s %Y %u:%g:%U:%G/%n" "$@" 2>/dev/null; }
 links() { for link; do printf '%s=%s\\000%s' "$mark" "$link" "$(readlink "$link")"; done; }
 shown() { print "$1"; [ ! -L "$1" ] || links "$1"; printf '%s!' "$mark"; }
 `;
@@ -55,9 +57,10 @@ function entriesIn(output: Buffer, token: string): Entry[] {
   const entries = new Map<string, Entry>();
   let isWhole = false;
   for (const part of output.toString().split(token).slice(1)) {
-    const match = /^\/([0-9a-f]+) (\d+) (-?\d+) ([^:/]*):([^/]*)\/(.*)\n$/s.exec(part);
+    const match = /^\/([0-9a-f]+) (\d+) (-?\d+) (\d+):(\d+):([^:/]*):([^/]*)\/(.*)\n$/s.exec(part);
     if (match) {
-      const [, mode = '', size, modified, owner = '', group = '', path = ''] = match;
+      const [, mode = '', size, modified, uid = '', gid = '', user = '', name = '', path = ''] = match;
+      const [owner, group] = [user === NAMELESS ? uid : user, name === NAMELESS ? gid : name];
       entries.set(path, {
         ...{ path, owner, group, size: Number(size), modified: Number(modified) },
         mode: Number.parseInt(mode, 16),
@@ -120,7 +123,7 @@ export async function listEntries(backend: Backend, ref: Ref, path: string, dept
 [ -d "$it" ] || { say file; exit 0; }
 command -v find >/dev/null || { say denied the image has no find; exit 0; }
 say ok
-${deep} -exec stat -c "$mark/%f %s %Y %U:%G/%n" {} + 2>/dev/null
+${deep} -exec stat -c "$mark/%f %s %Y %u:%g:%U:%G/%n" {} + 2>/dev/null
 ${deep} -type l -exec sh -c 'mark=$1; shift; for link; do printf "%s=%s\\000%s" "$mark" "$link" "$(readlink "$link")"; done' sh "$mark" {} + 2>/dev/null
 printf '%s!' "$mark"`,
   );

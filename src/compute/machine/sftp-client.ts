@@ -80,7 +80,7 @@ export function createScriptClient({ stdin, stdout, stderr, ended, kill }: Guest
 }
 
 /** Encodes an argument: all but plainly harmless characters become octal escapes of `printf %b`. */
-function wordOf(it: Buffer | string | number): string {
+export function wordOf(it: Buffer | string | number): string {
   const bytes = Buffer.isBuffer(it) ? it : Buffer.from(String(it));
   return bytes
     .toString('latin1')

@@ -5,6 +5,7 @@ import type { Context } from 'hono';
 import { refuseFault } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { homeOf, openFile } from '../../compute/machine/entries.ts';
+import { openSmallFiles, type SmallFiles } from '../../compute/machine/small-files.ts';
 import { storeFile, TRANSFER_BYTES, TRANSFER_SECONDS } from '../../compute/machine/streamed.ts';
 import { allLiveSandboxes } from '../../ledger/sandbox.ts';
 import { findWallet, type Wallet } from '../../ledger/wallet.ts';
@@ -22,6 +23,8 @@ import { isToken, sandboxToken } from './tokens.ts';
 const BYTES = 'application/octet-stream';
 const FORM = 'multipart/form-data';
 const SECONDS = 60;
+/** Files up to this size are held, and share a session. */
+const SMALL_BYTES_MAX = 64 * 1024;
 /** The content is a tenant's, on Purser's own origin: no browser may run or render it. */
 const HARMLESS = {
   'content-type': BYTES,
@@ -84,10 +87,15 @@ async function read(app: HttpApp, c: Context<Env>, running: Running): Promise<Re
     share.take(TRANSFER_BYTES);
     await callInto({ app }, running, TRANSFER_SECONDS, async () => {
       const run = await openFile(backend, ref, path, TRANSFER_SECONDS);
-      onceClosed(c, () => run.kill());
+      let isOver = false;
+      onceClosed(c, () => {
+        if (!isOver) run.kill();
+      });
       events.begin(HARMLESS);
       for await (const piece of run.stdout) await events.write(piece as Buffer);
-      if ((await run.ended) !== 0) throw new Error('the file broke off');
+      const code = await run.ended;
+      isOver = true;
+      if (code !== 0) throw new Error('the file broke off');
     });
     events.end();
   } catch (error) {
@@ -111,30 +119,59 @@ async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<R
   const share = app.memory.open(app.tenantOf(resource.walletId).treeId);
   const written: object[] = [];
   let body: ReturnType<typeof streamBody> | undefined;
+  let files: SmallFiles | undefined;
   try {
     share.take(TRANSFER_BYTES);
     body = streamBody(incoming, app.stallMilliseconds, share);
     const streamed = body;
     let home: string | undefined;
-    const store = async (asked: string | undefined, content: { next(): Promise<Buffer | undefined> }) => {
+    const placeOf = async (asked: string | undefined): Promise<string> => {
       if (!asked) throw new Refusal('invalid_request', 'path: is required.');
       if (!asked.startsWith('/')) home ??= await callInto({ app }, running, SECONDS, () => homeOf(backend, ref));
-      const path = posix.resolve(home ?? '/', asked.replace(/^~(?=\/|$)/, home ?? ''));
-      // A sandbox that has ended meanwhile takes no more.
-      const order = { path, content, confirm: () => void runningOf(app, running) };
-      await callInto({ app }, running, TRANSFER_SECONDS, () => storeFile(backend, ref, order));
-      written.push({ path, name: posix.basename(path), type: 'file' });
+      return posix.resolve(home ?? '/', asked.replace(/^~(?=\/|$)/, home ?? ''));
     };
-    if (type === BYTES) await store(named, streamed);
+    // A sandbox that has ended meanwhile takes no more.
+    const confirm = () => void runningOf(app, running);
+    const note = (path: string) => written.push({ path, name: posix.basename(path), type: 'file' });
+    const store = async (path: string, content: { next(): Promise<Buffer | undefined> }) => {
+      await callInto({ app }, running, TRANSFER_SECONDS, () => storeFile(backend, ref, { path, content, confirm }));
+      note(path);
+    };
+    if (type === BYTES) await store(await placeOf(named), streamed);
     else
       for await (const part of partsOf(streamed, boundaryOf(incoming.headers['content-type'] ?? ''))) {
         if (part.name !== 'file') throw new Refusal('invalid_request', 'The body has a part that is not named "file".');
         if (named !== undefined && written.length) throw new Refusal('invalid_request', 'path: is of one file alone.');
-        await store(named ?? part.filename, part);
+        const path = await placeOf(named ?? part.filename);
+        const { small, content } = await beginningOf(part);
+        if (named !== undefined || !small) {
+          await store(path, content);
+          continue;
+        }
+        files ??= await callInto({ app }, running, SECONDS, () => openSmallFiles(backend, ref));
+        const session = files;
+        confirm();
+        await callInto({ app }, running, SECONDS, () => session.store(path, small));
+        note(path);
       }
     return new Response(JSON.stringify(written), { status: 200, headers: headersFor(c) });
   } finally {
+    files?.close();
     body?.leave();
     share.close();
   }
+}
+
+type Content = { next(): Promise<Buffer | undefined> };
+/** Reads a content to its end if that comes soon: then it is `small`. Returns the whole of it in any case. */
+async function beginningOf(content: Content): Promise<{ small: Buffer | undefined; content: Content }> {
+  const pieces: Buffer[] = [];
+  let length = 0;
+  while (length <= SMALL_BYTES_MAX) {
+    const piece = await content.next();
+    if (!piece) return { small: Buffer.concat(pieces), content: { next: async () => pieces.shift() } };
+    pieces.push(piece);
+    length += piece.length;
+  }
+  return { small: undefined, content: { next: async () => pieces.shift() ?? content.next() } };
 }
