@@ -6,6 +6,8 @@ import { waitFor } from '../helper/waiting.ts';
 import { hold, LONG } from '../lease/leases.ts';
 import { openE2b, PRICE } from './shared.ts';
 
+/** Seconds of a sandbox that cost 2 USD. */
+const DEAR = 20_000;
 const seconds = (time: string) => Date.parse(time) / 1000;
 
 test('a sandbox is created, described, listed and killed with the key of a wallet', async (t) => {
@@ -117,7 +119,7 @@ test('an unknown outcome is a 504, and the same create again does not rent a sec
 
 test('a wallet without the money is told what is missing, and nothing is rented', async (t) => {
   const { purser, create } = await openE2b(t, { wallet: { budget_cents: 100, expires_in_seconds: 172_800 } });
-  const refused = await create({ timeout: 20_000 });
+  const refused = await create({ timeout: DEAR });
   assert.deepEqual([refused.status, refused.body.code], [402, 402]);
   assert.match(refused.body.message, /needs 2\.00 USD.* has 1\.00 USD/);
   assert.deepEqual(await purser.machines(), []);
@@ -194,7 +196,7 @@ test('connect only ever lengthens, and connects without that on a dry wallet', a
   assert.deepEqual(again.body, made);
   const end = async () => seconds((await api('GET', `/sandboxes/${made.sandboxID}`)).body.endAt);
   const whole = await end();
-  const dry = await connect({ timeout: 20_000 });
+  const dry = await connect({ timeout: DEAR });
   assert.equal(dry.status, 200, dry.text);
   assert.equal(await end(), whole);
   const longer = await connect({ timeout: 350 });

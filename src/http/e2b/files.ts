@@ -38,7 +38,7 @@ type Operation = 'read' | 'write';
 function signatureOf(query: Record<string, string>, operation: Operation, token: string): string {
   const { path = '', username = '', signature_expiration: expiration } = query;
   const parts = [path, operation, username, token, ...(expiration === undefined ? [] : [expiration])];
-  return `v1_${createHash('sha256').update(parts.join(':')).digest('base64').replace(/=+$/, '')}`;
+  return `v1_${createHash('sha256').update(parts.join(':')).digest('base64').replaceAll('=', '')}`;
 }
 
 /** Returns the sandbox that a signed address is of. The address does not name it, so each that lives is tried. */

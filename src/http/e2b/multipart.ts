@@ -4,6 +4,8 @@ import type { StreamedBody } from '../body.ts';
 /** A body of `multipart/form-data`, part by part as it comes: no part is ever whole in memory. */
 
 const HEAD_BYTES_MAX = 16 * 1024;
+const NAME = /;\s*name="([^"]*)"/i;
+const FILENAME = /;\s*filename="([^"]*)"/i;
 const CRLF = '\r\n';
 
 const broken = (what: string) => new Refusal('invalid_request', `The body is no multipart/form-data: ${what}.`);
@@ -84,9 +86,8 @@ function namesIn(head: string): Pick<Part, 'name' | 'filename'> {
   const line = head.split(CRLF).find((it) => /^content-disposition:/i.test(it)) ?? '';
   const plain = (text: string) =>
     text.replace(/%(22|0A|0D)/gi, (_, code) => String.fromCharCode(Number.parseInt(code, 16)));
-  const value = (name: string) => new RegExp(`;\\s*${name}="([^"]*)"`, 'i').exec(line)?.[1];
-  const name = value('name');
+  const name = NAME.exec(line)?.[1];
   if (name === undefined) throw broken('a part has no name');
-  const filename = value('filename');
+  const filename = FILENAME.exec(line)?.[1];
   return { name: plain(name), filename: filename === undefined ? undefined : plain(filename) };
 }

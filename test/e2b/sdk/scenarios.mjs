@@ -166,4 +166,3 @@ for (const name of names === 'all' ? Object.keys(SCENARIOS).slice(0, -2) : [name
   if (name !== 'leave') for (const it of await Sandbox.list().nextItems()) await Sandbox.kill(it.sandboxId);
   process.stdout.write(`${JSON.stringify({ name, error })}\n`);
 }
-process.exit(0);
