@@ -558,7 +558,9 @@ test('operators need the page’s client, and a claim that users cannot write th
     ).read();
   assert.deepEqual(read('groups').identity?.operators, { claim: 'groups', value: 'x' });
   assert.throws(() => read('groups', ''), /identity\.operators: needs client_id/);
-  for (const claim of ['preferred_username', 'nickname', 'name', 'address', 'address.locality', 'scope', 'scp', 'aud'])
+  const names = ['preferred_username', 'nickname', 'name', 'address', 'address.locality', 'scope', 'scp', 'aud'];
+  const metadata = ['user_metadata.role', 'raw_user_meta_data.role', 'unsafe_metadata.role', 'unsafeMetadata'];
+  for (const claim of [...names, ...metadata, 'acr', 'amr', 'iss', 'typ'])
     assert.throws(() => read(claim), /operators\.claim: must be a claim that users cannot set themselves/, claim);
 });
 

@@ -12,13 +12,14 @@ const origin = v.pipe(
 );
 
 /**
- * Claims that many issuers let a user write (OpenID Connect Core 1.0, 5.1), and those that follow what the browser asked for.
- * None of them may make an operator.
+ * Claims that many issuers let a user write (OpenID Connect Core 1.0, 5.1; the metadata of Auth0, Supabase and Clerk), those that
+ * follow what the browser asked for, and those that every user of an issuer has. None of them may make an operator.
  */
 const OWN_WORDS = new Set([
   ...['name', 'given_name', 'family_name', 'middle_name', 'nickname', 'preferred_username', 'profile', 'picture'],
   ...['website', 'gender', 'birthdate', 'zoneinfo', 'locale', 'phone_number', 'address', 'updated_at'],
-  ...['scope', 'scp', 'aud', 'azp', 'client_id', 'nonce'],
+  ...['user_metadata', 'raw_user_meta_data', 'unsafe_metadata', 'unsafeMetadata'],
+  ...['scope', 'scp', 'aud', 'azp', 'client_id', 'nonce', 'acr', 'amr', 'iss', 'typ'],
 ]);
 /** Returns whether a claim, or for a dotted path the claim that it leads into, may hold what a user chose. */
 const isOwnWord = (name: string) => OWN_WORDS.has(name) || OWN_WORDS.has(name.split('.', 1)[0] as string);
