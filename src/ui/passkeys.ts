@@ -7,7 +7,7 @@ import { installationOf } from '../ledger/installation.ts';
 import { cookie, cookieOf, type PageAddress } from './guard.ts';
 import { type Html, html } from './html.ts';
 import { below, type Page } from './layout.ts';
-import { ago, badge, buttonLink, card, form, named, table, when } from './parts.ts';
+import { ago, badge, buttonLink, card, form, named, outside, table, when } from './parts.ts';
 import type { Data, Go } from './sign-in.ts';
 import { operatorOnly, run, type UiApp, type Visit } from './visit.ts';
 
@@ -88,7 +88,7 @@ export function passkeyCard(visit: Visit): Html {
     .map((it) => [
       named(it.id, it.name),
       it.origin,
-      it.subject ?? 'by a link',
+      it.subject === null ? 'by a link' : outside(it.subject),
       when(it.createdAt),
       ago(it.lastUsedAt, now, 'never'),
       isUsable(app, it)

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { generateKeyPairSync, randomBytes } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
-import { openByPasskey } from '../../src/access/writes.ts';
+import { readCreation } from '../../src/access/webauthn.ts';
+import { addPasskey, openByPasskey } from '../../src/access/writes.ts';
 import { freePort } from '../helper/free-port.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { type Authenticator, type Kind, openAuthenticator, PRESENT, RECOGNISED, type Twist } from './authenticator.ts';
@@ -318,4 +319,21 @@ test('there are at most fifty passkeys', async (t) => {
   const { status, html } = await make(browser, openAuthenticator(here(purser)));
   assert.equal(status, 409);
   assert.match(html, /There are 50 passkeys already/);
+});
+
+test('a passkey of a user whom the settings make an operator no more signs nobody in, and the user’s name hides nothing', async (t) => {
+  const purser = await openTestServer(t);
+  const operator = await byLink(purser);
+  const authenticator = openAuthenticator(here(purser), 'ec', true);
+  const options = JSON.parse((await operator.post('/settings/passkeys/options')).html);
+  const expected = { challenge: options.challenge, origin: here(purser) };
+  const credential = readCreation(authenticator.make(options), expected);
+  const order = { ...credential, name: 'hers', origin: here(purser), subject: '<b>\u202Eecila', rule: randomBytes(32) };
+  await purser.app.ledger.write(addPasskey, { order, now: purser.app.clock.now() });
+  const { status, html } = await signIn(at(purser), authenticator);
+  assert.deepEqual([status, /This passkey is not known here, or was removed/.test(html)], [401, true]);
+  const shown = await operator.get('/settings');
+  assert.match(shown.html, /no operator’s any more/);
+  assert.match(shown.html, /&lt;b&gt;.*ecila/);
+  assert.doesNotMatch(shown.html, /<b>|\u202E/);
 });
