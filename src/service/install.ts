@@ -41,6 +41,18 @@ export function refuseElsewhere(): void {
     throw new Refusal('conflict', 'There is no systemd on this machine. In a container run `purser serve` instead.');
 }
 
+/** An upgrade that has begun to change the machine, and has not ended. */
+export const UPGRADE_STATE = join(SERVICE.upgrades, 'upgrade.json');
+
+/** Refuses where the books may be on their way, and a start would book into what is replaced. */
+function refuseDuringUpgrade(): void {
+  if (existsSync(UPGRADE_STATE))
+    throw new Refusal(
+      'conflict',
+      'An upgrade is under way, or was ended half-way. Wait for it, or let it go on: purser upgrade FILE',
+    );
+}
+
 export const isPackaged = () => OF_PACKAGE.some((it) => existsSync(it));
 
 /**
@@ -49,6 +61,7 @@ export const isPackaged = () => OF_PACKAGE.some((it) => existsSync(it));
  */
 export async function install({ executable, settings, completion }: InstallOrder): Promise<string[]> {
   refuseElsewhere();
+  refuseDuringUpgrade();
   const done: string[] = [];
   if (isPackaged()) {
     if (!existsSync(SERVICE.settings))
@@ -154,15 +167,16 @@ async function writeSettings(text: () => Promise<string>, gid: number, done: str
   }
 }
 
-/** Refuses settings that another user than root can change: root makes the directory that they name. */
-export function refuseOthersSettings(): void {
-  refuseOthersDirectory(dirname(realpathSync(SERVICE.settings)));
-  refuseOthersDirectory(dirname(SERVICE.settings));
-  const { uid, mode } = statSync(SERVICE.settings);
+/** Refuses settings that another user than root can change: they name what root makes, and whom it trusts. */
+export function refuseOthersSettings(settings: string = SERVICE.settings): void {
+  if (!existsSync(settings)) throw new Refusal('not_found', `There are no settings ${settings}.`);
+  refuseOthersDirectory(dirname(realpathSync(settings)));
+  refuseOthersDirectory(dirname(settings));
+  const { uid, mode } = statSync(settings);
   if (uid !== 0 || mode & 0o022)
     throw new Refusal(
       'conflict',
-      `${SERVICE.settings} can be changed by others than root. Look through it, then run: chown root:${SERVICE.user} ${SERVICE.settings} && chmod 640 ${SERVICE.settings}`,
+      `${settings} can be changed by others than root. Look through it, then run: chown root:${SERVICE.user} ${settings} && chmod 640 ${settings}`,
     );
 }
 
@@ -212,6 +226,7 @@ function start(hasChanged: boolean, done: string[]): void {
 /** Stops the service and removes what `install` made, but not the settings, the books, the key and the user. Says what it did. */
 export function remove(): string[] {
   refuseElsewhere();
+  refuseDuringUpgrade();
   if (isPackaged() && !isInstalled())
     throw new Refusal('conflict', 'A package installed the service. Run: apt-get remove purser');
   const done: string[] = [];
@@ -229,6 +244,10 @@ export function remove(): string[] {
       rmSync(file);
       done.push(`Removed ${file}.`);
     }
+  if (existsSync(SERVICE.upgrades)) {
+    rmSync(SERVICE.upgrades, { recursive: true });
+    done.push(`Removed ${SERVICE.upgrades}.`);
+  }
   if (existsSync('/run/systemd/system')) mustRun('systemctl', 'daemon-reload');
   if (isPackaged()) done.push('There is a package beside it: systemctl enable --now purser starts its service.');
   done.push(

@@ -16,7 +16,7 @@ export function runProgram(program: string, ...args: string[]): Ran {
 
 /** Like `runProgram`, for a program that may take longer, or runs as another user. */
 export function runWithin(milliseconds: number, as: RunAs, program: string, ...args: string[]): Ran {
-  const { status, stdout, stderr, error } = spawnSync(program, args, {
+  const { status, stdout, stderr, error, signal } = spawnSync(program, args, {
     ...as,
     encoding: 'utf8',
     timeout: milliseconds,
@@ -25,10 +25,10 @@ export function runWithin(milliseconds: number, as: RunAs, program: string, ...a
   });
   const code = (error as NodeJS.ErrnoException | undefined)?.code;
   if (code === 'ENOENT') return { status: null, stdout: '', stderr: `there is no program ${program}` };
-  if (error || status === null)
-    throw new Error(
-      `\`${[program, ...args].join(' ')}\` did not end within ${milliseconds / 1000} s (${code ?? 'killed'}).`,
-    );
+  if (code === 'ETIMEDOUT')
+    throw new Error(`\`${[program, ...args].join(' ')}\` did not end within ${milliseconds / 1000} s.`);
+  if (error) throw new Error(`\`${program}\` could not be run (${code}).`);
+  if (status === null) throw new Error(`\`${[program, ...args].join(' ')}\` was ended by ${signal}.`);
   return { status, stdout: stdout.trim(), stderr: stderr.trim() };
 }
 

@@ -8,6 +8,8 @@ export const SERVICE = {
   settings: '/etc/purser/purser.yaml',
   /** Variables that the settings name, as keys of model servers: root's alone, since any user may ask systemd for a unit's own. */
   variables: '/etc/purser/purser.env',
+  /** What `purser upgrade` keeps: root's own, as root runs it and writes it into the place of the executable. */
+  upgrades: '/usr/local/lib/purser',
 } as const;
 
 /** Returns the text of the unit that runs this executable under systemd. */

@@ -1,5 +1,5 @@
 import { hash } from 'node:crypto';
-import { closeSync, constants, existsSync, fstatSync, openSync, readFileSync, rmSync } from 'node:fs';
+import { closeSync, constants, existsSync, fstatSync, openSync, readFileSync, rmSync, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
@@ -7,19 +7,22 @@ import { ed25519KeyOf, signatureFault } from '../base/ssh-signature.ts';
 import { readConfig } from '../config/config.ts';
 import { takeLock } from '../db/lock.ts';
 import { files } from '../files/data-directory.ts';
-import { isInstalled, isPackaged, refuseElsewhere, refuseOthersSettings, STOP_MILLISECONDS } from './install.ts';
-import { findInstalled, variablesIn } from './installed.ts';
+import {
+  isInstalled,
+  isPackaged,
+  refuseElsewhere,
+  refuseOthersSettings,
+  STOP_MILLISECONDS,
+  UPGRADE_STATE,
+} from './install.ts';
+import { findInstalled } from './installed.ts';
 import { mustRun, mustRunWithin, type Ran, runProgram, runWithin } from './program.ts';
 import { makeRootsDirectory, putFile } from './roots-own.ts';
 import { SERVICE } from './unit.ts';
 
-/** What an upgrade keeps: root's own, as root runs it and writes it into the place of the executable. */
-const DIRECTORY = '/usr/local/lib/purser';
-const [STAGED, FORMER, STATE] = ['new', 'former', 'upgrade.json'].map((it) => join(DIRECTORY, it)) as [
-  string,
-  string,
-  string,
-];
+const DIRECTORY = SERVICE.upgrades;
+const [STAGED, FORMER] = ['new', 'former'].map((it) => join(DIRECTORY, it)) as [string, string];
+const STATE = UPGRADE_STATE;
 /** What the service's user keeps, below the data directory: a backup, the books as they were, and a copy to try. */
 const WORK = 'upgrade';
 const NAMESPACE = 'purser-release';
@@ -29,7 +32,17 @@ const BOOKS_MILLISECONDS = 30 * 60_000;
 const CHECK_MILLISECONDS = 60_000;
 const READY_MILLISECONDS = 120_000;
 const TRY_MILLISECONDS = 1000;
+const SIGNALS = ['SIGHUP', 'SIGINT', 'SIGTERM'] as const;
 const NO_ANSWER = 'it does not answer';
+
+/**
+ * The database first, whose log then fits it. A kill leaves the rest to the next run: files move, so what was written after the move is
+ * never replaced.
+ */
+const MOVE_BACK = `[ -d ${WORK}/return ] || exit 0
+if [ -e ${WORK}/return/purser.db ]; then rm -f purser.db-wal purser.db-shm; fi
+for it; do if [ -e "${WORK}/return/$it" ]; then mv -f "${WORK}/return/$it" .; fi; done
+sync; rmdir ${WORK}/return`;
 
 type UpgradeOrder = { file: string; insecure: boolean };
 export type Upgraded = { from: string; to: string; done: string[] };
@@ -67,12 +80,16 @@ export async function upgrade({ file, insecure }: UpgradeOrder): Promise<Upgrade
     );
   makeRootsDirectory(DIRECTORY);
   const lock = await takeLock(files(DIRECTORY).lock, 'purser upgrade');
+  // The service is stopped for a while: a lost terminal or an impatient Ctrl-C must not leave it so. The programs that run meanwhile
+  // may be ended by them, and what fails so is taken back.
+  const stay = () => {};
+  for (const it of SIGNALS) process.on(it, stay);
   try {
     const service = openService();
     const done: string[] = [];
     const earlier = existsSync(STATE) ? (parseJson(readFileSync(STATE, 'utf8')) as State) : undefined;
     if (earlier) await endEarlier(service, earlier, done);
-    const bytes = verifiedFile(file, insecure, done);
+    const bytes = verifiedFile(file, insecure, service, done);
     putFile(STAGED, bytes, { mode: 0o755 });
     try {
       return await replaceBy(service, bytes, done);
@@ -80,11 +97,16 @@ export async function upgrade({ file, insecure }: UpgradeOrder): Promise<Upgrade
       rmSync(STAGED, { force: true });
     }
   } finally {
+    for (const it of SIGNALS) process.off(it, stay);
     lock.release();
   }
 }
 
 async function replaceBy(service: Service, bytes: Buffer, done: string[]): Promise<Upgraded> {
+  const former = readFileSync(SERVICE.executable);
+  // Tried, it would be taken for a script of the shell.
+  if (machineOf(bytes) !== undefined && machineOf(former) !== undefined && machineOf(bytes) !== machineOf(former))
+    throw refused('The file is for another processor. Nothing was changed.');
   const [is, will] = [service.versionOf(SERVICE.executable), service.versionOf(STAGED)];
   const [from, to] = [is.version, will.version];
   if (is.bundle_sha256 === will.bundle_sha256 && from === to) {
@@ -96,30 +118,41 @@ async function replaceBy(service: Service, bytes: Buffer, done: string[]): Promi
   service.tryOnCopy(to);
   done.push(`${to} takes the settings, and the books: a copy was migrated and verified.`);
 
-  const former = readFileSync(SERVICE.executable);
   putFile(FORMER, former, { mode: 0o755 });
-  const wasActive = runProgram('systemctl', 'is-active', SERVICE.unit).status === 0;
+  // One that ends and is started again and again, which an upgrade may cure, is active too: only a stopped one stays so.
+  const wasActive = mustRun('systemctl', 'show', SERVICE.unit, '--property=ActiveState', '--value') !== 'inactive';
   const fault = wasActive ? service.faultOf() : undefined;
   const state: State = {
     ...{ step: 'swap', from, to, wasActive, fault },
     ...{ former: hash('sha256', former), fresh: hash('sha256', bytes) },
   };
   note(state);
-  stop();
-  try {
-    service.keepBooks();
-    putFile(SERVICE.executable, bytes, { mode: 0o755 });
-  } catch (error) {
-    await goBack(service, state, (error as Error).message);
-  }
-  const why = await service.start(state);
-  if (why !== undefined) await goBack(service, state, why);
+  await swap(service, state, bytes);
   rmSync(STATE);
+  service.dropBooks();
   done.push(
     wasActive ? `${to} serves.` : `${to} is installed. The service was not running, and was not started.`,
     `The former executable is ${FORMER}; a backup of before is ${service.backup}. \`purser install\` writes the unit of ${to}.`,
   );
   return { from, to, done };
+}
+
+/** Returns the processor that an executable is for, as its ELF header has it. */
+const machineOf = (bytes: Buffer) =>
+  bytes.length > 20 && bytes.readUInt32BE() === 0x7f454c46 ? bytes.readUInt16LE(18) : undefined;
+
+/** Starts the service with the new executable, or goes back. */
+async function swap(service: Service, state: State, bytes: Buffer): Promise<void> {
+  let why: string | undefined;
+  try {
+    stop();
+    service.keepBooks();
+    putFile(SERVICE.executable, bytes, { mode: 0o755 });
+    why = await service.start(state);
+  } catch (error) {
+    why = (error as Error).message;
+  }
+  if (why !== undefined) await goBack(service, state, why);
 }
 
 const note = (state: State) => putFile(STATE, `${JSON.stringify(state)}\n`, { mode: 0o600 });
@@ -142,33 +175,49 @@ async function endEarlier(service: Service, state: State, done: string[]): Promi
   rmSync(STATE);
 }
 
-/**
- * Puts the former executable back, with the books as they were unless the new version has booked something. Always throws: with the
- * reason, and with what serves now.
- */
+/** Goes back, and always throws: with the reason, and with what serves now. */
 async function goBack(service: Service, state: State, reason: string): Promise<never> {
+  const why = reason.replace(/\.$/, '');
+  let ended: string;
+  try {
+    ended = await wentBack(service, state, why);
+  } catch (error) {
+    throw refused(
+      `${state.to} was not installed: ${why}. The way back failed too: ${(error as Error).message.replace(/\.$/, '')}. ${SERVICE.unit} may be stopped. When this is mended, run \`purser upgrade\` again: it goes on from here. The former executable is ${FORMER}; a backup of before is ${service.backup}.`,
+    );
+  }
+  rmSync(STATE);
+  throw refused(ended);
+}
+
+/**
+ * Puts the former executable back. The books stay where they have changed and it can read them; else they become what they were,
+ * unless that lost an entry: then the new version stays. Returns what serves now.
+ */
+async function wentBack(service: Service, state: State, why: string): Promise<string> {
   const { from, to, wasActive } = state;
   stop();
-  const hasBooked = state.step === 'swap' && service.hasBookedSince();
-  const failed = `${to} was not installed: ${reason.replace(/\.$/, '')}.`;
-  if (hasBooked && !service.canRead(FORMER)) {
+  service.finishReturn();
+  // Asked of the books each time: the service may have run since an earlier attempt, as after a reboot.
+  const change = service.changeSince();
+  const keeps = change !== 'none' && service.canRead(FORMER);
+  if (change === 'entries' && !keeps) {
     const fault = await service.start(state);
-    rmSync(STATE);
-    throw refused(
-      `${to} is installed, and is not well: ${reason.replace(/\.$/, '')}. It has booked entries, which ${from} cannot read, so the books stay with it. ${fault ?? 'It serves now.'} The books of before are in ${service.backup}.`,
-    );
+    return `${to} is installed, and is not well: ${why}. It has booked entries, which ${from} cannot read, so the books stay with it. ${fault ?? 'It serves now.'} The books of before are in ${service.backup}.`;
   }
   note({ ...state, step: 'back' });
   putFile(SERVICE.executable, readFileSync(FORMER), { mode: 0o755 });
-  if (!hasBooked) service.putBooksBack();
+  if (!keeps) service.putBooksBack();
   const fault = await service.start(state);
-  rmSync(STATE);
-  const books = hasBooked ? 'with what was booked meanwhile' : 'on the books as they were';
-  if (fault !== undefined)
-    throw refused(
-      `${failed} ${from} is back ${books}, but is not well either: ${fault} A backup is ${service.backup}.`,
-    );
-  throw refused(`${failed} ${from} ${wasActive ? 'serves again' : 'is back'}, ${books}.`);
+  const failed = `${to} was not installed: ${why}.`;
+  const books = keeps ? 'with what has changed meanwhile' : 'on the books as they were';
+  const lost =
+    change === 'quiet' && !keeps
+      ? ' What has changed meanwhile and moved no money is lost, such as a revoked key: look at it, and do it again.'
+      : '';
+  return fault !== undefined
+    ? `${failed} ${from} is back ${books}, but is not well either: ${fault} A backup is ${service.backup}.${lost}`
+    : `${failed} ${from} ${wasActive ? 'serves again' : 'is back'}, ${books}.${lost}`;
 }
 
 /** The service, and what is done as its user: root reads and writes nothing in a directory of another user. */
@@ -178,6 +227,8 @@ function openService() {
   const installed = findInstalled();
   if (!installed) throw refused(`systemd does not know ${SERVICE.unit}. Run: systemctl daemon-reload`);
   const { user, group, data, environment } = installed;
+  if (!statSync(data, { throwIfNoEntry: false })?.isDirectory())
+    throw refused(`There is no directory ${data}, where the books are. Is its disk mounted? Nothing was changed.`);
   const gid = group && !/^\d+$/.test(group) ? mustRun('getent', 'group', group).split(':')[2] : group || undefined;
   const as = {
     cwd: data,
@@ -187,7 +238,8 @@ function openService() {
   const backup = join(data, WORK, 'backup.db');
   const trial = join(data, WORK, 'trial');
   const { database, head, tip, clock } = files(data);
-  const books = [...['', '-wal', '-shm'].map((it) => `${database}${it}`), head, tip, clock].map((it) => basename(it));
+  // Without the index of the log (-shm), which SQLite makes anew.
+  const books = [database, `${database}-wal`, head, tip, clock].map((it) => basename(it));
 
   /** Runs a program on no settings. */
   const run = (milliseconds: number, program: string, ...args: string[]): Ran =>
@@ -202,12 +254,15 @@ function openService() {
   };
   const shell = (script: string) =>
     succeeded(run(BOOKS_MILLISECONDS, 'sh', '-euc', script, 'sh', ...books), 'The books could not be copied');
-  /** Returns the newest entry that a directory's files know, as they have it. */
-  const newestIn = (directory: string): string[] =>
+  /** Returns the newest commit that a directory's files know; undefined where they know none. */
+  const newestIn = (directory: string) =>
     run(CHECK_MILLISECONDS, 'sh', '-c', 'cat "$1"/ledger.head "$1"/ledger.tip', 'sh', directory)
       .stdout.split('\n')
-      .map((line) => line.split(' ').slice(0, 2))
-      .sort(([a], [b]) => Number(b) - Number(a))[0] ?? [];
+      .flatMap((line) => {
+        const [, seq, hash, quiet] = /^(\d+) ([0-9a-f]{64}) \d+ (\d+)(?: #|$)/.exec(line.trim()) ?? [];
+        return seq === undefined ? [] : [{ seq: Number(seq), hash, quiet: Number(quiet) }];
+      })
+      .sort((a, b) => b.seq - a.seq || b.quiet - a.quiet)[0];
 
   /** Returns why the service is not ready, as its executable says; undefined if it is. */
   function faultOf(): string | undefined {
@@ -217,7 +272,20 @@ function openService() {
     return typeof it.reason === 'string' && it.uptime_seconds !== null ? it.reason : NO_ANSWER;
   }
 
+  /** Makes a backup, and lets the staged version migrate and verify a copy of it. */
+  function tryBooks(to: string): void {
+    const unchanged = (what: string) => `Nothing was changed: ${what}`;
+    const backUp = runAsService(BOOKS_MILLISECONDS, SERVICE.executable, '--data', data, 'backup', backup);
+    succeeded(backUp, unchanged('the backup failed'));
+    const on = ['--data', trial];
+    const restored = run(BOOKS_MILLISECONDS, STAGED, ...on, 'restore', backup, '--without-key', '--yes');
+    succeeded(restored, unchanged(`${to} does not migrate a copy of the books`));
+    const verified = run(BOOKS_MILLISECONDS, STAGED, ...on, 'ledger', 'verify');
+    succeeded(verified, unchanged(`${to} does not verify a copy of the books`));
+  }
+
   return {
+    ...{ data, environment, settings: environment.PURSER_CONFIG ?? SERVICE.settings },
     backup,
     /** Returns the version and the digest of an executable. Throws where it says neither. */
     versionOf(executable: string): { version: string; bundle_sha256: string } {
@@ -236,15 +304,13 @@ function openService() {
       // What the installed version says as well is known, and keeps nobody from a better version.
       if (found.status !== 0 && check(SERVICE.executable).stdout !== found.stdout)
         succeeded(found, `Nothing was changed: ${to} does not take the settings`);
-      const unchanged = (what: string) => `Nothing was changed: ${what}`;
       shell(`umask 077; rm -rf ${WORK}; mkdir ${WORK}`);
-      const backUp = runAsService(BOOKS_MILLISECONDS, SERVICE.executable, '--data', data, 'backup', backup);
-      succeeded(backUp, unchanged('the backup failed'));
-      const on = ['--data', trial];
-      const restored = run(BOOKS_MILLISECONDS, STAGED, ...on, 'restore', backup, '--without-key', '--yes');
-      succeeded(restored, unchanged(`${to} does not migrate a copy of the books`));
-      const verified = run(BOOKS_MILLISECONDS, STAGED, ...on, 'ledger', 'verify');
-      succeeded(verified, unchanged(`${to} does not verify a copy of the books`));
+      try {
+        tryBooks(to);
+      } catch (error) {
+        shell(`rm -rf ${WORK}`); // On a full disk the service needs the room.
+        throw error;
+      }
       shell(`rm -rf ${WORK}/trial`);
     },
 
@@ -253,18 +319,28 @@ function openService() {
       void shell(`umask 077; rm -rf ${WORK}/books ${WORK}/books.part; mkdir ${WORK}/books.part
       for it; do if [ -e "$it" ]; then cp --preserve --reflink=auto "$it" ${WORK}/books.part/; fi; done
       sync; mv ${WORK}/books.part ${WORK}/books`),
-    /** Puts them back. Without a copy the books were not touched. */
-    putBooksBack: () =>
-      void shell(`[ -d ${WORK}/books ] || exit 0; rm -f "$@"
-      for it; do if [ -e "${WORK}/books/$it" ]; then cp --preserve --reflink=auto "${WORK}/books/$it" .; fi; done; sync`),
-    /** Returns whether the journal has entries that the kept books lack. */
-    hasBookedSince(): boolean {
+    /** Puts them back, which needs no room on the disk. Without a copy the books were not touched. */
+    putBooksBack: () => void shell(`if [ -d ${WORK}/books ]; then mv ${WORK}/books ${WORK}/return; fi; ${MOVE_BACK}`),
+    /** Ends a return of the books that has begun. */
+    finishReturn: () => void shell(MOVE_BACK),
+    /** Removes them after an upgrade. */
+    dropBooks: () => void shell(`rm -rf ${WORK}/books`),
+    /** Returns what the books have that the kept ones lack: entries, commits that moved no money (as revoked keys), or nothing. */
+    changeSince(): 'entries' | 'quiet' | 'none' {
       const kept = newestIn(join(data, WORK, 'books'));
-      return kept.length > 0 && kept.join(' ') !== newestIn(data).join(' ');
+      const now = newestIn(data);
+      if (!kept || !now) return kept ? 'entries' : 'none';
+      if (kept.seq !== now.seq || kept.hash !== now.hash) return 'entries';
+      return kept.quiet === now.quiet ? 'none' : 'quiet';
     },
     /** Returns whether an executable can read the books as they are. */
-    canRead: (executable: string) =>
-      runAsService(BOOKS_MILLISECONDS, executable, '--data', data, 'ledger', 'verify').status === 0,
+    canRead(executable: string): boolean {
+      try {
+        return runAsService(BOOKS_MILLISECONDS, executable, '--data', data, 'ledger', 'verify').status === 0;
+      } catch {
+        return false; // It did not end in time: not known to be readable.
+      }
+    },
 
     faultOf,
     /** Starts the service, if it was active. Returns a sentence unless it is ready, or as it was before, within two minutes. */
@@ -313,7 +389,12 @@ function isOlder(one: string, other: string): boolean {
 }
 
 /** Returns the bytes of a release's executable, read once. Throws `conflict` unless its sum, and who made the sums, are right. */
-function verifiedFile(file: string, insecure: boolean, done: string[]): Buffer {
+function verifiedFile(
+  file: string,
+  insecure: boolean,
+  { data, settings, environment }: Service,
+  done: string[],
+): Buffer {
   const beside = (name: string) => join(dirname(file), name);
   const bytes = readRegular(file);
   const left = insecure ? ' To do without, which trusts whoever gave you the file: --insecure' : '';
@@ -324,12 +405,8 @@ function verifiedFile(file: string, insecure: boolean, done: string[]): Buffer {
   const sums = readRegular(beside('SHA256SUMS'));
   if (insecure) done.push('The sum of the file is right; who signed it was not checked.');
   else {
-    refuseOthersSettings(); // They name who is trusted.
-    const { data, settings, variables } = SERVICE;
-    const { trusted_keys: lines } = readConfig(
-      { data, config: settings, withoutKey: true },
-      variablesIn(variables),
-    ).upgrade;
+    refuseOthersSettings(settings); // They name who is trusted.
+    const { trusted_keys: lines } = readConfig({ data, config: settings, withoutKey: true }, environment).upgrade;
     if (!lines.length)
       throw refused(
         `The settings trust no key. Write that of the releases into ${settings}: upgrade: { trusted_keys: ["ssh-ed25519 …"] }.`,

@@ -64,15 +64,32 @@ test('an upgrade replaces a running service, and goes back by itself wherever it
     unsigned: { copyOf: next },
     foreign: { copyOf: next },
     changed: { copyOf: next },
+    arm: `\x7fELF${'\0'.repeat(14)}\x07\0${'\0'.repeat(64)}`,
     older: except(`*version*) echo '{"version":"0.0.9","bundle_sha256":"0"}'; exit;;`),
     config: except(`*config*check*) echo 'no such setting'; exit 1;;`),
     migration: except(`*restore*) echo 'it cannot be migrated' >&2; exit 1;;`),
     verify: except(`*ledger*verify*) echo 'a balance is wrong' >&2; exit 1;;`),
     start: except(`serve) echo 'it cannot start' >&2; exit 2;;`),
     books: except(`serve) /opt/next account credit default 1.00; exit 2;;`),
+    quiet: except(`serve) /opt/next operator-key mint --name meanwhile >/dev/null; exit 2;;`),
+    damage: except(`serve) echo damaged > /var/lib/purser/purser.db; echo > /var/lib/purser/ledger.clock; exit 2;;`),
     slow: except(`serve) sleep 2; exit 2;;`),
   });
-  for (const it of ['next', 'changed', 'older', 'config', 'migration', 'verify', 'start', 'books', 'slow']) sign(it);
+  for (const it of [
+    'next',
+    'changed',
+    'older',
+    'config',
+    'migration',
+    'verify',
+    'start',
+    'books',
+    'quiet',
+    'damage',
+    'slow',
+    'arm',
+  ])
+    sign(it);
   sign('foreign', 'another');
   writeFileSync(join(directory, 'changed/purser'), '#!/bin/sh\n');
   const machine = await bootMachine(
@@ -113,9 +130,11 @@ test('an upgrade replaces a running service, and goes back by itself wherever it
     ['foreign', /SHA256SUMS\.sig is for "another"\. Nothing was changed\..*\nexit 4$/],
     ['changed', /\/srv\/changed\/purser is not what SHA256SUMS names.*\nexit 4$/],
     ['older', /^0\.0\.9 is older than .*, which is installed\. Nothing was changed\.\nexit 4$/m],
+    ['arm', /The file is for another processor\. Nothing was changed\.\nexit 4$/],
     ['config', /Nothing was changed: .* does not take the settings: no such setting\nexit 4$/],
     ['migration', /Nothing was changed: .* does not migrate a copy of the books: it cannot be migrated\nexit 4$/],
     ['verify', /Nothing was changed: .* does not verify a copy of the books: a balance is wrong\nexit 4$/],
+    ['damage', /serves again, on the books as they were\.\nexit 4$/],
     [
       'start',
       new RegExp(
@@ -125,6 +144,8 @@ test('an upgrade replaces a running service, and goes back by itself wherever it
   ] as const) {
     assert.match(await upgrade(name), said, name);
     await serves(name);
+    if (/migrat|verify/.test(name))
+      assert.equal(await tried('test -e /var/lib/purser/upgrade'), 'exit 1', 'no room lost');
   }
   assert.match(
     await tried('cd /srv/next && setpriv --reuid 65534 --clear-groups purser upgrade purser'),
@@ -135,10 +156,46 @@ test('an upgrade replaces a running service, and goes back by itself wherever it
   assert.match(await tried('purser upgrade /root/fifo'), /is no regular file/);
 
   // What the new version has booked before it failed stays in the books.
-  assert.match(await upgrade('books'), /serves again, with what was booked meanwhile\.\nexit 4$/);
+  assert.match(await upgrade('books'), /serves again, with what has changed meanwhile\.\nexit 4$/);
   assert.match(await sh('purser --json account list'), /"available_cents":4600/);
   await sh('purser account debit default 1.00 --reason "as before"');
   await sh('purser ledger verify');
+
+  // So does what moved no money, as the key of an operator.
+  assert.match(await upgrade('quiet'), /serves again, with what has changed meanwhile\.\nexit 4$/);
+  assert.match(await sh('purser operator-key list'), /meanwhile/);
+
+  // Ended by a kill on its way back, and the machine has served since: what was booked then is kept.
+  await sh(`systemctl stop purser && cd /var/lib/purser && rm -rf upgrade/books && install -d -o purser -g purser upgrade/books &&
+    cp -p purser.db ledger.* upgrade/books/ && systemctl start purser`);
+  await isReady();
+  await sh('purser account credit default 3.00');
+  await sh(
+    `echo '{"step":"back","from":"${version}","to":"${NEXT}","former":"","fresh":"","wasActive":true}' > /usr/local/lib/purser/upgrade.json`,
+  );
+  assert.match(await tried('purser install --remove'), /An upgrade is under way, or was ended half-way\..*\nexit 4$/);
+  assert.match(await upgrade('next'), /on its way back\. .* serves again, with what has changed meanwhile\.\nexit 4$/);
+  assert.match(await sh('purser --json account list'), /"available_cents":4800/);
+
+  // A lost terminal ends nothing half-way.
+  assert.match(
+    await tried(
+      'purser upgrade /srv/slow/purser & p=$!; until cmp -s /srv/slow/purser /usr/local/bin/purser; do sleep 0.1; done; kill -HUP $p; kill -TERM $p; wait $p',
+    ),
+    /serves again, on the books as they were\.\nexit 4$/,
+  );
+
+  // A service that ends and is started again and again is not left stopped.
+  await sh(
+    `mkdir -p /run/systemd/system/purser.service.d && printf '[Service]\\nExecStartPre=/usr/bin/test -e /run/may-start\\n' > /run/systemd/system/purser.service.d/t.conf && systemctl daemon-reload && { systemctl restart purser || true; }`,
+  );
+  assert.match(
+    await upgrade('next'),
+    /is back, on the books as they were|is back on the books as they were, but is not well either/,
+  );
+  await sh('touch /run/may-start');
+  await until('it starts by itself', () => sh('systemctl is-active purser').catch(() => undefined));
+  await isReady();
 
   // Ended by a kill after the new version was put in place: the next run finds it, and goes back or on.
   await sh(
@@ -156,9 +213,12 @@ test('an upgrade replaces a running service, and goes back by itself wherever it
   assert.match(await sh('purser wallet list'), /^wal_\w+ +a +active/m);
   await sh('purser ledger verify');
   assert.equal(await sh('find /var/lib/purser ! -user purser'), '', 'root left no file of its own');
+  assert.equal(await sh('ls /var/lib/purser/upgrade'), 'backup.db', 'no second copy of the books stays');
   assert.match(await upgrade('next'), /is installed already\.\nexit 0$/);
   assert.match(
     await upgrade('unsigned', '--insecure'),
     /who signed it was not checked\.\n.* is installed already\.\nexit 0$/,
   );
+  await sh('purser install --remove');
+  assert.equal(await tried('test -e /usr/local/lib/purser'), 'exit 1');
 });
