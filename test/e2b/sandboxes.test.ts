@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import test from 'node:test';
 import { files } from '../../src/files/data-directory.ts';
-import { waitFor } from '../helper/waiting.ts';
+import { until, waitFor } from '../helper/waiting.ts';
 import { hold, LONG } from '../lease/leases.ts';
 import { openE2b, PRICE } from './shared.ts';
 
@@ -224,6 +224,26 @@ test('a create whose client has gone is adopted by the next identical one, and b
   const separate = await create({ metadata: { n: '1' } });
   assert.notEqual(separate.body.sandboxID, adopted.body.sandboxID);
   assert.equal((await purser.machines()).length, 3);
+});
+
+test('a create that went on without its client is adopted when it is over, and after a restart', async (t) => {
+  const { purser, wallet, create } = await openE2b(t);
+  const held = hold();
+  purser.memory.before.create = held.wait;
+  const leaving = new AbortController();
+  const left = create({}, { signal: leaving.signal }).catch(() => undefined);
+  await waitFor('the machine is being made', held.arrived);
+  leaving.abort();
+  await left;
+  held.go();
+  const isPaid = () => purser.wallet(wallet.id).spent > 0n;
+  await until('the machine is paid for', isPaid);
+  await purser.app.inFlight.whenWalletIdle(wallet.id, 20);
+  await purser.reopen();
+  assert.equal((await create()).status, 201);
+  assert.equal((await purser.machines()).length, 1);
+  assert.equal((await create()).status, 201);
+  assert.equal((await purser.machines()).length, 2);
 });
 
 test('a create that no client got is adopted after a restart', async (t) => {

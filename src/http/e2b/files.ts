@@ -23,6 +23,8 @@ import { isToken, sandboxToken } from './tokens.ts';
 const BYTES = 'application/octet-stream';
 const FORM = 'multipart/form-data';
 const SECONDS = 60;
+/** The most files of one form: each has an entry in the answer. */
+const FILE_COUNT_MAX = 10_000;
 /** Files up to this size are held, and share a session. */
 const SMALL_BYTES_MAX = 64 * 1024;
 /** The content is a tenant's, on Purser's own origin: no browser may run or render it. */
@@ -142,6 +144,8 @@ async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<R
       for await (const part of partsOf(streamed, boundaryOf(incoming.headers['content-type'] ?? ''))) {
         if (part.name !== 'file') throw new Refusal('invalid_request', 'The body has a part that is not named "file".');
         if (named !== undefined && written.length) throw new Refusal('invalid_request', 'path: is of one file alone.');
+        if (written.length >= FILE_COUNT_MAX)
+          throw new Refusal('payload_too_large', `At most ${FILE_COUNT_MAX} files are written by one request.`);
         const path = await placeOf(named ?? part.filename);
         const { small, content } = await beginningOf(part);
         if (named !== undefined || !small) {

@@ -210,7 +210,7 @@ export const createSandbox = (attempts: Attempts): ApiHandler =>
       const seconds = order.timeout;
       if (attempt?.isTakenOver) await prolong(app, leased.id, { seconds, requestId, tags: operation.tags });
       // Before the answer: a crash between the two must not give one machine to two clients.
-      if (!isGone) answered = leased.id;
+      answered = leased.id;
       if (attempt && !isGone) await app.ledger.write(deliverSandbox, { id: leased.id, deliveredAt: app.clock.now() });
       app.wakeAt(endOfSandbox(created.sandbox, created.resource) as number);
       return answer(call, 201, connected(call, created), paidHeaders(app, operation, paid));
