@@ -259,10 +259,17 @@ function openService() {
     run(CHECK_MILLISECONDS, 'sh', '-c', 'cat "$1"/ledger.head "$1"/ledger.tip', 'sh', directory)
       .stdout.split('\n')
       .flatMap((line) => {
-        const [, seq, hash, quiet] = /^(\d+) ([0-9a-f]{64}) \d+ (\d+)(?: #|$)/.exec(line.trim()) ?? [];
-        return seq === undefined ? [] : [{ seq: Number(seq), hash, quiet: Number(quiet) }];
+        const [, seq, hash, quiet] = /^(\d+) ([0-9a-f]{64}) \d+(?: (\d+))?(?: #|$)/.exec(line.trim()) ?? [];
+        return seq === undefined ? [] : [{ seq: Number(seq), hash, quiet: Number(quiet ?? 0) }];
       })
       .sort((a, b) => b.seq - a.seq || b.quiet - a.quiet)[0];
+
+  /** Returns the newest entry of the books themselves; undefined where the present executable cannot read them. */
+  function headOf(): { seq: number; hash: string } | undefined {
+    const said = runAsService(CHECK_MILLISECONDS, SERVICE.executable, '--data', data, '--json', 'ledger', 'head');
+    const { seq, hash: entry } = (parse(said.stdout) ?? {}) as { seq?: unknown; hash?: unknown };
+    return said.status === 0 && typeof seq === 'number' && typeof entry === 'string' ? { seq, hash: entry } : undefined;
+  }
 
   /** Returns why the service is not ready, as its executable says; undefined if it is. */
   function faultOf(): string | undefined {
@@ -327,10 +334,13 @@ function openService() {
     dropBooks: () => void shell(`rm -rf ${WORK}/books`),
     /** Returns what the books have that the kept ones lack: entries, commits that moved no money (as revoked keys), or nothing. */
     changeSince(): 'entries' | 'quiet' | 'none' {
+      if (run(CHECK_MILLISECONDS, 'test', '-d', `${WORK}/books`).status !== 0) return 'none'; // They were not touched.
       const kept = newestIn(join(data, WORK, 'books'));
       const now = newestIn(data);
-      if (!kept || !now) return kept ? 'entries' : 'none';
-      if (kept.seq !== now.seq || kept.hash !== now.hash) return 'entries';
+      if (!kept || !now) return 'entries'; // It is not known that there are none.
+      // The files beside the books may lag behind them, as on a full disk.
+      const inBooks = headOf() ?? now;
+      if ([now, inBooks].some((it) => it.seq !== kept.seq || it.hash !== kept.hash)) return 'entries';
       return kept.quiet === now.quiet ? 'none' : 'quiet';
     },
     /** Returns whether an executable can read the books as they are. */

@@ -73,6 +73,10 @@ test('an upgrade replaces a running service, and goes back by itself wherever it
     books: except(`serve) /opt/next account credit default 1.00; exit 2;;`),
     quiet: except(`serve) /opt/next operator-key mint --name meanwhile >/dev/null; exit 2;;`),
     damage: except(`serve) echo damaged > /var/lib/purser/purser.db; echo > /var/lib/purser/ledger.clock; exit 2;;`),
+    // It books what the files beside the books do not say, as on a full disk.
+    marks: except(
+      `serve) cd /var/lib/purser; mkdir marks; cp ledger.head ledger.tip marks; /opt/next account credit default 1.00; mv marks/* .; rmdir marks; exit 2;;`,
+    ),
     slow: except(`serve) sleep 2; exit 2;;`),
   });
   for (const it of [
@@ -85,6 +89,7 @@ test('an upgrade replaces a running service, and goes back by itself wherever it
     'start',
     'books',
     'quiet',
+    'marks',
     'damage',
     'slow',
     'arm',
@@ -158,7 +163,9 @@ test('an upgrade replaces a running service, and goes back by itself wherever it
   // What the new version has booked before it failed stays in the books.
   assert.match(await upgrade('books'), /serves again, with what has changed meanwhile\.\nexit 4$/);
   assert.match(await sh('purser --json account list'), /"available_cents":4600/);
-  await sh('purser account debit default 1.00 --reason "as before"');
+  assert.match(await upgrade('marks'), /serves again, with what has changed meanwhile\.\nexit 4$/);
+  assert.match(await sh('purser --json account list'), /"available_cents":4700/);
+  await sh('purser account debit default 2.00 --reason "as before"');
   await sh('purser ledger verify');
 
   // So does what moved no money, as the key of an operator.
