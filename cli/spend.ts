@@ -1,4 +1,5 @@
 import { type Command, Option } from 'commander';
+import { csvCell } from '../src/base/csv.ts';
 import type { CommandInput } from '../src/operator/commands.ts';
 import {
   example,
@@ -86,13 +87,4 @@ function sumsOf(
     prompt_tokens: sum('prompt_tokens'),
     completion_tokens: sum('completion_tokens'),
   };
-}
-
-/**
- * Formats one cell as RFC 4180 specifies. A text that a spreadsheet would run as a formula gets an apostrophe: agents choose
- * their tags.
- */
-function csvCell(value: string | number): string {
-  const text = typeof value === 'string' && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }

@@ -1,5 +1,7 @@
 import { Temporal } from 'temporal-polyfill';
 
+const HOUR = 3600;
+
 export const PERIODS = ['day', 'week', 'month'] as const;
 export type Period = (typeof PERIODS)[number];
 
@@ -18,6 +20,32 @@ export function periodAt(every: Period, zone: string, at: number): CalendarSpan 
   const next = first.add({ [`${every}s`]: 1 });
   const startOf = (date: Temporal.PlainDate) => Math.floor(date.toZonedDateTime(zone).epochMilliseconds / 1000);
   return { date: first.toString(), start: startOf(first), next: startOf(next) };
+}
+
+/** Returns the day of a date such as "2026-03-31" in a zone; undefined where there is no such date from 1970 to 2999. */
+export function dayOf(date: string, zone: string): CalendarSpan | undefined {
+  if (!/^(19[7-9]|2\d\d)\d-\d\d-\d\d$/.test(date)) return undefined;
+  try {
+    const start = Temporal.PlainDate.from(date, { overflow: 'reject' }).toZonedDateTime(zone).epochMilliseconds / 1000;
+    return periodAt('day', zone, Math.floor(start));
+  } catch {
+    return undefined;
+  }
+}
+
+/**
+ * Returns where the hours or periods of a zone begin that lie between two times (Unix seconds), the one that contains `since`
+ * first. An hour begins at a multiple of 3,600 seconds after its day does.
+ */
+export function startsBetween(every: 'hour' | Period, zone: string, since: number, until: number): number[] {
+  const starts: number[] = [];
+  for (let at = since; at < until; ) {
+    const { start, next } = periodAt(every === 'hour' ? 'day' : every, zone, at);
+    if (every !== 'hour') starts.push(start);
+    else for (let hour = start; hour < Math.min(next, until); hour += HOUR) if (hour + HOUR > since) starts.push(hour);
+    at = next;
+  }
+  return starts;
 }
 
 /** Returns whether a name is that of a time zone whose periods are known, such as "Europe/Berlin" or "UTC". */

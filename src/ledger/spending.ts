@@ -1,4 +1,5 @@
 import { eq, sql } from 'drizzle-orm';
+import { periodAt } from '../base/calendar.ts';
 import { Nanos, ZERO } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
 import { prepare, type Reader } from '../db/handle.ts';
@@ -14,6 +15,12 @@ export type SpendScope = { wallet: string } | { account: string } | undefined;
 
 export type SpendOrder = {
   by: SpendBy;
+  /** The rows are of a key and a second one. */
+  and?: SpendBy | undefined;
+  /** The zone of the days; UTC by default. */
+  zone?: string | undefined;
+  /** Only charges for this model or slot, with this tag (`name=value`; empty for none), of this kind. */
+  only?: { model?: string | undefined; tag?: string | undefined; kind?: string | undefined } | undefined;
   scope?: SpendScope;
   /** Charged at or after this, Unix seconds. */
   since?: number | undefined;
@@ -21,8 +28,9 @@ export type SpendOrder = {
   until?: number | undefined;
 };
 
-type SpendRow = {
+export type SpendRow = {
   key: string;
+  second?: string;
   operations: number;
   promptTokens: number;
   completionTokens: number;
@@ -30,7 +38,7 @@ type SpendRow = {
 };
 
 /** The sum of the keys that have no row of their own. */
-export type SpendRest = Omit<SpendRow, 'key'>;
+export type SpendRest = Omit<SpendRow, 'key' | 'second'>;
 export type Spending = {
   rows: SpendRow[];
   others: SpendRest | undefined;
@@ -96,20 +104,21 @@ const reads = prepare((read: Reader) => ({
  * Sums charges by model, wallet, account, UTC day, tag or kind: the journal's entries to sales, with the tokens of their
  * operations. An operation belongs to the second in which it was charged. Rows are ordered by day, or else by amount, largest
  * first: at most `rowsMax`, with the sum of all `others`. By tag, an operation counts for each of its tags, one without any under
- * the empty key; the total counts it once. The total, and the rows together with the rest, are exact; with more than 10,000 keys a
+ * the empty key; the total counts it once. A sum of `only` some charges has no rounding, which belongs to no charge. The total, and the rows together with the rest, are exact; with more than 10,000 keys a
  * row may lack charges from before its key was among the largest. Reads by pages and lets other work run between them.
  */
 export async function sumSpending(read: Reader, order: SpendOrder, rowsMax = KEY_COUNT_MAX): Promise<Spending> {
   const rows = new Map<string, SpendRow>();
-  const keysOf = keysBy(read, order.by);
+  const keysOf = keysBy(read, order.by, order.zone);
+  const secondsOf = order.and && keysBy(read, order.and, order.zone);
   const rest = nothing();
   let total = ZERO;
   /** Keeps the largest rows, and adds the others to the rest. */
   const keep = (count: number) => {
     if (rows.size <= count) return;
-    for (const row of [...rows.values()].sort(byAmount).slice(count)) {
+    for (const [name, row] of [...rows].sort(([, a], [, b]) => byAmount(a, b)).slice(count)) {
       add(rest, row);
-      rows.delete(row.key);
+      rows.delete(name);
     }
   };
   for await (const operation of chargedOperations(read, order)) {
@@ -118,14 +127,19 @@ export async function sumSpending(read: Reader, order: SpendOrder, rowsMax = KEY
       operation.usage ?? '{}',
     ) as { prompt_tokens?: number; completion_tokens?: number };
     total = Nanos(total + charged);
-    for (const key of keysOf(operation)) {
-      let row = rows.get(key);
+    const sum = { operations: 1, promptTokens, completionTokens, charged };
+    const addTo = (name: string, keys: Pick<SpendRow, 'key' | 'second'>) => {
+      let row = rows.get(name);
       if (!row) {
         if (rows.size >= KEY_COUNT_MAX) keep(KEY_COUNT_MAX / 2);
-        row = { key, ...nothing() };
-        rows.set(key, row);
+        row = { ...keys, ...nothing() };
+        rows.set(name, row);
       }
-      add(row, { operations: 1, promptTokens, completionTokens, charged });
+      add(row, sum);
+    };
+    for (const key of keysOf(operation)) {
+      if (!secondsOf) addTo(key, { key });
+      else for (const second of secondsOf(operation)) addTo(JSON.stringify([key, second]), { key, second });
     }
   }
   keep(rowsMax);
@@ -134,7 +148,7 @@ export async function sumSpending(read: Reader, order: SpendOrder, rowsMax = KEY
     rows: [...rows.values()].sort(order.by === 'day' ? byKey : byAmount),
     others,
     total,
-    rounding: await sumRounding(read, order),
+    rounding: order.only ? ZERO : await sumRounding(read, order),
   };
 }
 
@@ -168,37 +182,93 @@ function add(sum: SpendRest, more: SpendRest): void {
   sum.charged = Nanos(sum.charged + more.charged);
 }
 
-const byKey = (a: SpendRow, b: SpendRow) => (a.key < b.key ? -1 : 1);
+const inOrder = (a = '', b = '') => (a === b ? 0 : a < b ? -1 : 1);
+const byKey = (a: SpendRow, b: SpendRow) => inOrder(a.key, b.key) || inOrder(a.second, b.second);
 const byAmount = (a: SpendRow, b: SpendRow) => (a.charged === b.charged ? byKey(a, b) : a.charged < b.charged ? 1 : -1);
 
 export type SpendCell = { at: number; keys: string[]; operations: number; charged: Nanos };
-type SpendGrid = Omit<SpendOrder, 'by'> & {
+type SpendGrid = Omit<SpendOrder, 'by' | 'and'> & {
   /** The keys of a cell, in this order. */
-  by: readonly Exclude<SpendBy, 'tag'>[];
-  /** The length of a cell in seconds. A cell begins at a multiple of it, so that a day is a UTC day. */
-  seconds: number;
+  by: readonly SpendBy[];
+  /**
+   * The length of a cell in seconds; a cell begins at a multiple of it, so that a day is a UTC day. Or where the cells begin, in
+   * order.
+   */
+  cells: number | readonly number[];
+  /** Only these first keys have cells of their own; the others share those of `OTHER_KEYS`. */
+  own?: ReadonlySet<string>;
 };
 
-/** Sums charges in cells of time, by several keys at once. Reads in the same way as `sumSpending`. */
-export async function spendingByPeriod(read: Reader, { by, seconds, ...order }: SpendGrid): Promise<SpendCell[]> {
+/** The key of what has no cell of its own. */
+export const OTHER_KEYS = '(others)';
+
+/**
+ * Sums charges in cells of time, by several keys at once. By tag, an operation counts in the cell of each of its tags. Reads in
+ * the same way as `sumSpending`.
+ */
+export async function spendingByPeriod(
+  read: Reader,
+  { by, cells: periods, own, ...order }: SpendGrid,
+): Promise<SpendCell[]> {
   const cells = new Map<string, SpendCell>();
-  const keysOf = by.map((it) => keysBy(read, it));
+  const keysOf = by.map((it) => keysBy(read, it, order.zone));
+  const startOf =
+    typeof periods === 'number' ? (at: number) => Math.floor(at / periods) * periods : startAmong(periods);
   for await (const operation of chargedOperations(read, { ...order, by: 'model' })) {
-    const at = Math.floor((operation.settledAt as number) / seconds) * seconds;
-    const keys = keysOf.map((of) => of(operation)[0] as string);
-    const name = [at, ...keys].join('\n');
-    let cell = cells.get(name);
-    if (!cell) {
-      cell = { at, keys, operations: 0, charged: ZERO };
-      cells.set(name, cell);
+    const at = startOf(operation.settledAt as number);
+    const combined = keysOf.reduce<string[][]>(
+      (all, of) => all.flatMap((keys) => of(operation).map((key) => [...keys, key])),
+      [[]],
+    );
+    for (const [first, ...others] of combined) {
+      const keys = first === undefined ? [] : [own?.has(first) === false ? OTHER_KEYS : first, ...others];
+      const name = [at, ...keys].join('\n');
+      let cell = cells.get(name);
+      if (!cell) {
+        cell = { at, keys, operations: 0, charged: ZERO };
+        cells.set(name, cell);
+      }
+      cell.operations += 1;
+      cell.charged = Nanos(cell.charged + (operation.charge as Nanos));
     }
-    cell.operations += 1;
-    cell.charged = Nanos(cell.charged + (operation.charge as Nanos));
   }
   return [...cells.values()];
 }
 
-function keysBy(read: Reader, by: SpendBy): (operation: Charged) => string[] {
+/** Returns a function that gives the last of these times that is not after `at`. */
+function startAmong(starts: readonly number[]): (at: number) => number {
+  return (at) => {
+    let [low, high] = [0, starts.length - 1];
+    while (low < high) {
+      const middle = Math.ceil((low + high) / 2);
+      if ((starts[middle] as number) <= at) low = middle;
+      else high = middle - 1;
+    }
+    return starts[low] as number;
+  };
+}
+
+/** Returns a function that gives the date of a time in a zone. In every zone a day begins at a quarter of an hour. */
+function dateIn(zone: string): (at: number) => string {
+  const dates = new Map<number, string>();
+  return (at) => {
+    const quarter = Math.floor(at / 900);
+    let date = dates.get(quarter);
+    if (date === undefined) {
+      date = zone === 'UTC' ? new Date(at * 1000).toISOString().slice(0, 10) : periodAt('day', zone, at).date;
+      dates.set(quarter, date);
+    }
+    return date;
+  };
+}
+
+function tagsOf({ tags }: Charged): string[] {
+  if (tags === null) return [''];
+  return Object.entries(parseJson(tags) as Record<string, string>).map(([name, value]) => `${name}=${value}`);
+}
+
+function keysBy(read: Reader, by: SpendBy, zone = 'UTC'): (operation: Charged) => string[] {
+  const dateOf = dateIn(zone);
   const accounts = new Map<string, string>();
   const accountOf = (walletId: string) => {
     let id = accounts.get(walletId);
@@ -212,17 +282,23 @@ function keysBy(read: Reader, by: SpendBy): (operation: Charged) => string[] {
     model: (it) => [it.subject],
     wallet: (it) => [it.walletId],
     account: (it) => [accountOf(it.walletId)],
-    day: (it) => [new Date((it.settledAt as number) * 1000).toISOString().slice(0, 10)],
+    day: (it) => [dateOf(it.settledAt as number)],
     kind: (it) => [it.kind],
-    tag(it) {
-      if (it.tags === null) return [''];
-      return Object.entries(parseJson(it.tags) as Record<string, string>).map(([name, value]) => `${name}=${value}`);
-    },
+    tag: tagsOf,
   };
   return keys[by];
 }
 
-async function* chargedOperations(
+async function* chargedOperations(read: Reader, order: SpendOrder): AsyncGenerator<Charged> {
+  const { only } = order;
+  for await (const it of chargedIn(read, order)) {
+    if (only?.model !== undefined && it.subject !== only.model) continue;
+    if (only?.kind !== undefined && it.kind !== only.kind) continue;
+    if (only?.tag === undefined || tagsOf(it).includes(only.tag)) yield it;
+  }
+}
+
+async function* chargedIn(
   read: Reader,
   { scope, since = 0, until = Number.MAX_SAFE_INTEGER }: SpendOrder,
 ): AsyncGenerator<Charged> {

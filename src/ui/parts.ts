@@ -116,7 +116,7 @@ export const facts = (list: readonly (readonly [name: string, value: HtmlValue] 
   html`<dl class="facts">${list.map((it) => it && html`<div><dt>${it[0]}</dt><dd>${it[1]}</dd></div>`)}</dl>`;
 
 /** Renders a part of a page under a heading. `name` is its fragment in addresses. */
-export const card = (title: string, body: HtmlValue, aside: HtmlValue = EMPTY, name?: string): Html =>
+export const card = (title: HtmlValue, body: HtmlValue, aside: HtmlValue = EMPTY, name?: string): Html =>
   html`<section class="card"${name !== undefined && html` id="${name}"`}><header><h2>${title}</h2>${aside !== EMPTY && aside !== '' && html`<span>${aside}</span>`}</header>${body}</section>`;
 
 /** Renders one figure with its name. */
@@ -131,7 +131,7 @@ export type Field =
   | {
       name: string;
       label: string;
-      type?: 'text' | 'password';
+      type?: 'text' | 'password' | 'date';
       value?: string;
       hint?: string;
       required?: boolean;
@@ -180,9 +180,19 @@ export function form(order: FormOrder): Html {
   return html`<form method="post" action="${action}" class="${isInline ? 'inline' : 'stack'}"${passkey !== undefined && html` data-passkey="${passkey}"`}>${extra}${fields.map(field)}<button class="${tone}"${passkey !== undefined && html` hidden`}>${submit}</button>${passkey !== undefined && html`<p class="hint" role="status">A passkey needs JavaScript.</p>`}</form>`;
 }
 
+/** Fields of a form that are folded until they are wanted; they are sent all the same. */
+type MoreFields = { title: string; fields: readonly Field[]; isOpen: boolean };
+
 /** Renders a form that filters a list, or chooses what is shown: a GET, so that the address contains the choice. */
-export function filters(action: string, fields: readonly Field[], submit = 'Filter'): Html {
-  return html`<form method="get" action="${action}" class="filters">${fields.map(field)}<button>${submit}</button></form>`;
+export function filters(
+  action: string,
+  fields: readonly Field[],
+  { submit = 'Filter', more }: { submit?: string; more?: MoreFields } = {},
+): Html {
+  const rest =
+    more &&
+    html`<details class="more"${more.isOpen && html` open`}><summary>${more.title}</summary><div class="filters">${more.fields.map(field)}</div></details>`;
+  return html`<form method="get" action="${action}" class="filters">${fields.map(field)}<button>${submit}</button>${rest}</form>`;
 }
 
 type PagerLabels = readonly [first: string, next: string];

@@ -1,4 +1,5 @@
 import { type Nanos, ZERO } from '../base/money.ts';
+import { OTHER_KEYS } from '../ledger/spending.ts';
 import { EMPTY, type Html, html } from './html.ts';
 import { brief, count, dollars, outside, table, when } from './parts.ts';
 
@@ -10,7 +11,8 @@ const HEIGHT = 160;
 const SERIES_COUNT_MAX = 6;
 /** Rows of the table behind a picture. */
 const ROW_COUNT_MAX = 500;
-const OTHERS = 'others';
+/** The series of the smaller keys. */
+const OTHERS = OTHER_KEYS;
 const DAY_SECONDS = 86_400;
 
 const behind = (body: Html): Html => html`<details class="behind"><summary>Show as a table</summary>${body}</details>`;
@@ -53,39 +55,73 @@ export function moneyBar(title: string, parts: readonly BarPart[]): Html {
 
 type Cell = { at: number; key: string; amount: Nanos };
 
-function axis(maximum: bigint, from: string, to: string, shapes: Html, title: string): Html {
-  return html`<div class="plot"><div class="y" aria-hidden="true"><span>${brief(maximum as Nanos)}</span><span>${brief((maximum / 2n) as Nanos)}</span><span>$0</span></div><svg role="img" aria-label="${title}" viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none"><path class="grid" d="M0 0H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 ${HEIGHT}H${WIDTH}"></path>${shapes}</svg><div class="x" aria-hidden="true"><span>${from}</span><span>${to}</span></div></div>`;
+function axis(maximum: bigint, times: Html, shapes: Html, title: string): Html {
+  return html`<div class="plot"><div class="y" aria-hidden="true"><span>${brief(maximum as Nanos)}</span><span>${brief((maximum / 2n) as Nanos)}</span><span>$0</span></div><svg role="img" aria-label="${title}" viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none"><path class="grid" d="M0 0H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 ${HEIGHT}H${WIDTH}"></path>${shapes}</svg><div class="x" aria-hidden="true">${times}</div></div>`;
 }
 
-/** Rounds up to one or two digits, so that the axis has a readable end. */
+/** The ends of an axis: one digit, so that half of it is round as well. */
+const ROUND = [1n, 2n, 4n, 5n, 6n, 8n, 10n];
+
+/** Rounds up to an amount of one digit, and at least to 20 nanodollars. */
 function niceMaximum(value: bigint): bigint {
-  if (value <= 0n) return 1n;
-  const step = 10n ** BigInt(Math.max(0, String(value).length - 2));
-  const up = ((value + step - 1n) / step) * step;
-  return up % 2n ? up + 1n : up;
+  if (value <= 20n) return 20n;
+  const step = 10n ** BigInt(String(value).length - 1);
+  return (ROUND.find((it) => it * step >= value) as bigint) * step;
 }
 
 const clock = (at: number) => `${new Date(at * 1000).toISOString().slice(11, 16)} UTC`;
 const day = (at: number) => new Date(at * 1000).toISOString().slice(0, 10);
 
-/**
- * Draws spending over time as stacked bars, one colour for each of the largest keys. `step` is the length of a bar in
- * seconds.
- */
-export function spendingChart(
-  title: string,
-  cells: readonly Cell[],
-  { since, until, step, what }: { since: number; until: number; step: number; what: string },
-): Html {
+/** How the time of a bar is written, on the axis and in full. */
+const FORMATS: Record<Bars['every'], Record<'short' | 'long', Intl.DateTimeFormatOptions>> = {
+  minute: {
+    short: { hour: '2-digit', minute: '2-digit' },
+    long: { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit', timeZoneName: 'short' },
+  },
+  hour: {
+    short: { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit' },
+    long: { dateStyle: 'medium', timeStyle: 'short' },
+  },
+  day: { short: { day: 'numeric', month: 'short' }, long: { dateStyle: 'full' } },
+  week: { short: { day: 'numeric', month: 'short', year: '2-digit' }, long: { dateStyle: 'full' } },
+  month: { short: { month: 'short', year: 'numeric' }, long: { month: 'long', year: 'numeric' } },
+};
+/** At most so many times stand below a picture, so that they fit a phone. */
+const TIME_COUNT_MAX = { minute: 6, hour: 3, day: 5, week: 4, month: 4 };
+/** A text that begins behind this part of the width, in percent, ends at its bar instead. */
+const RIGHT_END = 88;
+
+/** Writes the times of some of the bars, each below its bar. */
+function timesBelow({ starts, every }: Bars, label: (at: number) => string): Html {
+  const step = Math.ceil(starts.length / TIME_COUNT_MAX[every]);
+  const texts = starts
+    .map((at, bar) => ({ at, x: ((bar + 0.5) / starts.length) * 100 }))
+    .filter((_, bar) => bar % step === 0)
+    .map(({ at, x }) => {
+      const anchor = x > RIGHT_END ? 'end' : x < 100 - RIGHT_END ? 'start' : 'middle';
+      return html`<text x="${x.toFixed(2)}%" y="12" text-anchor="${anchor}">${label(at)}</text>`;
+    });
+  return html`<svg class="times" width="100%" height="16">${texts}</svg>`;
+}
+
+/** The bars of a picture: where each begins, in order, and how long they are. */
+export type Bars = { starts: readonly number[]; every: 'minute' | 'hour' | 'day' | 'week' | 'month'; zone: string };
+
+/** Draws spending over time as stacked bars, one colour for each of the largest keys. A cell begins where a bar does. */
+export function spendingChart(title: string, cells: readonly Cell[], { what, ...bars }: Bars & { what: string }): Html {
+  const { starts, every, zone } = bars;
   const totals = new Map<string, bigint>();
   for (const { key, amount } of cells) totals.set(key, (totals.get(key) ?? 0n) + amount);
-  const ranked = [...totals].sort((a, b) => (a[1] < b[1] ? 1 : -1)).map(([key]) => key);
+  const ranked = [...totals]
+    .filter(([key]) => key !== OTHERS)
+    .sort((a, b) => (a[1] < b[1] ? 1 : -1))
+    .map(([key]) => key);
   const names = ranked.slice(0, SERIES_COUNT_MAX);
-  if (ranked.length > names.length) names.push(OTHERS);
+  if (ranked.length > names.length || totals.has(OTHERS)) names.push(OTHERS);
   const seriesOf = (key: string) => (names.includes(key) ? key : OTHERS);
 
-  const first = Math.floor(since / step) * step;
-  const bars = Math.max(1, Math.ceil((until - first) / step));
+  const places = new Map(starts.map((at, place) => [at, place]));
+  const width = WIDTH / Math.max(1, starts.length);
   const stacks = new Map<number, Map<string, bigint>>();
   for (const { at, key, amount } of cells) {
     const stack = stacks.get(at) ?? new Map<string, bigint>();
@@ -94,8 +130,11 @@ export function spendingChart(
   }
   const heights = [...stacks.values()].map((stack) => [...stack.values()].reduce((a, b) => a + b, 0n));
   const maximum = niceMaximum(heights.reduce((a, b) => (a > b ? a : b), 0n));
-  const isLong = until - since > DAY_SECONDS;
-  const label = (at: number) => (isLong ? `${day(at)}${step < DAY_SECONDS ? ` ${clock(at)}` : ' UTC'}` : clock(at));
+  const labels = (kind: 'short' | 'long') => {
+    const format = new Intl.DateTimeFormat('en-GB', { ...FORMATS[every][kind], timeZone: zone });
+    return (at: number) => format.format(at * 1000);
+  };
+  const long = labels('long');
 
   const shapes = [...stacks].flatMap(([at, stack]) => {
     let y = HEIGHT;
@@ -104,23 +143,23 @@ export function spendingChart(
       if (!amount) return [];
       const height = Number(scaled(amount, maximum, HEIGHT));
       y -= height;
-      const x = (((at - first) / step) * WIDTH) / bars;
-      const width = Math.max(1, WIDTH / bars - Math.min(2, WIDTH / bars / 5));
+      const x = (places.get(at) ?? 0) * width;
+      const inner = Math.max(1, width - Math.min(2, width / 5));
       return [
-        html`<rect class="s${series}" x="${x.toFixed(1)}" y="${y.toFixed(1)}" width="${width.toFixed(1)}" height="${height.toFixed(1)}"><title>${label(at)}: ${outside(name)} ${dollars(amount as Nanos)}</title></rect>`,
+        html`<rect class="s${series}" x="${x.toFixed(1)}" y="${y.toFixed(1)}" width="${inner.toFixed(1)}" height="${height.toFixed(1)}"><title>${long(at)}: ${outside(name)} ${dollars(amount as Nanos)}</title></rect>`,
       ];
     });
   });
   const legend = names.map(
     (name, series) =>
-      html`<li><span class="swatch s${series}"></span>${outside(name)} <b>${brief((name === OTHERS ? ranked.slice(SERIES_COUNT_MAX).reduce((sum, key) => sum + (totals.get(key) ?? 0n), 0n) : (totals.get(name) ?? 0n)) as Nanos)}</b></li>`,
+      html`<li><span class="swatch s${series}"></span>${outside(name)} <b>${brief((name === OTHERS ? ranked.slice(SERIES_COUNT_MAX).reduce((sum, key) => sum + (totals.get(key) ?? 0n), totals.get(OTHERS) ?? 0n) : (totals.get(name) ?? 0n)) as Nanos)}</b></li>`,
   );
   const rows = [...cells]
     .sort((a, b) => b.at - a.at || (a.key < b.key ? -1 : 1))
     .slice(0, ROW_COUNT_MAX)
     .map((it) => [when(it.at), outside(it.key), dollars(it.amount)]);
   const columns = [{ label: 'From' }, { label: what }, { label: 'Charged', kind: 'money' as const }];
-  return html`<figure class="picture">${axis(maximum, label(first), label(until), html`${shapes}`, title)}<ul class="legend">${legend}</ul>${behind(html`${table(title, columns, rows)}${cells.length > rows.length && html`<p class="weak">The newest ${rows.length} of ${count(cells.length)}. A shorter time shows all of it.</p>`}`)}</figure>`;
+  return html`<figure class="picture">${axis(maximum, timesBelow(bars, labels('short')), html`${shapes}`, title)}<ul class="legend">${legend}</ul>${behind(html`${table(title, columns, rows)}${cells.length > rows.length && html`<p class="weak">The newest ${rows.length} of ${count(cells.length)}. A shorter time shows all of it.</p>`}`)}</figure>`;
 }
 
 export type Moment = { at: number; available: Nanos; held: Nanos };
@@ -144,7 +183,7 @@ export function walletLife(moments: readonly Moment[], until: number): Html {
   const shapes = html`<path class="band" d="${line((it) => it.available + it.held)}${back}Z"></path><path class="line" d="${line((it) => it.available)}"></path>`;
   const label = length > 2 * DAY_SECONDS ? day : clock;
   const title = `Available money since the wallet was opened, now ${dollars(last.available)}, and what was held`;
-  return html`<figure class="picture">${axis(maximum, label(first.at), label(until), shapes, title)}<ul class="legend"><li><span class="swatch line"></span>available <b>${dollars(last.available)}</b></li><li><span class="swatch held"></span>held <b>${dollars(last.held)}</b></li></ul></figure>`;
+  return html`<figure class="picture">${axis(maximum, html`<span>${label(first.at)}</span><span>${label(until)}</span>`, shapes, title)}<ul class="legend"><li><span class="swatch line"></span>available <b>${dollars(last.available)}</b></li><li><span class="swatch held"></span>held <b>${dollars(last.held)}</b></li></ul></figure>`;
 }
 
 export type Lease = {

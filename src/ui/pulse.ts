@@ -53,7 +53,7 @@ export function createPulse(read: Reader, milliseconds: () => number = () => per
       const begun = milliseconds();
       const oldest = Math.floor((now - length) / seconds) * seconds;
       const since = Math.max(oldest, Math.floor((readTo - LATE_SECONDS) / seconds) * seconds);
-      const fresh = await spendingByPeriod(read, { by, seconds, since });
+      const fresh = await spendingByPeriod(read, { by, cells: seconds, since });
       cells = [...cells.filter(({ at }) => at >= oldest && at < since), ...fresh];
       readTo = now;
       restUntil = restAfter(begun);

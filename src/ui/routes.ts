@@ -44,14 +44,14 @@ import {
   signOut,
 } from './sign-in.ts';
 import { noteUse, sessionOf, viewerOf } from './viewer.ts';
-import { operatorOnly, type UiApp, type UiParts, type Viewer, type Visit } from './visit.ts';
+import { type CsvFile, operatorOnly, type UiApp, type UiParts, type Viewer, type Visit } from './visit.ts';
 
 /** The largest form: a few fields. */
 const FORM_BYTES_MAX = 16 * 1024;
 const ASSET_SECONDS = 365 * 86_400;
 
-/** What a page or a form answers: a page, a redirection, or data for the page's script. */
-type Shown = Page | Go | Data;
+/** What a page or a form answers: a page, a redirection, data for the page's script, or a file. */
+type Shown = Page | Go | Data | CsvFile;
 type Show = (visit: Visit) => Shown | Promise<Shown>;
 type PageRoute = readonly [method: 'GET' | 'POST', path: string, show: Show];
 
@@ -341,6 +341,7 @@ async function formOf(app: UiApp, c: Context<Env>): Promise<URLSearchParams> {
 function result(c: Context<Env>, shown: Shown, viewer: Viewer | undefined, query: URLSearchParams): Response {
   if ('to' in shown) return go(c, shown);
   if ('data' in shown) return sendData(c, shown);
+  if ('csv' in shown) return sendFile(c, shown);
   return answer(c, documentOf(shown, viewer, query.get('done')), shown.status ?? 200);
 }
 
@@ -354,6 +355,15 @@ function sendData(c: Context<Env>, { data, cookies }: Data): Response {
   const headers = new Headers({ ...PAGE_HEADERS, ...own });
   for (const it of cookies) headers.append('set-cookie', it);
   return new Response(JSON.stringify(data), { headers });
+}
+
+function sendFile(c: Context<Env>, { name, csv }: CsvFile): Response {
+  const own = {
+    'content-type': 'text/csv; charset=utf-8',
+    'content-disposition': `attachment; filename="${name}"`,
+    'x-request-id': requestIdOf(c),
+  };
+  return new Response(csv, { headers: { ...PAGE_HEADERS, ...own } });
 }
 
 function go(c: Context<Env>, { to, cookies = [] }: Go): Response {

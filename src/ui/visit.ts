@@ -24,6 +24,9 @@ export type UiApp = HttpApp &
 /** The parts of the page beside the App: the settings without secrets, the spending of the last hour, and the sent forms. */
 export type UiParts = { settings: () => string; pulse: Pulse; once: Once };
 
+/** A list as a file that the browser saves. */
+export type CsvFile = { name: string; csv: string };
+
 /** The viewer of the page. */
 export type Viewer =
   | ({ kind: 'operator'; sessionId: string } & Pick<BrowserSession, 'subject' | 'rule'>)

@@ -152,6 +152,8 @@ test('the first page begins with today, this month and how long budgets last, in
     assert.ok(html.includes(`since midnight, ${zone}<`));
     assert.equal(figure(html, 'daily'), '$0.04', 'a day has passed since the first charge');
     assert.equal(figure(html, 'lasts'), '124 days');
+    const spending = (await browser.get('/spend?range=month')).html;
+    assert.ok(spending.includes(`<span>${dollars(journalOfNow(purser, zone).month)} in all`), `Spending, ${zone}`);
     assert.ok(html.indexOf('data-live="today"') < html.indexOf('Nothing needs a person'));
   }
   assert.ok(seen.size >= 3, 'the days of these zones differ');

@@ -19,6 +19,8 @@ const BOTH = (sample: Sample) => [
   '/leases',
   '/leases?state=all',
   ...['model', 'wallet', 'day', 'tag', 'kind'].map((by) => `/spend?by=${by}&range=30d`),
+  '/spend?by=tag&and=wallet&range=30d&beside=before',
+  '/spend?tag=none&from=2026-01-01',
   '/models',
 ];
 const OPERATOR = (sample: Sample) => [

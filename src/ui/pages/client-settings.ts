@@ -26,7 +26,7 @@ export function clientCard({ app, query }: Visit, walletId: string): Html {
       { name: 'client', label: 'Client', value: client, options: CLIENT_NAMES.map((it) => [it, it] as const) },
       { name: 'model', label: 'Model', value: model.id, options: models.map(({ id }) => [id, id] as const) },
     ],
-    'Show',
+    { submit: 'Show' },
   );
   const gateway = { baseUrl: `${app.state.baseUrl}/v1/router`, apiKey: undefined, model };
   return html`<details class="card" id="client"${asked !== '' && html` open`}><summary>Use it in a client of models</summary><div class="stack">${form}${shown(() => clientSettings(client, gateway))}<p class="hint">OPENAI_API_KEY is a gateway key of this wallet. <code>purser wallet env ${walletId} --for ${client}</code> fills it in; an agent gets one by <code>POST /v1/router/key</code> with its token.</p></div></details>`;

@@ -1,3 +1,4 @@
+import { startsBetween } from '../../base/calendar.ts';
 import { newId } from '../../base/id.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { createCheckout } from '../../http/routes/billing.ts';
@@ -24,15 +25,16 @@ function ownAccount({ app, viewer }: Visit) {
 
 /** Shows the first page of the holder of an account: its money, and where it goes. */
 export async function homePage(visit: Visit): Promise<Page> {
-  const { app, now } = visit;
+  const { app, now, zone } = visit;
   const { read } = app.ledger;
   const account = ownAccount(visit);
   const since = now - SPEND_DAYS * DAY_SECONDS;
+  const starts = startsBetween('day', zone, since, now);
   const cells = await spendingByPeriod(read, {
     by: ['model'],
     scope: { account: account.id },
-    since,
-    seconds: DAY_SECONDS,
+    since: starts[0],
+    cells: starts,
   });
   const filter = { accountId: account.id, status: 'active' as const, now };
   const wallets = listWallets(read, filter, { limit: WALLET_COUNT });
@@ -65,7 +67,7 @@ export async function homePage(visit: Visit): Promise<Page> {
           ? spendingChart(
               'Spending by day and model',
               cells.map((it) => ({ at: it.at, key: it.keys[0] as string, amount: it.charged })),
-              { since, until: now, step: DAY_SECONDS, what: 'Model' },
+              { starts, every: 'day', zone, what: 'Model' },
             )
           : html`<div class="empty">Nothing was spent in the last 30 days.</div>`,
         link('/spend', 'More'),

@@ -47,7 +47,10 @@ export async function nowPage(visit: Visit): Promise<Page> {
   const [status, cells] = await Promise.all([run(visit, 'status', {}), parts.pulse.read(now)]);
   const attention = attentionOf(visit, status);
   const spenders = spendersOf(cells);
-  const since = now - PULSE_SECONDS;
+  const starts = Array.from(
+    { length: PULSE_SECONDS / MINUTE + 1 },
+    (_, at) => (Math.floor((now - PULSE_SECONDS) / MINUTE) + at) * MINUTE,
+  );
   const byModel = cells.map(({ at, keys, charged }) => ({ at, key: keys[1] as string, amount: charged }));
   const rows = spenders.slice(0, SPENDER_COUNT).map((it) => {
     const wallet = findWallet(app.ledger.read, it.walletId);
@@ -93,7 +96,12 @@ export async function nowPage(visit: Visit): Promise<Page> {
     ${card(
       'Spending by model, last hour',
       byModel.length
-        ? spendingChart('Spending by minute and model', byModel, { since, until: now, step: MINUTE, what: 'Model' })
+        ? spendingChart('Spending by minute and model', byModel, {
+            starts,
+            every: 'minute',
+            zone: visit.zone,
+            what: 'Model',
+          })
         : html`<div class="empty">No charge in the last hour.</div>`,
     )}
     <div class="two">${card('Model servers', serverTable(status.upstreams, now))}${card('Backends', backends(status, now))}</div>`;

@@ -1,134 +1,281 @@
+import { startsBetween } from '../../base/calendar.ts';
+import { csvCell } from '../../base/csv.ts';
+import { formatUsd, type Nanos, ZERO } from '../../base/money.ts';
+import { OPERATION_KINDS } from '../../db/enums.ts';
 import { findAccount } from '../../ledger/account.ts';
 import {
+  OTHER_KEYS,
   SPEND_BY,
   type SpendBy,
   type Spending,
-  type SpendScope,
+  type SpendRow,
   spendingByPeriod,
   sumSpending,
 } from '../../ledger/spending.ts';
 import { findWallet } from '../../ledger/wallet.ts';
 import { type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
-import { card, count, dollars, filters, link, money, named, outside, pagesOf, table } from '../parts.ts';
+import {
+  address,
+  card,
+  count,
+  dollars,
+  type Field,
+  filters,
+  link,
+  money,
+  named,
+  outside,
+  pagesOf,
+  table,
+} from '../parts.ts';
 import { spendingChart } from '../pictures.ts';
-import { accountIn, type Visit } from '../visit.ts';
+import { RANGES, type SpendView, spendView } from '../spend-order.ts';
+import type { CsvFile, Visit } from '../visit.ts';
 
-const HOUR = 3600;
-const DAY = 86_400;
-const RANGES: Record<string, { text: string; seconds: number; step: number }> = {
-  '1d': { text: 'the last 24 hours', seconds: DAY, step: HOUR },
-  '7d': { text: 'the last 7 days', seconds: 7 * DAY, step: 6 * HOUR },
-  '30d': { text: 'the last 30 days', seconds: 30 * DAY, step: DAY },
-  '90d': { text: 'the last 90 days', seconds: 90 * DAY, step: DAY },
-};
 const NAMES: Record<SpendBy, string> = {
   model: 'Model or slot',
   wallet: 'Wallet',
   account: 'Account',
-  day: 'Day (UTC)',
+  day: 'Day',
   tag: 'Tag',
   kind: 'Kind',
 };
 const ROW_COUNT = 200;
+/** The keys that have cells of their own in the picture and its table. */
+const KEY_COUNT = 50;
 
-/** Shows the spending, by model, wallet, day, tag and so on: as a picture and as a table. */
-export async function spendPage(visit: Visit): Promise<Page> {
-  const { app, viewer, query, now } = visit;
+/** A row with what the same keys were charged in the time before. */
+type Row = SpendRow & { before: Nanos };
+
+/** Shows the spending, by model, wallet, day, tag and so on: as a picture and as a table, or the table as a file. */
+export async function spendPage(visit: Visit): Promise<Page | CsvFile> {
+  const { app, query } = visit;
   const { read } = app.ledger;
-  const isOperator = viewer.kind === 'operator';
-  const by = SPEND_BY.find((it) => it === query.get('by')) ?? 'model';
-  const rangeName = Object.hasOwn(RANGES, query.get('range') ?? '') ? (query.get('range') as string) : '7d';
-  const range = RANGES[rangeName] as (typeof RANGES)[string];
-  const accountId = accountIn(visit);
-  const scope: SpendScope = accountId === undefined ? undefined : { account: accountId };
-  const since = Math.floor((now - range.seconds) / range.step) * range.step;
-  const pictured = by === 'day' || by === 'tag' ? 'model' : by;
-  const [sums, cells] = await Promise.all([
-    sumSpending(read, { by, scope, since }),
-    spendingByPeriod(read, { by: [pictured], scope, since, seconds: range.step }),
+  const view = spendView(visit);
+  const { by, and, zone, scope, only, since, until, before } = view;
+  const order = { by, and, zone, scope, only };
+  const [sums, earlier] = await Promise.all([
+    sumSpending(read, { ...order, since, until }),
+    before && sumSpending(read, { ...order, ...before }),
   ]);
-  const nameOf = (key: string, kind: SpendBy): string => {
-    if (kind === 'wallet') return named(key, findWallet(read, key)?.name);
-    if (kind === 'account') return named(key, findAccount(read, key)?.name);
-    return key || '(no tag)';
-  };
-  const shown = (key: string): HtmlValue => {
-    const name = outside(nameOf(key, by));
-    if (by === 'wallet') return link(`/wallets/${key}`, name);
-    return by === 'account' && isOperator ? link(`/accounts/${key}`, name) : name;
-  };
-  const total = sums.total;
-  const part = pagesOf(visit, 'sums', sums.rows, ROW_COUNT, ['First', 'More']);
-  const list = sumsTable(part.shown, total, by, range.text, shown);
-  const account = isOperator && accountId !== undefined ? findAccount(read, accountId) : undefined;
-  const choices = SPEND_BY.filter((it) => isOperator || it !== 'account').map((it) => [it, `by ${it}`] as const);
+  const rows = besideEach(sums, earlier);
+  if (query.get('as') === 'csv') return csvOf(visit, view, rows, sums, earlier);
+
+  const starts = startsBetween(view.every, zone, since, until);
+  const largest = [...sums.rows].sort((a, b) => (a.charged < b.charged ? 1 : -1)).map(({ key }) => key);
+  const cells = await spendingByPeriod(read, {
+    ...{ zone, scope, only, since, until },
+    by: by === 'day' ? [] : [by],
+    cells: starts,
+    own: new Set([...new Set(largest)].slice(0, KEY_COUNT)),
+  });
+  const part = pagesOf(visit, 'sums', rows, ROW_COUNT, ['First', 'More']);
+  const [choices, more] = fieldsOf(visit, view);
+  const heading = `${and ? `By ${by} and ${and}` : `By ${by}`}, ${view.rangeText}`;
   const body = html`
-    ${filters('/spend', [
-      { name: 'by', label: 'Sum', value: by, options: choices },
-      {
-        name: 'range',
-        label: 'Of',
-        value: rangeName,
-        options: Object.entries(RANGES).map(([name, { text }]) => [name, text] as const),
-      },
-      ...(account
-        ? [
-            {
-              name: 'account',
-              label: 'Account',
-              value: account.id,
-              options: [
-                [account.id, named(account.id, account.name)],
-                ['', 'all accounts'],
-              ] as const,
-            },
-          ]
-        : []),
-    ])}
+    ${filters('/spend', choices, { more })}
     ${
       cells.length > 0 &&
       card(
-        `Over time, by ${pictured}`,
+        `Over time, by ${by}`,
         spendingChart(
-          `Spending by ${pictured}`,
-          cells.map((it) => ({ at: it.at, key: nameOf(it.keys[0] as string, pictured), amount: it.charged })),
-          { since, until: now, step: range.step, what: NAMES[pictured] },
+          `Spending by ${by}`,
+          cells.map((it) => ({ at: it.at, key: pictured(visit, by, it.keys[0]), amount: it.charged })),
+          { starts, every: view.every, zone, what: by === 'day' ? 'All' : NAMES[by] },
         ),
+        `by the ${view.every}, ${zone}`,
       )
     }
-    ${card(`By ${by}`, html`${list}${part.pages}`, html`${dollars(total)} in all${sums.rounding > 0n && html`, and ${dollars(sums.rounding)} by rounding closed wallets up to a cent`}${by === 'tag' && ', each once; an operation is in the row of each of its tags'}${sums.others && html`, ${dollars(sums.others.charged)} of it in smaller sums that are not shown`}`, 'sums')}`;
+    ${card(
+      view.scopeName ? html`${heading}: ${outside(view.scopeName)}` : heading,
+      html`${sumsTable(visit, view, part.shown, sums.total)}${part.pages}`,
+      html`${sentence(view, sums, earlier)} ${link(address('/spend', query, { as: 'csv', zone, sums: undefined }), 'CSV')}`,
+      'sums',
+    )}`;
   return { title: 'Spending', body, section: '/spend' };
 }
 
+/** Puts the sums of the time before beside the rows; a key that was charged only then has a row as well. */
+function besideEach(sums: Spending, earlier: Spending | undefined): Row[] {
+  const nameOf = ({ key, second }: SpendRow) => JSON.stringify([key, second]);
+  const before = new Map(earlier?.rows.map((it) => [nameOf(it), it]));
+  const rows = sums.rows.map((it) => {
+    const name = nameOf(it);
+    const charged = before.get(name)?.charged ?? ZERO;
+    before.delete(name);
+    return { ...it, before: charged };
+  });
+  const gone = [...before.values()].map((it) => ({
+    ...it,
+    ...{ operations: 0, promptTokens: 0, completionTokens: 0, charged: ZERO, before: it.charged },
+  }));
+  return [...rows, ...gone];
+}
+
+function sentence({ by, and }: SpendView, sums: Spending, earlier: Spending | undefined): Html {
+  const isTagged = by === 'tag' || and === 'tag';
+  return html`${dollars(sums.total)} in all${earlier && html`, ${dollars(earlier.total)} in the same time before`}${sums.rounding > 0n && html`, and ${dollars(sums.rounding)} by rounding closed wallets up to a cent`}${isTagged && ', each once; an operation is in the row of each of its tags'}${sums.others && html`, ${dollars(sums.others.charged)} of it in smaller sums that are not shown`}.`;
+}
+
+/** Returns the name of a key as text. */
+function nameOf({ app }: Visit, by: SpendBy, key: string): string {
+  const { read } = app.ledger;
+  if (by === 'wallet') return named(key, findWallet(read, key)?.name);
+  if (by === 'account') return named(key, findAccount(read, key)?.name);
+  return key || '(no tag)';
+}
+
+const pictured = (visit: Visit, by: SpendBy, key: string | undefined): string =>
+  key === undefined ? 'charged' : key === OTHER_KEYS ? OTHER_KEYS : nameOf(visit, by, key);
+
+/** Writes a key, as a link to what it is or to what it was charged for. */
+function shownKey(visit: Visit, by: SpendBy, key: string): HtmlValue {
+  const { query, viewer } = visit;
+  const name = outside(nameOf(visit, by, key));
+  const narrowed = (change: Record<string, string>) => address('/spend', query, { ...change, sums: undefined });
+  if (by === 'wallet') return link(`/wallets/${key}`, name);
+  if (by === 'account') return viewer.kind === 'operator' ? link(`/accounts/${key}`, name) : name;
+  if (by === 'model') return link(narrowed({ model: key, by: 'wallet' }), name);
+  if (by === 'tag' && key) return link(narrowed({ tag: key, by: 'wallet' }), name);
+  return name;
+}
+
 /** Shows sums as a table, each with its share of the total. */
-const sumsTable = (
-  sums: Readonly<Spending['rows']>,
-  total: bigint,
-  by: SpendBy,
-  rangeText: string,
-  nameOf: (key: string) => HtmlValue,
-): Html =>
-  table(
+function sumsTable(visit: Visit, view: SpendView, rows: readonly Row[], total: bigint): Html {
+  const { by, and, before, rangeText } = view;
+  return table(
     'Spending',
     [
       { label: NAMES[by] },
+      ...(and ? [{ label: NAMES[and] }] : []),
       { label: 'Requests', kind: 'number' },
       { label: 'Prompt tokens', kind: 'number' },
       { label: 'Completion tokens', kind: 'number' },
       { label: 'Charged', kind: 'money' },
+      ...(before
+        ? [
+            { label: 'Time before', kind: 'money' as const },
+            { label: 'Change', kind: 'money' as const },
+          ]
+        : []),
       { label: 'Share' },
     ],
-    sums.map((it) => [
-      nameOf(it.key),
+    rows.map((it) => [
+      shownKey(visit, by, it.key),
+      ...(and ? [shownKey(visit, and, it.second ?? '')] : []),
       count(it.operations),
       count(it.promptTokens),
       count(it.completionTokens),
       money(it.charged),
+      ...(before
+        ? [money(it.before), money((it.charged - it.before) as Nanos, it.charged > it.before ? '+' : '')]
+        : []),
       share(it.charged, total),
     ]),
-    html`Nothing was charged in ${rangeText}. Choose a longer time above.`,
+    html`Nothing was charged in this time: ${rangeText}. Choose another above.`,
   );
+}
+
+/** Returns the fields of the choice, and those that narrow it. */
+function fieldsOf(
+  { app, viewer, query, zone }: Visit,
+  view: SpendView,
+): [Field[], { title: string; fields: Field[]; isOpen: boolean }] {
+  const isOperator = viewer.kind === 'operator';
+  const kinds = SPEND_BY.filter((it) => isOperator || it !== 'account');
+  const text = (name: string) => query.get(name)?.trim() ?? '';
+  const models = new Set([...app.config.router.models.map(({ id }) => id), ...app.slots.list.map(({ slot }) => slot)]);
+  const model = text('model');
+  if (model) models.add(model);
+  const narrowing: Field[] = [
+    { name: 'from', label: 'First day', value: text('from'), type: 'date' },
+    { name: 'to', label: 'Last day', value: text('to'), type: 'date' },
+    { name: 'zone', label: 'Time zone', value: text('zone') || zone },
+    ...(isOperator ? [{ name: 'account', label: 'Account', value: text('account'), placeholder: 'name or id' }] : []),
+    { name: 'wallet', label: 'Wallet', value: text('wallet'), placeholder: 'name or id' },
+    {
+      name: 'model',
+      label: 'Model or slot',
+      value: model,
+      options: [['', 'all'], ...[...models].map((it) => [it, outside(it)] as const)],
+    },
+    { name: 'tag', label: 'Tag', value: text('tag'), placeholder: 'team=red' },
+    {
+      name: 'kind',
+      label: 'Kind',
+      value: text('kind'),
+      options: [['', 'all'], ...OPERATION_KINDS.map((it) => [it, it.replaceAll('_', ' ')] as const)],
+    },
+  ];
+  const isNarrowed = view.range === '' || view.only !== undefined || text('account') !== '' || text('wallet') !== '';
+  return [
+    [
+      { name: 'by', label: 'Sum', value: view.by, options: kinds.map((it) => [it, `by ${it}`] as const) },
+      {
+        name: 'and',
+        label: 'And',
+        value: view.and ?? '',
+        options: [['', '–'], ...kinds.map((it) => [it, `by ${it}`] as const)],
+      },
+      {
+        name: 'range',
+        label: 'Of',
+        value: view.range || '7d',
+        options: Object.entries(RANGES).map(([name, range]) => [name, range.text] as const),
+      },
+      {
+        name: 'beside',
+        label: 'Beside it',
+        value: view.before ? 'before' : '',
+        options: [
+          ['', 'nothing'],
+          ['before', 'the same time before'],
+        ],
+      },
+    ],
+    { title: 'Days, time zone and filters', fields: narrowing, isOpen: isNarrowed },
+  ];
+}
+
+/** Makes a file of the table, with all its rows: the figures to the nano, names beside ids. */
+function csvOf(
+  visit: Visit,
+  { by, and, before }: SpendView,
+  rows: readonly Row[],
+  sums: Spending,
+  earlier?: Spending,
+): CsvFile {
+  const keys = and ? [by, and] : [by];
+  const isNamed = (it: SpendBy) => it === 'wallet' || it === 'account';
+  const heading = [
+    ...keys.flatMap((it) => (isNamed(it) ? [`${it}_id`, it] : [it])),
+    ...['requests', 'prompt_tokens', 'completion_tokens', 'charged_usd'],
+    ...(before ? ['charged_before_usd'] : []),
+  ];
+  const cellsOf = (it: Omit<Row, 'key' | 'second'>) => [
+    it.operations,
+    it.promptTokens,
+    it.completionTokens,
+    formatUsd(it.charged),
+    ...(before ? [formatUsd(it.before)] : []),
+  ];
+  const keyCells = (it: SpendBy, key: string) => (isNamed(it) ? [key, nameOf(visit, it, key)] : [key]);
+  const lines = rows.map((it) => [
+    ...keyCells(by, it.key),
+    ...(and ? keyCells(and, it.second ?? '') : []),
+    ...cellsOf(it),
+  ]);
+  if (sums.others || earlier?.others) {
+    const none = { operations: 0, promptTokens: 0, completionTokens: 0, charged: ZERO };
+    const rest = cellsOf({ ...(sums.others ?? none), before: earlier?.others?.charged ?? ZERO });
+    lines.push([OTHER_KEYS, ...Array<string>(heading.length - rest.length - 1).fill(''), ...rest]);
+  }
+  return {
+    name: 'spending.csv',
+    csv: [heading, ...lines].map((line) => `${line.map(csvCell).join(',')}\r\n`).join(''),
+  };
+}
 
 function share(part: bigint, whole: bigint): Html {
   const percent = whole > 0n ? (Number(part) / Number(whole)) * 100 : 0;

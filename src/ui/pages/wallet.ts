@@ -1,3 +1,4 @@
+import { startsBetween } from '../../base/calendar.ts';
 import { newId } from '../../base/id.ts';
 import { Nanos, nanosToCentsDown, ZERO } from '../../base/money.ts';
 import { parseJson } from '../../base/parse-json.ts';
@@ -83,15 +84,16 @@ const walletIn = (visit: Visit): Wallet => walletSeen(visit, visit.params.id as 
 
 /** Shows one wallet: where its money is, where it went, and the actions on it. */
 export async function walletPage(visit: Visit): Promise<Page> {
-  const { app, viewer, now } = visit;
+  const { app, viewer, now, zone } = visit;
   const { read } = app.ledger;
   const wallet = walletIn(visit);
   const order = { scope: { wallet: wallet.id } };
   const isWhole = isTimelineWithin(read, wallet.id, WHOLE_LIFE_COUNT_MAX);
   const since = Math.max(wallet.createdAt, now - SPEND_DAYS * DAY_SECONDS);
+  const starts = startsBetween('day', zone, Math.min(since, now), now + 1);
   const [byModel, byDay] = await Promise.all([
     sumSpending(read, { ...order, by: 'model' }),
-    spendingByPeriod(read, { ...order, by: ['model'], seconds: DAY_SECONDS, since }),
+    spendingByPeriod(read, { ...order, by: ['model'], cells: starts, since: starts[0] }),
   ]);
   const children = listWallets(read, { parentId: wallet.id, now }, { limit: CHILD_COUNT });
   const childCount = countWallets(read, { parentId: wallet.id, now });
@@ -129,7 +131,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
     ${steps.length > 0 && card('Its life', walletLife(momentsOf(wallet, steps), wallet.closedAt ?? now), 'what it could spend, and what was held')}
     <div class="two">
       ${card('Spent by model', spendByModel(byModel.rows, byModel.total), `${dollars(byModel.total)} in all`)}
-      ${card('Spent by day', cells.length ? spendingChart('Spending by day and model', cells, { since, until: now, step: DAY_SECONDS, what: 'Model' }) : html`<div class="empty">Nothing was charged in the last ${SPEND_DAYS} days.</div>`)}
+      ${card('Spent by day', cells.length ? spendingChart('Spending by day and model', cells, { starts, every: 'day', zone, what: 'Model' }) : html`<div class="empty">Nothing was charged in the last ${SPEND_DAYS} days.</div>`)}
     </div>
     ${held.shown.length > 0 && card('On hold now', html`${holdTable(visit, held.shown)}${held.pages}`, 'the most that requests in flight may cost', 'held')}
     ${isWhole ? card('Where the money went', html`${movements(visit, moved.shown)}${moved.pages}`, movementNote(wallet, isFull), 'movements') : card('Operations', latestOperations(visit, wallet), 'newest first', 'movements')}
