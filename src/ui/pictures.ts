@@ -88,8 +88,8 @@ const FORMATS: Record<Bars['every'], Record<'short' | 'long', Intl.DateTimeForma
 };
 /** At most so many times stand below a picture, so that they fit a phone. */
 const TIME_COUNT_MAX = { minute: 6, hour: 3, day: 5, week: 4, month: 4 };
-/** A text that begins behind this part of the width, in percent, ends at its bar instead. */
-const RIGHT_END = 88;
+/** A text stands in the middle below its bar between these parts of the width, in percent: others would leave the card. */
+const [LEFT_END, RIGHT_END] = [4, 88];
 
 /** Writes the times of some of the bars, each below its bar. */
 function timesBelow({ starts, every }: Bars, label: (at: number) => string): Html {
@@ -98,7 +98,7 @@ function timesBelow({ starts, every }: Bars, label: (at: number) => string): Htm
     .map((at, bar) => ({ at, x: ((bar + 0.5) / starts.length) * 100 }))
     .filter((_, bar) => bar % step === 0)
     .map(({ at, x }) => {
-      const anchor = x > RIGHT_END ? 'end' : x < 100 - RIGHT_END ? 'start' : 'middle';
+      const anchor = x > RIGHT_END ? 'end' : x < LEFT_END ? 'start' : 'middle';
       return html`<text x="${x.toFixed(2)}%" y="12" text-anchor="${anchor}">${label(at)}</text>`;
     });
   return html`<svg class="times" width="100%" height="16">${texts}</svg>`;
