@@ -26,7 +26,7 @@ export function installCommand(program: Command): void {
     .option('--remove', 'stop the service and remove what was installed; settings, books and master key stay')
     .addHelpText('after', example('purser install', 'purser install --remove'))
     .action(async (options: InstallOptions, command: Command) => {
-      const { install, remove } = await import('../src/service/install.ts');
+      const { install, remove, runsSystemd } = await import('../src/service/install.ts');
       if (options.remove) {
         await confirm(command, 'Stop the service and remove it? Settings, books and master key stay.');
         const done = remove();
@@ -43,9 +43,10 @@ export function installCommand(program: Command): void {
         },
         completion: completionOf,
       });
-      const isServing = await whileWaiting('waiting for the server', untilServing());
+      const isStarted = runsSystemd();
+      const isServing = isStarted && (await whileWaiting('waiting for the server', untilServing()));
       output(command, { done, is_serving: isServing }, () => [...done, ...notes].join('\n'));
-      if (!isServing) {
+      if (isStarted && !isServing) {
         say('The service does not answer yet. What it says: journalctl -u purser');
         process.exitCode = 5;
       }

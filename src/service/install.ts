@@ -170,8 +170,15 @@ async function writeSettings(text: () => Promise<string>, gid: number, done: str
 /** Refuses settings that another user than root can change: they name what root makes, and whom it trusts. */
 export function refuseOthersSettings(settings: string = SERVICE.settings): void {
   if (!existsSync(settings)) throw new Refusal('not_found', `There are no settings ${settings}.`);
-  refuseOthersDirectory(dirname(realpathSync(settings)));
-  refuseOthersDirectory(dirname(settings));
+  for (const directory of new Set([dirname(realpathSync(settings)), dirname(settings)])) {
+    refuseOthersDirectory(directory);
+    const { gid, mode } = statSync(directory);
+    if (gid !== 0 && mode & 0o020)
+      throw new Refusal(
+        'conflict',
+        `${directory} can be written by its group ${gid}, who could put other settings there. Run: chmod g-w ${directory}`,
+      );
+  }
   const { uid, mode } = statSync(settings);
   if (uid !== 0 || mode & 0o022)
     throw new Refusal(
@@ -209,8 +216,11 @@ function backupDirectory(): string | undefined {
   return readConfig({ data, config: settings, withoutKey: true }, variablesIn(variables)).backup?.directory;
 }
 
+/** Returns whether systemd runs this machine, and not only lies in it, as in a machine that is being built. */
+export const runsSystemd = (): boolean => existsSync('/run/systemd/system');
+
 function start(hasChanged: boolean, done: string[]): void {
-  if (!existsSync('/run/systemd/system')) {
+  if (!runsSystemd()) {
     mustRun('systemctl', 'enable', SERVICE.unit);
     done.push('Enabled the service. It starts with the machine.');
     return;
@@ -248,7 +258,7 @@ export function remove(): string[] {
     rmSync(SERVICE.upgrades, { recursive: true });
     done.push(`Removed ${SERVICE.upgrades}.`);
   }
-  if (existsSync('/run/systemd/system')) mustRun('systemctl', 'daemon-reload');
+  if (runsSystemd()) mustRun('systemctl', 'daemon-reload');
   if (isPackaged()) done.push('There is a package beside it: systemctl enable --now purser starts its service.');
   done.push(
     `Kept ${SERVICE.settings}, ${SERVICE.data} with the books and the master key, and the user ${SERVICE.user}.`,

@@ -33,6 +33,11 @@ test('install is refused where others could change what root writes, is the same
     'rmdir /etc/purser && test ! -e /etc/purser',
   );
   await refuses(
+    'mkdir /etc/purser && touch /etc/purser/purser.yaml && chgrp daemon /etc/purser && chmod 775 /etc/purser',
+    /^\/etc\/purser can be written by its group 1, /m,
+    'rm -r /etc/purser',
+  );
+  await refuses(
     'mkdir /home/x && chown 65534 /home/x && ln -s /home/x /etc/purser',
     /^\/etc\/purser belongs to user 65534/m,
     'rm /etc/purser && rmdir /home/x',
