@@ -15,6 +15,7 @@ import { placeHold, settle } from '../../src/ledger/operation.ts';
 import { setFeed } from '../../src/ledger/payment-events.ts';
 import { insertResource, updateResource } from '../../src/ledger/resource.ts';
 import { reversePayment } from '../../src/ledger/reversal.ts';
+import { insertSandbox } from '../../src/ledger/sandbox.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openTestServer } from '../helper/server.ts';
 import { failure } from '../helper/upstream.ts';
@@ -114,6 +115,8 @@ async function endLease(ledger: Ledger, walletId: string, now: number): Promise<
     const times = { createdAt: now, readyBy: now + 60, expiresAt: now + 120, dueAt: now, attempts: 1, absentCount: 0 };
     const lease = { id, walletId, operationId, slot: 'provider_one', backend: 'container', tag: `purser-${id}`, spec };
     insertResource(tx, { ...lease, ...price, ...times, status: 'provisioning' });
+    const sandbox = { template: 'base', metadata: '{}', environment: randomBytes(64), seconds: 60, deliveredAt: now };
+    insertSandbox(tx, id, sandbox);
     const keep = { walletId, resourceId: id, idempotencyKey: 'keep', fingerprint: randomBytes(32), requestId: 'req_1' };
     const order = { ...keep, tags: null, extendSeconds: 60, maxSeconds: 60 };
     const { keep: kept } = changeKeep.run(tx, { order, now });
