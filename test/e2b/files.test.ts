@@ -3,6 +3,7 @@ import { createHash } from 'node:crypto';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { partsOf } from '../../src/http/e2b/multipart.ts';
+import '../helper/on-disk.ts';
 import { until } from '../helper/waiting.ts';
 import { openInside } from './shared.ts';
 
