@@ -15,6 +15,7 @@ import { join, resolve } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { createProgram } from '../cli/program.ts';
 import { settingsText } from '../src/config/template.ts';
+import { NAMESPACE } from '../src/service/release-file.ts';
 import { unitText } from '../src/service/unit.ts';
 import { sharedFiles, writePackage } from './deb.ts';
 import { buildExecutable } from './executable.ts';
@@ -26,7 +27,6 @@ import { ARCHITECTURES, checkTools, isNative, run } from './tools.ts';
 
 const OUT = 'release';
 const CACHE = 'node_modules/.cache/purser-release'; // Of Nodes alone, which are always the same.
-const NAMESPACE = 'purser-release';
 
 /** The commit, and its time, which everything in the release bears, and what differs from it in this clone. */
 function source(): { seconds: number; revision: string; changed: string } {

@@ -33,7 +33,7 @@ export type CodeFlow = {
     now: number,
   ): Promise<SignedIn>;
 };
-/** Who signed in at the identity provider: the holder of an account, or an operator by the subject of the tokens. */
+/** A person who signed in at the identity provider: the holder of an account, or an operator, by the subject of the tokens. */
 export type SignedIn = { accountId: string } | { operator: string };
 
 /** Creates the sign-in of the client `clientId`; without a secret it is a public client. */

@@ -8,7 +8,7 @@ import { Refusal } from '../base/refusal.ts';
 
 /** Algorithms of COSE that are offered: ES256, EdDSA, and RS256 for the TPMs of older machines. */
 const ALGORITHMS = [-7, -8, -257];
-/** How long the browser waits for the authenticator. */
+/** The time for which the browser waits for the authenticator. */
 const WAIT_MILLISECONDS = 300_000;
 const RSA_BITS_MIN = 2048;
 const CREDENTIAL_BYTES_MAX = 1023;
@@ -39,7 +39,7 @@ const ClientData = v.object({
   crossOrigin: v.optional(v.boolean(), false),
   topOrigin: v.optional(v.string()),
 });
-/** What the browser's `toJSON()` makes of a new credential, and of an answer with one. */
+/** The JSON of a new credential, and below that of an answer with one, as the browser's `toJSON()` makes them. */
 const Made = v.object({
   rawId: Bytes,
   type: v.literal('public-key'),
@@ -56,7 +56,7 @@ const Shown = v.object({
   }),
 });
 
-/** What an answer must be for: a challenge of ours, at the page's own address. */
+/** The challenge, and the origin of the page, that an answer has to be for. */
 export type Expected = { challenge: string; origin: string };
 export type Credential = { credentialId: Buffer; publicKey: Buffer; useCount: number };
 /** An answer of an authenticator, not verified yet. */

@@ -1,6 +1,6 @@
 import { createPublicKey, hash, verify } from 'node:crypto';
 
-/** What a key signs and `ssh-keygen -Y verify` checks (OpenSSH, PROTOCOL.sshsig), for ed25519 alone. */
+/** Verifies signatures of `ssh-keygen -Y sign` (OpenSSH, PROTOCOL.sshsig), of ed25519 keys alone. */
 
 const MAGIC = Buffer.from('SSHSIG');
 const VERSION = 1;

@@ -119,8 +119,9 @@ function createHomes() {
       own.set(key, server);
       if (own.size > CONVERSATION_COUNT_MAX.each) forgetOldest(accountId, treeId);
       if (count <= CONVERSATION_COUNT_MAX.all) return;
-      const [largestId, { trees }] = [...accounts].reduce((a, b) => (b[1].count > a[1].count ? b : a));
-      forgetOldest(largestId, trees.keys().next().value as string);
+      let largest: [string, Account] = [accountId, account];
+      for (const it of accounts) if (it[1].count > largest[1].count) largest = it;
+      forgetOldest(largest[0], largest[1].trees.keys().next().value as string);
     },
   };
 }

@@ -1,9 +1,8 @@
 import { hash } from 'node:crypto';
-import { closeSync, constants, existsSync, fstatSync, openSync, readFileSync, rmSync, statSync } from 'node:fs';
-import { basename, dirname, join } from 'node:path';
+import { existsSync, readFileSync, rmSync, statSync } from 'node:fs';
+import { basename, join } from 'node:path';
 import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
-import { ed25519KeyOf, signatureFault } from '../base/ssh-signature.ts';
 import { readConfig } from '../config/config.ts';
 import { takeLock } from '../db/lock.ts';
 import { files } from '../files/data-directory.ts';
@@ -17,16 +16,14 @@ import {
 } from './install.ts';
 import { findInstalled } from './installed.ts';
 import { mustRun, mustRunWithin, type Ran, runProgram, runWithin } from './program.ts';
+import { isForOther, isOlder, isVersion, readRelease } from './release-file.ts';
 import { makeRootsDirectory, putFile } from './roots-own.ts';
 import { SERVICE } from './unit.ts';
 
 const DIRECTORY = SERVICE.upgrades;
 const [STAGED, FORMER] = ['new', 'former'].map((it) => join(DIRECTORY, it)) as [string, string];
-const STATE = UPGRADE_STATE;
 /** What the service's user keeps, below the data directory: a backup, the books as they were, and a copy to try. */
 const WORK = 'upgrade';
-const NAMESPACE = 'purser-release';
-const FILE_BYTES_MAX = 2 ** 30;
 /** Books of ten million entries are copied and verified in a few minutes. */
 const BOOKS_MILLISECONDS = 30 * 60_000;
 const CHECK_MILLISECONDS = 60_000;
@@ -87,9 +84,9 @@ export async function upgrade({ file, insecure }: UpgradeOrder): Promise<Upgrade
   try {
     const service = openService();
     const done: string[] = [];
-    const earlier = existsSync(STATE) ? (parseJson(readFileSync(STATE, 'utf8')) as State) : undefined;
+    const earlier = existsSync(UPGRADE_STATE) ? (parseJson(readFileSync(UPGRADE_STATE, 'utf8')) as State) : undefined;
     if (earlier) await endEarlier(service, earlier, done);
-    const bytes = verifiedFile(file, insecure, service, done);
+    const bytes = readRelease(file, insecure ? undefined : trustedKeys(service), done);
     putFile(STAGED, bytes, { mode: 0o755 });
     try {
       return await replaceBy(service, bytes, done);
@@ -105,8 +102,7 @@ export async function upgrade({ file, insecure }: UpgradeOrder): Promise<Upgrade
 async function replaceBy(service: Service, bytes: Buffer, done: string[]): Promise<Upgraded> {
   const former = readFileSync(SERVICE.executable);
   // Tried, it would be taken for a script of the shell.
-  if (machineOf(bytes) !== undefined && machineOf(former) !== undefined && machineOf(bytes) !== machineOf(former))
-    throw refused('The file is for another processor. Nothing was changed.');
+  if (isForOther(bytes, former)) throw refused('The file is for another processor. Nothing was changed.');
   const [is, will] = [service.versionOf(SERVICE.executable), service.versionOf(STAGED)];
   const [from, to] = [is.version, will.version];
   if (is.bundle_sha256 === will.bundle_sha256 && from === to) {
@@ -128,7 +124,7 @@ async function replaceBy(service: Service, bytes: Buffer, done: string[]): Promi
   };
   note(state);
   await swap(service, state, bytes);
-  rmSync(STATE);
+  rmSync(UPGRADE_STATE);
   service.dropBooks();
   done.push(
     wasActive ? `${to} serves.` : `${to} is installed. The service was not running, and was not started.`,
@@ -136,10 +132,6 @@ async function replaceBy(service: Service, bytes: Buffer, done: string[]): Promi
   );
   return { from, to, done };
 }
-
-/** Returns the processor that an executable is for, as its ELF header has it. */
-const machineOf = (bytes: Buffer) =>
-  bytes.length > 20 && bytes.readUInt32BE() === 0x7f454c46 ? bytes.readUInt16LE(18) : undefined;
 
 /** Starts the service with the new executable, or goes back. */
 async function swap(service: Service, state: State, bytes: Buffer): Promise<void> {
@@ -155,7 +147,7 @@ async function swap(service: Service, state: State, bytes: Buffer): Promise<void
   if (why !== undefined) await goBack(service, state, why);
 }
 
-const note = (state: State) => putFile(STATE, `${JSON.stringify(state)}\n`, { mode: 0o600 });
+const note = (state: State) => putFile(UPGRADE_STATE, `${JSON.stringify(state)}\n`, { mode: 0o600 });
 const stop = () => mustRunWithin(STOP_MILLISECONDS, 'systemctl', 'stop', SERVICE.unit);
 
 /** Finishes an upgrade whose process was ended, or goes back. Throws in that case, with the state that it leaves. */
@@ -171,8 +163,8 @@ async function endEarlier(service: Service, state: State, done: string[]): Promi
     if (fault !== undefined) await goBack(service, state, `${ended} while it waited. ${fault}`);
     done.push(`${ended} near its end. ${to} ${wasActive ? 'serves' : 'is installed'}.`);
   } else if (step === 'back') await goBack(service, state, `${ended} on its way back`);
-  else throw refused(`${ended}, and ${SERVICE.executable} is neither. If it is the right one: rm ${STATE}`);
-  rmSync(STATE);
+  else throw refused(`${ended}, and ${SERVICE.executable} is neither. If it is the right one: rm ${UPGRADE_STATE}`);
+  rmSync(UPGRADE_STATE);
 }
 
 /** Goes back, and always throws: with the reason, and with what serves now. */
@@ -186,7 +178,7 @@ async function goBack(service: Service, state: State, reason: string): Promise<n
       `${state.to} was not installed: ${why}. The way back failed too: ${(error as Error).message.replace(/\.$/, '')}. ${SERVICE.unit} may be stopped. When this is mended, run \`purser upgrade\` again: it goes on from here. The former executable is ${FORMER}; a backup of before is ${service.backup}.`,
     );
   }
-  rmSync(STATE);
+  rmSync(UPGRADE_STATE);
   throw refused(ended);
 }
 
@@ -218,6 +210,16 @@ async function wentBack(service: Service, state: State, why: string): Promise<st
   return fault !== undefined
     ? `${failed} ${from} is back ${books}, but is not well either: ${fault} A backup is ${service.backup}.${lost}`
     : `${failed} ${from} ${wasActive ? 'serves again' : 'is back'}, ${books}.${lost}`;
+}
+
+/** Returns the public keys that the settings trust. Throws `conflict` where there are none, or others than root can change them. */
+function trustedKeys({ data, settings, environment }: Service): readonly string[] {
+  refuseOthersSettings(settings);
+  const { trusted_keys: keys } = readConfig({ data, config: settings, withoutKey: true }, environment).upgrade;
+  if (keys.length) return keys;
+  throw refused(
+    `The settings trust no key. Write that of the releases into ${settings}: upgrade: { trusted_keys: ["ssh-ed25519 …"] }.`,
+  );
 }
 
 /** The service, and what is done as its user: root reads and writes nothing in a directory of another user. */
@@ -299,7 +301,7 @@ function openService() {
       const said = run(CHECK_MILLISECONDS, executable, 'version', '--json');
       const text = succeeded(said, `${executable} does not say its version`);
       const { version, bundle_sha256: digest } = (parse(text) ?? {}) as Record<string, unknown>;
-      if (typeof version !== 'string' || typeof digest !== 'string' || !VERSION.test(version))
+      if (typeof version !== 'string' || typeof digest !== 'string' || !isVersion(version))
         throw refused(`${executable} is no Purser: it does not say its version.`);
       return { version, bundle_sha256: digest };
     },
@@ -388,72 +390,5 @@ function parse(text: string): unknown {
     return parseJson(text);
   } catch {
     return undefined;
-  }
-}
-
-const VERSION = /^(\d+)\.(\d+)\.(\d+)$/;
-function isOlder(one: string, other: string): boolean {
-  const [a, b] = [one, other].map((it) => (VERSION.exec(it) ?? []).slice(1).map(Number)) as [number[], number[]];
-  const at = a.findIndex((it, i) => it !== b[i]);
-  return at >= 0 && (a[at] as number) < (b[at] as number);
-}
-
-/** Returns the bytes of a release's executable, read once. Throws `conflict` unless its sum, and who made the sums, are right. */
-function verifiedFile(
-  file: string,
-  insecure: boolean,
-  { data, settings, environment }: Service,
-  done: string[],
-): Buffer {
-  const beside = (name: string) => join(dirname(file), name);
-  const bytes = readRegular(file);
-  const left = insecure ? ' To do without, which trusts whoever gave you the file: --insecure' : '';
-  if (insecure && !existsSync(beside('SHA256SUMS'))) {
-    done.push('Neither the sum nor the signature of the file was checked.');
-    return bytes;
-  }
-  const sums = readRegular(beside('SHA256SUMS'));
-  if (insecure) done.push('The sum of the file is right; who signed it was not checked.');
-  else {
-    refuseOthersSettings(settings); // They name who is trusted.
-    const { trusted_keys: lines } = readConfig({ data, config: settings, withoutKey: true }, environment).upgrade;
-    if (!lines.length)
-      throw refused(
-        `The settings trust no key. Write that of the releases into ${settings}: upgrade: { trusted_keys: ["ssh-ed25519 …"] }.`,
-      );
-    const signature = readRegular(beside('SHA256SUMS.sig')).toString('latin1');
-    const fault = signatureFault(
-      sums,
-      signature,
-      NAMESPACE,
-      lines.map((it) => ed25519KeyOf(it) as Buffer),
-    );
-    if (fault) throw refused(`${beside('SHA256SUMS.sig')} ${fault}. Nothing was changed.${left}`);
-    done.push('The file is signed by a trusted key.');
-  }
-  const name = basename(file);
-  const named = [...sums.toString('utf8').matchAll(/^([0-9a-f]{64}) [ *](.+)$/gm)].filter(([, , it]) => it === name);
-  if (named.length !== 1) throw refused(`${beside('SHA256SUMS')} does not name ${name} once. Nothing was changed.`);
-  if (named[0]?.[1] !== hash('sha256', bytes))
-    throw refused(`${file} is not what SHA256SUMS names: it is damaged, or another. Nothing was changed.`);
-  return bytes;
-}
-
-/** Reads a regular file, and waits for nothing. Throws `not_found`, and `conflict` for a link and whatever else is no file. */
-function readRegular(path: string): Buffer {
-  let handle: number;
-  try {
-    handle = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
-  } catch (error) {
-    const { code } = error as NodeJS.ErrnoException;
-    if (code === 'ENOENT') throw new Refusal('not_found', `There is no file ${path}.`);
-    throw refused(code === 'ELOOP' ? `${path} is a link. Name the file itself.` : `${path} cannot be read (${code}).`);
-  }
-  try {
-    const it = fstatSync(handle);
-    if (!it.isFile() || it.size > FILE_BYTES_MAX) throw refused(`${path} is no regular file of at most 1 GiB.`);
-    return readFileSync(handle);
-  } finally {
-    closeSync(handle);
   }
 }

@@ -9,6 +9,7 @@ import { type Html, html } from './html.ts';
 import { below, type Page } from './layout.ts';
 import { ago, badge, buttonLink, card, form, named, outside, table, when } from './parts.ts';
 import type { Data, Go } from './sign-in.ts';
+import { isRuleInForce } from './viewer.ts';
 import { operatorOnly, run, type UiApp, type Visit } from './visit.ts';
 
 /** The cookie with which a browser keeps the challenge that its passkey answers. */
@@ -122,7 +123,7 @@ export function passkeyCard(visit: Visit): Html {
 
 /** Returns whether a passkey signs in: a user of the issuer must still be an operator by the settings. */
 export const isUsable = (app: Pick<UiApp, 'codeFlow'>, { removedAt, rule }: Passkey): boolean =>
-  removedAt === null && (rule === null || app.codeFlow?.rule?.equals(rule) === true);
+  removedAt === null && isRuleInForce(app, rule);
 
 /** Asks before a passkey is removed. */
 export function confirmRemove(visit: Visit): Page {

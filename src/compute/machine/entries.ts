@@ -9,10 +9,14 @@ import { runText, startRun } from './run.ts';
 const SECONDS = 60;
 const OUTPUT_BYTES_MAX = 8 * 1024 * 1024;
 const WORDS_LENGTH_MAX = 200;
-/** What `stat` prints for a user or group without a name. */
+/** The name that `stat` prints for a user or group without one. */
 const NAMELESS = 'UNKNOWN';
 /** Directories deeper than this are not listed at once. */
 const DEPTH_MAX = 64;
+
+/** Prints the facts of paths, and where links lead; both are also run by `find`, which knows no function. */
+const FACTS = 'stat -c "$mark/%f %s %Y %u:%g:%U:%G/%n"';
+const LINKS = 'for link; do printf "%s=%s\\000%s" "$mark" "$link" "$(readlink "$link")"; done';
 
 export type Entry = {
   path: string;
@@ -23,7 +27,7 @@ export type Entry = {
   group: string;
   /** Unix seconds. */
   modified: number;
-  /** Where a symbolic link leads. */
+  /** The target of a symbolic link. */
   target?: string;
 };
 
@@ -34,13 +38,14 @@ export type Entry = {
 const opening = (token: string, path: string) => `export LC_ALL=C
 cd "\${HOME:-/}" 2>/dev/null || cd /
 it=${fromHome(path)}
-case $it in /*) ;; *) here=$(pwd); it=\${here%/}/\${it#./} ;; esac
-case $it in ?*/) it=\${it%/} ;; esac
 mark=${token}
+absolute() { case $it in /*) ;; *) here=$(pwd); it=\${here%/}/\${it#./} ;; esac; }
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
-print() { stat -c "$mark/%f %s %Y %u:%g:%U:%G/%n" "$@" 2>/dev/null; }
-links() { for link; do printf '%s=%s\\000%s' "$mark" "$link" "$(readlink "$link")"; done; }
+print() { ${FACTS} "$@" 2>/dev/null; }
+links() { ${LINKS}; }
 shown() { print "$1"; [ ! -L "$1" ] || links "$1"; printf '%s!' "$mark"; }
+absolute
+case $it in ?*/) it=\${it%/} ;; esac
 `;
 
 const REFUSALS: Record<string, (words: string) => Refusal> = {
@@ -51,6 +56,14 @@ const REFUSALS: Record<string, (words: string) => Refusal> = {
   denied: (words) =>
     new Refusal('invalid_request', `path: ${words.slice(0, WORDS_LENGTH_MAX) || 'cannot be changed.'}`),
 };
+
+/** Returns the first word of a script that is one of `accepted`. Throws the refusal that another one stands for. */
+function acceptedWord(word: string, accepted: readonly string[] = ['ok']): string {
+  const [first = '', words = ''] = word.split(/ (.*)/s);
+  if (accepted.includes(first)) return first;
+  const refuse = REFUSALS[first];
+  throw refuse ? refuse(words) : new Error('the machine says what cannot be understood');
+}
 
 /** Reads the entries of an output. Throws where it was cut. */
 function entriesIn(output: Buffer, token: string): Entry[] {
@@ -88,11 +101,8 @@ async function ask(
   const token = randomBytes(16).toString('hex');
   const order = { text: `${opening(token, path)}${script}\nexit 0`, timeoutSeconds: SECONDS };
   const { word, stdout } = await runText(backend, ref, { ...order, streamBytesMax: OUTPUT_BYTES_MAX });
-  const [first = '', words = ''] = word.split(/ (.*)/s);
-  if (accepted.includes(first)) return { word: first, entries: first === 'ok' ? entriesIn(stdout, token) : [] };
-  const refuse = REFUSALS[first];
-  if (!refuse) throw new Error('the machine says what cannot be understood');
-  throw refuse(words);
+  const first = acceptedWord(word, accepted);
+  return { word: first, entries: first === 'ok' ? entriesIn(stdout, token) : [] };
 }
 
 /** Throws `invalid_request` for a path that no file has. */
@@ -123,8 +133,8 @@ export async function listEntries(backend: Backend, ref: Ref, path: string, dept
 [ -d "$it" ] || { say file; exit 0; }
 command -v find >/dev/null || { say denied the image has no find; exit 0; }
 say ok
-${deep} -exec stat -c "$mark/%f %s %Y %u:%g:%U:%G/%n" {} + 2>/dev/null
-${deep} -type l -exec sh -c 'mark=$1; shift; for link; do printf "%s=%s\\000%s" "$mark" "$link" "$(readlink "$link")"; done' sh "$mark" {} + 2>/dev/null
+${deep} -exec ${FACTS} {} + 2>/dev/null
+${deep} -type l -exec sh -c 'mark=$1; shift; ${LINKS}' sh "$mark" {} + 2>/dev/null
 printf '%s!' "$mark"`,
   );
   return entries.map((it) => ({ ...it, path: it.path.replace(/\/{2,}/g, '/') }));
@@ -156,7 +166,7 @@ export async function moveEntry(backend: Backend, ref: Ref, from: string, to: st
     `from=$it
 exists "$from" || { say none; exit 0; }
 it=${fromHome(to)}
-case $it in /*) ;; *) here=$(pwd); it=\${here%/}/\${it#./} ;; esac
+absolute
 mkdir -p "\${it%/*}/" 2>/dev/null
 if [ -d "$it" ]; then words=$(rmdir "$it" 2>&1) || { say denied "$words"; exit 0; }; fi
 words=$(mv -f "$from" "$it" 2>&1) || { say denied "$words"; exit 0; }
@@ -197,12 +207,11 @@ say ok
 exec cat <"$it"`;
   const run = await startRun(backend, ref, { text, timeoutSeconds });
   run.stderr.resume();
-  const [first = '', words = ''] = (await run.word).split(/ (.*)/s);
-  const refuse = REFUSALS[first];
-  if (refuse) throw refuse(words);
-  if (first !== 'ok') {
+  try {
+    acceptedWord(await run.word);
+  } catch (error) {
     run.kill();
-    throw new Error('the machine says what cannot be understood');
+    throw error;
   }
   return run;
 }
@@ -232,9 +241,7 @@ done`;
   if (signal.aborted) kill();
   try {
     run.stderr.resume();
-    const [first = '', words = ''] = (await run.word).split(/ (.*)/s);
-    const refuse = REFUSALS[first];
-    if (refuse) throw refuse(words);
+    acceptedWord(await run.word);
     let waiting = '';
     for await (const piece of run.stdout.setEncoding('utf8')) {
       waiting += piece;

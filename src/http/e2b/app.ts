@@ -13,9 +13,6 @@ import { PROCESS_CALLS } from './process.ts';
 import { createProcesses } from './processes.ts';
 import * as sandboxes from './sandboxes.ts';
 
-/** The header with the token of what runs in a sandbox. */
-const ENVD_TOKEN = 'x-access-token';
-
 const NO_PAUSE = 'A sandbox here cannot be paused: it runs until its timeout, or until it is killed.';
 const NO_COPY = 'A sandbox here can neither be copied nor made a snapshot of.';
 const NO_RULES = 'The network of a sandbox is set by the operator, and not by its users.';
@@ -46,7 +43,7 @@ export function createE2b(app: HttpApp): Hono<Env> {
   const calls = { 'process.Process': PROCESS_CALLS, 'filesystem.Filesystem': FILESYSTEM_CALLS };
   hono.post(`${ENVD_PATH}/:service{process\\.Process|filesystem\\.Filesystem}/:name`, async (c) => {
     try {
-      const opened = openSandbox(app, c, 'envd', ENVD_TOKEN);
+      const opened = openSandbox(app, c, 'envd');
       const name = c.req.param('name');
       const service = calls[c.req.param('service') as keyof typeof calls];
       const call = Object.hasOwn(service, name) ? service[name] : undefined;
@@ -57,7 +54,7 @@ export function createE2b(app: HttpApp): Hono<Env> {
     }
   });
   hono.get(`${ENVD_PATH}/health`, (c) => {
-    const opened = openSandbox(app, c, 'envd', ENVD_TOKEN);
+    const opened = openSandbox(app, c, 'envd');
     runningOf(app, opened);
     return new Response(null, { status: 204, headers: headersFor(c) });
   });

@@ -75,23 +75,7 @@ export function answerFault(app: HttpApp, c: Context<Env>, error: unknown): Resp
   return new Response(JSON.stringify({ code, message }), { status: STATUSES[code], headers: headersFor(c) });
 }
 
-async function bytesOf(
-  app: HttpApp,
-  c: Context<Env>,
-  owner: string,
-): Promise<{ bytes: Buffer; parse: () => unknown; close(): void }> {
-  const share = app.memory.open(owner);
-  try {
-    const bytes = await readBody(c.env.incoming, BODY_BYTES_MAX, share);
-    const body = enveloped(c) ? messageOf(bytes) : bytes;
-    return { bytes, parse: () => (body.length ? parseBody(body, share).value : {}), close: share.close };
-  } catch (error) {
-    share.close();
-    throw error;
-  }
-}
-
-const enveloped = (c: Context<Env>) => /^application\/connect\+json\b/i.test(c.req.header('content-type') ?? '');
+const isEnveloped = (c: Context<Env>) => /^application\/connect\+json\b/i.test(c.req.header('content-type') ?? '');
 
 /** Returns the one message of a request to a stream. */
 function messageOf(bytes: Buffer): Buffer {
@@ -108,11 +92,13 @@ export async function readMessage<S extends v.GenericSchema>(
   owner: string,
   schema: S,
 ): Promise<v.InferOutput<S>> {
-  const { parse, close } = await bytesOf(app, c, owner);
+  const share = app.memory.open(owner);
   try {
-    return validate(schema, parse());
+    const bytes = await readBody(c.env.incoming, BODY_BYTES_MAX, share);
+    const body = isEnveloped(c) ? messageOf(bytes) : bytes;
+    return validate(schema, body.length ? parseBody(body, share).value : {});
   } finally {
-    close();
+    share.close();
   }
 }
 

@@ -9,7 +9,7 @@ import { callerNetwork, type Env, enter, type HttpApp } from '../endpoint.ts';
 import { active } from '../routes/compute.ts';
 import { isToken, type SandboxDoor, sandboxToken } from './tokens.ts';
 
-/** Who calls into a sandbox: its own token says so. The user that `Authorization: Basic` names is no credential, and is not read. */
+/** Callers of a sandbox are known by its own tokens. The user that `Authorization: Basic` names is no credential, and is not read. */
 
 /** A sandbox that a caller has shown a token of. */
 export type Opened = { wallet: Wallet; resource: Resource; sandbox: Sandbox };
@@ -39,11 +39,31 @@ export function admitTo(app: HttpApp, c: Context<Env>, opened: Opened): Opened {
   return opened;
 }
 
-/** Authenticates a call into a sandbox by the token of one of its doors. An unknown sandbox is refused as a wrong token is. */
-export function openSandbox(app: HttpApp, c: Context<Env>, door: SandboxDoor, header: string): Opened {
+/** The header with the token of a sandbox's ports. */
+export const TRAFFIC_TOKEN = 'e2b-traffic-access-token';
+const SANDBOX_ID = 'e2b-sandbox-id';
+/** The header that has the token of each door. */
+const TOKEN_HEADERS: Record<SandboxDoor, string> = { envd: 'x-access-token', traffic: TRAFFIC_TOKEN };
+/** The headers of a request to a port that are for Purser, and not for the server inside. */
+export const OF_TRAFFIC: ReadonlySet<string> = new Set([
+  ...Object.values(TOKEN_HEADERS),
+  SANDBOX_ID,
+  'e2b-sandbox-port',
+]);
+
+/**
+ * Authenticates a call into a sandbox, by default the one that its headers name, by the token of one of its doors. An unknown
+ * sandbox is refused as a wrong token is.
+ */
+export function openSandbox(
+  app: HttpApp,
+  c: Context<Env>,
+  door: SandboxDoor,
+  label = c.req.header(SANDBOX_ID) ?? '',
+): Opened {
   refuseFault(app.health);
-  const shown = c.req.header(header);
-  const found = sandboxWith(app, c.req.header('e2b-sandbox-id') ?? '');
+  const shown = c.req.header(TOKEN_HEADERS[door]);
+  const found = sandboxWith(app, label);
   if (!found || !isToken(shown, sandboxToken(app, found.wallet, found.resource, door)))
     return refuseStranger(app, c, shown);
   return admitTo(app, c, found);
@@ -55,21 +75,6 @@ export const runningOf = (app: HttpApp, opened: Opened): Running => {
   return { ...opened, backend, ref };
 };
 
-/** The header with the token of a sandbox's ports. */
-export const TRAFFIC_TOKEN = 'e2b-traffic-access-token';
-/** The headers of a request to a port that are for Purser, and not for the server inside. */
-export const OF_TRAFFIC: ReadonlySet<string> = new Set([
-  TRAFFIC_TOKEN,
-  'x-access-token',
-  'e2b-sandbox-id',
-  'e2b-sandbox-port',
-]);
-
-/** Lets a caller in to the ports of the sandbox with this label, who has shown the token of those. */
-export function openPorts(app: HttpApp, c: Context<Env>, label: string): Running {
-  const shown = c.req.header(TRAFFIC_TOKEN);
-  const found = sandboxWith(app, label);
-  if (!found || !isToken(shown, sandboxToken(app, found.wallet, found.resource, 'traffic')))
-    return refuseStranger(app, c, shown);
-  return runningOf(app, admitTo(app, c, found));
-}
+/** Lets a caller in to the ports of a running sandbox, who has shown the token of those. */
+export const openPorts = (app: HttpApp, c: Context<Env>, label?: string): Running =>
+  runningOf(app, openSandbox(app, c, 'traffic', label));

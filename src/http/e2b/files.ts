@@ -12,10 +12,10 @@ import { findWallet, type Wallet } from '../../ledger/wallet.ts';
 import { mediaTypeOf, readQuery, streamBody } from '../body.ts';
 import { type Env, type HttpApp, onceClosed } from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
-import { admitTo, type Opened, type Running, refuseStranger, runningOf, sandboxWith } from './envd.ts';
+import { admitTo, type Opened, openSandbox, type Running, refuseStranger, runningOf } from './envd.ts';
 import { headersFor } from './errors.ts';
-import { callInto } from './filesystem.ts';
 import { boundaryOf, partsOf } from './multipart.ts';
+import { callInto } from './rpc.ts';
 import { isToken, sandboxToken } from './tokens.ts';
 
 /** The files of a sandbox as bytes: `GET` and `POST /files`, by the sandbox's token or by a signed address. */
@@ -60,20 +60,10 @@ function bySignature(app: HttpApp, c: Context<Env>, operation: Operation): Opene
   return refuseStranger(app, c, signature);
 }
 
-/** Returns the sandbox that the headers name, by its token. */
-function byToken(app: HttpApp, c: Context<Env>): Opened {
-  refuseFault(app.health);
-  const shown = c.req.header('x-access-token');
-  const found = sandboxWith(app, c.req.header('e2b-sandbox-id') ?? '');
-  if (!found || !isToken(shown, sandboxToken(app, found.wallet, found.resource, 'envd')))
-    return refuseStranger(app, c, shown);
-  return admitTo(app, c, found);
-}
-
 /** Creates the handler of `GET` or `POST /files`: with the sandbox's token, or at the root by signature. */
 export const serveFiles = (app: HttpApp, isAtRoot: boolean) => (c: Context<Env>) => {
   const operation = c.req.method === 'POST' ? 'write' : 'read';
-  const opened = isAtRoot ? bySignature(app, c, operation) : byToken(app, c);
+  const opened = isAtRoot ? bySignature(app, c, operation) : openSandbox(app, c, 'envd');
   const running = runningOf(app, opened);
   return operation === 'write' ? write(app, c, running) : read(app, c, running);
 };

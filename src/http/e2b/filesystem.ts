@@ -10,11 +10,11 @@ import {
   watchEntries,
 } from '../../compute/machine/entries.ts';
 import { text, wholeNumber } from '../../wire/parts.ts';
-import { callGuest, explainFailure } from '../routes/guest-call.ts';
-import { answerMessage, answerStream, ConnectFault, readMessage, timeLimitOf } from './connect.ts';
+import { explainFailure } from '../routes/guest-call.ts';
+import { answerStream, ConnectFault, readMessage, timeLimitOf } from './connect.ts';
 import { type Running, runningOf } from './envd.ts';
 import { uncertainInside } from './errors.ts';
-import type { Envd } from './process.ts';
+import { callInto, ownerOf, type Rpc, unary } from './rpc.ts';
 
 /** The service `filesystem.Filesystem` of E2B's agent. */
 
@@ -50,33 +50,17 @@ function entryOf({ path, mode, size, owner, group, modified, target }: Entry): o
   };
 }
 
-/** Calls into a sandbox. A failure that is no refusal leaves it unknown whether something was changed. */
-export async function callInto<T>(
-  { app }: Pick<Envd, 'app'>,
-  { resource }: Running,
-  seconds: number,
-  call: () => Promise<T>,
-) {
-  return callGuest(app, resource, seconds, call).catch(async (error) => {
-    throw await explainFailure(app, resource.id, error);
-  });
-}
-
-type Rpc = (call: Envd) => Promise<Response>;
-const unary =
-  <S extends v.GenericSchema>(schema: S, run: (at: Running, message: v.InferOutput<S>) => Promise<object>): Rpc =>
-  async (call) => {
-    const { app, c, opened } = call;
-    const message = await readMessage(app, c, app.tenantOf(opened.wallet.id).treeId, schema);
-    const running = runningOf(app, opened);
-    return answerMessage(c, await callInto(call, running, SECONDS, () => run(running, message)));
-  };
+/** Turns a call on the machine of a running sandbox into a handler. */
+const onMachine = <S extends v.GenericSchema>(
+  schema: S,
+  run: (at: Running, message: v.InferOutput<S>) => Promise<object>,
+): Rpc => unary(schema, (call, message) => callInto(call, call.running, SECONDS, () => run(call.running, message)));
 
 const watch: Rpc = (call) => {
   const { app, c, opened } = call;
   return answerStream(app, c, { keepalive: {} }, async (stream) => {
     const schema = v.looseObject({ path: Path, recursive: v.optional(v.boolean(), false) });
-    const { path, recursive } = await readMessage(app, c, app.tenantOf(opened.wallet.id).treeId, schema);
+    const { path, recursive } = await readMessage(app, c, ownerOf(call), schema);
     const limit = timeLimitOf(c);
     const { resource, backend, ref } = runningOf(app, opened);
     const leaveConcurrency = app.concurrency.enter(resource.id, resource.walletId);
@@ -136,25 +120,27 @@ function changesOf(before: ReadonlyMap<string, string>, now: ReadonlyMap<string,
 
 /** The calls of the service, by their names. */
 export const FILESYSTEM_CALLS: Record<string, Rpc> = {
-  Stat: unary(OfPath, async ({ backend, ref }, { path }) => ({ entry: entryOf(await statEntry(backend, ref, path)) })),
-  ListDir: unary(
+  Stat: onMachine(OfPath, async ({ backend, ref }, { path }) => ({
+    entry: entryOf(await statEntry(backend, ref, path)),
+  })),
+  ListDir: onMachine(
     v.looseObject({ path: Path, depth: v.optional(wholeNumber(0, 2 ** 32 - 1), 1) }),
     async ({ backend, ref }, { path, depth }) => ({
       entries: (await listEntries(backend, ref, path, depth)).map(entryOf),
     }),
   ),
-  MakeDir: unary(OfPath, async ({ backend, ref }, { path }) => {
+  MakeDir: onMachine(OfPath, async ({ backend, ref }, { path }) => {
     const made = await makeDirectory(backend, ref, path);
     if (!made) throw new Refusal('conflict', 'path: the directory is there already.');
     return { entry: entryOf(made) };
   }),
-  Move: unary(
+  Move: onMachine(
     v.looseObject({ source: Path, destination: Path }),
     async ({ backend, ref }, { source, destination }) => ({
       entry: entryOf(await moveEntry(backend, ref, source, destination)),
     }),
   ),
-  Remove: unary(OfPath, async ({ backend, ref }, { path }) => {
+  Remove: onMachine(OfPath, async ({ backend, ref }, { path }) => {
     await removeEntry(backend, ref, path);
     return {};
   }),

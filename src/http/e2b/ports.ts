@@ -1,10 +1,9 @@
 import type { ServerResponse } from 'node:http';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import type { MiddlewareHandler } from 'hono';
-import { refuseFault } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { type Env, type HttpApp, requestIdOf } from '../endpoint.ts';
-import { pathOf, portOf } from '../routes/ports.ts';
+import { pathOf, portOf, urlOf } from '../routes/ports.ts';
 import { OF_TRAFFIC, openPorts } from './envd.ts';
 import { ENVD_PATH } from './paths.ts';
 
@@ -17,17 +16,15 @@ export const forwardToPort =
   async (c, next) => {
     const named = c.req.header('e2b-sandbox-port') ?? ENVD_PORT;
     if (named === ENVD_PORT) return next();
-    refuseFault(app.health);
-    const { resource } = openPorts(app, c, c.req.header('e2b-sandbox-id') ?? '');
+    const { resource } = openPorts(app, c);
     const port = portOf(named);
     if (port === undefined) throw new Refusal('invalid_request', 'E2b-Sandbox-Port: must be the number of a port.');
     const { incoming, outgoing } = c.env;
-    const url = (incoming.url as string).replace(/^https?:\/\/[^/?#]*/i, '');
     await app.portProxy.forward(incoming, outgoing as ServerResponse, {
       requestId: requestIdOf(c),
       resourceId: resource.id,
       port,
-      path: pathOf(url.slice(ENVD_PATH.length)),
+      path: pathOf(urlOf(incoming).slice(ENVD_PATH.length)),
       base: ENVD_PATH,
       origin: undefined,
       cookie: '',

@@ -1,16 +1,15 @@
-import type { Context } from 'hono';
 import * as v from 'valibot';
 import { Refusal } from '../../base/refusal.ts';
 import { endReasonOf } from '../../lease/why.ts';
 import { text, wholeNumber } from '../../wire/parts.ts';
-import type { Env, HttpApp } from '../endpoint.ts';
 import { leaseEnded } from '../routes/compute.ts';
 import { callGuest, explainFailure } from '../routes/guest-call.ts';
-import { answerMessage, answerStream, ConnectFault, type ConnectStream, readMessage, timeLimitOf } from './connect.ts';
-import { type Opened, type Running, runningOf } from './envd.ts';
+import { answerStream, ConnectFault, type ConnectStream, readMessage, timeLimitOf } from './connect.ts';
+import { runningOf } from './envd.ts';
 import { openVariables } from './environment.ts';
 import { uncertainInside } from './errors.ts';
-import type { End, Output, Processes, SandboxProcess } from './processes.ts';
+import type { End, Output, SandboxProcess } from './processes.ts';
+import { type Envd, ownerOf, type Rpc, unary } from './rpc.ts';
 
 /** The service `process.Process` of E2B's agent. */
 
@@ -52,11 +51,7 @@ const Signal = v.looseObject({
 });
 const Update = v.looseObject({ ...Selector.entries, pty: v.optional(Size) });
 
-export type Envd = { app: HttpApp; c: Context<Env>; opened: Opened; processes: Processes };
-type Rpc = (call: Envd) => Promise<Response>;
-
 const KEEPALIVE = { event: { keepalive: {} } };
-const ownerOf = ({ app, opened }: Envd) => app.tenantOf(opened.wallet.id).treeId;
 const sendTo = (stream: ConnectStream) => (output: Output) =>
   stream.send({ event: { data: { [output.name]: output.bytes.toString('base64') } } });
 
@@ -153,17 +148,6 @@ const connect: Rpc = (call) => {
     }
   });
 };
-
-/** Turns a unary call on a running sandbox into a handler. */
-const unary =
-  <S extends v.GenericSchema>(
-    schema: S,
-    run: (call: Envd & { running: Running }, message: v.InferOutput<S>) => Promise<object> | object,
-  ): Rpc =>
-  async (call) => {
-    const message = await readMessage(call.app, call.c, ownerOf(call), schema);
-    return answerMessage(call.c, await run({ ...call, running: runningOf(call.app, call.opened) }, message));
-  };
 
 const list = unary(v.looseObject({}), ({ opened, processes }) => ({
   processes: processes.list(opened.resource.id).map(({ pid, tag, order: { argv, env, cwd } }) => {

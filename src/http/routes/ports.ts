@@ -110,6 +110,9 @@ export function servePortPath(app: HttpApp): Handler<Env> {
   };
 }
 
+/** Returns the URL of a request without the host that a proxy's form of it has (RFC 9112, section 3.2.2). */
+export const urlOf = ({ url }: IncomingMessage): string => (url as string).replace(/^https?:\/\/[^/?#]*/i, '');
+
 /** Returns the path and query of a request to a port, without those before it. */
 export const pathOf = (rest: string) => (rest.startsWith('/') ? rest : `/${rest}`);
 /** Decodes each escape by itself: a malformed one does not hide the others. */
@@ -144,7 +147,7 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
 
   if (incoming.headers[TRAFFIC_TOKEN] !== undefined) {
     openPorts(app, c, access.resourceId.slice('res_'.length));
-    const path = pathOf((incoming.url as string).replace(/^https?:\/\/[^/?#]*/i, ''));
+    const path = pathOf(urlOf(incoming));
     const target = { requestId, ...access, path, base: '', origin, cookie, ofPurser: OF_TRAFFIC };
     await app.portProxy.forward(incoming, outgoing as ServerResponse, target);
     return RESPONSE_ALREADY_SENT;
@@ -168,7 +171,7 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
   refuseOtherSites(incoming, origin);
   if (!resource) throw new Refusal('resource_not_active', 'The lease is over, and with it whatever ran in it.');
   app.authenticated.add(incoming.socket);
-  const path = pathOf((incoming.url as string).replace(/^https?:\/\/[^/?#]*/i, ''));
+  const path = pathOf(urlOf(incoming));
   await app.portProxy.forward(incoming, outgoing as ServerResponse, {
     requestId,
     ...access,
