@@ -1,16 +1,20 @@
 import type { CommanderError } from 'commander';
 import { REFUSALS, Refusal, type RefusalCode } from '../src/base/refusal.ts';
 import { visible } from '../src/base/visible.ts';
+import { UntrustedStorageError } from '../src/books/storage.ts';
 import { ConfigurationFault } from '../src/config/fault.ts';
 import { OpenToOthersError } from '../src/config/strict-modes.ts';
 import { LockedError, NoDatabaseError, OtherOwnerError } from '../src/files/data-directory.ts';
 import { paint } from './terminal.ts';
 
+/** Errors of a data directory or of settings that an operator has to put right. */
+const REFUSED = [OtherOwnerError, OpenToOthersError, UntrustedStorageError];
+
 /** Exit 0 ok · 1 failed · 2 usage · 3 not found · 4 conflict or refused · 5 unavailable (design, section 4). */
 function exitCodeOf(error: unknown): number {
   if (error instanceof NoDatabaseError) return 3;
   if (error instanceof LockedError) return 5;
-  if (error instanceof OtherOwnerError || error instanceof OpenToOthersError) return 4;
+  if (REFUSED.some((it) => error instanceof it)) return 4;
   if (!(error instanceof Refusal)) return 1;
   const { status } = REFUSALS[error.code];
   if (status === 400) return 2;

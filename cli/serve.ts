@@ -4,10 +4,13 @@ import { redactedTexts } from '../src/base/secret.ts';
 import { type MasterKeySource, readConfig } from '../src/config/config.ts';
 import { examineStart } from '../src/doctor/settings.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
+import { readMount } from '../src/files/mount.ts';
 import type { Served } from '../src/main/serve.ts';
 import { example, type Globals, readContext, repeated } from './context.ts';
 import { plainLine } from './findings.ts';
 import { say } from './report.ts';
+
+type ServeOptions = { acceptLoss?: boolean; acceptClock?: boolean; unsafeStorage?: boolean };
 
 /** Registers `serve`: runs the server until SIGTERM or SIGINT. */
 export function serveCommand(program: Command): void {
@@ -19,8 +22,9 @@ export function serveCommand(program: Command): void {
       '--accept-clock',
       "believe this machine's clock, where it does not agree with the books and no time service vouches for it",
     )
+    .option('--unsafe-storage', 'start on a network file system too, where two servers could write the same books')
     .addHelpText('after', example('purser --data /var/lib/purser serve'))
-    .action(async (options: { acceptLoss?: boolean; acceptClock?: boolean }, command: Command) => {
+    .action(async (options: ServeOptions, command: Command) => {
       // Kept until the process ends: SIGHUP never ends it (cli/hang-up.ts).
       let reload: (() => Promise<unknown>) | undefined;
       let isWanted = false;
@@ -57,6 +61,7 @@ export function serveCommand(program: Command): void {
         create: true,
         acceptLoss: options.acceptLoss ?? false,
         acceptClock: options.acceptClock ?? false,
+        storage: { readMount, isAnyAccepted: options.unsafeStorage ?? false },
         fatal: stopAtOnce,
         ownsProcess: true,
       });

@@ -1,11 +1,12 @@
-import { dirname } from 'node:path';
+import { existsSync, realpathSync } from 'node:fs';
+import { basename, dirname, join } from 'node:path';
 import { type Keyring, openKeyring } from '../access/keyring.ts';
 import { readMasterKey } from '../access/master-key.ts';
 import { type Clock, createClock, type KnownTime, type TimeSource } from '../base/clock.ts';
 import type { Log } from '../base/log.ts';
 import type { MasterKeySource } from '../config/config.ts';
 import type { Reader } from '../db/handle.ts';
-import { type LockPatience, takeLock } from '../db/lock.ts';
+import { type LockPatience, refuseOtherName, takeLock } from '../db/lock.ts';
 import { openDatabase } from '../db/open.ts';
 import { type Files, files, prepareDirectory } from '../files/data-directory.ts';
 import { fullDisk } from '../files/full-disk.ts';
@@ -33,12 +34,22 @@ export async function enterDirectory(
   prepareDirectory(directory, create);
   const at = files(directory);
   try {
-    const taken = lock && (await takeLock(at[lock.file], lock.who, lock.patience));
+    const taken = lock && (await takeLock(besideDatabase(at.database, at[lock.file]), lock.who, lock.patience));
+    try {
+      if (lock?.file === 'lock' && existsSync(at.database)) await refuseOtherName(at.database);
+    } catch (error) {
+      taken?.release();
+      throw error;
+    }
     return { ...at, [Symbol.dispose]: () => taken?.release() };
   } catch (error) {
     throw fullDisk(error, directory) ?? error;
   }
 }
+
+/** Returns the lock file of books: where `purser.db` is a symbolic link, the one beside the file that it leads to. */
+const besideDatabase = (database: string, lock: string) =>
+  existsSync(database) ? join(dirname(realpathSync(database)), basename(lock)) : lock;
 
 /** Books opened to be read. Disposing them closes the file. */
 export type ReadableBooks = Pick<Ledger, 'client' | 'read'> & Disposable;

@@ -10,7 +10,7 @@ import type { Config } from '../config/config.ts';
 import { refuseOpenToOthers } from '../config/strict-modes.ts';
 import { findChangedSchema, missingPart } from '../db/damage.ts';
 import { createDiskReserve, type DiskReserve } from '../db/disk-reserve.ts';
-import type { Files } from '../files/data-directory.ts';
+import { type Files, prepareDirectory } from '../files/data-directory.ts';
 import { beginNewEpoch, recogniseMachine } from '../lease/report-only.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
 import { openDefaultAccount } from '../ledger/account.ts';
@@ -31,6 +31,7 @@ import { type ClockWatch, watchClock } from './clock-watch.ts';
 import { gapOf, newestOf, readMarks } from './examine.ts';
 import { createHeadWriter } from './head-writer.ts';
 import { clockOf, enterDirectory, openBooks } from './open.ts';
+import { judgeStorage, type StorageOptions } from './storage.ts';
 import { isClockSynced } from './time-service.ts';
 
 /** Everything that has to be open before money may move. */
@@ -42,6 +43,8 @@ export type Books = {
   health: ServerHealth;
   diskReserve: DiskReserve;
   clockWatch: ClockWatch;
+  /** What is wrong with the file system under the books, where it was accepted with `--unsafe-storage`. */
+  unsafeStorage: string | undefined;
 };
 
 export type BooksOptions = {
@@ -54,6 +57,8 @@ export type BooksOptions = {
   acceptLoss?: boolean;
   /** Trusts the clock where it is in doubt. */
   acceptClock?: boolean;
+  /** Judges the file system of the data directory; without it, any will do. */
+  storage?: StorageOptions;
   /** The receivers of events; by default none. */
   outbox?: Outbox;
   /** Called after each commit. */
@@ -79,7 +84,7 @@ const EVENT_SPACE_BYTES = 512 * 1024;
  * Opens the books for the one process that may write them: directory, lock, master key, ledger, clock. Examines them, and
  * sets `health.fault` where they may not be served. Adds what it opens to `opening`, which closes it in the opposite order.
  * `inFlight` returns the number of requests that will need to be settled on a full disk. Throws as `enterDirectory`,
- * `openBooks` and `openKeyring` do, and OpenToOthersError.
+ * `openBooks` and `openKeyring` do, OpenToOthersError, and UntrustedStorageError.
  */
 export async function openBooksForService(
   config: Config,
@@ -93,6 +98,8 @@ export async function openBooksForService(
     milliseconds: COMMAND_MILLISECONDS,
     waits: (holder: string) => log.warn({ event: 'lock.waiting', holder }, `waiting until ${holder} has ended`),
   };
+  if (options.storage) prepareDirectory(config.dataDirectory, create);
+  const unsafeStorage = options.storage && judgeStorage(config.dataDirectory, options.storage, log);
   const lock = { file: 'lock' as const, who: options.who, ...(create ? { patience } : {}) };
   const at = opening.use(await enterDirectory(config.dataDirectory, { create, lock }));
   refuseOpenToOthers(config, (sentence) => log.warn({ event: 'master_key.open' }, sentence));
@@ -142,7 +149,7 @@ export async function openBooksForService(
     await finishRotation({ ledger, keyring, keySource }).catch((error) => events.failed('master_key', error));
     warnOfOldKey({ keyring, keySource }, log);
   }
-  return { ledger, clock, keyring, keySource, health, diskReserve, clockWatch };
+  return { ledger, clock, keyring, keySource, health, diskReserve, clockWatch, unsafeStorage };
 }
 
 /** Books smaller than this are verified as a whole before they are served, in less than a tenth of a second. */

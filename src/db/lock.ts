@@ -1,5 +1,6 @@
-import { readFileSync, writeFileSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { readdirSync, readFileSync, readlinkSync, type Stats, statSync, writeFileSync } from 'node:fs';
+import { hostname } from 'node:os';
+import { dirname, join } from 'node:path';
 import { Refusal } from '../base/refusal.ts';
 import { isReadOnly, LockedError } from '../files/data-directory.ts';
 import { connect } from './addon.ts';
@@ -21,8 +22,9 @@ export type LockPatience = {
 /**
  * Locks the data directory for this process: there is only ever one writer (design, section 4). The lock is SQLite's own
  * lock on a file beside the database, so the kernel releases it however the process ends. `who` names this process to others
- * that want the lock. Throws LockedError at once when a running server holds it, and when another process still holds it
- * after 5 s, or after `patience`. Throws `read_only` when the file system cannot be written.
+ * that want the lock. Throws LockedError at once when a running server holds it, after 5 s when that may be a server in another
+ * namespace of processes, and when another process still holds it after 5 s, or after `patience`. Throws `read_only` when the file
+ * system cannot be written.
  */
 export async function takeLock(file: string, who: string, patience?: LockPatience): Promise<{ release(): void }> {
   const directory = dirname(file);
@@ -39,7 +41,7 @@ export async function takeLock(file: string, who: string, patience?: LockPatienc
     try {
       client.pragma('journal_mode = MEMORY'); // Nothing is ever written, so there is no journal file beside it.
       client.exec('begin exclusive');
-      name(file, `${who} (process ${process.pid})\n`);
+      name(file, `${who} (process ${process.pid} on ${hostname()})\n${namespaceOf()}\n`);
       return {
         release() {
           name(file, '');
@@ -49,8 +51,9 @@ export async function takeLock(file: string, who: string, patience?: LockPatienc
     } catch (error) {
       client.close();
       if (!String((error as { code?: string }).code).startsWith('SQLITE_BUSY')) throw error;
-      const holder = holderOf(file);
-      if (performance.now() > deadline || isServing(holder))
+      const { holder, server } = holderOf(file);
+      const isOver = performance.now() > (server === 'unknown' ? usual : deadline);
+      if (isOver || server === 'runs')
         throw new LockedError(`${directory} is in use by ${holder}. Only one process may write there.`);
       if (performance.now() > usual && !isPatient) {
         isPatient = true;
@@ -69,24 +72,99 @@ function name(file: string, who: string): void {
 }
 
 /**
- * Returns whether the holder is a running server, which keeps the lock for as long as it lives. A killed server leaves
- * its name behind, and then another process holds the lock.
+ * Returns the name of the lock's holder, and whether it is a running server, which keeps the lock for as long as it lives. A
+ * killed server leaves its name behind, and then another process holds the lock. The id of a process means nothing in another
+ * namespace, where the server may run.
  */
-function isServing(holder: string): boolean {
-  const pid = /^purser serve \(process (\d+)\)$/.exec(holder)?.[1];
-  if (pid === undefined) return false;
+function holderOf(file: string): { holder: string; server: 'none' | 'runs' | 'unknown' } {
+  let [holder, namespace]: (string | undefined)[] = [];
   try {
-    process.kill(Number(pid), 0);
+    [holder, namespace] = readFileSync(`${file}.holder`, 'utf8').split('\n');
+  } catch {}
+  const pid = /^purser serve \(process (\d+)[ )]/.exec(holder ?? '')?.[1];
+  if (!holder || pid === undefined) return { holder: holder || 'another process', server: 'none' };
+  if (namespace !== namespaceOf()) return { holder, server: 'unknown' };
+  return { holder, server: isAlive(Number(pid)) ? 'runs' : 'none' };
+}
+
+function isAlive(pid: number): boolean {
+  try {
+    process.kill(pid, 0);
     return true;
   } catch (error) {
     return (error as NodeJS.ErrnoException).code === 'EPERM';
   }
 }
 
-function holderOf(file: string): string {
+/** Returns what tells this namespace of processes from all others: its number, and that of the boot. */
+function namespaceOf(): string {
   try {
-    return readFileSync(`${file}.holder`, 'utf8').trim() || 'another process';
+    return `${readlinkSync('/proc/self/ns/pid')} ${readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim()}`;
   } catch {
-    return 'another process';
+    return hostname();
+  }
+}
+
+/**
+ * Makes sure that no other process has this database open under another name. A hard link has a log and a lock file of its own, so
+ * only SQLite's lock on the database itself shows the other process. Processes that read under this name are in nobody's way.
+ * Throws LockedError when another is still there after 5 s.
+ */
+export async function refuseOtherName(database: string): Promise<void> {
+  if (statSync(database).nlink < 2) return;
+  const deadline = performance.now() + WAIT_MILLISECONDS;
+  while (isOpenElsewhere(database)) {
+    const users = usersOf(database);
+    if (users?.length === 0) return;
+    if (performance.now() > deadline)
+      throw new LockedError(
+        `${database} has a second name (a hard link), under which it is in use by ${users ? `process ${users.join(', ')} on ${hostname()}` : 'a process that this one cannot see'}. Only one process may write it. Stop the other, or remove the other name.`,
+      );
+    await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+  }
+}
+
+/** Returns whether another connection has the database open: every one holds a shared lock on the file. */
+function isOpenElsewhere(database: string): boolean {
+  const client = connect(database, { timeout: 0 });
+  try {
+    client.pragma('locking_mode = EXCLUSIVE');
+    client.prepare('select count(*) from sqlite_schema').get(); // Takes the exclusive lock.
+    return false;
+  } catch (error) {
+    if (!String((error as { code?: string }).code).startsWith('SQLITE_BUSY')) throw error;
+    return true;
+  } finally {
+    client.close();
+  }
+}
+
+/**
+ * Returns the ids of the processes that lock this database under another name: they have not opened the index of the log beside
+ * it. Undefined where the kernel shows none at all: they are in another namespace, or there is no /proc.
+ */
+function usersOf(database: string): number[] | undefined {
+  const { ino } = statSync(database);
+  const index = statSync(`${database}-shm`, { throwIfNoEntry: false });
+  const users = new Set<number>();
+  try {
+    for (const line of readFileSync('/proc/locks', 'utf8').split('\n')) {
+      const [, pid, inode] = / POSIX .* (\d+) [0-9a-f]+:[0-9a-f]+:(\d+) /.exec(line) ?? [];
+      if (inode === String(ino)) users.add(Number(pid));
+    }
+  } catch {}
+  if (!users.size) return undefined;
+  return [...users].filter((pid) => !index || !hasOpen(pid, index));
+}
+
+function hasOpen(pid: number, { ino, dev }: Stats): boolean {
+  try {
+    const folder = `/proc/${pid}/fd`;
+    return readdirSync(folder).some((it) => {
+      const opened = statSync(join(folder, it), { throwIfNoEntry: false });
+      return opened?.ino === ino && opened.dev === dev;
+    });
+  } catch {
+    return false; // It has ended, or belongs to another user.
   }
 }

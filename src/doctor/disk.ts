@@ -12,14 +12,12 @@ import {
 import { join } from 'node:path';
 import { warning } from '../compute/finding.ts';
 import { freeNeeded, reserveOn } from '../db/disk-reserve.ts';
-import { type Mount, mountOf } from './mount.ts';
+import { type Mount, whyShortLived, whyUntrusted } from '../files/mount.ts';
 
 /** The doctor's checks of the disk under the data directory. A check returns its finding, and throws an Error for a fault. */
 
 /** Local file systems whose locks and shared memory behave as SQLite expects. */
 const FIT = /^(ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|jfs|reiserfs|nilfs2)$/;
-/** File systems whose locks and shared memory span machines or are emulated, which WAL mode forbids (sqlite.org/wal.html). */
-const NETWORK = /^(nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gfs2?|ocfs2|glusterfs|beegfs|orangefs|gpfs|coda|ncpfs)$/;
 
 /** Returns a description of the file system. Throws if the ledger is not safe on it. */
 export function judgeFileSystem(directory: string, mount: Mount | undefined): string {
@@ -29,41 +27,19 @@ export function judgeFileSystem(directory: string, mount: Mount | undefined): st
     );
   const { type, source, options } = mount;
   const is = `${directory} is on ${type} (${source})`;
-  if (NETWORK.test(type))
-    throw new Error(
-      `${is}, a network file system: SQLite's log and locks cannot be trusted there. Move it to a local disk.`,
-    );
-  if (/^fuse(\.|$)/.test(type))
-    throw new Error(
-      `${is}, which a program serves: whether its locks hold and its fsync means anything is up to that program. Move it to a local disk.`,
-    );
-  if (/^(tmpfs|ramfs|devtmpfs)$/.test(type))
-    throw new Error(`${is}, which is memory: all of it is gone when the machine stops. Move it to a disk.`);
+  const untrusted = whyUntrusted(mount);
+  if (untrusted) throw new Error(`${is}, ${untrusted}. Move it to a local disk.`);
+  const shortLived = whyShortLived(mount);
+  if (shortLived && type !== 'overlay') throw new Error(`${is}, ${shortLived}. Move it to a disk.`);
   if (options.includes('ro'))
     throw new Error(`${is}, which is mounted read-only. The kernel log may say why (dmesg); then mount it writable.`);
-  if (type === 'overlay')
-    return warning(
-      `${is}, a layer of this container: all of it is gone with the container. Put the data directory on a volume.`,
-    );
+  if (shortLived) return warning(`${is}, ${shortLived}. Put the data directory on a volume.`);
   if (/^(vfat|exfat|msdos|ntfs\d?|fuseblk|hfsplus)$/.test(type))
     return warning(
       `${is}, which knows no owners and no hard links: others may read the keys. Move it to ext4, xfs or btrfs.`,
     );
-  if (type === 'virtiofs')
-    return warning(
-      `${is}, a share of the host: what is synced there is as safe as the host makes it. A disk of this machine's own is safer.`,
-    );
   if (!FIT.test(type)) return warning(`${is}, which Purser does not know. Move it to ext4, xfs or btrfs.`);
   return is;
-}
-
-/** Returns the mount that a directory is on, or undefined if the kernel does not list it. */
-export function readMount(directory: string): Mount | undefined {
-  try {
-    return mountOf(readFileSync('/proc/self/mountinfo', 'utf8'), realpathSync(directory));
-  } catch {
-    return undefined;
-  }
 }
 
 /** Free space below which the doctor warns: room for a journal of some years. */

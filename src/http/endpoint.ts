@@ -77,6 +77,7 @@ export type HttpApp = Omit<ChatApp, 'readApart' | 'memory'> &
     };
     health: ServerHealth;
     diskReserve: Pick<DiskReserve, 'shortage'>;
+    unsafeStorage: string | undefined;
     /** Signs the URLs of objects; undefined without configured transfer storage. */
     signer: Signer | undefined;
     tokens: Tokens;

@@ -150,7 +150,12 @@ export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<En
       if (fault) return json(c, 503, JSON.stringify({ ready: false, reason: fault }));
       const reportOnly = describeReportOnly(app.ledger.read)?.sentence; // Report-only does not stop payments, so the server is ready.
       const frozen = describeFrozen(app.ledger.read); // The operator's own doing.
-      const states = { ...(reportOnly ? { report_only: reportOnly } : {}), ...(frozen ? { frozen } : {}) };
+      const { unsafeStorage } = app;
+      const states = {
+        ...(reportOnly ? { report_only: reportOnly } : {}),
+        ...(frozen ? { frozen } : {}),
+        ...(unsafeStorage ? { unsafe_storage: unsafeStorage } : {}),
+      };
       return json(c, 200, JSON.stringify({ ready: true, ...states }));
     },
   };

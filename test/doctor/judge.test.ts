@@ -4,7 +4,7 @@ import { type Disk, judgeFileSystem, judgeFsync, judgeSpace } from '../../src/do
 import { judgeUncertain } from '../../src/doctor/doctor.ts';
 import { judgeLeases } from '../../src/doctor/leases.ts';
 import { judgeClock, judgeTools } from '../../src/doctor/machine.ts';
-import { mountOf } from '../../src/doctor/mount.ts';
+import { mountOf } from '../../src/files/mount.ts';
 import { findPrograms } from '../../src/files/programs.ts';
 
 const MOUNTINFO = [

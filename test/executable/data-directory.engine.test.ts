@@ -1,9 +1,11 @@
 import assert from 'node:assert/strict';
-import { chownSync, readdirSync, rmSync, statSync } from 'node:fs';
+import { chownSync, mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
+import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
 import { hasComponent } from '../helper/component.ts';
 import { EXECUTABLE, installation, run } from '../helper/executable.ts';
+import { openSmallDisk } from '../helper/small-disk.ts';
 import { STRANGER } from './data-directory-shared.ts';
 
 test('another user than the owner of the directory is refused with exit 4, before anything is written', async (t) => {
@@ -57,4 +59,26 @@ test('a copy of the SQLite addon that the owner cannot read is written anew', as
   chownSync(join(library, copy), 0, 0);
   assert.equal((await purser.json('account', 'list')).accounts.length, 1);
   assert.deepEqual([readdirSync(library), statSync(join(library, copy)).uid], [[copy], STRANGER]);
+});
+
+test('a second server behind a bind mount and in another namespace of processes is refused after a few seconds, with the first one’s process', async (t) => {
+  if (!hasComponent(t, 'root')) return;
+  const purser = installation(t);
+  const first = await purser.serve();
+  const bound = `mount --bind ${purser.directory} "$1" && shift && exec "$0" "$@"`;
+  const inside = ['unshare', '--mount', '--pid', '--fork', '--kill-child', '--mount-proc', 'sh', '-c', bound];
+  const mountPoint = mkdtempSync(join(tmpdir(), 'purser-bound-'));
+  t.after(() => rmSync(mountPoint, { recursive: true }));
+  const command = [...inside, EXECUTABLE, mountPoint];
+  const { code, stderr } = await run(['--data', mountPoint, 'serve'], { command });
+  assert.equal(code, 5, stderr);
+  assert.match(stderr, new RegExp(`in use by purser serve \\(process ${first.pid} on ${hostname()}\\)\\. Only one`));
+  assert.equal((await first.ask('GET', '/readyz')).status, 200);
+});
+
+test('on a memory disk the log of a start warns that the books do not outlive the machine', async (t) => {
+  const disk = openSmallDisk(t, 64);
+  if (!disk) return;
+  const server = await installation(t, { directory: join(disk.directory, 'data') }).serve();
+  assert.match(String((await server.logged('storage.unsafe')).msg), /is on tmpfs \(tmpfs\), which is memory/);
 });

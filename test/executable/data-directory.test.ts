@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
-import { existsSync, mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { existsSync, linkSync, mkdtempSync, readdirSync, rmSync, statSync, symlinkSync } from 'node:fs';
+import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
 import Client from 'better-sqlite3';
@@ -32,12 +32,29 @@ test('a second server on the same directory is refused with exit 5, and the firs
   const first = await purser.serve();
   const second = purser.launch('serve');
   assert.deepEqual(await second.ended, { code: 5, signal: null });
-  const said = `${purser.directory} is in use by purser serve (process ${first.pid}). Only one process may write there.\n`;
+  const said = `${purser.directory} is in use by purser serve (process ${first.pid} on ${hostname()}). Only one process may write there.\n`;
   assert.equal(second.output.stderr, said);
   assert.equal(second.output.stdout, '');
   assert.equal((await first.ask('GET', '/readyz')).status, 200);
   assert.equal((await purser.json('account', 'list')).accounts.length, 1);
 });
+
+for (const [kind, makeName, why] of [
+  ['a symbolic link', symlinkSync, (pid: number) => `is in use by purser serve \\(process ${pid} on `],
+  ['a hard link', linkSync, (pid: number) => `second name \\(a hard link\\), .* in use by process ${pid} on `],
+] as const)
+  test(`books that are reached by ${kind} are the same books: a second server is refused, with the first one’s process`, async (t) => {
+    const purser = installation(t);
+    const first = await purser.serve();
+    const other = installation(t);
+    makeName(join(purser.directory, 'purser.db'), join(other.directory, 'purser.db'));
+    const second = other.launch('serve');
+    assert.deepEqual(await second.ended, { code: 5, signal: null }, second.output.stderr);
+    assert.match(second.output.stderr, new RegExp(why(first.pid)));
+    assert.equal((await first.ask('GET', '/readyz')).status, 200);
+    assert.deepEqual(await first.stop(), { code: 0, signal: null });
+    assert.equal((await purser.json('ledger', 'verify')).ok, true);
+  });
 
 test('a server that was killed leaves nothing in the way of the next one', async (t) => {
   const purser = installation(t);

@@ -10,6 +10,7 @@ import { readMasterKey } from '../../src/access/master-key.ts';
 import type { TimeSource } from '../../src/base/clock.ts';
 import { createLog } from '../../src/base/log.ts';
 import { redactedTexts } from '../../src/base/secret.ts';
+import type { StorageOptions } from '../../src/books/storage.ts';
 import type { LocalCompute } from '../../src/compute/settings.ts';
 import { type Config, readConfig } from '../../src/config/config.ts';
 import { reserveOn } from '../../src/db/disk-reserve.ts';
@@ -91,6 +92,8 @@ export type TestServerOptions = {
   local?: LocalCompute;
   /** The machine id from the next start on. Default: that of this machine. */
   machine?: { id: string | undefined };
+  /** How the file system under the data directory is judged. Default: not at all. */
+  storage?: StorageOptions;
 };
 
 export type Answer = {
@@ -219,6 +222,7 @@ export async function openTestServer(
       reread: () => readConfig({ data: directory }, options.env ?? {}),
       ...(options.local ? { local: options.local } : {}),
       ...(options.machine ? { machineId: () => options.machine?.id } : {}),
+      ...(options.storage ? { storage: options.storage } : {}),
       time: clock,
       writesHere,
       ...(options.unknownCountMax === undefined ? {} : { unknownCountMax: options.unknownCountMax }),
