@@ -97,8 +97,8 @@ export function untilSignal(signals: readonly NodeJS.Signals[] = ['SIGTERM', 'SI
 }
 
 /**
- * Ends the process after a failed COMMIT or fsync, when the state on disk is unknown. No response may be sent and no
- * `finally` that writes may run. The next start recovers, and idempotency keys make retries safe (design, section 6).
+ * Ends the process after a commit that failed or was not confirmed in time, when the state on disk is unknown. No `finally` that
+ * writes may run. The next start recovers, and idempotency keys make retries safe (design, section 6).
  */
 export function stopAtOnce(error: unknown): never {
   say(
@@ -108,5 +108,5 @@ export function stopAtOnce(error: unknown): never {
       message: `a commit failed, stopping: ${(error as Error).message}`,
     }),
   );
-  process.exit(1);
+  process.exit(6);
 }

@@ -22,7 +22,7 @@ import {
   installationOf,
   lowerAcceptedFaults,
 } from '../ledger/installation.ts';
-import type { Ledger } from '../ledger/ledger.ts';
+import type { Ledger, LedgerOptions } from '../ledger/ledger.ts';
 import { tellDiskLow } from '../ledger/notices.ts';
 import type { Outbox } from '../ledger/outbox.ts';
 import { faultsOf, type Verification } from '../ledger/verify.ts';
@@ -32,6 +32,7 @@ import { gapOf, newestOf, readMarks } from './examine.ts';
 import { createHeadWriter } from './head-writer.ts';
 import { clockOf, enterDirectory, openBooks } from './open.ts';
 import { judgeStorage, type StorageOptions } from './storage.ts';
+import { type StorageWatch, watchStorage } from './storage-watch.ts';
 import { isClockSynced } from './time-service.ts';
 
 /** Everything that has to be open before money may move. */
@@ -43,6 +44,7 @@ export type Books = {
   health: ServerHealth;
   diskReserve: DiskReserve;
   clockWatch: ClockWatch;
+  storage: StorageWatch;
   /** What is wrong with the file system under the books, where it was accepted with `--unsafe-storage`. */
   unsafeStorage: string | undefined;
 };
@@ -68,7 +70,9 @@ export type BooksOptions = {
   isSynced?: (now: number) => Promise<boolean | undefined>;
   /** Returns the id of this machine; by default reads /etc/machine-id. */
   machineId?: () => string | undefined;
-  /** Called when a COMMIT failed: must stop the process at once. */
+  /**
+   * Called when a commit failed or was not confirmed in time, after those who waited were answered: must stop the process at once.
+   */
   fatal: (error: unknown) => void;
   /** Writes in this thread. Only tests set it (`LedgerOptions`). */
   writesHere?: boolean;
@@ -111,14 +115,15 @@ export async function openBooksForService(
   function diskLow(reason: string): void {
     events.diskLow(reason);
     // The event must not use up the reserve; and books with a fault are not written.
-    if (health.fault || diskReserve.isReadOnly() || diskReserve.freeBytes() < EVENT_SPACE_BYTES) return;
+    if (health.fault || diskReserve.freeBytes() < EVENT_SPACE_BYTES) return;
     const announced = ledger.write(tellDiskLow, { reason, now: clock.now() });
     announced.catch((error) => events.failed('disk_event', error));
   }
   const reserveEvents = { ...events, diskLow };
   const diskReserve = opening.adopt(createDiskReserve(at.reserve, inFlight, reserveEvents), (it) => it.stop());
   const { fatal, outbox, writesHere } = options;
-  const committed: typeof headWriter.committed = (newest) => {
+  const committed: LedgerOptions['committed'] = (newest, milliseconds) => {
+    storage.took(milliseconds);
     headWriter.committed(newest);
     options.committed?.();
   };
@@ -127,16 +132,28 @@ export async function openBooksForService(
       { event: 'database.migrated', migrations, copy },
       'the database was brought up to date; the copy is from before',
     );
-  const needs = { migrate: create, migrated, diskReserve, committed, fatal, outbox, writesHere };
-  const ledger = opening.use(openBooks(at.database, { access: 'write', ...needs }));
+  const failed = (error: unknown) => storage.fail(error);
+  const needs = { migrate: create, migrated, diskReserve, committed, fatal: failed, outbox, writesHere };
+  const opened = opening.use(openBooks(at.database, { access: 'write', ...needs }));
+  const time = options.time ?? systemTime;
+  const stallSeconds = () => config.storage.stall_seconds;
+  const around = { directory: config.dataDirectory, time, health, stallSeconds, fatal };
+  const storage = opening.adopt(watchStorage({ ...around, write: opened.write }), (it) => it.stop());
+  const ledger = { ...opened, write: storage.write };
   const keyring = openKeyring(ledger.read, masterKey);
   const { from, path } = config.masterKey;
   const keySource: KeySource = { from, path };
-  const time = options.time ?? systemTime;
   const clock = clockOf(ledger.read, at, log, time);
   const { isSynced = isClockSynced } = options;
-  const failed = (error: unknown) => events.failed('clock', error);
-  const clockWatch = watchClock({ clock, ledger, log, time, isSynced, file: at.clock, failed });
+  const clockWatch = watchClock({
+    clock,
+    ledger,
+    log,
+    time,
+    isSynced,
+    file: at.clock,
+    failed: (error) => events.failed('clock', error),
+  });
 
   health.fault = await examine(ledger, at, clock, masterKey.id, options);
   if (!health.fault) await clockWatch.judge(options.acceptClock ?? false);
@@ -149,7 +166,7 @@ export async function openBooksForService(
     await finishRotation({ ledger, keyring, keySource }).catch((error) => events.failed('master_key', error));
     warnOfOldKey({ keyring, keySource }, log);
   }
-  return { ledger, clock, keyring, keySource, health, diskReserve, clockWatch, unsafeStorage };
+  return { ledger, clock, keyring, keySource, health, diskReserve, clockWatch, storage, unsafeStorage };
 }
 
 /** Books smaller than this are verified as a whole before they are served, in less than a tenth of a second. */

@@ -2,6 +2,7 @@ import { hash } from 'node:crypto';
 import { join } from 'node:path';
 import { files } from '../files/data-directory.ts';
 import type { Backend, Slot, Surroundings } from './backend.ts';
+import { confirmedBackend } from './confirmed-backend.ts';
 import { type BackendCalled, countedBackend } from './counted-backend.ts';
 import * as backends from './engines/index.ts';
 import * as local from './engines/local/settings.ts';
@@ -12,18 +13,28 @@ const BACKENDS = { ...backends, local };
 
 type SlotSurroundings = Omit<Surroundings, 'leases'>;
 
-/** Opens the backends of every configured slot. `called` is called for each of their calls. */
+/** What happens around the calls of the backends of a server. */
+type Watched = {
+  /** Called after each call. */
+  called: (slot: string, backend: string, ...call: Parameters<BackendCalled>) => void;
+  /** Awaited before a machine is ended or extended: throws where the books may be another server's by now. */
+  confirm: () => Promise<void>;
+};
+
+/** Opens the backends of every configured slot. */
 export async function openSlots(
   { compute }: { compute: ComputeSettings | LocalCompute },
   around: SlotSurroundings,
-  called?: (slot: string, backend: string, ...call: Parameters<BackendCalled>) => void,
+  watched?: Watched,
 ): Promise<Slots> {
   const list: ConfiguredBackend[] = [];
   for (const it of listBackends(compute)) {
     const opened = await openBackend(it, around);
     const { slot, backend } = opened;
-    const counted = called ? countedBackend(backend, (...call) => called(slot, backend.name, ...call)) : backend;
-    list.push({ ...opened, backend: counted });
+    if (watched) {
+      const called: BackendCalled = (...call) => watched.called(slot, backend.name, ...call);
+      list.push({ ...opened, backend: confirmedBackend(countedBackend(backend, called), watched.confirm) });
+    } else list.push(opened);
   }
   const fills = Object.entries(compute).flatMap(([slot, it]) => (it && 'fill' in it ? [[slot, it.fill] as const] : []));
   return createSlots(list, new Map(fills as [Slot, Fill][]));

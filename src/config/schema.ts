@@ -105,6 +105,8 @@ export const Settings = v.pipe(
         directory: absolutePath,
       }),
     ),
+    /** The longest that a commit may take before Purser ends: its disk is gone, or another server's by now. */
+    storage: v.optional(v.strictObject({ stall_seconds: v.optional(wholeSeconds(2, 300), 10) }), {}),
     metrics: v.optional(v.strictObject({ listen: address })),
     opentelemetry: v.optional(OpenTelemetry),
     /** True if the page is served. */

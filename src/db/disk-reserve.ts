@@ -4,7 +4,6 @@ import { type FileHandle, open } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { contained } from '../base/fault.ts';
 import { Refusal } from '../base/refusal.ts';
-import { isReadOnly, READ_ONLY } from '../files/data-directory.ts';
 import type { Reader, Tx } from './handle.ts';
 
 /** The reserve takes at most this much, enough for some thousands of settlements. */
@@ -37,8 +36,6 @@ export type DiskReserve = {
   shortSeconds(): number | undefined;
   /** Frees the reserve after a write found the disk full. Returns false when it is already used up. */
   release(): boolean;
-  /** Returns whether the file system is read-only; asks it each time. */
-  isReadOnly(): boolean;
   /** Makes the reserve, now or as soon as there is space. */
   start(): void;
   stop(): Promise<void>;
@@ -139,7 +136,6 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
     shortage,
     shortSeconds: () => (shortSince === undefined ? undefined : Math.floor((performance.now() - shortSince) / 1000)),
     release,
-    isReadOnly: () => isReadOnly(directory),
     start() {
       started = true;
       checkLater();
@@ -156,7 +152,6 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
 
 /** Returns why no new work may be started on this disk; undefined if it may. */
 function shortageIn(directory: string, madeBytes: number, inFlightCount: number): string | undefined {
-  if (isReadOnly(directory)) return READ_ONLY;
   const { free, reserve } = spaceOf(directory);
   const needed = freeNeeded(reserve, madeBytes) + inFlightCount * IN_FLIGHT_BYTES;
   if (free >= needed) return undefined;

@@ -96,10 +96,10 @@ function isAlive(pid: number): boolean {
   }
 }
 
-/** Returns what tells this namespace of processes from all others: its number, and that of the boot. */
+/** Returns what tells this namespace of processes from all others on this machine, and the machine. */
 function namespaceOf(): string {
   try {
-    return `${readlinkSync('/proc/self/ns/pid')} ${readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim()}`;
+    return `${readlinkSync('/proc/self/ns/pid')} ${hostname()}`;
   } catch {
     return hostname();
   }

@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict';
 import type { Database as Client } from 'better-sqlite3';
 import { Refusal } from '../base/refusal.ts';
-import { READ_ONLY } from '../files/data-directory.ts';
 import type { Tx } from './handle.ts';
 
 /** Rejects a promise at compile time: a write is a synchronous closure (docs/decisions/0002). */
@@ -15,13 +14,7 @@ const BATCH_MILLISECONDS_MAX = 5;
  * SQLite errors that certainly leave the database as it was before the batch; after any other error at COMMIT the
  * outcome is unknown.
  */
-const CLEAN_FAILURES = ['SQLITE_FULL', 'SQLITE_BUSY', 'SQLITE_READONLY'];
-
-/**
- * SQLite's code for a failed write to the log. The commit record is written last, before the fsync, so if the file
- * system is read-only the batch is certainly not there (docs/decisions/0017). For any other cause the disk is faulty.
- */
-const WRITE_FAILURE = 'SQLITE_IOERR_WRITE';
+const CLEAN_FAILURES = ['SQLITE_FULL', 'SQLITE_BUSY'];
 
 /** Rolls back the whole batch so that it runs again: there is space now. */
 const AGAIN = new Error('there is space now');
@@ -29,20 +22,18 @@ const AGAIN = new Error('there is space now');
 /** Rolls back the whole batch so that it runs again with a savepoint around each closure. */
 const WITH_SAVEPOINTS = new Error('a closure threw after it had written');
 
-const DISK_FAULT = /^SQLITE_(IOERR|CORRUPT|NOTADB)/;
+const DISK_FAULT = /^SQLITE_(IOERR|CORRUPT|NOTADB|READONLY)/;
 const codeOf = (error: unknown) => (error as { code?: string }).code ?? '';
 
-function leavesNothing(error: unknown, isReadOnly = () => false): boolean {
+function isClean(error: unknown): boolean {
   const code = codeOf(error);
-  if (code === WRITE_FAILURE) return isReadOnly();
   return CLEAN_FAILURES.some((clean) => code === clean || code.startsWith(`${clean}_`));
 }
 
 const isFull = (error: unknown) => codeOf(error).startsWith('SQLITE_FULL');
 
 function refuseForNow(error: unknown): Refusal {
-  const why = codeOf(error) === WRITE_FAILURE ? READ_ONLY : codeOf(error);
-  const message = `Nothing can be written at the moment (${why}). Retry later.`;
+  const message = `Nothing can be written at the moment (${codeOf(error)}). Retry later.`;
   return new Refusal('read_only', message, { retryAfterSeconds: 5, cause: error });
 }
 
@@ -77,10 +68,8 @@ export type WriterEvents = {
   committing?: () => void;
   /** Called when the disk is full. Returns true when there is space now; the same batch is then tried again. */
   releaseReserve?: () => boolean;
-  /** Returns whether the file system is read-only. */
-  isReadOnly?: () => boolean;
-  /** Called after a commit, before its promises resolve. */
-  committed?: () => void;
+  /** Called after a commit with the time that it took, before its promises resolve. */
+  committed?: (milliseconds: number) => void;
   /** Called when the callers of a batch's writes have their results. */
   answered?: () => void;
   /**
@@ -106,13 +95,13 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
   let alone = 0; // The number of queued closures that are tried one by one: together they were too much for a full disk.
   let savepoints = false; // Whether each closure of the next batch runs in a savepoint.
   const idle: (() => void)[] = [];
-  const isClean = (error: unknown) => leavesNothing(error, events.isReadOnly);
 
-  const batch = createBatch(client, tx, events, isClean);
+  const batch = createBatch(client, tx, events);
 
   function flush() {
     scheduled = false;
     let ran: RanBatch;
+    const began = performance.now();
     try {
       ran = batch(waiting, { max: alone ? 1 : BATCH_COUNT_MAX, savepoints });
     } catch (error) {
@@ -137,7 +126,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     }
     savepoints = false;
     commits++;
-    events.committed?.();
+    events.committed?.(performance.now() - began);
     conclude(ran);
   }
 
@@ -192,7 +181,7 @@ type RanBatch = {
  * Returns the function that runs the first closures of a queue in one transaction, at most `max`; with `savepoints`, each in
  * its own. Throws what undoes all of them.
  */
-function createBatch(client: Client, tx: Tx, events: WriterEvents, isClean: (error: unknown) => boolean) {
+function createBatch(client: Client, tx: Tx, events: WriterEvents) {
   const changes = client.prepare('select total_changes()').pluck();
   const runAlone = client.transaction((run: WriteJob['run']) => runJob(run)); // Nested in the batch, it is a savepoint.
 

@@ -72,8 +72,6 @@ function makeDirectories(directory: string): void {
   }
 }
 
-export const READ_ONLY = 'the file system of the data directory is read-only';
-
 /**
  * Returns whether the file system has become read-only. One that was remounted after an I/O error still looks writable to
  * access(2) and statfs(2), so a file is opened for writing: the one that names the lock's holder, because it always exists

@@ -22,6 +22,7 @@ import { redactTokens } from '../base/log.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../base/refusal.ts';
 import type { Shares } from '../base/shares.ts';
 import type { BillingApp } from '../billing/checkout.ts';
+import type { StorageWatch } from '../books/storage-watch.ts';
 import type { ChatApp } from '../chat/quote.ts';
 import type { Retries } from '../chat/retry.ts';
 import type { Config } from '../config/config.ts';
@@ -78,6 +79,7 @@ export type HttpApp = Omit<ChatApp, 'readApart' | 'memory'> &
     health: ServerHealth;
     diskReserve: Pick<DiskReserve, 'shortage'>;
     unsafeStorage: string | undefined;
+    storage: Pick<StorageWatch, 'used'>;
     /** Signs the URLs of objects; undefined without configured transfer storage. */
     signer: Signer | undefined;
     tokens: Tokens;
@@ -216,6 +218,7 @@ export function open(app: HttpApp, it: Endpoint): Handler<Env> {
     const requestId = requestIdOf(c);
     // Before authentication: if the books lost entries, a valid token may be missing and would wrongly get a 401.
     refuseFault(app.health);
+    app.storage.used();
     const changes = app.ledger.changeCount();
     const principal = await authenticateAndLimit(app, c);
     const owner = ownerOf(app, principal);

@@ -9,11 +9,11 @@ import { attachOutbox, type Outbox } from './outbox.ts';
 
 export type WriterOptions = {
   /** Disk space reserved for settlements; starting new work requires more than that. */
-  diskReserve?: Pick<DiskReserve, 'shortage' | 'release' | 'isReadOnly'>;
+  diskReserve?: Pick<DiskReserve, 'shortage' | 'release'>;
   /** Receivers of events. Without it no events are written. */
   outbox?: Outbox | undefined;
-  /** Called after each commit, before its promises resolve; with the content of the head file, unless nothing is installed yet. */
-  committed?: (newest: CommitMark | undefined) => void;
+  /** Called after each commit, before its promises resolve; with the content of the head file, unless nothing is installed yet, and the time that it took. */
+  committed?: (newest: CommitMark | undefined, milliseconds: number) => void;
   /** Called when the callers of a batch's writes have their results. */
   answered?: () => void;
   /** Called when a COMMIT or fsync failed: must stop the process without answering. */
@@ -32,7 +32,7 @@ export function openWriter({ client, read, tx }: Database, options: WriterOption
   return createWriter(client, tx, {
     fatal: options.fatal,
     ...(options.answered ? { answered: options.answered } : {}),
-    ...(diskReserve ? { releaseReserve: diskReserve.release, isReadOnly: diskReserve.isReadOnly } : {}),
+    ...(diskReserve ? { releaseReserve: diskReserve.release } : {}),
     begun() {
       if (memory.wasOvertaken()) forgetHead();
       next = undefined; // A batch that writes nothing leaves the earlier mark.
@@ -45,9 +45,9 @@ export function openWriter({ client, read, tx }: Database, options: WriterOption
       if (headIn(tx).seq === (newest?.seq ?? seq)) countQuietCommit(tx);
       next = findInstallation(tx) && headOf(tx); // Read in this transaction: a transaction of its own would cost more than the read.
     },
-    committed() {
+    committed(milliseconds) {
       newest = next ?? newest;
-      options.committed?.(newest);
+      options.committed?.(newest, milliseconds);
     },
   });
 }

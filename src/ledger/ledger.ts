@@ -38,7 +38,7 @@ export type LedgerOptions = {
   /** Receivers of events. Without it no events are written. */
   outbox?: Outbox | undefined;
   /** Called after each commit, before its promises resolve. `newest` returns the current content of the head file. */
-  committed?: (newest: () => CommitMark) => void;
+  committed?: (newest: () => CommitMark, milliseconds: number) => void;
   /** Called when a COMMIT or fsync failed: must stop the process without answering. */
   fatal: (error: unknown) => void;
   /**
@@ -59,9 +59,9 @@ function writtenApart({ client: migrated }: Database, file: string, options: Led
   migrated.close(); // Closed after the other is open: closing the last connection would write the whole log into the file.
   const { drain, close, ...writer } = startWriter(file, {
     ...options,
-    committed(newest) {
+    committed(newest, milliseconds) {
       renew();
-      options.committed?.(() => newest ?? headOf(read));
+      options.committed?.(() => newest ?? headOf(read), milliseconds);
     },
   });
   return {
@@ -78,7 +78,8 @@ function writtenApart({ client: migrated }: Database, file: string, options: Led
 
 function writtenHere(database: Database, options: LedgerOptions): Ledger {
   const { client, read } = database;
-  const committed = (newest: CommitMark | undefined) => options.committed?.(() => newest ?? headOf(read));
+  const committed = (newest: CommitMark | undefined, milliseconds: number) =>
+    options.committed?.(() => newest ?? headOf(read), milliseconds);
   const writer = openWriter(database, { ...options, committed });
   return {
     read,

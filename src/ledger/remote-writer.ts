@@ -81,7 +81,7 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
     if (pending.hasUnpaid(report.results)) changes++; // Must happen before the callers resume.
     const hasCommitted = report.commits > commits;
     ({ commits, failure } = report);
-    if (hasCommitted) options.committed?.(report.mark);
+    if (hasCommitted) options.committed?.(report.mark, report.milliseconds);
     if (report.isRecorded) outbox?.recorded();
     pending.end(report.results);
   }

@@ -1,8 +1,6 @@
-import { dirname } from 'node:path';
 import type { MessagePort } from 'node:worker_threads';
 import { openDatabase } from '../db/open.ts';
 import { writeOf } from '../db/write.ts';
-import { isReadOnly } from '../files/data-directory.ts';
 import { openWriter } from './batches.ts';
 import { pack, type Thrown, thrownFrom, unpack } from './crossing.ts';
 import type { CommitMark } from './head.ts';
@@ -32,6 +30,8 @@ export type WriteReport =
       /** The newest commit, if there was one. */
       mark: CommitMark | undefined;
       commits: number;
+      /** The time that this commit took, in this thread: the main one may have been waiting for the same disk. */
+      milliseconds: number;
       failure: string | undefined;
       /** Events for receivers were written. */
       isRecorded: boolean;
@@ -47,11 +47,11 @@ export type WriteReport =
  */
 export function serveWrites(port: MessagePort, { file, reserve }: WorkerSettings): void {
   const database = openDatabase(file, { migrate: false });
-  const directory = dirname(file);
   let shortage: string | undefined;
   let results: Result[] = [];
   let mark: CommitMark | undefined;
   let isRecorded = false;
+  let milliseconds = 0;
   const send = (report: WriteReport) => port.postMessage(pack(report));
 
   function release(answer: Int32Array): boolean {
@@ -74,17 +74,17 @@ export function serveWrites(port: MessagePort, { file, reserve }: WorkerSettings
           diskReserve: {
             shortage: () => shortage,
             release: () => release(answer),
-            isReadOnly: () => isReadOnly(directory),
           },
         }
       : {}),
     outbox,
-    committed(newest) {
+    committed(newest, took) {
       mark = newest;
+      milliseconds = took;
     },
     answered() {
       const [commits, failure] = [writer.commitCount(), writer.failure()];
-      send({ kind: 'ended', results, mark, commits, failure, isRecorded });
+      send({ kind: 'ended', results, mark, commits, milliseconds, failure, isRecorded });
       [results, mark, isRecorded] = [[], undefined, false];
     },
     fatal: (error) => send({ kind: 'fatal', why: thrownFrom(error) }),

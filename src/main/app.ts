@@ -177,7 +177,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const openedUpstreams = new Set(upstreams.values());
   const catalogue = createCatalogue(config);
   recallBounds(ledger.read, catalogue, clock.now());
-  const slots = await openBackends(config, options, { installationId, clock, events }, opening);
+  const slots = await openBackends(config, options, { installationId, clock, events, storage: books.storage }, opening);
   const payments = opening.adopt(await openPayments(config, installationId), async (it) => it?.close());
   opening.defer(async () => {
     fundsQueue.stop();
@@ -230,8 +230,9 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     } as AppState,
     async drain(answered: Promise<void>) {
       fundsQueue.stop();
-      await deadline(answered.then(inFlight.drained), app.config.drain_seconds * 1000, () => {});
-      inFlight.cutOff(() => uncertain());
+      const seconds = books.storage.failure() ? 0 : app.config.drain_seconds;
+      await deadline(answered.then(inFlight.drained), seconds * 1000, () => {});
+      inFlight.cutOff(() => books.storage.failure() ?? uncertain());
       app.memory.cutOff();
     },
   };
@@ -349,6 +350,7 @@ function addGauges(
     | 'health'
     | 'clock'
     | 'retries'
+    | 'storage'
   >,
 ) {
   const { ledger, clock, events, diskReserve, inFlight, notifier } = app;
@@ -356,6 +358,9 @@ function addGauges(
     unreadyReason(app) ? 0 : 1,
   );
   events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
+  events.gauge('storage_stalled', '1 once the disk has confirmed no commit in time: the server ends.', () =>
+    app.storage.failure() ? 1 : 0,
+  );
   events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
   for (const scope of ['installation', 'account', 'wallet'] as const)
     events.gauge(`frozen_${scope}s`, `What takes no new holds: ${scope}s.`, () => countFrozen(ledger.read)[scope]);
@@ -448,11 +453,14 @@ export async function openUpstreams(
 async function openBackends(
   config: Config,
   { local }: AppOptions,
-  { installationId, clock, events }: Pick<App, 'installationId' | 'clock' | 'events'>,
+  { installationId, clock, events, storage }: Pick<App, 'installationId' | 'clock' | 'events' | 'storage'>,
   opening: AsyncDisposableStack,
 ): Promise<App['slots']> {
   const around = { dataDirectory: config.dataDirectory, prefix: tagPrefix(installationId), now: () => clock.now() };
-  const slots = await openSlots({ compute: local ?? config.compute }, around, events.backendCalled);
+  const slots = await openSlots({ compute: local ?? config.compute }, around, {
+    called: events.backendCalled,
+    confirm: storage.confirm,
+  });
   return opening.adopt(slots, async (it) => {
     for (const { backend } of it.list) await backend.close();
   });

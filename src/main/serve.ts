@@ -23,8 +23,10 @@ import { createHttpApp } from '../http/routes.ts';
 import { isSecure, openTlsDoor } from '../http/tls-door.ts';
 import { answerUnreadable } from '../http/unreadable.ts';
 import { refuseStranded } from '../lease/stranded.ts';
+import { nextDueResource } from '../ledger/resource.ts';
 import type { Certificate } from '../net/certificate.ts';
 import { contain, containCall, containConnection } from '../net/contain.ts';
+import { deadline } from '../net/deadline.ts';
 import { type Address, listen, reachableHost, reachableUrl, urlOf } from '../net/listen.ts';
 import { listenSocket } from '../operator/socket.ts';
 import { createBackups, runBackup } from '../recovery/scheduled.ts';
@@ -41,6 +43,8 @@ const REQUEST_MILLISECONDS = 120_000;
 const HANDSHAKE_MILLISECONDS = 10_000;
 /** The cap on the names and values of the headers and the address. The message of `head_too_large` states it. */
 const HEAD_BYTES_MAX = 16 * 1024;
+/** Milliseconds for the answers to those who wait when the disk has failed. */
+const END_MILLISECONDS = 3000;
 /** Longer than proxies keep theirs (nginx: 60 s), so that none sends a request on a connection that is being closed. */
 const KEEP_ALIVE_MILLISECONDS = 75_000;
 /** Silence after which TCP asks whether a client is still there (SO_KEEPALIVE). */
@@ -87,16 +91,20 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
   opening.defer(() => app.certificateWatch?.stop());
   const address = await listen(listener, config.listen, failed, 'PURSER_LISTEN or `listen`');
   app.health.serving = true;
+  let ending: Promise<void> | undefined;
+  const endOnce = () => (ending ??= endAll());
+  app.storage.beforeEnd(() => deadline(endOnce(), END_MILLISECONDS, () => {}));
   let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
   let gateway: SshServer | undefined;
   let metrics: Server | undefined;
-  opening.defer(async () => {
+  async function endAll(): Promise<void> {
     await Promise.all([close(), gateway?.close()]);
     // Closed last: requests in flight may take minutes, in which the operator wants to see them.
     metrics?.closeAllConnections();
     metrics?.close();
     await socket?.close();
-  });
+  }
+  opening.defer(endOnce);
   if (config.public_url === undefined) app.state.baseUrl = reachableUrl(address, config.tls);
 
   if (app.slots.list.length) {
@@ -126,6 +134,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
     app.upstreamOutages.recall(app.upstreams.keys());
     app.clockWatch.start();
     opening.adopt(app.clockWatch, (it) => it.stop());
+    app.storage.start(() => app.inFlight.count() > 0 || nextDueResource(app.ledger.read) !== undefined);
     app.reaper.start();
     app.notifier.start();
     app.chain.start();

@@ -93,6 +93,7 @@ const EVERY = {
   log_format: 'text',
   keep: { cpu_percent: 20 },
   backup: { every: '90m', keep: 9, directory: '/backups' },
+  storage: { stall_seconds: 20 },
   metrics: { listen: '127.0.0.1:9000' },
   opentelemetry: {
     endpoint: 'http://127.0.0.1:4318/',

@@ -411,7 +411,7 @@ test('a commit that fails is fatal: it is told, nothing is answered, and nothing
   assert.equal(writer.commitCount(), 0);
 });
 
-for (const code of ['SQLITE_IOERR_FSYNC', 'SQLITE_IOERR_WRITE', 'SQLITE_CORRUPT', 'SQLITE_NOTADB'])
+for (const code of ['SQLITE_IOERR_FSYNC', 'SQLITE_IOERR_WRITE', 'SQLITE_READONLY', 'SQLITE_CORRUPT', 'SQLITE_NOTADB'])
   test(`${code} in the middle of a batch is everybody's unknown outcome`, async (t) => {
     const { writer, fatal, committed, insert } = openWriter(t);
     const answered: string[] = [];
@@ -431,29 +431,6 @@ for (const code of ['SQLITE_IOERR_FSYNC', 'SQLITE_IOERR_WRITE', 'SQLITE_CORRUPT'
     assert.deepEqual(answered, []);
     assert.deepEqual(committed(), []);
   });
-
-test('a write that fails where the file system is read-only is a clean no, and the writer goes on; its fsync is not', async (t) => {
-  let readOnly = true;
-  const { writer, fatal, committed, insert } = openWriter(t, { isReadOnly: () => readOnly });
-  const fail = (code: string) => () => {
-    throw new Client.SqliteError('no', code);
-  };
-  const results = await Promise.allSettled([
-    writer.write(insert('innocent')),
-    writer.write(fail('SQLITE_IOERR_WRITE')),
-    writer.write(insert('behind')),
-  ]);
-  for (const it of results) assert.equal((it as PromiseRejectedResult).reason.code, 'read_only');
-  assert.match(writer.failure() ?? '', /read-only/);
-  readOnly = false;
-  await writer.write(insert('later'));
-  assert.deepEqual([committed(), writer.failure(), fatal], [['later'], undefined, []]);
-
-  readOnly = true;
-  void writer.write(fail('SQLITE_IOERR_FSYNC'));
-  await turns(5);
-  assert.equal(fatal.length, 1);
-});
 
 test('closing waits until all that was asked for is on disk', async (t) => {
   const { writer, committed, insert } = openWriter(t);

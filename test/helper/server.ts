@@ -92,6 +92,8 @@ export type TestServerOptions = {
   local?: LocalCompute;
   /** The machine id from the next start on. Default: that of this machine. */
   machine?: { id: string | undefined };
+  /** Called in place of the end of the process. Default: it fails the test. */
+  fatal?: (error: unknown) => void;
   /** How the file system under the data directory is judged. Default: not at all. */
   storage?: StorageOptions;
 };
@@ -227,8 +229,9 @@ export async function openTestServer(
       writesHere,
       ...(options.unknownCountMax === undefined ? {} : { unknownCountMax: options.unknownCountMax }),
       ...(options.stallMilliseconds === undefined ? {} : { stallMilliseconds: options.stallMilliseconds }),
-      fatal: (error) => {
-        throw error;
+      fatal(error) {
+        if (!options.fatal) throw error;
+        options.fatal(error);
       },
     });
     served.answerSeconds = ANSWER_SECONDS;

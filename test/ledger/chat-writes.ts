@@ -46,7 +46,7 @@ export async function openChatWriter(t: TestContext, walletCount: number) {
   const statements = countStatements(client);
   const writer = openWriter(database, {
     outbox: { receivers: [], account_low_cents: undefined, recorded() {} },
-    diskReserve: { shortage: () => undefined, release: () => false, isReadOnly: () => false },
+    diskReserve: { shortage: () => undefined, release: () => false },
     fatal(error) {
       throw error;
     },

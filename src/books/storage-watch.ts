@@ -1,0 +1,173 @@
+import { statSync } from 'node:fs';
+import { stat } from 'node:fs/promises';
+import type { TimeSource } from '../base/clock.ts';
+import type { ServerHealth } from '../base/health.ts';
+import { RETRY_SAME_KEY, Refusal } from '../base/refusal.ts';
+import { beat } from '../ledger/installation.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+
+/** Interval between two looks at the commits that are awaited. */
+const LOOK_MILLISECONDS = 500;
+/** The most that counts of the time between two looks: during more, this process itself stood still, and not the disk. */
+const LOOK_MILLISECONDS_MAX = 2000;
+/** The books are written at least this often while they are used. */
+const BEAT_MILLISECONDS = 5000;
+const RETRY_SECONDS = 5;
+
+/** Watches that what is written reaches the disk (docs/decisions/0078). */
+export type StorageWatch = {
+  /** The ledger's write. When the storage has failed, it rejects, also for callers that are waiting. */
+  write: Ledger['write'];
+  /**
+   * Resolves when a commit that was made after the call is on disk: what the caller knew before is still true of these books. A
+   * full disk will do, since it is there. Throws `operation_uncertain` or `read_only` when the storage has failed.
+   */
+  confirm(): Promise<void>;
+  /** Notes that somebody uses the books, so that they are written to within seconds. */
+  used(): void;
+  /** Begins to look at the disk. `isBusy` returns whether something is leased or in flight. */
+  start(isBusy: () => boolean): void;
+  /** Takes one look, and fails when no commit has been confirmed for too long. */
+  look(): void;
+  /** Reports how long a commit took, before those who wait for it resume. */
+  took(milliseconds: number): void;
+  /** Reports a commit that failed. */
+  fail(error: unknown): void;
+  /** Sets what answers those who wait and ends all that goes out, before the process ends. */
+  beforeEnd(end: () => Promise<void>): void;
+  /** Returns the refusal of what was in flight when the storage failed; undefined while it has not. */
+  failure(): Refusal | undefined;
+  stop(): void;
+};
+
+type StorageWatchParts = {
+  /** The data directory. */
+  directory: string;
+  /** The ledger's write without a watch. */
+  write: Ledger['write'];
+  /** Returns how long a commit may take. */
+  stallSeconds: () => number;
+  time: Pick<TimeSource, 'monotonic'>;
+  health: ServerHealth;
+  /** Must end the process. */
+  fatal: (error: unknown) => void;
+};
+
+/** Creates the watch, which looks at nothing before `start`. */
+export function watchStorage(parts: StorageWatchParts): StorageWatch {
+  const { directory, health, time, stallSeconds, fatal } = parts;
+  const waiting = new Map<number, { since: number; reject: (reason: unknown) => void }>();
+  const { dev, ino } = statSync(directory);
+  let count = 0;
+  let awake = 0; // Milliseconds that this process has been looking.
+  let lookedAt = time.monotonic();
+  let answeredAt = 0;
+  let isUsed = false;
+  let isBeating = false;
+  let why: string | undefined;
+  let before: (() => Promise<void>) | undefined;
+  let isBusy = () => false;
+  let isStopped = false;
+  let timer: NodeJS.Timeout | undefined;
+
+  const write: Ledger['write'] = (it, data) => {
+    if (why !== undefined)
+      return Promise.reject(
+        new Refusal('read_only', `Nothing can be written: ${why}.`, { retryAfterSeconds: RETRY_SECONDS }),
+      );
+    const id = count++;
+    return new Promise((resolve, reject) => {
+      waiting.set(id, { since: awake, reject });
+      const answered = () => {
+        waiting.delete(id);
+        answeredAt = awake;
+      };
+      parts.write(it, data).then(
+        (value) => {
+          answered();
+          resolve(value); // Without effect for a caller that was refused meanwhile.
+        },
+        (error) => {
+          answered();
+          reject(error);
+        },
+      );
+    });
+  };
+
+  async function confirm(): Promise<void> {
+    try {
+      await write(beat, {});
+    } catch (error) {
+      // A disk that says that it is full is there.
+      if (why !== undefined || !(error instanceof Refusal) || error.code !== 'read_only') throw error;
+    }
+  }
+
+  /** Writes to the books, and makes sure that their directory is still the one that was opened. */
+  async function checkDisk(): Promise<void> {
+    isBeating = true;
+    await confirm().catch(() => {}); // It has failed, or is closing.
+    isBeating = false;
+    if (isStopped) return;
+    const now = await stat(directory).catch((error: Error) => error);
+    if (now instanceof Error) return end(`the data directory is gone (${now.message})`);
+    if (now.dev !== dev || now.ino !== ino) end(`another directory is at ${directory} now: the disk was unmounted`);
+  }
+
+  function failure(): Refusal | undefined {
+    const message = `Whether this took effect is not known: ${why}. ${RETRY_SAME_KEY}`;
+    return why === undefined
+      ? undefined
+      : new Refusal('operation_uncertain', message, { retryAfterSeconds: RETRY_SECONDS });
+  }
+
+  function end(reason: string, error = new Error(reason)): void {
+    if (why !== undefined) return;
+    why = reason;
+    health.fault = reason;
+    clearInterval(timer);
+    for (const { reject } of waiting.values()) reject(failure());
+    const over = () => fatal(error);
+    if (before) before().then(over, over);
+    else over();
+  }
+
+  function look(): void {
+    const now = time.monotonic();
+    awake += Math.min(now - lookedAt, LOOK_MILLISECONDS_MAX);
+    lookedAt = now;
+    const [oldest] = waiting.values();
+    const silentFor = oldest ? awake - Math.max(oldest.since, answeredAt) : 0;
+    if (silentFor > stallSeconds() * 1000) end(`the disk has confirmed no commit for ${stallSeconds()} s`);
+    if (why !== undefined || isBeating || awake - answeredAt < BEAT_MILLISECONDS || !(isUsed || isBusy())) return;
+    isUsed = false;
+    void checkDisk();
+  }
+
+  return {
+    write,
+    confirm,
+    took(milliseconds) {
+      if (milliseconds > stallSeconds() * 1000) end(`a commit took ${Math.round(milliseconds / 1000)} s`);
+    },
+    fail: (error) => end(`a commit failed (${(error as Error).message})`, error as Error),
+    look,
+    used() {
+      isUsed = true;
+    },
+    start(busy) {
+      isBusy = busy;
+      timer = setInterval(look, LOOK_MILLISECONDS);
+      timer.unref();
+    },
+    beforeEnd(act) {
+      before = act;
+    },
+    failure,
+    stop() {
+      isStopped = true;
+      clearInterval(timer);
+    },
+  };
+}
