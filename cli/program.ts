@@ -68,7 +68,7 @@ const COMMANDS = [
 ];
 
 const EXIT_CODES =
-  '\nExit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused or in conflict,\n5 unavailable at the moment';
+  '\nExit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused or in conflict,\n5 unavailable at the moment, 6 the disk of a server failed';
 
 /** A command that reports a misspelled option before a missing one, as that may be the one meant. */
 class PurserCommand extends Command {
