@@ -64,6 +64,7 @@ test('without a file and without environment everything has its default', (t) =>
     close_wait_seconds: 10,
     child_wallets: { depth: 4, open: 1000 },
     keep: { cpu_percent: 5 },
+    storage: { stall_seconds: 10 },
     drain_seconds: 10,
     router: {
       upstreams: [],

@@ -20,7 +20,8 @@ async function openEnding<S extends TestServer>(
   options: TestServerOptions = {},
 ) {
   const { promise: ended, resolve } = Promise.withResolvers<Error>();
-  const purser = await open(t, { fatal: (error) => resolve(error as Error), ...options });
+  const settings = { storage: { stall_seconds: 10 }, ...options.settings };
+  const purser = await open(t, { fatal: (error) => resolve(error as Error), ...options, settings });
   return { purser, ended };
 }
 

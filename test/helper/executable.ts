@@ -148,6 +148,7 @@ function defaults({ upstream, upstreamSeconds = 300, uncertain }: InstallationOp
     ssh: { listen: '127.0.0.1:0' },
     close_wait_seconds: 1,
     drain_seconds: 1,
+    storage: { stall_seconds: 300 }, // A busy disk is no lost one.
     limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 },
     ...(upstream
       ? { router: { upstreams: [upstreamSettings], models: MODELS, ...(uncertain ? { uncertain } : {}) } }

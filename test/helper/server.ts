@@ -194,6 +194,7 @@ export async function openTestServer(
     ssh: { listen: '127.0.0.1:0' },
     close_wait_seconds: 300, // A test whose backend hangs sets a short one.
     drain_seconds: 1,
+    storage: { stall_seconds: 300 }, // A busy disk is no lost one.
     limits: {
       wallet_requests_per_minute: 0,
       account_requests_per_minute: 0,
