@@ -103,7 +103,7 @@ export async function openBooksForService(
     waits: (holder: string) => log.warn({ event: 'lock.waiting', holder }, `waiting until ${holder} has ended`),
   };
   if (options.storage) prepareDirectory(config.dataDirectory, create);
-  const unsafeStorage = options.storage && judgeStorage(config.dataDirectory, options.storage, log);
+  const judged = options.storage && judgeStorage(config.dataDirectory, options.storage);
   const lock = { file: 'lock' as const, who: options.who, ...(create ? { patience } : {}) };
   const at = opening.use(await enterDirectory(config.dataDirectory, { create, lock }));
   refuseOpenToOthers(config, (sentence) => log.warn({ event: 'master_key.open' }, sentence));
@@ -135,6 +135,7 @@ export async function openBooksForService(
   const failed = (error: unknown) => storage.fail(error);
   const needs = { migrate: create, migrated, diskReserve, committed, fatal: failed, outbox, writesHere };
   const opened = opening.use(openBooks(at.database, { access: 'write', ...needs }));
+  if (judged) log.warn({ event: 'storage.unsafe' }, judged.wrong); // Not before: a start that is refused says only why.
   const time = options.time ?? systemTime;
   const stallSeconds = () => config.storage.stall_seconds;
   const around = { directory: config.dataDirectory, time, health, stallSeconds, fatal };
@@ -166,7 +167,17 @@ export async function openBooksForService(
     await finishRotation({ ledger, keyring, keySource }).catch((error) => events.failed('master_key', error));
     warnOfOldKey({ keyring, keySource }, log);
   }
-  return { ledger, clock, keyring, keySource, health, diskReserve, clockWatch, storage, unsafeStorage };
+  return {
+    ledger,
+    clock,
+    keyring,
+    keySource,
+    health,
+    diskReserve,
+    clockWatch,
+    storage,
+    unsafeStorage: judged?.isUntrusted ? judged.wrong : undefined,
+  };
 }
 
 /** Books smaller than this are verified as a whole before they are served, in less than a tenth of a second. */

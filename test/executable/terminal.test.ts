@@ -8,7 +8,7 @@ import { openUpstream } from '../helper/upstream.ts';
 test('the first start on a terminal says where it listens, what is missing, and the next two commands', async (t) => {
   const purser = installation(t, { settings: null, env: { PURSER_LISTEN: '127.0.0.1:0' } });
   const at = onTerminal(t, [EXECUTABLE, '--data', purser.directory, 'serve'], {
-    env: { PURSER_LISTEN: '127.0.0.1:0', NO_COLOR: '1', PURSER_LOG_LEVEL: 'warn' },
+    env: { PURSER_LISTEN: '127.0.0.1:0', NO_COLOR: '1', PURSER_LOG_LEVEL: 'error' }, // No warning of a tmpfs, where the test may be.
     columns: 200,
   });
   await at.shows(/account credit default 10\.00\n/);
@@ -33,7 +33,7 @@ Next, in another terminal:
   const ready = installation(t, { upstream, directory: purser.directory, settings: { listen: '0.0.0.0:0' } });
   await ready.json('account', 'credit', 'default', '1000c');
   const again = onTerminal(t, [EXECUTABLE, '--data', purser.directory, 'serve'], {
-    env: { NO_COLOR: '1', PURSER_LOG_LEVEL: 'warn' },
+    env: { NO_COLOR: '1', PURSER_LOG_LEVEL: 'error' },
     columns: 200,
   });
   await again.shows(/purser --data \S+ status\n/);
