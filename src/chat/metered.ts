@@ -6,9 +6,9 @@ import { type AnswerReader, LARGE_BYTES } from '../router/apart.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
 import { type Route, routeNameOf } from '../router/catalogue.ts';
 import { isPass, type Pass } from '../router/circuit.ts';
+import type { Refused, Reply } from '../router/reply.ts';
 import type { TranscriptMemory } from '../router/transcript.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
-import type { Refused, Reply } from '../router/upstream.ts';
 import type { Audience } from '../spend/audience.ts';
 import {
   type Answered,

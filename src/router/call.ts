@@ -2,7 +2,8 @@ import type { AnswerReader } from './apart.ts';
 import type { Bounded } from './bound.ts';
 import type { Route } from './catalogue.ts';
 import type { Pass } from './circuit.ts';
-import type { Refused, Reply, Upstream } from './upstream.ts';
+import type { Refused, Reply } from './reply.ts';
+import type { Upstream } from './upstream.ts';
 
 /** The times of a call: to its end or the first event of its stream, and to the first byte of its answer. */
 export type Timing = { seconds: number; firstByteSeconds: number | undefined };

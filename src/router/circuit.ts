@@ -1,7 +1,8 @@
 import type { Tenant } from '../ledger/tenant.ts';
 import type { Route } from './catalogue.ts';
+import type { Refused, Reply } from './reply.ts';
 import { createCircuit, type Trial } from './route-circuit.ts';
-import type { Refused, Reply, Upstream } from './upstream.ts';
+import type { Upstream } from './upstream.ts';
 
 /** Number of unknown outcomes of a route within a minute, with no answer between them, that open its circuit. */
 const UNKNOWN_COUNT_MAX = 3;

@@ -13,6 +13,16 @@ import { errorIn, eventOf, type SseEvent } from './sse.ts';
 /** The APIs in which a model server is asked. Legacy completions are answered by the models for chats. */
 export type Api = Model['kind'] | 'completions' | NativeWire;
 
+/** The only upstream paths ever called. */
+export const PATHS: Record<Api, string> = {
+  chat: 'chat/completions',
+  completions: 'completions',
+  embeddings: 'embeddings',
+  rerank: 'rerank',
+  messages: 'messages',
+  responses: 'responses',
+};
+
 type Json = Record<string, unknown>;
 const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});
 

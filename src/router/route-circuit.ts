@@ -1,5 +1,5 @@
 import type { Tenant } from '../ledger/tenant.ts';
-import type { Reply } from './upstream.ts';
+import type { Reply } from './reply.ts';
 
 const WINDOW_SECONDS = 60;
 /** Seconds until an open circuit lets a first request try, and the maximum between two tries. */

@@ -3,7 +3,7 @@ import { parseJson } from '../base/parse-json.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { tellUpstream, upstreamSubject } from '../ledger/notices.ts';
 import { latestEventOf } from '../ledger/outbox.ts';
-import type { Reply } from './upstream.ts';
+import type { Reply } from './reply.ts';
 
 /** Number of unanswered calls in a row after which an upstream counts as down: one failure may be due to the request. */
 const FAILURE_COUNT_MIN = 3;

@@ -1,7 +1,7 @@
 import type { Operation } from '../../ledger/operation.ts';
 import type { Timing } from '../../router/call.ts';
 import type { Learned, Route } from '../../router/catalogue.ts';
-import type { Reply } from '../../router/upstream.ts';
+import type { Reply } from '../../router/reply.ts';
 import type { Usage } from '../../router/usage.ts';
 import type { Sinks } from '../sinks.ts';
 
