@@ -3,7 +3,7 @@ import type { CodeFlow } from '../access/code-flow.ts';
 import { createLimit } from '../access/limits.ts';
 import type { Sessions, SessionsApp } from '../access/sessions.ts';
 import { createTokens } from '../access/tokens.ts';
-import { systemTime } from '../base/clock.ts';
+import { systemTime, type TimeSource } from '../base/clock.ts';
 import type { Log } from '../base/log.ts';
 import { createShares } from '../base/shares.ts';
 import { createPaymentPoller } from '../billing/payment-poller.ts';
@@ -81,6 +81,7 @@ export type App = HttpApp &
   ReaperApp &
   Books & {
     config: Config;
+    time: TimeSource;
     log: Log;
     events: Events;
     /** Connections to ports of leases. */
@@ -286,7 +287,7 @@ function traceOperations(
 }
 
 /** Creates the parts that need nothing else to be open: what is counted, limited or remembered in this process alone. */
-function createParts(config: Config, connectionCountMax: number, { stallMilliseconds }: AppOptions) {
+function createParts(config: Config, connectionCountMax: number, { stallMilliseconds, time = systemTime }: AppOptions) {
   const keysUsed = new Map<string, number>();
   return {
     leaseMutex: createKeyedMutex(),
@@ -295,7 +296,8 @@ function createParts(config: Config, connectionCountMax: number, { stallMillisec
     waitingFor: new Map(),
     activity: createActivity(),
     keeps: createKeepMemory(),
-    limits: createLimits(config),
+    time,
+    limits: createLimits(config, time),
     sums: createShares(SUM_COUNT_MAX),
     memory: createMemoryQuota(),
     answerRooms: createAnswerRooms(),
@@ -321,8 +323,8 @@ function reportLimits(read: Books['ledger']['read'], events: Events, { create }:
   if (frozen) events.frozen(frozen);
 }
 
-export function createLimits({ limits }: Pick<Config, 'limits'>): HttpApp['limits'] {
-  const milliseconds = () => performance.now();
+export function createLimits({ limits }: Pick<Config, 'limits'>, time: TimeSource): HttpApp['limits'] {
+  const milliseconds = () => time.monotonic();
   return {
     wallet: createLimit(limits.wallet_requests_per_minute, milliseconds),
     account: createLimit(limits.account_requests_per_minute, milliseconds),

@@ -118,8 +118,8 @@ const LIMITS = {
 } as const;
 
 /** Creates the limits of new settings. A limit whose setting has not changed keeps its counts. */
-function limitsFor(config: Config, before: Pick<App, 'config' | 'limits'>): App['limits'] {
-  const limits = createLimits(config);
+function limitsFor(config: Config, before: Pick<App, 'config' | 'limits' | 'time'>): App['limits'] {
+  const limits = createLimits(config, before.time);
   for (const [name, setting] of Object.entries(LIMITS))
     if (config.limits[setting] === before.config.limits[setting])
       limits[name as keyof typeof LIMITS] = before.limits[name as keyof typeof LIMITS];
