@@ -215,10 +215,18 @@ export function pageOptions(command: Command): Command {
     .option('--limit <n>', 'at most so many, 1 to 1000 (default 100)', parseWholeNumber);
 }
 
-/** Returns the foot of a list that does not show everything: the total, and how to see the next page. */
-export function footOf(shown: readonly { id: string }[], total: number, hint = ''): string {
-  if (shown.length >= total) return '';
-  return `\n${fitted(`${shown.length} of ${total}${hint}; older: --before ${shown.at(-1)?.id ?? '<id>'}`)}`;
+/**
+ * Returns the foot of a list that does not show everything: the total, or null where it was not counted, and the id that the next
+ * page begins behind, null for none.
+ */
+export function footOf(
+  shown: readonly { id: string }[],
+  total: number | null,
+  hint = '',
+  next: string | null = shown.at(-1)?.id ?? '<id>',
+): string {
+  if (total === null ? next === null : shown.length >= total) return '';
+  return `\n${fitted(`${shown.length}${total === null ? ' shown' : ` of ${total}`}${hint}; older: --before ${next}`)}`;
 }
 
 /** Returns the foot of a list that begins with the oldest: it has no next page, but can be shown whole. */

@@ -1,4 +1,5 @@
 import type { Command } from 'commander';
+import { formatCents } from '../src/base/money.ts';
 import { confirm, irreversible } from './confirm.ts';
 import {
   askAndPrint,
@@ -7,28 +8,40 @@ import {
   footOf,
   type ListOptions,
   pageOptions,
+  parseAmount,
+  parseTime,
   restOf,
   showRecord,
   showTable,
 } from './context.ts';
 
-function listOperations(options: ListOptions<'operation.list'>, command: Command): Promise<void> {
+/** Parses an amount that may be below a cent: USD with a point ("0.0005") or a sign ("$1"), or cents ("5c"). */
+function parseCost(value: string): string {
+  if (/^(\d{1,7}\.\d{1,9}|\$\d{1,7}(\.\d{1,9})?)$/.test(value)) return value.replace('$', '');
+  return formatCents(parseAmount(value));
+}
+
+type Options = Omit<ListOptions<'operation.list'>, 'cost_min_usd' | 'cost_max_usd'> & { min?: string; max?: string };
+
+function listOperations({ min, max, ...options }: Options, command: Command): Promise<void> {
   // --uncertain is one page with its own order, the oldest first.
-  const { all, uncertain, ...rest } = options;
+  const costs = { ...(min !== undefined && { cost_min_usd: min }), ...(max !== undefined && { cost_max_usd: max }) };
+  const { all, uncertain, ...rest } = { ...options, ...costs };
   if (uncertain && (options.state !== undefined || options.before !== undefined))
     command.error('error: give --uncertain alone, or --state uncertain with --before');
-  const filter = all && uncertain ? { ...rest, all, state: 'uncertain' as const } : options;
+  const filter = all && uncertain ? { ...rest, all, state: 'uncertain' as const } : { ...options, ...costs };
   return askAndPrintList(
     command,
     'operation.list',
     'operations',
     filter,
-    ({ operations, total }, view) =>
+    ({ operations, total, next }, view) =>
       showTable(
         operations,
         ['id', 'wallet_id', 'kind?', 'subject', 'state', 'outcome', 'hold_usd?', 'charge_usd', 'created_at', 'reason?'],
         view,
-      ) + (uncertain ? restOf(operations, total) : footOf(operations, total, ', --all shows all')),
+      ) +
+      (uncertain && total !== null ? restOf(operations, total) : footOf(operations, total, ', --all shows all', next)),
   );
 }
 
@@ -41,10 +54,15 @@ export function operationCommands(program: Command): void {
     .option('--all', 'all of them')
     .option('--wallet <wallet>', 'of this wallet: its id or name')
     .option('--account <account>', 'of this account: its id or name')
-    .option('--state <state>', 'reserved, uncertain or settled')
+    .option('--state <state>', 'reserved, uncertain, settled, charged or released')
+    .option('--model <model>', 'for this model or slot')
+    .option('--tag <name=value>', 'with this tag')
+    .option('--until <time>', 'made before', parseTime)
+    .option('--min <amount>', 'that cost, or hold, at least so much: 0.05, or 5c', parseCost)
+    .option('--max <amount>', 'that cost, or hold, at most so much', parseCost)
     .addHelpText(
       'after',
-      example('purser operation list --uncertain', 'purser operation list --wallet agent-7 --since 1h'),
+      example('purser operation list --uncertain', 'purser operation list --wallet agent-7 --since 1h --min 0.05'),
     )
     .action(listOperations);
   group

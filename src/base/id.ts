@@ -48,3 +48,18 @@ export function newId(prefix: IdPrefix): string {
 /** The part behind the prefix: put together as bytes, since each piece of a string would be an object. */
 const written = Buffer.alloc(TIME_CHARACTERS + RANDOM_CHARACTERS);
 const CODES = Buffer.from(ALPHABET);
+
+/** Returns the text before all ids of this kind that are made at or after this time, and behind all earlier ones. */
+export function idsFrom(prefix: IdPrefix, milliseconds: number): string {
+  let stamp = '';
+  for (let rest = milliseconds; stamp.length < TIME_CHARACTERS; rest = Math.floor(rest / 32))
+    stamp = ALPHABET[rest % 32] + stamp;
+  return `${prefix}_${stamp}`;
+}
+
+/** Returns the milliseconds at which an id was made; undefined for a text that is none. */
+export function madeAt(id: string): number | undefined {
+  const [, stamp] = /^[a-z]+_([0-9a-hjkmnp-tv-z]{10})/.exec(id) ?? [];
+  if (stamp === undefined) return undefined;
+  return [...stamp].reduce((sum, character) => sum * 32 + ALPHABET.indexOf(character), 0);
+}

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, type SQL, sql } from 'drizzle-orm';
+import { and, asc, eq, gt, inArray, lte, or, sql } from 'drizzle-orm';
 import { formatUsd, Nanos, ZERO } from '../base/money.ts';
 import { Refusal, type RefusalCode } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
@@ -20,13 +20,11 @@ import {
   available,
   findWallet,
   LIST_COUNT_MAX,
-  type ListPage,
   raiseHeld,
   refuseFrozen,
   refuseInactive,
   settleHeld,
   shownAvailable,
-  TREE,
   type Wallet,
 } from './wallet.ts';
 
@@ -130,13 +128,6 @@ const reads = prepare((read: Reader) => ({
     )
     .orderBy(sql`+${operations.id}`)
     .limit(LIST_COUNT_MAX)
-    .prepare(),
-  ofTree: read
-    .select()
-    .from(operations)
-    .where(and(sql`${operations.walletId} in ${TREE}`, lt(operations.id, sql.placeholder('before'))))
-    .orderBy(desc(operations.id))
-    .limit(sql.placeholder('limit'))
     .prepare(),
   chargedSince: read
     .select({ nanos: sql<bigint | null>`sum(charge_nanos)` })
@@ -270,58 +261,6 @@ export function hasOpenOperations(read: Reader, walletId: string): boolean {
  */
 export function reservedOperations(read: Reader, after = ''): { id: string }[] {
   return reads(read).reserved.all({ after });
-}
-
-/** Returns the operations of a wallet and of all below it, newest first, before the id `before`. */
-export function listOperationsBelow(
-  read: Reader,
-  walletId: string,
-  { before = '~', limit = LIST_COUNT_MAX }: ListPage = {},
-): Operation[] {
-  return reads(read).ofTree.all({ walletId, before, limit });
-}
-
-type OperationFilter = {
-  walletId?: string | undefined;
-  accountId?: string | undefined;
-  state?: Operation['state'] | undefined;
-  /** Begun at or after this, Unix seconds. */
-  since?: number | undefined;
-};
-
-function matching({ walletId, accountId, state, since }: OperationFilter, before?: string): SQL | undefined {
-  return and(
-    walletId === undefined ? undefined : eq(operations.walletId, walletId),
-    accountId === undefined
-      ? undefined
-      : sql`${operations.walletId} in (select id from wallet where account_id = ${accountId})`,
-    // The first condition is that of a partial index.
-    state === undefined || state === 'settled' ? undefined : sql`${operations.state} <> 'settled'`,
-    state === undefined ? undefined : eq(operations.state, state),
-    since === undefined ? undefined : gte(operations.createdAt, since),
-    before === undefined ? undefined : lt(operations.id, before),
-  );
-}
-
-/** Returns operations, newest first, before the id `before`, at most `limit`. */
-export function listOperations(
-  read: Reader,
-  filter: OperationFilter = {},
-  page: ListPage = {},
-  first: 'newest' | 'oldest' = 'newest',
-): Operation[] {
-  return read
-    .select()
-    .from(operations)
-    .where(matching(filter, page.before))
-    .orderBy(first === 'newest' ? desc(operations.id) : asc(operations.id))
-    .limit(page.limit ?? LIST_COUNT_MAX)
-    .all();
-}
-
-/** Counts the operations that `listOperations` pages through. */
-export function countOperations(read: Reader, filter: OperationFilter = {}): number {
-  return Number(read.select({ count: count() }).from(operations).where(matching(filter)).get()?.count);
 }
 
 export type UncertainCursor = { id: string; uncertainAt: number | null };

@@ -1,4 +1,5 @@
 import { and, asc, desc, eq, gte, lt, ne } from 'drizzle-orm';
+import { idsFrom, madeAt } from '../base/id.ts';
 import { suggestion } from '../base/near-names.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Reader } from '../db/handle.ts';
@@ -26,8 +27,6 @@ import { findWallet, type Wallet } from '../ledger/wallet.ts';
 const CANDIDATE_COUNT = 4;
 /** An operation begins after its request was accepted: its body may arrive slowly, and its price may have to be requested. */
 const REQUEST_MILLISECONDS = 10 * 60_000;
-const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz';
-const TIME_CHARACTERS = 10;
 
 type Table =
   | typeof accounts
@@ -183,26 +182,18 @@ export function operationWith(read: Reader, text: string): Operation {
 
 /** Reads only the operations of a few minutes: there is no index by request, and ids begin with their time. */
 function ofRequest(read: Reader, requestId: string): { id: string }[] {
-  const stamp = requestId.slice('req_'.length, 'req_'.length + TIME_CHARACTERS);
-  if (!/^[0-9a-hjkmnp-tv-z]{10}$/.test(stamp)) return [];
-  const at = [...stamp].reduce((sum, character) => sum * 32 + ALPHABET.indexOf(character), 0);
+  const at = madeAt(requestId);
+  if (at === undefined) return [];
   return read
     .select({ id: operations.id })
     .from(operations)
     .where(
       and(
-        gte(operations.id, `op_${stamp}`),
-        lt(operations.id, `op_${stampOf(at + REQUEST_MILLISECONDS)}`),
+        gte(operations.id, idsFrom('op', at)),
+        lt(operations.id, idsFrom('op', at + REQUEST_MILLISECONDS)),
         eq(operations.requestId, requestId),
       ),
     )
     .limit(CANDIDATE_COUNT)
     .all();
-}
-
-function stampOf(milliseconds: number): string {
-  let stamp = '';
-  for (let rest = milliseconds; stamp.length < TIME_CHARACTERS; rest = Math.floor(rest / 32))
-    stamp = ALPHABET[rest % 32] + stamp;
-  return stamp;
 }

@@ -1,30 +1,39 @@
 import * as v from 'valibot';
-import { OPERATION_STATES } from '../db/enums.ts';
 import { decideOperation } from '../lease/extension.ts';
-import { countOperations, listOperations } from '../ledger/operation.ts';
-import { operationRecord } from '../wire/operation.ts';
+import { countOperations, searchOperations } from '../ledger/operation-search.ts';
+import { OPERATION_FILTERS, operationFilter, operationRecord } from '../wire/operation.ts';
 import { command, Id, PAGE, Reason } from './command.ts';
-import { limitedTo, operationWith, pageAfter } from './find.ts';
+import { limitedTo, operationWith } from './find.ts';
 
 export const operations = {
-  /** Lists operations, newest first; with `uncertain`, those of unknown outcome, oldest first. `total` counts all pages. */
+  /**
+   * Lists operations, newest first; with `uncertain`, those of unknown outcome, oldest first. `next` is the id that `before`
+   * continues with, null at the end. `total` counts all pages; null where it would take reading every operation.
+   */
   'operation.list': command(
     v.strictObject({
       uncertain: v.optional(v.boolean(), false),
       wallet: v.optional(Id),
       account: v.optional(Id),
-      state: v.optional(v.picklist(OPERATION_STATES, `must be one of ${OPERATION_STATES.join(', ')}`)),
+      ...OPERATION_FILTERS,
+      until: PAGE.since,
       ...PAGE,
     }),
-    ({ ledger: { read } }, { uncertain, wallet, account, state, since, ...page }) => {
+    async ({ ledger: { read } }, { uncertain, wallet, account, since, until, before, limit, ...filters }) => {
       const filter = {
+        ...operationFilter(filters),
         ...limitedTo(read, { wallet, account }),
-        state: uncertain ? ('uncertain' as const) : state,
-        since,
+        ...(uncertain && { state: 'uncertain' as const }),
+        ...{ since, until },
       };
       const first = uncertain ? 'oldest' : 'newest';
-      const list = listOperations(read, filter, pageAfter(read, page, operationWith), first);
-      return { operations: list.map(operationRecord), total: countOperations(read, filter) };
+      const after = before === undefined ? undefined : operationWith(read, before).id;
+      const { operations, goesOnAfter } = await searchOperations(read, filter, { after, limit, first });
+      return {
+        operations: operations.map(operationRecord),
+        total: countOperations(read, filter) ?? null,
+        next: goesOnAfter ?? null,
+      };
     },
   ),
   'operation.show': command(v.strictObject({ id: Id }), (app, { id }) =>

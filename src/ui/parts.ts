@@ -198,15 +198,18 @@ export function filters(
 type PagerLabels = readonly [first: string, next: string];
 const NEWEST_FIRST: PagerLabels = ['Newest', 'Older'];
 
-/** Renders links to the first and the next page of a list, given as addresses; undefined means no link. */
+/**
+ * Renders links to the first and the next page of a list, given as addresses; undefined means no link. The total is undefined
+ * where it was not counted.
+ */
 export const pager = (
   shown: number,
-  total: number,
+  total: number | undefined,
   first: string | undefined,
   next: string | undefined,
   words = NEWEST_FIRST,
 ): Html =>
-  html`<nav class="pager" aria-label="Pages"><span>${count(shown)} of ${count(total)}</span>${first !== undefined && link(first, words[0])}${next !== undefined && link(next, words[1])}</nav>`;
+  html`<nav class="pager" aria-label="Pages"><span>${count(shown)}${total === undefined ? ' shown' : ` of ${count(total)}`}</span>${first !== undefined && link(first, words[0])}${next !== undefined && link(next, words[1])}</nav>`;
 
 /** Separates a page of a list from the row beyond it, which is read to find whether the list continues, and after which row. */
 export function cutPage<T>(rows: readonly T[], length: number): { page: readonly T[]; goesOnAfter: T | undefined } {

@@ -20,6 +20,7 @@ import * as keys from './pages/keys.ts';
 import * as leases from './pages/leases.ts';
 import { modelsPage } from './pages/models.ts';
 import { nowPage } from './pages/now.ts';
+import * as operation from './pages/operation.ts';
 import * as operations from './pages/operations.ts';
 import * as operatorKeys from './pages/operator-keys.ts';
 import * as settings from './pages/settings.ts';
@@ -105,9 +106,9 @@ const ROUTES: readonly PageRoute[] = [
   ['POST', '/leases/:id/stop', operator(leases.stop)],
 
   ['GET', '/operations', operator(operations.listPage)],
-  ['GET', '/operations/:id', operator(operations.operationPage)],
-  ['GET', '/operations/:id/resolve', operator(operations.confirmResolve)],
-  ['POST', '/operations/:id/resolve', operator(operations.resolve)],
+  ['GET', '/operations/:id', operator(operation.operationPage)],
+  ['GET', '/operations/:id/resolve', operator(operation.confirmResolve)],
+  ['POST', '/operations/:id/resolve', operator(operation.resolve)],
 
   ['GET', '/spend', spendPage],
   ['GET', '/models', modelsPage],

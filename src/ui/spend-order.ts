@@ -1,45 +1,15 @@
-import { dayOf, isZone, type Period, periodAt } from '../base/calendar.ts';
+import { isZone, type Period } from '../base/calendar.ts';
 import { Refusal } from '../base/refusal.ts';
 import { SPEND_BY, type SpendBy, type SpendScope } from '../ledger/spending.ts';
 import { listWallets, type Wallet, walletOf } from '../ledger/wallet.ts';
 import { accountWith, walletWith } from '../operator/find.ts';
+import { type Span, spanIn, spanNamed } from './span.ts';
 import type { Visit } from './visit.ts';
 
 const HOUR = 3600;
 const DAY = 86_400;
 const ZONE_LENGTH_MAX = 64;
 const NAMED_COUNT_MAX = 1000;
-
-type Span = { since: number; until: number };
-type Range = { text: string; spanAt: (now: number, zone: string) => Span };
-
-const last = (text: string, seconds: number): Range => ({
-  text,
-  spanAt: (now) => ({ since: now - seconds, until: now + 1 }),
-});
-const current = (text: string, every: Period): Range => ({
-  text,
-  spanAt: (now, zone) => ({ since: periodAt(every, zone, now).start, until: now + 1 }),
-});
-const previous = (text: string, every: Period): Range => ({
-  text,
-  spanAt(now, zone) {
-    const until = periodAt(every, zone, now).start;
-    return { since: periodAt(every, zone, until - 1).start, until };
-  },
-});
-
-/** The times that can be chosen by name. */
-export const RANGES: Record<string, Range> = {
-  today: current('today', 'day'),
-  yesterday: previous('yesterday', 'day'),
-  '1d': last('the last 24 hours', DAY),
-  '7d': last('the last 7 days', 7 * DAY),
-  '30d': last('the last 30 days', 30 * DAY),
-  '90d': last('the last 90 days', 90 * DAY),
-  month: current('this month', 'month'),
-  'last-month': previous('last month', 'month'),
-};
 const RANGE_DEFAULT = '7d';
 
 /** What the query of the page of spending asks for. */
@@ -69,11 +39,7 @@ export function spendView(visit: Visit): SpendView {
   const zone = given('zone') ?? visit.zone;
   if (zone.length > ZONE_LENGTH_MAX || !isZone(zone))
     throw new Refusal('invalid_request', 'There is no such time zone. Write it as Europe/Berlin or UTC.');
-  const named = given('range');
-  const range = named !== undefined && Object.hasOwn(RANGES, named) ? named : RANGE_DEFAULT;
-  const own = ownSpan(given('from'), given('to'), zone, now);
-  const chosen = RANGES[range] as Range;
-  const span = own ?? chosen.spanAt(now, zone);
+  const { range, text: rangeText, ...span } = spanIn(query, zone, now) ?? spanNamed(RANGE_DEFAULT, zone, now);
   const { since, until } = span;
   const only = Object.fromEntries(
     (['model', 'tag', 'kind'] as const).flatMap((it) => {
@@ -87,24 +53,12 @@ export function spendView(visit: Visit): SpendView {
     by,
     and,
     zone,
-    range: own ? '' : range,
-    rangeText: own?.text ?? chosen.text,
+    range,
+    rangeText,
     before: given('beside') === 'before' ? { since: since - (until - since), until: since } : undefined,
     every: barLength(until - since),
     only: Object.keys(only).length ? only : undefined,
   };
-}
-
-/** Returns the time between two dates, the last day included; undefined without dates. */
-function ownSpan(from: string | undefined, to: string | undefined, zone: string, now: number) {
-  if (from === undefined && to === undefined) return undefined;
-  const today = periodAt('day', zone, now);
-  const [first, end] = [from === undefined ? undefined : dayOf(from, zone), to === undefined ? today : dayOf(to, zone)];
-  if ((from !== undefined && !first) || !end)
-    throw new Refusal('invalid_request', 'Write the first and the last day as 2026-03-31.');
-  const since = (first ?? end).start;
-  if (since >= end.next) throw new Refusal('invalid_request', 'The first day is after the last one.');
-  return { since, until: end.next, text: `${(first ?? end).date} to ${end.date}` };
 }
 
 /** Returns the length of a bar so that there are at most some hundred, and not only a few. */

@@ -5,6 +5,7 @@ import type { CodeFlow } from '../access/code-flow.ts';
 import { type AccountPrincipal, admit, type Principal } from '../access/principal.ts';
 import { newId } from '../base/id.ts';
 import { Refusal } from '../base/refusal.ts';
+import { visible } from '../base/visible.ts';
 import type { Config } from '../config/config.ts';
 import { type Endpoint, type HttpApp, invoke } from '../http/endpoint.ts';
 import { findWallet, type Wallet, walletOf } from '../ledger/wallet.ts';
@@ -131,4 +132,10 @@ export function accountIn({ viewer, query }: Visit): string | undefined {
 export function walletIn(visit: Visit, name = 'wallet'): Wallet | undefined {
   const walletId = visit.query.get(name);
   return walletId ? walletSeen(visit, walletId) : undefined;
+}
+
+/** Returns the choices of a field for a model or a slot: those there are, and the chosen one even if it is no longer. */
+export function subjectChoices({ app }: Visit, chosen: string): [value: string, text: string][] {
+  const known = [...app.config.router.models.map(({ id }) => id), ...app.slots.list.map(({ slot }) => slot), chosen];
+  return [['', 'all'], ...[...new Set(known)].filter(Boolean).map((it): [string, string] => [it, visible(it)])];
 }

@@ -1,10 +1,11 @@
 import * as v from 'valibot';
-import { formatUsd } from '../base/money.ts';
+import { formatUsd, type Nanos, parseUsd } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
 import { OPERATION_KINDS, OPERATION_OUTCOMES, OPERATION_STATES, SETTLED_BY } from '../db/enums.ts';
 import type { Operation } from '../ledger/operation.ts';
+import type { OperationFilter } from '../ledger/operation-search.ts';
 import type { TimelineStep } from '../ledger/timeline.ts';
-import { Time, Usd } from './parts.ts';
+import { Time, text, Usd } from './parts.ts';
 
 /** An operation in the operator's view. */
 const OperationRecord = v.object({
@@ -28,6 +29,29 @@ const OperationRecord = v.object({
   uncertain_at: v.nullable(Time),
   settled_at: v.nullable(Time),
 });
+
+/** What a list of operations can be limited to by its state: also the outcomes of settled ones. */
+export const LISTED_STATES = [...OPERATION_STATES, ...OPERATION_OUTCOMES] as const;
+const Amount = v.optional(
+  v.pipe(v.string(), v.regex(/^\d{1,7}(\.\d{1,9})?$/, 'must be an amount in USD, as "0.05"'), v.description('USD')),
+);
+
+/** The filters of every list of operations, of the API and of the operator, besides its times. */
+export const OPERATION_FILTERS = {
+  state: v.optional(v.picklist(LISTED_STATES, `must be one of ${LISTED_STATES.join(', ')}`)),
+  model: v.optional(v.pipe(text(1, 200), v.description('the model or the slot'))),
+  tag: v.optional(v.pipe(text(1, 200), v.description('a tag as name=value'))),
+  cost_min_usd: Amount,
+  cost_max_usd: Amount,
+};
+type Filters = v.InferOutput<ReturnType<typeof v.object<typeof OPERATION_FILTERS, undefined>>>;
+
+/** Returns the filter of a request for a list of operations. */
+export function operationFilter({ state, model, tag, cost_min_usd: min, cost_max_usd: max }: Filters): OperationFilter {
+  return { state, subject: model, tag, costMin: usdIn(min), costMax: usdIn(max) };
+}
+
+const usdIn = (text: string | undefined): Nanos | undefined => (text === undefined ? undefined : parseUsd(text));
 
 /** An operation in the view of the wallet that paid it, or of its parent. */
 const RunOperation = v.omit(OperationRecord, ['price', 'reason', 'idempotency_key']);

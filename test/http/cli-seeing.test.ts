@@ -72,3 +72,29 @@ test('operations of unknown outcome are listed oldest first, of one wallet, too'
   }
   await assert.rejects(type('operation', 'list', '--uncertain', '--state', 'settled'), { code: 2 });
 });
+
+test('operations are narrowed by the options of the list, and the foot leads on where they are not counted', async (t) => {
+  const purser = await openTestServer(t);
+  const type = typing(purser);
+  const { token } = await purser.openWallet();
+  for (const model of ['flat', 'chat', 'flat', 'flat']) await purser.chat(token, { model, metadata: { team: model } });
+  const all = (await purser.run('operation.list', {})).operations.map((it) => it.id);
+  const ids = async (...options: string[]) =>
+    JSON.parse(await type('operation', 'list', '--json', ...options)).operations.map((it: { id: string }) => it.id);
+  assert.deepEqual(await ids('--model', 'flat'), [all[0], all[1], all[3]]);
+  assert.deepEqual(await ids('--tag', 'team=chat'), [all[2]]);
+  assert.deepEqual(await ids('--state', 'charged', '--min', '1c'), [all[0], all[1], all[3]]);
+  assert.deepEqual(await ids('--max', '0.00999'), [all[2]]);
+  assert.deepEqual(await ids('--until', '1h'), []);
+  const shown = await type('operation', 'list', '--model', 'flat', '--limit', '2');
+  assert.ok(shown.endsWith(`\n2 shown, --all shows all; older: --before ${all[1]}\n`), shown);
+  assert.doesNotMatch(await type('operation', 'list', '--model', 'flat', '--all'), / shown/);
+  await assert.rejects(type('operation', 'list', '--min', '5'), { code: 2 });
+  const { body } = await purser.ask('GET', '/v1/run/operations?state=charged&tag=team%3Dflat&limit=2', { token });
+  assert.deepEqual([body.operations.map((it: { id: string }) => it.id), body.next_cursor], [all.slice(0, 2), all[1]]);
+  const rest = `/v1/run/operations?model=flat&cost_min_usd=0.01&since=0&until=9999999999&before=${all[1]}`;
+  const { body: last } = await purser.ask('GET', rest, { token });
+  assert.deepEqual([last.operations.map((it: { id: string }) => it.id), last.next_cursor], [[all[3]], '']);
+  for (const query of ['state=open', 'cost_min_usd=five', 'since=yesterday', 'tag='])
+    assert.equal((await purser.ask('GET', `/v1/run/operations?${query}`, { token })).status, 400, query);
+});

@@ -31,6 +31,8 @@ const OPERATOR = (sample: Sample) => [
   '/operations',
   '/operations?state=uncertain',
   '/operations?state=reserved',
+  '/operations?tag=team%3Dred&range=30d&min=0.0001&wallet=research+agent',
+  `/operations?id=${encodeURIComponent(EVIL)}`,
   '/spend?by=account',
   '/journal',
   '/events',

@@ -154,3 +154,20 @@ export async function asAccount(purser: TestServer): Promise<Browser> {
   await browser.post('/sign-in/key', { key: purser.accountKey });
   return browser;
 }
+
+/** The rows of the table with this caption on a page, as the texts of their cells by the labels of the columns. */
+export function tableOf(html: string, caption: string): Record<string, string>[] {
+  const table = [...html.matchAll(/<table><caption[^>]*>(.*?)<\/caption>(.*?)<\/table>/gs)].find(
+    ([, it]) => it === caption,
+  )?.[2];
+  if (table === undefined) return [];
+  const text = (cell: string) => cell.replace(/<[^>]+>/g, '').trim();
+  const labels = [...table.matchAll(/<th [^>]*>(.*?)<\/th>/g)].map(([, label = '']) => text(label));
+  const rows = [...table.matchAll(/<tr>(<td.*?)<\/tr>/gs)].map(([, row = '']) =>
+    [...row.matchAll(/<td[^>]*>(.*?)<\/td>/gs)].map(([, cell = '']) => text(cell)),
+  );
+  return rows
+    .map((row) => row.map((cell, at) => [labels[at], cell] as const))
+    .filter((row) => row.every(([label]) => label !== undefined))
+    .map((row) => Object.fromEntries(row as [string, string][]));
+}

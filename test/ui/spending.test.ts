@@ -1,22 +1,12 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { handClock, openTestServer } from '../helper/server.ts';
-import { asAccount, asOperator } from './sample.ts';
+import { asAccount, asOperator, tableOf } from './sample.ts';
 
 const DAY = 86_400;
 
-/** The amounts of a page's table, by the first cells of each row, and those behind a column's label. */
-function tableOf(html: string): Record<string, string>[] {
-  const [, table = ''] = /<section class="card" id="sums">.*?<table>(.*?)<\/table>/s.exec(html) ?? [];
-  const text = (cell: string) => cell.replace(/<[^>]+>/g, '').trim();
-  const labels = [...table.matchAll(/<th [^>]*>(.*?)<\/th>/g)].map(([, label = '']) => label);
-  const rows = [...table.matchAll(/<tr>(<td.*?)<\/tr>/gs)].map(([, row = '']) =>
-    [...row.matchAll(/<td[^>]*>(.*?)<\/td>/gs)].map(([, cell = '']) => text(cell)),
-  );
-  return rows.map((row) => Object.fromEntries(row.map((cell, at) => [labels[at] as string, cell])));
-}
-
-const columns = (html: string, ...labels: string[]) => tableOf(html).map((row) => labels.map((it) => row[it]));
+const columns = (html: string, ...labels: string[]) =>
+  tableOf(html, 'Spending').map((row) => labels.map((it) => row[it]));
 
 /** Reads a file of comma-separated values, with quotes. */
 const csvRows = (text: string) =>
@@ -134,7 +124,7 @@ test('the file has every row that is seen, with ids beside names, and no cell th
     ...['wallet_id', 'wallet', 'model', 'requests', 'prompt_tokens', 'completion_tokens', 'charged_usd'],
     'charged_before_usd',
   ]);
-  const seen = tableOf(html);
+  const seen = tableOf(html, 'Spending');
   assert.equal(rows.length, 3);
   assert.equal(seen.length, 3);
   for (const [at, row] of rows.entries()) {

@@ -2,11 +2,12 @@ import * as v from 'valibot';
 import { fingerprint } from '../../base/fingerprint.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { WALLET_STATUSES } from '../../db/enums.ts';
-import { listOperationsBelow } from '../../ledger/operation.ts';
+import { listOperationsBelow } from '../../ledger/operation-search.ts';
 import { findWallet, LIST_COUNT_MAX, lineage, listWallets, type Wallet } from '../../ledger/wallet.ts';
 import { close } from '../../wallet/close.ts';
 import { open } from '../../wallet/open.ts';
-import { RunOperations, runOperation } from '../../wire/operation.ts';
+import { OPERATION_FILTERS, operationFilter, RunOperations, runOperation } from '../../wire/operation.ts';
+import { numberInQuery } from '../../wire/parts.ts';
 import {
   Allocation,
   allocation,
@@ -90,10 +91,13 @@ export const createChild = endpoint({
   },
 });
 
+/** Unix seconds, which an operation began at or after, or before. */
+const SECONDS = v.optional(numberInQuery(0, 10 ** 12));
+
 export const listRunOperations = endpoint({
   summary: 'List what the wallet and its children paid for, newest first, by pages of 100',
   scope: 'wallet',
-  query: v.strictObject(PAGE_QUERY),
+  query: v.strictObject({ ...PAGE_QUERY, ...OPERATION_FILTERS, since: SECONDS, until: SECONDS }),
   answer: RunOperations,
   refusals: ['invalid_cursor'],
   example: {
@@ -121,8 +125,10 @@ export const listRunOperations = endpoint({
     },
   },
   run(app, { principal, query }) {
+    const { since, until } = query as { since?: number; until?: number };
     const order = pageOf(query, 'op');
-    const page = listOperationsBelow(app.ledger.read, principal.wallet.id, order);
+    const filter = { ...operationFilter(query), since, until };
+    const page = listOperationsBelow(app.ledger.read, principal.wallet.id, filter, order);
     const next = page.length === (order.limit ?? LIST_COUNT_MAX) ? page.at(-1)?.id : undefined;
     return { body: { operations: page.map(runOperation), next_cursor: next ?? '' } };
   },

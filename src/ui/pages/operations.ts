@@ -1,28 +1,21 @@
+import { parseUsd } from '../../base/money.ts';
 import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
-import { OPERATION_STATES } from '../../db/enums.ts';
-import {
-  countOperations,
-  findOperation,
-  listOperations,
-  type Operation,
-  type UncertainCursor,
-  uncertainOperations,
-} from '../../ledger/operation.ts';
+import { duration } from '../../base/shown.ts';
+import { findOperation, type Operation } from '../../ledger/operation.ts';
+import { countOperations, type OperationFilter, searchOperations } from '../../ledger/operation-search.ts';
+import { findResource } from '../../ledger/resource.ts';
 import { findWallet } from '../../ledger/wallet.ts';
-import { html } from '../html.ts';
-import { below, type Page } from '../layout.ts';
+import { limitedTo, operationWith } from '../../operator/find.ts';
+import { LISTED_STATES } from '../../wire/operation.ts';
+import { EMPTY, type Html, type HtmlValue, html } from '../html.ts';
+import type { Page } from '../layout.ts';
 import {
   address,
   ago,
-  buttonLink,
   card,
-  cutPage,
-  dollars,
-  facts,
+  type Field,
   filters,
-  form,
-  id,
   link,
   money,
   named,
@@ -33,170 +26,192 @@ import {
   when,
 } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
-import { run, type Visit } from '../visit.ts';
-import { endOf, usageOf } from './wallet.ts';
+import { RANGES, spanIn } from '../span.ts';
+import { subjectChoices, type Visit } from '../visit.ts';
+import { tokensOf } from './wallet.ts';
 import { PAGE_COUNT } from './wallets.ts';
 
-/** Shows the operations: those that hold money, by age; or all of them, newest first. */
-export function listPage(visit: Visit): Page {
-  const { app, query, now, path } = visit;
+/** Operations that one page looks at for those that match: some 30 ms. */
+const EXAMINED_COUNT = 10_000;
+const STATE_NAMES: Record<(typeof LISTED_STATES)[number], string> = {
+  reserved: 'on hold',
+  uncertain: 'unknown outcome',
+  settled: 'settled',
+  charged: 'charged',
+  released: 'released',
+};
+
+/**
+ * Shows operations: those of unknown outcome, by age; or all of them, newest first; by the filters in the address. The id of an
+ * operation or of a request leads to that operation.
+ */
+export async function listPage(visit: Visit): Promise<Page | Go> {
+  const { query } = visit;
+  const id = textIn(query, 'id');
+  const sought = id === undefined ? undefined : seek(visit, id);
+  if (typeof sought === 'object') return { to: `/operations/${sought.id}` };
+  return {
+    title: 'Operations',
+    body: html`
+    ${filters('/operations', ...fieldsOf(visit))}
+    ${sought === undefined ? await list(visit, filterIn(visit)) : html`<p class="notice bad" role="alert">${sought}</p>`}`,
+    section: '/operations',
+  };
+}
+
+const textIn = (query: URLSearchParams, name: string): string | undefined => query.get(name)?.trim() || undefined;
+
+/** Returns the operation with this id, or that the request with this id began; otherwise why there is none to show. */
+function seek({ app }: Visit, id: string): Operation | string {
+  try {
+    return operationWith(app.ledger.read, id);
+  } catch (error) {
+    if (error instanceof Refusal) return error.message;
+    throw error;
+  }
+}
+
+/** Returns the filter in the address. Throws `invalid_request`, `not_found` and `conflict`. */
+function filterIn({ app, query, now, zone }: Visit): OperationFilter {
+  const [wallet, account] = ['wallet', 'account'].map((name) => textIn(query, name));
+  const span = spanIn(query, zone, now);
+  return {
+    ...limitedTo(app.ledger.read, { wallet, account }),
+    state: LISTED_STATES.find((it) => it === query.get('state')),
+    subject: textIn(query, 'model'),
+    tag: textIn(query, 'tag'),
+    since: span?.since,
+    until: span?.until,
+    costMin: amountIn(textIn(query, 'min')),
+    costMax: amountIn(textIn(query, 'max')),
+  };
+}
+
+function amountIn(text: string | undefined) {
+  if (text === undefined) return undefined;
+  if (!/^\$?\d{1,7}(\.\d{1,9})?$/.test(text))
+    throw new Refusal('invalid_request', 'Write the cost in dollars, as 0.05 or 5.');
+  return parseUsd(text.replace('$', ''));
+}
+
+async function list(visit: Visit, filter: OperationFilter): Promise<Html> {
+  const { app, query, path } = visit;
   const { read } = app.ledger;
-  const wanted = query.get('state') ?? '';
-  const operationState = OPERATION_STATES.find((it) => it === wanted);
-  const filter = { state: operationState };
-  const isUncertain = operationState === 'uncertain';
-  const list = isUncertain
-    ? uncertainOperations(read, Number.MAX_SAFE_INTEGER, cursorIn(query.get('after')))
-    : listOperations(read, filter, { before: query.get('before') || undefined, limit: PAGE_COUNT + 1 });
-  const { page, goesOnAfter } = cutPage(list, PAGE_COUNT);
+  const isUncertain = filter.state === 'uncertain';
+  const { operations, goesOnAfter, isCut } = await searchOperations(read, filter, {
+    after: textIn(query, 'after'),
+    limit: PAGE_COUNT,
+    first: isUncertain ? 'oldest' : 'newest',
+    examinedMax: EXAMINED_COUNT,
+  });
   const total = countOperations(read, filter);
-  const rows = page.map((it) => [
+  const isLater = query.has('after');
+  const reached = isCut && goesOnAfter !== undefined ? findOperation(read, goesOnAfter) : undefined;
+  const pages = pager(
+    operations.length,
+    total,
+    isLater ? address(path, query, { after: undefined }) : undefined,
+    goesOnAfter && address(path, query, { after: goesOnAfter }),
+    isUncertain ? ['Oldest', 'More'] : ['Newest', isCut ? 'Search further' : 'Older'],
+  );
+  const isEmpty = operations.length === 0 && !isLater && !isCut;
+  return html`
+    ${isUncertain && operations.length > 0 && html`<p class="notice info">Purser does not know whether these happened. Each keeps its hold until evidence, the policy of its model server, or you decide.</p>`}
+    ${card('Operations', html`${rowsOf(visit, operations, isUncertain)}${reached && html`<p class="weak">Searched back to ${when(reached.createdAt)}.</p>`}${!isEmpty && pages}`, isUncertain ? 'oldest first' : 'newest first')}`;
+}
+
+function rowsOf(visit: Visit, operations: readonly Operation[], isUncertain: boolean): Html {
+  const { app, now, query } = visit;
+  const hasReasons = operations.some((it) => it.reason !== null);
+  const rows = operations.map((it) => [
     link(`/operations/${it.id}`, outside(it.subject)),
     state(it.outcome ?? it.state),
-    link(`/wallets/${it.walletId}`, named(it.walletId, findWallet(read, it.walletId)?.name)),
+    link(`/wallets/${it.walletId}`, named(it.walletId, findWallet(app.ledger.read, it.walletId)?.name)),
     ago(it.uncertainAt ?? it.createdAt, now),
+    tookOf(it),
+    tokensOf(it.usage),
+    routeOf(visit, it),
+    tagsOf(it).map(([name, value]) => {
+      const tag = `${name}=${value}`;
+      return html`${link(address('/operations', query, { tag, after: undefined, id: undefined }), outside(tag))} `;
+    }),
     money(it.charge ?? it.hold),
-    outside(it.reason ?? ''),
+    ...(hasReasons ? [outside(it.reason ?? '')] : []),
   ]);
-  const older = goesOnAfter && address(path, query, { before: goesOnAfter.id, after: undefined });
-  const more = goesOnAfter && address(path, query, { after: `${goesOnAfter.uncertainAt}.${goesOnAfter.id}` });
-  const first = query.has('before') || query.has('after');
-  const pages = isUncertain
-    ? pager(page.length, total, first ? address(path, query, { after: undefined }) : undefined, more, [
-        'Oldest',
-        'More',
-      ])
-    : pager(page.length, total, first ? address(path, query, { before: undefined }) : undefined, older);
-  const empty = isUncertain ? 'No outcome is unknown. Nothing has to be resolved.' : 'No operation is like that.';
-  const shown = table(
+  return table(
     'Operations',
     [
       { label: 'For' },
       { label: 'State' },
       { label: 'Wallet' },
       { label: isUncertain ? 'Unknown since' : 'When', kind: 'time' },
+      { label: 'Took', kind: 'number' },
+      { label: 'Tokens', kind: 'number' },
+      { label: 'Route' },
+      { label: 'Tags' },
       { label: 'Charged or held', kind: 'money' },
-      { label: 'Reason' },
+      ...(hasReasons ? [{ label: 'Reason' }] : []),
     ],
     rows,
-    empty,
+    isUncertain ? 'No outcome is unknown. Nothing has to be resolved.' : 'No operation is like that.',
   );
-  const body = html`
-    ${isUncertain && page.length > 0 && html`<p class="notice info">Purser does not know whether these happened. Each keeps its hold until evidence, the policy of its model server, or you decide.</p>`}
-    ${filters('/operations', [
+}
+
+/** Returns how long an operation took, from its hold to its settlement: the books have whole seconds. */
+export function tookOf({ createdAt, settledAt }: Operation): string {
+  if (settledAt === null) return '–';
+  return settledAt === createdAt ? '<1 s' : duration(settledAt - createdAt);
+}
+
+/** Returns the tags of an operation. */
+export const tagsOf = ({ tags }: Operation): [name: string, value: string][] =>
+  tags === null ? [] : Object.entries(parseJson(tags) as Record<string, string>);
+
+/**
+ * Renders the route that a request took: the model server, and where that has several routes of the model, its name there; for a
+ * lease the backend. The books do not repeat it for a model with one route: it is then the one that the model has now.
+ */
+export function routeOf({ app }: Visit, { usage, resourceId, subject }: Operation): HtmlValue {
+  if (resourceId !== null) return findResource(app.ledger.read, resourceId)?.backend ?? '';
+  const { upstream, upstream_model: model } = (usage === null ? {} : parseJson(usage)) as Record<string, unknown>;
+  if (typeof upstream === 'string')
+    return html`${outside(upstream)}${typeof model === 'string' && html` <span class="weak">${outside(model)}</span>`}`;
+  const routes = app.catalogue.get(subject)?.routes ?? [];
+  return routes.length === 1 && usage !== null ? html`<span class="weak">${routes[0]?.upstream ?? ''}</span>` : EMPTY;
+}
+
+/** Returns the fields of the filters: those that are always shown, and those that are folded. */
+function fieldsOf(visit: Visit): [Field[], { more: { title: string; fields: Field[]; isOpen: boolean } }] {
+  const { query, zone } = visit;
+  const text = (name: string) => textIn(query, name) ?? '';
+  const folded: Field[] = [
+    { name: 'from', label: 'First day', value: text('from'), type: 'date' },
+    { name: 'to', label: 'Last day', value: text('to'), type: 'date' },
+    { name: 'zone', label: 'Time zone', value: text('zone') || zone },
+    { name: 'wallet', label: 'Wallet', value: text('wallet'), placeholder: 'name or id' },
+    { name: 'account', label: 'Account', value: text('account'), placeholder: 'name or id' },
+    { name: 'tag', label: 'Tag', value: text('tag'), placeholder: 'team=red' },
+    { name: 'min', label: 'Cost from, in dollars', value: text('min'), inputmode: 'decimal', placeholder: '0.05' },
+    { name: 'max', label: 'Cost to, in dollars', value: text('max'), inputmode: 'decimal', placeholder: '5' },
+  ];
+  const isOpen = folded.some(({ name }) => name !== 'zone' && text(name) !== '');
+  return [
+    [
+      { name: 'id', label: 'Request or operation', value: text('id'), placeholder: 'req_… or op_…' },
       {
         name: 'state',
         label: 'State',
-        value: wanted,
-        options: [
-          ['', 'all'],
-          ['reserved', 'on hold'],
-          ['uncertain', 'unknown outcome'],
-          ['settled', 'settled'],
-        ],
+        value: text('state'),
+        options: [['', 'all'], ...LISTED_STATES.map((it) => [it, STATE_NAMES[it]] as const)],
       },
-    ])}
-    ${card('Operations', html`${shown}${(total > 0 || first) && pages}`, isUncertain ? 'oldest first' : 'newest first')}`;
-  return { title: 'Operations', body, section: '/operations' };
-}
-
-/** Parses the position at which a list of uncertain operations continues: the time and the id of the last one before it. */
-function cursorIn(text: string | null): UncertainCursor | undefined {
-  const [, at, id] = /^(\d{1,12})\.(op_\w{1,40})$/.exec(text ?? '') ?? [];
-  return id === undefined ? undefined : { uncertainAt: Number(at), id };
-}
-
-function operationIn({ app, params }: Visit): Operation {
-  const operation = findOperation(app.ledger.read, params.id as string);
-  if (!operation) throw new Refusal('not_found', 'There is no such operation.');
-  return operation;
-}
-
-/** Shows one operation: its request, hold and charge, and how it can be resolved. */
-export function operationPage(visit: Visit): Page {
-  const { app, now } = visit;
-  const it = operationIn(visit);
-  const wallet = findWallet(app.ledger.read, it.walletId);
-  const tags = it.tags === null ? [] : Object.entries(parseJson(it.tags) as Record<string, string>);
-  const at = `/operations/${it.id}/resolve`;
-  const resolution = html`<p class="actions">${buttonLink(`${at}?decision=charge`, 'It happened: charge it')}${buttonLink(`${at}?decision=release`, 'It did not happen: release it')}</p>`;
-  const body = html`
-    ${it.state === 'uncertain' && html`<p class="notice bad">Its outcome is unknown since ${when(it.uncertainAt)}${it.reason !== null && html`: ${outside(it.reason)}`}.</p>`}
-    ${card(
-      'Operation',
-      facts([
-        ['Wallet', link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name))],
-        ['Kind', it.kind.replaceAll('_', ' ')],
-        ['For', outside(it.subject)],
-        ['Held', money(it.hold)],
-        ['Charged', it.charge === null ? '–' : money(it.charge)],
-        ['Tokens', usageOf(it.usage) || '–'],
-        ['Begun', html`${when(it.createdAt)} <span class="weak">(${ago(it.createdAt, now)})</span>`],
-        [
-          'Settled',
-          it.settledAt === null
-            ? '–'
-            : html`${when(it.settledAt)} <span class="weak">${endOf(it.settledBy ?? '')}</span>`,
-        ],
-        it.state === 'settled' && it.reason !== null && ['Reason', outside(it.reason)],
-        it.resourceId !== null && ['Lease', link(`/leases/${it.resourceId}`, it.resourceId)],
-        ['Request', id(it.requestId)],
-        ['Idempotency key', html`<code>${outside(it.idempotencyKey)}</code>`],
-        ['Id', id(it.id)],
-        ...tags.map(([name, value]) => [`Tag ${outside(name)}`, outside(value)] as const),
-      ]),
-    )}
-    ${it.state === 'uncertain' && card('Resolve it', html`<p>Did the model server or the backend do it? Look into its log or its bill.</p>${resolution}`)}`;
-  return {
-    title: outside(it.subject),
-    body,
-    aside: state(it.outcome ?? it.state),
-    ...below('/operations'),
-  };
-}
-
-/** Asks for confirmation and a reason before an uncertain operation is settled by the operator's decision. */
-export function confirmResolve(visit: Visit): Page {
-  const it = operationIn(visit);
-  if (it.state !== 'uncertain') throw new Refusal('conflict', 'This operation is settled. That is final.');
-  const decision = visit.query.get('decision');
-  if (decision !== 'charge' && decision !== 'release')
-    throw new Refusal('invalid_request', 'Open the operation, and choose whether it is charged or released.');
-  const isCharge = decision === 'charge';
-  const wallet = named(it.walletId, findWallet(visit.app.ledger.read, it.walletId)?.name);
-  const whose = link(`/wallets/${it.walletId}`, wallet);
-  const what = isCharge
-    ? html`${whose} pays the whole hold of ${dollars(it.hold)} for ${outside(it.subject)}.`
-    : html`${whose} gets the hold of ${dollars(it.hold)} for ${outside(it.subject)} back, and pays nothing.`;
-  const resolution = form({
-    action: `/operations/${it.id}/resolve`,
-    hidden: { decision },
-    fields: [
+      { name: 'model', label: 'Model or slot', value: text('model'), options: subjectChoices(visit, text('model')) },
       {
-        name: 'reason',
-        label: 'How you know',
-        required: true,
-        placeholder: isCharge ? 'the model server has billed it' : 'the model server’s log has no such request',
+        name: 'range',
+        label: 'Begun',
+        value: text('range'),
+        options: [['', 'at any time'], ...Object.entries(RANGES).map(([name, range]) => [name, range.text] as const)],
       },
     ],
-    submit: isCharge ? `Charge ${dollars(it.hold)}` : `Release ${dollars(it.hold)}`,
-    tone: 'danger',
-  });
-  const body = card(
-    isCharge ? 'Charge it for good?' : 'Release it for good?',
-    html`<p>${what} Your decision is final and stands in the journal with your reason.</p>${resolution}<p class="actions">${buttonLink(`/operations/${it.id}`, 'Leave it open')}</p>`,
-  );
-  return {
-    title: `${isCharge ? 'Charge' : 'Release'} ${outside(it.subject)}`,
-    body,
-    ...below('/operations', [`/operations/${it.id}`, outside(it.subject)]),
-  };
-}
-
-/** Settles an uncertain operation by the operator's decision. */
-export async function resolve(visit: Visit): Promise<Go> {
-  const { id: operationId } = operationIn(visit);
-  const decision = visit.form.get('decision') as 'charge' | 'release'; // The command checks it.
-  await run(visit, 'operation.resolve', { id: operationId, decision, reason: visit.form.get('reason') ?? '' });
-  return { to: `/operations/${operationId}?done=resolved` };
+    { more: { title: 'Days, wallet, tag and cost', fields: folded, isOpen } },
+  ];
 }

@@ -30,8 +30,9 @@ import {
   table,
 } from '../parts.ts';
 import { spendingChart } from '../pictures.ts';
-import { RANGES, type SpendView, spendView } from '../spend-order.ts';
-import type { CsvFile, Visit } from '../visit.ts';
+import { RANGES } from '../span.ts';
+import { type SpendView, spendView } from '../spend-order.ts';
+import { type CsvFile, subjectChoices, type Visit } from '../visit.ts';
 
 const NAMES: Record<SpendBy, string> = {
   model: 'Model or slot',
@@ -178,16 +179,11 @@ function sumsTable(visit: Visit, view: SpendView, rows: readonly Row[], total: b
 }
 
 /** Returns the fields of the choice, and those that narrow it. */
-function fieldsOf(
-  { app, viewer, query, zone }: Visit,
-  view: SpendView,
-): [Field[], { title: string; fields: Field[]; isOpen: boolean }] {
+function fieldsOf(visit: Visit, view: SpendView): [Field[], { title: string; fields: Field[]; isOpen: boolean }] {
+  const { viewer, query, zone } = visit;
   const isOperator = viewer.kind === 'operator';
   const kinds = SPEND_BY.filter((it) => isOperator || it !== 'account');
   const text = (name: string) => query.get(name)?.trim() ?? '';
-  const models = new Set([...app.config.router.models.map(({ id }) => id), ...app.slots.list.map(({ slot }) => slot)]);
-  const model = text('model');
-  if (model) models.add(model);
   const narrowing: Field[] = [
     { name: 'from', label: 'First day', value: text('from'), type: 'date' },
     { name: 'to', label: 'Last day', value: text('to'), type: 'date' },
@@ -197,8 +193,8 @@ function fieldsOf(
     {
       name: 'model',
       label: 'Model or slot',
-      value: model,
-      options: [['', 'all'], ...[...models].map((it) => [it, outside(it)] as const)],
+      value: text('model'),
+      options: subjectChoices(visit, text('model')),
     },
     { name: 'tag', label: 'Tag', value: text('tag'), placeholder: 'team=red' },
     {

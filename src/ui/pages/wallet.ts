@@ -12,7 +12,8 @@ import {
   unfreezeWallet,
 } from '../../http/routes/wallets.ts';
 import { findAccount } from '../../ledger/account.ts';
-import { countOperations, listOperations, type Operation, openOperations } from '../../ledger/operation.ts';
+import { type Operation, openOperations } from '../../ledger/operation.ts';
+import { countOperations, searchOperations } from '../../ledger/operation-search.ts';
 import { countResources, pageResources } from '../../ledger/resource.ts';
 import { spendingByPeriod, sumSpending } from '../../ledger/spending.ts';
 import { isTimelineWithin, type TimelineStep, timeline } from '../../ledger/timeline.ts';
@@ -36,7 +37,6 @@ import {
   buttonLink,
   card,
   count,
-  cutPage,
   dollars,
   facts,
   form,
@@ -134,7 +134,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
       ${card('Spent by day', cells.length ? spendingChart('Spending by day and model', cells, { starts, every: 'day', zone, what: 'Model' }) : html`<div class="empty">Nothing was charged in the last ${SPEND_DAYS} days.</div>`)}
     </div>
     ${held.shown.length > 0 && card('On hold now', html`${holdTable(visit, held.shown)}${held.pages}`, 'the most that requests in flight may cost', 'held')}
-    ${isWhole ? card('Where the money went', html`${movements(visit, moved.shown)}${moved.pages}`, movementNote(wallet, isFull), 'movements') : card('Operations', latestOperations(visit, wallet), 'newest first', 'movements')}
+    ${isWhole ? card('Where the money went', html`${movements(visit, moved.shown)}${moved.pages}`, movementNote(wallet, isFull), 'movements') : card('Operations', await latestOperations(visit, wallet), 'newest first', 'movements')}
     ${(leases.length > 0 || app.slots.list.length > 0) && card('Leases', leaseTable(visit, leases, html`This wallet has leased nothing.`), leaseCount > leases.length && link(`/leases?wallet=${wallet.id}&state=all`, `All ${count(leaseCount)}`))}
     ${children.length > 0 && card('Child wallets', walletTable(visit, children, 'Child wallets', html`None.`), childCount > children.length && link(`/wallets?parent=${wallet.id}`, `All ${count(childCount)}`))}`;
   return {
@@ -285,12 +285,18 @@ const operationLink = ({ viewer }: Visit, operationId: string | null): HtmlValue
 /** Describes the end of an operation. */
 export const endOf = (settledBy: string): string => (settledBy === 'cancelled' ? 'cancelled' : `by ${settledBy}`);
 
-/** Renders the tokens of an operation, as "812 + 240 tokens". */
-export function usageOf(usage: string | null): HtmlValue {
+/** Writes the tokens of an operation, as "812 + 240"; nothing where none were counted. */
+export function tokensOf(usage: string | null): string {
   if (usage === null) return '';
   const { prompt_tokens: prompt, completion_tokens: completion } = parseJson(usage) as Record<string, unknown>;
   if (typeof prompt !== 'number') return '';
-  return html`<span class="weak">${count(prompt)}${typeof completion === 'number' && ` + ${count(completion)}`} tokens</span>`;
+  return `${count(prompt)}${typeof completion === 'number' ? ` + ${count(completion)}` : ''}`;
+}
+
+/** Renders the tokens of an operation, as "812 + 240 tokens". */
+export function usageOf(usage: string | null): HtmlValue {
+  const tokens = tokensOf(usage);
+  return tokens && html`<span class="weak">${tokens} tokens</span>`;
 }
 
 function holdTable(visit: Visit, held: readonly Operation[]): Html {
@@ -314,13 +320,13 @@ function holdTable(visit: Visit, held: readonly Operation[]): Html {
   );
 }
 
-function latestOperations(visit: Visit, wallet: Wallet): Html {
+async function latestOperations(visit: Visit, wallet: Wallet): Promise<Html> {
   const { app, path, query } = visit;
   const { read } = app.ledger;
   const before = query.get('before') || undefined;
-  const list = listOperations(read, { walletId: wallet.id }, { before, limit: STEP_COUNT + 1 });
-  const { page, goesOnAfter } = cutPage(list, STEP_COUNT);
-  const rows = page.map((it) => [
+  const filter = { walletId: wallet.id };
+  const { operations, goesOnAfter } = await searchOperations(read, filter, { after: before, limit: STEP_COUNT });
+  const rows = operations.map((it) => [
     when(it.createdAt),
     html`${outside(it.subject)} ${usageOf(it.usage)}`,
     state(it.outcome ?? it.state),
@@ -339,8 +345,8 @@ function latestOperations(visit: Visit, wallet: Wallet): Html {
     rows,
   );
   const to = (id: string | undefined) => `${address(path, query, { before: id })}#movements`;
-  const older = goesOnAfter && to(goesOnAfter.id);
-  return html`${shown}${pager(page.length, countOperations(read, { walletId: wallet.id }), before && to(undefined), older)}`;
+  const older = goesOnAfter && to(goesOnAfter);
+  return html`${shown}${pager(operations.length, countOperations(read, filter), before && to(undefined), older)}`;
 }
 
 /** Formats a share; a non-zero share is never "0 %". */

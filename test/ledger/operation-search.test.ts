@@ -1,0 +1,173 @@
+import assert from 'node:assert/strict';
+import test, { type TestContext } from 'node:test';
+import { drizzle } from 'drizzle-orm/better-sqlite3';
+import { idsFrom } from '../../src/base/id.ts';
+import { Nanos } from '../../src/base/money.ts';
+import type { Reader } from '../../src/db/handle.ts';
+import { operations } from '../../src/db/schema.ts';
+import { type Operation, placeHold, settle } from '../../src/ledger/operation.ts';
+import { countOperations, type OperationFilter, searchOperations } from '../../src/ledger/operation-search.ts';
+import { createRandom, length, SEED } from '../helper/random.ts';
+import { type Books, done, holdOrder, openBooks, refused, unknown } from './books.ts';
+
+const BEGIN = 1_790_000_000;
+/** The clock of the ids is ahead of that of the books. */
+const AHEAD = 7200;
+const LATE_SECONDS = 600;
+/** Pages of a search that are turned: a limit of 1 makes many. */
+const PAGE_COUNT_MAX = 12;
+
+type Filled = { books: Books; all: Operation[]; wallets: string[]; accounts: string[] };
+
+/** Books with operations of every state, most of them some seconds apart, whose ids are up to ten minutes older than they. */
+async function fill(t: TestContext, count: number): Promise<Filled> {
+  const random = createRandom(SEED);
+  const books = await openBooks(t);
+  const accounts = [await books.account(10_000_000), await books.account(10_000_000)];
+  const wallets: string[] = [];
+  for (let i = 0; i < 4; i++) wallets.push((await books.wallet(accounts[i % 2] as string)).id);
+  let at = BEGIN;
+  for (let i = 0; i < count; ) {
+    const end = Math.min(count, i + 500);
+    await books.ledger.write((tx) => {
+      for (; i < end; i++) {
+        at += random.whole(0, 20);
+        const made = at - random.whole(0, LATE_SECONDS);
+        const suffix = random.whole(10 ** 15, 10 ** 16 - 1);
+        const order = holdOrder(random.pick(wallets), BigInt(random.whole(1, 1000)), {
+          id: `${idsFrom('op', (made + AHEAD) * 1000 + (i % 1000))}${suffix}`,
+          subject: random.pick(['small', 'large']),
+          tags: random.pick([null, '{"team":"red"}', '{"a":"b","team":"blue"}']),
+        });
+        placeHold(tx, order, at);
+        const outcome = { charged: done(BigInt(random.whole(0, Number(order.hold)))), refused, unknown };
+        const what = random.weighted({ charged: 20, refused: 3, unknown: 1, held: 1 });
+        if (what !== 'held') settle(tx, order.id, outcome[what], 'answer', at + 3);
+      }
+    });
+  }
+  const all = books.ledger.read.select().from(operations).all();
+  return { books, all: all.sort((a, b) => (a.id < b.id ? 1 : -1)), wallets, accounts };
+}
+
+/** Whether an operation matches, said once more in other words. */
+function matches(it: Operation, filter: OperationFilter, accountOf: (walletId: string) => string): boolean {
+  const cost = it.charge ?? it.hold;
+  const tags = Object.entries(JSON.parse(it.tags ?? '{}')).map(([name, value]) => `${name}=${value}`);
+  return (
+    (filter.walletId === undefined || it.walletId === filter.walletId) &&
+    (filter.accountId === undefined || accountOf(it.walletId) === filter.accountId) &&
+    (filter.state === undefined || [it.state, it.outcome].includes(filter.state as never)) &&
+    (filter.subject === undefined || it.subject === filter.subject) &&
+    (filter.tag === undefined || tags.includes(filter.tag)) &&
+    (filter.since === undefined || it.createdAt >= filter.since) &&
+    (filter.until === undefined || it.createdAt < filter.until) &&
+    (filter.costMin === undefined || cost >= filter.costMin) &&
+    (filter.costMax === undefined || cost <= filter.costMax)
+  );
+}
+
+test(`pages of a search have each operation that matches once, whatever is sought (seed ${SEED})`, async (t) => {
+  const { books, all, wallets, accounts } = await fill(t, length(1700, 8000));
+  const { read } = books.ledger;
+  const accountOf = (walletId: string) => accounts[wallets.indexOf(walletId) % 2] as string;
+  const random = createRandom(SEED + 1);
+  const length_ = (all[0] as Operation).createdAt - BEGIN;
+  const seen = { pages: 0, cut: 0, found: 0 };
+  for (let i = 0; i < length(100, 1000); i++) {
+    const given = <T>(share: number, make: () => T) => (random.whole(1, 100) <= share ? make() : undefined);
+    const since = given(40, () => BEGIN + random.whole(-100, length_));
+    const filter: OperationFilter = {
+      walletId: given(30, () => random.pick(wallets)),
+      accountId: given(20, () => random.pick(accounts)),
+      state: given(40, () => random.pick(['reserved', 'uncertain', 'settled', 'charged', 'released'] as const)),
+      subject: given(20, () => random.pick(['small', 'large', 'none'])),
+      tag: given(20, () => random.pick(['team=red', 'team=blue', 'a=b', 'team'])),
+      since,
+      until: given(40, () => (since ?? BEGIN) + random.whole(0, length_)),
+      costMin: given(20, () => Nanos(BigInt(random.whole(0, 900)))),
+      costMax: given(20, () => Nanos(BigInt(random.whole(0, 900)))),
+    };
+    const isOpen = filter.state === 'reserved' || filter.state === 'uncertain';
+    const first = isOpen && random.whole(0, 1) ? 'oldest' : 'newest';
+    const wanted = all.filter((it) => matches(it, filter, accountOf)).map(({ id }) => id);
+    if (first === 'oldest') wanted.reverse();
+    const [limit, examinedMax] = [random.pick([1, 7, 100, 3000]), random.pick([500, 1000, Number.POSITIVE_INFINITY])];
+    const found: string[] = [];
+    let after: string | undefined;
+    for (let pages = 0; pages < PAGE_COUNT_MAX; pages++) {
+      const page = await searchOperations(read, filter, { after, limit, first, examinedMax });
+      found.push(...page.operations.map(({ id }) => id));
+      seen.pages++;
+      if (page.isCut) seen.cut++;
+      else if (page.goesOnAfter !== undefined) assert.equal(page.operations.length, limit, 'a page is full');
+      after = page.goesOnAfter;
+      if (after === undefined) break;
+    }
+    const reached = after === undefined ? wanted : wanted.slice(0, found.length);
+    assert.deepEqual(found, reached, JSON.stringify(filter, text));
+    const count = countOperations(read, filter);
+    if (count !== undefined) assert.equal(count, wanted.length, JSON.stringify(filter, text));
+    seen.found += found.length;
+  }
+  assert.ok(seen.cut > 10 && seen.pages > 200 && seen.found > 5000, JSON.stringify(seen));
+  const counted = [{}, { walletId: wallets[0] }, { accountId: accounts[1], state: 'settled' as const }];
+  for (const filter of counted) assert.equal(typeof countOperations(read, filter), 'number');
+});
+
+const text = (_: string, value: unknown) => (typeof value === 'bigint' ? String(value) : value);
+
+/** Runs a search on a fresh handle. Returns its statements, how often each was run, and their plans. */
+async function plansOf({ ledger: { client } }: Books, run: (read: Reader) => unknown) {
+  const asked = new Map<string, number>();
+  const prepare = client.prepare.bind(client);
+  client.prepare = ((sql: string) => {
+    const statement = prepare(sql);
+    for (const name of ['get', 'all'] as const) {
+      const original = statement[name].bind(statement);
+      statement[name] = ((...values: unknown[]) => {
+        asked.set(sql, (asked.get(sql) ?? 0) + 1);
+        return original(...values);
+      }) as never;
+    }
+    return statement;
+  }) as typeof client.prepare;
+  await run(drizzle(client));
+  client.prepare = prepare;
+  return [...asked].map(([sql, times]) => {
+    const values = Array((sql.match(/\?/g) ?? []).length).fill('x');
+    const rows = client.prepare(`explain query plan ${sql}`).all(...values) as { detail: string }[];
+    return { sql, times, plan: rows.map((it) => it.detail).join(' | ') };
+  });
+}
+
+test('no search reads all operations: one of an hour among many days looks at some hundred', async (t) => {
+  const { books, all, wallets } = await fill(t, length(6000, 30_000));
+  const middle = all[Math.floor(all.length / 2)] as Operation;
+  const [since, until] = [middle.createdAt - 1800, middle.createdAt + 1800];
+  const filters: OperationFilter[] = [
+    { since, until },
+    { since, until, walletId: wallets[0] as string, tag: 'team=red' },
+    { since, until, state: 'charged', subject: 'large', costMin: Nanos(500n) },
+    { state: 'uncertain' },
+    { state: 'reserved', walletId: wallets[1] as string },
+    { walletId: wallets[1] as string, state: 'settled' },
+    {},
+  ];
+  for (const filter of filters) {
+    const plans = await plansOf(books, async (read) => {
+      const { operations: found } = await searchOperations(read, filter, {
+        limit: filter.since === undefined ? 5 : 3000,
+      });
+      assert.ok(found.length > 0, JSON.stringify(filter, text));
+      countOperations(read, filter);
+    });
+    for (const { sql, times, plan } of plans) {
+      const where = `${JSON.stringify(filter, text)}: ${sql}: ${plan}`;
+      // What holds money is sorted: it is few.
+      if (!/operation_open/.test(plan)) assert.doesNotMatch(plan, /SCAN operation|TEMP B-TREE/, where);
+      if (!/select created_at/.test(sql)) assert.ok(times <= 4, `${times} times ${where}`);
+      assert.ok(times <= 2 * 48, `${times} times ${where}`);
+    }
+  }
+});
