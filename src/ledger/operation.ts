@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { and, asc, eq, gt, inArray, lte, or, sql } from 'drizzle-orm';
+import { and, asc, desc, eq, gt, inArray, lte, or, sql } from 'drizzle-orm';
 import { formatUsd, Nanos, ZERO } from '../base/money.ts';
 import { Refusal, type RefusalCode } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
@@ -129,6 +129,13 @@ const reads = prepare((read: Reader) => ({
     .orderBy(sql`+${operations.id}`)
     .limit(LIST_COUNT_MAX)
     .prepare(),
+  lastBegun: read
+    .select({ at: operations.createdAt })
+    .from(operations)
+    .where(eq(operations.walletId, sql.placeholder('walletId')))
+    .orderBy(desc(operations.id))
+    .limit(1)
+    .prepare(),
   chargedSince: read
     .select({ nanos: sql<bigint | null>`sum(charge_nanos)` })
     .from(
@@ -238,6 +245,11 @@ export function answerBytes(read: Reader, operationId: string, now: number): num
  */
 export function chargedSince(read: Reader, walletId: string, since: number): Nanos {
   return Nanos(reads(read).chargedSince.get({ walletId, since })?.nanos ?? 0n);
+}
+
+/** Returns the Unix seconds at which the latest operation of a wallet began; undefined where it has none. */
+export function lastUsed(read: Reader, walletId: string): number | undefined {
+  return reads(read).lastBegun.get({ walletId })?.at;
 }
 
 /** Returns the operations of a wallet that still hold money, oldest first. */

@@ -92,7 +92,12 @@ export const id = (text: string): Html => html`<code class="id">${text}</code> $
 const endOf = (id: string): string => `…${id.slice(-6)}`;
 export const shortId = (text: string): Html => html`<code class="id" title="${text}">${endOf(text)}</code>`;
 
-type Column = { label: string; kind?: 'text' | 'number' | 'money' | 'time' | 'actions' };
+export type Column = {
+  label: string;
+  kind?: 'text' | 'number' | 'money' | 'time' | 'actions';
+  /** The address of the list sorted by this column, and how it is sorted by it now. */
+  sort?: { to: string; is: 'ascending' | 'descending' | undefined };
+};
 
 /** Renders a table that scrolls by itself on a narrow screen; `empty` advises what to do when there are no rows. */
 export function table(
@@ -102,14 +107,20 @@ export function table(
   empty: HtmlValue = 'Nothing here.',
 ): Html {
   if (!rows.length) return html`<div class="empty">${empty}</div>`;
-  const head = columns.map(({ label, kind = 'text' }) =>
-    kind === 'actions' ? html`<td class="actions"></td>` : html`<th scope="col" class="${kind}">${label}</th>`,
+  const head = columns.map(({ label, kind = 'text', sort }) =>
+    kind === 'actions'
+      ? html`<td class="actions"></td>`
+      : html`<th scope="col" class="${kind}"${sort?.is && html` aria-sort="${sort.is}"`}>${sort ? sortLink(label, sort) : label}</th>`,
   );
   const body = rows.map(
     (row) => html`<tr>${row.map((cell, at) => html`<td class="${columns[at]?.kind ?? 'text'}">${cell}</td>`)}</tr>`,
   );
   return html`<div class="scroll" tabindex="0" role="region" aria-label="${caption}"><table><caption class="hidden">${caption}</caption><thead><tr>${head}</tr></thead><tbody>${body}</tbody></table></div>`;
 }
+
+const ARROWS = { ascending: ' ↑', descending: ' ↓' };
+const sortLink = (label: string, { to, is }: NonNullable<Column['sort']>): Html =>
+  html`<a href="${to}">${label}</a>${is && html`<span aria-hidden="true">${ARROWS[is]}</span>`}`;
 
 /** Renders names and values side by side. */
 export const facts = (list: readonly (readonly [name: string, value: HtmlValue] | false)[]): Html =>

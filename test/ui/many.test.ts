@@ -7,7 +7,7 @@ import { openTestServer } from '../helper/server.ts';
 import { asOperator } from './sample.ts';
 
 /** The fast tests take fewer. */
-const WALLET_COUNT = length(1500, 10_000);
+const WALLET_COUNT = length(1500, 10_500);
 const BATCH_COUNT = 500;
 /** Processor time: far above what a page takes (some 20 ms), and far below what reading each wallet by itself would. */
 const PAGE_MILLISECONDS_MAX = 1000;
@@ -31,6 +31,8 @@ test(`${WALLET_COUNT} wallets make no page slow or long, and each is found by pa
     '/wallets',
     '/wallets?state=frozen',
     '/wallets?name=agent-77',
+    '/wallets?sort=-last',
+    `/wallets?sort=available&from=${WALLET_COUNT - 60}`,
     '/accounts',
     `/accounts/${purser.accountId}`,
     '/spend',
@@ -50,6 +52,9 @@ test(`${WALLET_COUNT} wallets make no page slow or long, and each is found by pa
     assert.ok(Math.min(...times) < PAGE_MILLISECONDS_MAX, `${path} takes ${Math.min(...times)} ms`);
     assert.ok(length < 150 * 1024, `${path} has ${length} characters`);
   }
+  const { html: sorted } = await browser.get('/wallets?sort=name');
+  assert.equal(sorted.includes('Of the newest 10,000 alone'), WALLET_COUNT > 10_000);
+  assert.equal((await browser.get('/wallets?sort=name&from=10000')).html.includes('No wallet is like that'), true);
   const names = (html: string) => [...html.matchAll(/>(agent-\d+)</g)].map(([, name]) => name);
   const { html: first } = await browser.get('/wallets');
   assert(first.includes(`50 of ${WALLET_COUNT.toLocaleString('en')}`));

@@ -157,13 +157,13 @@ export async function asAccount(purser: TestServer): Promise<Browser> {
 
 /** The rows of the table with this caption on a page, as the texts of their cells by the labels of the columns. */
 export function tableOf(html: string, caption: string): Record<string, string>[] {
-  const table = [...html.matchAll(/<table><caption[^>]*>(.*?)<\/caption>(.*?)<\/table>/gs)].find(
+  const table = [...html.matchAll(/<table[^>]*><caption[^>]*>(.*?)<\/caption>(.*?)<\/table>/gs)].find(
     ([, it]) => it === caption,
   )?.[2];
   if (table === undefined) return [];
-  const text = (cell: string) => cell.replace(/<[^>]+>/g, '').trim();
+  const text = (cell: string) => cell.replace(/<span aria-hidden.*?<\/span>|<[^>]+>/g, '').trim();
   const labels = [...table.matchAll(/<th [^>]*>(.*?)<\/th>/g)].map(([, label = '']) => text(label));
-  const rows = [...table.matchAll(/<tr>(<td.*?)<\/tr>/gs)].map(([, row = '']) =>
+  const rows = [...table.matchAll(/<tr[^>]*>(<td.*?)<\/tr>/gs)].map(([, row = '']) =>
     [...row.matchAll(/<td[^>]*>(.*?)<\/td>/gs)].map(([, cell = '']) => text(cell)),
   );
   return rows

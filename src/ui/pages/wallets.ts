@@ -3,13 +3,18 @@ import { Refusal } from '../../base/refusal.ts';
 import { WALLET_STATUSES } from '../../db/enums.ts';
 import { createWallet } from '../../http/routes/wallets.ts';
 import { findAccount, listAccounts } from '../../ledger/account.ts';
+import { lastUsed } from '../../ledger/operation.ts';
 import {
   countWallets,
   listWallets,
+  SORTED_COUNT_MAX,
   shownAvailable,
+  sortWallets,
   statusAt,
+  WALLET_ORDERS,
   type Wallet,
   type WalletFilter,
+  type WalletOrder,
 } from '../../ledger/wallet.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
@@ -17,8 +22,10 @@ import {
   address,
   ago,
   buttonLink,
+  type Column,
   card,
   copyButton,
+  count,
   cutPage,
   type Field,
   filters,
@@ -65,40 +72,55 @@ function miniBar({ budget, spent, held, delegated }: Wallet): Html {
   return html`<svg class="time-left" role="img" aria-label="${label}" width="100%" height="8"><rect class="spent" width="${a.toFixed(2)}%" height="8"></rect><rect class="held" x="${a.toFixed(2)}%" width="${b.toFixed(2)}%" height="8"></rect><rect class="delegated" x="${(a + b).toFixed(2)}%" width="${c.toFixed(2)}%" height="8"></rect></svg>`;
 }
 
-/** Renders a table of wallets. */
+/** The columns of wallets: their labels, the order by each, and whether that begins with the largest. */
+const COLUMNS: readonly (Pick<Column, 'label' | 'kind'> & { by: WalletOrder; isLargestFirst?: true })[] = [
+  { label: 'Name', by: 'name' },
+  { label: 'State', by: 'state' },
+  { label: 'Budget used', by: 'used', isLargestFirst: true },
+  { label: 'Spent', by: 'spent', kind: 'money', isLargestFirst: true },
+  { label: 'Available', by: 'available', kind: 'money', isLargestFirst: true },
+  { label: 'Budget', by: 'budget', kind: 'money', isLargestFirst: true },
+  { label: 'Last used', by: 'last', kind: 'time', isLargestFirst: true },
+  { label: 'Expires', by: 'expires', kind: 'time' },
+  { label: 'Account', by: 'account' },
+];
+type Sorting = { by: WalletOrder; isDescending: boolean };
+
+/** Renders a table of wallets; `sortOf` gives the heading of a column its links. */
 export function walletTable(
   visit: Visit,
   wallets: readonly Wallet[],
   caption: string,
   empty: Html,
-  withAccount = false,
+  { withAccount = false, sortOf }: { withAccount?: boolean; sortOf?: (by: WalletOrder) => Column['sort'] } = {},
 ): Html {
   const { app, now } = visit;
+  const { read } = app.ledger;
   const rows = wallets.map((it) => [
     html`${link(`/wallets/${it.id}`, named(it.id, it.name))}${it.parentId !== null && html` <span class="weak">child</span>`}`,
     state(stateOf(it, now)),
     miniBar(it),
     money(it.spent),
+    money(shownAvailable(it)),
     money(it.budget),
+    ago(lastUsed(read, it.id), now, 'never'),
     it.status === 'closed' ? '–' : ago(it.expiresAt, now, 'never'),
     ...(withAccount
-      ? [link(`/accounts/${it.accountId}`, named(it.accountId, findAccount(app.ledger.read, it.accountId)?.name))]
+      ? [link(`/accounts/${it.accountId}`, named(it.accountId, findAccount(read, it.accountId)?.name))]
       : []),
   ]);
-  return table(
-    caption,
-    [
-      { label: 'Name' },
-      { label: 'State' },
-      { label: 'Budget used' },
-      { label: 'Spent', kind: 'money' },
-      { label: 'Budget', kind: 'money' },
-      { label: 'Expires', kind: 'time' },
-      ...(withAccount ? [{ label: 'Account' }] : []),
-    ],
-    rows,
-    empty,
-  );
+  const columns = COLUMNS.filter(({ by }) => withAccount || by !== 'account').map(({ by, label, kind }): Column => {
+    const sort = sortOf?.(by);
+    return { label, ...(kind && { kind }), ...(sort && { sort }) };
+  });
+  return table(caption, columns, rows, empty);
+}
+
+/** Returns the order in the address, as `spent` or `-spent`, which begins with the largest; undefined for newest first. */
+function sortingIn(query: URLSearchParams): Sorting | undefined {
+  const [, minus, name] = /^(-?)(\w+)$/.exec(query.get('sort') ?? '') ?? [];
+  const by = WALLET_ORDERS.find((it) => it === name);
+  return by && { by, isDescending: minus === '-' };
 }
 
 /** Returns the filter field that limits a list to one wallet, or removes that limit. */
@@ -119,7 +141,7 @@ export const walletField = (wallet: Wallet | undefined, name = 'wallet', label =
 
 /** Shows the wallets, newest first, with filters in the address. */
 export function listPage(visit: Visit): Page {
-  const { app, viewer, query, now, path } = visit;
+  const { app, viewer, query, now } = visit;
   const { read } = app.ledger;
   const state = query.get('state') ?? '';
   const parent = walletIn(visit, 'parent');
@@ -131,23 +153,26 @@ export function listPage(visit: Visit): Page {
     isFrozen: state === 'frozen',
     status: WALLET_STATUSES.find((it) => it === state),
   };
-  const before = query.get('before') || undefined;
-  const { page, goesOnAfter } = cutPage(listWallets(read, filter, { before, limit: PAGE_COUNT + 1 }), PAGE_COUNT);
-  const total = countWallets(read, filter);
+  const sorting = sortingIn(query);
+  const { page, pages } = pageOf(visit, filter, sorting);
   const states = [['', 'any state'], ...WALLET_STATUSES.map((it) => [it, it]), ['frozen', 'frozen']] as [
     string,
     string,
   ][];
-  const isFiltered = Boolean(state || filter.named || parent || (viewer.kind === 'operator' && filter.accountId));
+  const isFiltered = Boolean(
+    state || filter.named || parent || query.has('from') || (viewer.kind === 'operator' && filter.accountId),
+  );
   const empty = isFiltered
     ? html`No wallet is like that. ${link('/wallets', 'Show all')}`
     : html`There is no wallet yet. A wallet is a budget that an agent spends by its token. ${link('/wallets/new', 'Make one')}`;
   const account = viewer.kind === 'operator' && filter.accountId ? findAccount(read, filter.accountId) : undefined;
+  const isOfAll = viewer.kind === 'operator' && !account;
   const body = html`
     ${filters('/wallets', [
       ...walletField(parent, 'parent', 'Children of'),
       { name: 'name', label: 'Name', value: query.get('name') ?? '', placeholder: 'part of it' },
       { name: 'state', label: 'State', options: states, value: state },
+      { name: 'sort', label: 'Order', options: ordersOf(isOfAll), value: sorting ? (query.get('sort') as string) : '' },
     ])}
     ${card(
       parent
@@ -155,10 +180,53 @@ export function listPage(visit: Visit): Page {
         : account
           ? `Wallets of ${named(account.id, account.name)}`
           : 'Wallets',
-      html`${walletTable(visit, page, 'Wallets', empty, viewer.kind === 'operator' && !account)}${page.length > 0 && pager(page.length, total, before && address(path, query, { before: undefined }), goesOnAfter && address(path, query, { before: goesOnAfter.id }))}`,
+      html`${walletTable(visit, page, 'Wallets', empty, { withAccount: isOfAll, sortOf: (by) => sortOf(visit, by, sorting) })}${page.length > 0 && pages}`,
     )}`;
   return { title: 'Wallets', body, section: '/wallets', aside: buttonLink('/wallets/new', 'New wallet', 'primary') };
 }
+
+/** Returns one page of a list of wallets, and the links to the others. */
+function pageOf({ app, query, path }: Visit, filter: WalletFilter, sorting: Sorting | undefined) {
+  const { read } = app.ledger;
+  const total = countWallets(read, filter);
+  if (!sorting) {
+    const before = query.get('before') || undefined;
+    const { page, goesOnAfter } = cutPage(listWallets(read, filter, { before, limit: PAGE_COUNT + 1 }), PAGE_COUNT);
+    const first = before && address(path, query, { before: undefined });
+    const pages = pager(page.length, total, first, goesOnAfter && address(path, query, { before: goesOnAfter.id }));
+    return { page, pages };
+  }
+  const from = Math.min(Number(/^\d{1,6}$/.exec(query.get('from') ?? '')?.[0] ?? 0), SORTED_COUNT_MAX);
+  const { page, goesOnAfter } = cutPage(
+    sortWallets(read, filter, { ...sorting, from, limit: PAGE_COUNT + 1 }),
+    PAGE_COUNT,
+  );
+  const to = (at: number) => address(path, query, { from: at ? String(at) : undefined });
+  const pages = pager(page.length, total, from > 0 ? to(0) : undefined, goesOnAfter && to(from + PAGE_COUNT), [
+    'First',
+    'More',
+  ]);
+  const note = total > SORTED_COUNT_MAX && html`<p class="weak">Of the newest ${count(SORTED_COUNT_MAX)} alone.</p>`;
+  return { page, pages: html`${note}${pages}` };
+}
+
+/** Returns the link of a heading: to the list sorted by it, or the other way round where it is. */
+function sortOf({ path, query }: Visit, by: WalletOrder, sorting: Sorting | undefined): Column['sort'] {
+  const is = sorting?.by === by ? (sorting.isDescending ? 'descending' : 'ascending') : undefined;
+  const isLargestFirst = COLUMNS.some((it) => it.by === by && it.isLargestFirst);
+  const isDescending = is === undefined ? isLargestFirst : is === 'ascending';
+  const to = address(path, query, { sort: `${isDescending ? '-' : ''}${by}`, from: undefined, before: undefined });
+  return { to, is };
+}
+
+/** Returns the orders to choose from: also where a narrow list has no headings. */
+const ordersOf = (isOfAll: boolean): [value: string, text: string][] => [
+  ['', 'newest first'],
+  ...COLUMNS.filter(({ by }) => isOfAll || by !== 'account').flatMap(({ by, label }): [string, string][] => [
+    [`-${by}`, `${label}, descending`],
+    [by, `${label}, ascending`],
+  ]),
+];
 
 /** Shows the form that makes a wallet. */
 export function newPage(visit: Visit): Page {

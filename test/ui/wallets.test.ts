@@ -1,0 +1,131 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { openTestServer } from '../helper/server.ts';
+import { asAccount, asOperator, type Browser, tableOf } from './sample.ts';
+
+const namesOn = (html: string) => tableOf(html, 'Wallets').map((it) => (it.Name as string).split(' ')[0] as string);
+const linkOf = (html: string, text: string) =>
+  new RegExp(`href="([^"]+)">${text}</a>`).exec(html)?.[1]?.replaceAll('&amp;', '&') as string;
+
+/** Wallets of two accounts that differ in everything by which a list is sorted. */
+async function openDiffering(t: Parameters<typeof openTestServer>[0]) {
+  const purser = await openTestServer(t);
+  const other = await purser.run('account.create', { name: 'Another', creditCents: 5000 });
+  const open = (account: string, name: string, budget_cents: number, expires_in_seconds: number) =>
+    purser.run('wallet.create', { account, name, budget_cents, expires_in_seconds });
+  const ant = await open(purser.accountId, 'ant', 300, 7200);
+  const Bee = await open(other.id, 'Bee', 200, 0);
+  await open(purser.accountId, 'cat', 500, 3600);
+  const dog = await open(other.id, 'dog', 400, 86_400);
+  const eel = await open(purser.accountId, 'eel', 100, 60);
+  const chat = async (wallet: { agent_token: string }, times: number) => {
+    for (let i = 0; i < times; i++)
+      assert.equal((await purser.chat(wallet.agent_token, { model: 'flat' })).status, 200);
+  };
+  await chat(ant, 11);
+  await chat(dog, 1);
+  await chat(eel, 3);
+  purser.clock.advance(30);
+  await chat(Bee, 2);
+  await chat(ant, 1);
+  await purser.run('wallet.freeze', { id: ant.id });
+  await purser.run('wallet.close', { id: dog.id });
+  purser.clock.advance(40); // eel has expired.
+  return { purser, other };
+}
+
+/** The names by each order, smallest first. Those without a value are last in both directions. */
+const ORDERS: Record<string, [smallestFirst: string[], without?: string[]]> = {
+  name: [['ant', 'Bee', 'cat', 'dog', 'eel']],
+  state: [['cat', 'Bee', 'dog', 'eel', 'ant']], // active, active, closed, expired, frozen
+  used: [['cat', 'dog', 'Bee', 'eel', 'ant']],
+  spent: [['cat', 'dog', 'Bee', 'eel', 'ant']],
+  available: [['dog', 'eel', 'Bee', 'ant', 'cat']],
+  budget: [['eel', 'Bee', 'ant', 'dog', 'cat']],
+  last: [['dog', 'eel', 'Bee', 'ant'], ['cat']],
+  expires: [['eel', 'cat', 'ant', 'Bee'], ['dog']],
+  account: [['dog', 'Bee', 'eel', 'cat', 'ant']],
+};
+/** Those that are equal are newest first, whichever way the others go. */
+const DESCENDING: typeof ORDERS = {
+  state: [['ant', 'eel', 'dog', 'cat', 'Bee']],
+  account: [['eel', 'cat', 'ant', 'dog', 'Bee']],
+};
+
+test('wallets are sorted by every column, either way, by links of the headings and by a field', async (t) => {
+  const { purser } = await openDiffering(t);
+  const browser = await asOperator(purser);
+  const { html: plain } = await browser.get('/wallets');
+  assert.deepEqual(namesOn(plain), ['eel', 'dog', 'cat', 'Bee', 'ant']);
+  assert.doesNotMatch(plain, /aria-sort/);
+  const headings = [...plain.matchAll(/<th [^>]*><a href="\/wallets\?sort=(-?)(\w+)">/g)].map(([, , by]) => by);
+  assert.deepEqual(headings, Object.keys(ORDERS), 'each column');
+  for (const [by, [ascending, without = []]] of Object.entries(ORDERS)) {
+    const { html } = await browser.get(`/wallets?sort=${by}`);
+    assert.deepEqual(namesOn(html), [...ascending, ...without], by);
+    assert.match(html, new RegExp(`<option value="${by}" selected>`));
+    const down = await browser.get(`/wallets?sort=-${by}`);
+    const [descending] = DESCENDING[by] ?? [ascending.toReversed()];
+    assert.deepEqual(namesOn(down.html), [...descending, ...without], `-${by}`);
+    assert.match(html, new RegExp(`aria-sort="ascending"[^>]*><a href="/wallets\\?sort=-${by}">`));
+    assert.match(down.html, new RegExp(`aria-sort="descending"[^>]*><a href="/wallets\\?sort=${by}">`));
+    assert.equal(html.match(/aria-sort/g)?.length, 1);
+  }
+  const filtered = (await browser.get('/wallets?state=active&name=a&sort=name')).html;
+  assert.deepEqual(namesOn(filtered), ['ant', 'cat'], 'with the filters');
+  assert.match(linkOf(filtered, 'Spent'), /^\/wallets\?state=active&name=a&sort=-spent$/);
+  assert.deepEqual(
+    namesOn((await browser.get('/wallets?sort=secret')).html),
+    namesOn(plain),
+    'another word sorts nothing',
+  );
+  const account = await asAccount(purser);
+  const { html: own } = await account.get('/wallets?sort=-available');
+  assert.deepEqual(namesOn(own), ['cat', 'ant', 'eel']);
+  assert.doesNotMatch(own, /sort=-?account/);
+});
+
+test('a row of a wallet has what is available, and when it was last used', async (t) => {
+  const { purser } = await openDiffering(t);
+  const rows = tableOf((await (await asOperator(purser)).get('/wallets')).html, 'Wallets');
+  const cells = rows.map((it) => [it.Name, it.State, it.Spent, it.Available, it['Last used'], it.Expires]);
+  assert.deepEqual(cells, [
+    ['eel', 'expired', '0.030000000', '0.970000000', '1 min 10 s ago', '10 s ago'],
+    ['dog', 'closed', '0.010000000', '0.000000000', '1 min 10 s ago', '–'],
+    ['cat', 'active', '0.000000000', '5.000000000', 'never', 'in 58 min 50 s'],
+    ['Bee', 'active', '0.020000000', '1.980000000', '40 s ago', 'never'],
+    ['ant', 'frozen', '0.120000000', '2.880000000', '40 s ago', 'in 1 h 58 min'],
+  ]);
+});
+
+async function walk(browser: Browser, path: string): Promise<string[][]> {
+  const pages: string[][] = [];
+  for (let at = path; at; ) {
+    const { html } = await browser.get(at);
+    pages.push(namesOn(html));
+    if (pages.length > 1) assert.equal(linkOf(html, 'First'), path);
+    at = linkOf(html, 'More');
+  }
+  return pages;
+}
+
+test('a sorted list goes on by pages, and begins anew where it is sorted otherwise', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 100_000 });
+  const budgets = Array.from({ length: 110 }, (_, i) => 100 + ((i * 37) % 110));
+  for (const [i, budget_cents] of budgets.entries()) await purser.openWallet({ name: `w${i}`, budget_cents });
+  const browser = await asOperator(purser);
+  const pages = await walk(browser, '/wallets?sort=budget');
+  assert.deepEqual(
+    pages.map((it) => it.length),
+    [50, 50, 10],
+  );
+  const byBudget = budgets.map((budget, i) => ({ budget, name: `w${i}` })).sort((a, b) => a.budget - b.budget);
+  assert.deepEqual(
+    pages.flat(),
+    byBudget.map(({ name }) => name),
+  );
+  const { html } = await browser.get('/wallets?sort=budget&from=50');
+  assert.equal(linkOf(html, 'Name'), '/wallets?sort=name');
+  for (const from of ['-1', '1e3', '999999999', 'x'])
+    assert.equal((await browser.get(`/wallets?sort=budget&from=${from}`)).status, 200, from);
+});
