@@ -69,6 +69,11 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
     'a plain integer column reads a bigint as if it were a number',
   ],
   [/Date\.now\(\)/, /^(src\/base\/(clock|id)\.ts|src\/(doctor|demo)\/|test\/|bench\/|torture\/)/, 'time is handed in'],
+  [
+    /\btoISOString\(|\bDateTimeFormat\(|\.toLocale\w*String\(/,
+    /^(src\/ui\/times\.ts|(?!src\/ui\/).*)$/,
+    'one file of the page writes times, in the zone of the reader',
+  ],
   [/\.(only|skip|todo)\(/, /^test\/helper\/component\.ts$/, 'no test is left out'],
   [/@ts-ignore|@ts-nocheck/, /^$/, 'the compiler is not silenced'],
 ];

@@ -1,7 +1,7 @@
 import { VERSION } from '../files/version.ts';
 import { readAssets } from './assets.ts';
 import { EMPTY, type Html, type HtmlValue, html } from './html.ts';
-import { cents } from './parts.ts';
+import { cents, link } from './parts.ts';
 import type { Viewer } from './visit.ts';
 
 export const assets = readAssets();
@@ -96,8 +96,16 @@ function menu(viewer: Viewer, section: string | undefined): Html {
   return html`<header class="side"><a class="brand" href="/"><img src="${assets['icon.svg'].path}" alt="" width="22" height="22">Purser</a><nav aria-label="Main"><ul>${items}</ul></nav><div class="who"><span>${who}</span><form method="post" action="/sign-out" class="inline"><button class="plain">Sign out</button></form></div></header>`;
 }
 
+/** The zone of a page's times: the reader's own, or one that its address asks for; and the address that shows it in another. */
+export type PageTimes = { zone: string; isAsked: boolean; other?: string | undefined };
+
 /** Builds the whole document. `done` is the word for the result of a form. */
-export function documentOf(page: Page, viewer: Viewer | undefined, done?: string | null): Html {
+export function documentOf(
+  page: Page,
+  viewer: Viewer | undefined,
+  done?: string | null,
+  { zone, isAsked, other }: PageTimes = { zone: 'UTC', isAsked: false },
+): Html {
   const { title, body, aside = EMPTY, path = [], stream, section } = page;
   const crumbs = path.length
     ? html`<nav class="crumbs" aria-label="Path">${path.map(([href, text]) => html`<a href="${href}">${text}</a> <span aria-hidden="true">/</span> `)}</nav>`
@@ -107,5 +115,5 @@ export function documentOf(page: Page, viewer: Viewer | undefined, done?: string
   const liveMark = stream && html`<span class="live" id="live" hidden>live</span>`;
   return html`<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark"><title>${title} · Purser</title><link rel="stylesheet" href="${assets['page.css'].path}"><link rel="icon" href="${assets['icon.svg'].path}"><script src="${assets['page.js'].path}" defer></script></head>
-<body class="${viewer ? 'app' : 'outside'}"${stream && html` data-stream="${stream}"`}><a class="skip" href="#main">Skip to the content</a>${viewer && menu(viewer, section)}<main id="main" tabindex="-1">${notice}${crumbs}<div class="title"><h1>${title}</h1>${liveMark}${aside}</div>${body}<footer>Purser ${VERSION}. Times are UTC, amounts US dollars.</footer></main></body></html>`;
+<body class="${viewer ? 'app' : 'outside'}"${stream && html` data-stream="${stream}${isAsked && html`&amp;zone=${encodeURIComponent(zone)}`}"`}><a class="skip" href="#main">Skip to the content</a>${viewer && menu(viewer, section)}<main id="main" tabindex="-1">${notice}${crumbs}<div class="title"><h1>${title}</h1>${liveMark}${aside}</div>${body}<footer>Purser ${VERSION}. Times are ${zone}${other && html` (${link(other, zone === 'UTC' ? 'show your time zone' : 'show UTC')})`}, amounts US dollars.</footer></main></body></html>`;
 }

@@ -1,6 +1,6 @@
 import type { Nanos } from '../base/money.ts';
 import { formatUsd } from '../base/money.ts';
-import { duration, type StateTone, toneOf } from '../base/shown.ts';
+import { type StateTone, toneOf } from '../base/shown.ts';
 import { visible } from '../base/visible.ts';
 import { EMPTY, type Html, type HtmlValue, html } from './html.ts';
 
@@ -18,22 +18,6 @@ const UNSEEN = /^[\s\p{Cf}\p{Default_Ignorable_Code_Point}\u2800]*$/u;
 
 /** Returns the name of a wallet, an account or a key; the end of its id if no character of the name is visible. */
 export const named = (id: string, name = ''): string => (UNSEEN.test(name) ? endOf(id) : outside(name));
-
-/** Writes a time, always with its zone. The script adds the local time as a hint. */
-export function when(at: number | null | undefined, otherwise = '–'): Html | string {
-  if (at == null) return otherwise;
-  const iso = new Date(at * 1000).toISOString();
-  const text = `${iso.slice(0, 10)} ${iso.slice(11, 19)} UTC`;
-  return html`<time datetime="${iso}">${text}</time>`;
-}
-
-/** Writes the time since a moment, with the moment itself as a hint. */
-export function ago(at: number | null | undefined, now: number, otherwise = '–'): Html | string {
-  if (at == null) return otherwise;
-  const iso = new Date(at * 1000).toISOString();
-  const text = at > now ? `in ${duration(at - now)}` : `${duration(now - at)} ago`;
-  return html`<time datetime="${iso}" title="${iso.slice(0, 19).replace('T', ' ')} UTC">${text}</time>`;
-}
 
 const grouped = (whole: string) => whole.replace(/\B(?=(\d{3})+$)/g, ',');
 
@@ -63,6 +47,14 @@ export function money(amount: string | Nanos, sign = ''): Html {
   const isMinus = whole.startsWith('-');
   const shown = `${isMinus ? '−' : sign}${grouped(isMinus ? whole.slice(1) : whole)}.${digits.slice(0, 2)}`;
   return html`<data class="money" value="${text}">${shown}<span class="nano">${digits.slice(2)}</span></data>`;
+}
+
+/** Writes an amount that is whole cents without the digits below them; another to the nano, like `money`. */
+export function wholeCents(amount: Nanos): Html {
+  const text = formatUsd(amount);
+  return /\.\d\d$/.test(text)
+    ? html`<data class="money" value="${text}">${dollars(text).replace('$', '')}</data>`
+    : money(text);
 }
 
 /** Writes whole cents as dollars. */

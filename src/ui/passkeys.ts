@@ -7,8 +7,9 @@ import { installationOf } from '../ledger/installation.ts';
 import { cookie, cookieOf, type PageAddress } from './guard.ts';
 import { type Html, html } from './html.ts';
 import { below, type Page } from './layout.ts';
-import { ago, badge, buttonLink, card, form, named, outside, table, when } from './parts.ts';
+import { badge, buttonLink, card, form, named, outside, table } from './parts.ts';
 import type { Data, Go } from './sign-in.ts';
+import { ago, when } from './times.ts';
 import { isRuleInForce } from './viewer.ts';
 import { operatorOnly, run, type UiApp, type Visit } from './visit.ts';
 
@@ -83,15 +84,15 @@ export async function add(visit: Visit): Promise<Go> {
 
 /** Shows the passkeys, and the form that makes one; elsewhere than at a suitable address it says why there is none. */
 export function passkeyCard(visit: Visit): Html {
-  const { app, address, now } = visit;
+  const { app, address } = visit;
   const rows = listPasskeys(app.ledger.read)
     .filter((it) => it.removedAt === null)
     .map((it) => [
       named(it.id, it.name),
       it.origin,
       it.subject === null ? 'by a link' : outside(it.subject),
-      when(it.createdAt),
-      ago(it.lastUsedAt, now, 'never'),
+      when(it.createdAt, visit),
+      ago(it.lastUsedAt, visit, 'never'),
       isUsable(app, it)
         ? buttonLink(`/settings/passkeys/${it.id}/remove`, 'Remove')
         : html`${badge('no operator’s any more', 'warn')} ${buttonLink(`/settings/passkeys/${it.id}/remove`, 'Remove')}`,

@@ -1,7 +1,8 @@
 import { type Nanos, ZERO } from '../base/money.ts';
 import { OTHER_KEYS } from '../ledger/spending.ts';
 import { EMPTY, type Html, html } from './html.ts';
-import { brief, count, dollars, outside, table, when } from './parts.ts';
+import { brief, count, dollars, outside, table } from './parts.ts';
+import { timesIn, when } from './times.ts';
 
 // Shapes are SVG, stretched to the available width; labels are text beside them, which keeps its size. Behind each picture
 // is a table with the same figures.
@@ -69,8 +70,10 @@ function niceMaximum(value: bigint): bigint {
   return (ROUND.find((it) => it * step >= value) as bigint) * step;
 }
 
-const clock = (at: number) => `${new Date(at * 1000).toISOString().slice(11, 16)} UTC`;
-const day = (at: number) => new Date(at * 1000).toISOString().slice(0, 10);
+/** How the ends of a length of time are written: with days where it is longer than two. */
+const CLOCK = { hour: '2-digit', minute: '2-digit', timeZoneName: 'short' } as const;
+const DAY = { day: 'numeric', month: 'short', year: 'numeric' } as const;
+const endsIn = (zone: string, length: number) => timesIn(zone, length > 2 * DAY_SECONDS ? DAY : CLOCK);
 
 /** How the time of a bar is written, on the axis and in full. */
 const FORMATS: Record<Bars['every'], Record<'short' | 'long', Intl.DateTimeFormatOptions>> = {
@@ -130,11 +133,7 @@ export function spendingChart(title: string, cells: readonly Cell[], { what, ...
   }
   const heights = [...stacks.values()].map((stack) => [...stack.values()].reduce((a, b) => a + b, 0n));
   const maximum = niceMaximum(heights.reduce((a, b) => (a > b ? a : b), 0n));
-  const labels = (kind: 'short' | 'long') => {
-    const format = new Intl.DateTimeFormat('en-GB', { ...FORMATS[every][kind], timeZone: zone });
-    return (at: number) => format.format(at * 1000);
-  };
-  const long = labels('long');
+  const long = timesIn(zone, FORMATS[every].long);
 
   const shapes = [...stacks].flatMap(([at, stack]) => {
     let y = HEIGHT;
@@ -157,15 +156,15 @@ export function spendingChart(title: string, cells: readonly Cell[], { what, ...
   const rows = [...cells]
     .sort((a, b) => b.at - a.at || (a.key < b.key ? -1 : 1))
     .slice(0, ROW_COUNT_MAX)
-    .map((it) => [when(it.at), outside(it.key), dollars(it.amount)]);
+    .map((it) => [when(it.at, bars), outside(it.key), dollars(it.amount)]);
   const columns = [{ label: 'From' }, { label: what }, { label: 'Charged', kind: 'money' as const }];
-  return html`<figure class="picture">${axis(maximum, timesBelow(bars, labels('short')), html`${shapes}`, title)}<ul class="legend">${legend}</ul>${behind(html`${table(title, columns, rows)}${cells.length > rows.length && html`<p class="weak">The newest ${rows.length} of ${count(cells.length)}. A shorter time shows all of it.</p>`}`)}</figure>`;
+  return html`<figure class="picture">${axis(maximum, timesBelow(bars, timesIn(zone, FORMATS[every].short)), html`${shapes}`, title)}<ul class="legend">${legend}</ul>${behind(html`${table(title, columns, rows)}${cells.length > rows.length && html`<p class="weak">The newest ${rows.length} of ${count(cells.length)}. A shorter time shows all of it.</p>`}`)}</figure>`;
 }
 
 export type Moment = { at: number; available: Nanos; held: Nanos };
 
 /** Draws a wallet's life: the available amount as a line, and the held amount above it as a band. */
-export function walletLife(moments: readonly Moment[], until: number): Html {
+export function walletLife(moments: readonly Moment[], until: number, zone: string): Html {
   const [first] = moments;
   const last = moments.at(-1);
   if (!first || !last) return EMPTY;
@@ -181,7 +180,7 @@ export function walletLife(moments: readonly Moment[], until: number): Html {
     .map((it) => `V${y(it.available)}H${x(it.at)}`)
     .join('');
   const shapes = html`<path class="band" d="${line((it) => it.available + it.held)}${back}Z"></path><path class="line" d="${line((it) => it.available)}"></path>`;
-  const label = length > 2 * DAY_SECONDS ? day : clock;
+  const label = endsIn(zone, length);
   const title = `Available money since the wallet was opened, now ${dollars(last.available)}, and what was held`;
   return html`<figure class="picture">${axis(maximum, html`<span>${label(first.at)}</span><span>${label(until)}</span>`, shapes, title)}<ul class="legend"><li><span class="swatch line"></span>available <b>${dollars(last.available)}</b></li><li><span class="swatch held"></span>held <b>${dollars(last.held)}</b></li></ul></figure>`;
 }
@@ -199,19 +198,20 @@ export type Lease = {
 };
 
 /** Draws leases as a Gantt strip: from creation to deadline, with a line for now. */
-export function ganttOf(leases: readonly Lease[], now: number): Html {
+export function ganttOf(leases: readonly Lease[], { now, zone }: { now: number; zone: string }): Html {
   if (!leases.length) return EMPTY;
   const from = Math.min(...leases.map((it) => it.from));
   const to = Math.max(now + 60, ...leases.map((it) => it.until));
   const x = (at: number) => `${(((Math.max(from, Math.min(to, at)) - from) / (to - from)) * 100).toFixed(2)}%`;
   const width = (start: number, end: number) =>
     `${((Math.max(0, Math.min(to, end) - Math.max(from, start)) / (to - from)) * 100).toFixed(2)}%`;
+  const label = endsIn(zone, to - from);
   const rows = leases.map((it) => {
     const ready = it.readyAt ?? it.until;
     const shapes = html`<rect class="waiting" x="${x(it.from)}" width="${width(it.from, ready)}" y="4" height="12"></rect><rect class="${it.isLive ? 'used' : 'over'}" x="${x(ready)}" width="${width(ready, it.until)}" y="4" height="12"></rect>${it.isLive && html`<rect class="past" x="${x(ready)}" width="${width(ready, now)}" y="4" height="12"></rect>`}<rect class="now" x="${x(now)}" width="1" height="20"></rect>`;
     return html`<li><a href="${it.href}">${outside(it.label)}</a><svg role="img" aria-label="${outside(it.label)}: ${it.timeLeft}" width="100%" height="20">${shapes}</svg><span class="left"${it.isLive && html` data-live="${it.id}.left"`}>${it.timeLeft}</span></li>`;
   });
-  return html`<figure class="gantt"><ol>${rows}</ol><div class="x" aria-hidden="true"><span>${clock(from)}</span><span>${clock(to)}</span></div></figure>`;
+  return html`<figure class="gantt"><ol>${rows}</ol><div class="x" aria-hidden="true"><span>${label(from)}</span><span>${label(to)}</span></div></figure>`;
 }
 
 /** Returns the shapes of a `moneyBar` for the stream, by the keys of its parts: x and width. */

@@ -9,7 +9,7 @@ import { allowOf, callerNetwork, describeError, type Env, enter, onError, reques
 import type { Asset } from './assets.ts';
 import { cookieOf, PAGE_HEADERS, type PageAddress, pageAddressOf, refuseForeignForm, SESSION, ZONE } from './guard.ts';
 import { EMPTY, type Html, html } from './html.ts';
-import { assets, documentOf, type Page } from './layout.ts';
+import { assets, documentOf, type Page, type PageTimes } from './layout.ts';
 import { openLive } from './live.ts';
 import { createOnce } from './once.ts';
 import * as accounts from './pages/accounts.ts';
@@ -28,6 +28,7 @@ import { spendPage } from './pages/spend.ts';
 import * as wallet from './pages/wallet.ts';
 import * as forms from './pages/wallet-forms.ts';
 import * as wallets from './pages/wallets.ts';
+import { address as addressWith } from './parts.ts';
 import * as passkeys from './passkeys.ts';
 import { createPulse } from './pulse.ts';
 import {
@@ -49,6 +50,7 @@ import { type CsvFile, operatorOnly, type UiApp, type UiParts, type Viewer, type
 
 /** The largest form: a few fields. */
 const FORM_BYTES_MAX = 16 * 1024;
+const ZONE_LENGTH_MAX = 64;
 const ASSET_SECONDS = 365 * 86_400;
 
 /** What a page or a form answers: a page, a redirection, data for the page's script, or a file. */
@@ -248,12 +250,12 @@ function arriving(app: UiApp, challenges: Challenges, arrive: Arrive): PageHandl
     const params = c.req.param() as Record<string, string>;
     const arrival: Arrival = { app, incoming, address, challenges, params, query, form };
     try {
-      return result(c, await arrive(arrival), undefined, query);
+      return result(c, await arrive(arrival), query);
     } catch (error) {
       if (!(error instanceof Refusal) || error.code !== 'unauthenticated') throw error;
       const { message } = describeError(app, requestIdOf(c), loggedPath(c), error);
       if (form.has('next')) query.set('next', ownPath(form.get('next')));
-      return result(c, signInPage(arrival, message), undefined, query);
+      return result(c, signInPage(arrival, message), query);
     }
   });
 }
@@ -269,7 +271,7 @@ function visiting(app: UiApp, parts: UiParts, challenges: Challenges, show: Show
     const viewer = signedIn(app, c.env.incoming, address)?.viewer;
     if (!viewer) return turnAway(c, address);
     const visit = visitOf(app, parts, challenges, c, address, viewer, form);
-    return result(c, await show(visit), viewer, visit.query);
+    return result(c, await show(visit), visit.query, visit);
   });
 }
 
@@ -291,6 +293,7 @@ function visitOf(
   viewer: Viewer,
   form: URLSearchParams,
 ): Visit {
+  const query = queryOf(c);
   return {
     app,
     parts,
@@ -299,19 +302,26 @@ function visitOf(
     address,
     challenges,
     now: app.clock.now(),
-    zone: zoneOf(c.env.incoming, address),
+    zone: zoneOf(c.env.incoming, address, query),
     path: c.req.path,
     params: c.req.param() as Record<string, string>,
-    query: queryOf(c),
+    query,
     form,
     requestId: requestIdOf(c),
   };
 }
 
-/** Returns the zone in the reader's cookie; UTC without one, or where it names none. */
-function zoneOf(incoming: IncomingMessage, address: PageAddress): string {
-  const zone = cookieOf(incoming, address, ZONE) ?? '';
-  return zone !== '' && isZone(zone) ? zone : 'UTC';
+/**
+ * Returns the zone that the query asks for, or else the one in the reader's cookie; UTC without one, or where that names none.
+ * Throws `invalid_request` for a query that names none.
+ */
+function zoneOf(incoming: IncomingMessage, address: PageAddress, query: URLSearchParams): string {
+  const isKnown = (zone: string) => zone.length <= ZONE_LENGTH_MAX && isZone(zone);
+  const asked = query.get('zone')?.trim();
+  if (asked && !isKnown(asked))
+    throw new Refusal('invalid_request', 'There is no such time zone. Write it as Europe/Berlin or UTC.');
+  const zone = asked || cookieOf(incoming, address, ZONE);
+  return zone && isKnown(zone) ? zone : 'UTC';
 }
 
 function signedIn(app: UiApp, incoming: IncomingMessage, address: PageAddress) {
@@ -339,11 +349,19 @@ async function formOf(app: UiApp, c: Context<Env>): Promise<URLSearchParams> {
   }
 }
 
-function result(c: Context<Env>, shown: Shown, viewer: Viewer | undefined, query: URLSearchParams): Response {
+function result(c: Context<Env>, shown: Shown, query: URLSearchParams, visit?: Visit): Response {
   if ('to' in shown) return go(c, shown);
   if ('data' in shown) return sendData(c, shown);
   if ('csv' in shown) return sendFile(c, shown);
-  return answer(c, documentOf(shown, viewer, query.get('done')), shown.status ?? 200);
+  const times = visit && timesOf(visit, c.req.method === 'GET');
+  return answer(c, documentOf(shown, visit?.viewer, query.get('done'), times), shown.status ?? 200);
+}
+
+/** Returns the zone of a page, and the address that shows it in UTC; where its own asks for that, in the zone of the reader. */
+function timesOf({ path, query, zone }: Visit, hasAddress: boolean): PageTimes {
+  const isAsked = query.has('zone');
+  const other = addressWith(path, query, { zone: zone === 'UTC' ? undefined : 'UTC' });
+  return { zone, isAsked, other: hasAddress && (isAsked || zone !== 'UTC') ? other : undefined };
 }
 
 function answer(c: Context<Env>, document: Html, status: number): Response {

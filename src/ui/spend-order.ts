@@ -1,4 +1,4 @@
-import { isZone, type Period } from '../base/calendar.ts';
+import type { Period } from '../base/calendar.ts';
 import { Refusal } from '../base/refusal.ts';
 import { SPEND_BY, type SpendBy, type SpendScope } from '../ledger/spending.ts';
 import { listWallets, type Wallet, walletOf } from '../ledger/wallet.ts';
@@ -8,7 +8,6 @@ import type { Visit } from './visit.ts';
 
 const HOUR = 3600;
 const DAY = 86_400;
-const ZONE_LENGTH_MAX = 64;
 const NAMED_COUNT_MAX = 1000;
 const RANGE_DEFAULT = '7d';
 
@@ -32,13 +31,10 @@ export type SpendView = Span & {
 
 /** Reads the query of the page of spending. Throws `invalid_request`, `not_found` and `conflict`. */
 export function spendView(visit: Visit): SpendView {
-  const { query, now } = visit;
+  const { query, now, zone } = visit;
   const given = (name: string) => query.get(name)?.trim() || undefined;
   const by = SPEND_BY.find((it) => it === query.get('by')) ?? 'model';
   const and = SPEND_BY.find((it) => it === query.get('and') && it !== by);
-  const zone = given('zone') ?? visit.zone;
-  if (zone.length > ZONE_LENGTH_MAX || !isZone(zone))
-    throw new Refusal('invalid_request', 'There is no such time zone. Write it as Europe/Berlin or UTC.');
   const { range, text: rangeText, ...span } = spanIn(query, zone, now) ?? spanNamed(RANGE_DEFAULT, zone, now);
   const { since, until } = span;
   const only = Object.fromEntries(

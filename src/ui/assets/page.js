@@ -1,4 +1,4 @@
-// Everything works without this script. It copies, keeps figures up to date, and adds local times as hints.
+// Everything works without this script. It copies, keeps figures up to date, and tells the reader’s time zone.
 const all = (selector) => document.querySelectorAll(selector);
 
 // 'Copied' stays, so that it is also seen where it is drawn late: until something else is copied.
@@ -10,14 +10,11 @@ for (const button of all('[data-copy]')) {
   });
 }
 
-// The server counts days in the zone of the reader.
+// The server writes times, and counts days, in the zone of the reader.
 const isSecure = location.protocol === 'https:';
 const { timeZone } = new Intl.DateTimeFormat().resolvedOptions();
 // biome-ignore lint/suspicious/noDocumentCookie: the Cookie Store is only there with TLS.
 document.cookie = `${isSecure ? '__Host-' : ''}purser-zone=${timeZone}; path=/; max-age=31536000; samesite=lax${isSecure ? '; secure' : ''}`;
-
-for (const time of all('time[datetime]'))
-  time.title = new Date(time.dateTime).toLocaleString(undefined, { dateStyle: 'medium', timeStyle: 'long' });
 
 // A form is sent once.
 for (const form of all('form[method=post]'))

@@ -7,7 +7,6 @@ import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import type { Figures } from '../live.ts';
 import {
-  ago,
   badge,
   buttonLink,
   card,
@@ -25,10 +24,10 @@ import {
   pagesOf,
   plural,
   table,
-  when,
 } from '../parts.ts';
 import { type BarPart, barShapes, moneyBar } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
+import { ago, when } from '../times.ts';
 import { run, type Visit } from '../visit.ts';
 import { keysOf, keyTable, newKeyForm, newKeyPage, revokePage } from './keys.ts';
 import { centsIn, walletTable } from './wallets.ts';
@@ -130,7 +129,7 @@ export async function accountPage(visit: Visit): Promise<Page> {
     'Statement',
     [{ label: 'Time', kind: 'time' }, { label: 'What' }, { label: 'Reason' }, { label: 'Amount', kind: 'money' }],
     shown.map((it) => [
-      when(it.at),
+      when(it.at, visit),
       it.kind,
       outside(it.reason ?? ''),
       `${it.amount_cents > 0 ? '+' : ''}${cents(it.amount_cents)}`,
@@ -140,11 +139,11 @@ export async function accountPage(visit: Visit): Promise<Page> {
   const isSuspended = account.suspendedAt !== null || account.disputedAt !== null;
   const body = html`
     ${account.owedCents > 0 && html`<p class="notice bad">It owes ${cents(account.owedCents)}: a payment was taken back after its credit was spent.</p>`}
-    ${account.suspendedAt !== null && html`<p class="notice warn">Suspended ${ago(account.suspendedAt, now)}: no new wallets, holds or keys.</p>`}
+    ${account.suspendedAt !== null && html`<p class="notice warn">Suspended ${ago(account.suspendedAt, visit)}: no new wallets, holds or keys.</p>`}
     ${card(
       'Money',
       html`${moneyBar('Credit', partsOf(moneyOf(app.ledger.read, account)))}${facts([
-        ['Opened', when(account.createdAt)],
+        ['Opened', when(account.createdAt, visit)],
         ['Id', id(account.id)],
       ])}`,
       link(`/spend?account=${account.id}&by=model`, 'Spending'),

@@ -16,9 +16,9 @@ import {
   pager,
   state,
   table,
-  when,
 } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
+import { when } from '../times.ts';
 import { run, type Visit } from '../visit.ts';
 
 const EVENT_COUNT = 100;
@@ -34,7 +34,7 @@ export async function eventsPage(visit: Visit): Promise<Page> {
   const pages = pager(page.length, total, before && address(path, query, { before: undefined }), older);
   const { receivers } = app.config.events;
   const rows = page.map((it) => [
-    when(it.created_at),
+    when(it.created_at, visit),
     it.type,
     about(it.data),
     html`${it.deliveries.map((to) => html`<div>${outside(to.receiver)} ${state(to.state)}${to.error !== null && html` <span class="weak">${outside(to.error)}</span>`}</div>`)}`,

@@ -8,7 +8,8 @@ import { latestEntries } from '../../ledger/journal.ts';
 import { readVerdict, type Verification } from '../../ledger/verify.ts';
 import { type Html, html } from '../html.ts';
 import type { Page } from '../layout.ts';
-import { address, card, count, facts, form, id, link, money, outside, table, when } from '../parts.ts';
+import { address, card, count, facts, form, id, link, money, outside, table } from '../parts.ts';
+import { when } from '../times.ts';
 import type { Visit } from '../visit.ts';
 
 const ENTRY_COUNT = 100;
@@ -26,7 +27,7 @@ export function journalPage(visit: Visit, verdict?: Verification): Page {
   const head = headOf(app.ledger.read);
   const rows = entries.map((it) => [
     String(it.seq),
-    when(it.at),
+    when(it.at, visit),
     book(it.debit),
     book(it.credit),
     money(it.amount),

@@ -3,8 +3,9 @@ import { Refusal } from '../../base/refusal.ts';
 import { createAccountKey, deleteKey } from '../../http/routes/keys.ts';
 import { type Html, html } from '../html.ts';
 import type { Page } from '../layout.ts';
-import { ago, badge, buttonLink, card, copyButton, form, named, pagesOf, table, when } from '../parts.ts';
+import { badge, buttonLink, card, copyButton, form, named, pagesOf, table } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
+import { ago, when } from '../times.ts';
 import { callEndpoint, isPerson, type Visit } from '../visit.ts';
 
 const PATH = [['/keys', 'Keys']] as const;
@@ -26,8 +27,8 @@ export function keyTable(visit: Visit, keys: readonly Key[], at: string | undefi
   const rows = shown.map((it) => [
     named(it.id, it.name),
     html`<code>cnv_live_&hellip;${it.last4}</code>`,
-    when(it.createdAt),
-    ago(it.lastUsedAt, visit.now, 'never'),
+    when(it.createdAt, visit),
+    ago(it.lastUsedAt, visit, 'never'),
     it.revokedAt !== null
       ? badge('revoked')
       : at === undefined

@@ -11,7 +11,6 @@ import { below, type Page } from '../layout.ts';
 import type { Figures } from '../live.ts';
 import {
   address,
-  ago,
   buttonLink,
   card,
   count,
@@ -29,10 +28,10 @@ import {
   plural,
   state,
   table,
-  when,
 } from '../parts.ts';
 import { ganttOf, type Lease } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
+import { ago, when } from '../times.ts';
 import { accountIn, run, type Visit, walletIn, walletSeen } from '../visit.ts';
 import { PAGE_COUNT, walletField } from './wallets.ts';
 
@@ -59,9 +58,9 @@ function timeOf(it: Resource, now: number): { percent: string; text: string } {
 }
 
 /** Draws the elapsed share of a lease's time as a bar, with the rest of it in words. */
-function remainingTime(it: Resource, now: number): Html {
-  if (it.endedAt !== null) return html`ended ${ago(it.endedAt, now)}`;
-  const { percent, text } = timeOf(it, now);
+function remainingTime(visit: Visit, it: Resource): Html {
+  if (it.endedAt !== null) return html`ended ${ago(it.endedAt, visit)}`;
+  const { percent, text } = timeOf(it, visit.now);
   if (isStuck(it))
     return html`<span class="bad">${live(`${it.id}.left`, text)}; tried ${plural(it.attempts, 'time')}</span>`;
   return html`<svg class="time-left" role="img" aria-label="${percent}% of the time is over" width="100%" height="8"><rect class="past" x="0" width="${percent}%" height="8" data-live-bar="${it.id}.bar"></rect></svg>${live(`${it.id}.left`, text)}`;
@@ -108,7 +107,7 @@ export function leaseFigures({ app, now }: Pick<Visit, 'app' | 'now'>, leaseIds:
 
 /** Renders a table of leases. */
 export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Html): Html {
-  const { app, viewer, now } = visit;
+  const { app, viewer } = visit;
   const rows = leases.map((it) => {
     const wallet = findWallet(app.ledger.read, it.walletId);
     const canStop = viewer.kind === 'operator' && it.endedAt === null && it.endWanted === null;
@@ -117,7 +116,7 @@ export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Htm
       link(`/leases/${it.id}`, outside(whatIs(it))),
       html`${state(it.status)}${isKept && html` <span class="weak">kept while busy</span>`}`,
       link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name)),
-      remainingTime(it, now),
+      remainingTime(visit, it),
       money(it.charged),
       canStop ? buttonLink(`/leases/${it.id}/stop`, 'Stop') : '',
     ];
@@ -169,7 +168,7 @@ export function listPage(visit: Visit): Page {
     ? html`No lease is like that. Agents rent machines with their wallet&rsquo;s token: <code>POST /v1/compute/create</code>.`
     : html`No machines are on offer here: configure a slot under <code>compute</code> in purser.yaml.`;
   const body = html`
-    ${strip.length > 0 && card('Running now', ganttOf(strip, now), `${liveCount > strip.length ? `the newest ${strip.length} of ${count(liveCount)}, ` : ''}from the order to the deadline`)}
+    ${strip.length > 0 && card('Running now', ganttOf(strip, visit), `${liveCount > strip.length ? `the newest ${strip.length} of ${count(liveCount)}, ` : ''}from the order to the deadline`)}
     ${filters('/leases', [...walletField(wallet), { name: 'state', label: 'State', value: state, options: [['live', 'running'], ['all', 'all'], ...RESOURCE_STATUSES.map((it) => [it, it] as const)] }])}
     ${card(wallet ? `Leases of ${named(wallet.id, wallet.name)}` : 'Leases', html`${leaseTable(visit, page, empty)}${page.length > 0 && pager(page.length, total, query.get('before') ? address(path, query, { before: undefined }) : undefined, next && address(path, query, { before: next }))}`)}`;
   return { title: 'Leases', body, section: '/leases', stream: `/live?page=leases&${streamOf(page)}` };
@@ -203,14 +202,14 @@ export function leasePage(visit: Visit): Page {
     ${summary.status_reason !== undefined && html`<p class="notice info">${outside(summary.status_reason)}</p>`}
     ${card(
       'Time',
-      html`${ganttOf([{ id: it.id, label: whatIs(it), from: it.createdAt, readyAt: it.readyAt, until: it.endedAt ?? it.expiresAt, isLive: it.endedAt === null, timeLeft: timeOf(it, now).text, href: `/leases/${it.id}` }], now)}${facts(
+      html`${ganttOf([{ id: it.id, label: whatIs(it), from: it.createdAt, readyAt: it.readyAt, until: it.endedAt ?? it.expiresAt, isLive: it.endedAt === null, timeLeft: timeOf(it, now).text, href: `/leases/${it.id}` }], visit)}${facts(
         [
-          ['Ordered', when(it.createdAt)],
-          ['Ready', when(it.readyAt)],
-          ['Deadline', when(it.expiresAt)],
+          ['Ordered', when(it.createdAt, visit)],
+          ['Ready', when(it.readyAt, visit)],
+          ['Deadline', when(it.expiresAt, visit)],
           it.endedAt !== null && [
             'Ended',
-            html`${when(it.endedAt)} <span class="weak">${(it.endReason ?? '').replaceAll('_', ' ')}</span>`,
+            html`${when(it.endedAt, visit)} <span class="weak">${(it.endReason ?? '').replaceAll('_', ' ')}</span>`,
           ],
           ['Bought', duration(it.purchasedSeconds)],
           summary.keep !== undefined && ['Kept while busy', keepSentence(summary.keep)],

@@ -2,7 +2,8 @@ import { formatDecimal } from '../../base/money.ts';
 import type { CommandOutput } from '../../operator/commands.ts';
 import { type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
-import { ago, badge, card, count, outside, table } from '../parts.ts';
+import { badge, card, count, outside, table } from '../parts.ts';
+import { ago } from '../times.ts';
 import { run, type Visit } from '../visit.ts';
 
 /** Renders a price per million tokens, the usual unit for comparisons. The wire has the price of one token, scaled by 10^15. */
@@ -57,16 +58,16 @@ export async function modelsPage(visit: Visit): Promise<Page> {
     rows,
     html`No model is on offer: configure <code>router.models</code> in purser.yaml.`,
   );
-  const body = html`${card('Prices', list, 'dollars for a million tokens, and for each request')}${status !== undefined && card('Model servers', serverTable(status.upstreams, visit.now))}`;
+  const body = html`${card('Prices', list, 'dollars for a million tokens, and for each request')}${status !== undefined && card('Model servers', serverTable(status.upstreams, visit))}`;
   return { title: 'Models', body, section: '/models' };
 }
 
 /** Renders the model servers, and since when those that are down have been down. */
-export function serverTable(upstreams: CommandOutput<'status'>['upstreams'], now: number): Html {
+export function serverTable(upstreams: CommandOutput<'status'>['upstreams'], visit: Visit): Html {
   const rows = upstreams.map((it) => [
     outside(it.name),
     it.up ? (it.failing_since === null ? badge('up', 'good') : badge('failing', 'bad')) : badge('down', 'bad'),
-    ago(it.failing_since, now, ''),
+    ago(it.failing_since, visit, ''),
     html`<code>${it.base_url}</code>${!it.up && html` <span class="weak">${it.reason}</span>`}${it.failure !== null && html` <span class="weak">${outside(it.failure)}</span>`}`,
   ]);
   return table(

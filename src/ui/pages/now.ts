@@ -9,7 +9,6 @@ import { type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import type { Figures } from '../live.ts';
 import {
-  ago,
   brief,
   buttonLink,
   card,
@@ -26,6 +25,7 @@ import {
 } from '../parts.ts';
 import { spendingChart } from '../pictures.ts';
 import { chargedDaily, chargedSince, PULSE_SECONDS, spendersOf } from '../pulse.ts';
+import { ago } from '../times.ts';
 import { run, type Visit } from '../visit.ts';
 import { serverTable } from './models.ts';
 
@@ -104,7 +104,7 @@ export async function nowPage(visit: Visit): Promise<Page> {
           })
         : html`<div class="empty">No charge in the last hour.</div>`,
     )}
-    <div class="two">${card('Model servers', serverTable(status.upstreams, now))}${card('Backends', backends(status, now))}</div>`;
+    <div class="two">${card('Model servers', serverTable(status.upstreams, visit))}${card('Backends', backends(status, visit))}</div>`;
   return { title: 'Now', body, stream: '/live?page=now', section: '/' };
 }
 
@@ -259,12 +259,12 @@ function attentionItem({ tone, what, since, to, act }: Attention, now: number): 
   return html`<li class="${tone}"><span class="what">${what}</span><span class="since">${since != null && html`for ${duration(now - since)} `}${to && link(to, act ?? 'Look')}</span></li>`;
 }
 
-function backends(status: Status, now: number): Html {
+function backends(status: Status, visit: Visit): Html {
   const rows = status.backends.map((it) => [
     it.slot,
     it.backend,
     html`<span class="badge ${it.up ? 'good' : 'bad'}">${it.up ? 'up' : 'failing'}</span>`,
-    it.failing_since === null ? '' : ago(it.failing_since, now),
+    it.failing_since === null ? '' : ago(it.failing_since, visit),
   ]);
   return table(
     'Backends',

@@ -3,8 +3,9 @@ import { findOperation, type Operation } from '../../ledger/operation.ts';
 import { findWallet } from '../../ledger/wallet.ts';
 import { html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
-import { ago, buttonLink, card, dollars, facts, form, id, link, money, named, outside, state, when } from '../parts.ts';
+import { buttonLink, card, dollars, facts, form, id, link, money, named, outside, state } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
+import { ago, when } from '../times.ts';
 import { run, type Visit } from '../visit.ts';
 import { routeOf, tagsOf, tookOf } from './operations.ts';
 import { endOf, usageOf } from './wallet.ts';
@@ -17,13 +18,13 @@ function operationIn({ app, params }: Visit): Operation {
 
 /** Shows one operation: its request, hold and charge, and how it can be resolved. */
 export function operationPage(visit: Visit): Page {
-  const { app, now } = visit;
+  const { app } = visit;
   const it = operationIn(visit);
   const wallet = findWallet(app.ledger.read, it.walletId);
   const at = `/operations/${it.id}/resolve`;
   const resolution = html`<p class="actions">${buttonLink(`${at}?decision=charge`, 'It happened: charge it')}${buttonLink(`${at}?decision=release`, 'It did not happen: release it')}</p>`;
   const body = html`
-    ${it.state === 'uncertain' && html`<p class="notice bad">Its outcome is unknown since ${when(it.uncertainAt)}${it.reason !== null && html`: ${outside(it.reason)}`}.</p>`}
+    ${it.state === 'uncertain' && html`<p class="notice bad">Its outcome is unknown since ${when(it.uncertainAt, visit)}${it.reason !== null && html`: ${outside(it.reason)}`}.</p>`}
     ${card(
       'Operation',
       facts([
@@ -34,12 +35,12 @@ export function operationPage(visit: Visit): Page {
         ['Charged', it.charge === null ? '–' : money(it.charge)],
         ['Tokens', usageOf(it.usage) || '–'],
         ['Route', routeOf(visit, it) || '–'],
-        ['Begun', html`${when(it.createdAt)} <span class="weak">(${ago(it.createdAt, now)})</span>`],
+        ['Begun', html`${when(it.createdAt, visit)} <span class="weak">(${ago(it.createdAt, visit)})</span>`],
         [
           'Settled',
           it.settledAt === null
             ? '–'
-            : html`${when(it.settledAt)} <span class="weak">${endOf(it.settledBy ?? '')}, after ${tookOf(it)}</span>`,
+            : html`${when(it.settledAt, visit)} <span class="weak">${endOf(it.settledBy ?? '')}, after ${tookOf(it)}</span>`,
         ],
         it.state === 'settled' && it.reason !== null && ['Reason', outside(it.reason)],
         it.resourceId !== null && ['Lease', link(`/leases/${it.resourceId}`, it.resourceId)],

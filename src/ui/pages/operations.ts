@@ -10,23 +10,10 @@ import { limitedTo, operationWith } from '../../operator/find.ts';
 import { LISTED_STATES } from '../../wire/operation.ts';
 import { EMPTY, type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
-import {
-  address,
-  ago,
-  card,
-  type Field,
-  filters,
-  link,
-  money,
-  named,
-  outside,
-  pager,
-  state,
-  table,
-  when,
-} from '../parts.ts';
+import { address, card, type Field, filters, link, money, named, outside, pager, state, table } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
 import { RANGES, spanIn } from '../span.ts';
+import { ago, when } from '../times.ts';
 import { subjectChoices, type Visit } from '../visit.ts';
 import { tokensOf } from './wallet.ts';
 import { PAGE_COUNT } from './wallets.ts';
@@ -117,17 +104,17 @@ async function list(visit: Visit, filter: OperationFilter): Promise<Html> {
   const isEmpty = operations.length === 0 && !isLater && !isCut;
   return html`
     ${isUncertain && operations.length > 0 && html`<p class="notice info">Purser does not know whether these happened. Each keeps its hold until evidence, the policy of its model server, or you decide.</p>`}
-    ${card('Operations', html`${rowsOf(visit, operations, isUncertain)}${reached && html`<p class="weak">Searched back to ${when(reached.createdAt)}.</p>`}${!isEmpty && pages}`, isUncertain ? 'oldest first' : 'newest first')}`;
+    ${card('Operations', html`${rowsOf(visit, operations, isUncertain)}${reached && html`<p class="weak">Searched back to ${when(reached.createdAt, visit)}.</p>`}${!isEmpty && pages}`, isUncertain ? 'oldest first' : 'newest first')}`;
 }
 
 function rowsOf(visit: Visit, operations: readonly Operation[], isUncertain: boolean): Html {
-  const { app, now, query } = visit;
+  const { app, query } = visit;
   const hasReasons = operations.some((it) => it.reason !== null);
   const rows = operations.map((it) => [
     link(`/operations/${it.id}`, outside(it.subject)),
     state(it.outcome ?? it.state),
     link(`/wallets/${it.walletId}`, named(it.walletId, findWallet(app.ledger.read, it.walletId)?.name)),
-    ago(it.uncertainAt ?? it.createdAt, now),
+    ago(it.uncertainAt ?? it.createdAt, visit),
     tookOf(it),
     tokensOf(it.usage),
     routeOf(visit, it),
@@ -187,7 +174,7 @@ function fieldsOf(visit: Visit): [Field[], { more: { title: string; fields: Fiel
   const folded: Field[] = [
     { name: 'from', label: 'First day', value: text('from'), type: 'date' },
     { name: 'to', label: 'Last day', value: text('to'), type: 'date' },
-    { name: 'zone', label: 'Time zone', value: text('zone') || zone },
+    { name: 'zone', label: 'Time zone', value: zone },
     { name: 'wallet', label: 'Wallet', value: text('wallet'), placeholder: 'name or id' },
     { name: 'account', label: 'Account', value: text('account'), placeholder: 'name or id' },
     { name: 'tag', label: 'Tag', value: text('tag'), placeholder: 'team=red' },

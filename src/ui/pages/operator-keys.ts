@@ -1,8 +1,9 @@
 import { Refusal } from '../../base/refusal.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
-import { ago, badge, buttonLink, card, copyButton, form, link, named, pagesOf, table, when } from '../parts.ts';
+import { badge, buttonLink, card, copyButton, form, link, named, pagesOf, table } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
+import { ago, when } from '../times.ts';
 import { run, type Visit } from '../visit.ts';
 
 const KEY_COUNT = 25;
@@ -26,8 +27,8 @@ export async function operatorKeyCard(visit: Visit): Promise<Html> {
       named(it.id, it.name),
       html`<code>${it.prefix}&hellip;${it.last4}</code>`,
       link(`/accounts/${it.account_id}`, 'its account'),
-      when(it.created_at),
-      ago(it.last_used_at, visit.now, 'never'),
+      when(it.created_at, visit),
+      ago(it.last_used_at, visit, 'never'),
       it.revoked_at !== null ? badge('revoked') : buttonLink(`${AT}/${it.id}/revoke`, 'Revoke'),
     ]),
     'There is none. Programs of the operator use one over HTTP.',

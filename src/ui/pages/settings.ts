@@ -4,9 +4,10 @@ import { duration } from '../../base/shown.ts';
 import { installationOf } from '../../ledger/installation.ts';
 import { type Html, type HtmlValue, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
-import { ago, badge, buttonLink, card, facts, form, id, named, outside, table, when } from '../parts.ts';
+import { badge, buttonLink, card, facts, form, id, named, outside, table } from '../parts.ts';
 import { passkeyCard } from '../passkeys.ts';
 import type { Go } from '../sign-in.ts';
+import { ago, when } from '../times.ts';
 import { run, type Visit } from '../visit.ts';
 import { operatorKeyCard } from './operator-keys.ts';
 
@@ -14,13 +15,13 @@ const GIB = 1024 ** 3;
 
 /** Shows the server, its backups and its settings in force, without secrets. */
 export async function settingsPage(visit: Visit): Promise<Page> {
-  const { app, parts, now } = visit;
+  const { app, parts } = visit;
   const status = await run(visit, 'status', {});
   const installation = installationOf(app.ledger.read);
   const { backup } = app.config;
   const isFrozen = installation.frozenAt !== null;
   const freezing = isFrozen
-    ? html`<p>Frozen ${ago(installation.frozenAt, now)}${installation.freezeReason !== null && html`: ${outside(installation.freezeReason)}`}.</p>${form({ action: '/settings/unfreeze', submit: 'Take new holds again', tone: 'primary' })}`
+    ? html`<p>Frozen ${ago(installation.frozenAt, visit)}${installation.freezeReason !== null && html`: ${outside(installation.freezeReason)}`}.</p>${form({ action: '/settings/unfreeze', submit: 'Take new holds again', tone: 'primary' })}`
     : html`<p>Stops every new hold of every wallet at once. Settlements, stops and reads go on.</p><p class="actions">${buttonLink('/settings/freeze', 'Freeze everything', 'danger')}</p>`;
   const body = html`
     ${card(
@@ -35,7 +36,7 @@ export async function settingsPage(visit: Visit): Promise<Page> {
       ]),
     )}
     <div class="two">
-      ${card('Backups', html`${backupFacts(status.backup, backup, now)}${backup && form({ action: '/settings/backup', hidden: { key: parts.once.newKey() }, submit: 'Back up now' })}`)}
+      ${card('Backups', html`${backupFacts(visit, status.backup)}${backup && form({ action: '/settings/backup', hidden: { key: parts.once.newKey() }, submit: 'Back up now' })}`)}
       ${card(isFrozen ? 'Everything is frozen' : 'Emergency', freezing)}
     </div>
     ${passkeyCard(visit)}
@@ -46,7 +47,8 @@ export async function settingsPage(visit: Visit): Promise<Page> {
 }
 
 /** Shows which browsers are signed in as an operator, and how they came in: this one first. */
-function sessionTable({ app, now, viewer }: Visit): Html {
+function sessionTable(visit: Visit): Html {
+  const { app, now, viewer } = visit;
   const { read } = app.ledger;
   const names = new Map(listPasskeys(read).map((it) => [it.id, named(it.id, it.name)]));
   const isOwn = (it: { id: string }) => it.id === viewer.sessionId;
@@ -57,8 +59,8 @@ function sessionTable({ app, now, viewer }: Visit): Html {
       : it.subject !== null
         ? html`identity provider, ${outside(it.subject)}`
         : 'link',
-    when(it.createdAt),
-    ago(it.lastUsedAt, now),
+    when(it.createdAt, visit),
+    ago(it.lastUsedAt, visit),
     isOwn(it) ? badge('this one') : '',
   ]);
   const columns = [
@@ -70,13 +72,10 @@ function sessionTable({ app, now, viewer }: Visit): Html {
   return table('Sessions of operators', columns, rows);
 }
 
-function backupFacts(
-  newest: { at: number; file: string } | null,
-  planned: Visit['app']['config']['backup'],
-  now: number,
-): HtmlValue {
+function backupFacts(visit: Visit, newest: { at: number; file: string } | null): HtmlValue {
+  const { backup: planned } = visit.app.config;
   const latest =
-    newest === null ? 'none yet' : html`${when(newest.at)} <span class="weak">(${ago(newest.at, now)})</span>`;
+    newest === null ? 'none yet' : html`${when(newest.at, visit)} <span class="weak">(${ago(newest.at, visit)})</span>`;
   const every = planned
     ? html`every ${duration(planned.every)}, ${planned.keep} kept in <code>${planned.directory}</code>`
     : html`none: set <code>backup</code> in purser.yaml, or run <code>purser backup FILE</code>`;

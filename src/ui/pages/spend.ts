@@ -187,7 +187,7 @@ function fieldsOf(visit: Visit, view: SpendView): [Field[], { title: string; fie
   const narrowing: Field[] = [
     { name: 'from', label: 'First day', value: text('from'), type: 'date' },
     { name: 'to', label: 'Last day', value: text('to'), type: 'date' },
-    { name: 'zone', label: 'Time zone', value: text('zone') || zone },
+    { name: 'zone', label: 'Time zone', value: zone },
     ...(isOperator ? [{ name: 'account', label: 'Account', value: text('account'), placeholder: 'name or id' }] : []),
     { name: 'wallet', label: 'Wallet', value: text('wallet'), placeholder: 'name or id' },
     {

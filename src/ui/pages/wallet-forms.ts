@@ -11,8 +11,9 @@ import type { Wallet } from '../../ledger/wallet.ts';
 import { routerKeyRecord } from '../../wire/router.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
-import { ago, badge, buttonLink, card, cents, copyButton, form, named, outside, table, when } from '../parts.ts';
+import { badge, buttonLink, card, cents, copyButton, form, named, outside, table } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
+import { ago, when } from '../times.ts';
 import { callAsWallet, callEndpoint, run, type Visit, walletSeen } from '../visit.ts';
 import { centsIn, LIVES, lifeIn, type OpenedWallet, tokenPage } from './wallets.ts';
 
@@ -26,7 +27,7 @@ const EVERY: Record<Period, string> = {
 };
 
 /** Describes the refill of a wallet. */
-export function refillSentence(wallet: Wallet): Html {
+export function refillSentence(visit: Visit, wallet: Wallet): Html {
   const refill = refillOf(wallet);
   if (!refill) return html`none`;
   const { carry } = refill;
@@ -36,7 +37,7 @@ export function refillSentence(wallet: Wallet): Html {
       : typeof carry === 'number' && carry > 0
         ? `with at most ${cents(carry)} left over, `
         : 'plus';
-  return html`${rest} ${cents(refill.cents)} ${EVERY[refill.every]} (${refill.zone}), next ${when(wallet.refillAt)}`;
+  return html`${rest} ${cents(refill.cents)} ${EVERY[refill.every]} (${refill.zone}), next ${when(wallet.refillAt, visit)}`;
 }
 
 /** Renders the form that sets the refill of a wallet, and the one that ends it. */
@@ -135,7 +136,7 @@ export function gatewayKeyCard(visit: Visit, wallet: Wallet): Html {
   const rows = listRouterKeys(visit.app.ledger.read, wallet.id).map((it) => [
     html`<code>svc_router_&hellip;${it.last4}</code>`,
     limitsOf(it),
-    ago(it.createdAt, visit.now),
+    ago(it.createdAt, visit),
     it.revokedAt !== null
       ? badge('revoked')
       : isOperator

@@ -33,7 +33,6 @@ import { below, type Page } from '../layout.ts';
 import type { Figures } from '../live.ts';
 import {
   address,
-  ago,
   buttonLink,
   card,
   count,
@@ -52,10 +51,10 @@ import {
   shortId,
   state,
   table,
-  when,
 } from '../parts.ts';
 import { barShapes, type Moment, moneyBar, spendingChart, walletLife } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
+import { ago, when } from '../times.ts';
 import { callEndpoint, run, type Visit, walletSeen } from '../visit.ts';
 import { clientCard } from './client-settings.ts';
 import { leaseTable, streamOf } from './leases.ts';
@@ -113,22 +112,22 @@ export async function walletPage(visit: Visit): Promise<Page> {
       'Money',
       html`${moneyBar('Budget', partsOf(wallet))}${facts([
         ['Budget', live('budget', dollars(wallet.budget))],
-        ['Opened', when(wallet.createdAt)],
+        ['Opened', when(wallet.createdAt, visit)],
         [
           'Expires',
           wallet.expiresAt === null
             ? 'never'
-            : html`${when(wallet.expiresAt)} <span class="weak">(${ago(wallet.expiresAt, now)})</span>`,
+            : html`${when(wallet.expiresAt, visit)} <span class="weak">(${ago(wallet.expiresAt, visit)})</span>`,
         ],
-        wallet.closedAt !== null && ['Closed', when(wallet.closedAt)],
-        wallet.refill !== null && ['Refill', refillSentence(wallet)],
+        wallet.closedAt !== null && ['Closed', when(wallet.closedAt, visit)],
+        wallet.refill !== null && ['Refill', refillSentence(visit, wallet)],
         account !== undefined && ['Account', link(`/accounts/${wallet.accountId}`, named(account.id, account.name))],
         parent !== undefined && ['Child of', link(`/wallets/${parent.id}`, named(parent.id, parent.name))],
         ['Id', id(wallet.id)],
       ])}`,
     )}
     ${wallet.status === 'active' && html`<details class="card"><summary>Change it: budget, refill, expiry, child wallets, token, close</summary>${changes(wallet)}</details>${gatewayKeyCard(visit, wallet)}${clientCard(visit, wallet.id)}`}
-    ${steps.length > 0 && card('Its life', walletLife(momentsOf(wallet, steps), wallet.closedAt ?? now), 'what it could spend, and what was held')}
+    ${steps.length > 0 && card('Its life', walletLife(momentsOf(wallet, steps), wallet.closedAt ?? now, zone), 'what it could spend, and what was held')}
     <div class="two">
       ${card('Spent by model', spendByModel(byModel.rows, byModel.total), `${dollars(byModel.total)} in all`)}
       ${card('Spent by day', cells.length ? spendingChart('Spending by day and model', cells, { starts, every: 'day', zone, what: 'Model' }) : html`<div class="empty">Nothing was charged in the last ${SPEND_DAYS} days.</div>`)}
@@ -157,13 +156,14 @@ export function walletFigures({ app }: Pick<Visit, 'app'>, walletId: string): Fi
   };
 }
 
-function stateNotice({ app, now }: Visit, wallet: Wallet): Html {
+function stateNotice(visit: Visit, wallet: Wallet): Html {
+  const { app } = visit;
   const frozen = frozenAncestor(app.ledger.read, wallet);
   if (frozen && wallet.status === 'active')
-    return html`<p class="notice warn">Frozen ${ago(frozen.frozenAt, now)}${frozen.id !== wallet.id && html` with ${link(`/wallets/${frozen.id}`, named(frozen.id, frozen.name))}`}${frozen.freezeReason !== null && html`: ${outside(frozen.freezeReason)}`}. It spends nothing; what was running goes on and is settled.</p>`;
+    return html`<p class="notice warn">Frozen ${ago(frozen.frozenAt, visit)}${frozen.id !== wallet.id && html` with ${link(`/wallets/${frozen.id}`, named(frozen.id, frozen.name))}`}${frozen.freezeReason !== null && html`: ${outside(frozen.freezeReason)}`}. It spends nothing; what was running goes on and is settled.</p>`;
   const since = closingSince(wallet);
   if (wallet.status === 'closing' || wallet.status === 'expired')
-    return html`<p class="notice warn">It spends nothing any more${since !== null && html` since ${when(since)} (${ago(since, now)})`}, and closes as soon as everything is settled. ${wallet.cleanupAttempts > 0 && html`Attempt ${wallet.cleanupAttempts}: ${outside(wallet.cleanupError ?? 'requests are in flight')}.`}</p>`;
+    return html`<p class="notice warn">It spends nothing any more${since !== null && html` since ${when(since, visit)} (${ago(since, visit)})`}, and closes as soon as everything is settled. ${wallet.cleanupAttempts > 0 && html`Attempt ${wallet.cleanupAttempts}: ${outside(wallet.cleanupError ?? 'requests are in flight')}.`}</p>`;
   return EMPTY;
 }
 
@@ -255,7 +255,7 @@ function reasonOf({ viewer }: Visit, { reason, settledBy }: TimelineStep): Html 
 
 function movements(visit: Visit, steps: readonly TimelineStep[]): Html {
   const rows = steps.map((step) => [
-    when(step.at),
+    when(step.at, visit),
     step.what,
     html`${subjectOf(visit, step.subject)} ${usageOf(step.usage)} ${step.settledBy !== null && step.settledBy !== 'answer' && html`<span class="weak">${endOf(step.settledBy)}</span>`} ${reasonOf(visit, step)}`,
     money(step.amount, OUTWARD.has(step.what) ? '−' : '+'),
@@ -301,7 +301,7 @@ export function usageOf(usage: string | null): HtmlValue {
 
 function holdTable(visit: Visit, held: readonly Operation[]): Html {
   const rows = held.map((it) => [
-    ago(it.createdAt, visit.now),
+    ago(it.createdAt, visit),
     outside(it.subject),
     state(it.state),
     money(it.hold),
@@ -327,7 +327,7 @@ async function latestOperations(visit: Visit, wallet: Wallet): Promise<Html> {
   const filter = { walletId: wallet.id };
   const { operations, goesOnAfter } = await searchOperations(read, filter, { after: before, limit: STEP_COUNT });
   const rows = operations.map((it) => [
-    when(it.createdAt),
+    when(it.createdAt, visit),
     html`${outside(it.subject)} ${usageOf(it.usage)}`,
     state(it.outcome ?? it.state),
     money(it.charge ?? it.hold),

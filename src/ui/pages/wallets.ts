@@ -20,7 +20,6 @@ import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import {
   address,
-  ago,
   buttonLink,
   type Column,
   card,
@@ -36,8 +35,10 @@ import {
   pager,
   state,
   table,
+  wholeCents,
 } from '../parts.ts';
 import type { BarPart } from '../pictures.ts';
+import { ago } from '../times.ts';
 import { accountIn, callEndpoint, run, type Visit, walletIn } from '../visit.ts';
 
 export const PAGE_COUNT = 50;
@@ -102,9 +103,9 @@ export function walletTable(
     miniBar(it),
     money(it.spent),
     money(shownAvailable(it)),
-    money(it.budget),
-    ago(lastUsed(read, it.id), now, 'never'),
-    it.status === 'closed' ? '–' : ago(it.expiresAt, now, 'never'),
+    wholeCents(it.budget), // Only a child's may be finer.
+    ago(lastUsed(read, it.id), visit, 'never'),
+    it.status === 'closed' ? '–' : ago(it.expiresAt, visit, 'never'),
     ...(withAccount
       ? [link(`/accounts/${it.accountId}`, named(it.accountId, findAccount(read, it.accountId)?.name))]
       : []),
