@@ -104,8 +104,10 @@ test('a refill says its zone, a budget of whole cents has no digits below them, 
   await purser.run('wallet.refill', { id, refill: { cents: 500, every: 'day', zone: 'Europe/Berlin' } });
   const browser = await asOperator(purser);
   browser.cookies.set('purser-zone', 'Europe/Berlin');
+  const { html } = await browser.get(`/wallets/${id}`);
+  assert.match(html, /<h2>Its life<.*?<div class="x" aria-hidden="true"><span>14:00 CEST</s, 'an axis of hours');
   assert.match(
-    (await browser.get(`/wallets/${id}`)).html,
+    html,
     /every midnight \(Europe\/Berlin\), next <time [^>]*title="2026-03-30 22:00:00 UTC">2026-03-31 00:00:00 CEST</,
   );
   const body = { name: 'child', budget_usd: '0.1234', expires_in_seconds: 0 };
