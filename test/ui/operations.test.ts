@@ -104,6 +104,9 @@ test('operations are filtered by wallet, account, model, state, tag, time and co
       query,
     );
   }
+  const [unknown] = rowsOf((await browser.get('/operations?state=uncertain')).html);
+  assert.match(unknown?.Reason as string, /ECONNRESET|UND_ERR_SOCKET/);
+  assert.ok(rowsOf((await browser.get('/operations')).html)[0]?.For?.endsWith(unknown?.Reason as string));
   browser.cookies.set('purser-zone', 'Pacific/Kiritimati');
   assert.equal(rowsOf((await browser.get('/operations?from=2026-03-31&to=2026-03-31')).html).length, 2, 'their day');
   for (const query of ['min=1e3', 'max=five', 'from=2026-02-30', 'wallet=nobody', 'account=nobody'])

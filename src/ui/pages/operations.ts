@@ -107,24 +107,29 @@ async function list(visit: Visit, filter: OperationFilter): Promise<Html> {
     ${card('Operations', html`${rowsOf(visit, operations, isUncertain)}${reached && html`<p class="weak">Searched back to ${when(reached.createdAt, visit)}.</p>`}${!isEmpty && pages}`, isUncertain ? 'oldest first' : 'newest first')}`;
 }
 
+/** Renders operations. One of unknown outcome has neither an end nor tokens, but a reason, which needs room. */
 function rowsOf(visit: Visit, operations: readonly Operation[], isUncertain: boolean): Html {
   const { app, query } = visit;
-  const hasReasons = operations.some((it) => it.reason !== null);
-  const rows = operations.map((it) => [
-    link(`/operations/${it.id}`, outside(it.subject)),
-    state(it.outcome ?? it.state),
-    link(`/wallets/${it.walletId}`, named(it.walletId, findWallet(app.ledger.read, it.walletId)?.name)),
-    ago(it.uncertainAt ?? it.createdAt, visit),
-    tookOf(it),
-    tokensOf(it.usage),
-    routeOf(visit, it),
-    tagsOf(it).map(([name, value]) => {
+  const rows = operations.map((it) => {
+    const { reason } = it;
+    const subject = link(`/operations/${it.id}`, outside(it.subject));
+    const wallet = link(`/wallets/${it.walletId}`, named(it.walletId, findWallet(app.ledger.read, it.walletId)?.name));
+    const tags = tagsOf(it).map(([name, value]) => {
       const tag = `${name}=${value}`;
       return html`${link(address('/operations', query, { tag, after: undefined, id: undefined }), outside(tag))} `;
-    }),
-    money(it.charge ?? it.hold),
-    ...(hasReasons ? [outside(it.reason ?? '')] : []),
-  ]);
+    });
+    return [
+      isUncertain || reason === null ? subject : html`${subject} <span class="weak">${outside(reason)}</span>`,
+      state(it.outcome ?? it.state),
+      wallet,
+      ago(it.uncertainAt ?? it.createdAt, visit),
+      ...(isUncertain ? [] : [tookOf(it), tokensOf(it.usage)]),
+      routeOf(visit, it),
+      tags,
+      money(it.charge ?? it.hold),
+      ...(isUncertain ? [outside(reason ?? '')] : []),
+    ];
+  });
   return table(
     'Operations',
     [
@@ -132,12 +137,16 @@ function rowsOf(visit: Visit, operations: readonly Operation[], isUncertain: boo
       { label: 'State' },
       { label: 'Wallet' },
       { label: isUncertain ? 'Unknown since' : 'When', kind: 'time' },
-      { label: 'Took', kind: 'number' },
-      { label: 'Tokens', kind: 'number' },
+      ...(isUncertain
+        ? []
+        : [
+            { label: 'Took', kind: 'number' as const },
+            { label: 'Tokens', kind: 'number' as const },
+          ]),
       { label: 'Route' },
       { label: 'Tags' },
-      { label: 'Charged or held', kind: 'money' },
-      ...(hasReasons ? [{ label: 'Reason' }] : []),
+      { label: isUncertain ? 'Held' : 'Charged or held', kind: 'money' },
+      ...(isUncertain ? [{ label: 'Reason' }] : []),
     ],
     rows,
     isUncertain ? 'No outcome is unknown. Nothing has to be resolved.' : 'No operation is like that.',
