@@ -37,7 +37,8 @@ const KNOWN: Record<string, [count: number, why: string]> = {
   'test/compute/lease-inside.engine.test.ts': [1, SPAN],
   'test/compute/lxd.engine.test.ts': [1, SPAN],
   'test/compute/no-descriptor.engine.test.ts': [1, SPAN],
-  'test/config.test.ts': [6, SETTINGS],
+  'test/config/faults.test.ts': [2, SETTINGS],
+  'test/config/secrets.test.ts': [4, SETTINGS],
   'test/db/disk-reserve.engine.test.ts': [
     3,
     'a look at the disk is believed for a moment; what is measured is measured around it',
