@@ -490,7 +490,7 @@ test('another process of ours finds the machine again: its key, its host key and
   const deadline = now() + 900;
   await backend.extend(ref, deadline);
   const order = { command: 'echo hi', timeoutSeconds: 5, streamBytesMax: 10 };
-  for (const directory of [leases, mkdtempSync(join(tmpdir(), 'purser-leases-'))]) {
+  for (const directory of [leases, mkdtempSync(join(leases, 'another-'))]) {
     const next = openVastBackend(settingsOf(vast.url), { leases: directory, now, spacing: QUICK });
     const machine = await next.inspect(ref);
     assert.deepEqual([machine?.state, machine?.deadline], ['running', deadline]);

@@ -131,7 +131,9 @@ test('a disk that refuses to sync is told from one that is slow', async (t) => {
 });
 
 test('scheduled backups that cannot be made, or were not, are named', async (t) => {
-  const directory = join(mkdtempSync(join(tmpdir(), 'purser-doctor-')), 'backups');
+  const place = mkdtempSync(join(tmpdir(), 'purser-doctor-'));
+  t.after(() => rmSync(place, { recursive: true }));
+  const directory = join(place, 'backups');
   const { purser } = await books(t, { settings: { backup: { every: '6h', directory } } });
   const found = async () => (await doctor(purser)).get('backups');
   assert.deepEqual(await found(), {

@@ -63,7 +63,7 @@ export async function openDocker(
     ...LEAVES_THE_NETWORK_ALONE,
     ...flags,
   ];
-  let child = startEngine(command, apart);
+  let child = startEngine(command, { directory, apart });
   const docker = new Docker({ socketPath: `${directory}/docker.sock` });
   const stop = () => stopEngine({ docker, child, directory });
   try {
@@ -85,7 +85,7 @@ export async function openDocker(
       // Its containerd ends a moment later. A daemon that still sees it would wait for it in vain.
       await until('containerd has ended', async () => !isAlive(`${directory}/exec/containerd/containerd.pid`));
       for (let attempts = REVIVAL_COUNT; ; attempts--) {
-        child = startEngine(command, apart);
+        child = startEngine(command, { directory, apart });
         try {
           return await untilReady(docker, child);
         } catch (error) {
@@ -135,11 +135,19 @@ function isAlive(pidFile: string): boolean {
   }
 }
 
-/** Starts an engine, with `apart` in its own network namespace. */
-export function startEngine(command: string[], apart: boolean, env = process.env): ChildProcess {
+/** Starts an engine that works in `directory`, with `apart` in its own network namespace. */
+export function startEngine(
+  command: string[],
+  { directory, apart, env = {} }: { directory: string; apart: boolean; env?: Record<string, string> },
+): ChildProcess {
   const [program, ...args] = apart ? ['unshare', '--net', ...command] : command;
-  // Podman's conmon leaves a file `oom` where it works.
-  return spawn(program as string, args, { cwd: tmpdir(), stdio: ['ignore', 'ignore', 'pipe'], env });
+  return spawn(program as string, args, {
+    // Podman's conmon leaves a file `oom` where it works.
+    cwd: directory,
+    stdio: ['ignore', 'ignore', 'pipe'],
+    // Docker's containerd leaves its stacks in the temporary directory, Podman a copy of each image that it imports.
+    env: { ...process.env, TMPDIR: directory, ...env },
+  });
 }
 
 /** Waits until an engine that was just started answers. */

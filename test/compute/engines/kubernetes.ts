@@ -137,7 +137,11 @@ export async function openKubernetes(
     const log = openSync(at(`${name}.log`), 'a');
     const child = spawn(program as string, args, {
       cwd: directory,
-      env: { PATH: `${binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin`, LC_ALL: 'C' },
+      env: {
+        PATH: `${binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin`,
+        LC_ALL: 'C',
+        TMPDIR: directory, // containerd leaves its stacks there.
+      },
       stdio: ['pipe', log, log],
     });
     closeSync(log);

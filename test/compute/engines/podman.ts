@@ -58,8 +58,7 @@ export async function openPodman(
     `${directory}/libpod`,
   ];
   const places = [...storage, '--storage-driver', driver, '--network-config-dir', `${directory}/networks`];
-  // It leaves a copy of each image that it imports in its temporary directory.
-  const env = { ...process.env, TMPDIR: directory, CONTAINERS_CONF: conf, CONTAINERS_REGISTRIES_CONF: registries };
+  const env: Record<string, string> = { CONTAINERS_CONF: conf, CONTAINERS_REGISTRIES_CONF: registries };
   const runtime = join(directory, 'runtime');
   let command = ['podman', ...places, 'system', 'service', '--time=0', socket];
   if (rootless) {
@@ -70,7 +69,7 @@ export async function openPodman(
     command = ['unshare', '--mount', 'sh', '-c', AS_NOBODY, ids, ...command];
     Object.assign(env, { HOME: directory, XDG_RUNTIME_DIR: runtime });
   }
-  const child = startEngine(command, apart, env);
+  const child = startEngine(command, { directory, apart, env });
   const docker = new Docker({ socketPath: `${directory}/podman.sock` });
   const stop = () => stopEngine({ docker, child, directory });
   try {
