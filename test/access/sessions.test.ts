@@ -1,12 +1,13 @@
 import assert from 'node:assert/strict';
 import { createHmac, createPublicKey } from 'node:crypto';
-import test, { type TestContext } from 'node:test';
+import test, { suite, type TestContext } from 'node:test';
 import { holdTimeouts } from '../helper/held-timeouts.ts';
+import { openedOnce } from '../helper/opened-once.ts';
 import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
 import { AUDIENCE, type FakeIssuer, type Key, newKey, openIssuer } from './issuer.ts';
 
 async function open(
-  t: TestContext,
+  t: Pick<TestContext, 'after'>,
   identity: object = {},
 ): Promise<{ purser: TestServer; issuer: FakeIssuer; now: () => number }> {
   const time = handClock();
@@ -92,13 +93,16 @@ const CLAIMS: [what: string, claims: Record<string, unknown>, header?: Record<st
   ['the payload type of a refresh token', { typ: 'Refresh' }, { typ: 'JWT' }],
   ['a critical header that we do not know', {}, { crit: ['x-mine'], 'x-mine': 1 }],
 ];
-for (const [what, claims, header] of CLAIMS)
-  test(`a token with ${what} is 401, and opens no account`, async (t) => {
-    const { purser, issuer } = await open(t);
-    const answer = await account(purser, await issuer.token(claims, header));
-    assert.deepEqual([answer.status, answer.body.error.code], [401, 'unauthenticated'], answer.text);
-    assert.equal((await accounts(purser)).length, 1);
-  });
+suite('a token that is not one of ours', () => {
+  const opened = openedOnce(open);
+  for (const [what, claims, header] of CLAIMS)
+    test(`a token with ${what} is 401, and opens no account`, async () => {
+      const { purser, issuer } = opened();
+      const answer = await account(purser, await issuer.token(claims, header));
+      assert.deepEqual([answer.status, answer.body.error.code], [401, 'unauthenticated'], answer.text);
+      assert.equal((await accounts(purser)).length, 1);
+    });
+});
 
 test('where the type is asked for, only tokens that say they are access tokens sign in: an ID token without a nonce does not', async (t) => {
   const { purser, issuer } = await open(t, { token_type: 'at+jwt' });

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
-import test from 'node:test';
+import test, { suite } from 'node:test';
+import { openedOnce } from '../helper/opened-once.ts';
 import { openTestServer } from '../helper/server.ts';
 import { INTERFACE, WITH_BODY } from './interface.ts';
 import { sendRaw } from './raw.ts';
@@ -21,27 +22,30 @@ const ODD_TEXTS = [
   'a'.repeat(200),
 ];
 
-for (const { method, path, auth } of INTERFACE.filter((line) => line.path.includes('{id}')))
-  test(`${method} ${path} is a 404 for every id that is not the caller's, however it is written`, async (t) => {
-    const purser = await openTestServer(t);
-    const token = auth === 'Session' ? purser.operatorKey : purser.accountKey;
-    await assertNothingMoves(purser, async () => {
-      for (const id of ODD_IDS)
-        assertRefused(await sendRaw(purser, method, path.replace('{id}', id), { token }), 404, 'not_found', id);
+suite('any endpoint with an id', () => {
+  const opened = openedOnce(openTestServer);
+  for (const { method, path, auth } of INTERFACE.filter((line) => line.path.includes('{id}')))
+    test(`${method} ${path} is a 404 for every id that is not the caller's, however it is written`, async () => {
+      const purser = opened();
+      const token = auth === 'Session' ? purser.operatorKey : purser.accountKey;
+      await assertNothingMoves(purser, async () => {
+        for (const id of ODD_IDS)
+          assertRefused(await sendRaw(purser, method, path.replace('{id}', id), { token }), 404, 'not_found', id);
+      });
     });
-  });
 
-for (const { path, key, body } of WITH_BODY.filter((line) => 'id' in line.body))
-  test(`POST ${path} is a 404 for every id that is not the wallet's, however it is written`, async (t) => {
-    const purser = await openTestServer(t);
-    const { token } = await purser.openWallet();
-    await assertNothingMoves(purser, async () => {
-      for (const id of ODD_TEXTS) {
-        const answer = await purser.ask('POST', path, { token, key: key ? 'a' : undefined, body: { ...body, id } });
-        assertRefused(answer, 404, 'not_found', JSON.stringify(id));
-      }
+  for (const { path, key, body } of WITH_BODY.filter((line) => 'id' in line.body))
+    test(`POST ${path} is a 404 for every id that is not the wallet's, however it is written`, async () => {
+      const purser = opened();
+      const { token } = await purser.openWallet();
+      await assertNothingMoves(purser, async () => {
+        for (const id of ODD_TEXTS) {
+          const answer = await purser.ask('POST', path, { token, key: key ? 'a' : undefined, body: { ...body, id } });
+          assertRefused(answer, 404, 'not_found', JSON.stringify(id));
+        }
+      });
     });
-  });
+});
 
 test('GET /v1/resources refuses a filter or a cursor of more than 200 characters', async (t) => {
   const purser = await openTestServer(t);
@@ -81,48 +85,51 @@ test('GET /v1/resources knows no foreign wallet and no cursor that it never gave
   });
 });
 
-for (const { path, auth, body } of WITH_BODY.filter((line) => line.key)) {
-  const tokenOf = { Account: 'accountKey', Session: 'operatorKey' } as const;
+suite('any endpoint with an Idempotency-Key', () => {
+  const opened = openedOnce(openTestServer);
+  for (const { path, auth, body } of WITH_BODY.filter((line) => line.key)) {
+    const tokenOf = { Account: 'accountKey', Session: 'operatorKey' } as const;
 
-  test(`POST ${path} demands an Idempotency-Key of 1 to 128 printable ASCII characters`, async (t) => {
-    const purser = await openTestServer(t);
-    const token = auth === 'Wallet' ? (await purser.openWallet()).token : purser[tokenOf[auth]];
-    const post = (key: string | undefined) => {
-      const keyed = key === undefined ? {} : { 'idempotency-key': key };
-      return sendRaw(purser, 'POST', path, {
-        token,
-        headers: { 'content-type': 'application/json', ...keyed },
-        body: JSON.stringify(body),
+    test(`POST ${path} demands an Idempotency-Key of 1 to 128 printable ASCII characters`, async () => {
+      const purser = opened();
+      const token = auth === 'Wallet' ? (await purser.openWallet()).token : purser[tokenOf[auth]];
+      const post = (key: string | undefined) => {
+        const keyed = key === undefined ? {} : { 'idempotency-key': key };
+        return sendRaw(purser, 'POST', path, {
+          token,
+          headers: { 'content-type': 'application/json', ...keyed },
+          body: JSON.stringify(body),
+        });
+      };
+      await assertNothingMoves(purser, async () => {
+        assertRefused(await post(undefined), 400, 'idempotency_key_required');
+        const wrong = [
+          '',
+          '   ',
+          'a'.repeat(129),
+          'a'.repeat(5000),
+          'schl\u00fcssel',
+          Buffer.from('ключ').toString('latin1'),
+          'a\tb',
+          '\u00ff',
+        ];
+        for (const key of wrong) assertRefused(await post(key), 400, 'invalid_idempotency_key', JSON.stringify(key));
       });
-    };
-    await assertNothingMoves(purser, async () => {
-      assertRefused(await post(undefined), 400, 'idempotency_key_required');
-      const wrong = [
-        '',
-        '   ',
-        'a'.repeat(129),
-        'a'.repeat(5000),
-        'schl\u00fcssel',
-        Buffer.from('ключ').toString('latin1'),
-        'a\tb',
-        '\u00ff',
-      ];
-      for (const key of wrong) assertRefused(await post(key), 400, 'invalid_idempotency_key', JSON.stringify(key));
     });
-  });
 
-  test(`POST ${path} takes an Idempotency-Key of 1 and of 128 characters, and every printable one`, async (t) => {
-    const purser = await openTestServer(t);
-    const token = auth === 'Wallet' ? (await purser.openWallet()).token : purser[tokenOf[auth]];
-    const printable = String.fromCharCode(...Array.from({ length: 95 }, (_, i) => 0x20 + i)).trim();
-    for (const key of ['a', '0', 'k'.repeat(128), printable, '"', '../..', '%00', "'; drop table wallet; --"]) {
-      const answer = await purser.ask('POST', path, { token, key, body });
-      assert.ok(!/idempotency/.test(answer.body.error?.code ?? ''), `${key}: ${answer.text}`);
-      assert.notEqual(answer.status, 500, answer.text);
-    }
-    assert.deepEqual(purser.problems(), []);
-  });
-}
+    test(`POST ${path} takes an Idempotency-Key of 1 and of 128 characters, and every printable one`, async (t) => {
+      const purser = await openTestServer(t);
+      const token = auth === 'Wallet' ? (await purser.openWallet()).token : purser[tokenOf[auth]];
+      const printable = String.fromCharCode(...Array.from({ length: 95 }, (_, i) => 0x20 + i)).trim();
+      for (const key of ['a', '0', 'k'.repeat(128), printable, '"', '../..', '%00', "'; drop table wallet; --"]) {
+        const answer = await purser.ask('POST', path, { token, key, body });
+        assert.ok(!/idempotency/.test(answer.body.error?.code ?? ''), `${key}: ${answer.text}`);
+        assert.notEqual(answer.status, 500, answer.text);
+      }
+      assert.deepEqual(purser.problems(), []);
+    });
+  }
+});
 
 test('a path that does not exist is a 404, and a method that a path does not have a 405 with Allow', async (t) => {
   const purser = await openTestServer(t);

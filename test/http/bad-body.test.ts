@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import { connect } from 'node:net';
-import test from 'node:test';
+import test, { suite } from 'node:test';
+import { openedOnce } from '../helper/opened-once.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { bodyBytesMax, type Line, WITH_BODY } from './interface.ts';
 import { type RawAsked, sendRaw } from './raw.ts';
@@ -22,124 +23,131 @@ async function poster(purser: TestServer, line: Line) {
     });
 }
 
-for (const line of WITH_BODY) {
-  const { path, body } = line;
-  const json = JSON.stringify(body);
-  const bytesMax = bodyBytesMax(path);
-  const title = `POST ${path}`;
+suite('any endpoint with a body', () => {
+  const opened = openedOnce(openTestServer);
+  for (const line of WITH_BODY) {
+    const { path, body } = line;
+    const json = JSON.stringify(body);
+    const bytesMax = bodyBytesMax(path);
+    const title = `POST ${path}`;
 
-  test(`${title} refuses bytes that are no JSON text in UTF-8`, async (t) => {
-    const purser = await openTestServer(t);
-    const post = await poster(purser, line);
-    const inside = json.slice(1, -1);
-    const bodies: [what: string, body: Buffer | string][] = [
-      // A gateway key is made without a body as well.
-      ...(path === '/v1/router/key' ? [] : [['nothing', ''] as [string, string]]),
-      ['white space', ' \r\n\t '],
-      ['half of it', json.slice(0, -1)],
-      ['two of them', `${json}${json}`],
-      ['a form', 'name=agent&budget_cents=100'],
-      ['a NUL', '\0'],
-      ['NaN', '{"a":NaN}'],
-      ['a torn UTF-8 character', Buffer.from([...Buffer.from('{"a":"'), 0xc3, ...Buffer.from('"}')])],
-      ['an overlong UTF-8 character', Buffer.from([...Buffer.from('{"a":"'), 0xc0, 0xaf, ...Buffer.from('"}')])],
-      ['a surrogate in UTF-8', Buffer.from([...Buffer.from('{"a":"'), 0xed, 0xa0, 0x80, ...Buffer.from('"}')])],
-      ['Latin-1', Buffer.from('{"a":"ü"}', 'latin1')],
-      ['UTF-16', Buffer.from(json, 'utf16le')],
-      ['a byte order mark', `\ufeff${json}`],
-      ['a raw line feed in a text', `{"a":"\n"${inside ? `,${inside}` : ''}}`],
-    ];
-    await assertNothingMoves(purser, async () => {
-      for (const [what, bytes] of bodies) assertRefused(await post({ body: bytes }), 400, 'invalid_json', what);
+    test(`${title} refuses bytes that are no JSON text in UTF-8`, async () => {
+      const purser = opened();
+      const post = await poster(purser, line);
+      const inside = json.slice(1, -1);
+      const bodies: [what: string, body: Buffer | string][] = [
+        // A gateway key is made without a body as well.
+        ...(path === '/v1/router/key' ? [] : [['nothing', ''] as [string, string]]),
+        ['white space', ' \r\n\t '],
+        ['half of it', json.slice(0, -1)],
+        ['two of them', `${json}${json}`],
+        ['a form', 'name=agent&budget_cents=100'],
+        ['a NUL', '\0'],
+        ['NaN', '{"a":NaN}'],
+        ['a torn UTF-8 character', Buffer.from([...Buffer.from('{"a":"'), 0xc3, ...Buffer.from('"}')])],
+        ['an overlong UTF-8 character', Buffer.from([...Buffer.from('{"a":"'), 0xc0, 0xaf, ...Buffer.from('"}')])],
+        ['a surrogate in UTF-8', Buffer.from([...Buffer.from('{"a":"'), 0xed, 0xa0, 0x80, ...Buffer.from('"}')])],
+        ['Latin-1', Buffer.from('{"a":"ü"}', 'latin1')],
+        ['UTF-16', Buffer.from(json, 'utf16le')],
+        ['a byte order mark', `\ufeff${json}`],
+        ['a raw line feed in a text', `{"a":"\n"${inside ? `,${inside}` : ''}}`],
+      ];
+      await assertNothingMoves(purser, async () => {
+        for (const [what, bytes] of bodies) assertRefused(await post({ body: bytes }), 400, 'invalid_json', what);
+      });
     });
-  });
 
-  test(`${title} refuses lists and objects nested without end`, async (t) => {
-    const purser = await openTestServer(t);
-    const post = await poster(purser, line);
-    await assertNothingMoves(purser, async () => {
-      for (const [open, close] of [
-        ['[', ']'],
-        ['{"a":', '}'],
-        ['{"messages":[', ']}'],
-      ] as const) {
-        const levels = Math.min(100_000, Math.floor((bytesMax - 1) / (open.length + close.length)));
-        const nested = `${open.repeat(levels)}${open.endsWith(':') ? '1' : ''}${close.repeat(levels)}`;
-        assertRefused(await post({ body: nested }), 400, 'invalid_json', `${levels} levels of ${open}`);
+    test(`${title} refuses lists and objects nested without end`, async () => {
+      const purser = opened();
+      const post = await poster(purser, line);
+      await assertNothingMoves(purser, async () => {
+        for (const [open, close] of [
+          ['[', ']'],
+          ['{"a":', '}'],
+          ['{"messages":[', ']}'],
+        ] as const) {
+          const levels = Math.min(100_000, Math.floor((bytesMax - 1) / (open.length + close.length)));
+          const nested = `${open.repeat(levels)}${open.endsWith(':') ? '1' : ''}${close.repeat(levels)}`;
+          assertRefused(await post({ body: nested }), 400, 'invalid_json', `${levels} levels of ${open}`);
+          assertRefused(
+            await post({ body: open.repeat(levels) }),
+            400,
+            'invalid_json',
+            `${levels} levels of ${open}, torn`,
+          );
+        }
+      });
+    });
+
+    test(`${title} refuses a body that is not said to be plain, uncompressed JSON`, async () => {
+      const purser = opened();
+      const post = await poster(purser, line);
+      const types = [
+        'text/plain',
+        'application/x-www-form-urlencoded',
+        'multipart/form-data; boundary=a',
+        'application/jsonx',
+      ];
+      const codings = ['gzip', 'deflate', 'br', 'zstd', 'gzip, identity', 'x'.repeat(5000)];
+      await assertNothingMoves(purser, async () => {
+        for (const type of [...types, 'text/json', 'json', '', ';', '*/*', 'application/json, text/plain'])
+          assertRefused(
+            await post({ body: json, headers: { 'content-type': type } }),
+            415,
+            'unsupported_media_type',
+            type,
+          );
+        for (const coding of codings)
+          assertRefused(
+            await post({ body: json, headers: { 'content-encoding': coding } }),
+            415,
+            'unsupported_media_type',
+            coding,
+          );
+      });
+    });
+
+    test(`${title} refuses more than ${bytesMax} bytes, announced or not, before they have come to their end`, async () => {
+      const purser = opened();
+      const post = await poster(purser, line);
+      await assertNothingMoves(purser, async () => {
+        const announced = { 'content-length': String(bytesMax + 1) };
         assertRefused(
-          await post({ body: open.repeat(levels) }),
+          await post({ headers: announced, unfinished: true }),
+          413,
+          'payload_too_large',
+          'announced, never sent',
+        );
+        const endless = { 'content-length': String(Number.MAX_SAFE_INTEGER) };
+        assertRefused(await post({ headers: endless, unfinished: true }), 413, 'payload_too_large', 'endless');
+        const spaces = Buffer.alloc(bytesMax + 1, ' ');
+        assertRefused(
+          await post({ body: spaces, unfinished: true }),
+          413,
+          'payload_too_large',
+          'in chunks, without an end',
+        );
+        assertRefused(await post({ body: spaces, headers: announced }), 413, 'payload_too_large', 'sent whole');
+        assertRefused(await post({ body: spaces }), 413, 'payload_too_large', 'in chunks, whole');
+      });
+    });
+
+    test(`${title} reads a body of exactly ${bytesMax} bytes, announced or in chunks`, async () => {
+      const purser = opened();
+      const post = await poster(purser, line);
+      const bytes = Buffer.from(`${'{"a":"'.padEnd(bytesMax - 1, 'a')}"`); // one character short of JSON
+      assert.equal(bytes.length, bytesMax);
+      await assertNothingMoves(purser, async () => {
+        assertRefused(
+          await post({ body: bytes, headers: { 'content-length': String(bytesMax) } }),
           400,
           'invalid_json',
-          `${levels} levels of ${open}, torn`,
         );
-      }
+        assertRefused(await post({ body: bytes }), 400, 'invalid_json');
+      });
     });
-  });
-
-  test(`${title} refuses a body that is not said to be plain, uncompressed JSON`, async (t) => {
-    const purser = await openTestServer(t);
-    const post = await poster(purser, line);
-    const types = [
-      'text/plain',
-      'application/x-www-form-urlencoded',
-      'multipart/form-data; boundary=a',
-      'application/jsonx',
-    ];
-    const codings = ['gzip', 'deflate', 'br', 'zstd', 'gzip, identity', 'x'.repeat(5000)];
-    await assertNothingMoves(purser, async () => {
-      for (const type of [...types, 'text/json', 'json', '', ';', '*/*', 'application/json, text/plain'])
-        assertRefused(
-          await post({ body: json, headers: { 'content-type': type } }),
-          415,
-          'unsupported_media_type',
-          type,
-        );
-      for (const coding of codings)
-        assertRefused(
-          await post({ body: json, headers: { 'content-encoding': coding } }),
-          415,
-          'unsupported_media_type',
-          coding,
-        );
-    });
-  });
-
-  test(`${title} refuses more than ${bytesMax} bytes, announced or not, before they have come to their end`, async (t) => {
-    const purser = await openTestServer(t);
-    const post = await poster(purser, line);
-    await assertNothingMoves(purser, async () => {
-      const announced = { 'content-length': String(bytesMax + 1) };
-      assertRefused(
-        await post({ headers: announced, unfinished: true }),
-        413,
-        'payload_too_large',
-        'announced, never sent',
-      );
-      const endless = { 'content-length': String(Number.MAX_SAFE_INTEGER) };
-      assertRefused(await post({ headers: endless, unfinished: true }), 413, 'payload_too_large', 'endless');
-      const spaces = Buffer.alloc(bytesMax + 1, ' ');
-      assertRefused(
-        await post({ body: spaces, unfinished: true }),
-        413,
-        'payload_too_large',
-        'in chunks, without an end',
-      );
-      assertRefused(await post({ body: spaces, headers: announced }), 413, 'payload_too_large', 'sent whole');
-      assertRefused(await post({ body: spaces }), 413, 'payload_too_large', 'in chunks, whole');
-    });
-  });
-
-  test(`${title} reads a body of exactly ${bytesMax} bytes, announced or in chunks`, async (t) => {
-    const purser = await openTestServer(t);
-    const post = await poster(purser, line);
-    const bytes = Buffer.from(`${'{"a":"'.padEnd(bytesMax - 1, 'a')}"`); // one character short of JSON
-    assert.equal(bytes.length, bytesMax);
-    await assertNothingMoves(purser, async () => {
-      assertRefused(await post({ body: bytes, headers: { 'content-length': String(bytesMax) } }), 400, 'invalid_json');
-      assertRefused(await post({ body: bytes }), 400, 'invalid_json');
-    });
-  });
-}
+  }
+});
 
 test('a body is JSON whatever the case of its content type, and with a parameter', async (t) => {
   const purser = await openTestServer(t);

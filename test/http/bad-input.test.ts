@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
-import test from 'node:test';
+import test, { suite } from 'node:test';
+import { openedOnce } from '../helper/opened-once.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { type Line, WITH_BODY } from './interface.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
@@ -186,56 +187,61 @@ test('the table names every endpoint that takes a body', () => {
   assert.deepEqual([...new Set(SUBJECTS.map((it) => it.path))].sort(), WITH_BODY.map((it) => it.path).sort());
 });
 
-for (const { path, body = lineOf(path).body, required, wrong } of SUBJECTS) {
-  const line = lineOf(path);
-  const title = `POST ${path}${'provider' in body ? ` (${body.provider})` : ''}`;
+suite('any endpoint with a body, and a wrong value', () => {
+  const opened = openedOnce(openTestServer);
+  for (const { path, body = lineOf(path).body, required, wrong } of SUBJECTS) {
+    const line = lineOf(path);
+    const title = `POST ${path}${'provider' in body ? ` (${body.provider})` : ''}`;
 
-  test(`${title} refuses every wrong value of every field, names the field, and moves nothing`, async (t) => {
-    const purser = await openTestServer(t);
-    const token = (await tokensOf(purser))[line.auth];
-    const post = (text: string) =>
-      purser.ask('POST', path, { token, key: line.key ? randomUUID() : undefined, body: text });
+    test(`${title} refuses every wrong value of every field, names the field, and moves nothing`, async (t) => {
+      const purser = opened();
+      const token = (await tokensOf(purser))[line.auth];
+      const post = (text: string) =>
+        purser.ask('POST', path, { token, key: line.key ? randomUUID() : undefined, body: text });
 
-    await assertNothingMoves(purser, async () => {
-      for (const [field, values] of Object.entries(wrong))
-        for (const [what, json] of values)
-          await t.test(`${field} that is ${what}`, async () => {
-            const answer = await post(bodyWith(body, field, json));
-            assertRefused(answer, 400, 'invalid_request', bodyWith(body, field, json));
+      await assertNothingMoves(purser, async () => {
+        for (const [field, values] of Object.entries(wrong))
+          for (const [what, json] of values)
+            await t.test(`${field} that is ${what}`, async () => {
+              const answer = await post(bodyWith(body, field, json));
+              assertRefused(answer, 400, 'invalid_request', bodyWith(body, field, json));
+              assert.match(
+                answer.body.error.message,
+                new RegExp(`\\b${field.split('.')[0]}\\b`),
+                'the message names the field',
+              );
+            });
+        for (const field of required)
+          await t.test(`${field} left out`, async () => {
+            const answer = await post(bodyWith(body, field, undefined));
+            assertRefused(answer, 400, 'invalid_request');
             assert.match(
               answer.body.error.message,
               new RegExp(`\\b${field.split('.')[0]}\\b`),
               'the message names the field',
             );
           });
-      for (const field of required)
-        await t.test(`${field} left out`, async () => {
-          const answer = await post(bodyWith(body, field, undefined));
-          assertRefused(answer, 400, 'invalid_request');
-          assert.match(
-            answer.body.error.message,
-            new RegExp(`\\b${field.split('.')[0]}\\b`),
-            'the message names the field',
+        for (const [what, json] of noObject)
+          await t.test(`${what} for the whole body`, async () =>
+            assertRefused(await post(json), 400, 'invalid_request'),
           );
-        });
-      for (const [what, json] of noObject)
-        await t.test(`${what} for the whole body`, async () => assertRefused(await post(json), 400, 'invalid_request'));
-      for (const text of [
-        '{"a":NaN}',
-        '{"a":Infinity}',
-        '{"a":0x64}',
-        '{"a":1,}',
-        "{'a':1}",
-        '{"a":1}{}',
-        '{"a":01}',
-        '\ufeff{}',
-      ])
-        await t.test(`${JSON.stringify(text)}, which is no JSON`, async () =>
-          assertRefused(await post(text), 400, 'invalid_json'),
-        );
+        for (const text of [
+          '{"a":NaN}',
+          '{"a":Infinity}',
+          '{"a":0x64}',
+          '{"a":1,}',
+          "{'a':1}",
+          '{"a":1}{}',
+          '{"a":01}',
+          '\ufeff{}',
+        ])
+          await t.test(`${JSON.stringify(text)}, which is no JSON`, async () =>
+            assertRefused(await post(text), 400, 'invalid_json'),
+          );
+      });
     });
-  });
-}
+  }
+});
 
 // Design 2.5: refused where the interface forbids them, ignored elsewhere; an option of a gateway key that binds nothing
 // would be a false promise, so unknown ones are refused too.

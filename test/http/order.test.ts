@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
-import test from 'node:test';
+import test, { suite } from 'node:test';
+import { openedOnce } from '../helper/opened-once.ts';
 import { openTestServer } from '../helper/server.ts';
 import { WITH_BODY } from './interface.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
@@ -9,18 +10,21 @@ import { assertNothingMoves, assertRefused } from './refused.ts';
 
 const GARBAGE = { body: '{"torn', headers: { 'content-type': 'text/plain', 'content-encoding': 'gzip' } };
 
-for (const { path, auth } of WITH_BODY) {
-  test(`POST ${path}: who asks comes before what, and the scope before the body`, async (t) => {
-    const purser = await openTestServer(t);
-    const { token } = await purser.openWallet();
-    const wrongScope = auth === 'Account' ? token : purser.accountKey;
-    await assertNothingMoves(purser, async () => {
-      assertRefused(await purser.ask('POST', path, { token: 'cnv_live_nobody', ...GARBAGE }), 401, 'unauthenticated');
-      assertRefused(await purser.ask('POST', path, GARBAGE), 401, 'unauthenticated');
-      assertRefused(await purser.ask('POST', path, { token: wrongScope, ...GARBAGE }), 403, 'wrong_token_scope');
+suite('any endpoint with a body', () => {
+  const opened = openedOnce(openTestServer);
+  for (const { path, auth } of WITH_BODY) {
+    test(`POST ${path}: who asks comes before what, and the scope before the body`, async () => {
+      const purser = opened();
+      const { token } = await purser.openWallet();
+      const wrongScope = auth === 'Account' ? token : purser.accountKey;
+      await assertNothingMoves(purser, async () => {
+        assertRefused(await purser.ask('POST', path, { token: 'cnv_live_nobody', ...GARBAGE }), 401, 'unauthenticated');
+        assertRefused(await purser.ask('POST', path, GARBAGE), 401, 'unauthenticated');
+        assertRefused(await purser.ask('POST', path, { token: wrongScope, ...GARBAGE }), 403, 'wrong_token_scope');
+      });
     });
-  });
-}
+  }
+});
 
 test('the scope comes before ids and queries: nobody learns of ids with a token of another kind', async (t) => {
   const purser = await openTestServer(t);
