@@ -17,7 +17,7 @@ const HONEST_COUNT = 4;
 /** What the attacker's own process needs. */
 const OWN_FILE_COUNT = 4096;
 const WARM_COUNT = 200;
-const BUDGET_CENTS = '500000';
+const BUDGET_CENTS = 500_000;
 
 export type Raw = { socket: net.Socket; text: string; closed: Promise<void>; isClosed: boolean };
 export type Attacked = {
@@ -68,11 +68,10 @@ export async function underAttack(
   const command = ['prlimit', `--nofile=${openFiles}:${openFiles}`, EXECUTABLE];
   const purser = installation(t, { upstream, command, settings, ...limits });
   const server = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100000000c');
+  await purser.operate('account.credit', { id: 'default', cents: 100_000_000 });
   const wallet = async () => {
-    const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', BUDGET_CENTS];
-    return (await purser.json(...create)).agent_token as string;
+    const order = { account: 'default', name: 'agent', budget_cents: BUDGET_CENTS };
+    return (await purser.operate('wallet.create', order)).agent_token;
   };
   const stolen = await wallet();
   const honest = honestClient(server, await wallet());

@@ -132,10 +132,9 @@ async function live(t: TestContext, env: Record<string, string>) {
   const variables = { ...env, ...services };
   const purser = installation(t, { upstream: { url: upstream.url, key: upstreamKey }, settings, env: variables });
   const server = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '5000c');
-  const { key: operator } = await purser.json('operator-key', 'mint');
-  const { key: account } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'ci');
+  await purser.operate('account.credit', { id: 'default', cents: 5000 });
+  const { key: operator } = await purser.operate('operator-key.mint', {});
+  const { key: account } = await purser.operate('key.create', { account: 'default', name: 'ci' });
   const body = { name: 'agent', budget_cents: 1000 };
   const wallet = (await server.ask('POST', '/v1/wallets', { token: account, key: 'w', body })).body;
   const spare = (await server.ask('POST', '/v1/wallets', { token: operator, key: 's', body })).body;

@@ -1,7 +1,6 @@
 import type { Installation } from '../helper/executable.ts';
 
 export async function walletWith(purser: Installation): Promise<{ id: string; agent_token: string }> {
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000c');
-  return purser.json('wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '500');
+  await purser.operate('account.credit', { id: 'default', cents: 1000 });
+  return purser.operate('wallet.create', { account: 'default', name: 'agent', budget_cents: 500 });
 }

@@ -158,9 +158,8 @@ export async function openGateway(t: TestContext) {
   const router = { upstreams: [{ name: 'local', base_url: upstream.url, timeout_seconds: 300 }], models: MODELS };
   const purser = installation(t, { settings: { router } });
   const serving = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '10000c');
-  const { key } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'test');
+  await purser.operate('account.credit', { id: 'default', cents: 10_000 });
+  const { key } = await purser.operate('key.create', { account: 'default', name: 'test' });
   const wire = await openWire(t, `${serving.url}/v1/router`);
   const tokens: string[] = [];
 

@@ -28,8 +28,8 @@ test('names of wallets, accounts and models are offered while a server runs, and
   assert.deepEqual(await candidates('wallet', 'close', ''), []);
   assert.deepEqual(await candidates('spend', '--account', ''), []);
   await purser.serve();
-  await purser.json('account', 'credit', 'default', '20.00');
-  const make = (name: string) => purser.json('wallet', 'create', '--name', name, '--budget', '1.00');
+  await purser.operate('account.credit', { id: 'default', cents: 2000 });
+  const make = (name: string) => purser.operate('wallet.create', { account: 'default', name, budget_cents: 100 });
   await make('agent-7');
   const twice = [await make('twice'), await make('twice')];
   const hostile = await make('a b; rm -rf / $(id)');

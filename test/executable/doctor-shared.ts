@@ -31,9 +31,9 @@ export async function doctor(purser: Installation) {
 /** Books with some entries, and nobody who serves them. */
 export async function books(t: TestContext, options: InstallationOptions = {}) {
   const purser = installation(t, options);
-  await (await purser.serve()).stop();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000c');
+  const server = await purser.serve();
+  await purser.operate('account.credit', { id: 'default', cents: 1000 });
+  await server.stop();
   const findingOf = async (name: string, by = purser) => {
     const { checks } = JSON.parse((await by.cli('--json', 'doctor')).stdout) as { checks: Check[] };
     return checks.find((it) => it.name === name) as Check;

@@ -55,10 +55,9 @@ test('a server listens where PURSER_LISTEN says, and hands out PURSER_PUBLIC_URL
   const purser = installation(t, { settings: { listen: '192.0.2.1:1' }, env });
   const server = await purser.serve();
   assert.match(server.url, /^http:\/\/127\.0\.0\.1:\d+$/);
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '500c');
-  const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'n', '--budget-cents', '100'];
-  assert.equal((await purser.json(...create)).env.SVC_BROKER_URL, 'https://purser.example');
+  await purser.operate('account.credit', { id: 'default', cents: 500 });
+  const create = { account: 'default', name: 'n', budget_cents: 100 };
+  assert.equal((await purser.operate('wallet.create', create)).env.SVC_BROKER_URL, 'https://purser.example');
 });
 
 test('an address that is taken is said in a sentence, with exit 1', async (t) => {

@@ -20,12 +20,11 @@ test('kill -9 loses no event, and the commands list and resend them, with a serv
     env: { RECEIVER: receiver.url, EVENTS_SECRET: SECRET },
   });
   let server = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '5000c');
+  await purser.operate('account.credit', { id: 'default', cents: 5000 });
   const closed: string[] = [];
   for (let i = 0; i < 5; i++) {
-    const options = ['--account', accounts[0].id, '--name', `agent ${i}`, '--budget-cents', '100'];
-    const { id } = await purser.json('wallet', 'create', ...options);
+    const order = { account: 'default', name: `agent ${i}`, budget_cents: 100 };
+    const { id } = await purser.operate('wallet.create', order);
     await purser.json('wallet', 'close', id);
     closed.push(id);
   }

@@ -155,11 +155,10 @@ test(`a credit that is killed at any moment and repeated with its key is there o
 });
 
 async function fund(purser: Installation): Promise<{ accountId: string; key: string }> {
-  await (await purser.serve()).stop();
-  const { accounts } = await purser.json('account', 'list');
-  const accountId = accounts[0].id;
-  await purser.json('account', 'credit', accountId, `${CREDIT_CENTS}c`);
-  const { key } = await purser.json('key', 'create', '--account', accountId, '--name', 'clients');
+  const server = await purser.serve();
+  const { id: accountId } = await purser.operate('account.credit', { id: 'default', cents: CREDIT_CENTS });
+  const { key } = await purser.operate('key.create', { account: accountId, name: 'clients' });
+  await server.stop();
   return { accountId, key };
 }
 

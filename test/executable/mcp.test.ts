@@ -6,10 +6,9 @@ import { connectMcp } from '../helper/mcp.ts';
 test('the executable serves the wallet as MCP, and its key buys one child for a repeated call', async (t) => {
   const purser = installation(t);
   const server = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '2000c');
-  const order = ['--account', accounts[0].id, '--name', 'a', '--budget-cents', '500'];
-  const { agent_token: token } = await purser.json('wallet', 'create', ...order);
+  await purser.operate('account.credit', { id: 'default', cents: 2000 });
+  const order = { account: 'default', name: 'a', budget_cents: 500 };
+  const { agent_token: token } = await purser.operate('wallet.create', order);
   const client = await connectMcp(t, server.url, token);
   assert.equal((await client.listTools()).tools.length, 22);
   const child = { name: 'b', budget_usd: '2.00', idempotency_key: 'once' };

@@ -10,10 +10,9 @@ test('a stock OpenAI client gets an answer with a wallet token, and the budget s
   upstream.handle = completion({ prompt_tokens: 12, completion_tokens: 34, total_tokens: 46 });
   const purser = installation(t, { upstream });
   const serving = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000c');
-  const opened = ['wallet', 'create', '--account', accounts[0].id, '--name', 'sdk', '--budget-cents', '100'];
-  const { agent_token: token } = await purser.json(...opened);
+  await purser.operate('account.credit', { id: 'default', cents: 1000 });
+  const opened = { account: 'default', name: 'sdk', budget_cents: 100 };
+  const { agent_token: token } = await purser.operate('wallet.create', opened);
 
   const client = new OpenAI({ baseURL: `${serving.url}/v1`, apiKey: token });
   const call = (key: string, maxTokens = 50) =>

@@ -7,9 +7,9 @@ import { installation } from '../helper/executable.ts';
 /** Books that nobody serves, a place for backups, and a backup there. */
 export async function openBackedUp(t: TestContext) {
   const purser = installation(t);
-  await (await purser.serve()).stop();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000c');
+  const server = await purser.serve();
+  await purser.operate('account.credit', { id: 'default', cents: 1000 });
+  await server.stop();
   const place = mkdtempSync(join(tmpdir(), 'purser-backups-'));
   t.after(() => rmSync(place, { recursive: true, force: true }));
   const backup = join(place, 'backup.db');

@@ -14,10 +14,9 @@ test('SIGHUP and purser reload read the settings again; a chat in flight is answ
   const original = readFileSync(file, 'utf8');
   const settings = parse(original);
   const server = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000c');
-  const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '500'];
-  const { agent_token: token } = await purser.json(...create);
+  await purser.operate('account.credit', { id: 'default', cents: 1000 });
+  const create = { account: 'default', name: 'agent', budget_cents: 500 };
+  const { agent_token: token } = await purser.operate('wallet.create', create);
   const chat = (model: string, key: string) =>
     server.ask('POST', '/v1/chat/completions', {
       token,
@@ -92,10 +91,9 @@ test('SIGHUP never ends the process: not during the start, where it reads the se
   const server = await launched.serving;
   await server.logged('reloaded');
 
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000c');
-  const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '500'];
-  const { agent_token: token } = await purser.json(...create);
+  await purser.operate('account.credit', { id: 'default', cents: 1000 });
+  const create = { account: 'default', name: 'agent', budget_cents: 500 };
+  const { agent_token: token } = await purser.operate('wallet.create', create);
   const late = gate();
   upstream.handle = late.handler;
   const inFlight = server.ask('POST', '/v1/chat/completions', {

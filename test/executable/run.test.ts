@@ -21,8 +21,7 @@ const PRINT = `console.log(JSON.stringify(${JSON.stringify(NAMES)}.map((name) =>
 test('a program runs with a wallet of its own, which is closed when it ends; its exit code passes', async (t) => {
   const purser = installation(t);
   const server = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '2000c');
+  await purser.operate('account.credit', { id: 'default', cents: 2000 });
   const ran = await purser.cli(
     'run',
     '--budget',
@@ -62,8 +61,7 @@ test('a program runs with a wallet of its own, which is closed when it ends; its
 test('a signal reaches the program, and the wallet is closed before it shows', async (t) => {
   const purser = installation(t);
   await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '2000c');
+  await purser.operate('account.credit', { id: 'default', cents: 2000 });
   const wait = `process.on('SIGTERM', () => { console.log('ending'); process.exitCode = 3; clearInterval(timer) }); console.log('ready'); const timer = setInterval(() => {}, 1000)`;
   const args = ['--data', purser.directory, 'run', '--budget', '5.00', '--', process.execPath, '-e', wait];
   const child = spawn(EXECUTABLE, args, { stdio: ['ignore', 'pipe', 'pipe'] });
@@ -81,8 +79,7 @@ test('a signal reaches the program, and the wallet is closed before it shows', a
 test('the master key is not handed to the program', async (t) => {
   const purser = installation(t, { env: { PURSER_MASTER_KEY: randomBytes(32).toString('hex') } });
   await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '2000c');
+  await purser.operate('account.credit', { id: 'default', cents: 2000 });
   const ran = await purser.cli('run', '--budget', '5.00', '--', 'sh', '-c', 'env | grep -c PURSER_MASTER_KEY');
   assert.deepEqual([ran.code, ran.stdout], [1, '0\n'], ran.stderr);
 });

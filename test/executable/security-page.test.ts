@@ -20,10 +20,9 @@ test('what was asked is kept nowhere, what was answered in the database alone, a
   };
   const purser = installation(t, { upstream, settings: { log_level: 'debug' } });
   const server = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000c');
-  const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '500'];
-  const { agent_token: token } = await purser.json(...create);
+  await purser.operate('account.credit', { id: 'default', cents: 1000 });
+  const create = { account: 'default', name: 'agent', budget_cents: 500 };
+  const { agent_token: token } = await purser.operate('wallet.create', create);
   const body = { model: 'chat', messages: [{ role: 'user', content: prompt }], max_tokens: 100 };
   const asked = await server.ask('POST', '/v1/chat/completions', { token, key: randomUUID(), body });
   assert.equal(asked.body.answer, answer);

@@ -10,10 +10,9 @@ export const chat = (server: Serving, token: string, key: string) =>
   server.ask('POST', '/v1/chat/completions', { token, key, body: chatBody });
 
 export async function walletOf(purser: Installation): Promise<{ id: string; token: string }> {
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100000c');
-  const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '50000'];
-  const { id, agent_token: token } = await purser.json(...create);
+  await purser.operate('account.credit', { id: 'default', cents: 100_000 });
+  const create = { account: 'default', name: 'agent', budget_cents: 50_000 };
+  const { id, agent_token: token } = await purser.operate('wallet.create', create);
   return { id, token };
 }
 

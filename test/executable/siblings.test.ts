@@ -19,10 +19,9 @@ test('siblings on one dollar wait for each other; a kill leaves one hold, which 
   const settings = { router: { upstreams: [local], models: [LONG] } };
   const purser = installation(t, { upstream, settings });
   let server = await purser.serve();
-  const [{ id: account }] = (await purser.json('account', 'list')).accounts;
-  await purser.json('account', 'credit', account, '1000c');
-  const wallet = ['wallet', 'create', '--account', account, '--name', 'agent', '--budget-cents', '100'];
-  const { agent_token: token } = await purser.json(...wallet);
+  await purser.operate('account.credit', { id: 'default', cents: 1000 });
+  const order = { account: 'default', name: 'agent', budget_cents: 100 };
+  const { agent_token: token } = await purser.operate('wallet.create', order);
   const { body: key } = await server.ask('POST', '/v1/router/key', { token, body: {} });
   const ask = (at: Serving, it: object) =>
     at.ask('POST', '/v1/router/chat/completions', { token: key.api_key, body: it });

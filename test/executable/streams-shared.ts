@@ -25,10 +25,9 @@ export async function serveStreams(
   const upstreams = [{ name: 'local', base_url: upstream.url, timeout_seconds: 600 }];
   const purser = installation(t, { settings: { router: { upstreams, models: MODELS, uncertain }, ...settings } });
   const server = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000000c');
-  const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '1000000'];
-  const { id, agent_token: token } = await purser.json(...create);
+  await purser.operate('account.credit', { id: 'default', cents: 1_000_000 });
+  const create = { account: 'default', name: 'agent', budget_cents: 1_000_000 };
+  const { id, agent_token: token } = await purser.operate('wallet.create', create);
   const { body } = await server.ask('POST', '/v1/router/key', { token, body: {} });
   const wallet = { id, token, key: body.api_key };
   const stream = (more: object = {}, key?: string) =>

@@ -48,13 +48,13 @@ Next, in another terminal:
 test('what cannot be undone is asked about on a terminal; --yes and scripts are not', async (t) => {
   const purser = installation(t);
   await purser.serve();
-  await purser.json('account', 'credit', 'default', '1000c');
+  await purser.operate('account.credit', { id: 'default', cents: 1000 });
   const create = async (name: string) =>
-    (await purser.json('wallet', 'create', '--name', name, '--budget-cents', '100')).id as string;
+    (await purser.operate('wallet.create', { account: 'default', name, budget_cents: 100 })).id;
   const id = await create('one');
   const close = (...more: string[]) =>
     onTerminal(t, [EXECUTABLE, '--data', purser.directory, 'wallet', 'close', ...more]);
-  const status = async (of: string) => (await purser.json('wallet', 'show', of)).status;
+  const status = async (id: string) => (await purser.operate('wallet.show', { id })).status;
   for (const answer of ['n\n', '\n', 'what\n', '\u0004', '\u0003']) {
     const asked = close('one');
     await asked.shows(/Close the wallet one for good\? Tokens end, and machines are destroyed\. \[y\/N\] /);

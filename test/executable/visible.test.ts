@@ -13,10 +13,9 @@ test('no control or bidirectional character from outside reaches a terminal or t
   const upstream = await openUpstream(t);
   const purser = installation(t, { upstream });
   const server = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '10000c');
-  const create = ['wallet', 'create', '--account', accounts[0].id, '--name', NAME, '--budget-cents', '500'];
-  const { id, agent_token: token } = await purser.json(...create);
+  await purser.operate('account.credit', { id: 'default', cents: 10_000 });
+  const create = { account: 'default', name: NAME, budget_cents: 500 };
+  const { id, agent_token: token } = await purser.operate('wallet.create', create);
   upstream.handle = failure(400, { error: { message: ODD } });
   const body = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 10 };
   const answer = await server.ask('POST', '/v1/chat/completions', { token, key: randomUUID(), body });
@@ -41,7 +40,7 @@ test('no control or bidirectional character from outside reaches a terminal or t
   assert.doesNotMatch(stderr, RAW);
   assert.match(stderr, /\\u001b\[31m/);
   const words = ODD.replaceAll('\0', '');
-  for (const args of [[words], ['wallet', 'list', `--${words}`], ['account', 'credit', accounts[0].id, words]]) {
+  for (const args of [[words], ['wallet', 'list', `--${words}`], ['account', 'credit', 'default', words]]) {
     const wrong = await purser.cli(...args);
     assert.equal(wrong.code, 2, wrong.stderr);
     assert.doesNotMatch(wrong.stdout + wrong.stderr, RAW, 'a usage error quotes what it does not understand');

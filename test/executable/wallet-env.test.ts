@@ -27,10 +27,8 @@ async function openPurser(t: TestContext, settings: Record<string, unknown> = {}
   const router = { upstreams: [{ name: 'local', base_url: upstream.url }], models };
   const purser = installation(t, { settings: { router, ...settings } });
   const serving = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '1000c');
-  const open = (name: string) =>
-    purser.json('wallet', 'create', '--account', accounts[0].id, '--name', name, '--budget', '1.00');
+  await purser.operate('account.credit', { id: 'default', cents: 1000 });
+  const open = (name: string) => purser.operate('wallet.create', { account: 'default', name: name, budget_cents: 100 });
   return { purser, serving, upstream, server, open };
 }
 

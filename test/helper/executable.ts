@@ -7,6 +7,9 @@ import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Agent, request as send } from 'undici';
 import { stringify } from 'yaml';
+import { files } from '../../src/files/data-directory.ts';
+import { askServer } from '../../src/operator/ask.ts';
+import type { CommandInput, CommandName, CommandOutput } from '../../src/operator/commands.ts';
 import { MODELS } from './models.ts';
 import type { Answer, Asked } from './server.ts'; // Its types alone: the module loads all of Purser, in half a second.
 import { waitFor } from './waiting.ts';
@@ -50,6 +53,11 @@ export type Installation = {
   cli(...args: string[]): Promise<Said>;
   /** Runs a command with --json, which has to succeed. Returns the JSON value on stdout. */
   json(...args: string[]): Promise<Answer['body']>;
+  /**
+   * Runs a command on the running server, by its socket, as the command line does. For what a test only prepares: a process for
+   * each command takes most of the time of such a test.
+   */
+  operate<N extends CommandName>(name: N, input: CommandInput<N>): Promise<CommandOutput<N>>;
   /** Starts `purser serve` and waits until it serves. */
   serve(...args: string[]): Promise<Serving>;
   /** Starts one command and does not wait. `serving` rejects if it ends before it serves. */
@@ -104,6 +112,11 @@ export function installation(t: Pick<TestContext, 'after'>, options: Installatio
       const said = await own.cli('--json', ...args);
       assert.equal(said.code, 0, `purser ${args.join(' ')} failed: ${said.stdout}${said.stderr}`);
       return JSON.parse(said.stdout);
+    },
+    async operate(name, input) {
+      const answer = await askServer(files(directory).socket, name, input);
+      assert(answer, `a server runs that can be asked for ${name}`);
+      return answer.value as never;
     },
     serve: (...args) => own.launch('serve', ...args).serving,
     launch(...args) {
