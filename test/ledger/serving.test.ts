@@ -13,6 +13,7 @@ import { post } from '../../src/ledger/journal.ts';
 import { serve } from '../../src/main/serve.ts';
 import { urlOf } from '../../src/net/listen.ts';
 import { writeWith } from '../helper/closures.ts';
+import { startProgramsQuickly } from '../helper/quick-programs.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
 
@@ -172,6 +173,7 @@ for (const [name, { named }] of Object.entries(FAULTS)) {
 }
 
 test('an accepted fault that is gone makes no room for another, whether a start or a running server sees that it is gone', async (t) => {
+  startProgramsQuickly(t);
   const purser = await openTestServer(t);
   await purser.openWallet();
   await purser.close();
@@ -286,6 +288,7 @@ test('a break that is older than what a start looks at is found in the backgroun
 });
 
 test('a row that is changed under a running server is found by its own examination, and service stops', async (t) => {
+  startProgramsQuickly(t);
   const purser = await openTestServer(t);
   await purser.openWallet();
   assert.deepEqual((await purser.app.booksWatch.runOnce()).problems, []);
@@ -300,6 +303,7 @@ test('a row that is changed under a running server is found by its own examinati
 });
 
 test('an examination that cannot be carried out is no verdict: service goes on, and it is told', async (t) => {
+  startProgramsQuickly(t);
   const purser = await openTestServer(t);
   renameSync(files(purser.directory).database, join(purser.directory, 'elsewhere.db'));
   await assert.rejects(purser.app.booksWatch.runOnce(), /the books could not be examined/);

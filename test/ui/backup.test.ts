@@ -2,11 +2,13 @@ import assert from 'node:assert/strict';
 import { mkdirSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
+import { startProgramsQuickly } from '../helper/quick-programs.ts';
 import { openTestServer } from '../helper/server.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { asAccount, asOperator } from './sample.ts';
 
 test('an operator makes a backup at once, one for each form, and is told why there is none', async (t) => {
+  startProgramsQuickly(t);
   const directory = join(temporaryDirectory(t), 'backups'); // Not there yet: what is planned fails.
   const purser = await openTestServer(t, { settings: { backup: { directory, every: '1d', keep: 3 } } });
   const browser = await asOperator(purser);
