@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { widthOf } from '../../cli/terminal.ts';
-import { FROM_SOURCE } from '../helper/executable.ts';
+import { EXECUTABLE } from '../helper/executable.ts';
 import { onTerminal, withoutControls } from '../helper/terminal.ts';
 import { openSample } from '../ui/sample.ts';
 
@@ -26,7 +26,7 @@ test('all lists fit 80, 100 and 120 columns of a real terminal, with one line fo
   const sample = await openSample(t);
   await sample.openWallet({ name: 'モデルーの名前はとても長いので、表の幅に収まりません' });
   for (const command of LISTS) {
-    const args = [process.execPath, ...FROM_SOURCE, '--data', sample.directory, ...command];
+    const args = [EXECUTABLE, '--data', sample.directory, ...command];
     for (const columns of [80, 100, 120]) {
       const terminal = onTerminal(t, args, { columns });
       assert.equal(await terminal.ended, 0, terminal.screen());

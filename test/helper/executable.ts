@@ -16,13 +16,6 @@ import { waitFor } from './waiting.ts';
 
 /** The built product; `npm test` builds it first. */
 export const EXECUTABLE = fileURLToPath(new URL('../../dist/purser', import.meta.url));
-/** The arguments of Node that run a command from its source: quicker than the executable where a test changes nothing in it. */
-export const FROM_SOURCE = [
-  '--import',
-  join(import.meta.dirname, 'loading.mjs'),
-  join(import.meta.dirname, '../../cli/main.ts'),
-];
-
 /** The environment variable that holds the upstream's key. The key itself is in no file. */
 const UPSTREAM_KEY_VARIABLE = 'HOUSE_KEY';
 

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
 import test from 'node:test';
 import { promisify } from 'node:util';
-import { FROM_SOURCE } from '../helper/executable.ts';
+import { EXECUTABLE } from '../helper/executable.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { reset } from '../helper/upstream.ts';
 
@@ -10,7 +10,7 @@ import { reset } from '../helper/upstream.ts';
 const typing =
   (purser: TestServer) =>
   async (...args: string[]): Promise<string> =>
-    (await promisify(execFile)(process.execPath, [...FROM_SOURCE, '--data', purser.directory, ...args])).stdout;
+    (await promisify(execFile)(EXECUTABLE, ['--data', purser.directory, ...args])).stdout;
 
 test('spend, status, lists and the timeline as an operator types them', async (t) => {
   const events = { receivers: [{ url: 'http://127.0.0.1:1/', secret: 'a signing secret of a test' }] };
