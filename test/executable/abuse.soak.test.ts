@@ -7,11 +7,10 @@ import { gzipSync } from 'node:zlib';
 import ssh2 from 'ssh2';
 import { deriveToken } from '../../src/access/token.ts';
 import { IMAGE, openDocker, runAsRoot } from '../compute/engines/docker.ts';
-import { EXECUTABLE, installation } from '../helper/executable.ts';
 import { said } from '../helper/sse.ts';
-import { type FakeUpstream, hang, openUpstream } from '../helper/upstream.ts';
+import { type FakeUpstream, hang } from '../helper/upstream.ts';
 import { waitFor } from '../helper/waiting.ts';
-import { type Attacked, allowFiles, exceptHonest, type Raw, requestText, underAttack } from './attacked.ts';
+import { type Attacked, exceptHonest, type Raw, requestText, underAttack } from './attacked.ts';
 
 /** Abuse (docs/security.md): while each goes on an honest client pays for requests that must all succeed. */
 
@@ -476,34 +475,4 @@ test('sftp listings of whatever size take a bounded memory', async (t) => {
     client.destroy();
     return `${tried.length} listings of 15 MB, ${open} open, ${mib(during)} with them`;
   });
-});
-
-test('without a single descriptor left the server goes on, and is well when there are some again', async (t) => {
-  const upstream = await openUpstream(t);
-  const purser = installation(t, { upstream, command: ['prlimit', '--nofile=1024:1024', EXECUTABLE] });
-  const server = await purser.serve();
-  const { accounts } = await purser.json('account', 'list');
-  await purser.json('account', 'credit', accounts[0].id, '100000c');
-  const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'agent', '--budget-cents', '50000'];
-  const { agent_token: token } = await purser.json(...create);
-  const chat = async () => (await server.ask('POST', CHAT, { token, key: randomUUID(), body: chatText('hi') })).status;
-  assert.equal(await chat(), 200);
-
-  assert(allowFiles(server.pid, 3)); // Below what it has: from here every accept, connect and open fails.
-  const starved = Array.from({ length: 50 }, () => chat().catch(() => 0));
-  await server.logged('head.failed');
-  assert(allowFiles(server.pid, 1024));
-  const statuses = await Promise.all(starved);
-  assert(
-    statuses.every((it) => [0, 200, 503].includes(it)),
-    String(statuses),
-  );
-  const again = await Promise.all(Array.from({ length: 50 }, chat));
-  assert(
-    again.every((it) => it === 200),
-    String(again),
-  );
-  assert.equal((await server.ask('GET', '/readyz')).status, 200);
-  assert.deepEqual(await server.stop(), { code: 0, signal: null });
-  assert((await purser.json('ledger', 'verify')).ok);
 });
