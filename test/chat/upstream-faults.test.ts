@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { writeFileSync } from 'node:fs';
 import net from 'node:net';
-import test from 'node:test';
+import test, { suite } from 'node:test';
+import { openedOnce } from '../helper/opened-once.ts';
 import { openTestServer, UPSTREAM_KEY } from '../helper/server.ts';
 import { completion, failure, halfBody, hang, reset } from '../helper/upstream.ts';
 
@@ -55,25 +56,29 @@ const REFUSED: [what: string, handler: Handler, status: number, code: string][] 
   ],
 ];
 
-for (const [what, handler, status, code] of REFUSED) {
-  test(`an upstream that answers ${what} costs nothing and frees the key`, async (t) => {
-    const purser = await openTestServer(t);
-    const { token } = await purser.openWallet();
-    purser.upstream.handle = handler;
-    const refused = await purser.chat(token, {}, 'same');
-    assert.equal(refused.status, status, refused.text);
-    assert.equal(refused.body.error.code, code);
-    assert.equal(/[Nn]othing was charged/.test(refused.body.error.message), code === 'gateway_unavailable');
-    if (what === '429') assert.equal(refused.headers['retry-after'], '7');
-    const budget = await purser.budget(token);
-    assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.00']);
+suite('an upstream that refuses', () => {
+  const opened = openedOnce(openTestServer);
+  for (const [what, handler, status, code] of REFUSED) {
+    test(`an upstream that answers ${what} costs nothing and frees the key`, async () => {
+      const purser = opened();
+      const before = purser.upstream.calls.length;
+      const { token } = await purser.openWallet();
+      purser.upstream.handle = handler;
+      const refused = await purser.chat(token, {}, 'same');
+      assert.equal(refused.status, status, refused.text);
+      assert.equal(refused.body.error.code, code);
+      assert.equal(/[Nn]othing was charged/.test(refused.body.error.message), code === 'gateway_unavailable');
+      if (what === '429') assert.equal(refused.headers['retry-after'], '7');
+      const budget = await purser.budget(token);
+      assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.00']);
 
-    purser.upstream.handle = completion();
-    assert.equal((await purser.chat(token, {}, 'same')).status, 200, 'a refusal frees the key');
-    assert.equal(purser.upstream.calls.length, 2);
-    assert.deepEqual(purser.problems(), []);
-  });
-}
+      purser.upstream.handle = completion();
+      assert.equal((await purser.chat(token, {}, 'same')).status, 200, 'a refusal frees the key');
+      assert.equal(purser.upstream.calls.length - before, 2);
+      assert.deepEqual(purser.problems(), []);
+    });
+  }
+});
 
 /** Nobody knows: the hold stays, the same key is never sent twice, and the reaper decides by the stated policy. */
 const UNKNOWN: [what: string, handler: Handler][] = [
