@@ -52,6 +52,13 @@ function* objectsIn(value: unknown): Generator<Record<string, unknown>> {
   for (const inside of Object.values(value)) yield* objectsIn(inside);
 }
 
+let plain: Promise<Document> | undefined;
+/** The document of a server without settings of its own: the same from each. */
+function plainDocument(t: TestContext): Promise<Document> {
+  plain ??= openTestServer(t).then(documentOf);
+  return plain;
+}
+
 test('the document is OpenAPI 3.1.0, of interface version 0.1.0, and says where it is served', async (t) => {
   const purser = await openTestServer(t);
   const document = await documentOf(purser);
@@ -68,7 +75,7 @@ test('the document is OpenAPI 3.1.0, of interface version 0.1.0, and says where 
 });
 
 test('the document covers exactly the endpoints of the interface, of leases to work in, of money that moves and of what was spent', async (t) => {
-  const document = await documentOf(await openTestServer(t));
+  const document = await plainDocument(t);
   const written = operationsOf(document).map(([line]) => line);
   assert.deepEqual(written.sort(), [...INTERFACE.map(({ method, path }) => `${method} ${path}`), ...EXTRAS].sort());
 });
@@ -96,7 +103,7 @@ test('the headers that answers carry beside their type are described', async (t)
 });
 
 test('every reference in the document leads somewhere', async (t) => {
-  const document = await documentOf(await openTestServer(t));
+  const document = await plainDocument(t);
   const references = [...objectsIn(document)].flatMap(({ $ref }) => (typeof $ref === 'string' ? [$ref] : []));
   assert.ok(references.length > INTERFACE.length, 'at least every error has one');
   for (const reference of references) {
@@ -110,7 +117,7 @@ test('every reference in the document leads somewhere', async (t) => {
 });
 
 test('every operation has an id of its own, and every parameter of its path is there', async (t) => {
-  const operations = operationsOf(await documentOf(await openTestServer(t)));
+  const operations = operationsOf(await plainDocument(t));
   const ids = operations.map(([, operation]) => (operation as unknown as { operationId: string }).operationId);
   assert.equal(new Set(ids).size, INTERFACE.length + EXTRAS.length);
   for (const [line, { parameters = [] }] of operations) {
@@ -120,7 +127,7 @@ test('every operation has an id of its own, and every parameter of its path is t
 });
 
 test('success is documented with the status of the interface, and only with that', async (t) => {
-  const operations = new Map(operationsOf(await documentOf(await openTestServer(t))));
+  const operations = new Map(operationsOf(await plainDocument(t)));
   for (const { method, path, status } of INTERFACE) {
     const { responses } = operations.get(`${method} ${path}`) as Operation;
     assert.deepEqual(
@@ -132,7 +139,7 @@ test('success is documented with the status of the interface, and only with that
 });
 
 test('the header Idempotency-Key is documented exactly where it is required, with its length', async (t) => {
-  const operations = new Map(operationsOf(await documentOf(await openTestServer(t))));
+  const operations = new Map(operationsOf(await plainDocument(t)));
   for (const { method, path, key } of INTERFACE) {
     const { parameters = [] } = operations.get(`${method} ${path}`) as Operation;
     const header = parameters.filter((it) => it.in === 'header');
@@ -148,7 +155,7 @@ test('the header Idempotency-Key is documented exactly where it is required, wit
 });
 
 test('the tokens of every endpoint are documented as the interface gives them', async (t) => {
-  const operations = new Map(operationsOf(await documentOf(await openTestServer(t))));
+  const operations = new Map(operationsOf(await plainDocument(t)));
   const tokens = {
     Account: ['accountKey', 'session', 'operatorKey'],
     Session: ['session', 'operatorKey'],
@@ -163,7 +170,7 @@ test('the tokens of every endpoint are documented as the interface gives them', 
 });
 
 test('bodies and their limits are documented as the interface, section 8, has them', async (t) => {
-  const { paths } = await documentOf(await openTestServer(t));
+  const { paths } = await plainDocument(t);
   for (const path of new Set(INTERFACE.map((line) => line.path))) {
     const { get, post } = paths[path] as NonNullable<(typeof paths)[string]>;
     assert.equal(
@@ -217,7 +224,7 @@ test('every refusal is documented under its own status, and what any request may
     'read_only',
   ];
   const withBody: RefusalCode[] = ['invalid_json', 'payload_too_large', 'unsupported_media_type'];
-  for (const [line, { responses, requestBody }] of operationsOf(await documentOf(await openTestServer(t)))) {
+  for (const [line, { responses, requestBody }] of operationsOf(await plainDocument(t))) {
     const codes: string[] = [];
     for (const [status, { content }] of Object.entries(responses))
       for (const [code, { value }] of Object.entries(content['application/json'].examples ?? {})) {
@@ -233,7 +240,7 @@ test('every refusal is documented under its own status, and what any request may
 });
 
 test('the examples of the document are what the schemas of their endpoints say', async (t) => {
-  for (const [line, operation] of operationsOf(await documentOf(await openTestServer(t)))) {
+  for (const [line, operation] of operationsOf(await plainDocument(t))) {
     const { body, answer, example, status = 200 } = endpointOf(line);
     const answered = operation.responses[status]?.content['application/json'];
     assert.deepEqual(answered?.example, example.answer, line);
@@ -251,7 +258,7 @@ test('the bodies that the interface allows are what the schemas take', () => {
 });
 
 test('every operation says in what part of the interface it is and who calls it, and the licence is named', async (t) => {
-  const document = (await documentOf(await openTestServer(t))) as Document & Record<string, any>;
+  const document = (await plainDocument(t)) as Document & Record<string, any>;
   assert.deepEqual(document.info.license, { name: 'MIT', identifier: 'MIT' });
   assert.equal(typeof document.info.contact.name, 'string');
   const tags = document.tags.map((it: { name: string }) => it.name);
@@ -266,7 +273,7 @@ test('every operation says in what part of the interface it is and who calls it,
 });
 
 test('an object that may hold more than is listed says so: some generators take it for an empty one', async (t) => {
-  const document = await documentOf(await openTestServer(t));
+  const document = await plainDocument(t);
   for (const it of objectsIn(document))
     if (it.type === 'object' && Object.keys(it.properties ?? {}).length === 0)
       assert.notEqual(it.additionalProperties, undefined, JSON.stringify(it));
@@ -299,7 +306,7 @@ test('the document stands under /openapi.json too', async (t) => {
 });
 
 test('the rules of names, paths, commands and messages are in the document, and true of what it takes', async (t) => {
-  const { paths } = await documentOf(await openTestServer(t));
+  const { paths } = await plainDocument(t);
   const fieldsOf = (path: string) =>
     paths[path]?.post?.requestBody?.content['application/json'].schema.properties as Record<string, any>;
   for (const path of ['/v1/wallets', '/v1/keys']) {
@@ -324,7 +331,7 @@ test('the rules of names, paths, commands and messages are in the document, and 
 });
 
 test('every paid endpoint documents every refusal of the paid path', async (t) => {
-  const { paths } = await documentOf(await openTestServer(t));
+  const { paths } = await plainDocument(t);
   const codesOf = (path: string) =>
     Object.values(paths[path]?.post?.responses ?? {}).flatMap(({ content }) =>
       Object.keys(content['application/json'].examples ?? {}),
