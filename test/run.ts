@@ -1,4 +1,5 @@
 import { once } from 'node:events';
+import { resolve } from 'node:path';
 import { Readable } from 'node:stream';
 import { run } from 'node:test';
 import { spec } from 'node:test/reporters';
@@ -9,12 +10,20 @@ import { allFiles, grouped, hasLength, isFast, layerOf, opensCluster } from './l
 /** The slowest files start first, so that none of them runs alone at the end. A run prints its slowest files when it ends. */
 const SLOWEST: string[] = [
   'test/compute/kubernetes.engine.test.ts',
+  'test/lease/kubernetes-death.engine.test.ts',
   'test/executable/kubernetes.engine.test.ts',
-  'test/compute/slurm.engine.test.ts',
-  'test/compute/lxd.engine.test.ts',
+  'test/packaging/release.engine.test.ts',
+  'test/executable/image-fetched.engine.test.ts',
   'test/executable/rent.engine.test.ts',
   'test/compute/container.engine.test.ts',
+  'test/compute/slurm.engine.test.ts',
+  'test/packaging/deb.engine.test.ts', // It waits for the release that release.engine.test.ts makes.
+  'test/compute/lxd.engine.test.ts',
   'test/executable/image.engine.test.ts',
+  'test/compute/slurm-controller.engine.test.ts',
+  'test/compute/container-network.engine.test.ts',
+  'test/executable/page.engine.test.ts',
+  'test/compute/slurm-users.engine.test.ts',
   'test/compute/container-deadline.engine.test.ts',
 ];
 const slowestFirst = (files: readonly string[]) => [
@@ -38,10 +47,11 @@ const LAYERS: Record<string, Layer> = {
   engines: {
     lanes() {
       const files = slowestFirst(filesOf('engine'));
-      // A cluster takes a third of a core while its tests wait: two run at a time, and none is left to the end.
+      // A cluster takes a third of a core while its tests wait: two run at a time, and none is left to the end. Most of the others
+      // wait as well, for real deadlines.
       return [
         { files: files.filter(opensCluster), concurrency: 2 },
-        { files: files.filter((it) => !opensCluster(it)), concurrency: 3 },
+        { files: files.filter((it) => !opensCluster(it)), concurrency: 4 },
       ];
     },
   },
@@ -63,6 +73,8 @@ export async function runLayer(name: string): Promise<void> {
     PURSER_TEST_DISK: directory.onDisk,
     PURSER_TEST_LAYER: name,
     PURSER_TEST_RUN: directory.path,
+    // Otherwise Node's programs that tests start leave their compiled modules in the temporary directory.
+    NODE_COMPILE_CACHE: resolve('node_modules/.cache/purser-tests'),
   });
   const tally = openTally();
   async function* noted(events: AsyncIterable<TestEvent>) {
