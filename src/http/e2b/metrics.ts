@@ -11,16 +11,25 @@ const OUTPUT_BYTES_MAX = 4096;
 const KIB = 1024;
 
 /**
- * Prints the microseconds of processor time that the control group has used, twice, half a second apart; its bytes of memory, those
- * of its cache, and its limit; then the line of `df` of the root.
+ * Prints the microseconds of processor time that the control group has used, twice, half a second apart; its bytes of memory, and
+ * its limit; those of its cache; then the line of `df` of the root. Control groups of both versions are read.
  */
-const MEASURE = `used() { while read -r name value; do [ "$name" != usage_usec ] || echo "cpu $value"; done </sys/fs/cgroup/cpu.stat; }
+const MEASURE = `at=/sys/fs/cgroup
+if [ -r $at/memory.current ]; then
+  used() { while read -r name value; do [ "$name" != usage_usec ] || echo "cpu $value"; done <$at/cpu.stat; }
+  memory="$at/memory.current $at/memory.max"
+  statistics=$at/memory.stat cache=file
+else
+  used() { read -r value <$at/cpuacct/cpuacct.usage && echo "cpu $((value / 1000))"; }
+  memory="$at/memory/memory.usage_in_bytes $at/memory/memory.limit_in_bytes"
+  statistics=$at/memory/memory.stat cache=total_cache
+fi
 used
 sleep 0.5 || sleep 1
 used
 echo "cores $(nproc)"
-echo "memory $(cat /sys/fs/cgroup/memory.current) $(cat /sys/fs/cgroup/memory.max)"
-while read -r name value; do [ "$name" != file ] || echo "cache $value"; done </sys/fs/cgroup/memory.stat
+echo memory $(cat $memory)
+while read -r name value; do [ "$name" != "$cache" ] || echo "cache $value"; done <$statistics
 df -Pk / | tail -n 1`;
 
 type Metric = {
