@@ -3,10 +3,10 @@ import { refuseFault } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
 import type { Backend } from '../../compute/backend.ts';
 import { findResource, type Resource } from '../../ledger/resource.ts';
-import { findSandbox, type Sandbox } from '../../ledger/sandbox.ts';
+import { endOfSandbox, findSandbox, type Sandbox } from '../../ledger/sandbox.ts';
 import { findWallet, type Wallet } from '../../ledger/wallet.ts';
 import { callerNetwork, type Env, enter, type HttpApp } from '../endpoint.ts';
-import { active } from '../routes/compute.ts';
+import { active, leaseEnded } from '../routes/compute.ts';
 import { isToken, type SandboxDoor, sandboxToken } from './tokens.ts';
 
 /** Callers of a sandbox are known by its own tokens. The user that `Authorization: Basic` names is no credential, and is not read. */
@@ -69,9 +69,11 @@ export function openSandbox(
   return admitTo(app, c, found);
 }
 
-/** Returns a sandbox that runs. Throws the refusals of `active`. */
+/** Returns a sandbox that runs. Throws the refusals of `active`, also when its own time is over and its lease's is not. */
 export const runningOf = (app: HttpApp, opened: Opened): Running => {
-  const { backend, ref } = active(app, opened.wallet, opened.resource.id);
+  const { backend, ref, resource } = active(app, opened.wallet, opened.resource.id);
+  const end = endOfSandbox(findSandbox(app.ledger.read, resource.id) as Sandbox, resource);
+  if (end !== undefined && end <= app.clock.now()) throw leaseEnded('requested');
   return { ...opened, backend, ref };
 };
 

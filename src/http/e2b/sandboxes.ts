@@ -5,7 +5,6 @@ import { refuseFault } from '../../base/health.ts';
 import { formatUsd } from '../../base/money.ts';
 import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
-import { startProcess } from '../../compute/machine/process.ts';
 import type { Templates } from '../../compute/templates.ts';
 import { createLease, stopLease } from '../../lease/create.ts';
 import type { Resource } from '../../ledger/resource.ts';
@@ -24,15 +23,16 @@ import {
 } from '../endpoint.ts';
 import { paidHeaders } from '../paid.ts';
 import { active } from '../routes/compute.ts';
-import { callGuest } from '../routes/guest-call.ts';
 import { hostsOf } from '../routes/ports.ts';
 import { tagsOf, tagsOfBody } from '../tags.ts';
 import type { Attempts } from './attempts.ts';
-import { openVariables, sealVariables } from './environment.ts';
-import { headersFor, uncertainInside } from './errors.ts';
+import { runningOf } from './envd.ts';
+import { sealVariables } from './environment.ts';
+import { headersFor } from './errors.ts';
 import { LENGTHEN_ROUTE, prolong, setTimeoutOf } from './lifetime.ts';
 import { readMetrics } from './metrics.ts';
 import { ConnectSandbox, CreateSandbox, listingOf, refuseUnserved, TimeoutOfSandbox } from './requests.ts';
+import { startTemplate } from './template-start.ts';
 import { sandboxToken } from './tokens.ts';
 
 /** The control plane: E2B's API of sandboxes, over the leases of a wallet. */
@@ -43,7 +43,6 @@ const ENVD_VERSION = '0.5.2';
 const LEASE_SECONDS_MIN = 60;
 /** The SDKs give up after 60 s. */
 const CREATE_WAIT_SECONDS = 50;
-const START_SECONDS = 30;
 const CLIENT = 'purser';
 
 /** A request to the API, from a wallet. */
@@ -143,18 +142,6 @@ function templateOf({ config }: HttpApp, name: string): Template {
   );
 }
 
-/** Starts the template's command, once in the life of a sandbox. */
-async function startTemplate(app: HttpApp, wallet: Wallet, { sandbox, resource }: SandboxLease, command: string) {
-  const { backend, ref } = active(app, wallet, resource.id);
-  const env = openVariables(app, wallet, sandbox.environment);
-  const once = `mkdir "\${HOME:-/}/.purser-template-started" 2>/dev/null || exit 0\n${command}`;
-  await callGuest(app, resource, START_SECONDS, () => startProcess(backend, ref, { command: once, env })).catch(
-    (error) => {
-      throw uncertainInside(error);
-    },
-  );
-}
-
 /** Creates a sandbox: a lease of the template's offer, paid for `timeout` seconds. */
 export const createSandbox = (attempts: Attempts): ApiHandler =>
   async function create(call) {
@@ -206,7 +193,7 @@ export const createSandbox = (attempts: Attempts): ApiHandler =>
         },
       });
       const created = await readySandbox(app, wallet, leased);
-      if (start !== undefined) await startTemplate(app, wallet, created, start);
+      if (start !== undefined) await startTemplate(app, runningOf(app, { wallet, ...created }), start);
       const seconds = order.timeout;
       if (attempt?.isTakenOver) await prolong(app, leased.id, { seconds, requestId, tags: operation.tags });
       // Before the answer: a crash between the two must not give one machine to two clients.
