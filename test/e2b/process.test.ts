@@ -164,6 +164,6 @@ test('a body that is no message of Connect, and a call that is not served, are s
   });
   assert.equal(cut.status, 200);
   assert.match(cut.text, /invalid_argument/);
-  const unknown = await rpc('process.Process/StreamInput');
+  const unknown = await rpc('process.Process/Pause');
   assert.deepEqual([unknown.status, unknown.body.code], [501, 'unimplemented']);
 });

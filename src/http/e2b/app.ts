@@ -12,6 +12,7 @@ import { forwardToPort } from './ports.ts';
 import { PROCESS_CALLS } from './process.ts';
 import { createProcesses } from './processes.ts';
 import * as sandboxes from './sandboxes.ts';
+import { createWatchers } from './watchers.ts';
 
 const NO_PAUSE = 'A sandbox here cannot be paused: it runs until its timeout, or until it is killed.';
 const NO_COPY = 'A sandbox here can neither be copied nor made a snapshot of.';
@@ -39,7 +40,7 @@ export function createE2b(app: HttpApp): Hono<Env> {
     hono.put(`${base}/:id/network`, serve(sandboxes.refuseOperation(NO_RULES)));
   }
   hono.use(`${ENVD_PATH}/*`, forwardToPort(app));
-  const processes = createProcesses(app);
+  const [processes, watchers] = [createProcesses(app), createWatchers(app)];
   const calls = { 'process.Process': PROCESS_CALLS, 'filesystem.Filesystem': FILESYSTEM_CALLS };
   hono.post(`${ENVD_PATH}/:service{process\\.Process|filesystem\\.Filesystem}/:name`, async (c) => {
     try {
@@ -48,7 +49,7 @@ export function createE2b(app: HttpApp): Hono<Env> {
       const service = calls[c.req.param('service') as keyof typeof calls];
       const call = Object.hasOwn(service, name) ? service[name] : undefined;
       if (!call) throw new ConnectFault('unimplemented', 'Purser does not serve this call.');
-      return await call({ app, c, opened, processes });
+      return await call({ app, c, opened, processes, watchers });
     } catch (error) {
       return answerFault(app, c, error);
     }

@@ -3,7 +3,7 @@ import type { Context } from 'hono';
 import type * as v from 'valibot';
 import { whenStopping } from '../../base/health.ts';
 import { Refusal, type RefusalCode } from '../../base/refusal.ts';
-import { parseBody, readBody, validate } from '../body.ts';
+import { parseBody, readBody, streamBody, validate } from '../body.ts';
 import { describeError, type Env, type HttpApp, onceClosed, requestIdOf } from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
 import { GONE_STATUS, headersFor, isGone } from './errors.ts';
@@ -98,6 +98,38 @@ export async function readMessage<S extends v.GenericSchema>(
     const body = isEnveloped(c) ? messageOf(bytes) : bytes;
     return validate(schema, body.length ? parseBody(body, share).value : {});
   } finally {
+    share.close();
+  }
+}
+
+/** Yields the messages of a request that is a stream, as they come. `owner` pays for their memory. */
+export async function* readMessages<S extends v.GenericSchema>(
+  app: HttpApp,
+  c: Context<Env>,
+  owner: string,
+  schema: S,
+): AsyncGenerator<v.InferOutput<S>> {
+  const share = app.memory.open(owner);
+  const body = streamBody(c.env.incoming, app.stallMilliseconds, share);
+  let waiting: Buffer = Buffer.alloc(0);
+  try {
+    share.take(BODY_BYTES_MAX);
+    for (;;) {
+      const length = waiting.length < HEAD_BYTES ? 0 : waiting.readUInt32BE(1);
+      if (length > BODY_BYTES_MAX) throw new Refusal('payload_too_large');
+      if (waiting.length >= HEAD_BYTES + length && waiting.length) {
+        const message = messageOf(waiting.subarray(0, HEAD_BYTES + length));
+        waiting = waiting.subarray(HEAD_BYTES + length);
+        yield validate(schema, parseBody(message, share).value);
+        continue;
+      }
+      const piece = await body.next();
+      if (!piece) break;
+      waiting = Buffer.concat([waiting, piece]);
+    }
+    if (waiting.length) throw new Refusal('invalid_request', 'The body breaks off in a message of Connect.');
+  } finally {
+    body.leave();
     share.close();
   }
 }

@@ -15,16 +15,16 @@ import { answerStream, ConnectFault, readMessage, timeLimitOf } from './connect.
 import { type Running, runningOf } from './envd.ts';
 import { uncertainInside } from './errors.ts';
 import { callInto, ownerOf, type Rpc, unary } from './rpc.ts';
+import { changesOf, FILE, TYPE_BITS, WATCH_SECONDS_MAX } from './watchers.ts';
 
 /** The service `filesystem.Filesystem` of E2B's agent. */
 
 const SECONDS = 60;
-const WATCH_SECONDS_MAX = 30 * 86_400;
 const Path = text(1, 4096);
 const OfPath = v.looseObject({ path: Path });
+const ToWatch = v.looseObject({ path: Path, recursive: v.optional(v.boolean(), false) });
+const OfWatcher = v.looseObject({ watcherId: v.string() });
 
-const TYPE_BITS = 0o170000;
-const FILE = 0o100000;
 const TYPES = new Map<number, [name: string, letter: string]>([
   [FILE, ['FILE_TYPE_FILE', '-']],
   [0o040000, ['FILE_TYPE_DIRECTORY', 'd']],
@@ -59,8 +59,7 @@ const onMachine = <S extends v.GenericSchema>(
 const watch: Rpc = (call) => {
   const { app, c, opened } = call;
   return answerStream(app, c, { keepalive: {} }, async (stream) => {
-    const schema = v.looseObject({ path: Path, recursive: v.optional(v.boolean(), false) });
-    const { path, recursive } = await readMessage(app, c, ownerOf(call), schema);
+    const { path, recursive } = await readMessage(app, c, ownerOf(call), ToWatch);
     const limit = timeLimitOf(c);
     const { resource, backend, ref } = runningOf(app, opened);
     const leaveConcurrency = app.concurrency.enter(resource.id, resource.walletId);
@@ -95,29 +94,6 @@ const watch: Rpc = (call) => {
   });
 };
 
-type Change = { name: string; type: string };
-/** Returns the events that lead from one view of a directory to the next. */
-function changesOf(before: ReadonlyMap<string, string>, now: ReadonlyMap<string, string>): Change[] {
-  const part = (facts: string, at: number) => facts.split(' ')[at];
-  const inodes = new Set([...now].filter(([name]) => !before.has(name)).map(([, facts]) => part(facts, 0)));
-  const changes: Change[] = [];
-  for (const [name, facts] of before)
-    if (!now.has(name))
-      changes.push({ name, type: inodes.has(part(facts, 0)) ? 'EVENT_TYPE_RENAME' : 'EVENT_TYPE_REMOVE' });
-  for (const [name, facts] of now) {
-    const earlier = before.get(name);
-    if (earlier === facts) continue;
-    const isNew = earlier === undefined || part(earlier, 0) !== part(facts, 0);
-    if (earlier === undefined) changes.push({ name, type: 'EVENT_TYPE_CREATE' });
-    const content = (it: string) => it.split(' ').slice(2).join(' ');
-    const isFile = (Number.parseInt(part(facts, 1) as string, 16) & TYPE_BITS) === FILE;
-    if (isFile && (isNew ? part(facts, 2) !== '0' : content(facts) !== content(earlier as string)))
-      changes.push({ name, type: 'EVENT_TYPE_WRITE' });
-    if (!isNew && part(earlier as string, 1) !== part(facts, 1)) changes.push({ name, type: 'EVENT_TYPE_CHMOD' });
-  }
-  return changes;
-}
-
 /** The calls of the service, by their names. */
 export const FILESYSTEM_CALLS: Record<string, Rpc> = {
   Stat: onMachine(OfPath, async ({ backend, ref }, { path }) => ({
@@ -145,4 +121,18 @@ export const FILESYSTEM_CALLS: Record<string, Rpc> = {
     return {};
   }),
   WatchDir: watch,
+  // A watch that its client asks for events, as the Python SDK does where it has no streams.
+  CreateWatcher: unary(ToWatch, async ({ app, running, watchers }, { path, recursive }) => {
+    const watcherId = await watchers.open(running, { path, isRecursive: recursive }).catch(async (error) => {
+      throw await explainFailure(app, running.resource.id, error instanceof Refusal ? error : uncertainInside(error));
+    });
+    return { watcherId };
+  }),
+  GetWatcherEvents: unary(OfWatcher, ({ opened, watchers }, { watcherId }) => ({
+    events: watchers.take(opened.resource.id, watcherId),
+  })),
+  RemoveWatcher: unary(OfWatcher, ({ opened, watchers }, { watcherId }) => {
+    watchers.remove(opened.resource.id, watcherId);
+    return {};
+  }),
 };

@@ -4,7 +4,7 @@ import { endReasonOf } from '../../lease/why.ts';
 import { text, wholeNumber } from '../../wire/parts.ts';
 import { leaseEnded } from '../routes/compute.ts';
 import { callGuest, explainFailure } from '../routes/guest-call.ts';
-import { answerStream, ConnectFault, type ConnectStream, readMessage, timeLimitOf } from './connect.ts';
+import { answerStream, ConnectFault, type ConnectStream, readMessage, readMessages, timeLimitOf } from './connect.ts';
 import { runningOf } from './envd.ts';
 import { openVariables } from './environment.ts';
 import { uncertainInside } from './errors.ts';
@@ -41,9 +41,12 @@ const Start = v.looseObject({
   stdin: v.optional(v.boolean(), true),
   tag: v.optional(v.string()),
 });
-const Input = v.looseObject({
-  ...Selector.entries,
-  input: v.looseObject({ stdin: v.optional(v.string()), pty: v.optional(v.string()) }),
+const ProcessInput = v.looseObject({ stdin: v.optional(v.string()), pty: v.optional(v.string()) });
+const Input = v.looseObject({ ...Selector.entries, input: ProcessInput });
+/** A message of a stream of input: the process, something for it, or only a sign of life. */
+const InputPart = v.looseObject({
+  start: v.optional(Selector),
+  data: v.optional(v.looseObject({ input: ProcessInput })),
 });
 const Signal = v.looseObject({
   ...Selector.entries,
@@ -156,12 +159,31 @@ const list = unary(v.looseObject({}), ({ opened, processes }) => ({
   }),
 }));
 
-const sendInput = unary(Input, async ({ opened, processes }, { process: which, input }) => {
-  const encoded = input.stdin ?? input.pty ?? '';
+function bytesOf({ stdin, pty }: v.InferOutput<typeof ProcessInput>): Buffer {
+  const encoded = stdin ?? pty ?? '';
   if (!BASE64.test(encoded)) throw new Refusal('invalid_request', 'input: must be base64.');
-  await processes.find(opened.resource.id, which).write(Buffer.from(encoded, 'base64'));
+  return Buffer.from(encoded, 'base64');
+}
+
+const sendInput = unary(Input, async ({ opened, processes }, { process: which, input }) => {
+  await processes.find(opened.resource.id, which).write(bytesOf(input));
   return {};
 });
+
+/** Writes what comes in a stream to the program that its first message names. */
+const streamInput: Rpc = (call) => {
+  const { app, c, opened, processes } = call;
+  return answerStream(app, c, {}, async (stream) => {
+    let process: SandboxProcess | undefined;
+    for await (const { start, data } of readMessages(app, c, ownerOf(call), InputPart)) {
+      runningOf(app, opened);
+      if (start) process = processes.find(opened.resource.id, start.process);
+      if (data && !process) throw new Refusal('invalid_request', 'start: must come first, and name the process.');
+      if (data) await process?.write(bytesOf(data.input));
+    }
+    await stream.send({});
+  });
+};
 
 const closeStdin = unary(Selector, ({ opened, processes }, { process: which }) => {
   processes.find(opened.resource.id, which).closeInput();
@@ -194,6 +216,7 @@ export const PROCESS_CALLS: Record<string, Rpc> = {
   Connect: connect,
   List: list,
   SendInput: sendInput,
+  StreamInput: streamInput,
   CloseStdin: closeStdin,
   SendSignal: sendSignal,
   Update: update,

@@ -5,9 +5,10 @@ import { callGuest, explainFailure } from '../routes/guest-call.ts';
 import { answerMessage, readMessage } from './connect.ts';
 import { type Opened, type Running, runningOf } from './envd.ts';
 import type { Processes } from './processes.ts';
+import type { Watchers } from './watchers.ts';
 
 /** A call of a service of E2B's agent, whose caller was let in. */
-export type Envd = { app: HttpApp; c: Context<Env>; opened: Opened; processes: Processes };
+export type Envd = { app: HttpApp; c: Context<Env>; opened: Opened; processes: Processes; watchers: Watchers };
 export type Rpc = (call: Envd) => Promise<Response>;
 
 /** Returns who pays for the memory of a call. */

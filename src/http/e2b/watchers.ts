@@ -1,0 +1,119 @@
+import { randomUUID } from 'node:crypto';
+import { whenStopping } from '../../base/health.ts';
+import { Refusal } from '../../base/refusal.ts';
+import { watchEntries } from '../../compute/machine/entries.ts';
+import { createConcurrency } from '../concurrency.ts';
+import type { HttpApp } from '../endpoint.ts';
+import type { Running } from './envd.ts';
+
+/** Watches of directories: the events that views of one tell, and watches whose clients ask for those from time to time. */
+
+/** Longer than any lease: the limit of a watch that has none. */
+export const WATCH_SECONDS_MAX = 30 * 86_400;
+export const TYPE_BITS = 0o170000;
+export const FILE = 0o100000;
+
+/** Each keeps a connection to its machine. */
+const COUNT_MAX = { resource: 16, wallet: 64 };
+/** The most events that wait for their client. */
+const EVENT_COUNT_MAX = 4096;
+/** About what an event takes beside its name. */
+const EVENT_BYTES = 128;
+
+/** An event of a watch, in E2B's form. */
+export type Change = { name: string; type: string };
+/** Returns the events that lead from one view of a directory to the next. */
+export function changesOf(before: ReadonlyMap<string, string>, now: ReadonlyMap<string, string>): Change[] {
+  const part = (facts: string, at: number) => facts.split(' ')[at];
+  const inodes = new Set([...now].filter(([name]) => !before.has(name)).map(([, facts]) => part(facts, 0)));
+  const changes: Change[] = [];
+  for (const [name, facts] of before)
+    if (!now.has(name))
+      changes.push({ name, type: inodes.has(part(facts, 0)) ? 'EVENT_TYPE_RENAME' : 'EVENT_TYPE_REMOVE' });
+  for (const [name, facts] of now) {
+    const earlier = before.get(name);
+    if (earlier === facts) continue;
+    const isNew = earlier === undefined || part(earlier, 0) !== part(facts, 0);
+    if (earlier === undefined) changes.push({ name, type: 'EVENT_TYPE_CREATE' });
+    const content = (it: string) => it.split(' ').slice(2).join(' ');
+    const isFile = (Number.parseInt(part(facts, 1) as string, 16) & TYPE_BITS) === FILE;
+    if (isFile && (isNew ? part(facts, 2) !== '0' : content(facts) !== content(earlier as string)))
+      changes.push({ name, type: 'EVENT_TYPE_WRITE' });
+    if (!isNew && part(earlier as string, 1) !== part(facts, 1)) changes.push({ name, type: 'EVENT_TYPE_CHMOD' });
+  }
+  return changes;
+}
+
+type Watcher = { resourceId: string; take(): Change[]; end(): void };
+
+export type Watchers = {
+  /** Begins a watch; resolves with its id once later changes are seen. Throws the refusals of `watchEntries`, and `rate_limited`. */
+  open(at: Running, order: { path: string; isRecursive: boolean }): Promise<string>;
+  /** Returns the events since the last call. Throws `not_found`. */
+  take(resourceId: string, id: string): Change[];
+  /** Ends a watch. Throws `not_found`. */
+  remove(resourceId: string, id: string): void;
+};
+
+/** Creates the register of watches that clients ask for their events. */
+export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantOf'>): Watchers {
+  const watchers = new Map<string, Watcher>();
+  const concurrency = createConcurrency(COUNT_MAX, 'watchers');
+
+  function find(resourceId: string, id: string): Watcher {
+    const found = watchers.get(id);
+    if (found?.resourceId !== resourceId)
+      throw new Refusal(
+        'not_found',
+        `There is no such watcher. One ends with its sandbox, with this server, and when more than ${EVENT_COUNT_MAX} events wait.`,
+      );
+    return found;
+  }
+
+  return {
+    async open({ resource, backend, ref }, order) {
+      const leave = concurrency.enter(resource.id, resource.walletId);
+      const memory = app.memory.open(app.tenantOf(resource.walletId).treeId);
+      const over = new AbortController();
+      const id = randomUUID();
+      const begun = Promise.withResolvers<string>();
+      let [events, bytes]: [Change[], number] = [[], 0];
+      const watcher: Watcher = {
+        resourceId: resource.id,
+        take() {
+          const taken = events;
+          memory.release(bytes);
+          [events, bytes] = [[], 0];
+          return taken;
+        },
+        end: () => over.abort(),
+      };
+      let before: Map<string, string> | undefined;
+      const see = (now: Map<string, string>) => {
+        const changes = before ? changesOf(before, now) : [];
+        const more = changes.reduce((sum, it) => sum + it.name.length + EVENT_BYTES, 0);
+        if (events.length + changes.length > EVENT_COUNT_MAX || !memory.tryTake(more)) return over.abort();
+        events.push(...changes);
+        bytes += more;
+        if (!before) watchers.set(id, watcher);
+        before = now;
+        begun.resolve(id);
+      };
+      const stopping = whenStopping(app.health, () => over.abort());
+      watchEntries(backend, ref, { ...order, seconds: WATCH_SECONDS_MAX, signal: over.signal }, async (now) => see(now))
+        .then(() => begun.reject(new Error('the watch was cut off')), begun.reject)
+        .finally(() => {
+          watchers.delete(id);
+          stopping[Symbol.dispose]();
+          memory.close();
+          leave();
+        });
+      return begun.promise;
+    },
+    take: (resourceId, id) => find(resourceId, id).take(),
+    remove(resourceId, id) {
+      find(resourceId, id).end();
+      watchers.delete(id);
+    },
+  };
+}

@@ -1,0 +1,67 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import '../helper/on-disk.ts';
+import { until } from '../helper/waiting.ts';
+import { inside, openInside } from './shared.ts';
+
+test('a watcher tells each event once, to those who ask', async (t) => {
+  const { rpc, run } = await openInside(t);
+  const fs = (name: string, body: object) => rpc(`filesystem.Filesystem/${name}`, body);
+  await fs('MakeDir', { path: 'w/sub' });
+  const made = await fs('CreateWatcher', { path: 'w' });
+  assert.equal(made.status, 200, made.text);
+  const { watcherId } = made.body;
+  const seen: string[] = [];
+  const ask = async () => {
+    const { events } = (await fs('GetWatcherEvents', { watcherId })).body;
+    seen.push(...events.map((it: { type: string; name: string }) => `${it.type} ${it.name}`));
+  };
+  await ask();
+  assert.equal(seen.length, 0);
+  await (await run('echo 1 >w/a; echo 1 >w/sub/deep')).end();
+  const isSeen = (event: string) => async (): Promise<boolean> => {
+    await ask();
+    return seen.includes(event);
+  };
+  await until('the file is told', isSeen('EVENT_TYPE_WRITE a'));
+  await (await run('rm w/a')).end();
+  await until('its end is told', isSeen('EVENT_TYPE_REMOVE a'));
+  assert.deepEqual(seen, ['EVENT_TYPE_CREATE a', 'EVENT_TYPE_WRITE a', 'EVENT_TYPE_REMOVE a']);
+  assert.equal((await fs('RemoveWatcher', { watcherId })).status, 200);
+  for (const name of ['GetWatcherEvents', 'RemoveWatcher']) {
+    const gone = await fs(name, { watcherId });
+    assert.deepEqual([gone.status, gone.body.code], [404, 'not_found']);
+  }
+  assert.equal((await fs('CreateWatcher', { path: 'none' })).body.code, 'not_found');
+});
+
+test('a watcher is its own sandbox’s, and ends when too many events wait for its client', async (t) => {
+  const { purser, wallet, rpc, run } = await openInside(t);
+  await rpc('filesystem.Filesystem/MakeDir', { path: 'w' });
+  const { watcherId } = (await rpc('filesystem.Filesystem/CreateWatcher', { path: 'w', recursive: true })).body;
+  const other = await purser.ask('POST', '/v1/e2b/v2/sandboxes', {
+    headers: { 'x-api-key': wallet.token },
+    body: { templateID: 'fixed' },
+  });
+  const stranger = await inside(purser, other.body).rpc('filesystem.Filesystem/GetWatcherEvents', { watcherId });
+  assert.deepEqual([stranger.status, stranger.body.code], [404, 'not_found']);
+  // All of them come in one view: to ask for events makes room for others.
+  await (
+    await run('mkdir many; cd many; i=0; while [ $i -lt 4200 ]; do : >$i; i=$((i+1)); done; mv ../many ../w')
+  ).end();
+  await until(
+    'the watch has ended',
+    async () => (await rpc('filesystem.Filesystem/GetWatcherEvents', { watcherId })).status === 404,
+  );
+});
+
+test('a sandbox has a number of watchers at most, and one that ends makes room', async (t) => {
+  const { rpc } = await openInside(t);
+  const create = () => rpc('filesystem.Filesystem/CreateWatcher', { path: '~' });
+  const made = await Promise.all(Array.from({ length: 16 }, create));
+  assert.deepEqual([...new Set(made.map((it) => it.status))], [200]);
+  const refused = await create();
+  assert.deepEqual([refused.status, refused.body.code], [429, 'resource_exhausted']);
+  await rpc('filesystem.Filesystem/RemoveWatcher', { watcherId: made[0]?.body.watcherId });
+  await until('there is room', async () => (await create()).status === 200);
+});
