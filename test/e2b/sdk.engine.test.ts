@@ -37,3 +37,12 @@ test('a restart of the server in the middle ends commands, and neither sandboxes
   const results = await play(purser, token, 'restart.mjs', restart);
   passed(results, 2);
 });
+
+test('the client of OpenAI’s Agents SDK for E2B, unmodified, works in a sandbox', async (t) => {
+  const purser = await openReal(t);
+  if (!purser) return;
+  const { token } = await purser.openWallet(LONG);
+  passed(await play(purser, token, 'openai.mjs'), 2);
+  await purser.app.reaper.runOnce();
+  assert.deepEqual(await purser.machines(), []);
+});
