@@ -65,6 +65,9 @@ const reads = prepare((read: Reader) => {
   };
 });
 
+/** Returns the id that E2B's SDKs know a sandbox by: a DNS label, as host names of its ports contain it. */
+export const sandboxLabel = ({ id }: Pick<Resource, 'id'>): string => id.slice('res_'.length);
+
 /** Returns the sandbox of a lease; undefined for a lease that was created otherwise. */
 export function findSandbox(read: Reader, resourceId: string): Sandbox | undefined {
   return reads(read).byId.get({ id: resourceId });

@@ -8,7 +8,14 @@ import { Refusal } from '../../base/refusal.ts';
 import type { Templates } from '../../compute/templates.ts';
 import { createLease, stopLease } from '../../lease/create.ts';
 import type { Resource } from '../../ledger/resource.ts';
-import { deliverSandbox, endOfSandbox, liveSandboxes, SANDBOX_ROUTE, type SandboxLease } from '../../ledger/sandbox.ts';
+import {
+  deliverSandbox,
+  endOfSandbox,
+  liveSandboxes,
+  SANDBOX_ROUTE,
+  type SandboxLease,
+  sandboxLabel,
+} from '../../ledger/sandbox.ts';
 import { findWallet, shownAvailable, type Wallet } from '../../ledger/wallet.ts';
 import { ComputeRequest, specOf } from '../../wire/compute.ts';
 import { parseBody, readBody, readQuery, validate } from '../body.ts';
@@ -79,13 +86,11 @@ function answer({ app, c, wallet }: ApiCall, status: number, body: object | unde
   return new Response(body && JSON.stringify(body), { status, headers });
 }
 
-const labelOf = ({ id }: Pick<Resource, 'id'>) => id.slice('res_'.length);
-
 const noSandbox = () => new Refusal('not_found', 'There is no such sandbox.');
 /** Returns a live sandbox of the wallet. Throws `not_found`, alike for another wallet's and for one that is over. */
 function sandboxOf({ app, c, wallet }: ApiCall): SandboxLease {
   const id = c.req.param('id');
-  const found = liveSandboxes(app.ledger.read, wallet.id).find(({ resource }) => labelOf(resource) === id);
+  const found = liveSandboxes(app.ledger.read, wallet.id).find(({ resource }) => sandboxLabel(resource) === id);
   const end = found && endOfSandbox(found.sandbox, found.resource);
   if (!found || (end !== undefined && end <= app.clock.now())) throw noSandbox();
   return found;
@@ -100,7 +105,7 @@ function domainOf(app: HttpApp): string {
 function connected({ app, wallet }: ApiCall, { sandbox, resource }: SandboxLease) {
   return {
     templateID: sandbox.template,
-    sandboxID: labelOf(resource),
+    sandboxID: sandboxLabel(resource),
     clientID: CLIENT,
     envdVersion: ENVD_VERSION,
     envdAccessToken: sandboxToken(app, wallet, resource, 'envd'),
@@ -117,7 +122,7 @@ function described({ sandbox, resource }: SandboxLease) {
   const spec = parseJson(resource.spec) as Record<string, unknown>;
   return {
     templateID: sandbox.template,
-    sandboxID: labelOf(resource),
+    sandboxID: sandboxLabel(resource),
     clientID: CLIENT,
     envdVersion: ENVD_VERSION,
     startedAt: timeOf(resource.readyAt ?? resource.createdAt),

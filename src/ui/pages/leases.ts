@@ -4,6 +4,7 @@ import { duration } from '../../base/shown.ts';
 import { RESOURCE_STATUSES } from '../../db/enums.ts';
 import { keepOf } from '../../ledger/keep.ts';
 import { countResources, findResource, pageResources, type Resource } from '../../ledger/resource.ts';
+import { findSandbox, sandboxLabel } from '../../ledger/sandbox.ts';
 import { findWallet } from '../../ledger/wallet.ts';
 import { summaryOf } from '../../wire/compute.ts';
 import { type Html, html } from '../html.ts';
@@ -44,6 +45,12 @@ function whatIs({ slot, spec }: Resource): string {
   const { chip, offer_id: offer, gpu, gpus, cpus } = parseJson(spec) as Record<string, unknown>;
   const what = chip ?? offer ?? (gpu ? `${gpus} × ${gpu}` : cpus === undefined ? undefined : `${cpus} CPU`);
   return what === undefined ? slot : `${what} at ${slot}`;
+}
+
+/** Names the sandbox that a lease is for E2B's SDKs: its template, and the id that they know it by. */
+function sandboxOf({ app }: Pick<Visit, 'app'>, it: Resource): Html | undefined {
+  const sandbox = findSandbox(app.ledger.read, it.id);
+  return sandbox && html`${outside(sandbox.template)} <code class="id">${sandboxLabel(it)}</code>`;
 }
 
 /** Returns whether an attempt to end the machine of a lease has failed. */
@@ -111,9 +118,10 @@ export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Htm
   const rows = leases.map((it) => {
     const wallet = findWallet(app.ledger.read, it.walletId);
     const canStop = viewer.kind === 'operator' && it.endedAt === null && it.endWanted === null;
+    const sandbox = sandboxOf(visit, it);
     const isKept = it.endedAt === null && keepOf(app.ledger.read, it.id)?.endedAt === null;
     return [
-      link(`/leases/${it.id}`, outside(whatIs(it))),
+      html`${link(`/leases/${it.id}`, outside(whatIs(it)))}${sandbox && html` <span class="weak">sandbox ${sandbox}</span>`}`,
       html`${state(it.status)}${isKept && html` <span class="weak">kept while busy</span>`}`,
       link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name)),
       remainingTime(visit, it),
@@ -195,6 +203,7 @@ export function leasePage(visit: Visit): Page {
   const { app, viewer, now } = visit;
   const it = leaseIn(visit);
   const summary = summaryOf(app, it);
+  const sandbox = sandboxOf(visit, it);
   const wallet = findWallet(app.ledger.read, it.walletId);
   const isOperator = viewer.kind === 'operator';
   const body = html`
@@ -229,6 +238,7 @@ export function leasePage(visit: Visit): Page {
         isOperator && ['Tag', id(it.tag)],
         ['Specification', html`<code>${outside(it.spec)}</code>`],
         ['Id', id(it.id)],
+        sandbox !== undefined && ['Sandbox', sandbox],
       ]),
     )}`;
   const canStop = isOperator && it.endedAt === null && it.endWanted === null;
