@@ -4,7 +4,8 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
 import { cpus, loadavg, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -19,6 +20,13 @@ const MIB = 1024 ** 2;
 const WARM_COUNT = 5;
 const POLL_MILLISECONDS = 50;
 const BUDGET_CENTS = 100_000;
+
+/** The folder from which E2B's SDK is installed by test/setup. */
+const SDK = join(import.meta.dirname, '../../test/e2b/sdk');
+const SDK_ROW = "`commands.run('true')` by E2B's SDK";
+const TEMPLATE = 'bench';
+type Sandbox = { commands: { run(command: string): Promise<unknown> }; kill(): Promise<unknown> };
+type Rented = Required<Bare> & { openSandbox(): Promise<Sandbox | undefined> };
 
 const HELP = `npm run bench -- backends [flags]
   --only a,b,…  these backends
@@ -101,9 +109,32 @@ async function measure(subject: Subject, rounds: number, stack: AsyncDisposableS
   const [madeBare, endedBare] = await atOnce(subject.bare);
   return [
     ...rows,
+    row(SDK_ROW, ...(await timeSdk(purser, subject.bare, rounds))),
     row('made at once', made, madeBare, `${subject.room}: `),
     row('ended at once', ended, endedBare, `${subject.room}: `),
   ];
+}
+
+/** Runs `true` by E2B's SDK in a sandbox, and by the bare engine, in turn. Returns the milliseconds of both; none without the SDK. */
+async function timeSdk(purser: Rented, bare: Bare, rounds: number): Promise<[number[], number[]] | []> {
+  const sandbox = await purser.openSandbox();
+  if (!sandbox) return [];
+  const id = await bare.create();
+  const timed = async (run: () => Promise<unknown>): Promise<number> => {
+    const from = performance.now();
+    await run();
+    return performance.now() - from;
+  };
+  const [ours, theirs]: [number[], number[]] = [[], []];
+  const takeBoth = async () => {
+    ours.push(await timed(() => sandbox.commands.run('true')));
+    theirs.push(await timed(() => bare.exec(id)));
+  };
+  await takeBoth(); // Warms up.
+  [ours.length, theirs.length] = [0, 0];
+  for (let i = 0; i < rounds * WARM_COUNT; i++) await takeBoth();
+  await Promise.all([sandbox.kill(), bare.stop(id)]);
+  return [ours, theirs];
 }
 
 /** One machine from its order to its end. */
@@ -128,15 +159,20 @@ async function live(target: Bare, taken: Taken): Promise<void> {
 
 function row(what: string, ours?: readonly number[], theirs?: readonly number[], before = ''): Row {
   const text = (all: readonly number[] | undefined) => (all ? figure(median(all)) : '–');
-  return [what, `${before}${text(ours)} / ${text(theirs)}`];
+  const ratio = what === SDK_ROW && ours && theirs ? ` (${figure(median(ours) / median(theirs))} ×)` : '';
+  return [what, `${before}${text(ours)} / ${text(theirs)}${ratio}`];
 }
 
 /** Starts Purser with this backend, and returns it as something that rents machines over HTTP. */
-async function openPurser({ slot, settings, spec }: Subject, stack: AsyncDisposableStack): Promise<Required<Bare>> {
+async function openPurser({ slot, settings, spec }: Subject, stack: AsyncDisposableStack): Promise<Rented> {
   const directory = mkdtempSync(join(tmpdir(), 'purser-bench-'));
   stack.defer(() => rmSync(directory, { recursive: true, force: true }));
   const installation = await install(join(directory, 'data'), await freePort());
-  configure(installation, { compute: { [slot]: settings }, ssh: { listen: `127.0.0.1:${await freePort()}` } });
+  const templates = { [TEMPLATE]: { provider: slot, spec } };
+  configure(installation, {
+    compute: { [slot]: settings, templates },
+    ssh: { listen: `127.0.0.1:${await freePort()}` },
+  });
   const purser = await startPurser(installation);
   stack.defer(() => purser.stop());
   const [token] = (await openWallets(installation, 1, BUDGET_CENTS)) as [string];
@@ -184,6 +220,12 @@ async function openPurser({ slot, settings, spec }: Subject, stack: AsyncDisposa
       assert.equal(code, 0);
     },
     stop: async (id) => reaches(await ask<Lease>('stop', { id }), 'stopped'),
+    async openSandbox() {
+      if (!existsSync(join(SDK, 'node_modules'))) return undefined;
+      const { Sandbox } = createRequire(join(SDK, 'package.json'))('e2b');
+      const api = `http://127.0.0.1:${installation.port}/v1/e2b`;
+      return Sandbox.create(TEMPLATE, { apiKey: token, apiUrl: api, sandboxUrl: `${api}/envd`, timeoutMs: 3_600_000 });
+    },
   };
 }
 
