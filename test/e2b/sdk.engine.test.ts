@@ -42,7 +42,7 @@ test('the client of OpenAI’s Agents SDK for E2B, unmodified, works in a sandbo
   const purser = await openReal(t);
   if (!purser) return;
   const { token } = await purser.openWallet(LONG);
-  passed(await play(purser, token, 'openai.mjs'), 2);
+  passed(await play(purser, token, 'openai.mjs'), 3);
   await purser.app.reaper.runOnce();
   assert.deepEqual(await purser.machines(), []);
 });
