@@ -45,24 +45,24 @@ class Context:
         self.id = str(uuid.uuid4())
         self.cwd = cwd
         self.kernel = KernelManager()
-        self.restarts = 0
+        self.kernel.start_kernel(cwd=cwd)
+        self.client = self.kernel.blocking_client()
+        self.client.start_channels()
+        self.starts = 1
+        self.heard = 0  # Of which start the kernel has answered.
         self.is_over = False
         self.turn = threading.Lock()
+        self.starting = threading.Lock()
         with self.turn:
-            self.kernel.start_kernel(cwd=cwd)
-            self.client = self.kernel.blocking_client()
-            self.client.start_channels()
-            self.client.wait_for_ready(timeout=READY_SECONDS)
+            self._hear()
 
     def describe(self):
         return {"id": self.id, "language": "python", "cwd": self.cwd}
 
     def restart(self):
-        # The run that holds the turn sees the number, and gives it up.
-        self.restarts += 1
-        self.kernel.restart_kernel(now=True)
+        self._start()
         with self.turn:
-            self.client.wait_for_ready(timeout=READY_SECONDS)
+            self._hear()
 
     def end(self):
         self.is_over = True
@@ -77,22 +77,35 @@ class Context:
                 return
         try:
             if self.is_over:
-                raise Refused(404, "There is no such context.")
-            restarts = self.restarts
+                send(ENDED)
+                return
             if not self.kernel.is_alive():
-                self.kernel.restart_kernel(now=True)
-                self.client.wait_for_ready(timeout=READY_SECONDS)
+                self._start()
+            self._hear()
+            starts = self.starts
             if variables:
-                self._run(_SET % json.dumps(json.dumps(variables)), restarts, silent=True)
+                self._run(_SET % json.dumps(json.dumps(variables)), starts, silent=True)
             try:
-                self._run(code, restarts, send, has_left)
+                self._run(code, starts, send, has_left)
             finally:
                 if variables:
-                    self._run(_UNSET, restarts, silent=True)
+                    self._run(_UNSET, starts, silent=True)
         finally:
             self.turn.release()
 
-    def _run(self, code, restarts, send=lambda _: None, has_left=lambda: False, silent=False):
+    def _start(self):
+        with self.starting:
+            self.starts += 1  # The run that has the turn sees it, and gives up.
+            self.kernel.restart_kernel(now=True)
+
+    def _hear(self):
+        """Waits until the kernel answers: what is sent before that may be lost."""
+        with self.starting:
+            if self.heard != self.starts:
+                self.client.wait_for_ready(timeout=READY_SECONDS)
+                self.heard = self.starts
+
+    def _run(self, code, starts, send=lambda _: None, has_left=lambda: False, silent=False):
         run = self.client.execute(code, silent=silent, store_history=not silent, allow_stdin=False)
         is_interrupted = False
         while True:
@@ -102,8 +115,8 @@ class Context:
             try:
                 message = self.client.get_iopub_msg(timeout=POLL_SECONDS)
             except Empty:
-                if self.restarts != restarts or self.is_over or not self.kernel.is_alive():
-                    send(_error("KernelEnded", "The kernel ended, with all its variables."))
+                if self.starts != starts or self.is_over or not self.kernel.is_alive():
+                    send(ENDED)
                     return
                 continue
             if message["parent_header"].get("msg_id") != run:
@@ -134,6 +147,9 @@ for name, value in os.__dict__.pop('_purser_hidden', {}).items()])(__import__('o
 
 def _error(name, value, traceback=""):
     return {"type": "error", "name": name, "value": value, "traceback": traceback}
+
+
+ENDED = _error("KernelEnded", "The kernel ended, with all its variables.")
 
 
 def _result(data, is_main):
@@ -229,8 +245,10 @@ class Handler(BaseHTTPRequestHandler):
             call()
         except Refused as refused:
             self.answer(refused.status, {"code": refused.status, "message": str(refused)})
-        except OSError:
+        except ConnectionError:
             self.close_connection = True  # Its client has left.
+        except Exception as error:
+            self.answer(500, {"code": 500, "message": f"{type(error).__name__}: {error}"})
 
     def do_GET(self):
         def call():
@@ -271,6 +289,9 @@ class Handler(BaseHTTPRequestHandler):
         code = body.get("code")
         if not isinstance(code, str):
             raise Refused(400, "code: must be a string.")
+        variables = body.get("env_vars") or {}
+        if not isinstance(variables, dict) or not all(isinstance(it, str) for it in variables.values()):
+            raise Refused(400, "env_vars: must be an object of strings.")
         refuse_other(body.get("language"))
         context = CONTEXTS.find(body.get("context_id"))
         self.send_response(200)
@@ -283,7 +304,7 @@ class Handler(BaseHTTPRequestHandler):
             line = json.dumps(message).encode() + b"\n"
             try:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-            except OSError:
+            except ConnectionError:
                 left.set()
 
         def has_left():
@@ -293,7 +314,10 @@ class Handler(BaseHTTPRequestHandler):
                 left.set()
             return left.is_set()
 
-        context.execute(code, body.get("env_vars") or {}, send, has_left)
+        try:
+            context.execute(code, variables, send, has_left)
+        except Exception as error:  # The answer has begun: it can tell, and no status can.
+            send(_error(type(error).__name__, str(error)))
         if left.is_set():
             self.close_connection = True
         else:

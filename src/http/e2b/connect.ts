@@ -12,6 +12,8 @@ import { GONE_STATUS, headersFor, isGone } from './errors.ts';
 
 /** Room for what is written to a program, and for its arguments. */
 const BODY_BYTES_MAX = 8 * 1024 * 1024;
+/** The most bytes of one message of a stream of them. */
+const PART_BYTES_MAX = 1024 * 1024;
 const HEAD_BYTES = 5;
 const COMPRESSED = 1;
 const LAST = 2;
@@ -102,35 +104,42 @@ export async function readMessage<S extends v.GenericSchema>(
   }
 }
 
-/** Yields the messages of a request that is a stream, as they come. `owner` pays for their memory. */
+/** Yields the messages of a request that is a stream, as they come. `owner` pays for the memory of each until the next. */
 export async function* readMessages<S extends v.GenericSchema>(
   app: HttpApp,
   c: Context<Env>,
   owner: string,
   schema: S,
 ): AsyncGenerator<v.InferOutput<S>> {
-  const share = app.memory.open(owner);
-  const body = streamBody(c.env.incoming, app.stallMilliseconds, share);
+  const unread = app.memory.open(owner);
+  const body = streamBody(c.env.incoming, app.stallMilliseconds, unread);
   let waiting: Buffer = Buffer.alloc(0);
   try {
-    share.take(BODY_BYTES_MAX);
     for (;;) {
       const length = waiting.length < HEAD_BYTES ? 0 : waiting.readUInt32BE(1);
-      if (length > BODY_BYTES_MAX) throw new Refusal('payload_too_large');
-      if (waiting.length >= HEAD_BYTES + length && waiting.length) {
-        const message = messageOf(waiting.subarray(0, HEAD_BYTES + length));
+      if (length > PART_BYTES_MAX)
+        throw new Refusal('payload_too_large', `A message of a stream has at most ${PART_BYTES_MAX} bytes.`);
+      if (waiting.length >= HEAD_BYTES + length) {
+        const read = app.memory.open(owner);
+        try {
+          const message = messageOf(waiting.subarray(0, HEAD_BYTES + length));
+          yield validate(schema, parseBody(message, read).value);
+        } finally {
+          read.close();
+        }
         waiting = waiting.subarray(HEAD_BYTES + length);
-        yield validate(schema, parseBody(message, share).value);
+        unread.release(HEAD_BYTES + length);
         continue;
       }
       const piece = await body.next();
       if (!piece) break;
+      unread.take(piece.length);
       waiting = Buffer.concat([waiting, piece]);
     }
     if (waiting.length) throw new Refusal('invalid_request', 'The body breaks off in a message of Connect.');
   } finally {
     body.leave();
-    share.close();
+    unread.close();
   }
 }
 
