@@ -11,32 +11,42 @@ const START_SECONDS = 30;
 /** The time that a create waits for the command. */
 const WAIT_SECONDS = 20;
 
-/** `listening` prints the addresses on which programs listen, as the kernel's tables have them. */
-const SHARED = `started=\${HOME:-/}/.purser-template
-listening() {
-  cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | while read -r _ address _ state _; do
-    [ "$state" != 0A ] || echo "$address"
-  done
-}
-`;
+/** Where the first start leaves its mark, and the id that its processes have in their environment. */
+const SHARED = `PURSER_START=\${HOME:-/}/.purser-template`;
 
 /** Runs the command in the first of these scripts alone: a create that is taken over must not start it again. */
 const onceOnly = (command: string) => `${SHARED}
-mkdir "$started" 2>/dev/null || [ ! -d "$started" ] || exit 0
-listening >"$started/new" && mv "$started/new" "$started/before"
+mkdir "$PURSER_START" 2>/dev/null || [ ! -d "$PURSER_START" ] || exit 0
+echo "$PURSER_EXEC" >"$PURSER_START/new" && mv "$PURSER_START/new" "$PURSER_START/id"
 (
 ${command}
 )
 code=$?
-: >"$started/ended"
+: >"$PURSER_START/ended"
 exit "$code"`;
 
-/** Ends when the command has ended, or when something listens that did not before. */
+/**
+ * Ends when the command has ended, or one of its processes listens on a port. Others may listen beside them: a machine is not always
+ * the whole of what its commands see.
+ */
 const READY = `${SHARED}
-until [ -e "$started/ended" ]; do
-  [ ! -e "$started/before" ] || [ "$(listening)" = "$(cat "$started/before")" ] || exit 0
-  sleep 0.1 || sleep 1
-done`;
+sockets() {
+  cat /proc/net/tcp /proc/net/tcp6 | while read -r _ _ _ state _ _ _ _ _ inode _; do
+    [ "$state" != 0A ] || echo "socket:[$inode]"
+  done
+} 2>/dev/null
+listens() {
+  read -r id <"$PURSER_START/id" || return 1
+  listening=$(sockets)
+  for environ in $(grep -ls "PURSER_EXEC=$id" /proc/[0-9]*/environ); do
+    for link in "\${environ%environ}"fd/*; do
+      socket=$(readlink "$link")
+      case $socket in socket:*) case $listening in *"$socket"*) return 0 ;; esac ;; esac
+    done
+  done
+  return 1
+} 2>/dev/null
+until [ -e "$PURSER_START/ended" ] || listens; do sleep 0.1 || sleep 1; done`;
 
 /**
  * Starts the command of a template, once in the life of a sandbox, and waits until it has ended or listens on a port. It may go on

@@ -2,6 +2,7 @@ import { randomUUID } from 'node:crypto';
 import { whenStopping } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { watchEntries } from '../../compute/machine/entries.ts';
+import { inTime } from '../../net/deadline.ts';
 import { createConcurrency } from '../concurrency.ts';
 import type { HttpApp } from '../endpoint.ts';
 import type { Running } from './envd.ts';
@@ -15,6 +16,7 @@ export const FILE = 0o100000;
 
 /** Each keeps a connection to its machine. */
 const COUNT_MAX = { resource: 16, wallet: 64 };
+const BEGIN_MILLISECONDS = 60_000;
 /** The most events that wait for their client. */
 const EVENT_COUNT_MAX = 4096;
 /** About what an event takes beside its name. */
@@ -108,7 +110,10 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
           memory.close();
           leave();
         });
-      return begun.promise;
+      return inTime(begun.promise, BEGIN_MILLISECONDS, 'The start of a watch').catch((error) => {
+        over.abort();
+        throw error;
+      });
     },
     take: (resourceId, id) => find(resourceId, id).take(),
     remove(resourceId, id) {
