@@ -23,8 +23,8 @@ test('the command of a template has ended, with the variables of the sandbox, be
 
 test('a server that a template starts listens before a client has the sandbox, and goes on', async (t) => {
   const port = await freePort();
-  const script = `setTimeout(() => require('http').createServer((_, to) => to.end('up')).listen(${port}, '127.0.0.1'), 300)`;
-  const start = `exec ${process.execPath} -e "${script}"`;
+  const script = `require('http').createServer((_, to) => to.end('up')).listen(${port}, '127.0.0.1')`;
+  const start = `sleep 0.3\nexec ${process.execPath} -e "${script}"`;
   const { purser, sandbox } = await openStarting(t, start, { templateID: 'started' });
   const headers = {
     'e2b-sandbox-id': sandbox.sandboxID,

@@ -222,7 +222,11 @@ export async function importBusybox(docker: Docker, directory: string): Promise<
   await importImage(docker, archive, { repo: IMAGE_WITH_VOLUME, changes: 'VOLUME /data' });
 }
 
-export async function importImage(docker: Docker, archive: string | NodeJS.ReadableStream, options: object): Promise<void> {
+export async function importImage(
+  docker: Docker,
+  archive: string | NodeJS.ReadableStream,
+  options: object,
+): Promise<void> {
   const stream = await docker.importImage(archive, options);
   await new Promise<void>((resolve, reject) =>
     docker.modem.followProgress(stream, (error) => (error ? reject(error) : resolve())),

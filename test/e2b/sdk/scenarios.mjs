@@ -7,6 +7,8 @@ import { play } from './played.mjs';
 
 const open = (options = {}) => Sandbox.create('base', { envs: { HOUSE: 'here' }, ...options });
 const text = (data) => Buffer.from(data).toString();
+/** The end of a sandbox, in milliseconds from now. */
+const [NOW, TEN_MINUTES] = [0, 600_000];
 /** Milliseconds that cost more than the wallet has. */
 const DEAR = 86_400_000;
 
@@ -143,7 +145,7 @@ await play({
       [sandbox.sandboxId],
     );
     ends.push((await sandbox.getInfo()).endAt);
-    await sandbox.setTimeout(600_000);
+    await sandbox.setTimeout(TEN_MINUTES);
     ends.push((await sandbox.getInfo()).endAt);
     assert.ok(ends[1] > ends[0]);
     const [metric] = await sandbox.getMetrics();
@@ -172,7 +174,7 @@ await play({
   },
   async 'the end of the time'() {
     const sandbox = await open();
-    await sandbox.setTimeout(0);
+    await sandbox.setTimeout(NOW);
     assert.equal(await sandbox.isRunning(), false);
     await assert.rejects(sandbox.commands.run('true'), { name: 'SandboxNotFoundError' });
     await assert.rejects(sandbox.files.read('x'), { name: 'TimeoutError' });
