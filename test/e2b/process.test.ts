@@ -14,6 +14,14 @@ test('a command streams both its outputs and its exit code', async (t) => {
   assert.equal(it.printed('stderr'), 'no\n');
 });
 
+test('variables may have any name, those of the scripts around a command as well', async (t) => {
+  const { run } = await openInside(t);
+  const envs = Object.fromEntries(['token', 'length', 'text', 'own', 'mark', 'it', 'child'].map((it) => [it, 'mine']));
+  const it = await run(`echo ${Object.keys(envs).map((name) => `$${name}`)}`, { envs });
+  assert.deepEqual((await it.end()).error, undefined);
+  assert.equal(it.printed('stdout'), `${Object.values(envs)}\n`);
+});
+
 test('output comes as it is printed, and its bytes are kept', async (t) => {
   const { run, rpc } = await openInside(t);
   const it = await run('printf "a\\000\\377"; read line; echo "got $line"', { stdin: true });

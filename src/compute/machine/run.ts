@@ -19,14 +19,15 @@ const NOISE_BYTES_MAX = 64 * 1024;
 /**
  * Reads a line with a token and the length of the text, then the text, and runs it. The text ends with the token: a text that was
  * cut is not run. `say` prints the line with the token and the first word of the text; then the input comes on standard input.
- * Standard input is descriptor 7 here, as a shell gives its background processes none.
+ * Standard input is descriptor 7 here, as a shell gives its background processes none. The text may set its tenant's variables,
+ * whose names do not begin with PURSER_, before it calls `say`.
  */
 const READ_AND_RUN = `exec <&7 7<&-
-read -r token length
-say() { printf '%s %s\\n' "$token" "$*"; }
+read -r PURSER_TOKEN length
+say() { printf '%s %s\\n' "$PURSER_TOKEN" "$*"; }
 if command -v head >/dev/null; then
   text=$(head -c "$length")
-  case $text in *"$token") eval "$text" ;; *) say cut ;; esac
+  case $text in *"$PURSER_TOKEN") eval "$text" ;; *) say cut ;; esac
 else say headless; fi`;
 
 /** Returns the line of a session that runs a text for at most this many seconds, marked with `marker`. */
