@@ -23,7 +23,7 @@ import {
   updateIfLive,
   wakeResources,
 } from '../ledger/resource.ts';
-import { endOfSandbox, findSandbox } from '../ledger/sandbox.ts';
+import { isSandboxOver } from '../ledger/sandbox.ts';
 import { findWallet, statusAt } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
 import {
@@ -532,9 +532,7 @@ function reasonToEnd({ now, isInDoubt }: Time, read: Reader, row: Resource): End
   if (row.readyAt === null && operationOf(read, row.operationId).outcome === 'released') return 'create_failed';
   if (isInDoubt) return wallet.status === 'active' ? null : 'wallet_closed';
   if (row.readyAt !== null && now >= row.expiresAt) return 'lease_expired';
-  const sandbox = findSandbox(read, row.id);
-  const end = sandbox && endOfSandbox(sandbox, row);
-  if (end !== undefined && now >= end) return 'requested';
+  if (isSandboxOver(read, row, now)) return 'requested';
   if (statusAt(wallet, now) !== 'active') return 'wallet_closed';
   if (row.readyAt === null && now >= row.readyBy) return 'create_failed';
   return null;

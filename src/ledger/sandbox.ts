@@ -5,6 +5,7 @@ import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { operations, resources, sandboxes } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
+import { openOperations } from './operation.ts';
 import { findResource, type Resource } from './resource.ts';
 
 /** The rows of leases that E2B's SDKs have created. */
@@ -14,12 +15,19 @@ export type SandboxLease = { sandbox: Sandbox; resource: Resource };
 
 /** The route of the operations that create sandboxes. */
 export const SANDBOX_ROUTE = 'e2b/create';
+/** The route of the operations that lengthen sandboxes: each buys time up to the end that its sandbox is to have. */
+export const LENGTHEN_ROUTE = 'e2b/timeout';
 
 /** The end that a sandbox has by its own row, in SQL: its lease may be longer. Null before it is ready. */
 const END = sql<number | null>`coalesce(${sandboxes.endsAt}, ${resources.readyAt} + ${sandboxes.seconds})`;
 const LIVE = and(isNull(resources.endedAt), isNull(resources.endWanted));
-/** The lease is not in quarantine, where nothing is ended. */
-const MAY_END = isNull(resources.quarantinedAt);
+/** The lease is not in quarantine, where nothing is ended, and nobody is paying for more of the sandbox at the moment. */
+const MAY_END = and(
+  isNull(resources.quarantinedAt),
+  sql`not exists (select 1 from ${operations} where ${operations.walletId} = ${resources.walletId}
+    and ${operations.state} <> 'settled' and ${operations.resourceId} = ${resources.id}
+    and ${operations.route} = ${LENGTHEN_ROUTE})`,
+);
 
 const reads = prepare((read: Reader) => {
   const both = () =>
@@ -79,6 +87,27 @@ export function endOfSandbox({ seconds, endsAt }: Sandbox, { readyAt, expiresAt 
   return Math.min(expiresAt, endsAt ?? readyAt + seconds);
 }
 
+/**
+ * Returns whether the sandbox of a lease is over. It is not while more of it is being paid for. False for a lease that is no
+ * sandbox.
+ */
+export function isSandboxOver(read: Reader, resource: Resource, now: number): boolean {
+  const sandbox = findSandbox(read, resource.id);
+  const end = sandbox && endOfSandbox(sandbox, resource);
+  if (end === undefined || end > now) return false;
+  const open = openOperations(read, resource.walletId);
+  return !open.some((it) => it.resourceId === resource.id && it.route === LENGTHEN_ROUTE);
+}
+
+/** Returns a sandbox of a wallet; undefined alike for none, another wallet's, and one that has ended or is over. */
+export function liveSandbox(read: Reader, walletId: string, resourceId: string, now: number): SandboxLease | undefined {
+  const sandbox = findSandbox(read, resourceId);
+  const resource = sandbox && findResource(read, resourceId);
+  if (!sandbox || resource?.walletId !== walletId) return undefined;
+  const isEnding = resource.endedAt !== null || resource.endWanted !== null;
+  return isEnding || isSandboxOver(read, resource, now) ? undefined : { sandbox, resource };
+}
+
 /** Returns the sandboxes of a wallet that have not ended and are not to end, newest first. */
 export function liveSandboxes(read: Reader, walletId: string): SandboxLease[] {
   return reads(read).ofWallet.all({ walletId });
@@ -88,8 +117,9 @@ export function liveSandboxes(read: Reader, walletId: string): SandboxLease[] {
 export const allLiveSandboxes = (read: Reader): SandboxLease[] => reads(read).live.all();
 
 /** Returns the live sandboxes of a wallet whose create had this fingerprint and never reached its client, oldest first. */
-export function undeliveredSandboxes(read: Reader, walletId: string, fingerprint: Buffer): SandboxLease[] {
-  return reads(read).undelivered.all({ walletId, fingerprint });
+export function undeliveredSandboxes(read: Reader, walletId: string, fingerprint: Buffer, now: number): SandboxLease[] {
+  const found = reads(read).undelivered.all({ walletId, fingerprint });
+  return found.filter(({ resource }) => !isSandboxOver(read, resource, now));
 }
 
 /** Returns the ids of the live leases whose sandbox is over by `now`, Unix seconds. */
@@ -124,6 +154,12 @@ type DeliverSandbox = { id: string; deliveredAt: number | null };
 export const deliverSandbox = defineWrite('sandbox.deliver', (tx, { id, deliveredAt }: DeliverSandbox) => {
   update(tx, id, { deliveredAt });
 });
+
+/** Moves the end of a sandbox to what has just been paid for, in the write that moves the end of its lease. */
+export function lengthenSandbox(tx: Tx, resourceId: string, paidUntil: number): void {
+  const { endsAt } = findSandbox(tx, resourceId) as Sandbox;
+  update(tx, resourceId, { endsAt: Math.max(endsAt ?? 0, paidUntil) });
+}
 
 type EndSandbox = { id: string; endsAt: number; onlyLater: boolean; now: number };
 /**

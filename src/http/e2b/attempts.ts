@@ -27,7 +27,7 @@ export type Attempts = {
 };
 
 /** Creates the register of running creates. Abandoned ones that are over are found in the books. */
-export function createAttempts({ ledger }: Pick<HttpApp, 'ledger'>): Attempts {
+export function createAttempts({ ledger, clock }: Pick<HttpApp, 'ledger' | 'clock'>): Attempts {
   const attempts = new Set<Attempt>();
 
   const keyOf = ({ resource }: SandboxLease) => operationOf(ledger.read, resource.operationId).idempotencyKey;
@@ -36,7 +36,7 @@ export function createAttempts({ ledger }: Pick<HttpApp, 'ledger'>): Attempts {
     const running = same.find((it) => it.waiting === 0);
     if (running) return running;
     const taken = new Set(same.map((it) => it.key));
-    const key = undeliveredSandboxes(ledger.read, walletId, fingerprint)
+    const key = undeliveredSandboxes(ledger.read, walletId, fingerprint, clock.now())
       .map(keyOf)
       .find((it) => !taken.has(it));
     return key === undefined ? undefined : { walletId, fingerprint, key, waiting: 0, running: 0 };

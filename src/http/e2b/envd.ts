@@ -3,7 +3,7 @@ import { refuseFault } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
 import type { Backend } from '../../compute/backend.ts';
 import { findResource, type Resource } from '../../ledger/resource.ts';
-import { endOfSandbox, findSandbox, type Sandbox } from '../../ledger/sandbox.ts';
+import { findSandbox, isSandboxOver, type Sandbox } from '../../ledger/sandbox.ts';
 import { findWallet, type Wallet } from '../../ledger/wallet.ts';
 import { callerNetwork, type Env, enter, type HttpApp } from '../endpoint.ts';
 import { active, leaseEnded } from '../routes/compute.ts';
@@ -69,11 +69,10 @@ export function openSandbox(
   return admitTo(app, c, found);
 }
 
-/** Returns a sandbox that runs. Throws the refusals of `active`, also when its own time is over and its lease's is not. */
+/** Returns a sandbox that runs. Throws the refusals of `active`, also for one that is over before its lease is. */
 export const runningOf = (app: HttpApp, opened: Opened): Running => {
   const { backend, ref, resource } = active(app, opened.wallet, opened.resource.id);
-  const end = endOfSandbox(findSandbox(app.ledger.read, resource.id) as Sandbox, resource);
-  if (end !== undefined && end <= app.clock.now()) throw leaseEnded('requested');
+  if (isSandboxOver(app.ledger.read, resource, app.clock.now())) throw leaseEnded('requested');
   return { ...opened, backend, ref };
 };
 

@@ -11,6 +11,8 @@ import type { Resource } from '../../ledger/resource.ts';
 import {
   deliverSandbox,
   endOfSandbox,
+  LENGTHEN_ROUTE,
+  liveSandbox,
   liveSandboxes,
   SANDBOX_ROUTE,
   type SandboxLease,
@@ -36,7 +38,7 @@ import type { Attempts } from './attempts.ts';
 import { runningOf } from './envd.ts';
 import { sealVariables } from './environment.ts';
 import { headersFor } from './errors.ts';
-import { LENGTHEN_ROUTE, prolong, setTimeoutOf } from './lifetime.ts';
+import { prolong, setTimeoutOf } from './lifetime.ts';
 import { readMetrics } from './metrics.ts';
 import { ConnectSandbox, CreateSandbox, listingOf, refuseUnserved, TimeoutOfSandbox } from './requests.ts';
 import { startTemplate } from './template-start.ts';
@@ -89,10 +91,8 @@ function answer({ app, c, wallet }: ApiCall, status: number, body: object | unde
 const noSandbox = () => new Refusal('not_found', 'There is no such sandbox.');
 /** Returns a live sandbox of the wallet. Throws `not_found`, alike for another wallet's and for one that is over. */
 function sandboxOf({ app, c, wallet }: ApiCall): SandboxLease {
-  const id = c.req.param('id');
-  const found = liveSandboxes(app.ledger.read, wallet.id).find(({ resource }) => sandboxLabel(resource) === id);
-  const end = found && endOfSandbox(found.sandbox, found.resource);
-  if (!found || (end !== undefined && end <= app.clock.now())) throw noSandbox();
+  const found = liveSandbox(app.ledger.read, wallet.id, `res_${c.req.param('id')}`, app.clock.now());
+  if (!found) throw noSandbox();
   return found;
 }
 
@@ -213,7 +213,7 @@ export const createSandbox = (attempts: Attempts): ApiHandler =>
 
 /** Returns a sandbox that runs. Throws `operation_uncertain` while it is not ready, and `resource_not_active` when it is over. */
 async function readySandbox(app: HttpApp, wallet: Wallet, leased: Resource): Promise<SandboxLease> {
-  const found = liveSandboxes(app.ledger.read, wallet.id).find(({ resource }) => resource.id === leased.id);
+  const found = liveSandbox(app.ledger.read, wallet.id, leased.id, app.clock.now());
   if (!found) throw new Refusal('resource_not_active', 'The sandbox of this request is over. Create another.');
   if (found.resource.status !== 'running')
     throw new Refusal(
@@ -261,7 +261,7 @@ const lengtheningOf = ({ c, requestId }: ApiCall, seconds: number) => ({
 
 /** Returns the headers of what this request has bought, if anything. */
 const boughtHeaders = ({ app, wallet, requestId }: ApiCall) =>
-  paidHeaders(app, { walletId: wallet.id, route: LENGTHEN_ROUTE, idempotencyKey: `${requestId}-0` });
+  paidHeaders(app, { walletId: wallet.id, route: LENGTHEN_ROUTE, idempotencyKey: requestId });
 
 /** Connects to a sandbox, which lives for at least `timeout` seconds from then if its wallet can pay for that. */
 export const connectSandbox: ApiHandler = async (call) => {
