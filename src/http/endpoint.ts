@@ -125,7 +125,7 @@ export type Env = {
 /** The largest body unless the endpoint says otherwise: 64 KiB (design 2.20). */
 export const BODY_BYTES_MAX = 64 * 1024;
 /** Responses up to this size fit into the kernel's buffers, so they are not counted while their client reads them. */
-const ANSWER_BYTES_SMALL = 64 * 1024;
+export const ANSWER_BYTES_SMALL = 64 * 1024;
 const BUSY_RETRY_SECONDS = 2;
 const NO_QUERY = v.strictObject({});
 const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
@@ -348,7 +348,7 @@ export function onceClosed(c: Context<Env>, listener: (isDelivered: boolean) => 
 }
 
 /** Counts a response as in memory until its client has read it or has disconnected. */
-function keepUntilTaken(share: Allowance, c: Context<Env>, bytes: number): void {
+export function keepUntilTaken(share: Allowance, c: Context<Env>, bytes: number): void {
   share.add(bytes);
   onceClosed(c, share.close);
 }

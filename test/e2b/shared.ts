@@ -109,9 +109,13 @@ export async function openStream(url: string, path: string, headers: Record<stri
 }
 
 /** A server whose sandboxes are processes of this machine, one sandbox, and calls into it. */
-export async function openInside(t: TestContext, body: object = {}, settings: Record<string, unknown> = {}) {
+export async function openInside(
+  t: TestContext,
+  body: object = {},
+  { settings = {}, ...options }: TestServerOptions = {},
+) {
   const compute = { templates: TEMPLATES };
-  const purser = await openTestServer(t, { local: DEMO_COMPUTE, settings: { compute, ...settings } });
+  const purser = await openTestServer(t, { ...options, local: DEMO_COMPUTE, settings: { compute, ...settings } });
   const wallet = await purser.openWallet(LONG);
   const headers = { 'x-api-key': wallet.token };
   const made = await purser.ask('POST', '/v1/e2b/v2/sandboxes', { headers, body: { templateID: 'base', ...body } });

@@ -9,7 +9,9 @@ import { openInside, TEMPLATES } from './shared.ts';
 
 /** A server whose template `started` runs a command first. */
 const openStarting = (t: TestContext, start: string, body: object = {}) =>
-  openInside(t, body, { compute: { templates: { ...TEMPLATES, started: { ...TEMPLATES.base, start } } } });
+  openInside(t, body, {
+    settings: { compute: { templates: { ...TEMPLATES, started: { ...TEMPLATES.base, start } } } },
+  });
 
 test('the command of a template has ended, with the variables of the sandbox, before a client has that', async (t) => {
   const { run } = await openStarting(t, 'sleep 0.3\necho "$HOUSE" >"$HOME/started"; exit 3', {

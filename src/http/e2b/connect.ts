@@ -4,7 +4,15 @@ import type * as v from 'valibot';
 import { whenStopping } from '../../base/health.ts';
 import { Refusal, type RefusalCode } from '../../base/refusal.ts';
 import { parseBody, readBody, streamBody, validate } from '../body.ts';
-import { describeError, type Env, type HttpApp, onceClosed, requestIdOf } from '../endpoint.ts';
+import {
+  ANSWER_BYTES_SMALL,
+  describeError,
+  type Env,
+  type HttpApp,
+  keepUntilTaken,
+  onceClosed,
+  requestIdOf,
+} from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
 import { GONE_STATUS, headersFor, isGone } from './errors.ts';
 
@@ -71,13 +79,21 @@ function faultOf(app: HttpApp, c: Context<Env>, error: unknown): Fault {
   return { code: codeOf(refusal.code), message };
 }
 
-/** Answers a unary call that failed. */
+const STREAM = { 'content-type': 'application/connect+json' };
+const isEnveloped = (c: Context<Env>) => /^application\/connect\+json\b/i.test(c.req.header('content-type') ?? '');
+
+/**
+ * Answers a call that failed before it began. Clients of a stream read the code in its last message alone: any status but 200 is
+ * another code for them, as 429 is `unavailable`.
+ */
 export function answerFault(app: HttpApp, c: Context<Env>, error: unknown): Response {
   const { code, message } = faultOf(app, c, error);
+  if (isEnveloped(c)) {
+    const last = new Uint8Array(envelope(LAST, { error: { code, message } }));
+    return new Response(last, { status: 200, headers: { ...headersFor(c), ...STREAM } });
+  }
   return new Response(JSON.stringify({ code, message }), { status: STATUSES[code], headers: headersFor(c) });
 }
-
-const isEnveloped = (c: Context<Env>) => /^application\/connect\+json\b/i.test(c.req.header('content-type') ?? '');
 
 /** Returns the one message of a request to a stream. */
 function messageOf(bytes: Buffer): Buffer {
@@ -143,9 +159,12 @@ export async function* readMessages<S extends v.GenericSchema>(
   }
 }
 
-/** Answers a unary call. */
-export const answerMessage = (c: Context<Env>, message: object): Response =>
-  new Response(JSON.stringify(message), { status: 200, headers: headersFor(c) });
+/** Answers a unary call. `owner` pays for the memory of a large answer until its client has it. */
+export function answerMessage(app: HttpApp, c: Context<Env>, owner: string, message: object): Response {
+  const text = JSON.stringify(message);
+  if (text.length > ANSWER_BYTES_SMALL) keepUntilTaken(app.memory.open(owner), c, Buffer.byteLength(text));
+  return new Response(text, { status: 200, headers: headersFor(c) });
+}
 
 function envelope(flags: number, message: object): Buffer {
   const text = Buffer.from(JSON.stringify(message));
@@ -190,17 +209,26 @@ export async function answerStream(
   const { min, max, standard } = KEEPALIVE_SECONDS;
   const seconds = Number.isFinite(asked) ? Math.min(Math.max(asked, min), max) : standard;
   const begin = () => {
-    if (!events.hasBegun()) events.begin({ 'content-type': 'application/connect+json' });
+    if (!events.hasBegun()) events.begin(STREAM);
   };
+  // A client that does not read is sent no more: each write would begin the time anew after which it is cut off.
+  let isFull = false;
+  function write(bytes: Buffer): Promise<void> | undefined {
+    const room = events.write(bytes);
+    isFull = room !== undefined;
+    return room?.then(() => {
+      isFull = false;
+    });
+  }
   const silence = setInterval(() => {
-    if (events.hasBegun()) void events.write(envelope(0, keepalive));
+    if (events.hasBegun() && !isFull) void write(envelope(0, keepalive));
   }, seconds * 1000);
   try {
     await run({
       send(message) {
         begin();
         silence.refresh();
-        return events.write(envelope(0, message));
+        return write(envelope(0, message));
       },
       left: left.promise,
     });

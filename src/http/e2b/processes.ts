@@ -6,6 +6,7 @@ import type { Resource } from '../../ledger/resource.ts';
 import { inTime } from '../../net/deadline.ts';
 import { createConcurrency } from '../concurrency.ts';
 import type { HttpApp } from '../endpoint.ts';
+import type { Allowance } from '../memory-quota.ts';
 
 /**
  * The programs that E2B's SDKs have started in sandboxes. One survives its client, as E2B's do, and ends with its own limit, with
@@ -16,7 +17,10 @@ import type { HttpApp } from '../endpoint.ts';
 const COUNT_MAX = { resource: 64, wallet: 256 };
 /** The memory of what is on its way between a program and its clients. */
 const BYTES = 64 * 1024;
-const INPUT_MILLISECONDS = 30_000;
+/** The most bytes of the arguments, variables and names of a program: they are kept for as long as it runs. */
+const ORDER_BYTES_MAX = 256 * 1024;
+/** The SDKs give up after 60 s. */
+const INPUT_MILLISECONDS_MAX = 30_000;
 
 /** What a listener hears: output as it comes. Resolves when its client has room for more. */
 export type Output = { name: 'stdout' | 'stderr' | 'pty'; bytes: Buffer };
@@ -33,7 +37,10 @@ export type SandboxProcess = {
   listen(listener: Listener): () => void;
   /** Rejects when the connection to the machine was lost. Resolves after the last output was heard. */
   ended: Promise<End>;
-  /** Writes to its standard input or terminal. */
+  /**
+   * Writes to its standard input or terminal. Throws `rate_limited` where it has not read what came before, and
+   * `operation_uncertain` where it does not read this in time.
+   */
   write(bytes: Buffer): Promise<void>;
   closeInput(): void;
   resize(columns: number, rows: number): void;
@@ -61,13 +68,31 @@ export type Processes = {
   find(resourceId: string, which: { pid?: number | undefined; tag?: string | undefined }): SandboxProcess;
 };
 
+const noProcess = () => new Refusal('not_found', 'There is no such process in the sandbox.');
+const unread = () =>
+  new Refusal('rate_limited', 'The program has not read its earlier input. Nothing of this was written.');
+const unreadYet = () =>
+  new Refusal('operation_uncertain', 'The program has not read this input in time. It gets it when it reads on.');
+
 const SIGNALS = new Map([
   [codeOfSignal('KILL'), 'killed'],
   [codeOfSignal('TERM'), 'terminated'],
 ]);
 
+function sizeOf({ argv, env, cwd = '', tag = '' }: ProcessOrder): number {
+  const bytes = [...argv, ...Object.entries(env).flat(), cwd, tag].reduce((sum, it) => sum + Buffer.byteLength(it), 0);
+  if (bytes <= ORDER_BYTES_MAX) return bytes;
+  throw new Refusal(
+    'invalid_request',
+    `process: its arguments, variables and tag have more than ${ORDER_BYTES_MAX} bytes together.`,
+  );
+}
+
 /** Creates the register of running programs. */
-export function createProcesses(app: Pick<HttpApp, 'activity' | 'memory' | 'tenantOf'>): Processes {
+export function createProcesses(
+  app: Pick<HttpApp, 'activity' | 'memory' | 'tenantOf' | 'stallMilliseconds'>,
+): Processes {
+  const inputMilliseconds = Math.min(INPUT_MILLISECONDS_MAX, app.stallMilliseconds);
   const running = new Map<string, Set<SandboxProcess>>();
   const concurrency = createConcurrency(COUNT_MAX, 'programs');
 
@@ -83,6 +108,7 @@ export function createProcesses(app: Pick<HttpApp, 'activity' | 'memory' | 'tena
 
   return {
     async start({ resource, backend, ref }, { tag, limit, ...order }, listener) {
+      const bytes = sizeOf({ tag, limit, ...order });
       const leave = concurrency.enter(resource.id, resource.walletId);
       const idle = app.activity.begin(resource.id);
       const memory = app.memory.open(app.tenantOf(resource.walletId).treeId);
@@ -92,8 +118,8 @@ export function createProcesses(app: Pick<HttpApp, 'activity' | 'memory' | 'tena
         leave();
       };
       try {
-        memory.take(BYTES);
-        const process = follow(await attach(backend, ref, order), { tag, limit, ...order });
+        memory.take(BYTES + bytes);
+        const process = follow(await attach(backend, ref, order), { tag, limit, ...order }, memory, inputMilliseconds);
         const forget = process.listen(listener);
         register(resource.id, process);
         process.begin();
@@ -108,20 +134,36 @@ export function createProcesses(app: Pick<HttpApp, 'activity' | 'memory' | 'tena
     find(resourceId, { pid, tag }) {
       const all = [...(running.get(resourceId) ?? [])];
       const found = all.find((it) => (pid === undefined ? tag !== undefined && it.tag === tag : it.pid === pid));
-      if (!found) throw new Refusal('not_found', 'There is no such process in the sandbox.');
+      if (!found) throw noProcess();
       return found;
     },
   };
 }
 
-/** Reads the streams of a program and passes them on. Call `begin` once the first listener is there. */
-function follow(attached: Attached, order: ProcessOrder): SandboxProcess & { begin(): void } {
+/**
+ * Reads the streams of a program and passes them on. Call `begin` once the first listener is there. `memory` counts what waits for
+ * the program to read it, for at most `inputMilliseconds`.
+ */
+function follow(
+  attached: Attached,
+  order: ProcessOrder,
+  memory: Allowance,
+  inputMilliseconds: number,
+): SandboxProcess & { begin(): void } {
   const { pid, stdin, stdout, stderr, resize } = attached;
   const listeners = new Set<Listener>();
   const ended = Promise.withResolvers<End>();
   ended.promise.catch(() => {}); // Listeners get the rejection; there may be none.
   let signal: string | undefined;
   let isLate = false;
+  let isOver = false;
+  const over = ended.promise
+    .catch(() => {})
+    .then(() => {
+      isOver = true;
+    });
+  /** Resolves when the program has read what was written last; undefined while it has. */
+  let drained: Promise<void> | undefined;
   const timer =
     order.limit === undefined
       ? undefined
@@ -167,11 +209,27 @@ function follow(attached: Attached, order: ProcessOrder): SandboxProcess & { beg
     async write(bytes) {
       if (!order.hasInput && !order.terminal)
         throw new Refusal('invalid_request', 'process: it was started without standard input.');
-      const drained = new Promise<void>((resolve) => {
-        if (stdin.write(bytes)) resolve();
-        else stdin.once('drain', resolve);
-      });
-      await inTime(Promise.race([drained, ended.promise]), INPUT_MILLISECONDS, 'The input of a program');
+      const inputTime = (waiting: Promise<void>, refusal: () => Refusal) =>
+        inTime(Promise.race([waiting, over]), inputMilliseconds, 'The input of a program').catch(() => {
+          throw refusal();
+        });
+      let isWritten = false;
+      if (!isOver) memory.take(bytes.length);
+      try {
+        while (drained && !isOver) await inputTime(drained, unread);
+        if (isOver) throw noProcess();
+        isWritten = true;
+        const written = Promise.withResolvers<void>();
+        const isRead = stdin.write(bytes, () => memory.release(bytes.length));
+        if (isRead) return;
+        stdin.once('drain', written.resolve);
+        drained = written.promise.then(() => {
+          drained = undefined;
+        });
+        await inputTime(drained, unreadYet);
+      } finally {
+        if (!isWritten) memory.release(bytes.length);
+      }
     },
     closeInput: () => void stdin.end(),
     resize,

@@ -22,7 +22,8 @@ export const unary =
   ): Rpc =>
   async (call) => {
     const message = await readMessage(call.app, call.c, ownerOf(call), schema);
-    return answerMessage(call.c, await run({ ...call, running: runningOf(call.app, call.opened) }, message));
+    const answer = await run({ ...call, running: runningOf(call.app, call.opened) }, message);
+    return answerMessage(call.app, call.c, ownerOf(call), answer);
   };
 
 /** Calls into a sandbox. A failure that is no refusal leaves it unknown whether something was changed. */
