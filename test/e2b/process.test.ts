@@ -134,6 +134,35 @@ test('a terminal echoes, has its size, and is resized', async (t) => {
   assert.equal((await it.end()).end.exitCode, 5);
 });
 
+test('the variables of a command or a terminal are on no command line, and no file of them is left', async (t) => {
+  const { purser, stream } = await openInside(t, { envVars: { HOUSE: 'canary-of-the-sandbox' } });
+  const lines: (string | undefined)[] = [];
+  for (const { backend } of purser.app.slots.list) {
+    const { session, exec } = backend.guest;
+    backend.guest.session = (ref, order) => {
+      lines.push(order.command);
+      return session(ref, order);
+    };
+    backend.guest.exec = (ref, order) => {
+      lines.push(order.command);
+      return exec(ref, order);
+    };
+  }
+  const args = ['-c', 'echo "$HOUSE $OWN"; ls -A /tmp "$HOME"'];
+  const process = { cmd: '/bin/sh', args, envs: { OWN: 'canary-of-the-command' } };
+  for (const [name, more] of [
+    ['stdout', { stdin: false }],
+    ['pty', { pty: { size: { cols: 200, rows: 20 } } }],
+  ] as const) {
+    const it = await stream('process.Process/Start', { process, ...more });
+    assert.equal((await it.end()).end.exitCode, 0);
+    assert.match(it.printed(name), /canary-of-the-sandbox canary-of-the-command/);
+    assert.doesNotMatch(it.printed(name), /\.purser-[0-9a-f]{32}/);
+  }
+  assert.ok(lines.length >= 2);
+  assert.doesNotMatch(lines.join('\n'), /canary/);
+});
+
 test('without the token of this very sandbox nothing is started, and a user that Basic names is none', async (t) => {
   const { purser, wallet, rpc, run, headers } = await openInside(t);
   const body = { templateID: 'fixed' };

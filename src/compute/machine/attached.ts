@@ -4,7 +4,7 @@ import { Refusal } from '../../base/refusal.ts';
 import { inTime } from '../../net/deadline.ts';
 import type { Backend, GuestSession, Ref, SessionOrder } from '../backend.ts';
 import { NO_DIRECTORY } from './command.ts';
-import { afterToken, firstWord, startRun } from './run.ts';
+import { afterToken, firstWord, runText, startRun } from './run.ts';
 import { codeOfSignal, quoted } from './shell.ts';
 
 /** Programs in a machine to whose streams Purser stays attached, with arguments of their own instead of a command line. */
@@ -111,11 +111,34 @@ async function attachStreams({ guest }: Pick<Backend, 'guest'>, ref: Ref, order:
   }
 }
 
+/** The time for a file with a text to be written, or removed. */
+const TEXT_SECONDS = 30;
+/**
+ * Stores a text in a file of the machine that its user alone can read, and returns its path. It goes there over standard input: the
+ * command line of a terminal appears in lists of processes and in logs, and the text has the variables of its user.
+ */
+async function storeText({ guest }: Pick<Backend, 'guest'>, ref: Ref, token: string, text: string): Promise<string> {
+  const store = `umask 077
+for at in "\${TMPDIR:-/tmp}" "\${HOME:-/}"; do
+  printf '%s' ${quoted(text)} 2>/dev/null >"$at/.purser-${token}" && { say "at $at/.purser-${token}"; exit 0; }
+  rm -f "$at/.purser-${token}"
+done 2>/dev/null
+say nowhere`;
+  const { word } = await runText({ guest }, ref, { text: store, timeoutSeconds: TEXT_SECONDS, streamBytesMax: 0 });
+  if (word.startsWith('at /')) return word.slice('at '.length);
+  throw new Refusal('invalid_request', 'pty: neither /tmp nor the home can be written.');
+}
+
 async function attachTerminal({ guest }: Pick<Backend, 'guest'>, ref: Ref, order: AttachedOrder): Promise<Attached> {
   const token = randomBytes(16).toString('hex');
-  const command = `say() { printf '%s %s\\n' ${token} "$*"; }\n${textOf(order)}`;
+  const path = await storeText({ guest }, ref, token, `rm -f "$1"\n${textOf(order)}`);
+  const command = `say() { printf '%s %s\\n' ${token} "$*"; }\nset -- ${quoted(path)}\n. "$1"`;
   const opening = guest.session(ref, { command, terminal: order.terminal });
-  const session = await opened(opening, 'The start of a terminal');
+  const session = await opened(opening, 'The start of a terminal').catch((error) => {
+    const remove = { command: `rm -f ${quoted(path)}`, timeoutSeconds: TEXT_SECONDS, streamBytesMax: 0 };
+    guest.exec(ref, remove).catch(() => {}); // The machine may be gone, and the file with it.
+    throw error;
+  });
   const word = Promise.withResolvers<string>();
   const stdout = session.stdout.pipe(afterToken(token, word.resolve)).pipe(new PassThrough());
   for (const it of [session.stdin, session.stdout]) it.on('error', () => stdout.end());
