@@ -21,8 +21,8 @@ const formOf = (files: Record<string, string | Buffer>) =>
   ]);
 
 /** A sandbox, and calls on its files. */
-async function openFiles(t: Parameters<typeof openInside>[0]) {
-  const it = await openInside(t);
+async function openFiles(t: Parameters<typeof openInside>[0], options: Parameters<typeof openInside>[2] = {}) {
+  const it = await openInside(t, {}, options);
   const path = '/v1/e2b/envd/files';
   const write = (query: string, body: Buffer | string, headers: Record<string, string> = FORM) =>
     it.purser.ask('POST', `${path}?${query}`, { headers: { ...it.headers, ...headers }, body });
@@ -173,6 +173,8 @@ test('a signed address opens the one file that it was signed for, without any he
   assert.equal(await get(address(to(now + 60), 'read')), 200);
   assert.equal(await get(address(to(now), 'read')), 401);
   assert.equal(await get(address(to(now), 'read', to(now + 60))), 401);
+  // The text that is signed is the same: `a:read:` and `:read:` beside it, as the user's name.
+  assert.equal(await get(address({ path: 'a:read:' }, 'read', { path: 'a', username: ':read:' })), 401);
   const up = await purser.ask('POST', address({ path: 'up' }, 'write'), { headers: FORM, body: formOf({ x: 'new' }) });
   assert.equal(up.status, 200);
   assert.equal((await read('up')).text, 'new');
@@ -181,4 +183,14 @@ test('a signed address opens the one file that it was signed for, without any he
   });
   assert.equal(anonymous.status, 401);
   assert.ok(!purser.log.join('\n').includes(token));
+});
+
+test('an address is not tried on all sandboxes by a network that has guessed too often', async (t) => {
+  const { purser, write, sandbox } = await openFiles(t, { settings: { limits: { failed_auth_per_minute: 2 } } });
+  await write('path=a', formOf({ a: 'secret' }));
+  const get = async (signature: string) =>
+    (await purser.ask('GET', `/files?${new URLSearchParams({ path: 'a', signature })}`)).status;
+  const guess = signatureOf({ path: 'a' }, 'read', 'ff'.repeat(32));
+  assert.deepEqual([await get(guess), await get('v1_'), await get(guess)], [401, 401, 429]);
+  assert.equal(await get(signatureOf({ path: 'a' }, 'read', sandbox.envdAccessToken)), 429);
 });

@@ -36,7 +36,8 @@ export function answerError(app: Pick<HttpApp, 'events'>, c: Context<Env>, error
   const headers = headersFor(c);
   // The SDKs repeat a request by this header on a 429 alone.
   if (retryAfterSeconds !== undefined) headers['retry-after'] = String(retryAfterSeconds);
-  if (refusal.code === 'payload_too_large') headers.connection = 'close'; // The unread rest of the body is not waited for.
+  // The unread rest of the body is not waited for.
+  if (['payload_too_large', 'unsupported_media_type'].includes(refusal.code)) headers.connection = 'close';
   const body = { code: status, message, error_code: refusal.code };
   return new Response(JSON.stringify(body), { status, headers });
 }

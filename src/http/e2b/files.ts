@@ -9,8 +9,9 @@ import { openSmallFiles, type SmallFiles } from '../../compute/machine/small-fil
 import { storeFile, TRANSFER_BYTES, TRANSFER_SECONDS } from '../../compute/machine/streamed.ts';
 import { allLiveSandboxes } from '../../ledger/sandbox.ts';
 import { findWallet, type Wallet } from '../../ledger/wallet.ts';
+import { collectPieces } from '../../net/pieces.ts';
 import { mediaTypeOf, readQuery, streamBody } from '../body.ts';
-import { type Env, type HttpApp, onceClosed } from '../endpoint.ts';
+import { callerNetwork, type Env, type HttpApp, onceClosed } from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
 import { admitTo, type Opened, openSandbox, type Running, refuseStranger, runningOf } from './envd.ts';
 import { headersFor } from './errors.ts';
@@ -25,6 +26,8 @@ const FORM = 'multipart/form-data';
 const SECONDS = 60;
 /** The most files of one form: each has an entry in the answer. */
 const FILE_COUNT_MAX = 10_000;
+/** The memory of an entry in the answer, beside its names. */
+const NOTE_BYTES = 256;
 /** Files up to this size are held, and share a session. */
 const SMALL_BYTES_MAX = 64 * 1024;
 /** The content is a tenant's, on Purser's own origin: no browser may run or render it. */
@@ -43,12 +46,17 @@ function signatureOf(query: Record<string, string>, operation: Operation, token:
   return `v1_${createHash('sha256').update(parts.join(':')).digest('base64').replaceAll('=', '')}`;
 }
 
+const SIGNATURE = /^v1_[0-9A-Za-z+/]{43}$/;
+
 /** Returns the sandbox that a signed address is of. The address does not name it, so each that lives is tried. */
 function bySignature(app: HttpApp, c: Context<Env>, operation: Operation): Opened {
   refuseFault(app.health);
   const query = readQuery(c.env.incoming);
-  const { signature, signature_expiration: expiration } = query;
+  const { signature, signature_expiration: expiration, username = '' } = query;
   if (signature === undefined) return refuseStranger(app, c, undefined);
+  app.limits.failedAuth.check(callerNetwork(app, c.env.incoming)); // Each attempt costs a hash for each sandbox.
+  // A colon in the name of a user could stand for one of those between the signed values: another path would have the same text.
+  if (!SIGNATURE.test(signature) || username.includes(':')) return refuseStranger(app, c, signature);
   for (const { sandbox, resource } of allLiveSandboxes(app.ledger.read)) {
     const wallet = findWallet(app.ledger.read, resource.walletId) as Wallet;
     const token = sandboxToken(app, wallet, resource, 'envd');
@@ -124,7 +132,10 @@ async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<R
     };
     // A sandbox that has ended meanwhile takes no more.
     const confirm = () => void runningOf(app, running);
-    const note = (path: string) => written.push({ path, name: posix.basename(path), type: 'file' });
+    const note = (path: string) => {
+      share.take(NOTE_BYTES + 2 * path.length);
+      written.push({ path, name: posix.basename(path), type: 'file' });
+    };
     const store = async (path: string, content: { next(): Promise<Buffer | undefined> }) => {
       await callInto({ app }, running, TRANSFER_SECONDS, () => storeFile(backend, ref, { path, content, confirm }));
       note(path);
@@ -159,13 +170,21 @@ async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<R
 type Content = { next(): Promise<Buffer | undefined> };
 /** Reads a content to its end if that comes soon: then it is `small`. Returns the whole of it in any case. */
 async function beginningOf(content: Content): Promise<{ small: Buffer | undefined; content: Content }> {
-  const pieces: Buffer[] = [];
-  let length = 0;
-  while (length <= SMALL_BYTES_MAX) {
+  const pieces = collectPieces();
+  let first: Buffer | undefined;
+  const next = async () => {
+    const piece = first;
+    first = undefined;
+    return piece;
+  };
+  while (pieces.length() <= SMALL_BYTES_MAX) {
     const piece = await content.next();
-    if (!piece) return { small: Buffer.concat(pieces), content: { next: async () => pieces.shift() } };
-    pieces.push(piece);
-    length += piece.length;
+    if (piece) pieces.add(piece);
+    else {
+      first = pieces.whole();
+      return { small: first, content: { next } };
+    }
   }
-  return { small: undefined, content: { next: async () => pieces.shift() ?? content.next() } };
+  first = pieces.whole();
+  return { small: undefined, content: { next: async () => (await next()) ?? content.next() } };
 }
