@@ -149,6 +149,43 @@ test('a watched directory tells of what happens in it', async (t) => {
   assert.equal((await late.end()).error.code, 'deadline_exceeded');
 });
 
+test('a watch tells of each change once, holds no more than it needs, and outlives its directory', async (t) => {
+  const { purser, wallet, stream, run, fs } = await openFiles(t);
+  const { treeId } = purser.app.tenantOf(wallet.id);
+  const hasRoom = (bytes: number) => {
+    const share = purser.app.memory.open(treeId);
+    const has = share.tryTake(bytes);
+    share.close();
+    return has;
+  };
+  const QUOTA = 64 * 1024 * 1024;
+  const name = 'x'.repeat(200);
+  await (await run(`mkdir w && cd w && for i in 1 2 3 4 5 6 7 8 9; do : > "$i-${name}"; done`)).end();
+  const watch = await stream('filesystem.Filesystem/WatchDir', { path: 'w' });
+  await until('it has begun', () => watch.messages.length > 0);
+  assert.ok(!hasRoom(QUOTA - 4 * 9 * 200), 'what it compares with is counted');
+  await (await run(`touch w/last; rm -r w`)).end();
+  const events = () => watch.messages.flatMap((it) => it.body.filesystem ?? []).map((it) => `${it.type} ${it.name}`);
+  await until('the end is told', () => events().filter((it) => it.startsWith('EVENT_TYPE_REMOVE')).length >= 9);
+  assert.equal(new Set(events()).size, events().length, 'nothing is told twice');
+  watch.leave();
+  await until('nothing is held', async () => hasRoom(QUOTA - 1024));
+  assert.equal((await fs('Stat', { path: 'w' })).status, 404);
+});
+
+test('a directory of many entries is listed whole, and counted while it is', async (t) => {
+  const { purser, wallet, run, fs } = await openFiles(t);
+  await (await run('mkdir d && cd d && seq 1 3000 | xargs touch')).end();
+  const listed = await fs('ListDir', { path: 'd', depth: 1 });
+  assert.equal(new Set(listed.body.entries.map((it: { name: string }) => it.name)).size, 3000);
+  const share = purser.app.memory.open(purser.app.tenantOf(wallet.id).treeId);
+  share.add(63.8 * 1024 * 1024);
+  const refused = await fs('ListDir', { path: 'd', depth: 1 });
+  assert.deepEqual([refused.status, refused.body.code], [400, 'invalid_argument']);
+  share.close();
+  assert.equal((await fs('ListDir', { path: 'd', depth: 1 })).status, 200);
+});
+
 /** The signature of an address, as the SDKs compute it. */
 function signatureOf({ path = '', ...query }: Record<string, string>, operation: string, token: string): string {
   const { signature_expiration: expiration } = query;

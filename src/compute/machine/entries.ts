@@ -1,6 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import { Refusal } from '../../base/refusal.ts';
-import type { Backend, Ref } from '../backend.ts';
+import { collectPieces } from '../../net/pieces.ts';
+import { turnWhenDue } from '../../net/turn.ts';
+import type { Backend, OutputBudget, Ref } from '../backend.ts';
 import { fromHome } from './attached.ts';
 import { runText, startRun } from './run.ts';
 
@@ -8,6 +10,8 @@ import { runText, startRun } from './run.ts';
 
 const SECONDS = 60;
 const OUTPUT_BYTES_MAX = 8 * 1024 * 1024;
+/** The most bytes of what is seen of a watched directory: all of it is compared at each change. */
+const WATCH_BYTES_MAX = 2 * 1024 * 1024;
 const WORDS_LENGTH_MAX = 200;
 /** The name that `stat` prints for a user or group without one. */
 const NAMELESS = 'UNKNOWN';
@@ -66,10 +70,11 @@ function acceptedWord(word: string, accepted: readonly string[] = ['ok']): strin
 }
 
 /** Reads the entries of an output. Throws where it was cut. */
-function entriesIn(output: Buffer, token: string): Entry[] {
+async function entriesIn(output: Buffer, token: string): Promise<Entry[]> {
   const entries = new Map<string, Entry>();
   let isWhole = false;
   for (const part of output.toString().split(token).slice(1)) {
+    await turnWhenDue();
     const match = /^\/([0-9a-f]+) (\d+) (-?\d+) (\d+):(\d+):([^:/]*):([^/]*)\/(.*)\n$/s.exec(part);
     if (match) {
       const [, mode = '', size, modified, uid = '', gid = '', user = '', name = '', path = ''] = match;
@@ -89,20 +94,21 @@ function entriesIn(output: Buffer, token: string): Entry[] {
   return [...entries.values()];
 }
 
-/** Runs a script on a path. Returns its first word, and what it printed of entries where that is `ok`. */
+/** Runs a script on a path. Returns its first word, and what it printed of entries where that is `ok`, as far as `budget` goes. */
 async function ask(
   backend: Backend,
   ref: Ref,
   path: string,
   script: string,
   accepted: readonly string[] = ['ok'],
+  budget?: OutputBudget,
 ): Promise<{ word: string; entries: Entry[] }> {
   refuseOddPath(path);
   const token = randomBytes(16).toString('hex');
   const order = { text: `${opening(token, path)}${script}\nexit 0`, timeoutSeconds: SECONDS };
-  const { word, stdout } = await runText(backend, ref, { ...order, streamBytesMax: OUTPUT_BYTES_MAX });
+  const { word, stdout } = await runText(backend, ref, { ...order, streamBytesMax: OUTPUT_BYTES_MAX, budget });
   const first = acceptedWord(word, accepted);
-  return { word: first, entries: first === 'ok' ? entriesIn(stdout, token) : [] };
+  return { word: first, entries: first === 'ok' ? await entriesIn(stdout, token) : [] };
 }
 
 /** Throws `invalid_request` for a path that no file has. */
@@ -123,7 +129,13 @@ export async function statEntry(backend: Backend, ref: Ref, path: string): Promi
 }
 
 /** Lists a directory down to a depth; links are not followed. Throws `not_found`, and `invalid_request` for a file. */
-export async function listEntries(backend: Backend, ref: Ref, path: string, depth: number): Promise<Entry[]> {
+export async function listEntries(
+  backend: Backend,
+  ref: Ref,
+  path: string,
+  depth: number,
+  budget: OutputBudget,
+): Promise<Entry[]> {
   const deep = `find "$it/" -mindepth 1 -maxdepth ${Math.min(Math.max(depth, 1), DEPTH_MAX)}`;
   const { entries } = await ask(
     backend,
@@ -136,6 +148,8 @@ say ok
 ${deep} -exec ${FACTS} {} + 2>/dev/null
 ${deep} -type l -exec sh -c 'mark=$1; shift; ${LINKS}' sh "$mark" {} + 2>/dev/null
 printf '%s!' "$mark"`,
+    ['ok'],
+    budget,
   );
   return entries.map((it) => ({ ...it, path: it.path.replace(/\/{2,}/g, '/') }));
 }
@@ -216,12 +230,15 @@ exec cat <"$it"`;
   return run;
 }
 
-/** Watches a directory: `see` gets its entries, first as they are, then twice a second. Resolves when the watch has ended. */
+/**
+ * Watches a directory: `see` gets its entries and the bytes of them, first as they are, then when a look twice a second finds others.
+ * Resolves when the watch has ended.
+ */
 export async function watchEntries(
   backend: Backend,
   ref: Ref,
   { path, isRecursive, seconds, signal }: { path: string; isRecursive: boolean; seconds: number; signal: AbortSignal },
-  see: (entries: Map<string, string>) => Promise<void> | undefined,
+  see: (entries: Map<string, string>, bytes: number) => Promise<void> | undefined,
 ): Promise<void> {
   refuseOddPath(path);
   const token = randomBytes(16).toString('hex');
@@ -230,9 +247,17 @@ export async function watchEntries(
 [ -d "$it" ] || { say file; exit 0; }
 cd "$it" && command -v find >/dev/null || { say denied cannot be watched.; exit 0; }
 say ok
+last=
+round=0
 while :; do
-  find . -mindepth 1${deep} -exec stat -c "$mark/%i %f %s %y/%n" {} + 2>/dev/null
-  printf '%s!\\n' "$mark"
+  now=$(find . -mindepth 1${deep} -exec stat -c "$mark/%i %f %s %y/%n" {} + 2>/dev/null; printf '%s!' "$mark")
+  # Now and then without a change: a reader that is gone shows when something is written.
+  if [ "$now" != "$last" ] || [ "$round" -eq 60 ]; then
+    printf '%s\\n' "$now" || exit 0
+    last=$now
+    round=0
+  fi
+  round=$((round + 1))
   sleep 0.5 || sleep 1
 done`;
   const run = await startRun(backend, ref, { text, timeoutSeconds: seconds });
@@ -242,15 +267,20 @@ done`;
   try {
     run.stderr.resume();
     acceptedWord(await run.word);
-    let waiting = '';
-    for await (const piece of run.stdout.setEncoding('utf8')) {
-      waiting += piece;
-      if (waiting.length > OUTPUT_BYTES_MAX)
+    const end = `${token}!\n`;
+    const waiting = collectPieces();
+    let tail: Buffer = Buffer.alloc(0);
+    for await (const piece of run.stdout as AsyncIterable<Buffer>) {
+      waiting.add(piece);
+      if (waiting.length() > WATCH_BYTES_MAX)
         throw new Refusal('invalid_request', 'path: has too many files to be watched.');
-      for (let end = waiting.indexOf(`${token}!\n`); end >= 0; end = waiting.indexOf(`${token}!\n`)) {
-        await see(snapshotOf(waiting.slice(0, end), token));
-        waiting = waiting.slice(end + token.length + 2);
-      }
+      tail = Buffer.concat([tail.subarray(-end.length), piece]);
+      if (!tail.includes(end)) continue;
+      const texts = waiting.whole().toString().split(end);
+      waiting.clear();
+      tail = Buffer.from(texts.pop() as string);
+      waiting.add(tail);
+      for (const it of texts) await see(snapshotOf(it, token), it.length);
     }
   } catch (error) {
     if (!signal.aborted) throw error;

@@ -9,7 +9,9 @@ import {
   statEntry,
   watchEntries,
 } from '../../compute/machine/entries.ts';
+import { turnWhenDue } from '../../net/turn.ts';
 import { text, wholeNumber } from '../../wire/parts.ts';
+import type { Allowance } from '../memory-quota.ts';
 import { explainFailure } from '../routes/guest-call.ts';
 import { answerStream, ConnectFault, readMessage, timeLimitOf } from './connect.ts';
 import { type Running, runningOf } from './envd.ts';
@@ -30,6 +32,7 @@ const TYPES = new Map<number, [name: string, letter: string]>([
   [0o040000, ['FILE_TYPE_DIRECTORY', 'd']],
   [0o120000, ['FILE_TYPE_SYMLINK', 'l']],
 ]);
+const NEVER = new AbortController().signal;
 const PERMISSIONS = ['r', 'w', 'x', 'r', 'w', 'x', 'r', 'w', 'x'];
 
 /** Renders an entry as E2B's agent does. */
@@ -53,8 +56,16 @@ function entryOf({ path, mode, size, owner, group, modified, target }: Entry): o
 /** Turns a call on the machine of a running sandbox into a handler. */
 const onMachine = <S extends v.GenericSchema>(
   schema: S,
-  run: (at: Running, message: v.InferOutput<S>) => Promise<object>,
-): Rpc => unary(schema, (call, message) => callInto(call, call.running, SECONDS, () => run(call.running, message)));
+  run: (at: Running, message: v.InferOutput<S>, share: Allowance) => Promise<object>,
+): Rpc =>
+  unary(schema, async (call, message) => {
+    const share = call.app.memory.open(ownerOf(call));
+    const ran = () => run(call.running, message, share).finally(share.close);
+    return callInto(call, call.running, SECONDS, ran);
+  });
+
+/** The memory that each byte takes of what is seen of a watched directory, which is kept until the next change. */
+const WATCH_MEMORY = 4;
 
 const watch: Rpc = (call) => {
   const { app, c, opened } = call;
@@ -63,6 +74,7 @@ const watch: Rpc = (call) => {
     const limit = timeLimitOf(c);
     const { resource, backend, ref } = runningOf(app, opened);
     const leaveConcurrency = app.concurrency.enter(resource.id, resource.walletId);
+    const share = app.memory.open(ownerOf(call));
     const over = new AbortController();
     let isLate = false;
     const timer =
@@ -77,7 +89,9 @@ const watch: Rpc = (call) => {
     const seconds = limit === undefined ? WATCH_SECONDS_MAX : Math.ceil(limit / 1000) + 2;
     const order = { path, isRecursive: recursive, seconds, signal: over.signal };
     try {
-      await watchEntries(backend, ref, order, async (now) => {
+      await watchEntries(backend, ref, order, async (now, bytes) => {
+        share.close();
+        share.take(WATCH_MEMORY * bytes);
         if (!before) await stream.send({ start: {} });
         else for (const event of changesOf(before, now)) await stream.send({ filesystem: event });
         before = now;
@@ -86,6 +100,7 @@ const watch: Rpc = (call) => {
       });
     } finally {
       clearTimeout(timer);
+      share.close();
       leaveConcurrency();
     }
     if (isLate) throw new ConnectFault('deadline_exceeded', 'The watch took longer than its timeout.');
@@ -94,6 +109,9 @@ const watch: Rpc = (call) => {
   });
 };
 
+/** The memory that each byte takes of what a machine prints of its entries: as it comes, read, and as the answer. */
+const LIST_MEMORY = 4;
+
 /** The calls of the service, by their names. */
 export const FILESYSTEM_CALLS: Record<string, Rpc> = {
   Stat: onMachine(OfPath, async ({ backend, ref }, { path }) => ({
@@ -101,9 +119,15 @@ export const FILESYSTEM_CALLS: Record<string, Rpc> = {
   })),
   ListDir: onMachine(
     v.looseObject({ path: Path, depth: v.optional(wholeNumber(0, 2 ** 32 - 1), 1) }),
-    async ({ backend, ref }, { path, depth }) => ({
-      entries: (await listEntries(backend, ref, path, depth)).map(entryOf),
-    }),
+    async ({ backend, ref }, { path, depth }, share) => {
+      const budget = { take: (piece: Buffer) => share.tryTake(LIST_MEMORY * piece.length), unwanted: NEVER };
+      const entries: object[] = [];
+      for (const it of await listEntries(backend, ref, path, depth, budget)) {
+        entries.push(entryOf(it));
+        await turnWhenDue();
+      }
+      return { entries };
+    },
   ),
   MakeDir: onMachine(OfPath, async ({ backend, ref }, { path }) => {
     const made = await makeDirectory(backend, ref, path);
