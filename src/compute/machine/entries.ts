@@ -11,7 +11,7 @@ import { runText, startRun } from './run.ts';
 const SECONDS = 60;
 const OUTPUT_BYTES_MAX = 8 * 1024 * 1024;
 /** The most bytes of what is seen of a watched directory: all of it is compared at each change. */
-const WATCH_BYTES_MAX = 2 * 1024 * 1024;
+const WATCH_BYTES_MAX = 4 * 1024 * 1024;
 const WORDS_LENGTH_MAX = 200;
 /** The name that `stat` prints for a user or group without one. */
 const NAMELESS = 'UNKNOWN';
@@ -241,7 +241,7 @@ export async function watchEntries(
   see: (entries: Map<string, string>, bytes: number) => Promise<void> | undefined,
 ): Promise<void> {
   refuseOddPath(path);
-  const token = randomBytes(16).toString('hex');
+  const token = randomBytes(8).toString('hex'); // Short, as each entry has it.
   const deep = isRecursive ? '' : ' -maxdepth 1';
   const text = `${opening(token, path)}exists "$it" || { say none; exit 0; }
 [ -d "$it" ] || { say file; exit 0; }
@@ -280,7 +280,7 @@ done`;
       waiting.clear();
       tail = Buffer.from(texts.pop() as string);
       waiting.add(tail);
-      for (const it of texts) await see(snapshotOf(it, token), it.length);
+      for (const it of texts) await see(await snapshotOf(it, token), it.length);
     }
   } catch (error) {
     if (!signal.aborted) throw error;
@@ -291,12 +291,12 @@ done`;
 }
 
 /** Returns the facts of files by their paths from the directory. */
-function snapshotOf(output: string, token: string): Map<string, string> {
-  const found = output.split(`${token}/`).slice(1);
-  return new Map(
-    found.map((it) => {
-      const slash = it.indexOf('/');
-      return [it.slice(slash + '/./'.length, -1), it.slice(0, slash)];
-    }),
-  );
+async function snapshotOf(output: string, token: string): Promise<Map<string, string>> {
+  const found = new Map<string, string>();
+  for (const it of output.split(`${token}/`).slice(1)) {
+    const slash = it.indexOf('/');
+    found.set(it.slice(slash + '/./'.length, -1), it.slice(0, slash));
+    await turnWhenDue();
+  }
+  return found;
 }
