@@ -192,6 +192,23 @@ test('a sandbox that is gone answers 502 and unavailable', async (t) => {
   assert.equal((await (await run('true')).end()).error.code, 'unavailable');
 });
 
+test('a command whose machine is gone without a word says so, and ends the sandbox', async (t) => {
+  const { purser, run, stream, headers } = await openInside(t);
+  const running = await run('echo on; sleep 1000');
+  await running.until('on');
+  for (const { backend } of purser.app.slots.list) {
+    backend.inspect = async () => undefined;
+    backend.find = async () => [];
+    backend.guest.session = async () => {
+      throw new Error('there is no such machine');
+    };
+  }
+  assert.equal((await (await run('true')).end()).error.code, 'unavailable');
+  const watch = await stream('filesystem.Filesystem/WatchDir', { path: '~' });
+  assert.equal((await watch.end()).error.code, 'unavailable');
+  assert.equal((await purser.ask('GET', '/v1/e2b/envd/health', { headers })).status, 502);
+});
+
 test('a body that is no message of Connect, and a call that is not served, are said to be so', async (t) => {
   const { purser, headers, rpc } = await openInside(t);
   const type = { 'content-type': 'application/connect+json' };

@@ -1,10 +1,11 @@
 import { randomBytes } from 'node:crypto';
 import { Refusal } from '../../base/refusal.ts';
+import { inTime } from '../../net/deadline.ts';
 import { collectPieces } from '../../net/pieces.ts';
 import { turnWhenDue } from '../../net/turn.ts';
 import type { Backend, OutputBudget, Ref } from '../backend.ts';
 import { fromHome } from './attached.ts';
-import { runText, startRun } from './run.ts';
+import { firstWord, runText, startRun } from './run.ts';
 
 /** Files and directories of a machine by their paths, each call by one script. Paths are absolute or from the home. */
 
@@ -222,7 +223,7 @@ exec cat <"$it"`;
   const run = await startRun(backend, ref, { text, timeoutSeconds });
   run.stderr.resume();
   try {
-    acceptedWord(await run.word);
+    acceptedWord(await inTime(firstWord(run), SECONDS * 1000, 'The beginning of a call'));
   } catch (error) {
     run.kill();
     throw error;
@@ -266,7 +267,7 @@ done`;
   if (signal.aborted) kill();
   try {
     run.stderr.resume();
-    acceptedWord(await run.word);
+    acceptedWord(await inTime(firstWord(run), SECONDS * 1000, 'The beginning of a call'));
     const end = `${token}!\n`;
     const waiting = collectPieces();
     let tail: Buffer = Buffer.alloc(0);

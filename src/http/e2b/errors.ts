@@ -42,6 +42,12 @@ export function answerError(app: Pick<HttpApp, 'events'>, c: Context<Env>, error
   return new Response(JSON.stringify(body), { status, headers });
 }
 
+/** The refusal where the connection into a machine was lost, before it is known why: the machine may be gone. */
+export const lostInside = (cause: unknown): Refusal =>
+  new Refusal('provider_unavailable', 'The connection into the sandbox was lost, and the outcome is not known.', {
+    cause,
+  });
+
 /** The refusal where it is not known whether a call into a machine had an effect. */
 export const uncertainInside = (cause: unknown): Refusal =>
   new Refusal('operation_uncertain', 'The call into the sandbox failed, and its outcome is not known.', { cause });

@@ -15,7 +15,7 @@ import type { Allowance } from '../memory-quota.ts';
 import { explainFailure } from '../routes/guest-call.ts';
 import { answerStream, ConnectFault, readMessage, timeLimitOf } from './connect.ts';
 import { type Running, runningOf } from './envd.ts';
-import { uncertainInside } from './errors.ts';
+import { lostInside } from './errors.ts';
 import { callInto, ownerOf, type Rpc, unary } from './rpc.ts';
 import { changesOf, FILE, TYPE_BITS, WATCH_SECONDS_MAX } from './watchers.ts';
 
@@ -96,7 +96,7 @@ const watch: Rpc = (call) => {
         else for (const event of changesOf(before, now)) await stream.send({ filesystem: event });
         before = now;
       }).catch(async (error) => {
-        throw await explainFailure(app, resource.id, error instanceof Refusal ? error : uncertainInside(error));
+        throw await explainFailure(app, resource.id, error instanceof Refusal ? error : lostInside(error));
       });
     } finally {
       clearTimeout(timer);
@@ -148,7 +148,7 @@ export const FILESYSTEM_CALLS: Record<string, Rpc> = {
   // A watch that its client asks for events, as the Python SDK does where it has no streams.
   CreateWatcher: unary(ToWatch, async ({ app, running, watchers }, { path, recursive }) => {
     const watcherId = await watchers.open(running, { path, isRecursive: recursive }).catch(async (error) => {
-      throw await explainFailure(app, running.resource.id, error instanceof Refusal ? error : uncertainInside(error));
+      throw await explainFailure(app, running.resource.id, error instanceof Refusal ? error : lostInside(error));
     });
     return { watcherId };
   }),

@@ -7,7 +7,7 @@ import { callGuest, explainFailure } from '../routes/guest-call.ts';
 import { answerStream, ConnectFault, type ConnectStream, readMessage, readMessages, timeLimitOf } from './connect.ts';
 import { runningOf } from './envd.ts';
 import { openVariables } from './environment.ts';
-import { uncertainInside } from './errors.ts';
+import { lostInside } from './errors.ts';
 import type { End, Output, SandboxProcess } from './processes.ts';
 import { type Envd, ownerOf, type Rpc, unary } from './rpc.ts';
 
@@ -72,7 +72,7 @@ const isLateEnd = (end: End): end is { isLate: true } => 'isLate' in end;
 async function followTo({ app, opened }: Envd, stream: ConnectStream, process: SandboxProcess): Promise<void> {
   const { id } = opened.resource;
   const end = await Promise.race([process.ended, stream.left]).catch(async (error) => {
-    throw await explainFailure(app, id, uncertainInside(error));
+    throw await explainFailure(app, id, lostInside(error));
   });
   if (end === 'gone') return;
   if (end === 'stopping')
@@ -110,7 +110,7 @@ const start: Rpc = (call) => {
       await sendTo(stream)(output);
     };
     const { process, leave } = await processes.start(running, order, listener).catch(async (error) => {
-      throw await explainFailure(app, resource.id, error instanceof Refusal ? error : uncertainInside(error));
+      throw await explainFailure(app, resource.id, error instanceof Refusal ? error : lostInside(error));
     });
     try {
       await stream.send({ event: { start: { pid: process.pid } } });
