@@ -449,10 +449,14 @@ function keyHeaderOf(c: Context<Env>): string | undefined {
   return isGatewayRequest(method, path) || isE2bApi(path) ? c.req.header('x-api-key') : undefined;
 }
 
-/** Returns the token of a request. A bearer token takes precedence: some clients also send the key of another service. */
+/**
+ * Returns the token of a request. A bearer token takes precedence: some clients also send the key of another service. E2B's older
+ * SDKs send the token of E2B's command line as a bearer token beside their key.
+ */
 function tokenOf(c: Context<Env>): string {
   const { authorization } = c.env.incoming.headers;
-  return (authorization === undefined ? keyHeaderOf(c) : undefined) ?? bearerOf(authorization);
+  const isKeyFirst = authorization === undefined || isE2bApi(c.req.path);
+  return (isKeyFirst ? keyHeaderOf(c) : undefined) ?? bearerOf(authorization);
 }
 
 /** Authenticates and applies rate limits: a valid token against its own, a failure against that of its network. */

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
-import { readdirSync } from 'node:fs';
+import { once } from 'node:events';
+import { existsSync, readdirSync } from 'node:fs';
+import { type IncomingMessage, request } from 'node:http';
 import test from 'node:test';
 import { partsOf } from '../../src/http/e2b/multipart.ts';
 import '../helper/on-disk.ts';
@@ -230,4 +232,16 @@ test('an address is not tried on all sandboxes by a network that has guessed too
   const guess = signatureOf({ path: 'a' }, 'read', 'ff'.repeat(32));
   assert.deepEqual([await get(guess), await get('v1_'), await get(guess)], [401, 401, 429]);
   assert.equal(await get(signatureOf({ path: 'a' }, 'read', sandbox.envdAccessToken)), 429);
+});
+
+test('a form that a stopping server cuts off in the middle is an unknown outcome, as a part of it is written', async (t) => {
+  const { purser, headers, home } = await openFiles(t);
+  const asked = request(`${purser.url}/v1/e2b/envd/files`, { method: 'POST', headers: { ...headers, ...FORM } });
+  const answered = once(asked, 'response') as Promise<[IncomingMessage]>;
+  asked.write(formOf({ first: '1', second: '2' }).subarray(0, -30));
+  await until('the first file is there', () => existsSync(`${home}/first`));
+  purser.app.memory.cutOff();
+  const [answer] = await answered;
+  assert.equal(answer.statusCode, 504);
+  asked.destroy();
 });

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import test from 'node:test';
+import { Refusal } from '../../src/base/refusal.ts';
 import { files } from '../../src/files/data-directory.ts';
+import { deliverSandbox } from '../../src/ledger/sandbox.ts';
 import { until, waitFor } from '../helper/waiting.ts';
 import { hold, LONG } from '../lease/leases.ts';
 import { openE2b, PRICE } from './shared.ts';
@@ -79,6 +81,9 @@ test('errors have the shape that the SDKs read', async (t) => {
   const wrong = await create({}, { as: 'e2b_0123' });
   assert.deepEqual([wrong.status, wrong.body.code, typeof wrong.body.message], [401, 401, 'string']);
   assert.equal((await purser.ask('POST', '/v1/e2b/v2/sandboxes', { body: {} })).status, 401);
+  const { token } = await purser.openWallet(LONG);
+  for (const authorization of ['Bearer sk_e2b_0123', 'Basic cm9vdDo='])
+    assert.equal((await api('GET', '/v2/sandboxes', { as: token, headers: { authorization } })).status, 200);
   const scoped = await create({}, { as: purser.accountKey });
   assert.deepEqual([scoped.status, scoped.body.code], [403, 403]);
   const unknown = await create({ templateID: 'none' });
@@ -114,6 +119,18 @@ test('an unknown outcome is a 504, and the same create again does not rent a sec
   purser.memory.after = {};
   const second = await create();
   assert.equal(second.status, 201, second.text);
+  assert.equal((await purser.machines()).length, 1);
+});
+
+test('a sandbox that is paid for and cannot be noted as answered is an unknown outcome, and is taken over', async (t) => {
+  const { purser, create } = await openE2b(t);
+  const { ledger } = purser.app;
+  const { write } = ledger;
+  ledger.write = ((it, data) =>
+    it === (deliverSandbox as unknown) ? Promise.reject(new Refusal('read_only')) : write(it, data)) as typeof write;
+  assert.equal((await create()).status, 504);
+  ledger.write = write;
+  assert.equal((await create()).status, 201);
   assert.equal((await purser.machines()).length, 1);
 });
 

@@ -14,7 +14,7 @@ import { mediaTypeOf, readQuery, streamBody } from '../body.ts';
 import { callerNetwork, type Env, type HttpApp, onceClosed } from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
 import { admitTo, type Opened, openSandbox, type Running, refuseStranger, runningOf } from './envd.ts';
-import { headersFor } from './errors.ts';
+import { headersFor, uncertainInside } from './errors.ts';
 import { boundaryOf, partsOf } from './multipart.ts';
 import { callInto } from './rpc.ts';
 import { isToken, sandboxToken } from './tokens.ts';
@@ -160,6 +160,10 @@ async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<R
         note(path);
       }
     return new Response(JSON.stringify(written), { status: 200, headers: headersFor(c) });
+  } catch (error) {
+    // A server that stops refuses the rest of a form, and its 503 would say that nothing was written.
+    const isCutOff = error instanceof Refusal && error.code === 'read_only' && written.length > 0;
+    throw isCutOff ? uncertainInside(error) : error;
   } finally {
     files?.close();
     body?.leave();

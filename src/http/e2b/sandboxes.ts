@@ -200,16 +200,24 @@ export const createSandbox = (attempts: Attempts): ApiHandler =>
       const created = await readySandbox(app, wallet, leased);
       if (start !== undefined) await startTemplate(app, runningOf(app, { wallet, ...created }), start);
       const seconds = order.timeout;
-      if (attempt?.isTakenOver) await prolong(app, leased.id, { seconds, requestId, tags: operation.tags });
+      if (attempt?.isTakenOver)
+        await prolong(app, leased.id, { seconds, requestId, tags: operation.tags }).catch(tellPaid);
       // Before the answer: a crash between the two must not give one machine to two clients.
       answered = leased.id;
-      if (attempt && !isGone) await app.ledger.write(deliverSandbox, { id: leased.id, deliveredAt: app.clock.now() });
+      if (attempt && !isGone)
+        await app.ledger.write(deliverSandbox, { id: leased.id, deliveredAt: app.clock.now() }).catch(tellPaid);
       app.wakeAt(endOfSandbox(created.sandbox, created.resource) as number);
       return answer(call, 201, connected(call, created), paidHeaders(app, operation, paid));
     } finally {
       attempt?.end();
     }
   };
+
+/** Throws the error of a write after a sandbox was paid for: the 503 of one that is refused would say that nothing has happened. */
+function tellPaid(cause: unknown): never {
+  if (!(cause instanceof Refusal) || cause.code !== 'read_only') throw cause;
+  throw new Refusal('operation_uncertain', 'The sandbox is paid for. The same create again takes it over.', { cause });
+}
 
 /** Returns a sandbox that runs. Throws `operation_uncertain` while it is not ready, and `resource_not_active` when it is over. */
 async function readySandbox(app: HttpApp, wallet: Wallet, leased: Resource): Promise<SandboxLease> {
