@@ -3,7 +3,7 @@ import { and, asc, desc, eq, isNull, lt, lte, sql } from 'drizzle-orm';
 import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { operations, resources, sandboxes } from '../db/schema.ts';
+import { operations, resources, sandboxes, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
 import { openOperations } from './operation.ts';
 import { findResource, type Resource } from './resource.ts';
@@ -45,7 +45,13 @@ const reads = prepare((read: Reader) => {
       .where(and(LIVE, eq(resources.walletId, sql.placeholder('walletId'))))
       .orderBy(desc(resources.createdAt), desc(resources.id))
       .prepare(),
-    live: both().where(LIVE).prepare(),
+    live: read
+      .select({ id: resources.id, masterKeyId: wallets.masterKeyId })
+      .from(sandboxes)
+      .innerJoin(resources, eq(resources.id, sandboxes.resourceId))
+      .innerJoin(wallets, eq(wallets.id, resources.walletId))
+      .where(LIVE)
+      .prepare(),
     undelivered: both()
       .innerJoin(operations, eq(operations.id, resources.operationId))
       .where(
@@ -113,8 +119,8 @@ export function liveSandboxes(read: Reader, walletId: string): SandboxLease[] {
   return reads(read).ofWallet.all({ walletId });
 }
 
-/** Returns the sandboxes of all wallets that have not ended and are not to end. */
-export const allLiveSandboxes = (read: Reader): SandboxLease[] => reads(read).live.all();
+/** Returns the sandboxes of all wallets that have not ended and are not to end: what their tokens are derived from. */
+export const allLiveSandboxes = (read: Reader) => reads(read).live.all();
 
 /** Returns the live sandboxes of a wallet whose create had this fingerprint and never reached its client, oldest first. */
 export function undeliveredSandboxes(read: Reader, walletId: string, fingerprint: Buffer, now: number): SandboxLease[] {

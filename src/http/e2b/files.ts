@@ -8,12 +8,11 @@ import { homeOf, openFile } from '../../compute/machine/entries.ts';
 import { openSmallFiles, type SmallFiles } from '../../compute/machine/small-files.ts';
 import { storeFile, TRANSFER_BYTES, TRANSFER_SECONDS } from '../../compute/machine/streamed.ts';
 import { allLiveSandboxes } from '../../ledger/sandbox.ts';
-import { findWallet, type Wallet } from '../../ledger/wallet.ts';
 import { collectPieces } from '../../net/pieces.ts';
 import { mediaTypeOf, readQuery, streamBody } from '../body.ts';
 import { callerNetwork, type Env, type HttpApp, onceClosed } from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
-import { admitTo, type Opened, openSandbox, type Running, refuseStranger, runningOf } from './envd.ts';
+import { admitTo, type Opened, openSandbox, type Running, refuseStranger, runningOf, sandboxWith } from './envd.ts';
 import { headersFor, uncertainInside } from './errors.ts';
 import { boundaryOf, partsOf } from './multipart.ts';
 import { callInto } from './rpc.ts';
@@ -57,13 +56,12 @@ function bySignature(app: HttpApp, c: Context<Env>, operation: Operation): Opene
   app.limits.failedAuth.check(callerNetwork(app, c.env.incoming)); // Each attempt costs a hash for each sandbox.
   // A colon in the name of a user could stand for one of those between the signed values: another path would have the same text.
   if (!SIGNATURE.test(signature) || username.includes(':')) return refuseStranger(app, c, signature);
-  for (const { sandbox, resource } of allLiveSandboxes(app.ledger.read)) {
-    const wallet = findWallet(app.ledger.read, resource.walletId) as Wallet;
-    const token = sandboxToken(app, wallet, resource, 'envd');
+  for (const { id, masterKeyId } of allLiveSandboxes(app.ledger.read)) {
+    const token = sandboxToken(app, { masterKeyId }, { id }, 'envd');
     if (token === undefined || !isToken(signature, signatureOf(query, operation, token))) continue;
     if (expiration !== undefined && !(Number(expiration) > app.clock.now()))
       throw new Refusal('unauthenticated', 'The signature of this address is over.');
-    return admitTo(app, c, { wallet, sandbox, resource });
+    return admitTo(app, c, sandboxWith(app, id.slice('res_'.length)) as Opened);
   }
   return refuseStranger(app, c, signature);
 }
