@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
-import { existsSync, readdirSync } from 'node:fs';
+import { existsSync, readdirSync, rmSync } from 'node:fs';
 import { type IncomingMessage, request } from 'node:http';
 import test from 'node:test';
 import { partsOf } from '../../src/http/e2b/multipart.ts';
@@ -121,6 +121,18 @@ test('files and directories are described, listed, made, moved and removed', asy
   const hostile = `'; touch ${home}/injected; '`;
   for (const name of ['Stat', 'ListDir', 'Remove', 'MakeDir']) await fs(name, { path: hostile });
   assert.equal((await fs('Stat', { path: 'injected' })).status, 404);
+});
+
+test('a file may have any time, and is described all the same', async (t) => {
+  const { fs, run, sandbox } = await openFiles(t);
+  const path = `/dev/shm/purser-${sandbox.sandboxID}`; // Memory, which keeps such times; a disk has the nearest that it knows.
+  t.after(() => rmSync(path, { force: true }));
+  for (const seconds of ['8700000000000', '-8700000000000']) {
+    assert.equal((await (await run(`touch -d @${seconds} ${path}`)).end()).end.exitCode, 0);
+    const { status, body } = await fs('Stat', { path });
+    assert.equal(status, 200);
+    assert.match(body.entry.modifiedTime, /^\d{4}-.*Z$/);
+  }
 });
 
 test('a watched directory tells of what happens in it', async (t) => {

@@ -35,6 +35,9 @@ const TYPES = new Map<number, [name: string, letter: string]>([
 const NEVER = new AbortController().signal;
 const PERMISSIONS = ['r', 'w', 'x', 'r', 'w', 'x', 'r', 'w', 'x'];
 
+/** The Unix seconds of the years 1 to 9999, which RFC 3339 can write. A file may have any time. */
+const TIME = { min: -62_135_596_800, max: 253_402_300_799 };
+
 /** Renders an entry as E2B's agent does. */
 function entryOf({ path, mode, size, owner, group, modified, target }: Entry): object {
   const [type, letter] = TYPES.get(mode & TYPE_BITS) ?? ['FILE_TYPE_UNSPECIFIED', '?'];
@@ -48,7 +51,7 @@ function entryOf({ path, mode, size, owner, group, modified, target }: Entry): o
     permissions: `${letter}${bits}`,
     owner,
     group,
-    modifiedTime: new Date(modified * 1000).toISOString(),
+    modifiedTime: new Date(Math.min(Math.max(modified, TIME.min), TIME.max) * 1000).toISOString(),
     ...(target === undefined ? {} : { symlinkTarget: target }),
   };
 }

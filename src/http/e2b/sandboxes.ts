@@ -22,10 +22,12 @@ import { findWallet, shownAvailable, type Wallet } from '../../ledger/wallet.ts'
 import { ComputeRequest, specOf } from '../../wire/compute.ts';
 import { parseBody, readBody, readQuery, validate } from '../body.ts';
 import {
+  ANSWER_BYTES_SMALL,
   authenticateAndLimit,
   BODY_BYTES_MAX,
   type Env,
   type HttpApp,
+  keepUntilTaken,
   onceClosed,
   readIdempotencyKey,
   requestIdOf,
@@ -85,7 +87,10 @@ async function bodyOf({ app, c, wallet }: ApiCall): Promise<unknown> {
 function answer({ app, c, wallet }: ApiCall, status: number, body: object | undefined, more: object = {}): Response {
   const now = findWallet(app.ledger.read, wallet.id) as Wallet;
   const headers = { ...headersFor(c), 'x-purser-available-usd': formatUsd(shownAvailable(now)), ...more };
-  return new Response(body && JSON.stringify(body), { status, headers });
+  const text = body && JSON.stringify(body);
+  if (text && text.length > ANSWER_BYTES_SMALL)
+    keepUntilTaken(app.memory.open(app.tenantOf(wallet.id).treeId), c, Buffer.byteLength(text));
+  return new Response(text, { status, headers });
 }
 
 const noSandbox = () => new Refusal('not_found', 'There is no such sandbox.');
