@@ -14,7 +14,7 @@ import {
   settle,
 } from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive, updateResource } from '../ledger/resource.ts';
-import { LENGTHEN_ROUTE, lengthenSandbox } from '../ledger/sandbox.ts';
+import { lengthenSandbox } from '../ledger/sandbox.ts';
 import type { LeaseApp } from './create.ts';
 
 export type ExtensionResult =
@@ -137,7 +137,7 @@ export function applyExtension(tx: Tx, operation: Operation): Resource {
   const paidUntil = Math.min(operation.targetAt as number, row.expiresAt + secondsIn(operation.price));
   const expiresAt = Math.max(row.expiresAt, paidUntil);
   if (operation.route === KEEP_ROUTE) finishStep(tx, operation.id, expiresAt - row.expiresAt);
-  if (operation.route === LENGTHEN_ROUTE) lengthenSandbox(tx, row.id, expiresAt);
+  lengthenSandbox(tx, row.id, expiresAt);
   return updateResource(tx, row.id, {
     expiresAt,
     purchasedSeconds: row.purchasedSeconds + expiresAt - row.expiresAt,

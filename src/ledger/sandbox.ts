@@ -21,12 +21,12 @@ export const LENGTHEN_ROUTE = 'e2b/timeout';
 /** The end that a sandbox has by its own row, in SQL: its lease may be longer. Null before it is ready. */
 const END = sql<number | null>`coalesce(${sandboxes.endsAt}, ${resources.readyAt} + ${sandboxes.seconds})`;
 const LIVE = and(isNull(resources.endedAt), isNull(resources.endWanted));
-/** The lease is not in quarantine, where nothing is ended, and nobody is paying for more of the sandbox at the moment. */
+/** The lease is not in quarantine, where nothing is ended, and no more of it is being paid for at the moment. */
 const MAY_END = and(
   isNull(resources.quarantinedAt),
   sql`not exists (select 1 from ${operations} where ${operations.walletId} = ${resources.walletId}
     and ${operations.state} <> 'settled' and ${operations.resourceId} = ${resources.id}
-    and ${operations.route} = ${LENGTHEN_ROUTE})`,
+    and ${operations.kind} = 'compute_extend')`,
 );
 
 const reads = prepare((read: Reader) => {
@@ -94,15 +94,15 @@ export function endOfSandbox({ seconds, endsAt }: Sandbox, { readyAt, expiresAt 
 }
 
 /**
- * Returns whether the sandbox of a lease is over. It is not while more of it is being paid for. False for a lease that is no
- * sandbox.
+ * Returns whether the sandbox of a lease is over. It is not while more of its lease is being paid for. False for a lease that is
+ * no sandbox.
  */
 export function isSandboxOver(read: Reader, resource: Resource, now: number): boolean {
   const sandbox = findSandbox(read, resource.id);
   const end = sandbox && endOfSandbox(sandbox, resource);
   if (end === undefined || end > now) return false;
   const open = openOperations(read, resource.walletId);
-  return !open.some((it) => it.resourceId === resource.id && it.route === LENGTHEN_ROUTE);
+  return !open.some((it) => it.resourceId === resource.id && it.kind === 'compute_extend');
 }
 
 /** Returns a sandbox of a wallet; undefined alike for none, another wallet's, and one that has ended or is over. */
@@ -161,10 +161,10 @@ export const deliverSandbox = defineWrite('sandbox.deliver', (tx, { id, delivere
   update(tx, id, { deliveredAt });
 });
 
-/** Moves the end of a sandbox to what has just been paid for, in the write that moves the end of its lease. */
+/** Moves the end of a lease's sandbox, if it is one, to what has just been paid for, in the write that moves the lease's own end. */
 export function lengthenSandbox(tx: Tx, resourceId: string, paidUntil: number): void {
-  const { endsAt } = findSandbox(tx, resourceId) as Sandbox;
-  update(tx, resourceId, { endsAt: Math.max(endsAt ?? 0, paidUntil) });
+  const sandbox = findSandbox(tx, resourceId);
+  if (sandbox) update(tx, resourceId, { endsAt: Math.max(sandbox.endsAt ?? 0, paidUntil) });
 }
 
 type EndSandbox = { id: string; endsAt: number; onlyLater: boolean; now: number };

@@ -25,7 +25,7 @@ import type { Wallet } from '../ledger/wallet.ts';
  */
 type PaidRules<T> = {
   /** Throws the refusals of this kind. Runs after the checks of the wallet's state, before those of its funds. */
-  limits?: (read: Reader, wallet: Wallet, order: Pick<HoldOrder, 'hold' | 'route'>, terms: T, now: number) => void;
+  limits?: (read: Reader, wallet: Wallet, order: Pick<HoldOrder, 'hold'>, terms: T, now: number) => void;
   /** Inserts rows in the same write as the hold. */
   insertRows?: (tx: Tx, operation: Operation, terms: T) => void;
   /** Adjusts an outcome to what the rows allow, in the write that settles it. */

@@ -91,3 +91,16 @@ test('a sandbox that is over is neither adopted, lengthened nor entered, though 
   assert.equal((await purser.machines()).length, 3);
   assert.deepEqual(purser.problems(), []);
 });
+
+test('time that Purser’s own interface sells of a sandbox moves its end as well', async (t) => {
+  const { purser, wallet, made, left } = await openShort(t);
+  const extended = await purser.extend(wallet.token, `res_${made.sandboxID}`, 600);
+  assert.equal(extended.status, 200, extended.text);
+  assert.equal(await left(), 660);
+  purser.clock.advance(15);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.machines()).length, 1);
+  purser.clock.advance(645);
+  assert.equal((await purser.extend(wallet.token, `res_${made.sandboxID}`, 600)).status, 409);
+  assert.deepEqual(purser.problems(), []);
+});

@@ -119,14 +119,14 @@ const TEXT_SECONDS = 30;
  */
 async function storeText({ guest }: Pick<Backend, 'guest'>, ref: Ref, token: string, text: string): Promise<string> {
   const store = `umask 077
-for at in "\${TMPDIR:-/tmp}" "\${HOME:-/}"; do
+for at in "\${TMPDIR:-/tmp}" "\${HOME:-/}" /dev/shm; do
   printf '%s' ${quoted(text)} 2>/dev/null >"$at/.purser-${token}" && { say "at $at/.purser-${token}"; exit 0; }
   rm -f "$at/.purser-${token}"
 done 2>/dev/null
 say nowhere`;
   const { word } = await runText({ guest }, ref, { text: store, timeoutSeconds: TEXT_SECONDS, streamBytesMax: 0 });
   if (word.startsWith('at /')) return word.slice('at '.length);
-  throw new Refusal('invalid_request', 'pty: neither /tmp nor the home can be written.');
+  throw new Refusal('invalid_request', 'pty: none of /tmp, the home and /dev/shm can be written.');
 }
 
 async function attachTerminal({ guest }: Pick<Backend, 'guest'>, ref: Ref, order: AttachedOrder): Promise<Attached> {

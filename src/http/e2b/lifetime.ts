@@ -19,7 +19,7 @@ export type Lengthening = {
 
 /**
  * Buys what a lease lacks up to `end`, Unix seconds, and moves the end of its sandbox with it. Returns whether it lacked something.
- * Throws the refusals of an extension, and `not_found` for a sandbox that is over; nothing is charged then.
+ * Throws the refusals of an extension; nothing is charged then.
  */
 async function buyUntil(app: HttpApp, id: string, end: number, { requestId, tags }: Lengthening): Promise<boolean> {
   for (let count = 1; ; count++) {
