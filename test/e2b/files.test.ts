@@ -175,6 +175,10 @@ test('a watch tells of each change once, holds no more than it needs, and outliv
   const QUOTA = 64 * 1024 * 1024;
   const name = 'x'.repeat(200);
   await (await run(`mkdir w && cd w && for i in 1 2 3 4 5 6 7 8 9; do : > "$i-${name}"; done`)).end();
+  const { watcherId } = (await fs('CreateWatcher', { path: 'w' })).body;
+  assert.ok(!hasRoom(QUOTA - 4 * 9 * 200), 'what a watcher compares with is counted');
+  assert.equal((await fs('RemoveWatcher', { watcherId })).status, 200);
+  await until('nothing is held', async () => hasRoom(QUOTA - 1024));
   const watch = await stream('filesystem.Filesystem/WatchDir', { path: 'w' });
   await until('it has begun', () => watch.messages.length > 0);
   assert.ok(!hasRoom(QUOTA - 4 * 9 * 200), 'what it compares with is counted');

@@ -3,6 +3,7 @@ import type { Context } from 'hono';
 import type * as v from 'valibot';
 import { whenStopping } from '../../base/health.ts';
 import { Refusal, type RefusalCode } from '../../base/refusal.ts';
+import { collectPieces } from '../../net/pieces.ts';
 import { parseBody, readBody, streamBody, validate } from '../body.ts';
 import {
   ANSWER_BYTES_SMALL,
@@ -130,6 +131,19 @@ export async function* readMessages<S extends v.GenericSchema>(
   const unread = app.memory.open(owner);
   const body = streamBody(c.env.incoming, app.stallMilliseconds, unread);
   let waiting: Buffer = Buffer.alloc(0);
+  /** Reads on until this many bytes wait. Returns whether they do. */
+  async function reach(count: number): Promise<boolean> {
+    const pieces = collectPieces(); // Each may be a single byte.
+    pieces.add(waiting);
+    while (pieces.length() < count) {
+      const piece = await body.next();
+      if (!piece) break;
+      unread.take(piece.length);
+      pieces.add(piece);
+    }
+    waiting = pieces.whole();
+    return waiting.length >= count;
+  }
   try {
     for (;;) {
       const length = waiting.length < HEAD_BYTES ? 0 : waiting.readUInt32BE(1);
@@ -147,10 +161,7 @@ export async function* readMessages<S extends v.GenericSchema>(
         unread.release(HEAD_BYTES + length);
         continue;
       }
-      const piece = await body.next();
-      if (!piece) break;
-      unread.take(piece.length);
-      waiting = Buffer.concat([waiting, piece]);
+      if (!(await reach(HEAD_BYTES + length))) break;
     }
     if (waiting.length) throw new Refusal('invalid_request', 'The body breaks off in a message of Connect.');
   } finally {

@@ -17,7 +17,7 @@ import { answerStream, ConnectFault, readMessage, timeLimitOf } from './connect.
 import { type Running, runningOf } from './envd.ts';
 import { lostInside } from './errors.ts';
 import { callInto, ownerOf, type Rpc, unary } from './rpc.ts';
-import { changesOf, FILE, TYPE_BITS, WATCH_SECONDS_MAX } from './watchers.ts';
+import { changesOf, FILE, TYPE_BITS, WATCH_MEMORY, WATCH_SECONDS_MAX } from './watchers.ts';
 
 /** The service `filesystem.Filesystem` of E2B's agent. */
 
@@ -66,9 +66,6 @@ const onMachine = <S extends v.GenericSchema>(
     const ran = () => run(call.running, message, share).finally(share.close);
     return callInto(call, call.running, SECONDS, ran);
   });
-
-/** The memory that each byte takes of what is seen of a watched directory, which is kept until the next change. */
-const WATCH_MEMORY = 4;
 
 const watch: Rpc = (call) => {
   const { app, c, opened } = call;

@@ -11,6 +11,8 @@ import type { Running } from './envd.ts';
 
 /** Longer than any lease: the limit of a watch that has none. */
 export const WATCH_SECONDS_MAX = 30 * 86_400;
+/** The memory that each byte takes of what is seen of a watched directory, which is kept until the next change. */
+export const WATCH_MEMORY = 4;
 export const TYPE_BITS = 0o170000;
 export const FILE = 0o100000;
 
@@ -91,7 +93,14 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
         end: () => over.abort(),
       };
       let before: Map<string, string> | undefined;
-      const see = (now: Map<string, string>) => {
+      let seen = 0;
+      const see = (now: Map<string, string>, size: number) => {
+        memory.release(seen);
+        seen = WATCH_MEMORY * size;
+        if (!memory.tryTake(seen)) {
+          seen = 0;
+          return over.abort();
+        }
         const changes = before ? changesOf(before, now) : [];
         const more = changes.reduce((sum, it) => sum + it.name.length + EVENT_BYTES, 0);
         if (events.length + changes.length > EVENT_COUNT_MAX || !memory.tryTake(more)) return over.abort();
@@ -102,7 +111,9 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
         begun.resolve(id);
       };
       const stopping = whenStopping(app.health, () => over.abort());
-      watchEntries(backend, ref, { ...order, seconds: WATCH_SECONDS_MAX, signal: over.signal }, async (now) => see(now))
+      watchEntries(backend, ref, { ...order, seconds: WATCH_SECONDS_MAX, signal: over.signal }, async (...view) =>
+        see(...view),
+      )
         .then(() => begun.reject(new Error('the watch was cut off')), begun.reject)
         .finally(() => {
           watchers.delete(id);
