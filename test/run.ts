@@ -14,6 +14,7 @@ const SLOWEST: string[] = [
   'test/executable/kubernetes.engine.test.ts',
   'test/packaging/release.engine.test.ts',
   'test/executable/image-fetched.engine.test.ts',
+  'test/e2b/code-interpreter.engine.test.ts',
   'test/executable/rent.engine.test.ts',
   'test/compute/container.engine.test.ts',
   'test/compute/slurm.engine.test.ts',
