@@ -52,7 +52,7 @@ export function noticeOf(folder) {
   const standard = isTold ? undefined : WITHOUT_TEXT[name];
   if (!isTold && standard?.license !== license)
     throw new Error(`${folder} (${license}) has no text of its licence: look for it, and add it to WITHOUT_TEXT`);
-  const texts = files.map((file) => readFileSync(join(folder, file), 'utf8'));
+  const texts = files.map((file) => readFileSync(join(folder, file), 'utf8').replaceAll('\r\n', '\n'));
   const text = [...(standard ? [standard.text()] : []), ...texts].map((it) => it.trim()).join('\n\n');
   return { name, version, license: license ?? licenses?.[0]?.type ?? 'see its text', text: `${text}\n` };
 }

@@ -118,11 +118,12 @@ const COMPILED = ['purser', 'write'];
 
 /**
  * What our dependencies import and Purser never uses: native accelerators of ssh2 and ws, dockerode's gRPC for BuildKit, undici's
- * second parser, what an MCP server would check answers of people with, HTTP/2, which costs a start 20 ms. Packages are replaced by
- * stubs rather than marked external, so that the executable never loads code from beside itself.
+ * second parser, what an MCP server would check answers of people with, HTTP/2, which costs a start 20 ms, and what would verify who
+ * made an authenticator (src/access/webauthn.ts). Packages are replaced by stubs rather than marked external, so that the
+ * executable never loads code from beside itself.
  */
 const NEVER_REACHED =
-  /^(cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs|(node:)?http2)$|sshcrypto\.node$|\/milo\/|server\/_shims$/;
+  /^(cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs|(node:)?http2|reflect-metadata|@peculiar\/(x509|asn1-(android|rsa|x509-post-quantum)))$|sshcrypto\.node$|\/milo\/|server\/_shims$/;
 const STUBS = {
   // Hono asks of a request whether it is one of these.
   'node:http2': 'module.exports = { constants: {}, Http2ServerRequest: class {} }',
@@ -166,13 +167,41 @@ const partly = {
   },
 };
 
+/**
+ * Bundles of packages that few servers ever need, by the names that are imported: the executable reads them when the first of these
+ * imports is run. In the main bundle they would be in the memory of every process (docs/decisions/0062).
+ */
+const APART = {
+  webauthn: {
+    '@simplewebauthn/server':
+      'generateAuthenticationOptions, generateRegistrationOptions, verifyAuthenticationResponse, verifyRegistrationResponse',
+    '@simplewebauthn/server/helpers': 'cose, decodeAttestationObject, decodeCredentialPublicKey, isoCBOR',
+  },
+};
+const apart = {
+  name: 'apart',
+  setup(build) {
+    for (const [bundle, packages] of Object.entries(APART)) {
+      const filter = new RegExp(`^(${Object.keys(packages).join('|')})$`);
+      build.onResolve({ filter }, ({ path }) => ({ path, namespace: 'apart' }));
+      build.onLoad({ filter, namespace: 'apart' }, ({ path }) => ({
+        contents: `
+          import { readBundle } from './src/files/read-bundle.ts';
+          export const { ${packages[path]} } = readBundle('${bundle}.cjs', require);`,
+        resolveDir: process.cwd(),
+      }));
+    }
+  },
+};
+
 const absent = {
   name: 'absent',
   setup(build) {
     build.onResolve({ filter: NEVER_REACHED }, ({ path }) => ({ path, namespace: 'absent' }));
     build.onLoad({ filter: /./, namespace: 'absent' }, ({ path }) => ({
       contents:
-        STUBS[path] ?? (/grpc|proto/.test(path) ? 'module.exports = {}' : "throw new Error('not in this build')"),
+        STUBS[path] ??
+        (/grpc|proto|peculiar|reflect/.test(path) ? 'module.exports = {}' : "throw new Error('not in this build')"),
     }));
   },
 };
@@ -278,10 +307,15 @@ async function make() {
     entryPoints: ['cli/main.ts'],
     outfile: at('purser.cjs'),
     sourcemap: 'linked',
-    plugins: [absent, partly, named],
+    plugins: [absent, partly, apart, named],
   });
+  for (const [name, packages] of Object.entries(APART)) {
+    const contents = Object.entries(packages).map(([from, names]) => `export { ${names} } from '${from}';`);
+    const stdin = { contents: contents.join('\n'), resolveDir: process.cwd() };
+    built.push(await build({ ...bundled, stdin, outfile: at(`${name}.cjs`) }));
+  }
   built.push(main, await build({ ...common, entryPoints: ['src/files/start.ts'], outfile: at('start.cjs') }));
-  const bundles = ['purser', ...Object.keys(THREADS)];
+  const bundles = ['purser', ...Object.keys(THREADS), ...Object.keys(APART)];
   for (const name of bundles) asLatin1(at(`${name}.cjs`));
   writeFileSync(at('migrations.json'), JSON.stringify(knownMigrations()));
   writeFileSync(at('schema.json'), JSON.stringify([...migratedSchema()]));

@@ -192,6 +192,10 @@ test('a command loads no package before it knows that it needs it: undici alone 
   assert.deepEqual(loadedBy('cli/main.ts').packages, ['commander', 'get-east-asian-width', 'valibot', 'yaml']);
 });
 
+test('a server loads what it takes for passkeys when one is used', () => {
+  assert(!loadedBy('src/main/serve.ts').packages.includes('@simplewebauthn'));
+});
+
 test('no file imports one that imports it back', () => {
   const imports = new Map<string, string[]>();
   for (const name of files.filter((it) => /^(src|cli)\//.test(it)))

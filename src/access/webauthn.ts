@@ -1,116 +1,118 @@
-import { createPublicKey, hash, type KeyObject, verify } from 'node:crypto';
+import {
+  generateAuthenticationOptions,
+  generateRegistrationOptions,
+  verifyAuthenticationResponse,
+  verifyRegistrationResponse,
+} from '@simplewebauthn/server';
+import { cose, decodeAttestationObject, decodeCredentialPublicKey, isoCBOR } from '@simplewebauthn/server/helpers';
 import * as v from 'valibot';
 import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
+import { relyingPartyOf } from './relying-party.ts';
 
-// The relying party's two ceremonies of Web Authentication (W3C, level 3), without attestation: it does not matter who made an
-// authenticator. A library would add 25 packages and a fifth to the bundle, nearly all of it for attestation.
+// The two ceremonies of Web Authentication by SimpleWebAuthn, without attestation: it does not matter who made an
+// authenticator. Import this module where a passkey is used (`await import`): a start does not need the library.
 
 /** Algorithms of COSE that are offered: ES256, EdDSA, and RS256 for the TPMs of older machines. */
-const ALGORITHMS = [-7, -8, -257];
+const ALGORITHMS = [cose.COSEALG.ES256, cose.COSEALG.EdDSA, cose.COSEALG.RS256];
 /** The time for which the browser waits for the authenticator. */
 const WAIT_MILLISECONDS = 300_000;
-const RSA_BITS_MIN = 2048;
+const RSA_BYTES_MIN = 2048 / 8;
 const CREDENTIAL_BYTES_MAX = 1023;
+const UNREADABLE = 'the browser’s answer cannot be read';
+const ANOTHER_PAGE = 'it was asked for by another page';
 
-/** Flags of an authenticator's answer: somebody was there, and was recognised; may be and is copied; has a new credential. */
-const PRESENT = 0x01;
-const RECOGNISED = 0x04;
-const COPYABLE = 0x08;
-const COPIED = 0x10;
-const HAS_CREDENTIAL = 0x40;
+/** What the library's errors mean to the reader, in the order of its checks. All others are an answer that cannot be read. */
+const REASONS: readonly (readonly [error: RegExp, why: string])[] = [
+  [/^Unexpected \w+ response type/, 'it answers another question'],
+  [/^Unexpected \w+ response challenge/, 'it answers another challenge'],
+  [/^Unexpected \w+ response origin/, ANOTHER_PAGE],
+  [/^Unexpected RP ID hash/, 'it is for another site'],
+  [/^User (presence was required|not present)/, 'nobody was present'],
+  [/^User verification( was)? required/, 'the device did not recognise you (PIN, fingerprint or face)'],
+  [/^No (credential ID|public key) was provided/, 'it has no credential'],
+  [/^Unexpected public key alg/, 'its key is of a kind that was not asked for'],
+];
 
-/** Parts of the authenticator's data, by their first byte. */
-const FLAGS_AT = 32;
-const COUNT_AT = 33;
-const LENGTH_AT = 53;
-const CREDENTIAL_AT = 55;
-const DATA_BYTES_MIN = 37;
-
-const Bytes = v.pipe(
-  v.string(),
-  v.regex(/^[\w-]+$/),
-  v.transform((text) => Buffer.from(text, 'base64url')),
-);
-const ClientData = v.object({
-  type: v.string(),
-  challenge: v.string(),
-  origin: v.string(),
-  crossOrigin: v.optional(v.boolean(), false),
-  topOrigin: v.optional(v.string()),
-});
+const Base64url = v.pipe(v.string(), v.regex(/^[\w-]+$/));
 /** The JSON of a new credential, and below that of an answer with one, as the browser's `toJSON()` makes them. */
 const Made = v.object({
-  rawId: Bytes,
+  id: Base64url,
+  rawId: Base64url,
   type: v.literal('public-key'),
-  response: v.object({ clientDataJSON: Bytes, authenticatorData: Bytes, publicKey: Bytes }),
+  response: v.object({ clientDataJSON: Base64url, attestationObject: Base64url }),
 });
 const Shown = v.object({
-  rawId: Bytes,
+  id: Base64url,
+  rawId: Base64url,
   type: v.literal('public-key'),
   response: v.object({
-    clientDataJSON: Bytes,
-    authenticatorData: Bytes,
-    signature: Bytes,
-    userHandle: v.nullish(Bytes),
+    clientDataJSON: Base64url,
+    authenticatorData: Base64url,
+    signature: Base64url,
+    userHandle: v.nullish(Base64url),
   }),
 });
+const ClientData = v.object({ crossOrigin: v.optional(v.boolean(), false), topOrigin: v.optional(v.string()) });
 
 /** The challenge, and the origin of the page, that an answer has to be for. */
 export type Expected = { challenge: string; origin: string };
+/** A new passkey: its public key is in the form of COSE (RFC 9052). */
 export type Credential = { credentialId: Buffer; publicKey: Buffer; useCount: number };
 /** An answer of an authenticator, not verified yet. */
 export type Answer = v.InferOutput<typeof Shown>;
 
-/**
- * Returns the name under which passkeys of the page at this origin are kept; undefined where browsers make none: they do
- * over TLS under a name, and on `localhost`.
- */
-export function relyingPartyOf(origin: string): string | undefined {
-  const { protocol, hostname } = new URL(origin);
-  if (hostname === 'localhost') return hostname;
-  const isAddress = hostname.startsWith('[') || /^[\d.]+$/.test(hostname);
-  return protocol === 'https:' && !isAddress ? hostname : undefined;
-}
-
 /** Returns what the browser needs to make a passkey. `known` are the passkeys that exist already. */
-export function creationOptions(
+export const creationOptions = (
   { challenge, origin }: Expected,
   user: { handle: Buffer; name: string },
   known: readonly Buffer[],
-): object {
-  return {
-    challenge,
-    rp: { id: relyingPartyOf(origin), name: 'Purser' },
-    user: { id: user.handle.toString('base64url'), name: user.name, displayName: user.name },
-    pubKeyCredParams: ALGORITHMS.map((alg) => ({ type: 'public-key', alg })),
-    authenticatorSelection: { residentKey: 'required', requireResidentKey: true, userVerification: 'required' },
-    excludeCredentials: known.map((id) => ({ type: 'public-key', id: id.toString('base64url') })),
-    attestation: 'none',
+): Promise<object> =>
+  generateRegistrationOptions({
+    challenge: bytesOf(challenge),
+    rpID: relyingPartyOf(origin) ?? '',
+    rpName: 'Purser',
+    userID: Uint8Array.from(user.handle),
+    userName: user.name,
+    userDisplayName: user.name,
+    supportedAlgorithmIDs: ALGORITHMS,
+    authenticatorSelection: { residentKey: 'required', userVerification: 'required' },
+    excludeCredentials: known.map((id) => ({ id: id.toString('base64url') })),
     timeout: WAIT_MILLISECONDS,
-  };
-}
+  });
 
 /** Returns what the browser needs to sign in with a passkey. It names none: a visitor does not learn which there are. */
-export const requestOptions = ({ challenge, origin }: Expected): object => ({
-  challenge,
-  rpId: relyingPartyOf(origin),
-  userVerification: 'required',
-  timeout: WAIT_MILLISECONDS,
-});
+export const requestOptions = ({ challenge, origin }: Expected): Promise<object> =>
+  generateAuthenticationOptions({
+    challenge: bytesOf(challenge),
+    rpID: relyingPartyOf(origin) ?? '',
+    userVerification: 'required',
+    timeout: WAIT_MILLISECONDS,
+  });
 
 /** Returns the credential of a new passkey. Throws `invalid_request` for one that was not made for this challenge and page. */
-export function readCreation(text: string, expected: Expected): Credential {
-  const { rawId, response } = read(Made, text);
-  checkClientData(response.clientDataJSON, 'webauthn.create', expected);
-  const data = response.authenticatorData;
-  const { flags, useCount } = checkAuthenticatorData(data, expected);
-  const length = data.length > CREDENTIAL_AT ? data.readUInt16BE(LENGTH_AT) : 0;
-  const credentialId = data.subarray(CREDENTIAL_AT, CREDENTIAL_AT + length);
-  if (!(flags & HAS_CREDENTIAL) || length === 0 || length > CREDENTIAL_BYTES_MAX || !credentialId.equals(rawId))
-    throw invalid('it has no credential');
-  const key = keyOf(response.publicKey);
-  return { credentialId, publicKey: key.export({ type: 'spki', format: 'der' }), useCount };
+export async function readCreation(text: string, expected: Expected): Promise<Credential> {
+  const made = read(Made, text);
+  refuseFrame(made.response.clientDataJSON);
+  const { registrationInfo } = await checked(() =>
+    verifyRegistrationResponse({
+      response: {
+        ...made,
+        response: { ...made.response, attestationObject: withoutStatement(made.response.attestationObject) },
+        clientExtensionResults: {},
+      },
+      ...wanted(expected),
+      supportedAlgorithmIDs: ALGORITHMS,
+    }),
+  );
+  if (!registrationInfo) throw invalid(UNREADABLE);
+  const { id, publicKey, counter: useCount } = registrationInfo.credential;
+  const credentialId = bytesOf(id);
+  if (id !== made.id || credentialId.length > CREDENTIAL_BYTES_MAX) throw invalid('it has no credential');
+  const key = decodeCredentialPublicKey(publicKey);
+  const isWeak = cose.isCOSEPublicKeyRSA(key) && (key.get(cose.COSEKEYS.n)?.length ?? 0) < RSA_BYTES_MIN;
+  if (isWeak) throw invalid('its key is of a kind that was not asked for');
+  return { credentialId, publicKey: Buffer.from(publicKey), useCount };
 }
 
 /** Reads the answer of an authenticator. Throws `invalid_request`. */
@@ -120,22 +122,47 @@ export const readAnswer = (text: string): Answer => read(Shown, text);
  * Verifies an answer with the public key of its passkey, and returns the uses that the authenticator has counted. Throws
  * `invalid_request` for another challenge, page or person, and for a wrong signature.
  */
-export function checkAnswer(
-  { response }: Answer,
+export async function checkAnswer(
+  { response, ...answer }: Answer,
   expected: Expected,
   { publicKey, handle }: { publicKey: Buffer; handle: Buffer },
-): number {
-  checkClientData(response.clientDataJSON, 'webauthn.get', expected);
-  const { useCount } = checkAuthenticatorData(response.authenticatorData, expected);
-  if (response.userHandle && !response.userHandle.equals(handle)) throw invalid('it belongs to another user');
-  const signed = Buffer.concat([response.authenticatorData, hash('sha256', response.clientDataJSON, 'buffer')]);
-  const key = keyOf(publicKey);
-  if (!verify(key.asymmetricKeyType === 'ed25519' ? null : 'sha256', signed, key, response.signature))
-    throw invalid('its signature is wrong');
-  return useCount;
+): Promise<number> {
+  const { userHandle, ...signed } = response;
+  refuseFrame(signed.clientDataJSON);
+  if (userHandle && !bytesOf(userHandle).equals(handle)) throw invalid('it belongs to another user');
+  const { verified, authenticationInfo } = await checked(() =>
+    verifyAuthenticationResponse({
+      response: { ...answer, response: signed, clientExtensionResults: {} },
+      ...wanted(expected),
+      // The write that opens the session compares the counter, as other answers may be verified at the same time.
+      credential: { id: answer.id, publicKey: Uint8Array.from(publicKey), counter: 0 },
+    }),
+  );
+  if (!verified) throw invalid('its signature is wrong');
+  return authenticationInfo.newCounter;
 }
 
-const invalid = (why: string) => new Refusal('invalid_request', `This passkey was not accepted: ${why}.`);
+const bytesOf = (base64url: string) => Buffer.from(base64url, 'base64url');
+
+const invalid = (why: string, cause?: unknown) =>
+  new Refusal('invalid_request', `This passkey was not accepted: ${why}.`, { cause });
+
+const wanted = ({ challenge, origin }: Expected) => ({
+  expectedChallenge: challenge,
+  expectedOrigin: origin,
+  expectedRPID: relyingPartyOf(origin) ?? '',
+  requireUserVerification: true,
+});
+
+/** Runs a check of the library; what it throws becomes `invalid_request`. */
+async function checked<T>(check: () => Promise<T>): Promise<T> {
+  try {
+    return await check();
+  } catch (error) {
+    const { message } = error as Error;
+    throw invalid(REASONS.find(([pattern]) => pattern.test(message))?.[1] ?? UNREADABLE, error);
+  }
+}
 
 function read<S extends v.GenericSchema>(schema: S, text: string): v.InferOutput<S> {
   let value: unknown;
@@ -143,40 +170,30 @@ function read<S extends v.GenericSchema>(schema: S, text: string): v.InferOutput
     value = parseJson(text);
   } catch {}
   const parsed = v.safeParse(schema, value);
-  if (!parsed.success) throw invalid('the browser’s answer cannot be read');
+  if (!parsed.success) throw invalid(UNREADABLE);
   return parsed.output;
 }
 
-function checkClientData(bytes: Buffer, type: string, { challenge, origin }: Expected): void {
-  const data = read(ClientData, bytes.toString());
-  if (data.type !== type) throw invalid('it answers another question');
-  if (data.challenge !== challenge) throw invalid('it answers another challenge');
-  if (data.origin !== origin || data.crossOrigin || data.topOrigin !== undefined)
-    throw invalid('it was asked for by another page');
+/** Refuses an answer that the page was asked for in a frame: the library lets some pass. */
+function refuseFrame(clientDataJSON: string): void {
+  const { crossOrigin, topOrigin } = read(ClientData, bytesOf(clientDataJSON).toString());
+  if (crossOrigin || topOrigin !== undefined) throw invalid(ANOTHER_PAGE);
 }
 
-function checkAuthenticatorData(data: Buffer, { origin }: Expected): { flags: number; useCount: number } {
-  if (data.length < DATA_BYTES_MIN) throw invalid('the browser’s answer cannot be read');
-  if (!data.subarray(0, FLAGS_AT).equals(hash('sha256', relyingPartyOf(origin) ?? '', 'buffer')))
-    throw invalid('it is for another site');
-  const flags = data.readUInt8(FLAGS_AT);
-  if (!(flags & PRESENT)) throw invalid('nobody was present');
-  if (!(flags & RECOGNISED)) throw invalid('the device did not recognise you (PIN, fingerprint or face)');
-  if (flags & COPIED && !(flags & COPYABLE)) throw invalid('the browser’s answer cannot be read');
-  return { flags, useCount: data.readUInt32BE(COUNT_AT) };
-}
-
-/** Returns a public key of an offered algorithm. */
-function keyOf(der: Buffer): KeyObject {
-  let key: KeyObject | undefined;
+/**
+ * Returns an attestation object without its statement. None was asked for, and the library would verify one that comes all the
+ * same: with certificates, for which it asks servers that they name.
+ */
+function withoutStatement(attestationObject: string): string {
   try {
-    key = createPublicKey({ key: der, format: 'der', type: 'spki' });
-  } catch {}
-  const { namedCurve, modulusLength = 0 } = key?.asymmetricKeyDetails ?? {};
-  const isOffered =
-    (key?.asymmetricKeyType === 'ec' && namedCurve === 'prime256v1') ||
-    key?.asymmetricKeyType === 'ed25519' ||
-    (key?.asymmetricKeyType === 'rsa' && modulusLength >= RSA_BITS_MIN);
-  if (key && isOffered) return key;
-  throw invalid('its key is of a kind that was not asked for');
+    const object = decodeAttestationObject(Uint8Array.from(bytesOf(attestationObject)));
+    const bare = new Map<string, string | Uint8Array | Map<string, string>>([
+      ['fmt', 'none'],
+      ['attStmt', new Map()],
+      ['authData', object.get('authData')],
+    ]);
+    return Buffer.from(isoCBOR.encode(bare)).toString('base64url');
+  } catch (error) {
+    throw invalid(UNREADABLE, error);
+  }
 }

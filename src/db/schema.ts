@@ -186,7 +186,7 @@ export const passkeys = sqliteTable(
     /** The address of the page that it was made at, and signs in at. */
     origin: text().notNull(),
     credentialId: blob('credential_id', { mode: 'buffer' }).notNull(),
-    /** SubjectPublicKeyInfo, DER. */
+    /** In the form of COSE (RFC 9052). */
     publicKey: blob('public_key', { mode: 'buffer' }).notNull(),
     /** The number of uses as the authenticator counts them; 0 if it does not count. */
     useCount: count('use_count').notNull(),

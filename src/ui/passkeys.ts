@@ -1,6 +1,7 @@
 import { CHALLENGE_SECONDS } from '../access/challenges.ts';
 import { handleOf, listPasskeys, type Passkey, passkeysAt } from '../access/passkeys.ts';
-import { creationOptions, type Expected, readCreation, relyingPartyOf } from '../access/webauthn.ts';
+import { relyingPartyOf } from '../access/relying-party.ts';
+import type { Expected } from '../access/webauthn.ts';
 import * as writes from '../access/writes.ts';
 import { Refusal } from '../base/refusal.ts';
 import { installationOf } from '../ledger/installation.ts';
@@ -57,7 +58,7 @@ export function whyNone({ state }: Pick<UiApp, 'state'>, { origin }: PageAddress
 const purposeOf = ({ viewer }: Visit) => `add ${viewer.sessionId}`;
 
 /** Returns what the browser needs to make a passkey for this operator. */
-export function optionsOfNew(visit: Visit): Data {
+export async function optionsOfNew(visit: Visit): Promise<Data> {
   const { app, viewer } = visit;
   operatorOnly(visit);
   if (viewer.kind !== 'operator') throw new Error('checked above');
@@ -65,7 +66,8 @@ export function optionsOfNew(visit: Visit): Data {
   const { installationId } = installationOf(app.ledger.read);
   const user = { handle: handleOf(installationId, viewer), name: viewer.subject ?? 'operator' };
   const known = passkeysAt(app.ledger.read, expected.origin).map((it) => it.credentialId);
-  return { data: creationOptions(expected, user, known), cookies };
+  const { creationOptions } = await import('../access/webauthn.ts');
+  return { data: await creationOptions(expected, user, known), cookies };
 }
 
 /** Adds the passkey that the browser made. */
@@ -73,7 +75,8 @@ export async function add(visit: Visit): Promise<Go> {
   const { app, viewer, form, address, now } = visit;
   if (viewer.kind !== 'operator') throw new Error('the route is the operator’s');
   const expected = askedFor(visit, purposeOf(visit));
-  const credential = readCreation(form.get('credential') ?? '', expected);
+  const { readCreation } = await import('../access/webauthn.ts');
+  const credential = await readCreation(form.get('credential') ?? '', expected);
   const { subject, rule } = viewer;
   const name = (form.get('name') ?? '').trim();
   const order = { ...credential, name, origin: expected.origin, subject, rule };

@@ -5,7 +5,6 @@ import type { SignedIn, SignInAttempt } from '../access/code-flow.ts';
 import { findKeyByToken } from '../access/keys.ts';
 import { findPasskey, handleOf, isCopy, type Passkey, passkeysAt } from '../access/passkeys.ts';
 import { hashToken, kindOfToken } from '../access/token.ts';
-import { checkAnswer, readAnswer, requestOptions } from '../access/webauthn.ts';
 import * as writes from '../access/writes.ts';
 import { Refusal } from '../base/refusal.ts';
 import { callerNetwork } from '../http/endpoint.ts';
@@ -130,16 +129,17 @@ export async function signInByLink(arrival: Arrival): Promise<Go> {
 const PASSKEY_PURPOSE = 'sign in';
 
 /** Returns what the browser needs to sign in with a passkey. */
-export function optionsOfPasskey(arrival: Arrival): Data {
+export async function optionsOfPasskey(arrival: Arrival): Promise<Data> {
   const { expected, cookies } = askFor(arrival, PASSKEY_PURPOSE);
-  return { data: requestOptions(expected), cookies };
+  const { requestOptions } = await import('../access/webauthn.ts');
+  return { data: await requestOptions(expected), cookies };
 }
 
 /** Signs in as an operator by the answer of a passkey. Throws `rate_limited` and `unauthenticated`. */
 export async function signInByPasskey(arrival: Arrival): Promise<Go> {
   const { app, incoming, address, form } = arrival;
   app.limits.failedAuth.check(callerNetwork(app, incoming));
-  const { passkey, useCount } = verified(arrival);
+  const { passkey, useCount } = await verified(arrival);
   if (isCopy(passkey, useCount)) {
     app.events.passkeyCopied(passkey, useCount);
     refuse(
@@ -160,17 +160,19 @@ export async function signInByPasskey(arrival: Arrival): Promise<Go> {
 }
 
 /** Returns the passkey of an answer that was verified, and the uses that it counts. Throws `unauthenticated`. */
-function verified(arrival: Arrival): { passkey: Passkey; useCount: number } {
+async function verified(arrival: Arrival): Promise<{ passkey: Passkey; useCount: number }> {
   const { app, address, form } = arrival;
   try {
+    const { checkAnswer, readAnswer } = await import('../access/webauthn.ts');
     const expected = askedFor(arrival, PASSKEY_PURPOSE);
     const answer = readAnswer(form.get('credential') ?? '');
-    const passkey = findPasskey(app.ledger.read, answer.rawId);
+    const passkey = findPasskey(app.ledger.read, Buffer.from(answer.id, 'base64url'));
     if (!passkey || passkey.origin !== address.origin || !isUsable(app, passkey))
       throw new Refusal('invalid_request', 'This passkey is not known here, or was removed.');
     const { installationId } = installationOf(app.ledger.read);
     const handle = handleOf(installationId, passkey);
-    return { passkey, useCount: checkAnswer(answer, expected, { publicKey: passkey.publicKey, handle }) };
+    const useCount = await checkAnswer(answer, expected, { publicKey: passkey.publicKey, handle });
+    return { passkey, useCount };
   } catch (error) {
     if (error instanceof Refusal && error.code === 'invalid_request') return refuse(arrival, error.message);
     throw error;

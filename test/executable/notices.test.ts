@@ -38,12 +38,12 @@ test('a package that is bundled without the text of its licence fails the build'
   assert.throws(() => noticeOf(folder), /bare \(MIT\) has no text of its licence/);
   writeFileSync(join(folder, 'NOTICE'), 'to be kept');
   assert.throws(() => noticeOf(folder), /has no text of its licence/);
-  writeFileSync(join(folder, 'LICENCE.md'), 'may be used');
+  writeFileSync(join(folder, 'LICENCE.md'), 'may be used\r\nby all');
   assert.deepEqual(noticeOf(folder), {
     name: 'bare',
     version: '1.0.0',
     license: 'MIT',
-    text: 'may be used\n\nto be kept\n',
+    text: 'may be used\nby all\n\nto be kept\n',
   });
   const inputs = {
     'a.ts': 5,

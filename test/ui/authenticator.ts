@@ -13,6 +13,8 @@ export type Twist = {
   rawId?: Buffer;
   handle?: Buffer | null;
   signer?: KeyObject;
+  /** A statement on its maker, which was not asked for. */
+  attestation?: { fmt: string; attStmt: Map<string, Cbor> };
   /** Changes the signature, or the bytes of what was signed after they were signed. */
   spoil?: 'signature' | 'data' | 'client';
 };
@@ -27,6 +29,50 @@ export const PRESENT = 0x01;
 export const RECOGNISED = 0x04;
 const HAS_CREDENTIAL = 0x40;
 const base64url = (bytes: Buffer) => bytes.toString('base64url');
+
+/** Encodes text, bytes, integers and maps, which is what an authenticator sends of CBOR (RFC 8949). */
+type Cbor = string | number | Buffer | Map<string | number, Cbor>;
+function cbor(value: Cbor): Buffer {
+  const head = (major: number, count: number) => {
+    if (count < 24) return Buffer.from([(major << 5) | count]);
+    return count < 256
+      ? Buffer.from([(major << 5) | 24, count])
+      : Buffer.from([(major << 5) | 25, count >> 8, count & 255]);
+  };
+  if (typeof value === 'number') return value < 0 ? head(1, -1 - value) : head(0, value);
+  if (typeof value === 'string') return Buffer.concat([head(3, Buffer.byteLength(value)), Buffer.from(value)]);
+  if (Buffer.isBuffer(value)) return Buffer.concat([head(2, value.length), value]);
+  return Buffer.concat([head(5, value.size), ...[...value].flat().map(cbor)]);
+}
+
+/** Returns a public key in the form of COSE (RFC 9053). */
+function coseOf(key: KeyObject): Buffer {
+  const { kty, crv, ...jwk } = key.export({ format: 'jwk' });
+  const part = (name: string) => Buffer.from(jwk[name] as string, 'base64url');
+  const entries: [number, Cbor][] =
+    kty === 'EC'
+      ? [
+          [1, 2],
+          [3, crv === 'P-256' ? -7 : -35],
+          [-1, crv === 'P-256' ? 1 : 2],
+          [-2, part('x')],
+          [-3, part('y')],
+        ]
+      : kty === 'OKP'
+        ? [
+            [1, 1],
+            [3, -8],
+            [-1, 6],
+            [-2, part('x')],
+          ]
+        : [
+            [1, 3],
+            [3, -257],
+            [-1, part('n')],
+            [-2, part('e')],
+          ];
+  return cbor(new Map(entries));
+}
 
 const KINDS = {
   ec: () => generateKeyPairSync('ec', { namedCurve: 'prime256v1' }),
@@ -58,12 +104,21 @@ export function openAuthenticator(origin: string, kind: Kind = 'ec', isCounting 
   }
   return {
     credentialId,
-    publicKey: publicKey.export({ type: 'spki', format: 'der' }),
+    publicKey: coseOf(publicKey),
     /** Makes the credential, as `navigator.credentials.create()` answers in JSON. */
     make(options: Options, twist: Twist = {}): string {
       handle = Buffer.from(options.user?.id as string, 'base64url');
-      const credential = Buffer.concat([Buffer.alloc(16), Buffer.from([0, credentialId.length]), credentialId]);
-      const made = data(options.rp?.id as string, PRESENT | RECOGNISED | HAS_CREDENTIAL, twist, credential);
+      const credential = Buffer.concat([
+        Buffer.alloc(16),
+        Buffer.from([0, credentialId.length]),
+        credentialId,
+        coseOf(publicKey),
+      ]);
+      const flags = twist.flags ?? PRESENT | RECOGNISED | HAS_CREDENTIAL;
+      const isWhole = (flags & HAS_CREDENTIAL) !== 0;
+      const made = data(options.rp?.id as string, flags, twist, isWhole ? credential : undefined);
+      const { fmt, attStmt } = twist.attestation ?? { fmt: 'none', attStmt: new Map() };
+      const object = new Map<string, Cbor>(Object.entries({ fmt, attStmt, authData: made }));
       return JSON.stringify({
         id: base64url(twist.rawId ?? credentialId),
         rawId: base64url(twist.rawId ?? credentialId),
@@ -72,9 +127,7 @@ export function openAuthenticator(origin: string, kind: Kind = 'ec', isCounting 
         clientExtensionResults: {},
         response: {
           clientDataJSON: base64url(clientData('webauthn.create', options, twist)),
-          authenticatorData: base64url(made),
-          publicKey: base64url(publicKey.export({ type: 'spki', format: 'der' })),
-          publicKeyAlgorithm: -7,
+          attestationObject: base64url(cbor(object)),
           transports: ['internal'],
         },
       });

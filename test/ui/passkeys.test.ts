@@ -148,6 +148,18 @@ test('a passkey that was not made for this page and this challenge is not added'
   assert.deepEqual((await purser.run('passkey.list', {})).passkeys, []);
 });
 
+test('a statement on the maker of the device, which was not asked for, is not read', async (t) => {
+  const purser = await openTestServer(t);
+  const operator = await byLink(purser);
+  const certificates = new Map([['alg', -7 as const]]);
+  for (const fmt of ['none', 'packed', 'fido-u2f', 'tpm', 'apple', 'android-key', 'android-safetynet', 'another']) {
+    const authenticator = openAuthenticator(here(purser));
+    const { status } = await make(operator, authenticator, { attestation: { fmt, attStmt: certificates } }, fmt);
+    assert.equal(status, 303, fmt);
+    assert.equal((await signIn(at(purser), authenticator)).status, 303, fmt);
+  }
+});
+
 test('a challenge is one browser’s, for one purpose, one answer and five minutes', async (t) => {
   const { purser, authenticator, operator } = await open(t);
   const send = (browser: Browser, credential: string) => browser.post('/sign-in/passkey', { credential });
@@ -327,7 +339,7 @@ test('a passkey of a user whom the settings make an operator no more signs nobod
   const authenticator = openAuthenticator(here(purser), 'ec', true);
   const options = JSON.parse((await operator.post('/settings/passkeys/options')).html);
   const expected = { challenge: options.challenge, origin: here(purser) };
-  const credential = readCreation(authenticator.make(options), expected);
+  const credential = await readCreation(authenticator.make(options), expected);
   const order = { ...credential, name: 'hers', origin: here(purser), subject: '<b>\u202Eecila', rule: randomBytes(32) };
   await purser.app.ledger.write(addPasskey, { order, now: purser.app.clock.now() });
   const { status, html } = await signIn(at(purser), authenticator);
