@@ -2,7 +2,7 @@ import type { Command } from 'commander';
 import { confirm, irreversible } from './confirm.ts';
 import { askAndPrint, example, listOptions, showRecord, showTable } from './context.ts';
 
-const COLUMNS = ['id', 'name', 'origin', 'subject?', 'created_at?', 'last_used_at', 'removed_at'];
+const COLUMNS = ['id', 'name', 'origin', 'created_at?', 'last_used_at', 'removed_at'];
 
 /** Registers `passkey`: passkeys with which operators sign in to the page. They are made on the page. */
 export function passkeyCommands(program: Command): void {

@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto';
-import { and, count, desc, eq, gt, isNotNull, isNull, lte, ne, or, sql } from 'drizzle-orm';
+import { and, count, desc, eq, gt, isNotNull, isNull, lte, ne, or, type SQL, sql } from 'drizzle-orm';
 import type { SQLiteColumn } from 'drizzle-orm/sqlite-core';
 import { newId } from '../base/id.ts';
 import { withChecksum } from '../db/checksum.ts';
@@ -9,6 +9,8 @@ import { browserSessions } from '../db/schema.ts';
 /** A session of the page: a browser that is signed in as the operator or as the holder of an account. */
 export type BrowserSession = typeof browserSessions.$inferSelect;
 type Owner = Pick<BrowserSession, 'accountId' | 'keyId' | 'passkeyId' | 'subject' | 'rule'>;
+/** How an operator signed in: by a passkey, as a user of the identity provider, or by a link (both null). */
+export type Operator = Pick<BrowserSession, 'passkeyId' | 'subject'>;
 export type BrowserSessionOrder = Pick<BrowserSession, 'kind' | 'tokenHash'> & Partial<Owner>;
 
 /** The operator, who opened a session by a link. */
@@ -63,19 +65,23 @@ export function addBrowserSession(tx: Tx, order: BrowserSessionOrder, now: numbe
   return row;
 }
 
-/** Ends the oldest sessions of a key, of a passkey, or of a person's sign-ins by the identity provider, beyond the cap. */
-function endOldest(tx: Tx, { accountId, keyId, passkeyId, subject }: Owner): void {
+/** The sessions that were opened in the same way: by a key, by a passkey, by a person at the identity provider, or by links. */
+function openedBy({ accountId, keyId, passkeyId, subject }: Omit<Owner, 'rule'>): SQL | undefined {
   const is = (column: SQLiteColumn, value: string | null) => (value === null ? isNull(column) : eq(column, value));
-  const isTheirs = and(
+  return and(
     is(browserSessions.accountId, accountId),
     is(browserSessions.keyId, keyId),
     is(browserSessions.passkeyId, passkeyId),
     is(browserSessions.subject, subject),
   );
+}
+
+/** Ends the oldest sessions of a key, of a passkey, or of a person's sign-ins by the identity provider, beyond the cap. */
+function endOldest(tx: Tx, owner: Owner): void {
   const oldest = tx
     .select({ id: browserSessions.id })
     .from(browserSessions)
-    .where(isTheirs)
+    .where(openedBy(owner))
     .orderBy(desc(browserSessions.createdAt), desc(browserSessions.id))
     .offset(SESSION_COUNT_MAX)
     .limit(SESSION_COUNT_MAX)
@@ -114,7 +120,14 @@ export function listOperatorSessions(read: Reader, now: number): BrowserSession[
   return read.select().from(browserSessions).where(and(isOperators, isOpen)).orderBy(desc(browserSessions.id)).all();
 }
 
-/** Ends every session of an account, or of the operator (null), and unused links. Returns how many sessions ended. */
+/** Ends the sessions of operators that were opened in the same way; for a session by a link unused links as well. */
+export function endOperatorSessionsOf(tx: Tx, { passkeyId, subject }: Operator): void {
+  tx.delete(browserSessions)
+    .where(openedBy({ accountId: null, keyId: null, passkeyId, subject }))
+    .run();
+}
+
+/** Ends every session of an account, or of all operators and unused links (null). Returns how many sessions ended. */
 export function endBrowserSessionsOf(tx: Tx, accountId: string | null): number {
   const isTheirs = accountId === null ? isNull(browserSessions.accountId) : eq(browserSessions.accountId, accountId);
   return tx.delete(browserSessions).where(isTheirs).returning({ id: browserSessions.id }).all().length;

@@ -10,7 +10,7 @@ import type { Credential } from './webauthn.ts';
 
 /** A passkey with which an operator signs in to the page. */
 export type Passkey = typeof passkeys.$inferSelect;
-export type PasskeyOrder = Credential & Pick<Passkey, 'name' | 'origin' | 'subject' | 'rule'>;
+export type PasskeyOrder = Credential & Pick<Passkey, 'name' | 'origin'>;
 
 /** The most passkeys that are not removed. */
 const PASSKEY_COUNT_MAX = 50;
@@ -32,17 +32,19 @@ const reads = prepare((read: Reader) => ({
 /** Returns all passkeys, newest first, removed ones too. */
 export const listPasskeys = (read: Reader): Passkey[] => reads(read).all.all();
 
+/** Returns whether a passkey signs in: one that was made for a user of the identity provider does not, as nobody asked it. */
+export const isUsable = ({ removedAt, rule }: Passkey): boolean => removedAt === null && rule === null;
+
 /** Returns the passkeys that sign in to the page at this origin. */
 export const passkeysAt = (read: Reader, origin: string): Passkey[] =>
-  listPasskeys(read).filter((it) => it.removedAt === null && it.origin === origin);
+  listPasskeys(read).filter((it) => isUsable(it) && it.origin === origin);
 
 /** Returns the passkey of a credential, even if removed. */
 export const findPasskey = (read: Reader, credentialId: Buffer): Passkey | undefined =>
   reads(read).byCredential.get({ credentialId });
 
-/** Returns the name under which authenticators know an operator: one for all who signed in by a link, and one for each user of the issuer. */
-export const handleOf = (installationId: string, { subject, rule }: Pick<Passkey, 'subject' | 'rule'>): Buffer =>
-  hash('sha256', ['operator', installationId, subject ?? '', rule?.toString('hex') ?? ''].join('\n'), 'buffer');
+/** Returns the name under which authenticators know the operator of an installation. */
+export const handleOf = (installationId: string): Buffer => hash('sha256', `operator\n${installationId}`, 'buffer');
 
 /**
  * Adds a passkey. Throws `conflict` for one that was added before, and beyond the limit, and `invalid_request` for a name that
@@ -59,6 +61,8 @@ export function addPasskey(tx: Tx, order: PasskeyOrder, now: number): Passkey {
   const row = withChecksum(passkeys, {
     id: newId('pass'),
     ...order,
+    subject: null,
+    rule: null,
     createdAt: now,
     lastUsedAt: null,
     removedAt: null,
@@ -74,7 +78,7 @@ export const isCopy = (passkey: Passkey, useCount: number): boolean =>
 /** Notes a use of a passkey. Throws `unauthenticated` for one that was removed meanwhile, or used as often already. */
 export function usePasskey(tx: Tx, id: string, useCount: number, now: number): Passkey {
   const passkey = reads(tx).byId.get({ id });
-  if (!passkey || passkey.removedAt !== null || isCopy(passkey, useCount)) throw new Refusal('unauthenticated');
+  if (!passkey || !isUsable(passkey) || isCopy(passkey, useCount)) throw new Refusal('unauthenticated');
   const used = withNewChecksum(passkeys, passkey, { useCount, lastUsedAt: now });
   tx.update(passkeys).set(used).where(eq(passkeys.id, id)).run();
   return { ...passkey, ...used };

@@ -102,9 +102,9 @@ type OpenByPasskey = {
 export const openByPasskey = defineWrite(
   'browser_session.open_by_passkey',
   (tx, { passkeyId, useCount, tokenHash, earlierId, now }: OpenByPasskey) => {
-    const { subject, rule } = passkeys.usePasskey(tx, passkeyId, useCount, now);
+    passkeys.usePasskey(tx, passkeyId, useCount, now);
     if (earlierId !== undefined) sessions.endBrowserSession(tx, earlierId);
-    sessions.addBrowserSession(tx, { kind: 'operator', passkeyId, subject, rule, tokenHash }, now);
+    sessions.addBrowserSession(tx, { kind: 'operator', passkeyId, tokenHash }, now);
   },
 );
 
@@ -127,7 +127,12 @@ export const endBrowserSession = defineWrite('browser_session.end', (tx, { id }:
   sessions.endBrowserSession(tx, id),
 );
 
-/** Ends every session of an account, or of the operator (null). */
+/** Ends the operators' sessions that were opened in the same way. */
+export const endOperatorSessionsOf = defineWrite('browser_session.end_all_of_operator', (tx, who: sessions.Operator) =>
+  sessions.endOperatorSessionsOf(tx, who),
+);
+
+/** Ends every session of an account, or of all operators (null). */
 export const endBrowserSessionsOf = defineWrite(
   'browser_session.end_all_of',
   (tx, { accountId }: { accountId: string | null }) => sessions.endBrowserSessionsOf(tx, accountId),

@@ -190,7 +190,7 @@ export const passkeys = sqliteTable(
     publicKey: blob('public_key', { mode: 'buffer' }).notNull(),
     /** The number of uses as the authenticator counts them; 0 if it does not count. */
     useCount: count('use_count').notNull(),
-    /** Of the session that made it, as in a session: what ends that session ends the passkey's use. */
+    /** Null: the identity provider signs its users in itself. A passkey that has both signs nobody in. */
     subject: text(),
     rule: hash('rule'),
     createdAt: count('created_at').notNull(),

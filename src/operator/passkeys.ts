@@ -8,7 +8,6 @@ const record = (it: Passkey) => ({
   id: it.id,
   name: it.name,
   origin: it.origin,
-  subject: it.subject,
   created_at: it.createdAt,
   last_used_at: it.lastUsedAt,
   removed_at: it.removedAt,

@@ -1,5 +1,5 @@
 import { CHALLENGE_SECONDS } from '../access/challenges.ts';
-import { handleOf, listPasskeys, type Passkey, passkeysAt } from '../access/passkeys.ts';
+import { handleOf, isUsable, listPasskeys, passkeysAt } from '../access/passkeys.ts';
 import { relyingPartyOf } from '../access/relying-party.ts';
 import type { Expected } from '../access/webauthn.ts';
 import * as writes from '../access/writes.ts';
@@ -8,16 +8,18 @@ import { installationOf } from '../ledger/installation.ts';
 import { cookie, cookieOf, type PageAddress } from './guard.ts';
 import { type Html, html } from './html.ts';
 import { below, type Page } from './layout.ts';
-import { badge, buttonLink, card, form, named, outside, table } from './parts.ts';
+import { badge, buttonLink, card, form, named, table } from './parts.ts';
 import type { Data, Go } from './sign-in.ts';
 import { ago, when } from './times.ts';
-import { isRuleInForce } from './viewer.ts';
-import { operatorOnly, run, type UiApp, type Visit } from './visit.ts';
+import { run, type UiApp, type Visit } from './visit.ts';
 
 /** The cookie with which a browser keeps the challenge that its passkey answers. */
 const CHALLENGE = 'purser-passkey';
 const NO_CHALLENGE =
   'This passkey was not accepted: it was asked for in another browser, too long ago, or was answered already. Try again.';
+
+const ISSUERS =
+  'Your identity provider signs you in, and is asked each time whether you are an operator. Passkeys are for operators who came by a link of `purser ui` or by a passkey.';
 
 type Asking = Pick<Visit, 'app' | 'incoming' | 'address' | 'challenges'>;
 
@@ -59,27 +61,30 @@ const purposeOf = ({ viewer }: Visit) => `add ${viewer.sessionId}`;
 
 /** Returns what the browser needs to make a passkey for this operator. */
 export async function optionsOfNew(visit: Visit): Promise<Data> {
-  const { app, viewer } = visit;
-  operatorOnly(visit);
-  if (viewer.kind !== 'operator') throw new Error('checked above');
+  const { app } = visit;
+  refuseIssuers(visit);
   const { expected, cookies } = askFor(visit, purposeOf(visit));
   const { installationId } = installationOf(app.ledger.read);
-  const user = { handle: handleOf(installationId, viewer), name: viewer.subject ?? 'operator' };
+  const user = { handle: handleOf(installationId), name: 'operator' };
   const known = passkeysAt(app.ledger.read, expected.origin).map((it) => it.credentialId);
   const { creationOptions } = await import('../access/webauthn.ts');
   return { data: await creationOptions(expected, user, known), cookies };
 }
 
+/** Throws `conflict` for an operator whom the identity provider names: only at its own sign-in is it asked whether he still is one. */
+function refuseIssuers({ viewer }: Visit): void {
+  if (viewer.kind === 'operator' && viewer.subject !== null) throw new Refusal('conflict', ISSUERS);
+}
+
 /** Adds the passkey that the browser made. */
 export async function add(visit: Visit): Promise<Go> {
-  const { app, viewer, form, address, now } = visit;
-  if (viewer.kind !== 'operator') throw new Error('the route is the operator’s');
+  const { app, form, address, now } = visit;
+  refuseIssuers(visit);
   const expected = askedFor(visit, purposeOf(visit));
   const { readCreation } = await import('../access/webauthn.ts');
   const credential = await readCreation(form.get('credential') ?? '', expected);
-  const { subject, rule } = viewer;
   const name = (form.get('name') ?? '').trim();
-  const order = { ...credential, name, origin: expected.origin, subject, rule };
+  const order = { ...credential, name, origin: expected.origin };
   const passkey = await app.ledger.write(writes.addPasskey, { order, now });
   app.events.passkeyAdded(passkey);
   return { to: '/settings?done=passkey-added#passkeys', cookies: [askedNoMore(address)] };
@@ -87,16 +92,15 @@ export async function add(visit: Visit): Promise<Go> {
 
 /** Shows the passkeys, and the form that makes one; elsewhere than at a suitable address it says why there is none. */
 export function passkeyCard(visit: Visit): Html {
-  const { app, address } = visit;
+  const { app, address, viewer } = visit;
   const rows = listPasskeys(app.ledger.read)
     .filter((it) => it.removedAt === null)
     .map((it) => [
       named(it.id, it.name),
       it.origin,
-      it.subject === null ? 'by a link' : outside(it.subject),
       when(it.createdAt, visit),
       ago(it.lastUsedAt, visit, 'never'),
-      isUsable(app, it)
+      isUsable(it)
         ? buttonLink(`/settings/passkeys/${it.id}/remove`, 'Remove')
         : html`${badge('no operator’s any more', 'warn')} ${buttonLink(`/settings/passkeys/${it.id}/remove`, 'Remove')}`,
     ]);
@@ -105,7 +109,6 @@ export function passkeyCard(visit: Visit): Html {
     [
       { label: 'Name' },
       { label: 'Signs in at' },
-      { label: 'Operator' },
       { label: 'Made', kind: 'time' },
       { label: 'Last used', kind: 'time' },
       { label: 'State', kind: 'actions' },
@@ -113,7 +116,8 @@ export function passkeyCard(visit: Visit): Html {
     rows,
     'There is none yet. With one you sign in here without a link.',
   );
-  const reason = whyNone(app, address);
+  const isIssuers = viewer.kind === 'operator' && viewer.subject !== null;
+  const reason = isIssuers ? ISSUERS : whyNone(app, address);
   const adding = reason
     ? html`<p class="notice info">${reason}</p>`
     : form({
@@ -124,10 +128,6 @@ export function passkeyCard(visit: Visit): Html {
       });
   return card('Passkeys', html`${list}${adding}`, '', 'passkeys');
 }
-
-/** Returns whether a passkey signs in: a user of the issuer must still be an operator by the settings. */
-export const isUsable = (app: Pick<UiApp, 'codeFlow'>, { removedAt, rule }: Passkey): boolean =>
-  removedAt === null && isRuleInForce(app, rule);
 
 /** Asks before a passkey is removed. */
 export function confirmRemove(visit: Visit): Page {

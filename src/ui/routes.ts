@@ -164,15 +164,16 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
   const challenges = createChallenges();
   for (const asset of Object.values(assets)) hono.get(asset.path, (c) => sendAsset(c, asset));
   for (const [method, path, arrive] of ARRIVALS) hono.on(method, path, arriving(app, challenges, arrive));
-  for (const [path, isEverywhere] of [
-    ['/sign-out', false],
-    ['/sign-out/everywhere', true],
+  for (const [path, which] of [
+    ['/sign-out', 'this'],
+    ['/sign-out/everywhere', 'everywhere'],
+    ['/sign-out/operators', 'operators'],
   ] as const)
     hono.post(
       path,
       handle(app, async (c, address) => {
         const viewer = signedIn(app, c.env.incoming, address)?.viewer;
-        return viewer ? go(c, await signOut(app, address, viewer, isEverywhere)) : go(c, { to: '/sign-in' });
+        return viewer ? go(c, await signOut(app, address, viewer, which)) : go(c, { to: '/sign-in' });
       }),
     );
   hono.get(

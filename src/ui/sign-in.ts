@@ -3,7 +3,7 @@ import { type BrowserSessionOrder, findBrowserSession, mintBrowserToken } from '
 import type { Challenges } from '../access/challenges.ts';
 import type { SignedIn, SignInAttempt } from '../access/code-flow.ts';
 import { findKeyByToken } from '../access/keys.ts';
-import { findPasskey, handleOf, isCopy, type Passkey, passkeysAt } from '../access/passkeys.ts';
+import { findPasskey, handleOf, isCopy, isUsable, type Passkey, passkeysAt } from '../access/passkeys.ts';
 import { hashToken, kindOfToken } from '../access/token.ts';
 import * as writes from '../access/writes.ts';
 import { Refusal } from '../base/refusal.ts';
@@ -13,9 +13,9 @@ import { ATTEMPT, cookie, cookieOf, type PageAddress, SESSION } from './guard.ts
 import { html } from './html.ts';
 import { assets, type Page } from './layout.ts';
 import { buttonLink, card, form } from './parts.ts';
-import { askedFor, askedNoMore, askFor, isUsable, whyNone } from './passkeys.ts';
+import { askedFor, askedNoMore, askFor, whyNone } from './passkeys.ts';
 import { sessionOf } from './viewer.ts';
-import type { UiApp, Viewer } from './visit.ts';
+import { operatorOnly, type UiApp, type Viewer } from './visit.ts';
 
 /** A request of a visitor who is not signed in yet. */
 export type Arrival = {
@@ -46,7 +46,7 @@ export function signInPage({ app, address, query }: Arrival, fault?: string): Pa
     app.codeFlow && html`<p>${buttonLink('/sign-in/issuer', 'Sign in with your identity provider', 'primary')}</p>`;
   const usable = whyNone(app, address) ? [] : passkeysAt(app.ledger.read, address.origin);
   const byPasskey =
-    usable.some((it) => isUsable(app, it)) &&
+    usable.length > 0 &&
     form({
       action: '/sign-in/passkey',
       passkey: '/sign-in/passkey/options',
@@ -147,12 +147,12 @@ export async function signInByPasskey(arrival: Arrival): Promise<Go> {
       'This passkey has counted fewer uses than it had before: it may be a copy. Sign in by a link instead.',
     );
   }
-  app.limits.account.take(`operator ${passkey.subject ?? ''}`);
+  app.limits.account.take('operator ');
   const token = mintBrowserToken();
   const earlierId = sessionOf(app, incoming, address)?.id;
   const use = { passkeyId: passkey.id, useCount, tokenHash: hashToken(token), earlierId, now: app.clock.now() };
   await app.ledger.write(writes.openByPasskey, use);
-  app.events.operatorSignedIn('passkey', passkey.subject, passkey.id);
+  app.events.operatorSignedIn('passkey', null, passkey.id);
   return {
     to: ownPath(form.get('next')),
     cookies: [cookie(address, SESSION, token, COOKIE_SECONDS), askedNoMore(address)],
@@ -167,10 +167,10 @@ async function verified(arrival: Arrival): Promise<{ passkey: Passkey; useCount:
     const expected = askedFor(arrival, PASSKEY_PURPOSE);
     const answer = readAnswer(form.get('credential') ?? '');
     const passkey = findPasskey(app.ledger.read, Buffer.from(answer.id, 'base64url'));
-    if (!passkey || passkey.origin !== address.origin || !isUsable(app, passkey))
+    if (!passkey || passkey.origin !== address.origin || !isUsable(passkey))
       throw new Refusal('invalid_request', 'This passkey is not known here, or was removed.');
     const { installationId } = installationOf(app.ledger.read);
-    const handle = handleOf(installationId, passkey);
+    const handle = handleOf(installationId);
     const useCount = await checkAnswer(answer, expected, { publicKey: passkey.publicKey, handle });
     return { passkey, useCount };
   } catch (error) {
@@ -229,12 +229,23 @@ function orderOf({ app }: Arrival, signedIn: SignedIn): Omit<BrowserSessionOrder
   return { kind: 'operator', subject, rule: app.codeFlow?.rule ?? null };
 }
 
-/** Ends the session of this browser, or with `everywhere` all of the same person. */
-export async function signOut(app: UiApp, address: PageAddress, viewer: Viewer, isEverywhere: boolean): Promise<Go> {
+/**
+ * Ends the session of this browser, `everywhere` all of the same account or that the same operator opened in the same way, or
+ * those of all `operators`. Throws `not_found` unless one of them asks for that.
+ */
+export async function signOut(
+  app: UiApp,
+  address: PageAddress,
+  viewer: Viewer,
+  which: 'this' | 'everywhere' | 'operators',
+): Promise<Go> {
   const { write } = app.ledger;
-  if (isEverywhere)
-    await write(writes.endBrowserSessionsOf, { accountId: viewer.kind === 'account' ? viewer.accountId : null });
-  else await write(writes.endBrowserSession, { id: viewer.sessionId });
-  const done = isEverywhere ? 'signed-out-everywhere' : 'signed-out';
+  if (which === 'operators') {
+    operatorOnly({ viewer });
+    await write(writes.endBrowserSessionsOf, { accountId: null });
+  } else if (which === 'this') await write(writes.endBrowserSession, { id: viewer.sessionId });
+  else if (viewer.kind === 'account') await write(writes.endBrowserSessionsOf, { accountId: viewer.accountId });
+  else await write(writes.endOperatorSessionsOf, { passkeyId: viewer.passkeyId, subject: viewer.subject });
+  const done = which === 'this' ? 'signed-out' : 'signed-out-everywhere';
   return { to: `/sign-in?done=${done}`, cookies: [cookie(address, SESSION, '', 0)] };
 }

@@ -19,9 +19,10 @@ export function sessionOf(app: UiApp, incoming: IncomingMessage, address: PageAd
  * is no longer configured, or the rule that made its user an operator has changed.
  */
 export function viewerOf(app: UiApp, session: BrowserSession): Viewer | undefined {
-  const { id: sessionId, accountId, keyId, subject, rule } = session;
+  const { id: sessionId, accountId, keyId, passkeyId, subject, rule } = session;
   if (accountId === null) {
-    return isRuleInForce(app, rule) ? { kind: 'operator', sessionId, subject, rule } : undefined;
+    const isInForce = rule === null || app.codeFlow?.rule?.equals(rule) === true;
+    return isInForce ? { kind: 'operator', sessionId, passkeyId, subject } : undefined;
   }
   if (keyId === null) {
     const principal = { kind: 'session', accountId } as const;
@@ -31,10 +32,6 @@ export function viewerOf(app: UiApp, session: BrowserSession): Viewer | undefine
   if (!key || key.revokedAt !== null) return undefined;
   return { kind: 'account', sessionId, accountId, principal: { kind: key.kind, keyId, accountId } };
 }
-
-/** Returns whether the settings still make the issuer's users operators by this rule; those by a link have none. */
-export const isRuleInForce = ({ codeFlow }: Pick<UiApp, 'codeFlow'>, rule: Buffer | null): boolean =>
-  rule === null || codeFlow?.rule?.equals(rule) === true;
 
 /** Records that a session was used, at intervals. A failed write does not fail the page. */
 export async function noteUse(app: UiApp, session: BrowserSession): Promise<void> {

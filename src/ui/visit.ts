@@ -1,5 +1,5 @@
 import type { IncomingMessage } from 'node:http';
-import type { BrowserSession } from '../access/browser-sessions.ts';
+import type { Operator } from '../access/browser-sessions.ts';
 import type { Challenges } from '../access/challenges.ts';
 import type { CodeFlow } from '../access/code-flow.ts';
 import { type AccountPrincipal, admit, type Principal } from '../access/principal.ts';
@@ -30,7 +30,7 @@ export type CsvFile = { name: string; csv: string };
 
 /** The viewer of the page. */
 export type Viewer =
-  | ({ kind: 'operator'; sessionId: string } & Pick<BrowserSession, 'subject' | 'rule'>)
+  | ({ kind: 'operator'; sessionId: string } & Operator)
   | { kind: 'account'; sessionId: string; accountId: string; principal: AccountPrincipal };
 
 /** A request of a signed-in viewer for a page. */
@@ -119,7 +119,7 @@ export const isPerson = ({ viewer }: Visit): boolean =>
   viewer.kind === 'account' && viewer.principal.kind !== 'account';
 
 /** Throws `not_found` unless the viewer is the operator. */
-export function operatorOnly({ viewer }: Visit): void {
+export function operatorOnly({ viewer }: Pick<Visit, 'viewer'>): void {
   if (viewer.kind !== 'operator') throw new Refusal('not_found', 'There is no such page.');
 }
 

@@ -66,7 +66,7 @@ export async function openStory(t: TestContext): Promise<{ killed: string; close
   await payAndDispute(purser.app.ledger, other.id, purser.app.clock.now());
   const session = { kind: 'operator' as const, tokenHash: randomBytes(32) };
   const now = purser.app.clock.now();
-  const order = { name: 'laptop', origin: 'http://localhost:7420', subject: 'alice', rule: randomBytes(32) };
+  const order = { name: 'laptop', origin: 'http://localhost:7420' };
   const credential = { credentialId: randomBytes(32), publicKey: randomBytes(91), useCount: 3 };
   const passkey = await purser.app.ledger.write(addPasskey, { order: { ...order, ...credential }, now });
   await purser.app.ledger.write(removePasskey, { id: passkey.id, now });

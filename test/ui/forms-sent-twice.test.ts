@@ -84,7 +84,7 @@ test('a form that is sent again after a minute does nothing, and shows no secret
   t.mock.timers.enable({ apis: ['setTimeout'] });
   const once = createOnce();
   const form = new URLSearchParams({ key: once.newKey(), name: 'ci' });
-  const visit = { viewer: { kind: 'operator', sessionId: 's', subject: null, rule: null }, form } as const;
+  const visit = { viewer: { kind: 'operator', sessionId: 's', passkeyId: null, subject: null }, form } as const;
   const make = async () => 'secret';
   return once.run(visit, make).then(async (first) => {
     assert.equal(first, 'secret');

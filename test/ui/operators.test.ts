@@ -5,7 +5,9 @@ import test, { type TestContext } from 'node:test';
 import { parse, stringify } from 'yaml';
 import { AUDIENCE, type FakeIssuer, newKey, openIssuer } from '../access/issuer.ts';
 import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
-import { asOperator, type Browser, openBrowser } from './sample.ts';
+import { openAuthenticator } from './authenticator.ts';
+import { at, byLink, here, make, signIn as signInByPasskey } from './passkeys-shared.ts';
+import { asAccount, asOperator, type Browser, openBrowser } from './sample.ts';
 
 const CLIENT = 'purser-page';
 const OPERATORS = { claim: 'groups', value: 'purser-admins' };
@@ -48,6 +50,7 @@ async function whoIs(browser: Browser): Promise<'operator' | 'account' | 'nobody
   return html.includes('<span>Operator</span>') ? 'operator' : 'account';
 }
 
+const settingsOf = async (browser: Browser) => (await browser.get('/settings')).html;
 const accountsOf = async (purser: TestServer) => (await purser.run('account.list', {})).accounts.length;
 
 const CLAIMS: [what: string, claims: object, who: 'operator' | 'account', operators?: object][] = [
@@ -207,6 +210,63 @@ test('a user has at most twenty sessions as an operator, and those of others and
     assert.equal(await signIn(issuer, openBrowser(purser), idToken(issuer, { groups, sub: 'alice' })), 303);
   }
   assert.deepEqual(await Promise.all([alice, bob, byLink].map(whoIs)), ['nobody', 'operator', 'operator']);
+});
+
+test('an operator whom the issuer names makes no passkey: it would sign in without asking the issuer', async (t) => {
+  const { purser, issuer } = await open(t);
+  const browser = at(purser);
+  await signIn(issuer, browser, idToken(issuer, { groups: OPERATORS.value, sub: 'alice' }));
+  const { html } = await browser.get('/settings');
+  assert.match(html, /Your identity provider signs you in/);
+  assert.doesNotMatch(html, /data-passkey/);
+  const link = await byLink(purser);
+  const options = JSON.parse((await link.post('/settings/passkeys/options')).html);
+  assert.equal((await browser.post('/settings/passkeys/options')).status, 409);
+  browser.cookies.set('purser-passkey', link.cookies.get('purser-passkey') as string);
+  const credential = openAuthenticator(here(purser)).make(options);
+  assert.equal((await browser.post('/settings/passkeys', { name: 'hers', credential })).status, 409);
+  assert.deepEqual((await purser.run('passkey.list', {})).passkeys, []);
+});
+
+test('“everywhere” ends the sessions that were opened in the same way, and another button those of all operators', async (t) => {
+  const { purser, issuer } = await open(t);
+  const groups = OPERATORS.value;
+  const [linked, account] = [await byLink(purser), await asAccount(purser)];
+  const [laptop, telephone] = [openAuthenticator(here(purser)), openAuthenticator(here(purser))];
+  await make(linked, laptop);
+  await make(linked, telephone);
+  const pairOf = async (start: (browser: Browser) => Promise<unknown>) => {
+    const browsers = [at(purser), at(purser)] as const;
+    for (const it of browsers) await start(it);
+    return browsers;
+  };
+  const byLaptop = await pairOf((it) => signInByPasskey(it, laptop));
+  const byTelephone = await pairOf((it) => signInByPasskey(it, telephone));
+  const alice = await pairOf((it) => signIn(issuer, it, idToken(issuer, { groups, sub: 'alice' })));
+  const bob = await pairOf((it) => signIn(issuer, it, idToken(issuer, { groups, sub: 'bob' })));
+  const unused = await purser.run('ui.link', {});
+  const all = [linked, ...byLaptop, ...byTelephone, ...alice, ...bob];
+  const tell = async () => (await Promise.all(all.map(whoIs))).map((it) => Number(it === 'operator')).join('');
+
+  assert.match(await settingsOf(byLaptop[0]), /Ends the sessions that this passkey opened/);
+  assert.match(await settingsOf(alice[0]), /Ends the sessions of alice by the identity provider/);
+  assert.match(await settingsOf(linked), /Ends the sessions that links opened, this one included, and unused links/);
+  await byLaptop[0].post('/sign-out/everywhere');
+  assert.equal(await tell(), '100111111');
+  await alice[1].post('/sign-out/everywhere');
+  assert.equal(await tell(), '100110011');
+  const another = await byLink(purser);
+  await linked.post('/sign-out/everywhere');
+  assert.equal(await tell(), '000110011');
+  assert.equal(await whoIs(another), 'nobody');
+  assert.equal((await at(purser).get(new URL(unused.url).pathname)).status, 401, 'unused links are over, too');
+  const later = await purser.run('ui.link', {});
+  assert.equal((await account.post('/sign-out/operators')).status, 404);
+  assert.equal(await tell(), '000110011');
+  await bob[0].post('/sign-out/operators');
+  assert.equal(await tell(), '000000000');
+  assert.equal((await at(purser).get(new URL(later.url).pathname)).status, 401);
+  assert.equal(await whoIs(account), 'account');
 });
 
 for (const [what, change] of [

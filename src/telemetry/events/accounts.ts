@@ -18,11 +18,11 @@ export const accountEvents = ({ log }: Sinks) => ({
   operatorSignedIn(by: 'issuer' | 'passkey', subject: string | null, passkey?: string) {
     log.info({ event: 'operator.signed_in', by, subject, passkey }, 'an operator signed in to the page');
   },
-  passkeyAdded({ id, name, origin, subject }: Passkey) {
-    log.info({ event: 'passkey.added', passkey: id, name, origin, subject }, 'an operator made a passkey');
+  passkeyAdded({ id, name, origin }: Passkey) {
+    log.info({ event: 'passkey.added', passkey: id, name, origin }, 'an operator made a passkey');
   },
-  passkeyRemoved({ id, name, origin, subject }: Passkey) {
-    log.info({ event: 'passkey.removed', passkey: id, name, origin, subject }, 'a passkey was removed');
+  passkeyRemoved({ id, name, origin }: Passkey) {
+    log.info({ event: 'passkey.removed', passkey: id, name, origin }, 'a passkey was removed');
   },
   passkeyCopied({ id, name, useCount }: Passkey, shown: number) {
     log.warn(

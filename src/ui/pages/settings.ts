@@ -41,9 +41,18 @@ export async function settingsPage(visit: Visit): Promise<Page> {
     </div>
     ${passkeyCard(visit)}
     ${await operatorKeyCard(visit)}
-    ${card('Sessions of operators', html`${sessionTable(visit)}<p>Ends every session of the operator, this one included, and unused links.</p>${form({ action: '/sign-out/everywhere', submit: 'Sign out everywhere' })}`)}
+    ${card('Sessions of operators', html`${sessionTable(visit)}<p>${ownSessions(visit)}</p>${form({ action: '/sign-out/everywhere', submit: 'Sign out everywhere' })}<p>Ends the sessions of all operators, this one included, and unused links.</p>${form({ action: '/sign-out/operators', submit: 'Sign out all operators', tone: 'danger' })}`)}
     ${card('Settings in force', html`<pre>${outside(parts.settings())}</pre>${app.reload !== undefined && form({ action: '/settings/reload', submit: 'Read purser.yaml again' })}`, 'without secrets')}`;
   return { title: 'Settings', body, section: '/settings' };
+}
+
+/** Says which sessions *Sign out everywhere* ends. */
+function ownSessions({ viewer }: Visit): HtmlValue {
+  if (viewer.kind !== 'operator') throw new Error('the page is the operator’s');
+  if (viewer.subject !== null)
+    return html`Ends the sessions of ${outside(viewer.subject)} by the identity provider, this one included.`;
+  if (viewer.passkeyId !== null) return 'Ends the sessions that this passkey opened, this one included.';
+  return 'Ends the sessions that links opened, this one included, and unused links.';
 }
 
 /** Shows which browsers are signed in as an operator, and how they came in: this one first. */
