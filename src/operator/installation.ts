@@ -21,7 +21,7 @@ export const installation = {
     if (!app.reload) throw new Refusal('read_only', 'This process does not serve: there is nothing to reload.');
     return app.reload();
   }),
-  /** Makes a backup in the directory of the settings, as those that are planned. */
+  /** Makes a backup in the directory of the settings, apart from those that are planned. */
   'backup.now': command(NOTHING, async (app) => {
     if (!app.backUpNow) throw new Refusal('read_only', 'This process does not serve: run `purser backup FILE`.');
     return { file: await app.backUpNow() };

@@ -1,5 +1,5 @@
 import { execFile } from 'node:child_process';
-import { readdirSync, rmSync } from 'node:fs';
+import { existsSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import sea from 'node:sea';
 import { fileURLToPath } from 'node:url';
@@ -38,8 +38,8 @@ type Backups = {
   /** Ends a backup that is being made. */
   stop(): Promise<void>;
   /**
-   * Makes a backup whether one is due or not, or waits for the one that is being made, and returns its file. Throws `conflict`
-   * with the reason why there is none.
+   * Makes a backup whether one is due or not, after one that is being made, and returns its file. It is none of the planned ones:
+   * it makes none of them superfluous, and is never removed. Throws `conflict` with the reason why there is none.
    */
   makeNow(): Promise<string>;
   /** Makes a backup if one is due and none is being made, and removes those beyond `keep`. Never throws. */
@@ -47,16 +47,33 @@ type Backups = {
 };
 
 const nameOf = (installationId: string) =>
-  new RegExp(`^purser-${installationId}-(\\d{4})(\\d\\d)(\\d\\d)T(\\d\\d)(\\d\\d)(\\d\\d)Z\\.db(\\.part.*)?$`);
+  new RegExp(
+    `^purser-${installationId}-(\\d{4})(\\d\\d)(\\d\\d)T(\\d\\d)(\\d\\d)(\\d\\d)Z(-manual(-\\d+)?)?\\.db(\\.part.*)?$`,
+  );
+/** The end of the names of the planned ones. Those that an operator asked for have another. */
+const PLANNED = /Z\.db$/;
+
+const pathOf = (directory: string, installationId: string, now: number, ending = '') => {
+  const time = new Date(now * 1000).toISOString().replace(/[-:]|\.\d+/g, '');
+  return join(directory, `purser-${installationId}-${time}${ending}.db`);
+};
+
+/** Returns a path for a backup that an operator asked for; several of the same second are numbered. */
+function manualPath(directory: string, installationId: string, now: number): string {
+  for (let count = 1; ; count++) {
+    const file = pathOf(directory, installationId, now, count === 1 ? '-manual' : `-manual-${count}`);
+    if (!existsSync(file)) return file;
+  }
+}
 
 /**
- * Returns the finished backups of an installation by the times in their names, the oldest first; before them those with a time in
+ * Returns the finished planned backups of an installation by the times in their names, the oldest first; before them those with a time in
  * the future, because the clock went back: their age is unknown. Throws when the directory cannot be read.
  */
 function backupsIn(directory: string, installationId: string, now: number): { file: string; at: number }[] {
   const name = nameOf(installationId);
   const all = readdirSync(directory)
-    .filter((it) => name.test(it) && it.endsWith('.db'))
+    .filter((it) => name.test(it) && PLANNED.test(it))
     .sort()
     .map((file) => {
       const [, year, month, day, hour, minute, second] = name.exec(file) ?? [];
@@ -66,7 +83,7 @@ function backupsIn(directory: string, installationId: string, now: number): { fi
 }
 
 /**
- * Returns the Unix seconds of the newest backup of an installation without a time in the future. Throws when the directory cannot
+ * Returns the Unix seconds of the newest planned backup of an installation without a time in the future. Throws when the directory cannot
  * be read.
  */
 export function newestBackup(directory: string, installationId: string, now: number): number | undefined {
@@ -108,16 +125,25 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     }
   }
 
-  function begin(backup: NonNullable<Config['backup']>, now: number): Promise<Outcome> {
-    running = backUp(backup, now).finally(() => {
+  function begin(making: Promise<Outcome>): Promise<Outcome> {
+    running = making.finally(() => {
       running = undefined;
     });
     return running;
   }
+  async function backUpByHand(directory: string, now: number): Promise<Outcome> {
+    try {
+      const file = manualPath(directory, app.installationId, now);
+      await make(file, ending.signal);
+      app.events.backupMade(file, []);
+      return { file };
+    } catch (error) {
+      return { error: error as Error };
+    }
+  }
   async function backUp({ directory, keep }: NonNullable<Config['backup']>, now: number): Promise<Outcome> {
     try {
-      const time = new Date(now * 1000).toISOString().replace(/[-:]|\.\d+/g, '');
-      const file = join(directory, `purser-${app.installationId}-${time}.db`);
+      const file = pathOf(directory, app.installationId, now);
       await make(file, ending.signal);
       newest = { directory, at: now };
       const removed = reportOnlyOf(app.ledger.read) ? [] : removeOutdated(directory, keep, app.installationId, now);
@@ -141,18 +167,20 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     const isDue = madeAt === undefined || now >= madeAt + backup.every;
     const isTried = failedAt !== undefined && now < failedAt + Math.min(RETRY_SECONDS, backup.every);
     if (!isDue || isTried) return;
-    await begin(backup, now);
+    await begin(backUp(backup, now));
   }
 
   return {
     async makeNow() {
+      while (running) await running;
       const { backup } = app.config;
+      if (ending.signal.aborted) throw new Refusal('conflict', 'No backup was made: the server is stopping.');
       if (!backup)
         throw new Refusal(
           'conflict',
           'No directory for backups is set: set `backup` in purser.yaml, or run `purser backup FILE`.',
         );
-      const made = await (running ?? begin(backup, app.clock.now()));
+      const made = await begin(backUpByHand(backup.directory, app.clock.now()));
       if ('file' in made) return made.file;
       throw new Refusal('conflict', `No backup was made: ${made.error.message}`, { cause: made.error });
     },

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import { cpSync, existsSync, mkdirSync, readdirSync, renameSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import test from 'node:test';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { followFaults } from '../../src/base/fault.ts';
@@ -53,6 +53,45 @@ test('backups are made when they are due, over restarts, and only those of this 
   assert(!names.includes(first) && !names.includes(left));
   assert.equal(names.length, 5);
   assert.deepEqual(purser.problems(), []);
+});
+
+test('a backup that is asked for is made apart from the planned ones: it postpones none and pushes none out', async (t) => {
+  const directory = temporaryDirectory(t);
+  const purser = await openTestServer(t);
+  const config = { backup: { every: DAY, keep: 2, directory } };
+  const events = { ...purser.app.events, gauge() {} };
+  const going: string[] = [];
+  let together = 0;
+  const make = async (file: string) => {
+    together = Math.max(together, going.push(file));
+    await backUp(purser.directory, file, '1.2.3', purser.clock.wall() / 1000);
+    going.pop();
+  };
+  const backups = createBackups({ ...purser.app, config, events }, make);
+  const [, ...asked] = await Promise.all([backups.runOnce(), backups.makeNow(), backups.makeNow(), backups.makeNow()]);
+  assert.equal(together, 1, 'one at a time');
+  const names = () => readdirSync(directory).sort();
+  const [first, ...manual] = names().toSorted((a, b) => a.length - b.length) as [string, ...string[]];
+  assert.deepEqual(asked.map((it) => basename(it)).sort(), manual.toSorted());
+  assert.deepEqual(
+    manual.map((it) => it.slice(first.length - 3)),
+    ['-manual.db', '-manual-2.db', '-manual-3.db'],
+  );
+  purser.clock.advance(DAY - 1);
+  await backups.makeNow();
+  await backups.runOnce();
+  assert.equal(names().length, 5, 'no planned one is due yet');
+  const killed = join(directory, `${manual[0]?.replace('.db', '-9.db')}.part`);
+  writeFileSync(killed, '');
+  for (let day = 0; day < 2; day++) {
+    purser.clock.advance(day === 0 ? 1 : DAY);
+    await backups.runOnce();
+  }
+  assert.equal(names().filter((it) => it.includes('-manual')).length, 4, 'each stays, and what was not finished goes');
+  assert.deepEqual([names().includes(first), names().length, existsSync(killed)], [false, 6, false]);
+  await backups.stop();
+  await assert.rejects(backups.makeNow(), /the server is stopping/);
+  assert.equal(names().length, 6);
 });
 
 test('a server that only reports removes no backup: another one of its installation may have made it', async (t) => {
