@@ -14,7 +14,7 @@ import { createKeptAnswers } from '../chat/kept-answers.ts';
 import { recallBounds } from '../chat/learn.ts';
 import { createRetries } from '../chat/retry.ts';
 import { createActivity } from '../compute/activity.ts';
-import { tagPrefix } from '../compute/backend.ts';
+import { type CheckFinding, tagPrefix } from '../compute/backend.ts';
 import { openSlots } from '../compute/open.ts';
 import type { LocalCompute } from '../compute/settings.ts';
 import type { ConfiguredBackend } from '../compute/slots.ts';
@@ -101,6 +101,8 @@ export type App = HttpApp &
     reload?: Reload;
     /** Makes a backup at once and returns its file. Set only in a server whose books can be written. */
     backUpNow?: () => Promise<string>;
+    /** Examines the installation as `purser doctor` does. Set only in a server. */
+    runDoctor?: () => Promise<CheckFinding[]>;
     /** Set only in a server that speaks TLS. */
     certificateWatch?: CertificateWatch;
     /** Cap on open connections of clients. */

@@ -11,6 +11,7 @@ import { collectWhenIdle } from '../base/idle-memory.ts';
 import { REFUSALS, Refusal } from '../base/refusal.ts';
 import { certificateOf } from '../config/certificate.ts';
 import { type Config, printedText } from '../config/config.ts';
+import { createDoctor } from '../doctor/run.ts';
 import { files } from '../files/data-directory.ts';
 import { limitConnections } from '../http/connection-limit.ts';
 import { followConnections } from '../http/connections.ts';
@@ -122,6 +123,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
       hostKey: `${type} ${blob}`,
     };
   }
+  app.runDoctor = createDoctor(config);
   if (options.reread) app.reload = createReload(app, options.reread);
   socket = await listenSocket(app, files(config.dataDirectory).socket);
   if (config.metrics) {

@@ -1,7 +1,6 @@
 import { setPriority } from 'node:os';
-import sea from 'node:sea';
-import { fileURLToPath } from 'node:url';
 import type { ServerHealth } from '../base/health.ts';
+import { ownArguments } from '../files/own-command.ts';
 import { startProgram } from '../files/programs.ts';
 import { newFault } from '../ledger/audit.ts';
 import { currentEpoch, lowerAcceptedFaults } from '../ledger/installation.ts';
@@ -88,8 +87,7 @@ export function watchBooks(
  * Returns the verdict of `purser ledger verify` on this data directory. Its environment is empty: it needs no secrets.
  */
 function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verification> {
-  const self = sea.isSea() ? [] : [fileURLToPath(new URL('../../cli/main.ts', import.meta.url))];
-  const child = startProgram(process.execPath, [...self, '--data', directory, '--json', 'ledger', 'verify'], {
+  const child = startProgram(process.execPath, ownArguments(['--data', directory, '--json', 'ledger', 'verify']), {
     env: {},
     stdio: ['ignore', 'pipe', 'pipe'],
     signal: AbortSignal.any([signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]),

@@ -1,14 +1,12 @@
-import { execFile } from 'node:child_process';
 import { existsSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
-import sea from 'node:sea';
-import { fileURLToPath } from 'node:url';
 import type { Clock } from '../base/clock.ts';
 import { contained } from '../base/fault.ts';
 import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Config } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
+import { runOwn } from '../files/own-command.ts';
 import { reportOnlyOf } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import type { Events } from '../telemetry/events.ts';
@@ -228,16 +226,11 @@ function removeOutdated(directory: string, keep: number, installationId: string,
 
 /** Makes backups with `purser backup` in a process of its own, because a copy blocks the thread that makes it. */
 export function runBackup(dataDirectory: string): MakeBackup {
-  const own = sea.isSea() ? [] : [fileURLToPath(new URL('../../cli/main.ts', import.meta.url))];
-  return (file, signal) =>
-    new Promise((resolve, reject) => {
-      const args = [...own, '--data', dataDirectory, '--json', 'backup', file];
-      const options = { env: {}, signal, maxBuffer: OUTPUT_BYTES_MAX };
-      execFile(process.execPath, args, options, (error, stdout) => {
-        if (error) reject(new Error(messageIn(stdout) ?? error.message, { cause: error }));
-        else resolve();
-      });
-    });
+  return async (file, signal) => {
+    const args = ['--data', dataDirectory, '--json', 'backup', file];
+    const { error, stdout } = await runOwn(args, { env: {}, signal, maxBuffer: OUTPUT_BYTES_MAX });
+    if (error) throw new Error(messageIn(stdout) ?? error.message, { cause: error });
+  };
 }
 
 function messageIn(stdout: string): string | undefined {

@@ -13,6 +13,7 @@ import { assets, documentOf, type Page, type PageTimes } from './layout.ts';
 import { openLive } from './live.ts';
 import { createOnce } from './once.ts';
 import * as accounts from './pages/accounts.ts';
+import { doctorPage } from './pages/doctor.ts';
 import { eventsPage, resendEvent, testEvents } from './pages/events.ts';
 import { homePage, topUp } from './pages/home.ts';
 import { journalPage, verifyJournal } from './pages/journal.ts';
@@ -128,6 +129,7 @@ const ROUTES: readonly PageRoute[] = [
   ['GET', '/settings', operator(settings.settingsPage)],
   ['POST', '/settings/backup', operator(settings.backUp)],
   ['POST', '/settings/reload', operator(settings.reload)],
+  ['POST', '/settings/doctor', operator(doctorPage)],
   ['POST', '/settings/operator-keys', operator(operatorKeys.create)],
   ['GET', '/settings/operator-keys/:key/revoke', operator(operatorKeys.confirmRevoke)],
   ['POST', '/settings/operator-keys/:key/revoke', operator(operatorKeys.revoke)],

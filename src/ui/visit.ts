@@ -6,6 +6,7 @@ import { type AccountPrincipal, admit, type Principal } from '../access/principa
 import { newId } from '../base/id.ts';
 import { Refusal } from '../base/refusal.ts';
 import { visible } from '../base/visible.ts';
+import type { CheckFinding } from '../compute/backend.ts';
 import type { Config } from '../config/config.ts';
 import { type Endpoint, type HttpApp, invoke } from '../http/endpoint.ts';
 import { findWallet, type Wallet, walletOf } from '../ledger/wallet.ts';
@@ -20,6 +21,7 @@ export type UiApp = HttpApp &
   OperatorApp & {
     config: Config;
     codeFlow: CodeFlow | undefined;
+    runDoctor?: () => Promise<CheckFinding[]>;
   };
 
 /** The parts of the page beside the App: the settings without secrets, the spending of the last hour, and the sent forms. */

@@ -1,8 +1,6 @@
-import { execFile } from 'node:child_process';
-import sea from 'node:sea';
-import { fileURLToPath } from 'node:url';
 import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
+import { runOwn } from '../../files/own-command.ts';
 import { headOf } from '../../ledger/head.ts';
 import { latestEntries } from '../../ledger/journal.ts';
 import { readVerdict, type Verification } from '../../ledger/verify.ts';
@@ -95,18 +93,14 @@ export async function verifyJournal(visit: Visit): Promise<Page> {
   return journalPage(visit, await verifying);
 }
 
-function verify(dataDirectory: string): Promise<Verification> {
-  const own = sea.isSea() ? [] : [fileURLToPath(new URL('../../../cli/main.ts', import.meta.url))];
-  const args = [...own, '--data', dataDirectory, '--json', 'ledger', 'verify'];
-  return new Promise((resolve, reject) => {
-    execFile(process.execPath, args, { env: {}, maxBuffer: OUTPUT_BYTES_MAX }, (_, stdout) => {
-      try {
-        const { error } = parseJson(stdout) as { error?: { message: string } };
-        if (error) throw new Refusal('read_only', error.message);
-        resolve(readVerdict(stdout));
-      } catch (error) {
-        reject(error instanceof Refusal ? error : new Error('`ledger verify` printed no verdict', { cause: error }));
-      }
-    });
-  });
+async function verify(dataDirectory: string): Promise<Verification> {
+  const args = ['--data', dataDirectory, '--json', 'ledger', 'verify'];
+  const { stdout } = await runOwn(args, { env: {}, maxBuffer: OUTPUT_BYTES_MAX });
+  try {
+    const { error } = parseJson(stdout) as { error?: { message: string } };
+    if (error) throw new Refusal('read_only', error.message);
+    return readVerdict(stdout);
+  } catch (error) {
+    throw error instanceof Refusal ? error : new Error('`ledger verify` printed no verdict', { cause: error });
+  }
 }

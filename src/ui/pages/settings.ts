@@ -9,6 +9,7 @@ import { passkeyCard } from '../passkeys.ts';
 import type { Go } from '../sign-in.ts';
 import { ago, when } from '../times.ts';
 import { run, type Visit } from '../visit.ts';
+import { doctorCard } from './doctor.ts';
 import { operatorKeyCard } from './operator-keys.ts';
 
 const GIB = 1024 ** 3;
@@ -39,6 +40,7 @@ export async function settingsPage(visit: Visit): Promise<Page> {
       ${card('Backups', html`${backupFacts(visit, status.backup)}${backup && form({ action: '/settings/backup', hidden: { key: parts.once.newKey() }, submit: 'Back up now' })}`)}
       ${card(isFrozen ? 'Everything is frozen' : 'Emergency', freezing)}
     </div>
+    ${doctorCard()}
     ${passkeyCard(visit)}
     ${await operatorKeyCard(visit)}
     ${card('Sessions of operators', html`${sessionTable(visit)}<p>${ownSessions(visit)}</p>${form({ action: '/sign-out/everywhere', submit: 'Sign out everywhere' })}<p>Ends the sessions of all operators, this one included, and unused links.</p>${form({ action: '/sign-out/operators', submit: 'Sign out all operators', tone: 'danger' })}`)}
