@@ -1,12 +1,12 @@
-import { existsSync, readFileSync, realpathSync, renameSync, statSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError } from 'commander';
 import { Refusal } from '../src/base/refusal.ts';
 import { checkSettings, dataDirectoryOf, settingsFile } from '../src/config/config.ts';
 import { ConfigurationFault } from '../src/config/fault.ts';
 import { type ImportedPrices, importPrices } from '../src/config/import-prices.ts';
 import { readPriceList } from '../src/config/price-list.ts';
+import { replaceSettings } from '../src/config/replace-settings.ts';
 import { files } from '../src/files/data-directory.ts';
-import { writeFresh } from '../src/files/durable-file.ts';
 import { askYesOrNo } from './confirm.ts';
 import { example, type Globals, output, readGiven } from './context.ts';
 import { say, show } from './report.ts';
@@ -62,7 +62,7 @@ async function importFile(path: string, options: ImportOptions, command: Command
   const { text, ...report } = imported;
   if (!globals.json) show(describe(imported));
   const written = imported.changes.length > 0 && (options.yes || (await isWanted(file, globals)));
-  if (written) replace(file, text);
+  if (written) replaceSettings(file, text);
   if (globals.json) return output(command, { file, ...report, written }, () => '');
   if (written) {
     const isServing = existsSync(files(dataDirectoryOf(globals)).socket);
@@ -98,12 +98,4 @@ function describe({ changes, unmatched, tiered }: ImportedPrices): string {
     ),
     ...tiered.map((id) => `${id}: the list has dearer rates for long prompts. Write them as tiers by hand.`),
   ].join('\n');
-}
-
-/** Replaces a file atomically. A link remains one, and owner and mode are kept. */
-function replace(path: string, text: string): void {
-  const file = realpathSync(path);
-  const { uid, gid, mode } = statSync(file);
-  const owner = process.getuid?.() === 0 ? { uid, gid } : {}; // Settings that the service may read, and not change.
-  renameSync(writeFresh(file, text, { mode: mode & 0o7777, ...owner }), file);
 }

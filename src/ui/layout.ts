@@ -72,6 +72,7 @@ const DONE: Record<string, string> = {
   'passkey-removed': 'The passkey was removed, and its sessions have ended.',
   'backed-up': 'A backup was made and verified.',
   reloaded: 'The settings were read again.',
+  imported: 'The prices are written, and in force.',
   'all-frozen': 'The installation is frozen: no new holds. Settlements, stops and reads go on.',
   'all-unfrozen': 'The installation takes new holds again.',
   'signed-out': 'You are signed out.',

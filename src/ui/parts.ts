@@ -134,7 +134,7 @@ export type Field =
   | {
       name: string;
       label: string;
-      type?: 'text' | 'password' | 'date';
+      type?: 'text' | 'password' | 'date' | 'file';
       value?: string;
       hint?: string;
       required?: boolean;
@@ -180,7 +180,8 @@ export function form(order: FormOrder): Html {
   const extra = Object.entries({ ...hidden, ...(passkey !== undefined && { credential: '' }) }).map(
     ([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`,
   );
-  return html`<form method="post" action="${action}" class="${isInline ? 'inline' : 'stack'}"${passkey !== undefined && html` data-passkey="${passkey}"`}>${extra}${fields.map(field)}<button class="${tone}"${passkey !== undefined && html` hidden`}>${submit}</button>${passkey !== undefined && html`<p class="hint" role="status">A passkey needs JavaScript.</p>`}</form>`;
+  const isUpload = fields.some((it) => 'type' in it && it.type === 'file');
+  return html`<form method="post" action="${action}"${isUpload && html` enctype="multipart/form-data"`} class="${isInline ? 'inline' : 'stack'}"${passkey !== undefined && html` data-passkey="${passkey}"`}>${extra}${fields.map(field)}<button class="${tone}"${passkey !== undefined && html` hidden`}>${submit}</button>${passkey !== undefined && html`<p class="hint" role="status">A passkey needs JavaScript.</p>`}</form>`;
 }
 
 /** Fields of a form that are folded until they are wanted; they are sent all the same. */

@@ -16,6 +16,7 @@ import * as accounts from './pages/accounts.ts';
 import { doctorPage } from './pages/doctor.ts';
 import { eventsPage, resendEvent, testEvents } from './pages/events.ts';
 import { homePage, topUp } from './pages/home.ts';
+import * as prices from './pages/import-prices.ts';
 import { journalPage, verifyJournal } from './pages/journal.ts';
 import * as keys from './pages/keys.ts';
 import * as leases from './pages/leases.ts';
@@ -31,6 +32,7 @@ import * as forms from './pages/wallet-forms.ts';
 import * as wallets from './pages/wallets.ts';
 import { address as addressWith } from './parts.ts';
 import * as passkeys from './passkeys.ts';
+import { createPreviews } from './previews.ts';
 import { createPulse } from './pulse.ts';
 import {
   type Arrival,
@@ -57,7 +59,7 @@ const ASSET_SECONDS = 365 * 86_400;
 /** What a page or a form answers: a page, a redirection, data for the page's script, or a file. */
 type Shown = Page | Go | Data | CsvFile;
 type Show = (visit: Visit) => Shown | Promise<Shown>;
-type PageRoute = readonly [method: 'GET' | 'POST', path: string, show: Show];
+type PageRoute = readonly [method: 'GET' | 'POST', path: string, show: Show, bytesMax?: number];
 
 /** Restricts a page to the operator. */
 const operator =
@@ -115,6 +117,9 @@ const ROUTES: readonly PageRoute[] = [
 
   ['GET', '/spend', spendPage],
   ['GET', '/models', modelsPage],
+  ['GET', '/models/import', operator(prices.importPage)],
+  ['POST', '/models/import', operator(prices.previewPage), prices.LIST_BYTES_MAX],
+  ['POST', '/models/import/write', operator(prices.write)],
 
   ['GET', '/keys', keys.listPage],
   ['POST', '/keys', keys.create],
@@ -162,7 +167,12 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
   const hono = new Hono<Env>();
   hono.onError(onError(app, loggedPath));
   hono.notFound(refusing(app, () => new Refusal('not_found', 'There is no such path.')));
-  const parts: UiParts = { settings: printSettings, pulse: createPulse(app.ledger.read), once: createOnce() };
+  const parts: UiParts = {
+    settings: printSettings,
+    pulse: createPulse(app.ledger.read),
+    once: createOnce(),
+    previews: createPreviews(),
+  };
   const challenges = createChallenges();
   for (const asset of Object.values(assets)) hono.get(asset.path, (c) => sendAsset(c, asset));
   for (const [method, path, arrive] of ARRIVALS) hono.on(method, path, arriving(app, challenges, arrive));
@@ -189,7 +199,8 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
       return openLive(visit, c, () => signedIn(app, c.env.incoming, address) !== undefined);
     }),
   );
-  for (const [method, path, show] of ROUTES) hono.on(method, path, visiting(app, parts, challenges, show));
+  for (const [method, path, show, bytesMax] of ROUTES)
+    hono.on(method, path, visiting(app, parts, challenges, show, bytesMax));
   for (const [path, known] of Map.groupBy(hono.routes, (it) => it.path)) {
     const refuse = refusing(app, () => new Refusal('method_not_allowed'));
     hono.all(path, (c) => {
@@ -263,13 +274,20 @@ function arriving(app: UiApp, challenges: Challenges, arrive: Arrive): PageHandl
   });
 }
 
-function visiting(app: UiApp, parts: UiParts, challenges: Challenges, show: Show): PageHandler {
+function visiting(
+  app: UiApp,
+  parts: UiParts,
+  challenges: Challenges,
+  show: Show,
+  bytesMax = FORM_BYTES_MAX,
+): PageHandler {
   return handle(app, async (c, address) => {
     const signed = signedIn(app, c.env.incoming, address);
     if (!signed) return turnAway(c, address);
     admitViewer(app, c, signed.viewer);
     await noteUse(app, signed.session);
-    const form = await formOf(app, c);
+    // Only an operator may send much: others are told at once that there is no such page.
+    const form = await formOf(app, c, signed.viewer.kind === 'operator' ? bytesMax : FORM_BYTES_MAX);
     // A form may arrive slowly: a session that has ended by then must not complete its request.
     const viewer = signedIn(app, c.env.incoming, address)?.viewer;
     if (!viewer) return turnAway(c, address);
@@ -342,14 +360,30 @@ function admitViewer(app: UiApp, c: Context<Env>, viewer: Viewer): void {
 
 const queryOf = (c: Context<Env>) => new URLSearchParams(new URL(c.req.url).search);
 
-async function formOf(app: UiApp, c: Context<Env>): Promise<URLSearchParams> {
+async function formOf(app: UiApp, c: Context<Env>, bytesMax = FORM_BYTES_MAX): Promise<URLSearchParams> {
   if (c.req.method !== 'POST') return new URLSearchParams();
   const share = app.memory.open(callerNetwork(app, c.env.incoming));
   try {
-    return new URLSearchParams((await readBody(c.env.incoming, FORM_BYTES_MAX, share)).toString());
+    const body = await readBody(c.env.incoming, bytesMax, share);
+    const type = c.req.header('content-type') ?? '';
+    if (!/^multipart\/form-data\b/i.test(type)) return new URLSearchParams(body.toString());
+    share.take(2 * body.length); // Its parts, and their texts.
+    return await partsOf(body, type);
   } finally {
     share.close();
   }
+}
+
+/** Returns the fields of a form with files, each file as its text. Throws `invalid_request` for one that cannot be read. */
+async function partsOf(body: Buffer, type: string): Promise<URLSearchParams> {
+  const fields = new URLSearchParams();
+  try {
+    const parts = await new Response(body, { headers: { 'content-type': type } }).formData();
+    for (const [name, value] of parts) fields.append(name, typeof value === 'string' ? value : await value.text());
+  } catch (cause) {
+    throw new Refusal('invalid_request', 'The form cannot be read. Send it again.', { cause });
+  }
+  return fields;
 }
 
 function result(c: Context<Env>, shown: Shown, query: URLSearchParams, visit?: Visit): Response {

@@ -14,6 +14,7 @@ import type { OperatorApp } from '../operator/command.ts';
 import { type CommandInput, type CommandName, type CommandOutput, runCommand } from '../operator/commands.ts';
 import type { PageAddress } from './guard.ts';
 import type { Once } from './once.ts';
+import type { Previews } from './previews.ts';
 import type { Pulse } from './pulse.ts';
 
 /** The part of the App that the page uses. */
@@ -24,8 +25,8 @@ export type UiApp = HttpApp &
     runDoctor?: () => Promise<CheckFinding[]>;
   };
 
-/** The parts of the page beside the App: the settings without secrets, the spending of the last hour, and the sent forms. */
-export type UiParts = { settings: () => string; pulse: Pulse; once: Once };
+/** The parts of the page beside the App: the settings without secrets, the spending of the last hour, the sent forms, and the changes that were shown. */
+export type UiParts = { settings: () => string; pulse: Pulse; once: Once; previews: Previews };
 
 /** A list as a file that the browser saves. */
 export type CsvFile = { name: string; csv: string };

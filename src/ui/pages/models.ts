@@ -2,7 +2,7 @@ import { formatDecimal } from '../../base/money.ts';
 import type { CommandOutput } from '../../operator/commands.ts';
 import { type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
-import { badge, card, count, outside, table } from '../parts.ts';
+import { badge, buttonLink, card, count, outside, table } from '../parts.ts';
 import { ago } from '../times.ts';
 import { run, type Visit } from '../visit.ts';
 
@@ -58,7 +58,7 @@ export async function modelsPage(visit: Visit): Promise<Page> {
     rows,
     html`No model is on offer: configure <code>router.models</code> in purser.yaml.`,
   );
-  const body = html`${card('Prices', list, 'dollars for a million tokens, and for each request')}${status !== undefined && card('Model servers', serverTable(status.upstreams, visit))}`;
+  const body = html`${card('Prices', html`${list}${isOperator && html`<p class="actions">${buttonLink('/models/import', 'Import prices')}</p>`}`, 'dollars for a million tokens, and for each request')}${status !== undefined && card('Model servers', serverTable(status.upstreams, visit))}`;
   return { title: 'Models', body, section: '/models' };
 }
 
