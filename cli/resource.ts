@@ -21,7 +21,7 @@ export function resourceCommands(program: Command): void {
         options,
         ({ resources, total }, view) =>
           showTable(
-            resources,
+            resources.map((it) => (it.unreachable_since === null ? it : { ...it, status: 'unreachable' })),
             [
               'id',
               'wallet_id',
@@ -93,6 +93,7 @@ function showReconciliation({
       'wallet_id?',
       'provider?',
       'backend',
+      'engine?',
       'status',
       'expires_at',
       'machine',

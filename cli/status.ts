@@ -69,14 +69,7 @@ function screen(it: ServerStatus): string {
       `${holds(it.holds)}${it.holds.waiting ? `; ${it.holds.waiting} requests wait for money that they hold` : ''}`,
     ],
     ['uncertain', holds(it.uncertain)],
-    [
-      'leases',
-      it.leases.live
-        ? `${it.leases.live} live: ${Object.entries(it.leases.by_status)
-            .map(([name, n]) => `${n} ${name}`)
-            .join(', ')}`
-        : 'none',
-    ],
+    ['leases', leasesOf(it)],
     ['upstreams', it.upstreams.map(upstream).join(', ') || 'none'],
     [
       'backends',
@@ -105,6 +98,13 @@ function screen(it: ServerStatus): string {
   const room = (terminalWidth() ?? Number.POSITIVE_INFINITY) - width - 2;
   const below = `\n${' '.repeat(width)}  `;
   return rows.map(([name, value]) => `${name.padEnd(width)}  ${wrap(value, room).join(below)}`).join('\n');
+}
+
+function leasesOf({ leases: { live, by_status: byStatus, unreachable } }: ServerStatus): string {
+  if (!live) return 'none';
+  const counts = Object.entries(byStatus).map(([name, n]) => `${n} ${name}`);
+  const away = unreachable.map(({ leases, engine }) => toned('warn', `${leases} unreachable on ${engine}`));
+  return [`${live} live: ${counts.join(', ')}`, ...away].join('; ');
 }
 
 const mebibytes = (bytes: number) => `${(bytes / 1024 / 1024).toFixed(0)} MiB`;

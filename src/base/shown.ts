@@ -18,6 +18,7 @@ const TONES: Record<string, StateTone> = {
   suspended: 'warn',
   uncertain: 'bad',
   unknown: 'bad',
+  unreachable: 'bad',
   failed: 'bad',
   given_up: 'bad',
   closed: 'quiet',

@@ -151,6 +151,11 @@ type Examination = {
 export type Backend = {
   name: string;
   /**
+   * Returns the identity of the engine that answers: it keeps its own, and no other has it. Undefined where the engine does not tell
+   * it; without this call there is only one engine. Throws when the engine cannot be asked: then nothing is known.
+   */
+  identity?(): Promise<string | undefined>;
+  /**
    * Lists the offers of this slot. An engine that does not report its free capacity within `waitMilliseconds` (2,000) has nothing
    * available.
    */

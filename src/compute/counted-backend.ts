@@ -5,6 +5,7 @@ import type { Backend, Guest } from './backend.ts';
 export type BackendCalled = (call: string, code: string, seconds: number) => void;
 
 const CALLS = new Set<string | symbol>([
+  'identity',
   'quote',
   'create',
   'find',

@@ -80,6 +80,13 @@ export const installation = sqliteTable(
     machineHash: hash('machine_hash'),
     /** Number of commits that moved no money: together with the journal's head it distinguishes every commit from the one before it. */
     quietCommits: count('quiet_commits').notNull(),
+    /** The host name of the last start, and the database file that it found (`fileMark`). */
+    host: text(),
+    fileMark: text('file_mark'),
+    /** The last start on another machine: the host before it, its time, and the time of the last write before it. */
+    movedFrom: text('moved_from'),
+    movedAt: count('moved_at'),
+    movedWrittenAt: count('moved_written_at'),
     seal: seal(),
   },
   (t) => [
@@ -672,6 +679,10 @@ export const resources = sqliteTable(
     abandonedReason: text('abandoned_reason'),
     /** The time at which it was quarantined: its machine may belong to another installation, so it is left alone (docs/decisions/0010). */
     quarantinedAt: count('questioned_at'),
+    /** The identity of the engine that was asked for its machine; null where that is not known (docs/decisions/0079). */
+    engine: text(),
+    /** The time since which another engine answers in place of its own. */
+    unreachableSince: count('unreachable_since'),
     seal: seal(),
   },
   (t) => [

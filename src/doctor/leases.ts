@@ -8,7 +8,17 @@ const TROUBLE_COUNT = 3;
 
 type Judged = Pick<
   Resource,
-  'id' | 'backend' | 'slot' | 'readyBy' | 'readyAt' | 'expiresAt' | 'attempts' | 'lastError' | 'quarantinedAt'
+  | 'id'
+  | 'backend'
+  | 'slot'
+  | 'readyBy'
+  | 'readyAt'
+  | 'expiresAt'
+  | 'attempts'
+  | 'lastError'
+  | 'quarantinedAt'
+  | 'engine'
+  | 'unreachableSince'
 >;
 
 /**
@@ -16,7 +26,8 @@ type Judged = Pick<
  * whose backend does not comply; throws an Error for leases that should have ended.
  */
 export function judgeLeases(live: readonly Judged[], now: number): string {
-  const ours = live.filter((it) => it.quarantinedAt === null);
+  const away = live.filter((it) => it.quarantinedAt === null && it.unreachableSince !== null);
+  const ours = live.filter((it) => it.quarantinedAt === null && it.unreachableSince === null);
   const endOf = (it: Judged) => (it.readyAt === null ? it.readyBy : it.expiresAt);
   const late = ours.filter((it) => now > endOf(it) + END_LATE_SECONDS).sort((a, b) => endOf(a) - endOf(b));
   const describe = ({ id, slot, backend, lastError }: Judged) =>
@@ -33,5 +44,12 @@ export function judgeLeases(live: readonly Judged[], now: number): string {
     return warning(
       `${inTrouble.length} of ${ours.length} live leases have a backend that does not do what it is asked: ${describe(inTrouble[0])}. It is asked again.`,
     );
+  const [first] = away;
+  if (first) {
+    const engines = [...new Set(away.map((it) => it.engine))].join(', ');
+    return warning(
+      `${away.length} of ${live.length} live leases are unreachable: their machines are on ${engines}, and another engine answers. They end at their own deadlines, and what is held for them stays held. When that engine answers again, Purser goes on; if it is gone for good, give each up: purser resource abandon ${first.id} --reason "…"`,
+    );
+  }
   return ours.length === 0 ? 'none is live' : `${ours.length} live, none of them past its end`;
 }

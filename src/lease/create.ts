@@ -35,6 +35,7 @@ import {
   writeOutcome,
 } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
+import { engineOf, recentEngineOf } from './engine.ts';
 import type { Outages } from './outages.ts';
 import { advance, markAbandoned } from './step.ts';
 
@@ -69,12 +70,16 @@ type CreateRequest = Omit<PaidRequest, 'kind'> & {
   sandbox?: SandboxOrder | undefined;
 };
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
-type Candidate = ConfiguredBackend & { quote: MachineQuote };
+type Candidate = ConfiguredBackend & { quote: MachineQuote; engine: Promise<Engine> };
+/** The identity of a candidate's engine, null where it does not tell; the error where it cannot be asked. */
+type Engine = { identity: string | null } | { error: Error };
 type Candidates = [Candidate, ...Candidate[]];
 /** The offer of a create, as its writes know it. */
 type LeaseTerms = {
   slot: Slot;
   backend: string;
+  /** The identity of its engine; null where that is not known. */
+  engine: string | null;
   tag: string;
   /** The specification as JSON. */
   spec: string;
@@ -102,7 +107,7 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
       );
   },
   insertRows(tx, operation, { sandbox, ...terms }) {
-    const { slot, backend, tag, spec, seconds, provisionSeconds, priceHourly, maxSeconds, endsBy } = terms;
+    const { slot, backend, engine, tag, spec, seconds, provisionSeconds, priceHourly, maxSeconds, endsBy } = terms;
     const now = operation.createdAt;
     insertResource(tx, {
       id: operation.resourceId as string,
@@ -110,6 +115,7 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
       operationId: operation.id,
       slot,
       backend,
+      engine,
       tag,
       ref: null,
       spec,
@@ -209,6 +215,7 @@ async function quoteLease(
   // If only a part of a backend fails, the backend itself is not in this list: another part may have room.
   const failing = app.outages.list().map(({ unit }) => unit);
   const candidates = await ordered([one, ...others], fill, spec, ({ slotPath }) => failing.includes(slotPath));
+  const engine = await candidates[0].engine;
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
   const resourceId = newId('res');
   return {
@@ -222,6 +229,7 @@ async function quoteLease(
     terms: {
       slot: one.slot,
       backend: candidates[0].backend.name,
+      engine: 'identity' in engine ? engine.identity : null,
       tag: tagOf(app.installationId, resourceId),
       spec: JSON.stringify(quotedSpec),
       seconds: quotedSpec.max_seconds,
@@ -244,9 +252,21 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
   const quoting = configured.backend.quote(spec).catch((cause: unknown) => {
     throw cause instanceof Refusal ? cause : noQuote(cause);
   });
+  const engine = askForEngine(app, configured.backend);
   const quote = await app.inFlight.waitFor(quoting, QUOTE_SECONDS);
   if (!quote) throw noQuote();
-  return { ...configured, quote };
+  return { ...configured, quote, engine };
+}
+
+/** Returns the identity of a candidate's engine. A step corrects one that is out of date when it finds the machine elsewhere. Never throws. */
+async function askForEngine(app: LeaseApp, backend: Backend): Promise<Engine> {
+  const asking = recentEngineOf(backend, app.clock.now()).then(
+    (identity): Engine => ({ identity: identity ?? null }),
+    (error: Error): Engine => ({ error }),
+  );
+  return (
+    (await app.inFlight.waitFor(asking, QUOTE_SECONDS)) ?? { error: new Error('it does not say which engine it is') }
+  );
 }
 
 /** Returns the refusal to show: that of a backend that cannot be asked now, else of one that rejects the request, else the first. */
@@ -316,13 +336,18 @@ async function askInTurn(
 ): Promise<Created> {
   const id = resourceId as string;
   const refused: RefusedCreate[] = [];
-  for (const { backend, quote } of candidates) {
+  for (const candidate of candidates) {
+    const { backend } = candidate;
+    const engine = await candidate.engine;
     if (refused.length) {
       if (app.inFlight.isCutOff()) break;
-      const moved = await writeOutcome(app, moveLease, { id, operationId, backend: backend.name }, reject);
+      const identity = 'identity' in engine ? engine.identity : null;
+      const next = { id, operationId, backend: backend.name, engine: identity };
+      const moved = await writeOutcome(app, moveLease, next, reject);
       if (!moved) break;
     }
-    const created = await ask(backend, findResource(app.ledger.read, id) as Resource, quote);
+    const row = findResource(app.ledger.read, id) as Resource;
+    const created = 'error' in engine ? unreached(engine.error) : await ask(candidate, row);
     if (created.kind !== 'refused') return created;
     refused.push({ name: backend.name, refusal: created });
   }
@@ -332,13 +357,13 @@ async function askInTurn(
 /** The refusal of a backend, with its name. */
 type RefusedCreate = { name: string; refusal: Created & { kind: 'refused' } };
 
-type MoveLease = { id: string; operationId: string; backend: string };
+type MoveLease = { id: string; operationId: string; backend: string; engine: string | null };
 /** Names the backend that is asked next. Returns false if no machine is wanted any more. */
-const moveLease = defineWrite('lease.move', (tx, { id, operationId, backend }: MoveLease): boolean => {
+const moveLease = defineWrite('lease.move', (tx, { id, operationId, backend, engine }: MoveLease): boolean => {
   const row = findResource(tx, id) as Resource;
   const isWanted = row.endedAt === null && row.endWanted === null;
   if (!isWanted || row.ref !== null || operationOf(tx, operationId).state === 'settled') return false;
-  updateIfLive(tx, id, { backend });
+  updateIfLive(tx, id, { backend, engine });
   return true;
 });
 
@@ -353,13 +378,27 @@ function allRefused(refused: readonly RefusedCreate[]): Created {
   return { ...refusal, words: words.join('; ') };
 }
 
-async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quote: MachineQuote): Promise<Created> {
+/** Asks a candidate for the machine of a lease, whose row names its engine. */
+async function ask({ backend, quote }: Candidate, { tag, expiresAt, walletId, engine }: Resource): Promise<Created> {
   try {
-    return await backend.create({ tag, quote, deadline: expiresAt, walletId });
+    const created = await backend.create({ tag, quote, deadline: expiresAt, walletId });
+    if (created.kind !== 'refused' || engine === null) return created;
+    // A backend refuses where it finds no machine afterwards: at another engine that proves nothing.
+    const after = await engineOf(backend).catch(() => engine);
+    if (after === engine) return created;
+    return { kind: 'unknown', reason: `the engine changed while it was asked, from ${engine} to ${after}` };
   } catch (error) {
     return { kind: 'unknown', reason: (error as Error).message };
   }
 }
+
+/** The refusal of an engine that cannot be asked who it is: a machine of an engine that no row names could be lost. */
+const unreached = ({ message }: Error): RefusedCreate['refusal'] => ({
+  kind: 'refused',
+  code: 'provider_unavailable',
+  reason: 'The provider cannot be reached. Nothing was charged.',
+  words: message,
+});
 
 /**
  * Returns the refusal with the backend's own message added to the operator's reason. It may name sockets and addresses, so callers

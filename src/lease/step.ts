@@ -26,6 +26,7 @@ import {
 import { isSandboxOver } from '../ledger/sandbox.ts';
 import { findWallet, statusAt } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
+import { elsewhere, lookAt, recentEngineOf } from './engine.ts';
 import {
   announceSettled,
   type ExtensionVerdict,
@@ -60,9 +61,9 @@ export type LeaseState = 'searching' | 'starting' | 'running' | 'ending';
 /**
  * The backend's report on a lease's machine. `missing` is an absence that is not proven yet (see
  * `Backend.absence`), `absent` a proven one; an `ended` machine still has to be destroyed; `unreachable` covers every
- * failure to find out.
+ * failure to find out; `elsewhere` is the absence from another engine than the one that was asked for the machine.
  */
-export type Finding = 'unreachable' | 'missing' | 'absent' | 'starting' | 'running' | 'ended';
+export type Finding = 'unreachable' | 'elsewhere' | 'missing' | 'absent' | 'starting' | 'running' | 'ended';
 
 /** The consequence of a finding: the one write of a step, and what is announced once it is on disk. */
 type Transition = {
@@ -85,8 +86,10 @@ type Observed = {
   finding: Finding;
   /** The machines that were found, the furthest along first. */
   machines: Machine[];
-  /** The error, if the finding is `unreachable`. */
+  /** The error, if the finding is `unreachable` or `elsewhere`. */
   error?: Error;
+  /** The engine that has the machine, if it is not the one in the row. */
+  engine?: string;
   /** The empty lists so far, this one included, if it was searched for by its tag. */
   absence?: Absence;
 };
@@ -97,6 +100,7 @@ type Action = (observed: Observed) => Transition | Promise<Transition>;
 export const ACTIONS: Record<LeaseState, Record<Finding, Action>> = {
   searching: {
     unreachable: backOff,
+    elsewhere: waitForEngine,
     missing: countAbsence,
     absent: endAsGone,
     starting: adopt,
@@ -105,6 +109,7 @@ export const ACTIONS: Record<LeaseState, Record<Finding, Action>> = {
   },
   starting: {
     unreachable: backOff,
+    elsewhere: waitForEngine,
     // Only a search reports `missing`; the other entries complete the table.
     missing: waitAndSee,
     absent: beginEnding,
@@ -114,6 +119,7 @@ export const ACTIONS: Record<LeaseState, Record<Finding, Action>> = {
   },
   running: {
     unreachable: backOff,
+    elsewhere: waitForEngine,
     missing: waitAndSee,
     absent: beginEnding,
     starting: keepWatch,
@@ -122,6 +128,7 @@ export const ACTIONS: Record<LeaseState, Record<Finding, Action>> = {
   },
   ending: {
     unreachable: backOff,
+    elsewhere: waitForEngine,
     missing: waitAndSee,
     absent: endAsGone,
     starting: waitAndSee,
@@ -216,11 +223,53 @@ async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition>
   if (row.quarantinedAt !== null) return reportOnly(app, row, end);
   if (!backend) throw new Error(`the backend ${row.backend} is no longer configured for ${row.slot}`);
   const state = stateOf(row);
-  const observed = await OBSERVE[state](app, backend, row).catch((error: Error): Observed => {
+  const observed = await observe(app, backend, row).catch((error: Error): Observed => {
     return { app, backend, row, finding: 'unreachable', machines: [], error };
   });
-  const transition = await ACTIONS[state][observed.finding](observed);
-  return observed.finding === 'unreachable' ? transition : { ...transition, answered: true };
+  const { finding, engine } = observed;
+  if (engine !== undefined) return { ...change(row, { engine, ...REACHABLE }), again: always, answered: true };
+  const transition = await ACTIONS[state][finding](observed);
+  if (finding === 'unreachable' || finding === 'elsewhere') return transition;
+  if (row.unreachableSince !== null) return { ...change(row, REACHABLE), again: always, answered: true };
+  return { ...transition, answered: true };
+}
+
+/** The change of a lease whose engine answers again. */
+const REACHABLE = { unreachableSince: null, attempts: 0, lastError: null } satisfies ResourceChange;
+
+/**
+ * Observes the machine, at the engine that was asked for it: only that one proves an absence, and another one is asked to destroy
+ * nothing. A machine that another engine has is there, wherever the row says that it is. Throws when an engine cannot be asked.
+ */
+async function observe(app: LeaseApp, backend: Backend, row: Resource): Promise<Observed> {
+  const state = stateOf(row);
+  const isWatched = state === 'starting' || state === 'running';
+  if (row.engine === null || isWatched) {
+    const observed = await OBSERVE[state](app, backend, row);
+    const isThere = observed.machines.length > 0;
+    if (isThere && state === 'running' && (await isOfAnother(app, backend, row))) {
+      const { engine, seen } = await lookAt(backend, () => inspect(app, backend, row));
+      const isMoved = seen.machines.length > 0 && engine !== undefined && engine !== row.engine;
+      return isMoved ? { ...seen, engine } : observed;
+    }
+    if (row.engine === null || isThere) return observed;
+  }
+  const look = (engine: string | undefined) => {
+    if (engine === undefined) throw new Error(`the engine does not tell whether it is ${row.engine}`);
+    if (engine === row.engine) return OBSERVE[state](app, backend, row);
+    return row.ref === null ? OBSERVE.searching(app, backend, row) : inspect(app, backend, row);
+  };
+  const { engine, seen } = await lookAt(backend, look);
+  // Another backend of the slot may have it, whose engine `adopt` notes.
+  if (engine === row.engine || seen.backend !== backend) return seen;
+  if (seen.machines.length) return { ...seen, engine: engine as string };
+  return { ...seen, finding: 'elsewhere', error: new Error(elsewhere(row, engine as string)) };
+}
+
+/** Returns whether a running machine seems to be on another engine than its row says. Where that cannot be told, it does not. */
+async function isOfAnother({ clock }: LeaseApp, backend: Backend, { engine }: Resource): Promise<boolean> {
+  const recent = await recentEngineOf(backend, clock.now()).catch(() => undefined);
+  return recent !== undefined && recent !== engine;
 }
 
 /** Observes the machine, by the state of its lease. Throws when the backend cannot be asked. */
@@ -303,6 +352,11 @@ function change({ id }: Resource, values: ResourceChange): Transition {
   return { write: (ledger) => ledger.write(changeResource, { id, values }) };
 }
 
+/** Returns a transition that writes nothing. */
+const unchanged = ({ id }: Resource): Transition => ({
+  write: async ({ read }) => findResource(read, id) as Resource,
+});
+
 /** Counts an empty list, which proves nothing yet, so the search is repeated. Evidence decides, never a timer. */
 function countAbsence({ app, backend, row, absence }: Observed): Transition {
   return change(row, { ...absence, ...answeredAgain(row), dueAt: app.clock.now() + backend.absence.apartSeconds });
@@ -319,7 +373,9 @@ function endAsGone({ app, row }: Observed): Transition {
 async function adopt({ app, backend, row, machines }: Observed): Promise<Transition> {
   const [machine, ...others] = machines as [Machine, ...Machine[]];
   await Promise.allSettled(others.map(({ ref }) => backend.destroy(ref)));
-  const adopted = { backend: backend.name, ref: machine.ref } as const;
+  // Where the row's own backend has it, it is on the engine in the row.
+  const found = backend.name === row.backend ? undefined : await lookAt(backend, () => backend.find(row.tag));
+  const adopted = { backend: backend.name, ref: machine.ref, ...(found && { engine: found.engine ?? null }) } as const;
   const values = { ...adopted, status: 'provisioning', attempts: 0, lastError: null } as const;
   return { ...change(row, { ...values, dueAt: app.clock.now() }), announce: app.events.leaseAdopted, again: always };
 }
@@ -441,7 +497,7 @@ function backOff({ app, row, error }: Observed): Transition {
  */
 function retryLater(app: LeaseApp, row: Resource, error: Error): Transition {
   const now = app.clock.now();
-  if (row.attempts > 0 && row.dueAt > now) return { write: async ({ read }) => findResource(read, row.id) as Resource };
+  if (row.attempts > 0 && row.dueAt > now) return unchanged(row);
   const attempts = row.attempts + 1;
   const backOff = Math.min(BACK_OFF_SECONDS_MAX, SOON_SECONDS * 2 ** Math.min(attempts - 1, 10));
   const lastError = error.message.slice(0, 500);
@@ -452,7 +508,20 @@ function retryLater(app: LeaseApp, row: Resource, error: Error): Transition {
   return { write: (ledger) => ledger.write(noteFailedStep, { id: row.id, values, now }) };
 }
 
-type FailedStep = { id: string; values: { attempts: number; dueAt: number; lastError: string }; now: number };
+/** Leaves a lease alone until its own engine answers, and asks again now and then. Its backend is well, so this is no outage of it. */
+function waitForEngine({ app, row, error }: Observed): Transition {
+  const now = app.clock.now();
+  if (row.unreachableSince !== null && row.dueAt > now) return unchanged(row);
+  app.outages.forget(row.id);
+  const { attempts, unreachableSince } = row;
+  const lastError = (error as Error).message.slice(0, 500);
+  if (unreachableSince === null) app.events.leaseUnreachable(row, lastError);
+  const since = unreachableSince ?? now;
+  const values = { attempts: attempts + 1, dueAt: now + WATCH_SECONDS, lastError, unreachableSince: since };
+  return { write: (ledger) => ledger.write(noteFailedStep, { id: row.id, values, now }) };
+}
+
+type FailedStep = { id: string; values: ResourceChange & { attempts: number }; now: number };
 const noteFailedStep = defineWrite('lease.step_failed', (tx, { id, values, now }: FailedStep) => {
   const failed = updateIfLive(tx, id, values);
   if (failed.endedAt === null && values.attempts === TROUBLE_COUNT) tellLeaseTrouble(tx, failed, now);
@@ -569,6 +638,7 @@ const endLease = defineWrite('lease.end', (tx, { row, reason, outcome, abandoned
     endReason: reason,
     endedAt: now,
     lastError: null,
+    unreachableSince: null,
     ...(abandoned === undefined ? {} : { abandonedReason: abandoned }),
   });
   if (before.endedAt === null) tellLeaseEnded(tx, ended, now);

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { and, asc, count, desc, eq, gt, gte, isNull, lt, lte, or, type SQL, sql } from 'drizzle-orm';
+import { and, asc, count, desc, eq, gt, gte, isNotNull, isNull, lt, lte, or, type SQL, sql } from 'drizzle-orm';
 import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import type { END_REASONS } from '../db/enums.ts';
@@ -38,6 +38,18 @@ const reads = prepare((read: Reader) => ({
     .where(and(eq(resources.walletId, sql.placeholder('walletId')), isNull(resources.endedAt)))
     .prepare(),
   live: read.select().from(resources).where(isNull(resources.endedAt)).orderBy(asc(resources.id)).prepare(),
+  unreachable: read
+    .select({
+      slot: resources.slot,
+      backend: resources.backend,
+      engine: resources.engine,
+      leases: sql<number>`count(*)`.mapWith(Number),
+      since: sql<number>`min(${resources.unreachableSince})`.mapWith(Number),
+    })
+    .from(resources)
+    .where(and(isNull(resources.endedAt), isNotNull(resources.unreachableSince)))
+    .groupBy(resources.slot, resources.backend, resources.engine)
+    .prepare(),
   due: read
     .select({ id: resources.id, dueAt: resources.dueAt })
     .from(resources)
@@ -104,6 +116,11 @@ export function liveResources(read: Reader, walletId: string): Resource[] {
 /** Returns the live resources of all backends. */
 export function allLiveResources(read: Reader): Resource[] {
   return reads(read).live.all();
+}
+
+/** Returns, by backend and engine, how many live resources are out of reach on it, and since when the first is. */
+export function unreachableResources(read: Reader) {
+  return reads(read).unreachable.all();
 }
 
 /** Returns the live resources of one slot. */

@@ -1,4 +1,5 @@
 import type { Machine } from '../compute/backend.ts';
+import { elsewhere, lookAt } from '../lease/engine.ts';
 import { describeReportOnly, endReportOnly } from '../lease/report-only.ts';
 import { advance, findByTag, whyToEnd } from '../lease/step.ts';
 import { newPass, sweep } from '../lease/sweep.ts';
@@ -70,6 +71,7 @@ async function examine(app: OperatorApp, row: Resource) {
     wallet_id: row.walletId,
     provider: row.slot,
     backend: row.backend,
+    engine: row.engine,
     ref: row.ref,
     expires_at: row.expiresAt,
     machine,
@@ -81,9 +83,12 @@ async function examine(app: OperatorApp, row: Resource) {
 async function inspect(app: OperatorApp, row: Resource) {
   const backend = app.slots.backendOf(row);
   if (!backend) throw new Error(`the backend ${row.backend} is no longer configured for ${row.slot}`);
-  const machine: Machine | undefined =
+  const look = async (): Promise<Machine | undefined> =>
     row.ref === null
       ? (await findByTag(app, backend, row)).machines[0]
       : await backend.inspect(row.ref, { onlyLook: true });
-  return { machine: machine?.state ?? 'absent', deadline: machine?.deadline ?? null };
+  const { engine, seen } = await lookAt(backend, look);
+  if (!seen && row.engine !== null && engine !== row.engine)
+    return { machine: elsewhere(row, engine ?? 'one that does not tell'), deadline: null };
+  return { machine: seen?.state ?? 'absent', deadline: seen?.deadline ?? null };
 }

@@ -13,6 +13,8 @@ function record(app: OperatorApp, it: Resource) {
   return {
     ...summaryOf(app, it),
     backend: it.backend,
+    engine: it.engine,
+    unreachable_since: it.unreachableSince,
     tag: it.tag,
     end_wanted: it.endWanted,
     due_at: it.dueAt,

@@ -7,6 +7,7 @@ import { VERSION } from '../files/version.ts';
 import { figures, type Holds } from '../ledger/figures.ts';
 import { countFrozen, describeFrozen, frozenSince } from '../ledger/frozen.ts';
 import { waitingOf } from '../ledger/outbox.ts';
+import { unreachableResources } from '../ledger/resource.ts';
 import { whyUnreachable } from '../net/reach.ts';
 import { command, NOTHING, type OperatorApp } from './command.ts';
 
@@ -66,7 +67,11 @@ export const status = {
       },
       holds: { ...holdsBody(reserved), waiting: app.fundsQueue.count() },
       uncertain: holdsBody(uncertain),
-      leases: { live: Object.values(leases).reduce((sum, it) => sum + it, 0), by_status: leases },
+      leases: {
+        live: Object.values(leases).reduce((sum, it) => sum + it, 0),
+        by_status: leases,
+        unreachable: unreachableResources(ledger.read),
+      },
       upstreams: await upstreamsOf(app),
       backends: backendsOf(app),
       events: eventsOf(app),

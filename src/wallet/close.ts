@@ -37,7 +37,9 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
     await endLeases(app, walletId, secondsRemaining());
     const attempted = await tryClose(app, walletId);
     if (attempted.status === 'closed') return attempted;
-    const isHeldBack = leasesBelow(app, walletId).some((it) => it.quarantinedAt !== null);
+    const isHeldBack = leasesBelow(app, walletId).some(
+      (it) => it.quarantinedAt !== null || it.unreachableSince !== null,
+    );
     if (isHeldBack || secondsRemaining() === 0 || app.inFlight.isCutOff()) {
       app.wakeAt(app.clock.now() + 1); // The reaper continues.
       return attempted;
@@ -133,8 +135,13 @@ export async function tryClose(app: CloseApp, walletId: string): Promise<Wallet>
  * Describes in our own words why a wallet waits for this lease, as accounts read it. The backend's message may name sockets
  * and addresses; the resource keeps that for the operator.
  */
-function troubleOf({ id, backend, quarantinedAt, attempts, status }: Resource, isBusy: boolean): string {
+function troubleOf(
+  { id, backend, quarantinedAt, unreachableSince, attempts, status }: Resource,
+  isBusy: boolean,
+): string {
   if (quarantinedAt !== null) return `${id} on ${backend}: ${REPORT_ONLY}`;
+  if (unreachableSince !== null)
+    return `${id} on ${backend}: another engine answers there than the one with its machine`;
   if (attempts > 0) return `${id} on ${backend}: the backend failed or has not answered; it is asked again`;
   return `${id} on ${backend}: ${isBusy ? 'the backend has not answered yet' : status}`;
 }

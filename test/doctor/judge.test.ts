@@ -132,6 +132,8 @@ test('a live lease past its end is a fault with its backend and its error; one w
     attempts: 0,
     lastError: null,
     quarantinedAt: null,
+    engine: null,
+    unreachableSince: null,
   };
   assert.equal(judgeLeases([], 5000), 'none is live');
   assert.equal(judgeLeases([lease], 4900), '1 live, none of them past its end');
@@ -150,4 +152,11 @@ test('a live lease past its end is a fault with its backend and its error; one w
     'none is live',
     'those are the report-only state',
   );
+  const away = { ...lease, id: 'res_3', engine: 'docker AB:CD', unreachableSince: 4000, attempts: 9 };
+  assert.match(
+    judgeLeases([lease, away], 4500),
+    /^Warning: 1 of 2 live leases are unreachable: .* on docker AB:CD, .*purser resource abandon res_3 /,
+  );
+  assert.match(judgeLeases([away], 9000), /^Warning: 1 of 1/, 'it ended at its own deadline, as far as is known');
+  assert.throws(() => judgeLeases([lease, away], 9000), /should have ended/, 'that of the engine that answers is late');
 });

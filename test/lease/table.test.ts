@@ -45,6 +45,7 @@ type After = {
 const TABLE: Record<LeaseState, Record<Finding, After>> = {
   searching: {
     unreachable: { status: 'unknown', due: 2, money: 'held' },
+    elsewhere: { status: 'unknown', due: 60, money: 'held' },
     missing: { status: 'unknown', due: 10, money: 'held' },
     absent: { status: 'failed', due: 'end', endWanted: 'create_failed', money: 'released' },
     starting: { status: 'provisioning', due: 0, again: true, money: 'held' },
@@ -53,6 +54,7 @@ const TABLE: Record<LeaseState, Record<Finding, After>> = {
   },
   starting: {
     unreachable: { status: 'provisioning', due: 2, money: 'held' },
+    elsewhere: { status: 'provisioning', due: 60, money: 'held' },
     missing: { status: 'provisioning', due: 2, money: 'held' },
     absent: { status: 'stopping', due: 0, again: true, endWanted: 'create_failed', money: 'held' },
     starting: { status: 'provisioning', due: 2, money: 'held' },
@@ -61,6 +63,7 @@ const TABLE: Record<LeaseState, Record<Finding, After>> = {
   },
   running: {
     unreachable: { status: 'running', due: 2, money: 'charged' },
+    elsewhere: { status: 'running', due: 60, money: 'charged' },
     missing: { status: 'running', due: 2, money: 'charged' },
     absent: { status: 'stopping', due: 0, again: true, endWanted: 'provider_ended', money: 'charged' },
     starting: { status: 'running', due: 60, money: 'charged' },
@@ -70,6 +73,7 @@ const TABLE: Record<LeaseState, Record<Finding, After>> = {
   ending: {
     // The stop has failed a moment ago, and the lease is not due yet: this attempt does not count.
     unreachable: { status: 'stopping', due: 2, endWanted: 'requested', money: 'charged' },
+    elsewhere: { status: 'stopping', due: 60, endWanted: 'requested', money: 'charged' },
     missing: { status: 'stopping', due: 2, endWanted: 'requested', money: 'charged' },
     absent: { status: 'stopped', due: 'end', endWanted: 'requested', money: 'charged' },
     starting: { status: 'stopping', due: 2, endWanted: 'requested', money: 'charged' },
@@ -94,7 +98,7 @@ for (const [state, findings] of Object.entries(TABLE) as [LeaseState, Record<Fin
         row: before,
         finding,
         machines: machine && known ? [{ ref: known.ref, deadline: known.deadline, state: machine }] : [],
-        ...(finding === 'unreachable' ? { error: new Error('the engine is down') } : {}),
+        ...(machine ? {} : { error: new Error('the engine is down, or another one') }),
       });
       const written = await transition.write(app.ledger);
       transition.announce?.(written);

@@ -56,6 +56,10 @@ export function leaseEvents(sinks: Sinks) {
         'a step of a lease failed; it and others like it are retried, and logged rarely',
       );
     },
+    leaseUnreachable(it: Resource, reason: string) {
+      countLease(it, 'unreachable');
+      log.error({ event: 'lease.unreachable', ...factsOf(it), backend: it.backend, reason }, 'a lease is out of reach');
+    },
     leaseTroubleEnded(where: string, seconds: number) {
       log.info({ event: 'lease.trouble_over', place: where, seconds }, 'no lease there fails any more');
     },

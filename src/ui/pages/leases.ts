@@ -112,6 +112,10 @@ export function leaseFigures({ app, now }: Pick<Visit, 'app' | 'now'>, leaseIds:
   return list;
 }
 
+/** Renders the state of a lease, also where it is out of reach. */
+const shownState = ({ status, unreachableSince }: Resource): Html =>
+  state(unreachableSince === null ? status : 'unreachable');
+
 /** Renders a table of leases. */
 export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Html): Html {
   const { app, viewer } = visit;
@@ -122,7 +126,7 @@ export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Htm
     const isKept = it.endedAt === null && keepOf(app.ledger.read, it.id)?.endedAt === null;
     return [
       html`${link(`/leases/${it.id}`, outside(whatIs(it)))}${sandbox && html` <span class="weak">sandbox ${sandbox}</span>`}`,
-      html`${state(it.status)}${isKept && html` <span class="weak">kept while busy</span>`}`,
+      html`${shownState(it)}${isKept && html` <span class="weak">kept while busy</span>`}`,
       link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name)),
       remainingTime(visit, it),
       money(it.charged),
@@ -234,6 +238,7 @@ export function leasePage(visit: Visit): Page {
         ['Wallet', link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name))],
         ['Slot', it.slot],
         isOperator && ['Backend', it.backend],
+        isOperator && it.engine !== null && ['Engine', outside(it.engine)],
         ['Reference', it.ref === null ? '–' : outside(it.ref)],
         isOperator && ['Tag', id(it.tag)],
         ['Specification', html`<code>${outside(it.spec)}</code>`],
@@ -245,7 +250,7 @@ export function leasePage(visit: Visit): Page {
   return {
     title: outside(whatIs(it)),
     body,
-    aside: html`<span class="row">${state(it.status)}${canStop && buttonLink(`/leases/${it.id}/stop`, 'Stop', 'danger')}</span>`,
+    aside: html`<span class="row">${shownState(it)}${canStop && buttonLink(`/leases/${it.id}/stop`, 'Stop', 'danger')}</span>`,
     ...below('/leases'),
   };
 }

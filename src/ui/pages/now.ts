@@ -170,6 +170,12 @@ function addService(add: Add, status: Status): void {
       to: '/leases',
       act: 'Leases',
     });
+  for (const { leases, engine, backend, slot, since } of status.leases.unreachable)
+    add('warn', html`${plural(leases, 'lease')} of ${slot} (${backend}) on another engine: ${outside(engine ?? '')}`, {
+      since,
+      to: '/leases',
+      act: 'Leases',
+    });
   for (const { name, up, reason, failing_since: since, failure } of status.upstreams) {
     const way = { since, to: '/models', act: 'Models' };
     if (!up) add('bad', html`The model server ${name} cannot be reached (${reason})`, way);

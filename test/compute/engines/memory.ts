@@ -9,6 +9,8 @@ export const SECRET_WORDS = 'connect ENOENT /srv/secret-place/docker.sock';
 /** Machines that exist only in memory, controlled by the test: for many machines, and for a backend that fails. */
 export type Memory = {
   machines: Map<string, Kept>;
+  /** The number of machines that were ever made, which names them. */
+  made: number;
   /** Every call that arrived, in order. */
   calls: Asked[];
   /** Runs before a call does its work; it may wait, or throw. Nothing by default. */
@@ -25,6 +27,8 @@ export type Memory = {
   readable: boolean;
   /** What a machine that is provisioning waits for. */
   waitsFor?: string;
+  /** The identity of the engine; undefined for one that does not tell. */
+  identity?: string;
   /** Processor seconds that every machine has used, as it says itself; without it nothing inside can say. */
   cpuSeconds?: number;
 };
@@ -32,6 +36,7 @@ export type Memory = {
 export function createMemory(): Memory {
   return {
     machines: new Map(),
+    made: 0,
     calls: [],
     before: {},
     after: {},
@@ -44,7 +49,6 @@ export function createMemory(): Memory {
 
 /** Replaces the calls of an opened backend with ones on the machines of `memory`. `now` is in Unix seconds. */
 export function replaceBackend(backend: Backend, memory: Memory, now: () => number): void {
-  let count = memory.machines.size;
   /** Returns a machine's state. Past its deadline it has ended by itself, like a real one. */
   const show = (it: Kept): Machine => ({
     ref: it.ref,
@@ -52,7 +56,8 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     ...(memory.readable ? { deadline: it.deadline } : {}),
     ...(memory.waitsFor === undefined || it.state !== 'provisioning' ? {} : { waitsFor: memory.waitsFor }),
   });
-  const calls: Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned'> = {
+  const calls: Required<Pick<Backend, 'identity'>> &
+    Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned'> = {
     async create({ tag, deadline }) {
       if (memory.unreachable)
         return { kind: 'refused', code: 'provider_unavailable', reason: 'Nobody answers. Nothing was charged.' };
@@ -63,7 +68,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
           reason: 'No room. Nothing was charged.',
           words: SECRET_WORDS,
         };
-      const ref = `m${++count}`;
+      const ref = `${memory.identity ?? ''}m${++memory.made}`;
       memory.machines.set(ref, {
         ref,
         tag,
@@ -73,6 +78,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       });
       return { kind: 'created', ref };
     },
+    identity: async () => memory.identity,
     find: async (tag) => [...memory.machines.values()].filter((it) => it.tag === tag).map(show),
     async inspect(ref) {
       const found = memory.machines.get(ref);
@@ -112,7 +118,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     for (const [name, call] of Object.entries(calls) as [Asked, (...args: never[]) => Promise<unknown>][])
       Object.assign(target, {
         async [name](...args: never[]) {
-          memory.calls.push(name);
+          if (name !== 'identity') memory.calls.push(name);
           await memory.before[name]?.(...args);
           const answer = await call(...args);
           await memory.after[name]?.(...args);

@@ -149,6 +149,7 @@ export function openContainerBackend(
 
   return {
     name: 'container',
+    identity: engine.identity,
     absence: { lists: 2, apartSeconds: 10 },
     create,
     inspect,

@@ -47,6 +47,8 @@ export type Engine = {
   architecture(): Promise<string>;
   /** Returns the CPUs and the memory of its machine. */
   capacity(milliseconds?: number): Promise<Capacity>;
+  /** Returns the engine's identity (`Backend.identity`). */
+  identity(): Promise<string | undefined>;
   /** Returns the user and the directory in which the image of a container wants commands to run. Throws where there is no such user. */
   defaultsOf(container: string): Promise<ImageDefaults>;
   /** Closes its connections. */
@@ -54,6 +56,9 @@ export type Engine = {
 };
 
 const GIB = 1024 ** 3;
+
+/** The parts of the answer to `GET /info` that name an engine. */
+type EngineNames = { ID?: string; Name?: string; DockerRootDir?: string };
 
 export type EngineVersion = { Version: string; Arch: string; Components?: { Name: string; Version: string }[] };
 export const podmanOf = ({ Components }: EngineVersion) => Components?.find((it) => it.Name === 'Podman Engine');
@@ -115,7 +120,7 @@ export function openEngine(settings: EngineSettings): Engine {
     return version;
   };
 
-  return {
+  const engine: Engine = {
     socket,
     docker,
     ask,
@@ -138,5 +143,17 @@ export function openEngine(settings: EngineSettings): Engine {
       capacity = { cpus: NCPU, memory_gib: Math.floor((MemTotal / GIB) * 100) / 100 };
       return capacity;
     },
+    async identity() {
+      try {
+        const { ID, Name, DockerRootDir } = await request<EngineNames>('GET', '/info');
+        // Podman makes up another ID in every answer (pkg/api/handlers/compat/info.go).
+        if (await engine.isPodman()) return Name && DockerRootDir && `podman ${Name} ${DockerRootDir}`;
+        return ID && `docker ${ID}`;
+      } catch (error) {
+        if (statusOf(error) === 403) return undefined; // A proxy before the engine does not let this through.
+        throw error;
+      }
+    },
   };
+  return engine;
 }

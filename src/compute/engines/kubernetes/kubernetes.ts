@@ -7,6 +7,7 @@ import { createJobMaker } from './create.ts';
 import { type Cluster, readCluster } from './credentials.ts';
 import { createDeadlines } from './deadline.ts';
 import { CONTAINER, CREATED_ANNOTATION, LEASE_LABEL, sizeOf, TAG_ANNOTATION, WATCHDOG_PATH } from './describe.ts';
+import { clusterIdentity } from './identity.ts';
 import { createJobs } from './jobs.ts';
 import { type JobEvent, type KubernetesJob, type Pod, pathsOf, secondsOf } from './objects.ts';
 import { beginIn } from './program.ts';
@@ -79,6 +80,7 @@ export function openKubernetesBackend(
 
   return {
     name: 'kubernetes',
+    identity: () => clusterIdentity(api),
     absence: { lists: 2, apartSeconds: 10 },
     create: maker.create,
     inspect,

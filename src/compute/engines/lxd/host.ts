@@ -12,6 +12,8 @@ export type Server = {
     server: string;
     server_version: string;
     server_clustered: boolean;
+    /** Of the server's certificate, or of its cluster's. */
+    certificate_fingerprint?: string;
   };
 };
 type ClusterMember = { server_name: string; status: string; message: string };
@@ -20,6 +22,8 @@ type Resources = { cpu: { total: number }; memory: { total: number } };
 /** The machine of a server, or the members of its cluster. */
 export type LxdHost = {
   isIncus(): Promise<boolean>;
+  /** Returns the server's identity (`Backend.identity`). */
+  identity(): Promise<string | undefined>;
   /** Returns the CPUs and the memory, of all members of a cluster that are online. */
   capacity(): Promise<Capacity>;
 };
@@ -34,6 +38,12 @@ export function createHost(lxd: LxdApi): LxdHost {
   };
   return {
     isIncus: async () => (await serverOnce()).environment.server === 'incus',
+    async identity() {
+      // Asked each time: another server may have taken over the address. Members of a cluster have one certificate, and names of their own.
+      const { environment } = await lxd.ask<Server>('GET', '/1.0');
+      const fingerprint = environment?.certificate_fingerprint;
+      return fingerprint && `${environment.server} ${fingerprint}`;
+    },
     async capacity() {
       const { environment } = await serverOnce();
       const paths = environment.server_clustered

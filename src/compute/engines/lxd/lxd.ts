@@ -99,6 +99,7 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
 
   return {
     name: 'lxd',
+    identity: host.identity,
     absence: { lists: 2, apartSeconds: 10 },
     create,
     inspect,

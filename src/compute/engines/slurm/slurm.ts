@@ -39,6 +39,14 @@ export function openSlurmBackend(
   const jobs = createJobs(slurm, users);
   const { create, free } = createSubmitter(slurm, settings, { users, jobs, lostSeconds, now });
 
+  /** The controller is asked: the configuration of this machine may name another cluster than the one that answers. */
+  async function identity(): Promise<string | undefined> {
+    const result = await slurm.run(['scontrol', 'show', 'config']);
+    if (result.code !== 0) throw new Error(`scontrol cannot tell the cluster: ${wordsOf(result)}`);
+    const name = /^ClusterName\s*=\s*(\S+)/m.exec(result.stdout)?.[1];
+    return name && `slurm ${name}`;
+  }
+
   async function inspect(ref: string): Promise<Machine | undefined> {
     const job = await jobs.look(ref);
     return job && machineOf(job);
@@ -87,6 +95,7 @@ export function openSlurmBackend(
 
   return {
     name: 'slurm',
+    identity,
     // A submission that timed out may still lie in the controller's queue of messages when a list is answered.
     absence: { lists: 3, apartSeconds: 20 },
     async offers(waitMilliseconds) {

@@ -71,6 +71,8 @@ export function openSshBackend(
 
   return {
     name: 'ssh',
+    // Each host proves its own key on every connection, and the record of a lease keeps that key (`misses`).
+    identity: async () => 'hosts with pinned keys',
     partOf: (ref) => ref.slice(0, ref.lastIndexOf('/')),
     absence: { lists: 2, apartSeconds: 15 }, // A claim that was cut off may still wait for the host's lock.
     health,

@@ -94,6 +94,7 @@ export function openVastBackend(
 
   return {
     name: 'vast',
+    identity: async () => `account at ${settings.base_url}`, // There is one, wherever Purser runs.
     absence: { lists: 2, apartSeconds: 60 },
     offers: catalogue.offers,
     quote: (spec) => catalogue.quote(spec as SpecThree),

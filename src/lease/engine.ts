@@ -1,0 +1,48 @@
+import type { Backend } from '../compute/backend.ts';
+import type { Resource } from '../ledger/resource.ts';
+
+/**
+ * Which engine a machine is on (docs/decisions/0079). Another engine may answer at an address than before: on another machine, or
+ * behind an address that moved. What it does not have proves nothing about the one that was asked for the machine.
+ */
+
+/** Seconds for which an answer will do where a wrong one is corrected later. */
+const KEPT_SECONDS = 60;
+
+type Known = { identity: string | undefined; at: number };
+const lastKnown = new WeakMap<Backend, Known>();
+
+/** Returns the identity of the engine that answers now; undefined where there is only one, or it does not tell. */
+export async function engineOf(backend: Backend): Promise<string | undefined> {
+  const identity = await backend.identity?.();
+  if (lastKnown.get(backend)?.identity !== identity) lastKnown.delete(backend);
+  return identity;
+}
+
+/** Returns the identity of the engine that answers, or that answered up to a minute ago. `now` is in Unix seconds. */
+export async function recentEngineOf(backend: Backend, now: number): Promise<string | undefined> {
+  const last = lastKnown.get(backend);
+  if (last && now >= last.at && now - last.at < KEPT_SECONDS) return last.identity;
+  const identity = await engineOf(backend);
+  lastKnown.set(backend, { identity, at: now });
+  return identity;
+}
+
+/**
+ * Takes a look at an engine. Returns what was seen, and the identity of the engine. Throws when another one answers afterwards than
+ * before: the look may have been at either.
+ */
+export async function lookAt<T>(
+  backend: Backend,
+  look: (engine: string | undefined) => Promise<T>,
+): Promise<{ engine: string | undefined; seen: T }> {
+  const engine = await engineOf(backend);
+  const seen = await look(engine);
+  const after = await engineOf(backend);
+  if (after !== engine) throw new Error(`the engine changed while it was asked, from ${engine} to ${after}`);
+  return { engine, seen };
+}
+
+/** Describes, for the operator, that the machine of a lease is out of reach. */
+export const elsewhere = ({ engine }: Pick<Resource, 'engine'>, other: string) =>
+  `unreachable: its machine was ordered from another engine (${engine}) than the one that answers now (${other}), and goes on to its own deadline there`;
