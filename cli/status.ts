@@ -53,6 +53,7 @@ function screen(it: ServerStatus): string {
     ['server', it.uptime_seconds === null ? 'not running' : `up ${duration(it.uptime_seconds, 1)}`],
     ['ready', it.ready ? 'yes' : `${toned('bad', 'NO')}: ${it.reason}`],
     ['frozen', it.frozen.sentence === null ? 'no' : toned('warn', it.frozen.sentence)],
+    ...(it.moved ? [movedRow(it.moved, ago)] : []),
     ['clock', `${exact(it.clock.now)}${it.clock.holds_blocked ? `, ${it.clock.holds_blocked}` : ''}`],
     ['disk', it.disk.shortage ?? `${mebibytes(it.disk.free_bytes)} free`],
     ['backup', it.backup ? `${ago(it.backup.at)}: ${it.backup.file}` : 'none noted'],
@@ -99,6 +100,14 @@ function screen(it: ServerStatus): string {
   const below = `\n${' '.repeat(width)}  `;
   return rows.map(([name, value]) => `${name.padEnd(width)}  ${wrap(value, room).join(below)}`).join('\n');
 }
+
+const movedRow = (
+  { from, host, at, last_written_at: writtenAt }: NonNullable<ServerStatus['moved']>,
+  ago: (at: number | null) => string,
+): [string, string] => [
+  'moved',
+  `${ago(at)} from ${from ?? 'another machine'} to ${host}; last written there ${ago(writtenAt)}`,
+];
 
 function leasesOf({ leases: { live, by_status: byStatus, unreachable } }: ServerStatus): string {
   if (!live) return 'none';

@@ -1,4 +1,5 @@
 import { existsSync } from 'node:fs';
+import { hostname } from 'node:os';
 import { type Keyring, openKeyring } from '../access/keyring.ts';
 import { machineHash, readMachineId } from '../access/machine-id.ts';
 import { readMasterKey } from '../access/master-key.ts';
@@ -11,7 +12,8 @@ import { refuseOpenToOthers } from '../config/strict-modes.ts';
 import { findChangedSchema, missingPart } from '../db/damage.ts';
 import { createDiskReserve, type DiskReserve } from '../db/disk-reserve.ts';
 import { type Files, prepareDirectory } from '../files/data-directory.ts';
-import { beginNewEpoch, recogniseMachine } from '../lease/report-only.ts';
+import { fileMark } from '../files/file-mark.ts';
+import { beginNewEpoch, recordPlace, whyReportMoved } from '../lease/report-only.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
 import { openDefaultAccount } from '../ledger/account.ts';
 import { audit, newFault } from '../ledger/audit.ts';
@@ -21,16 +23,17 @@ import {
   install,
   installationOf,
   lowerAcceptedFaults,
+  type Place,
 } from '../ledger/installation.ts';
 import type { Ledger, LedgerOptions } from '../ledger/ledger.ts';
-import { tellDiskLow } from '../ledger/notices.ts';
+import { type Move, tellDiskLow } from '../ledger/notices.ts';
 import type { Outbox } from '../ledger/outbox.ts';
 import { faultsOf, type Verification } from '../ledger/verify.ts';
 import type { Events } from '../telemetry/events.ts';
 import { type ClockWatch, watchClock } from './clock-watch.ts';
 import { gapOf, newestOf, readMarks } from './examine.ts';
 import { createHeadWriter } from './head-writer.ts';
-import { clockOf, enterDirectory, openBooks } from './open.ts';
+import { clockOf, enterDirectory, knownTimeOf, openBooks } from './open.ts';
 import { judgeStorage, type StorageOptions } from './storage.ts';
 import { type StorageWatch, watchStorage } from './storage-watch.ts';
 import { isClockSynced } from './time-service.ts';
@@ -156,7 +159,7 @@ export async function openBooksForService(
     failed: (error) => events.failed('clock', error),
   });
 
-  health.fault = await examine(ledger, at, clock, masterKey.id, options);
+  health.fault = await examine(ledger, at, clock, masterKey.id, config, events, options);
   if (!health.fault) await clockWatch.judge(options.acceptClock ?? false);
   opening.adopt(headWriter, async (it) => {
     // A head that is ahead of the database is evidence: it is not overwritten. An older head that remains, on a full disk, is none.
@@ -200,6 +203,8 @@ async function examine(
   at: Files,
   clock: Clock,
   masterKeyId: string,
+  config: Config,
+  events: Pick<Events, 'booksMoved'>,
   options: BooksOptions,
 ): Promise<string | undefined> {
   const now = clock.now();
@@ -233,16 +238,41 @@ async function examine(
       await ledger.write(lowerAcceptedFaults, { remaining: examined.faults });
     if (options.create && installationOf(ledger.read).defaultAccountId === null)
       await ledger.write(openDefaultAccount, { now });
-    await recognise(ledger, (options.machineId ?? readMachineId)(), now);
+    const move = await recognise(ledger, at, (options.machineId ?? readMachineId)(), now);
+    if (move) events.booksMoved(move, missingOn(config, at));
   }
   return fault;
 }
 
-/** Begins the report-only state on a different machine than before: there these books may be a copy. */
-async function recognise(ledger: Ledger, machineId: string | undefined, now: number): Promise<void> {
-  if (machineId === undefined) return;
-  const { installationId, machineHash: known } = installationOf(ledger.read);
-  const current = machineHash(machineId, installationId);
-  if (known?.equals(current)) return;
-  await ledger.write(recogniseMachine, { machineHash: current, isAnother: known !== null, now });
+/** Notes where these books are served. Returns the move, where they come from another machine. Begins the report-only state where they may be a copy. */
+async function recognise(
+  ledger: Ledger,
+  at: Files,
+  machineId: string | undefined,
+  now: number,
+): Promise<Move | undefined> {
+  if (machineId === undefined) return undefined;
+  const known = installationOf(ledger.read);
+  const current = machineHash(machineId, known.installationId);
+  const place: Place = { machineHash: current, host: hostname(), fileMark: fileMark(at.database) };
+  const isSame = known.machineHash?.equals(current) ?? false;
+  if (isSame && known.host === place.host && known.fileMark === place.fileMark) return undefined;
+  if (isSame || known.machineHash === null) {
+    await ledger.write(recordPlace, { place, move: undefined, because: undefined, now });
+    return undefined;
+  }
+  const move = { from: known.host, host: hostname(), writtenAt: knownTimeOf(ledger.read, at).at };
+  await ledger.write(recordPlace, { place, move, because: whyReportMoved(ledger.read, known, place), now });
+  return move;
+}
+
+/** Returns which of an installation's files did not come along to another machine. Without the master key it does not start at all. */
+function missingOn(config: Config, at: Files): string[] {
+  const hasLeases = Object.values(config.compute).some(Boolean);
+  return [
+    ...(config.file === undefined ? [`the settings (purser.yaml in ${config.dataDirectory}, or --config)`] : []),
+    ...(hasLeases && !existsSync(at.sshHostKey)
+      ? [`${at.sshHostKey} (a new one is made, which clients distrust)`]
+      : []),
+  ];
 }

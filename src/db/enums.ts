@@ -55,6 +55,7 @@ export const EVENT_TYPES = [
   'upstream.down',
   'upstream.up',
   'disk.low',
+  'books.moved',
   'frozen',
   'test',
 ] as const;

@@ -1,15 +1,23 @@
 import type { Reader, Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
-import { beginEpoch, type ReportOnly, reportOnlyOf, setMachineHash, setReportOnly } from '../ledger/installation.ts';
+import {
+  beginEpoch,
+  type Place,
+  type ReportOnly,
+  reportOnlyOf,
+  setPlace,
+  setReportOnly,
+} from '../ledger/installation.ts';
 import { journalHead } from '../ledger/journal.ts';
-import { quarantinedResources, quarantineResources, releaseResources } from '../ledger/resource.ts';
+import type { Move } from '../ledger/notices.ts';
+import { allLiveResources, quarantinedResources, quarantineResources, releaseResources } from '../ledger/resource.ts';
 
 /** The reason why a quarantined lease is neither ended nor extended. */
 export const REPORT_ONLY = 'this installation only reports until the operator runs `purser resource reconcile --apply`';
 
 /**
- * Begins the report-only state: no machine is destroyed that these books may not own. After a restore, an accepted loss or a move
- * to another machine they may be a copy, and the machines production's (docs/decisions/0010). Live leases are quarantined; later
+ * Begins the report-only state: no machine is destroyed that these books may not own. After a restore, an accepted loss or on
+ * another machine they may be a copy, and the machines production's (docs/decisions/0010). Live leases are quarantined; later
  * ones are certainly ours. A second reason does not replace the first.
  */
 export function beginReportOnly(tx: Tx, reason: string, now: number): void {
@@ -33,15 +41,25 @@ export const beginNewEpoch = defineWrite(
   },
 );
 
-type ReportedMachine = { machineHash: Buffer; isAnother: boolean; now: number };
-/** Records the machine on which this installation runs; on a different machine than before, begins the report-only state. */
-export const recogniseMachine = defineWrite(
-  'installation.machine',
-  (tx, { machineHash, isAnother, now }: ReportedMachine) => {
-    setMachineHash(tx, machineHash);
-    if (isAnother) beginReportOnly(tx, 'this is another machine than at the last start', now);
-  },
-);
+type RecordedPlace = { place: Place; move: Move | undefined; because: string | undefined; now: number };
+/** Records where this installation runs. Begins the report-only state for the reason `because`, if there is one. */
+export const recordPlace = defineWrite('installation.place', (tx, { place, move, because, now }: RecordedPlace) => {
+  setPlace(tx, place, move, now);
+  if (because !== undefined) beginReportOnly(tx, because, now);
+});
+
+/**
+ * Returns why books on another machine than at the last start may only report, or undefined. A disk that moved has the same file;
+ * a copy has another one, and the original may have been served since. Leases whose engine is not known would be taken for gone
+ * where another engine answers.
+ */
+export function whyReportMoved(read: Reader, known: Place, now: Place): string | undefined {
+  const moved = 'this is another machine than at the last start';
+  if (known.fileMark === null || known.fileMark !== now.fileMark)
+    return `${moved}, and the database is another file: it may be a copy`;
+  const count = allLiveResources(read).filter((it) => it.engine === null).length;
+  return count === 0 ? undefined : `${moved}, and the books do not know the engine of ${count} live leases`;
+}
 
 /** Describes the report-only state in a sentence; undefined when it is off. */
 export function describeReportOnly(read: Reader): (ReportOnly & { leases: number; sentence: string }) | undefined {

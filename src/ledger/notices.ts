@@ -214,6 +214,19 @@ export const tellDiskLow = defineWrite('event.disk_low', (tx, { reason, now }: {
   record(tx, 'disk.low', 'disk', { reason }, now),
 );
 
+/** A start of these books on another machine than the one before. */
+export type Move = {
+  /** The host that served them before; null where that was not noted. */
+  from: string | null;
+  host: string;
+  /** The time of their last write there, Unix seconds. */
+  writtenAt: number;
+};
+/** Writes an event that another machine serves these books than at the last start. */
+export function tellMoved(tx: Tx, { from, host, writtenAt }: Move, now: number): void {
+  record(tx, 'books.moved', 'books', { from, host, last_written_at: writtenAt }, now);
+}
+
 /** Writes an event that the installation, an account or a wallet takes no new holds any more. */
 export function tellFrozen(
   tx: Tx,

@@ -23,6 +23,8 @@ const SENTENCES: Record<EventType, (data: EventData) => string> = {
   'upstream.down': (it) => `Model server ${it.upstream} is down: ${it.reason}`,
   'upstream.up': (it) => `Model server ${it.upstream} is up again.`,
   'disk.low': (it) => `No new work is started: ${it.reason}.`,
+  'books.moved': (it) =>
+    `The books are served by ${it.host} now, and no longer by ${it.from ?? 'the machine before'}. They were last written at ${new Date(Number(it.last_written_at) * 1000).toISOString()}.`,
   frozen: (it) =>
     `No new holds: ${{ wallet: `wallet ${wallet(it)} is frozen`, account: `account ${account(it)} is suspended` }[String(it.scope)] ?? 'the installation is frozen'}${it.reason === null ? '' : ` (${it.reason})`}.`,
 };

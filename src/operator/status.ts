@@ -6,6 +6,7 @@ import { files } from '../files/data-directory.ts';
 import { VERSION } from '../files/version.ts';
 import { figures, type Holds } from '../ledger/figures.ts';
 import { countFrozen, describeFrozen, frozenSince } from '../ledger/frozen.ts';
+import { installationOf } from '../ledger/installation.ts';
 import { waitingOf } from '../ledger/outbox.ts';
 import { unreachableResources } from '../ledger/resource.ts';
 import { whyUnreachable } from '../net/reach.ts';
@@ -42,6 +43,7 @@ export const status = {
         sentence: describeFrozen(ledger.read) ?? null,
         since: frozenSince(ledger.read),
       },
+      moved: movedOf(ledger.read),
       clock: { now, holds_blocked: clock.holdsBlocked() ?? null, expiry_blocked: clock.expiryBlocked() },
       disk: {
         free_bytes: app.diskReserve.freeBytes(),
@@ -106,6 +108,12 @@ function upstreamsOf({ config, upstreamOutages }: OperatorApp) {
 function shortSince({ diskReserve }: OperatorApp, now: number): number | null {
   const seconds = diskReserve.shortSeconds();
   return seconds === undefined ? null : now - seconds;
+}
+
+/** Returns the last start on another machine than before, or null. */
+function movedOf(read: OperatorApp['ledger']['read']) {
+  const { movedFrom: from, movedAt: at, movedWrittenAt: writtenAt, host } = installationOf(read);
+  return at === null ? null : { from, host, at, last_written_at: writtenAt };
 }
 
 /** Returns how many events wait to be delivered, and since when the oldest has waited. */

@@ -23,6 +23,8 @@ export type Subject = {
   deadlineMinSeconds: number;
   /** Whether the line to a command breaks with its machine, so that nobody hears how the command ended. */
   losesLine?: true;
+  /** Whether there is only one engine, which has no identity. */
+  isNameless?: true;
 };
 
 /** Long beside the time that one reading takes of a processor. */
@@ -102,6 +104,19 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     await gone(backend, machine.ref);
     await backend.destroy(machine.ref); // What is gone is done.
     assert.deepEqual(await backend.find(tag), []);
+  });
+
+  test(`${name}: its engine has an identity, which stays the same`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const identity = await backend.identity?.();
+    if (subject.isNameless) return assert.equal(identity, undefined);
+    assert.match(identity ?? '', /\w{4}/);
+    const { machine } = await make(subject);
+    assert.equal(await backend.identity?.(), identity);
+    await gone(backend, machine.ref);
+    assert.equal(await backend.identity?.(), identity);
   });
 
   test(`${name}: a command past its time is killed with everything it started, and says so`, async (t) => {

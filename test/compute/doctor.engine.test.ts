@@ -156,7 +156,7 @@ test('where a machine costs money none is made', async (t) => {
   const found = await findingsOf(purser.directory);
   assert.deepEqual(
     [...found.values()].map((it) => [it.name, it.ok]),
-    ['key', 'credit', 'labels', 'offers', 'trial'].map((it) => [`provider_three vast: ${it}`, true]),
+    ['key', 'credit', 'labels', 'offers', 'identity', 'trial'].map((it) => [`provider_three vast: ${it}`, true]),
   );
   assert.equal(vast.count('create'), 0);
   assert.ok(!JSON.stringify([...found]).includes(VAST_KEY));

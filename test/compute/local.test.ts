@@ -31,6 +31,7 @@ const suite = async (t: TestContext): Promise<Subject> => ({
   room: 2,
   extends: true,
   deadlineMinSeconds: 2,
+  isNameless: true,
 });
 
 conform('local', suite);

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { judgeEngines } from '../../src/doctor/compute.ts';
 import { type Disk, judgeFileSystem, judgeFsync, judgeSpace } from '../../src/doctor/disk.ts';
 import { judgeUncertain } from '../../src/doctor/doctor.ts';
 import { judgeLeases } from '../../src/doctor/leases.ts';
@@ -159,4 +160,14 @@ test('a live lease past its end is a fault with its backend and its error; one w
   );
   assert.match(judgeLeases([away], 9000), /^Warning: 1 of 1/, 'it ended at its own deadline, as far as is known');
   assert.throws(() => judgeLeases([lease, away], 9000), /should have ended/, 'that of the engine that answers is late');
+});
+
+test('engines at two addresses that say that they are one are told of; a backend of two slots is not', () => {
+  const one = { slotPath: 'provider_one', identity: 'docker A', address: 'unix:///run/docker.sock' };
+  assert.deepEqual(judgeEngines([one, { ...one, slotPath: 'provider_three' }, { ...one, identity: 'docker B' }]), []);
+  const [found] = judgeEngines([one, { ...one, slotPath: 'provider_three', address: 'tcp://box:2376' }]);
+  assert.match(
+    found?.detail ?? '',
+    /^Warning: provider_one \(unix:.*\) and provider_three \(tcp:.*\) answer with one identity \(docker A\)/,
+  );
 });

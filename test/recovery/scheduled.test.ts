@@ -1,11 +1,10 @@
 import assert from 'node:assert/strict';
-import { randomBytes } from 'node:crypto';
 import { cpSync, existsSync, mkdirSync, readdirSync, renameSync, writeFileSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import test from 'node:test';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { followFaults } from '../../src/base/fault.ts';
-import { endReportOnly, recogniseMachine } from '../../src/lease/report-only.ts';
+import { beginNewEpoch, endReportOnly } from '../../src/lease/report-only.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { createBackups, runBackup } from '../../src/recovery/scheduled.ts';
 import { openTestServer } from '../helper/server.ts';
@@ -110,7 +109,13 @@ test('a server that only reports removes no backup: another one of its installat
   const unreadable = first.replace(/\d{8}T/, '20010101T');
   mkdirSync(join(directory, unreadable));
   const now = purser.app.clock.now();
-  await purser.app.ledger.write(recogniseMachine, { machineHash: randomBytes(32), isAnother: true, now });
+  await purser.app.ledger.write(beginNewEpoch, {
+    reason: 'a test',
+    acceptedFaults: 0,
+    above: 0,
+    because: 'a test',
+    now,
+  });
   purser.clock.advance(DAY);
   await backups.runOnce();
   assert.deepEqual(readdirSync(directory).length, 4);

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { recogniseMachine } from '../../src/lease/report-only.ts';
+import { beginNewEpoch } from '../../src/lease/report-only.ts';
 import { completion, failure, reset } from '../helper/upstream.ts';
 import { openMemoryServer } from '../lease/leases.ts';
 import { asOperator } from './sample.ts';
@@ -97,7 +97,10 @@ test('everything that is stuck says since when', async (t) => {
 
   const since = purser.app.clock.now();
   await purser.reopen();
-  await purser.app.ledger.write(recogniseMachine, { machineHash: Buffer.alloc(32), isAnother: true, now: since });
+  await purser.app.ledger.write(beginNewEpoch, {
+    ...{ reason: 'a test', acceptedFaults: 0, above: 0 },
+    ...{ because: 'a test', now: since },
+  });
   clock.advance(60);
   const later = attentionOn((await browser.get('/')).html);
   assert.ok(

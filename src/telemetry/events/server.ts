@@ -1,9 +1,17 @@
 import type { Change } from '../../config/change.ts';
+import type { Move } from '../../ledger/notices.ts';
 import type { Verification } from '../../ledger/verify.ts';
 import type { Sinks } from '../sinks.ts';
 
 /** The events of the server and the installation as a whole. */
 export const serverEvents = ({ log, metrics }: Sinks) => ({
+  booksMoved({ from, host, writtenAt }: Move, missing: readonly string[]) {
+    const lost = missing.length ? `; missing here: ${missing.join(', ')}` : '';
+    log.warn(
+      { event: 'books.moved', from, host, last_written_at: writtenAt, missing },
+      `these books were served by ${from ?? 'another machine'} before, and were last written at ${new Date(writtenAt * 1000).toISOString()}${lost}`,
+    );
+  },
   frozen(sentence: string) {
     log.warn({ event: 'frozen', reason: sentence }, 'new holds are refused');
   },

@@ -150,7 +150,8 @@ export function openEngine(settings: EngineSettings): Engine {
         if (await engine.isPodman()) return Name && DockerRootDir && `podman ${Name} ${DockerRootDir}`;
         return ID && `docker ${ID}`;
       } catch (error) {
-        if (statusOf(error) === 403) return undefined; // A proxy before the engine does not let this through.
+        const status = statusOf(error) ?? 0;
+        if (status >= 400 && status < 500) return undefined; // A proxy before the engine does not let this through.
         throw error;
       }
     },

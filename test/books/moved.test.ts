@@ -1,0 +1,93 @@
+import assert from 'node:assert/strict';
+import { copyFileSync, renameSync, rmSync } from 'node:fs';
+import { hostname } from 'node:os';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { files } from '../../src/files/data-directory.ts';
+import { fileMark } from '../../src/files/file-mark.ts';
+import { LONG, openMemoryServer } from '../lease/leases.ts';
+
+const MACHINE = '0123456789abcdef0123456789abcdef';
+const OTHER = 'fedcba9876543210fedcba9876543210';
+
+/** A purser with a lease on an engine that tells its identity, about to start on another machine. */
+async function openBefore(t: TestContext) {
+  const machine: { id: string | undefined } = { id: MACHINE };
+  const purser = await openMemoryServer(t, { machine });
+  purser.memory.identity = 'engine a';
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.rent(token)).body;
+  const moved = async () => (await purser.run('status', {})).moved;
+  const events = async () => (await purser.run('events.list', {})).events.filter((it) => it.type === 'books.moved');
+  const readyz = async () => (await purser.ask('GET', '/readyz')).body;
+  const { database } = files(purser.directory);
+  return { purser, machine, token, id, moved, events, readyz, database };
+}
+
+/** Puts a copy in the place of a file. */
+function copyInPlace(file: string): void {
+  copyFileSync(file, `${file}.copy`);
+  renameSync(`${file}.copy`, file);
+}
+
+test('a disk that moved with its books is served as ever: an event, the log and status say from where, and when it was written', async (t) => {
+  const { purser, machine, token, id, moved, events, readyz } = await openBefore(t);
+  assert.equal(await moved(), null);
+  const writtenAt = Math.floor(purser.clock.wall() / 1000);
+  purser.clock.advance(90);
+  machine.id = OTHER;
+  await purser.reopen();
+  const { now } = (await purser.run('status', {})).clock;
+  const move = { from: hostname(), host: hostname(), at: now, last_written_at: (await moved())?.last_written_at };
+  assert.deepEqual(await moved(), move);
+  assert.ok(Number(move.last_written_at) >= writtenAt && Number(move.last_written_at) < now + 1);
+  assert.deepEqual(
+    (await events()).map((it) => it.data),
+    [{ from: hostname(), host: hostname(), last_written_at: move.last_written_at }],
+  );
+  const line = purser.log.find((it) => it.includes('"event":"books.moved"')) ?? '';
+  assert.deepEqual((JSON.parse(line) as { missing: string[] }).missing, []);
+  assert.deepEqual(await readyz(), { ready: true });
+  assert.equal((await purser.stop(token, id)).body.status, 'stopped', 'its engine is the same');
+  await purser.reopen();
+  assert.equal((await events()).length, 1, 'that machine is known now');
+  assert.deepEqual(await moved(), move);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a copy on another machine only reports: the same books may have been served elsewhere since', async (t) => {
+  const { purser, machine, token, id, events, readyz, database } = await openBefore(t);
+  const before = fileMark(database);
+  machine.id = OTHER;
+  await purser.reopen(() => {
+    copyInPlace(database);
+    rmSync(join(purser.directory, 'ssh_host_key'));
+  });
+  assert.notEqual(fileMark(database), before);
+  assert.match(
+    (await readyz()).report_only,
+    /another machine than at the last start, and the database is another file/,
+  );
+  assert.equal((await events()).length, 1);
+  const line = purser.log.find((it) => it.includes('"event":"books.moved"')) ?? '';
+  assert.match(line, /missing here: .*ssh_host_key/);
+  await purser.stop(token, id);
+  assert.equal(purser.memory.machines.size, 1);
+});
+
+test('a copy on the same machine is known by its new file from then on', async (t) => {
+  const { purser, machine, events, readyz, database } = await openBefore(t);
+  await purser.reopen(() => copyInPlace(database));
+  assert.deepEqual([await readyz(), await events()], [{ ready: true }, []]);
+  machine.id = OTHER;
+  await purser.reopen();
+  assert.deepEqual([await readyz(), (await events()).length], [{ ready: true }, 1]);
+});
+
+test('an accepted loss only reports, also where the disk moved', async (t) => {
+  const { purser, machine, events, readyz } = await openBefore(t);
+  machine.id = OTHER;
+  await purser.reopen(() => rmSync(join(purser.directory, 'ledger.head')), { acceptLoss: true });
+  assert.match((await readyz()).report_only, /the loss of entries was accepted/);
+  assert.equal((await events()).length, 1);
+});
