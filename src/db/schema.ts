@@ -87,6 +87,8 @@ export const installation = sqliteTable(
     movedFrom: text('moved_from'),
     movedAt: count('moved_at'),
     movedWrittenAt: count('moved_written_at'),
+    /** The time at which the operator last ended the report-only state. */
+    trustedAt: count('trusted_at'),
     seal: seal(),
   },
   (t) => [

@@ -7,6 +7,7 @@ import {
   reportOnlyOf,
   setPlace,
   setReportOnly,
+  trust,
 } from '../ledger/installation.ts';
 import { journalHead } from '../ledger/journal.ts';
 import type { Move } from '../ledger/notices.ts';
@@ -25,9 +26,15 @@ export function beginReportOnly(tx: Tx, reason: string, now: number): void {
   quarantineResources(tx, now);
 }
 
+/** Begins the report-only state while the server runs. */
+export const doubtBooks = defineWrite('report_only.begin', (tx, { because, now }: { because: string; now: number }) =>
+  beginReportOnly(tx, because, now),
+);
+
 /** Ends the report-only state after the operator's check: leases and orphans are acted on again, at once. */
 export const endReportOnly = defineWrite('report_only.end', (tx, { now }: { now: number }) => {
   setReportOnly(tx, null);
+  trust(tx, now);
   releaseResources(tx, now);
 });
 

@@ -1,7 +1,8 @@
 import { type Backend, type Owned, type Ref, resourceIdOf, tagPrefix } from '../compute/backend.ts';
-import { reportOnlyOf } from '../ledger/installation.ts';
-import { findResource } from '../ledger/resource.ts';
+import { installationOf, reportOnlyOf } from '../ledger/installation.ts';
+import { findResource, quarantinedResources } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
+import { doubtBooks } from './report-only.ts';
 
 /** Machines younger than this are spared: their rows may not have the reference yet. */
 const GRACE_SECONDS = 300;
@@ -31,6 +32,12 @@ export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: 
   const prefix = tagPrefix(app.installationId);
   const { strangers } = backend;
   const owned = await backend.listOwned(prefix);
+  const foreign = owned.find((it) => isOfAnotherCopy(app, it));
+  if (foreign && !reportOnlyOf(app.ledger.read)) {
+    const because = `another server writes a copy of these books: it made ${foreign.tag} after they had moved here`;
+    await app.ledger.write(doubtBooks, { because, now });
+    app.events.reportOnly(because, quarantinedResources(app.ledger.read).length);
+  }
   const others = strangers && (pass.showAll || strangers.end) ? await strangers.list(prefix) : [];
   const orphans: Orphan[] = [];
 
@@ -51,6 +58,17 @@ export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: 
   }
   for (const it of others) await judge(it, strangers?.end);
   return orphans;
+}
+
+/**
+ * Returns whether another copy of these books made a machine, since they moved to this machine or the operator looked: each machine
+ * has a row before it is made, and rows stay.
+ */
+function isOfAnotherCopy({ ledger: { read }, installationId }: LeaseApp, { tag, createdAt }: Owned): boolean {
+  const { movedWrittenAt, trustedAt } = installationOf(read);
+  if (movedWrittenAt === null || createdAt <= Math.max(movedWrittenAt, trustedAt ?? 0)) return false;
+  const id = resourceIdOf(tagPrefix(installationId), tag);
+  return id.startsWith('res_') && findResource(read, id) === undefined; // A trial of doctor has no row.
 }
 
 /** Destroys one orphan. A failure does not stop the sweep; the next one tries again. */

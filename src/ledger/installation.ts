@@ -158,6 +158,11 @@ export function setReportOnly(tx: Tx, state: ReportOnly | null): void {
   change(tx, { reportOnlySince: state?.since ?? null, reportOnlyReason: state?.reason ?? null });
 }
 
+/** Records that the operator has looked, and that these books are the right ones. */
+export function trust(tx: Tx, now: number): void {
+  change(tx, { trustedAt: now });
+}
+
 /** The machine and the file of a start. */
 export type Place = Pick<Installation, 'machineHash' | 'host' | 'fileMark'>;
 

@@ -4,6 +4,7 @@ import type { ConfiguredBackend } from '../compute/slots.ts';
 import { checkKeeps, nextKeep } from '../lease/keep.ts';
 import { advance } from '../lease/step.ts';
 import { newPass, type SweepPass, sweep } from '../lease/sweep.ts';
+import { installationOf } from '../ledger/installation.ts';
 import {
   nextStaleAnswer,
   pruneAnswers,
@@ -100,6 +101,11 @@ export async function endSandboxes(app: ReaperApp, reaped: Reaped): Promise<void
 /** Extends leases that are kept while they are busy. Runs after the steps, which know whether an extension took place. */
 export async function keepLeases(app: ReaperApp, reaped: Reaped): Promise<void> {
   for (const it of await inTime(app, checkKeeps(app))) tally(app, reaped, it, 'kept');
+}
+
+/** After a move to this machine, sweeps once before any lease is ended: the sweep sees whether the books are written elsewhere, too. */
+export async function sweepMoved(app: ReaperApp, reaped: Reaped): Promise<void> {
+  if (app.state.sweepAt === 0 && installationOf(app.ledger.read).movedAt !== null) await sweepOrphans(app, reaped);
 }
 
 /** Destroys machines with this installation's tag that no live row knows. */

@@ -18,6 +18,7 @@ import {
   refillWallets,
   resolveUncertain,
   stepLeases,
+  sweepMoved,
   sweepOrphans,
   windUpWallets,
 } from './chores.ts';
@@ -87,6 +88,7 @@ const nothing = (): Reaped => ({
 
 /** The chores of a pass, in their order. */
 const CHORES = [
+  sweepMoved,
   expireWallets,
   refillWallets,
   endSandboxes,

@@ -3,6 +3,7 @@ import { copyFileSync, renameSync, rmSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
+import { tagPrefix } from '../../src/compute/backend.ts';
 import { files } from '../../src/files/data-directory.ts';
 import { fileMark } from '../../src/files/file-mark.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
@@ -90,4 +91,42 @@ test('an accepted loss only reports, also where the disk moved', async (t) => {
   await purser.reopen(() => rmSync(join(purser.directory, 'ledger.head')), { acceptLoss: true });
   assert.match((await readyz()).report_only, /the loss of entries was accepted/);
   assert.equal((await events()).length, 1);
+});
+
+test('a copy of the disk itself is found by the machines that the original made since: then nothing is ended, until the operator has looked', async (t) => {
+  const { purser, machine, readyz } = await openBefore(t);
+  purser.clock.advance(700); // The lease is over here; the original has extended it.
+  const { machines } = purser.memory;
+  for (const it of machines.values()) it.deadline += 86_400;
+  const of = (tag: string) => ({ tag, state: 'running' as const, deadline: Number.MAX_SAFE_INTEGER });
+  const prefix = tagPrefix(purser.app.installationId);
+  const at = Math.floor(purser.clock.wall() / 1000);
+  machines.set('trial', { ref: 'trial', ...of(`${prefix}trial-1`), createdAt: at });
+  machine.id = OTHER;
+  await purser.reopen();
+  await purser.app.reaper.runOnce();
+  assert.deepEqual([await readyz(), machines.has('engine am1')], [{ ready: true }, false], 'a trial is none of them');
+
+  await purser.rent((await purser.openWallet(LONG)).token);
+  for (const it of machines.values()) it.deadline += 86_400;
+  purser.clock.advance(700);
+  machines.set('theirs', { ref: 'theirs', ...of(`${prefix}res-theirs`), createdAt: at + 700 });
+  await purser.reopen();
+  await purser.app.reaper.runOnce();
+  assert.match((await readyz()).report_only, /another server writes a copy of these books: it made .*res-theirs/);
+  assert.deepEqual(
+    [...machines.keys()].sort(),
+    ['engine am2', 'theirs', 'trial'],
+    'the first sweep comes before any end',
+  );
+  const applied = await purser.run('resource.reconcile', { apply: true });
+  assert.ok(applied.orphans.some((it) => it.ref === 'theirs'));
+  purser.clock.advance(400);
+  await purser.app.reaper.runOnce();
+  assert.deepEqual(
+    [[...machines.keys()], await readyz()],
+    [[], { ready: true }],
+    'the operator has said which books count',
+  );
+  assert.deepEqual(purser.problems(), []);
 });
