@@ -14,9 +14,10 @@ export function confirmedBackend(backend: Backend, confirm: () => Promise<void>)
     };
   return new Proxy(backend, {
     get(target, name) {
-      if (name === 'destroy') return after((ref: string) => target.destroy(ref));
-      if (name === 'extend') return after((...args: Parameters<Backend['extend']>) => target.extend(...args));
-      const { strangers } = target;
+      // The calls of this moment: one that wraps another must not come back to itself.
+      const { destroy, extend, strangers } = target;
+      if (name === 'destroy') return after(destroy);
+      if (name === 'extend') return after(extend);
       if (name === 'strangers' && strangers?.end) return { ...strangers, end: after(strangers.end) };
       return Reflect.get(target, name, target);
     },

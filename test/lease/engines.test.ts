@@ -4,7 +4,7 @@ import { readConfig } from '../../src/config/config.ts';
 import { examine } from '../../src/doctor/doctor.ts';
 import { findResource, type Resource } from '../../src/ledger/resource.ts';
 import type { Memory } from '../compute/engines/memory.ts';
-import { LONG, openMemoryPool, openMemoryServer, PRICE } from './leases.ts';
+import { dieAt, LONG, openMemoryPool, openMemoryServer, PRICE } from './leases.ts';
 
 /** Two engines, of which one answers at the address: `a`, until a test turns to the other. */
 function twoEngines(memory: Memory) {
@@ -178,6 +178,28 @@ test('whatever call the engine changes at, in a life with a lost answer and a st
     }
   assert.deepEqual(purser.problems(), []);
 });
+
+for (const when of ['before', 'after'] as const)
+  for (const name of ['identity', 'create', 'find', 'inspect', 'extend', 'destroy'] as const)
+    test(`where the process dies ${when} ${name}, another engine in between ends nothing, and the first one again leaves nothing`, async (t) => {
+      const { purser, token, pass, machines, turnTo } = await openOnTwo(t);
+      await dieAt(purser, token, when, name);
+      const [made] = machines.a.values();
+      if (made) made.deadline += 86_400; // What becomes of it is Purser's doing.
+      const held = (await purser.budget(token)).held_usd;
+      turnTo('b');
+      await pass();
+      const { live } = (await purser.run('status', {})).leases;
+      assert.equal(machines.a.size, made ? 1 : 0);
+      assert.ok(live >= machines.a.size, `${live} rows`);
+      assert.equal((await purser.budget(token)).held_usd, held, 'what another engine says releases nothing');
+      turnTo('a');
+      await pass(4, 300);
+      assert.deepEqual([...machines.a.keys(), ...machines.b.keys()], []);
+      assert.equal((await purser.run('status', {})).leases.live, 0);
+      assert.equal((await purser.budget(token)).held_usd, '0.00');
+      assert.deepEqual(purser.problems(), []);
+    });
 
 test('an engine that is given another name, or that begins to tell it, is known by it before a lease ends', async (t) => {
   const { purser, token, row, pass } = await openOnTwo(t);

@@ -175,7 +175,7 @@ export async function dieAt(
   purser: LeaseServer,
   token: string,
   when: 'before' | 'after',
-  name: 'create' | 'inspect' | 'extend' | 'destroy' | 'find',
+  name: 'create' | 'inspect' | 'extend' | 'destroy' | 'find' | 'identity',
 ): Promise<void> {
   const { create } = purser.backend;
   if (name === 'find')
