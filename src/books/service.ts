@@ -7,6 +7,7 @@ import { finishRotation, type KeySource, warnOfOldKey } from '../access/rotation
 import { type Clock, systemTime, type TimeSource } from '../base/clock.ts';
 import type { ServerHealth } from '../base/health.ts';
 import type { Log } from '../base/log.ts';
+import { Refusal } from '../base/refusal.ts';
 import type { Config } from '../config/config.ts';
 import { refuseOpenToOthers } from '../config/strict-modes.ts';
 import { findChangedSchema, missingPart } from '../db/damage.ts';
@@ -258,7 +259,10 @@ async function recognise(
   const isSame = known.machineHash?.equals(current) ?? false;
   if (isSame && known.host === place.host && known.fileMark === place.fileMark) return undefined;
   if (isSame || known.machineHash === null) {
-    await ledger.write(recordPlace, { place, move: undefined, because: undefined, now });
+    await ledger.write(recordPlace, { place, move: undefined, because: undefined, now }).catch((error) => {
+      // A full disk does not prevent the start: the next one notes it.
+      if (!(error instanceof Refusal) || error.code !== 'read_only') throw error;
+    });
     return undefined;
   }
   const move = { from: known.host, host: hostname(), writtenAt: knownTimeOf(ledger.read, at).at };
