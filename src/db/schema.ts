@@ -681,7 +681,7 @@ export const resources = sqliteTable(
     abandonedReason: text('abandoned_reason'),
     /** The time at which it was quarantined: its machine may belong to another installation, so it is left alone (docs/decisions/0010). */
     quarantinedAt: count('questioned_at'),
-    /** The identity of the engine that was asked for its machine; null where that is not known (docs/decisions/0079). */
+    /** The identity of the engine that was asked for its machine; null where that is not known (docs/decisions/0080). */
     engine: text(),
     /** The time since which another engine answers in place of its own. */
     unreachableSince: count('unreachable_since'),

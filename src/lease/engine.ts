@@ -2,7 +2,7 @@ import type { Backend } from '../compute/backend.ts';
 import type { Resource } from '../ledger/resource.ts';
 
 /**
- * Which engine a machine is on (docs/decisions/0079). Another engine may answer at an address than before: on another machine, or
+ * Which engine a machine is on (docs/decisions/0080). Another engine may answer at an address than before: on another machine, or
  * behind an address that moved. What it does not have proves nothing about the one that was asked for the machine.
  */
 
