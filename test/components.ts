@@ -116,6 +116,13 @@ export const COMPONENTS = {
   'a Debian mirror': { tests: 'the executable in a minimal Debian', isThere: () => debianMirror() !== undefined },
   root: asRoot('small disks, other users, descriptors', 'mount', 'setpriv'),
   'failing disk': asRoot('a file system that turns read-only', 'losetup', 'mkfs.ext4', 'e2fsck'),
+  mirror: asRoot(
+    'a disk that replicates itself to a second one',
+    'qemu-storage-daemon',
+    'losetup',
+    'mkfs.ext4',
+    '/dev/fuse',
+  ),
   btrfs: asRoot('limits of a disk', 'mkfs.btrfs'),
   namespaces: asRoot('machines of a marketplace', 'unshare', 'nsenter', 'setsid', 'curl'),
   strace: program('kills at each call, power cuts', 'strace'),

@@ -26,24 +26,30 @@ export type ChatEntry = {
   text: string;
 };
 
+/** Returns whether a server says that its disk confirms nothing, of what was in flight or of what came later. */
+export const saysDiskFailed = ({ status, text }: Answer): boolean =>
+  status === 503 &&
+  /Whether this took effect is not known: |Nothing can be written: |This installation is not served: /.test(text);
+
 /** The answer never came, or not whole: the server is gone. */
 export class Gone extends Error {}
 
 /**
  * Concurrent clients with a journal of their own: of every request they know its key and body, and whether its outcome
- * was acknowledged, refused, or never heard of (Jepsen's ok, fail, info).
+ * was acknowledged, refused, or never heard of (Jepsen's ok, fail, info). Where the disk may fail, a server that says so is
+ * gone for a client, whatever it had asked for.
  */
-export function openClients(accountKey: string, random: () => number) {
+export function openClients(accountKey: string, random: () => number, { diskMayFail = false } = {}) {
   const wallets: WalletEntry[] = [];
   const chats: ChatEntry[] = [];
   let latest: ChatEntry[] = [];
 
   async function ask(server: Serving, method: string, path: string, asked: Parameters<Serving['ask']>[2]) {
-    try {
-      return await server.ask(method, path, asked);
-    } catch (cause) {
+    const answer = await server.ask(method, path, asked).catch((cause) => {
       throw new Gone('no answer', { cause });
-    }
+    });
+    if (diskMayFail && saysDiskFailed(answer)) throw new Gone(answer.text);
+    return answer;
   }
 
   async function createWallet(server: Serving, entry: WalletEntry) {
