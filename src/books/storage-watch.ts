@@ -23,6 +23,11 @@ export type StorageWatch = {
    * full disk will do, since it is there. Throws `operation_uncertain` or `read_only` when the storage has failed.
    */
   confirm(): Promise<void>;
+  /**
+   * Undefined while this process has looked at its disk in time. If it stood still, as where the kernel let it wait for a frozen
+   * disk, another server may have the books by now: then resolves like `confirm`.
+   */
+  confirmAfterPause(): Promise<void> | undefined;
   /** Notes that somebody uses the books, so that they are written to within seconds. */
   used(): void;
   /** Begins to look at the disk. `isBusy` returns whether something is leased or in flight. */
@@ -68,6 +73,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
   let before: (() => Promise<void>) | undefined;
   let isBusy = () => false;
   let isStopped = false;
+  let isPaused = false; // It stood still, and no commit has been confirmed since.
   let timer: NodeJS.Timeout | undefined;
 
   const write: Ledger['write'] = (it, data) => {
@@ -104,6 +110,16 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     }
   }
 
+  const stoodStill = () => timer !== undefined && time.monotonic() - lookedAt > stallSeconds() * 1000;
+
+  function confirmAfterPause(): Promise<void> | undefined {
+    isPaused ||= stoodStill();
+    if (!isPaused) return undefined;
+    return confirm().then(() => {
+      isPaused = stoodStill();
+    });
+  }
+
   /** Writes to the books, and makes sure that their directory is still the one that was opened. */
   async function checkDisk(): Promise<void> {
     isBeating = true;
@@ -135,6 +151,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
 
   function look(): void {
     const now = time.monotonic();
+    isPaused ||= stoodStill();
     awake += Math.min(now - lookedAt, LOOK_MILLISECONDS_MAX);
     lookedAt = now;
     const [oldest] = waiting.values();
@@ -148,6 +165,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
   return {
     write,
     confirm,
+    confirmAfterPause,
     took(milliseconds) {
       if (milliseconds > stallSeconds() * 1000) end(`a commit took ${Math.round(milliseconds / 1000)} s`);
     },
@@ -158,6 +176,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     },
     start(busy) {
       isBusy = busy;
+      lookedAt = time.monotonic();
       timer = setInterval(look, LOOK_MILLISECONDS);
       timer.unref();
     },

@@ -94,6 +94,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
   app.health.serving = true;
   let ending: Promise<void> | undefined;
   const endOnce = () => (ending ??= endAll());
+  // Not the operator's socket: the removal of its file waits for a frozen disk.
   app.storage.beforeEnd(() => deadline(endOnce(), END_MILLISECONDS, () => {}));
   let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
   let gateway: SshServer | undefined;
@@ -103,9 +104,11 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
     // Closed last: requests in flight may take minutes, in which the operator wants to see them.
     metrics?.closeAllConnections();
     metrics?.close();
-    await socket?.close();
   }
-  opening.defer(endOnce);
+  opening.defer(async () => {
+    await endOnce();
+    await socket?.close();
+  });
   if (config.public_url === undefined) app.state.baseUrl = reachableUrl(address, config.tls);
 
   if (app.slots.list.length) {

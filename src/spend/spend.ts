@@ -126,6 +126,8 @@ export type PaidApp = {
   inFlight: InFlight;
   /** The requests that wait for money. */
   fundsQueue: FundsQueue;
+  /** Confirms that the books are still this process's where it stood still since the hold (docs/decisions/0078). */
+  storage: { confirmAfterPause(): Promise<void> | undefined };
   /** Wakes the reaper by this time (Unix seconds). */
   wakeAt: (at: number) => void;
 };
@@ -396,6 +398,8 @@ async function callAndSettle<A, T>(
   steps: PaidSteps<A, T>,
   waiters: Waiters<A>,
 ): Promise<Given<A>> {
+  const confirmed = app.storage.confirmAfterPause();
+  if (confirmed) await confirmed;
   const called = await call(operation, waiters);
   if ('pending' in called) return unpaid(await called.pending());
   if (operation.state !== 'reserved' && called.outcome.kind === 'refused') {

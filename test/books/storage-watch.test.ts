@@ -213,3 +213,46 @@ test('a data directory that was unmounted under the server has the same end', as
     renameSync(aside, purser.directory);
   }
 });
+
+test('a process that stood still for longer than a commit may take calls no model before the disk has confirmed a commit', async (t) => {
+  const writer = holdWriter();
+  const { purser } = await openEnding(t, openTestServer, { writesHere: false });
+  t.after(writer.release);
+  const { token } = await purser.openWallet();
+  assert.equal((await purser.chat(token)).status, 200);
+  assert.equal(purser.app.storage.confirmAfterPause(), undefined, 'no commit where nothing is in doubt');
+
+  purser.clock.advance(11);
+  writer.hold();
+  const confirmed = purser.app.storage.confirmAfterPause();
+  assert(confirmed, 'not since it looked last');
+  purser.app.storage.look();
+  assert(purser.app.storage.confirmAfterPause(), 'a look at the disk is no commit');
+  writer.release();
+  await confirmed;
+  assert.equal(purser.app.storage.confirmAfterPause(), undefined);
+});
+
+test('a hold of before a pause is no leave to call: another server may have the books', async (t) => {
+  const { purser } = await openEnding(t, openTestServer);
+  const { token } = await purser.openWallet();
+  const { app, clock } = purser;
+  const placed = app.ledger.write;
+  let isPaused = false;
+  app.ledger.write = async (write, data) => {
+    const result = await placed(write, data);
+    if (isPaused) clock.advance(11); // It stands still once the hold is on disk.
+    return result;
+  };
+  isPaused = true;
+  app.storage.confirmAfterPause = ((confirm) => () => {
+    isPaused = false;
+    const waits = confirm();
+    assert(waits, 'it is confirmed before the call');
+    app.storage.fail(new Error('the disk is another server’s'));
+    return waits;
+  })(app.storage.confirmAfterPause);
+  const answer = await purser.chat(token);
+  assert.deepEqual([answer.status, answer.body.error.code], [503, 'operation_uncertain']);
+  assert.equal(purser.upstream.calls.length, 0);
+});

@@ -64,6 +64,7 @@ async function openReaper(t: TestContext) {
       },
     },
     limits: { released: createLimit(0, time.monotonic) },
+    storage: { confirmAfterPause: () => undefined },
     wakeAt() {},
     slots: createSlots([]),
     leaseMutex: createKeyedMutex(),
