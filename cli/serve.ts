@@ -4,6 +4,7 @@ import { redactedTexts } from '../src/base/secret.ts';
 import { type MasterKeySource, readConfig } from '../src/config/config.ts';
 import { examineStart } from '../src/doctor/settings.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
+import { readReplicas } from '../src/files/drbd.ts';
 import { readMount } from '../src/files/mount.ts';
 import type { Served } from '../src/main/serve.ts';
 import { example, type Globals, readContext, repeated } from './context.ts';
@@ -61,7 +62,11 @@ export function serveCommand(program: Command): void {
         create: true,
         acceptLoss: options.acceptLoss ?? false,
         acceptClock: options.acceptClock ?? false,
-        storage: { readMount, isAnyAccepted: options.unsafeStorage ?? false },
+        storage: {
+          readMount,
+          readReplicas: (mount) => readReplicas(mount),
+          isAnyAccepted: options.unsafeStorage ?? false,
+        },
         fatal: stopAtOnce,
         ownsProcess: true,
       });

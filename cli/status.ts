@@ -1,5 +1,6 @@
 import type { Command } from 'commander';
 import { duration } from '../src/base/shown.ts';
+import { describeReplicas, hasFullCopy, type Replicas } from '../src/files/drbd.ts';
 import type { CommandOutput } from '../src/operator/commands.ts';
 import { example, type Globals } from './context.ts';
 import { print, say, show } from './report.ts';
@@ -38,6 +39,11 @@ async function status({ watch }: { watch?: boolean }, command: Command): Promise
   }
 }
 
+const copies = (replicas: Replicas): [string, string] => {
+  const says = describeReplicas(replicas);
+  return ['copies', hasFullCopy(replicas) ? says : toned('warn', says)];
+};
+
 function screen(it: ServerStatus): string {
   const ago = (at: number | null) => (at === null ? 'never' : `${duration(it.clock.now - at, 1)} ago`);
   const holds = ({ count, amount_usd, oldest_at }: ServerStatus['uncertain']) =>
@@ -56,6 +62,7 @@ function screen(it: ServerStatus): string {
     ...(it.moved ? [movedRow(it.moved, ago)] : []),
     ['clock', `${exact(it.clock.now)}${it.clock.holds_blocked ? `, ${it.clock.holds_blocked}` : ''}`],
     ['disk', it.disk.shortage ?? `${mebibytes(it.disk.free_bytes)} free`],
+    ...(it.disk.replicas ? [copies(it.disk.replicas)] : []),
     ['backup', it.backup ? `${ago(it.backup.at)}: ${it.backup.file}` : 'none noted'],
     [
       'accounts',

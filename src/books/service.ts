@@ -35,6 +35,7 @@ import { type ClockWatch, watchClock } from './clock-watch.ts';
 import { gapOf, newestOf, readMarks } from './examine.ts';
 import { createHeadWriter } from './head-writer.ts';
 import { clockOf, enterDirectory, knownTimeOf, openBooks } from './open.ts';
+import { type ReplicasWatch, watchReplicas } from './replicas-watch.ts';
 import { judgeStorage, type StorageOptions } from './storage.ts';
 import { type StorageWatch, watchStorage } from './storage-watch.ts';
 import { isClockSynced } from './time-service.ts';
@@ -49,6 +50,7 @@ export type Books = {
   diskReserve: DiskReserve;
   clockWatch: ClockWatch;
   storage: StorageWatch;
+  replicas: ReplicasWatch;
   /** What is wrong with the file system under the books, where it was accepted with `--unsafe-storage`. */
   unsafeStorage: string | undefined;
 };
@@ -128,6 +130,7 @@ export async function openBooksForService(
   const { fatal, outbox, writesHere } = options;
   const committed: LedgerOptions['committed'] = (newest, milliseconds) => {
     storage.took(milliseconds);
+    events.committed(milliseconds);
     headWriter.committed(newest);
     options.committed?.();
   };
@@ -144,6 +147,8 @@ export async function openBooksForService(
   const stallSeconds = () => config.storage.stall_seconds;
   const around = { directory: config.dataDirectory, time, health, stallSeconds, fatal };
   const storage = opening.adopt(watchStorage({ ...around, write: opened.write }), (it) => it.stop());
+  const readReplicas = async () => options.storage?.readReplicas?.(options.storage.readMount(config.dataDirectory));
+  const replicas = opening.adopt(watchReplicas(readReplicas, events), (it) => it.stop());
   const ledger = { ...opened, write: storage.write };
   const keyring = openKeyring(ledger.read, masterKey);
   const { from, path } = config.masterKey;
@@ -180,6 +185,7 @@ export async function openBooksForService(
     diskReserve,
     clockWatch,
     storage,
+    replicas,
     unsafeStorage: judged?.isUntrusted ? judged.wrong : undefined,
   };
 }

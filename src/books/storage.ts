@@ -1,3 +1,4 @@
+import type { Replicas } from '../files/drbd.ts';
 import { type Mount, whyShortLived, whyUntrusted } from '../files/mount.ts';
 
 /** Thrown when books would be served on a file system that this machine's kernel cannot vouch for. */
@@ -5,6 +6,8 @@ export class UntrustedStorageError extends Error {}
 
 export type StorageOptions = {
   readMount(directory: string): Mount | undefined;
+  /** Returns what is known of the other copies of the disk under a mount; without it, nothing is. */
+  readReplicas?(mount: Mount | undefined): Promise<Replicas | undefined>;
   /** Serves on any file system (`serve --unsafe-storage`). */
   isAnyAccepted: boolean;
 };

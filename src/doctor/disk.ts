@@ -12,6 +12,7 @@ import {
 import { join } from 'node:path';
 import { warning } from '../compute/finding.ts';
 import { freeNeeded, reserveOn } from '../db/disk-reserve.ts';
+import { describeReplicas, hasFullCopy, type Replicas } from '../files/drbd.ts';
 import { type Mount, whyShortLived, whyUntrusted } from '../files/mount.ts';
 
 /** The doctor's checks of the disk under the data directory. A check returns its finding, and throws an Error for a fault. */
@@ -40,6 +41,15 @@ export function judgeFileSystem(directory: string, mount: Mount | undefined): st
     );
   if (!FIT.test(type)) return warning(`${is}, which Purser does not know. Move it to ext4, xfs or btrfs.`);
   return is;
+}
+
+/** Describes the other copies of the disk. Throws where no box could take over with everything. */
+export function judgeReplicas(replicas: Replicas): string {
+  const says = describeReplicas(replicas);
+  if (replicas.unknown !== null) return warning(`${says}. Run purser doctor as root, and look at \`drbdadm status\`.`);
+  if (!hasFullCopy(replicas))
+    throw new Error(`${says}: no box could take over. Look at \`drbdadm status\` on both, and connect them.`);
+  return says;
 }
 
 /** Free space below which the doctor warns: room for a journal of some years. */

@@ -8,6 +8,7 @@ import type { CheckFinding } from '../compute/backend.ts';
 import { finding, warning } from '../compute/finding.ts';
 import { type Config, searchPath } from '../config/config.ts';
 import { type Files, files } from '../files/data-directory.ts';
+import { readReplicas } from '../files/drbd.ts';
 import { readMount } from '../files/mount.ts';
 import { findPrograms } from '../files/programs.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
@@ -25,7 +26,7 @@ import { uncertainPolicyOf } from '../router/uncertain.ts';
 import { judgeBackups } from './backups.ts';
 import { judgeCertificate } from './certificate.ts';
 import { examineSlots } from './compute.ts';
-import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readSpace } from './disk.ts';
+import { judgeFileSystem, judgeFsync, judgeReplicas, judgeSpace, measureFsync, readDisk, readSpace } from './disk.ts';
 import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
 import { judgeLeases } from './leases.ts';
 import { judgeClock, judgeTools } from './machine.ts';
@@ -103,6 +104,8 @@ async function examineDirectory(
   await check('files', () => judgeFiles(directory));
   const mount = readMount(directory);
   await check('file system', () => judgeFileSystem(directory, mount));
+  const replicas = await readReplicas(mount);
+  if (replicas) await check('copies of the disk', () => judgeReplicas(replicas));
   await check('disk space', () => judgeSpace(directory, readSpace(directory, at.reserve)));
   await check('durability', () => judgeFsync(measureFsync(directory), mount, readDisk(mount)));
   await check('server', async () => {

@@ -1,10 +1,13 @@
 import { execFile, spawn } from 'node:child_process';
 import { accessSync, constants, realpathSync } from 'node:fs';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { promisify } from 'node:util';
+import { deadline } from '../net/deadline.ts';
 
 const run = promisify(execFile);
 const RUN_MILLISECONDS = 5000;
+/** Milliseconds within which a killed program ends, unless the kernel keeps it. */
+const KILL_MILLISECONDS = 1000;
 
 /** Returns the output of a program, whatever its exit code. Undefined if it is missing, hangs or prints nothing. */
 export async function outputOf(program: string, ...args: string[]): Promise<string | undefined> {
@@ -12,6 +15,28 @@ export async function outputOf(program: string, ...args: string[]): Promise<stri
     (error: { stdout?: string }) => ({ stdout: error.stdout ?? '' }),
   );
   return output.stdout.trim() || undefined;
+}
+
+/** What came of asking a program: its output; that it failed or could not be started; or no answer within the time limit. */
+export type Asked = { outcome: 'done'; output: string } | { outcome: 'refused' | 'unknown'; reason: string };
+
+/**
+ * Asks a program, and tells what failed. Resolves within seconds, also where the program cannot even be killed because the
+ * kernel waits for a device. Never throws.
+ */
+export function askProgram(program: string, ...args: string[]): Promise<Asked> {
+  const name = basename(program);
+  const late: Asked = { outcome: 'unknown', reason: `${name} did not answer within ${RUN_MILLISECONDS / 1000} s` };
+  const options = { timeout: RUN_MILLISECONDS, killSignal: 'SIGKILL', env: {} } as const;
+  const asked = run(program, args, options).then(
+    ({ stdout }): Asked => ({ outcome: 'done', output: stdout }),
+    ({ killed, stderr, message }: Error & { killed?: boolean; stderr?: string }): Asked => {
+      if (killed) return late;
+      const [said] = (stderr || message).trim().split('\n');
+      return { outcome: 'refused', reason: `${name} failed: ${said}` };
+    },
+  );
+  return deadline(asked, RUN_MILLISECONDS + KILL_MILLISECONDS, () => late);
 }
 
 /**

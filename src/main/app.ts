@@ -20,6 +20,7 @@ import type { LocalCompute } from '../compute/settings.ts';
 import type { ConfiguredBackend } from '../compute/slots.ts';
 import type { Reload } from '../config/change.ts';
 import type { Config } from '../config/config.ts';
+import { REPLICA_STATES, type Replica } from '../files/drbd.ts';
 import { fullDisk } from '../files/full-disk.ts';
 import { createConcurrency, PORT_COUNT_MAX } from '../http/concurrency.ts';
 import type { HttpApp } from '../http/endpoint.ts';
@@ -355,6 +356,7 @@ function addGauges(
     | 'clock'
     | 'retries'
     | 'storage'
+    | 'replicas'
   >,
 ) {
   const { ledger, clock, events, diskReserve, inFlight, notifier } = app;
@@ -364,6 +366,18 @@ function addGauges(
   events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
   events.gauge('storage_stalled', '1 once the disk has confirmed no commit in time: the server ends.', () =>
     app.storage.failure() ? 1 : 0,
+  );
+  events.gauges(
+    'storage_replicas',
+    'Other copies of a disk that replicates itself (DRBD), by state.',
+    ['state'],
+    () => {
+      const { peers = [], unknown } = app.replicas.now() ?? {};
+      if (unknown === undefined) return [];
+      if (unknown !== null) return [{ labels: { state: 'unknown' }, value: 1 }];
+      const count = (state: Replica['state']) => peers.filter((it) => it.state === state).length;
+      return REPLICA_STATES.map((state) => ({ labels: { state }, value: count(state) }));
+    },
   );
   events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
   for (const scope of ['installation', 'account', 'wallet'] as const)

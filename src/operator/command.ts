@@ -1,6 +1,7 @@
 import * as v from 'valibot';
 import type { KeySource } from '../access/rotation.ts';
 import type { ServerHealth } from '../base/health.ts';
+import type { ReplicasWatch } from '../books/replicas-watch.ts';
 import type { Reload } from '../config/change.ts';
 import type { Config } from '../config/config.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
@@ -17,6 +18,7 @@ export type OperatorApp = CloseApp &
     catalogue: Catalogue;
     keySource: KeySource;
     diskReserve: DiskReserve;
+    replicas: Pick<ReplicasWatch, 'now'>;
     upstreamOutages: UpstreamOutages;
     reload?: Reload;
     backUpNow?: () => Promise<string>;

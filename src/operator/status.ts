@@ -49,6 +49,7 @@ export const status = {
         free_bytes: app.diskReserve.freeBytes(),
         shortage: app.diskReserve.shortage() ?? null,
         short_since: shortSince(app, now),
+        replicas: app.replicas.now() ?? null,
       },
       backup: lastBackup(config.dataDirectory),
       accounts: {

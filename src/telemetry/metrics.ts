@@ -7,6 +7,7 @@ import { DROP_REASONS } from './spans/exporter.ts';
 
 /** Seconds: from the first byte of a quick model server to the longest answer. */
 const SECONDS_BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300];
+const COMMIT_BUCKETS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];
 const TOKENS_BUCKETS = [16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576];
 
 const counter =
@@ -56,6 +57,12 @@ const METRICS = {
     'funds_wait_seconds',
     'How long requests waited for money that others in flight held, by how that ended.',
     ['end'],
+  ),
+  commitSeconds: everyHistogram(
+    'storage_commit_seconds',
+    'How long commits took, until they were on disk.',
+    [],
+    COMMIT_BUCKETS,
   ),
   keepsEnded: counter('keeps_ended_total', 'Leases that are no longer extended while busy, by reason.', 'reason'),
   checkouts: counter('checkouts_total', 'Checkout events.', 'event'),

@@ -1,6 +1,7 @@
 import { periodAt } from '../../base/calendar.ts';
 import { Nanos } from '../../base/money.ts';
 import { duration, type StateTone } from '../../base/shown.ts';
+import { describeReplicas, hasFullCopy } from '../../files/drbd.ts';
 import { describeReportOnly } from '../../lease/report-only.ts';
 import { countCheckouts, listCheckouts } from '../../ledger/checkout.ts';
 import { closingSince, endingWallets, findWallet, type Wallet } from '../../ledger/wallet.ts';
@@ -156,6 +157,8 @@ function addService(add: Add, status: Status): void {
   if (!status.ready) add('bad', `Not ready: ${status.reason}`, { to: '/settings', act: 'Settings' });
   const { disk } = status;
   if (disk.shortage !== null) add('bad', `Low disk: ${disk.shortage}`, { since: disk.short_since });
+  if (disk.replicas && !hasFullCopy(disk.replicas))
+    add('warn', html`Copies of the disk: ${outside(describeReplicas(disk.replicas))}`);
   if (status.clock.holds_blocked !== null) add('bad', `No new holds: ${status.clock.holds_blocked}`);
   const { uncertain } = status;
   if (uncertain.count)

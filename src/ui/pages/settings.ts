@@ -1,6 +1,7 @@
 import { listOperatorSessions } from '../../access/browser-sessions.ts';
 import { listPasskeys } from '../../access/passkeys.ts';
 import { duration } from '../../base/shown.ts';
+import { describeReplicas } from '../../files/drbd.ts';
 import { installationOf } from '../../ledger/installation.ts';
 import { type Html, type HtmlValue, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
@@ -32,6 +33,7 @@ export async function settingsPage(visit: Visit): Promise<Page> {
         ['Up for', status.uptime_seconds === null ? '–' : duration(status.uptime_seconds)],
         ['State', status.ready ? 'ready' : outside(status.reason ?? '')],
         ['Free on disk', `${(status.disk.free_bytes / GIB).toFixed(1)} GiB`],
+        status.disk.replicas !== null && ['Copies of the disk', outside(describeReplicas(status.disk.replicas))],
         ['Address', app.state.baseUrl],
         ['Installation', id(installation.installationId)],
       ]),
