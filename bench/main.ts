@@ -13,6 +13,7 @@ import { headOfLine } from './rows/head-of-line.ts';
 import { ledgerVerify } from './rows/ledger-verify.ts';
 import { manyKeys } from './rows/many-keys.ts';
 import { memory } from './rows/memory.ts';
+import { mirror } from './rows/mirror.ts';
 import { poolHost } from './rows/pool-host.ts';
 import { promptSizes } from './rows/prompt-sizes.ts';
 import { races } from './rows/races.ts';
@@ -42,6 +43,7 @@ const ROWS: Record<string, (bench: Bench) => Promise<Line[]>> = {
   o: manyKeys,
   p: failOver,
   q: slowReaders,
+  r: mirror,
 };
 
 const [, , first, ...others] = process.argv;
