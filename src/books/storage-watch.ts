@@ -13,6 +13,8 @@ const LOOK_MILLISECONDS_MAX = 2000;
 /** The books are written at least this often while they are used. */
 const BEAT_MILLISECONDS = 5000;
 const RETRY_SECONDS = 5;
+/** What a lost disk answers to a read. A full one does not. */
+const READ_FAULT = /^SQLITE_IOERR_(READ|SHORT_READ|FSTAT)$/;
 
 /** Watches that what is written reaches the disk (docs/decisions/0078). */
 export type StorageWatch = {
@@ -38,6 +40,8 @@ export type StorageWatch = {
   took(milliseconds: number): void;
   /** Reports a commit that failed. */
   fail(error: unknown): void;
+  /** Reports an error of a read. Where it is the disk's, the storage has failed: returns the refusal of what read. */
+  failedRead(error: unknown): Refusal | undefined;
   /** Sets what answers those who wait and ends all that goes out, before the process ends. */
   beforeEnd(end: () => Promise<void>): void;
   /** Returns the refusal of what was in flight when the storage failed; undefined while it has not. */
@@ -170,6 +174,11 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
       if (milliseconds > stallSeconds() * 1000) end(`a commit took ${Math.round(milliseconds / 1000)} s`);
     },
     fail: (error) => end(`a commit failed (${(error as Error).message})`, error as Error),
+    failedRead(error) {
+      if (!READ_FAULT.test((error as { code?: string }).code ?? '')) return undefined;
+      end(`a read failed (${(error as Error).message})`, error as Error);
+      return failure();
+    },
     look,
     used() {
       isUsed = true;

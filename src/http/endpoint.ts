@@ -79,7 +79,7 @@ export type HttpApp = Omit<ChatApp, 'readApart' | 'memory'> &
     health: ServerHealth;
     diskReserve: Pick<DiskReserve, 'shortage'>;
     unsafeStorage: string | undefined;
-    storage: Pick<StorageWatch, 'used'>;
+    storage: Pick<StorageWatch, 'used' | 'failedRead'>;
     /** Signs the URLs of objects; undefined without configured transfer storage. */
     signer: Signer | undefined;
     tokens: Tokens;
@@ -500,7 +500,7 @@ export function readIdempotencyKey(key: unknown): string {
  * outside `onError`. A `fault` that is not a Refusal is an internal error. `request` is the part that is known of it.
  */
 export function unparsableRequest(
-  app: Pick<HttpApp, 'events'>,
+  app: Pick<HttpApp, 'events' | 'storage'>,
   fault: unknown,
   { method = '', url = '', headers }: Partial<Pick<IncomingMessage, 'method' | 'url' | 'headers'>> = {},
 ) {
@@ -510,15 +510,16 @@ export function unparsableRequest(
   return lastAnswer(refusal.code, requestId, errorBody({ method, path, headers }, refusal, message, requestId));
 }
 
-/** Logs an error and returns what the caller may see of it. An internal error reveals no details. */
+/** Logs an error and returns what the caller may see of it. An internal error reveals no details; the disk's ends the server. */
 export function describeError(
-  app: Pick<HttpApp, 'events'>,
+  app: Pick<HttpApp, 'events' | 'storage'>,
   requestId: string,
   path: string,
   error: unknown,
 ): { refusal: Refusal; message: string } {
-  if (!(error instanceof Refusal)) app.events.faulted('request', error, { request_id: requestId, path });
-  const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
+  const known = error instanceof Refusal ? error : app.storage.failedRead(error);
+  if (!known) app.events.faulted('request', error, { request_id: requestId, path });
+  const refusal = known ?? new Refusal('internal_error');
   const message = redactTokens(refusal.message); // It may quote the caller's input, including a token in the wrong place.
   app.events.refused(refusal.code, requestId, message, path);
   return { refusal, message };
@@ -540,7 +541,7 @@ function errorBody(
  * may be logged.
  */
 export function onError(
-  app: Pick<HttpApp, 'events' | 'limits'>,
+  app: Pick<HttpApp, 'events' | 'limits' | 'storage'>,
   pathOf: (c: Context<Env>) => string = (c) => c.req.path,
 ): ErrorHandler<Env> {
   return (error, c) => {

@@ -32,7 +32,7 @@ function failBody(request: IncomingMessage, refusal: Refusal): void {
  * ends in either case. Returns a function that returns whether nothing more is read from a connection.
  */
 export function answerUnreadable(
-  app: Pick<HttpApp, 'events'>,
+  app: Pick<HttpApp, 'events' | 'storage'>,
   server: Server,
   connections: Connections,
 ): (socket: Socket) => boolean {

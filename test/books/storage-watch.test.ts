@@ -198,6 +198,18 @@ for (const code of ['SQLITE_IOERR_FSYNC', 'SQLITE_IOERR_WRITE', 'SQLITE_READONLY
     late.open();
   });
 
+test('a read that the disk refuses has the same end', async (t) => {
+  const { purser, ended } = await openEnding(t, openTestServer);
+  const { token } = await purser.openWallet();
+  t.mock.method(purser.app.tokens, 'find', () => {
+    throw new Client.SqliteError('disk I/O error', 'SQLITE_IOERR_READ');
+  });
+  const { status, body } = await purser.ask('GET', '/v1/budget', { token });
+  assert.deepEqual([status, body.error.code], [503, 'operation_uncertain']);
+  assert.match(body.error.message, /a read failed \(disk I\/O error\)/);
+  assert.equal((await ended).message, 'disk I/O error');
+});
+
 test('a data directory that was unmounted under the server has the same end', async (t) => {
   const { purser, ended } = await openEnding(t, openTestServer);
   await purser.openWallet();

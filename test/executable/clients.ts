@@ -26,10 +26,12 @@ export type ChatEntry = {
   text: string;
 };
 
+/** Not what a server says whose books have lost something. */
+const DISK_FAILED =
+  /(Whether this took effect is not known|Nothing can be written|This installation is not served): (a commit |a read |the disk |the data directory |another directory )/;
+
 /** Returns whether a server says that its disk confirms nothing, of what was in flight or of what came later. */
-export const saysDiskFailed = ({ status, text }: Answer): boolean =>
-  status === 503 &&
-  /Whether this took effect is not known: |Nothing can be written: |This installation is not served: /.test(text);
+export const saysDiskFailed = ({ status, text }: Answer): boolean => status === 503 && DISK_FAILED.test(text);
 
 /** The answer never came, or not whole: the server is gone. */
 export class Gone extends Error {}

@@ -71,11 +71,14 @@ test('a head that is too long is a 431, whatever makes it so', async (t) => {
   assert.match(await assertOneRefusal(purser, 431, 'head_too_large', many), /2000 headers/);
 });
 
+/** These answers read nothing. */
+const NO_DISK = { used() {}, failedRead: () => undefined, confirmAfterPause: () => undefined };
+
 test('a client that is too slow is told so: in its head and in its body', async (t) => {
   const server = createServer({ headersTimeout: 1, requestTimeout: 1, connectionsCheckingInterval: 1 });
   const connections = followConnections(server);
   const events = { refused() {}, failed() {} } as unknown as Events;
-  answerUnreadable({ events }, server, connections);
+  answerUnreadable({ events, storage: NO_DISK }, server, connections);
   server.on('request', (request, response) => {
     connections.take(request, response);
     const share = createMemoryQuota().open('somebody');
@@ -101,7 +104,7 @@ test('a client that is too slow is told so: in its head and in its body', async 
 test('a body that is read as it comes has no limit but that something comes', async (t) => {
   const server = createServer({ headersTimeout: 500, requestTimeout: 500, connectionsCheckingInterval: 1 });
   const connections = followConnections(server);
-  answerUnreadable({ events: {} as Events }, server, connections);
+  answerUnreadable({ events: {} as Events, storage: NO_DISK }, server, connections);
   let checks = 0;
   server.on('clientError', () => {
     checks++;

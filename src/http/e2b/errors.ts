@@ -29,7 +29,7 @@ export const headersFor = (c: Context<Env>): Record<string, string> => ({
 });
 
 /** Answers an error: `{code, message}` with the status as a number. */
-export function answerError(app: Pick<HttpApp, 'events'>, c: Context<Env>, error: unknown): Response {
+export function answerError(app: Pick<HttpApp, 'events' | 'storage'>, c: Context<Env>, error: unknown): Response {
   const { refusal, message } = describeError(app, requestIdOf(c), c.req.path, error);
   const status = e2bStatus(refusal.code, !isE2bApi(c.req.path));
   const { retryAfterSeconds } = refusal;
