@@ -89,9 +89,14 @@ export type Column = {
   kind?: 'text' | 'number' | 'money' | 'time' | 'actions';
   /** The address of the list sorted by this column, and how it is sorted by it now. */
   sort?: { to: string; is: 'ascending' | 'descending' | undefined };
+  /** A narrow list begins each row with this column; unless said otherwise with the first of text, and of money. */
+  isFirst?: boolean;
 };
 
-/** Renders a table that scrolls by itself on a narrow screen; `empty` advises what to do when there are no rows. */
+/**
+ * Renders a table. Where it is narrow, each row is a card: name, amount and button, then the other cells with their labels. The
+ * roles keep it a table for screen readers then. `empty` advises what to do when there are no rows.
+ */
 export function table(
   caption: string,
   columns: readonly Column[],
@@ -101,13 +106,21 @@ export function table(
   if (!rows.length) return html`<div class="empty">${empty}</div>`;
   const head = columns.map(({ label, kind = 'text', sort }) =>
     kind === 'actions'
-      ? html`<td class="actions"></td>`
-      : html`<th scope="col" class="${kind}"${sort?.is && html` aria-sort="${sort.is}"`}>${sort ? sortLink(label, sort) : label}</th>`,
+      ? html`<td class="actions" role="cell"></td>`
+      : html`<th scope="col" class="${kind}" role="columnheader"${sort?.is && html` aria-sort="${sort.is}"`}>${sort ? sortLink(label, sort) : label}</th>`,
   );
-  const body = rows.map(
-    (row) => html`<tr>${row.map((cell, at) => html`<td class="${columns[at]?.kind ?? 'text'}">${cell}</td>`)}</tr>`,
-  );
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="${caption}"><table><caption class="hidden">${caption}</caption><thead><tr>${head}</tr></thead><tbody>${body}</tbody></table></div>`;
+  const starts = columns.map((it) => html`<td ${cellAttributes(it, columns)} role="cell">`);
+  const body = rows.map((row) => html`<tr role="row">${row.map((cell, at) => html`${starts[at]}${cell}</td>`)}</tr>`);
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="${caption}"><table role="table"><caption class="hidden">${caption}</caption><thead role="rowgroup"><tr role="row">${head}</tr></thead><tbody role="rowgroup">${body}</tbody></table></div>`;
+}
+
+/** Returns the attributes of a column's cells: its kind, its place on a card, and the label that it has there. */
+function cellAttributes(column: Column, columns: readonly Column[]): Html {
+  const { kind = 'text', label } = column;
+  const ofKind = (wanted: Column['kind']) => columns.filter((it) => (it.kind ?? 'text') === wanted);
+  const isFirst = (wanted: Column['kind']) => column === (ofKind(wanted).find((it) => it.isFirst) ?? ofKind(wanted)[0]);
+  if (isFirst('text')) return html`class="${kind} name"`;
+  return html`class="${kind}${isFirst('money') && ' amount'}"${kind !== 'actions' && html` data-label="${label}"`}`;
 }
 
 const ARROWS = { ascending: ' ↑', descending: ' ↓' };

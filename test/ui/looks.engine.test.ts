@@ -2,10 +2,9 @@ import assert from 'node:assert/strict';
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
-import { addPasskey } from '../../src/access/writes.ts';
 import { breachesOn, COLOUR_RULES, openChromium } from '../helper/chromium.ts';
 import { openTestServer } from '../helper/server.ts';
-import { openSample, type Sample } from './sample.ts';
+import { openSample, pagesOf, type Sample } from './sample.ts';
 
 // Every page in a real browser: in both colour schemes, on a phone and on a desk, with and without script.
 
@@ -15,64 +14,6 @@ const PHONE = { width: 390, height: 844 };
 const NARROW = { width: 320, height: 640 };
 /** The pictures of the documentation are made here, so that they show what there is. */
 const PICTURES = process.env.PURSER_TEST_PICTURES;
-
-/** The pages of the operator and of the holder of the account, with something on each. */
-async function pagesOf(sample: Sample): Promise<{ operator: string[]; account: string[] }> {
-  const [wallet, , frozen] = sample.wallets as [{ id: string }, unknown, { id: string }];
-  const { resources } = await sample.run('resource.list', { all: true });
-  const leases = resources.map(({ id }) => `/leases/${id}`);
-  const [running] = leases as [string];
-  const { operations } = await sample.run('operation.list', { limit: 20 });
-  const { operations: doubtful } = await sample.run('operation.list', { uncertain: true });
-  const settled = operations.find((it) => it.state === 'settled');
-  const [key] = (await sample.run('key.list', { account: sample.accountId })).keys;
-  const [operatorKey] = (await sample.run('operator-key.list', {})).keys;
-  await sample.ask('POST', '/v1/router/key', { token: sample.wallets[0]?.token as string, body: { models: ['chat'] } });
-  const [gatewayKey] = (await sample.run('wallet.gateway-keys', { id: wallet.id })).keys;
-  await sample.run('wallet.refill', { id: wallet.id, refill: { cents: 500, every: 'day' } });
-  const now = sample.app.clock.now();
-  const made = { name: 'laptop', origin: 'http://localhost:7420', subject: null, rule: null, useCount: 0 };
-  const order = { ...made, credentialId: Buffer.alloc(32), publicKey: Buffer.alloc(91) };
-  const passkey = await sample.app.ledger.write(addPasskey, { order, now });
-  const account = `/accounts/${sample.accountId}`;
-  const operator = [
-    '/',
-    '/wallets',
-    '/wallets/new',
-    `/wallets/${wallet.id}`,
-    `/wallets/${wallet.id}?steps=all&movements=50`,
-    `/wallets/${wallet.id}?client=claude`,
-    `/wallets/${frozen.id}`,
-    `/wallets/${sample.evil.id}`,
-    `/wallets/${wallet.id}/freeze`,
-    `/wallets/${wallet.id}/close`,
-    '/leases',
-    ...leases,
-    `${running}/stop`,
-    '/operations?state=uncertain',
-    '/operations',
-    `/operations/${settled?.id}`,
-    `/operations/${doubtful[0]?.id}`,
-    `/operations/${doubtful[0]?.id}/resolve?decision=charge`,
-    `/operations/${doubtful[0]?.id}/resolve?decision=release`,
-    '/accounts',
-    account,
-    `${account}/suspend`,
-    `${account}/keys/${key?.id}/revoke`,
-    '/spend?by=tag',
-    '/spend?by=wallet&and=model&range=1d&beside=before&tag=team%3Dred',
-    '/models',
-    '/journal',
-    '/events',
-    '/settings',
-    '/settings/freeze',
-    `/wallets/${wallet.id}/gateway-keys/${gatewayKey?.id}/revoke`,
-    `/settings/operator-keys/${operatorKey?.id}/revoke`,
-    `/settings/passkeys/${passkey.id}/remove`,
-  ];
-  const own = ['/', '/wallets', `/wallets/${wallet.id}`, '/leases', ...leases, '/spend', '/keys', '/models'];
-  return { operator, account: own };
-}
 
 test('every page is accessible and fits, in both colour schemes, on a phone and on a desk', async (t) => {
   const sample = await openSample(t);

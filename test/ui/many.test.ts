@@ -4,27 +4,16 @@ import { changeBudget } from '../../src/ledger/wallet-change.ts';
 import { writeWith } from '../helper/closures.ts';
 import { length } from '../helper/random.ts';
 import { openTestServer } from '../helper/server.ts';
-import { asOperator } from './sample.ts';
+import { asOperator, openMany } from './sample.ts';
 
 /** The fast tests take fewer. */
 const WALLET_COUNT = length(1500, 10_500);
-const BATCH_COUNT = 500;
 /** Processor time: far above what a page takes (some 20 ms), and far below what reading each wallet by itself would. */
 const PAGE_MILLISECONDS_MAX = 1000;
 
 test(`${WALLET_COUNT} wallets make no page slow or long, and each is found by page, state and name`, async (t) => {
   const purser = await openTestServer(t, { creditCents: 2 * WALLET_COUNT * 100 });
-  for (let at = 0; at < WALLET_COUNT; at += BATCH_COUNT)
-    await Promise.all(
-      Array.from({ length: BATCH_COUNT }, (_, i) =>
-        purser.run('wallet.create', {
-          account: purser.accountId,
-          name: `agent-${at + i}`,
-          budget_cents: 100,
-          expires_in_seconds: 0,
-        }),
-      ),
-    );
+  await openMany(purser, WALLET_COUNT, (at) => `agent-${at}`);
   const browser = await asOperator(purser);
   for (const path of [
     '/',

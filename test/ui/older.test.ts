@@ -28,7 +28,7 @@ async function walk(browser: Browser, path: string, heading: string, word: strin
     const { status, html } = await browser.get(at);
     assert.equal(status, 200, at);
     const card = cardOf(html, heading);
-    if (pages > 0) assert.ok(card.includes('<tbody>'), `${at} is an empty page`);
+    if (pages > 0) assert.ok(card.includes('<tbody'), `${at} is an empty page`);
     found.push(...[...card.matchAll(pattern)].map(([, it]) => it as string));
     if (pages > 0) assert.ok(wayIn(card, word === 'Older' ? 'Newest' : '(?:First|Oldest)'), `the way back is on ${at}`);
     at = wayIn(card, word);
@@ -56,13 +56,13 @@ test('every movement of a wallet is reached by "Older", in both views, and every
     const card = 'Where the money went';
     const shown = await walk(browser, at, card, 'Older', /title="(op_\w+)"/g);
     assert.equal(new Set(shown).size, 180, 'each request once');
-    assert.equal((await walk(browser, at, card, 'Older', /<tr>.*?<td class="text">(opened)/gs)).length, 1);
+    assert.equal((await walk(browser, at, card, 'Older', /<tr[^>]*>.*?<td class="text[^>]*>(opened)/gs)).length, 1);
     const steps = await walk(
       browser,
       `${at}?steps=all`,
       card,
       'Older',
-      /<td class="text">(held|charged|released|opened)/g,
+      /<td class="text[^>]*>(held|charged|released|opened)/g,
     );
     assert.equal(steps.length, 1 + 180 + 120, 'every step');
     const open = await walk(browser, at, 'On hold now', 'More', /title="(op_\w+)"/g);
@@ -126,7 +126,7 @@ test('every event and every operation of unknown outcome is reached', async (t) 
     '/events',
     'Events',
     'Older',
-    /<td class="text">(operation\.uncertain|upstream\.\w+|wallet\.\w+)/g,
+    /<td class="text[^>]*>(operation\.uncertain|upstream\.\w+|wallet\.\w+)/g,
   );
   assert.equal(rows.length, total);
 });

@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import type { TestContext } from 'node:test';
 import { request } from 'undici';
+import { addPasskey } from '../../src/access/writes.ts';
 import { handClock, type TestServer, type TestServerOptions } from '../helper/server.ts';
 import { completion, type Handler, reset } from '../helper/upstream.ts';
 import { openMemoryServer } from '../lease/leases.ts';
@@ -17,6 +18,7 @@ export type Sample = Lived & {
 /** The names in the sample, as a person would choose them. */
 const NAMES = ['research agent', 'code review', 'nightly evals', 'support triage', 'translator'];
 const MODELS = ['chat', 'flat', 'dear'];
+const BATCH_COUNT = 500;
 
 /** Answers with so many tokens. */
 const tokens = (prompt: number, output: number): Handler =>
@@ -91,6 +93,79 @@ export async function openSample(t: TestContext, options: TestServerOptions = {}
   await purser.run('key.create', { account: purser.accountId, name: text });
   upstream.handle = tokens(10, 5);
   return Object.assign(purser, { wallets, evil });
+}
+
+/** The pages of the operator and of the holder of the account, with something on each. */
+export async function pagesOf(sample: Sample): Promise<{ operator: string[]; account: string[] }> {
+  const [wallet, , frozen] = sample.wallets as [{ id: string }, unknown, { id: string }];
+  const { resources } = await sample.run('resource.list', { all: true });
+  const leases = resources.map(({ id }) => `/leases/${id}`);
+  const [running] = leases as [string];
+  const { operations } = await sample.run('operation.list', { limit: 20 });
+  const { operations: doubtful } = await sample.run('operation.list', { uncertain: true });
+  const settled = operations.find((it) => it.state === 'settled');
+  const [key] = (await sample.run('key.list', { account: sample.accountId })).keys;
+  const [operatorKey] = (await sample.run('operator-key.list', {})).keys;
+  await sample.ask('POST', '/v1/router/key', { token: sample.wallets[0]?.token as string, body: { models: ['chat'] } });
+  const [gatewayKey] = (await sample.run('wallet.gateway-keys', { id: wallet.id })).keys;
+  await sample.run('wallet.refill', { id: wallet.id, refill: { cents: 500, every: 'day' } });
+  const now = sample.app.clock.now();
+  const made = { name: 'laptop', origin: 'http://localhost:7420', subject: null, rule: null, useCount: 0 };
+  const order = { ...made, credentialId: Buffer.alloc(32), publicKey: Buffer.alloc(91) };
+  const passkey = await sample.app.ledger.write(addPasskey, { order, now });
+  const account = `/accounts/${sample.accountId}`;
+  const operator = [
+    '/',
+    '/wallets',
+    '/wallets/new',
+    `/wallets/${wallet.id}`,
+    `/wallets/${wallet.id}?steps=all&movements=50`,
+    `/wallets/${wallet.id}?client=claude`,
+    `/wallets/${frozen.id}`,
+    `/wallets/${sample.evil.id}`,
+    `/wallets/${wallet.id}/freeze`,
+    `/wallets/${wallet.id}/close`,
+    '/leases',
+    ...leases,
+    `${running}/stop`,
+    '/operations?state=uncertain',
+    '/operations',
+    `/operations/${settled?.id}`,
+    `/operations/${doubtful[0]?.id}`,
+    `/operations/${doubtful[0]?.id}/resolve?decision=charge`,
+    `/operations/${doubtful[0]?.id}/resolve?decision=release`,
+    '/accounts',
+    account,
+    `${account}/suspend`,
+    `${account}/keys/${key?.id}/revoke`,
+    '/spend?by=tag',
+    '/spend?by=wallet&and=model&range=1d&beside=before&tag=team%3Dred',
+    '/models',
+    '/journal',
+    '/events',
+    '/settings',
+    '/settings/freeze',
+    `/wallets/${wallet.id}/gateway-keys/${gatewayKey?.id}/revoke`,
+    `/settings/operator-keys/${operatorKey?.id}/revoke`,
+    `/settings/passkeys/${passkey.id}/remove`,
+  ];
+  const own = ['/', '/wallets', `/wallets/${wallet.id}`, '/leases', ...leases, '/spend', '/keys', '/models'];
+  return { operator, account: own };
+}
+
+/** Opens many wallets of the account, with the same life and budget. */
+export async function openMany(purser: TestServer, count: number, name: (at: number) => string): Promise<void> {
+  for (let at = 0; at < count; at += BATCH_COUNT)
+    await Promise.all(
+      Array.from({ length: Math.min(BATCH_COUNT, count - at) }, (_, i) =>
+        purser.run('wallet.create', {
+          account: purser.accountId,
+          name: name(at + i),
+          budget_cents: 100,
+          expires_in_seconds: 0,
+        }),
+      ),
+    );
 }
 
 export type Shown = { status: number; headers: Record<string, string | string[] | undefined>; html: string };

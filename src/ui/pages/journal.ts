@@ -40,7 +40,7 @@ export function journalPage(visit: Visit, verdict?: Verification): Page {
       { label: 'From' },
       { label: 'To' },
       { label: 'Amount', kind: 'money' },
-      { label: 'Cause' },
+      { label: 'Cause', isFirst: true },
     ],
     rows,
     'No money has moved yet.',
