@@ -9,7 +9,7 @@ import { type Config, dataDirectoryOf } from '../src/config/config.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
 import { print, say, show } from './report.ts';
 import { lines, table, type View } from './table.ts';
-import { terminalWidth, wrap } from './terminal.ts';
+import { piecesOf, terminalWidth, wrap } from './terminal.ts';
 
 export type Globals = { data?: string; config?: string; json?: boolean };
 
@@ -128,8 +128,15 @@ export const showRecord = (record: Record<string, unknown>) => lines(record);
 /** Formats records as a table of these columns, those with a `?` first to be left out where there is no room. */
 export const showTable = (rows: readonly Record<string, unknown>[], columns: readonly string[], view?: View) =>
   table(rows, columns, terminalWidth(), view);
-/** Formats sentences for the width of the terminal. */
-export const fitted = (text: string) => wrap(text, terminalWidth() ?? Number.POSITIVE_INFINITY).join('\n');
+/** Formats sentences for the width of the terminal. A word that is wider is broken. */
+export function fitted(text: string): string {
+  const width = terminalWidth();
+  return width === undefined
+    ? text
+    : wrap(text, width)
+        .flatMap((it) => piecesOf(it, width))
+        .join('\n');
+}
 
 /** Returns an argument that is not empty. Throws a usage error otherwise. */
 export function notEmpty(value: string): string {

@@ -70,3 +70,14 @@ export function wrap(text: string, width: number): string[] {
   }
   return lines;
 }
+
+/** Breaks text anywhere into lines of at most `width`. For sentences alone: what a person copies must stay whole. */
+export function piecesOf(text: string, width: number): string[] {
+  const pieces = [''];
+  for (const character of text) {
+    const last = pieces.at(-1) as string;
+    if (widthOf(last) + widthOf(character) <= width) pieces[pieces.length - 1] = last + character;
+    else pieces.push(character);
+  }
+  return pieces;
+}

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { lines, table } from '../../cli/table.ts';
-import { paint, widthOf } from '../../cli/terminal.ts';
+import { paint, piecesOf, widthOf } from '../../cli/terminal.ts';
 
 const NOW = 1_795_000_000;
 const at = (t: TestContext) => t.mock.timers.enable({ apis: ['Date'], now: NOW * 1000 });
@@ -164,4 +164,13 @@ test('outside text gets no tone, and wide characters count double', () => {
   assert.equal(plainly(table([row], ['name', 'status', 'n'])), 'NAME  STATUS  N\n2red  模型    1');
   assert.equal(widthOf('モデルー'), 8, 'U+30FC is as wide as the letters before it');
   assert.equal(widthOf('ﾓﾃﾞﾙｰ'), 5);
+});
+
+test('a sentence is broken at the width of the terminal, as a terminal counts, and loses nothing', () => {
+  const text = `研究ー${'x'.repeat(30)}ー研究`;
+  const pieces = piecesOf(text, 9);
+  assert.equal(pieces.join(''), text);
+  assert.ok(pieces.every((it) => widthOf(it) <= 9));
+  assert.equal(pieces[0], '研究ーxxx');
+  assert.deepEqual(piecesOf('', 9), ['']);
 });

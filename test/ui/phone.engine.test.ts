@@ -1,25 +1,15 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { Page } from 'playwright-core';
-import { Nanos } from '../../src/base/money.ts';
-import { placeHold, settle } from '../../src/ledger/operation.ts';
-import { changeBudget } from '../../src/ledger/wallet-change.ts';
 import { openChromium } from '../helper/chromium.ts';
-import { writeWith } from '../helper/closures.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
-import { holdOrder } from '../ledger/books.ts';
-import { openMany, openSample, pagesOf, type Sample } from './sample.ts';
+import { fillWithLong, LONG, UNBROKEN, WIDE } from './long.ts';
+import { openMany, openSample, pagesOf } from './sample.ts';
 
 // Every page on a phone: nothing is cut or scrolls sideways, and each row of a list begins with its name, amount and button.
 
 const PHONE = { width: 390, height: 844 };
 const COUNT = 10_000;
-const LONG = 'Nightly regression of the retrieval pipeline (staging, eu-west-1)';
-const WIDE = 'モデルーの名前はとても長いので、表の幅に収まりません';
-const UNBROKEN = 'retrieval_pipeline_regression_nightly_staging_eu_west_1_blue_green_canary_0001';
-/** Nanodollars. */
-const FORTUNE = 123_456_789_123_456_789n;
-
 /** Returns what is wrong with the page that is shown. It runs in the browser, which is why it is text. */
 const LOOK = `(() => {
   for (const it of document.querySelectorAll('details')) it.open = true;
@@ -111,30 +101,12 @@ test('a phone shows an empty installation, and one with a single wallet and a si
   assert.ok(rows > 0);
 });
 
-/** Charges operations of nine digits, in one wallet with a budget for them. */
-async function spendFortunes(sample: Sample, count: number): Promise<void> {
-  const { ledger, clock } = sample.app;
-  const now = clock.now();
-  await sample.run('account.credit', { id: sample.accountId, cents: 90_000_000_000, reason: LONG });
-  const { id: walletId } = await sample.openWallet({ name: LONG, expires_in_seconds: 0 });
-  const rest = { idempotencyKey: null, fingerprint: Buffer.alloc(32), requestId: 'req_1' };
-  await ledger.write(changeBudget, { order: { walletId, cents: 80_000_000_000, ...rest }, now, blocked: undefined });
-  await writeWith(ledger, (tx) => {
-    for (let at = 0; at < count; at++) {
-      const charge = Nanos(at < 5 ? FORTUNE : 123_456n);
-      const tags = JSON.stringify({ [LONG.slice(0, 40)]: WIDE });
-      const { id } = placeHold(tx, holdOrder(walletId, charge, { subject: `${UNBROKEN}-${at % 40}`, tags }), now);
-      settle(tx, id, { kind: 'done', charge, usage: null, answer: null }, 'answer', now);
-    }
-  });
-}
-
 test(`a phone shows ${COUNT} wallets and requests, sums of nine digits and long names`, async (t) => {
   const sample = await openSample(t, { creditCents: 2_000_000 }, UNBROKEN);
   const page = await onPhone(t, sample);
   if (!page) return;
   await openMany(sample, COUNT, (at) => `${[LONG, WIDE, UNBROKEN, 'a'][at % 4]} ${at}`.slice(-80));
-  await spendFortunes(sample, COUNT);
+  await fillWithLong(sample, COUNT);
   const { operator } = await pagesOf(sample);
   const { faults, rows } = await faultsOn(page, sample.url, [...MAIN, ...operator]);
   assert.deepEqual(faults, []);
