@@ -171,6 +171,20 @@ export function pageResources(
   return { page, next: rows.length > limit ? page.at(-1)?.id : undefined };
 }
 
+/** Returns the live resource whose deadline comes first, or last; undefined if none is live. */
+export function liveByDeadline(read: Reader, filter: ResourceFilter, which: 'first' | 'last'): Resource | undefined {
+  const [by, then] =
+    which === 'first' ? [asc(resources.expiresAt), asc(resources.id)] : [desc(resources.expiresAt), desc(resources.id)];
+  return read
+    .select({ resource: resources })
+    .from(resources)
+    .innerJoin(wallets, eq(wallets.id, resources.walletId))
+    .where(matching({ ...filter, isLive: true }))
+    .orderBy(by, then)
+    .limit(1)
+    .get()?.resource;
+}
+
 /** Counts the resources that `pageResources` pages through. */
 export function countResources(read: Reader, filter: ResourceFilter): number {
   const counted = read

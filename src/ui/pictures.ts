@@ -90,7 +90,7 @@ const FORMATS: Record<Bars['every'], Record<'short' | 'long', Intl.DateTimeForma
   month: { short: { month: 'short', year: 'numeric' }, long: { month: 'long', year: 'numeric' } },
 };
 /** At most so many times stand below a picture, so that they fit a phone. */
-const TIME_COUNT_MAX = { minute: 4, hour: 3, day: 5, week: 4, month: 4 };
+const TIME_COUNT_MAX = { minute: 6, hour: 3, day: 5, week: 4, month: 4 };
 /** A text stands in the middle below its bar between these parts of the width, in percent: others would leave the card. */
 const [LEFT_END, RIGHT_END] = [4, 88];
 

@@ -142,7 +142,6 @@ test('an operator raises, extends and closes a wallet, and is asked before it is
   const { id } = await wallet('ending');
   const page = await asOperator(opened);
   await page.goto(`${opened.serving.url}/wallets/${id}`);
-  await page.getByText('Change it').click();
   await page.getByLabel('Raise the budget by').fill('2.50');
   await page.getByRole('button', { name: 'Change the budget' }).click();
   await page.getByText('The budget was changed').waitFor();

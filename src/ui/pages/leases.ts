@@ -3,7 +3,7 @@ import { Refusal } from '../../base/refusal.ts';
 import { duration } from '../../base/shown.ts';
 import { RESOURCE_STATUSES } from '../../db/enums.ts';
 import { keepOf } from '../../ledger/keep.ts';
-import { countResources, findResource, pageResources, type Resource } from '../../ledger/resource.ts';
+import { countResources, findResource, liveByDeadline, pageResources, type Resource } from '../../ledger/resource.ts';
 import { findSandbox, sandboxLabel } from '../../ledger/sandbox.ts';
 import { findWallet } from '../../ledger/wallet.ts';
 import { summaryOf } from '../../wire/compute.ts';
@@ -17,6 +17,7 @@ import {
   count,
   dollars,
   facts,
+  figure,
   filters,
   form,
   id,
@@ -94,7 +95,7 @@ export function leasesShown(visit: Visit): string[] {
     return requested
       .split(',')
       .filter(Boolean)
-      .slice(0, PAGE_COUNT)
+      .slice(0, PAGE_COUNT + 2) // Those of the list, and the first and the last to end.
       .map((leaseId) => leaseSeen(visit, leaseId).id);
   if (query.get('page') !== 'leases') return [];
   const accountId = viewer.kind === 'account' ? viewer.accountId : undefined;
@@ -179,11 +180,22 @@ export function listPage(visit: Visit): Page {
   const empty = app.slots.list.length
     ? html`No lease is like that. Agents rent machines with their wallet&rsquo;s token: <code>POST /v1/compute/create</code>.`
     : html`No machines are on offer here: configure a slot under <code>compute</code> in purser.yaml.`;
+  const [first, last] = (['first', 'last'] as const).map((it) => liveByDeadline(read, live, it));
   const body = html`
+    ${first && last && html`<div class="figures">${deadline(visit, 'Next deadline', first)}${deadline(visit, 'Latest deadline', last)}</div>`}
     ${strip.length > 0 && card('Running now', ganttOf(strip, visit), `${liveCount > strip.length ? `the newest ${strip.length} of ${count(liveCount)}, ` : ''}from the order to the deadline`)}
     ${filters('/leases', [...walletField(wallet), { name: 'state', label: 'State', value: state, options: [['live', 'running'], ['all', 'all'], ...RESOURCE_STATUSES.map((it) => [it, it] as const)] }])}
     ${card(wallet ? `Leases of ${named(wallet.id, wallet.name)}` : 'Leases', html`${leaseTable(visit, page, empty)}${page.length > 0 && pager(page.length, total, query.get('before') ? address(path, query, { before: undefined }) : undefined, next && address(path, query, { before: next }))}`)}`;
-  return { title: 'Leases', body, section: '/leases', stream: `/live?page=leases&${streamOf(page)}` };
+  const shown = [...new Map([...page, first, last].flatMap((it) => (it ? [[it.id, it] as const] : []))).values()];
+  return { title: 'Leases', body, section: '/leases', stream: `/live?page=leases&${streamOf(shown)}` };
+}
+
+/** Renders the rest of a lease's time as a figure, with its deadline and its wallet. */
+function deadline(visit: Visit, name: string, it: Resource): Html {
+  const { app, now } = visit;
+  const wallet = named(it.walletId, findWallet(app.ledger.read, it.walletId)?.name);
+  const note = html`${link(`/leases/${it.id}`, outside(whatIs(it)))} of ${link(`/wallets/${it.walletId}`, wallet)}, ${when(it.expiresAt, visit)}`;
+  return figure(name, live(`${it.id}.left`, timeOf(it, now).text), note);
 }
 
 /** Returns a lease that the viewer may see. Throws `not_found`, also for another account's. */

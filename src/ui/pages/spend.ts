@@ -42,6 +42,12 @@ const NAMES: Record<SpendBy, string> = {
   tag: 'Tag',
   kind: 'Kind',
 };
+/** The choices that answer what is asked most, by their texts. */
+const OFTEN = {
+  'This month by model': 'by=model&range=month',
+  'The last 7 days beside the 7 before': 'by=model&range=7d&beside=before',
+  'Yesterday by tag': 'by=tag&range=yesterday',
+};
 const ROW_COUNT = 200;
 /** The keys that have cells of their own in the picture and its table. */
 const KEY_COUNT = 50;
@@ -75,6 +81,7 @@ export async function spendPage(visit: Visit): Promise<Page | CsvFile> {
   const [choices, more] = fieldsOf(visit, view);
   const heading = `${and ? `By ${by} and ${and}` : `By ${by}`}, ${view.rangeText}`;
   const body = html`
+    <nav class="often" aria-label="Often asked">${Object.entries(OFTEN).map(([text, choice]) => link(`/spend?${choice}`, text))}</nav>
     ${filters('/spend', choices, { more })}
     ${
       cells.length > 0 &&

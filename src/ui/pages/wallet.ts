@@ -124,9 +124,9 @@ export async function walletPage(visit: Visit): Promise<Page> {
         account !== undefined && ['Account', link(`/accounts/${wallet.accountId}`, named(account.id, account.name))],
         parent !== undefined && ['Child of', link(`/wallets/${parent.id}`, named(parent.id, parent.name))],
         ['Id', id(wallet.id)],
-      ])}`,
+      ])}${wallet.status === 'active' && wallet.parentId === null && budgetForm(wallet)}`,
     )}
-    ${wallet.status === 'active' && html`<details class="card"><summary>Change it: budget, refill, expiry, child wallets, token, close</summary>${changes(wallet)}</details>${gatewayKeyCard(visit, wallet)}${clientCard(visit, wallet.id)}`}
+    ${wallet.status === 'active' && html`<details class="card"><summary>Change it: refill, expiry, child wallets, token, close</summary>${changes(wallet)}</details>${gatewayKeyCard(visit, wallet)}${clientCard(visit, wallet.id)}`}
     ${steps.length > 0 && card('Its life', walletLife(momentsOf(wallet, steps), wallet.closedAt ?? now, zone), 'what it could spend, and what was held')}
     <div class="two">
       ${card('Spent by model', spendByModel(byModel.rows, byModel.total), `${dollars(byModel.total)} in all`)}
@@ -167,10 +167,10 @@ function stateNotice(visit: Visit, wallet: Wallet): Html {
   return EMPTY;
 }
 
-function changes(wallet: Wallet): Html {
-  const at = `/wallets/${wallet.id}`;
-  const budget = form({
-    action: `${at}/budget`,
+/** Renders the form that raises or lowers the budget, at hand without unfolding anything. */
+const budgetForm = (wallet: Wallet): Html =>
+  form({
+    action: `/wallets/${wallet.id}/budget`,
     hidden: { key: newId('req') },
     fields: [
       {
@@ -184,6 +184,9 @@ function changes(wallet: Wallet): Html {
     ],
     submit: 'Change the budget',
   });
+
+function changes(wallet: Wallet): Html {
+  const at = `/wallets/${wallet.id}`;
   const extend = form({
     action: `${at}/extend`,
     hidden: { key: newId('req') },
@@ -192,7 +195,7 @@ function changes(wallet: Wallet): Html {
   });
   const token = form({ action: `${at}/token`, submit: 'Show its token' });
   const end = html`<div class="stack"><p class="hint">Ends its leases, settles, and returns what is left. This cannot be undone.</p>${buttonLink(`${at}/close`, 'Close the wallet', 'danger')}</div>`;
-  return html`<div class="forms">${wallet.parentId === null && budget}${wallet.parentId === null && refillForms(wallet)}${wallet.expiresAt !== null && extend}${childForm(wallet)}<div class="stack"><p class="hint">The agent spends with its token.</p>${token}</div>${end}</div>`;
+  return html`<div class="forms">${wallet.parentId === null && refillForms(wallet)}${wallet.expiresAt !== null && extend}${childForm(wallet)}<div class="stack"><p class="hint">The agent spends with its token.</p>${token}</div>${end}</div>`;
 }
 
 /** Returns the available and held amounts after each step. */
