@@ -25,6 +25,9 @@ test('every page is accessible and fits, in both colour schemes, on a phone and 
   // Each page is loaded once: its style sheet alone depends on the scheme and the size.
   const look = async (path: string) => {
     await page.goto(`${sample.url}${path}`);
+    await examine(path);
+  };
+  const examine = async (path: string) => {
     for (const viewport of [DESK, PHONE])
       for (const colorScheme of ['light', 'dark'] as const) {
         await page.setViewportSize(viewport);
@@ -40,6 +43,12 @@ test('every page is accessible and fits, in both colour schemes, on a phone and 
   await look('/sign-in');
   await page.goto((await sample.run('ui.link', {})).url);
   for (const path of operator) await look(path);
+  const [wallet] = sample.wallets as [Sample['wallets'][0]];
+  for (const path of ['/wallets/wal_none', `/wallets/${wallet.id}?done=lowered-440-of-560`]) await look(path);
+  await page.getByText('Change it').click();
+  await page.getByRole('button', { name: 'Show its token' }).click();
+  await page.getByText('Hand this token to the agent.').waitFor();
+  await examine('the token of a wallet');
   await context.clearCookies();
   await page.goto(`${sample.url}/sign-in`);
   await page.getByLabel('Account key').fill(sample.accountKey);

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { gzipSync } from 'node:zlib';
 import type { Page } from 'playwright-core';
+import { assets } from '../../src/ui/layout.ts';
 import { openChromium } from '../helper/chromium.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { fillWithLong, LONG, UNBROKEN, WIDE } from './long.ts';
@@ -10,6 +12,8 @@ import { openMany, openSample, pagesOf } from './sample.ts';
 
 const PHONE = { width: 390, height: 844 };
 const COUNT = 10_000;
+const BYTES_MAX = 40 * 1024;
+const ASSET_BYTES = Object.values(assets).reduce((sum, it) => sum + it.gzipped.length, 0);
 /** Returns what is wrong with the page that is shown. It runs in the browser, which is why it is text. */
 const LOOK = `(() => {
   for (const it of document.querySelectorAll('details')) it.open = true;
@@ -54,7 +58,9 @@ async function faultsOn(
   const found: string[] = [];
   let count = 0;
   for (const path of paths) {
-    await page.goto(`${url}${path}`);
+    const response = await page.goto(`${url}${path}`);
+    const bytes = gzipSync((await response?.body()) as Buffer).length + ASSET_BYTES;
+    if (bytes > BYTES_MAX) found.push(`${path} and what it loads has ${bytes} bytes, compressed`);
     const { faults, rows } = (await page.evaluate(LOOK)) as Looked;
     for (const it of faults) found.push(`${path}: ${it}`);
     count += rows;
