@@ -171,7 +171,7 @@ export function pageResources(
   return { page, next: rows.length > limit ? page.at(-1)?.id : undefined };
 }
 
-/** Returns the live resource whose deadline comes first, or last; undefined if none is live. */
+/** Returns the live resource whose deadline comes first, or last, among those that are not told to end; undefined if there is none. */
 export function liveByDeadline(read: Reader, filter: ResourceFilter, which: 'first' | 'last'): Resource | undefined {
   const [by, then] =
     which === 'first' ? [asc(resources.expiresAt), asc(resources.id)] : [desc(resources.expiresAt), desc(resources.id)];
@@ -179,7 +179,7 @@ export function liveByDeadline(read: Reader, filter: ResourceFilter, which: 'fir
     .select({ resource: resources })
     .from(resources)
     .innerJoin(wallets, eq(wallets.id, resources.walletId))
-    .where(matching({ ...filter, isLive: true }))
+    .where(and(matching({ ...filter, isLive: true }), isNull(resources.endWanted)))
     .orderBy(by, then)
     .limit(1)
     .get()?.resource;

@@ -135,9 +135,14 @@ export const facts = (list: readonly (readonly [name: string, value: HtmlValue] 
 export const card = (title: HtmlValue, body: HtmlValue, aside: HtmlValue = EMPTY, name?: string): Html =>
   html`<section class="card"${name !== undefined && html` id="${name}"`}><header><h2>${title}</h2>${aside !== EMPTY && aside !== '' && html`<span>${aside}</span>`}</header>${body}</section>`;
 
-/** Renders one figure with its name. */
-export const figure = (name: string, value: HtmlValue, note: HtmlValue = EMPTY, tone: StateTone | '' = ''): Html =>
-  html`<div class="figure ${tone}"><div class="name">${name}</div><div class="value">${value}</div><div class="note">${note}</div></div>`;
+/** The longest value of a figure that fits at its usual size. */
+const VALUE_LENGTH_MAX = 11;
+
+/** Renders one figure with its name; a long value is smaller, as a sum is not broken in the middle. */
+export function figure(name: string, value: HtmlValue, note: HtmlValue = EMPTY, tone: StateTone | '' = ''): Html {
+  const isLong = String(value).replace(/<[^>]*>/g, '').length > VALUE_LENGTH_MAX;
+  return html`<div class="figure ${tone}"><div class="name">${name}</div><div class="value${isLong && ' long'}">${value}</div><div class="note">${note}</div></div>`;
+}
 
 export const link = (to: string, text: HtmlValue): Html => html`<a href="${to}">${text}</a>`;
 export const buttonLink = (to: string, text: string, tone = ''): Html =>

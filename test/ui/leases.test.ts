@@ -5,7 +5,7 @@ import { asAccount, asOperator } from './sample.ts';
 
 const FIGURE = /<div class="figure "><div class="name">([^<]*)<.*?href="\/leases\/(res_\w+)"/gs;
 
-test('the leases begin with the next and the latest deadline of those that run', async (t) => {
+test('the leases begin with the next and the latest deadline of those that run on', async (t) => {
   const purser = await openMemoryServer(t);
   const leases: Record<string, string> = {};
   for (const [name, max_seconds] of Object.entries({ early: 600, late: 1800, over: 3600 })) {
@@ -14,6 +14,12 @@ test('the leases begin with the next and the latest deadline of those that run',
     leases[name] = body.id;
     if (name === 'over') await purser.stop(token, body.id);
   }
+  const { token } = await purser.openWallet({ ...LONG, name: 'stuck' });
+  const { body } = await purser.lease(token, 'stuck', { cpus: 0.5, memory_gib: 0.25, max_seconds: 3600 });
+  purser.memory.before.destroy = () => {
+    throw new Error('the engine is away');
+  };
+  await purser.run('resource.stop', { id: body.id });
   const { resources } = await purser.run('resource.list', { all: true });
   assert.deepEqual(
     resources.filter((it) => it.ended_at !== null).map(({ id }) => id),
