@@ -12,8 +12,14 @@ const DESK = { width: 1280, height: 860 };
 const PHONE = { width: 390, height: 844 };
 /** The narrowest that has to do (WCAG 2.2, 1.4.10). */
 const NARROW = { width: 320, height: 640 };
+/** Wide enough for tables, too narrow for the widest. */
+const TABLET = { width: 700, height: 900 };
 /** The pictures of the documentation are made here, so that they show what there is. */
 const PICTURES = process.env.PURSER_TEST_PICTURES;
+
+/** Returns whether each list that is wider than its place shows it. It runs in the browser. */
+const SIGNS = `[...document.querySelectorAll('.scroll')].filter((it) => it.scrollWidth > it.clientWidth)
+  .map((it) => getComputedStyle(it).boxShadow !== 'none')`;
 
 test('every page is accessible and fits, in both colour schemes, on a phone and on a desk', async (t) => {
   const sample = await openSample(t);
@@ -84,6 +90,13 @@ test('no page scrolls sideways on the narrowest screen, nor for a name or a reas
     const width = (await page.evaluate('document.documentElement.scrollWidth')) as number;
     if (width > NARROW.width) faults.push(`${path} scrolls sideways to ${width}`);
   }
+  await page.setViewportSize(TABLET);
+  const signs: boolean[] = [];
+  for (const path of ['/wallets', '/operations', '/spend?by=wallet&and=model&range=7d&beside=before']) {
+    await page.goto(`${sample.url}${path}`);
+    signs.push(...((await page.evaluate(SIGNS)) as boolean[]));
+  }
+  assert.ok(signs.length > 0 && signs.every(Boolean), `lists that show that they go on: ${signs}`);
   assert.deepEqual(faults, []);
 });
 
