@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import type { TestContext } from 'node:test';
 import type { Worker } from 'node:worker_threads';
 import { unpack } from '../../src/ledger/crossing.ts';
 import type { WriteOrder } from '../../src/ledger/writer-worker.ts';
@@ -12,8 +13,11 @@ export type HeldWriter = {
   held(): string[];
 };
 
-/** Holds the thread that the next server opens (`writesHere: false`). Call it before the server is opened. */
-export function holdWriter(): HeldWriter {
+/**
+ * Holds the thread that the next server opens (`writesHere: false`). Call it before the server is opened: at the end of a test, also
+ * of one that fails, what is held is released first, and the server can close.
+ */
+export function holdWriter(t: Pick<TestContext, 'after'>): HeldWriter {
   let post: ((message: unknown) => void) | undefined;
   let isHeld = false;
   const orders: Uint8Array[] = [];
@@ -28,6 +32,7 @@ export function holdWriter(): HeldWriter {
     isHeld = false;
     for (const it of orders.splice(0)) post?.(it);
   };
+  t.after(release);
   return {
     hold() {
       assert(post, 'the server has a thread that writes');

@@ -96,7 +96,7 @@ test('status has every part, and what it says of money is true', async (t) => {
   const status = await purser.run('status', {});
   assert.deepEqual(
     Object.keys(status),
-    'version uptime_seconds ready reason frozen clock disk backup accounts wallets holds uncertain leases upstreams backends events faults'.split(
+    'version uptime_seconds ready reason frozen moved clock disk backup accounts wallets holds uncertain leases upstreams backends events faults'.split(
       ' ',
     ),
   );
