@@ -141,6 +141,7 @@ export async function pagesOf(sample: Sample): Promise<{ operator: string[]; acc
     '/spend?by=tag',
     '/spend?by=wallet&and=model&range=1d&beside=before&tag=team%3Dred',
     '/models',
+    '/models/import',
     '/journal',
     '/events',
     '/settings',
