@@ -6,11 +6,13 @@ import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 import { operations, wallets } from '../db/schema.ts';
 import type { Operation } from './operation.ts';
-import { LIST_COUNT_MAX, type ListPage, TREE } from './wallet.ts';
+import { LIST_COUNT_MAX, TREE } from './wallet.ts';
 
 /** What the operations of a list have in common. */
 export type OperationFilter = {
   walletId?: string | undefined;
+  /** The wallet at the top of a tree: itself, and all below it. */
+  rootId?: string | undefined;
   accountId?: string | undefined;
   /** The state, or for a settled one its outcome. */
   state?: Operation['state'] | (typeof OPERATION_OUTCOMES)[number] | undefined;
@@ -33,6 +35,8 @@ type SearchPage = {
   first?: 'newest' | 'oldest';
   /** Looks at about this many operations at most: whole pages of them. */
   examinedMax?: number;
+  /** Ends the search: what it returns then is not all. */
+  signal?: AbortSignal;
 };
 
 export type FoundOperations = {
@@ -50,13 +54,51 @@ const LATE_SECONDS = 600;
 /** Ids begin with 48 bits of milliseconds. */
 const ID_TIME_END = 2 ** 48;
 
+/** Names the wallets of a tree, closed ones too. */
+const WITH_TREE = `with recursive tree(id) as (
+  select ? union all select wallet.id from wallet join tree on wallet.parent_id = tree.id)`;
+
 const steps = plain({
   begun: 'select created_at from operation where id >= ? order by id limit 1',
   all: `select min(id), count(*) from
     (select id from operation where id < ? and id >= ? order by id desc limit ${STEP_COUNT})`,
   ofWallet: `select min(id), count(*) from
     (select id from operation where wallet_id = ? and id < ? and id >= ? order by id desc limit ${STEP_COUNT})`,
+  boundInTree: `${WITH_TREE} select max((select id from operation where wallet_id = tree.id and id < ? and id >= ?
+    order by id desc limit 1 offset ?)) from tree`,
+  countInTree: `${WITH_TREE} select count(*) from operation
+    where wallet_id in (select id from tree) and id < ? and id >= ?`,
 });
+
+/** The next operations of a search: they begin with the id `from`; undefined where no operation is left. */
+type Step = (to: string) => { from: string; isLast: boolean } | undefined;
+
+/** Returns what gives the steps of a search, each of some `STEP_COUNT` operations, down to the id `lowest`. */
+function stepsOf(read: Reader, { walletId, rootId }: OperationFilter, lowest: string): Step {
+  const { all, ofWallet, boundInTree, countInTree } = steps(read);
+  if (rootId === undefined || walletId !== undefined)
+    return (to) => {
+      const step = walletId === undefined ? all.get(to, lowest) : ofWallet.get(walletId, to, lowest);
+      const [from, rows] = step as [string | null, bigint];
+      return from === null ? undefined : { from, isLast: rows < STEP_COUNT };
+    };
+  // No index has the operations of a tree by their ids. A step ends where the first of its wallets has had its share.
+  let share = 1;
+  return (to) => {
+    const [bound] = boundInTree.get(rootId, to, lowest, share - 1) as [string | null];
+    const from = bound ?? lowest;
+    const [rows] = countInTree.get(rootId, to, from) as [bigint];
+    if (rows < STEP_COUNT / 2) share = Math.min(STEP_COUNT, 2 * share);
+    else if (rows > STEP_COUNT) share = Math.max(1, Math.floor(share / 2));
+    return { from, isLast: bound === null };
+  };
+}
+
+/** Returns the conditions that limit a filter to a wallet, or to a tree of them. They have the placeholder of `TREE`. */
+const ofWallets = ({ walletId, rootId }: OperationFilter): SQL[] => [
+  ...(walletId === undefined ? [] : [eq(operations.walletId, walletId)]),
+  ...(rootId === undefined ? [] : [sql`${operations.walletId} in ${TREE}`]),
+];
 
 /** Returns the conditions of a filter that no index answers. They are tested row by row. */
 function testedBy({ accountId, state, subject, tag, since, until, costMin, costMax }: OperationFilter): SQL[] {
@@ -86,9 +128,9 @@ function testedBy({ accountId, state, subject, tag, since, until, costMin, costM
 export async function searchOperations(
   read: Reader,
   filter: OperationFilter,
-  { after, limit = LIST_COUNT_MAX, first = 'newest', examinedMax = Number.POSITIVE_INFINITY }: SearchPage = {},
+  { after, limit = LIST_COUNT_MAX, first = 'newest', examinedMax = Number.POSITIVE_INFINITY, signal }: SearchPage = {},
 ): Promise<FoundOperations> {
-  const { walletId, since, until } = filter;
+  const { since, until } = filter;
   if (filter.state === 'reserved' || filter.state === 'uncertain')
     return cut(openMatching(read, filter, after, limit + 1, first), limit);
   const matching = read
@@ -96,7 +138,7 @@ export async function searchOperations(
     .from(operations)
     .where(
       and(
-        walletId === undefined ? undefined : eq(operations.walletId, walletId),
+        ...ofWallets(filter),
         gte(operations.id, sql.placeholder('from')),
         lt(operations.id, sql.placeholder('to')),
         ...testedBy(filter),
@@ -105,16 +147,16 @@ export async function searchOperations(
     .orderBy(desc(operations.id))
     .limit(limit + 1)
     .prepare();
-  const { all, ofWallet } = steps(read);
   const lowest = since === undefined ? '' : idsBegunFrom(read, since - LATE_SECONDS);
   const end = until === undefined ? '~' : idsBegunFrom(read, until + LATE_SECONDS);
+  const stepTo = stepsOf(read, filter, lowest);
   const found: Operation[] = [];
   for (let to = after !== undefined && after < end ? after : end, examined = 0; ; ) {
-    const step = walletId === undefined ? all.get(to, lowest) : ofWallet.get(walletId, to, lowest);
-    const [from, rows] = step as [string | null, bigint];
-    if (from === null) return cut(found, limit);
-    found.push(...matching.all({ from, to }));
-    if (found.length > limit || rows < STEP_COUNT) return cut(found, limit);
+    const step = stepTo(to);
+    if (!step) return cut(found, limit);
+    const { from, isLast } = step;
+    found.push(...matching.all({ from, to, walletId: filter.rootId }));
+    if (found.length > limit || isLast || signal?.aborted) return cut(found, limit);
     to = from;
     examined += STEP_COUNT;
     if (examined >= examinedMax) return { operations: found, goesOnAfter: from, isCut: true };
@@ -143,14 +185,15 @@ function openMatching(
     .where(
       and(
         sql`${operations.state} <> 'settled'`, // must match the partial index's condition
-        filter.walletId === undefined ? undefined : eq(operations.walletId, filter.walletId),
+        ...ofWallets(filter),
         after === undefined ? undefined : first === 'newest' ? lt(byId, after) : gt(byId, after),
         ...testedBy(filter),
       ),
     )
     .orderBy(first === 'newest' ? desc(byId) : asc(byId))
     .limit(limit)
-    .all();
+    .prepare()
+    .all({ walletId: filter.rootId });
 }
 
 /**
@@ -208,27 +251,4 @@ export function countOperations(
     )
     .get();
   return Number(all?.count ?? 0) - open;
-}
-
-/** Returns the operations of a wallet and of all below it that match, newest first. */
-export function listOperationsBelow(
-  read: Reader,
-  walletId: string,
-  filter: Omit<OperationFilter, 'walletId' | 'accountId'>,
-  { before, limit = LIST_COUNT_MAX }: ListPage = {},
-): Operation[] {
-  return read
-    .select()
-    .from(operations)
-    .where(
-      and(
-        sql`${operations.walletId} in ${TREE}`,
-        before === undefined ? undefined : lt(operations.id, before),
-        ...testedBy(filter),
-      ),
-    )
-    .orderBy(desc(operations.id))
-    .limit(limit)
-    .prepare()
-    .all({ walletId });
 }

@@ -16,6 +16,10 @@ const AHEAD = 7200;
 const LATE_SECONDS = 600;
 /** Pages of a search that are turned: a limit of 1 makes many. */
 const PAGE_COUNT_MAX = 12;
+/** The wallets of the first two trees, by their places. */
+const TREES: Readonly<Record<number, readonly number[]>> = { 0: [0, 4, 5, 6], 4: [4, 6] };
+/** The account of a wallet, by its place. */
+const accountAt = (place: number) => (place < 4 ? place % 2 : 0);
 
 type Filled = { books: Books; all: Operation[]; wallets: string[]; accounts: string[] };
 
@@ -26,6 +30,10 @@ async function fill(t: TestContext, count: number): Promise<Filled> {
   const accounts = [await books.account(10_000_000), await books.account(10_000_000)];
   const wallets: string[] = [];
   for (let i = 0; i < 4; i++) wallets.push((await books.wallet(accounts[i % 2] as string)).id);
+  for (const above of [0, 0, 4]) {
+    const order = { parentId: wallets[above] as string, budget: Nanos(above === 0 ? 100_000_000n : 50_000_000n) };
+    wallets.push((await books.wallet(accounts[0] as string, order)).id);
+  }
   let at = BEGIN;
   for (let i = 0; i < count; ) {
     const end = Math.min(count, i + 500);
@@ -51,11 +59,14 @@ async function fill(t: TestContext, count: number): Promise<Filled> {
 }
 
 /** Whether an operation matches, said once more in other words. */
-function matches(it: Operation, filter: OperationFilter, accountOf: (walletId: string) => string): boolean {
+function matches(it: Operation, filter: OperationFilter, { wallets, accounts }: Filled): boolean {
+  const treeOf = (id: string) => (TREES[wallets.indexOf(id)] ?? [wallets.indexOf(id)]).map((at) => wallets[at]);
+  const accountOf = (id: string) => accounts[accountAt(wallets.indexOf(id))];
   const cost = it.charge ?? it.hold;
   const tags = Object.entries(JSON.parse(it.tags ?? '{}')).map(([name, value]) => `${name}=${value}`);
   return (
     (filter.walletId === undefined || it.walletId === filter.walletId) &&
+    (filter.rootId === undefined || treeOf(filter.rootId).includes(it.walletId)) &&
     (filter.accountId === undefined || accountOf(it.walletId) === filter.accountId) &&
     (filter.state === undefined || [it.state, it.outcome].includes(filter.state as never)) &&
     (filter.subject === undefined || it.subject === filter.subject) &&
@@ -68,9 +79,9 @@ function matches(it: Operation, filter: OperationFilter, accountOf: (walletId: s
 }
 
 test(`pages of a search have each operation that matches once, whatever is sought (seed ${SEED})`, async (t) => {
-  const { books, all, wallets, accounts } = await fill(t, length(1700, 8000));
+  const filled = await fill(t, length(1700, 8000));
+  const { books, all, wallets, accounts } = filled;
   const { read } = books.ledger;
-  const accountOf = (walletId: string) => accounts[wallets.indexOf(walletId) % 2] as string;
   const random = createRandom(SEED + 1);
   const length_ = (all[0] as Operation).createdAt - BEGIN;
   const seen = { pages: 0, cut: 0, found: 0 };
@@ -79,6 +90,7 @@ test(`pages of a search have each operation that matches once, whatever is sough
     const since = given(40, () => BEGIN + random.whole(-100, length_));
     const filter: OperationFilter = {
       walletId: given(30, () => random.pick(wallets)),
+      rootId: given(30, () => random.pick(wallets)),
       accountId: given(20, () => random.pick(accounts)),
       state: given(40, () => random.pick(['reserved', 'uncertain', 'settled', 'charged', 'released'] as const)),
       subject: given(20, () => random.pick(['small', 'large', 'none'])),
@@ -90,7 +102,7 @@ test(`pages of a search have each operation that matches once, whatever is sough
     };
     const isOpen = filter.state === 'reserved' || filter.state === 'uncertain';
     const first = isOpen && random.whole(0, 1) ? 'oldest' : 'newest';
-    const wanted = all.filter((it) => matches(it, filter, accountOf)).map(({ id }) => id);
+    const wanted = all.filter((it) => matches(it, filter, filled)).map(({ id }) => id);
     if (first === 'oldest') wanted.reverse();
     const [limit, examinedMax] = [random.pick([1, 7, 100, 3000]), random.pick([500, 1000, Number.POSITIVE_INFINITY])];
     const found: string[] = [];
@@ -170,4 +182,37 @@ test('no search reads all operations: one of an hour among many days looks at so
       assert.ok(times <= 2 * 48, `${times} times ${where}`);
     }
   }
+});
+
+test('a search in a tree of wallets reads a part of it at a time, and other work runs in between', async (t) => {
+  const count = length(6000, 30_000);
+  const { books, all, wallets } = await fill(t, count);
+  const rootId = wallets[0] as string;
+  const inTree = all.filter(({ walletId }) => [0, 4, 5, 6].some((at) => wallets[at] === walletId)).length;
+  let turns = 0;
+  let isOver = false;
+  const turn = () => {
+    turns++;
+    if (!isOver) setImmediate(turn);
+  };
+  turn();
+  const plans = await plansOf(books, async (read) => {
+    assert.deepEqual((await searchOperations(read, { rootId, tag: 'team=none' })).operations, []);
+    isOver = true;
+    const { operations: found } = await searchOperations(read, { rootId });
+    assert.equal(found.length, 100);
+  });
+  assert.ok(turns > inTree / 1000, `${turns} turns for ${inTree} operations`);
+  const read = plans.filter(({ sql }) => /"tags"/.test(sql));
+  assert.equal(read.length, 2);
+  for (const { sql, plan } of plans) {
+    assert.doesNotMatch(plan, /SCAN operation/, `${sql}: ${plan}`);
+    assert.match(plan, /operation_wallet \(wallet_id=\? AND id>\? AND id<\?\)/, `${sql}: ${plan}`);
+  }
+  const ended = await searchOperations(
+    books.ledger.read,
+    { rootId, tag: 'team=none' },
+    { signal: AbortSignal.abort() },
+  );
+  assert.equal(ended.isCut, false);
 });

@@ -2,8 +2,8 @@ import * as v from 'valibot';
 import { fingerprint } from '../../base/fingerprint.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { WALLET_STATUSES } from '../../db/enums.ts';
-import { listOperationsBelow } from '../../ledger/operation-search.ts';
-import { findWallet, LIST_COUNT_MAX, lineage, listWallets, type Wallet } from '../../ledger/wallet.ts';
+import { searchOperations } from '../../ledger/operation-search.ts';
+import { findWallet, lineage, listWallets, type Wallet } from '../../ledger/wallet.ts';
 import { close } from '../../wallet/close.ts';
 import { open } from '../../wallet/open.ts';
 import { OPERATION_FILTERS, operationFilter, RunOperations, runOperation } from '../../wire/operation.ts';
@@ -124,13 +124,15 @@ export const listRunOperations = endpoint({
       next_cursor: '',
     },
   },
-  run(app, { principal, query }) {
+  async run(app, { principal, query, whenGone }) {
     const { since, until } = query as { since?: number; until?: number };
-    const order = pageOf(query, 'op');
-    const filter = { ...operationFilter(query), since, until };
-    const page = listOperationsBelow(app.ledger.read, principal.wallet.id, filter, order);
-    const next = page.length === (order.limit ?? LIST_COUNT_MAX) ? page.at(-1)?.id : undefined;
-    return { body: { operations: page.map(runOperation), next_cursor: next ?? '' } };
+    const { before: after, limit } = pageOf(query, 'op');
+    const filter = { ...operationFilter(query), rootId: principal.wallet.id, since, until };
+    const gone = new AbortController();
+    whenGone(() => gone.abort());
+    const order = { after, limit, signal: gone.signal };
+    const { operations, goesOnAfter } = await searchOperations(app.ledger.read, filter, order);
+    return { body: { operations: operations.map(runOperation), next_cursor: goesOnAfter ?? '' } };
   },
 });
 
