@@ -4,6 +4,8 @@ import { type Html, html } from './html.ts';
 /** The reader of a page: the time zone, and the time, in Unix seconds. A visit has both. */
 type Reader = { zone: string; now: number };
 
+/** Formats that are kept. One takes some 30 KiB, and readers may write a zone in any case, or as any offset. */
+const FORMAT_COUNT_MAX = 200;
 const formats = new Map<string, Intl.DateTimeFormat>();
 
 function formatOf(zone: string, options: Intl.DateTimeFormatOptions): Intl.DateTimeFormat {
@@ -11,6 +13,7 @@ function formatOf(zone: string, options: Intl.DateTimeFormatOptions): Intl.DateT
   let format = formats.get(name);
   if (!format) {
     format = new Intl.DateTimeFormat('en-GB', { ...options, timeZone: zone });
+    if (formats.size >= FORMAT_COUNT_MAX) formats.delete(formats.keys().next().value as string);
     formats.set(name, format);
   }
   return format;

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { ago, when } from '../../src/ui/times.ts';
 import { handClock, openTestServer } from '../helper/server.ts';
 import { asAccount, asOperator, openBrowser, openSample, tableOf } from './sample.ts';
@@ -30,6 +32,35 @@ test('a time is written in the zone of the reader, by its clocks at that time, w
   assert.match(String(ago(100, { zone: 'UTC', now: 40 })), />in 1 min</);
   assert.deepEqual([when(null, { zone: 'UTC' }), ago(undefined, { zone: 'UTC', now: 0 }, 'never')], ['–', 'never']);
 });
+
+test('the formats of zones that readers write in many ways are not all kept', async (t) => {
+  const kept: WeakRef<object>[] = [];
+  const { DateTimeFormat } = Intl;
+  t.after(() => {
+    Intl.DateTimeFormat = DateTimeFormat;
+  });
+  Intl.DateTimeFormat = class extends DateTimeFormat {
+    constructor(...given: ConstructorParameters<typeof DateTimeFormat>) {
+      super(...given);
+      kept.push(new WeakRef(this));
+    }
+  } as typeof DateTimeFormat;
+  for (let i = 0; i < 1000; i++) {
+    const letters = [...'america/argentina'].map((it, place) => ((i >> place) & 1 ? it.toUpperCase() : it)).join('');
+    assert.match(String(when(0, { zone: `${letters}/Ushuaia` })), /^<time/);
+  }
+  assert.ok(kept.length > 500);
+  await collected();
+  const alive = kept.filter((it) => it.deref() !== undefined).length;
+  assert.ok(alive <= 200, `${alive} formats are kept`);
+});
+
+/** Collects what nothing refers to, after the turn in which weak references were made. */
+async function collected(): Promise<void> {
+  await new Promise((resolve) => setImmediate(resolve));
+  setFlagsFromString('--expose-gc');
+  (runInNewContext('gc') as () => void)();
+}
 
 test('every time of every page is in the zone of the reader, and one link shows the page in UTC', async (t) => {
   const sample = await openSample(t);
