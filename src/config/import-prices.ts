@@ -78,7 +78,7 @@ export function importPrices(file: string, source: string, { list, names, add }:
     for (const [price, { usd, perToken }] of pricesOf(listed)) {
       const node = isMap(pricing) ? (pricing.get(price, true) as Scalar | undefined) : undefined;
       const isPerToken = key === 'pricing' && !EACH.has(price);
-      const before = node && usdOf(node.source ?? String(node.value), isPerToken);
+      const before = node && showVariables(usdOf(node.source ?? String(node.value), isPerToken));
       if (before === usd) continue;
       result.changes.push({ model: id, upstream, price, before_usd: before ?? null, after_usd: usd });
       const after = isPerToken ? perToken : usd;

@@ -106,7 +106,8 @@ function setSpecial(prices: ListedPrices, name: keyof ListedPrices, value: unkno
   if (Number(value) > 0) set(prices, name, value);
 }
 
-const NUMBER = /^(\d+)(?:\.(\d+))?(?:e([+-]?\d{1,3}))?$/i;
+/** No price needs more digits, and the reckoning of a million of them takes seconds. */
+const NUMBER = /^(\d{1,40})(?:\.(\d{1,40}))?(?:e([+-]?\d{1,3}))?$/i;
 
 /**
  * Formats a number of JSON, or a decimal as text, as a plain decimal with at most 15 decimals, rounded up. Returns undefined

@@ -81,6 +81,8 @@ test('a number of JSON is written as the exact decimal that it is, rounded up be
     [2, '2'],
     [0, '0'],
     ['-1', undefined],
+    ['7'.repeat(41), undefined],
+    [`0.${'7'.repeat(1_000_000)}`, undefined],
     ['dear', undefined],
     [null, undefined],
     [{}, undefined],
@@ -205,4 +207,18 @@ test('a model of the list is added at an upstream, with its limits; what is miss
     assert.throws(() => importPrices('f.yaml', SETTINGS, order(LITELLM, { ...more, add: [...more.add] })), what);
   const { tiered } = importPrices('f.yaml', SETTINGS.replace('gpt-small', 'long'), order(LITELLM));
   assert.deepEqual(tiered, ['small']);
+});
+
+test('a price that stands in a variable is told by its name', () => {
+  const source = SETTINGS.replace('"0.0000002"', `"\${PROMPT_PRICE}"`).replace('0.0000006', `\${COMPLETION_PRICE}`);
+  const { changes, text } = importPrices(
+    'purser.yaml',
+    source,
+    order(LITELLM, { names: [['small', 'openai/gpt-small']] }),
+  );
+  assert.deepEqual(
+    changes.filter(({ model, before_usd }) => model === 'small' && before_usd !== null).map((it) => it.before_usd),
+    [`\${PROMPT_PRICE}`, `\${COMPLETION_PRICE}`],
+  );
+  assert.match(text, /api_key: \$\{HOSTED_KEY\} \} # the key is in the environment/);
 });

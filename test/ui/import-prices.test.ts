@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict';
-import { appendFileSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { appendFileSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { request } from 'undici';
+import { Refusal } from '../../src/base/refusal.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { asAccount, asOperator, type Browser } from './sample.ts';
 
@@ -99,6 +100,37 @@ test('what changed since it was seen is not written over, and what the server re
   const refused = await browser.post('/models/import/write', { preview: second.preview as string });
   assert.deepEqual([refused.status, /needs a restart/.test(refused.html)], [409, true]);
   assert.deepEqual([read(), await price()], [pending, priceBefore]);
+});
+
+test('an edit that arrives while the server reads its settings again is kept, and what cannot be put back is told', async (t) => {
+  const { purser, file, browser, read } = await open(t);
+  const refusing = (meanwhile: () => void) => {
+    purser.app.reload = () => {
+      meanwhile();
+      throw new Refusal('conflict', 'Nothing was changed.');
+    };
+  };
+  const send = async () => {
+    const { preview } = await compare(purser, browser, listOf(0.000123));
+    return browser.post('/models/import/write', { preview: preview as string });
+  };
+  refusing(() => appendFileSync(file, '# mine\n'));
+  const edited = await send();
+  assert.deepEqual([edited.status, /Nothing was changed/.test(edited.html)], [409, true]);
+  assert.match(read(), /123[\s\S]*# mine\n$/);
+
+  writeFileSync(file, read().replaceAll('123', '124'));
+  refusing(() => rmSync(file));
+  const gone = await send();
+  assert.deepEqual([gone.status, /could not be put back \(ENOENT\)/.test(gone.html)], [409, true]);
+});
+
+test('a price that stands in a variable is shown by its name', async (t) => {
+  const { purser, file, browser, read } = await open(t);
+  writeFileSync(file, read().replace('"0.000001"', `"$\{PROMPT_PRICE}"`));
+  assert.match(read(), /PROMPT_PRICE/);
+  const { html } = await compare(purser, browser, listOf(0.000123));
+  assert.match(html, />\$\{PROMPT_PRICE\}</);
 });
 
 test('a server that may not write its settings says which command does', async (t) => {

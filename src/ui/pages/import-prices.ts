@@ -8,6 +8,7 @@ import { replaceFault, replaceSettings } from '../../config/replace-settings.ts'
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import { card, dollars, form, outside, plural, table } from '../parts.ts';
+import type { Preview } from '../previews.ts';
 import type { Go } from '../sign-in.ts';
 import type { Visit } from '../visit.ts';
 
@@ -86,8 +87,8 @@ export function previewPage(visit: Visit): Page {
     html`<code>${outside(it.model)}</code>`,
     outside(it.upstream),
     `${it.price.replaceAll('_', ' ')}, ${/^(request|image)$/.test(it.price) ? 'each' : 'per million'}`,
-    it.before_usd === null ? '–' : dollars(it.before_usd),
-    dollars(it.after_usd),
+    it.before_usd === null ? '–' : shownPrice(it.before_usd),
+    shownPrice(it.after_usd),
   ]);
   const list = table(
     'Changes',
@@ -104,6 +105,9 @@ export function previewPage(visit: Visit): Page {
   const body = html`${card('What would change', html`${list}${notes(imported)}`)}${changes.length > 0 && writing(visit, file, before, imported)}`;
   return { title: 'Compared with the list', body, ...AT };
 }
+
+/** Writes a price; one that is no amount, such as a variable of the file, as it stands there. */
+const shownPrice = (usd: string): string => (/^[\d.]+$/.test(usd) ? dollars(usd) : outside(usd));
 
 /** Names the models that the list cannot price. */
 function notes({ unmatched, tiered }: ImportedPrices): Html {
@@ -150,8 +154,21 @@ export async function write({ app, parts, viewer, form }: Visit): Promise<Go> {
   try {
     await app.reload();
   } catch (error) {
-    replaceSettings(file, before);
+    putBack(preview);
     throw error;
   }
   return { to: '/models?done=imported' };
+}
+
+/** Puts the settings back as they were, unless they were edited meanwhile. Throws `conflict` where that cannot be written. */
+function putBack({ file, before, after }: Preview): void {
+  try {
+    if (readFileSync(file, 'utf8') === after) replaceSettings(file, before);
+  } catch (cause) {
+    throw new Refusal(
+      'conflict',
+      `The new prices are in ${file}, but not in force: they were refused, and the file could not be put back (${(cause as NodeJS.ErrnoException).code}). Run \`purser config check\`.`,
+      { cause },
+    );
+  }
 }
