@@ -97,6 +97,8 @@ export function importPrices(file: string, source: string, { list, names, add }:
       throw fault(`there is no upstream ${JSON.stringify(upstream)} to add ${name} at: name one with --upstream`);
     const { contextLength, maxOutputTokens, kind, upstreamModel: id } = listed;
     if (!contextLength) throw fault(`the list does not say the context length of ${name}: add it by hand`);
+    if (hideVariables(id) !== id || showVariables(id) !== id)
+      throw fault(`${JSON.stringify(id)} would be read as a variable: add it by hand`);
     if (models.some((it) => String(it.get('id')) === id)) throw fault(`it has a model ${id} already`);
     const prices = pricesOf(listed);
     for (const [price, { usd }] of prices)

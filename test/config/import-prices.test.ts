@@ -222,3 +222,13 @@ test('a price that stands in a variable is told by its name', () => {
   );
   assert.match(text, /api_key: \$\{HOSTED_KEY\} \} # the key is in the environment/);
 });
+
+test('a model whose name would be read as a variable is not added: its value would be shown to every client', () => {
+  for (const name of [`\${HOSTED_KEY}`, '\ue000HOSTED_KEY\ue001']) {
+    const list = JSON.stringify({ [name]: { input_cost_per_token: 1e-6, max_input_tokens: 100 } });
+    assert.throws(
+      () => importPrices('purser.yaml', SETTINGS, order(list, { add: [name], upstream: 'hosted' })),
+      /would be read as a variable/,
+    );
+  }
+});
