@@ -10,17 +10,20 @@ const OUTPUT_BYTES_MAX = 4 * 1024 * 1024;
 
 /**
  * Returns the function with which a server examines its installation by `purser doctor` in another process, as the books are read as
- * a whole. Calls at the same time get the same findings. It throws `conflict` when the process does not end in time.
+ * a whole. Calls at the same time get the same findings. It throws `conflict` when the process does not end in time. The signal of
+ * a stop ends the process.
  */
 export function createDoctor(
   { dataDirectory, file }: Pick<Config, 'dataDirectory' | 'file'>,
+  stopping: AbortSignal,
   limitMilliseconds = LIMIT_MILLISECONDS,
 ): () => Promise<CheckFinding[]> {
   const args = ['--data', dataDirectory, ...(file === undefined ? [] : ['--config', file]), '--json', 'doctor'];
   let running: Promise<CheckFinding[]> | undefined;
   async function examine(): Promise<CheckFinding[]> {
     const limits = { timeout: limitMilliseconds, killSignal: 'SIGKILL', maxBuffer: OUTPUT_BYTES_MAX } as const;
-    const { stdout, error } = await runOwn(args, limits);
+    const { stdout, error } = await runOwn(args, { ...limits, signal: stopping });
+    if (stopping.aborted) throw new Refusal('read_only', 'The server is stopping: the examination was ended.');
     if (error?.killed)
       throw new Refusal(
         'conflict',

@@ -126,7 +126,9 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
       hostKey: `${type} ${blob}`,
     };
   }
-  app.runDoctor = createDoctor(config);
+  const examining = new AbortController();
+  app.runDoctor = createDoctor(config, examining.signal);
+  opening.defer(() => examining.abort()); // Before the stop waits for requests.
   if (options.reread) app.reload = createReload(app, options.reread);
   socket = await listenSocket(app, files(config.dataDirectory).socket);
   if (config.metrics) {
