@@ -55,7 +55,7 @@ export function spanIn(query: URLSearchParams, zone: string, now: number): Chose
   const today = periodAt('day', zone, now);
   const [first, end] = [from === undefined ? undefined : dayOf(from, zone), to === undefined ? today : dayOf(to, zone)];
   if ((from !== undefined && !first) || !end)
-    throw new Refusal('invalid_request', 'Write the first and the last day as 2026-03-31.');
+    throw new Refusal('invalid_request', 'Write the first and the last day as 2026-03-31, from 2000 to 2099.');
   const since = (first ?? end).start;
   if (since >= end.next) throw new Refusal('invalid_request', 'The first day is after the last one.');
   return { since, until: end.next, range: '', text: `${(first ?? end).date} to ${end.date}` };

@@ -27,7 +27,9 @@ test('the first period contains the first time, and the last begins before the e
 });
 
 test('a date that no calendar has is no day', () => {
-  for (const date of ['2026-02-30', '2026-13-01', '1969-12-31', '3000-01-01', '2026-3-1', 'today'])
+  for (const date of ['2026-02-30', '2026-13-01', '1999-12-31', '2100-01-01', '1970-01-01', '2026-3-1', 'today'])
     assert.equal(dayOf(date, 'UTC'), undefined, date);
   assert.equal(dayOf('2024-02-29', 'UTC')?.date, '2024-02-29');
+  const [first, last] = [dayOf('2000-01-01', 'Europe/Berlin'), dayOf('2099-12-31', 'Europe/Berlin')];
+  assert.equal(startsBetween('month', 'Europe/Berlin', first?.start as number, last?.next as number).length, 1200);
 });
