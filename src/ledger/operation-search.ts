@@ -54,51 +54,67 @@ const LATE_SECONDS = 600;
 /** Ids begin with 48 bits of milliseconds. */
 const ID_TIME_END = 2 ** 48;
 
-/** Names the wallets of a tree, closed ones too. */
-const WITH_TREE = `with recursive tree(id) as (
-  select ? union all select wallet.id from wallet join tree on wallet.parent_id = tree.id)`;
-
 const steps = plain({
   begun: 'select created_at from operation where id >= ? order by id limit 1',
   all: `select min(id), count(*) from
     (select id from operation where id < ? and id >= ? order by id desc limit ${STEP_COUNT})`,
   ofWallet: `select min(id), count(*) from
     (select id from operation where wallet_id = ? and id < ? and id >= ? order by id desc limit ${STEP_COUNT})`,
-  boundInTree: `${WITH_TREE} select max((select id from operation where wallet_id = tree.id and id < ? and id >= ?
-    order by id desc limit 1 offset ?)) from tree`,
-  countInTree: `${WITH_TREE} select count(*) from operation
-    where wallet_id in (select id from tree) and id < ? and id >= ?`,
+  newestInTree: `with recursive tree(id) as (
+      select ? union all select wallet.id from wallet join tree on wallet.parent_id = tree.id)
+    select newest, id from (
+      select id, (select max(id) from operation where wallet_id = tree.id and id < ? and id >= ?) as newest from tree)
+    where newest is not null order by newest`,
+  before: 'select max(id) from operation where wallet_id = ? and id < ? and id >= ?',
 });
 
-/** The next operations of a search: they begin with the id `from`; undefined where no operation is left. */
-type Step = (to: string) => { from: string; isLast: boolean } | undefined;
+/** The next operations of a search: their number, the id that they begin with, and of a tree the wallets that have them. */
+type Step = { from: string; rows: number; among?: string };
 
-/** Returns what gives the steps of a search, each of some `STEP_COUNT` operations, down to the id `lowest`. */
-function stepsOf(read: Reader, { walletId, rootId }: OperationFilter, lowest: string): Step {
-  const { all, ofWallet, boundInTree, countInTree } = steps(read);
-  if (rootId === undefined || walletId !== undefined)
-    return (to) => {
-      const step = walletId === undefined ? all.get(to, lowest) : ofWallet.get(walletId, to, lowest);
-      const [from, rows] = step as [string | null, bigint];
-      return from === null ? undefined : { from, isLast: rows < STEP_COUNT };
-    };
-  // No index has the operations of a tree by their ids. A step ends where the first of its wallets has had its share.
-  let share = 1;
+/** Returns what gives the steps of a search, each of `STEP_COUNT` operations or the last, from the id `end` down to `lowest`. */
+function stepsOf(read: Reader, filter: OperationFilter, end: string, lowest: string): (to: string) => Step | undefined {
+  const { all, ofWallet } = steps(read);
+  const { walletId, rootId } = filter;
+  if (rootId !== undefined && walletId === undefined) return stepsInTree(read, rootId, end, lowest);
   return (to) => {
-    const [bound] = boundInTree.get(rootId, to, lowest, share - 1) as [string | null];
-    const from = bound ?? lowest;
-    const [rows] = countInTree.get(rootId, to, from) as [bigint];
-    if (rows < STEP_COUNT / 2) share = Math.min(STEP_COUNT, 2 * share);
-    else if (rows > STEP_COUNT) share = Math.max(1, Math.floor(share / 2));
-    return { from, isLast: bound === null };
+    const step = walletId === undefined ? all.get(to, lowest) : ofWallet.get(walletId, to, lowest);
+    const [from, rows] = step as [string | null, bigint];
+    return from === null ? undefined : { from, rows: Number(rows) };
   };
 }
 
-/** Returns the conditions that limit a filter to a wallet, or to a tree of them. They have the placeholder of `TREE`. */
-const ofWallets = ({ walletId, rootId }: OperationFilter): SQL[] => [
-  ...(walletId === undefined ? [] : [eq(operations.walletId, walletId)]),
-  ...(rootId === undefined ? [] : [sql`${operations.walletId} in ${TREE}`]),
-];
+/** Merges the operations of the wallets of a tree: no index has them by their ids. */
+function stepsInTree(read: Reader, rootId: string, end: string, lowest: string): () => Step | undefined {
+  const { newestInTree, before } = steps(read);
+  /** The newest operation of each wallet that has not been passed, the newest of all last. */
+  const heads = newestInTree.all<[id: string, walletId: string]>(rootId, end, lowest);
+  return () => {
+    const among = new Set<string>();
+    let [from, rows] = ['', 0];
+    for (let head = heads.pop(); head; head = ++rows < STEP_COUNT ? heads.pop() : undefined) {
+      const [id, walletId] = head;
+      from = id;
+      among.add(walletId);
+      const [next] = before.get(walletId, id, lowest) as [string | null];
+      if (next !== null) heads.splice(placeIn(heads, next), 0, [next, walletId]);
+    }
+    return rows === 0 ? undefined : { from, rows, among: JSON.stringify([...among]) };
+  };
+}
+
+/** Returns the place of an id among others in their order. */
+function placeIn(heads: readonly (readonly [id: string, walletId: string])[], id: string): number {
+  let [low, high] = [0, heads.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((heads[middle]?.[0] as string) < id) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** The condition that a wallet is in the tree of the placeholder `walletId`. */
+const inTree = sql`${operations.walletId} in ${TREE}`;
 
 /** Returns the conditions of a filter that no index answers. They are tested row by row. */
 function testedBy({ accountId, state, subject, tag, since, until, costMin, costMax }: OperationFilter): SQL[] {
@@ -138,7 +154,12 @@ export async function searchOperations(
     .from(operations)
     .where(
       and(
-        ...ofWallets(filter),
+        filter.walletId === undefined ? undefined : eq(operations.walletId, filter.walletId),
+        filter.rootId === undefined
+          ? undefined
+          : filter.walletId === undefined
+            ? sql`${operations.walletId} in (select value from json_each(${sql.placeholder('among')}))`
+            : inTree,
         gte(operations.id, sql.placeholder('from')),
         lt(operations.id, sql.placeholder('to')),
         ...testedBy(filter),
@@ -149,16 +170,17 @@ export async function searchOperations(
     .prepare();
   const lowest = since === undefined ? '' : idsBegunFrom(read, since - LATE_SECONDS);
   const end = until === undefined ? '~' : idsBegunFrom(read, until + LATE_SECONDS);
-  const stepTo = stepsOf(read, filter, lowest);
+  const begin = after !== undefined && after < end ? after : end;
+  const next = stepsOf(read, filter, begin, lowest);
   const found: Operation[] = [];
-  for (let to = after !== undefined && after < end ? after : end, examined = 0; ; ) {
-    const step = stepTo(to);
+  for (let to = begin, examined = 0; ; ) {
+    const step = next(to);
     if (!step) return cut(found, limit);
-    const { from, isLast } = step;
-    found.push(...matching.all({ from, to, walletId: filter.rootId }));
-    if (found.length > limit || isLast || signal?.aborted) return cut(found, limit);
+    const { from, rows, among } = step;
+    found.push(...matching.all({ from, to, among, walletId: filter.rootId }));
+    if (found.length > limit || rows < STEP_COUNT || signal?.aborted) return cut(found, limit);
     to = from;
-    examined += STEP_COUNT;
+    examined += rows;
     if (examined >= examinedMax) return { operations: found, goesOnAfter: from, isCut: true };
     await new Promise<void>((resolve) => setImmediate(resolve));
   }
@@ -185,7 +207,8 @@ function openMatching(
     .where(
       and(
         sql`${operations.state} <> 'settled'`, // must match the partial index's condition
-        ...ofWallets(filter),
+        filter.walletId === undefined ? undefined : eq(operations.walletId, filter.walletId),
+        filter.rootId === undefined ? undefined : inTree,
         after === undefined ? undefined : first === 'newest' ? lt(byId, after) : gt(byId, after),
         ...testedBy(filter),
       ),

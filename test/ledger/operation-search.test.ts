@@ -85,7 +85,7 @@ test(`pages of a search have each operation that matches once, whatever is sough
   const random = createRandom(SEED + 1);
   const length_ = (all[0] as Operation).createdAt - BEGIN;
   const seen = { pages: 0, cut: 0, found: 0 };
-  for (let i = 0; i < length(100, 1000); i++) {
+  for (let i = 0; i < length(150, 1000); i++) {
     const given = <T>(share: number, make: () => T) => (random.whole(1, 100) <= share ? make() : undefined);
     const since = given(40, () => BEGIN + random.whole(-100, length_));
     const filter: OperationFilter = {

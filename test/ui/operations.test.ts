@@ -175,7 +175,7 @@ async function walk(browser: Browser, path: string, ...words: string[]): Promise
 
 test('a rare operation among ten thousand is found by going on, and no page reads them all', async (t) => {
   const purser = await openTestServer(t);
-  const { id: walletId } = await purser.openWallet({ budget_cents: 100_000 });
+  const { id: walletId, token } = await purser.openWallet({ budget_cents: 100_000 });
   const now = purser.app.clock.now();
   const count = 10_600;
   const rare = new Set([3, 150, 5000, count - 1]);
@@ -199,6 +199,21 @@ test('a rare operation among ten thousand is found by going on, and no page read
     [count - 1, 5000, 150, 3].slice(0, all.length),
   );
   assert.deepEqual(all.length, 4);
+  const pages: number[][] = [];
+  for (let before: string | undefined; before !== ''; ) {
+    const query = `tag=rare%3Dyes&before=${before ?? ''}`;
+    const { body } = await purser.ask('GET', `/v1/run/operations?${query}`, { token });
+    pages.push(body.operations.map(({ id }: { id: string }) => Number(id.slice(-16))));
+    before = body.next_cursor as string;
+  }
+  assert.deepEqual(
+    pages,
+    [
+      [count - 1, 5000],
+      [150, 3],
+    ],
+    'so the wallet itself',
+  );
   assert.equal(shown.length, 2, 'ten thousand were looked at for the first page');
   assert.match(shown[0] as string, /Searched back to <time/);
   assert.doesNotMatch(shown[1] as string, /Searched back to|Search further/);
