@@ -75,7 +75,7 @@ type Step = { from: string; rows: number; among?: string };
 function stepsOf(read: Reader, filter: OperationFilter, end: string, lowest: string): (to: string) => Step | undefined {
   const { all, ofWallet } = steps(read);
   const { walletId, rootId } = filter;
-  if (rootId !== undefined && walletId === undefined) return stepsInTree(read, rootId, end, lowest);
+  if (rootId !== undefined) return stepsInTree(read, rootId, end, lowest);
   return (to) => {
     const step = walletId === undefined ? all.get(to, lowest) : ofWallet.get(walletId, to, lowest);
     const [from, rows] = step as [string | null, bigint];
@@ -112,9 +112,6 @@ function placeIn(heads: readonly (readonly [id: string, walletId: string])[], id
   }
   return low;
 }
-
-/** The condition that a wallet is in the tree of the placeholder `walletId`. */
-const inTree = sql`${operations.walletId} in ${TREE}`;
 
 /** Returns the conditions of a filter that no index answers. They are tested row by row. */
 function testedBy({ accountId, state, subject, tag, since, until, costMin, costMax }: OperationFilter): SQL[] {
@@ -157,9 +154,7 @@ export async function searchOperations(
         filter.walletId === undefined ? undefined : eq(operations.walletId, filter.walletId),
         filter.rootId === undefined
           ? undefined
-          : filter.walletId === undefined
-            ? sql`${operations.walletId} in (select value from json_each(${sql.placeholder('among')}))`
-            : inTree,
+          : sql`${operations.walletId} in (select value from json_each(${sql.placeholder('among')}))`,
         gte(operations.id, sql.placeholder('from')),
         lt(operations.id, sql.placeholder('to')),
         ...testedBy(filter),
@@ -177,7 +172,7 @@ export async function searchOperations(
     const step = next(to);
     if (!step) return cut(found, limit);
     const { from, rows, among } = step;
-    found.push(...matching.all({ from, to, among, walletId: filter.rootId }));
+    found.push(...matching.all({ from, to, among }));
     if (found.length > limit || rows < STEP_COUNT || signal?.aborted) return cut(found, limit);
     to = from;
     examined += rows;
@@ -208,7 +203,7 @@ function openMatching(
       and(
         sql`${operations.state} <> 'settled'`, // must match the partial index's condition
         filter.walletId === undefined ? undefined : eq(operations.walletId, filter.walletId),
-        filter.rootId === undefined ? undefined : inTree,
+        filter.rootId === undefined ? undefined : sql`${operations.walletId} in ${TREE}`,
         after === undefined ? undefined : first === 'newest' ? lt(byId, after) : gt(byId, after),
         ...testedBy(filter),
       ),
