@@ -63,6 +63,12 @@ function spaceOf(directory: string): { free: number; reserve: number } {
   return { free: bavail * bsize, reserve: reserveOn(blocks * bsize) };
 }
 
+/** Returns how many bytes may be written to the disk of the books, in this directory, before no new work is started. */
+export function spareBytes(directory: string): number {
+  const { free, reserve } = spaceOf(directory);
+  return free - reserve / MARGIN_PART;
+}
+
 /** Returns whether the disk of a directory is too small for a whole reserve. */
 export const isSmallDisk = (directory: string): boolean => spaceOf(directory).reserve < RESERVE_BYTES_MAX;
 

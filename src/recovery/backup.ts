@@ -2,8 +2,9 @@ import { closeSync, existsSync, openSync, renameSync, statSync, writeFileSync } 
 import { dirname } from 'node:path';
 import { Refusal } from '../base/refusal.ts';
 import { damageOf, gapOf, type Marks, readMarks } from '../books/examine.ts';
-import { enterDirectory, openBooks } from '../books/open.ts';
+import { enterDirectory, openBooks, type ReadableBooks } from '../books/open.ts';
 import { dropForeignTables } from '../db/damage.ts';
+import { spareBytes } from '../db/disk-reserve.ts';
 import { openDatabase } from '../db/open.ts';
 import type { Files } from '../files/data-directory.ts';
 import { giveName, removeDatabase } from '../files/database-files.ts';
@@ -58,7 +59,20 @@ function note({ lastBackup }: Files, file: string, at: number): void {
 
 function copy({ database }: Files, part: string): void {
   using books = openBooks(database, { access: 'read' });
+  refuseWithoutRoom(database, books, dirname(part));
   books.client.prepare('vacuum into ?').run(part);
+}
+
+/**
+ * Throws where there is no room for the copy: beside the books it would take the space of new work until the disk is found
+ * full, or for good.
+ */
+function refuseWithoutRoom(database: string, { client }: ReadableBooks, directory: string): void {
+  const [pages = 0, free = 0, bytes = 0] = ['page_count', 'freelist_count', 'page_size'].map((name) =>
+    Number(client.pragma(name, { simple: true })),
+  );
+  if (statSync(database).dev === statSync(directory).dev && (pages - free) * bytes > spareBytes(directory))
+    throw Object.assign(new Error('the books need the rest of their disk'), { code: 'ENOSPC' });
 }
 
 /** Turns the copy into a backup: without foreign tables and views, with its manifest, and in one file. */
