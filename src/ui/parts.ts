@@ -140,7 +140,7 @@ const VALUE_LENGTH_MAX = 11;
 
 /** Renders one figure with its name; a long value is smaller, as a sum is not broken in the middle. */
 export function figure(name: string, value: HtmlValue, note: HtmlValue = EMPTY, tone: StateTone | '' = ''): Html {
-  const isLong = String(value).replace(/<[^>]*>/g, '').length > VALUE_LENGTH_MAX;
+  const isLong = String(value).replace(/<[^<>]*>/g, '').length > VALUE_LENGTH_MAX;
   return html`<div class="figure ${tone}"><div class="name">${name}</div><div class="value${isLong && ' long'}">${value}</div><div class="note">${note}</div></div>`;
 }
 
