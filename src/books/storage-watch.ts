@@ -10,7 +10,7 @@ import type { Ledger } from '../ledger/ledger.ts';
 const LOOK_MILLISECONDS = 500;
 /** The most that counts of the time between two looks: during more, this process itself stood still, and not the disk. */
 const LOOK_MILLISECONDS_MAX = 2000;
-/** The books are written at least this often while they are used. */
+/** The disk is checked, and the books are written to, this often while they are used. */
 const BEAT_MILLISECONDS = 5000;
 const RETRY_SECONDS = 5;
 /** What a lost disk answers to a read. A full one does not. */
@@ -71,6 +71,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
   let awake = 0; // Milliseconds that this process has been looking.
   let lookedAt = time.monotonic();
   let answeredAt = 0;
+  let checkedAt = 0; // When the disk was last checked, or nobody used the books.
   let isUsed = false;
   let isBeating = false;
   let why: string | undefined;
@@ -161,7 +162,11 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     const [oldest] = waiting.values();
     const silentFor = oldest ? awake - Math.max(oldest.since, answeredAt) : 0;
     if (silentFor > stallSeconds() * 1000) end(`the disk has confirmed no commit for ${stallSeconds()} s`);
-    if (why !== undefined || isBeating || awake - answeredAt < BEAT_MILLISECONDS || !(isUsed || isBusy())) return;
+    if (why !== undefined || isBeating) return;
+    if (!isUsed && !isBusy()) checkedAt = awake;
+    // Whatever else is written: what is refused writes nothing, and a directory that is gone still takes commits.
+    if (awake - checkedAt < BEAT_MILLISECONDS) return;
+    checkedAt = awake;
     isUsed = false;
     void checkDisk();
   }

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
-import { mkdirSync, renameSync, rmdirSync } from 'node:fs';
+import { mkdirSync, renameSync, rmSync } from 'node:fs';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
 import { tagOf } from '../../src/compute/backend.ts';
@@ -204,21 +204,32 @@ test('a read that the disk refuses has the same end', async (t) => {
   assert.equal((await ended).message, 'disk I/O error');
 });
 
-test('a data directory that was unmounted under the server has the same end', async (t) => {
-  const { purser, ended } = await openEnding(t, openTestServer);
-  await purser.openWallet();
-  const aside = `${purser.directory}.unmounted`;
-  renameSync(purser.directory, aside);
-  mkdirSync(purser.directory); // The mount point, as it was before.
-  try {
-    pass(purser, 7);
-    assert.match((await ended).message, /another directory is at \S+ now: the disk was unmounted$/);
-    assert.match(purser.app.health.fault ?? '', /unmounted/);
-  } finally {
-    rmdirSync(purser.directory);
-    renameSync(aside, purser.directory);
-  }
-});
+for (const [name, meanwhile] of [
+  ['', async () => {}],
+  [
+    ', though commits on the directory that is gone succeed',
+    async (purser: TestServer) => void (await newWallet(purser)),
+  ],
+] as const)
+  test(`a data directory that was unmounted under the server has the same end${name}`, async (t) => {
+    const { purser, ended } = await openEnding(t, openTestServer);
+    await purser.openWallet();
+    const aside = `${purser.directory}.unmounted`;
+    renameSync(purser.directory, aside);
+    mkdirSync(purser.directory); // The mount point, as it was before.
+    try {
+      for (let i = 0; i < 5; i++) {
+        await meanwhile(purser);
+        pass(purser, 1);
+      }
+      await until('it is noticed', () => purser.app.health.fault !== undefined);
+      assert.match((await ended).message, /another directory is at \S+ now: the disk was unmounted$/);
+      assert.match(purser.app.health.fault ?? '', /unmounted/);
+    } finally {
+      rmSync(purser.directory, { recursive: true });
+      renameSync(aside, purser.directory);
+    }
+  });
 
 test('a process that stood still for longer than a commit may take calls no model before the disk has confirmed a commit', async (t) => {
   const writer = holdWriter(t);
