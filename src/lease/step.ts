@@ -88,8 +88,8 @@ type Observed = {
   machines: Machine[];
   /** The error, if the finding is `unreachable` or `elsewhere`. */
   error?: Error;
-  /** The engine that has the machine, if it is not the one in the row. */
-  engine?: string;
+  /** The engine that has the machine, if it is not the one in the row; null where it does not tell. */
+  engine?: string | null;
   /** The empty lists so far, this one included, if it was searched for by its tag. */
   absence?: Absence;
 };
@@ -217,8 +217,10 @@ async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition>
     if (verdicts.length) return settleVerdicts(app, row, verdicts, { again: always });
   }
   // Where the deadline cannot be read, ending the lease would release an extension that may have taken place.
-  const isUnseen = end === 'lease_expired' && !canBeSeen && openExtensions(app, row).length > 0;
-  if (end !== row.endWanted && !isUnseen)
+  const isInDoubt = end === 'lease_expired' && row.endWanted === null && openExtensions(app, row).length > 0;
+  const unseen = isInDoubt && canBeSeen ? await observe(app, backend, row) : undefined;
+  if (unseen?.finding === 'elsewhere') return waitForEngine(unseen);
+  if (end !== row.endWanted && !(isInDoubt && !canBeSeen))
     return { write: (ledger) => ledger.write(beginEnd, { id: row.id, time: timeOf(app) }), again: always };
   if (row.quarantinedAt !== null) return reportOnly(app, row, end);
   if (!backend) throw new Error(`the backend ${row.backend} is no longer configured for ${row.slot}`);
@@ -255,15 +257,15 @@ async function observe(app: LeaseApp, backend: Backend, row: Resource): Promise<
     if (row.engine === null || isThere) return observed;
   }
   const look = (engine: string | undefined) => {
-    if (engine === undefined) throw new Error(`the engine does not tell whether it is ${row.engine}`);
     if (engine === row.engine) return OBSERVE[state](app, backend, row);
     return row.ref === null ? OBSERVE.searching(app, backend, row) : inspect(app, backend, row);
   };
   const { engine, seen } = await lookAt(backend, look);
   // Another backend of the slot may have it, whose engine `adopt` notes.
   if (engine === row.engine || seen.backend !== backend) return seen;
-  if (seen.machines.length) return { ...seen, engine: engine as string };
-  return { ...seen, finding: 'elsewhere', error: new Error(elsewhere(row, engine as string)) };
+  if (seen.machines.length) return { ...seen, engine: engine ?? null };
+  if (engine === undefined) throw new Error(`the engine does not tell whether it is ${row.engine}`);
+  return { ...seen, finding: 'elsewhere', error: new Error(elsewhere(row, engine)) };
 }
 
 /** Returns whether a running machine seems to be on another engine than its row says. Where that cannot be told, it does not. */

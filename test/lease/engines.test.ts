@@ -241,3 +241,45 @@ test('a refusal that another engine may have answered is none, and the next back
   assert.deepEqual([found?.backend, found?.engine], ['two', 'engine c'], 'the row names each before it is asked');
   assert.deepEqual(purser.problems(), []);
 });
+
+test('an extension in doubt whose machine is on the other engine waits for that one: its deadline decides, and not the end of the time', async (t) => {
+  for (const took of [true, false]) {
+    const { purser, token, row, pass, machines, turnTo } = await openOnTwo(t);
+    const { id, expires_at: end } = (await purser.rent(token)).body;
+    purser.memory[took ? 'after' : 'before'].extend = () => {
+      throw new Error('the box died');
+    };
+    assert.equal((await purser.extend(token, id, 3000)).body.error.code, 'operation_uncertain');
+    purser.memory.before = {};
+    purser.memory.after = {};
+    turnTo('b');
+    await pass(12); // The first time is over, and the second is not.
+    assert.deepEqual([row(id).endedAt, row(id).unreachableSince !== null], [null, true]);
+    assert.equal((await purser.budget(token)).held_usd, '0.30', 'what another engine says releases nothing');
+    turnTo('a');
+    await pass(2);
+    const { used_usd: used, held_usd: held } = await purser.budget(token);
+    assert.deepEqual([row(id).expiresAt - end, used, held], took ? [3000, '0.36', '0.00'] : [0, '0.06', '0.00']);
+    assert.equal(machines.a.size, took ? 1 : 0);
+    assert.deepEqual(purser.problems(), []);
+  }
+});
+
+test('an engine that does not tell its identity any more, and has the machine, ends it; what it does not have is not gone', async (t) => {
+  const opened = await openOnTwo(t);
+  const { purser, token, row, pass, machines } = opened;
+  const { id } = (await purser.rent(token)).body;
+  const { id: lost } = (await purser.rent(token)).body;
+  const searched = await loseCreate(opened);
+  machines.a.delete(row(lost).ref as string);
+  delete purser.memory.identity;
+  for (const it of [id, lost]) await purser.stop(token, it);
+  await pass();
+  assert.deepEqual([row(id).status, row(lost).endedAt], ['stopped', null]);
+  assert.match(row(lost).lastError ?? '', /does not tell whether it is engine a/);
+  assert.deepEqual([row(searched).status, machines.a.size], ['failed', 0], 'found too late to be sold');
+  purser.memory.identity = 'engine a ';
+  await pass(1, 300);
+  assert.equal((await purser.run('status', {})).leases.live, 0);
+  assert.deepEqual(purser.problems(), []);
+});
