@@ -154,6 +154,14 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     else over();
   }
 
+  function isInUse(): boolean {
+    try {
+      return isUsed || isBusy();
+    } catch {
+      return true; // Books that cannot be read: whether they can be written shows whether their disk is gone.
+    }
+  }
+
   function look(): void {
     const now = time.monotonic();
     isPaused ||= stoodStill();
@@ -163,7 +171,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     const silentFor = oldest ? awake - Math.max(oldest.since, answeredAt) : 0;
     if (silentFor > stallSeconds() * 1000) end(`the disk has confirmed no commit for ${stallSeconds()} s`);
     if (why !== undefined || isBeating) return;
-    if (!isUsed && !isBusy()) checkedAt = awake;
+    if (!isInUse()) checkedAt = awake;
     // Whatever else is written: what is refused writes nothing, and a directory that is gone still takes commits.
     if (awake - checkedAt < BEAT_MILLISECONDS) return;
     checkedAt = awake;
