@@ -35,7 +35,7 @@ import {
   writeOutcome,
 } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
-import { engineOf, recentEngineOf } from './engine.ts';
+import { changedEngine, engineOf, recentEngineOf } from './engine.ts';
 import type { Outages } from './outages.ts';
 import { advance, markAbandoned } from './step.ts';
 
@@ -386,7 +386,7 @@ async function ask({ backend, quote }: Candidate, { tag, expiresAt, walletId, en
     // A backend refuses where it finds no machine afterwards: at another engine that proves nothing.
     const after = await engineOf(backend).catch(() => engine);
     if (after === engine) return created;
-    return { kind: 'unknown', reason: `the engine changed while it was asked, from ${engine} to ${after}` };
+    return { kind: 'unknown', reason: changedEngine(engine, after) };
   } catch (error) {
     return { kind: 'unknown', reason: (error as Error).message };
   }

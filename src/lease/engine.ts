@@ -39,9 +39,13 @@ export async function lookAt<T>(
   const engine = await engineOf(backend);
   const seen = await look(engine);
   const after = await engineOf(backend);
-  if (after !== engine) throw new Error(`the engine changed while it was asked, from ${engine} to ${after}`);
+  if (after !== engine) throw new Error(changedEngine(engine, after));
   return { engine, seen };
 }
+
+/** Describes, for the operator, that an answer may be that of either engine. */
+export const changedEngine = (before: string | undefined, after: string | undefined) =>
+  `the engine changed while it was asked, from ${before} to ${after}`;
 
 /** Describes, for the operator, that the machine of a lease is out of reach. */
 export const elsewhere = ({ engine }: Pick<Resource, 'engine'>, other: string) =>

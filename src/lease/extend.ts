@@ -10,6 +10,7 @@ import type { Wallet } from '../ledger/wallet.ts';
 import { type Answered, type PaidQuote, type PaidRequest, spend, uncertain } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
 import type { LeaseApp } from './create.ts';
+import { changedEngine, engineOf, recentEngineOf } from './engine.ts';
 import { applyExtension, type ExtensionResult, extensionOutcome, judgeExtension } from './extension.ts';
 import { REPORT_ONLY } from './report-only.ts';
 import { advance } from './step.ts';
@@ -161,11 +162,16 @@ const notExtended = () =>
 
 /** Asks the backend to extend. A lease that has ended since the hold, or whose time has run out, is refused instead. */
 async function ask(backend: Backend, resource: Resource, targetAt: number, now: number): Promise<ExtensionResult> {
-  const { ref, endedAt, endWanted, expiresAt } = resource;
+  const { ref, endedAt, endWanted, expiresAt, engine } = resource;
   if (ref === null || endedAt !== null || endWanted !== null || expiresAt <= now)
     return { kind: 'refused', reason: 'The lease has ended.' };
+  const before = engine === null ? undefined : recentEngineOf(backend, now).catch(() => undefined);
   try {
-    return await backend.extend(ref, targetAt);
+    const extended = await backend.extend(ref, targetAt);
+    if (extended.kind !== 'refused' || engine === null || (await before) !== engine) return extended;
+    // A backend refuses where it finds no machine afterwards: at another engine that proves nothing.
+    const after = await engineOf(backend).catch(() => engine);
+    return after === engine ? extended : { kind: 'unknown', reason: changedEngine(engine, after) };
   } catch (error) {
     return { kind: 'unknown', reason: (error as Error).message };
   }

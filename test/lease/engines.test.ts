@@ -283,3 +283,26 @@ test('an engine that does not tell its identity any more, and has the machine, e
   assert.equal((await purser.run('status', {})).leases.live, 0);
   assert.deepEqual(purser.problems(), []);
 });
+
+test('an extension that is refused while the engine changes is in doubt; one of a lease that is out of reach is refused', async (t) => {
+  for (const took of [true, false]) {
+    const { purser, token, row, pass, machines, turnTo } = await openOnTwo(t);
+    const { id, expires_at: end } = (await purser.rent(token)).body;
+    purser.memory.before.extend = () => {
+      for (const it of machines.a.values()) if (took) it.deadline = end + 3000;
+      turnTo('b');
+    };
+    assert.equal((await purser.extend(token, id, 3000)).body.error.code, 'operation_uncertain');
+    assert.equal((await purser.budget(token)).held_usd, '0.30');
+    purser.memory.before = {};
+    turnTo('a');
+    await pass(2);
+    const { used_usd: used, held_usd: held } = await purser.budget(token);
+    assert.deepEqual([row(id).expiresAt - end, used, held], took ? [3000, '0.36', '0.00'] : [0, '0.06', '0.00']);
+    turnTo('b');
+    await pass();
+    assert.equal((await purser.extend(token, id, 300)).body.error.code, 'resource_not_active');
+    assert.equal((await purser.budget(token)).held_usd, '0.00', 'its own engine was not asked');
+    assert.deepEqual(purser.problems(), []);
+  }
+});
