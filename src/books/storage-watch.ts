@@ -154,11 +154,18 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     else over();
   }
 
+  function failedRead(error: unknown): Refusal | undefined {
+    if (!READ_FAULT.test((error as { code?: string }).code ?? '')) return undefined;
+    end(`a read failed (${(error as Error).message})`, error as Error);
+    return failure();
+  }
+
   function isInUse(): boolean {
     try {
       return isUsed || isBusy();
-    } catch {
-      return true; // Books that cannot be read: whether they can be written shows whether their disk is gone.
+    } catch (error) {
+      failedRead(error);
+      return true; // Whether they can be written shows whether the disk is gone.
     }
   }
 
@@ -170,10 +177,10 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     const [oldest] = waiting.values();
     const silentFor = oldest ? awake - Math.max(oldest.since, answeredAt) : 0;
     if (silentFor > stallSeconds() * 1000) end(`the disk has confirmed no commit for ${stallSeconds()} s`);
-    if (why !== undefined || isBeating) return;
+    if (isBeating) return;
     if (!isInUse()) checkedAt = awake;
     // Whatever else is written: what is refused writes nothing, and a directory that is gone still takes commits.
-    if (awake - checkedAt < BEAT_MILLISECONDS) return;
+    if (why !== undefined || awake - checkedAt < BEAT_MILLISECONDS) return;
     checkedAt = awake;
     isUsed = false;
     void checkDisk();
@@ -187,11 +194,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
       if (milliseconds > stallSeconds() * 1000) end(`a commit took ${Math.round(milliseconds / 1000)} s`);
     },
     fail: (error) => end(`a commit failed (${(error as Error).message})`, error as Error),
-    failedRead(error) {
-      if (!READ_FAULT.test((error as { code?: string }).code ?? '')) return undefined;
-      end(`a read failed (${(error as Error).message})`, error as Error);
-      return failure();
-    },
+    failedRead,
     look,
     used() {
       isUsed = true;

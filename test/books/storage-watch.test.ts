@@ -173,21 +173,22 @@ test('a lease alone keeps the books written to', async (t) => {
   }
 });
 
-test('books that cannot be read any more are written to: that shows whether their disk is gone', async (t) => {
-  const { purser, ended } = await openEnding(t, openMemoryServer);
-  const { token } = await purser.openWallet(LONG);
-  assert.equal((await purser.lease(token)).body.status, 'running');
-  pass(purser, 7); // Since somebody used them.
-  await written();
-  const statements = Object.getPrototypeOf(purser.app.ledger.client.prepare('select 1'));
-  const read = t.mock.method(statements, 'get', () => {
-    throw new Client.SqliteError('disk I/O error', 'SQLITE_IOERR_READ');
+for (const code of ['SQLITE_IOERR_READ', 'SQLITE_IOERR_SHMMAP'])
+  test(`leases that cannot be read (${code}) have the same end: the watch asks whether there are any`, async (t) => {
+    const { purser, ended } = await openEnding(t, openMemoryServer);
+    const { token } = await purser.openWallet(LONG);
+    assert.equal((await purser.lease(token)).body.status, 'running');
+    pass(purser, 7); // Since somebody used them.
+    await written();
+    const statements = Object.getPrototypeOf(purser.app.ledger.client.prepare('select 1'));
+    const read = t.mock.method(statements, 'get', () => {
+      throw new Client.SqliteError('disk I/O error', code);
+    });
+    pass(purser, 6);
+    await until('the commit has failed', () => purser.app.health.fault !== undefined);
+    read.mock.restore();
+    assert.match((await ended).message, /disk I\/O error/);
   });
-  pass(purser, 6);
-  await until('the commit has failed', () => purser.app.health.fault !== undefined);
-  read.mock.restore();
-  assert.match((await ended).message, /disk I\/O error/);
-});
 
 for (const code of ['SQLITE_IOERR_FSYNC', 'SQLITE_IOERR_WRITE', 'SQLITE_READONLY'])
   test(`${code} of a commit has the same end`, async (t) => {
