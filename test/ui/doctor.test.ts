@@ -14,7 +14,7 @@ import { asAccount, asOperator } from './sample.ts';
 /** Returns result and name of each finding that a page shows. */
 const shownOn = (html: string) =>
   [
-    ...html.matchAll(/<tr><td class="text"><span class="badge \w+">(\w+)<\/span><\/td><td class="text">([^<]+)<\/td>/g),
+    ...html.matchAll(/<tr[^>]*><td[^>]*><span class="badge \w+">(\w+)<\/span><\/td><td[^>]*>([^<]+)<\/td>/g),
   ].map(([, result, name]) => `${result} ${name}`);
 
 test('an operator examines the installation on the page and sees what `purser doctor` finds, the worst first', async (t) => {

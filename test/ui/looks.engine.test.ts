@@ -55,17 +55,6 @@ test('every page is accessible and fits, in both colour schemes, on a phone and 
   await page.getByRole('button', { name: 'Show its token' }).click();
   await page.getByText('Hand this token to the agent.').waitFor();
   await examine('the token of a wallet');
-  await page.goto(`${sample.url}/models/import`);
-  const list = { chat: { mode: 'chat', input_cost_per_token: 1e-6, output_cost_per_token: 2e-6 } };
-  const file = { name: 'prices.json', mimeType: 'application/json', buffer: Buffer.from(JSON.stringify(list)) };
-  await page.getByLabel('File').setInputFiles(file);
-  await page.getByRole('button', { name: 'Compare' }).click();
-  await page.getByRole('button', { name: 'Write and reload' }).waitFor();
-  await examine('what an import would change');
-  await page.goto(`${sample.url}/settings`);
-  await page.getByRole('button', { name: 'Examine the installation' }).click();
-  await page.waitForURL('**/settings/doctor');
-  await examine('what doctor finds');
   await context.clearCookies();
   await page.goto(`${sample.url}/sign-in`);
   await page.getByLabel('Account key').fill(sample.accountKey);
