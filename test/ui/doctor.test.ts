@@ -13,9 +13,9 @@ import { asAccount, asOperator } from './sample.ts';
 
 /** Returns result and name of each finding that a page shows. */
 const shownOn = (html: string) =>
-  [
-    ...html.matchAll(/<tr[^>]*><td[^>]*><span class="badge \w+">(\w+)<\/span><\/td><td[^>]*>([^<]+)<\/td>/g),
-  ].map(([, result, name]) => `${result} ${name}`);
+  [...html.matchAll(/<tr[^>]*><td[^>]*><span class="badge \w+">(\w+)<\/span><\/td><td[^>]*>([^<]+)<\/td>/g)].map(
+    ([, result, name]) => `${result} ${name}`,
+  );
 
 test('an operator examines the installation on the page and sees what `purser doctor` finds, the worst first', async (t) => {
   const purser = await openTestServer(t, { settings: { backup: { directory: '/nonexistent', every: '1d', keep: 3 } } });
