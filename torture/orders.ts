@@ -22,15 +22,19 @@ export class Gone extends Error {}
 
 export type Ask = (method: string, path: string, asked: Asked) => Promise<Answer>;
 
+/** What a server says to those who wait, in 503, before it ends because of its disk. */
+const STORAGE_FAILED = /^Whether this took effect is not known: /;
+
 /** Creates what the clients can order. Every answer is recorded. Every request goes to the server that runs at that moment. */
 export function openOrders(journal: Journal, server: () => Promise<Serving>, accountKey: string) {
   const ask: Ask = async (method, path, asked) => {
     const at = await server();
-    try {
-      return await at.ask(method, path, asked);
-    } catch (cause) {
+    const answer = await at.ask(method, path, asked).catch((cause) => {
       throw new Gone('no answer', { cause });
-    }
+    });
+    // It says no more than no answer does: whether anything was written is not known, and the server ends.
+    if (STORAGE_FAILED.test(answer.body?.error?.message)) throw new Gone('its disk failed');
+    return answer;
   };
   const unexpected = (what: string, { status, text }: Answer) =>
     void journal.findings.push({ failure: 'unexpected answers', what: `${what}: ${status} ${text.slice(0, 300)}` });
