@@ -26,10 +26,11 @@ type Options = Omit<ListOptions<'operation.list'>, 'cost_min_usd' | 'cost_max_us
 function listOperations({ min, max, ...options }: Options, command: Command): Promise<void> {
   // --uncertain is one page with its own order, the oldest first.
   const costs = { ...(min !== undefined && { cost_min_usd: min }), ...(max !== undefined && { cost_max_usd: max }) };
-  const { all, uncertain, ...rest } = { ...options, ...costs };
+  const asked = { ...options, ...costs };
+  const { all, uncertain, ...rest } = asked;
   if (uncertain && (options.state !== undefined || options.before !== undefined))
     command.error('error: give --uncertain alone, or --state uncertain with --before');
-  const filter = all && uncertain ? { ...rest, all, state: 'uncertain' as const } : { ...options, ...costs };
+  const filter = all && uncertain ? { ...rest, all, state: 'uncertain' as const } : asked;
   return askAndPrintList(
     command,
     'operation.list',

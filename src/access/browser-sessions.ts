@@ -9,7 +9,7 @@ import { browserSessions } from '../db/schema.ts';
 /** A session of the page: a browser that is signed in as the operator or as the holder of an account. */
 export type BrowserSession = typeof browserSessions.$inferSelect;
 type Owner = Pick<BrowserSession, 'accountId' | 'keyId' | 'passkeyId' | 'subject' | 'rule'>;
-/** How an operator signed in: by a passkey, as a user of the identity provider, or by a link (both null). */
+/** The sign-in of an operator: by a passkey, as a user of the identity provider, or by a link (both null). */
 export type Operator = Pick<BrowserSession, 'passkeyId' | 'subject'>;
 export type BrowserSessionOrder = Pick<BrowserSession, 'kind' | 'tokenHash'> & Partial<Owner>;
 
@@ -65,7 +65,7 @@ export function addBrowserSession(tx: Tx, order: BrowserSessionOrder, now: numbe
   return row;
 }
 
-/** The sessions that were opened in the same way: by a key, by a passkey, by a person at the identity provider, or by links. */
+/** Returns the condition for the sessions that were opened in the same way: by a key, by a passkey, by a person at the identity provider, or by links. */
 function openedBy({ accountId, keyId, passkeyId, subject }: Omit<Owner, 'rule'>): SQL | undefined {
   const is = (column: SQLiteColumn, value: string | null) => (value === null ? isNull(column) : eq(column, value));
   return and(

@@ -27,7 +27,7 @@ import {
   type Place,
 } from '../ledger/installation.ts';
 import type { Ledger, LedgerOptions } from '../ledger/ledger.ts';
-import { type Move, tellDiskLow } from '../ledger/notices.ts';
+import { type BooksMove, tellDiskLow } from '../ledger/notices.ts';
 import type { Outbox } from '../ledger/outbox.ts';
 import { faultsOf, type Verification } from '../ledger/verify.ts';
 import type { Events } from '../telemetry/events.ts';
@@ -51,7 +51,7 @@ export type Books = {
   clockWatch: ClockWatch;
   storage: StorageWatch;
   replicas: ReplicasWatch;
-  /** What is wrong with the file system under the books, where it was accepted with `--unsafe-storage`. */
+  /** The fault of the file system under the books, where it was accepted with `--unsafe-storage`. */
   unsafeStorage: string | undefined;
 };
 
@@ -257,7 +257,7 @@ async function recognise(
   at: Files,
   machineId: string | undefined,
   now: number,
-): Promise<Move | undefined> {
+): Promise<BooksMove | undefined> {
   if (machineId === undefined) return undefined;
   const known = installationOf(ledger.read);
   const current = machineHash(machineId, known.installationId);

@@ -13,7 +13,7 @@ const LOOK_MILLISECONDS_MAX = 2000;
 /** The disk is checked, and the books are written to, this often while they are used. */
 const BEAT_MILLISECONDS = 5000;
 const RETRY_SECONDS = 5;
-/** What a lost disk answers to a read. A full one does not. */
+/** SQLite's codes for a read that a lost disk refuses. A full disk refuses none. */
 const READ_FAULT = /^SQLITE_IOERR_(READ|SHORT_READ|FSTAT)$/;
 
 /** Watches that what is written reaches the disk (docs/decisions/0078). */

@@ -13,7 +13,7 @@ const BACKENDS = { ...backends, local };
 
 type SlotSurroundings = Omit<Surroundings, 'leases'>;
 
-/** What happens around the calls of the backends of a server. */
+/** Functions that a server has called around each call of its backends. */
 type Watched = {
   /** Called after each call. */
   called: (slot: string, backend: string, ...call: Parameters<BackendCalled>) => void;

@@ -8,11 +8,11 @@ import { askProgram, findPrograms } from './programs.ts';
 export type Replica = { peer: string; state: (typeof REPLICA_STATES)[number] };
 export const REPLICA_STATES = ['up_to_date', 'behind', 'away'] as const;
 
-/** What is known of the copies of a disk that replicates itself. `unknown` is why nothing is. */
+/** The copies of a disk that replicates itself; `unknown` says why nothing is known of them. */
 export type Replicas = { device: string; peers: Replica[]; unknown: string | null };
 
-type Place = {
-  /** Where `drbdsetup` is looked for. */
+type DrbdSources = {
+  /** Directories in which `drbdsetup` is searched for. */
   searchPath?: readonly string[];
   /** The kernel's description of devices. */
   sys?: string;
@@ -27,7 +27,7 @@ const ROOTS_PROGRAMS = ['/usr/local/sbin', '/usr/sbin', '/sbin'];
  */
 export async function readReplicas(
   mount: Mount | undefined,
-  { searchPath = ROOTS_PROGRAMS, sys = '/sys' }: Place = {},
+  { searchPath = ROOTS_PROGRAMS, sys = '/sys' }: DrbdSources = {},
 ): Promise<Replicas | undefined> {
   const device = mount && drbdUnder(join(sys, 'dev/block', mount.device));
   if (device === undefined) return undefined;
@@ -58,7 +58,7 @@ function drbdUnder(device: string): string | undefined {
 }
 
 type Volume = { volume?: unknown };
-type Status = {
+type DrbdStatus = {
   devices?: (Volume & { minor?: unknown })[];
   connections?: {
     name?: unknown;
@@ -70,7 +70,7 @@ type Status = {
 /** Reads `drbdsetup status --json` (drbdsetup-9.0(8)). Returns the copies of a device, or undefined where it is not described. */
 function peersOf(json: string, minor: number): Replica[] | undefined {
   try {
-    for (const { devices = [], connections = [] } of parseJson(json) as Status[]) {
+    for (const { devices = [], connections = [] } of parseJson(json) as DrbdStatus[]) {
       const own = devices.find((it) => it.minor === minor);
       if (!own) continue;
       return connections.flatMap((it) => {

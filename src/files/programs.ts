@@ -17,20 +17,23 @@ export async function outputOf(program: string, ...args: string[]): Promise<stri
   return output.stdout.trim() || undefined;
 }
 
-/** What came of asking a program: its output; that it failed or could not be started; or no answer within the time limit. */
-export type Asked = { outcome: 'done'; output: string } | { outcome: 'refused' | 'unknown'; reason: string };
+/** The result of asking a program: its output; that it failed or could not be started; or no answer within the time limit. */
+export type ProgramAnswer = { outcome: 'done'; output: string } | { outcome: 'refused' | 'unknown'; reason: string };
 
 /**
  * Asks a program, and tells what failed. Resolves within seconds, also where the program cannot even be killed because the
  * kernel waits for a device. Never throws.
  */
-export function askProgram(program: string, ...args: string[]): Promise<Asked> {
+export function askProgram(program: string, ...args: string[]): Promise<ProgramAnswer> {
   const name = basename(program);
-  const late: Asked = { outcome: 'unknown', reason: `${name} did not answer within ${RUN_MILLISECONDS / 1000} s` };
+  const late: ProgramAnswer = {
+    outcome: 'unknown',
+    reason: `${name} did not answer within ${RUN_MILLISECONDS / 1000} s`,
+  };
   const options = { timeout: RUN_MILLISECONDS, killSignal: 'SIGKILL', env: {} } as const;
   const asked = run(program, args, options).then(
-    ({ stdout }): Asked => ({ outcome: 'done', output: stdout }),
-    ({ killed, stderr, message }: Error & { killed?: boolean; stderr?: string }): Asked => {
+    ({ stdout }): ProgramAnswer => ({ outcome: 'done', output: stdout }),
+    ({ killed, stderr, message }: Error & { killed?: boolean; stderr?: string }): ProgramAnswer => {
       if (killed) return late;
       const [said] = (stderr || message).trim().split('\n');
       return { outcome: 'refused', reason: `${name} failed: ${said}` };

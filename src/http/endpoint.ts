@@ -125,7 +125,7 @@ export type Env = {
 /** The largest body unless the endpoint says otherwise: 64 KiB (design 2.20). */
 export const BODY_BYTES_MAX = 64 * 1024;
 /** Responses up to this size fit into the kernel's buffers, so they are not counted while their client reads them. */
-export const ANSWER_BYTES_SMALL = 64 * 1024;
+const ANSWER_BYTES_SMALL = 64 * 1024;
 const BUSY_RETRY_SECONDS = 2;
 const NO_QUERY = v.strictObject({});
 const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
@@ -229,7 +229,7 @@ export function open(app: HttpApp, it: Endpoint): Handler<Env> {
       const headers = { ...headersOf(app, c, requestId), ...reply.headers };
       if (reply.replayed) headers['idempotent-replayed'] = 'true';
       const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
-      if (bytes.length > ANSWER_BYTES_SMALL) keepUntilTaken(app.memory.open(owner), c, Buffer.byteLength(bytes));
+      countAnswer(app, c, owner, bytes);
       return new Response(bytes as string, { status: reply.status ?? it.status ?? 200, headers });
     } finally {
       share.close();
@@ -348,9 +348,14 @@ export function onceClosed(c: Context<Env>, listener: (isDelivered: boolean) => 
 }
 
 /** Counts a response as in memory until its client has read it or has disconnected. */
-export function keepUntilTaken(share: Allowance, c: Context<Env>, bytes: number): void {
+function keepUntilTaken(share: Allowance, c: Context<Env>, bytes: number): void {
   share.add(bytes);
   onceClosed(c, share.close);
+}
+
+/** Lets `owner` pay for the memory of an answer until its client has it, unless it is small. */
+export function countAnswer(app: Pick<HttpApp, 'memory'>, c: Context<Env>, owner: string, body: string | Buffer): void {
+  if (body.length > ANSWER_BYTES_SMALL) keepUntilTaken(app.memory.open(owner), c, Buffer.byteLength(body));
 }
 
 /** Returns the id of this request, which is in every response and in the log (design 2.21). */

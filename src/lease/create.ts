@@ -35,7 +35,7 @@ import {
   writeOutcome,
 } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
-import { changedEngine, engineOf, recentEngineOf } from './engine.ts';
+import { recentEngineOf, refusedBy } from './engine.ts';
 import type { Outages } from './outages.ts';
 import { advance, markAbandoned } from './step.ts';
 
@@ -70,9 +70,9 @@ type CreateRequest = Omit<PaidRequest, 'kind'> & {
   sandbox?: SandboxOrder | undefined;
 };
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
-type Candidate = ConfiguredBackend & { quote: MachineQuote; engine: Promise<Engine> };
+type Candidate = ConfiguredBackend & { quote: MachineQuote; engine: Promise<CandidateEngine> };
 /** The identity of a candidate's engine, null where it does not tell; the error where it cannot be asked. */
-type Engine = { identity: string | null } | { error: Error };
+type CandidateEngine = { identity: string | null } | { error: Error };
 type Candidates = [Candidate, ...Candidate[]];
 /** The offer of a create, as its writes know it. */
 type LeaseTerms = {
@@ -259,10 +259,10 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
 }
 
 /** Returns the identity of a candidate's engine. A step corrects one that is out of date when it finds the machine elsewhere. Never throws. */
-async function askForEngine(app: LeaseApp, backend: Backend): Promise<Engine> {
+async function askForEngine(app: LeaseApp, backend: Backend): Promise<CandidateEngine> {
   const asking = recentEngineOf(backend, app.clock.now()).then(
-    (identity): Engine => ({ identity: identity ?? null }),
-    (error: Error): Engine => ({ error }),
+    (identity): CandidateEngine => ({ identity: identity ?? null }),
+    (error: Error): CandidateEngine => ({ error }),
   );
   return (
     (await app.inFlight.waitFor(asking, QUOTE_SECONDS)) ?? { error: new Error('it does not say which engine it is') }
@@ -382,11 +382,7 @@ function allRefused(refused: readonly RefusedCreate[]): Created {
 async function ask({ backend, quote }: Candidate, { tag, expiresAt, walletId, engine }: Resource): Promise<Created> {
   try {
     const created = await backend.create({ tag, quote, deadline: expiresAt, walletId });
-    if (created.kind !== 'refused' || engine === null) return created;
-    // A backend refuses where it finds no machine afterwards: at another engine that proves nothing.
-    const after = await engineOf(backend).catch(() => engine);
-    if (after === engine) return created;
-    return { kind: 'unknown', reason: changedEngine(engine, after) };
+    return created.kind !== 'refused' || engine === null ? created : await refusedBy(backend, engine, created);
   } catch (error) {
     return { kind: 'unknown', reason: (error as Error).message };
   }

@@ -43,8 +43,21 @@ export async function lookAt<T>(
   return { engine, seen };
 }
 
+/**
+ * Returns a refusal of this engine, or an unknown outcome where another one answers after it: a backend refuses where it finds no
+ * machine afterwards, and at another engine that proves nothing.
+ */
+export async function refusedBy<R extends { kind: 'refused' }>(
+  backend: Backend,
+  engine: string,
+  refused: R,
+): Promise<R | { kind: 'unknown'; reason: string }> {
+  const after = await engineOf(backend).catch(() => engine);
+  return after === engine ? refused : { kind: 'unknown', reason: changedEngine(engine, after) };
+}
+
 /** Describes, for the operator, that an answer may be that of either engine. */
-export const changedEngine = (before: string | undefined, after: string | undefined) =>
+const changedEngine = (before: string | undefined, after: string | undefined) =>
   `the engine changed while it was asked, from ${before} to ${after}`;
 
 /** Describes, for the operator, that the machine of a lease is out of reach. */

@@ -10,7 +10,7 @@ import type { Wallet } from '../ledger/wallet.ts';
 import { type Answered, type PaidQuote, type PaidRequest, spend, uncertain } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
 import type { LeaseApp } from './create.ts';
-import { changedEngine, engineOf, recentEngineOf } from './engine.ts';
+import { recentEngineOf, refusedBy } from './engine.ts';
 import { applyExtension, type ExtensionResult, extensionOutcome, judgeExtension } from './extension.ts';
 import { REPORT_ONLY } from './report-only.ts';
 import { advance } from './step.ts';
@@ -169,9 +169,7 @@ async function ask(backend: Backend, resource: Resource, targetAt: number, now: 
   try {
     const extended = await backend.extend(ref, targetAt);
     if (extended.kind !== 'refused' || engine === null || (await before) !== engine) return extended;
-    // A backend refuses where it finds no machine afterwards: at another engine that proves nothing.
-    const after = await engineOf(backend).catch(() => engine);
-    return after === engine ? extended : { kind: 'unknown', reason: changedEngine(engine, after) };
+    return await refusedBy(backend, engine, extended);
   } catch (error) {
     return { kind: 'unknown', reason: (error as Error).message };
   }

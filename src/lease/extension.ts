@@ -8,7 +8,7 @@ import { finishStep, KEEP_ROUTE } from '../ledger/keep.ts';
 import {
   type Operation,
   type Outcome,
-  openOperations,
+  openExtensionsOf,
   operationOf,
   resolveOperation,
   settle,
@@ -28,9 +28,7 @@ export type ExtensionResult =
  */
 export function openExtensions(app: LeaseApp, resource: Resource): Operation[] {
   const isInCall = ({ id, state }: Operation) => state === 'reserved' && app.inFlight.drives(id);
-  return openOperations(app.ledger.read, resource.walletId).filter(
-    (it) => it.resourceId === resource.id && it.kind === 'compute_extend' && !isInCall(it),
-  );
+  return openExtensionsOf(app.ledger.read, resource).filter((it) => !isInCall(it));
 }
 
 /** An uncertain extension, and its result by the backend's deadline. */

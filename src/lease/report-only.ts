@@ -10,7 +10,7 @@ import {
   trust,
 } from '../ledger/installation.ts';
 import { journalHead } from '../ledger/journal.ts';
-import type { Move } from '../ledger/notices.ts';
+import type { BooksMove } from '../ledger/notices.ts';
 import { allLiveResources, quarantinedResources, quarantineResources, releaseResources } from '../ledger/resource.ts';
 
 /** The reason why a quarantined lease is neither ended nor extended. */
@@ -48,7 +48,7 @@ export const beginNewEpoch = defineWrite(
   },
 );
 
-type RecordedPlace = { place: Place; move: Move | undefined; because: string | undefined; now: number };
+type RecordedPlace = { place: Place; move: BooksMove | undefined; because: string | undefined; now: number };
 /** Records where this installation runs. Begins the report-only state for the reason `because`, if there is one. */
 export const recordPlace = defineWrite('installation.place', (tx, { place, move, because, now }: RecordedPlace) => {
   setPlace(tx, place, move, now);

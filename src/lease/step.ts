@@ -218,8 +218,8 @@ async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition>
   }
   // Where the deadline cannot be read, ending the lease would release an extension that may have taken place.
   const isInDoubt = end === 'lease_expired' && row.endWanted === null && openExtensions(app, row).length > 0;
-  const unseen = isInDoubt && canBeSeen ? await observe(app, backend, row) : undefined;
-  if (unseen?.finding === 'elsewhere') return waitForEngine(unseen);
+  const looked = isInDoubt && canBeSeen ? await observe(app, backend, row) : undefined;
+  if (looked?.finding === 'elsewhere') return waitForEngine(looked);
   if (end !== row.endWanted && !(isInDoubt && !canBeSeen))
     return { write: (ledger) => ledger.write(beginEnd, { id: row.id, time: timeOf(app) }), again: always };
   if (row.quarantinedAt !== null) return reportOnly(app, row, end);

@@ -2,6 +2,7 @@ import { and, count, eq, min, ne, sql } from 'drizzle-orm';
 import { centsToNanos, Nanos, ZERO } from '../base/money.ts';
 import { prepare, type Reader } from '../db/handle.ts';
 import { accounts, operations, resources, wallets } from '../db/schema.ts';
+import { IS_OPEN } from './operation.ts';
 
 const sum = (column: unknown) => sql<bigint>`coalesce(sum(${column}), 0)`.mapWith(BigInt);
 
@@ -35,7 +36,7 @@ const reads = prepare((read: Reader) => ({
       oldest: min(operations.createdAt),
     })
     .from(operations)
-    .where(sql`${operations.state} <> 'settled'`) // must match the partial index's condition
+    .where(IS_OPEN)
     .groupBy(operations.state)
     .prepare(),
   leases: read

@@ -6,7 +6,7 @@ import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { epochs, installation, masterKeys } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { type Move, tellFrozen, tellMoved } from './notices.ts';
+import { type BooksMove, tellFrozen, tellMoved } from './notices.ts';
 
 export type Installation = typeof installation.$inferSelect;
 
@@ -167,7 +167,7 @@ export function trust(tx: Tx, now: number): void {
 export type Place = Pick<Installation, 'machineHash' | 'host' | 'fileMark'>;
 
 /** Records where this installation runs, and with `move` that it comes from another machine. */
-export function setPlace(tx: Tx, place: Place, move: Move | undefined, now: number): void {
+export function setPlace(tx: Tx, place: Place, move: BooksMove | undefined, now: number): void {
   const moved = move && { movedFrom: move.from, movedAt: now, movedWrittenAt: move.writtenAt };
   change(tx, { ...place, ...moved });
   if (move) tellMoved(tx, move, now);

@@ -215,7 +215,7 @@ export const tellDiskLow = defineWrite('event.disk_low', (tx, { reason, now }: {
 );
 
 /** A start of these books on another machine than the one before. */
-export type Move = {
+export type BooksMove = {
   /** The host that served them before; null where that was not noted. */
   from: string | null;
   host: string;
@@ -223,7 +223,7 @@ export type Move = {
   writtenAt: number;
 };
 /** Writes an event that another machine serves these books than at the last start. */
-export function tellMoved(tx: Tx, { from, host, writtenAt }: Move, now: number): void {
+export function tellMoved(tx: Tx, { from, host, writtenAt }: BooksMove, now: number): void {
   record(tx, 'books.moved', 'books', { from, host, last_written_at: writtenAt }, now);
 }
 

@@ -5,7 +5,7 @@ import type { OPERATION_OUTCOMES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 import { operations, wallets } from '../db/schema.ts';
-import type { Operation } from './operation.ts';
+import { IS_OPEN, type Operation } from './operation.ts';
 import { LIST_COUNT_MAX, TREE } from './wallet.ts';
 
 /** What the operations of a list have in common. */
@@ -47,6 +47,8 @@ export type FoundOperations = {
   isCut: boolean;
 };
 
+/** Operations that one page looks at for those that match: some 30 ms. */
+export const EXAMINED_COUNT = 10_000;
 /** The number of operations that are examined at a time: a millisecond or two, in which nothing else is served. */
 const STEP_COUNT = 500;
 /** An operation begins at most so long after its id was made: a request waits for money, and for its price. */
@@ -69,10 +71,15 @@ const steps = plain({
 });
 
 /** The next operations of a search: their number, the id that they begin with, and of a tree the wallets that have them. */
-type Step = { from: string; rows: number; among?: string };
+type SearchStep = { from: string; rows: number; among?: string };
 
 /** Returns what gives the steps of a search, each of `STEP_COUNT` operations or the last, from the id `end` down to `lowest`. */
-function stepsOf(read: Reader, filter: OperationFilter, end: string, lowest: string): (to: string) => Step | undefined {
+function stepsOf(
+  read: Reader,
+  filter: OperationFilter,
+  end: string,
+  lowest: string,
+): (to: string) => SearchStep | undefined {
   const { all, ofWallet } = steps(read);
   const { walletId, rootId } = filter;
   if (rootId !== undefined) return stepsInTree(read, rootId, end, lowest);
@@ -84,7 +91,7 @@ function stepsOf(read: Reader, filter: OperationFilter, end: string, lowest: str
 }
 
 /** Merges the operations of the wallets of a tree: no index has them by their ids. */
-function stepsInTree(read: Reader, rootId: string, end: string, lowest: string): () => Step | undefined {
+function stepsInTree(read: Reader, rootId: string, end: string, lowest: string): () => SearchStep | undefined {
   const { newestInTree, before } = steps(read);
   /** The newest operation of each wallet that has not been passed, the newest of all last. */
   const heads = newestInTree.all<[id: string, walletId: string]>(rootId, end, lowest);
@@ -201,7 +208,7 @@ function openMatching(
     .from(operations)
     .where(
       and(
-        sql`${operations.state} <> 'settled'`, // must match the partial index's condition
+        IS_OPEN,
         filter.walletId === undefined ? undefined : eq(operations.walletId, filter.walletId),
         filter.rootId === undefined ? undefined : sql`${operations.walletId} in ${TREE}`,
         after === undefined ? undefined : first === 'newest' ? lt(byId, after) : gt(byId, after),
@@ -250,7 +257,7 @@ export function countOperations(
             .from(operations)
             .where(
               and(
-                sql`${operations.state} <> 'settled'`, // must match the partial index's condition
+                IS_OPEN,
                 walletId === undefined ? undefined : eq(operations.walletId, walletId),
                 ...testedBy({ accountId, state: isOpen ? state : undefined }),
               ),

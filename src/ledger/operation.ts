@@ -77,6 +77,9 @@ export const AFTER: Record<Operation['state'], Record<Outcome<never>['kind'], Op
 /** Beyond this many operations, no sum is computed for a figure that is only displayed. */
 const SUMMED_COUNT_MAX = 10_000;
 
+/** The condition for operations that hold money, as the partial index of them has it. */
+export const IS_OPEN = sql`${operations.state} <> 'settled'`;
+
 /** The operation that owns a key of a wallet and a route. */
 const OWNS_KEY = and(
   eq(operations.walletId, sql.placeholder('walletId')),
@@ -96,36 +99,24 @@ const reads = prepare((read: Reader) => ({
   open: read
     .select()
     .from(operations)
-    .where(and(eq(operations.walletId, sql.placeholder('walletId')), sql`${operations.state} <> 'settled'`))
+    .where(and(eq(operations.walletId, sql.placeholder('walletId')), IS_OPEN))
     .orderBy(sql`+${operations.id}`)
     .prepare(),
   anyOpen: read
     .select({ id: operations.id })
     .from(operations)
-    .where(and(eq(operations.walletId, sql.placeholder('walletId')), sql`${operations.state} <> 'settled'`))
+    .where(and(eq(operations.walletId, sql.placeholder('walletId')), IS_OPEN))
     .limit(1)
     .prepare(),
   uncertainHeld: read
     .select({ nanos: sql<bigint | null>`sum(hold_nanos)` })
     .from(operations)
-    .where(
-      and(
-        eq(operations.walletId, sql.placeholder('walletId')),
-        sql`${operations.state} <> 'settled'`, // must match the partial index's condition
-        sql`${operations.state} = 'uncertain'`,
-      ),
-    )
+    .where(and(eq(operations.walletId, sql.placeholder('walletId')), IS_OPEN, sql`${operations.state} = 'uncertain'`))
     .prepare(),
   reserved: read
     .select({ id: operations.id })
     .from(operations)
-    .where(
-      and(
-        sql`${operations.state} <> 'settled'`, // must match the partial index's condition
-        sql`${operations.state} = 'reserved'`,
-        sql`+${operations.id} > ${sql.placeholder('after')}`,
-      ),
-    )
+    .where(and(IS_OPEN, sql`${operations.state} = 'reserved'`, sql`+${operations.id} > ${sql.placeholder('after')}`))
     .orderBy(sql`+${operations.id}`)
     .limit(LIST_COUNT_MAX)
     .prepare(),
@@ -256,6 +247,10 @@ export function lastUsed(read: Reader, walletId: string): number | undefined {
 export function openOperations(read: Reader, walletId: string): Operation[] {
   return reads(read).open.all({ walletId });
 }
+
+/** Returns the extensions of a lease that still hold money, oldest first. */
+export const openExtensionsOf = (read: Reader, { id, walletId }: { id: string; walletId: string }): Operation[] =>
+  openOperations(read, walletId).filter((it) => it.resourceId === id && it.kind === 'compute_extend');
 
 /** Returns the amount that operations of unknown outcome hold of a wallet. */
 function uncertainHeld(read: Reader, walletId: string): Nanos {

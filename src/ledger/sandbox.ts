@@ -5,7 +5,7 @@ import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { operations, resources, sandboxes, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { openOperations } from './operation.ts';
+import { openExtensionsOf } from './operation.ts';
 import { findResource, type Resource } from './resource.ts';
 
 /** The rows of leases that E2B's SDKs have created. */
@@ -101,8 +101,7 @@ export function isSandboxOver(read: Reader, resource: Resource, now: number): bo
   const sandbox = findSandbox(read, resource.id);
   const end = sandbox && endOfSandbox(sandbox, resource);
   if (end === undefined || end > now) return false;
-  const open = openOperations(read, resource.walletId);
-  return !open.some((it) => it.resourceId === resource.id && it.kind === 'compute_extend');
+  return openExtensionsOf(read, resource).length === 0;
 }
 
 /** Returns a sandbox of a wallet; undefined alike for none, another wallet's, and one that has ended or is over. */

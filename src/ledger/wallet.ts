@@ -169,7 +169,7 @@ export function countWallets(read: Reader, filter: WalletFilter): number {
 }
 
 /** The columns by which lists of wallets are sorted. */
-export const WALLET_ORDERS = [
+export const WALLET_COLUMNS = [
   'name',
   'state',
   'used',
@@ -180,13 +180,13 @@ export const WALLET_ORDERS = [
   'expires',
   'account',
 ] as const;
-export type WalletOrder = (typeof WALLET_ORDERS)[number];
+export type WalletColumn = (typeof WALLET_COLUMNS)[number];
 /** The number of wallets that are sorted, the newest: some 20 ms, in which nothing else is served. */
 export const SORTED_COUNT_MAX = 10_000;
 
 const IN_USE = '(wallet.spent_nanos + wallet.held_nanos + wallet.delegated_nanos)';
 /** Returns what each order compares; null comes last in either direction. */
-const sortKeys = (now: number): Record<WalletOrder, SQL> => ({
+const sortKeys = (now: number): Record<WalletColumn, SQL> => ({
   name: sql`lower(wallet.name)`,
   state: sql`case when wallet.status <> 'active' then wallet.status when wallet.expires_at <= ${now} then 'expired'
     when wallet.frozen_at is not null then 'frozen' else 'active' end`,
@@ -204,7 +204,7 @@ const sortKeys = (now: number): Record<WalletOrder, SQL> => ({
 export function sortWallets(
   read: Reader,
   filter: WalletFilter,
-  { by, isDescending, from, limit }: { by: WalletOrder; isDescending: boolean; from: number; limit: number },
+  { by, isDescending, from, limit }: { by: WalletColumn; isDescending: boolean; from: number; limit: number },
 ): Wallet[] {
   const sorted = read
     .select({ id: wallets.id, key: sql`${sortKeys(filter.now)[by]}`.as('key') })

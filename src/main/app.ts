@@ -163,6 +163,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     throw fullDisk(error, config.dataDirectory) ?? error;
   });
   const { ledger, clock, health } = books;
+  const { time = systemTime } = options;
   const { installationId } = installationOf(ledger.read);
   const tenantOf = createTenantOf(ledger.read);
   const keptAnswers = createKeptAnswers(() => clock.now(), books.diskReserve.freeBytes);
@@ -171,7 +172,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   if (config.opentelemetry) {
     const exporter = createExporter(config.opentelemetry, installationId, events);
     opening.adopt(exporter, (it) => it.stop());
-    traceOperations(exporter, events, tenantOf, options.time ?? systemTime);
+    traceOperations(exporter, events, tenantOf, time);
   }
 
   notifier = opening.adopt(await createNotifier({ ledger, clock, events }, config.events), (it) => it.stop());
@@ -218,8 +219,8 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     payments,
     installationId,
     signer: await openSigner(config),
-    ...(await openSignIn(config, { ledger, clock, events }, (options.time ?? systemTime).monotonic)),
-    ...createParts(config, caps.connections, options),
+    ...(await openSignIn(config, { ledger, clock, events }, time.monotonic)),
+    ...createParts(config, caps.connections, time, options),
     readApart: readerOfAnswers(thread),
     modelRequests: createModelRequests(() => app.catalogue, thread),
     portLinks: createPortLinks(
@@ -290,7 +291,7 @@ function traceOperations(
 }
 
 /** Creates the parts that need nothing else to be open: what is counted, limited or remembered in this process alone. */
-function createParts(config: Config, connectionCountMax: number, { stallMilliseconds, time = systemTime }: AppOptions) {
+function createParts(config: Config, connectionCountMax: number, time: TimeSource, { stallMilliseconds }: AppOptions) {
   const keysUsed = new Map<string, number>();
   return {
     leaseMutex: createKeyedMutex(),

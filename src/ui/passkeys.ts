@@ -71,9 +71,11 @@ export async function optionsOfNew(visit: Visit): Promise<Data> {
   return { data: await creationOptions(expected, user, known), cookies };
 }
 
+const isIssuers = ({ viewer }: Visit) => viewer.kind === 'operator' && viewer.subject !== null;
+
 /** Throws `conflict` for an operator whom the identity provider names: only at its own sign-in is it asked whether he still is one. */
-function refuseIssuers({ viewer }: Visit): void {
-  if (viewer.kind === 'operator' && viewer.subject !== null) throw new Refusal('conflict', ISSUERS);
+function refuseIssuers(visit: Visit): void {
+  if (isIssuers(visit)) throw new Refusal('conflict', ISSUERS);
 }
 
 /** Adds the passkey that the browser made. */
@@ -92,7 +94,7 @@ export async function add(visit: Visit): Promise<Go> {
 
 /** Shows the passkeys, and the form that makes one; elsewhere than at a suitable address it says why there is none. */
 export function passkeyCard(visit: Visit): Html {
-  const { app, address, viewer } = visit;
+  const { app, address } = visit;
   const rows = listPasskeys(app.ledger.read)
     .filter((it) => it.removedAt === null)
     .map((it) => [
@@ -116,8 +118,7 @@ export function passkeyCard(visit: Visit): Html {
     rows,
     'There is none yet. With one you sign in here without a link.',
   );
-  const isIssuers = viewer.kind === 'operator' && viewer.subject !== null;
-  const reason = isIssuers ? ISSUERS : whyNone(app, address);
+  const reason = isIssuers(visit) ? ISSUERS : whyNone(app, address);
   const adding = reason
     ? html`<p class="notice info">${reason}</p>`
     : form({

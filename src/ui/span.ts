@@ -4,10 +4,10 @@ import { Refusal } from '../base/refusal.ts';
 const HOUR = 3600;
 const DAY = 86_400;
 
-export type Span = { since: number; until: number };
-type Range = { text: string; spanAt: (now: number, zone: string) => Span };
+export type TimeSpan = { since: number; until: number };
+type Range = { text: string; spanAt: (now: number, zone: string) => TimeSpan };
 /** A time that was chosen: a name of `RANGES`, which is empty for two days, and how it is written. */
-type ChosenSpan = Span & { range: string; text: string };
+type ChosenSpan = TimeSpan & { range: string; text: string };
 
 const last = (text: string, seconds: number): Range => ({
   text,

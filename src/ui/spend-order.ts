@@ -3,7 +3,7 @@ import { Refusal } from '../base/refusal.ts';
 import { SPEND_BY, type SpendBy, type SpendScope } from '../ledger/spending.ts';
 import { listWallets, type Wallet, walletOf } from '../ledger/wallet.ts';
 import { accountWith, walletWith } from '../operator/find.ts';
-import { type Span, spanIn, spanNamed } from './span.ts';
+import { spanIn, spanNamed, type TimeSpan } from './span.ts';
 import type { Visit } from './visit.ts';
 
 const HOUR = 3600;
@@ -12,7 +12,7 @@ const NAMED_COUNT_MAX = 1000;
 const RANGE_DEFAULT = '7d';
 
 /** What the query of the page of spending asks for. */
-export type SpendView = Span & {
+export type SpendView = TimeSpan & {
   by: SpendBy;
   and: SpendBy | undefined;
   zone: string;
@@ -20,7 +20,7 @@ export type SpendView = Span & {
   range: string;
   rangeText: string;
   /** The time of the same length before, whose sums are shown beside these. */
-  before: Span | undefined;
+  before: TimeSpan | undefined;
   /** The length of a bar of the picture. */
   every: 'hour' | Period;
   scope: SpendScope;

@@ -2,7 +2,7 @@ import { duration } from '../base/shown.ts';
 import { type Html, html } from './html.ts';
 
 /** The reader of a page: the time zone, and the time, in Unix seconds. A visit has both. */
-type Reader = { zone: string; now: number };
+type PageReader = { zone: string; now: number };
 
 /** Formats that are kept. One takes some 30 KiB, and readers may write a zone in any case, or as any offset. */
 const FORMAT_COUNT_MAX = 200;
@@ -47,14 +47,14 @@ function timeElement(at: number, zone: string, text?: string): Html {
 /** Writes a time in the zone of the reader, with UTC as a hint. */
 export function when(
   at: number | null | undefined,
-  { zone }: Pick<Reader, 'zone'>,
+  { zone }: Pick<PageReader, 'zone'>,
   otherwise: Html | string = '–',
 ): Html | string {
   return at == null ? otherwise : timeElement(at, zone);
 }
 
 /** Writes how long ago a time is, or how far ahead, with the time itself as a hint. */
-export function ago(at: number | null | undefined, { zone, now }: Reader, otherwise = '–'): Html | string {
+export function ago(at: number | null | undefined, { zone, now }: PageReader, otherwise = '–'): Html | string {
   if (at == null) return otherwise;
   return timeElement(at, zone, at > now ? `in ${duration(at - now)}` : `${duration(now - at)} ago`);
 }

@@ -5,15 +5,7 @@ import { whenStopping } from '../../base/health.ts';
 import { Refusal, type RefusalCode } from '../../base/refusal.ts';
 import { collectPieces } from '../../net/pieces.ts';
 import { parseBody, readBody, streamBody, validate } from '../body.ts';
-import {
-  ANSWER_BYTES_SMALL,
-  describeError,
-  type Env,
-  type HttpApp,
-  keepUntilTaken,
-  onceClosed,
-  requestIdOf,
-} from '../endpoint.ts';
+import { countAnswer, describeError, type Env, type HttpApp, onceClosed, requestIdOf } from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
 import { GONE_STATUS, headersFor, isGone } from './errors.ts';
 
@@ -173,7 +165,7 @@ export async function* readMessages<S extends v.GenericSchema>(
 /** Answers a unary call. `owner` pays for the memory of a large answer until its client has it. */
 export function answerMessage(app: HttpApp, c: Context<Env>, owner: string, message: object): Response {
   const text = JSON.stringify(message);
-  if (text.length > ANSWER_BYTES_SMALL) keepUntilTaken(app.memory.open(owner), c, Buffer.byteLength(text));
+  countAnswer(app, c, owner, text);
   return new Response(text, { status: 200, headers: headersFor(c) });
 }
 

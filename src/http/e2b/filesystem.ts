@@ -12,11 +12,9 @@ import {
 import { turnWhenDue } from '../../net/turn.ts';
 import { text, wholeNumber } from '../../wire/parts.ts';
 import type { Allowance } from '../memory-quota.ts';
-import { explainFailure } from '../routes/guest-call.ts';
 import { answerStream, ConnectFault, readMessage, timeLimitOf } from './connect.ts';
 import { type Running, runningOf } from './envd.ts';
-import { lostInside } from './errors.ts';
-import { callInto, ownerOf, type Rpc, unary } from './rpc.ts';
+import { callInto, ownerOf, type Rpc, throwLost, unary } from './rpc.ts';
 import { changesOf, FILE, TYPE_BITS, WATCH_MEMORY, WATCH_SECONDS_MAX } from './watchers.ts';
 
 /** The service `filesystem.Filesystem` of E2B's agent. */
@@ -95,9 +93,7 @@ const watch: Rpc = (call) => {
         if (!before) await stream.send({ start: {} });
         else for (const event of changesOf(before, now)) await stream.send({ filesystem: event });
         before = now;
-      }).catch(async (error) => {
-        throw await explainFailure(app, resource.id, error instanceof Refusal ? error : lostInside(error));
-      });
+      }).catch((error) => throwLost(app, resource.id, error));
     } finally {
       clearTimeout(timer);
       share.close();
@@ -147,9 +143,8 @@ export const FILESYSTEM_CALLS: Record<string, Rpc> = {
   WatchDir: watch,
   // A watch that its client asks for events, as the Python SDK does where it has no streams.
   CreateWatcher: unary(ToWatch, async ({ app, running, watchers }, { path, recursive }) => {
-    const watcherId = await watchers.open(running, { path, isRecursive: recursive }).catch(async (error) => {
-      throw await explainFailure(app, running.resource.id, error instanceof Refusal ? error : lostInside(error));
-    });
+    const opening = watchers.open(running, { path, isRecursive: recursive });
+    const watcherId = await opening.catch((error) => throwLost(app, running.resource.id, error));
     return { watcherId };
   }),
   GetWatcherEvents: unary(OfWatcher, ({ opened, watchers }, { watcherId }) => ({

@@ -9,7 +9,7 @@ import { runningOf } from './envd.ts';
 import { openVariables } from './environment.ts';
 import { lostInside } from './errors.ts';
 import type { End, Output, SandboxProcess } from './processes.ts';
-import { type Envd, ownerOf, type Rpc, unary } from './rpc.ts';
+import { type Envd, ownerOf, type Rpc, throwLost, unary } from './rpc.ts';
 
 /** The service `process.Process` of E2B's agent. */
 
@@ -109,9 +109,8 @@ const start: Rpc = (call) => {
       await named.promise;
       await sendTo(stream)(output);
     };
-    const { process, leave } = await processes.start(running, order, listener).catch(async (error) => {
-      throw await explainFailure(app, resource.id, error instanceof Refusal ? error : lostInside(error));
-    });
+    const starting = processes.start(running, order, listener);
+    const { process, leave } = await starting.catch((error) => throwLost(app, resource.id, error));
     try {
       await stream.send({ event: { start: { pid: process.pid } } });
       named.resolve();

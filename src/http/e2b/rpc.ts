@@ -1,9 +1,11 @@
 import type { Context } from 'hono';
 import type * as v from 'valibot';
+import { Refusal } from '../../base/refusal.ts';
 import type { Env, HttpApp } from '../endpoint.ts';
 import { callGuest, explainFailure } from '../routes/guest-call.ts';
 import { answerMessage, readMessage } from './connect.ts';
 import { type Opened, type Running, runningOf } from './envd.ts';
+import { lostInside } from './errors.ts';
 import type { Processes } from './processes.ts';
 import type { Watchers } from './watchers.ts';
 
@@ -36,3 +38,8 @@ export const callInto = <T>(
   callGuest(app, resource, seconds, call).catch(async (error) => {
     throw await explainFailure(app, resource.id, error);
   });
+
+/** Throws why a connection into the machine of a lease failed: a refusal, or that it was lost, or that the machine has ended. */
+export async function throwLost(app: HttpApp, id: string, error: unknown): Promise<never> {
+  throw await explainFailure(app, id, error instanceof Refusal ? error : lostInside(error));
+}

@@ -22,12 +22,11 @@ import { findWallet, shownAvailable, type Wallet } from '../../ledger/wallet.ts'
 import { ComputeRequest, specOf } from '../../wire/compute.ts';
 import { parseBody, readBody, readQuery, validate } from '../body.ts';
 import {
-  ANSWER_BYTES_SMALL,
   authenticateAndLimit,
   BODY_BYTES_MAX,
+  countAnswer,
   type Env,
   type HttpApp,
-  keepUntilTaken,
   onceClosed,
   readIdempotencyKey,
   requestIdOf,
@@ -88,8 +87,7 @@ function answer({ app, c, wallet }: ApiCall, status: number, body: object | unde
   const now = findWallet(app.ledger.read, wallet.id) as Wallet;
   const headers = { ...headersFor(c), 'x-purser-available-usd': formatUsd(shownAvailable(now)), ...more };
   const text = body && JSON.stringify(body);
-  if (text && text.length > ANSWER_BYTES_SMALL)
-    keepUntilTaken(app.memory.open(app.tenantOf(wallet.id).treeId), c, Buffer.byteLength(text));
+  if (text) countAnswer(app, c, app.tenantOf(wallet.id).treeId, text);
   return new Response(text, { status, headers });
 }
 

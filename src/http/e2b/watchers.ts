@@ -25,12 +25,12 @@ const EVENT_COUNT_MAX = 4096;
 const EVENT_BYTES = 128;
 
 /** An event of a watch, in E2B's form. */
-export type Change = { name: string; type: string };
+export type WatchEvent = { name: string; type: string };
 /** Returns the events that lead from one view of a directory to the next. */
-export function changesOf(before: ReadonlyMap<string, string>, now: ReadonlyMap<string, string>): Change[] {
+export function changesOf(before: ReadonlyMap<string, string>, now: ReadonlyMap<string, string>): WatchEvent[] {
   const part = (facts: string, at: number) => facts.split(' ')[at];
   const inodes = new Set([...now].filter(([name]) => !before.has(name)).map(([, facts]) => part(facts, 0)));
-  const changes: Change[] = [];
+  const changes: WatchEvent[] = [];
   for (const [name, facts] of before)
     if (!now.has(name))
       changes.push({ name, type: inodes.has(part(facts, 0)) ? 'EVENT_TYPE_RENAME' : 'EVENT_TYPE_REMOVE' });
@@ -48,13 +48,13 @@ export function changesOf(before: ReadonlyMap<string, string>, now: ReadonlyMap<
   return changes;
 }
 
-type Watcher = { resourceId: string; take(): Change[]; end(): void };
+type Watcher = { resourceId: string; take(): WatchEvent[]; end(): void };
 
 export type Watchers = {
   /** Begins a watch; resolves with its id once later changes are seen. Throws the refusals of `watchEntries`, and `rate_limited`. */
   open(at: Running, order: { path: string; isRecursive: boolean }): Promise<string>;
   /** Returns the events since the last call. Throws `not_found`. */
-  take(resourceId: string, id: string): Change[];
+  take(resourceId: string, id: string): WatchEvent[];
   /** Ends a watch. Throws `not_found`. */
   remove(resourceId: string, id: string): void;
 };
@@ -81,7 +81,7 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
       const over = new AbortController();
       const id = randomUUID();
       const begun = Promise.withResolvers<string>();
-      let [events, bytes]: [Change[], number] = [[], 0];
+      let [events, bytes]: [WatchEvent[], number] = [[], 0];
       const watcher: Watcher = {
         resourceId: resource.id,
         take() {
@@ -94,7 +94,7 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
       };
       let before: Map<string, string> | undefined;
       let seen = 0;
-      const see = (now: Map<string, string>, size: number) => {
+      const see = async (now: Map<string, string>, size: number) => {
         memory.release(seen);
         seen = WATCH_MEMORY * size;
         if (!memory.tryTake(seen)) {
@@ -111,9 +111,7 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
         begun.resolve(id);
       };
       const stopping = whenStopping(app.health, () => over.abort());
-      watchEntries(backend, ref, { ...order, seconds: WATCH_SECONDS_MAX, signal: over.signal }, async (...view) =>
-        see(...view),
-      )
+      watchEntries(backend, ref, { ...order, seconds: WATCH_SECONDS_MAX, signal: over.signal }, see)
         .then(() => begun.reject(new Error('the watch was cut off')), begun.reject)
         .finally(() => {
           watchers.delete(id);

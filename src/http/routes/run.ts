@@ -2,7 +2,7 @@ import * as v from 'valibot';
 import { fingerprint } from '../../base/fingerprint.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { WALLET_STATUSES } from '../../db/enums.ts';
-import { searchOperations } from '../../ledger/operation-search.ts';
+import { EXAMINED_COUNT, searchOperations } from '../../ledger/operation-search.ts';
 import { findWallet, lineage, listWallets, type Wallet } from '../../ledger/wallet.ts';
 import { close } from '../../wallet/close.ts';
 import { open } from '../../wallet/open.ts';
@@ -93,9 +93,6 @@ export const createChild = endpoint({
 
 /** Unix seconds, which an operation began at or after, or before. */
 const SECONDS = v.optional(numberInQuery(0, 10 ** 12));
-
-/** Operations that one page looks at for those that match: some 30 ms. */
-const EXAMINED_COUNT = 10_000;
 
 export const listRunOperations = endpoint({
   summary: 'List what the wallet and its children paid for, newest first, by pages of 100',

@@ -1,11 +1,11 @@
 import type { Change } from '../../config/change.ts';
-import type { Move } from '../../ledger/notices.ts';
+import type { BooksMove } from '../../ledger/notices.ts';
 import type { Verification } from '../../ledger/verify.ts';
 import type { Sinks } from '../sinks.ts';
 
 /** The events of the server and the installation as a whole. */
 export const serverEvents = ({ log, metrics }: Sinks) => ({
-  booksMoved({ from, host, writtenAt }: Move, missing: readonly string[]) {
+  booksMoved({ from, host, writtenAt }: BooksMove, missing: readonly string[]) {
     const lost = missing.length ? `; missing here: ${missing.join(', ')}` : '';
     log.warn(
       { event: 'books.moved', from, host, last_written_at: writtenAt, missing },

@@ -3,7 +3,12 @@ import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { duration } from '../../base/shown.ts';
 import { findOperation, type Operation } from '../../ledger/operation.ts';
-import { countOperations, type OperationFilter, searchOperations } from '../../ledger/operation-search.ts';
+import {
+  countOperations,
+  EXAMINED_COUNT,
+  type OperationFilter,
+  searchOperations,
+} from '../../ledger/operation-search.ts';
 import { findResource } from '../../ledger/resource.ts';
 import { findWallet } from '../../ledger/wallet.ts';
 import { limitedTo, operationWith } from '../../operator/find.ts';
@@ -18,8 +23,6 @@ import { subjectChoices, type Visit } from '../visit.ts';
 import { tokensOf } from './wallet.ts';
 import { PAGE_COUNT } from './wallets.ts';
 
-/** Operations that one page looks at for those that match: some 30 ms. */
-const EXAMINED_COUNT = 10_000;
 const STATE_NAMES: Record<(typeof LISTED_STATES)[number], string> = {
   reserved: 'on hold',
   uncertain: 'unknown outcome',

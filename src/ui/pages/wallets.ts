@@ -11,10 +11,10 @@ import {
   shownAvailable,
   sortWallets,
   statusAt,
-  WALLET_ORDERS,
+  WALLET_COLUMNS,
   type Wallet,
+  type WalletColumn,
   type WalletFilter,
-  type WalletOrder,
 } from '../../ledger/wallet.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
@@ -74,7 +74,7 @@ function miniBar({ budget, spent, held, delegated }: Wallet): Html {
 }
 
 /** The columns of wallets: their labels, the order by each, and whether that begins with the largest. */
-const COLUMNS: readonly (Pick<Column, 'label' | 'kind'> & { by: WalletOrder; isLargestFirst?: true })[] = [
+const COLUMNS: readonly (Pick<Column, 'label' | 'kind'> & { by: WalletColumn; isLargestFirst?: true })[] = [
   { label: 'Name', by: 'name' },
   { label: 'State', by: 'state' },
   { label: 'Budget used', by: 'used', isLargestFirst: true },
@@ -85,7 +85,7 @@ const COLUMNS: readonly (Pick<Column, 'label' | 'kind'> & { by: WalletOrder; isL
   { label: 'Expires', by: 'expires', kind: 'time' },
   { label: 'Account', by: 'account' },
 ];
-type Sorting = { by: WalletOrder; isDescending: boolean };
+type Sorting = { by: WalletColumn; isDescending: boolean };
 
 /** Renders a table of wallets; `sortOf` gives the heading of a column its links. */
 export function walletTable(
@@ -93,7 +93,7 @@ export function walletTable(
   wallets: readonly Wallet[],
   caption: string,
   empty: Html,
-  { withAccount = false, sortOf }: { withAccount?: boolean; sortOf?: (by: WalletOrder) => Column['sort'] } = {},
+  { withAccount = false, sortOf }: { withAccount?: boolean; sortOf?: (by: WalletColumn) => Column['sort'] } = {},
 ): Html {
   const { app, now } = visit;
   const { read } = app.ledger;
@@ -120,7 +120,7 @@ export function walletTable(
 /** Returns the order in the address, as `spent` or `-spent`, which begins with the largest; undefined for newest first. */
 function sortingIn(query: URLSearchParams): Sorting | undefined {
   const [, minus, name] = /^(-?)(\w+)$/.exec(query.get('sort') ?? '') ?? [];
-  const by = WALLET_ORDERS.find((it) => it === name);
+  const by = WALLET_COLUMNS.find((it) => it === name);
   return by && { by, isDescending: minus === '-' };
 }
 
@@ -212,7 +212,7 @@ function pageOf({ app, query, path }: Visit, filter: WalletFilter, sorting: Sort
 }
 
 /** Returns the link of a heading: to the list sorted by it, or the other way round where it is. */
-function sortOf({ path, query }: Visit, by: WalletOrder, sorting: Sorting | undefined): Column['sort'] {
+function sortOf({ path, query }: Visit, by: WalletColumn, sorting: Sorting | undefined): Column['sort'] {
   const is = sorting?.by === by ? (sorting.isDescending ? 'descending' : 'ascending') : undefined;
   const isLargestFirst = COLUMNS.some((it) => it.by === by && it.isLargestFirst);
   const isDescending = is === undefined ? isLargestFirst : is === 'ascending';
