@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
-import { ACTIONS, type Finding, type LeaseState, stateOf } from '../../src/lease/step.ts';
+import { type Finding, type LeaseState, stateOf } from '../../src/lease/observe.ts';
+import { ACTIONS } from '../../src/lease/step.ts';
 import { findOperation } from '../../src/ledger/operation.ts';
 import { findResource, type Resource } from '../../src/ledger/resource.ts';
 import { until } from '../helper/waiting.ts';
