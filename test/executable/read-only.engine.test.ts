@@ -69,7 +69,7 @@ test('a file system that turns read-only: what was in flight is unknown, nothing
   assert.equal(code, 5, 'systemd tries again');
   assert.match(start.output.stderr, /^The file system of \S+ is read-only: [^\n]*\n$/);
 
-  disk.repair();
+  await disk.repair();
   const next = await purser.serve();
   const found = await budget(next);
   assert.notEqual(found.held_usd, '0.00', 'whether the call was made is not known: its hold stays');

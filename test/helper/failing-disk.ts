@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { hasComponent } from './component.ts';
+import { until } from './waiting.ts';
 
 /** A separate ext4, mounted as Debian mounts one: after an error it refuses writes until it has been checked. */
 export type FailingDisk = {
@@ -11,7 +12,7 @@ export type FailingDisk = {
   /** Makes the file system detect an error: it turns read-only, also for files that are open. */
   turnReadOnly(): void;
   /** Unmounts, checks and mounts it again. No file may be open there. */
-  repair(): void;
+  repair(): Promise<void>;
 };
 
 const BYTES = 256 * 1024 * 1024;
@@ -30,10 +31,14 @@ export function openFailingDisk(t: TestContext): FailingDisk | undefined {
   run('mkfs.ext4', '-q', image);
   mkdirSync(directory);
   const device = run('losetup', '--find', '--show', image);
-  const mount = () => run('mount', '-o', 'errors=remount-ro', device, directory);
+  let isMounted = false;
+  const mount = () => {
+    run('mount', '-o', 'errors=remount-ro', device, directory);
+    isMounted = true;
+  };
   mount();
   t.after(() => {
-    run('umount', '--lazy', directory);
+    if (isMounted) run('umount', '--lazy', directory);
     run('losetup', '--detach', device);
     rmSync(at, { recursive: true, force: true });
   });
@@ -43,13 +48,21 @@ export function openFailingDisk(t: TestContext): FailingDisk | undefined {
       run('sync', '--file-system', directory); // Mapped pages too: their next write faults, and ext4 notices.
       writeFileSync(join('/sys/fs/ext4', basename(device), 'trigger_fs_error'), '1');
     },
-    repair() {
+    async repair() {
       run('umount', directory);
-      try {
-        run('e2fsck', '-f', '-y', device);
-      } catch (error) {
-        if ((error as { status?: number }).status !== CORRECTED) throw error;
-      }
+      isMounted = false;
+      // A program with mounts of its own that began meanwhile, such as a container of another test, has this one as well.
+      await until('nothing has the disk any more', () => {
+        try {
+          run('e2fsck', '-f', '-y', device);
+          return true;
+        } catch (error) {
+          const { status, stdout } = error as { status?: number; stdout?: string };
+          if (status === CORRECTED) return true;
+          if (/is in use/.test(stdout ?? '')) return false;
+          throw error;
+        }
+      });
       mount();
     },
   };
