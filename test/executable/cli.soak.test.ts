@@ -230,7 +230,7 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
       ['settled', 'released', '0.00', 'operator', 'it never got it'],
     );
     assert.equal((await purser.json('wallet', 'show', wallet.id)).held_usd, '0.00');
-    assert.deepEqual(await purser.json('operation', 'list', '--uncertain'), { operations: [], total: 0 });
+    assert.deepEqual(await purser.json('operation', 'list', '--uncertain'), { operations: [], total: 0, next: null });
 
     const jsonl = await purser.cli('ledger', 'export');
     const entries = jsonl.stdout

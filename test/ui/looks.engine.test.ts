@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { breachesOn, COLOUR_RULES, openChromium } from '../helper/chromium.ts';
 import { openTestServer } from '../helper/server.ts';
+import { openAnswers } from './answers.ts';
 import { openSample, pagesOf, type Sample } from './sample.ts';
 
 // Every page in a real browser: in both colour schemes, on a phone and on a desk, with and without script.
@@ -55,6 +56,7 @@ test('every page is accessible and fits, in both colour schemes, on a phone and 
   await page.getByRole('button', { name: 'Show its token' }).click();
   await page.getByText('Hand this token to the agent.').waitFor();
   await examine('the token of a wallet');
+  await openAnswers(page, sample.url, examine);
   await context.clearCookies();
   await page.goto(`${sample.url}/sign-in`);
   await page.getByLabel('Account key').fill(sample.accountKey);

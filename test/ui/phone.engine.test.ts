@@ -5,6 +5,7 @@ import type { Page } from 'playwright-core';
 import { assets } from '../../src/ui/layout.ts';
 import { openChromium } from '../helper/chromium.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
+import { openAnswers } from './answers.ts';
 import { fillWithLong, LONG, UNBROKEN, WIDE } from './long.ts';
 import { openMany, openSample, pagesOf } from './sample.ts';
 
@@ -115,6 +116,11 @@ test(`a phone shows ${COUNT} wallets and requests, sums of nine digits and long 
   await fillWithLong(sample, COUNT);
   const { operator } = await pagesOf(sample);
   const { faults, rows } = await faultsOn(page, sample.url, [...MAIN, ...operator]);
+  await openAnswers(page, sample.url, async (name) => {
+    const looked = (await page.evaluate(LOOK)) as Looked;
+    assert.ok(looked.rows > 0, name);
+    for (const it of looked.faults) faults.push(`${name}: ${it}`);
+  });
   assert.deepEqual(faults, []);
   assert.ok(rows > 500, `${rows} rows`);
 });
