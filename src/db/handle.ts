@@ -15,13 +15,54 @@ type Statements<S> = { [Name in keyof S]: Pick<S[Name], Extract<keyof S[Name], '
 
 /**
  * Declares the statements of one source file; the function returned gives them for a handle. drizzle builds each query once for a
- * handle; building it on every call would cost twenty times the raw statement. What runs for every chat, or reads thousands of
+ * process; building it on every call would cost twenty times the raw statement. What runs for every chat, or reads thousands of
  * rows, is in plain SQL instead (`plain.ts`).
  */
 export function prepare<H extends Reader, S extends Record<string, object>>(
   build: (handle: H) => S,
 ): (handle: H) => Statements<S> {
-  return onceFor((client) => build(drizzle(preparingLate(client) as Client) as unknown as H) as Statements<S>);
+  const shared = sharedClient();
+  let queries: [string, Query][] | undefined;
+  return onceFor((client) => {
+    queries ??= Object.entries(build(drizzle(shared.client) as unknown as H)) as [string, Query][];
+    const on = (method: keyof Query, query: Query) => (values?: object) => {
+      shared.use(client);
+      return query[method](values);
+    };
+    const bound = queries.map(([name, it]) => [name, { get: on('get', it), all: on('all', it), run: on('run', it) }]);
+    return Object.fromEntries(bound) as Statements<S>;
+  });
+}
+
+type Query = Record<'get' | 'all' | 'run', (values?: object) => unknown>;
+
+/**
+ * Returns what drizzle needs of a database to prepare queries for every database of the process. A query runs on the one that was
+ * named last; as nothing waits between the two, it is the caller's. SQLite prepares a statement when it is first used there: most
+ * threads and commands use few of the statements that they load.
+ */
+function sharedClient(): { client: Client; use: (client: Client) => void } {
+  let used: Client;
+  const prepare = (sql: string): Pick<Statement, 'run' | 'get' | 'all' | 'raw'> => {
+    const prepared = new WeakMap<Client, Statement>();
+    const statement = (): Statement => {
+      const made = prepared.get(used) ?? used.prepare(sql);
+      prepared.set(used, made);
+      return made;
+    };
+    return {
+      run: (...values) => statement().run(...values),
+      get: (...values) => statement().get(...values),
+      all: (...values) => statement().all(...values),
+      raw: () => statement().raw(),
+    };
+  };
+  return {
+    client: { prepare } as Client,
+    use: (client) => {
+      used = client;
+    },
+  };
 }
 
 /** Returns a function that makes something of the database of a handle, once. */
@@ -34,24 +75,6 @@ export function onceFor<Made>(make: (client: Client) => Made): (handle: Reader) 
       made.set(handle, found);
     }
     return found.it;
-  };
-}
-
-/**
- * Returns what drizzle needs of a database, with statements that SQLite prepares when they are first used: most threads and commands
- * use few of the statements that they load.
- */
-function preparingLate(client: Client): object {
-  return {
-    prepare(sql: string): Pick<Statement, 'run' | 'get' | 'all' | 'raw'> {
-      const statement = preparedLate(client, sql);
-      return {
-        run: (...values) => statement().run(...values),
-        get: (...values) => statement().get(...values),
-        all: (...values) => statement().all(...values),
-        raw: () => statement().raw(),
-      };
-    },
   };
 }
 

@@ -26,8 +26,10 @@ async function openOne(t: TestContext) {
   return { read, id, sources };
 }
 
-test('a statement is prepared once for each database, when it is first used', async (t) => {
+test('a query is built once, and prepared once for each database, when it is first used', async (t) => {
+  let builds = 0;
   const statements = prepare((read: Reader) => {
+    builds++;
     const ids = () => read.select({ id: wallets.id }).from(wallets);
     return {
       all: ids().prepare(),
@@ -37,7 +39,8 @@ test('a statement is prepared once for each database, when it is first used', as
     };
   });
   const inPlainSql = plain({ all: 'select id from wallet', one: 'select id from wallet where id = ?' });
-  for (const { read, id, sources } of await openTwo(t)) {
+  const databases = await openTwo(t);
+  for (const { read, id, sources } of databases) {
     statements(read);
     inPlainSql(read);
     assert.deepEqual(sources, []);
@@ -51,6 +54,11 @@ test('a statement is prepared once for each database, when it is first used', as
     assert.equal(sources.length, 4);
     assert.throws(() => statements(read).one.get({}), /No value for placeholder "id"/);
   }
+  const [one, other] = databases.map(({ read, id }) => ({ on: statements(read), id }));
+  assert(one && other);
+  assert.deepEqual([one.on.all.all(), other.on.all.all()], [[{ id: one.id }], [{ id: other.id }]]);
+  assert.deepEqual([one.on.one.get({ id: other.id }), other.on.one.get({ id: other.id })?.id], [undefined, other.id]);
+  assert.equal(builds, 1);
 });
 
 test('plain SQL: whole numbers are read as bigint, what is not there is undefined, and run tells how many rows it changed', async (t) => {
