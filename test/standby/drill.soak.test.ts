@@ -2,7 +2,7 @@ import test from 'node:test';
 import { length, SEED } from '../helper/random.ts';
 import { freezes, takeOvers } from './drill.ts';
 
-const [TAKE_OVERS, FREEZES] = [length(1, 200), length(1, 50)];
+const [TAKE_OVERS, FREEZES] = [length(1, 20), length(1, 5)];
 
 test(`${TAKE_OVERS} takeovers under load, with machines, lose nothing acknowledged and charge nothing twice (seed ${SEED})`, (t) =>
   takeOvers(t, SEED, TAKE_OVERS, true));
