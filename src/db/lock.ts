@@ -149,7 +149,7 @@ function usersOf(database: string): number[] | undefined {
   const users = new Set<number>();
   try {
     for (const line of readFileSync('/proc/locks', 'utf8').split('\n')) {
-      const [, pid, inode] = / POSIX .* (\d+) [0-9a-f]+:[0-9a-f]+:(\d+) /.exec(line) ?? [];
+      const [, pid, inode] = /^\d+:[ >-]*POSIX +\w+ +\w+ +(\d+) [0-9a-f]+:[0-9a-f]+:(\d+) /.exec(line) ?? [];
       if (inode === String(ino)) users.add(Number(pid));
     }
   } catch {}
