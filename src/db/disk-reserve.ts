@@ -25,7 +25,7 @@ const SLICE_BYTES = 1024 * 1024;
 const RETRY_SECONDS = 5;
 
 /**
- * The disk space reserved for settlements (docs/decisions/0017): a file of real blocks beside the database. Starting
+ * The disk space reserved for settlements (docs/decisions/0078): a file of real blocks beside the database. Starting
  * new work needs free space besides the reserve and is refused early; settling work gets the reserve when the disk
  * turns out to be full.
  */

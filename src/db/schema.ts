@@ -703,7 +703,7 @@ export const resources = sqliteTable(
 );
 
 /**
- * Orders by `POST /v1/compute/keep`: to extend a lease by short steps while its machine is busy (docs/decisions/0057). At most one
+ * Orders by `POST /v1/compute/keep`: to extend a lease by short steps while its machine is busy (docs/decisions/0066). At most one
  * of a lease has not ended; earlier ones stay.
  */
 export const keeps = sqliteTable(

@@ -22,7 +22,7 @@ import type { LeaseApp } from './create.ts';
 import { extendLease } from './extend.ts';
 import { endReasonOf } from './why.ts';
 
-/** Extends leases while their machines are busy (docs/decisions/0057). */
+/** Extends leases while their machines are busy (docs/decisions/0066). */
 
 /** A step is decided this long before the end of the paid time: the call to the backend takes a moment. */
 const LEAD_SECONDS = 60;

@@ -9,7 +9,7 @@ import { defineWrite } from '../db/write.ts';
 import { findResource, PAGE_COUNT } from './resource.ts';
 import { findWallet, refuseInactive, type Wallet } from './wallet.ts';
 
-/** The rows of leases that are extended while they are busy (docs/decisions/0057). */
+/** The rows of leases that are extended while they are busy (docs/decisions/0066). */
 export type Keep = typeof keeps.$inferSelect;
 
 /** The route of the operations that are steps. */
