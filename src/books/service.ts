@@ -145,7 +145,8 @@ export async function openBooksForService(
   if (judged) log.warn({ event: 'storage.unsafe' }, judged.wrong); // Not before: a start that is refused says only why.
   const time = options.time ?? systemTime;
   const stallSeconds = () => config.storage.stall_seconds;
-  const around = { directory: config.dataDirectory, time, health, stallSeconds, fatal };
+  const damaged = (error: unknown) => events.failed('books', error);
+  const around = { directory: config.dataDirectory, time, health, stallSeconds, fatal, damaged };
   const storage = opening.adopt(watchStorage({ ...around, write: opened.write }), (it) => it.stop());
   const readReplicas = async () => options.storage?.readReplicas?.(options.storage.readMount(config.dataDirectory));
   const replicas = opening.adopt(watchReplicas(readReplicas, events), (it) => it.stop());

@@ -15,6 +15,8 @@ const BEAT_MILLISECONDS = 5000;
 const RETRY_SECONDS = 5;
 /** SQLite's codes for a read that a lost disk refuses. A full disk refuses none. */
 const READ_FAULT = /^SQLITE_IOERR_(READ|SHORT_READ|FSTAT)$/;
+/** SQLite's codes for damage; it calls a page that the kernel could not read (EIO) damaged, too. */
+const DAMAGE = /^SQLITE_(CORRUPT|NOTADB)/;
 
 /** Watches that what is written reaches the disk (docs/decisions/0078). */
 export type StorageWatch = {
@@ -40,7 +42,10 @@ export type StorageWatch = {
   took(milliseconds: number): void;
   /** Reports a commit that failed. */
   fail(error: unknown): void;
-  /** Reports an error of a read. Where it is the disk's, the storage has failed: returns the refusal of what read. */
+  /**
+   * Reports an error of a read. Where it is the disk's, the storage has failed; where the books seem damaged, a commit shows which it
+   * is, and damaged books are served no longer. Returns the refusal of what read; undefined for any other error.
+   */
   failedRead(error: unknown): Refusal | undefined;
   /** Sets what answers those who wait and ends all that goes out, before the process ends. */
   beforeEnd(end: () => Promise<void>): void;
@@ -60,11 +65,13 @@ type StorageWatchParts = {
   health: ServerHealth;
   /** Must end the process. */
   fatal: (error: unknown) => void;
+  /** Reports that the books are damaged. */
+  damaged: (error: unknown) => void;
 };
 
 /** Creates the watch, which looks at nothing before `start`. */
 export function watchStorage(parts: StorageWatchParts): StorageWatch {
-  const { directory, health, time, stallSeconds, fatal } = parts;
+  const { directory, health, time, stallSeconds, fatal, damaged } = parts;
   const waiting = new Map<number, { since: number; reject: (reason: unknown) => void }>();
   const { dev, ino } = statSync(directory);
   let count = 0;
@@ -74,6 +81,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
   let checkedAt = 0; // When the disk was last checked, or nobody used the books.
   let isUsed = false;
   let isBeating = false;
+  let isJudging = false;
   let why: string | undefined;
   let before: (() => Promise<void>) | undefined;
   let isBusy = () => false;
@@ -136,12 +144,11 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     if (now.dev !== dev || now.ino !== ino) end(`another directory is at ${directory} now: the disk was unmounted`);
   }
 
-  function failure(): Refusal | undefined {
-    const message = `Whether this took effect is not known: ${why}. ${RETRY_SAME_KEY}`;
-    return why === undefined
-      ? undefined
-      : new Refusal('operation_uncertain', message, { retryAfterSeconds: RETRY_SECONDS });
-  }
+  const uncertain = (reason: string) =>
+    new Refusal('operation_uncertain', `Whether this took effect is not known: ${reason}. ${RETRY_SAME_KEY}`, {
+      retryAfterSeconds: RETRY_SECONDS,
+    });
+  const failure = (): Refusal | undefined => (why === undefined ? undefined : uncertain(why));
 
   function end(reason: string, error = new Error(reason)): void {
     if (why !== undefined) return;
@@ -155,9 +162,23 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
   }
 
   function failedRead(error: unknown): Refusal | undefined {
-    if (!READ_FAULT.test((error as { code?: string }).code ?? '')) return undefined;
-    end(`a read failed (${(error as Error).message})`, error as Error);
-    return failure();
+    const { code = '', message } = error as { code?: string; message?: string };
+    const reason = `a read failed (${message})`;
+    if (READ_FAULT.test(code)) end(reason, error as Error);
+    else if (DAMAGE.test(code)) void judgeDamage(error as Error);
+    else return undefined;
+    return failure() ?? uncertain(reason);
+  }
+
+  /** Where a commit succeeds, the disk is there, and the books on it are damaged. */
+  async function judgeDamage(error: Error): Promise<void> {
+    if (isJudging) return;
+    isJudging = true;
+    await checkDisk();
+    isJudging = false;
+    if (isStopped || health.fault !== undefined) return;
+    health.fault = `the books cannot be read: ${error.message}`;
+    damaged(error);
   }
 
   function isInUse(): boolean {

@@ -260,7 +260,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     app.retries.recall();
   }
   reportLimits(ledger.read, events, options);
-  const chain = opening.adopt(watchChain(ledger.read, health, events), (it) => it.stop());
+  const chain = opening.adopt(watchChain(ledger.read, health, app.storage, events), (it) => it.stop());
   const booksWatch = opening.adopt(watchBooks(config.dataDirectory, ledger, health, events), (it) => it.stop());
   addGauges({ ...app, notifier });
   const opened = opening.move();

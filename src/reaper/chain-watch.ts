@@ -1,4 +1,5 @@
 import type { ServerHealth } from '../base/health.ts';
+import type { StorageWatch } from '../books/storage-watch.ts';
 import type { Reader } from '../db/handle.ts';
 import { findBreak } from '../ledger/head.ts';
 import { currentEpoch } from '../ledger/installation.ts';
@@ -18,6 +19,7 @@ const PAUSE_MILLISECONDS = 15;
 export function watchChain(
   read: Reader,
   health: ServerHealth,
+  storage: Pick<StorageWatch, 'failedRead'>,
   events: Pick<Events, 'failed'>,
 ): { start(): void; stop(): void } {
   let next = 0;
@@ -34,6 +36,7 @@ export function watchChain(
         events.failed('chain', new Error(slice.fault));
       } else if (!slice.done) pause();
     } catch (error) {
+      if (storage.failedRead(error)) return;
       health.fault ??= `the journal cannot be read: ${(error as Error).message}`;
       events.failed('chain', error);
     }

@@ -180,8 +180,7 @@ for (const code of ['SQLITE_IOERR_READ', 'SQLITE_IOERR_SHMMAP'])
     assert.equal((await purser.lease(token)).body.status, 'running');
     pass(purser, 7); // Since somebody used them.
     await written();
-    const statements = Object.getPrototypeOf(purser.app.ledger.client.prepare('select 1'));
-    const read = t.mock.method(statements, 'get', () => {
+    const read = t.mock.method(statementsOf(purser), 'get', () => {
       throw new Client.SqliteError('disk I/O error', code);
     });
     pass(purser, 6);
@@ -219,6 +218,66 @@ test('a read that the disk refuses has the same end', async (t) => {
   assert.deepEqual([status, body.error.code], [503, 'operation_uncertain']);
   assert.match(body.error.message, /a read failed \(disk I\/O error\)/);
   assert.equal((await ended).message, 'disk I/O error');
+});
+
+/** SQLite's word for a page that is damaged, and for one that the kernel cannot read. */
+const MALFORMED = new Client.SqliteError('database disk image is malformed', 'SQLITE_CORRUPT');
+
+/** Returns what all statements of a server inherit from. */
+const statementsOf = ({ app }: TestServer) => Object.getPrototypeOf(app.ledger.client.prepare('select 1'));
+
+/** Lets every write fail from now on, as on a disk that is gone. */
+function loseDisk(t: TestContext, purser: TestServer): void {
+  t.mock.method(statementsOf(purser), 'run', () => {
+    throw new Client.SqliteError('disk I/O error', 'SQLITE_IOERR_WRITE');
+  });
+}
+
+/** Makes a request whose read finds the books malformed. */
+async function readMalformed(t: TestContext, purser: TestServer, first = () => {}) {
+  const { token } = await purser.openWallet();
+  first();
+  const find = t.mock.method(purser.app.tokens, 'find', () => {
+    throw MALFORMED;
+  });
+  const { status, body } = await purser.ask('GET', '/v1/budget', { token });
+  find.mock.restore();
+  assert.deepEqual([status, body.error.code], [503, 'operation_uncertain']);
+  assert.match(body.error.message, /a read failed \(database disk image is malformed\)/);
+}
+
+test('a read that finds the books malformed has the same end where no commit succeeds: the disk is gone', async (t) => {
+  const { purser, ended } = await openEnding(t, openTestServer);
+  await readMalformed(t, purser, () => loseDisk(t, purser));
+  assert.equal((await ended).message, 'disk I/O error');
+  assert.equal(purser.app.health.fault, 'a commit failed (disk I/O error)');
+});
+
+test('a read that finds the books malformed on a disk that is there stops service, and not the server', async (t) => {
+  const { purser } = await openEnding(t, openTestServer);
+  const failed = t.mock.method(purser.app.events, 'failed');
+  await readMalformed(t, purser);
+  await until('service has stopped', () => purser.app.health.fault !== undefined);
+  assert.equal(purser.app.health.fault, 'the books cannot be read: database disk image is malformed');
+  assert.equal((await purser.ask('GET', '/readyz')).status, 503);
+  assert.match((await newWallet(purser)).body.error.message, /not served: the books cannot be read: .*purser doctor/);
+  assert.deepEqual(
+    failed.mock.calls.map((it) => it.arguments.slice(0, 2)),
+    [['books', MALFORMED]],
+  );
+});
+
+test('the check of the chain, too, asks for a commit before it calls the books damaged', async (t) => {
+  const { purser, ended } = await openEnding(t, openTestServer);
+  purser.app.chain.start();
+  loseDisk(t, purser);
+  const read = t.mock.method(statementsOf(purser), 'all', () => {
+    throw MALFORMED;
+  });
+  await until('the chain was read', () => read.mock.callCount() > 0);
+  read.mock.restore();
+  assert.equal((await ended).message, 'disk I/O error');
+  assert.equal(purser.app.health.fault, 'a commit failed (disk I/O error)');
 });
 
 for (const [name, meanwhile] of [
