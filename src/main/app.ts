@@ -261,7 +261,9 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   }
   reportLimits(ledger.read, events, options);
   const chain = opening.adopt(watchChain(ledger.read, health, app.storage, events), (it) => it.stop());
-  const booksWatch = opening.adopt(watchBooks(config.dataDirectory, ledger, health, events), (it) => it.stop());
+  const booksWatch = opening.adopt(watchBooks(config.dataDirectory, ledger, health, app.storage, events), (it) =>
+    it.stop(),
+  );
   addGauges({ ...app, notifier });
   const opened = opening.move();
   const close = { [Symbol.asyncDispose]: () => opened.disposeAsync() };

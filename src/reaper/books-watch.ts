@@ -1,5 +1,6 @@
 import { setPriority } from 'node:os';
 import type { ServerHealth } from '../base/health.ts';
+import type { StorageWatch } from '../books/storage-watch.ts';
 import { ownArguments } from '../files/own-command.ts';
 import { startProgram } from '../files/programs.ts';
 import { newFault } from '../ledger/audit.ts';
@@ -36,6 +37,7 @@ export function watchBooks(
   directory: string,
   { read, write }: Pick<Ledger, 'read' | 'write'>,
   health: ServerHealth,
+  storage: Pick<StorageWatch, 'confirm'>,
   events: Pick<Events, 'failed' | 'booksExamined'>,
 ): BooksWatch {
   let timer: NodeJS.Timeout | undefined;
@@ -48,6 +50,7 @@ export function watchBooks(
     events.booksExamined(verdict, performance.now() - from);
     const fault = newFault(read, verdict);
     if (fault) {
+      await storage.confirm(); // Books on a disk that is gone cannot be read, either.
       health.fault ??= fault;
       events.failed('books', new Error(fault));
     } else if (!health.fault && verdict.faults < currentEpoch(read).acceptedFaults)

@@ -27,7 +27,7 @@ const starts = {
   'a program in a job': async () => slurm.start(['true'], user),
   'a command on this machine': async () => beginIn({ home: '/', env: {} }, { purpose: 'exec', script: 'true', args: [] }),
   'the keeper of a lease': async () => createLeases(directory).keep('purser-inst-x-res-y'),
-  'an examination of the books': () => watchBooks(directory, {}, {}, events).runOnce(),
+  'an examination of the books': () => watchBooks(directory, {}, {}, {}, events).runOnce(),
 };
 try {
   for (;;) openSync('/dev/null');

@@ -302,6 +302,20 @@ test('a row that is changed under a running server is found by its own examinati
   assert(purser.log.some((line) => line.includes('"event":"books.failed"')));
 });
 
+test('a fault that is found on a disk that takes no commit is none of the books', async (t) => {
+  startProgramsQuickly(t);
+  const { promise: ended, resolve } = Promise.withResolvers<unknown>();
+  const purser = await openTestServer(t, { fatal: resolve });
+  await purser.openWallet();
+  change(purser, "update wallet set name = 'mine'");
+  t.mock.method(Object.getPrototypeOf(purser.app.ledger.client.prepare('select 1')), 'run', () => {
+    throw new Client.SqliteError('disk I/O error', 'SQLITE_IOERR_WRITE');
+  });
+  await assert.rejects(purser.app.booksWatch.runOnce(), /a commit failed/);
+  assert.match(String(await ended), /disk I\/O error/);
+  assert.equal(purser.app.health.fault, 'a commit failed (disk I/O error)');
+});
+
 test('an examination that cannot be carried out is no verdict: service goes on, and it is told', async (t) => {
   startProgramsQuickly(t);
   const purser = await openTestServer(t);
