@@ -46,3 +46,10 @@ test('the client of OpenAI’s Agents SDK for E2B, unmodified, works in a sandbo
   await purser.app.reaper.runOnce();
   assert.deepEqual(await purser.machines(), []);
 });
+
+test('a tool of the AI SDK, unmodified, works in a sandbox', async (t) => {
+  const purser = await openReal(t);
+  if (!purser) return;
+  const { token } = await purser.openWallet(LONG);
+  passed(await play(purser, token, 'ai.mjs'), 1);
+});
