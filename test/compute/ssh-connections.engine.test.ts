@@ -35,8 +35,8 @@ function openBackend(t: TestContext, { host }: Sshd): SshBackend {
 }
 
 /** A leased host whose sshd has these settings. The lease was made over connections that are closed again. */
-async function lease(t: TestContext, settings: string[] = []): Promise<Leased | undefined> {
-  const sshd = await openSshd(t, { settings });
+async function lease(t: TestContext, settings: string[] = [], prepare = ''): Promise<Leased | undefined> {
+  const sshd = await openSshd(t, { settings, prepare });
   if (!sshd) return undefined;
   const maker = openBackend(t, sshd);
   const tag = tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
@@ -66,6 +66,9 @@ async function crowd({ backend, ref }: Leased, count: number): Promise<void> {
     all.map((_, i) => `${i}\n0`),
   );
 }
+/** Takes from a host what the second sshd needs. */
+const NO_SECOND_SSHD = 'mount --bind /bin/false /usr/bin/ssh-keygen';
+
 const countOf = (text: string, words: RegExp) => text.match(words)?.length ?? 0;
 const REFUSED = /no more sessions/g;
 const DROPPED = /drop connection|past MaxStartups/g;
@@ -81,7 +84,7 @@ test('40 commands at once on a host with the defaults of sshd: none fails, over 
 });
 
 test('a host that takes two sessions a connection gets more connections, and is not asked in vain again', async (t) => {
-  const it = await lease(t, ['MaxSessions 2', 'LogLevel VERBOSE']);
+  const it = await lease(t, ['MaxSessions 2', 'LogLevel VERBOSE'], NO_SECOND_SSHD);
   if (!it) return;
   await crowd(it, 12);
   const refused = countOf(it.sshd.log(), REFUSED);
@@ -92,7 +95,7 @@ test('a host that takes two sessions a connection gets more connections, and is 
 });
 
 test('a connection that sshd drops before its handshake is opened again', async (t) => {
-  const it = await lease(t, ['MaxSessions 1', 'MaxStartups 1:100:1', 'LogLevel VERBOSE']);
+  const it = await lease(t, ['MaxSessions 1', 'MaxStartups 1:100:1', 'LogLevel VERBOSE'], NO_SECOND_SSHD);
   if (!it) return;
   await crowd(it, 8);
   assert.ok(countOf(it.sshd.log(), DROPPED) > 0, it.sshd.log());
@@ -126,6 +129,45 @@ test('a command of many quotes is too long for a line, and runs all the same', a
   if (!it) return;
   const command = `printf %s ${`"it's"`.repeat(8_000)} | wc -c`;
   assert.equal(await it.sh(command), '32000\n0');
+});
+
+/** A host whose root has a ~/.bashrc that notes each start of a shell, in a file of its own. */
+async function withBashrc(t: TestContext, prepare = '') {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-bashrc-'));
+  t.after(() => rmSync(directory, { recursive: true, force: true }));
+  const notes = join(directory, 'starts');
+  const own = `mount -t tmpfs none /root; echo 'echo started >> ${notes}' > /root/.bashrc`;
+  const it = await lease(t, ['SetEnv SHLVL=0'], `${own}\n${prepare}`);
+  const starts = () => countOf(readFileSync(notes, 'utf8'), /started/g);
+  return it && { ...it, starts };
+}
+
+test('the login shell of root starts once for a connection, and not for each command', async (t) => {
+  const it = await withBashrc(t);
+  if (!it) return;
+  const before = it.starts();
+  for (let i = 0; i < 10; i++) assert.equal(await it.sh(`echo ${i}`), `${i}\n0`);
+  assert.equal(it.sshd.connections(), 1);
+  assert.equal(it.starts() - before, 1);
+  const session = await it.backend.guest.session(it.ref, {
+    command: 'tty',
+    terminal: { term: 'xterm', columns: 80, rows: 24 },
+  });
+  assert.deepEqual(await session.ended, { code: 0 });
+  assert.equal(it.starts() - before, 1);
+});
+
+test('a host that can start no second sshd is used all the same, and doctor says what a slow shell costs', async (t) => {
+  const it = await withBashrc(t, `${NO_SECOND_SSHD}; echo 'sleep 1' >> /root/.bashrc`);
+  if (!it) return;
+  const before = it.starts();
+  for (let i = 0; i < 3; i++) assert.equal(await it.sh(`echo ${i}`), `${i}\n0`);
+  assert.equal(it.starts() - before, 5, 'the second sshd, the script, and three commands');
+  const [found] = (await it.backend.doctor?.check()) ?? [];
+  assert.match(
+    found?.detail ?? '',
+    /^Warning: root's login shell takes \d\.\d s to start there, and starts for each command/,
+  );
 });
 
 test('a connection that dies takes its commands with it, as unknown, and the next command runs', async (t) => {

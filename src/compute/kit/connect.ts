@@ -1,4 +1,5 @@
 import { connect } from 'node:net';
+import type { Duplex } from 'node:stream';
 import { Client, type ConnectConfig } from 'ssh2';
 import { reportFault } from '../../base/fault.ts';
 import { contain } from '../../net/contain.ts';
@@ -12,14 +13,14 @@ const SILENT_MILLISECONDS = 20_000;
 const HANG_UP_MILLISECONDS = 1_000;
 const RETRY_MILLISECONDS = { min: 50, max: 1_000 };
 
-/** The address of a machine, and the credentials of both sides. */
-export type SshAddress = {
-  host: string;
-  port: number;
+/** Who logs in, and what the host may show. */
+type SshLogin = {
   username: string;
   privateKey: string;
   algorithms?: NonNullable<ConnectConfig['algorithms']>;
 };
+/** The address of a machine, and the credentials of both sides. */
+export type SshAddress = SshLogin & { host: string; port: number };
 export type SshFault = Error & { level?: string; code?: string };
 
 /**
@@ -31,14 +32,24 @@ export function connectSsh(
   isHost: (key: Buffer) => boolean,
   milliseconds = CONNECT_MILLISECONDS,
 ): Promise<Client> {
-  const client = new Client();
-  const { host, port, algorithms, ...login } = address;
+  const { host, port, ...login } = address;
   const sock = connect({ host, port, noDelay: true });
+  sock.once('finish', () => setTimeout(() => sock.destroy(), HANG_UP_MILLISECONDS).unref());
+  return connectOver(sock, login, isHost, milliseconds);
+}
+
+/** Opens a connection over a stream that leads to an SSH server, or throws as `connectSsh`. */
+export function connectOver(
+  sock: Duplex,
+  { algorithms, ...login }: SshLogin,
+  isHost: (key: Buffer) => boolean,
+  milliseconds = CONNECT_MILLISECONDS,
+): Promise<Client> {
+  const client = new Client();
   contain(sock, (error) => {
     reportFault('backend', error);
     client.emit('error', error);
   });
-  sock.once('finish', () => setTimeout(() => sock.destroy(), HANG_UP_MILLISECONDS).unref());
   client.setMaxListeners(0); // Every channel listens for its end.
   const settings: ConnectConfig = {
     ...login,

@@ -1,6 +1,9 @@
 import type { CheckFinding } from '../../backend.ts';
-import { finding } from '../../finding.ts';
+import { finding, warning } from '../../finding.ts';
 import { HostKeyMismatch, HostUnreachable, type PoolHost } from './host.ts';
+
+/** A login shell that starts within this reads nothing that takes long. */
+const SLOW_SHELL_MILLISECONDS = 1000;
 
 /** Error messages of ssh2, and the remedy for each. */
 const REMEDIES: [words: RegExp, what: string][] = [
@@ -43,7 +46,20 @@ async function checkHost(host: PoolHost, now: () => number): Promise<string> {
     manager === 'systemd'
       ? 'systemd holds a tenant in a slice of its own'
       : 'there is no systemd: a tenant is held by its user id alone, and not in a control group';
+  const slow = slowShell(host);
+  if (slow) return warning(slow);
   return `${leased}; the host key is the pinned one, this is root there; ${gpus} GPUs answer (${host.gpus} configured); ${kept}`;
+}
+
+/** Says what root's login shell costs where it starts slowly; undefined where it does not. */
+function slowShell(host: PoolHost): string | undefined {
+  const { milliseconds, isForEachLine } = host.shell();
+  if (milliseconds < SLOW_SHELL_MILLISECONDS) return undefined;
+  const takes = `root's login shell takes ${(milliseconds / 1000).toFixed(1)} s to start there`;
+  const remedy = 'Shorten what it reads, such as ~/.bashrc';
+  return isForEachLine
+    ? `${takes}, and starts for each command. ${remedy}, or install OpenSSH 7.8 or newer, with which it starts once for a connection.`
+    : `${takes}: each new connection waits for it. ${remedy}.`;
 }
 
 function unreachable(error: Error): string {

@@ -8,9 +8,12 @@ import { runOnChannel, type Within } from '../../kit/ssh-program.ts';
 import { quoted } from '../../machine/shell.ts';
 import { keepConnections } from './connections.ts';
 import { POOL_SCRIPT, POOL_SCRIPT_NAME } from './script.ts';
+import { installLine, startSecondSshd } from './second-sshd.ts';
 import type { SshSettings } from './settings.ts';
 
 const CALL_MILLISECONDS = 45_000; // A verb waits at most 20 s for a lock, and nvidia-smi has its own limits.
+/** A host without a second sshd may have been given one, or the first was lost in the middle. */
+const SECOND_AGAIN_MILLISECONDS = 10 * 60_000;
 const ANSWER_BYTES_MAX = 64 * 1024;
 
 /** The host cannot be used, and received nothing of the request. */
@@ -37,6 +40,8 @@ export type PoolHost = {
   ask(verb: string, args: string[], milliseconds?: number): Promise<HostAnswer>;
   /** Wraps a line of shell so that it runs as the tenant's user. */
   within(user: string): Within;
+  /** Returns how long root's login shell took for the newest connection, and whether it starts for each line as well. */
+  shell(): { milliseconds: number; isForEachLine: boolean };
   /** Closes the connections. */
   close(): void;
 };
@@ -48,28 +53,37 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
   const script = `${pool}/${POOL_SCRIPT_NAME}`;
   const line = (verb: string, args: string[]) =>
     ['exec /bin/sh', ...[script, pool, verb, ...args].map((it) => quoted(it))].join(' ');
-  // The script is uploaded on every new connection, whole or not at all: the host may have been reinstalled in the meantime.
-  const install = `set -e; umask 077; mkdir -p ${quoted(pool)}; cat > ${quoted(script)}.$$
-    test "$(wc -c < ${quoted(script)}.$$)" -eq ${Buffer.byteLength(POOL_SCRIPT)} && mv -f ${quoted(script)}.$$ ${quoted(script)}`;
+  const installed = installLine(pool);
+  /** Until then no second sshd is tried, as this host has started none: each line waits for root's login shell. */
+  let noSecondUntil = 0;
+  const hasNoSecond = () => performance.now() < noSecondUntil;
+  let shellMilliseconds = 0; // Of the newest connection.
 
   async function connect(): Promise<Client> {
     const pin = pinHostKey(pinned);
     let client: Client | undefined;
     try {
-      const to: SshAddress = {
-        host: address,
-        port,
-        username: user,
-        privateKey: await readFile(settings.identity_file, 'utf8'),
-        algorithms: pin.algorithms,
-      };
+      const privateKey = await readFile(settings.identity_file, 'utf8');
+      const login = { username: user, privateKey };
+      const to: SshAddress = { host: address, port, ...login, algorithms: pin.algorithms };
       client = await connectAgain(() => connectSsh(to, pin.isHost));
+      const from = performance.now();
+      if (!hasNoSecond()) {
+        const second = await startSecondSshd(client, pool, login);
+        shellMilliseconds = performance.now() - from;
+        if (second) return second;
+        noSecondUntil = performance.now() + SECOND_AGAIN_MILLISECONDS;
+        client.end(); // sshd may go on counting the channel.
+        return await connect();
+      }
       const order = { input: Buffer.from(POOL_SCRIPT), streamBytesMax: 4096, milliseconds: CALL_MILLISECONDS };
-      const { exitCode, stderr } = await runOnChannel(channelsOf(client), install, order);
+      const { exitCode, stderr } = await runOnChannel(channelsOf(client), installed, order);
       if (exitCode !== 0) throw new Error(`${pool} cannot be written: ${stderr.toString().trim()}`);
+      shellMilliseconds = performance.now() - from;
       return client;
     } catch (error) {
       client?.end();
+      if (error instanceof HostUnreachable) throw error;
       if (pin.isOther())
         throw new HostKeyMismatch(`the pool host ${name} shows another host key than the one that is pinned`);
       throw new HostUnreachable(`the pool host ${name} cannot be used: ${(error as Error).message}`);
@@ -103,5 +117,6 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
       }
     },
     within: (tenant) => (inner) => line('run', [tenant, inner]),
+    shell: () => ({ milliseconds: shellMilliseconds, isForEachLine: hasNoSecond() }),
   };
 }

@@ -18,7 +18,7 @@ const END_ROUNDS = 75;
  * `uid`, `created`, `boot`, `deadline`; `ready` when its user is, `ending` from when it has to go ·
  * `quarantine` why the host may not be used: only the operator removes it · `next_uid` · `last` how the last tenant's end
  * went · `lock`, over every change of `tenant` · `gate`, held shared by every process about to become the tenant's
- * user · `end.lock`, held by the process that is ending the tenant.
+ * user · `end.lock`, held by the process that is ending the tenant · `second-…`, the keys of the second sshd (`second-sshd.ts`).
  */
 export const POOL_SCRIPT = `set -u
 umask 077

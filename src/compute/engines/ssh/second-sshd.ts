@@ -1,0 +1,71 @@
+import { hash } from 'node:crypto';
+import ssh2, { type Client } from 'ssh2';
+import { openChannel } from '../../kit/channel.ts';
+import { connectOver } from '../../kit/connect.ts';
+import { quoted } from '../../machine/shell.ts';
+import { POOL_SCRIPT, POOL_SCRIPT_NAME } from './script.ts';
+
+/** Root's login shell may take this long to start. */
+const START_MILLISECONDS = 45_000;
+
+/**
+ * What the second sshd runs by; everything else is its default. bash reads no ~/.bashrc where it is not the outermost shell. There
+ * is no PAM: the login was made at the first. Only root can write the directory of the keys, wherever that lies.
+ */
+const SETTINGS = [
+  'SetEnv=SHLVL=1',
+  'UsePAM=no',
+  'AuthenticationMethods=publickey',
+  'PermitRootLogin=prohibit-password',
+  'PermitUserRC=no',
+  'StrictModes=no',
+];
+
+/**
+ * Returns a line that writes the pool script, which comes on standard input, whole or not at all. It runs on every new connection:
+ * the host may have been reinstalled in the meantime.
+ */
+export function installLine(pool: string): string {
+  const [directory, file, size] = [quoted(pool), quoted(`${pool}/${POOL_SCRIPT_NAME}`), Buffer.byteLength(POOL_SCRIPT)];
+  return `set -e; umask 077; mkdir -p ${directory}
+    dd bs=${size} count=1 iflag=fullblock 2>/dev/null > ${file}.$$
+    test "$(wc -c < ${file}.$$)" -eq ${size} && mv -f ${file}.$$ ${file}`;
+}
+
+/**
+ * Writes the pool script as `installLine` does, starts a second sshd on that channel, and returns a connection to it, which ends
+ * with the first. sshd starts root's login shell for each line, and bash then reads ~/.bashrc, which may take seconds; the second
+ * one is told otherwise. Returns undefined where it cannot be started: without OpenSSH 7.8 or newer.
+ */
+export async function startSecondSshd(
+  first: Client,
+  pool: string,
+  login: { username: string; privateKey: string },
+): Promise<Client | undefined> {
+  const key = ssh2.utils.parseKey(login.privateKey);
+  if (key instanceof Error) throw key;
+  const shown = `${key.type} ${key.getPublicSSH().toString('base64')}`;
+  const [hostKey, keys] = [`${pool}/second-host-key`, `${pool}/second-keys-${hash('sha256', shown).slice(0, 16)}`];
+  const options = [...SETTINGS, `AuthorizedKeysFile=${keys}`].map((it) => `-o ${quoted(it)}`).join(' ');
+  const line = `${installLine(pool)}
+    if ! [ -e ${quoted(hostKey)} ]; then
+      rm -f ${quoted(hostKey)}.$$; ssh-keygen -q -t ed25519 -N '' -f ${quoted(hostKey)}.$$ </dev/null >&2
+      mv -f ${quoted(hostKey)}.$$ ${quoted(hostKey)}; rm -f ${quoted(hostKey)}.$$.pub
+    fi
+    echo ${quoted(shown)} > ${quoted(keys)}.$$; mv -f ${quoted(keys)}.$$ ${quoted(keys)}
+    PATH=$PATH:/usr/sbin:/sbin; exec "$(command -v sshd)" -i -f /dev/null -h ${quoted(hostKey)} ${options}`;
+  const { channel, close } = await openChannel(first, `exec /bin/sh -c ${quoted(line)}`, {
+    milliseconds: START_MILLISECONDS,
+  });
+  channel.stderr.resume();
+  channel.write(POOL_SCRIPT);
+  try {
+    // Its key proves nothing that the first has not proved.
+    const second = await connectOver(channel, login, () => true, START_MILLISECONDS);
+    second.once('close', () => first.end());
+    return second;
+  } catch {
+    close();
+    return undefined;
+  }
+}
