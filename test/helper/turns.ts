@@ -40,8 +40,8 @@ export function openClient(): Client {
 
 /**
  * Returns the CPU time in milliseconds of the longest turn of this thread's event loop until `wait` resolves. Only this
- * thread's time counts, not that of other threads and processes, so the result is the same on a busy machine. What was made before, such as the body of
- * a request, is collected first: its garbage is none of the server's.
+ * thread's time counts, not that of other threads and processes, so the result is the same on a busy machine. What was made
+ * before, such as the body of a request, is collected first: its garbage is none of the server's.
  */
 export async function longestTurn(wait: () => Promise<unknown>): Promise<number> {
   collect();

@@ -199,7 +199,7 @@ test(`the worst that is found for each size keeps nobody waiting (seed ${SEED})`
     for (const size of [KIB, 8 * KIB].slice(0, length(1, 2))) await costOf({ ...drawn(random), way }, size); // Compiled and connected.
   for (const size of SIZES) {
     let worst = { cost: 0, input: drawn(random) };
-    const rounds = FOUND.length + length(4, 1500);
+    const rounds = FOUND.length + length(4, 500);
     for (let i = 0; i < rounds; i++) {
       const input = FOUND[i] ?? (i % 3 ? changed(random, worst.input) : drawn(random));
       const cost = await surely(input, size);
