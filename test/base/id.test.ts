@@ -23,9 +23,18 @@ test('an id made in a later millisecond sorts later', (t) => {
   }
 });
 
-test('the random part uses every bit: each character of it takes all 32 values', () => {
+test('ids of one millisecond sort in the order in which they are made, and are not guessed from one another', (t) => {
+  t.mock.timers.enable({ apis: ['Date'], now: 1_795_000_000_000 });
+  const ids = Array.from({ length: 100_000 }, () => newId('wal'));
+  assert.deepEqual(ids.toSorted(), ids);
+  assert.equal(new Set(ids.map((it) => it.slice(-8))).size, ids.length);
+});
+
+test('the random part uses every bit: each character of it takes all 32 values', (t) => {
+  t.mock.timers.enable({ apis: ['Date'], now: 1_795_000_000_000 });
   const seen = Array.from({ length: 16 }, () => new Set<string>());
   for (let i = 0; i < 5000; i++) {
+    t.mock.timers.tick(1);
     const random = newId('op').slice(-16);
     for (const [k, values] of seen.entries()) values.add(random[k] as string);
   }
