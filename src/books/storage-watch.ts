@@ -81,7 +81,6 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
   let checkedAt = 0; // When the disk was last checked, or nobody used the books.
   let isUsed = false;
   let isBeating = false;
-  let isJudging = false;
   let why: string | undefined;
   let before: (() => Promise<void>) | undefined;
   let isBusy = () => false;
@@ -170,12 +169,9 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     return failure() ?? uncertain(reason);
   }
 
-  /** Where a commit succeeds, the disk is there, and the books on it are damaged. */
+  /** Finds out whether the disk is gone or the books on it are damaged: only a disk that is there takes a commit. */
   async function judgeDamage(error: Error): Promise<void> {
-    if (isJudging) return;
-    isJudging = true;
     await checkDisk();
-    isJudging = false;
     if (isStopped || health.fault !== undefined) return;
     health.fault = `the books cannot be read: ${error.message}`;
     damaged(error);

@@ -46,8 +46,11 @@ function sharedClient(): { client: Client; use: (client: Client) => void } {
   const prepare = (sql: string): Pick<Statement, 'run' | 'get' | 'all' | 'raw'> => {
     const prepared = new WeakMap<Client, Statement>();
     const statement = (): Statement => {
-      const made = prepared.get(used) ?? used.prepare(sql);
-      prepared.set(used, made);
+      let made = prepared.get(used);
+      if (!made) {
+        made = used.prepare(sql);
+        prepared.set(used, made);
+      }
       return made;
     };
     return {

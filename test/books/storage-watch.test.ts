@@ -5,6 +5,7 @@ import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
 import { tagOf } from '../../src/compute/backend.ts';
 import { writeWith } from '../helper/closures.ts';
+import { loseDisk, STATEMENTS } from '../helper/lost-disk.ts';
 import { openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
 import { completion, gate } from '../helper/upstream.ts';
 import { until, waitFor } from '../helper/waiting.ts';
@@ -180,7 +181,7 @@ for (const code of ['SQLITE_IOERR_READ', 'SQLITE_IOERR_SHMMAP'])
     assert.equal((await purser.lease(token)).body.status, 'running');
     pass(purser, 7); // Since somebody used them.
     await written();
-    const read = t.mock.method(statementsOf(purser), 'get', () => {
+    const read = t.mock.method(STATEMENTS, 'get', () => {
       throw new Client.SqliteError('disk I/O error', code);
     });
     pass(purser, 6);
@@ -223,16 +224,6 @@ test('a read that the disk refuses has the same end', async (t) => {
 /** SQLite's word for a page that is damaged, and for one that the kernel cannot read. */
 const MALFORMED = new Client.SqliteError('database disk image is malformed', 'SQLITE_CORRUPT');
 
-/** Returns what all statements of a server inherit from. */
-const statementsOf = ({ app }: TestServer) => Object.getPrototypeOf(app.ledger.client.prepare('select 1'));
-
-/** Lets every write fail from now on, as on a disk that is gone. */
-function loseDisk(t: TestContext, purser: TestServer): void {
-  t.mock.method(statementsOf(purser), 'run', () => {
-    throw new Client.SqliteError('disk I/O error', 'SQLITE_IOERR_WRITE');
-  });
-}
-
 /** Makes a request whose read finds the books malformed. */
 async function readMalformed(t: TestContext, purser: TestServer, first = () => {}) {
   const { token } = await purser.openWallet();
@@ -248,7 +239,7 @@ async function readMalformed(t: TestContext, purser: TestServer, first = () => {
 
 test('a read that finds the books malformed has the same end where no commit succeeds: the disk is gone', async (t) => {
   const { purser, ended } = await openEnding(t, openTestServer);
-  await readMalformed(t, purser, () => loseDisk(t, purser));
+  await readMalformed(t, purser, () => loseDisk(t));
   assert.equal((await ended).message, 'disk I/O error');
   assert.equal(purser.app.health.fault, 'a commit failed (disk I/O error)');
 });
@@ -270,8 +261,8 @@ test('a read that finds the books malformed on a disk that is there stops servic
 test('the check of the chain, too, asks for a commit before it calls the books damaged', async (t) => {
   const { purser, ended } = await openEnding(t, openTestServer);
   purser.app.chain.start();
-  loseDisk(t, purser);
-  const read = t.mock.method(statementsOf(purser), 'all', () => {
+  loseDisk(t);
+  const read = t.mock.method(STATEMENTS, 'all', () => {
     throw MALFORMED;
   });
   await until('the chain was read', () => read.mock.callCount() > 0);

@@ -1,14 +1,11 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { getHeapSpaceStatistics, setFlagsFromString } from 'node:v8';
-import { runInNewContext } from 'node:vm';
+import { getHeapSpaceStatistics } from 'node:v8';
+import { collectGarbage } from '../helper/garbage.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
 import { openTestServer } from '../helper/server.ts';
 import { breakOff, completionStream, event, FINISHED, said, streaming } from '../helper/sse.ts';
 import { completion, failure } from '../helper/upstream.ts';
-
-setFlagsFromString('--expose-gc');
-const collect = runInNewContext('gc') as () => void;
 
 /**
  * Bytes that are live: objects and what hangs on them outside, without the code, which V8 goes on compiling for long. The
@@ -18,7 +15,7 @@ async function live(): Promise<number> {
   const samples: number[] = [];
   while (samples.length < 4) {
     await new Promise((resolve) => setTimeout(resolve, 50));
-    collect();
+    collectGarbage();
     const spaces = getHeapSpaceStatistics().filter((it) => /^(new|old|(new_)?large_object)_space$/.test(it.space_name));
     samples.push(spaces.reduce((sum, it) => sum + it.space_used_size, process.memoryUsage().arrayBuffers));
   }

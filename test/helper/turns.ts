@@ -1,10 +1,6 @@
-import { setFlagsFromString } from 'node:v8';
-import { runInNewContext } from 'node:vm';
 import { Worker } from 'node:worker_threads';
 import { threadMilliseconds } from './cpu.ts';
-
-setFlagsFromString('--expose-gc');
-const collect = runInNewContext('gc') as () => void;
+import { collectGarbage } from './garbage.ts';
 
 /** Sends requests from a thread of its own, so that the thread of the server does no work for the client. */
 export type Client = {
@@ -44,7 +40,7 @@ export function openClient(): Client {
  * before, such as the body of a request, is collected first: its garbage is none of the server's.
  */
 export async function longestTurn(wait: () => Promise<unknown>): Promise<number> {
-  collect();
+  collectGarbage();
   let longest = 0;
   let isOver = false;
   let before = 0;

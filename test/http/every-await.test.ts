@@ -4,8 +4,9 @@ import { once } from 'node:events';
 import http, { createServer, type IncomingMessage, request } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import test, { type TestContext } from 'node:test';
-import Client from 'better-sqlite3';
+import type Client from 'better-sqlite3';
 import { failAt, failNowhere, Injected, step } from '../helper/every-await.ts';
+import { STATEMENTS } from '../helper/lost-disk.ts';
 import { completionStream } from '../helper/sse.ts';
 import { completion } from '../helper/upstream.ts';
 import { until, waitFor } from '../helper/waiting.ts';
@@ -16,10 +17,9 @@ const { hostSession, WATCHDOG } = await import('../compute/engines/host-session.
 const { LONG, openMemoryServer, SPEC } = await import('../lease/leases.ts');
 
 /** Every read of the database outside of a write is a step, too. A write that fails is the await of it. */
-const prototype: any = Object.getPrototypeOf(new Client(':memory:').prepare('select 1'));
 for (const name of ['get', 'all']) {
-  const real = prototype[name];
-  prototype[name] = function read(this: Client.Statement, ...values: unknown[]) {
+  const real = STATEMENTS[name];
+  STATEMENTS[name] = function read(this: Client.Statement, ...values: unknown[]) {
     const fault = this.database.inTransaction ? undefined : step(() => `${this.source.slice(0, 80)}`);
     if (fault) throw fault;
     return Reflect.apply(real, this, values);

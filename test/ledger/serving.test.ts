@@ -13,6 +13,7 @@ import { post } from '../../src/ledger/journal.ts';
 import { serve } from '../../src/main/serve.ts';
 import { urlOf } from '../../src/net/listen.ts';
 import { writeWith } from '../helper/closures.ts';
+import { loseDisk } from '../helper/lost-disk.ts';
 import { startProgramsQuickly } from '../helper/quick-programs.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
@@ -308,9 +309,7 @@ test('a fault that is found on a disk that takes no commit is none of the books'
   const purser = await openTestServer(t, { fatal: resolve });
   await purser.openWallet();
   change(purser, "update wallet set name = 'mine'");
-  t.mock.method(Object.getPrototypeOf(purser.app.ledger.client.prepare('select 1')), 'run', () => {
-    throw new Client.SqliteError('disk I/O error', 'SQLITE_IOERR_WRITE');
-  });
+  loseDisk(t);
   await assert.rejects(purser.app.booksWatch.runOnce(), /a commit failed/);
   assert.match(String(await ended), /disk I\/O error/);
   assert.equal(purser.app.health.fault, 'a commit failed (disk I/O error)');

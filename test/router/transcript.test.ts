@@ -2,12 +2,8 @@ import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import test from 'node:test';
 import { setImmediate } from 'node:timers/promises';
-import { setFlagsFromString } from 'node:v8';
-import { runInNewContext } from 'node:vm';
 import { createTranscript, readTranscript } from '../../src/router/transcript.ts';
-
-setFlagsFromString('--expose-gc');
-const collect = runInNewContext('gc') as () => void;
+import { collectGarbage } from '../helper/garbage.ts';
 
 const MIB = 1024 * 1024;
 
@@ -20,7 +16,7 @@ test('a transcript holds no more memory than its packed bytes take, and comes ba
   // Twice: what zlib has closed is garbage only a turn later.
   for (let turn = 0; turn < 2; turn++) {
     await setImmediate();
-    collect();
+    collectGarbage();
   }
   const held = process.memoryUsage().arrayBuffers - before;
   const packed = transcript.finish();

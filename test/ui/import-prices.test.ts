@@ -4,20 +4,9 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { request } from 'undici';
 import { Refusal } from '../../src/base/refusal.ts';
+import { priceList } from '../helper/price-list.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { asAccount, asOperator, type Browser } from './sample.ts';
-
-/** A list as LiteLLM publishes it. */
-const listOf = (perToken: number, name = 'real/chat') =>
-  JSON.stringify({
-    [name]: {
-      mode: 'chat',
-      input_cost_per_token: perToken,
-      output_cost_per_token: 2 * perToken,
-      max_input_tokens: 32_000,
-      max_output_tokens: 1000,
-    },
-  });
 
 /** Sends the form with a price list, as a browser does. */
 async function compare(purser: TestServer, browser: Browser, list: string, fields: Record<string, string> = {}) {
@@ -55,7 +44,7 @@ test('an operator sees what a price list would change, and writes exactly that',
   const [before, priceBefore] = [read(), await price()];
   assert.match((await browser.get('/models')).html, /href="\/models\/import"/);
   assert.match((await browser.get('/models/import')).html, /enctype="multipart\/form-data"/);
-  const seen = await compare(purser, browser, listOf(0.000123), { add: '' });
+  const seen = await compare(purser, browser, priceList(0.000123), { add: '' });
   assert.equal(seen.status, 200, seen.html);
   assert.match(seen.html, /<code>chat<\/code>.*\$123\.00/);
   assert.match(seen.html, /<code>flat<\/code>: not in the list/);
@@ -70,14 +59,14 @@ test('an operator sees what a price list would change, and writes exactly that',
   assert.match((await browser.get('/models?done=imported')).html, /\$123\.00/);
   const again = await browser.post('/models/import/write', { preview: seen.preview as string });
   assert.equal(again.status, 409, 'once');
-  const same = await compare(purser, browser, listOf(0.000123));
+  const same = await compare(purser, browser, priceList(0.000123));
   assert.deepEqual([/No price differs/.test(same.html), same.preview], [true, undefined]);
   assert.deepEqual(purser.problems(), []);
 });
 
 test('models of the list are added, and found under another name', async (t) => {
   const { purser, browser } = await open(t);
-  const list = { ...JSON.parse(listOf(0.000001, 'vendor/new')), ...JSON.parse(listOf(0.000777, 'vendor/other')) };
+  const list = { ...JSON.parse(priceList(0.000001, 'vendor/new')), ...JSON.parse(priceList(0.000777, 'vendor/other')) };
   const seen = await compare(purser, browser, JSON.stringify(list), { add: 'vendor/new', names: 'chat=vendor/other' });
   assert.equal((await browser.post('/models/import/write', { preview: seen.preview as string })).status, 303);
   const { data } = await purser.run('models.list', {});
@@ -87,7 +76,7 @@ test('models of the list are added, and found under another name', async (t) => 
 
 test('what changed since it was seen is not written over, and what the server refuses is put back', async (t) => {
   const { purser, file, browser, price, read } = await open(t);
-  const first = await compare(purser, browser, listOf(0.000123));
+  const first = await compare(purser, browser, priceList(0.000123));
   appendFileSync(file, '# mine\n');
   const changed = read();
   const late = await browser.post('/models/import/write', { preview: first.preview as string });
@@ -96,7 +85,7 @@ test('what changed since it was seen is not written over, and what the server re
   writeFileSync(file, changed.replace('close_wait_seconds: 300', 'close_wait_seconds: 300\nui: false')); // Needs a restart.
   const [pending, priceBefore] = [read(), await price()];
   assert.notEqual(pending, changed);
-  const second = await compare(purser, browser, listOf(0.000123));
+  const second = await compare(purser, browser, priceList(0.000123));
   const refused = await browser.post('/models/import/write', { preview: second.preview as string });
   assert.deepEqual([refused.status, /needs a restart/.test(refused.html)], [409, true]);
   assert.deepEqual([read(), await price()], [pending, priceBefore]);
@@ -111,7 +100,7 @@ test('an edit that arrives while the server reads its settings again is kept, an
     };
   };
   const send = async () => {
-    const { preview } = await compare(purser, browser, listOf(0.000123));
+    const { preview } = await compare(purser, browser, priceList(0.000123));
     return browser.post('/models/import/write', { preview: preview as string });
   };
   refusing(() => appendFileSync(file, '# mine\n'));
@@ -129,16 +118,16 @@ test('a price that stands in a variable is shown by its name', async (t) => {
   const { purser, file, browser, read } = await open(t);
   writeFileSync(file, read().replace('"0.000001"', `"$\{PROMPT_PRICE}"`));
   assert.match(read(), /PROMPT_PRICE/);
-  const { html } = await compare(purser, browser, listOf(0.000123));
+  const { html } = await compare(purser, browser, priceList(0.000123));
   assert.match(html, />\$\{PROMPT_PRICE\}</);
 });
 
 test('a server that may not write its settings says which command does', async (t) => {
   const { purser, browser, read } = await open(t);
   const before = read();
-  const seen = await compare(purser, browser, listOf(0.000123));
+  const seen = await compare(purser, browser, priceList(0.000123));
   t.mock.method(process as { getuid(): number }, 'getuid', () => 54_321);
-  const { html, preview } = await compare(purser, browser, listOf(0.000123));
+  const { html, preview } = await compare(purser, browser, priceList(0.000123));
   assert.equal(preview, undefined);
   assert.match(html, /\$123\.00[\s\S]*it belongs to another user[\s\S]*purser models import FILE/);
   const refused = await browser.post('/models/import/write', { preview: seen.preview as string });
@@ -149,7 +138,8 @@ test('a comparison is its session’s, and the newest two stay', async (t) => {
   const { purser, browser, read } = await open(t);
   const before = read();
   const previews = [];
-  for (let at = 1; at <= 3; at++) previews.push((await compare(purser, browser, listOf(at / 1000))).preview as string);
+  for (let at = 1; at <= 3; at++)
+    previews.push((await compare(purser, browser, priceList(at / 1000))).preview as string);
   const other = await asOperator(purser);
   for (const [who, preview] of [
     [other, previews[2]],
@@ -167,9 +157,9 @@ test('what is no price list, or cannot be read, is refused', async (t) => {
   const cases: [list: string, fields: Record<string, string>, why: RegExp][] = [
     ['', {}, /This is no price list: it is not JSON/],
     ['{}', {}, /This is no price list: it has no prices/],
-    [listOf(0.001), { names: 'chat' }, /chat is not MODEL=NAME/],
-    [listOf(0.001), { add: 'nothing' }, /the list has no &quot;nothing&quot;/],
-    [listOf(0.001, 'new'), { add: 'new', upstream: 'nowhere' }, /there is no upstream &quot;nowhere&quot;/],
+    [priceList(0.001), { names: 'chat' }, /chat is not MODEL=NAME/],
+    [priceList(0.001), { add: 'nothing' }, /the list has no &quot;nothing&quot;/],
+    [priceList(0.001, 'new'), { add: 'new', upstream: 'nowhere' }, /there is no upstream &quot;nowhere&quot;/],
   ];
   for (const [list, fields, why] of cases) {
     const { status, html } = await compare(purser, browser, list, fields);
@@ -180,7 +170,7 @@ test('what is no price list, or cannot be read, is refused', async (t) => {
   const broken = await browser.post('/models/import', {}, { 'content-type': 'multipart/form-data; boundary=x' });
   assert.deepEqual([broken.status, /The form cannot be read/.test(broken.html)], [400, true]);
   const account = await asAccount(purser);
-  assert.equal((await compare(purser, account, listOf(0.001))).status, 404);
+  assert.equal((await compare(purser, account, priceList(0.001))).status, 404);
   assert.equal((await compare(purser, account, ' '.repeat(100_000))).status, 413, 'an account sends little');
   assert.equal((await account.post('/models/import/write', { preview: 'x' })).status, 404);
   assert.equal(read(), before);

@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { setFlagsFromString } from 'node:v8';
-import { runInNewContext } from 'node:vm';
 import { ago, when } from '../../src/ui/times.ts';
+import { collectGarbage } from '../helper/garbage.ts';
 import { handClock, openTestServer } from '../helper/server.ts';
 import { asAccount, asOperator, openBrowser, openSample, tableOf } from './sample.ts';
 
@@ -58,8 +57,7 @@ test('the formats of zones that readers write in many ways are not all kept', as
 /** Collects what nothing refers to, after the turn in which weak references were made. */
 async function collected(): Promise<void> {
   await new Promise((resolve) => setImmediate(resolve));
-  setFlagsFromString('--expose-gc');
-  (runInNewContext('gc') as () => void)();
+  collectGarbage();
 }
 
 test('every time of every page is in the zone of the reader, and one link shows the page in UTC', async (t) => {

@@ -13,7 +13,7 @@ const SILENT_MILLISECONDS = 20_000;
 const HANG_UP_MILLISECONDS = 1_000;
 const RETRY_MILLISECONDS = { min: 50, max: 1_000 };
 
-/** Who logs in, and what the host may show. */
+/** The user and key of a login, and the algorithms that are offered to the host. */
 type SshLogin = {
   username: string;
   privateKey: string;

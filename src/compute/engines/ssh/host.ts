@@ -54,7 +54,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
   const line = (verb: string, args: string[]) =>
     ['exec /bin/sh', ...[script, pool, verb, ...args].map((it) => quoted(it))].join(' ');
   const installed = installLine(pool);
-  /** Until then no second sshd is tried, as this host has started none: each line waits for root's login shell. */
+  /** Once the host has failed to start a second sshd, none is tried before this time; each command then starts root's login shell. */
   let noSecondUntil = 0;
   const hasNoSecond = () => performance.now() < noSecondUntil;
   let shellMilliseconds = 0; // Of the newest connection.

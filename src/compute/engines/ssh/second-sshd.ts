@@ -9,8 +9,9 @@ import { POOL_SCRIPT, POOL_SCRIPT_NAME } from './script.ts';
 const START_MILLISECONDS = 45_000;
 
 /**
- * What the second sshd runs by; everything else is its default. bash reads no ~/.bashrc where it is not the outermost shell. There
- * is no PAM: the login was made at the first. Only root can write the directory of the keys, wherever that lies.
+ * The settings of the second sshd that are not the defaults. `SHLVL=1` keeps bash from reading ~/.bashrc, which it does only in an
+ * outermost shell. PAM is off, since the first sshd has asked it already. The modes of the directory of the keys are not examined:
+ * only root can write there.
  */
 const SETTINGS = [
   'SetEnv=SHLVL=1',
