@@ -1,14 +1,5 @@
 import type { Command } from 'commander';
-import {
-  askAndPrint,
-  askAndPrintList,
-  example,
-  footOf,
-  type ListOptions,
-  pageOptions,
-  showRecord,
-  showTable,
-} from './context.ts';
+import { askAndPrintList, example, footOf, type ListOptions, pageOptions, showCommand, showTable } from './context.ts';
 
 const listCheckouts = (options: ListOptions<'checkout.list'>, command: Command) =>
   askAndPrintList(
@@ -35,10 +26,5 @@ export function checkoutCommands(program: Command): void {
     .option('--status <status>', 'as paid, open or mismatch')
     .addHelpText('after', example('purser checkout list --trouble'))
     .action(listCheckouts);
-  group
-    .command('show')
-    .argument('<id>')
-    .description('show one checkout')
-    .addHelpText('after', example('purser checkout show chk_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'checkout.show', { id }, showRecord));
+  showCommand(group, 'checkout.show', 'show one checkout', 'chk_01k9…');
 }

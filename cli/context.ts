@@ -125,6 +125,21 @@ export async function askAndPrintList<N extends CommandName, M extends keyof Com
 
 /** Formats one record as lines of names and values. */
 export const showRecord = (record: Record<string, unknown>) => lines(record);
+
+/** Registers the command that shows one record by its id, of which `id` is an example. */
+export const showCommand = (
+  group: Command,
+  name: 'checkout.show' | 'operation.show' | 'resource.show' | 'wallet.show',
+  description: string,
+  id: string,
+): Command =>
+  group
+    .command('show')
+    .argument('<id>')
+    .description(description)
+    .addHelpText('after', example(`purser ${name.replace('.', ' ')} ${id}`))
+    .action((it: string, _, command: Command) => askAndPrint(command, name, { id: it }, showRecord));
+
 /** Formats records as a table of these columns, those with a `?` first to be left out where there is no room. */
 export const showTable = (rows: readonly Record<string, unknown>[], columns: readonly string[], view?: View) =>
   table(rows, columns, terminalWidth(), view);

@@ -11,6 +11,7 @@ import {
   parseAmount,
   parseTime,
   restOf,
+  showCommand,
   showRecord,
   showTable,
 } from './context.ts';
@@ -66,12 +67,12 @@ export function operationCommands(program: Command): void {
       example('purser operation list --uncertain', 'purser operation list --wallet agent-7 --since 1h --min 0.05'),
     )
     .action(listOperations);
-  group
-    .command('show')
-    .argument('<id>')
-    .description('show one operation with its price and usage; also by the id of its request, req_…')
-    .addHelpText('after', example('purser operation show op_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'operation.show', { id }, showRecord));
+  showCommand(
+    group,
+    'operation.show',
+    'show one operation with its price and usage; also by the id of its request, req_…',
+    'op_01k9…',
+  );
   irreversible(group.command('resolve'))
     .argument('<id>')
     .description('resolve an uncertain operation by hand')

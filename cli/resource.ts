@@ -1,7 +1,7 @@
 import type { Command } from 'commander';
 import type { CommandInput, CommandOutput } from '../src/operator/commands.ts';
 import { confirm, irreversible } from './confirm.ts';
-import { askAndPrint, example, footOf, pageOptions, showRecord, showTable } from './context.ts';
+import { askAndPrint, example, footOf, pageOptions, showCommand, showRecord, showTable } from './context.ts';
 import { exact } from './time.ts';
 
 /** Registers `resource`: leases, and their comparison with the backends. */
@@ -38,12 +38,7 @@ export function resourceCommands(program: Command): void {
           ) + footOf(resources, total),
       ),
     );
-  group
-    .command('show')
-    .argument('<id>')
-    .description('show one resource')
-    .addHelpText('after', example('purser resource show res_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'resource.show', { id }, showRecord));
+  showCommand(group, 'resource.show', 'show one resource', 'res_01k9…');
   irreversible(group.command('stop'))
     .argument('<id>')
     .description('end a lease early; nothing is refunded')

@@ -20,6 +20,7 @@ import {
   parseDuration,
   parseExpiry,
   parsePositiveAmount,
+  showCommand,
   showRecord,
   showTable,
 } from './context.ts';
@@ -66,27 +67,7 @@ export function walletCommands(program: Command): void {
     .addOption(new Option('--budget-cents <cents>', 'the same in US cents').argParser(parseCents).conflicts('budget'))
     .option('--expires <duration>', 'as 30m, 12h or 7d, up to 30d, or never (default 1d)', parseExpiry)
     .addHelpText('after', example('purser wallet create --account research --name agent-7 --budget 5.00'))
-    .action(
-      async (
-        {
-          account,
-          name,
-          budget,
-          budgetCents = budget,
-          expires,
-        }: { account: string; name: string; budget?: number; budgetCents?: number; expires?: number },
-        command: Command,
-      ) => {
-        if (budgetCents === undefined) return command.error("error: required option '--budget <amount>' not specified");
-        const expiry = expires === undefined ? {} : { expires_in_seconds: expires };
-        const { ask } = await import('./operator-client.ts');
-        const order = { account, name, budget_cents: budgetCents, ...expiry };
-        const { expires_at, ...made } = await ask(command, 'wallet.create', order);
-        output(command, made, () => showRecord({ ...made, expires_at: expires_at ?? 'never' }));
-        if (expires === undefined && !command.optsWithGlobals<Globals>().json)
-          say('It expires in a day. For another time: --expires 7d, or --expires never.');
-      },
-    );
+    .action(createWallet);
   pageOptions(group.command('list'))
     .description('list wallets of all accounts, newest first')
     .option('--all', 'all of them')
@@ -94,12 +75,7 @@ export function walletCommands(program: Command): void {
     .option('--status <status>', 'active, closing, expired or closed')
     .addHelpText('after', example('purser wallet list', 'purser wallet list --all --status active --account research'))
     .action(listWallets);
-  group
-    .command('show')
-    .argument('<id>')
-    .description('show one wallet')
-    .addHelpText('after', example('purser wallet show wal_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'wallet.show', { id }, showRecord));
+  showCommand(group, 'wallet.show', 'show one wallet', 'wal_01k9…');
   group
     .command('token')
     .argument('<id>')
@@ -107,26 +83,12 @@ export function walletCommands(program: Command): void {
     .addHelpText('after', example('purser wallet token wal_01k9…'))
     .action((id: string, _, command: Command) => askAndPrint(command, 'wallet.token', { id }, (it) => it.agent_token));
   walletEnvCommand(group);
-  group
-    .command('raise')
-    .argument('<id>')
-    .argument('<amount>', 'what to add to its budget, as 5.00', parsePositiveAmount)
-    .option('--key <key>', KEY_HELP)
+  budgetCommand(group, 'raise', 'what to add to its budget, as 5.00', 1)
     .description('add to a wallet’s budget, out of its account’s credit')
-    .addHelpText('after', example('purser wallet raise wal_01k9… 5.00'))
-    .action((id: string, cents: number, options: { key?: string }, command: Command) =>
-      changeBudget(command, { id, add_cents: cents, ...options }),
-    );
-  group
-    .command('lower')
-    .argument('<id>')
-    .argument('<amount>', 'what to take from its budget, as 2.00', parsePositiveAmount)
-    .option('--key <key>', KEY_HELP)
+    .addHelpText('after', example('purser wallet raise wal_01k9… 5.00'));
+  budgetCommand(group, 'lower', 'what to take from its budget, as 2.00', -1)
     .description('return part of a wallet’s budget, at most what is not spent, held or delegated')
-    .addHelpText('after', example('purser wallet lower wal_01k9… 2.00'))
-    .action((id: string, cents: number, options: { key?: string }, command: Command) =>
-      changeBudget(command, { id, add_cents: -cents, ...options }),
-    );
+    .addHelpText('after', example('purser wallet lower wal_01k9… 2.00'));
   group
     .command('extend')
     .argument('<id>')
@@ -148,6 +110,50 @@ export function walletCommands(program: Command): void {
     .description('refill a wallet every day, week or month, out of its account’s credit')
     .addHelpText('after', example('purser wallet refill wal_01k9… --amount 5.00 --every day --zone Europe/Berlin'))
     .action(refillWallet);
+  freezeCommands(group);
+  irreversible(group.command('close'))
+    .argument('[id]')
+    .option('--account <id>', 'all wallets of this account instead')
+    .option('--wait', 'repeat until nothing is pending')
+    .description('end a wallet’s spending, clean up, settle, and return what is left')
+    .addHelpText('after', example('purser wallet close wal_01k9… --wait'))
+    .action(closeWallets);
+  listOptions(group.command('timeline'))
+    .argument('<id>')
+    .option('--steps', 'one line for every movement: holds, charges and releases apart')
+    .description('where a wallet’s money went: one line for each operation and change, with sums at the foot')
+    .addHelpText('after', example('purser wallet timeline wal_01k9…', 'purser wallet timeline agent-7 --steps'))
+    .action((id: string, { steps }: { steps?: boolean }, command: Command) =>
+      askAndPrint(command, 'wallet.timeline', { id }, (it, view) => showTimeline(it, steps === true, view)),
+    );
+}
+
+type CreateOptions = { account: string; name: string; budget?: number; budgetCents?: number; expires?: number };
+
+async function createWallet(options: CreateOptions, command: Command): Promise<void> {
+  const { account, name, budget, budgetCents = budget, expires } = options;
+  if (budgetCents === undefined) return command.error("error: required option '--budget <amount>' not specified");
+  const expiry = expires === undefined ? {} : { expires_in_seconds: expires };
+  const { ask } = await import('./operator-client.ts');
+  const order = { account, name, budget_cents: budgetCents, ...expiry };
+  const { expires_at, ...made } = await ask(command, 'wallet.create', order);
+  output(command, made, () => showRecord({ ...made, expires_at: expires_at ?? 'never' }));
+  if (expires === undefined && !command.optsWithGlobals<Globals>().json)
+    say('It expires in a day. For another time: --expires 7d, or --expires never.');
+}
+
+/** Registers a command that changes a budget: by its amount, or with `sign` -1 by that much less. */
+const budgetCommand = (group: Command, name: string, amount: string, sign: 1 | -1): Command =>
+  group
+    .command(name)
+    .argument('<id>')
+    .argument('<amount>', amount, parsePositiveAmount)
+    .option('--key <key>', KEY_HELP)
+    .action((id: string, cents: number, options: { key?: string }, command: Command) =>
+      changeBudget(command, { id, add_cents: sign * cents, ...options }),
+    );
+
+function freezeCommands(group: Command): void {
   group
     .command('freeze')
     .argument('[id]')
@@ -173,21 +179,6 @@ export function walletCommands(program: Command): void {
       oneOrAll(command, id, account) === 'all'
         ? askAndPrint(command, 'wallet.unfreeze-account', { account: account as string }, showWallets)
         : askAndPrint(command, 'wallet.unfreeze', { id: id as string }, showRecord),
-    );
-  irreversible(group.command('close'))
-    .argument('[id]')
-    .option('--account <id>', 'all wallets of this account instead')
-    .option('--wait', 'repeat until nothing is pending')
-    .description('end a wallet’s spending, clean up, settle, and return what is left')
-    .addHelpText('after', example('purser wallet close wal_01k9… --wait'))
-    .action(closeWallets);
-  listOptions(group.command('timeline'))
-    .argument('<id>')
-    .option('--steps', 'one line for every movement: holds, charges and releases apart')
-    .description('where a wallet’s money went: one line for each operation and change, with sums at the foot')
-    .addHelpText('after', example('purser wallet timeline wal_01k9…', 'purser wallet timeline agent-7 --steps'))
-    .action((id: string, { steps }: { steps?: boolean }, command: Command) =>
-      askAndPrint(command, 'wallet.timeline', { id }, (it, view) => showTimeline(it, steps === true, view)),
     );
 }
 

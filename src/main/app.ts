@@ -8,7 +8,6 @@ import type { Log } from '../base/log.ts';
 import { createShares } from '../base/shares.ts';
 import { createPaymentPoller } from '../billing/payment-poller.ts';
 import type { Provider } from '../billing/provider.ts';
-import { unreadyReason } from '../books/readiness.ts';
 import { type Books, type BooksOptions, openBooksForService } from '../books/service.ts';
 import { createKeptAnswers } from '../chat/kept-answers.ts';
 import { recallBounds } from '../chat/learn.ts';
@@ -17,10 +16,8 @@ import { createActivity } from '../compute/activity.ts';
 import { type CheckFinding, tagPrefix } from '../compute/backend.ts';
 import { openSlots } from '../compute/open.ts';
 import type { LocalCompute } from '../compute/settings.ts';
-import type { ConfiguredBackend } from '../compute/slots.ts';
 import type { Reload } from '../config/change.ts';
 import type { Config } from '../config/config.ts';
-import { REPLICA_STATES, type Replica } from '../files/drbd.ts';
 import { fullDisk } from '../files/full-disk.ts';
 import { createConcurrency, PORT_COUNT_MAX } from '../http/concurrency.ts';
 import type { HttpApp } from '../http/endpoint.ts';
@@ -33,9 +30,8 @@ import { createKeepMemory } from '../lease/keep.ts';
 import { createOutages } from '../lease/outages.ts';
 import { createPorts, type Ports } from '../lease/ports.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
-import { countFrozen, describeFrozen } from '../ledger/frozen.ts';
+import { describeFrozen } from '../ledger/frozen.ts';
 import { installationOf } from '../ledger/installation.ts';
-import { journalHead } from '../ledger/journal.ts';
 import { type Outbox, outboxSettings } from '../ledger/outbox.ts';
 import { createTenantOf } from '../ledger/tenant.ts';
 import { createAddressReader } from '../net/address.ts';
@@ -61,6 +57,7 @@ import { createExporter } from '../telemetry/spans/exporter.ts';
 import { createOperationSpans } from '../telemetry/spans/operation-spans.ts';
 import type { Signer } from '../transfer/object-url.ts';
 import type { CertificateWatch } from './certificate-watch.ts';
+import { addGauges } from './gauges.ts';
 
 /**
  * Caps on client connections and on paid requests in flight, as two thirds and one third of the descriptors that the process
@@ -342,119 +339,6 @@ export function createLimits({ limits }: Pick<Config, 'limits'>, time: TimeSourc
     ),
     webhook: createLimit(WEBHOOKS_PER_MINUTE, milliseconds),
   };
-}
-
-function addGauges(
-  app: Pick<
-    App,
-    | 'ledger'
-    | 'events'
-    | 'diskReserve'
-    | 'inFlight'
-    | 'fundsQueue'
-    | 'notifier'
-    | 'slots'
-    | 'outages'
-    | 'health'
-    | 'clock'
-    | 'retries'
-    | 'storage'
-    | 'replicas'
-  >,
-) {
-  const { ledger, clock, events, diskReserve, inFlight, notifier } = app;
-  events.gauge('ready', '1 while it can take new holds, as /readyz says, frozen or not.', () =>
-    unreadyReason(app) ? 0 : 1,
-  );
-  events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
-  events.gauge('storage_stalled', '1 once the disk has confirmed no commit in time: the server ends.', () =>
-    app.storage.failure() ? 1 : 0,
-  );
-  events.gauges(
-    'storage_replicas',
-    'Other copies of a disk that replicates itself (DRBD), by state.',
-    ['state'],
-    () => {
-      const { peers = [], unknown } = app.replicas.now() ?? {};
-      if (unknown === undefined) return [];
-      if (unknown !== null) return [{ labels: { state: 'unknown' }, value: 1 }];
-      const count = (state: Replica['state']) => peers.filter((it) => it.state === state).length;
-      return REPLICA_STATES.map((state) => ({ labels: { state }, value: count(state) }));
-    },
-  );
-  events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
-  for (const scope of ['installation', 'account', 'wallet'] as const)
-    events.gauge(`frozen_${scope}s`, `What takes no new holds: ${scope}s.`, () => countFrozen(ledger.read)[scope]);
-  events.gauge('report_only', '1 while leases of before are only reported.', () =>
-    describeReportOnly(ledger.read) ? 1 : 0,
-  );
-  events.gauge(
-    'clock_doubted',
-    '1 while the clock is in doubt since the start: nothing expires and nothing is held.',
-    () => (clock.doubt() ? 1 : 0),
-  );
-  events.gauge('disk_free_bytes', 'Free on the disk of the data directory, beside the reserve.', diskReserve.freeBytes);
-  events.gauge('events_waiting', 'Events that wait to be delivered to a receiver.', notifier.waiting);
-  const one = (sql: string) => {
-    const value = ledger.client.prepare(sql).pluck().get();
-    return value == null ? undefined : Number(value);
-  };
-  for (const state of ['available', 'reserved', 'spent'])
-    events.gauge(
-      `accounts_${state}_cents`,
-      `Of all accounts: ${state}.`,
-      () => one(`select sum(${state}_cents) from account`) ?? 0,
-    );
-  events.gauge(
-    'accounts_charged_usd',
-    'Charged in all wallets, open ones included, with the rounding of closed ones.',
-    () =>
-      one(
-        `select (select coalesce(sum(spent_cents), 0) from account) / 100.0
-          + (select coalesce(sum(spent_nanos), 0) from wallet where status <> 'closed') / 1e9`,
-      ),
-  );
-  events.gauge(
-    'held_usd',
-    'On hold for open operations.',
-    () => (one("select sum(hold_nanos) from operation where state <> 'settled'") ?? 0) / 1e9,
-  );
-  for (const [name, help, where] of [
-    ['operations_open', 'Operations that are not settled.', "state <> 'settled'"],
-    ['operations_uncertain', 'Operations whose outcome is unknown.', "state = 'uncertain'"],
-  ])
-    events.gauge(name as string, help as string, () => one(`select count(*) from operation where ${where}`));
-  events.gauge('oldest_hold_created_seconds', 'When the oldest open hold was made; none without one.', () =>
-    one("select min(created_at) from operation where state <> 'settled'"),
-  );
-  events.gauge('wallets_open', 'Wallets that are not closed.', () =>
-    one("select count(*) from wallet where status <> 'closed'"),
-  );
-  addSlotGauges(app);
-  events.gauge(
-    'requests_vacant',
-    'Requests whose client has gone without an answer: a retry may take them over.',
-    app.retries.abandonedCount,
-  );
-  events.gauge('requests_running', 'Paid requests in flight.', inFlight.count);
-  events.gauge('requests_waiting', 'Requests that wait for money which others in flight hold.', app.fundsQueue.count);
-}
-
-function addSlotGauges({ ledger, events, slots, outages }: Pick<App, 'ledger' | 'events' | 'slots' | 'outages'>) {
-  const slotLabels: ('slot' | 'backend')[] = ['slot', 'backend'];
-  const labelsOf = ({ slot, backend }: ConfiguredBackend) => ({ slot, backend: backend.name });
-  events.gauges('leases_live', 'Leases that have not ended.', slotLabels, () => {
-    const live = ledger.client
-      .prepare('select slot, backend, count(*) as value from resource where ended_at is null group by slot, backend')
-      .all() as { slot: string; backend: string; value: bigint }[];
-    return [
-      ...slots.list.map((it) => ({ labels: labelsOf(it), value: 0 })),
-      ...live.map(({ value, ...labels }) => ({ labels, value: Number(value) })),
-    ];
-  });
-  events.gauges('backend_up', '0 while a step of a lease fails at the backend.', slotLabels, () =>
-    slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.slotPath).length ? 0 : 1 })),
-  );
 }
 
 /**

@@ -54,46 +54,29 @@ export type Upstream = {
   close(): Promise<void>;
 };
 
+/** The connections to one model server. */
+type ModelServer = {
+  config: UpstreamConfig;
+  pool: ReturnType<typeof openWatchedPool>;
+  /** The path of its API. */
+  base: string;
+  apiKey: string | undefined;
+  label: { name: string; clean: (text: string) => string };
+};
+
+/** A request that is posted, and who hears how it goes on, as for `ask`. */
+type Call = {
+  request: Dispatcher.DispatchOptions;
+  api: Api;
+  reader: AnswerReader;
+  onByte: () => void;
+  over: () => void;
+  cancelled: AbortSignal | undefined;
+};
+
 /** Opens the connections to one model server. Its key is sent as a bearer token; to Messages in Anthropic's header. */
 export function openUpstream(config: UpstreamConfig): Upstream {
-  const apiKey = config.api_key?.reveal();
-  const { origin, pathname } = new URL(config.base_url);
-  const base = pathname.replace(/\/$/, '');
-  const {
-    connect_timeout_seconds: connect,
-    timeout_seconds: whole,
-    first_byte_timeout_seconds: first = whole,
-  } = config;
-  const { exchange, open, close } = openWatchedPool(origin, {
-    pipelining: 1,
-    connectMilliseconds: Math.min(connect, first, whole) * 1000,
-  });
-  const headersFor = (api: Api): Record<string, string> => {
-    if (api === 'messages')
-      return { 'anthropic-version': MESSAGES_VERSION, ...(apiKey ? { 'x-api-key': apiKey } : {}) };
-    return apiKey ? { authorization: `Bearer ${apiKey}` } : {};
-  };
-  const clean = (text: string) => {
-    const struck = redact(apiKey && apiKey.length >= 4 ? text.replaceAll(apiKey, '[redacted]') : text);
-    return struck.slice(0, MESSAGE_CHARACTERS_MAX); // Last: a truncated secret would not be recognised.
-  };
-  const label = { name: `upstream ${config.name}`, clean };
-
-  function failure(error: unknown, isSent: boolean, limits: CallLimits): Reply {
-    const { code, message } = error as NodeJS.ErrnoException;
-    if (!isSent)
-      return {
-        kind: 'refused',
-        code: 'gateway_unavailable',
-        reason: `The model server cannot be reached (${code ?? 'no connection'}). Nothing was charged.`,
-        elsewhere: true,
-        isUnreachable: true,
-      };
-    const exceeded = limits.exceeded();
-    if (exceeded !== undefined) return { kind: 'unknown', reason: `${label.name}: ${exceeded}`, isLate: true };
-    return { kind: 'unknown', reason: `${label.name}: ${clean(code ?? message)}` };
-  }
-
+  const server = connectTo(config);
   const places = config.max_concurrent === undefined ? undefined : createPlaces(config.max_concurrent);
   let callCount = 0;
   return {
@@ -111,100 +94,135 @@ export function openUpstream(config: UpstreamConfig): Upstream {
     },
     callCount: () => callCount,
     async ask(asked, operationId, stream = false, onByte = () => {}, over = () => {}, cancelled) {
-      const { api, body, headers, reader = READ_HERE } = asked;
-      const request = {
-        path: `${base}/${PATHS[api]}`,
-        method: 'POST' as const,
-        headers: {
-          ...headersFor(api),
-          ...headers,
-          'content-type': 'application/json',
-          accept: stream ? 'text/event-stream' : 'application/json',
-          'content-length': String(body.length),
-          'idempotency-key': operationId,
-        },
-        body: body.length > BODY_BYTES_KEPT ? once(body) : body,
-        headersTimeout: 0, // Replaced by our own limits.
-        bodyTimeout: 0,
-      };
-      return stream
-        ? askForStream(request, api, reader, onByte, over, cancelled)
-        : askForWhole(request, api, reader, onByte, over);
+      const { api, reader = READ_HERE } = asked;
+      const call = { request: requestOf(server, asked, operationId, stream), api, reader, onByte, over, cancelled };
+      return stream ? askForStream(server, call) : askForWhole(server, call);
     },
-    close,
+    close: server.pool.close,
   };
+}
 
-  async function askForWhole(
-    request: Dispatcher.DispatchOptions,
-    api: Api,
-    { apart, enter }: AnswerReader,
-    onByte: () => void,
-    over: () => void,
-  ): Promise<Reply> {
-    const limits = startLimits(config, () => call.abort(), onByte);
-    const call = exchange(request, {
-      onHead: limits.firstByte,
-      bytesMax: answerBytesMax,
-      room: { freeBytes: LARGE_BYTES, enter: () => entered(enter(), over) },
-    });
-    try {
-      return await replyOf(await call.answer, api, label, apart);
-    } catch (error) {
-      return failure(error, call.wasSent(), limits);
-    } finally {
-      limits.clear();
-      over();
-    }
+function connectTo(config: UpstreamConfig): ModelServer {
+  const apiKey = config.api_key?.reveal();
+  const { origin, pathname } = new URL(config.base_url);
+  const {
+    connect_timeout_seconds: connect,
+    timeout_seconds: whole,
+    first_byte_timeout_seconds: first = whole,
+  } = config;
+  const clean = (text: string) => {
+    const struck = redact(apiKey && apiKey.length >= 4 ? text.replaceAll(apiKey, '[redacted]') : text);
+    return struck.slice(0, MESSAGE_CHARACTERS_MAX); // Last: a truncated secret would not be recognised.
+  };
+  return {
+    config,
+    pool: openWatchedPool(origin, {
+      pipelining: 1,
+      connectMilliseconds: Math.min(connect, first, whole) * 1000,
+    }),
+    base: pathname.replace(/\/$/, ''),
+    apiKey,
+    label: { name: `upstream ${config.name}`, clean },
+  };
+}
+
+function requestOf(server: ModelServer, { api, body, headers }: Asked, operationId: string, stream: boolean) {
+  return {
+    path: `${server.base}/${PATHS[api]}`,
+    method: 'POST' as const,
+    headers: {
+      ...keyHeaders(server, api),
+      ...headers,
+      'content-type': 'application/json',
+      accept: stream ? 'text/event-stream' : 'application/json',
+      'content-length': String(body.length),
+      'idempotency-key': operationId,
+    },
+    body: body.length > BODY_BYTES_KEPT ? once(body) : body,
+    headersTimeout: 0, // Replaced by our own limits.
+    bodyTimeout: 0,
+  };
+}
+
+function keyHeaders({ apiKey }: ModelServer, api: Api): Record<string, string> {
+  if (api === 'messages') return { 'anthropic-version': MESSAGES_VERSION, ...(apiKey ? { 'x-api-key': apiKey } : {}) };
+  return apiKey ? { authorization: `Bearer ${apiKey}` } : {};
+}
+
+async function askForWhole(server: ModelServer, { request, api, reader, onByte, over }: Call): Promise<Reply> {
+  const limits = startLimits(server.config, () => exchange.abort(), onByte);
+  const exchange = server.pool.exchange(request, {
+    onHead: limits.firstByte,
+    bytesMax: answerBytesMax,
+    room: { freeBytes: LARGE_BYTES, enter: () => entered(reader.enter(), over) },
+  });
+  try {
+    return await replyOf(await exchange.answer, api, server.label, reader.apart);
+  } catch (error) {
+    return failure(server, error, exchange.wasSent(), limits);
+  } finally {
+    limits.clear();
+    over();
   }
+}
 
-  async function askForStream(
-    request: Dispatcher.DispatchOptions,
-    api: Api,
-    { apart, enter }: AnswerReader,
-    onByte: () => void,
-    over: () => void,
-    cancelled?: AbortSignal,
-  ): Promise<Reply> {
-    const ended = Promise.withResolvers<void>();
-    const limits = startLimits(
-      config,
-      () => {
-        call.abort();
-        ended.resolve();
-      },
-      onByte,
-    );
-    const call = open(request);
-    const cut = () => {
-      call.cut();
+async function askForStream(server: ModelServer, call: Call): Promise<Reply> {
+  const { api, reader, over, cancelled } = call;
+  const { config, label } = server;
+  const ended = Promise.withResolvers<void>();
+  const limits = startLimits(
+    config,
+    () => {
+      exchange.abort();
       ended.resolve();
-    };
-    cancelled?.addEventListener('abort', cut);
-    const end = () => {
-      limits.clear();
-      cancelled?.removeEventListener('abort', cut);
-      over();
-    };
-    let streams = false;
-    try {
-      const head = await call.head;
-      if (head.statusCode === 200 && isEventStream(head)) {
-        const reply = await beginStream(head.body, { api, apart, label, limits, over: end });
-        streams = reply.kind === 'streaming';
-        return reply;
-      }
-      limits.firstByte();
-      const body = withRoom(head.body, () => Promise.race([entered(enter(), over), ended.promise]));
-      return await replyOf(await readWhole({ ...head, body }), api, label, apart);
-    } catch (error) {
-      call.abort(); // The rest of an unreadable answer is not read.
-      if (cancelled?.aborted)
-        return { kind: 'cancelled', reason: `${label.name}: the call was ended from here`, isSent: call.wasSent() };
-      return failure(error, call.wasSent(), limits);
-    } finally {
-      if (!streams) end();
+    },
+    call.onByte,
+  );
+  const exchange = server.pool.open(call.request);
+  const cut = () => {
+    exchange.cut();
+    ended.resolve();
+  };
+  cancelled?.addEventListener('abort', cut);
+  const end = () => {
+    limits.clear();
+    cancelled?.removeEventListener('abort', cut);
+    over();
+  };
+  let streams = false;
+  try {
+    const head = await exchange.head;
+    if (head.statusCode === 200 && isEventStream(head)) {
+      const reply = await beginStream(head.body, { api, apart: reader.apart, label, limits, over: end });
+      streams = reply.kind === 'streaming';
+      return reply;
     }
+    limits.firstByte();
+    const body = withRoom(head.body, () => Promise.race([entered(reader.enter(), over), ended.promise]));
+    return await replyOf(await readWhole({ ...head, body }), api, label, reader.apart);
+  } catch (error) {
+    exchange.abort(); // The rest of an unreadable answer is not read.
+    if (cancelled?.aborted)
+      return { kind: 'cancelled', reason: `${label.name}: the call was ended from here`, isSent: exchange.wasSent() };
+    return failure(server, error, exchange.wasSent(), limits);
+  } finally {
+    if (!streams) end();
   }
+}
+
+function failure({ label }: ModelServer, error: unknown, isSent: boolean, limits: CallLimits): Reply {
+  const { code, message } = error as NodeJS.ErrnoException;
+  if (!isSent)
+    return {
+      kind: 'refused',
+      code: 'gateway_unavailable',
+      reason: `The model server cannot be reached (${code ?? 'no connection'}). Nothing was charged.`,
+      elsewhere: true,
+      isUnreachable: true,
+    };
+  const exceeded = limits.exceeded();
+  if (exceeded !== undefined) return { kind: 'unknown', reason: `${label.name}: ${exceeded}`, isLate: true };
+  return { kind: 'unknown', reason: `${label.name}: ${label.clean(code ?? message)}` };
 }
 
 /** Streams a body once. undici keeps a body until its answer has ended; this one frees it once it is read. */

@@ -21,12 +21,28 @@ import {
   WalletToken,
   walletRecord,
 } from '../../wire/wallet.ts';
-import { endpoint, type HttpApp } from '../endpoint.ts';
+import { type Call, endpoint, type HttpApp } from '../endpoint.ts';
 import { PAGE_QUERY, pageOf, statusQuery } from '../page.ts';
 
 /** Returns the current record of a wallet. */
 export const recordOf = ({ ledger, clock }: Pick<HttpApp, 'ledger' | 'clock'>, wallet: Wallet) =>
   walletRecord(ledger.read, wallet, clock.now());
+
+type CallOfAccount = Call<'account', unknown>;
+
+/** Returns the wallet of the caller's account that a request names. Throws `not_found`. */
+const namedIn = ({ ledger }: HttpApp, { principal, params }: Pick<CallOfAccount, 'principal' | 'params'>): Wallet =>
+  walletOf(ledger.read, principal.accountId, params.id as string);
+
+/** Returns what every change to a wallet that takes an Idempotency-Key has; `what` keeps one change apart from another. */
+function changeIn(app: HttpApp, call: CallOfAccount, what: 'budget' | 'extend') {
+  const { raw, idempotencyKey, requestId } = call;
+  return { walletId: namedIn(app, call).id, idempotencyKey, fingerprint: fingerprint({ [what]: raw }), requestId };
+}
+const answered = (app: HttpApp, { wallet, isNew }: { wallet: Wallet; isNew: boolean }) => ({
+  body: recordOf(app, wallet),
+  replayed: !isNew,
+});
 
 const ID = 'wal_01k9v3c2mq8r5t7w1x4z6b0d2f';
 export const EXAMPLE = {
@@ -106,9 +122,7 @@ export const readWallet = endpoint({
   answer: WalletRecord,
   refusals: ['not_found'],
   example: { answer: EXAMPLE },
-  run: (app, { principal, params }) => ({
-    body: recordOf(app, walletOf(app.ledger.read, principal.accountId, params.id as string)),
-  }),
+  run: (app, call) => ({ body: recordOf(app, namedIn(app, call)) }),
 });
 
 export const readWalletToken = endpoint({
@@ -117,8 +131,8 @@ export const readWalletToken = endpoint({
   answer: WalletToken,
   refusals: ['not_found', 'wallet_closed', 'wallet_expired'],
   example: { answer: { agent_token: 'svc_agent_…' } },
-  run(app, { principal, params }) {
-    const wallet = walletOf(app.ledger.read, principal.accountId, params.id as string);
+  run(app, call) {
+    const wallet = namedIn(app, call);
     refuseInactive(wallet, app.clock.now());
     return { body: { agent_token: walletToken(app.keyring, wallet) } };
   },
@@ -139,9 +153,8 @@ export const closeWallet = endpoint({
       close_reason: 'account_request',
     },
   },
-  async run(app, { principal, params }) {
-    const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    const wallet = await close(app, id, 'account_request');
+  async run(app, call) {
+    const wallet = await close(app, namedIn(app, call).id, 'account_request');
     if (wallet.status !== 'closed') throw new Refusal('cleanup_pending', undefined, { retryAfterSeconds: 5 });
     return { body: recordOf(app, wallet) };
   },
@@ -166,12 +179,8 @@ export const changeBudget = endpoint({
     body: { add_cents: 500 },
     answer: { ...EXAMPLE, budget_cents: 1000, budget_usd: '10.00', available_usd: '9.8797' },
   },
-  async run(app, { principal, params, body, raw, idempotencyKey, requestId }) {
-    const { id: walletId } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    const order = { walletId, idempotencyKey, fingerprint: fingerprint({ budget: raw }), requestId };
-    const { wallet, isNew } = await changeWalletBudget(app, { ...order, cents: body.add_cents });
-    return { body: recordOf(app, wallet), replayed: !isNew };
-  },
+  run: async (app, call) =>
+    answered(app, await changeWalletBudget(app, { ...changeIn(app, call, 'budget'), cents: call.body.add_cents })),
 });
 
 export const extendWallet = endpoint({
@@ -182,12 +191,8 @@ export const extendWallet = endpoint({
   answer: WalletRecord,
   refusals: ['not_found', 'idempotency_conflict', 'wallet_closed', 'wallet_expired', 'wallet_limit_exceeded'],
   example: { body: { seconds: 86400 }, answer: { ...EXAMPLE, expires_at: 1795172800 } },
-  async run(app, { principal, params, body, raw, idempotencyKey, requestId }) {
-    const { id: walletId } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    const order = { walletId, idempotencyKey, fingerprint: fingerprint({ extend: raw }), requestId };
-    const { wallet, isNew } = await extend(app, { ...order, seconds: body.seconds });
-    return { body: recordOf(app, wallet), replayed: !isNew };
-  },
+  run: async (app, call) =>
+    answered(app, await extend(app, { ...changeIn(app, call, 'extend'), seconds: call.body.seconds })),
 });
 
 export const freezeWallet = endpoint({
@@ -201,10 +206,9 @@ export const freezeWallet = endpoint({
     body: { reason: 'loops' },
     answer: { ...EXAMPLE, frozen_at: 1795000500, freeze_reason: 'loops' },
   },
-  async run(app, { principal, params, body }) {
-    const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: recordOf(app, await freeze(app, id, true, body.reason ?? null)) };
-  },
+  run: async (app, call) => ({
+    body: recordOf(app, await freeze(app, namedIn(app, call).id, true, call.body.reason ?? null)),
+  }),
 });
 
 export const unfreezeWallet = endpoint({
@@ -213,10 +217,9 @@ export const unfreezeWallet = endpoint({
   answer: WalletRecord,
   refusals: ['not_found', 'wallet_closed', 'wallet_expired'],
   example: { answer: EXAMPLE },
-  async run(app, { principal, params }) {
-    const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: recordOf(app, await freeze(app, id, false)) };
-  },
+  run: async (app, call) => ({
+    body: recordOf(app, await freeze(app, namedIn(app, call).id, false)),
+  }),
 });
 
 export const setRefill = endpoint({
@@ -232,10 +235,9 @@ export const setRefill = endpoint({
       refill: { cents: 500, every: 'day', zone: 'Europe/Berlin', carry: 'none', next_at: 1795042800 },
     },
   },
-  async run(app, { principal, params, body }) {
-    const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: recordOf(app, await refill(app, id, body)) };
-  },
+  run: async (app, call) => ({
+    body: recordOf(app, await refill(app, namedIn(app, call).id, call.body)),
+  }),
 });
 
 export const endRefill = endpoint({
@@ -244,8 +246,7 @@ export const endRefill = endpoint({
   answer: WalletRecord,
   refusals: ['not_found', 'wallet_closed', 'wallet_expired'],
   example: { answer: EXAMPLE },
-  async run(app, { principal, params }) {
-    const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: recordOf(app, await refill(app, id, null)) };
-  },
+  run: async (app, call) => ({
+    body: recordOf(app, await refill(app, namedIn(app, call).id, null)),
+  }),
 });
