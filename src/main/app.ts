@@ -14,7 +14,7 @@ import { createKeptAnswers } from '../chat/kept-answers.ts';
 import { recallBounds } from '../chat/learn.ts';
 import { createRetries } from '../chat/retry.ts';
 import { createActivity } from '../compute/activity.ts';
-import { type CheckFinding, tagPrefix } from '../compute/backend.ts';
+import { type CheckFinding, tagPrefix, type Usage } from '../compute/backend.ts';
 import { openSlots } from '../compute/open.ts';
 import type { LocalCompute } from '../compute/settings.ts';
 import type { ConfiguredBackend } from '../compute/slots.ts';
@@ -301,6 +301,7 @@ function createParts(config: Config, connectionCountMax: number, time: TimeSourc
     leaseChecks: new Map(),
     waitingFor: new Map(),
     activity: createActivity(),
+    usages: new Map(),
     keeps: createKeepMemory(),
     time,
     limits: createLimits(config, time),
@@ -354,6 +355,7 @@ function addGauges(
     | 'fundsQueue'
     | 'notifier'
     | 'slots'
+    | 'usages'
     | 'outages'
     | 'health'
     | 'clock'
@@ -440,7 +442,16 @@ function addGauges(
   events.gauge('requests_waiting', 'Requests that wait for money which others in flight hold.', app.fundsQueue.count);
 }
 
-function addSlotGauges({ ledger, events, slots, outages }: Pick<App, 'ledger' | 'events' | 'slots' | 'outages'>) {
+/** The metrics of what machines use, by the member of a reading. */
+const USAGE_GAUGES = {
+  cpuSeconds: ['cpu_seconds', 'Processor time that live leases have used.'],
+  memoryBytes: ['memory_bytes', 'Memory that live leases hold.'],
+  diskBytes: ['disk_bytes', 'What live leases have written and hold.'],
+  networkBytes: ['network_bytes', 'What live leases have sent and received.'],
+} as const satisfies Record<keyof Usage, unknown>;
+
+function addSlotGauges(app: Pick<App, 'ledger' | 'events' | 'slots' | 'outages' | 'usages'>) {
+  const { ledger, events, slots, outages, usages } = app;
   const slotLabels: ('slot' | 'backend')[] = ['slot', 'backend'];
   const labelsOf = ({ slot, backend }: ConfiguredBackend) => ({ slot, backend: backend.name });
   events.gauges('leases_live', 'Leases that have not ended.', slotLabels, () => {
@@ -455,6 +466,23 @@ function addSlotGauges({ ledger, events, slots, outages }: Pick<App, 'ledger' | 
   events.gauges('backend_up', '0 while a step of a lease fails at the backend.', slotLabels, () =>
     slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.slotPath).length ? 0 : 1 })),
   );
+  for (const [member, [name, help]] of Object.entries(USAGE_GAUGES))
+    events.gauges(
+      `leases_${name}`,
+      `${help} Only where the engine tells; none where it tells of no lease.`,
+      slotLabels,
+      () => {
+        const live = ledger.client.prepare('select id, slot, backend from resource where ended_at is null').all();
+        const sums = new Map<string, { labels: { slot: string; backend: string }; value: number }>();
+        for (const { id, ...labels } of live as { id: string; slot: string; backend: string }[]) {
+          const value = usages.get(id)?.last()?.[member as keyof Usage];
+          if (value === undefined || !slots.backendOf(labels)?.guest.usage) continue;
+          const key = `${labels.slot} ${labels.backend}`;
+          sums.set(key, { labels, value: value + (sums.get(key)?.value ?? 0) });
+        }
+        return [...sums.values()];
+      },
+    );
 }
 
 /**
