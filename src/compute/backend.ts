@@ -113,6 +113,17 @@ export type SessionOrder = {
 /** The result of one check: `detail` describes the finding, or the fault and its remedy. */
 export type CheckFinding = { name: string; ok: boolean; detail: string };
 
+/** What a machine has used since it began, and what it holds. A member that its engine cannot tell is left out. */
+export type Usage = {
+  cpuSeconds?: number | undefined;
+  /** The memory that it holds; where the engine tells, without the part of its file cache that the kernel drops first. */
+  memoryBytes?: number | undefined;
+  /** What it wrote to its disk and has not removed, when it was last measured. */
+  diskBytes?: number | undefined;
+  /** Received and sent together, beside what it sent to itself. */
+  networkBytes?: number | undefined;
+};
+
 /** The calls into the machines of a backend. */
 export type Guest = {
   exec(ref: Ref, order: ExecOrder): Promise<ExecResult>;
@@ -124,6 +135,8 @@ export type Guest = {
    * Reliable only until a tenant has been inside.
    */
   prove(ref: Ref): Promise<string | undefined>;
+  /** Asks the engine what a machine uses. Without it, only what a command inside can tell is known. */
+  usage?(ref: Ref): Promise<Usage>;
   /**
    * The path, inside every machine, of the program that `port.ts` runs as `PROGRAM relay PORT` (watchdog.c). Without it,
    * the tools of the image are used.

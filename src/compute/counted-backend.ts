@@ -14,6 +14,7 @@ const CALLS = new Set<string | symbol>([
   'destroy',
   'listOwned',
   'prove',
+  'usage',
   'exec',
   'upload',
   'session',

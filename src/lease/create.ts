@@ -38,6 +38,7 @@ import { definePaidWrites } from '../spend/writes.ts';
 import { recentEngineOf, refusedBy } from './engine.ts';
 import type { Outages } from './outages.ts';
 import { advance, markAbandoned } from './step.ts';
+import type { Usages } from './usage.ts';
 
 export type LeaseApp = PaidApp & {
   config: Pick<Config, 'close_wait_seconds'>;
@@ -50,6 +51,7 @@ export type LeaseApp = PaidApp & {
   waitingFor: Map<string, string | undefined>;
   /** The open commands, uploads, sessions and ports of machines. */
   activity: Activity;
+  usages: Usages;
   installationId: string;
   /** `create` answers within this many seconds, ready or not (design 2.18). */
   answerSeconds: number;

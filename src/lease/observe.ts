@@ -3,6 +3,7 @@ import { operationOf } from '../ledger/operation.ts';
 import type { Resource } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
 import { elsewhere, lookAt, recentEngineOf } from './engine.ts';
+import { noteUsage } from './usage.ts';
 
 // What the backend of a lease says of its machine. What follows from that is decided in step.ts.
 
@@ -103,7 +104,10 @@ const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resourc
     return { app, backend: found.backend, row, finding, machines, absence };
   },
   starting: inspect,
-  running: inspect,
+  running: (app, backend, row) => {
+    noteUsage(app, row);
+    return inspect(app, backend, row);
+  },
   /**
    * Destroys the machine, then checks that it is gone. If the create was ever uncertain, a second machine may exist, so
    * the tag is queried too; otherwise the reference is all there ever was.

@@ -134,7 +134,10 @@ async function commit(app: LeaseApp, transition: Transition): Promise<{ row: Res
   const row = await transition.write(app.ledger);
   transition.announce?.(row);
   if (row.status !== 'provisioning') app.waitingFor.delete(row.id);
-  if (row.endedAt !== null) app.activity.forget(row.id);
+  if (row.endedAt !== null) {
+    app.activity.forget(row.id);
+    app.usages.delete(row.id);
+  }
   app.wakeAt(row.endedAt ?? row.dueAt);
   return { row, again: transition.again?.(row) ?? false };
 }

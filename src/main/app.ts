@@ -298,6 +298,7 @@ function createParts(config: Config, connectionCountMax: number, time: TimeSourc
     leaseChecks: new Map(),
     waitingFor: new Map(),
     activity: createActivity(),
+    usages: new Map(),
     keeps: createKeepMemory(),
     time,
     limits: createLimits(config, time),

@@ -1,4 +1,5 @@
 import { unreadyReason } from '../books/readiness.ts';
+import type { Usage } from '../compute/backend.ts';
 import type { ConfiguredBackend } from '../compute/slots.ts';
 import { REPLICA_STATES, type Replica } from '../files/drbd.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
@@ -47,6 +48,7 @@ type Gauged = Pick<
   | 'fundsQueue'
   | 'notifier'
   | 'slots'
+  | 'usages'
   | 'outages'
   | 'health'
   | 'clock'
@@ -115,7 +117,15 @@ function addBooksGauges({ ledger, events }: Gauged): void {
     });
 }
 
-function addSlotGauges({ ledger, events, slots, outages }: Gauged): void {
+/** The metrics of what machines use, by the member of a reading. */
+const USAGE_GAUGES = {
+  cpuSeconds: ['cpu_seconds', 'Processor time that live leases have used.'],
+  memoryBytes: ['memory_bytes', 'Memory that live leases hold.'],
+  diskBytes: ['disk_bytes', 'What live leases have written and hold.'],
+  networkBytes: ['network_bytes', 'What live leases have sent and received.'],
+} as const satisfies Record<keyof Usage, unknown>;
+
+function addSlotGauges({ ledger, events, slots, outages, usages }: Gauged): void {
   const slotLabels: ('slot' | 'backend')[] = ['slot', 'backend'];
   const labelsOf = ({ slot, backend }: ConfiguredBackend) => ({ slot, backend: backend.name });
   events.gauges('leases_live', 'Leases that have not ended.', slotLabels, () => {
@@ -130,4 +140,21 @@ function addSlotGauges({ ledger, events, slots, outages }: Gauged): void {
   events.gauges('backend_up', '0 while a step of a lease fails at the backend.', slotLabels, () =>
     slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.slotPath).length ? 0 : 1 })),
   );
+  for (const [member, [name, help]] of Object.entries(USAGE_GAUGES))
+    events.gauges(
+      `leases_${name}`,
+      `${help} Only where the engine tells; none where it tells of no lease.`,
+      slotLabels,
+      () => {
+        const live = ledger.client.prepare('select id, slot, backend from resource where ended_at is null').all();
+        const sums = new Map<string, { labels: { slot: string; backend: string }; value: number }>();
+        for (const { id, ...labels } of live as { id: string; slot: string; backend: string }[]) {
+          const value = usages.get(id)?.last()?.[member as keyof Usage];
+          if (value === undefined || !slots.backendOf(labels)?.guest.usage) continue;
+          const key = `${labels.slot} ${labels.backend}`;
+          sums.set(key, { labels, value: value + (sums.get(key)?.value ?? 0) });
+        }
+        return [...sums.values()];
+      },
+    );
 }

@@ -1,7 +1,7 @@
 import * as v from 'valibot';
 import { formatUsd, Nanos, ZERO } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
-import { type Offer, SLOTS, type Slot, type Spec } from '../compute/backend.ts';
+import { type Offer, SLOTS, type Slot, type Spec, type Usage } from '../compute/backend.ts';
 import { canExtend } from '../compute/slots.ts';
 import type { Reader } from '../db/handle.ts';
 import type { LeaseApp } from '../lease/create.ts';
@@ -160,6 +160,15 @@ export const UploadRequest = v.object({
   content_base64: base64('base64 of at most 8 MiB; may have line breaks'),
 });
 
+const bytes = v.optional(v.pipe(v.number(), v.integer()));
+/** What a machine uses, as `status` says it. */
+const UsageSummary = v.pipe(
+  v.object({ cpu_seconds: v.optional(v.number()), memory_bytes: bytes, disk_bytes: bytes, network_bytes: bytes }),
+  v.description(
+    'what the machine uses, as of a few seconds ago (disk: about a minute); in status only, while it runs. What its engine cannot tell is left out, and all of it while the engine does not answer',
+  ),
+);
+
 /** Resource summary (design, section 3): the Compute resource of the interface and the additions of lists. */
 export const ResourceSummary = v.object({
   id: v.string(),
@@ -205,6 +214,7 @@ export const ResourceSummary = v.object({
       v.description('there if the lease was ever kept while busy: its newest keep'),
     ),
   ),
+  usage: v.optional(UsageSummary),
 });
 
 function keepSummary(read: Reader, resourceId: string): v.InferOutput<typeof ResourceSummary>['keep'] {
@@ -220,6 +230,19 @@ function keepSummary(read: Reader, resourceId: string): v.InferOutput<typeof Res
     reason: keep.endReason ?? keep.waiting,
     message: keep.endMessage,
   };
+}
+
+/** Renders what a machine uses; undefined where nothing is known. */
+export function usageSummary(usage: Usage | undefined): v.InferOutput<typeof UsageSummary> | undefined {
+  const { cpuSeconds, memoryBytes, diskBytes, networkBytes } = usage ?? {};
+  const members = {
+    cpu_seconds: cpuSeconds === undefined ? undefined : Math.round(cpuSeconds * 1000) / 1000,
+    memory_bytes: memoryBytes,
+    disk_bytes: diskBytes,
+    network_bytes: networkBytes,
+  };
+  const known = Object.entries(members).filter(([, it]) => it !== undefined);
+  return known.length ? Object.fromEntries(known) : undefined;
 }
 
 /** Renders a resource row; reads the operation that created it. */

@@ -71,6 +71,7 @@ async function openReaper(t: TestContext) {
     outages: createOutages(),
     leaseChecks: new Map(),
     waitingFor: new Map(),
+    usages: new Map(),
     activity: createActivity(),
     keeps: createKeepMemory(),
     installationId: 'inst_test',

@@ -7,6 +7,7 @@ import type { ConfiguredBackend } from '../../compute/slots.ts';
 import { createLease, stopLease } from '../../lease/create.ts';
 import { extendLease } from '../../lease/extend.ts';
 import { keepLease } from '../../lease/keep.ts';
+import { usageOf } from '../../lease/usage.ts';
 import { endReasonOf } from '../../lease/why.ts';
 import { type EndReason, listResourcesBelow, type Resource, resourceOf } from '../../ledger/resource.ts';
 import { findWallet, refuseInactive, type Wallet } from '../../ledger/wallet.ts';
@@ -25,6 +26,7 @@ import {
   SshAccess,
   specOf,
   summaryOf,
+  usageSummary,
 } from '../../wire/compute.ts';
 import { endpoint, type HttpApp } from '../endpoint.ts';
 import { PAGE_QUERY, pageOf } from '../page.ts';
@@ -320,7 +322,10 @@ export const readCompute = endpoint({
   answer: ResourceSummary,
   refusals: ['not_found'],
   example: { body: { id: ID }, answer: EXAMPLE },
-  run: (app, { principal, body }) => ({
-    body: summaryOf(app, resourceOf(app.ledger.read, principal.wallet.id, body.id)),
-  }),
+  async run(app, { principal, body }) {
+    const usage = usageSummary(await usageOf(app, resourceOf(app.ledger.read, principal.wallet.id, body.id)));
+    // The lease may have changed in the meantime.
+    const summary = summaryOf(app, resourceOf(app.ledger.read, principal.wallet.id, body.id));
+    return { body: { ...summary, ...(usage && summary.status === 'running' ? { usage } : {}) } };
+  },
 });

@@ -1,7 +1,9 @@
 import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { duration } from '../../base/shown.ts';
+import type { Usage } from '../../compute/backend.ts';
 import { RESOURCE_STATUSES } from '../../db/enums.ts';
+import { usageOf } from '../../lease/usage.ts';
 import { keepOf } from '../../ledger/keep.ts';
 import { countResources, findResource, liveByDeadline, pageResources, type Resource } from '../../ledger/resource.ts';
 import { findSandbox, sandboxLabel } from '../../ledger/sandbox.ts';
@@ -38,6 +40,7 @@ import { accountIn, run, type Visit, walletIn, walletSeen } from '../visit.ts';
 import { PAGE_COUNT, walletField } from './wallets.ts';
 
 const STRIP_COUNT = 30;
+const MIB = 1024 ** 2;
 
 type ShownKeep = NonNullable<ReturnType<typeof summaryOf>['keep']>;
 
@@ -214,9 +217,21 @@ function keepSentence({ state: is, bought_seconds: bought, max_seconds: max, ...
   return html`${state(is)} ${duration(bought)} of ${duration(max)} bought, by ${duration(keep.extend_seconds)}${why !== undefined && html` <span class="weak">${outside(why)}</span>`}`;
 }
 
+/** Describes what a machine uses; undefined where nothing is known. */
+function usageSentence(usage: Usage | undefined): string | undefined {
+  const { cpuSeconds, memoryBytes, diskBytes, networkBytes } = usage ?? {};
+  const sizes = Object.entries({ memory: memoryBytes, disk: diskBytes, network: networkBytes });
+  const known = [
+    ...(cpuSeconds === undefined ? [] : [`CPU ${cpuSeconds.toFixed(1)} s`]),
+    ...sizes.flatMap(([name, bytes]) => (bytes === undefined ? [] : [`${name} ${(bytes / MIB).toFixed(1)} MiB`])),
+  ];
+  return known.length ? known.join(', ') : undefined;
+}
+
 /** Shows one lease. */
-export function leasePage(visit: Visit): Page {
+export async function leasePage(visit: Visit): Promise<Page> {
   const { app, viewer, now } = visit;
+  const usage = usageSentence(await usageOf(visit.app, leaseIn(visit)));
   const it = leaseIn(visit);
   const summary = summaryOf(app, it);
   const sandbox = sandboxOf(visit, it);
@@ -254,6 +269,7 @@ export function leasePage(visit: Visit): Page {
         ['Reference', it.ref === null ? '–' : outside(it.ref)],
         isOperator && ['Tag', id(it.tag)],
         ['Specification', html`<code>${outside(it.spec)}</code>`],
+        usage !== undefined && ['Uses', usage],
         ['Id', id(it.id)],
         sandbox !== undefined && ['Sandbox', sandbox],
       ]),

@@ -31,6 +31,8 @@ export type Memory = {
   identity?: string;
   /** Processor seconds that every machine has used, as it says itself; without it nothing inside can say. */
   cpuSeconds?: number;
+  /** What the engine says that a machine uses; without it, nothing. */
+  usage?: Guest['usage'];
 };
 
 export function createMemory(): Memory {
@@ -111,6 +113,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       timedOut: false,
     }),
   };
+  backend.guest.usage = async (ref) => (await memory.usage?.(ref)) ?? {};
   backend.guest.prove = async () => undefined;
   replace(backend, calls);
   replace(backend.guest, guest);

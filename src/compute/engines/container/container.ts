@@ -19,6 +19,7 @@ import { createPuller } from './image.ts';
 import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
 import { beginIn } from './program.ts';
 import { type ContainerSettings, contentsOf } from './settings.ts';
+import { readStatistics } from './statistics.ts';
 import { createDeadlines } from './watchdog.ts';
 import { whyEnded } from './why-ended.ts';
 
@@ -56,6 +57,7 @@ export function openContainerBackend(
   const coming = createComing(createPuller(engine), make, settle);
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,
+    usage: async (ref) => ({ ...(await readStatistics(engine, ref)), diskBytes: disk.measured(ref) }),
     /** Engines may silently leave a GPU out. */
     async proofOf(ref) {
       const container = await containers.look(ref);

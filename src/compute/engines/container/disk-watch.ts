@@ -14,27 +14,37 @@ const GIVE_UP_MILLISECONDS = 600_000;
 type DiskWatch = {
   /** Returns a sentence when a container wrote more than `diskGb`; undefined if it did not, or has not been measured yet. */
   exceeded(ref: Ref, diskGb: number): Promise<string | undefined>;
+  /** Returns the bytes of the last measurement that succeeded. */
+  measured(ref: Ref): number | undefined;
   forget(ref: Ref): void;
 };
 
 export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEASURE_MILLISECONDS): DiskWatch {
-  const known = new Map<Ref, { dueAt: number; fault?: string }>();
+  const known = new Map<Ref, { dueAt: number; bytes?: number | undefined; fault?: string }>();
 
   async function measure(ref: Ref, diskGb: number): Promise<void> {
     const began = performance.now();
-    const bytes = await ask('size', (abortSignal) => readSize(ref, abortSignal), GIVE_UP_MILLISECONDS).catch(() => 0);
-    if (!known.has(ref)) return; // It was destroyed.
+    const bytes = await ask('size', (abortSignal) => readSize(ref, abortSignal), GIVE_UP_MILLISECONDS).catch(
+      () => undefined,
+    );
+    const before = known.get(ref);
+    if (!before) return; // It was destroyed.
     const ended = performance.now();
     const dueAt = ended + Math.max(everyMilliseconds, REST_FACTOR * (ended - began));
-    if (bytes <= diskGb * GIB) known.set(ref, { dueAt });
+    if (bytes === undefined) known.set(ref, { ...before, dueAt });
+    else if (bytes <= diskGb * GIB) known.set(ref, { dueAt, bytes });
     else
-      known.set(ref, { dueAt, fault: `it wrote ${(bytes / GIB).toFixed(1)} GiB to its disk and may write ${diskGb}` });
+      known.set(ref, {
+        dueAt,
+        bytes,
+        fault: `it wrote ${(bytes / GIB).toFixed(1)} GiB to its disk and may write ${diskGb}`,
+      });
   }
 
-  async function readSize(ref: Ref, abortSignal: AbortSignal): Promise<number> {
+  async function readSize(ref: Ref, abortSignal: AbortSignal): Promise<number | undefined> {
     const options = { size: true, abortSignal };
     const { SizeRw } = (await docker.getContainer(ref).inspect(options)) as { SizeRw?: unknown };
-    return typeof SizeRw === 'number' ? SizeRw : 0;
+    return typeof SizeRw === 'number' ? SizeRw : undefined;
   }
 
   return {
@@ -44,7 +54,7 @@ export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEA
       // A container that was just made has written nothing.
       if (!before) known.set(ref, { dueAt: now + everyMilliseconds });
       else if (before.fault === undefined && now >= before.dueAt) {
-        known.set(ref, { dueAt: Number.POSITIVE_INFINITY }); // Until this measurement is over.
+        known.set(ref, { ...before, dueAt: Number.POSITIVE_INFINITY }); // Until this measurement is over.
         const pause = Promise.withResolvers<void>();
         const timer = setTimeout(pause.resolve, PATIENCE_MILLISECONDS);
         await Promise.race([measure(ref, diskGb), pause.promise]);
@@ -52,6 +62,7 @@ export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEA
       }
       return known.get(ref)?.fault;
     },
+    measured: (ref) => known.get(ref)?.bytes,
     forget: (ref) => void known.delete(ref),
   };
 }

@@ -16,6 +16,7 @@ import { createHost } from './host.ts';
 import { createInstances, stateOf } from './instances.ts';
 import { beginIn, runProgram } from './program.ts';
 import type { LxdSettings } from './settings.ts';
+import { readUsage } from './usage.ts';
 
 /**
  * Opens unprivileged containers of LXD or Incus. The name comes from the tag, which is in the configuration; the first process is a
@@ -24,7 +25,10 @@ import type { LxdSettings } from './settings.ts';
  */
 export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix: string; now: () => number }): Backend {
   const lxd = openLxdApi(settings, settings.project);
-  const guest = createGuest((ref, order) => beginIn(lxd, ref, order, settings), { relay: WATCHDOG_PATH });
+  const guest = createGuest((ref, order) => beginIn(lxd, ref, order, settings), {
+    relay: WATCHDOG_PATH,
+    usage: (ref) => readUsage(lxd, ref),
+  });
   const host = createHost(lxd);
   const instances = createInstances(lxd);
   const reservations = createReservations(settings, prefix, {
