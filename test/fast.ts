@@ -11,7 +11,7 @@ export function runFast(given: readonly string[]): void {
   const isWatched = options.includes('--watch');
   const directory = mkdtempSync(join(memoryDirectory(), 'pt-'));
   const fast = () => allFiles().filter(isFast);
-  const files = named.length ? named : isWatched ? fast() : grouped(fast(), directory);
+  const files = named.length ? named : isWatched ? fast() : grouped(fast(), 'fast', directory);
   const { status } = spawnSync(
     process.execPath,
     [
