@@ -83,6 +83,22 @@ const openOn: Record<'Docker' | 'Podman', Open> = {
   Podman: (t, data) => openPodman(t, data === undefined ? {} : { data, driver: 'btrfs' }),
 };
 
+for (const [name, open] of Object.entries(openOn))
+  test(`${name}: what a lease writes to the files that the engine mounts into it counts`, async (t) => {
+    const engine = await open(t);
+    if (!engine) return;
+    t.after(() => engine.stop());
+    const { reserve, inspect, destroy } = await rent(engine);
+    for (const file of ['/etc/hosts', '/etc/hostname', '/etc/resolv.conf'])
+      assert.equal((await reserve(400, file)).exitCode, 0, file);
+    const { note } = await until('it was measured', async () => {
+      const found = await inspect();
+      return found?.exceeded === 'disk' && found;
+    });
+    assert.match(note ?? '', /^it wrote 1\.2 GiB to its disk and may write 1$/);
+    await destroy();
+  });
+
 for (const [name, driver, volumes] of [
   ['Docker', 'overlay2', 'beside'],
   ['Podman', 'overlay', 'ignored'],

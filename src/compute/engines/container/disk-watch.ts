@@ -1,3 +1,5 @@
+import type { IncomingMessage } from 'node:http';
+import type Docker from 'dockerode';
 import type { Ref } from '../../backend.ts';
 import type { Engine } from './engine.ts';
 
@@ -9,6 +11,16 @@ const REST_FACTOR = 19;
 /** The longest wait for a measurement. One that takes longer is reported by the next poll. */
 const PATIENCE_MILLISECONDS = 2_000;
 const GIVE_UP_MILLISECONDS = 600_000;
+
+/**
+ * The engine's own files that it mounts into a container, by the member with their source, which is empty where one is not mounted.
+ * The container's root may write them, and they are no part of its layer.
+ */
+const BESIDE_LAYER = {
+  HostsPath: '/etc/hosts',
+  HostnamePath: '/etc/hostname',
+  ResolvConfPath: '/etc/resolv.conf',
+};
 
 /** Measures how much containers have written, for engines without quotas. Reports nothing for a container that cannot be measured. */
 type DiskWatch = {
@@ -42,9 +54,13 @@ export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEA
   }
 
   async function readSize(ref: Ref, abortSignal: AbortSignal): Promise<number | undefined> {
-    const options = { size: true, abortSignal };
-    const { SizeRw } = (await docker.getContainer(ref).inspect(options)) as { SizeRw?: unknown };
-    return typeof SizeRw === 'number' ? SizeRw : undefined;
+    const container = docker.getContainer(ref);
+    const found = (await container.inspect({ size: true, abortSignal } as object)) as object as Record<string, unknown>;
+    const { SizeRw } = found;
+    if (typeof SizeRw !== 'number') return undefined;
+    const mounted = Object.entries(BESIDE_LAYER).filter(([source]) => found[source]);
+    const beside = await Promise.all(mounted.map(([, path]) => readFileSize(container, path, abortSignal)));
+    return beside.reduce((sum, it) => sum + it, SizeRw);
   }
 
   return {
@@ -65,4 +81,14 @@ export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEA
     measured: (ref) => known.get(ref)?.bytes,
     forget: (ref) => void known.delete(ref),
   };
+}
+
+/** Returns the size of one file in a container; 0 where the engine finds none. */
+async function readFileSize(container: Docker.Container, path: string, abortSignal: AbortSignal): Promise<number> {
+  const answer = await container.infoArchive({ path, abortSignal } as { path: string }).catch(() => undefined);
+  const header = (answer as IncomingMessage | undefined)?.headers['x-docker-container-path-stat'];
+  answer?.resume();
+  if (typeof header !== 'string') return 0;
+  const { size } = JSON.parse(Buffer.from(header, 'base64').toString()) as { size?: unknown };
+  return typeof size === 'number' && size > 0 ? size : 0;
 }
