@@ -33,7 +33,7 @@ import {
  * disk or memory (docs/decisions/0013). It is no signature: any program that can write the file can compute it. Journal
  * entries have their hash chain instead.
  */
-const CHECKED_TABLES = [
+export const CHECKED_TABLES = [
   installation,
   masterKeys,
   epochs,
@@ -59,7 +59,7 @@ const CHECKED_TABLES = [
   events,
   deliveries,
 ] as const;
-type CheckedTable = (typeof CHECKED_TABLES)[number];
+export type CheckedTable = (typeof CHECKED_TABLES)[number];
 
 /**
  * Columns outside the checksum: figures that are written often and that `verify` rebuilds from the journal and from the rows,

@@ -216,55 +216,31 @@ export type PaymentReport = {
 };
 
 /**
- * The next status for each reported outcome. Reports arrive twice, late and in any order; money that arrived always
- * counts.
+ * The next status for each reported outcome: open, pending, paid, failed, expired, and `wrong`, a payment of another amount or in
+ * another currency. Reports arrive twice, late and in any order; money that arrived always counts.
  */
 export const AFTER: Record<CheckoutStatus, Record<PaymentReport['outcome'] | 'wrong', CheckoutStatus>> = {
-  creating: { open: 'open', pending: 'pending', paid: 'paid', failed: 'failed', expired: 'expired', wrong: 'mismatch' },
-  open: { open: 'open', pending: 'pending', paid: 'paid', failed: 'failed', expired: 'expired', wrong: 'mismatch' },
-  pending: {
-    open: 'pending',
-    pending: 'pending',
-    paid: 'paid',
-    failed: 'failed',
-    expired: 'expired',
-    wrong: 'mismatch',
-  },
-  paid: { open: 'paid', pending: 'paid', paid: 'paid', failed: 'paid', expired: 'paid', wrong: 'paid' },
-  expired: {
-    open: 'expired',
-    pending: 'pending',
-    paid: 'paid',
-    failed: 'failed',
-    expired: 'expired',
-    wrong: 'mismatch',
-  },
-  failed: { open: 'failed', pending: 'failed', paid: 'paid', failed: 'failed', expired: 'failed', wrong: 'mismatch' },
-  refused: {
-    open: 'refused',
-    pending: 'pending',
-    paid: 'paid',
-    failed: 'refused',
-    expired: 'refused',
-    wrong: 'mismatch',
-  },
-  mismatch: {
-    open: 'mismatch',
-    pending: 'mismatch',
-    paid: 'mismatch',
-    failed: 'mismatch',
-    expired: 'mismatch',
-    wrong: 'mismatch',
-  },
-  abandoned: {
-    open: 'abandoned',
-    pending: 'pending',
-    paid: 'paid',
-    failed: 'failed',
-    expired: 'expired',
-    wrong: 'mismatch',
-  },
+  creating: next('open', 'pending', 'paid', 'failed', 'expired', 'mismatch'),
+  open: next('open', 'pending', 'paid', 'failed', 'expired', 'mismatch'),
+  pending: next('pending', 'pending', 'paid', 'failed', 'expired', 'mismatch'),
+  paid: next('paid', 'paid', 'paid', 'paid', 'paid', 'paid'),
+  expired: next('expired', 'pending', 'paid', 'failed', 'expired', 'mismatch'),
+  failed: next('failed', 'failed', 'paid', 'failed', 'failed', 'mismatch'),
+  refused: next('refused', 'pending', 'paid', 'refused', 'refused', 'mismatch'),
+  mismatch: next('mismatch', 'mismatch', 'mismatch', 'mismatch', 'mismatch', 'mismatch'),
+  abandoned: next('abandoned', 'pending', 'paid', 'failed', 'expired', 'mismatch'),
 };
+
+function next(
+  open: CheckoutStatus,
+  pending: CheckoutStatus,
+  paid: CheckoutStatus,
+  failed: CheckoutStatus,
+  expired: CheckoutStatus,
+  wrong: CheckoutStatus,
+) {
+  return { open, pending, paid, failed, expired, wrong };
+}
 
 type Reported =
   /** `movedCents`: the cents that refunds and disputes reported before the payment took back at once. */

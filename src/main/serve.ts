@@ -111,21 +111,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
   });
   if (config.public_url === undefined) app.state.baseUrl = reachableUrl(address, config.tls);
 
-  if (app.slots.list.length) {
-    const [{ openSshServer: openGateway }, { hostKey }] = await Promise.all([
-      import('../ssh/server.ts'),
-      import('../access/ssh-keys.ts'),
-    ]);
-    const key = hostKey(files(config.dataDirectory).sshHostKey);
-    gateway = await openGateway(app, config.ssh.listen, key.privateKey);
-    const [type, blob] = key.publicKey.split(' ');
-    const { public_host: publicHost, public_port: publicPort } = config.ssh;
-    app.state.ssh = {
-      host: publicHost ?? reachableHost(gateway.address.host),
-      port: publicPort ?? gateway.address.port,
-      hostKey: `${type} ${blob}`,
-    };
-  }
+  if (app.slots.list.length) gateway = await openGateway(app);
   const examining = new AbortController();
   app.runDoctor = createDoctor(config, examining.signal);
   opening.defer(() => examining.abort()); // Before the stop waits for requests.
@@ -170,6 +156,25 @@ async function endForbidden({ config, codeFlow, ledger, events }: App): Promise<
   const allowed = { page: config.ui, signIn: codeFlow !== undefined, rule: codeFlow?.rule };
   if (!hasForbiddenSessions(ledger.read, allowed)) return;
   await ledger.write(endForbiddenSessions, allowed).catch((error) => events.failed('browser_session', error));
+}
+
+/** Opens the SSH server, which is loaded only where something can be rented. */
+async function openGateway(app: App): Promise<SshServer> {
+  const [{ openSshServer }, { hostKey }] = await Promise.all([
+    import('../ssh/server.ts'),
+    import('../access/ssh-keys.ts'),
+  ]);
+  const { config } = app;
+  const key = hostKey(files(config.dataDirectory).sshHostKey);
+  const gateway = await openSshServer(app, config.ssh.listen, key.privateKey);
+  const [type, blob] = key.publicKey.split(' ');
+  const { public_host: publicHost, public_port: publicPort } = config.ssh;
+  app.state.ssh = {
+    host: publicHost ?? reachableHost(gateway.address.host),
+    port: publicPort ?? gateway.address.port,
+    hostKey: `${type} ${blob}`,
+  };
+  return gateway;
 }
 
 /** Creates the function that answers a request: the API, the page, and the ports of leases. */

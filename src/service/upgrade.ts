@@ -1,8 +1,7 @@
 import { hash } from 'node:crypto';
-import { existsSync, readFileSync, rmSync, statSync } from 'node:fs';
-import { basename, join } from 'node:path';
+import { existsSync, readFileSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
 import { parseJson } from '../base/parse-json.ts';
-import { Refusal } from '../base/refusal.ts';
 import { readConfig } from '../config/config.ts';
 import { takeLock } from '../db/lock.ts';
 import { files } from '../files/data-directory.ts';
@@ -14,32 +13,15 @@ import {
   STOP_MILLISECONDS,
   UPGRADE_STATE,
 } from './install.ts';
-import { findInstalled } from './installed.ts';
-import { mustRun, mustRunWithin, type Ran, runProgram, runWithin } from './program.ts';
-import { isForOther, isOlder, isVersion, readRelease } from './release-file.ts';
+import { openService, refused, type Service } from './own-service.ts';
+import { mustRun, mustRunWithin } from './program.ts';
+import { isForOther, isOlder, readRelease } from './release-file.ts';
 import { makeRootsDirectory, putFile } from './roots-own.ts';
 import { SERVICE } from './unit.ts';
 
 const DIRECTORY = SERVICE.upgrades;
 const [STAGED, FORMER] = ['new', 'former'].map((it) => join(DIRECTORY, it)) as [string, string];
-/** What the service's user keeps, below the data directory: a backup, the books as they were, and a copy to try. */
-const WORK = 'upgrade';
-/** Books of ten million entries are copied and verified in a few minutes. */
-const BOOKS_MILLISECONDS = 30 * 60_000;
-const CHECK_MILLISECONDS = 60_000;
-const READY_MILLISECONDS = 120_000;
-const TRY_MILLISECONDS = 1000;
 const SIGNALS = ['SIGHUP', 'SIGINT', 'SIGTERM'] as const;
-const NO_ANSWER = 'it does not answer';
-
-/**
- * The database first, whose log then fits it. A kill leaves the rest to the next run: files move, so what was written after the move is
- * never replaced.
- */
-const MOVE_BACK = `[ -d ${WORK}/return ] || exit 0
-if [ -e ${WORK}/return/purser.db ]; then rm -f purser.db-wal purser.db-shm; fi
-for it; do if [ -e "${WORK}/return/$it" ]; then mv -f "${WORK}/return/$it" .; fi; done
-sync; rmdir ${WORK}/return`;
 
 type UpgradeOrder = { file: string; insecure: boolean };
 export type Upgraded = { from: string; to: string; done: string[] };
@@ -59,8 +41,6 @@ type State = {
   /** Why the service was not ready before; the new version need not do better. */
   fault?: string | undefined;
 };
-
-const refused = (why: string) => new Refusal('conflict', why);
 
 /**
  * Replaces the executable of the service by `file`, a release's, and goes back by itself where that fails. Verifies the file by the
@@ -111,7 +91,7 @@ async function replaceBy(service: Service, bytes: Buffer, done: string[]): Promi
   }
   if (isOlder(to, from)) throw refused(`${to} is older than ${from}, which is installed. Nothing was changed.`);
   if (from === to) done.push(`It is another build of ${from}.`);
-  service.tryOnCopy(to);
+  service.tryOnCopy(STAGED, to);
   done.push(`${to} takes the settings, and the books: a copy was migrated and verified.`);
 
   putFile(FORMER, former, { mode: 0o755 });
@@ -220,175 +200,4 @@ function trustedKeys({ data, settings, environment }: Service): readonly string[
   throw refused(
     `The settings trust no key. Write that of the releases into ${settings}: upgrade: { trusted_keys: ["ssh-ed25519 …"] }.`,
   );
-}
-
-/** The service, and what is done as its user: root reads and writes nothing in a directory of another user. */
-type Service = ReturnType<typeof openService>;
-
-function openService() {
-  const installed = findInstalled();
-  if (!installed) throw refused(`systemd does not know ${SERVICE.unit}. Run: systemctl daemon-reload`);
-  const { user, group, data, environment } = installed;
-  if (!statSync(data, { throwIfNoEntry: false })?.isDirectory())
-    throw refused(`There is no directory ${data}, where the books are. Is its disk mounted? Nothing was changed.`);
-  const gid = group && !/^\d+$/.test(group) ? mustRun('getent', 'group', group).split(':')[2] : group || undefined;
-  const as = {
-    cwd: data,
-    ...(user ? { uid: Number(mustRun('id', '-u', user)), gid: Number(gid ?? mustRun('id', '-g', user)) } : {}),
-  };
-  const env = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LANG: 'C.UTF-8', HOME: data };
-  const backup = join(data, WORK, 'backup.db');
-  const trial = join(data, WORK, 'trial');
-  const { database, head, tip, clock } = files(data);
-  // Without the index of the log (-shm), which SQLite makes anew.
-  const books = [database, `${database}-wal`, head, tip, clock].map((it) => basename(it));
-
-  /** Runs a program on no settings. */
-  const run = (milliseconds: number, program: string, ...args: string[]): Ran =>
-    runWithin(milliseconds, { ...as, env }, program, ...args);
-  /** Runs a program on the settings of the service. */
-  const runAsService = (milliseconds: number, program: string, ...args: string[]): Ran =>
-    runWithin(milliseconds, { ...as, env: { ...env, ...environment, PURSER_DATA: data } }, program, ...args);
-  /** Throws with what a program said, unless it succeeded. */
-  const succeeded = ({ status, stdout, stderr }: Ran, what: string): string => {
-    if (status !== 0) throw refused(`${what}: ${stderr || stdout || `exit code ${status}`}`);
-    return stdout;
-  };
-  const shell = (script: string) =>
-    succeeded(run(BOOKS_MILLISECONDS, 'sh', '-euc', script, 'sh', ...books), 'The books could not be copied');
-  /** Returns the newest commit that a directory's files know; undefined where they know none. */
-  const newestIn = (directory: string) =>
-    run(CHECK_MILLISECONDS, 'sh', '-c', 'cat "$1"/ledger.head "$1"/ledger.tip', 'sh', directory)
-      .stdout.split('\n')
-      .flatMap((line) => {
-        const [, seq, hash, quiet] = /^(\d+) ([0-9a-f]{64}) \d+(?: (\d+))?(?: #|$)/.exec(line.trim()) ?? [];
-        return seq === undefined ? [] : [{ seq: Number(seq), hash, quiet: Number(quiet ?? 0) }];
-      })
-      .sort((a, b) => b.seq - a.seq || b.quiet - a.quiet)[0];
-
-  /** Returns the newest entry of the books themselves; undefined where the present executable cannot read them. */
-  function headOf(): { seq: number; hash: string } | undefined {
-    const said = runAsService(CHECK_MILLISECONDS, SERVICE.executable, '--data', data, '--json', 'ledger', 'head');
-    const { seq, hash: entry } = (parse(said.stdout) ?? {}) as { seq?: unknown; hash?: unknown };
-    return said.status === 0 && typeof seq === 'number' && typeof entry === 'string' ? { seq, hash: entry } : undefined;
-  }
-
-  /** Returns why the service is not ready, as its executable says; undefined if it is. */
-  function faultOf(): string | undefined {
-    const said = runAsService(CHECK_MILLISECONDS, SERVICE.executable, '--data', data, '--json', 'status');
-    const it = (parse(said.stdout) ?? {}) as { ready?: unknown; uptime_seconds?: unknown; reason?: unknown };
-    if (said.status === 0 && it.ready === true && it.uptime_seconds !== null) return undefined;
-    return typeof it.reason === 'string' && it.uptime_seconds !== null ? it.reason : NO_ANSWER;
-  }
-
-  /** Makes a backup, and lets the staged version migrate and verify a copy of it. */
-  function tryBooks(to: string): void {
-    const unchanged = (what: string) => `Nothing was changed: ${what}`;
-    const backUp = runAsService(BOOKS_MILLISECONDS, SERVICE.executable, '--data', data, 'backup', backup);
-    succeeded(backUp, unchanged('the backup failed'));
-    const on = ['--data', trial];
-    const restored = run(BOOKS_MILLISECONDS, STAGED, ...on, 'restore', backup, '--without-key', '--yes');
-    succeeded(restored, unchanged(`${to} does not migrate a copy of the books`));
-    const verified = run(BOOKS_MILLISECONDS, STAGED, ...on, 'ledger', 'verify');
-    succeeded(verified, unchanged(`${to} does not verify a copy of the books`));
-  }
-
-  return {
-    ...{ data, environment, settings: environment.PURSER_CONFIG ?? SERVICE.settings },
-    backup,
-    /** Returns the version and the digest of an executable. Throws where it says neither. */
-    versionOf(executable: string): { version: string; bundle_sha256: string } {
-      const said = run(CHECK_MILLISECONDS, executable, 'version', '--json');
-      const text = succeeded(said, `${executable} does not say its version`);
-      const { version, bundle_sha256: digest } = (parse(text) ?? {}) as Record<string, unknown>;
-      if (typeof version !== 'string' || typeof digest !== 'string' || !isVersion(version))
-        throw refused(`${executable} is no Purser: it does not say its version.`);
-      return { version, bundle_sha256: digest };
-    },
-
-    /** Lets the staged version check the settings, and migrate and verify a copy of the books. Throws with what it says. */
-    tryOnCopy(to: string): void {
-      const check = (executable: string) => runAsService(CHECK_MILLISECONDS, executable, 'config', 'check');
-      const found = check(STAGED);
-      // What the installed version says as well is known, and keeps nobody from a better version.
-      if (found.status !== 0 && check(SERVICE.executable).stdout !== found.stdout)
-        succeeded(found, `Nothing was changed: ${to} does not take the settings`);
-      shell(`umask 077; rm -rf ${WORK}; mkdir ${WORK}`);
-      try {
-        tryBooks(to);
-      } catch (error) {
-        shell(`rm -rf ${WORK}`); // On a full disk the service needs the room.
-        throw error;
-      }
-      shell(`rm -rf ${WORK}/trial`);
-    },
-
-    /** Copies the books of the stopped service, to the byte. */
-    keepBooks: () =>
-      void shell(`umask 077; rm -rf ${WORK}/books ${WORK}/books.part; mkdir ${WORK}/books.part
-      for it; do if [ -e "$it" ]; then cp --preserve --reflink=auto "$it" ${WORK}/books.part/; fi; done
-      sync; mv ${WORK}/books.part ${WORK}/books`),
-    /** Puts them back, which needs no room on the disk. Without a copy the books were not touched. */
-    putBooksBack: () => void shell(`if [ -d ${WORK}/books ]; then mv ${WORK}/books ${WORK}/return; fi; ${MOVE_BACK}`),
-    /** Ends a return of the books that has begun. */
-    finishReturn: () => void shell(MOVE_BACK),
-    /** Removes them after an upgrade. */
-    dropBooks: () => void shell(`rm -rf ${WORK}/books`),
-    /** Returns what the books have that the kept ones lack: entries, commits that moved no money (as revoked keys), or nothing. */
-    changeSince(): 'entries' | 'quiet' | 'none' {
-      if (run(CHECK_MILLISECONDS, 'test', '-d', `${WORK}/books`).status !== 0) return 'none'; // They were not touched.
-      const kept = newestIn(join(data, WORK, 'books'));
-      const now = newestIn(data);
-      if (!kept || !now) return 'entries'; // It is not known that there are none.
-      // The files beside the books may lag behind them, as on a full disk.
-      const inBooks = headOf() ?? now;
-      if ([now, inBooks].some((it) => it.seq !== kept.seq || it.hash !== kept.hash)) return 'entries';
-      return kept.quiet === now.quiet ? 'none' : 'quiet';
-    },
-    /** Returns whether an executable can read the books as they are. */
-    canRead(executable: string): boolean {
-      try {
-        return runAsService(BOOKS_MILLISECONDS, executable, '--data', data, 'ledger', 'verify').status === 0;
-      } catch {
-        return false; // It did not end in time: not known to be readable.
-      }
-    },
-
-    faultOf,
-    /** Starts the service, if it was active. Returns a sentence unless it is ready, or as it was before, within two minutes. */
-    async start({ wasActive, fault }: State): Promise<string | undefined> {
-      if (!wasActive) return undefined;
-      const { status, stderr } = runProgram('systemctl', 'start', SERVICE.unit);
-      if (status !== 0) return `It does not start: ${stderr}`;
-      const deadline = performance.now() + READY_MILLISECONDS;
-      let reason: string | undefined;
-      let hasEnded = false;
-      while (!hasEnded && performance.now() < deadline) {
-        reason = faultOf();
-        if (reason === undefined || (reason === fault && reason !== NO_ANSWER)) return undefined;
-        hasEnded = runProgram('systemctl', 'is-failed', SERVICE.unit).status === 0;
-        await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
-      }
-      const last = runProgram(
-        'journalctl',
-        '--unit',
-        SERVICE.unit,
-        '--lines',
-        '3',
-        '--output',
-        'cat',
-        '--no-pager',
-      ).stdout;
-      const how = hasEnded ? 'It ended soon' : `It is not ready within ${READY_MILLISECONDS / 1000} s: ${reason}`;
-      return `${how}. Its last words: ${last}`;
-    },
-  };
-}
-
-function parse(text: string): unknown {
-  try {
-    return parseJson(text);
-  } catch {
-    return undefined;
-  }
 }

@@ -62,50 +62,13 @@ export function createClients({
   /** Open sessions by resource. Those of disconnected clients count until their processes have ended. */
   const sessions = new Map<string, number>();
 
-  /** Evicts the oldest unauthenticated connection of the network that has the most of them. */
-  function evictUnauthenticated() {
-    const counts = new Map<string, number>();
-    for (const network of unauthenticated.values()) counts.set(network, (counts.get(network) ?? 0) + 1);
-    const largest = Math.max(...counts.values());
-    for (const [client, network] of unauthenticated)
-      if (counts.get(network) === largest) return client.disconnect('there are too many connections without a key');
-  }
-
   function admit(socket: Socket): SshClient {
-    const leaving = new AbortController();
-    function detach(why: string) {
-      unauthenticated.delete(client);
-      authenticated.delete(client);
-      leaving.abort(new Error(why));
-      client.memory?.close();
-      setTimeout(() => socket.destroy(), CLOSE_MILLISECONDS).unref();
-    }
-    const client: SshClient = {
-      socket,
-      software: '',
-      resourceId: undefined,
-      memory: undefined,
-      channels: new Set(),
-      gone: leaving.signal,
-      sendDisconnect: () => {},
-      disconnect(why) {
-        if (leaving.signal.aborted) return;
-        detach(why);
-        containCall(client.sendDisconnect, client.broken);
-        socket.destroySoon();
-      },
-      dismiss(why) {
-        const open = [...client.channels];
-        if (!open.length || leaving.signal.aborted) return client.disconnect(why);
-        detach(why);
-        for (const it of open) containCall(() => breakOff(it, why), client.broken);
-      },
-      broken(error) {
-        failed(error, client);
-        client.disconnect('something went wrong on the connection');
-      },
-    };
-    if (unauthenticated.size >= UNAUTHENTICATED_COUNT_MAX) evictUnauthenticated();
+    const client = createClient(socket, failed, (it) => {
+      unauthenticated.delete(it);
+      authenticated.delete(it);
+    });
+    if (unauthenticated.size >= UNAUTHENTICATED_COUNT_MAX)
+      oldestOfMost(unauthenticated)?.disconnect('there are too many connections without a key');
     unauthenticated.set(client, networkOf(socket.remoteAddress));
     const late = setTimeout(
       () => unauthenticated.has(client) && client.disconnect('no key was shown'),
@@ -160,6 +123,55 @@ export function createClients({
       for (const it of [...unauthenticated.keys(), ...authenticated]) it.dismiss(why);
     },
   };
+}
+
+/** Returns the oldest connection of the network that has the most of them. */
+function oldestOfMost(networks: ReadonlyMap<SshClient, string>): SshClient | undefined {
+  const counts = new Map<string, number>();
+  for (const network of networks.values()) counts.set(network, (counts.get(network) ?? 0) + 1);
+  const most = Math.max(...counts.values());
+  return networks.keys().find((it) => counts.get(networks.get(it) as string) === most);
+}
+
+/** Wraps a connection. Calls `left` once, when it has ended or begins to end, and `failed` with the errors of `broken`. */
+function createClient(
+  socket: Socket,
+  failed: (error: Error, client: SshClient) => void,
+  left: (client: SshClient) => void,
+): SshClient {
+  const leaving = new AbortController();
+  function detach(why: string) {
+    left(client);
+    leaving.abort(new Error(why));
+    client.memory?.close();
+    setTimeout(() => socket.destroy(), CLOSE_MILLISECONDS).unref();
+  }
+  const client: SshClient = {
+    socket,
+    software: '',
+    resourceId: undefined,
+    memory: undefined,
+    channels: new Set(),
+    gone: leaving.signal,
+    sendDisconnect: () => {},
+    disconnect(why) {
+      if (leaving.signal.aborted) return;
+      detach(why);
+      containCall(client.sendDisconnect, client.broken);
+      socket.destroySoon();
+    },
+    dismiss(why) {
+      const open = [...client.channels];
+      if (!open.length || leaving.signal.aborted) return client.disconnect(why);
+      detach(why);
+      for (const it of open) containCall(() => breakOff(it, why), client.broken);
+    },
+    broken(error) {
+      failed(error, client);
+      client.disconnect('something went wrong on the connection');
+    },
+  };
+  return client;
 }
 
 /** Estimates the memory of a channel's unread input. Node reports only its bytes, not the number of its chunks. */

@@ -53,7 +53,7 @@ export async function openSshServer(
   });
   /** Clients by remote address and port, the only link that ssh2 gives between a connection and its socket. */
   const bySource = new Map<string, SshClient>();
-  const host = createHost(app, idleMilliseconds);
+  const gateway: Gateway = { app, clients, host: createHost(app, idleMilliseconds) };
 
   // No compression: a few bytes could expand to a great many before authentication.
   const algorithms: Algorithms = { ...SSH_ALGORITHMS, compress: ['none'] };
@@ -63,52 +63,8 @@ export async function openSshServer(
     const client = bySource.get(`${ip} ${port}`);
     if (!client) return connection.end();
     client.software = header.versions.software;
-    receive(connection, client);
+    receive(gateway, connection, client);
   });
-  function receive(connection: Connection, client: SshClient) {
-    let attempts = 0;
-    let opened = 0;
-    client.sendDisconnect = () => connection.end();
-    connection.on('error', () => client.disconnect('the connection broke off'));
-    connection.on('authentication', (context) => {
-      const resource = authenticate(app, context);
-      if (!resource)
-        return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : client.disconnect('no key');
-      // The first round only asks whether the key is acceptable; it has no signature.
-      const isProved = context.method === 'publickey' && context.signature !== undefined;
-      if (
-        isProved &&
-        !clients.authenticate(client, resource.id, app.memory.open(app.tenantOf(resource.walletId).treeId))
-      )
-        return client.disconnect('the resource has too many connections');
-      context.accept();
-    });
-    connection.on('ready', () => {
-      connection.on('session', (accept, reject) => {
-        if (++opened > OPENED_COUNT_MAX) return client.disconnect('too many sessions');
-        const closeSession = clients.openSession(client.resourceId as string);
-        if (!closeSession) return reject();
-        const session = accept();
-        const ended = app.activity.begin(client.resourceId as string);
-        const leave = () => {
-          closeSession();
-          ended();
-        };
-        if (takesPackets(session)) return serveSession(host, client, session, leave);
-        leave();
-        client.disconnect('its packets are too small');
-      });
-      connection.on('tcpip', (accept, reject, { destIP: to, destPort: port }) => {
-        if (++opened > OPENED_COUNT_MAX) return client.disconnect('too many sessions');
-        const connect = (port: number) => app.ports.connect(client.resourceId as string, port);
-        void forward(connect, client, { host: to, port, accept, reject }).catch(client.broken);
-      });
-      // All other kinds of forwarding: to the client, of sockets.
-      connection.on('openssh.streamlocal', (_accept, reject) => reject());
-      connection.on('request', (_accept, reject) => reject?.());
-    });
-  }
-
   function admit(socket: Socket) {
     const source = `${socket.remoteAddress} ${socket.remotePort}`;
     const client = clients.admit(socket);
@@ -142,6 +98,49 @@ export async function openSshServer(
       await new Promise<void>((resolve) => server.close(() => resolve()));
     },
   };
+}
+
+type Gateway = { app: SshApp; clients: ReturnType<typeof createClients>; host: SessionHost };
+
+/** Lets a client authenticate, and serves its sessions and its connections to ports. */
+function receive({ app, clients, host }: Gateway, connection: Connection, client: SshClient): void {
+  let attempts = 0;
+  let opened = 0;
+  client.sendDisconnect = () => connection.end();
+  connection.on('error', () => client.disconnect('the connection broke off'));
+  connection.on('authentication', (context) => {
+    const resource = authenticate(app, context);
+    if (!resource) return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : client.disconnect('no key');
+    // The first round only asks whether the key is acceptable; it has no signature.
+    const isProved = context.method === 'publickey' && context.signature !== undefined;
+    if (isProved && !clients.authenticate(client, resource.id, app.memory.open(app.tenantOf(resource.walletId).treeId)))
+      return client.disconnect('the resource has too many connections');
+    context.accept();
+  });
+  connection.on('ready', () => {
+    connection.on('session', (accept, reject) => {
+      if (++opened > OPENED_COUNT_MAX) return client.disconnect('too many sessions');
+      const closeSession = clients.openSession(client.resourceId as string);
+      if (!closeSession) return reject();
+      const session = accept();
+      const ended = app.activity.begin(client.resourceId as string);
+      const leave = () => {
+        closeSession();
+        ended();
+      };
+      if (takesPackets(session)) return serveSession(host, client, session, leave);
+      leave();
+      client.disconnect('its packets are too small');
+    });
+    connection.on('tcpip', (accept, reject, { destIP: to, destPort: port }) => {
+      if (++opened > OPENED_COUNT_MAX) return client.disconnect('too many sessions');
+      const connect = (port: number) => app.ports.connect(client.resourceId as string, port);
+      void forward(connect, client, { host: to, port, accept, reject }).catch(client.broken);
+    });
+    // All other kinds of forwarding: to the client, of sockets.
+    connection.on('openssh.streamlocal', (_accept, reject) => reject());
+    connection.on('request', (_accept, reject) => reject?.());
+  });
 }
 
 function createHost(app: SshApp, idleMilliseconds: number): SessionHost {
