@@ -160,6 +160,8 @@ export const UploadRequest = v.object({
   content_base64: base64('base64 of at most 8 MiB; may have line breaks'),
 });
 
+const count = v.pipe(v.number(), v.integer());
+
 /** Resource summary (design, section 3): the Compute resource of the interface and the additions of lists. */
 export const ResourceSummary = v.object({
   id: v.string(),
@@ -184,6 +186,14 @@ export const ResourceSummary = v.object({
   ended_at: v.nullable(Time),
   end_reason: v.nullable(
     v.picklist(['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed', 'disk_exceeded']),
+  ),
+  egress: v.optional(
+    v.pipe(
+      v.array(v.object({ host: v.string(), bytes: count, refused: count })),
+      v.description(
+        'in the answer of status, where the resource has a way out: what it exchanged with each host, both ways together, and how often it was refused, since the server started; further hosts are `other`',
+      ),
+    ),
   ),
   keep: v.optional(
     v.pipe(
@@ -315,7 +325,6 @@ export function specOf({ provider, spec }: v.InferOutput<typeof ComputeRequest>)
   return provider === 'provider_one' ? { ...spec, gpu: spec.gpu ?? null, gpus: spec.gpus ?? 0 } : spec;
 }
 
-const count = v.pipe(v.number(), v.integer());
 export const ExecResult = v.object({
   id: v.string(),
   exit_code: v.number(),

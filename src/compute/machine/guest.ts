@@ -25,6 +25,7 @@ export type GuestOptions = {
   proofOf?: (ref: Ref) => Promise<Proof | string>;
   /** The path of the program that connects to ports (`Guest.relay`). */
   relay?: string;
+  egress?: Guest['egress'];
   /** The login shell, as a word of shell. */
   loginShell?: string;
   graceMilliseconds?: number;
@@ -40,6 +41,7 @@ export function createGuest(
   {
     proofOf = async () => ({}),
     relay,
+    egress,
     loginShell = '/bin/sh',
     graceMilliseconds = GRACE_MILLISECONDS,
     uploadMilliseconds = UPLOAD_MILLISECONDS,
@@ -65,6 +67,7 @@ export function createGuest(
   return {
     exec,
     ...(relay === undefined ? {} : { relay }),
+    ...(egress === undefined ? {} : { egress }),
 
     async prove(ref) {
       const proof = await proofOf(ref);

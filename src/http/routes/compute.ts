@@ -320,7 +320,9 @@ export const readCompute = endpoint({
   answer: ResourceSummary,
   refusals: ['not_found'],
   example: { body: { id: ID }, answer: EXAMPLE },
-  run: (app, { principal, body }) => ({
-    body: summaryOf(app, resourceOf(app.ledger.read, principal.wallet.id, body.id)),
-  }),
+  run(app, { principal, body }) {
+    const resource = resourceOf(app.ledger.read, principal.wallet.id, body.id);
+    const egress = app.egress.reached(resource.id);
+    return { body: { ...summaryOf(app, resource), ...(egress && { egress }) } };
+  },
 });

@@ -17,7 +17,7 @@ import { createDiskWatch } from './disk-watch.ts';
 import { openEngine, textOf } from './engine.ts';
 import { createPuller } from './image.ts';
 import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
-import { beginIn } from './program.ts';
+import { beginEgress, beginIn } from './program.ts';
 import { type ContainerSettings, contentsOf } from './settings.ts';
 import { createDeadlines } from './watchdog.ts';
 import { whyEnded } from './why-ended.ts';
@@ -56,6 +56,10 @@ export function openContainerBackend(
   const coming = createComing(createPuller(engine), make, settle);
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,
+    egress: {
+      listOf: (spec) => contentsOf(settings, sizeOf(settings, spec).offer).egress,
+      begin: (ref) => beginEgress(engine, ref),
+    },
     /** Engines may silently leave a GPU out. */
     async proofOf(ref) {
       const container = await containers.look(ref);
