@@ -109,6 +109,7 @@ const LAYERS: RegExp[][] = [
   [/^src\/config\//],
   [/^src\/ledger\//],
   [/^src\/(db|compute)\//],
+  [/^src\/egress\//],
   [/^src\/(net|files)\//],
   [/^src\/base\//],
 ];

@@ -1,4 +1,6 @@
 import type { Duplex, Readable } from 'node:stream';
+import type { LineSession } from '../egress/line.ts';
+import type { List } from '../egress/list.ts';
 
 /** The three slots of the interface, each a shape of spec. */
 export const SLOTS = ['provider_one', 'provider_two', 'provider_three'] as const;
@@ -142,6 +144,13 @@ export type Guest = {
    * the tools of the image are used.
    */
   relay?: string;
+  /** The way out of machines that have a list of what they reach. Without it, the backend's settings alone say what they reach. */
+  egress?: {
+    /** Returns what machines of this spec reach; nothing where they have no way out. Throws `offer_not_found`. */
+    listOf(spec: Spec): List;
+    /** Starts the program of the way out (watchdog/egress.h). It ends with its input. */
+    begin(ref: Ref): Promise<LineSession>;
+  };
 };
 
 /** The examination of a backend by `doctor`. */

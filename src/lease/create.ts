@@ -35,6 +35,7 @@ import {
   writeOutcome,
 } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
+import type { LeaseEgress } from './egress.ts';
 import { recentEngineOf, refusedBy } from './engine.ts';
 import type { Outages } from './outages.ts';
 import { advance, markAbandoned } from './step.ts';
@@ -49,6 +50,8 @@ export type LeaseApp = PaidApp & {
   leaseChecks: Map<string, Promise<unknown>>;
   /** The reason why a machine is not ready, in its backend's words for tenants, by lease that is provisioning. */
   waitingFor: Map<string, string | undefined>;
+  /** The ways out of machines. */
+  egress: LeaseEgress;
   /** The open commands, uploads, sessions and ports of machines. */
   activity: Activity;
   usages: Usages;

@@ -32,7 +32,10 @@ export type Ports = {
 };
 
 /** Returns a running resource and its wallet, while it has paid time left and the wallet is active. */
-export function accessible(app: LeaseApp, id: string): { resource: Resource; wallet: Wallet } | undefined {
+export function accessible(
+  app: Pick<LeaseApp, 'ledger' | 'clock'>,
+  id: string,
+): { resource: Resource; wallet: Wallet } | undefined {
   const resource = findResource(app.ledger.read, id);
   const now = app.clock.now();
   if (resource?.status !== 'running' || resource.endWanted !== null || resource.expiresAt <= now) return undefined;

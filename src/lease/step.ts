@@ -289,6 +289,7 @@ async function captureWhenReady(observed: Observed): Promise<Transition> {
     app.waitingFor.set(row.id, 'it has started, but no command can be run in it yet');
     return change(row, { dueAt: app.clock.now() + SOON_SECONDS, attempts: 0, lastError: fault });
   }
+  await app.egress.open(row.id); // Its first command may need it.
   const { readyAt, expiresAt } = await tighten(app, backend, row);
   const operation = operationOf(app.ledger.read, row.operationId);
   const outcome: Outcome<null> = { kind: 'done', charge: operation.hold, usage: null, answer: null };

@@ -18,6 +18,7 @@ import { openSlots } from '../compute/open.ts';
 import type { LocalCompute } from '../compute/settings.ts';
 import type { Reload } from '../config/change.ts';
 import type { Config } from '../config/config.ts';
+import { type Outside, systemOutside } from '../egress/outside.ts';
 import { fullDisk } from '../files/full-disk.ts';
 import { createConcurrency, PORT_COUNT_MAX } from '../http/concurrency.ts';
 import type { HttpApp } from '../http/endpoint.ts';
@@ -26,6 +27,7 @@ import { createModelRequests } from '../http/model-requests.ts';
 import { createPortLinks } from '../http/port-links.ts';
 import { createPortProxy } from '../http/port-proxy.ts';
 import { createReadingThread, readerOfAnswers } from '../http/reading-thread.ts';
+import { createLeaseEgress } from '../lease/egress.ts';
 import { createKeepMemory } from '../lease/keep.ts';
 import { createOutages } from '../lease/outages.ts';
 import { createPorts, type Ports } from '../lease/ports.ts';
@@ -121,6 +123,8 @@ export type AppOptions = BooksOptions & {
   reread?: () => Config;
   /** The demo's own backend, in place of the configured ones. Only the demo sets it. */
   local?: LocalCompute;
+  /** The world outside as the proxy of leases uses it; the machine's own unless given. */
+  outside?: Outside;
   /** Milliseconds after which a client that reads nothing of its response is disconnected; a minute unless given. */
   stallMilliseconds?: number;
   /** The process belongs to this server alone: an error that nothing has caught is reported, and does not end it. */
@@ -192,7 +196,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   // One object, handed to every part: what is opened below is added to it.
   const app: Omit<
     App,
-    'paymentPoller' | 'ports' | 'portProxy' | 'reaper' | 'chain' | 'booksWatch' | typeof Symbol.asyncDispose
+    'paymentPoller' | 'egress' | 'ports' | 'portProxy' | 'reaper' | 'chain' | 'booksWatch' | typeof Symbol.asyncDispose
   > = {
     ...books,
     config,
@@ -242,10 +246,12 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     ? opening.adopt(createPaymentPoller({ ...app, payments }), (it) => it.stop())
     : undefined;
   const { enter } = createConcurrency(PORT_COUNT_MAX, 'connections to ports');
-  const ports = opening.adopt(createPorts(app, enter), (it) => it.close());
+  const egress = opening.adopt(createLeaseEgress(app, options.outside ?? systemOutside), (it) => it.close());
+  const ports = opening.adopt(createPorts(Object.assign(app, { egress }), enter), (it) => it.close());
   const portProxy = createPortProxy(ports);
-  const reaper: Reaper = opening.adopt(createReaper(Object.assign(app, { paymentPoller, ports, portProxy })), (it) =>
-    it.stop(),
+  const reaper: Reaper = opening.adopt(
+    createReaper(Object.assign(app, { paymentPoller, egress, ports, portProxy })),
+    (it) => it.stop(),
   );
   if (!health.fault) {
     const interrupted = await recover(app);
@@ -264,7 +270,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   addGauges({ ...app, notifier });
   const opened = opening.move();
   const close = { [Symbol.asyncDispose]: () => opened.disposeAsync() };
-  return Object.assign(app, { paymentPoller, ports, portProxy, reaper, chain, booksWatch, ...close });
+  return Object.assign(app, { paymentPoller, egress, ports, portProxy, reaper, chain, booksWatch, ...close });
 }
 
 /** Returns the caps on connections and on paid requests that the descriptors of this process allow. */

@@ -129,6 +129,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
     opening.adopt(app.clockWatch, (it) => it.stop());
     app.storage.start(() => app.inFlight.count() > 0 || nextDueResource(app.ledger.read) !== undefined);
     app.replicas.start();
+    app.egress.start();
     app.reaper.start();
     app.notifier.start();
     app.chain.start();

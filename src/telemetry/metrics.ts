@@ -52,6 +52,8 @@ const METRICS = {
   boundsLearned: counter('bounds_learned_total', 'Prompt bounds raised after a count above them.', 'upstream'),
   walletsOpened: counter('wallets_opened_total', 'Wallets opened.'),
   walletsClosed: counter('wallets_closed_total', 'Wallets closed, by reason.', 'reason'),
+  egressBytes: counter('egress_bytes_total', 'Bytes that leases exchanged through the proxy, both ways together.'),
+  egressRefused: counter('egress_refused_total', 'Connections through the proxy that leases were refused.'),
   leases: counter('leases_total', 'Lease events.', 'slot', 'backend', 'event'),
   fundsWaitSeconds: histogram(
     'funds_wait_seconds',

@@ -160,7 +160,8 @@ export const UploadRequest = v.object({
   content_base64: base64('base64 of at most 8 MiB; may have line breaks'),
 });
 
-const bytes = v.optional(v.pipe(v.number(), v.integer()));
+const count = v.pipe(v.number(), v.integer());
+const bytes = v.optional(count);
 /** What a machine uses, as `status` says it. */
 const UsageSummary = v.pipe(
   v.object({ cpu_seconds: v.optional(v.number()), memory_bytes: bytes, disk_bytes: bytes, network_bytes: bytes }),
@@ -193,6 +194,14 @@ export const ResourceSummary = v.object({
   ended_at: v.nullable(Time),
   end_reason: v.nullable(
     v.picklist(['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed', 'disk_exceeded']),
+  ),
+  egress: v.optional(
+    v.pipe(
+      v.array(v.object({ host: v.string(), bytes: count, refused: count })),
+      v.description(
+        'in the answer of status, where the resource has a way out: what it exchanged with each host, both ways together, and how often it was refused, since the server started; further hosts are `other`',
+      ),
+    ),
   ),
   keep: v.optional(
     v.pipe(
@@ -338,7 +347,6 @@ export function specOf({ provider, spec }: v.InferOutput<typeof ComputeRequest>)
   return provider === 'provider_one' ? { ...spec, gpu: spec.gpu ?? null, gpus: spec.gpus ?? 0 } : spec;
 }
 
-const count = v.pipe(v.number(), v.integer());
 export const ExecResult = v.object({
   id: v.string(),
   exit_code: v.number(),

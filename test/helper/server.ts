@@ -15,6 +15,7 @@ import type { LocalCompute } from '../../src/compute/settings.ts';
 import { type Config, readConfig } from '../../src/config/config.ts';
 import { reserveOn } from '../../src/db/disk-reserve.ts';
 import { openDatabase } from '../../src/db/open.ts';
+import type { Outside } from '../../src/egress/outside.ts';
 import { files } from '../../src/files/data-directory.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { findWallet, type Wallet } from '../../src/ledger/wallet.ts';
@@ -75,6 +76,8 @@ export type TestServerOptions = {
   /** Changes the merged settings, for a nested setting. */
   change?: (settings: Record<string, any>) => Record<string, unknown>;
   time?: HandClock;
+  /** Name servers and connections for the proxy of leases. */
+  outside?: Outside;
   /** Milliseconds for which the client of a stream may read nothing. */
   stallMilliseconds?: number;
   /** Unknown outcomes in a row that open the circuit of a route (default 3). */
@@ -229,6 +232,7 @@ export async function openTestServer(
       time: clock,
       writesHere,
       ...(options.unknownCountMax === undefined ? {} : { unknownCountMax: options.unknownCountMax }),
+      ...(options.outside === undefined ? {} : { outside: options.outside }),
       ...(options.stallMilliseconds === undefined ? {} : { stallMilliseconds: options.stallMilliseconds }),
       fatal(error) {
         if (!options.fatal) throw error;

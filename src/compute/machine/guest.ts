@@ -26,6 +26,7 @@ export type GuestOptions = {
   /** The path of the program that connects to ports (`Guest.relay`). */
   relay?: string;
   usage?: Guest['usage'];
+  egress?: Guest['egress'];
   /** The login shell, as a word of shell. */
   loginShell?: string;
   graceMilliseconds?: number;
@@ -42,6 +43,7 @@ export function createGuest(
     proofOf = async () => ({}),
     relay,
     usage,
+    egress,
     loginShell = '/bin/sh',
     graceMilliseconds = GRACE_MILLISECONDS,
     uploadMilliseconds = UPLOAD_MILLISECONDS,
@@ -68,6 +70,7 @@ export function createGuest(
     exec,
     ...(relay === undefined ? {} : { relay }),
     ...(usage === undefined ? {} : { usage }),
+    ...(egress === undefined ? {} : { egress }),
 
     async prove(ref) {
       const proof = await proofOf(ref);

@@ -326,6 +326,8 @@ export const readCompute = endpoint({
     const usage = usageSummary(await usageOf(app, resourceOf(app.ledger.read, principal.wallet.id, body.id)));
     // The lease may have changed in the meantime.
     const summary = summaryOf(app, resourceOf(app.ledger.read, principal.wallet.id, body.id));
-    return { body: { ...summary, ...(usage && summary.status === 'running' ? { usage } : {}) } };
+    const egress = app.egress.reached(body.id);
+    const isRunning = summary.status === 'running';
+    return { body: { ...summary, ...(usage && isRunning && { usage }), ...(egress && { egress }) } };
   },
 });

@@ -15,6 +15,7 @@ export function leaseEvents(sinks: Sinks) {
   return {
     ...orphanEvents(sinks),
     ...keepEvents(sinks),
+    ...egressEvents(sinks),
     backendCalled(slot: string, backend: string, call: string, code: string, seconds: number) {
       metrics.backendCalls.inc({ slot, backend, call, code });
       metrics.backendSeconds.observe({ slot, backend, call }, seconds);
@@ -87,6 +88,18 @@ const orphanEvents = ({ log, metrics }: Sinks) => ({
       { event: 'report_only.over', leases: leaseCount },
       'the operator ended the report-only state: orphans and leases are ended again',
     );
+  },
+});
+
+/** The events of what leases reach. */
+const egressEvents = ({ log, metrics }: Sinks) => ({
+  egressPassed(bytes: number) {
+    metrics.egressBytes.inc(bytes);
+  },
+  /** Counts every refusal, and logs the first of each host. */
+  egressRefused(resource: string, host: string, reason: string, isNews: boolean) {
+    metrics.egressRefused.inc();
+    if (isNews) log.warn({ event: 'egress.refused', resource, host, reason }, 'a lease was refused a connection');
   },
 });
 

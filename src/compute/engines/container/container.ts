@@ -17,7 +17,7 @@ import { createDiskWatch } from './disk-watch.ts';
 import { openEngine, textOf } from './engine.ts';
 import { createPuller } from './image.ts';
 import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
-import { beginIn } from './program.ts';
+import { beginEgress, beginIn } from './program.ts';
 import { type ContainerSettings, contentsOf } from './settings.ts';
 import { readStatistics } from './statistics.ts';
 import { createDeadlines } from './watchdog.ts';
@@ -58,6 +58,10 @@ export function openContainerBackend(
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,
     usage: async (ref) => ({ ...(await readStatistics(engine, ref)), diskBytes: disk.measured(ref) }),
+    egress: {
+      listOf: (spec) => contentsOf(settings, sizeOf(settings, spec).offer).egress,
+      begin: (ref) => beginEgress(engine, ref),
+    },
     /** Engines may silently leave a GPU out. */
     async proofOf(ref) {
       const container = await containers.look(ref);

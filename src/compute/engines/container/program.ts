@@ -1,9 +1,12 @@
 import type { Duplex, Readable } from 'node:stream';
 import { setTimeout as pause } from 'node:timers/promises';
 import type Docker from 'dockerode';
+import { EGRESS_PORT } from '../../../egress/list.ts';
 import { containConnection } from '../../../net/contain.ts';
 import type { Ref } from '../../backend.ts';
 import { newMark, withMark, withoutMark } from '../../kit/exit-mark.ts';
+import { RUNNING_WATCHDOG } from '../../kit/watchdog.ts';
+import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
 import { IS_MARKED, KILLED } from '../../machine/shell.ts';
 import { type Engine, wasRemoved } from './engine.ts';
@@ -207,6 +210,10 @@ async function mayRun(engine: Engine, ref: Ref, marker: string): Promise<boolean
     return true; // It cannot be ruled out.
   }
 }
+
+/** Starts the program of the way out, as the watchdog's user: no tenant can signal or trace it. It ends with its input. */
+export const beginEgress = (engine: Engine, ref: Ref): Promise<Program> =>
+  begin(engine, ref, [RUNNING_WATCHDOG, 'egress', String(EGRESS_PORT)], { user: `${WATCHDOG_USER}:${WATCHDOG_USER}` });
 
 /** Runs a program of Purser's own as `user`, and waits at most `milliseconds` for it. */
 export async function runAs(

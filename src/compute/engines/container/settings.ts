@@ -1,6 +1,18 @@
 import * as v from 'valibot';
+import { EGRESS_PORT, type List } from '../../../egress/list.ts';
 import type { Backend, Surroundings } from '../../backend.ts';
-import { above0, DOUBLE_ID, haveOwnIds, limits, offerCount, offerFields, sized, whole } from '../../kit/fields.ts';
+import {
+  above0,
+  DOUBLE_ID,
+  egress,
+  egressList,
+  haveOwnIds,
+  limits,
+  offerCount,
+  offerFields,
+  sized,
+  whole,
+} from '../../kit/fields.ts';
 import { checkEngineAddress, engineAddress, notesOnAddress } from './address.ts';
 
 /** Containers of an engine, on this machine or another: the settings, the notes for the operator, and how the backend is opened. */
@@ -21,10 +33,22 @@ const shared = {
     ),
     'none',
   ),
+  egress,
   pids: v.optional(whole(16, 1_000_000), 512),
   shm_gib: shmGib,
   provision_seconds: v.optional(whole(1, 86_400), 60),
 };
+
+type WaysOut = { network: string; egress?: unknown; offers?: { egress?: unknown }[] };
+
+/** Refuses a network beside `egress`: whatever is in a network goes past the proxy. */
+function checkOneWayOut<S extends WaysOut>() {
+  return v.check<S, string>(
+    ({ network, egress, offers = [] }) =>
+      network === 'none' || [egress, ...offers.map((it) => it.egress)].every((it) => it === undefined),
+    'has both network and egress: leases with egress have no network. Leave one of them out',
+  );
+}
 
 /** A device as the GPU's vendor names it: an index, a UUID, or a part of a divided GPU. */
 const device = v.pipe(
@@ -53,6 +77,7 @@ const Sized = v.pipe(
     gpu_mode: v.optional(v.picklist(['nvidia', 'cdi']), 'nvidia'),
   }),
   checkEngineAddress(),
+  checkOneWayOut(),
   v.forward(
     v.check(
       ({ limits, prices, gpu_devices }) =>
@@ -111,6 +136,8 @@ const Offers = v.pipe(
           /** The image of this offer, if not the common one. */
           image: v.optional(image),
           shm_gib: shmGib,
+          /** What its leases reach, if not the common list. */
+          egress,
           /** Variables that every process of the lease has. */
           env: v.optional(environment),
         }),
@@ -120,6 +147,7 @@ const Offers = v.pipe(
     ),
   }),
   checkEngineAddress(),
+  checkOneWayOut(),
 );
 
 export const slots = { provider_one: Sized, provider_three: Offers };
@@ -127,16 +155,35 @@ export type SizedSettings = v.InferOutput<typeof Sized>;
 export type OffersSettings = v.InferOutput<typeof Offers>;
 export type ContainerSettings = SizedSettings | OffersSettings;
 
+const PROXY = `http://127.0.0.1:${EGRESS_PORT}`;
+const LOOPBACK = 'localhost,127.0.0.1,::1';
+/** Tells programs of the way out. Some read the names in one letter case only. */
+const PROXY_VARIABLES = Object.fromEntries(
+  Object.entries({ http_proxy: PROXY, https_proxy: PROXY, all_proxy: PROXY, no_proxy: LOOPBACK }).flatMap(
+    ([name, value]) => [
+      [name, value],
+      [name.toUpperCase(), value],
+    ],
+  ),
+);
+
 /** The contents that an offer is made from. */
-export type Contents = { image: string; shmGib: number | undefined; env: Readonly<Record<string, string>> };
+export type Contents = {
+  image: string;
+  shmGib: number | undefined;
+  env: Readonly<Record<string, string>>;
+  egress: List;
+};
 
 /** Returns the contents that a lease is made from: those of its offer, else those of the backend's settings. */
 export function contentsOf(settings: ContainerSettings, offerId: string | undefined): Contents {
   const offer = 'offers' in settings ? settings.offers.find(({ id }) => id === offerId) : undefined;
+  const egress = egressList(offer?.egress ?? settings.egress);
   return {
     image: offer?.image ?? settings.image,
     shmGib: offer?.shm_gib ?? settings.shm_gib,
-    env: offer?.env ?? {},
+    env: { ...offer?.env, ...(egress.length ? PROXY_VARIABLES : {}) },
+    egress,
   };
 }
 

@@ -6,6 +6,7 @@
  *   watchdog            as any other process: changes nothing.
  *   watchdog relay PORT as any other process: connects its input and output to a port on loopback.
  *   watchdog relay      as any other process: exits 0, which an older watchdog does not.
+ *   watchdog egress PORT as any other process: hands the connections to a port on loopback over its input and output.
  *
  * The second and the third print the deadline that process 1 then has. They exit with the number of the kernel's error
  * (errno.h) where there is one: then nothing was moved; 64 is a DEADLINE that is no number. A relay exits with the
@@ -27,6 +28,8 @@
 #define EXIT_STOPPED 143
 
 #define EINVAL 22
+#define EPROTO 71
+#define ETIMEDOUT 110
 #define ECONNREFUSED 111
 #define EAGAIN 11
 #define AT_FDCWD (-100)
@@ -51,6 +54,9 @@
 #define AF_INET 2
 #define AF_INET6 10
 #define SOCK_STREAM 1
+#define SOCK_CLOEXEC 02000000
+#define SOL_SOCKET 1
+#define SO_REUSEADDR 2
 #define SHUT_WR 1
 #define MSG_DONTWAIT 0x40
 #define MSG_NOSIGNAL 0x4000
@@ -59,8 +65,9 @@
 
 #if defined(__x86_64__)
 enum { READ = 0, WRITE = 1, CLOSE = 3, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, GETPID = 39, SOCKET = 41,
-       CONNECT = 42, SENDTO = 44, RECVFROM = 45, SHUTDOWN = 48, FTRUNCATE = 77, SIGTIMEDWAIT = 128, CLOCK_GETTIME = 228,
-       EXIT_GROUP = 231, OPENAT = 257, PPOLL = 271, DUP3 = 292, MEMFD_CREATE = 319 };
+       CONNECT = 42, SENDTO = 44, RECVFROM = 45, SHUTDOWN = 48, BIND = 49, LISTEN = 50, SETSOCKOPT = 54, FTRUNCATE = 77,
+       SIGTIMEDWAIT = 128, CLOCK_GETTIME = 228, EXIT_GROUP = 231, OPENAT = 257, PPOLL = 271, ACCEPT4 = 288, DUP3 = 292,
+       MEMFD_CREATE = 319 };
 
 __asm__(".globl _start\n_start: xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call begin\n");
 
@@ -77,8 +84,9 @@ static long kernel(long number, long a, long b, long c, long d, long e, long f) 
 }
 #elif defined(__aarch64__)
 enum { DUP3 = 24, FTRUNCATE = 46, OPENAT = 56, CLOSE = 57, READ = 63, WRITE = 64, PPOLL = 73, EXIT_GROUP = 94,
-       CLOCK_GETTIME = 113, SIGACTION = 134, SIGPROCMASK = 135, SIGTIMEDWAIT = 137, GETPID = 172, SOCKET = 198,
-       CONNECT = 203, SENDTO = 206, RECVFROM = 207, SHUTDOWN = 210, MMAP = 222, MEMFD_CREATE = 279 };
+       CLOCK_GETTIME = 113, SIGACTION = 134, SIGPROCMASK = 135, SIGTIMEDWAIT = 137, GETPID = 172, SOCKET = 198, BIND = 200,
+       LISTEN = 201, CONNECT = 203, SENDTO = 206, RECVFROM = 207, SETSOCKOPT = 208, SHUTDOWN = 210, MMAP = 222,
+       ACCEPT4 = 242, MEMFD_CREATE = 279 };
 
 __asm__(".globl _start\n_start: mov x29, #0\n mov x30, #0\n mov x0, sp\n b begin\n");
 
@@ -185,19 +193,26 @@ static void tell(long deadline) {
   leave(0); /* What was moved is moved, whoever hears of it. */
 }
 
+#define LOOPBACK_BYTES 28 /* struct sockaddr_in6; struct sockaddr_in is its first 16 bytes. */
+static long bytes_of(long family) { return family == AF_INET ? 16 : LOOPBACK_BYTES; }
+
 /* Both families begin with the port; of `address` the rest is what each has of its own. */
-static long dial(long family, long port) {
-  unsigned char address[28]; /* struct sockaddr_in6; struct sockaddr_in is its first 16 bytes. */
+static void loopback(unsigned char *address, long family, long port) {
   volatile unsigned char *at = address;
-  for (unsigned long i = 0; i < sizeof address; i++) at[i] = 0;
+  for (unsigned long i = 0; i < LOOPBACK_BYTES; i++) at[i] = 0;
   address[0] = family;
   address[2] = port >> 8;
   address[3] = port & 255;
   if (family == AF_INET) address[4] = 127;
   address[family == AF_INET ? 7 : 23] = 1;
+}
+
+static long dial(long family, long port) {
+  unsigned char address[LOOPBACK_BYTES];
+  loopback(address, family, port);
   long fd = kernel(SOCKET, family, SOCK_STREAM, 0, 0, 0, 0);
   if (fd < 0) return fd;
-  long failed = kernel(CONNECT, fd, (long)address, family == AF_INET ? 16 : 28, 0, 0, 0);
+  long failed = kernel(CONNECT, fd, (long)address, bytes_of(family), 0, 0, 0);
   if (failed < 0) kernel(CLOSE, fd, 0, 0, 0, 0, 0);
   return failed < 0 ? failed : fd;
 }
@@ -259,8 +274,9 @@ static void relay(long port) {
   }
 }
 
-static int is_relay(const char *text) {
-  const char *wanted = "relay";
+#include "egress.h"
+
+static int is(const char *text, const char *wanted) {
   while (*text && *text == *wanted) text++, wanted++;
   return *text == *wanted;
 }
@@ -269,10 +285,11 @@ static int is_relay(const char *text) {
 __attribute__((used)) void begin(long *stack) {
   char **arguments = (char **)(stack + 1);
   int is_first = kernel(GETPID, 0, 0, 0, 0, 0, 0) == 1;
-  if (!is_first && stack[0] > 1 && is_relay(arguments[1])) {
+  if (!is_first && stack[0] > 1 && is(arguments[1], "relay")) {
     if (stack[0] == 2) leave(0);
     if (stack[0] == 3) relay(parse(arguments[2]));
   }
+  if (!is_first && stack[0] == 3 && is(arguments[1], "egress")) egress(parse(arguments[2]));
   if (stack[0] > 2 || (is_first && stack[0] != 2)) leave(EXIT_USAGE);
   long deadline = stack[0] == 2 ? parse(arguments[1]) : -1;
   if (is_first) guard(deadline);

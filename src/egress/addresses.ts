@@ -1,0 +1,88 @@
+import { isIP } from 'node:net';
+
+/** An IP address, or the first of a network. An IPv4 address in IPv6's notation is that IPv4 address. */
+export type Address = { family: 4 | 6; value: bigint };
+/** The addresses whose first `bits` bits are those of `value`. */
+export type Network = Address & { bits: number };
+
+const LENGTH = { 4: 32, 6: 128 } as const;
+const GROUP_BITS = 16n;
+const MAPPED = 0xffffn; // The bits of ::ffff:0:0/96 before the IPv4 address.
+
+/** Reads an address in its usual notation; undefined for anything else, such as 127.1, 0x7f000001 or an address with a zone. */
+export function parseAddress(text: string): Address | undefined {
+  const family = isIP(text);
+  if (family === 4) return { family, value: valueOfFour(text) };
+  if (family !== 6 || text.includes('%')) return undefined;
+  const value = valueOfSix(text);
+  if (value >> 32n === MAPPED) return { family: 4, value: value & 0xffffffffn };
+  return { family: 6, value };
+}
+
+const valueOfFour = (text: string) => text.split('.').reduce((sum, part) => (sum << 8n) | BigInt(part), 0n);
+
+function valueOfSix(text: string): bigint {
+  const [before = '', after] = text.split('::', 2) as [string, string?];
+  const groupsOf = (part: string) =>
+    part.split(':').flatMap((it): bigint[] => {
+      if (it === '') return [];
+      if (!it.includes('.')) return [BigInt(`0x${it}`)];
+      const four = valueOfFour(it);
+      return [four >> GROUP_BITS, four & 0xffffn];
+    });
+  const [head, tail] = [groupsOf(before), groupsOf(after ?? '')];
+  const missing = Array<bigint>(8 - head.length - tail.length).fill(0n);
+  return [...head, ...missing, ...tail].reduce((sum, group) => (sum << GROUP_BITS) | group, 0n);
+}
+
+/** Reads `ADDRESS` or `ADDRESS/BITS`. Undefined for anything else, and where the address has bits beyond the network's. */
+export function parseNetwork(text: string): Network | undefined {
+  const [, address = '', digits] = /^([^/]+)(?:\/(\d{1,3}))?$/.exec(text) ?? [];
+  const first = parseAddress(address);
+  // The bits of a mapped network would be counted in IPv6's notation.
+  if (!first || (first.family === 4 && address.includes(':'))) return undefined;
+  const length = LENGTH[first.family];
+  const bits = digits === undefined ? length : Number(digits);
+  if (bits > length) return undefined;
+  const network = { ...first, bits };
+  return prefixOf(first, bits) << BigInt(length - bits) === first.value ? network : undefined;
+}
+
+const prefixOf = ({ family, value }: Address, bits: number) => value >> BigInt(LENGTH[family] - bits);
+
+/** Returns whether an address, or a whole network, lies in `network`. */
+export const liesIn = (it: Address & { bits?: number }, network: Network): boolean =>
+  it.family === network.family &&
+  (it.bits ?? LENGTH[it.family]) >= network.bits &&
+  prefixOf(it, network.bits) === prefixOf(network, network.bits);
+
+/** IPv4's special-purpose addresses (IANA's registry, RFC 6890), multicast and what is reserved. */
+const SPECIAL_4 = [
+  '0.0.0.0/8',
+  '10.0.0.0/8',
+  '100.64.0.0/10',
+  '127.0.0.0/8',
+  '169.254.0.0/16',
+  '172.16.0.0/12',
+  '192.0.0.0/24',
+  '192.0.2.0/24',
+  '192.88.99.0/24',
+  '192.168.0.0/16',
+  '198.18.0.0/15',
+  '198.51.100.0/24',
+  '203.0.113.0/24',
+  '224.0.0.0/4',
+  '240.0.0.0/4',
+  '168.63.129.16', // The metadata address of Azure, among its public ones.
+].map((it) => parseNetwork(it) as Network);
+/** IPv6's addresses in use, and those among them that stand for others (Teredo, 6to4) or for none. NAT64 lies outside. */
+const GLOBAL_6 = parseNetwork('2000::/3') as Network;
+const SPECIAL_6 = ['2001::/23', '2001:db8::/32', '2002::/16', '3fff::/20'].map((it) => parseNetwork(it) as Network);
+
+/** Returns whether every address of it belongs to the public Internet, as far as the address shows. */
+export function isPublic(it: Address & { bits?: number }): boolean {
+  const whole: Network = { bits: LENGTH[it.family], ...it };
+  if (it.family === 6 && !liesIn(whole, GLOBAL_6)) return false;
+  const special = it.family === 4 ? SPECIAL_4 : SPECIAL_6;
+  return !special.some((other) => liesIn(whole, other) || liesIn(other, whole));
+}

@@ -1,0 +1,152 @@
+import { setTimeout as pause } from 'node:timers/promises';
+import { contained } from '../base/fault.ts';
+import { containConnection } from '../net/contain.ts';
+import { inTime } from '../net/deadline.ts';
+import { type Line, type LineSession, openLine } from './line.ts';
+import type { List } from './list.ts';
+import { createLookUp, type Outside } from './outside.ts';
+import { serveConnection } from './proxy.ts';
+import { createTally, type Reached, type Tally } from './tally.ts';
+
+/** The ways out of all leases (docs/decisions/0081). */
+
+const OPEN_MILLISECONDS = 20_000;
+/** The pause before a way out that was lost is opened again, and the longest such pause. */
+const RETRY_MILLISECONDS = { min: 1000, max: 60_000 };
+
+/** What the ways out need of a server. */
+export type EgressNeeds = {
+  outside: Outside;
+  /** Returns the lists of a lease that may be used now; undefined otherwise. Called for each piece that passes. */
+  listsOf(id: string): readonly List[] | undefined;
+  /** Returns whether the lease's machine is still to have a way out. */
+  isLive(id: string): boolean;
+  /** Starts the program inside. Throws if the machine cannot be asked. */
+  begin(id: string): Promise<LineSession>;
+  /** Counts one connection's memory; throws if its wallet uses too much. Returns what releases it. */
+  enter(id: string): () => void;
+  passed(bytes: number): void;
+  /** Told of the first refusal of each place of the tally, and how many in all. */
+  refused(id: string, host: string, reason: string, isNews: boolean): void;
+  /** Told when a way out was lost or could not be opened, and is tried again. */
+  failed(id: string, error: unknown): void;
+};
+
+export type Egress = {
+  /** Opens the way out of a lease, unless it is open, and keeps it open. Rejects if it is not open in time. */
+  open(id: string): Promise<void>;
+  /** What a lease has reached since the server's start; undefined for a lease that never had a way out. */
+  reached(id: string): Reached[] | undefined;
+  /** Ends the ways out of leases that are over, and the connections of those that may not be used. */
+  check(): void;
+  close(): void;
+};
+
+type Way = { id: string; tally: Tally; line: Line | undefined; opening: Promise<void>; isWanted: boolean };
+
+export function createEgress(needs: EgressNeeds): Egress {
+  const ways = new Map<string, Way>();
+  const lookUp = createLookUp(needs.outside);
+  const world = { ...needs.outside, lookUp };
+  let isClosed = false;
+
+  async function openOnce(way: Way): Promise<void> {
+    const { id, tally } = way;
+    const gate = {
+      id,
+      lists: () => (way.isWanted ? needs.listsOf(id) : undefined),
+      passed(host: string, bytes: number) {
+        tally.add(host, bytes);
+        needs.passed(bytes);
+      },
+      refused: (host: string, reason: string) => needs.refused(id, host, reason, tally.refuse(host)),
+    };
+    const session = await inTime(needs.begin(id), OPEN_MILLISECONDS, 'the start of the way out');
+    const line = openLine(
+      session,
+      contained('connection', async (stream) => {
+        containConnection(stream, 'connection');
+        const leave = tryEnter(id);
+        if (!leave) return stream.destroy();
+        stream.once('close', leave);
+        await serveConnection(stream, gate, world);
+      }),
+    );
+    way.line = line;
+    try {
+      await inTime(line.ready, OPEN_MILLISECONDS, 'the start of the way out');
+    } catch (error) {
+      line.close();
+      throw error;
+    }
+    if (!way.isWanted) line.close();
+    void line.over.then((reason) => {
+      if (way.line !== line || !way.isWanted) return;
+      way.line = undefined;
+      needs.failed(id, reason);
+      way.opening = keepOpening(way);
+      way.opening.catch(() => {});
+    });
+  }
+
+  function tryEnter(id: string): (() => void) | undefined {
+    try {
+      return needs.enter(id);
+    } catch {
+      return undefined;
+    }
+  }
+
+  async function keepOpening(way: Way): Promise<void> {
+    for (let wait = RETRY_MILLISECONDS.min; way.isWanted; wait = Math.min(wait * 2, RETRY_MILLISECONDS.max)) {
+      await pause(wait, undefined, { ref: false });
+      if (!way.isWanted || !needs.isLive(way.id)) return;
+      const fault = await openOnce(way).then(
+        () => undefined,
+        (error: unknown) => ({ error }),
+      );
+      if (!fault) return;
+      needs.failed(way.id, fault.error);
+    }
+  }
+
+  function end(way: Way): void {
+    way.isWanted = false;
+    way.line?.close();
+    way.line = undefined;
+  }
+
+  return {
+    async open(id) {
+      if (isClosed) throw new Error('the server is stopping');
+      const known = ways.get(id);
+      if (known?.isWanted) return inTime(known.opening, OPEN_MILLISECONDS, 'the start of the way out');
+      const way: Way = {
+        id,
+        tally: known?.tally ?? createTally(),
+        line: undefined,
+        opening: Promise.resolve(),
+        isWanted: true,
+      };
+      ways.set(id, way);
+      way.opening = openOnce(way);
+      await way.opening.catch((error) => {
+        needs.failed(id, error);
+        way.opening = keepOpening(way);
+        throw error;
+      });
+    },
+    reached: (id) => ways.get(id)?.tally.list(),
+    check() {
+      for (const way of ways.values()) {
+        if (needs.isLive(way.id)) continue;
+        end(way);
+        ways.delete(way.id);
+      }
+    },
+    close() {
+      isClosed = true;
+      for (const way of ways.values()) end(way);
+    },
+  };
+}

@@ -1,0 +1,238 @@
+import { once } from 'node:events';
+import type { Socket } from 'node:net';
+import type { Duplex } from 'node:stream';
+import { deadline } from '../net/deadline.ts';
+import { type Address, parseAddress } from './addresses.ts';
+import { createHelloReader } from './client-hello.ts';
+import { admits, admitsPublic, type List, opens } from './list.ts';
+import type { LookUp, Outside } from './outside.ts';
+import { createHeadReader, type ProxyRequest } from './request-head.ts';
+
+/**
+ * The forward proxy of a lease: one request for each connection. It looks names up by itself, and connects to the very address
+ * that it has checked.
+ */
+
+/** The time for a head, and for a ClientHello after it. */
+const FIRST_MILLISECONDS = 10_000;
+const CONNECT_MILLISECONDS = 10_000;
+/** The addresses of a name that are tried, one after another. */
+const ADDRESS_COUNT_MAX = 4;
+/** A connection over which nothing has passed for this long is over. */
+const IDLE_MILLISECONDS = 3_600_000;
+
+/** The lease of a connection. */
+export type Gate = {
+  /** Names the lease where look-ups are counted. */
+  id: string;
+  /** Returns the lists that all have to admit a target; undefined once the lease is over, or may not be used. */
+  lists(): readonly List[] | undefined;
+  /** Counts bytes of a host that was reached. */
+  passed(host: string, bytes: number): void;
+  /** Told of each refusal, with its reason in words. */
+  refused(host: string, reason: string): void;
+};
+type World = Pick<Outside, 'dial' | 'isOwn'> & { lookUp: LookUp };
+
+/** A request that is not carried out. `host` is there if its target is known and was refused. */
+class Refused extends Error {
+  readonly status: number;
+  readonly host: string | undefined;
+  constructor(status: number, reason: string, host?: string) {
+    super(reason);
+    this.status = status;
+    this.host = host;
+  }
+}
+
+const REASONS: Record<number, string> = {
+  400: 'Bad Request',
+  403: 'Forbidden',
+  408: 'Request Timeout',
+  411: 'Length Required',
+  429: 'Too Many Requests',
+  431: 'Request Header Fields Too Large',
+  502: 'Bad Gateway',
+  503: 'Service Unavailable',
+};
+
+/** Serves one connection of a lease until it is over. Never rejects. */
+export async function serveConnection(client: Duplex, gate: Gate, world: World): Promise<void> {
+  try {
+    const { request, rest } = await readHead(client);
+    const server = await reach(request, gate, world);
+    await serveRequest(client, server, { request, rest, gate });
+  } catch (error) {
+    if (!(error instanceof Refused)) return void client.destroy();
+    if (error.host !== undefined) gate.refused(error.host, error.message);
+    const { status, message } = error;
+    const body = `Purser: ${message}\n`;
+    const head = [
+      `HTTP/1.1 ${status} ${REASONS[status]}`,
+      'content-type: text/plain; charset=utf-8',
+      'connection: close',
+    ];
+    if (!client.writable) return void client.destroy();
+    client.end(`${head.join('\r\n')}\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`);
+    client.resume(); // What it still says is of no interest; but its end is.
+    const late = setTimeout(() => client.destroy(), FIRST_MILLISECONDS);
+    client.once('close', () => clearTimeout(late));
+  }
+}
+
+/** Gives each piece of a stream to `take`, until that returns something. The stream can be read on afterwards. */
+function readFirst<T>(client: Duplex, take: (piece: Buffer) => T | undefined, onEnd: () => Error): Promise<T> {
+  const first = new Promise<T>((resolve, reject) => {
+    const over = () => done(() => reject(onEnd()));
+    const listen = () => {
+      for (let piece = client.read(); piece !== null; piece = client.read()) {
+        const found = take(piece);
+        if (found !== undefined) return done(() => resolve(found));
+      }
+    };
+    const done = (end: () => void) => {
+      client.off('readable', listen).off('end', over).off('close', over);
+      end();
+    };
+    client.on('readable', listen).on('end', over).on('close', over);
+  });
+  return deadline(first, FIRST_MILLISECONDS, () => {
+    client.removeAllListeners('readable');
+    throw new Refused(408, 'the request did not come in time');
+  });
+}
+
+async function readHead(client: Duplex): Promise<{ request: ProxyRequest; rest: Buffer }> {
+  const reader = createHeadReader();
+  const head = await readFirst(client, reader.take, () => new Error('the connection ended'));
+  if ('fault' in head) throw new Refused(head.code, `the request is refused: ${head.fault}`);
+  return head;
+}
+
+/** Returns the lists in force. Throws where the lease is over. */
+function listsOf(gate: Gate): readonly List[] {
+  const lists = gate.lists();
+  if (!lists) throw new Refused(503, 'the lease is over, or its wallet may not use it');
+  return lists;
+}
+
+/** Connects to the target of a request, if all lists admit it and one of its addresses. */
+async function reach({ target, host: shown }: ProxyRequest, gate: Gate, world: World): Promise<Socket> {
+  const { host, port } = target;
+  const where = `${shown}:${port}`;
+  if (!listsOf(gate).every((list) => admits(list, target)))
+    throw new Refused(403, `${where} is not in the list of what this lease may reach`, shown);
+  const found = host.kind === 'address' ? [shown.replace(/^\[|\]$/g, '')] : await lookUp(host.name, gate, world);
+  // The lists may have changed in the meantime.
+  const lists = listsOf(gate);
+  const isOpen = (it: Address) => lists.every((list) => opens(list, it, port, world.isOwn));
+  const checked = found.filter((it) => {
+    const address = parseAddress(it);
+    return address !== undefined && isOpen(address);
+  });
+  if (!lists.every((list) => admits(list, target)) || !checked.length)
+    throw new Refused(403, `${where} has no address that this lease may reach`, shown);
+  let fault: unknown;
+  for (const address of checked.slice(0, ADDRESS_COUNT_MAX)) {
+    const server = world.dial(address, port);
+    server.on('error', () => {}); // `close` follows.
+    try {
+      await once(server, 'connect', { signal: AbortSignal.timeout(CONNECT_MILLISECONDS) });
+      return server;
+    } catch (error) {
+      server.destroy();
+      fault = error;
+    }
+  }
+  throw new Refused(502, `${where} cannot be reached: ${codeOf(fault)}`);
+}
+
+const codeOf = (error: unknown) => (error as NodeJS.ErrnoException).code ?? (error as Error).message;
+
+async function lookUp(name: string, gate: Gate, world: World): Promise<string[]> {
+  const found = await world.lookUp(gate.id, name).catch((error) => {
+    throw new Refused(502, `${name} cannot be looked up: ${codeOf(error)}`);
+  });
+  if (found === 'too_many') throw new Refused(429, 'too many names are being looked up for this lease');
+  if (!found.length) throw new Refused(502, `${name} has no address`);
+  return found;
+}
+
+type Opened = { request: ProxyRequest; rest: Buffer; gate: Gate };
+
+/** Carries out a request whose server is connected. */
+async function serveRequest(client: Duplex, server: Socket, { request, rest, gate }: Opened): Promise<void> {
+  try {
+    const { target, host } = request;
+    if (client.destroyed) throw new Error('the client has gone');
+    if (request.kind === 'plain') {
+      const body = rest.subarray(0, request.bodyBytes);
+      const first = Buffer.concat([request.head, body]);
+      return relay(client, server, { host, first, gate, bodyLeft: request.bodyBytes - body.length });
+    }
+    client.write('HTTP/1.1 200 Connection established\r\n\r\n');
+    if (target.host.kind === 'address' || listsOf(gate).every((list) => admitsPublic(list, target.port)))
+      return relay(client, server, { host, first: rest, gate });
+    const first = await readHello(client, rest, target.host.name).catch((error) => {
+      // The tunnel is open, so no answer of the proxy would be understood.
+      if (error instanceof Refused) gate.refused(host, error.message);
+      throw new Error('the first bytes were refused', { cause: error });
+    });
+    relay(client, server, { host, first, gate });
+  } catch (error) {
+    server.destroy();
+    throw error;
+  }
+}
+
+/** Reads the ClientHello of a tunnel to a name, and returns its bytes. Throws Refused unless it names this host. */
+async function readHello(client: Duplex, rest: Buffer, name: string): Promise<Buffer> {
+  const reader = createHelloReader();
+  const ended = () => new Refused(403, 'no ClientHello of TLS came');
+  const hello = (rest.length ? reader.take(rest) : undefined) ?? (await readFirst(client, reader.take, ended));
+  if ('fault' in hello) throw new Refused(403, `to a name only TLS may be spoken that names it: ${hello.fault}`);
+  if (hello.serverName.toLowerCase() !== name) throw new Refused(403, 'TLS asks for another server than the request');
+  return reader.taken();
+}
+
+type Passing = {
+  host: string;
+  /** What the server gets first. */
+  first: Buffer;
+  gate: Gate;
+  /** The bytes that the client may still send, where that is known. */
+  bodyLeft?: number;
+};
+
+/** Passes bytes on, each way no faster than they are taken, until both ends are done or the lease is over. */
+function relay(client: Duplex, server: Socket, { host, first, gate, bodyLeft }: Passing): void {
+  let left = bodyLeft ?? Number.POSITIVE_INFINITY;
+  const end = () => {
+    client.destroy();
+    server.destroy();
+  };
+  const pass = (from: Duplex, to: Duplex, piece: Buffer) => {
+    if (gate.lists() === undefined) return end();
+    gate.passed(host, piece.length);
+    if (!to.write(piece)) from.pause();
+  };
+  server.setTimeout(IDLE_MILLISECONDS, end);
+  if (first.length) pass(client, server, first);
+  client.on('data', (piece: Buffer) => {
+    const wanted = piece.length > left ? piece.subarray(0, left) : piece;
+    left -= wanted.length;
+    if (wanted.length) pass(client, server, wanted);
+  });
+  server.on('data', (piece: Buffer) => pass(server, client, piece));
+  client.on('drain', () => server.resume());
+  server.on('drain', () => client.resume());
+  client.on('end', () => server.end());
+  server.on('end', () => client.end());
+  client.once('close', () => server.destroy());
+  server.once('close', () => {
+    if (!server.readableEnded) client.destroy();
+    // It has been given the rest. Whatever the client still says, nobody takes it.
+    else client.resume().once('finish', () => client.destroy());
+    if (client.writableFinished) client.destroy();
+  });
+}

@@ -1,0 +1,101 @@
+import { contained } from '../base/fault.ts';
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
+import type { Backend, Ref, Spec } from '../compute/backend.ts';
+import { CONNECTION_BYTES_MAX } from '../compute/port.ts';
+import { createEgress, type Egress } from '../egress/egress.ts';
+import type { List } from '../egress/list.ts';
+import type { Outside } from '../egress/outside.ts';
+import { allLiveResources, findResource, type Resource } from '../ledger/resource.ts';
+import type { LeaseApp } from './create.ts';
+import { accessible } from './ports.ts';
+
+/** Interval at which ways out of leases that are over are closed. What passes is checked piece by piece. */
+const CHECK_MILLISECONDS = 1000;
+
+type EgressApp = Omit<LeaseApp, 'egress'> & {
+  memory: { open(walletId: string): { take(bytes: number): void; close(): void } };
+};
+
+/** The ways out of leases. `open` does nothing for a lease whose backend gives it none. */
+export type LeaseEgress = Pick<Egress, 'open' | 'reached'> & {
+  /** Opens those of all running leases, as a server does at its start. */
+  start(): void;
+  close(): void;
+};
+
+type Way = { backend: Backend; ref: Ref; list: List };
+
+/** Creates the ways out of a server's leases. */
+export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress {
+  /** The list of each lease that was asked for, while neither the books nor the time have changed. */
+  const known = new Map<string, { changes: number; now: number; lists: readonly List[] | undefined }>();
+
+  function wayOf(row: Resource | undefined): Way | undefined {
+    const backend = row && app.slots.backendOf(row);
+    const egress = backend?.guest.egress;
+    if (!row || row.ref === null || !egress) return undefined;
+    try {
+      const list = egress.listOf(parseJson(row.spec) as Spec);
+      return list.length ? { backend, ref: row.ref, list } : undefined;
+    } catch (error) {
+      if (error instanceof Refusal) return undefined; // Its offer is no longer in the settings.
+      throw error;
+    }
+  }
+
+  function listsOf(id: string): readonly List[] | undefined {
+    const [changes, now] = [app.ledger.changeCount(), app.clock.now()];
+    const last = known.get(id);
+    if (last?.changes === changes && last.now === now) return last.lists;
+    const way = wayOf(accessible(app, id)?.resource);
+    const lists = way && [way.list];
+    known.set(id, { changes, now, lists });
+    return lists;
+  }
+
+  const egress = createEgress({
+    outside,
+    listsOf,
+    isLive(id) {
+      const row = findResource(app.ledger.read, id);
+      return row?.endedAt === null && row.endWanted === null && wayOf(row) !== undefined;
+    },
+    async begin(id) {
+      const way = wayOf(findResource(app.ledger.read, id));
+      if (!way?.backend.guest.egress) throw new Error('the lease has no way out');
+      return way.backend.guest.egress.begin(way.ref);
+    },
+    enter(id) {
+      const { walletId } = findResource(app.ledger.read, id) as Resource;
+      const memory = app.memory.open(app.tenantOf(walletId).treeId);
+      memory.take(CONNECTION_BYTES_MAX);
+      return () => memory.close();
+    },
+    passed: app.events.egressPassed,
+    refused: app.events.egressRefused,
+    failed: (id, error) => app.events.failed('egress', error, { resource: id }),
+  });
+
+  const check = contained('timer', () => {
+    egress.check();
+    for (const id of known.keys()) if (listsOf(id) === undefined) known.delete(id);
+  });
+  const timer = setInterval(check, CHECK_MILLISECONDS).unref();
+  const open: Egress['open'] = async (id) => {
+    if (wayOf(findResource(app.ledger.read, id))) await egress.open(id);
+  };
+
+  return {
+    open,
+    reached: egress.reached,
+    start() {
+      for (const { id, status } of allLiveResources(app.ledger.read))
+        if (status === 'running') open(id).catch(() => {}); // It was reported, and is tried again.
+    },
+    close() {
+      clearInterval(timer);
+      egress.close();
+    },
+  };
+}

@@ -1,0 +1,93 @@
+import assert from 'node:assert/strict';
+import { connect } from 'node:net';
+import test, { type TestContext } from 'node:test';
+import { openSite, PUBLIC } from '../egress/proxy-shared.ts';
+import { openTestServer } from '../helper/server.ts';
+import { until } from '../helper/waiting.ts';
+import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
+import { openPodman } from './engines/podman.ts';
+
+const ENGINES: [name: string, open: (t: TestContext) => Promise<Engine | undefined>][] = [
+  ['Docker', (t) => openDocker(t, { shared: true })],
+  ['Podman', (t) => openPodman(t)],
+];
+const ANSWER = 'HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello\n';
+
+for (const [name, openEngine] of ENGINES)
+  test(`${name}: a lease reaches what is in the operator’s list, and nothing else`, async (t) => {
+    const engine = await openEngine(t);
+    if (!engine) return;
+    t.after(() => engine.stop());
+    const site = await openSite(t, ANSWER);
+    const asked: string[] = [];
+    const outside = {
+      async lookUp(host: string) {
+        asked.push(host);
+        return [PUBLIC];
+      },
+      dial: () => connect({ host: '127.0.0.1', port: site.port, allowHalfOpen: true }),
+      isOwn: () => false,
+    };
+    const prices = { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' };
+    const slot = {
+      backend: 'container',
+      socket: engine.socket,
+      image: IMAGE,
+      prices,
+      limits: { cpus: 4, memory_gib: 4 },
+      egress: ['good.test', '*.better.test:8080'],
+    };
+    const purser = await openTestServer(t, { settings: { compute: { provider_one: slot } }, outside });
+    const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+    const order = { provider: 'provider_one', spec: { cpus: 1, memory_gib: 0.25, max_seconds: 600 } };
+    const created = await purser.ask('POST', '/v1/compute/create', { token, key: 'k', body: order });
+    assert.equal(created.status, 200, created.text);
+    const { id } = created.body;
+    const sh = async (command: string) => {
+      const answer = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command } });
+      assert.equal(answer.status, 200, answer.text);
+      return `${answer.body.stdout}${answer.body.stderr}`;
+    };
+
+    // The first command finds the way out open.
+    assert.equal(await sh('wget -q -O - http://good.test/'), 'hello\n');
+    assert.equal(await sh('wget -q -O - http://a.better.test:8080/'), 'hello\n');
+    assert.match(await sh('wget -q -O - http://bad.test/'), /403 Forbidden/);
+    assert.match(await sh(`wget -q -O - http://${PUBLIC}/`), /403 Forbidden/);
+    const variables = await sh('env | grep -i _proxy | sort');
+    assert.equal(variables.split('\n').filter((it) => it.includes('=')).length, 8, variables);
+    // What ignores the proxy has no network, and no name server.
+    assert.equal((await sh('ls /sys/class/net')).trim(), 'lo');
+    assert.match(await sh('unset http_proxy; wget -q -T 2 -O - http://good.test/ || echo none'), /none/);
+    assert.match(await sh('nc -w 2 172.17.0.1 80 </dev/null || echo none'), /none/);
+    assert.deepEqual(asked, ['good.test', 'a.better.test']);
+
+    const status = await purser.ask('POST', '/v1/compute/status', { token, body: { id } });
+    const reached = status.body.egress as { host: string; bytes: number; refused: number }[];
+    assert.deepEqual(
+      reached.map(({ host, bytes, refused }) => [host, bytes > 0, refused]),
+      [
+        ['good.test', true, 0],
+        ['a.better.test', true, 0],
+        ['bad.test', false, 1],
+        [PUBLIC, false, 1],
+      ],
+    );
+    assert.equal(purser.log.filter((it) => it.includes('egress.refused')).length, 2);
+
+    // The tenant, though root inside, cannot end the program: it belongs to the watchdog's user.
+    const found =
+      'for it in $(ls /proc); do [ "$(head -c 11 /proc/$it/cmdline 2>/dev/null)" = /proc/1/exe ] && echo $it; done';
+    const programs = async () => (await sh(found)).trim().split('\n');
+    assert.match(await sh(`kill -9 ${(await programs())[0]}`), /not permitted/);
+    assert.equal(await sh('wget -q -O - http://good.test/'), 'hello\n');
+
+    // A server that starts again opens it again, and leaves one program.
+    await purser.reopen();
+    await until('the way out is open again', async () => (await sh('wget -q -O - http://good.test/')) === 'hello\n');
+    assert.equal((await programs()).length, 1);
+
+    // Nothing passes once the lease has ended.
+    const stopped = await purser.ask('POST', '/v1/compute/stop', { token, body: { id } });
+    assert.equal(stopped.body.status, 'stopped', stopped.text);
+  });

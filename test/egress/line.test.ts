@@ -1,0 +1,176 @@
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { connect, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { type Duplex, PassThrough } from 'node:stream';
+import test, { type TestContext } from 'node:test';
+import {
+  createFrameReader,
+  LineBroken,
+  openLine,
+  PIECE_COST,
+  STREAM_COUNT_MAX,
+  WINDOW,
+} from '../../src/egress/line.ts';
+import { freePort } from '../helper/free-port.ts';
+import { until } from '../helper/waiting.ts';
+
+const ARCHITECTURE = process.arch === 'x64' ? 'amd64' : process.arch;
+const PROGRAM = join(import.meta.dirname, `../../src/compute/kit/watchdog/watchdog-${ARCHITECTURE}`);
+
+/** The program itself on this machine's loopback, with its streams here. */
+async function openProgram(t: TestContext, accept: (stream: Duplex) => void) {
+  const port = await freePort();
+  const child = spawn(PROGRAM, ['egress', String(port)], { stdio: ['pipe', 'pipe', 'inherit'] });
+  t.after(() => child.kill('SIGKILL'));
+  const ended = once(child, 'exit').then(([code]) => ({ code: code as number }));
+  const line = openLine({ stdin: child.stdin, stdout: child.stdout, ended, kill: () => child.stdin.destroy() }, accept);
+  await line.ready;
+  const dial = () => {
+    const socket = connect({ port, host: '127.0.0.1', allowHalfOpen: true });
+    t.after(() => socket.destroy());
+    return socket.on('error', () => {});
+  };
+  return { port, child, ended, line, dial };
+}
+
+/** Reads a stream to its end. */
+async function lengthOf(stream: Socket): Promise<number> {
+  let length = 0;
+  for await (const piece of stream) length += piece.length;
+  return length;
+}
+
+const LENGTH = 3 * 1024 * 1024 + 1;
+const bytes = Buffer.alloc(LENGTH, 'abcdefg');
+
+test('connections pass through the program whole, both ways, more of them than there are numbers', async (t) => {
+  const { line, dial } = await openProgram(t, (stream) => stream.pipe(stream));
+  for (let round = 0; round < 3; round++) {
+    const sockets = Array.from({ length: 30 }, dial);
+    const lengths = sockets.map(async (socket) => {
+      let at = 0;
+      for await (const piece of socket) {
+        assert(piece.equals(bytes.subarray(at, at + piece.length)));
+        at += piece.length;
+      }
+      return at;
+    });
+    for (const it of sockets) it.end(bytes);
+    assert.deepEqual([...new Set(await Promise.all(lengths))], [LENGTH]);
+  }
+  await until('no stream is left', async () => line.streamCount() === 0);
+  // One that waits for a number gets the first that is free.
+  const many = Array.from({ length: STREAM_COUNT_MAX + 1 }, dial);
+  await until('all numbers are taken', async () => line.streamCount() === STREAM_COUNT_MAX);
+  const last = lengthOf(many.at(-1) as Socket);
+  many[0]?.end();
+  many.at(-1)?.end('x');
+  assert.equal(await last, 1);
+});
+
+test('a connection that is cut ends on the other side, whichever side cuts it', async (t) => {
+  const streams: Duplex[] = [];
+  const { line, dial } = await openProgram(t, (stream) => streams.push(stream.on('error', () => {})));
+  const one = dial();
+  await until('it is there', async () => streams.length === 1);
+  streams[0]?.destroy();
+  assert.equal(await lengthOf(one), 0);
+  one.destroy();
+  const other = dial();
+  other.write('x');
+  await until('it is there', async () => streams.length === 2);
+  await once(streams[1] as Duplex, 'readable');
+  other.resetAndDestroy();
+  await until('its end is there', async () => streams[1]?.destroyed ?? false);
+  await until('no stream is left', async () => line.streamCount() === 0);
+});
+
+test('the program ends with its input, and takes its port with it', async (t) => {
+  const { ended, child, port } = await openProgram(t, () => {});
+  child.stdin.end();
+  assert.deepEqual(await ended, { code: 0 });
+  const again = spawn(PROGRAM, ['egress', String(port)], { stdio: ['pipe', 'pipe', 'inherit'] });
+  t.after(() => again.kill('SIGKILL'));
+  await once(again.stdout, 'readable');
+  // A second one on the port says so (EADDRINUSE).
+  const second = spawn(PROGRAM, ['egress', String(port)], { stdio: ['pipe', 'pipe', 'inherit'] });
+  assert.deepEqual((await once(second, 'exit'))[0], 98);
+});
+
+test('what is neither read nor sent stays in bounds on both sides', async (t) => {
+  const streams: Duplex[] = [];
+  const { line, dial } = await openProgram(t, (stream) => streams.push(stream));
+  const socket = dial();
+  // Unread by the proxy: the program stops reading.
+  socket.write(Buffer.alloc(8 * 1024 * 1024));
+  await until('a window has come', async () => line.keptBytes() > WINDOW - 2 * 16_384);
+  assert(line.keptBytes() <= WINDOW, String(line.keptBytes()));
+  assert(socket.bytesWritten > 0);
+  // Unread by the lease: the stream takes no more.
+  let taken = 0;
+  const stream = streams[0] as Duplex;
+  const piece = Buffer.alloc(16_384);
+  while (stream.write(piece)) taken += piece.length;
+  assert(taken <= WINDOW + piece.length, String(taken));
+});
+
+/** A line whose program is the test's. */
+function openFake() {
+  const [stdin, stdout] = [new PassThrough(), new PassThrough()];
+  const streams: Duplex[] = [];
+  const ended = Promise.withResolvers<void>();
+  const line = openLine({ stdin, stdout, ended: ended.promise, kill: () => ended.resolve() }, (it) => streams.push(it));
+  return { stdin, stdout, streams, line };
+}
+const frame = (kind: number, stream: number, content = Buffer.alloc(0)) =>
+  Buffer.concat([Buffer.from([kind, stream, content.length >> 8, content.length & 255]), content]);
+
+test('a program that sends more than it may, or what no program sends, ends its line', async () => {
+  const tiny = frame(2, 0, Buffer.from('x'));
+  const allowed = Math.floor(WINDOW / (1 + PIECE_COST));
+  const sound = openFake();
+  sound.stdout.write(Buffer.concat([frame(1, 0), ...Array<Buffer>(allowed).fill(tiny)]));
+  await until('they have come', async () => sound.line.keptBytes() === allowed);
+  const broken = [
+    Buffer.concat([frame(1, 0), ...Array<Buffer>(allowed + 2).fill(tiny)]),
+    Buffer.concat([frame(1, 0), frame(1, 0)]),
+    frame(1, STREAM_COUNT_MAX),
+    frame(2, 3, Buffer.from('x')),
+    frame(7, 0),
+    frame(0, 0),
+    frame(3, 0),
+    Buffer.concat([frame(1, 0), frame(2, 0)]),
+    Buffer.concat([frame(1, 0), Buffer.from([2, 0, 0xff, 0xff])]),
+    Buffer.concat([frame(1, 0), frame(3, 0), tiny]),
+    Buffer.concat([frame(1, 0), frame(5, 0, Buffer.from([255, 255, 255, 255]))]),
+    Buffer.concat([frame(1, 0), frame(4, 0), frame(4, 0)]),
+  ];
+  for (const it of broken) {
+    const fake = openFake();
+    fake.stdout.write(it);
+    assert((await fake.line.over) instanceof LineBroken, it.subarray(0, 40).toString('hex'));
+    assert(fake.streams.every((stream) => stream.destroyed));
+  }
+});
+
+test('frames are the same however they are cut, and a million of one byte take time in proportion', () => {
+  const frames = Array.from({ length: 40 }, (_, at) => frame(2, at % 64, Buffer.alloc(1 + ((at * 7919) % 16_384), at)));
+  const whole = Buffer.concat(frames);
+  for (const step of [1, 2, 3, 5, 1000, 65_536, whole.length]) {
+    let at = 0;
+    const read = createFrameReader(({ stream, content }) => {
+      assert(frame(2, stream, Buffer.from(content)).equals(frames[at++] as Buffer));
+    });
+    for (let from = 0; from < whole.length; from += step) read(Buffer.from(whole.subarray(from, from + step)));
+    assert.equal(at, frames.length);
+  }
+  let count = 0;
+  const read = createFrameReader(() => {
+    count += 1;
+  });
+  const tiny = Buffer.concat(Array<Buffer>(1000).fill(frame(2, 0, Buffer.from('x'))));
+  for (let at = 0; at < 1000; at++) read(tiny);
+  assert.equal(count, 1_000_000);
+});
