@@ -49,7 +49,7 @@ export function createHeadReader(): HeadReader {
 }
 
 const REQUEST_LINE = /^([A-Z]{1,32}) ([\x21-\x7e]+) HTTP\/1\.[01]$/;
-const FIELD = /^([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*)$/;
+const FIELD = /^([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\x20-\x7e\x80-\xff\t]*)$/;
 const PLAIN_URL = /^http:\/\/([^/?#@]+)((?:[/?].*)?)$/i;
 /** Headers of one connection, which end here; and whether the body comes in pieces of unknown length. */
 const OWN_HEADERS = /^(connection|keep-alive|te|trailer|upgrade|proxy-.*)$/;

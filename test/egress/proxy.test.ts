@@ -3,6 +3,7 @@ import test from 'node:test';
 import { createHelloReader } from '../../src/egress/client-hello.ts';
 import { createHeadReader } from '../../src/egress/request-head.ts';
 import { createTally } from '../../src/egress/tally.ts';
+import { assertLinear } from '../helper/cpu.ts';
 import { until } from '../helper/waiting.ts';
 import { clientHello, openProxy, openSite, PUBLIC } from './proxy-shared.ts';
 
@@ -181,6 +182,19 @@ test('the work for a head and a ClientHello is in proportion to its bytes', () =
     fault = head.take(Buffer.from('a'));
   }
 });
+
+for (const [where, begin, end] of [
+  ['a header', 'GET http://a.test/ HTTP/1.1\r\nhost: a.test\r\nx:', '\x7f\r\n\r\n'],
+  ['the first line', 'GET http://a.test/', '\x7f HTTP/1.1\r\n\r\n'],
+  ['the authority', 'CONNECT a', '\x7f:1 HTTP/1.1\r\n\r\n'],
+] as const)
+  for (const filling of [' ', '\t', ':', '1', '.', '[', '/'])
+    test(`reading ${where} takes time in proportion to its length, full of ${JSON.stringify(filling)}`, () => {
+      assertLinear(filling, 16_000, (length) => {
+        const bytes = Buffer.from(`${begin}${filling.repeat(length)}${end}`, 'latin1');
+        return () => assert(createHeadReader().take(bytes));
+      });
+    });
 
 test('invented hosts take no place of those that were reached', () => {
   const tally = createTally();
