@@ -1,5 +1,6 @@
 import type { IncomingMessage } from 'node:http';
 import type Docker from 'dockerode';
+import { parseJson } from '../../../base/parse-json.ts';
 import type { Ref } from '../../backend.ts';
 import type { Engine } from './engine.ts';
 
@@ -89,6 +90,6 @@ async function readFileSize(container: Docker.Container, path: string, abortSign
   const header = (answer as IncomingMessage | undefined)?.headers['x-docker-container-path-stat'];
   answer?.resume();
   if (typeof header !== 'string') return 0;
-  const { size } = JSON.parse(Buffer.from(header, 'base64').toString()) as { size?: unknown };
+  const { size } = parseJson(Buffer.from(header, 'base64').toString()) as { size?: unknown };
   return typeof size === 'number' && size > 0 ? size : 0;
 }
