@@ -31,6 +31,8 @@ export function asWritten(schema: v.GenericSchema, value: unknown): unknown {
   const own = write ? write(value) : value;
   if (own instanceof Secret) return own.toString();
   if (typeof own !== 'object' || own === null) return own;
+  const taken = type === 'union' && options?.find((it) => v.is(it, own));
+  if (taken) return asWritten(taken, own);
   if (item) return (own as unknown[]).map((it) => asWritten(item, it));
   // In the order of the schema, without members that the file does not have.
   const members = Object.keys(entries ?? own).map((name) => {

@@ -41,9 +41,10 @@ const container = (name: string, more: object) => ({
   provision_seconds: 30,
   ...more,
 });
+const walled = { network: 'none', egress: ['pypi.org', '*.debian.org', '10.0.5.0/24:443'] };
 const engines = (more: (id: string) => object) => [
   container('tls', { socket: 'tcp://10.0.0.1:2376', tls: { ca: '/ca', cert: '/cert', key: '/key' }, ...more('a') }),
-  container('open', { socket: 'tcp://10.0.0.2:2375', insecure: true, ...more('b') }),
+  container('open', { socket: 'tcp://10.0.0.2:2375', insecure: true, ...walled, ...more('b') }),
   container('far', { socket: 'ssh://root@10.0.0.3', host_key: KEY, identity_file: '/id', ...more('c') }),
 ];
 const lxd = {
@@ -181,7 +182,10 @@ const EVERY = {
       backends: [
         ...engines((id) => ({
           limits: { max_seconds: 3603 },
-          offers: [offer(id, { count: 3, image: 'python', shm_gib: 2, env: { MODE: 'fast' } })],
+          offers: [
+            offer(id, { count: 3, image: 'python', shm_gib: 2, env: { MODE: 'fast' } }),
+            ...(id === 'b' ? [offer('f', { egress: 'public' })] : []),
+          ],
         })),
         { name: 'lxd', ...lxd, limits: { max_seconds: 3604 }, offers: [offer('d', { count: 2, image: 'debian/12' })] },
         {
