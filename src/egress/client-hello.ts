@@ -28,16 +28,20 @@ export function createHelloReader(): HelloReader {
   let [rawLength, at, messageLength] = [0, 0, 0];
   let rest: Buffer = Buffer.alloc(0);
 
+  const end = () => HANDSHAKE_HEAD_BYTES + message.readUIntBE(1, 3);
+  const isComplete = () => messageLength >= HANDSHAKE_HEAD_BYTES && messageLength >= end();
+
   /** Moves the content of the records that have come to `message`. Returns a fault. */
   function unpack(): string | undefined {
     while (rawLength - at >= RECORD_HEAD_BYTES) {
+      if (isComplete()) return undefined; // What follows, such as early data, is for the server.
       const length = raw.readUInt16BE(at + 3);
       if (raw[at] !== HANDSHAKE_RECORD || raw[at + 1] !== 3 || length === 0) return 'what came first is no TLS';
       if (rawLength - at < RECORD_HEAD_BYTES + length) return undefined;
       messageLength += raw.copy(message, messageLength, at + RECORD_HEAD_BYTES, at + RECORD_HEAD_BYTES + length);
       at += RECORD_HEAD_BYTES + length;
     }
-    return rawLength > at && raw[at] !== HANDSHAKE_RECORD ? 'what came first is no TLS' : undefined;
+    return rawLength > at && raw[at] !== HANDSHAKE_RECORD && !isComplete() ? 'what came first is no TLS' : undefined;
   }
 
   return {
@@ -48,10 +52,7 @@ export function createHelloReader(): HelloReader {
       const fault = unpack();
       if (fault !== undefined) return { fault };
       if (messageLength > 0 && message[0] !== CLIENT_HELLO) return { fault: 'what came first is no ClientHello' };
-      if (messageLength >= HANDSHAKE_HEAD_BYTES) {
-        const end = HANDSHAKE_HEAD_BYTES + message.readUIntBE(1, 3);
-        if (messageLength >= end) return nameIn(message.subarray(HANDSHAKE_HEAD_BYTES, end));
-      }
+      if (isComplete()) return nameIn(message.subarray(HANDSHAKE_HEAD_BYTES, end()));
       return rawLength === BYTES_MAX ? { fault: `the ClientHello is longer than ${BYTES_MAX} bytes` } : undefined;
     },
     taken: () => (rest.length ? Buffer.concat([raw.subarray(0, rawLength), rest]) : raw.subarray(0, rawLength)),

@@ -13,6 +13,8 @@ import { createTally, type Reached, type Tally } from './tally.ts';
 const OPEN_MILLISECONDS = 20_000;
 /** The pause before a way out that was lost is opened again, and the longest such pause. */
 const RETRY_MILLISECONDS = { min: 1000, max: 60_000 };
+/** A way out that lasted for this long is opened again after the shortest pause; a tenant could end it over and over. */
+const LASTING_MILLISECONDS = 60_000;
 
 /** What the ways out need of a server. */
 export type EgressNeeds = {
@@ -42,7 +44,15 @@ export type Egress = {
   close(): void;
 };
 
-type Way = { id: string; tally: Tally; line: Line | undefined; opening: Promise<void>; isWanted: boolean };
+type Way = {
+  id: string;
+  tally: Tally;
+  line: Line | undefined;
+  opening: Promise<void>;
+  isWanted: boolean;
+  /** The pause before it is opened again. */
+  retryMilliseconds: number;
+};
 
 export function createEgress(needs: EgressNeeds): Egress {
   const ways = new Map<string, Way>();
@@ -80,12 +90,13 @@ export function createEgress(needs: EgressNeeds): Egress {
       throw error;
     }
     if (!way.isWanted) line.close();
+    const openedAt = performance.now();
     void line.over.then((reason) => {
       if (way.line !== line || !way.isWanted) return;
       way.line = undefined;
+      if (performance.now() - openedAt > LASTING_MILLISECONDS) way.retryMilliseconds = RETRY_MILLISECONDS.min;
       needs.failed(id, reason);
       way.opening = keepOpening(way);
-      way.opening.catch(() => {});
     });
   }
 
@@ -97,16 +108,17 @@ export function createEgress(needs: EgressNeeds): Egress {
     }
   }
 
+  /** Opens a way out again, with longer and longer pauses. Never rejects. */
   async function keepOpening(way: Way): Promise<void> {
-    for (let wait = RETRY_MILLISECONDS.min; way.isWanted; wait = Math.min(wait * 2, RETRY_MILLISECONDS.max)) {
-      await pause(wait, undefined, { ref: false });
-      if (!way.isWanted || !needs.isLive(way.id)) return;
-      const fault = await openOnce(way).then(
-        () => undefined,
-        (error: unknown) => ({ error }),
-      );
-      if (!fault) return;
-      needs.failed(way.id, fault.error);
+    while (way.isWanted) {
+      await pause(way.retryMilliseconds, undefined, { ref: false });
+      way.retryMilliseconds = Math.min(way.retryMilliseconds * 2, RETRY_MILLISECONDS.max);
+      try {
+        if (way.isWanted && needs.isLive(way.id)) await openOnce(way);
+        return;
+      } catch (error) {
+        needs.failed(way.id, error);
+      }
     }
   }
 
@@ -127,6 +139,7 @@ export function createEgress(needs: EgressNeeds): Egress {
         line: undefined,
         opening: Promise.resolve(),
         isWanted: true,
+        retryMilliseconds: RETRY_MILLISECONDS.min,
       };
       ways.set(id, way);
       way.opening = openOnce(way);

@@ -18,8 +18,6 @@ const PIECE_BYTES_MAX = 16 * 1024;
  */
 export const WINDOW = 64 * 1024;
 export const PIECE_COST = 256;
-/** Credit is given back in steps of this much. */
-const CREDIT_STEP = 16 * 1024;
 /** A program that says nothing for this long is gone. It is asked four times within that. */
 const SILENCE_MILLISECONDS = 60_000;
 
@@ -71,7 +69,6 @@ class LeaseStream extends Duplex {
   readonly #number: number;
   /** Pieces that came and were not read, each with its cost. */
   #waiting: Buffer[] = [];
-  #waitingFrom = 0;
   #wantsMore = false;
   #hasEnded = false;
   #hasSentEnd = false;
@@ -84,7 +81,7 @@ class LeaseStream extends Duplex {
   isClosedThere = false;
 
   constructor(line: StreamLine, number: number) {
-    super({ readableHighWaterMark: 1, writableHighWaterMark: PIECE_BYTES_MAX, allowHalfOpen: true });
+    super({ readableHighWaterMark: 1, writableHighWaterMark: 1, allowHalfOpen: true });
     this.#line = line;
     this.#number = number;
   }
@@ -96,11 +93,11 @@ class LeaseStream extends Duplex {
       throw new LineBroken('the program of the way out sends more than it may');
     if (this.destroyed) return;
     this.#waiting.push(piece);
-    this.#passOn();
+    this.#line.touch(this);
   }
   takeEnd(): void {
     this.#hasEnded = true;
-    this.#passOn();
+    this.passOn();
   }
   takeCredit(amount: number): void {
     this.#credit += amount;
@@ -113,18 +110,14 @@ class LeaseStream extends Duplex {
     if (!this.#hasEnded || !this.#hasSentEnd) this.destroy();
   }
 
-  /** Passes one piece on for each time that more is wanted. */
-  #passOn(): void {
-    while (this.#wantsMore && this.#waitingFrom < this.#waiting.length) {
-      const piece = this.#waiting[this.#waitingFrom] as Buffer;
-      this.#waitingFrom += 1;
-      if (this.#waitingFrom === this.#waiting.length) {
-        this.#waiting = [];
-        this.#waitingFrom = 0;
-      }
-      this.#owed += piece.length + PIECE_COST;
-      if (this.#owed >= CREDIT_STEP || !this.#waiting.length) this.#giveBack();
-      this.#wantsMore = this.push(piece);
+  /** Passes on all that waits, in one piece, whenever more is wanted: many small pieces are one write, and one credit. */
+  passOn(): void {
+    while (this.#wantsMore && this.#waiting.length) {
+      const pieces = this.#waiting;
+      this.#waiting = [];
+      this.#owed = pieces.reduce((sum, it) => sum + it.length + PIECE_COST, 0);
+      this.#giveBack();
+      this.#wantsMore = this.push(Buffer.concat(pieces));
     }
     if (this.#hasEnded && !this.#waiting.length) this.push(null);
   }
@@ -140,7 +133,7 @@ class LeaseStream extends Duplex {
 
   override _read(): void {
     this.#wantsMore = true;
-    this.#passOn();
+    this.passOn();
   }
   override _write(piece: Buffer, _: unknown, done: (error?: Error | null) => void): void {
     this.#unsent = { rest: piece, done };
@@ -183,6 +176,8 @@ class LeaseStream extends Duplex {
 type StreamLine = {
   send(kind: Kind, stream: number, content?: Buffer): void;
   sendClose(stream: number): void;
+  /** Has `passOn` called once all that has come is read. */
+  touch(stream: LeaseStream): void;
   /** Returns whether the engine takes more. If not, `send` of every stream is called once it does. */
   hasRoom(): boolean;
 };
@@ -209,6 +204,7 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
   const ready = Promise.withResolvers<void>();
   const over = Promise.withResolvers<Error>();
   ready.promise.catch(() => {}); // Callers get it; this only avoids an unhandled one.
+  const touched = new Set<LeaseStream>();
   let isOver = false;
   let isFull = false;
   let heardAt = performance.now();
@@ -236,6 +232,7 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
       line.send(KIND.close, number);
       setImmediate(forget, number); // It counts as destroyed only after this call.
     },
+    touch: (stream) => void touched.add(stream),
     hasRoom: () => !isFull,
   };
 
@@ -275,6 +272,8 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
     if (isOver) return;
     try {
       read(piece);
+      for (const stream of touched) stream.passOn();
+      touched.clear();
     } catch (error) {
       end(error as Error);
     }

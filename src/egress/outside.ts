@@ -1,5 +1,5 @@
 import { Resolver } from 'node:dns/promises';
-import { connect, type Socket } from 'node:net';
+import { connect, type Socket, type TcpNetConnectOpts } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { createShares } from '../base/shares.ts';
 import { deadline } from '../net/deadline.ts';
@@ -17,6 +17,10 @@ export type Outside = {
 
 const QUERY_MILLISECONDS = 3000;
 const QUERY_TRIES = 2;
+/** A socket keeps one piece each way: 64 KiB of single bytes would take a hundred times the memory. */
+const ONE_PIECE = { readableHighWaterMark: 1, writableHighWaterMark: 1 };
+/** The addresses of an answer, of each family, that are looked at: each is compared with this machine's. */
+const ADDRESS_COUNT_MAX = 16;
 const NOT_FOUND = ['ENODATA', 'ENOTFOUND'];
 
 /** The machine's own. Names of /etc/hosts, and short names that it would complete, are not known to it. */
@@ -27,7 +31,7 @@ export const systemOutside: Outside = {
     giveUp.addEventListener('abort', cancel, { once: true });
     try {
       const answers = await Promise.allSettled([resolver.resolve4(name), resolver.resolve6(name)]);
-      const found = answers.flatMap((it) => (it.status === 'fulfilled' ? it.value : []));
+      const found = answers.flatMap((it) => (it.status === 'fulfilled' ? it.value.slice(0, ADDRESS_COUNT_MAX) : []));
       const failed = answers.find((it) => it.status === 'rejected' && !NOT_FOUND.includes(it.reason.code));
       if (!found.length && failed) throw (failed as PromiseRejectedResult).reason;
       return found;
@@ -35,7 +39,8 @@ export const systemOutside: Outside = {
       giveUp.removeEventListener('abort', cancel);
     }
   },
-  dial: (host, port) => connect({ host, port, allowHalfOpen: true, noDelay: true, keepAlive: true }),
+  dial: (host, port) =>
+    connect({ host, port, allowHalfOpen: true, noDelay: true, keepAlive: true, ...ONE_PIECE } as TcpNetConnectOpts),
   isOwn({ family, value }) {
     const own = Object.values(networkInterfaces()).flatMap((it) => it ?? []);
     return own.some(({ address }) => {

@@ -1,6 +1,7 @@
 import { once } from 'node:events';
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
+import { containConnection } from '../net/contain.ts';
 import { deadline } from '../net/deadline.ts';
 import { type Address, parseAddress } from './addresses.ts';
 import { createHelloReader } from './client-hello.ts';
@@ -60,7 +61,7 @@ const REASONS: Record<number, string> = {
 export async function serveConnection(client: Duplex, gate: Gate, world: World): Promise<void> {
   try {
     const { request, rest } = await readHead(client);
-    const server = await reach(request, gate, world);
+    const server = await reach(client, request, gate, world);
     await serveRequest(client, server, { request, rest, gate });
   } catch (error) {
     if (!(error instanceof Refused)) return void client.destroy();
@@ -117,7 +118,7 @@ function listsOf(gate: Gate): readonly List[] {
 }
 
 /** Connects to the target of a request, if all lists admit it and one of its addresses. */
-async function reach({ target, host: shown }: ProxyRequest, gate: Gate, world: World): Promise<Socket> {
+async function reach(client: Duplex, { target, host: shown }: ProxyRequest, gate: Gate, world: World): Promise<Socket> {
   const { host, port } = target;
   const where = `${shown}:${port}`;
   if (!listsOf(gate).every((list) => admits(list, target)))
@@ -132,12 +133,17 @@ async function reach({ target, host: shown }: ProxyRequest, gate: Gate, world: W
   });
   if (!lists.every((list) => admits(list, target)) || !checked.length)
     throw new Refused(403, `${where} has no address that this lease may reach`, shown);
+  const gone = new AbortController();
+  client.once('close', () => gone.abort());
   let fault: unknown;
   for (const address of checked.slice(0, ADDRESS_COUNT_MAX)) {
+    if (client.destroyed) throw new Error('the client has gone');
     const server = world.dial(address, port);
-    server.on('error', () => {}); // `close` follows.
+    containConnection(server, 'connection');
     try {
-      await once(server, 'connect', { signal: AbortSignal.timeout(CONNECT_MILLISECONDS) });
+      await once(server, 'connect', {
+        signal: AbortSignal.any([gone.signal, AbortSignal.timeout(CONNECT_MILLISECONDS)]),
+      });
       return server;
     } catch (error) {
       server.destroy();
@@ -206,6 +212,7 @@ type Passing = {
 
 /** Passes bytes on, each way no faster than they are taken, until both ends are done or the lease is over. */
 function relay(client: Duplex, server: Socket, { host, first, gate, bodyLeft }: Passing): void {
+  if (client.destroyed || server.destroyed) throw new Error('one end has gone');
   let left = bodyLeft ?? Number.POSITIVE_INFINITY;
   const end = () => {
     client.destroy();

@@ -116,6 +116,21 @@ test('what is neither read nor sent stays in bounds on both sides', async (t) =>
   assert(taken <= WINDOW + piece.length, String(taken));
 });
 
+test('what a slow reader has taken is not kept, however much comes', async (t) => {
+  const streams: Duplex[] = [];
+  const { line, dial } = await openProgram(t, (stream) => streams.push(stream));
+  dial().end(bytes);
+  await until('it is there', async () => streams.length === 1);
+  const stream = streams[0] as Duplex;
+  for (let length = 0; length < LENGTH; ) {
+    const isThere = () => line.keptBytes() > WINDOW / 2 || length + line.keptBytes() >= LENGTH;
+    await until('more is there', async () => isThere());
+    // A window that was passed on and not yet read, and the one that may come after it.
+    assert(line.keptBytes() <= 2 * WINDOW, `${line.keptBytes()} bytes are kept after ${length}`);
+    length += stream.read()?.length ?? 0;
+  }
+});
+
 /** A line whose program is the test's. */
 function openFake() {
   const [stdin, stdout] = [new PassThrough(), new PassThrough()];
@@ -153,6 +168,29 @@ test('a program that sends more than it may, or what no program sends, ends its 
     assert((await fake.line.over) instanceof LineBroken, it.subarray(0, 40).toString('hex'));
     assert(fake.streams.every((stream) => stream.destroyed));
   }
+});
+
+test('pieces of one byte that come at once are one write and one credit for each stream', async () => {
+  const { stdin, stdout, streams } = openFake();
+  let [credits, pieces, length] = [0, 0, 0];
+  stdin.on(
+    'data',
+    createFrameReader(({ kind }) => {
+      if (kind === 5) credits += 1;
+    }),
+  );
+  const numbers = Array.from({ length: STREAM_COUNT_MAX }, (_, number) => number);
+  stdout.write(Buffer.concat(numbers.map((number) => frame(1, number))));
+  await until('all are open', async () => streams.length === STREAM_COUNT_MAX);
+  for (const it of streams)
+    it.on('data', (piece: Buffer) => {
+      pieces += 1;
+      length += piece.length;
+    });
+  const each = Buffer.concat(numbers.map((number) => frame(2, number, Buffer.from('x'))));
+  stdout.write(Buffer.concat(Array<Buffer>(200).fill(each)));
+  await until('all have come', async () => length === 200 * STREAM_COUNT_MAX);
+  assert(pieces <= 2 * STREAM_COUNT_MAX && credits <= 2 * STREAM_COUNT_MAX, `${pieces} pieces, ${credits} credits`);
 });
 
 test('frames are the same however they are cut, and a million of one byte take time in proportion', () => {

@@ -34,7 +34,13 @@ export async function openSite(t: TestContext, answer = '') {
 }
 
 /** A proxy whose name servers and connections are the test's: every address leads to the site. */
-export function openProxy(lists: string[][], port: number, names: Record<string, string[]> = {}, own: string[] = []) {
+export function openProxy(
+  lists: string[][],
+  port: number,
+  names: Record<string, string[]> = {},
+  own: string[] = [],
+  dial = () => connect({ host: '127.0.0.1', port, allowHalfOpen: true }),
+) {
   const dialled: string[] = [];
   const asked: string[] = [];
   const refusals: string[] = [];
@@ -48,7 +54,7 @@ export function openProxy(lists: string[][], port: number, names: Record<string,
     },
     dial(address: string, at: number) {
       dialled.push(`${address} ${at}`);
-      return connect({ host: '127.0.0.1', port, allowHalfOpen: true });
+      return dial();
     },
     isOwn: (it: { family: number; value: bigint }) => own.some((one) => parseAddress(one)?.value === it.value),
   };
@@ -68,7 +74,7 @@ export function openProxy(lists: string[][], port: number, names: Record<string,
       isOver = true;
     },
     /** Opens a connection of the lease. */
-    open(): { client: Duplex; said: () => string; served: Promise<void>; over: Promise<unknown> } {
+    open(): { client: Duplex; cut: () => void; said: () => string; served: Promise<void>; over: Promise<unknown> } {
       const [client, there] = duplexPair();
       let said = '';
       client
@@ -78,7 +84,13 @@ export function openProxy(lists: string[][], port: number, names: Record<string,
         });
       there.on('error', () => {});
       const over = new Promise((resolve) => client.once('end', resolve).once('close', resolve));
-      return { client, said: () => said, served: serveConnection(there, gate, world), over };
+      return {
+        client,
+        cut: () => there.destroy(),
+        said: () => said,
+        served: serveConnection(there, gate, world),
+        over,
+      };
     },
     /** Sends a whole request, and returns the status of the answer. */
     async ask(text: string): Promise<string> {

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { connect, Socket } from 'node:net';
 import test from 'node:test';
 import { createHelloReader } from '../../src/egress/client-hello.ts';
 import { createHeadReader } from '../../src/egress/request-head.ts';
@@ -195,6 +196,51 @@ for (const [where, begin, end] of [
         return () => assert(createHeadReader().take(bytes));
       });
     });
+
+test('what follows a ClientHello in the same piece goes to the server', () => {
+  const sent = Buffer.concat([clientHello(['a.test']), Buffer.from([20, 3, 3, 0, 1, 1, 23, 3, 3, 0, 1, 9])]);
+  for (const end of [sent.length, sent.length - 1, sent.length - 7]) {
+    const reader = createHelloReader();
+    assert.deepEqual(reader.take(sent.subarray(0, end)), { serverName: 'a.test' });
+    assert.deepEqual(reader.taken(), sent.subarray(0, end));
+  }
+});
+
+test('connections that are being made end with their clients', async () => {
+  const servers: Socket[] = [];
+  const neverConnected = () => {
+    const server = new Socket();
+    servers.push(server);
+    return server;
+  };
+  const proxy = openProxy([['public']], 0, { 'a.test': [PUBLIC, '1.1.1.1'] }, [], neverConnected);
+  const opened = Array.from({ length: 20 }, proxy.open);
+  for (const { client } of opened) client.write('CONNECT a.test:443 HTTP/1.1\r\n\r\n');
+  await until('all are being made', async () => servers.length >= 8);
+  for (const { cut } of opened) cut();
+  await Promise.all(opened.map(({ served }) => served));
+  assert(servers.every(({ destroyed }) => destroyed));
+  assert(servers.length <= opened.length);
+});
+
+test('a server that is gone before the ClientHello has come ends the tunnel, and no byte counts', async (t) => {
+  const site = await openSite(t);
+  const servers: Socket[] = [];
+  const dial = () => {
+    servers.push(connect({ host: '127.0.0.1', port: site.port, allowHalfOpen: true }));
+    return servers[0] as Socket;
+  };
+  const proxy = openProxy([['a.test']], site.port, { 'a.test': [PUBLIC] }, [], dial);
+  const it = proxy.open();
+  it.client.write('CONNECT a.test:443 HTTP/1.1\r\n\r\n');
+  await until('the tunnel is open', async () => it.said().startsWith('HTTP/1.1 200') && site.sockets.length > 0);
+  site.sockets[0]?.resetAndDestroy();
+  await until('the server is gone', async () => servers[0]?.closed ?? false);
+  it.client.write(clientHello(['a.test']));
+  await it.served;
+  await it.over;
+  assert.deepEqual(proxy.tally.list(), []);
+});
 
 test('invented hosts take no place of those that were reached', () => {
   const tally = createTally();

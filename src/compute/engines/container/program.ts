@@ -1,6 +1,7 @@
 import type { Duplex, Readable } from 'node:stream';
 import { setTimeout as pause } from 'node:timers/promises';
 import type Docker from 'dockerode';
+import type { LineSession } from '../../../egress/line.ts';
 import { EGRESS_PORT } from '../../../egress/list.ts';
 import { containConnection } from '../../../net/contain.ts';
 import type { Ref } from '../../backend.ts';
@@ -212,8 +213,14 @@ async function mayRun(engine: Engine, ref: Ref, marker: string): Promise<boolean
 }
 
 /** Starts the program of the way out, as the watchdog's user: no tenant can signal or trace it. It ends with its input. */
-export const beginEgress = (engine: Engine, ref: Ref): Promise<Program> =>
-  begin(engine, ref, [RUNNING_WATCHDOG, 'egress', String(EGRESS_PORT)], { user: `${WATCHDOG_USER}:${WATCHDOG_USER}` });
+export async function beginEgress(engine: Engine, ref: Ref): Promise<LineSession> {
+  const user = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
+  const program = await begin(engine, ref, [RUNNING_WATCHDOG, 'egress', String(EGRESS_PORT)], { user });
+  program.ended.catch(() => {});
+  // Its stream alone says whether it is there: a question to the engine that fails must not cut what the stream carries.
+  const ended = new Promise<void>((resolve) => program.stdout.once('close', resolve));
+  return { ...program, ended };
+}
 
 /** Runs a program of Purser's own as `user`, and waits at most `milliseconds` for it. */
 export async function runAs(

@@ -51,7 +51,7 @@ static void drop(long number) {
   struct stream *it = &streams[number];
   if (it->fd) kernel(CLOSE, it->fd, 0, 0, 0, 0, 0);
   it->fd = 0;
-  it->count = 0;
+  it->count = it->taken = 0;
   if (!it->has_closed) say(CLOSED, number, 0, 0);
   it->has_closed = 1;
   if (it->is_closed_there) it->has_opened = 0;
