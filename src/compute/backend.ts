@@ -115,12 +115,15 @@ export type SessionOrder = {
 /** The result of one check: `detail` describes the finding, or the fault and its remedy. */
 export type CheckFinding = { name: string; ok: boolean; detail: string };
 
-/** What a machine has used since it began, and what it holds. A member that its engine cannot tell is left out. */
+/**
+ * The use of a machine: since its start for processor and network, at present for memory and disk. A member that its engine cannot
+ * tell is left out.
+ */
 export type Usage = {
   cpuSeconds?: number | undefined;
   /** The memory that it holds; where the engine tells, without the part of its file cache that the kernel drops first. */
   memoryBytes?: number | undefined;
-  /** What it wrote to its disk and has not removed, when it was last measured. */
+  /** The bytes on its disk that it wrote and has not removed, when they were last measured. */
   diskBytes?: number | undefined;
   /** Received and sent together, beside what it sent to itself. */
   networkBytes?: number | undefined;

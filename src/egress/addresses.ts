@@ -50,11 +50,9 @@ export function parseNetwork(text: string): Network | undefined {
 
 const prefixOf = ({ family, value }: Address, bits: number) => value >> BigInt(LENGTH[family] - bits);
 
-/** Returns whether an address, or a whole network, lies in `network`. */
-export const liesIn = (it: Address & { bits?: number }, network: Network): boolean =>
-  it.family === network.family &&
-  (it.bits ?? LENGTH[it.family]) >= network.bits &&
-  prefixOf(it, network.bits) === prefixOf(network, network.bits);
+/** Returns whether an address lies in `network`. */
+export const liesIn = (it: Address, network: Network): boolean =>
+  it.family === network.family && prefixOf(it, network.bits) === prefixOf(network, network.bits);
 
 /** IPv4's special-purpose addresses (IANA's registry, RFC 6890), multicast and what is reserved. */
 const SPECIAL_4 = [
@@ -79,10 +77,9 @@ const SPECIAL_4 = [
 const GLOBAL_6 = parseNetwork('2000::/3') as Network;
 const SPECIAL_6 = ['2001::/23', '2001:db8::/32', '2002::/16', '3fff::/20'].map((it) => parseNetwork(it) as Network);
 
-/** Returns whether every address of it belongs to the public Internet, as far as the address shows. */
-export function isPublic(it: Address & { bits?: number }): boolean {
-  const whole: Network = { bits: LENGTH[it.family], ...it };
-  if (it.family === 6 && !liesIn(whole, GLOBAL_6)) return false;
+/** Returns whether an address belongs to the public Internet, as far as it shows. */
+export function isPublic(it: Address): boolean {
+  if (it.family === 6 && !liesIn(it, GLOBAL_6)) return false;
   const special = it.family === 4 ? SPECIAL_4 : SPECIAL_6;
-  return !special.some((other) => liesIn(whole, other) || liesIn(other, whole));
+  return !special.some((other) => liesIn(it, other));
 }

@@ -16,7 +16,7 @@ const RETRY_MILLISECONDS = { min: 1000, max: 60_000 };
 /** A way out that lasted for this long is opened again after the shortest pause; a tenant could end it over and over. */
 const LASTING_MILLISECONDS = 60_000;
 
-/** What the ways out need of a server. */
+/** The parts of a server that the ways out call. */
 export type EgressNeeds = {
   outside: Outside;
   /** Returns the lists of a lease that may be used now; undefined otherwise. Called for each piece that passes. */
@@ -37,7 +37,7 @@ export type EgressNeeds = {
 export type Egress = {
   /** Opens the way out of a lease, unless it is open, and keeps it open. Rejects if it is not open in time. */
   open(id: string): Promise<void>;
-  /** What a lease has reached since the server's start; undefined for a lease that never had a way out. */
+  /** Returns the hosts that a lease has reached since the server's start; undefined for a lease that never had a way out. */
   reached(id: string): Reached[] | undefined;
   /** Ends the ways out of leases that are over, and the connections of those that may not be used. */
   check(): void;

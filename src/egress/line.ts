@@ -13,7 +13,7 @@ const HEAD_BYTES = 4;
 export const STREAM_COUNT_MAX = 64;
 const PIECE_BYTES_MAX = 16 * 1024;
 /**
- * What either side may have under way in a stream. A piece that comes costs as much as it is long, and this much more: pieces of one
+ * The bytes that either side may have under way in a stream. A piece that comes costs its length and PIECE_COST more: pieces of one
  * byte would otherwise take a hundred times the memory that is counted.
  */
 export const WINDOW = 64 * 1024;
@@ -72,10 +72,10 @@ class LeaseStream extends Duplex {
   #wantsMore = false;
   #hasEnded = false;
   #hasSentEnd = false;
-  /** What the program may still send, and what was read and not yet given back. */
+  /** The credit that the program still has, and the credit of pieces that were read, which is not yet given back. */
   #room = WINDOW;
   #owed = 0;
-  /** What may still be sent, and what has to be. */
+  /** The bytes that may still be sent, and the write that waits for them. */
   #credit = WINDOW;
   #unsent: { rest: Buffer; done: (error?: Error | null) => void } | undefined;
   isClosedThere = false;

@@ -101,16 +101,3 @@ export function opens(list: List, address: Address, port: number, isOwn: (addres
   const isListed = list.some((it) => it.kind === 'network' && it.ports.includes(port) && liesIn(address, it.network));
   return isListed || (isPublic(address) && !isOwn(address));
 }
-
-/** Returns whether everything that `entry` admits is admitted by `list`, so that an agent may have it in a list of its own. */
-export function contains(list: List, entry: Entry): boolean {
-  return entry.ports.every((port) => list.some((other) => other.ports.includes(port) && isWithin(entry, other)));
-}
-
-function isWithin(entry: Entry, other: Entry): boolean {
-  if (other.kind === 'public') return entry.kind !== 'network' || isPublic(entry.network);
-  if (entry.kind === 'name') return isNameOf(other, entry.name);
-  if (entry.kind === 'below')
-    return other.kind === 'below' && (entry.name === other.name || entry.name.endsWith(`.${other.name}`));
-  return entry.kind === 'network' && other.kind === 'network' && liesIn(entry.network, other.network);
-}

@@ -136,7 +136,7 @@ const Offers = v.pipe(
           /** The image of this offer, if not the common one. */
           image: v.optional(image),
           shm_gib: shmGib,
-          /** What its leases reach, if not the common list. */
+          /** The targets that its leases reach, if not those of the backend's settings. */
           egress,
           /** Variables that every process of the lease has. */
           env: v.optional(environment),
