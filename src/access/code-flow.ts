@@ -45,12 +45,6 @@ export function createCodeFlow(
   const { client_id: clientId } = settings;
   const clientSecret = settings.client_secret?.reveal();
 
-  function endpointOf(document: Discovery, name: 'authorization_endpoint' | 'token_endpoint'): URL {
-    const at = addressOf(document[name], settings.issuer);
-    if (at) return at;
-    throw new Refusal('provider_unavailable', `The identity provider publishes no ${name}.`);
-  }
-
   async function exchange(code: string, verifier: string, redirectUri: string): Promise<Record<string, unknown>> {
     const document = await issuer.discover();
     const form = new URLSearchParams({
@@ -65,7 +59,11 @@ export function createCodeFlow(
     const isBasic = !Array.isArray(methods) || methods.includes('client_secret_basic');
     if (clientSecret !== undefined && isBasic) headers.authorization = basic(clientId, clientSecret);
     else if (clientSecret !== undefined) form.set('client_secret', clientSecret);
-    const { status, body } = await call(endpointOf(document, 'token_endpoint'), headers, form.toString());
+    const { status, body } = await call(
+      endpointOf(document, settings.issuer, 'token_endpoint'),
+      headers,
+      form.toString(),
+    );
     if (status === 200) return body;
     const why = typeof body.error === 'string' ? ` (${body.error.slice(0, 100)})` : '';
     if (status < 500) throw new Refusal('unauthenticated', `The identity provider refused this sign-in${why}.`);
@@ -88,17 +86,13 @@ export function createCodeFlow(
 
     async begin(redirectUri) {
       const document = await issuer.discover();
-      const offered = document.scopes_supported;
-      const claims = [settings.required_claim?.name, settings.operators?.claim].filter((it) => it !== undefined);
-      const wanted = [...SCOPES, ...claims];
-      const scopes = Array.isArray(offered) ? wanted.filter((it) => it === 'openid' || offered.includes(it)) : SCOPES;
       const [state, verifier, nonce] = [random(), random(), random()];
-      const url = endpointOf(document, 'authorization_endpoint');
+      const url = endpointOf(document, settings.issuer, 'authorization_endpoint');
       const query = {
         client_id: clientId,
         response_type: 'code',
         redirect_uri: redirectUri,
-        scope: [...new Set(scopes)].join(' '),
+        scope: scopesOf(document, settings).join(' '),
         state,
         nonce,
         code_challenge: createHash('sha256').update(verifier).digest('base64url'),
@@ -119,6 +113,20 @@ export function createCodeFlow(
       return sessions.isOperator(claims) ? { operator: own.sub } : sessions.admit(claims);
     },
   };
+}
+
+/** Returns the scopes to ask for: those that the issuer offers, where it says which. */
+function scopesOf({ scopes_supported: offered }: Discovery, settings: IdentitySettings): string[] {
+  if (!Array.isArray(offered)) return SCOPES;
+  const claims = [settings.required_claim?.name, settings.operators?.claim].filter((it) => it !== undefined);
+  return [...new Set([...SCOPES, ...claims])].filter((it) => it === 'openid' || offered.includes(it));
+}
+
+/** Returns an endpoint that the issuer publishes. Throws `provider_unavailable`. */
+function endpointOf(document: Discovery, issuer: string, name: 'authorization_endpoint' | 'token_endpoint'): URL {
+  const at = addressOf(document[name], issuer);
+  if (at) return at;
+  throw new Refusal('provider_unavailable', `The identity provider publishes no ${name}.`);
 }
 
 /** Returns a hash of everything that decides who is an operator: whatever changes of it ends the sessions that it opened. */

@@ -102,6 +102,14 @@ export function describeLeap({ direction, seconds }: Leap): string {
   return `the clock of this machine is ${leap}, and no time service vouches for it: nothing expires and nothing new is held until it is synchronized, set right, or accepted with \`purser serve --accept-clock\``;
 }
 
+/** Returns the time at which the clock starts, in Unix seconds. */
+function startingTime(time: TimeSource, known: KnownTime, doubt: Leap | undefined): number {
+  const wall = time.wall() / 1000;
+  if (doubt?.direction === 'behind') return wall;
+  if (!doubt) return Math.max(known.at, wall);
+  return Math.max(known.at, (known.sighting && expectedTime(known.sighting, time.boot?.())) ?? 0);
+}
+
 /**
  * Creates the clock by the time rule of design, section 6. `now` is the later of the newest time in the books and the wall
  * clock at the start, plus monotonic time since; the wall clock only moves it forward. A forward jump is quarantined: until it
@@ -115,16 +123,10 @@ export function describeLeap({ direction, seconds }: Leap): string {
 export function createClock(time: TimeSource, known: KnownTime, log: Pick<Log, 'warn' | 'info'>): Clock {
   const seconds = () => time.wall() / 1000;
   let doubt = findLeap(seconds(), known, time.boot?.());
-  let anchor = { at: startingTime(), monotonic: time.monotonic() };
+  let anchor = { at: startingTime(time, known, doubt), monotonic: time.monotonic() };
   let jumpedAt: number | undefined; // Monotonic milliseconds.
   let behindUntil: number | undefined; // The wall-clock time at which the clock was set back.
   let behindSeconds = 0; // The lag of the wall clock that has been accepted as permanent.
-
-  function startingTime(): number {
-    if (doubt?.direction === 'behind') return seconds();
-    if (!doubt) return Math.max(known.at, seconds());
-    return Math.max(known.at, (known.sighting && expectedTime(known.sighting, time.boot?.())) ?? 0);
-  }
 
   /** Returns the time while the clock is in doubt; ends the doubt once the wall clock has been set right. */
   function readDoubted(at: number): number {

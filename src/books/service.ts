@@ -104,14 +104,7 @@ export async function openBooksForService(
   opening: AsyncDisposableStack,
 ): Promise<Books> {
   const { log, create } = options;
-  const patience = {
-    milliseconds: COMMAND_MILLISECONDS,
-    waits: (holder: string) => log.warn({ event: 'lock.waiting', holder }, `waiting until ${holder} has ended`),
-  };
-  if (options.storage) prepareDirectory(config.dataDirectory, create);
-  const judged = options.storage && judgeStorage(config.dataDirectory, options.storage);
-  const lock = { file: 'lock' as const, who: options.who, ...(create ? { patience } : {}) };
-  const at = opening.use(await enterDirectory(config.dataDirectory, { create, lock }));
+  const { at, judged } = await enter(config, options, opening);
   refuseOpenToOthers(config, (sentence) => log.warn({ event: 'master_key.open' }, sentence));
   // Before the database: without it no token of this installation could be made again, so nothing may exist first.
   const masterKey = readMasterKey(config.masterKey, { create: create && !existsSync(at.database) });
@@ -144,27 +137,27 @@ export async function openBooksForService(
   const opened = opening.use(openBooks(at.database, { access: 'write', ...needs }));
   if (judged) log.warn({ event: 'storage.unsafe' }, judged.wrong); // Not before: a start that is refused says only why.
   const time = options.time ?? systemTime;
-  const stallSeconds = () => config.storage.stall_seconds;
-  const damaged = (error: unknown) => events.failed('books', error);
-  const around = { directory: config.dataDirectory, time, health, stallSeconds, fatal, damaged };
-  const storage = opening.adopt(watchStorage({ ...around, write: opened.write }), (it) => it.stop());
+  const storage = opening.adopt(
+    watchStorage({
+      directory: config.dataDirectory,
+      write: opened.write,
+      stallSeconds: () => config.storage.stall_seconds,
+      time,
+      health,
+      fatal,
+      damaged: (error) => events.failed('books', error),
+    }),
+    (it) => it.stop(),
+  );
   const readReplicas = async () => options.storage?.readReplicas?.(options.storage.readMount(config.dataDirectory));
   const replicas = opening.adopt(watchReplicas(readReplicas, events), (it) => it.stop());
   const ledger = { ...opened, write: storage.write };
   const keyring = openKeyring(ledger.read, masterKey);
-  const { from, path } = config.masterKey;
-  const keySource: KeySource = { from, path };
+  const keySource: KeySource = { from: config.masterKey.from, path: config.masterKey.path };
   const clock = clockOf(ledger.read, at, log, time);
   const { isSynced = isClockSynced } = options;
-  const clockWatch = watchClock({
-    clock,
-    ledger,
-    log,
-    time,
-    isSynced,
-    file: at.clock,
-    failed: (error) => events.failed('clock', error),
-  });
+  const clockFailed = (error: unknown) => events.failed('clock', error);
+  const clockWatch = watchClock({ clock, ledger, log, time, isSynced, file: at.clock, failed: clockFailed });
 
   health.fault = await examine(ledger, at, clock, masterKey.id, config, events, options);
   if (!health.fault) await clockWatch.judge(options.acceptClock ?? false);
@@ -189,6 +182,20 @@ export async function openBooksForService(
     replicas,
     unsafeStorage: judged?.isUntrusted ? judged.wrong : undefined,
   };
+}
+
+/** Enters the data directory and takes its lock, after judging the file system below it. */
+async function enter(config: Config, options: BooksOptions, opening: AsyncDisposableStack) {
+  const { log, create } = options;
+  const patience = {
+    milliseconds: COMMAND_MILLISECONDS,
+    waits: (holder: string) => log.warn({ event: 'lock.waiting', holder }, `waiting until ${holder} has ended`),
+  };
+  if (options.storage) prepareDirectory(config.dataDirectory, create);
+  const judged = options.storage && judgeStorage(config.dataDirectory, options.storage);
+  const lock = { file: 'lock' as const, who: options.who, ...(create ? { patience } : {}) };
+  const at = opening.use(await enterDirectory(config.dataDirectory, { create, lock }));
+  return { at, judged };
 }
 
 /** Books smaller than this are verified as a whole before they are served, in less than a tenth of a second. */

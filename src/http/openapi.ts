@@ -121,7 +121,8 @@ const headersOf = (described: Record<string, string>): JsonObject =>
     Object.entries(described).map(([name, description]) => [name, { description, schema: { type: 'string' } }]),
   );
 
-function operation(method: string, path: string, it: Endpoint, forwarded: readonly string[]): JsonObject {
+/** Returns the parameters of an operation: in its path, its query and its headers. */
+function parametersOf(path: string, it: Endpoint): JsonObject[] {
   const parameters: JsonObject[] = [...path.matchAll(/:(\w+)/g)].map(([, name]) => ({
     name,
     in: 'path',
@@ -149,7 +150,11 @@ function operation(method: string, path: string, it: Endpoint, forwarded: readon
         '1 to 128 printable ASCII characters. Retry with the same key and body; never retry an ambiguous operation under a new key.',
       schema: { type: 'string', minLength: 1, maxLength: 128 },
     });
+  return parameters;
+}
 
+/** Returns the responses of an operation by status: the answer, and its refusals. */
+function responsesOf(it: Endpoint): Record<string, JsonObject> {
   const codes = new Set([
     ...EVERYWHERE,
     ...(it.scope === 'account' || it.scope === 'session' ? WITH_SESSION : []),
@@ -188,6 +193,12 @@ function operation(method: string, path: string, it: Endpoint, forwarded: readon
       value: { error: { code, message: REFUSALS[code].message }, request_id: 'req_01k9v3c2mq8r5t7w1x4z6b0d2f' },
     };
   }
+  return responses;
+}
+
+function operation(method: string, path: string, it: Endpoint, forwarded: readonly string[]): JsonObject {
+  const parameters = parametersOf(path, it);
+  const streams = Object.entries(it.streams ?? {});
   return {
     operationId: operationId(method, path),
     summary: it.summary,
@@ -208,7 +219,7 @@ function operation(method: string, path: string, it: Endpoint, forwarded: readon
           },
         }
       : {}),
-    responses,
+    responses: responsesOf(it),
   };
 }
 

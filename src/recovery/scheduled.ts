@@ -89,6 +89,37 @@ export function newestBackup(directory: string, installationId: string, now: num
   return at !== undefined && at <= now ? at : undefined;
 }
 
+/** Knows the time of the newest planned backup, and shows its age as a gauge. */
+function watchNewest(app: BackupsApp) {
+  let newest: { directory: string; at: number | undefined } | undefined;
+  function lookUp(directory: string, now: number): number | undefined {
+    try {
+      return newestBackup(directory, app.installationId, now);
+    } catch {
+      return undefined; // The next backup reports the fault of the directory.
+    }
+  }
+  /** Returns the result of `newestBackup`, looked up once, and again after the clock went back. */
+  function find(directory: string, now: number): number | undefined {
+    if (newest?.directory !== directory || (newest.at ?? 0) > now) newest = { directory, at: lookUp(directory, now) };
+    return newest.at;
+  }
+  app.events.gauge('backup_age_seconds', 'Since the newest backup of `backup`; +Inf when there is none.', () => {
+    if (!app.config.backup) return undefined;
+    const now = app.clock.now();
+    const at = find(app.config.backup.directory, now);
+    return at === undefined ? Number.POSITIVE_INFINITY : now - at;
+  });
+  app.events.gauge('backup_every_seconds', '`backup.every`.', () => app.config.backup?.every);
+  return {
+    find,
+    /** Notes the time of a backup that was made a moment ago. */
+    note(directory: string, at: number) {
+      newest = { directory, at };
+    },
+  };
+}
+
 /**
  * Creates the server's own backups (`backup` in purser.yaml). One is due `every` after the newest in the directory, also across
  * restarts. A failure is logged once, until one succeeds. Only files with the name and the manifest of a backup of this
@@ -100,28 +131,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   let timer: NodeJS.Timeout | undefined;
   let running: Promise<Outcome> | undefined;
   let failedAt: number | undefined;
-  let newest: { directory: string; at: number | undefined } | undefined;
-
-  app.events.gauge('backup_age_seconds', 'Since the newest backup of `backup`; +Inf when there is none.', () => {
-    if (!app.config.backup) return undefined;
-    const now = app.clock.now();
-    const at = newestIn(app.config.backup.directory, now);
-    return at === undefined ? Number.POSITIVE_INFINITY : now - at;
-  });
-  app.events.gauge('backup_every_seconds', '`backup.every`.', () => app.config.backup?.every);
-
-  /** Returns the result of `newestBackup`, looked up once, and again after the clock went back. */
-  function newestIn(directory: string, now: number): number | undefined {
-    if (newest?.directory !== directory || (newest.at ?? 0) > now) newest = { directory, at: lookUp(directory, now) };
-    return newest.at;
-  }
-  function lookUp(directory: string, now: number): number | undefined {
-    try {
-      return newestBackup(directory, app.installationId, now);
-    } catch {
-      return undefined; // The next backup reports the fault of the directory.
-    }
-  }
+  const newest = watchNewest(app);
 
   function begin(making: Promise<Outcome>): Promise<Outcome> {
     running = making.finally(() => {
@@ -143,7 +153,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     try {
       const file = pathOf(directory, app.installationId, now);
       await make(file, ending.signal);
-      newest = { directory, at: now };
+      newest.note(directory, now);
       const removed = reportOnlyOf(app.ledger.read) ? [] : removeOutdated(directory, keep, app.installationId, now);
       app.events.backupMade(file, removed);
       failedAt = undefined;
@@ -161,7 +171,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     if (running) return void (await running);
     if (!backup || ending.signal.aborted) return;
     const now = app.clock.now();
-    const madeAt = newestIn(backup.directory, now);
+    const madeAt = newest.find(backup.directory, now);
     const isDue = madeAt === undefined || now >= madeAt + backup.every;
     const isTried = failedAt !== undefined && now < failedAt + Math.min(RETRY_SECONDS, backup.every);
     if (!isDue || isTried) return;

@@ -41,11 +41,6 @@ export function createPlaces(countMax: number): Places {
   let takenCount = 0;
   let turnCount = 0;
 
-  function memberOf({ members }: Group, name: string): Member {
-    const none = { name, taken: 0, wanted: 0, until: 0, isKept: false, turn: Number.POSITIVE_INFINITY };
-    return members.get(name) ?? { ...none, below: createGroup() };
-  }
-
   /** Returns the number of places that go to the others of a group before a member with `taken` places gets one more. */
   function countBefore(group: Group, own: Member, taken: number, now: number): number {
     let count = 0;
@@ -66,14 +61,6 @@ export function createPlaces(countMax: number): Places {
     if (!it.isKept) it.until = now + TURN_SECONDS;
   }
 
-  function stopWaiting(group: Group, it: Member): void {
-    group.waiting.delete(it);
-    it.wanted = 0;
-    it.isKept = false;
-    it.turn = Number.POSITIVE_INFINITY;
-    forget(group, it);
-  }
-
   /** Counts a place as taken. If the member was waiting for it, the next one goes to others. */
   function add(group: Group, it: Member, isAwaited: boolean, now: number): void {
     group.members.set(it.name, it);
@@ -84,10 +71,6 @@ export function createPlaces(countMax: number): Places {
     it.isKept = false;
     it.until = now + TURN_SECONDS;
     if (!it.wanted) stopWaiting(group, it);
-  }
-
-  function forget({ members }: Group, it: Member): void {
-    if (!it.taken && !it.wanted) members.delete(it.name);
   }
 
   return {
@@ -119,4 +102,23 @@ export function createPlaces(countMax: number): Places {
       };
     },
   };
+}
+
+/** Returns the member of a group; one that it does not have yet has no places. */
+function memberOf({ members }: Group, name: string): Member {
+  const none = { name, taken: 0, wanted: 0, until: 0, isKept: false, turn: Number.POSITIVE_INFINITY };
+  return members.get(name) ?? { ...none, below: createGroup() };
+}
+
+function stopWaiting(group: Group, it: Member): void {
+  group.waiting.delete(it);
+  it.wanted = 0;
+  it.isKept = false;
+  it.turn = Number.POSITIVE_INFINITY;
+  forget(group, it);
+}
+
+/** Removes a member that has no places and waits for none. */
+function forget({ members }: Group, it: Member): void {
+  if (!it.taken && !it.wanted) members.delete(it.name);
 }

@@ -36,6 +36,8 @@ type Open = {
   /** The members whose requests came back unanswered. */
   failed: Set<string>;
 };
+/** The open circuits, by the name of their group. */
+type Circuits = Map<string, Open>;
 type Sort = 'answered' | 'unanswered' | 'nothing';
 
 /**
@@ -53,23 +55,9 @@ export function createCircuit(
   changed: (isOpen: boolean, whose?: string) => void,
   countMax: number,
 ): { begin(tenant: () => Tenant): Trial | number } {
-  const open = new Map<string, Open>();
+  const open: Circuits = new Map();
   let failures: { at: number; tenant: Tenant }[] = [];
   let answerCount = 0;
-
-  /** Returns the seconds that a tenant has to wait; 0 if it may ask now. */
-  function waitOf(tenant: Tenant): number {
-    let seconds = 0;
-    for (const { name, memberOf, memberCountMin } of groupsOf(tenant)) {
-      const it = open.get(name);
-      const member = memberOf(tenant);
-      if (!it) continue;
-      if (it.trying.has(member)) return 1; // It may end at any moment.
-      const isLater = memberCountMin > 1 && it.failed.has(member);
-      seconds = Math.max(seconds, it.nextAt + (isLater ? AFTER_OTHERS_SECONDS : 0) - now());
-    }
-    return seconds;
-  }
 
   function close(): void {
     answerCount++;
@@ -94,37 +82,11 @@ export function createCircuit(
     }
   }
 
-  /** Makes a tenant's call the trial in each of its groups whose circuit is open. Returns a function that records its result. */
-  function startTrial(tenant: Tenant): (sort: Sort) => void {
-    const ends = groupsOf(tenant).flatMap(({ name, memberOf }) => {
-      const it = open.get(name);
-      const member = memberOf(tenant);
-      if (!it) return [];
-      const { waitSeconds } = it;
-      it.trying.add(member);
-      it.nextAt = now() + waitSeconds;
-      it.waitSeconds = Math.min(2 * waitSeconds, WAIT_SECONDS_MAX);
-      return (sort: Sort) => {
-        it.trying.delete(member);
-        if (sort === 'unanswered') {
-          it.failed.add(member);
-          it.nextAt = Math.max(it.nextAt, now() + it.waitSeconds);
-        } else if (it.trying.size === 0) {
-          it.nextAt = now();
-          it.waitSeconds = waitSeconds;
-        }
-      };
-    });
-    return (sort) => {
-      for (const end of ends) end(sort);
-    };
-  }
-
   return {
     begin(tenant) {
-      const seconds = open.size ? waitOf(tenant()) : 0;
+      const seconds = open.size ? waitOf(open, tenant(), now()) : 0;
       if (seconds > 0) return seconds;
-      const end = open.size ? startTrial(tenant()) : () => {};
+      const end = open.size ? startTrial(open, tenant(), now) : () => {};
       return {
         leave: () => end('nothing'),
         async run(ask) {
@@ -143,6 +105,46 @@ export function createCircuit(
         },
       };
     },
+  };
+}
+
+/** Returns the seconds that a tenant has to wait; 0 if it may ask now. */
+function waitOf(open: Circuits, tenant: Tenant, now: number): number {
+  let seconds = 0;
+  for (const { name, memberOf, memberCountMin } of groupsOf(tenant)) {
+    const it = open.get(name);
+    const member = memberOf(tenant);
+    if (!it) continue;
+    if (it.trying.has(member)) return 1; // It may end at any moment.
+    const isLater = memberCountMin > 1 && it.failed.has(member);
+    seconds = Math.max(seconds, it.nextAt + (isLater ? AFTER_OTHERS_SECONDS : 0) - now);
+  }
+  return seconds;
+}
+
+/** Makes a tenant's call the trial in each of its groups whose circuit is open. Returns a function that records its result. */
+function startTrial(open: Circuits, tenant: Tenant, now: () => number): (sort: Sort) => void {
+  const ends = groupsOf(tenant).flatMap(({ name, memberOf }) => {
+    const it = open.get(name);
+    const member = memberOf(tenant);
+    if (!it) return [];
+    const { waitSeconds } = it;
+    it.trying.add(member);
+    it.nextAt = now() + waitSeconds;
+    it.waitSeconds = Math.min(2 * waitSeconds, WAIT_SECONDS_MAX);
+    return (sort: Sort) => {
+      it.trying.delete(member);
+      if (sort === 'unanswered') {
+        it.failed.add(member);
+        it.nextAt = Math.max(it.nextAt, now() + it.waitSeconds);
+      } else if (it.trying.size === 0) {
+        it.nextAt = now();
+        it.waitSeconds = waitSeconds;
+      }
+    };
+  });
+  return (sort) => {
+    for (const end of ends) end(sort);
   };
 }
 

@@ -53,27 +53,14 @@ export function serveSession(host: SessionHost, client: SshClient, session: Serv
   let live: GuestSession | undefined;
   let running: Promise<void> | undefined;
   let isKilled = false;
-  let wanted: { columns: number; rows: number } | undefined;
-  let resized: NodeJS.Timeout | undefined;
-
-  /** Passes on the wanted size, and the next one a moment later. */
-  function resize() {
-    if (resized || !wanted) return;
-    live?.resize(wanted.columns, wanted.rows);
-    wanted = undefined;
-    resized = setTimeout(resizeAgain, RESIZE_MILLISECONDS);
-  }
-  const resizeAgain = contained('timer', () => {
-    resized = undefined;
-    resize();
-  });
+  const size = createResizer();
 
   client.gone.addEventListener('abort', lost, { once: true });
   session.on('close', () => leave('the client has closed the channel'));
   signal.addEventListener(
     'abort',
     () => {
-      clearTimeout(resized);
+      size.stop();
       client.gone.removeEventListener('abort', lost);
       void Promise.resolve(running).then(onEnd);
     },
@@ -84,8 +71,7 @@ export function serveSession(host: SessionHost, client: SshClient, session: Serv
     accept?.();
   });
   session.on('window-change', (accept, _reject, info) => {
-    if (live) wanted = { columns: info.cols, rows: info.rows };
-    resize();
+    if (live) size.set(live, info.cols, info.rows);
     accept?.();
   });
   session.on('signal', (accept, _reject, { name }) => {
@@ -107,23 +93,14 @@ export function serveSession(host: SessionHost, client: SshClient, session: Serv
     client.channels.add(channel);
     channel.on('error', () => {}); // A channel with an error also closes.
     try {
-      live = await host.open(client, order).catch((error) => {
-        throw new Unopened('no session can be opened in the resource at the moment', { cause: error });
-      });
-      live.ended.catch(() => {}); // The error reaches those who await it.
-      for (const stream of [live.stdin, live.stdout, live.stderr]) stream?.on('error', () => {}); // `ended` reports it.
+      live = await openSession(host, client, order);
       await serve({ host, client, channel, session: live, outlet, signal, active: () => void idle.refresh() });
       channel.end();
     } catch (thrown) {
       const error = thrown as Error;
       live?.kill(); // No process of the session outlives its client.
       if (signal.aborted) return;
-      const isClientError = CLIENT_ERRORS.some((kind) => error instanceof kind);
-      const endMessage = isClientError ? undefined : host.endMessage(client);
-      if (!isClientError && endMessage === undefined) host.failed(client, error);
-      const message =
-        endMessage ?? (isClientError || error instanceof Unopened ? error.message : 'the session was lost');
-      await outlet.err(Buffer.from(`purser: ${message}\n`)).catch(() => {}); // The client may be gone.
+      await outlet.err(Buffer.from(`purser: ${wordsFor(host, client, error)}\n`)).catch(() => {}); // The client may be gone.
       channel.exit(255);
       channel.end();
     } finally {
@@ -144,6 +121,48 @@ export function serveSession(host: SessionHost, client: SshClient, session: Serv
     if (name === 'sftp') begin(accept(), { command: SFTP_SCRIPT, terminal: undefined }, transfer);
     else reject();
   });
+}
+
+/** Opens a session in the client's resource. Throws Unopened. */
+async function openSession(host: SessionHost, client: SshClient, order: SessionOrder): Promise<GuestSession> {
+  const session = await host.open(client, order).catch((error) => {
+    throw new Unopened('no session can be opened in the resource at the moment', { cause: error });
+  });
+  session.ended.catch(() => {}); // The error reaches those who await it.
+  for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {}); // `ended` reports it.
+  return session;
+}
+
+/** Returns what a client is told of the error that ended its session, and reports one that it did not cause to the operator. */
+function wordsFor(host: SessionHost, client: SshClient, error: Error): string {
+  if (CLIENT_ERRORS.some((kind) => error instanceof kind)) return error.message;
+  const endMessage = host.endMessage(client);
+  if (endMessage !== undefined) return endMessage;
+  host.failed(client, error);
+  return error instanceof Unopened ? error.message : 'the session was lost';
+}
+
+/** Passes on the size of a client's window: the first one at once, and of those that follow the last one a moment later. */
+function createResizer() {
+  let wanted: (() => void) | undefined;
+  let resized: NodeJS.Timeout | undefined;
+  function resize(): void {
+    if (resized || !wanted) return;
+    wanted();
+    wanted = undefined;
+    resized = setTimeout(resizeAgain, RESIZE_MILLISECONDS);
+  }
+  const resizeAgain = contained('timer', () => {
+    resized = undefined;
+    resize();
+  });
+  return {
+    set(session: GuestSession, columns: number, rows: number) {
+      wanted = () => session.resize(columns, rows);
+      resize();
+    },
+    stop: () => clearTimeout(resized),
+  };
 }
 
 /** Forgets a channel that has ended once its client has closed it too: until then the client may have output to print. */

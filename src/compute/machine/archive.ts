@@ -60,6 +60,20 @@ type Header = {
 /** The values of an extended header that replace those of the next entry. */
 type ExtendedHeader = Partial<Pick<Header, 'name' | 'linkName' | 'size' | 'modified' | 'user' | 'group'>>;
 
+/** A header without an entry of its own: a long name, or an extended header of the next entry or of all. */
+type MetaHeader = { type: string; size: number; pieces: Buffer[] };
+
+/** Returns what a header says of the next entry. */
+function valuesOf({ type, size, pieces }: MetaHeader): ExtendedHeader {
+  const content = Buffer.concat(pieces).subarray(0, size);
+  if (type === 'x') return parseExtended(content);
+  if (type !== 'g') return { [type === 'L' ? 'name' : 'linkName']: textOf(content) };
+  // What holds for all entries: git writes its commit there. A name or a size for all would be nonsense.
+  const { modified: _, user: __, group: ___, ...others } = parseExtended(content);
+  if (Object.keys(others).length) throw new ArchiveFault('has a name or a size for all of its entries');
+  return {};
+}
+
 type ArchiveReader = {
   /** Takes a piece of the archive. Returns what is to be unpacked of it, before the fault if it has one. */
   push(piece: Buffer): { pieces: Buffer[]; fault?: ArchiveFault };
@@ -80,7 +94,7 @@ export function readArchive(destination: Destination): ArchiveReader {
   let held: Buffer = Buffer.alloc(0);
   /** The content that is expected: of an entry, of a long name or extended header, and the padding after either. */
   let left = 0;
-  let meta: { type: string; size: number; pieces: Buffer[] } | undefined;
+  let meta: MetaHeader | undefined;
   let extended: ExtendedHeader = {};
   let zeros = 0;
   let entries = 0;
@@ -109,7 +123,7 @@ export function readArchive(destination: Destination): ArchiveReader {
         throw new ArchiveFault(`has a name or a header of more than ${META_BYTES_MAX} bytes`);
       meta = { type: parsed.type, size: parsed.size, pieces: [] };
       left = padded(parsed.size);
-      if (left === 0) applyMeta();
+      if (left === 0) endMeta(meta);
       return;
     }
     const entry = { ...parsed, ...extended };
@@ -117,28 +131,18 @@ export function readArchive(destination: Destination): ArchiveReader {
     const checked = check(entry);
     const hasContent = isFile(entry);
     left = hasContent ? padded(entry.size) : 0;
-    if (!checked) return void (left && skip());
+    if (!checked) {
+      if (left) throw new ArchiveFault('has content for its own directory');
+      return;
+    }
     begun = checked.name;
     out.push(headerOf(checked));
     if (left === 0) done();
   }
 
-  function skip(): never {
-    throw new ArchiveFault('has content for its own directory');
-  }
-
-  function applyMeta(): void {
-    const { type, size, pieces } = meta as NonNullable<typeof meta>;
+  function endMeta(it: MetaHeader): void {
     meta = undefined;
-    const content = Buffer.concat(pieces).subarray(0, size);
-    if (type === 'g') {
-      // What holds for all entries: git writes its commit there. A name or a size for all would be nonsense.
-      const { modified: _, user: __, group: ___, ...others } = parseExtended(content);
-      if (Object.keys(others).length) throw new ArchiveFault('has a name or a size for all of its entries');
-      return;
-    }
-    if (type === 'x') Object.assign(extended, parseExtended(content));
-    else extended[type === 'L' ? 'name' : 'linkName'] = textOf(content);
+    Object.assign(extended, valuesOf(it));
   }
 
   function read(piece: Buffer, out: Buffer[]): void {
@@ -150,7 +154,7 @@ export function readArchive(destination: Destination): ArchiveReader {
         left -= part.length;
         if (meta) {
           meta.pieces.push(Buffer.from(part));
-          if (left === 0) applyMeta();
+          if (left === 0) endMeta(meta);
         } else {
           out.push(part);
           if (left === 0) done();

@@ -1,6 +1,6 @@
 import { LARGE_BYTES } from '../../router/apart.ts';
 import { isObject, type Json, objectOf, parseObject } from './json.ts';
-import { createObjectEnd, type ObjectEnd } from './object-end.ts';
+import { createObjectEnd } from './object-end.ts';
 
 /** A part of an answer: a text, or the call of a tool. */
 export type Block = {
@@ -25,29 +25,69 @@ type BlockReader = {
   blocks: readonly Block[];
 };
 
+/** A block that grows. */
+type GrowingBlock = Block & {
+  /** Appends text to it. */
+  add(text: string): void;
+  /** Returns whether it needs nothing more: a call, that its arguments are a JSON object; any other block is asked only once another began. */
+  isComplete(): boolean;
+};
+
+function createBlock(kind: Block['kind'], index: number, id?: string): GrowingBlock {
+  const grown = createGrownText();
+  const end = kind === 'call' ? createObjectEnd() : undefined;
+  let hasObject: boolean | undefined;
+  return {
+    ...{ kind, index, id, name: '' },
+    get text() {
+      return grown.text();
+    },
+    add(text) {
+      grown.add(text);
+      end?.push(text);
+    },
+    isComplete() {
+      if (!end) return true;
+      if (!end.isClosed()) return false;
+      // The arguments are parsed once, when their brackets are closed.
+      hasObject ??= this.text.length > LARGE_BYTES || parseObject(this.text) !== undefined;
+      return hasObject;
+    },
+  };
+}
+
+/** What a delta adds to a call: its id and its name, if they are in it, and more of its arguments. */
+type CallPiece = { id: string | undefined; name: string; text: string };
+
+function pieceOf(call: Json): CallPiece {
+  const { name, arguments: given } = objectOf(call.function);
+  return {
+    id: typeof call.id === 'string' && call.id ? call.id : undefined,
+    name: typeof name === 'string' ? name : '',
+    text: isObject(given) ? JSON.stringify(given) : typeof given === 'string' ? given : '',
+  };
+}
+
+/**
+ * Returns whether a piece of a call begins another one than `block`: some servers number all parallel calls 0, and some of
+ * these give them no id.
+ */
+function beginsAnother(block: GrowingBlock, piece: CallPiece): boolean {
+  if (piece.id !== undefined && block.id !== undefined) return piece.id !== block.id;
+  return piece.name !== '' && piece.text.trimStart().startsWith('{') && block.isComplete();
+}
+
 /**
  * Creates a reader of blocks. Chat completions may interleave the deltas of parallel calls, and other APIs may not: the
  * first open block is passed on as it comes, the others wait until it is complete. A text is complete when something
  * else begins, a call when its arguments are a JSON object.
  */
 export function createBlockReader(): BlockReader {
-  const blocks: Block[] = [];
-  const calls = new Map<unknown, Block>();
+  const blocks: GrowingBlock[] = [];
+  const calls = new Map<unknown, GrowingBlock>();
   /** All blocks, of which the `first` ones are complete. */
   let first = 0;
-  let live: Block | undefined;
-  const texts = new Map<Block, GrownText>();
-  /** The end of each call's arguments and, once it is found, whether they are an object. */
-  const ends = new Map<Block, { end: ObjectEnd; isObject?: boolean }>();
-
-  /** Returns whether a call has all its arguments. They are parsed once, when their brackets are closed. */
-  const hasObject = (call: Block): boolean => {
-    const followed = ends.get(call);
-    if (!followed?.end.isClosed()) return false;
-    followed.isObject ??= call.text.length > LARGE_BYTES || parseObject(call.text) !== undefined;
-    return followed.isObject;
-  };
-  const isComplete = (block: Block) => block.kind !== 'call' || hasObject(block);
+  let live: GrowingBlock | undefined;
 
   /** Passes on the blocks that are ready; at the end everything. */
   function advance(events: BlockEvent[], isEnd: boolean): void {
@@ -58,30 +98,21 @@ export function createBlockReader(): BlockReader {
         events.push({ type: 'start', block: head });
         if (head.text) events.push({ type: 'delta', block: head, text: head.text });
       }
-      if (!isEnd && (blocks.length === first + 1 || !isComplete(head))) return;
+      if (!isEnd && (blocks.length === first + 1 || !head.isComplete())) return;
       events.push({ type: 'stop', block: head });
       first++;
     }
   }
 
-  function begin(kind: Block['kind'], id?: string, name = ''): Block {
-    const grown = createGrownText();
-    const block: Block = {
-      ...{ kind, index: blocks.length, id, name },
-      get text() {
-        return grown.text();
-      },
-    };
+  function begin(kind: Block['kind'], id?: string): GrowingBlock {
+    const block = createBlock(kind, blocks.length, id);
     blocks.push(block);
-    texts.set(block, grown);
-    if (kind === 'call') ends.set(block, { end: createObjectEnd() });
     return block;
   }
 
-  function add(events: BlockEvent[], block: Block, text: string): void {
+  function add(events: BlockEvent[], block: GrowingBlock, text: string): void {
     if (!text || block.index < first) return;
-    texts.get(block)?.add(text);
-    ends.get(block)?.end.push(text);
+    block.add(text);
     if (block === live) events.push({ type: 'delta', block, text });
   }
 
@@ -94,22 +125,15 @@ export function createBlockReader(): BlockReader {
   }
 
   function addCall(events: BlockEvent[], call: Json, position: number): void {
-    const { name, arguments: given } = objectOf(call.function);
+    const { id, name, text } = pieceOf(call);
     const key = call.index ?? position;
-    const id = typeof call.id === 'string' && call.id ? call.id : undefined;
-    const text = isObject(given) ? JSON.stringify(given) : typeof given === 'string' ? given : '';
     let block = calls.get(key);
-    // Some servers number all parallel calls 0, and some of these give them no id.
-    const isAnother = (it: Block) =>
-      id !== undefined && it.id !== undefined
-        ? id !== it.id
-        : Boolean(name) && text.trimStart().startsWith('{') && hasObject(it);
-    if (!block || isAnother(block)) {
+    if (!block || beginsAnother(block, { id, name, text })) {
       block = begin('call', id);
       calls.set(key, block);
     }
     block.id ??= id;
-    if (!block.name && typeof name === 'string') block.name = name;
+    block.name ||= name;
     advance(events, false);
     add(events, block, text);
   }

@@ -41,9 +41,11 @@ export const responsesDialect: Dialect = {
 /** The state of a response. */
 type State = { status: string; error?: Json; incomplete_details?: Json };
 
+type ResponseBuilder = (head: Json, state: State, output: Json[], usage: Usage | undefined) => Json;
+
 function answersOf(echoed: Json, special: SpecialTools, seed: string): Answers {
   /** Builds the response object. The request's tools and instructions are not kept for a stream, nor repeated. */
-  const response = (head: Json, state: State, output: Json[], usage: Usage | undefined): Json => ({
+  const response: ResponseBuilder = (head, state, output, usage) => ({
     id: idFrom('resp', head.id, seed),
     object: 'response',
     created_at: typeof head.created === 'number' ? head.created : 0,
@@ -74,66 +76,69 @@ function answersOf(echoed: Json, special: SpecialTools, seed: string): Answers {
       });
       return response(head, state, output, readUsage(completion, 'chat'));
     },
-    stream(): StreamTranslator {
-      const reader = createBlockReader();
-      const output: Json[] = [];
-      let head: Json | undefined;
-      let last: Json = {};
-      let usage: Usage | undefined;
-      let number = 0;
-      /** The first response object of a model server that speaks this API itself. */
-      let own: Json | undefined;
-      const textsFor = (events: readonly ResponseEvent[]) =>
-        textsOf(events.map(({ type, ...data }): NamedEvent => ({ type, sequence_number: number++, ...data })));
-      const begin = (chunk: Json): ResponseEvent[] => {
-        if (head) return [];
-        head = { id: chunk.id, created: chunk.created };
-        const now = response(head, { status: 'in_progress' }, [], undefined);
-        return [
-          { type: 'response.created', response: now },
-          { type: 'response.in_progress', response: now },
-        ];
-      };
-      const eventsOf = (events: readonly BlockEvent[], status = 'completed') =>
-        events.flatMap((it) => {
-          const isLast = it.block.index === reader.blocks.length - 1;
-          if (it.type === 'delta') return deltaOf(it, itemId(it.block, head?.id, special, seed), special);
-          const end = isLast ? status : 'completed';
-          const item = itemOf(it.block, head?.id, it.type === 'stop' ? end : 'in_progress', special, seed);
-          if (it.type === 'start') return startOf(it.block, item);
-          output[it.block.index] = item;
-          return stopOf(it.block, item);
-        });
-      return {
-        chunk(chunk) {
-          usage = readUsage(chunk, 'chat') ?? usage;
-          const choice = choiceOf(chunk);
-          if (choice.finish_reason) last = choice;
-          const begun = begin(objectOf(chunk));
-          return textsFor([...begun, ...eventsOf(reader.read(choice.delta))]);
-        },
-        end() {
-          const state = stateOf(last);
-          const closed = [...begin({}), ...eventsOf(reader.end(), state.status)];
-          const whole = response(head as Json, state, output, usage);
-          return textsFor([...closed, { type: `response.${state.status}`, response: whole }]);
-        },
-        passed(json) {
-          own ??= objectOf(objectOf(json).response);
-          number++;
-        },
-        fail(refusal, message, requestId) {
-          const { error } = openAiBody(refusal, message, requestId);
-          const state = { status: 'failed', error: { code: error.code, message } };
-          const begun = own ? [] : begin({});
-          const whole = own ? { ...own, ...state } : response(head as Json, state, output, usage);
-          return textsFor([
-            ...begun,
-            { type: 'response.failed', response: whole },
-            { type: 'error', code: error.code, message, param: error.param, error },
-          ]);
-        },
-      };
+    stream: () => createTranslator(response, special, seed),
+  };
+}
+
+/** Creates the translator of a stream, which ends with the response that `build` makes of all its output. */
+function createTranslator(build: ResponseBuilder, special: SpecialTools, seed: string): StreamTranslator {
+  const reader = createBlockReader();
+  const output: Json[] = [];
+  let head: Json | undefined;
+  let last: Json = {};
+  let usage: Usage | undefined;
+  let number = 0;
+  /** The first response object of a model server that speaks this API itself. */
+  let own: Json | undefined;
+  const textsFor = (events: readonly ResponseEvent[]) =>
+    textsOf(events.map(({ type, ...data }): NamedEvent => ({ type, sequence_number: number++, ...data })));
+  const begin = (chunk: Json): ResponseEvent[] => {
+    if (head) return [];
+    head = { id: chunk.id, created: chunk.created };
+    const now = build(head, { status: 'in_progress' }, [], undefined);
+    return [
+      { type: 'response.created', response: now },
+      { type: 'response.in_progress', response: now },
+    ];
+  };
+  const eventsOf = (events: readonly BlockEvent[], status = 'completed') =>
+    events.flatMap((it) => {
+      const isLast = it.block.index === reader.blocks.length - 1;
+      if (it.type === 'delta') return deltaOf(it, itemId(it.block, head?.id, special, seed), special);
+      const end = isLast ? status : 'completed';
+      const item = itemOf(it.block, head?.id, it.type === 'stop' ? end : 'in_progress', special, seed);
+      if (it.type === 'start') return startOf(it.block, item);
+      output[it.block.index] = item;
+      return stopOf(it.block, item);
+    });
+  return {
+    chunk(chunk) {
+      usage = readUsage(chunk, 'chat') ?? usage;
+      const choice = choiceOf(chunk);
+      if (choice.finish_reason) last = choice;
+      const begun = begin(objectOf(chunk));
+      return textsFor([...begun, ...eventsOf(reader.read(choice.delta))]);
+    },
+    end() {
+      const state = stateOf(last);
+      const closed = [...begin({}), ...eventsOf(reader.end(), state.status)];
+      const whole = build(head as Json, state, output, usage);
+      return textsFor([...closed, { type: `response.${state.status}`, response: whole }]);
+    },
+    passed(json) {
+      own ??= objectOf(objectOf(json).response);
+      number++;
+    },
+    fail(refusal, message, requestId) {
+      const { error } = openAiBody(refusal, message, requestId);
+      const state = { status: 'failed', error: { code: error.code, message } };
+      const begun = own ? [] : begin({});
+      const whole = own ? { ...own, ...state } : build(head as Json, state, output, usage);
+      return textsFor([
+        ...begun,
+        { type: 'response.failed', response: whole },
+        { type: 'error', code: error.code, message, param: error.param, error },
+      ]);
     },
   };
 }

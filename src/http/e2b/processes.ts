@@ -156,14 +156,6 @@ function follow(
   ended.promise.catch(() => {}); // Listeners get the rejection; there may be none.
   let signal: string | undefined;
   let isLate = false;
-  let isOver = false;
-  const over = ended.promise
-    .catch(() => {})
-    .then(() => {
-      isOver = true;
-    });
-  /** Resolves when the program has read what was written last; undefined while it has. */
-  let drained: Promise<void> | undefined;
   const timer =
     order.limit === undefined
       ? undefined
@@ -171,6 +163,8 @@ function follow(
           isLate = true;
           attached.kill();
         }, order.limit);
+
+  const write = createInput(attached, order, memory, ended.promise, inputMilliseconds);
 
   async function pass(name: Output['name'], stream: AsyncIterable<Buffer>): Promise<void> {
     try {
@@ -206,36 +200,58 @@ function follow(
       listeners.add(listener);
       return () => void listeners.delete(listener);
     },
-    async write(bytes) {
-      if (!order.hasInput && !order.terminal)
-        throw new Refusal('invalid_request', 'process: it was started without standard input.');
-      const inputTime = (waiting: Promise<void>, refusal: () => Refusal) =>
-        inTime(Promise.race([waiting, over]), inputMilliseconds, 'The input of a program').catch(() => {
-          throw refusal();
-        });
-      let isWritten = false;
-      if (!isOver) memory.take(bytes.length);
-      try {
-        while (drained && !isOver) await inputTime(drained, unread);
-        if (isOver) throw noProcess();
-        isWritten = true;
-        const written = Promise.withResolvers<void>();
-        const isRead = stdin.write(bytes, () => memory.release(bytes.length));
-        if (isRead) return;
-        stdin.once('drain', written.resolve);
-        drained = written.promise.then(() => {
-          drained = undefined;
-        });
-        await inputTime(drained, unreadYet);
-      } finally {
-        if (!isWritten) memory.release(bytes.length);
-      }
-    },
+    write,
     closeInput: () => void stdin.end(),
     resize,
     kill: attached.kill,
     noteSignal(name) {
       signal = name;
     },
+  };
+}
+
+/**
+ * Returns the function that writes to a program, one piece after the other. It resolves when the program has read the piece, and
+ * throws `invalid_request` when it has no input, has ended, or does not read in `milliseconds`.
+ */
+function createInput(
+  { stdin }: Attached,
+  order: ProcessOrder,
+  memory: Allowance,
+  ended: Promise<End>,
+  milliseconds: number,
+): SandboxProcess['write'] {
+  let isOver = false;
+  const over = ended
+    .catch(() => {})
+    .then(() => {
+      isOver = true;
+    });
+  /** Resolves when the program has read what was written last; undefined while it has. */
+  let drained: Promise<void> | undefined;
+  const inputTime = (waiting: Promise<void>, refusal: () => Refusal) =>
+    inTime(Promise.race([waiting, over]), milliseconds, 'The input of a program').catch(() => {
+      throw refusal();
+    });
+  return async (bytes) => {
+    if (!order.hasInput && !order.terminal)
+      throw new Refusal('invalid_request', 'process: it was started without standard input.');
+    let isWritten = false;
+    if (!isOver) memory.take(bytes.length);
+    try {
+      while (drained && !isOver) await inputTime(drained, unread);
+      if (isOver) throw noProcess();
+      isWritten = true;
+      const written = Promise.withResolvers<void>();
+      const isRead = stdin.write(bytes, () => memory.release(bytes.length));
+      if (isRead) return;
+      stdin.once('drain', written.resolve);
+      drained = written.promise.then(() => {
+        drained = undefined;
+      });
+      await inputTime(drained, unreadYet);
+    } finally {
+      if (!isWritten) memory.release(bytes.length);
+    }
   };
 }

@@ -18,11 +18,61 @@ export type ApiMethod = 'GET' | 'POST' | 'PATCH' | 'DELETE';
 /** The body of a call with its media type, and the most bytes of its answer. */
 type ApiCall = { body?: object | undefined; type?: string | undefined; bytesMax?: number };
 
+function requestOf(
+  server: string,
+  { token }: Credentials,
+  method: ApiMethod,
+  path: string,
+  { body, type = 'application/json' }: ApiCall,
+) {
+  return {
+    path: new URL(server).pathname.replace(/\/$/, '') + path,
+    method,
+    headers: {
+      accept: 'application/json',
+      ...(token === undefined ? {} : { authorization: `Bearer ${token}` }),
+      ...(body === undefined ? {} : { 'content-type': type }),
+    },
+    body: body === undefined ? null : JSON.stringify(body),
+  };
+}
+
+/** Creates the pools of connections: one at a time, for the certificates of the moment. */
+function createPools() {
+  let pool: { key: string; pool: WatchedPool } | undefined;
+  const pools = new Set<WatchedPool>();
+
+  /** Returns the pool for these certificates: other certificates need other connections. */
+  function of(server: string, { tls }: Credentials): WatchedPool {
+    const key = hash('sha256', JSON.stringify([tls.ca, tls.cert, tls.key, tls.servername, tls.rejectUnauthorized]));
+    if (pool?.key === key) return pool.pool;
+    const old = pool?.pool;
+    if (old) setTimeout(() => pools.delete(old) && void old.close(), RETIRE_MILLISECONDS).unref();
+    const { origin } = new URL(server);
+    pool = {
+      key,
+      pool: openWatchedPool(origin, {
+        pipelining: 1,
+        connectMilliseconds: CONNECT_MILLISECONDS,
+        connect: containedConnector(CONNECT_MILLISECONDS, tls),
+      }),
+    };
+    pools.add(pool.pool);
+    return pool.pool;
+  }
+
+  return {
+    of,
+    async close() {
+      await Promise.all([...pools].map((it) => it.close()));
+    },
+  };
+}
+
 /** Opens connections without a call; `read` returns the cluster at the first one. */
 export function openExchange(read: () => Promise<Cluster>) {
   let reading: Promise<Cluster> | undefined;
-  let pool: { of: string; pool: WatchedPool } | undefined;
-  const pools = new Set<WatchedPool>();
+  const pools = createPools();
   const closing = new AbortController();
   let known = 'the API server';
 
@@ -38,25 +88,6 @@ export function openExchange(read: () => Promise<Cluster>) {
     }
   }
 
-  /** Returns the pool for these certificates: other certificates need other connections. */
-  function poolFor(server: string, { tls }: Credentials): WatchedPool {
-    const of = hash('sha256', JSON.stringify([tls.ca, tls.cert, tls.key, tls.servername, tls.rejectUnauthorized]));
-    if (pool?.of === of) return pool.pool;
-    const old = pool?.pool;
-    if (old) setTimeout(() => pools.delete(old) && void old.close(), RETIRE_MILLISECONDS).unref();
-    const { origin } = new URL(server);
-    pool = {
-      of,
-      pool: openWatchedPool(origin, {
-        pipelining: 1,
-        connectMilliseconds: CONNECT_MILLISECONDS,
-        connect: containedConnector(CONNECT_MILLISECONDS, tls),
-      }),
-    };
-    pools.add(pool.pool);
-    return pool.pool;
-  }
-
   async function prepare(): Promise<{ cluster: Cluster; credentials: Credentials }> {
     try {
       const cluster = await clusterOf();
@@ -66,29 +97,19 @@ export function openExchange(read: () => Promise<Cluster>) {
     }
   }
 
-  async function send(
-    method: ApiMethod,
-    path: string,
-    { body, type = 'application/json', bytesMax = ANSWER_BYTES_MAX }: ApiCall,
-  ): Promise<JsonAnswer & { status: number }> {
+  async function send(method: ApiMethod, path: string, call: ApiCall): Promise<JsonAnswer & { status: number }> {
     const { cluster, credentials } = await prepare();
     if (closing.signal.aborted) throw new ApiUnreachable('Purser is stopping', false);
-    const connections = poolFor(cluster.server, credentials);
-    const request = {
-      path: new URL(cluster.server).pathname.replace(/\/$/, '') + path,
-      method,
-      headers: {
-        accept: 'application/json',
-        ...(credentials.token === undefined ? {} : { authorization: `Bearer ${credentials.token}` }),
-        ...(body === undefined ? {} : { 'content-type': type }),
-      },
-      body: body === undefined ? null : JSON.stringify(body),
-    };
+    const connections = pools.of(cluster.server, credentials);
     try {
-      return await connections.ask(request, CALL_MILLISECONDS, async (answer) => ({
-        status: answer.statusCode,
-        ...(await readJsonAnswer(answer.body, bytesMax)),
-      }));
+      return await connections.ask(
+        requestOf(cluster.server, credentials, method, path, call),
+        CALL_MILLISECONDS,
+        async (answer) => ({
+          status: answer.statusCode,
+          ...(await readJsonAnswer(answer.body, call.bytesMax ?? ANSWER_BYTES_MAX)),
+        }),
+      );
     } catch (error) {
       const { message, sent } = error as Unanswered;
       throw new ApiUnreachable(`${cluster.server}: ${message}`, sent);
@@ -120,7 +141,7 @@ export function openExchange(read: () => Promise<Cluster>) {
     closing: closing.signal,
     async close() {
       closing.abort();
-      await Promise.all([...pools].map((it) => it.close()));
+      await pools.close();
     },
   };
 }

@@ -152,13 +152,7 @@ function follow(
     // If the command was killed with its machine, the process that would have printed the code was killed too.
     const code =
       exitCode ?? (hasBegun && (mark === undefined || (outcome.code ?? 0) > SIGNAL_EXIT) ? outcome.code : undefined);
-    const words = [onOneLine(noise), outcome.fault].filter(Boolean).join('; ');
-    const lost = hasBegun
-      ? 'the connection to the command was lost, and nobody knows how it ended'
-      : 'the connection was lost, and nobody knows whether the command has begun';
-    const fault = new Error(
-      words === '' ? lost : hasBegun ? `${lost}: ${words}` : `nothing can be run in the pod: ${words}`,
-    );
+    const fault = faultOf(hasBegun, [onOneLine(noise), outcome.fault]);
     begun.reject(fault);
     if (code === undefined) ended.reject(fault);
     else ended.resolve({ code });
@@ -171,14 +165,26 @@ function follow(
       stdout,
       stderr,
       ended: ended.promise,
-      resize(columns, rows) {
-        if (socket.readyState === socket.OPEN)
-          sendOn(socket, RESIZE, Buffer.from(JSON.stringify({ Width: columns, Height: rows })), () => {});
-      },
+      resize: (columns, rows) => sendSize(socket, columns, rows),
       leave: () => socket.terminate(),
       kill: () => socket.terminate(),
     },
   };
+}
+
+function sendSize(socket: WebSocket, columns: number, rows: number): void {
+  if (socket.readyState !== socket.OPEN) return;
+  sendOn(socket, RESIZE, Buffer.from(JSON.stringify({ Width: columns, Height: rows })), () => {});
+}
+
+/** Returns the error of a command without an exit code, with what was said of it. */
+function faultOf(hasBegun: boolean, said: (string | undefined)[]): Error {
+  const words = said.filter(Boolean).join('; ');
+  if (words !== '' && !hasBegun) return new Error(`nothing can be run in the pod: ${words}`);
+  const lost = hasBegun
+    ? 'the connection to the command was lost, and nobody knows how it ended'
+    : 'the connection was lost, and nobody knows whether the command has begun';
+  return new Error(words === '' ? lost : `${lost}: ${words}`);
 }
 
 /** Passes on output. Unread output stays with the command: the socket is read no further while a stream waits for its reader. */

@@ -49,25 +49,11 @@ async function begin(
   { user, directory = '/', terminal, isBare = false, needsAll = false }: LxdExec,
 ): Promise<Program> {
   const mark = `purser-${newMark()} `;
-  const operation = await lxd.ask<{ id: string; metadata: { fds: Record<string, string> } }>(
-    'POST',
-    `/1.0/instances/${ref}/exec`,
-    {
-      command: isBare ? argv : ['/bin/sh', '-c', WITH_EXIT_MARK, 'purser', directory, mark, ...argv],
-      environment: { HOME: directory, ...(terminal ? { TERM: terminal.term } : {}) },
-      ...{ user, group: user, cwd: '/', interactive: terminal !== undefined, 'wait-for-websocket': true },
-      ...(terminal ? { width: terminal.columns, height: terminal.rows } : {}),
-    },
-  );
-  const { id, metadata } = operation;
-  const names = ['control', ...(terminal ? ['0'] : ['0', '1', '2'])];
-  const connecting = names.map((name) => lxd.connect(id, metadata.fds[name] ?? ''));
-  const leave = async () => {
-    for (const it of await Promise.allSettled(connecting)) if (it.status === 'fulfilled') it.value.destroy();
-  };
-  const streams = await Promise.all(connecting).catch((error) => {
-    void leave();
-    throw error;
+  const { id, streams, leave } = await connectAll(lxd, ref, {
+    command: isBare ? argv : ['/bin/sh', '-c', WITH_EXIT_MARK, 'purser', directory, mark, ...argv],
+    environment: { HOME: directory, ...(terminal ? { TERM: terminal.term } : {}) },
+    ...{ user, group: user, cwd: '/', interactive: terminal !== undefined, 'wait-for-websocket': true },
+    ...(terminal ? { width: terminal.columns, height: terminal.rows } : {}),
   });
   const [control, stdin, out = stdin, err = stdin] = streams as [MessageStream, MessageStream, MessageStream?];
   control.resume();
@@ -134,6 +120,25 @@ async function begin(
       void leave();
     },
   };
+}
+
+/** Asks LXD to start a command, and connects all its streams: the control channel first. `leave` closes them. */
+async function connectAll(lxd: LxdApi, ref: Ref, command: { interactive: boolean } & Record<string, unknown>) {
+  const { id, metadata } = await lxd.ask<{ id: string; metadata: { fds: Record<string, string> } }>(
+    'POST',
+    `/1.0/instances/${ref}/exec`,
+    command,
+  );
+  const names = ['control', ...(command.interactive ? ['0'] : ['0', '1', '2'])];
+  const connecting = names.map((name) => lxd.connect(id, metadata.fds[name] ?? ''));
+  const leave = async () => {
+    for (const it of await Promise.allSettled(connecting)) if (it.status === 'fulfilled') it.value.destroy();
+  };
+  const streams = await Promise.all(connecting).catch((error) => {
+    void leave();
+    throw error;
+  });
+  return { id, streams, leave };
 }
 
 type Pipe = { from: MessageStream; to: Duplex };

@@ -26,7 +26,7 @@ export function createVastSsh(
     const rental = rentals.of(ref);
     const instance = rental.instance ?? (await show(ref));
     if (!instance) throw new Error(`vast: instance ${ref} is gone`);
-    const record = await withKey(ref, instance.label);
+    const record = await sendKey(api, rentals, ref, instance.label);
     const { privateKey } = sshKeyFromSeed(Buffer.from(record.seed, 'base64'), record.tag);
     let fault: unknown = new Error(`vast: instance ${ref} has no address yet`);
     for (const address of instance.addresses) {
@@ -51,26 +51,6 @@ export function createVastSsh(
     rental.instance = undefined; // It may have moved: its address is asked for again.
     throw fault;
   }
-
-  /** Returns the machine's record, after making sure that the machine has its key. */
-  async function withKey(ref: string, tag: string): Promise<VastRecord> {
-    const record = rentals.keep(ref, tag);
-    if (record.attached) return record;
-    const { publicKey } = sshKeyFromSeed(Buffer.from(record.seed, 'base64'), record.tag);
-    const answer = await api.call('attach', 'POST', `/api/v0/instances/${ref}/ssh/`, { ssh_key: publicKey });
-    if (answer.status < 200 || answer.status > 299)
-      throw new Error(`vast: instance ${ref} took no key: ${answer.words}`);
-    rentals.of(ref).keySentAt = performance.now();
-    rentals.change(ref, { attached: true });
-    return record;
-  }
-
-  const run = (client: Client, line: string) =>
-    runOnChannel(channelsOf(client), line, {
-      input: Buffer.alloc(0),
-      streamBytesMax: 1000,
-      milliseconds: DEADLINE_MILLISECONDS,
-    });
 
   return {
     connect,
@@ -115,3 +95,22 @@ export function createVastSsh(
     },
   };
 }
+
+/** Returns the machine's record, after making sure that the machine has its key. */
+async function sendKey(api: VastApi, rentals: Rentals, ref: string, tag: string): Promise<VastRecord> {
+  const record = rentals.keep(ref, tag);
+  if (record.attached) return record;
+  const { publicKey } = sshKeyFromSeed(Buffer.from(record.seed, 'base64'), record.tag);
+  const answer = await api.call('attach', 'POST', `/api/v0/instances/${ref}/ssh/`, { ssh_key: publicKey });
+  if (answer.status < 200 || answer.status > 299) throw new Error(`vast: instance ${ref} took no key: ${answer.words}`);
+  rentals.of(ref).keySentAt = performance.now();
+  rentals.change(ref, { attached: true });
+  return record;
+}
+
+const run = (client: Client, line: string) =>
+  runOnChannel(channelsOf(client), line, {
+    input: Buffer.alloc(0),
+    streamBytesMax: 1000,
+    milliseconds: DEADLINE_MILLISECONDS,
+  });
