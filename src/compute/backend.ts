@@ -31,6 +31,8 @@ export type Offer = {
   size?: { cpus: number; memoryGib: number; gpus: number };
   /** The prices of one more CPU and one more GiB, where the spec says how many. */
   unitPrices?: { cpu: bigint; memoryGib: bigint };
+  /** The runtime that its machines run under, by its engine's name for it, where the settings name one. */
+  runtime?: string | undefined;
   priceHourly: bigint;
   minSeconds: number;
   maxSeconds: number;

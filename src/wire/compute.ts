@@ -308,6 +308,12 @@ export const Offers = v.object({
           v.description('of one more CPU and one more GiB; there where the spec says how many'),
         ),
       ),
+      runtime: v.optional(
+        v.pipe(
+          v.string(),
+          v.description('what its machines run under, where the operator chose that: runsc is gVisor'),
+        ),
+      ),
       price_hourly_usd: Usd,
       min_seconds: v.pipe(v.number(), v.integer()),
       max_seconds: v.pipe(v.number(), v.integer()),
@@ -334,6 +340,7 @@ export function offer(slot: Slot, it: Offer): v.InferOutput<typeof Offers>['offe
           },
         }
       : {}),
+    ...(it.runtime === undefined ? {} : { runtime: it.runtime }),
     price_hourly_usd: formatUsd(Nanos(it.priceHourly)),
     min_seconds: it.minSeconds,
     max_seconds: it.maxSeconds,

@@ -461,6 +461,31 @@ test('kubernetes: a server may close a stream by itself', async (t) => {
   assert.deepEqual([said.exitCode, said.stdout.toString()], [3, 'out\n']);
 });
 
+test('kubernetes: a RuntimeClass that the cluster lacks is refused, and doctor names it', async (t) => {
+  const { fake, settings } = await openBench(t);
+  const backend = openKubernetesBackend(
+    v.parse(slots.provider_one, { ...settings, runtime_class: 'kata' }) as KubernetesSettings,
+    { now },
+  );
+  t.after(() => backend.close());
+  assert.deepEqual(
+    (await backend.offers(60_000)).map((it) => [it.runtime, it.available]),
+    [['kata', true]],
+  );
+  const classes = async () => (await backend.doctor?.check())?.filter((it) => /kernel|runtime_class/.test(it.name));
+  const name = 'runtime_class kata';
+  assert.deepEqual(await classes(), [{ name, ok: true, detail: 'the API admits the pod of a lease under it' }]);
+  const rejected = 'pods "x" is forbidden: pod rejected: RuntimeClass "kata" not found';
+  fake.fault(triesPod, saysPlain(403, rejected), Number.POSITIVE_INFINITY);
+  const [missing] = (await classes()) ?? [];
+  assert.deepEqual([missing?.name, missing?.ok], [name, false]);
+  assert.match(missing?.detail ?? '', /^the cluster has no such RuntimeClass\. Make it, or correct runtime_class/);
+  const { reason, words } = (await calls(backend).create()) as { reason?: string; words?: string };
+  assert.equal(reason, 'The cluster lacks the RuntimeClass of this machine. Nothing was charged.');
+  assert.match(words ?? '', /RuntimeClass "kata" not found/);
+  assert.equal(jobsOf(fake), 0);
+});
+
 test('kubernetes: what Purser may not do in the cluster is said by its checks', async (t) => {
   const { fake, backend } = await openBench(t);
   const rights = async () => (await backend.doctor?.check())?.find((it) => it.name === 'rights');

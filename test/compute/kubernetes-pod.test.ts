@@ -35,12 +35,15 @@ test('each slot has its shape of a pod: chips and offers name their nodes and GP
   });
   assert.deepEqual(gpuLease.containers[0]?.env, [{ name: 'HOME', value: '/home/lease' }]);
 
-  const chips = { l4: { node_selector: gpuNodes.l4, cpus: 4, memory_gib: 16, price_hourly_usd: '0.7' } };
+  const chips = {
+    l4: { node_selector: gpuNodes.l4, cpus: 4, memory_gib: 16, price_hourly_usd: '0.7', runtime_class: 'kata' },
+  };
   const chip = podOf(parse('provider_two', { ...base, chips, gpu_resource: 'amd.com/gpu' }), {
     ...{ chip: 'l4', max_seconds: 600 },
   });
   assert.deepEqual(Object.entries(chip.containers[0]?.resources.limits ?? {}).at(-1), ['amd.com/gpu', '1']);
   assert.deepEqual(chip.nodeSelector, gpuNodes.l4);
+  assert.equal(chip.runtimeClassName, 'kata');
 
   const offers = [{ id: 'small', cpus: 1, memory_gib: 2, max_disk_gb: 30, price_hourly_usd: '0.05' }];
   const tolerations = [{ key: 'leases' }, { key: 'pool', value: 'x', effect: 'NoSchedule' }];

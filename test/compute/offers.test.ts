@@ -41,6 +41,26 @@ test('a slot whose backend cannot tell is left out of the offers, and the log an
   assert.ok(!JSON.stringify(body).includes('fire'), 'what went wrong is for the operator');
 });
 
+test('an offer of several backends names a runtime only if it has that on all of them', async (t) => {
+  const offers = [{ id: 'small', cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: '0.36' }];
+  const backends = ['a', 'b'].map((name) => ({ name, ...container, offers }));
+  const purser = await openTestServer(t, { settings: { compute: { provider_three: { backends } } } });
+  const { token } = await purser.openWallet();
+  const [a, b] = purser.app.slots.list.map((it) => it.backend) as [Backend, Backend];
+  const spec = { offer_id: 'small', disk_gb: 5, max_seconds: 3600 };
+  const small = { offerId: 'small', description: 'small', spec, priceHourly: 1n, minSeconds: 60, maxSeconds: 3600 };
+  const listed = async (first: string | undefined, second: string | undefined) => {
+    a.offers = async () => [{ ...small, runtime: first, available: false }];
+    b.offers = async () => [{ ...small, runtime: second, available: true }];
+    const { body } = await purser.ask('GET', '/v1/compute/offers', { token });
+    return body.offers.map((it: { runtime?: string; available: boolean }) => [it.runtime, it.available]);
+  };
+  assert.deepEqual(await listed('runsc', 'runsc'), [['runsc', true]]);
+  assert.deepEqual(await listed('runsc', undefined), [[undefined, true]]);
+  assert.deepEqual(await listed(undefined, 'runsc'), [[undefined, true]]);
+  assert.deepEqual(await listed('runsc', 'kata'), [[undefined, true]]);
+});
+
 test('an installation without any slot offers nothing, and that is no failure', async (t) => {
   const purser = await openTestServer(t);
   const { token } = await purser.openWallet();

@@ -38,7 +38,7 @@ const offer = (id: string, more: object) => ({
 });
 const container = (name: string, more: object) => ({
   ...{ name, backend: 'container', image: 'debian', pull: 'missing', network: 'leases', pids: 100, shm_gib: 0.5 },
-  provision_seconds: 30,
+  ...{ runtime: 'runsc', provision_seconds: 30 },
   ...more,
 });
 const walled = { network: 'none', egress: ['pypi.org', '*.debian.org', '10.0.5.0/24:443'] };
@@ -171,7 +171,7 @@ const EVERY = {
           chips: {
             b200: {
               ...{ gpus: 4, node_selector: { gpu: 'b200' }, cpus: 16, memory_gib: 128, disk_gb: 40 },
-              price_hourly_usd: '8',
+              ...{ runtime_class: 'kata', price_hourly_usd: '8' },
             },
           },
         },
@@ -183,14 +183,14 @@ const EVERY = {
         ...engines((id) => ({
           limits: { max_seconds: 3603 },
           offers: [
-            offer(id, { count: 3, image: 'python', shm_gib: 2, env: { MODE: 'fast' } }),
+            offer(id, { count: 3, image: 'python', shm_gib: 2, runtime: 'kata', env: { MODE: 'fast' } }),
             ...(id === 'b' ? [offer('f', { egress: 'public' })] : []),
           ],
         })),
         { name: 'lxd', ...lxd, limits: { max_seconds: 3604 }, offers: [offer('d', { count: 2, image: 'debian/12' })] },
         {
           ...{ name: 'k8s', ...kubernetes, limits: { max_seconds: 3605 } },
-          offers: [offer('e', { gpus: 1, node_selector: { gpu: 'l4' } })],
+          offers: [offer('e', { gpus: 1, node_selector: { gpu: 'l4' }, runtime_class: 'kata' })],
         },
         { name: 'rented', ...vast },
       ],

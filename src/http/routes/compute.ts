@@ -89,13 +89,17 @@ export const leaseEnded = (reason: EndReason, cause?: unknown) =>
   new Refusal('resource_not_active', `The lease is over (${reason}), and with it whatever ran in it.`, { cause });
 
 type ListedOffer = ReturnType<typeof offer>;
-/** Merges the equal offers of several backends of a slot into one: it is available if one of them has room. */
+/**
+ * Merges the equal offers of several backends of a slot into one: it is available if one of them has room, and names a runtime if
+ * all of them do.
+ */
 function mergeOffers(offers: readonly ListedOffer[]): ListedOffer[] {
   const merged = new Map<string, ListedOffer>();
   for (const it of offers) {
     const key = JSON.stringify([it.provider, it.offer_id ?? [it.description, it.spec]]);
-    const first = merged.get(key) ?? it;
-    merged.set(key, { ...first, available: first.available || it.available });
+    const { runtime, ...first } = merged.get(key) ?? it;
+    const shared = runtime !== undefined && runtime === it.runtime ? { runtime } : {};
+    merged.set(key, { ...first, ...shared, available: first.available || it.available });
   }
   return [...merged.values()];
 }

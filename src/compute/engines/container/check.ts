@@ -3,11 +3,11 @@ import { statSync } from 'node:fs';
 import type { CheckFinding } from '../../backend.ts';
 import { warning } from '../../finding.ts';
 import { gpuDevices } from '../../kit/gpus.ts';
-import { cannotLimitDisk } from './describe.ts';
+import { cannotLimitDisk, ONE_RUNTIME } from './describe.ts';
 import { type Engine, type EngineVersion, podmanOf, statusOf, textOf } from './engine.ts';
 import { lacksImage } from './image.ts';
 import { remedyFor } from './remedies.ts';
-import { type ContainerSettings, imagesOf } from './settings.ts';
+import { type ContainerSettings, imagesOf, runtimesOf } from './settings.ts';
 
 /** Podman asks the package manager for its own version, which takes more than five seconds on a busy machine. */
 const LOOK_MILLISECONDS = 20_000;
@@ -23,6 +23,8 @@ type Info = {
   PidsLimit?: boolean;
   LiveRestoreEnabled?: boolean;
   SecurityOptions?: string[] | null;
+  /** The runtimes by name; missing where a proxy before the engine leaves them out. */
+  Runtimes?: Record<string, unknown> | null;
   /** Podman's own word for it. */
   Rootless?: boolean;
 };
@@ -51,6 +53,7 @@ export async function checkContainers(
   return [
     { name: 'engine', ok: true, detail: `${name} on ${settings.socket}` },
     ...(await checkImages(ask, settings, podman !== undefined)),
+    ...checkRuntimes(info, settings, podman !== undefined),
     await checkNetwork(ask, settings.network),
     checkLimits(info),
     checkRestart(info, podman !== undefined),
@@ -116,6 +119,23 @@ async function checkImage(
       return { name: 'image', ok: true, detail: `${image} is not there yet: the first lease pulls it` };
     return { name: 'image', ok: false, detail: `${image} is not there. Pull it, or set pull: missing` };
   }
+}
+
+/** A program that containerd starts by its name, which no list of the engine has. */
+const SHIM = /^io\.containerd\./;
+
+/** Returns one finding for each runtime that the settings name. */
+function checkRuntimes({ Runtimes }: Info, settings: ContainerSettings, isPodman: boolean): CheckFinding[] {
+  return runtimesOf(settings).flatMap((runtime): CheckFinding[] => {
+    if (runtime === undefined) return [];
+    const name = `runtime ${runtime}`;
+    if (isPodman) return [{ name, ok: false, detail: ONE_RUNTIME }];
+    if (SHIM.test(runtime) || (Runtimes && Object.hasOwn(Runtimes, runtime)))
+      return [{ name, ok: true, detail: 'the engine knows it' }];
+    const known = Object.keys(Runtimes ?? {}).join(', ') || 'none';
+    const detail = `the engine does not know it (it knows ${known}). Add it to the runtimes in its daemon.json`;
+    return [{ name, ok: false, detail }];
+  });
 }
 
 async function checkNetwork(ask: EngineCall, network: string): Promise<CheckFinding> {

@@ -186,7 +186,11 @@ export function openContainerBackend(
     async offers(waitMilliseconds) {
       const count = await free.get(waitMilliseconds);
       const isAvailable = (spec: Spec) => (count?.(sizeOf(settings, spec)) ?? 0) > 0;
-      return offersOf(settings, 'container').map((it) => ({ ...it, available: isAvailable(it.spec) }));
+      return offersOf(settings, 'container').map((it) => ({
+        ...it,
+        runtime: contentsOf(settings, it.offerId ?? undefined).runtime,
+        available: isAvailable(it.spec),
+      }));
     },
 
     async extend(ref, deadline) {

@@ -3,7 +3,7 @@ import { type Claim, labelsOf } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
 import type { Deadlines } from '../../kit/watchdog.ts';
 import type { Containers } from './containers.ts';
-import { makeContainer } from './describe.ts';
+import { lacksRuntime, makeContainer, ONE_RUNTIME } from './describe.ts';
 import { type Engine, statusOf, textOf, wasNeverSent } from './engine.ts';
 import { lacksImage } from './image.ts';
 import { NETWORK_LABEL, NoSubnet, type WalletNetworks } from './network.ts';
@@ -45,11 +45,15 @@ export function createMaker(
     { tag, deadline, isTrial = false }: ContainerOrder,
     claim: Claim,
   ): Promise<Created | 'no_image'> {
+    const contents = contentsOf(settings, claim.offer);
+    const { runtime } = contents;
+    if (runtime !== undefined && (await engine.isPodman()))
+      return refused(`There is no runtime ${runtime}`, ONE_RUNTIME);
     let isFresh = true;
     try {
       await makeContainer(engine, {
         name: tag,
-        ...contentsOf(settings, claim.offer),
+        ...contents,
         labels: {
           ...labelsOf(claim),
           [CREATED_LABEL]: String(now()),
@@ -69,6 +73,7 @@ export function createMaker(
       if (wasNeverSent(error)) return refused('The provider cannot be reached', textOf(error));
       if (statusOf(error) === undefined) throw error;
       if (lacksImage(error)) return 'no_image';
+      if (lacksRuntime(error)) return refused(`There is no runtime ${runtime}`, textOf(error));
       // An answer means that nothing is under way: an earlier attempt has made the container, or there is none.
       const existing = await containers.look(tag);
       if (!existing) return refused('The provider refused the machine', textOf(error));

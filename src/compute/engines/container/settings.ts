@@ -20,6 +20,14 @@ import { checkEngineAddress, engineAddress, notesOnAddress } from './address.ts'
 /** The size of /dev/shm in GiB, if not the engine's own 64 MB. Its content counts as the lease's memory. */
 const shmGib = v.optional(above0);
 const image = v.pipe(v.string(), v.minLength(1));
+/** The runtime that containers run under, by the engine's name for it, if not the engine's default. */
+const runtime = v.optional(
+  v.pipe(
+    v.string(),
+    v.maxLength(100),
+    v.regex(/^[A-Za-z0-9][\w.-]*$/, 'must be the name of a runtime that the engine knows: runc, runsc, kata'),
+  ),
+);
 
 const shared = {
   backend: v.literal('container'),
@@ -34,6 +42,7 @@ const shared = {
     'none',
   ),
   egress,
+  runtime,
   pids: v.optional(whole(16, 1_000_000), 512),
   shm_gib: shmGib,
   provision_seconds: v.optional(whole(1, 86_400), 60),
@@ -136,6 +145,7 @@ const Offers = v.pipe(
           /** The image of this offer, if not the common one. */
           image: v.optional(image),
           shm_gib: shmGib,
+          runtime,
           /** The targets that its leases reach, if not those of the backend's settings. */
           egress,
           /** Variables that every process of the lease has. */
@@ -170,6 +180,7 @@ const PROXY_VARIABLES = Object.fromEntries(
 /** The contents that an offer is made from. */
 export type Contents = {
   image: string;
+  runtime: string | undefined;
   shmGib: number | undefined;
   env: Readonly<Record<string, string>>;
   egress: List;
@@ -181,17 +192,29 @@ export function contentsOf(settings: ContainerSettings, offerId: string | undefi
   const egress = egressList(offer?.egress ?? settings.egress);
   return {
     image: offer?.image ?? settings.image,
+    runtime: offer?.runtime ?? settings.runtime,
     shmGib: offer?.shm_gib ?? settings.shm_gib,
     env: { ...offer?.env, ...(egress.length ? PROXY_VARIABLES : {}) },
     egress,
   };
 }
 
+/** Returns the contents of everything on offer. */
+const allContents = (settings: ContainerSettings): Contents[] =>
+  'offers' in settings ? settings.offers.map(({ id }) => contentsOf(settings, id)) : [contentsOf(settings, undefined)];
+
 /** Returns every image that leases are made from, each once. */
-export function imagesOf(settings: ContainerSettings): string[] {
-  if (!('offers' in settings)) return [settings.image];
-  return [...new Set(settings.offers.map(({ id }) => contentsOf(settings, id).image))];
-}
+export const imagesOf = (settings: ContainerSettings): string[] => [
+  ...new Set(allContents(settings).map((it) => it.image)),
+];
+
+/** Returns every runtime that leases are made with, each once; the engine's default, which is not named, as undefined. */
+export const runtimesOf = (settings: ContainerSettings): (string | undefined)[] => [
+  ...new Set(allContents(settings).map((it) => it.runtime)),
+];
+
+/** Runtimes whose containers run on the kernel of their host; most engines have one of these as the default. */
+const SHARE_THE_KERNEL: readonly (string | undefined)[] = [undefined, 'runc', 'crun'];
 
 export function notes(it: ContainerSettings): string[] {
   return [
@@ -200,7 +223,11 @@ export function notes(it: ContainerSettings): string[] {
       ? []
       : [`each wallet’s leases get a network like ${it.network} and reach what it reaches; Purser filters nothing`]),
     ...('prices' in it ? notesOnGpus(it) : []),
-    'containers share the kernel of their host, which is no wall against a hostile tenant',
+    ...(runtimesOf(it).some((name) => SHARE_THE_KERNEL.includes(name))
+      ? [
+          'containers share the kernel of their host, which is no wall against a hostile tenant; name a `runtime` (gVisor, Kata) where one is installed',
+        ]
+      : []),
   ];
 }
 

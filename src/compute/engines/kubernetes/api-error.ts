@@ -29,6 +29,10 @@ export function errorOf(status: number, { json, beginning }: Omit<JsonAnswer, 'l
   return new ApiError(status, reason, `${status} ${words}`.trim());
 }
 
+/** Returns whether the server refused a pod because there is no RuntimeClass of its name (its admission plugin of that name). */
+export const lacksRuntimeClass = (error: unknown) =>
+  isRefusal(error) && /RuntimeClass .*not found/i.test((error as ApiError).message);
+
 /** Returns whether the object is there already, or was changed since it was read. */
 export const isConflict = (error: unknown) => error instanceof ApiError && error.status === 409;
 

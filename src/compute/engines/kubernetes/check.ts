@@ -1,8 +1,9 @@
-import type { Backend, CheckFinding, Spec } from '../../backend.ts';
+import type { Backend, CheckFinding, Offer } from '../../backend.ts';
 import { finding, warning } from '../../finding.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import type { KubernetesApi } from './api.ts';
-import { describePolicies } from './describe.ts';
+import { lacksRuntimeClass } from './api-error.ts';
+import { describePolicies, sizeOf } from './describe.ts';
 import type { AccessReview, Paths } from './objects.ts';
 import type { KubernetesSettings } from './settings.ts';
 
@@ -55,6 +56,10 @@ export async function checkCluster(
     return rights.filter((_, i) => allowed[i] === wanted).map(nameOf);
   };
 
+  const tryOffer = ({ spec }: Pick<Offer, 'spec'>) =>
+    tryPod({ tag: 'purser-check', quote: quoteOf(settings, spec), deadline: now() + spec.max_seconds });
+  const offers = offersOf(settings, 'pod');
+
   return [
     server,
     await finding('rights', async () => {
@@ -77,15 +82,31 @@ export async function checkCluster(
       return warning(`${what}. Whether the network plugin enforces them cannot be seen: flannel, for one, does not`);
     }),
     await finding('pod', async () => {
-      const [offer] = offersOf(settings, 'pod');
-      const spec = offer?.spec as Spec;
-      await tryPod({ tag: 'purser-check', quote: quoteOf(settings, spec), deadline: now() + spec.max_seconds });
+      await tryOffer(offers[0] as Offer);
       return 'the API admits the pod of a lease (tried without making it)';
     }),
-    await finding('kernel', () =>
-      settings.runtime_class === undefined
-        ? warning('leases share the kernel of their node: name a runtime_class where gVisor or Kata is installed')
-        : `leases run in the RuntimeClass ${settings.runtime_class}`,
-    ),
+    ...(await Promise.all(
+      [...Map.groupBy(offers, ({ spec }) => sizeOf(settings, spec).runtimeClass)].map(([runtimeClass, [offer]]) =>
+        checkRuntimeClass(runtimeClass, () => tryOffer(offer as Offer)),
+      ),
+    )),
   ];
+}
+
+/** Checks the runtime of some offers; `tryOffer` has the API validate a pod of one of them. */
+function checkRuntimeClass(runtimeClass: string | undefined, tryOffer: () => Promise<unknown>): Promise<CheckFinding> {
+  if (runtimeClass === undefined)
+    return finding('kernel', () =>
+      warning('leases share the kernel of their node: name a runtime_class where gVisor or Kata is installed'),
+    );
+  return finding(`runtime_class ${runtimeClass}`, async () => {
+    try {
+      await tryOffer();
+      return 'the API admits the pod of a lease under it';
+    } catch (error) {
+      const { message } = error as Error;
+      if (!lacksRuntimeClass(error)) throw error;
+      throw new Error(`the cluster has no such RuntimeClass. Make it, or correct runtime_class (${message})`);
+    }
+  });
 }

@@ -3,7 +3,7 @@ import { refused } from '../../kit/created.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import type { KubernetesApi } from './api.ts';
-import { ApiError, ApiUnreachable, isConflict, isRefusal } from './api-error.ts';
+import { ApiError, ApiUnreachable, isConflict, isRefusal, lacksRuntimeClass } from './api-error.ts';
 import { describeJob, describePod, describePolicies, jobName } from './describe.ts';
 import type { KubernetesJobs } from './jobs.ts';
 import type { Paths } from './objects.ts';
@@ -96,6 +96,7 @@ const textOf = (error: unknown) => (error as Error).message;
 function refuse(error: unknown): Created {
   const words = textOf(error);
   if (QUOTA.test(words)) return refused('The quota of the cluster is used up', words, 'capacity_unavailable');
+  if (lacksRuntimeClass(error)) return refused('The cluster lacks the RuntimeClass of this machine', words);
   const isAnswer = error instanceof ApiError;
   return refused(isAnswer ? 'The cluster refused the machine' : 'The cluster cannot be asked for a machine', words);
 }

@@ -64,22 +64,29 @@ type PodSize = {
   diskGb: number;
   gpus: number;
   nodeSelector: Record<string, string>;
+  runtimeClass: string | undefined;
 };
 
 /** Returns the resources that a spec asks of a node. Refuses with `offer_not_found`. */
 export function sizeOf(settings: KubernetesSettings, spec: Spec): PodSize {
+  const { runtime_class: common } = settings;
   if ('chips' in settings) {
     const it = chipOf(settings, (spec as SpecTwo).chip);
-    return { ...shapeOf(it), diskGb: it.disk_gb, nodeSelector: it.node_selector };
+    return {
+      ...shapeOf(it),
+      diskGb: it.disk_gb,
+      nodeSelector: it.node_selector,
+      runtimeClass: it.runtime_class ?? common,
+    };
   }
   if ('offers' in settings) {
     const { offer_id: id, disk_gb: diskGb } = spec as SpecThree;
     const it = offerOf(settings, id);
-    return { ...shapeOf(it), diskGb, nodeSelector: it.node_selector };
+    return { ...shapeOf(it), diskGb, nodeSelector: it.node_selector, runtimeClass: it.runtime_class ?? common };
   }
   const one = spec as SpecOne;
   const nodeSelector = (one.gpu !== null && settings.gpu_nodes[one.gpu]) || {};
-  return { ...shapeOf(one), diskGb: settings.limits.disk_gb, nodeSelector };
+  return { ...shapeOf(one), diskGb: settings.limits.disk_gb, nodeSelector, runtimeClass: common };
 }
 
 const shapeOf = ({ cpus, memory_gib: memoryGib, gpus }: { cpus: number; memory_gib: number; gpus: number }) => ({
@@ -103,7 +110,7 @@ export function describePod(
 ) {
   // The time that the lease has until it is ready: another backend of its slot may need longer than this one.
   const provisionSeconds = Math.max(0, deadline - now - quote.spec.max_seconds);
-  const { cpus, memoryGib, diskGb, gpus, nodeSelector } = sizeOf(settings, quote.spec);
+  const { cpus, memoryGib, diskGb, gpus, nodeSelector, runtimeClass } = sizeOf(settings, quote.spec);
   const resources = {
     cpu: `${Math.round(cpus * 1000)}m`,
     memory: mib(memoryGib),
@@ -127,7 +134,7 @@ export function describePod(
         ...it,
       })),
       imagePullSecrets: settings.image_pull_secrets.map((name) => ({ name })),
-      ...(settings.runtime_class === undefined ? {} : { runtimeClassName: settings.runtime_class }),
+      ...(runtimeClass === undefined ? {} : { runtimeClassName: runtimeClass }),
       securityContext: {
         runAsNonRoot: true,
         runAsUser: settings.user,

@@ -101,7 +101,11 @@ export function openKubernetesBackend(
     },
     async offers(waitMilliseconds) {
       const free = await maker.free.get(waitMilliseconds);
-      return offersOf(settings, 'pod').map((it) => ({ ...it, available: free?.has(JSON.stringify(it.spec)) ?? false }));
+      return offersOf(settings, 'pod').map((it) => ({
+        ...it,
+        runtime: sizeOf(settings, it.spec).runtimeClass,
+        available: free?.has(JSON.stringify(it.spec)) ?? false,
+      }));
     },
     doctor: { check: () => checkCluster(api, settings, paths, { tryPod: maker.tryPod, now }), trial: 'free' },
     close: () => api.close(),

@@ -35,6 +35,7 @@ const value = v.pipe(
 );
 const file = v.pipe(v.string(), v.regex(/^\//, 'must be an absolute path'));
 const nodeSelector = v.optional(v.record(key, value), {});
+const runtimeClass = v.optional(objectName('a RuntimeClass'));
 
 const shared = {
   backend: v.literal('kubernetes'),
@@ -49,7 +50,8 @@ const shared = {
   pull: v.optional(v.picklist(['never', 'missing', 'always']), 'missing'),
   /** Secrets of the namespace that the image is pulled with. */
   image_pull_secrets: v.optional(v.array(objectName('a Secret')), []),
-  runtime_class: v.optional(objectName('a RuntimeClass')),
+  /** The class of runtime that pods run under, if not the cluster's default. */
+  runtime_class: runtimeClass,
   /** The user and group that everything in a lease runs as. */
   user: v.optional(whole(1, 2_147_483_647), 1000),
   group: v.optional(whole(1, 2_147_483_647), 1000),
@@ -107,6 +109,7 @@ const Chips = v.strictObject({
         gpus: v.optional(whole(0, 64), 1),
         /** The labels of the nodes that have it. */
         node_selector: nodeSelector,
+        runtime_class: runtimeClass,
         cpus: above0,
         memory_gib: above0,
         disk_gb: v.optional(whole(1, 1_000_000), DISK_GB),
@@ -122,7 +125,14 @@ const Offers = v.strictObject({
   ...shared,
   limits,
   offers: v.pipe(
-    v.array(v.strictObject({ ...offerFields, gpus: v.optional(whole(0, 64), 0), node_selector: nodeSelector })),
+    v.array(
+      v.strictObject({
+        ...offerFields,
+        gpus: v.optional(whole(0, 64), 0),
+        node_selector: nodeSelector,
+        runtime_class: runtimeClass,
+      }),
+    ),
     v.minLength(1),
     v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
   ),
@@ -131,10 +141,17 @@ const Offers = v.strictObject({
 export const slots = { provider_one: Sized, provider_two: Chips, provider_three: Offers };
 export type KubernetesSettings = v.InferOutput<typeof Sized | typeof Chips | typeof Offers>;
 
+/** Returns whether some leases run under the cluster's default runtime. */
+function hasDefaultRuntime(it: KubernetesSettings): boolean {
+  if (it.runtime_class !== undefined) return false;
+  const items = 'chips' in it ? Object.values(it.chips) : 'offers' in it ? it.offers : [{ runtime_class: undefined }];
+  return items.some((item) => item.runtime_class === undefined);
+}
+
 export function notes(it: KubernetesSettings): string[] {
   return [
     ...(it.network === 'none' ? [] : ['leases reach public addresses: their traffic is yours']),
-    ...(it.runtime_class === undefined
+    ...(hasDefaultRuntime(it)
       ? [
           'leases share the kernel of their node, which is no wall against a hostile tenant; name a runtime_class (gVisor, Kata) where one is installed',
         ]
