@@ -27,6 +27,9 @@ export type Subject = {
   isNameless?: true;
 };
 
+/** Opens the subject of one test. Without what that needs, returns undefined and skips the test. */
+export type Open = (t: TestContext) => Promise<Subject | undefined>;
+
 /** Long beside the time that one reading takes of a processor. */
 const SHARE_MILLISECONDS = 2000;
 const CROWD_COUNT = 300;
@@ -47,26 +50,216 @@ export async function gone(backend: Backend, ref: string): Promise<void> {
   await until(`${ref} is gone`, isGone);
 }
 
-/** The same suite for every backend: a new one has to pass it. */
-export function conform(name: string, open: (t: TestContext) => Promise<Subject | undefined>): void {
-  const installation = `inst_${randomBytes(13).toString('hex')}`;
-  const freshTag = () => tagOf(installation, `res_${randomBytes(13).toString('hex')}`);
+const installation = `inst_${randomBytes(13).toString('hex')}`;
+const freshTag = () => tagOf(installation, `res_${randomBytes(13).toString('hex')}`);
 
-  async function make({ backend, spec }: Subject, seconds = 600): Promise<{ tag: string; machine: Machine }> {
-    const tag = freshTag();
-    const created = await backend.create({ tag, quote: await backend.quote(spec), deadline: now() + seconds });
-    assert.equal(created.kind, 'created', JSON.stringify(created));
-    const ref = (created as { ref: string }).ref;
-    const machine = await until(`${name} runs`, async () => {
-      const it = await backend.inspect(ref);
-      assert.notEqual(it?.state, 'ended', 'a machine that was just made has not ended');
-      return it?.state === 'running' && (await backend.guest.prove(ref)) === undefined && it;
+/** Makes a machine whose deadline is so many seconds ahead, and waits until commands run in it. */
+export async function make({ backend, spec }: Subject, seconds = 600): Promise<{ tag: string; machine: Machine }> {
+  const tag = freshTag();
+  const created = await backend.create({ tag, quote: await backend.quote(spec), deadline: now() + seconds });
+  assert.equal(created.kind, 'created', JSON.stringify(created));
+  const ref = (created as { ref: string }).ref;
+  const machine = await until(`${tag} runs`, async () => {
+    const it = await backend.inspect(ref);
+    assert.notEqual(it?.state, 'ended', 'a machine that was just made has not ended');
+    return it?.state === 'running' && (await backend.guest.prove(ref)) === undefined && it;
+  });
+  return { tag, machine };
+}
+
+/** A machine that several tests share, and what they need of it. `t` is that of one test. */
+export type Inside = {
+  t: TestContext;
+  subject: Subject;
+  backend: Backend;
+  ref: string;
+  /** Runs a command; its time is a minute unless given in seconds. */
+  sh(command: string, timeoutSeconds?: number): ReturnType<Backend['guest']['exec']>;
+};
+
+const run = (backend: Backend, ref: string, command: string, timeoutSeconds = 60) =>
+  backend.guest.exec(ref, { command, timeoutSeconds, streamBytesMax: 1024 * 1024 });
+
+/** Tests by name, each of which leaves the machine as it was. */
+export type InsideTests = Record<string, (inside: Inside) => Promise<void>>;
+
+/** Runs tests one after the other in one machine: to make a machine is most of what a test of it costs. */
+export function inOneMachine(name: string, open: Open, tests: InsideTests): void {
+  test(`${name}: ${Object.keys(tests).length} tests in one machine`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { ref } = (await make(subject, 1800)).machine;
+    const sh = (command: string, seconds?: number) => run(backend, ref, command, seconds);
+    for (const [what, work] of Object.entries(tests))
+      await t.test(`${name}: ${what}`, (t) => work({ t, subject, backend, ref, sh }));
+    await gone(backend, ref);
+  });
+}
+
+const INSIDE: InsideTests = {
+  async 'a command past its time is killed with everything it started, and says so'({ sh }) {
+    const marker = `4${randomBytes(3).readUIntBE(0, 3)}`;
+    const said = await sh(`setsid sleep ${marker} & nohup sleep ${marker} >/dev/null 2>&1 & sleep ${marker}`, 1);
+    assert.equal(said.timedOut, true);
+    await until('the tree is dead', async () => {
+      const left = await sh(
+        `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`,
+      );
+      return left.stdout.length === 0;
     });
-    return { tag, machine };
-  }
-  const sh = (backend: Backend, ref: string, command: string, timeoutSeconds = 60) =>
-    backend.guest.exec(ref, { command, timeoutSeconds, streamBytesMax: 1024 * 1024 });
+  },
 
+  async 'a command that left its environment behind ends at its time as well'({ sh }) {
+    const marker = `5${randomBytes(3).readUIntBE(0, 3)}`;
+    const command = `env -i setsid sleep ${marker} & (env -i sh -c 'setsid sleep ${marker} &'); sleep ${marker}`;
+    assert.equal((await sh(command, 1)).timedOut, true);
+    const left = `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`;
+    await until('all of it is dead', async () => (await sh(left)).stdout.length === 0);
+  },
+
+  // That it takes no more work among many is counted in shell.test.ts.
+  async 'a command is ended at its limit among many processes, too'({ sh, t }) {
+    await startProcesses(t, CROWD_COUNT);
+    const started = performance.now();
+    assert.equal((await sh('sleep 600', 1)).timedOut, true);
+    assert.ok(performance.now() - started >= 1000, 'not before its limit');
+  },
+
+  async 'what a signal ended is 128 and its number'({ backend, ref, sh }) {
+    for (const [signal, code] of [
+      ['TERM', 143],
+      ['KILL', 137],
+      ['HUP', 129],
+    ] as const) {
+      const said = await sh(`kill -${signal} $$`);
+      assert.deepEqual([said.exitCode, said.timedOut], [code, false], signal);
+      const session = await backend.guest.session(ref, { command: `kill -${signal} $$`, terminal: undefined });
+      for (const stream of [session.stdout, session.stderr]) stream?.resume(); // Unread output keeps a session open.
+      const end = await session.ended;
+      assert.ok('signal' in end ? end.signal === signal : end.code === code, JSON.stringify(end));
+    }
+  },
+
+  async 'what a machine uses of a processor is read inside it'({ backend, ref, sh }) {
+    /** What is used of a processor until it is more, or less, than a bound. A busy test machine is a slow one. */
+    const share = async (isEnough: (share: number) => boolean) => {
+      let before = await readCpuTime(backend, ref);
+      assert.notEqual(before.source, 'none', 'this machine can say what it uses');
+      return until('it is so', async () => {
+        await new Promise((resolve) => setTimeout(resolve, SHARE_MILLISECONDS));
+        const after = await readCpuTime(backend, ref);
+        const found = cpuShare(before, after);
+        before = after;
+        return found !== undefined && isEnough(found);
+      });
+    };
+    const burnt = newFolder();
+    const burning = sh(`while [ ! -e ${burnt} ]; do :; done; rm ${burnt}`, 150);
+    await share((it) => it > 0.2);
+    await sh(`: > ${burnt}`);
+    assert.equal((await burning).exitCode, 0);
+    await share((it) => it < 0.1);
+  },
+
+  async 'each stream is cut at its limit, and says so'({ backend, ref }) {
+    const order = {
+      command: 'head -c 3000 /dev/zero; head -c 10 /dev/zero >&2',
+      timeoutSeconds: 60,
+      streamBytesMax: 1000,
+    };
+    const said = await backend.guest.exec(ref, order);
+    assert.deepEqual(
+      [said.stdout.length, said.stdoutTruncated, said.stderr.length, said.stderrTruncated, said.exitCode],
+      [1000, true, 10, false, 0],
+    );
+  },
+
+  async 'paths that leave, devices and directories are refused'({ backend, ref }) {
+    for (const path of [
+      '../x',
+      'a/../../x',
+      './x',
+      '/tmp/../etc/x',
+      '/dev/null',
+      '/proc/1/comm',
+      '/tmp/',
+      '/tmp/a\nb',
+      '/tmp',
+    ])
+      await assert.rejects(backend.guest.upload(ref, path, Buffer.from('x')), { code: 'invalid_request' }, path);
+  },
+
+  async 'an upload lies where a command looks for its path, and an executable stays one'({ backend, ref, sh }) {
+    const read = async (path: string) => (await sh(`cat ${path}`)).stdout.toString();
+    const unique = basename(newFolder());
+    const mayWrite = async (folder: string) =>
+      (await sh(`mkdir ${folder}/${unique}-try && rmdir ${folder}/${unique}-try`)).exitCode === 0;
+    for (const [folder, path] of [
+      ['.', `${unique}/below`],
+      ['/tmp', `/tmp/${unique}`],
+      ['/', `/${unique}-root`],
+    ] as const) {
+      const isWritable = await mayWrite(folder);
+      const upload = backend.guest.upload(ref, path, Buffer.from(`at ${path}`));
+      if (isWritable) {
+        await upload;
+        assert.equal(await read(path), `at ${path}`);
+      } else await assert.rejects(upload, { code: 'invalid_request', message: /Permission denied/ });
+    }
+    await sh(`chmod 750 /tmp/${unique}`);
+    await backend.guest.upload(ref, `/tmp/${unique}`, Buffer.from('#!/bin/sh\necho runs\n'));
+    const ran = await sh(`/tmp/${unique}; stat -c %a /tmp/${unique}; ls -d /tmp/${unique}*`);
+    assert.equal(ran.stdout.toString(), `runs\n750\n/tmp/${unique}\n`, ran.stderr.toString());
+    await sh(`rm -rf ${unique} /tmp/${unique} /${unique}-root`);
+  },
+
+  async 'a session passes input, output and the exit code on'({ backend, ref }) {
+    const session = await backend.guest.session(ref, {
+      command: 'read line; echo "got $line"; exit 5',
+      terminal: undefined,
+    });
+    session.stdin.write('hello\n');
+    const chunks: Buffer[] = [];
+    session.stdout.on('data', (chunk: Buffer) => chunks.push(chunk));
+    assert.deepEqual(await session.ended, { code: 5 });
+    await until('its output has arrived', async () => Buffer.concat(chunks).toString() === 'got hello\n');
+  },
+
+  async 'a port on loopback inside is reached, there and back, and a closed one says so'({ backend, ref, sh, t }) {
+    if (backend.guest.relay !== undefined)
+      assert.equal((await sh(`${backend.guest.relay} relay`)).exitCode, 0, 'it can relay');
+    const port = await freePort(); // A machine may be this one.
+    const serve = `busybox nc -ll -p ${port} -e cat >/dev/null 2>&1 || perl -MSocket -e '
+      socket(S, PF_INET, SOCK_STREAM, 0); setsockopt(S, SOL_SOCKET, SO_REUSEADDR, 1);
+      bind(S, sockaddr_in(${port}, INADDR_LOOPBACK)) or die; listen(S, 5);
+      while (accept(C, S)) { syswrite(C, $b, $n) while $n = sysread(C, $b, 65536); close C }' >/dev/null 2>&1`;
+    await assert.rejects(connectPort(backend, ref, port), PortUnreachable);
+    await sh(`(${serve}) >/dev/null 2>&1 </dev/null &`);
+    const stream = await until('somebody listens', () =>
+      connectPort(backend, ref, port).catch((error) => {
+        if (error instanceof PortUnreachable) return undefined;
+        throw error;
+      }),
+    );
+    t.after(() => stream.destroy());
+    const bytes = randomBytes(2 * 1024 * 1024);
+    const came = stream.toArray();
+    stream.end(bytes); // The end of the input is passed on, so the server ends too.
+    assert(bytes.equals(Buffer.concat(await came)));
+  },
+
+  async 'a deadline that is moved is moved'({ backend, ref, subject }) {
+    if (!subject.extends) return;
+    const deadline = now() + 2400;
+    assert.deepEqual(await backend.extend(ref, deadline), { kind: 'done' });
+    const moved = (await backend.inspect(ref))?.deadline ?? 0;
+    assert.ok(moved >= deadline && moved < deadline + 120, `${moved} is about ${deadline}`);
+  },
+};
+
+/** The same suite for every backend: a new one has to pass it. */
+export function conform(name: string, open: Open): void {
   test(`${name}: the whole life of a machine`, async (t) => {
     const subject = await open(t);
     if (!subject) return;
@@ -89,7 +282,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
       'other installations own nothing here',
     );
 
-    const said = await sh(backend, machine.ref, 'echo out; echo err >&2; exit 7');
+    const said = await run(backend, machine.ref, 'echo out; echo err >&2; exit 7');
     assert.deepEqual(
       [said.exitCode, said.stdout.toString(), said.stderr.toString(), said.timedOut],
       [7, 'out\n', 'err\n', false],
@@ -98,7 +291,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const folder = `${newFolder()}/deep`;
     await backend.guest.upload(machine.ref, `${folder}/file.bin`, content);
     await backend.guest.upload(machine.ref, `${folder}/file.bin`, content.subarray(0, 200_000));
-    const size = await sh(backend, machine.ref, `wc -c < ${folder}/file.bin; ls ${folder}; rm -r ${folder}`);
+    const size = await run(backend, machine.ref, `wc -c < ${folder}/file.bin; ls ${folder}; rm -r ${folder}`);
     assert.equal(size.stdout.toString().trim().replace(/\s+/g, ' '), '200000 file.bin', size.stderr.toString());
 
     await gone(backend, machine.ref);
@@ -119,75 +312,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     assert.equal(await backend.identity?.(), identity);
   });
 
-  test(`${name}: a command past its time is killed with everything it started, and says so`, async (t) => {
-    const subject = await open(t);
-    if (!subject) return;
-    const { backend } = subject;
-    const { machine } = await make(subject);
-    const marker = `4${randomBytes(3).readUIntBE(0, 3)}`;
-    const said = await sh(
-      backend,
-      machine.ref,
-      `setsid sleep ${marker} & nohup sleep ${marker} >/dev/null 2>&1 & sleep ${marker}`,
-      1,
-    );
-    assert.equal(said.timedOut, true);
-    await until('the tree is dead', async () => {
-      const left = await sh(
-        backend,
-        machine.ref,
-        `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`,
-      );
-      return left.stdout.length === 0;
-    });
-    await gone(backend, machine.ref);
-  });
-
-  test(`${name}: a command that left its environment behind ends at its time as well`, async (t) => {
-    const subject = await open(t);
-    if (!subject) return;
-    const { backend } = subject;
-    const { machine } = await make(subject);
-    const marker = `5${randomBytes(3).readUIntBE(0, 3)}`;
-    const command = `env -i setsid sleep ${marker} & (env -i sh -c 'setsid sleep ${marker} &'); sleep ${marker}`;
-    assert.equal((await sh(backend, machine.ref, command, 1)).timedOut, true);
-    const left = `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`;
-    await until('all of it is dead', async () => (await sh(backend, machine.ref, left)).stdout.length === 0);
-    await gone(backend, machine.ref);
-  });
-
-  // That it takes no more work among many is counted in shell.test.ts.
-  test(`${name}: a command is ended at its limit among many processes, too`, async (t) => {
-    const subject = await open(t);
-    if (!subject) return;
-    const { backend } = subject;
-    const { machine } = await make(subject);
-    await startProcesses(t, CROWD_COUNT);
-    const started = performance.now();
-    assert.equal((await sh(backend, machine.ref, 'sleep 600', 1)).timedOut, true);
-    assert.ok(performance.now() - started >= 1000, 'not before its limit');
-    await gone(backend, machine.ref);
-  });
-
-  test(`${name}: what a signal ended is 128 and its number`, async (t) => {
-    const subject = await open(t);
-    if (!subject) return;
-    const { backend } = subject;
-    const { machine } = await make(subject);
-    for (const [signal, code] of [
-      ['TERM', 143],
-      ['KILL', 137],
-      ['HUP', 129],
-    ] as const) {
-      const said = await sh(backend, machine.ref, `kill -${signal} $$`);
-      assert.deepEqual([said.exitCode, said.timedOut], [code, false], signal);
-      const session = await backend.guest.session(machine.ref, { command: `kill -${signal} $$`, terminal: undefined });
-      for (const stream of [session.stdout, session.stderr]) stream?.resume(); // Unread output keeps a session open.
-      const end = await session.ended;
-      assert.ok('signal' in end ? end.signal === signal : end.code === code, JSON.stringify(end));
-    }
-    await gone(backend, machine.ref);
-  });
+  inOneMachine(name, open, INSIDE);
 
   test(`${name}: the end of a machine is the end of a command, as by a signal and not by its limit`, async (t) => {
     const subject = await open(t);
@@ -196,112 +321,15 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const { machine } = await make(subject);
     const marker = `6${randomBytes(3).readUIntBE(0, 3)}`;
     // No shell of its own is left, which would say what ended it.
-    const command = sh(backend, machine.ref, `echo mine >&2; exec sleep ${marker}`);
+    const command = run(backend, machine.ref, `echo mine >&2; exec sleep ${marker}`);
     command.catch(() => {}); // It is looked at below.
     const list = `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`;
-    await until('it runs', async () => (await sh(backend, machine.ref, list)).stdout.length > 0);
+    await until('it runs', async () => (await run(backend, machine.ref, list)).stdout.length > 0);
     await gone(backend, machine.ref);
     if (subject.losesLine) return assert.rejects(command);
     const { exitCode, timedOut, stderr } = await command;
     assert.ok(exitCode > 128 && !timedOut, `exit code ${exitCode}`);
     assert.equal(stderr.toString().trimEnd(), 'mine', 'with no word of the backend');
-  });
-
-  test(`${name}: what a machine uses of a processor is read inside it`, async (t) => {
-    const subject = await open(t);
-    if (!subject) return;
-    const { backend } = subject;
-    const { machine } = await make(subject);
-    /** What is used of a processor until it is more, or less, than a bound. A busy test machine is a slow one. */
-    const share = async (isEnough: (share: number) => boolean) => {
-      let before = await readCpuTime(backend, machine.ref);
-      assert.notEqual(before.source, 'none', 'this machine can say what it uses');
-      return until('it is so', async () => {
-        await new Promise((resolve) => setTimeout(resolve, SHARE_MILLISECONDS));
-        const after = await readCpuTime(backend, machine.ref);
-        const found = cpuShare(before, after);
-        before = after;
-        return found !== undefined && isEnough(found);
-      });
-    };
-    const burnt = newFolder();
-    const burning = sh(backend, machine.ref, `while [ ! -e ${burnt} ]; do :; done; rm ${burnt}`, 150);
-    await share((it) => it > 0.2);
-    await sh(backend, machine.ref, `: > ${burnt}`);
-    assert.equal((await burning).exitCode, 0);
-    await share((it) => it < 0.1);
-    await gone(backend, machine.ref);
-  });
-
-  test(`${name}: each stream is cut at its limit, and says so`, async (t) => {
-    const subject = await open(t);
-    if (!subject) return;
-    const { backend } = subject;
-    const { machine } = await make(subject);
-    const order = {
-      command: 'head -c 3000 /dev/zero; head -c 10 /dev/zero >&2',
-      timeoutSeconds: 60,
-      streamBytesMax: 1000,
-    };
-    const said = await backend.guest.exec(machine.ref, order);
-    assert.deepEqual(
-      [said.stdout.length, said.stdoutTruncated, said.stderr.length, said.stderrTruncated, said.exitCode],
-      [1000, true, 10, false, 0],
-    );
-    await gone(backend, machine.ref);
-  });
-
-  test(`${name}: paths that leave, devices and directories are refused`, async (t) => {
-    const subject = await open(t);
-    if (!subject) return;
-    const { backend } = subject;
-    const { machine } = await make(subject);
-    for (const path of [
-      '../x',
-      'a/../../x',
-      './x',
-      '/tmp/../etc/x',
-      '/dev/null',
-      '/proc/1/comm',
-      '/tmp/',
-      '/tmp/a\nb',
-      '/tmp',
-    ])
-      await assert.rejects(
-        backend.guest.upload(machine.ref, path, Buffer.from('x')),
-        { code: 'invalid_request' },
-        path,
-      );
-    await gone(backend, machine.ref);
-  });
-
-  test(`${name}: an upload lies where a command looks for its path, and an executable stays one`, async (t) => {
-    const subject = await open(t);
-    if (!subject) return;
-    const { backend } = subject;
-    const { machine } = await make(subject);
-    const read = async (path: string) => (await sh(backend, machine.ref, `cat ${path}`)).stdout.toString();
-    const unique = basename(newFolder());
-    const mayWrite = async (folder: string) =>
-      (await sh(backend, machine.ref, `mkdir ${folder}/${unique}-try && rmdir ${folder}/${unique}-try`)).exitCode === 0;
-    for (const [folder, path] of [
-      ['.', `${unique}/below`],
-      ['/tmp', `/tmp/${unique}`],
-      ['/', `/${unique}-root`],
-    ] as const) {
-      const isWritable = await mayWrite(folder);
-      const upload = backend.guest.upload(machine.ref, path, Buffer.from(`at ${path}`));
-      if (isWritable) {
-        await upload;
-        assert.equal(await read(path), `at ${path}`);
-      } else await assert.rejects(upload, { code: 'invalid_request', message: /Permission denied/ });
-    }
-    await sh(backend, machine.ref, `chmod 750 /tmp/${unique}`);
-    await backend.guest.upload(machine.ref, `/tmp/${unique}`, Buffer.from('#!/bin/sh\necho runs\n'));
-    const ran = await sh(backend, machine.ref, `/tmp/${unique}; stat -c %a /tmp/${unique}; ls -d /tmp/${unique}*`);
-    assert.equal(ran.stdout.toString(), `runs\n750\n/tmp/${unique}\n`, ran.stderr.toString());
-    await sh(backend, machine.ref, `rm -rf ${unique} /tmp/${unique} /${unique}-root`);
-    await gone(backend, machine.ref);
   });
 
   test(`${name}: its own deadline ends a machine without anybody asking`, async (t) => {
@@ -320,18 +348,6 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     await gone(backend, machine.ref);
   });
 
-  test(`${name}: a deadline that is moved is moved`, async (t) => {
-    const subject = await open(t);
-    if (!subject?.extends) return;
-    const { backend } = subject;
-    const { machine } = await make(subject, 300);
-    const deadline = now() + 900;
-    assert.deepEqual(await backend.extend(machine.ref, deadline), { kind: 'done' });
-    const moved = (await backend.inspect(machine.ref))?.deadline ?? 0;
-    assert.ok(moved >= deadline && moved < deadline + 120, `${moved} is about ${deadline}`);
-    await gone(backend, machine.ref);
-  });
-
   test(`${name}: what is not there is not there, and what is not on offer is refused`, async (t) => {
     const subject = await open(t);
     if (!subject) return;
@@ -340,50 +356,5 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     await assert.rejects(async () => backend.quote(subject.unknownSpec), { code: 'offer_not_found' });
     for (const offer of await backend.offers())
       assert.deepEqual((await backend.quote(offer.spec)).priceHourly, offer.priceHourly);
-  });
-
-  test(`${name}: a session passes input, output and the exit code on`, async (t) => {
-    const subject = await open(t);
-    if (!subject) return;
-    const { backend } = subject;
-    const { machine } = await make(subject);
-    const session = await backend.guest.session(machine.ref, {
-      command: 'read line; echo "got $line"; exit 5',
-      terminal: undefined,
-    });
-    session.stdin.write('hello\n');
-    const chunks: Buffer[] = [];
-    session.stdout.on('data', (chunk: Buffer) => chunks.push(chunk));
-    assert.deepEqual(await session.ended, { code: 5 });
-    await until('its output has arrived', async () => Buffer.concat(chunks).toString() === 'got hello\n');
-    await gone(backend, machine.ref);
-  });
-
-  test(`${name}: a port on loopback inside is reached, there and back, and a closed one says so`, async (t) => {
-    const subject = await open(t);
-    if (!subject) return;
-    const { backend } = subject;
-    const { machine } = await make(subject);
-    if (backend.guest.relay !== undefined)
-      assert.equal((await sh(backend, machine.ref, `${backend.guest.relay} relay`)).exitCode, 0, 'it can relay');
-    const port = await freePort(); // A machine may be this one.
-    const serve = `busybox nc -ll -p ${port} -e cat >/dev/null 2>&1 || perl -MSocket -e '
-      socket(S, PF_INET, SOCK_STREAM, 0); setsockopt(S, SOL_SOCKET, SO_REUSEADDR, 1);
-      bind(S, sockaddr_in(${port}, INADDR_LOOPBACK)) or die; listen(S, 5);
-      while (accept(C, S)) { syswrite(C, $b, $n) while $n = sysread(C, $b, 65536); close C }' >/dev/null 2>&1`;
-    await assert.rejects(connectPort(backend, machine.ref, port), PortUnreachable);
-    await sh(backend, machine.ref, `(${serve}) >/dev/null 2>&1 </dev/null &`);
-    const stream = await until('somebody listens', () =>
-      connectPort(backend, machine.ref, port).catch((error) => {
-        if (error instanceof PortUnreachable) return undefined;
-        throw error;
-      }),
-    );
-    t.after(() => stream.destroy());
-    const bytes = randomBytes(2 * 1024 * 1024);
-    const came = stream.toArray();
-    stream.end(bytes); // The end of the input is passed on, so the server ends too.
-    assert(bytes.equals(Buffer.concat(await came)));
-    await gone(backend, machine.ref);
   });
 }

@@ -4,18 +4,15 @@ import { hash, randomBytes, randomInt } from 'node:crypto';
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import test, { type TestContext } from 'node:test';
 import fc from 'fast-check';
-import { tagOf } from '../../src/compute/backend.ts';
 import { type CommandOrder, runInSession } from '../../src/compute/machine/command.ts';
 import { listFiles, readPart } from '../../src/compute/machine/files.ts';
 import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/machine/process.ts';
 import { readTree, storeFile, storeTree } from '../../src/compute/machine/streamed.ts';
 import { until } from '../helper/waiting.ts';
 import { archive, treeOf } from '../http/trees-shared.ts';
-import { gone, newFolder, type Subject } from './conformance.ts';
+import { type Inside, type InsideTests, inOneMachine, newFolder, type Open } from './conformance.ts';
 
-const now = () => Math.floor(Date.now() / 1000);
 const take = () => true;
 /** What upload takes in a name: all but slashes and control characters. */
 const NAMES = fc.string({
@@ -34,45 +31,25 @@ const commandLinesWith = (text: string) =>
     }
   });
 
-/** What can be done inside a machine of every backend, by the same generic code: a new one has to let it. */
-export function workInGuest(name: string, open: (t: TestContext) => Promise<Subject | undefined>): void {
-  const installation = `inst_${randomBytes(13).toString('hex')}`;
-
-  /** A machine of its own, with a directory of its own. */
-  async function machine(t: TestContext) {
-    const subject = await open(t);
-    if (!subject) return undefined;
-    const { backend, spec } = subject;
-    const tag = tagOf(installation, `res_${randomBytes(13).toString('hex')}`);
-    const created = await backend.create({ tag, quote: await backend.quote(spec), deadline: now() + 600 });
-    assert.equal(created.kind, 'created', JSON.stringify(created));
-    const { ref } = created as { ref: string };
-    await until(`${name} runs`, async () => {
-      const it = await backend.inspect(ref);
-      return it?.state === 'running' && (await backend.guest.prove(ref)) === undefined && it;
-    });
-    const folder = newFolder();
-    const sh = async (command: string) => {
-      const said = await backend.guest.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
-      return said.stdout.toString();
-    };
-    await sh(`mkdir ${folder}`);
-    const run = async (command: string, order: Partial<CommandOrder> = {}) => {
+/** What a test needs of the machine: a directory of its own, what `sh` says, and how `run` ended. */
+async function guestOf({ t, backend, ref, sh }: Inside) {
+  const folder = newFolder();
+  await sh(`mkdir ${folder}`);
+  t.after(() => sh(`rm -rf ${folder}`));
+  return {
+    ...{ t, backend, ref, folder },
+    sh: async (command: string) => (await sh(command)).stdout.toString(),
+    async run(command: string, order: Partial<CommandOrder> = {}) {
       const limits = { timeoutSeconds: 60, streamBytesMax: 1024 * 1024 };
       const said = await runInSession(backend, ref, { command, ...limits, ...order });
       return { ...said, stdout: said.stdout.toString(), stderr: said.stderr.toString() };
-    };
-    const end = async () => {
-      await sh(`rm -rf ${folder}`);
-      await gone(backend, ref);
-    };
-    return { backend, ref, folder, sh, run, end };
-  }
+    },
+  };
+}
 
-  test(`${name}: a command is given input, a directory and variables, and says all as it comes`, async (t) => {
-    const lease = await machine(t);
-    if (!lease) return;
-    const { run, folder, sh } = lease;
+const IN_GUEST: InsideTests = {
+  async 'a command is given input, a directory and variables, and says all as it comes'(inside) {
+    const { run, folder, sh } = await guestOf(inside);
     const secret = `canary-${randomBytes(8).toString('hex')}`;
     const env = { SECRET: secret, QUOTED: `it's "$HOME"\nü`, PATH: '/nowhere:/usr/bin:/bin' };
     const input = randomBytes(200_000);
@@ -114,13 +91,10 @@ export function workInGuest(name: string, open: (t: TestContext) => Promise<Subj
     await until('the tree of one that is not wanted any more is dead', async () => (await sh(left)) === '');
     const background = await run(`sleep ${marker} & echo begun`);
     assert.deepEqual([background.stdout, background.exitCode], ['begun\n', 0], 'nobody waits for the background');
-    await lease.end();
-  });
+  },
 
-  test(`${name}: what was uploaded is listed and downloaded, whatever its name`, async (t) => {
-    const lease = await machine(t);
-    if (!lease) return;
-    const { backend, ref, folder, sh, run } = lease;
+  async 'what was uploaded is listed and downloaded, whatever its name'(inside) {
+    const { backend, ref, folder, sh, run } = await guestOf(inside);
     const seed = randomInt(2 ** 31);
     const random = fc.sample(NAMES, { numRuns: 6, seed }).filter((it) => it !== '.' && it !== '..');
     const names = [...new Set(['-rf', "it's", '"quoted" \\ $x', 'ünïcode 😀', ...random])];
@@ -164,13 +138,10 @@ export function workInGuest(name: string, open: (t: TestContext) => Promise<Subj
     assert.deepEqual(await about(`${folder}/big`), { type: 'file', size: 3e6, mode: 0o640, modified: 1_700_000_000 });
     assert.equal((await about(`${folder}/link`)).type, 'link');
     assert.equal((await listFiles(backend, ref, { path: `${folder}/link`, take })).entries?.length, contents.size + 2);
-    await lease.end();
-  });
+  },
 
-  test(`${name}: files and trees of any length pass through as they come`, async (t) => {
-    const lease = await machine(t);
-    if (!lease) return;
-    const { backend, ref, folder, sh } = lease;
+  async 'files and trees of any length pass through as they come'(inside) {
+    const { backend, ref, folder, sh, t } = await guestOf(inside);
     /** Bytes in pieces of 60,000, as a connection brings them. */
     const contentOf = (bytes: Buffer, breaksOffAt = Number.POSITIVE_INFINITY) => {
       let at = 0;
@@ -240,13 +211,10 @@ export function workInGuest(name: string, open: (t: TestContext) => Promise<Subj
       [{ path: folder, bytesMax: 100_000 }, 'payload_too_large'],
     ] as const)
       await assert.rejects(readTree(backend, ref, { ...reading, ...over }), { code });
-    await lease.end();
-  });
+  },
 
-  test(`${name}: a process in the background keeps its log and its exit code, and is killed with all of it`, async (t) => {
-    const lease = await machine(t);
-    if (!lease) return;
-    const { backend, ref, folder, sh, run } = lease;
+  async 'a process in the background keeps its log and its exit code, and is killed with all of it'(inside) {
+    const { backend, ref, folder, sh, run } = await guestOf(inside);
     const start = (command: string, setting = {}) => startProcess(backend, ref, { command, ...setting });
     const secret = `canary-${randomBytes(8).toString('hex')}`;
     const command = 'echo "$PWD $WORD"; echo err >&2; sleep 2; printf last; exit 9';
@@ -292,6 +260,8 @@ export function workInGuest(name: string, open: (t: TestContext) => Promise<Subj
     await assert.rejects(start('true', { cwd: `${folder}/none` }), { code: 'invalid_request', message: /^cwd: / });
     await run(`rm -rf '${first.logPath.slice(0, -'/log'.length)}'`);
     assert.deepEqual(await list(), [[second.id, false, 137]]);
-    await lease.end();
-  });
-}
+  },
+};
+
+/** What can be done inside a machine of every backend, by the same generic code: a new one has to let it. */
+export const workInGuest = (name: string, open: Open): void => inOneMachine(name, open, IN_GUEST);
