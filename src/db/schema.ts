@@ -685,6 +685,8 @@ export const resources = sqliteTable(
     engine: text(),
     /** The time since which another engine answers in place of its own. */
     unreachableSince: count('unreachable_since'),
+    /** What the agent lets it reach of the operator's list, as JSON; null for all of it. */
+    egressAllow: text('egress_allow'),
     seal: seal(),
   },
   (t) => [

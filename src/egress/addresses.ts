@@ -54,6 +54,9 @@ const prefixOf = ({ family, value }: Address, bits: number) => value >> BigInt(L
 export const liesIn = (it: Address, network: Network): boolean =>
   it.family === network.family && prefixOf(it, network.bits) === prefixOf(network, network.bits);
 
+/** Returns whether all addresses of a network lie in another. */
+export const isWithin = (it: Network, other: Network): boolean => it.bits >= other.bits && liesIn(it, other);
+
 /** IPv4's special-purpose addresses (IANA's registry, RFC 6890), multicast and what is reserved. */
 const SPECIAL_4 = [
   '0.0.0.0/8',
@@ -83,3 +86,7 @@ export function isPublic(it: Address): boolean {
   const special = it.family === 4 ? SPECIAL_4 : SPECIAL_6;
   return !special.some((other) => liesIn(it, other));
 }
+
+/** Returns whether all addresses of a network belong to the public Internet, as far as it shows. */
+export const isPublicNetwork = (it: Network): boolean =>
+  isPublic(it) && ![...SPECIAL_4, ...SPECIAL_6].some((other) => isWithin(other, it));

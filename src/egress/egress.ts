@@ -19,7 +19,10 @@ const LASTING_MILLISECONDS = 60_000;
 /** The parts of a server that the ways out call. */
 export type EgressNeeds = {
   outside: Outside;
-  /** Returns the lists of a lease that may be used now; undefined otherwise. Called for each piece that passes. */
+  /**
+   * Returns the lists of a lease that may be used now, the same array while they are the same; undefined otherwise. Called for each
+   * piece that passes.
+   */
   listsOf(id: string): readonly List[] | undefined;
   /** Returns whether the lease's machine is still to have a way out. */
   isLive(id: string): boolean;
@@ -39,7 +42,9 @@ export type Egress = {
   open(id: string): Promise<void>;
   /** Returns the hosts that a lease has reached since the server's start; undefined for a lease that never had a way out. */
   reached(id: string): Reached[] | undefined;
-  /** Ends the ways out of leases that are over, and the connections of those that may not be used. */
+  /** Ends the connections of a lease that its lists no longer let pass. */
+  recheck(id: string): void;
+  /** Ends the ways out of leases that are over, and does the same as `recheck` for the others. */
   check(): void;
   close(): void;
 };
@@ -47,6 +52,8 @@ export type Egress = {
 type Way = {
   id: string;
   tally: Tally;
+  /** The checks of its connections. */
+  checks: Set<() => void>;
   line: Line | undefined;
   opening: Promise<void>;
   isWanted: boolean;
@@ -65,6 +72,10 @@ export function createEgress(needs: EgressNeeds): Egress {
     const gate = {
       id,
       lists: () => (way.isWanted ? needs.listsOf(id) : undefined),
+      watch(check: () => void) {
+        way.checks.add(check);
+        return () => void way.checks.delete(check);
+      },
       passed(host: string, bytes: number) {
         tally.add(host, bytes);
         needs.passed(bytes);
@@ -128,6 +139,10 @@ export function createEgress(needs: EgressNeeds): Egress {
     way.line = undefined;
   }
 
+  function recheck(id: string): void {
+    for (const check of ways.get(id)?.checks ?? []) check();
+  }
+
   return {
     async open(id) {
       if (isClosed) throw new Error('the server is stopping');
@@ -136,6 +151,7 @@ export function createEgress(needs: EgressNeeds): Egress {
       const way: Way = {
         id,
         tally: known?.tally ?? createTally(),
+        checks: new Set(),
         line: undefined,
         opening: Promise.resolve(),
         isWanted: true,
@@ -150,8 +166,10 @@ export function createEgress(needs: EgressNeeds): Egress {
       });
     },
     reached: (id) => ways.get(id)?.tally.list(),
+    recheck,
     check() {
       for (const way of ways.values()) {
+        recheck(way.id);
         if (needs.isLive(way.id)) continue;
         end(way);
         ways.delete(way.id);

@@ -1,4 +1,13 @@
-import { type Address, isPublic, liesIn, type Network, parseAddress, parseNetwork } from './addresses.ts';
+import {
+  type Address,
+  isPublic,
+  isPublicNetwork,
+  isWithin,
+  liesIn,
+  type Network,
+  parseAddress,
+  parseNetwork,
+} from './addresses.ts';
 
 /** A list of what a lease may reach: `public`, names, and addresses or networks, each with ports. */
 
@@ -78,6 +87,21 @@ export const parseList = (texts: readonly string[]): List =>
 
 const isNameOf = (entry: Entry, name: string) =>
   (entry.kind === 'name' && entry.name === name) || (entry.kind === 'below' && name.endsWith(`.${entry.name}`));
+
+/** Returns whether all that an entry stands for is in a list. */
+export const covers = (list: List, entry: Entry): boolean =>
+  entry.ports.every((port) => list.some((it) => it.ports.includes(port) && includes(it, entry)));
+
+function includes(it: Entry, entry: Entry): boolean {
+  if (entry.kind === 'network')
+    return it.kind === 'network'
+      ? isWithin(entry.network, it.network)
+      : it.kind === 'public' && isPublicNetwork(entry.network);
+  if (it.kind === 'public') return true;
+  if (entry.kind === 'public' || it.kind === 'network') return false;
+  const isSame = it.kind === entry.kind && it.name === entry.name;
+  return isSame || (it.kind === 'below' && entry.name.endsWith(`.${it.name}`));
+}
 
 /** Returns whether a list lets a request for a target begin: a name in it may be looked up, and its addresses are checked then. */
 export function admits(list: List, { host, port }: Target): boolean {

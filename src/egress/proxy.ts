@@ -26,8 +26,13 @@ const IDLE_MILLISECONDS = 3_600_000;
 export type Gate = {
   /** Names the lease where look-ups are counted. */
   id: string;
-  /** Returns the lists that all have to admit a target; undefined once the lease is over, or may not be used. */
+  /**
+   * Returns the lists that all have to admit a target, the same array while they are the same; undefined once the lease is over, or
+   * may not be used.
+   */
   lists(): readonly List[] | undefined;
+  /** Has `check` called when that may have changed. Returns what ends this. */
+  watch(check: () => void): () => void;
   /** Counts bytes of a host that was reached. */
   passed(host: string, bytes: number): void;
   /** Told of each refusal, with its reason in words. */
@@ -61,8 +66,8 @@ const REASONS: Record<number, string> = {
 export async function serveConnection(client: Duplex, gate: Gate, world: World): Promise<void> {
   try {
     const { request, rest } = await readHead(client);
-    const server = await reach(client, request, gate, world);
-    await serveRequest(client, server, { request, rest, gate });
+    const reached = await reach(client, request, gate, world);
+    await serveRequest(client, reached, { request, rest, gate });
   } catch (error) {
     if (!(error instanceof Refused)) return void client.destroy();
     if (error.host !== undefined) gate.refused(error.host, error.message);
@@ -117,8 +122,16 @@ function listsOf(gate: Gate): readonly List[] {
   return lists;
 }
 
+/** A server that is connected, and whether lists let a connection to it go on. */
+type Reached = { server: Socket; mayPass(lists: readonly List[]): boolean };
+
 /** Connects to the target of a request, if all lists admit it and one of its addresses. */
-async function reach(client: Duplex, { target, host: shown }: ProxyRequest, gate: Gate, world: World): Promise<Socket> {
+async function reach(
+  client: Duplex,
+  { target, host: shown }: ProxyRequest,
+  gate: Gate,
+  world: World,
+): Promise<Reached> {
   const { host, port } = target;
   const where = `${shown}:${port}`;
   if (!listsOf(gate).every((list) => admits(list, target)))
@@ -126,25 +139,25 @@ async function reach(client: Duplex, { target, host: shown }: ProxyRequest, gate
   const found = host.kind === 'address' ? [shown.replace(/^\[|\]$/g, '')] : await lookUp(host.name, gate, world);
   // The lists may have changed in the meantime.
   const lists = listsOf(gate);
-  const isOpen = (it: Address) => lists.every((list) => opens(list, it, port, world.isOwn));
-  const checked = found.filter((it) => {
-    const address = parseAddress(it);
-    return address !== undefined && isOpen(address);
+  const mayPassTo = (address: Address, lists: readonly List[]) =>
+    lists.every((list) => admits(list, target) && opens(list, address, port, world.isOwn));
+  const checked = found.flatMap((text) => {
+    const address = parseAddress(text);
+    return address !== undefined && mayPassTo(address, lists) ? [{ text, address }] : [];
   });
-  if (!lists.every((list) => admits(list, target)) || !checked.length)
-    throw new Refused(403, `${where} has no address that this lease may reach`, shown);
+  if (!checked.length) throw new Refused(403, `${where} has no address that this lease may reach`, shown);
   const gone = new AbortController();
   client.once('close', () => gone.abort());
   let fault: unknown;
-  for (const address of checked.slice(0, ADDRESS_COUNT_MAX)) {
+  for (const { text, address } of checked.slice(0, ADDRESS_COUNT_MAX)) {
     if (client.destroyed) throw new Error('the client has gone');
-    const server = world.dial(address, port);
+    const server = world.dial(text, port);
     containConnection(server, 'connection');
     try {
       await once(server, 'connect', {
         signal: AbortSignal.any([gone.signal, AbortSignal.timeout(CONNECT_MILLISECONDS)]),
       });
-      return server;
+      return { server, mayPass: (lists) => mayPassTo(address, lists) };
     } catch (error) {
       server.destroy();
       fault = error;
@@ -167,24 +180,29 @@ async function lookUp(name: string, gate: Gate, world: World): Promise<string[]>
 type Opened = { request: ProxyRequest; rest: Buffer; gate: Gate };
 
 /** Carries out a request whose server is connected. */
-async function serveRequest(client: Duplex, server: Socket, { request, rest, gate }: Opened): Promise<void> {
+async function serveRequest(client: Duplex, reached: Reached, { request, rest, gate }: Opened): Promise<void> {
+  const { server, mayPass } = reached;
+  const { target, host } = request;
+  const admitAnyPublic = (lists: readonly List[]) => lists.every((list) => admitsPublic(list, target.port));
   try {
-    const { target, host } = request;
     if (client.destroyed) throw new Error('the client has gone');
     if (request.kind === 'plain') {
       const body = rest.subarray(0, request.bodyBytes);
       const first = Buffer.concat([request.head, body]);
-      return relay(client, server, { host, first, gate, bodyLeft: request.bodyBytes - body.length });
+      return relay(client, reached, { host, first, gate, bodyLeft: request.bodyBytes - body.length });
     }
     client.write('HTTP/1.1 200 Connection established\r\n\r\n');
-    if (target.host.kind === 'address' || listsOf(gate).every((list) => admitsPublic(list, target.port)))
-      return relay(client, server, { host, first: rest, gate });
+    if (target.host.kind === 'address') return relay(client, reached, { host, first: rest, gate });
+    if (admitAnyPublic(listsOf(gate))) {
+      const unread = { server, mayPass: (lists: readonly List[]) => mayPass(lists) && admitAnyPublic(lists) };
+      return relay(client, unread, { host, first: rest, gate });
+    }
     const first = await readHello(client, rest, target.host.name).catch((error) => {
       // The tunnel is open, so no answer of the proxy would be understood.
       if (error instanceof Refused) gate.refused(host, error.message);
       throw new Error('the first bytes were refused', { cause: error });
     });
-    relay(client, server, { host, first, gate });
+    relay(client, reached, { host, first, gate });
   } catch (error) {
     server.destroy();
     throw error;
@@ -210,16 +228,25 @@ type Passing = {
   bodyLeft?: number;
 };
 
-/** Passes bytes on, each way no faster than they are taken, until both ends are done or the lease is over. */
-function relay(client: Duplex, server: Socket, { host, first, gate, bodyLeft }: Passing): void {
+/** Passes bytes on, each way no faster than they are taken, until both ends are done or the lists no longer let them. */
+function relay(client: Duplex, { server, mayPass }: Reached, { host, first, gate, bodyLeft }: Passing): void {
   if (client.destroyed || server.destroyed) throw new Error('one end has gone');
   let left = bodyLeft ?? Number.POSITIVE_INFINITY;
   const end = () => {
     client.destroy();
     server.destroy();
   };
+  let judged: readonly List[] | undefined;
+  let isOpen = false;
+  const check = () => {
+    const lists = gate.lists();
+    if (lists !== judged) [judged, isOpen] = [lists, lists !== undefined && mayPass(lists)];
+    if (!isOpen) end();
+    return isOpen;
+  };
+  client.once('close', gate.watch(check));
   const pass = (from: Duplex, to: Duplex, piece: Buffer) => {
-    if (gate.lists() === undefined) return end();
+    if (!check()) return;
     gate.passed(host, piece.length);
     if (!to.write(piece)) from.pause();
   };

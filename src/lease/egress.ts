@@ -4,9 +4,9 @@ import { Refusal } from '../base/refusal.ts';
 import type { Backend, Ref, Spec } from '../compute/backend.ts';
 import { CONNECTION_BYTES_MAX } from '../compute/port.ts';
 import { createEgress, type Egress } from '../egress/egress.ts';
-import type { List } from '../egress/list.ts';
+import { covers, type List, parseList } from '../egress/list.ts';
 import type { Outside } from '../egress/outside.ts';
-import { allLiveResources, findResource, type Resource } from '../ledger/resource.ts';
+import { allLiveResources, changeResource, findResource, type Resource } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
 import { accessible } from './ports.ts';
 
@@ -19,17 +19,34 @@ type EgressApp = Omit<LeaseApp, 'egress'> & {
 
 /** The ways out of leases. `open` does nothing for a lease whose backend gives it none. */
 export type LeaseEgress = Pick<Egress, 'open' | 'reached'> & {
+  /**
+   * Replaces the agent's list of a lease, which narrows the operator's, and cuts the connections that it does not admit. Throws
+   * `invalid_request` where an entry is not in the operator's list or there is none, and `resource_not_active`.
+   */
+  narrow(resource: Resource, allow: readonly string[]): Promise<void>;
   /** Opens those of all running leases, as a server does at its start. */
   start(): void;
   close(): void;
 };
 
 type Way = { backend: Backend; ref: Ref; list: List };
+/** The lists of a lease, and what they were made from. */
+type Lists = { list: List | undefined; allow: string | null | undefined; lists: readonly List[] | undefined };
+
+const NO_EGRESS =
+  'The operator has given this lease no egress, so a list has nothing to narrow. Ask for an offer that has egress.';
+
+/** Makes the lists of a lease: the operator's, and the agent's beside it. Returns the last ones where those are the same. */
+function makeLists(list: List | undefined, allow: string | null | undefined, last: Lists | undefined): Lists {
+  if (last && last.list === list && last.allow === allow) return last;
+  if (!list) return { list, allow, lists: undefined };
+  return { list, allow, lists: allow == null ? [list] : [list, parseList(parseJson(allow) as string[])] };
+}
 
 /** Creates the ways out of a server's leases. */
 export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress {
-  /** The list of each lease that was asked for, while neither the books nor the time have changed. */
-  const known = new Map<string, { changes: number; now: number; lists: readonly List[] | undefined }>();
+  /** The lists of each lease that was asked for, while neither the books nor the time have changed. */
+  const known = new Map<string, Lists & { changes: number; now: number }>();
 
   function wayOf(row: Resource | undefined): Way | undefined {
     const backend = row && app.slots.backendOf(row);
@@ -48,10 +65,10 @@ export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress
     const [changes, now] = [app.ledger.changeCount(), app.clock.now()];
     const last = known.get(id);
     if (last?.changes === changes && last.now === now) return last.lists;
-    const way = wayOf(accessible(app, id)?.resource);
-    const lists = way && [way.list];
-    known.set(id, { changes, now, lists });
-    return lists;
+    const row = accessible(app, id)?.resource;
+    const made = makeLists(wayOf(row)?.list, row?.egressAllow, last);
+    known.set(id, { ...made, changes, now });
+    return made.lists;
   }
 
   const egress = createEgress({
@@ -77,6 +94,23 @@ export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress
     failed: (id, error) => app.events.failed('egress', error, { resource: id }),
   });
 
+  async function narrow(row: Resource, allow: readonly string[]): Promise<void> {
+    const way = wayOf(row);
+    if (!way) throw new Refusal('invalid_request', NO_EGRESS);
+    const outside = parseList(allow).findIndex((it) => !covers(way.list, it));
+    if (outside !== -1)
+      throw new Refusal(
+        'invalid_request',
+        `allow.${outside}: ${JSON.stringify(allow[outside])} is not in what the operator lets this lease reach. Nothing was changed: leave it out, or ask the operator.`,
+        { param: `allow.${outside}` },
+      );
+    const values = { egressAllow: JSON.stringify(allow) };
+    const changed = await app.ledger.write(changeResource, { id: row.id, values });
+    if (changed.endedAt !== null || changed.endWanted !== null) throw new Refusal('resource_not_active');
+    egress.recheck(row.id);
+    app.events.egressNarrowed(changed, allow.length);
+  }
+
   const check = contained('timer', () => {
     egress.check();
     for (const id of known.keys()) if (listsOf(id) === undefined) known.delete(id);
@@ -88,6 +122,7 @@ export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress
 
   return {
     open,
+    narrow,
     reached: egress.reached,
     start() {
       for (const { id, status } of allLiveResources(app.ledger.read))

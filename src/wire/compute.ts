@@ -4,6 +4,7 @@ import { parseJson } from '../base/parse-json.ts';
 import { type Offer, SLOTS, type Slot, type Spec, type Usage } from '../compute/backend.ts';
 import { canExtend } from '../compute/slots.ts';
 import type { Reader } from '../db/handle.ts';
+import { parseEntry } from '../egress/list.ts';
 import type { LeaseApp } from '../lease/create.ts';
 import { whyProvisioning } from '../lease/why.ts';
 import { keepOf } from '../ledger/keep.ts';
@@ -95,6 +96,29 @@ export const KeepRequest = v.pipe(
     ['max_seconds'],
   ),
 );
+const faultOf = (entry: string) => (parseEntry(entry) as { fault?: string }).fault;
+const ENTRIES = 'must be a list of at most 100 entries';
+export const EgressRequest = v.strictObject({
+  id: Id,
+  allow: v.pipe(
+    v.array(
+      v.pipe(
+        text(1, 300),
+        checked(
+          (it: string) => faultOf(it) === undefined,
+          ({ input }) => faultOf(input) ?? '',
+          {
+            description: 'public, a name, *.NAME, an address or a network, each with :PORT unless it is for 80 and 443',
+          },
+        ),
+      ),
+      ENTRIES,
+    ),
+    v.maxLength(100, ENTRIES),
+    v.description('what the lease may reach, within the operator’s list; nothing where it is empty'),
+  ),
+});
+export const EgressAnswer = v.object({ id: v.string(), allow: v.array(v.string()) });
 /** Returns a schema action that refuses text which no program can get as an argument. */
 export const withoutNul = (description: string) =>
   checked((it: string) => !it.includes('\0'), 'must not contain NUL', {

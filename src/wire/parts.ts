@@ -24,7 +24,11 @@ export function wholeNumber(min: number, max: number) {
  * Returns a schema action that checks in code. The API document contains `keywords` in its place, the JSON Schema
  * equivalent (http/openapi.ts).
  */
-export function checked<T>(requirement: (input: T) => boolean, message: string, keywords: Record<string, unknown>) {
+export function checked<T>(
+  requirement: (input: T) => boolean,
+  message: v.ErrorMessage<v.CheckIssue<T>>,
+  keywords: Record<string, unknown>,
+) {
   return Object.assign(v.check(requirement, message), { keywords });
 }
 

@@ -46,7 +46,8 @@ export function openProxy(
   const refusals: string[] = [];
   const tally = createTally();
   let isOver = false;
-  const parsed = lists.map(parseList);
+  let parsed = lists.map(parseList);
+  const checks = new Set<() => void>();
   const outside = {
     async lookUp(name: string) {
       asked.push(name);
@@ -62,6 +63,10 @@ export function openProxy(
   const gate = {
     id: 'res_1',
     lists: () => (isOver ? undefined : parsed),
+    watch(check: () => void) {
+      checks.add(check);
+      return () => void checks.delete(check);
+    },
     passed: tally.add,
     refused(host: string, reason: string) {
       refusals.push(reason);
@@ -73,6 +78,12 @@ export function openProxy(
     end: () => {
       isOver = true;
     },
+    /** Changes the lists, and has open connections checked. */
+    change(lists: string[][]) {
+      parsed = lists.map(parseList);
+      for (const it of checks) it();
+    },
+    checkCount: () => checks.size,
     /** Opens a connection of the lease. */
     open(): { client: Duplex; cut: () => void; said: () => string; served: Promise<void>; over: Promise<unknown> } {
       const [client, there] = duplexPair();

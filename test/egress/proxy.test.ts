@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { connect, Socket } from 'node:net';
 import test from 'node:test';
 import { createHelloReader } from '../../src/egress/client-hello.ts';
+import { covers, type Entry, parseList } from '../../src/egress/list.ts';
 import { createHeadReader } from '../../src/egress/request-head.ts';
 import { createTally } from '../../src/egress/tally.ts';
 import { assertLinear } from '../helper/cpu.ts';
@@ -240,6 +241,61 @@ test('a server that is gone before the ClientHello has come ends the tunnel, and
   await it.served;
   await it.over;
   assert.deepEqual(proxy.tally.list(), []);
+});
+
+test('a changed list cuts the open connections that it does not admit, also where nothing passes', async (t) => {
+  const site = await openSite(t);
+  const address = '10.0.5.9';
+  const names = { 'a.test': [PUBLIC], 'b.test': [PUBLIC], 'in.test': [address] };
+  const operators = ['public', '10.0.0.0/8:443'];
+  const proxy = openProxy([operators], site.port, names);
+  const tunnel = async (target: string) => {
+    const it = proxy.open();
+    it.client.write(`CONNECT ${target}:443 HTTP/1.1\r\n\r\n`);
+    await until('the tunnel is open', async () => it.said().startsWith('HTTP/1.1 200'));
+    return it;
+  };
+  const opened: [string, Awaited<ReturnType<typeof tunnel>>][] = [];
+  for (const target of ['a.test', 'b.test', PUBLIC, address, 'in.test']) opened.push([target, await tunnel(target)]);
+  await until('all can be checked', async () => proxy.checkCount() === opened.length);
+  const open = () =>
+    opened.filter(([, { client }]) => !client.destroyed && !client.readableEnded).map(([target]) => target);
+  const become = async (left: string[], ...lists: string[][]) => {
+    proxy.change(lists);
+    await until(
+      () => `${open()} become ${left}`,
+      async () => `${open()}` === `${left}` && proxy.checkCount() === left.length,
+    );
+  };
+  await become(['a.test', 'b.test', PUBLIC, address, 'in.test'], operators);
+  // A name of public hosts stays, one that leads elsewhere does not: its address is in no list any more.
+  await become(['a.test', 'b.test', PUBLIC], operators, ['public', '10.0.5.9:80']);
+  await become(['a.test', 'b.test', PUBLIC], operators, ['public', '93.184.0.0/16']);
+  // What began as a tunnel to any public host has not shown that it speaks TLS with this one.
+  await become([PUBLIC], operators, ['a.test', PUBLIC]);
+  const named = await tunnel('a.test');
+  named.client.write(clientHello(['a.test']));
+  opened.push(['a.test', named]);
+  await until('it can be checked', async () => proxy.checkCount() === 2);
+  await become(['a.test'], operators, ['a.test:443']);
+  proxy.end();
+  await become([]);
+});
+
+test('an entry is in a list if all that it stands for is', () => {
+  const list = parseList(['pypi.org', '*.debian.org:8080', '10.0.0.0/8:22', '10.1.0.0/16', 'fd00::/8']);
+  const everything = parseList(['public']);
+  const inside = ['pypi.org', 'PyPI.org:443', '*.debian.org:8080', 'deb.debian.org:8080', '*.deb.debian.org:8080'];
+  const networks = ['10.1.2.3', '10.1.0.0/16:443', '10.0.0.0/8:22', '10.1.2.0/24:22', 'fd00::1', '[fd12::/16]:80'];
+  for (const it of [...inside, ...networks]) assert(covers(list, parseList([it])[0] as Entry), it);
+  const outside = ['*.pypi.org', 'xpypi.org', 'pypi.org:22', 'debian.org:8080', 'xdebian.org:8080', '*.org:8080'];
+  const others = ['deb.debian.org', 'public', 'public:443', '10.0.0.0/8', '10.0.0.0/7:22', '0.0.0.0/0:22', '10.2.0.1'];
+  for (const it of [...outside, ...others, 'fc00::/7', '::/0', '11.0.0.1'])
+    assert(!covers(list, parseList([it])[0] as Entry), it);
+  for (const it of ['public:80', 'a.test', '*.test', PUBLIC, '8.8.8.0/24', '2606:4700::/32'])
+    assert(covers(everything, parseList([it])[0] as Entry), it);
+  for (const it of ['10.0.0.1', '0.0.0.0/0', '8.0.0.0/5', '168.63.0.0/16', '2000::/3', '2001:d00::/24', 'a.test:22'])
+    assert(!covers(everything, parseList([it])[0] as Entry), it);
 });
 
 test('invented hosts take no place of those that were reached', () => {

@@ -20,6 +20,7 @@ const EXTRAS = [
   'PUT /v1/wallets/{id}/refill',
   'DELETE /v1/wallets/{id}/refill',
   'POST /v1/compute/keep',
+  'POST /v1/compute/egress',
   'POST /v1/compute/download',
   'POST /v1/compute/files',
   'POST /v1/compute/process/start',

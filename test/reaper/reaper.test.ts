@@ -68,7 +68,7 @@ async function openReaper(t: TestContext) {
     wakeAt() {},
     slots: createSlots([]),
     leaseMutex: createKeyedMutex(),
-    egress: { async open() {}, reached: () => undefined, start() {}, close() {} },
+    egress: { async open() {}, async narrow() {}, reached: () => undefined, start() {}, close() {} },
     outages: createOutages(),
     leaseChecks: new Map(),
     waitingFor: new Map(),

@@ -16,6 +16,8 @@ import { PAID_REFUSALS } from '../../spend/spend.ts';
 import {
   ComputeRequest,
   CreateQuery,
+  EgressAnswer,
+  EgressRequest,
   ExtendRequest,
   KeepRequest,
   Offers,
@@ -262,6 +264,21 @@ export const keepCompute = endpoint({
       maxSeconds: body.max_seconds ?? 0,
     });
     return { body: summaryOf(app, resourceOf(app.ledger.read, principal.wallet.id, body.id)), replayed };
+  },
+});
+
+export const narrowEgress = endpoint({
+  summary:
+    'Set what a running resource may reach of the operator’s list; it replaces the last one, and connections beside it are cut',
+  scope: 'wallet',
+  body: EgressRequest,
+  answer: EgressAnswer,
+  refusals: [...ACTIVE_REFUSALS, 'read_only'],
+  example: { body: { id: ID, allow: ['pypi.org'] }, answer: { id: ID, allow: ['pypi.org'] } },
+  async run(app, { principal, body: { id, allow } }) {
+    const { resource } = active(app, principal.wallet, id);
+    await app.egress.narrow(resource, allow);
+    return { body: { id, allow } };
   },
 });
 

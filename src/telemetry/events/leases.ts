@@ -101,6 +101,9 @@ const egressEvents = ({ log, metrics }: Sinks) => ({
     metrics.egressRefused.inc();
     if (isNews) log.warn({ event: 'egress.refused', resource, host, reason }, 'a lease was refused a connection');
   },
+  egressNarrowed(it: Resource, entries: number) {
+    log.info({ event: 'egress.narrowed', ...factsOf(it), entries }, 'an agent set what its lease may reach');
+  },
 });
 
 /** The events of leases that are extended while their machines are busy. */

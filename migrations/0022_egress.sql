@@ -1,0 +1,1 @@
+ALTER TABLE `resource` ADD `egress_allow` text;
