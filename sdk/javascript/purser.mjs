@@ -265,9 +265,10 @@ export class Wallet {
 
   async #rent(order, waitSeconds) {
     const ends = monotonic() + waitSeconds;
-    const wait = Math.max(0, Math.min(600, Math.floor(waitSeconds)));
-    const target = `/v1/compute/create?wait_seconds=${wait}`;
-    const made = await this.#client.ask('POST', target, order, { key: newKey(), timeout: wait * 1000 + TIMEOUT });
+    // Without wait_seconds, a create that finds no machine is refused at once, and another offer is tried.
+    const wait = waitSeconds < 30 ? `?wait_seconds=${Math.max(0, Math.floor(waitSeconds))}` : '';
+    const target = `/v1/compute/create${wait}`;
+    const made = await this.#client.ask('POST', target, order, { key: newKey(), timeout: 30_000 + TIMEOUT });
     const machine = new Machine(this.#client, made);
     try {
       while (['provisioning', 'unknown'].includes(machine.status) && monotonic() < ends) {

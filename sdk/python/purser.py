@@ -304,9 +304,9 @@ class Wallet:
 
     def _rent(self, order: Dict[str, Any], wait_seconds: int) -> "Machine":
         ends = time.monotonic() + wait_seconds
-        wait = max(0, min(600, wait_seconds))
-        path = f"/v1/compute/create?wait_seconds={wait}"
-        made = self._client.ask("POST", path, order, key=_key(), timeout=wait + _TIMEOUT)
+        # Without wait_seconds, a create that finds no machine is refused at once, and another offer is tried.
+        path = "/v1/compute/create" + (f"?wait_seconds={max(0, wait_seconds)}" if wait_seconds < 30 else "")
+        made = self._client.ask("POST", path, order, key=_key(), timeout=30 + _TIMEOUT)
         machine = Machine(self._client, made)
         try:
             while machine.status in ("provisioning", "unknown") and time.monotonic() < ends:

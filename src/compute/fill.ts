@@ -26,7 +26,7 @@ export async function ordered<C extends { backend: Backend }>(
 }
 
 /** Returns how many more machines of the spec the backend has room for; 0 when it does not answer in time. */
-async function freeFor(backend: Backend, spec: Spec): Promise<number> {
+export async function freeFor(backend: Backend, spec: Spec): Promise<number> {
   const requests = backend.freeFor
     ? backend.freeFor(spec)
     : backend.offers().then((offers) => offers.filter((it) => it.available && isOf(it, spec)).length);

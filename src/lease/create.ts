@@ -11,7 +11,14 @@ import type { Config } from '../config/config.ts';
 import type { Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
 import { tellLeaseEnded } from '../ledger/notices.ts';
-import { findOperationByKey, keepKey, type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
+import {
+  findOperationByKey,
+  keepKey,
+  type Operation,
+  type Outcome,
+  operationOf,
+  type Standing,
+} from '../ledger/operation.ts';
 import {
   changeResource,
   findResource,
@@ -38,6 +45,7 @@ import { definePaidWrites } from '../spend/writes.ts';
 import type { LeaseEgress } from './egress.ts';
 import { recentEngineOf, refusedBy } from './engine.ts';
 import type { Outages } from './outages.ts';
+import { behindOthers, inTurn, type RoomQueue } from './room-queue.ts';
 import { advance, markAbandoned } from './step.ts';
 import type { Usages } from './usage.ts';
 
@@ -48,6 +56,8 @@ export type LeaseApp = PaidApp & {
   outages: Outages;
   /** The check that a failed call into its machine has begun, by lease, while it runs. */
   leaseChecks: Map<string, Promise<unknown>>;
+  /** The creates that wait for room. */
+  roomQueue: RoomQueue;
   /** The reason why a machine is not ready, in its backend's words for tenants, by lease that is provisioning. */
   waitingFor: Map<string, string | undefined>;
   /** The ways out of machines. */
@@ -71,6 +81,8 @@ type CreateRequest = Omit<PaidRequest, 'kind'> & {
   spec: Spec;
   /** The time that the answer waits for the machine, instead of `answerSeconds`. */
   waitSeconds?: number | undefined;
+  /** True if it waits as long for room where its slot is full. */
+  waitsForRoom?: boolean;
   /** What E2B's wire adds to a lease, where it was ordered by that. */
   sandbox?: SandboxOrder | undefined;
 };
@@ -95,6 +107,8 @@ type LeaseTerms = {
   endsBy: number | undefined;
   sandbox: SandboxOrder | undefined;
 };
+
+type LeaseQuote = PaidQuote<Resource, LeaseTerms>;
 
 const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
   limits(_, wallet, __, { seconds, provisionSeconds, endsBy }, now) {
@@ -145,32 +159,49 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
 /**
  * Creates a prepaid lease: holds the whole price together with the resource's row, asks the backend, and captures the price
  * when the machine is ready. Returns the resource: `running` if it is ready within `answerSeconds`, else in its current
- * state, usually `provisioning`; the backend's create then continues under its driver and the reaper. Throws
- * `provider_not_configured`, `offer_not_found`, `invalid_request`, `lease_limit_exceeded`, `provider_unavailable`,
- * `capacity_unavailable`, `read_only` and PAID_REFUSALS.
+ * state, usually `provisioning`; the backend's create then continues under its driver and the reaper. One that `waitsForRoom` holds
+ * nothing while its slot is full, and is tried again in its turn. Throws `provider_not_configured`, `offer_not_found`,
+ * `invalid_request`, `lease_limit_exceeded`, `provider_unavailable`, `capacity_unavailable`, `read_only` and PAID_REFUSALS.
  */
 export async function createLease(
   app: LeaseApp,
-  { slot, spec, waitSeconds, sandbox, ...request }: CreateRequest,
+  { slot, spec, waitSeconds, waitsForRoom = false, sandbox, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
   const answerAt = performance.now() + (waitSeconds ?? app.answerSeconds) * 1000;
   const joinSeconds = waitSeconds === undefined ? {} : { joinSeconds: waitSeconds };
+  let quoted: LeaseQuote | undefined;
+  let [isBehind, isAnswered] = [false, false];
+  let leaveLine = () => {};
+  const order = { slot, spec, walletId: request.walletId, answerAt };
+  const isFull = (error: unknown) => error instanceof Refusal && error.code === 'capacity_unavailable' && !isAnswered;
+  const isRefused = () => quoted !== undefined && standingOf(app, request, quoted) === 'refused';
   const created = await spend<Resource, LeaseTerms>(
     app,
     { ...request, ...joinSeconds, kind: 'compute_create' },
     {
       writes: createWrites,
-      quote() {
+      async schedule(run, audience) {
+        if (!waitsForRoom) return run();
+        return inTurn(app.roomQueue, { ...order, isRefused }, { audience, isFull }, (behind, created) => {
+          isBehind = behind;
+          leaveLine = created;
+          return run();
+        });
+      },
+      async quote() {
         const configured = app.slots.find(slot);
         // Fail fast, before asking a provider for a price; the hold checks again.
         refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
-        return quoteLease(app, configured, { spec, sandbox }, answerAt);
+        quoted = await quoteLease(app, configured, { spec, sandbox }, { answerAt, created: () => leaveLine() });
+        // One that its wallet does not allow is refused by its hold, at once.
+        if (isBehind && standingOf(app, request, quoted) === 'ready') throw behindOthers();
+        return quoted;
       },
       refuse: ({ id }, outcome) => {
         if (outcome.kind === 'unknown') return uncertain();
         // Its caller has the lease already, so its end is announced like any other.
-        if (operationOf(app.ledger.read, id).answeredAt !== null)
-          app.events.leaseEnded(resourceOfOperation(app.ledger.read, id) as Resource);
+        isAnswered = operationOf(app.ledger.read, id).answeredAt !== null;
+        if (isAnswered) app.events.leaseEnded(resourceOfOperation(app.ledger.read, id) as Resource);
         return new Refusal(outcome.code, outcome.callerReason ?? outcome.reason, { retryAfterSeconds: 10 });
       },
       replay: (operation) => replayCreate(app, operation, waitSeconds === undefined ? undefined : answerAt),
@@ -184,11 +215,15 @@ export async function createLease(
   return { ...created, answer: findResource(app.ledger.read, created.answer.id) as Resource };
 }
 
+/** Returns the verdict of a create's wallet on its quote, by the rows as they are. */
+function standingOf(app: LeaseApp, request: Omit<PaidRequest, 'kind'>, { order, terms }: LeaseQuote): Standing['kind'] {
+  const unpriced = { ...request, id: '', kind: 'compute_create' } as const;
+  const data = { now: app.clock.now(), blocked: app.clock.holdsBlocked(), limited: undefined };
+  return createWrites.standing(app.ledger.read, { order: { ...unpriced, ...order }, terms, ...data }).kind;
+}
+
 /** Returns the resource of a create that another caller waits for, if it is held for already. */
-function begunBy(
-  app: LeaseApp,
-  { walletId, route, idempotencyKey }: Omit<CreateRequest, 'slot' | 'spec' | 'sandbox'>,
-): Resource | undefined {
+function begunBy(app: LeaseApp, { walletId, route, idempotencyKey }: Omit<PaidRequest, 'kind'>): Resource | undefined {
   const operation = findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
   return operation && resourceOfOperation(app.ledger.read, operation.id);
 }
@@ -201,8 +236,8 @@ async function quoteLease(
   app: LeaseApp,
   { fill, backends }: ReturnType<Slots['find']>,
   { spec, sandbox }: Pick<CreateRequest, 'spec' | 'sandbox'>,
-  answerAt: WaitingCreate['answerAt'],
-): Promise<PaidQuote<Resource, LeaseTerms>> {
+  waiting: Pick<WaitingCreate, 'answerAt' | 'created'>,
+): Promise<LeaseQuote> {
   const seconds = spec.max_seconds;
   const results = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
   const quoted = results.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
@@ -230,7 +265,7 @@ async function quoteLease(
       subject: one.slot,
       resourceId,
     },
-    call: (operation, waiters) => startLease(app, operation, candidates, { ...waiters, answerAt }),
+    call: (operation, waiters) => startLease(app, operation, candidates, { ...waiters, ...waiting }),
     terms: {
       slot: one.slot,
       backend: candidates[0].backend.name,
@@ -284,6 +319,8 @@ function mostTelling(refusals: readonly Refusal[]): Refusal {
 type WaitingCreate = Waiters<Resource> & {
   /** The time by which `create` has to answer, in milliseconds of the monotonic clock. */
   answerAt: number;
+  /** Called when the machine is made. */
+  created(): void;
 };
 
 /**
@@ -294,7 +331,7 @@ async function startLease(
   app: LeaseApp,
   operation: Operation,
   candidates: Candidates,
-  { answerAt, answer, reject }: WaitingCreate,
+  { answerAt, created: noteCreated, answer, reject }: WaitingCreate,
 ): Promise<Called<Resource>> {
   const id = operation.resourceId as string;
   const current = () => findResource(app.ledger.read, id) as Resource;
@@ -320,7 +357,10 @@ async function startLease(
       await writeOutcome(app, changeResource, { id, values }, reject);
       return created;
     });
-    if (created.kind === 'created') return { pending: untilAnswered };
+    if (created.kind === 'created') {
+      noteCreated();
+      return { pending: untilAnswered };
+    }
     clearTimeout(timer);
     return { outcome: created.kind === 'unknown' ? created : refusedWith(created), answer: current };
   } catch (error) {

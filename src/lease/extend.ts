@@ -67,7 +67,7 @@ export function extendLease(
     { ...request, kind: 'compute_extend' },
     {
       writes: extendWrites,
-      serialize: async (run) => {
+      schedule: async (run) => {
         if (!canExtend(resource.slot)) throw new Refusal('extension_not_supported'); // Known without the lock.
         return app.leaseMutex(id, async () => {
           if (app.inFlight.isCutOff()) throw uncertain(); // The caller has its answer already; nothing was started.

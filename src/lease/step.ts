@@ -137,6 +137,7 @@ async function commit(app: LeaseApp, transition: Transition): Promise<{ row: Res
   if (row.endedAt !== null) {
     app.activity.forget(row.id);
     app.usages.delete(row.id);
+    app.roomQueue.wake(row.slot as Slot);
   }
   app.wakeAt(row.endedAt ?? row.dueAt);
   return { row, again: transition.again?.(row) ?? false };

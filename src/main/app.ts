@@ -14,6 +14,7 @@ import { recallBounds } from '../chat/learn.ts';
 import { createRetries } from '../chat/retry.ts';
 import { createActivity } from '../compute/activity.ts';
 import { type CheckFinding, tagPrefix } from '../compute/backend.ts';
+import { freeFor } from '../compute/fill.ts';
 import { openSlots } from '../compute/open.ts';
 import type { LocalCompute } from '../compute/settings.ts';
 import type { Reload } from '../config/change.ts';
@@ -32,6 +33,7 @@ import { createKeepMemory } from '../lease/keep.ts';
 import { createOutages } from '../lease/outages.ts';
 import { createPorts, type Ports } from '../lease/ports.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
+import { createRoomQueue, type RoomQueue } from '../lease/room-queue.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
 import { installationOf } from '../ledger/installation.ts';
 import { type Outbox, outboxSettings } from '../ledger/outbox.ts';
@@ -153,10 +155,14 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const inFlight = createInFlight(caps.inFlight, (walletId) => tenantOf(walletId).treeId);
   let notifier: Notifier | undefined;
   let fundsQueue: FundsQueue | undefined;
+  let roomQueue: RoomQueue | undefined;
+  const committed = () => {
+    for (const it of [fundsQueue, roomQueue]) it?.changed(ledger.changeCount());
+  };
   const outbox: Outbox = { ...outboxSettings(config.events), recorded: () => notifier?.wake() };
   const books = await openBooksForService(
     config,
-    { ...options, outbox, committed: () => fundsQueue?.changed(ledger.changeCount()) },
+    { ...options, outbox, committed },
     events,
     inFlight.count,
     opening,
@@ -185,8 +191,13 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   recallBounds(ledger.read, catalogue, clock.now());
   const slots = await openBackends(config, options, { installationId, clock, events, storage: books.storage }, opening);
   const payments = opening.adopt(await openPayments(config, installationId), async (it) => it?.close());
+  roomQueue = createRoomQueue(async (slot, spec) => {
+    const free = await Promise.all(slots.find(slot).backends.map(({ backend }) => freeFor(backend, spec)));
+    return free.some((it) => it > 0);
+  }, tenantOf);
   opening.defer(async () => {
     fundsQueue.stop();
+    roomQueue.stop();
     inFlight.cutOff(() => uncertain());
     for (const upstream of openedUpstreams) await upstream.close(); // Calls in flight end with an unknown outcome, which is recorded.
     await deadline(inFlight.drained(), LAST_WORDS_MILLISECONDS, () => {}); // A backend that hangs does not delay the end.
@@ -204,6 +215,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     events,
     inFlight,
     fundsQueue,
+    roomQueue,
     tenantOf,
     upstreams,
     balancer: createBalancer(clock.now, (upstream, accountId) => upstreamOutages.isDown(upstream, accountId)),
@@ -236,6 +248,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     } as AppState,
     async drain(answered: Promise<void>) {
       fundsQueue.stop();
+      roomQueue.stop();
       const seconds = books.storage.failure() ? 0 : app.config.drain_seconds;
       await deadline(answered.then(inFlight.drained), seconds * 1000, () => {});
       inFlight.cutOff(() => books.storage.failure() ?? uncertain());

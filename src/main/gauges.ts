@@ -46,6 +46,7 @@ type Gauged = Pick<
   | 'diskReserve'
   | 'inFlight'
   | 'fundsQueue'
+  | 'roomQueue'
   | 'notifier'
   | 'slots'
   | 'usages'
@@ -71,6 +72,7 @@ export function addGauges(app: Gauged): void {
   );
   events.gauge('requests_running', 'Paid requests in flight.', inFlight.count);
   events.gauge('requests_waiting', 'Requests that wait for money which others in flight hold.', app.fundsQueue.count);
+  events.gauge('creates_waiting', 'Creates that wait until their slot has room.', app.roomQueue.count);
 }
 
 /** Adds the gauges of what the books lie on, and of whether they can be written. */

@@ -12,7 +12,7 @@ type AttemptKey = { walletId: string; route: string; idempotencyKey: string; fin
 /** The key of an attempt, and the client for which it runs. */
 type Driving = AttemptKey & { onResponseEnd?: OnResponseEnd | undefined };
 
-/** Registers the operation that an attempt drives. Returns a function that removes it. */
+/** Registers the operation that an attempt drives, in place of an earlier one. Returns a function that removes it. */
 export type RegisterId = (operationId: string) => () => void;
 /** Rejects all waiting callers, while the attempt itself continues. */
 export type RejectWaiters = (refusal: Refusal) => void;
@@ -112,6 +112,7 @@ export function createInFlight(
       byKey.set(name, entry);
       let operationId: string | undefined;
       const started = (id: string) => {
+        if (operationId) operationIds.delete(operationId); // It was refused, and the request is tried again.
         operationId = id;
         operationIds.add(id);
         return () => void operationIds.delete(id);

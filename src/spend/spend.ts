@@ -95,8 +95,11 @@ export type Called<A> =
 type PaidSteps<A, T> = {
   /** The writes of its kind. */
   writes: PaidWrites<T>;
-  /** Runs the whole request while holding a lock, where it must not overlap with others. */
-  serialize?: <T>(run: () => Promise<T>) => Promise<T>;
+  /**
+   * Runs the whole request when it may: while holding a lock, where it must not overlap with others, or in its turn. May run it again
+   * after a definite refusal that its caller has not seen.
+   */
+  schedule?: <T>(run: () => Promise<T>, audience: Audience) => Promise<T>;
   /** Prices the request at its maximum. Not called for a replay; throws the refusals of the catalogue. */
   quote: () => PaidQuote<A, T> | Promise<PaidQuote<A, T>>;
   /** Prices the request within the hold of an earlier attempt at it. Returns undefined if that hold does not cover it. */
@@ -175,8 +178,9 @@ export async function spend<A, T extends Data>(
   }
   // No await since the lookup: no other code can have begun to drive this key, and there is no other process.
   const given = await app.inFlight.drive<Given<A>>(request, (registerId, ...waiting) => {
-    const run = () => attemptOnce(app, request, steps, registerId, waitersOf(...waiting));
-    return steps.serialize ? steps.serialize(run) : run();
+    const waiters = waitersOf<A>(...waiting);
+    const run = () => attemptOnce(app, request, steps, registerId, waiters);
+    return steps.schedule ? steps.schedule(run, waiters.audience) : run();
   });
   return { ...given, replayed: false };
 }

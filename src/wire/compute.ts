@@ -64,7 +64,8 @@ export const CreateQuery = v.strictObject({
         minimum: 0,
         maximum: 600,
         default: 30,
-        description: 'seconds for which the answer waits for the machine to run; no part of what a key compares',
+        description:
+          'seconds for which the answer waits for the machine to run and, where it is given, for the slot to have room; no part of what a key compares',
       }),
     ),
   ),

@@ -10,6 +10,7 @@ import { createActivity } from '../../src/compute/activity.ts';
 import { createSlots } from '../../src/compute/slots.ts';
 import { createKeepMemory } from '../../src/lease/keep.ts';
 import { createOutages } from '../../src/lease/outages.ts';
+import { createRoomQueue } from '../../src/lease/room-queue.ts';
 import { createTenantOf } from '../../src/ledger/tenant.ts';
 import { findWallet } from '../../src/ledger/wallet.ts';
 import { createReaper, type ReaperApp } from '../../src/reaper/reaper.ts';
@@ -52,6 +53,7 @@ async function openReaper(t: TestContext) {
       createTenantOf(books.ledger.read),
       () => {},
     ),
+    roomQueue: createRoomQueue(async () => false, createTenantOf(books.ledger.read)),
     config: {
       close_wait_seconds: 0,
       keep: { cpu_percent: 5 },

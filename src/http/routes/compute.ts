@@ -167,7 +167,8 @@ export const createCompute = endpoint({
     body: { provider: 'provider_one', spec: { gpu: null, gpus: 0, cpus: 1, memory_gib: 1, max_seconds: 3600 } },
     answer: EXAMPLE,
   },
-  async run(app, { principal, body, raw, idempotencyKey, requestId, headers, query }) {
+  async run(app, { principal, body, raw, idempotencyKey, requestId, headers, query, whenGone }) {
+    const wait = query.wait_seconds === undefined ? undefined : Number(query.wait_seconds);
     const order = {
       walletId: principal.wallet.id,
       route: 'compute/create',
@@ -178,7 +179,9 @@ export const createCompute = endpoint({
       traceparent: headers.traceparent,
       slot: body.provider,
       spec: specOf(body),
-      waitSeconds: query.wait_seconds === undefined ? undefined : Number(query.wait_seconds),
+      waitSeconds: wait,
+      waitsForRoom: wait !== undefined,
+      onResponseEnd: whenGone,
     };
     const { answer, replayed, paid } = await createLease(app, order);
     return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, order, paid) };

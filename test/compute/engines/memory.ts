@@ -59,7 +59,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     ...(memory.waitsFor === undefined || it.state !== 'provisioning' ? {} : { waitsFor: memory.waitsFor }),
   });
   const calls: Required<Pick<Backend, 'identity'>> &
-    Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned'> = {
+    Pick<Backend, 'create' | 'freeFor' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned'> = {
     async create({ tag, deadline }) {
       if (memory.unreachable)
         return { kind: 'refused', code: 'provider_unavailable', reason: 'Nobody answers. Nothing was charged.' };
@@ -81,6 +81,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       return { kind: 'created', ref };
     },
     identity: async () => memory.identity,
+    freeFor: async () => memory.room - memory.machines.size,
     find: async (tag) => [...memory.machines.values()].filter((it) => it.tag === tag).map(show),
     async inspect(ref) {
       const found = memory.machines.get(ref);
@@ -121,7 +122,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     for (const [name, call] of Object.entries(calls) as [Asked, (...args: never[]) => Promise<unknown>][])
       Object.assign(target, {
         async [name](...args: never[]) {
-          if (name !== 'identity') memory.calls.push(name);
+          if (name !== 'identity' && name !== 'freeFor') memory.calls.push(name);
           await memory.before[name]?.(...args);
           const answer = await call(...args);
           await memory.after[name]?.(...args);

@@ -1,0 +1,249 @@
+import { Refusal } from '../base/refusal.ts';
+import { createShares, type Shares } from '../base/shares.ts';
+import type { Slot, Spec } from '../compute/backend.ts';
+import type { Tenant } from '../ledger/tenant.ts';
+import { type Audience, COME_BACK_SECONDS } from '../spend/audience.ts';
+import { stopping } from '../spend/in-flight.ts';
+
+/** Maximum number of creates that wait for one slot: those of a tree of wallets, and all of them (`createShares`). */
+const WAITING_COUNT_MAX = { each: 16, all: 64 };
+/** The interval at which all lines are checked: a provider, or another installation, gives back room without telling. */
+const CHECK_MILLISECONDS = 20_000;
+
+/** A create that waits until its slot has room. */
+type RoomOrder = {
+  slot: Slot;
+  spec: Spec;
+  walletId: string;
+  /** The time by which it is answered, in milliseconds of the monotonic clock. */
+  answerAt: number;
+  /** Returns whether the create would be refused however much room there is: its wallet was closed or frozen. */
+  isRefused(): boolean;
+};
+
+/** The end of a wait: it is the create's turn, its time is up, its clients have gone, or the server is stopping. */
+type RoomWaitEnd = 'turn' | 'late' | 'left' | 'stopped';
+
+type RoomTurn = {
+  /** Resolves with `turn` once there is room for the create and for none before it, or once it would be refused anyway. */
+  come(audience: Audience): Promise<RoomWaitEnd>;
+  /** Leaves the line, so that the next create has its turn. Idempotent. */
+  leave(): void;
+};
+
+/**
+ * The lines of creates that wait for room: one for each slot. First come, first served among those for which there is room: a large
+ * machine that does not fit keeps nobody from a small one.
+ */
+export type RoomQueue = {
+  /** Returns whether creates wait for this slot. */
+  hasLine(slot: Slot): boolean;
+  /** Enters the line of a slot. Returns undefined if too many wait. Throws `read_only` when the server is stopping. */
+  join(order: RoomOrder): RoomTurn | undefined;
+  /** Checks the line of a slot, as a machine of it is gone. */
+  wake(slot: Slot): void;
+  /** Takes the number of writes that may have changed any wallet: if it differs from the last one, ends waits that are in vain. */
+  changed(count: number): void;
+  /** Ends all waits. */
+  stop(): void;
+  count(): number;
+};
+
+type Waiter = RoomOrder & {
+  /** The number of times the line had been woken when the create last had its turn: it has no other before the next time. */
+  triedAt: number;
+  /** Ends the wait; undefined while the create is being tried. */
+  end: ((how: RoomWaitEnd) => void) | undefined;
+};
+type Line = {
+  waiters: Waiter[];
+  shares: Shares;
+  wakings: number;
+  /** The create that has its turn: until it has ended, the room that is left is not known. */
+  inTurn: Waiter | undefined;
+  isChecking: boolean;
+  /** True if the line has changed since the last check began. */
+  isStale: boolean;
+};
+
+/** Creates the lines, all empty. `hasRoom` returns whether one more machine of a spec fits, as far as is known. */
+export function createRoomQueue(
+  hasRoom: (slot: Slot, spec: Spec) => Promise<boolean>,
+  tenantOf: (walletId: string) => Tenant,
+  checkMilliseconds = CHECK_MILLISECONDS,
+): RoomQueue {
+  const lines = new Map<Slot, Line>();
+  let isStopped = false;
+  let timer: NodeJS.Timeout | undefined;
+  let [seen, isLooking] = [0, false];
+  const waiters = () => [...lines.values()].flatMap((it) => it.waiters);
+
+  function wake(slot: Slot): void {
+    const line = lines.get(slot);
+    if (!line) return;
+    line.wakings++;
+    void check(line);
+  }
+
+  /** Gives the turn to the first create for which there is room. Repeats that if the line changes in the meantime. */
+  async function check(line: Line): Promise<void> {
+    line.isStale = true;
+    if (line.isChecking) return;
+    line.isChecking = true;
+    while (line.isStale && !line.inTurn) {
+      line.isStale = false;
+      const known = new Map<string, Promise<boolean>>();
+      for (const it of [...line.waiters]) {
+        if (!it.end || it.triedAt === line.wakings) continue;
+        const { max_seconds: _, ...machine } = it.spec;
+        const kind = JSON.stringify(machine);
+        const asked = known.get(kind) ?? hasRoom(it.slot, it.spec).catch(() => false);
+        known.set(kind, asked);
+        if (!(await asked) || !it.end || line.inTurn) continue;
+        it.triedAt = line.wakings;
+        line.inTurn = it;
+        it.end('turn');
+      }
+    }
+    line.isChecking = false;
+  }
+
+  /** Ends the waits that are in vain. */
+  function look(): void {
+    isLooking = false;
+    for (const it of waiters()) if (it.end && it.isRefused()) it.end('turn');
+  }
+
+  function yieldTurn(line: Line, waiter: Waiter): void {
+    if (line.inTurn === waiter) line.inTurn = undefined;
+    void check(line);
+  }
+
+  function lineOf(slot: Slot): Line {
+    const line: Line = lines.get(slot) ?? {
+      waiters: [],
+      shares: createShares(WAITING_COUNT_MAX),
+      wakings: 0,
+      inTurn: undefined,
+      isChecking: false,
+      isStale: false,
+    };
+    lines.set(slot, line);
+    timer ??= setInterval(() => [...lines.keys()].forEach(wake), checkMilliseconds).unref();
+    return line;
+  }
+
+  function leave(line: Line, waiter: Waiter): void {
+    if (!line.waiters.includes(waiter)) return;
+    line.waiters.splice(line.waiters.indexOf(waiter), 1);
+    line.shares.release(tenantOf(waiter.walletId).treeId, 1);
+    if (!line.waiters.length) lines.delete(waiter.slot);
+    if (!lines.size) {
+      clearInterval(timer);
+      timer = undefined;
+    }
+    yieldTurn(line, waiter);
+  }
+
+  return {
+    hasLine: (slot) => lines.has(slot),
+    count: () => waiters().length,
+    wake,
+
+    join(order) {
+      if (isStopped) throw stopping();
+      const line = lineOf(order.slot);
+      if (!line.shares.tryTake(tenantOf(order.walletId).treeId, 1)) return undefined;
+      const waiter: Waiter = { ...order, triedAt: -1, end: undefined };
+      line.waiters.push(waiter);
+      const limit = AbortSignal.timeout(Math.max(0, Math.ceil(order.answerAt - performance.now())));
+      return {
+        leave: () => leave(line, waiter),
+        come(audience) {
+          if (isStopped) return Promise.resolve('stopped');
+          if (limit.aborted) return Promise.resolve('late');
+          if (waiter.isRefused()) return Promise.resolve('turn');
+          const end = waitIn(waiter, audience, limit);
+          yieldTurn(line, waiter);
+          return end;
+        },
+      };
+    },
+
+    changed(now) {
+      if (now === seen) return;
+      seen = now;
+      if (!lines.size || isLooking) return;
+      isLooking = true;
+      setImmediate(look);
+    },
+
+    stop() {
+      isStopped = true;
+      for (const it of waiters()) it.end?.('stopped');
+    },
+  };
+}
+
+/** Begins a wait. Resolves with its end: by its line, by its time limit, or because its clients have gone and not come back. */
+function waitIn(waiter: Waiter, audience: Audience, limit: AbortSignal): Promise<RoomWaitEnd> {
+  const { promise, resolve } = Promise.withResolvers<RoomWaitEnd>();
+  const late = () => end('late');
+  const stopWatching = audience.watch(
+    () => COME_BACK_SECONDS,
+    () => end('left'),
+  );
+  limit.addEventListener('abort', late);
+  const end = (how: RoomWaitEnd) => {
+    waiter.end = undefined;
+    limit.removeEventListener('abort', late);
+    stopWatching();
+    resolve(how);
+  };
+  waiter.end = end;
+  return promise;
+}
+
+/**
+ * Makes a create that waits for room: repeats `attempt` in the create's turn while the slot is full, until `answerAt`. `isFull` returns
+ * whether an error is the refusal of a full slot, after which nothing is held. The first attempt `isBehind` a line if there is one. An
+ * attempt calls `created` when it has its machine, which may be long before that runs.
+ */
+export async function inTurn<A>(
+  queue: RoomQueue,
+  order: RoomOrder,
+  { audience, isFull }: { audience: Audience; isFull: (error: unknown) => boolean },
+  attempt: (isBehind: boolean, created: () => void) => Promise<A>,
+): Promise<A> {
+  let refusal: unknown;
+  const attemptNow = async (isBehind: boolean, created: () => void): Promise<{ answer: A } | undefined> => {
+    try {
+      return { answer: await attempt(isBehind, created) };
+    } catch (error) {
+      if (!isFull(error)) throw error;
+      refusal = error;
+      return undefined;
+    }
+  };
+  const first = await attemptNow(queue.hasLine(order.slot), () => {});
+  if (first) return first.answer;
+  const turn = queue.join(order);
+  if (!turn) throw refusal;
+  try {
+    for (;;) {
+      const come = await turn.come(audience);
+      if (come === 'stopped') throw stopping();
+      if (come !== 'turn') throw refusal;
+      const made = await attemptNow(false, turn.leave);
+      if (made) return made.answer;
+    }
+  } finally {
+    turn.leave();
+  }
+}
+
+/** The refusal of a create that comes after others which wait. */
+export const behindOthers = () =>
+  new Refusal('capacity_unavailable', 'Others wait for a machine of this slot. Nothing was charged.', {
+    retryAfterSeconds: 10,
+  });
