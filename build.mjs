@@ -259,17 +259,10 @@ function asLatin1(bundle) {
 }
 
 /**
- * The young generation in MiB, how the old one grows, that the young one is used up, and how many threads help to collect; that
- * an idle thread may collect; that large bodies count like objects, and not by a limit of their own (docs/decisions/0062).
+ * The young generation in MiB, and how many threads help to collect (docs/decisions/0062). V8 takes the code that it compiled
+ * without them; flags that change that are set later (src/base/heap-flags.ts).
  */
-const V8_FLAGS = [
-  '--max-semi-space-size=32',
-  '--heap-growing-percent=80',
-  '--external-memory-accounted-in-global-limit',
-  '--minor-gc-task-trigger=98',
-  '--v8-pool-size=2',
-  '--expose-gc',
-];
+const V8_FLAGS = ['--max-semi-space-size=32', '--v8-pool-size=2'];
 
 async function make() {
   const runtime = findRuntime(ARCH, FOREIGN_RUNTIME);

@@ -1,4 +1,7 @@
 import { type EventLoopUtilization, performance } from 'node:perf_hooks';
+import sea from 'node:sea';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 
 /** The interval between checks of whether a thread is idle. With a shorter one, each burst of several would start cold. */
 const CHECK_MILLISECONDS = 30_000;
@@ -9,14 +12,14 @@ const BUSY_SHARE = 0.02;
 type Thread = {
   /** Returns the work of the event loop so far, or the work between two readings. */
   utilization(now?: EventLoopUtilization, before?: EventLoopUtilization): EventLoopUtilization;
-  /** V8's collector, with `--expose-gc`: the executable has that flag, a run from source need not. */
+  /** V8's collector. A run from source leaves its memory to V8. */
   collect: typeof globalThis.gc;
 };
 
 /**
  * Returns memory to the system, once, when the calling thread has been busy and is idle again: V8 by itself keeps much of what
  * a burst has taken (docs/decisions/0062). A collection blocks the thread for about a millisecond per MB in use; `collected`
- * is called after each. Does nothing where V8's collector is not exposed.
+ * is called after each. Does nothing without a collector.
  */
 export function collectWhenIdle(
   collected: () => void = () => {},
@@ -42,5 +45,11 @@ export function collectWhenIdle(
 
 const thisThread = (): Thread => ({
   utilization: performance.eventLoopUtilization.bind(performance),
-  collect: globalThis.gc,
+  collect: sea.isSea() ? collectAll : undefined,
 });
+
+/** Only a context that is made with this flag has the collector; a process that starts with it takes longer (heap-flags.ts). */
+const collectAll = ((options: NodeJS.GCOptions) => {
+  setFlagsFromString('--expose-gc');
+  (runInNewContext('gc') as NodeJS.GCFunction)(options);
+}) as NodeJS.GCFunction;

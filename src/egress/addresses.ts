@@ -76,9 +76,11 @@ const SPECIAL_4 = [
   '240.0.0.0/4',
   '168.63.129.16', // The metadata address of Azure, among its public ones.
 ].map((it) => parseNetwork(it) as Network);
+// Not by parseNetwork: each start would compile Node's regular expression for IPv6.
+const network6 = (first: string, bits: number): Network => ({ family: 6, value: valueOfSix(first), bits });
 /** IPv6's addresses in use, and those among them that stand for others (Teredo, 6to4) or for none. NAT64 lies outside. */
-const GLOBAL_6 = parseNetwork('2000::/3') as Network;
-const SPECIAL_6 = ['2001::/23', '2001:db8::/32', '2002::/16', '3fff::/20'].map((it) => parseNetwork(it) as Network);
+const GLOBAL_6 = network6('2000::', 3);
+const SPECIAL_6 = [network6('2001::', 23), network6('2001:db8::', 32), network6('2002::', 16), network6('3fff::', 20)];
 
 /** Returns whether an address belongs to the public Internet, as far as it shows. */
 export function isPublic(it: Address): boolean {

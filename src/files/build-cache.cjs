@@ -7,6 +7,7 @@ const net = require('node:net');
 const { tmpdir } = require('node:os');
 const { join, resolve } = require('node:path');
 const sea = require('node:sea');
+const v8 = require('node:v8');
 const vm = require('node:vm');
 const { isMainThread, threadName } = require('node:worker_threads');
 
@@ -20,6 +21,9 @@ sea.isSea = () => true;
 sea.getAsset = (name, encoding) => bytesOf(name).toString(encoding);
 sea.getRawAsset = (name) => Uint8Array.from(bytesOf(name)).buffer;
 sea.getAssetKeys = () => Object.keys(assets).filter((name) => !name.endsWith('.cache'));
+
+// V8 takes a cache only where its flags are those with which it was made: those of a start, before a server sets others.
+v8.setFlagsFromString = () => {};
 
 const { Script } = vm;
 const cache = assets[isMainThread ? 'purser.cache' : `${threadName}.cache`];

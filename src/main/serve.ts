@@ -7,6 +7,7 @@ import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import { hasForbiddenSessions } from '../access/browser-sessions.ts';
 import { endForbiddenSessions } from '../access/writes.ts';
 import { contained, containProcess, followFaults } from '../base/fault.ts';
+import { setHeapFlags } from '../base/heap-flags.ts';
 import { collectWhenIdle } from '../base/idle-memory.ts';
 import { REFUSALS, Refusal } from '../base/refusal.ts';
 import { certificateOf } from '../config/certificate.ts';
@@ -148,6 +149,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
     },
     'serving',
   );
+  if (options.ownsProcess) setHeapFlags();
   const opened = opening.move();
   return Object.assign(app, { address, [Symbol.asyncDispose]: () => opened.disposeAsync() });
 }

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { spawnSync } from 'node:child_process';
+import { execFileSync, spawnSync } from 'node:child_process';
 import {
   cpSync,
   existsSync,
@@ -72,6 +72,17 @@ test('what was compiled when it was built is taken, by every thread', async (t) 
   const server = await installation(t).serve();
   assert.deepEqual(await server.stop(), { code: 0, signal: null });
   assert.doesNotMatch(server.output.stderr, /this start takes longer/);
+});
+
+test('with the flags of a start V8 takes what was compiled of Node’s modules; it knows those that a server sets later', () => {
+  const [, flags] = /^const V8_FLAGS = \[(.+)\];$/m.exec(readFileSync(join(ROOT, 'build.mjs'), 'utf8')) ?? [];
+  assert(flags);
+  const tag = 'require("node:v8").cachedDataVersionTag()';
+  const said = (...args: string[]) => execFileSync(process.execPath, args, { cwd: ROOT, encoding: 'utf8' });
+  assert.equal(said(...flags.split(', ').map((it) => it.slice(1, -1)), '--print', tag), said('--print', tag));
+  const program = `const before = ${tag}; require('./src/base/heap-flags.ts').setHeapFlags(); before !== ${tag}`;
+  const set = spawnSync(process.execPath, ['--print', program], { cwd: ROOT, encoding: 'utf8' });
+  assert.deepEqual([set.stdout, set.stderr], ['true\n', '']); // V8 reports a flag that it does not know, and goes on.
 });
 
 /** Inodes of the TCP sockets on which a process listens. */

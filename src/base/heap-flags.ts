@@ -1,0 +1,19 @@
+import { setFlagsFromString } from 'node:v8';
+
+/**
+ * How the old generation grows in a server, that large bodies count like objects and not by a limit of their own, and that the
+ * young generation is used up before it is collected (docs/decisions/0062).
+ */
+const FLAGS = [
+  '--heap-growing-percent=80',
+  '--external-memory-accounted-in-global-limit',
+  '--minor-gc-task-trigger=98',
+];
+
+/**
+ * Sets V8's flags for all threads of a server. Called once a server has loaded its modules: with any of these flags V8 does not
+ * take the code that it has compiled before, of Node's modules or of ours, and a start takes a third longer.
+ */
+export function setHeapFlags(): void {
+  for (const flag of FLAGS) setFlagsFromString(flag);
+}
