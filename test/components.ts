@@ -78,6 +78,7 @@ const program = (tests: string, ...programs: string[]): Component => ({
 /** The components by name: the tests of each, and whether this machine has it. */
 export const COMPONENTS = {
   docker: asRoot('containers on Docker, leases over a crash, the image', 'dockerd', 'busybox'),
+  runsc: asRoot('containers with a kernel of their own (gVisor)', 'runsc', 'dockerd', 'busybox'),
   podman: asRoot('containers on Podman', 'podman', '/usr/lib/podman/netavark', 'runc', 'busybox', 'newuidmap'),
   'rootless podman': asRoot(
     'containers of a user without rights',

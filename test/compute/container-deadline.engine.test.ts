@@ -137,14 +137,14 @@ test('in busybox, with all its processes and its processor used up, the deadline
   if (!engine) return;
   const { backend, tag, sh, endsAt } = await lease(engine, IMAGE, 300);
   assert.equal(
-    await sh(`cp /bin/busybox /keep; ${replace('/keep sh', '/bin/date /bin/sleep /.purser-watchdog')}`),
+    await sh(`cp /bin/busybox /busybox-kept; ${replace('/busybox-kept sh', '/bin/date /bin/sleep /.purser-watchdog')}`),
     'replaced',
   );
   const deadline = now() + 15;
   assert.deepEqual(await backend.extend(tag, deadline), { kind: 'done' });
   assert.doesNotMatch(await temporaries(engine, tag), /ran/);
-  const spin = 'i=0; while [ $i -lt 80 ]; do /keep sh -c "while :; do :; done" & i=$((i+1)); done; true';
-  await runAsRoot(engine.docker, tag, '/keep', 'sh', '-c', spin);
+  const spin = 'i=0; while [ $i -lt 80 ]; do /busybox-kept sh -c "while :; do :; done" & i=$((i+1)); done; true';
+  await runAsRoot(engine.docker, tag, '/busybox-kept', 'sh', '-c', spin);
   await endsAt(deadline);
 });
 

@@ -461,6 +461,32 @@ test('kubernetes: a server may close a stream by itself', async (t) => {
   assert.deepEqual([said.exitCode, said.stdout.toString()], [3, 'out\n']);
 });
 
+test('kubernetes: where pods have a RuntimeClass, a deadline is moved by the file of the watchdog, in its directory', async (t) => {
+  const { fake, backend, settings } = await openBench(t);
+  const walled = openKubernetesBackend(
+    v.parse(slots.provider_one, { ...settings, runtime_class: 'gvisor' }) as KubernetesSettings,
+    { now },
+  );
+  t.after(() => walled.close());
+  const ran: string[][] = [];
+  fake.exec = (exec) => {
+    const at = exec.command.findIndex((it) => /^\/(proc\/1\/exe|run\/purser\/watchdog)$/.test(it));
+    ran.push(exec.command.slice(at));
+    runHere({ ...exec, command: exec.command.with(at, 'true') });
+  };
+  const deadline = now() + 900;
+  for (const it of [backend, walled]) {
+    const tag = freshTag();
+    await calls(it).create(tag);
+    // What the pod was made with decides, not what the settings say now.
+    assert.deepEqual(await backend.extend(tag, deadline), { kind: 'done' });
+  }
+  assert.deepEqual(ran, [
+    ['/proc/1/exe', String(deadline)],
+    ['/run/purser/watchdog', String(deadline), '/run/purser'],
+  ]);
+});
+
 test('kubernetes: a RuntimeClass that the cluster lacks is refused, and doctor names it', async (t) => {
   const { fake, settings } = await openBench(t);
   const backend = openKubernetesBackend(

@@ -51,6 +51,8 @@ test('each slot has its shape of a pod: chips and offers name their nodes and GP
   const offer = podOf(settings, { offer_id: 'small', disk_gb: 5, max_seconds: 600 });
   assert.equal(offer.containers[0]?.resources.limits['ephemeral-storage'], '5Gi');
   assert.equal(offer.runtimeClassName, 'gvisor');
+  assert.equal(offer.containers[0]?.args[3], '/run/purser');
+  assert.deepEqual(offer.volumes[2], { name: 'private', emptyDir: { medium: 'Memory', sizeLimit: '1Mi' } });
   assert.deepEqual(offer.tolerations, [
     { operator: 'Exists', key: 'leases' },
     { operator: 'Equal', key: 'pool', value: 'x', effect: 'NoSchedule' },

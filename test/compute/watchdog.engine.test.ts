@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -13,7 +13,7 @@ import { FOLDER } from './watchdog-shared.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
 
-const ARGV_PROBLEMS = [[], ['abc'], ['-1'], ['12x'], [''], ['12345678901'], ['1', '2']];
+const ARGV_PROBLEMS = [[], ['abc'], ['-1'], ['12x'], [''], ['12345678901'], ['1', '2'], ['/tmp'], ['1', '2', '/tmp']];
 
 /** Starts a program as process 1 of a process namespace of its own. */
 function startFirst(t: TestContext, ...argv: string[]): { child: ChildProcess; ended: Promise<number | null> } {
@@ -26,19 +26,21 @@ function startFirst(t: TestContext, ...argv: string[]): { child: ChildProcess; e
 const firstOf = ({ pid }: ChildProcess) =>
   until('it has begun', async () => readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim() || undefined);
 
-async function behaves(t: TestContext, ...program: string[]): Promise<void> {
+/** Tries all that it does as process 1 and beside it; `directory` is its own, where it has one. */
+async function behaves(t: TestContext, program: readonly string[], ...directory: string[]): Promise<void> {
   for (const argv of ARGV_PROBLEMS)
     assert.equal(await startFirst(t, ...program, ...argv).ended, 64, `process 1 with ${JSON.stringify(argv)}`);
-  assert.equal(await startFirst(t, ...program, String(now() - 1)).ended, 0, 'a deadline that has passed');
+  assert.equal(await startFirst(t, ...program, String(now() - 1), ...directory).ended, 0, 'a deadline that has passed');
 
   const deadline = now() + 2;
-  assert.equal(await startFirst(t, ...program, String(deadline)).ended, 0);
+  assert.equal(await startFirst(t, ...program, String(deadline), ...directory).ended, 0);
   assert.ok(Date.now() / 1000 >= deadline, 'not before its deadline');
 
-  const { child, ended } = startFirst(t, ...program, String(now() + 600));
+  const { child, ended } = startFirst(t, ...program, String(now() + 600), ...directory);
   const first = await firstOf(child);
   const tellTo = (first: string, ...argv: string[]) => {
-    const { status, stdout } = spawnSync('nsenter', ['--target', first, '--pid', '--mount', ...program, ...argv]);
+    const all = [...program, ...argv, ...directory];
+    const { status, stdout } = spawnSync('nsenter', ['--target', first, '--pid', '--mount', ...all]);
     return [status, stdout.toString()];
   };
   const tell = (...argv: string[]) => tellTo(first, ...argv);
@@ -52,7 +54,7 @@ async function behaves(t: TestContext, ...program: string[]): Promise<void> {
   assert.equal(await ended, 0);
   assert.ok(Date.now() / 1000 >= soon, 'at the deadline it was given last: the one before is a day away');
 
-  const stopped = startFirst(t, ...program, String(now() + 600));
+  const stopped = startFirst(t, ...program, String(now() + 600), ...directory);
   const begun = await firstOf(stopped.child);
   await until('it waits for its deadline, and hears signals', async () => tellTo(begun)[0] === 0);
   process.kill(Number(begun), 'SIGTERM');
@@ -114,8 +116,16 @@ for (const [architecture, emulator] of [
     // Of the foreign one only a machine with an emulator can tell.
     if (emulator !== undefined && !hasComponent(t, emulator)) return;
     const prefix = emulator === undefined ? [] : [emulator];
-    await behaves(t, ...prefix, join(FOLDER, `watchdog-${architecture}`));
-    await relays(t, ...prefix, join(FOLDER, `watchdog-${architecture}`));
+    const file = join(FOLDER, `watchdog-${architecture}`);
+    await behaves(t, [...prefix, file]);
+    await relays(t, ...prefix, file);
+    const directory = mkdtempSync(join(tmpdir(), 'purser-watchdog-'));
+    t.after(() => rmSync(directory, { recursive: true }));
+    await behaves(t, [...prefix, file], directory);
+    assert.deepEqual(readdirSync(directory).sort(), ['deadline', 'watchdog']);
+    const mode = (name: string) => statSync(join(directory, name)).mode & 0o777;
+    assert.deepEqual([mode('deadline'), mode('watchdog')], [0o600, 0o500]);
+    assert(readFileSync(join(directory, 'watchdog')).equals(readFileSync(file)), 'what is there is what runs');
   });
 
 test('what its source makes today behaves the same', async (t) => {
@@ -125,6 +135,6 @@ test('what its source makes today behaves the same', async (t) => {
   const directory = mkdtempSync(join(tmpdir(), 'purser-watchdog-'));
   t.after(() => rmSync(directory, { recursive: true }));
   execFileSync(join(FOLDER, 'build.sh'), [directory, 'amd64']);
-  await behaves(t, join(directory, 'watchdog-amd64'));
+  await behaves(t, [join(directory, 'watchdog-amd64')]);
   await relays(t, join(directory, 'watchdog-amd64'));
 });

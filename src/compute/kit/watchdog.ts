@@ -10,8 +10,13 @@ import type { Extended, Ref } from '../backend.ts';
 /** The program's path inside. A tenant who is root there may remove it; the running process is not affected. */
 export const WATCHDOG_PATH = '/.purser-watchdog';
 
-/** The program that runs as process 1, even if its file was removed. */
+/** The program that runs as process 1, even if its file was removed. Under gVisor no engine can start it. */
 export const RUNNING_WATCHDOG = '/proc/1/exe';
+/**
+ * The name of the copy that a watchdog puts into its directory, if it has one: into a directory of its user alone, where it also
+ * keeps its deadline. The copy is told that directory as well, after all other arguments.
+ */
+export const COPIED_WATCHDOG = 'watchdog';
 export const MOVE_MILLISECONDS = 15_000;
 
 const ARCHITECTURES = ['amd64', 'arm64'];

@@ -1,6 +1,15 @@
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync } from 'node:fs';
+import {
+  copyFileSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
@@ -36,6 +45,8 @@ export type DockerOptions = {
   /** The data directory, if not in its own directory. */
   data?: string;
   flags?: string[];
+  /** Settings of its daemon.json. */
+  settings?: object;
   /** Runs in its own network namespace, where it may make networks. */
   apart?: boolean;
   /** A directory that it does not see, as if it ran on another machine. */
@@ -45,12 +56,13 @@ export type DockerOptions = {
 /** Starts a real dockerd in a temporary directory, with a small image. Without dockerd, returns undefined and skips the test. */
 export async function openDocker(
   t: Pick<TestContext, 'after' | 'skip'>,
-  { shared = false, data, flags = [], apart = false, blindTo }: DockerOptions = {},
+  { shared = false, data, flags = [], settings = {}, apart = false, blindTo }: DockerOptions = {},
 ): Promise<Daemon | undefined> {
   if (!hasComponent(t, 'docker')) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-docker-'));
   const socket = `unix://${directory}/docker.sock`;
   const places = ['--data-root', data ?? `${directory}/data`, '--exec-root', `${directory}/exec`];
+  writeFileSync(`${directory}/daemon.json`, JSON.stringify(settings));
   const hide = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs none "$0" && exec "$@"', blindTo as string];
   const command = [
     ...(blindTo === undefined ? [] : hide),
@@ -60,6 +72,8 @@ export async function openDocker(
     ...places,
     '--pidfile',
     `${directory}/pid`,
+    '--config-file',
+    `${directory}/daemon.json`,
     ...LEAVES_THE_NETWORK_ALONE,
     ...flags,
   ];
@@ -97,10 +111,14 @@ export async function openDocker(
   };
 }
 
+/** A watchdog as Purser starts it beside process 1: that of the engine's default runtime, and of one that is named. */
+export const WATCHDOG = ['/proc/1/exe'];
+export const COPIED_WATCHDOG = ['/.purser/watchdog', '/.purser'];
+
 /** Returns the deadline that a container's watchdog has, read as Purser reads it. */
-export async function deadlineInside(docker: Docker, container: string): Promise<number> {
+export async function deadlineInside(docker: Docker, container: string, watchdog = WATCHDOG): Promise<number> {
   const exec = await docker.getContainer(container).exec({
-    Cmd: ['/proc/1/exe'],
+    Cmd: watchdog,
     User: '63541:63541',
     AttachStdout: true,
     Tty: true,

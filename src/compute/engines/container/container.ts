@@ -20,7 +20,7 @@ import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
 import { beginEgress, beginIn } from './program.ts';
 import { type ContainerSettings, contentsOf } from './settings.ts';
 import { readStatistics } from './statistics.ts';
-import { createDeadlines } from './watchdog.ts';
+import { createDeadlines, runningWatchdog } from './watchdog.ts';
 import { whyEnded } from './why-ended.ts';
 
 type ContainerSurroundings = {
@@ -45,7 +45,7 @@ export function openContainerBackend(
 ): Backend {
   const engine = openEngine(settings);
   const containers = createContainers(engine);
-  const deadlines = createDeadlines(engine);
+  const deadlines = createDeadlines(engine, containers);
   const disk = createDiskWatch(engine, measureMilliseconds);
   const networks = createWalletNetworks(engine, settings.network);
   const make = createMaker(engine, settings, { prefix, now, containers, networks, deadlines });
@@ -60,7 +60,7 @@ export function openContainerBackend(
     usage: async (ref) => ({ ...(await readStatistics(engine, ref)), diskBytes: disk.measured(ref) }),
     egress: {
       listOf: (spec) => contentsOf(settings, sizeOf(settings, spec).offer).egress,
-      begin: (ref) => beginEgress(engine, ref),
+      begin: async (ref) => beginEgress(engine, ref, (await runningWatchdog(containers, ref))[0]),
     },
     /** Engines may silently leave a GPU out. */
     async proofOf(ref) {
@@ -193,10 +193,7 @@ export function openContainerBackend(
       }));
     },
 
-    async extend(ref, deadline) {
-      if (!(await containers.look(ref))) return { kind: 'refused', reason: 'the container is gone' };
-      return deadlines.move(ref, deadline);
-    },
+    extend: deadlines.move,
 
     async close() {
       await coming.close();

@@ -5,6 +5,7 @@ import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import type { Engine } from './engine.ts';
 import { statusOf, textOf } from './engine.ts';
 import type { Contents } from './settings.ts';
+import { WATCHDOG_DIRECTORY } from './watchdog.ts';
 
 const GIB = 1024 ** 3;
 const CPU_PERIOD_MICROSECONDS = 100_000;
@@ -78,6 +79,14 @@ const OOM_SCORE = 500;
 
 const USER = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
 
+/**
+ * The watchdog's directory is a mount, which root without capabilities can neither enter, rename nor cover: only the user that it
+ * belongs to may change anything below it.
+ */
+const PRIVATE_MOUNT = {
+  [WATCHDOG_DIRECTORY]: `rw,exec,nosuid,nodev,size=64k,mode=0700,uid=${WATCHDOG_USER},gid=${WATCHDOG_USER}`,
+};
+
 /** Builds the options for `POST /containers/create` of the Docker Engine API. */
 function forDocker(it: ContainerSpec): Docker.ContainerCreateOptions {
   const memory = Math.round(it.memoryGib * GIB);
@@ -87,7 +96,7 @@ function forDocker(it: ContainerSpec): Docker.ContainerCreateOptions {
     Image: it.image,
     Hostname: 'lease',
     Entrypoint: [WATCHDOG_PATH],
-    Cmd: [String(it.deadline)],
+    Cmd: [String(it.deadline), ...(it.runtime === undefined ? [] : [WATCHDOG_DIRECTORY])],
     User: USER,
     WorkingDir: '/',
     Labels: it.labels,
@@ -104,7 +113,7 @@ function forDocker(it: ContainerSpec): Docker.ContainerCreateOptions {
       CapDrop: ['ALL'],
       SecurityOpt: ['no-new-privileges'],
       NetworkMode: it.network,
-      ...(it.runtime === undefined ? {} : { Runtime: it.runtime }),
+      ...(it.runtime === undefined ? {} : { Runtime: it.runtime, Tmpfs: PRIVATE_MOUNT }),
       RestartPolicy: { Name: 'no' },
       LogConfig: it.keepsLog
         ? { Type: 'json-file', Config: { 'max-size': String(LOG_BYTES), 'max-file': '1' } }

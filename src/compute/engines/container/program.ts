@@ -6,7 +6,6 @@ import { EGRESS_PORT } from '../../../egress/list.ts';
 import { containConnection } from '../../../net/contain.ts';
 import type { Ref } from '../../backend.ts';
 import { newMark, withMark, withoutMark } from '../../kit/exit-mark.ts';
-import { RUNNING_WATCHDOG } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
 import { IS_MARKED, KILLED } from '../../machine/shell.ts';
@@ -15,7 +14,7 @@ import { partOutput } from './exec-output.ts';
 
 const WAIT_MILLISECONDS_LEAST = 50;
 const WAIT_MILLISECONDS_MAX = 1000;
-/** The stream of a command ends within this time after its container was removed. */
+/** The stream of a command ends within this time after its container was removed, if it ever does. */
 const REMOVED_MILLISECONDS = 30_000;
 /** The longest wait for the rest of a command's output once its exit code is known. */
 const LATE_MILLISECONDS = 10_000;
@@ -186,9 +185,8 @@ async function waitForEnd(
         await judge({ Running: true, ExitCode: null }); // Nothing proves that it does not.
         throw error;
       }
-      // An engine may forget the container before the end of the stream is here.
+      // An engine may forget the container before the end of the stream is here; with gVisor that never comes.
       await Promise.race([closed, pause(REMOVED_MILLISECONDS, undefined, { ref: false })]);
-      if (!isClosed) throw error;
       return { Running: false, ExitCode: KILLED };
     });
     if (typeof state?.Running !== 'boolean') throw new Error('the engine does not say whether a command runs');
@@ -212,10 +210,13 @@ async function mayRun(engine: Engine, ref: Ref, marker: string): Promise<boolean
   }
 }
 
-/** Starts the program of the way out, as the watchdog's user: no tenant can signal or trace it. It ends with its input. */
-export async function beginEgress(engine: Engine, ref: Ref): Promise<LineSession> {
+/**
+ * Starts the program of the way out, which `watchdog` is, as the watchdog's user: no tenant can signal or trace it. It ends with its
+ * input.
+ */
+export async function beginEgress(engine: Engine, ref: Ref, watchdog: string): Promise<LineSession> {
   const user = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
-  const program = await begin(engine, ref, [RUNNING_WATCHDOG, 'egress', String(EGRESS_PORT)], { user });
+  const program = await begin(engine, ref, [watchdog, 'egress', String(EGRESS_PORT)], { user });
   program.ended.catch(() => {});
   // Its stream alone says whether it is there: a question to the engine that fails must not cut what the stream carries.
   const ended = new Promise<void>((resolve) => program.stdout.once('close', resolve));

@@ -1,4 +1,6 @@
+import type { Ref } from '../../backend.ts';
 import {
+  COPIED_WATCHDOG,
   type Deadlines,
   keepDeadlines,
   MOVE_MILLISECONDS,
@@ -7,9 +9,15 @@ import {
   watchdogFor,
 } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
+import type { Containers } from './containers.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
 import { runAs } from './program.ts';
 import { packFile } from './tar.ts';
+
+/** The label with the runtime that the settings name. The watchdog of such a container has a directory. */
+export const RUNTIME_LABEL = 'purser.runtime';
+/** The watchdog's directory (kit/watchdog/watchdog.c). It lies in `/`, which cannot be renamed. */
+export const WATCHDOG_DIRECTORY = '/.purser';
 
 /** Puts the watchdog into a container that has not started, through the engine: no path of this machine is mounted. */
 export async function putWatchdog({ ask, docker }: Engine, container: string, architecture: string): Promise<void> {
@@ -19,12 +27,28 @@ export async function putWatchdog({ ask, docker }: Engine, container: string, ar
   await ask('archive', (abortSignal) => docker.getContainer(container).putArchive(archive, { path: '/', abortSignal }));
 }
 
+class ContainerGone extends Error {}
+
+/** Returns the watchdog's program as it is started beside process 1, and its directory if it has one. */
+export async function runningWatchdog(
+  containers: Containers,
+  ref: Ref,
+): Promise<[program: string, ...directory: string[]]> {
+  const container = await containers.look(ref);
+  if (!container) throw new ContainerGone('the container is gone');
+  if (container.Config.Labels[RUNTIME_LABEL] === undefined) return [RUNNING_WATCHDOG];
+  return [`${WATCHDOG_DIRECTORY}/${COPIED_WATCHDOG}`, WATCHDOG_DIRECTORY];
+}
+
 /** Creates the deadlines of containers, each read and moved by the watchdog inside. */
-export function createDeadlines(engine: Engine): Deadlines {
+export function createDeadlines(engine: Engine, containers: Containers): Deadlines {
   return keepDeadlines(
-    (ref, ...args) =>
-      runAs(engine, ref, `${WATCHDOG_USER}:${WATCHDOG_USER}`, [RUNNING_WATCHDOG, ...args], MOVE_MILLISECONDS),
+    async (ref, ...args) => {
+      const [program, ...directory] = await runningWatchdog(containers, ref);
+      const argv = [program, ...args, ...directory];
+      return runAs(engine, ref, `${WATCHDOG_USER}:${WATCHDOG_USER}`, argv, MOVE_MILLISECONDS);
+    },
     // Neither engine starts anything in a container that does not run.
-    (error) => (statusOf(error) === 409 ? textOf(error) : undefined),
+    (error) => (error instanceof ContainerGone || statusOf(error) === 409 ? textOf(error) : undefined),
   );
 }

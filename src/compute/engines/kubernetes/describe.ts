@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto';
 import type { MachineQuote, Spec, SpecOne, SpecThree, SpecTwo } from '../../backend.ts';
 import { chipOf, offerOf } from '../../kit/priced.ts';
-import { watchdogFor } from '../../kit/watchdog.ts';
+import { COPIED_WATCHDOG, watchdogFor } from '../../kit/watchdog.ts';
 import type { KubernetesSettings } from './settings.ts';
 
 /** The objects that Purser makes: a Job for each lease, and the network policies of its namespace. */
@@ -22,8 +22,9 @@ export const REARM_ANNOTATION = 'purser.rearm';
 export const jobName = (tag: string) => `purser-${hash('sha256', tag).slice(0, 20)}-${tag.slice(-26)}`;
 
 const HOME = '/home/lease';
+/** The watchdog's directory. Everything in a pod runs as one user, so a tenant may change what is there. */
 const PRIVATE = '/run/purser';
-export const WATCHDOG_PATH = `${PRIVATE}/watchdog`;
+export const WATCHDOG_PATH = `${PRIVATE}/${COPIED_WATCHDOG}`;
 /** The grace period of a pod, longer than PID 1 takes to end. Never 0: that would remove a pod from the API and leave it running. */
 const GRACE_SECONDS = 2;
 /** The time for which a Job that has ended can still be inspected. */
@@ -34,7 +35,8 @@ const EXIT_NO_WATCHDOG = 78;
 
 /**
  * Turns the first process of a lease into the watchdog, which keeps its deadline while neither Purser nor the cluster's control
- * plane can be reached (kit/watchdog/watchdog.c). The program for the node's architecture is in the arguments.
+ * plane can be reached (kit/watchdog/watchdog.c). The program for the node's architecture is in the arguments, and after it the
+ * watchdog's directory where it needs one.
  */
 const BECOME_WATCHDOG = `case $(uname -m) in
   x86_64) program=$2 ;;
@@ -43,7 +45,7 @@ const BECOME_WATCHDOG = `case $(uname -m) in
 esac
 umask 022
 printf %s "$program" | base64 -d > ${WATCHDOG_PATH} && chmod 555 ${WATCHDOG_PATH} || exit ${EXIT_NO_WATCHDOG}
-exec ${WATCHDOG_PATH} "$1"`;
+exec ${WATCHDOG_PATH} "$1" \${4+"$4"}`;
 
 /** Returns, in words, why process 1 ended with this exit code; undefined if the code says nothing. */
 export function meaningOf(exitCode: number): string | undefined {
@@ -148,7 +150,12 @@ export function describePod(
           image: settings.image,
           imagePullPolicy: { never: 'Never', missing: 'IfNotPresent', always: 'Always' }[settings.pull],
           command: ['/bin/sh', '-c', BECOME_WATCHDOG, 'purser'],
-          args: [String(deadline), program('amd64'), program('arm64')],
+          args: [
+            String(deadline),
+            program('amd64'),
+            program('arm64'),
+            ...(runtimeClass === undefined ? [] : [PRIVATE]),
+          ],
           workingDir: HOME,
           env: [
             { name: 'HOME', value: HOME },
@@ -168,7 +175,8 @@ export function describePod(
       volumes: [
         { name: 'home', emptyDir: {} },
         { name: 'tmp', emptyDir: {} },
-        { name: 'private', emptyDir: {} },
+        // Not every kind of disk can be shared memory.
+        { name: 'private', emptyDir: runtimeClass === undefined ? {} : { medium: 'Memory', sizeLimit: '1Mi' } },
         ...(shm === undefined ? [] : [{ name: 'shm', emptyDir: { medium: 'Memory', sizeLimit: mib(shm) } }]),
       ],
     },

@@ -6,13 +6,13 @@ import { checkCluster } from './check.ts';
 import { createJobMaker } from './create.ts';
 import { type Cluster, readCluster } from './credentials.ts';
 import { createDeadlines } from './deadline.ts';
-import { CONTAINER, CREATED_ANNOTATION, LEASE_LABEL, sizeOf, TAG_ANNOTATION, WATCHDOG_PATH } from './describe.ts';
+import { CREATED_ANNOTATION, LEASE_LABEL, sizeOf, TAG_ANNOTATION, WATCHDOG_PATH } from './describe.ts';
 import { clusterIdentity } from './identity.ts';
 import { createJobs } from './jobs.ts';
 import { type JobEvent, type KubernetesJob, type Pod, pathsOf, secondsOf } from './objects.ts';
 import { beginIn } from './program.ts';
 import type { KubernetesSettings } from './settings.ts';
-import { machineOf, runningPod } from './state.ts';
+import { machineOf, ownContainer, runningPod } from './state.ts';
 import { createStreams } from './stream.ts';
 
 type KubernetesSurroundings = {
@@ -111,9 +111,8 @@ export function openKubernetesBackend(
     close: () => api.close(),
   };
 
-  function gpusOf({ spec }: Pod): number {
-    const own = spec?.containers?.find((it) => it.name === CONTAINER); // A cluster may add others.
-    return Number(own?.resources?.limits?.[settings.gpu_resource] ?? 0);
+  function gpusOf(pod: Pod): number {
+    return Number(ownContainer(pod)?.resources?.limits?.[settings.gpu_resource] ?? 0);
   }
 }
 

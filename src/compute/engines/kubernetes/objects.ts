@@ -22,7 +22,7 @@ type ContainerState = {
 };
 export type Pod = {
   metadata: Meta;
-  spec?: { containers?: { name: string; resources?: { limits?: Record<string, string> } }[] };
+  spec?: { containers?: { name: string; args?: string[]; resources?: { limits?: Record<string, string> } }[] };
   status?: {
     phase?: string;
     reason?: string;

@@ -49,6 +49,9 @@ export function machineOf(ref: Ref, job: KubernetesJob | undefined, pods: readon
   return { ref, state: 'provisioning', ...whyPending(pod) };
 }
 
+/** Returns a pod's container of the lease; a cluster may add others. */
+export const ownContainer = ({ spec }: Pod) => spec?.containers?.find((it) => it.name === CONTAINER);
+
 /** Returns the pod that is the machine: the one that a tenant has been in, or else the only one that is not being removed. */
 function currentPod({ metadata }: KubernetesJob, pods: readonly Pod[]): Pod | undefined {
   const used = metadata.annotations?.[POD_ANNOTATION];

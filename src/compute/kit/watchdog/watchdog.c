@@ -1,9 +1,10 @@
 /*
  * The first process of a leased container. It ends at the deadline, and with it the kernel ends everything in there.
  *
- *   watchdog DEADLINE   as process 1: waits for DEADLINE (Unix seconds), then exits 0. SIGTERM and SIGINT: exits 143.
- *   watchdog DEADLINE   as any other process: moves the deadline of process 1.
- *   watchdog            as any other process: changes nothing.
+ *   watchdog DEADLINE [/DIRECTORY] as process 1: waits for DEADLINE (Unix seconds), then exits 0. SIGTERM and SIGINT:
+ *                       exits 143. The directory is its user's alone; it puts a copy of itself there, as `watchdog`.
+ *   watchdog DEADLINE [/DIRECTORY] as any other process: moves the deadline of process 1, which has the same directory.
+ *   watchdog [/DIRECTORY] as any other process: changes nothing.
  *   watchdog relay PORT as any other process: connects its input and output to a port on loopback.
  *   watchdog relay      as any other process: exits 0, which an older watchdog does not.
  *   watchdog egress PORT as any other process: hands the connections to a port on loopback over its input and output.
@@ -13,14 +14,19 @@
  * number of the error if it cannot connect; once it has, it writes a line that says so, and then what comes.
  *
  * No library and no file of the image is used: system calls only. The deadline lies in memory that process 1 shares
- * through its descriptor 9; the kernel lets only processes of the same user open that (proc(5), ptrace(2)). Process 1
- * looks at it every second. It counts on the clock that no correction of the time of day moves, from the moment at which
+ * through its descriptor 9; Linux lets only processes of the same user open that (proc(5), ptrace(2)). gVisor lets all of
+ * them, and no engine can start /proc/1/exe in it: there the deadline lies in a file of the directory, and the copy beside
+ * it is what the engine starts. Process 1 looks at the deadline every second. It counts on the clock that no correction of the time of day moves, from the moment at which
  * it learns of a deadline.
  */
 
 #define SHARED_FD 9
 #define SHARED_PATH "/proc/1/fd/9"
 #define SHARED_BYTES 4096
+#define SELF_PATH "/proc/self/exe"
+#define UNFINISHED "unfinished" /* Names in the directory; a file gets its own when it is complete. */
+#define DEADLINE "deadline"
+#define PROGRAM "watchdog"
 #define DIGITS_MAX 10
 #define MILLISECONDS 1000
 
@@ -33,7 +39,10 @@
 #define ECONNREFUSED 111
 #define EAGAIN 11
 #define AT_FDCWD (-100)
+#define O_WRONLY 1
 #define O_RDWR 2
+#define O_CREAT 0100
+#define O_EXCL 0200
 #define O_CLOEXEC 02000000
 #define PROT_READ_WRITE 3
 #define MAP_SHARED 1
@@ -66,7 +75,7 @@
 #if defined(__x86_64__)
 enum { READ = 0, WRITE = 1, CLOSE = 3, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, GETPID = 39, SOCKET = 41,
        CONNECT = 42, SENDTO = 44, RECVFROM = 45, SHUTDOWN = 48, BIND = 49, LISTEN = 50, SETSOCKOPT = 54, FTRUNCATE = 77,
-       SIGTIMEDWAIT = 128, CLOCK_GETTIME = 228, EXIT_GROUP = 231, OPENAT = 257, PPOLL = 271, ACCEPT4 = 288, DUP3 = 292,
+       SIGTIMEDWAIT = 128, CLOCK_GETTIME = 228, EXIT_GROUP = 231, OPENAT = 257, RENAMEAT = 264, PPOLL = 271, ACCEPT4 = 288, DUP3 = 292,
        MEMFD_CREATE = 319 };
 
 __asm__(".globl _start\n_start: xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call begin\n");
@@ -83,7 +92,7 @@ static long kernel(long number, long a, long b, long c, long d, long e, long f) 
   return result;
 }
 #elif defined(__aarch64__)
-enum { DUP3 = 24, FTRUNCATE = 46, OPENAT = 56, CLOSE = 57, READ = 63, WRITE = 64, PPOLL = 73, EXIT_GROUP = 94,
+enum { DUP3 = 24, RENAMEAT = 38, FTRUNCATE = 46, OPENAT = 56, CLOSE = 57, READ = 63, WRITE = 64, PPOLL = 73, EXIT_GROUP = 94,
        CLOCK_GETTIME = 113, SIGACTION = 134, SIGPROCMASK = 135, SIGTIMEDWAIT = 137, GETPID = 172, SOCKET = 198, BIND = 200,
        LISTEN = 201, CONNECT = 203, SENDTO = 206, RECVFROM = 207, SETSOCKOPT = 208, SHUTDOWN = 210, MMAP = 222,
        ACCEPT4 = 242, MEMFD_CREATE = 279 };
@@ -143,14 +152,44 @@ static long parse(const char *text) {
   return value;
 }
 
-/* Process 1. */
-static void guard(long deadline) {
-  /* Whatever loses its parent becomes a child of process 1; a child whose end is ignored leaves no zombie. */
-  long ignored[4] = {SIG_IGN, 0, 0, 0};
-  must(kernel(SIGACTION, SIGCHLD, (long)ignored, 0, SIGSET_BYTES, 0, 0));
-  long stops = 1L << (SIGTERM - 1) | 1L << (SIGINT - 1);
-  must(kernel(SIGPROCMASK, SIG_BLOCK, (long)&stops, 0, SIGSET_BYTES, 0, 0));
+/* Opens a file of `directory`, or any other with AT_FDCWD. */
+static long open_file(long directory, const char *path, long flags, long mode) {
+  return must(kernel(OPENAT, directory, (long)path, flags | O_CLOEXEC, mode, 0, 0));
+}
 
+static void finish_file(long directory, const char *name) {
+  must(kernel(RENAMEAT, directory, (long)UNFINISHED, directory, (long)name, 0, 0));
+}
+
+static void close_file(long fd) { kernel(CLOSE, fd, 0, 0, 0, 0, 0); }
+
+static void copy_self(long directory) {
+  static char block[SHARED_BYTES];
+  long from = open_file(AT_FDCWD, SELF_PATH, 0, 0);
+  long to = open_file(directory, UNFINISHED, O_WRONLY | O_CREAT | O_EXCL, 0500);
+  for (long count; (count = must(kernel(READ, from, (long)block, sizeof block, 0, 0, 0))) > 0;)
+    for (long at = 0; at < count;) at += must(kernel(WRITE, to, (long)(block + at), count - at, 0, 0, 0));
+  close_file(from);
+  close_file(to);
+  finish_file(directory, PROGRAM);
+}
+
+/* Makes the deadline that process 1 shares, in a file of the directory. */
+static volatile long *share_file(long deadline, const char *path) {
+  long directory = open_file(AT_FDCWD, path, 0, 0);
+  long fd = open_file(directory, UNFINISHED, O_RDWR | O_CREAT | O_EXCL, 0600);
+  must(kernel(FTRUNCATE, fd, SHARED_BYTES, 0, 0, 0, 0));
+  volatile long *shared = share(fd);
+  *shared = deadline;
+  finish_file(directory, DEADLINE);
+  copy_self(directory);
+  close_file(fd); /* Through a descriptor of process 1, gVisor would let others at what it opened. */
+  close_file(directory);
+  return shared;
+}
+
+/* Makes it in memory. */
+static volatile long *share_memory(long deadline) {
   /* A kernel before 6.3 does not know the second flag; a newer one may insist on it (sysctl vm.memfd_noexec). */
   long fd = kernel(MEMFD_CREATE, (long)"deadline", MFD_CLOEXEC | MFD_NOEXEC_SEAL, 0, 0, 0, 0);
   if (fd == -EINVAL) fd = kernel(MEMFD_CREATE, (long)"deadline", MFD_CLOEXEC, 0, 0, 0, 0);
@@ -159,7 +198,18 @@ static void guard(long deadline) {
   volatile long *shared = share(fd);
   *shared = deadline;
   if (fd != SHARED_FD) must(kernel(DUP3, fd, SHARED_FD, O_CLOEXEC, 0, 0, 0));
+  return shared;
+}
 
+/* Process 1. */
+static void guard(long deadline, const char *directory) {
+  /* Whatever loses its parent becomes a child of process 1; a child whose end is ignored leaves no zombie. */
+  long ignored[4] = {SIG_IGN, 0, 0, 0};
+  must(kernel(SIGACTION, SIGCHLD, (long)ignored, 0, SIGSET_BYTES, 0, 0));
+  long stops = 1L << (SIGTERM - 1) | 1L << (SIGINT - 1);
+  must(kernel(SIGPROCMASK, SIG_BLOCK, (long)&stops, 0, SIGSET_BYTES, 0, 0));
+
+  volatile long *shared = directory ? share_file(deadline, directory) : share_memory(deadline);
   long known = -1, end = 0;
   struct time second = {1, 0};
   for (;;) {
@@ -178,8 +228,9 @@ static void guard(long deadline) {
 }
 
 /* Any other process; `deadline` below 0 changes nothing. */
-static void tell(long deadline) {
-  long fd = must(kernel(OPENAT, AT_FDCWD, (long)SHARED_PATH, O_RDWR | O_CLOEXEC, 0, 0, 0));
+static void tell(long deadline, const char *directory) {
+  long fd = directory ? open_file(open_file(AT_FDCWD, directory, 0, 0), DEADLINE, O_RDWR, 0)
+                      : open_file(AT_FDCWD, SHARED_PATH, O_RDWR, 0);
   volatile long *shared = share(fd);
   if (deadline >= 0) *shared = deadline;
 
@@ -213,7 +264,7 @@ static long dial(long family, long port) {
   long fd = kernel(SOCKET, family, SOCK_STREAM, 0, 0, 0, 0);
   if (fd < 0) return fd;
   long failed = kernel(CONNECT, fd, (long)address, bytes_of(family), 0, 0, 0);
-  if (failed < 0) kernel(CLOSE, fd, 0, 0, 0, 0, 0);
+  if (failed < 0) close_file(fd);
   return failed < 0 ? failed : fd;
 }
 
@@ -284,14 +335,16 @@ static int is(const char *text, const char *wanted) {
 /* `stack` holds the number of arguments, then their addresses. */
 __attribute__((used)) void begin(long *stack) {
   char **arguments = (char **)(stack + 1);
+  long count = stack[0];
   int is_first = kernel(GETPID, 0, 0, 0, 0, 0, 0) == 1;
-  if (!is_first && stack[0] > 1 && is(arguments[1], "relay")) {
-    if (stack[0] == 2) leave(0);
-    if (stack[0] == 3) relay(parse(arguments[2]));
+  if (!is_first && count > 1 && is(arguments[1], "relay")) {
+    if (count == 2) leave(0);
+    if (count == 3) relay(parse(arguments[2]));
   }
-  if (!is_first && stack[0] == 3 && is(arguments[1], "egress")) egress(parse(arguments[2]));
-  if (stack[0] > 2 || (is_first && stack[0] != 2)) leave(EXIT_USAGE);
-  long deadline = stack[0] == 2 ? parse(arguments[1]) : -1;
-  if (is_first) guard(deadline);
-  tell(deadline);
+  if (!is_first && count == 3 && is(arguments[1], "egress")) egress(parse(arguments[2]));
+  const char *directory = count > 1 && arguments[count - 1][0] == '/' ? arguments[--count] : 0;
+  if (count > 2 || (is_first && count != 2)) leave(EXIT_USAGE);
+  long deadline = count == 2 ? parse(arguments[1]) : -1;
+  if (is_first) guard(deadline, directory);
+  tell(deadline, directory);
 }

@@ -1,0 +1,18 @@
+import type { TestContext } from 'node:test';
+import { hasComponent } from '../../helper/component.ts';
+import { type Engine, openDocker } from './docker.ts';
+
+/** The runtime's name at the engine of `openRunsc`. */
+export const RUNSC = 'runsc';
+
+/**
+ * Debian's runsc (2022) knows the platform that needs no KVM as ptrace. It takes the network namespace of a newer kernel for the
+ * host's own, and starts nothing there: so it is told to have no network.
+ */
+const runtimes = { [RUNSC]: { path: RUNSC, runtimeArgs: ['--platform=ptrace', '--network=none'] } };
+
+/** Starts a real dockerd that also has gVisor as a runtime; without one, returns undefined and skips the test. */
+export async function openRunsc(t: TestContext, options: { shared?: boolean } = {}): Promise<Engine | undefined> {
+  if (!hasComponent(t, 'runsc')) return undefined;
+  return openDocker(t, { ...options, settings: { runtimes } });
+}
