@@ -1,4 +1,6 @@
 import { newId } from '../base/id.ts';
+import { openLine } from '../egress/line.ts';
+import { inTime } from '../net/deadline.ts';
 import {
   type Backend,
   type CheckFinding,
@@ -127,7 +129,20 @@ async function use(
     throw new Error(`it runs, but the command \`true\` ended with ${exitCode} in it: ${stderr.toString().trim()}`);
   const unlimited = await backend.doctor?.unlimited?.(ref, quote);
   if (unlimited !== undefined) throw new Error(`it runs, but ${unlimited}`);
-  return { ok: true, detail: `it ran ${ran} s after it was made, was found by its tag and ran a command` };
+  const wayOut = await tryWayOut(backend, ref, quote.spec);
+  return { ok: true, detail: `it ran ${ran} s after it was made, was found by its tag and ran a command${wayOut}` };
+}
+
+/** Opens the way out of a machine that has one, and closes it. Returns the words for it. Throws if it does not open. */
+async function tryWayOut({ guest: { egress } }: Backend, ref: Ref, spec: Spec): Promise<string> {
+  if (!egress?.listOf(spec).length) return '';
+  try {
+    const line = openLine(await egress.begin(ref), (stream) => stream.destroy());
+    await inTime(line.ready, RUN_MILLISECONDS, 'the start of the way out').finally(line.close);
+    return ', and its way out opened';
+  } catch (error) {
+    throw new Error(`it runs, but its way out (egress) did not open: ${(error as Error).message}`);
+  }
 }
 
 /** Returns why the machine no longer runs, whatever failed first because of that; undefined if it runs. */

@@ -82,7 +82,14 @@ export function createEgress(needs: EgressNeeds): Egress {
       },
       refused: (host: string, reason: string) => needs.refused(id, host, reason, tally.refuse(host)),
     };
-    const session = await inTime(needs.begin(id), OPEN_MILLISECONDS, 'the start of the way out');
+    const beginning = needs.begin(id);
+    const session = await inTime(beginning, OPEN_MILLISECONDS, 'the start of the way out').catch((error) => {
+      beginning.then(
+        (late) => late.kill(),
+        () => {},
+      );
+      throw error;
+    });
     const line = openLine(
       session,
       contained('connection', async (stream) => {

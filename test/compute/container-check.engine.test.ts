@@ -15,7 +15,7 @@ import { openPodman } from './engines/podman.ts';
 const leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
 after(() => rmSync(leases, { recursive: true, force: true }));
 
-type Over = { image?: string; network?: string; pull?: 'never' | 'missing'; gpus?: number };
+type Over = { image?: string; network?: string; pull?: 'never' | 'missing'; gpus?: number; egress?: string[] };
 
 async function check(socket: string, { gpus = 0, ...over }: Over = {}) {
   const backend = openContainerBackend(
@@ -46,6 +46,8 @@ test('Docker: check names what is wrong, and what a lease cannot count on', asyn
   assert.match(fit.get('engine') ?? '', /^ok: Docker Engine \d+\.\S+ on unix:/);
   assert.equal(fit.get('image'), `ok: ${IMAGE} is there`);
   assert.equal(fit.get('network'), 'ok: none: leases reach nobody');
+  const reaching = await check(socket, { egress: ['pypi.org', '10.0.5.0/24:443'] });
+  assert.equal(reaching.get('network'), 'ok: none, but a way out through Purser (pypi.org, 10.0.5.0/24:443)');
   assert.match(fit.get('limits') ?? '', /^ok: the engine says that it limits memory, CPU and processes/);
   assert.match(fit.get('restart') ?? '', /^ok: live-restore is off: restarting the engine ends every lease\./);
   assert.match(fit.get('users') ?? '', /^ok: not mapped/);

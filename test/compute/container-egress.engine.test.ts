@@ -1,6 +1,9 @@
 import assert from 'node:assert/strict';
 import { connect } from 'node:net';
 import test, { type TestContext } from 'node:test';
+import { newId } from '../../src/base/id.ts';
+import type { Backend } from '../../src/compute/backend.ts';
+import { selfTest } from '../../src/compute/self-test.ts';
 import { openSite, PUBLIC } from '../egress/proxy-shared.ts';
 import { openTestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
@@ -81,6 +84,11 @@ for (const [name, openEngine] of ENGINES)
     const programs = async () => (await sh(found)).trim().split('\n');
     assert.match(await sh(`kill -9 ${(await programs())[0]}`), /not permitted/);
     assert.equal(await sh('wget -q -O - http://good.test/'), 'hello\n');
+
+    const { backend } = purser.app.slots.list[0] as { backend: Backend };
+    const tried = await selfTest({ backend, provisionSeconds: 60 }, newId('inst'), () => Math.floor(Date.now() / 1000));
+    assert.match(tried.detail, /and its way out opened; it was destroyed and is gone$/);
+    assert(tried.ok);
 
     // A server that starts again opens it again, and leaves one program.
     await purser.reopen();

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict';
+import { PassThrough } from 'node:stream';
 import test from 'node:test';
 import type { Backend, Guest, Machine, MachineQuote } from '../../src/compute/backend.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
+import { parseList } from '../../src/egress/list.ts';
 
 /** A backend of one offer that does as it is told; the real ones do not lie on request. */
 function scripted(
@@ -71,6 +73,31 @@ test('the trial takes the cheapest offer that is free, for a short time', async 
   assert.equal(ok, true, detail);
   assert.match(detail, /^A machine of the offer "cheap": it ran 0 s|^A machine of the offer "cheap": it ran 1 s/);
   assert.deepEqual(it.calls, ['create 300', 'destroy m']);
+});
+
+test('the trial opens the way out of a machine that has one', async () => {
+  for (const [listens, what] of [
+    [true, /ran a command, and its way out opened; it was destroyed and is gone$/],
+    [
+      false,
+      /^A machine .* its way out \(egress\) did not open: .* has ended: "no loopback"; it was destroyed and is gone$/,
+    ],
+  ] as const) {
+    let killed = 0;
+    const egress: Guest['egress'] = {
+      listOf: () => parseList(['pypi.org']),
+      async begin() {
+        const [stdin, stdout, ended] = [new PassThrough(), new PassThrough(), Promise.withResolvers<string>()];
+        if (listens) stdout.write(Buffer.from([6, 0, 0, 0]));
+        else ended.resolve('no loopback');
+        return { stdin, stdout, ended: ended.promise, kill: () => void killed++ };
+      },
+    };
+    const done = async () => ({ exitCode: 0, stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) });
+    const { ok, detail } = await tryIt(scripted({ guest: { ...guest(done), egress } }));
+    assert.match(detail, what);
+    assert.deepEqual([ok, killed], [listens, 1]);
+  }
 });
 
 test('a trial is patient with an engine that does not say at once what is free: slow is not full', async () => {

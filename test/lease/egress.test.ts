@@ -1,13 +1,15 @@
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
+import { PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
+import type { LineSession } from '../../src/egress/line.ts';
 import { WATCHDOG } from '../compute/engines/host-session.ts';
 import { openSite, PUBLIC } from '../egress/proxy-shared.ts';
 import { freePort } from '../helper/free-port.ts';
-import { until } from '../helper/waiting.ts';
-import { LONG, openMemoryServer, SPEC } from './leases.ts';
+import { until, waitFor } from '../helper/waiting.ts';
+import { hold, LONG, openMemoryServer, PRICE, SPEC } from './leases.ts';
 
 const OPERATORS = ['a.test', '*.b.test', '10.0.0.0/8:80'];
 
@@ -28,32 +30,34 @@ async function openReaching(t: TestContext) {
     },
   });
   const port = await freePort();
-  const programs = new Set<number>();
+  const programs = new Map<number, ChildProcess>();
+  function start(): LineSession {
+    const child = spawn(WATCHDOG, ['egress', String(port)], { stdio: ['pipe', 'pipe', 'inherit'] });
+    programs.set(child.pid as number, child);
+    t.after(() => child.kill('SIGKILL'));
+    const ended = once(child, 'exit').then(() => programs.delete(child.pid as number));
+    return { stdin: child.stdin, stdout: child.stdout, ended, kill: () => child.stdin.destroy() };
+  }
+  let begin = async () => start();
+  /** Gives the machines of the server that runs now ways out; one that has died starts no program any more. */
   const giveWaysOut = () => {
     const { egress } = purser.backend.guest;
+    const { app } = purser;
     assert(egress);
-    egress.begin = async () => {
-      const child = spawn(WATCHDOG, ['egress', String(port)], { stdio: ['pipe', 'pipe', 'inherit'] });
-      programs.add(child.pid as number);
-      t.after(() => child.kill('SIGKILL'));
-      const ended = once(child, 'exit').then(() => programs.delete(child.pid as number));
-      return { stdin: child.stdin, stdout: child.stdout, ended, kill: () => child.stdin.destroy() };
-    };
+    egress.begin = async () => (purser.app === app ? begin() : Promise.reject(new Error('it is dead')));
   };
   giveWaysOut();
   const { id: walletId, token } = await purser.openWallet(LONG);
-  const created = await purser.lease(token);
-  assert.equal(created.status, 200, created.text);
-  const id = created.body.id as string;
   const dial = () => {
     const socket = connect({ port, host: '127.0.0.1', allowHalfOpen: true });
     t.after(() => socket.destroy());
     return socket.on('error', () => {});
   };
   return {
-    ...{ purser, walletId, token, id, programs, giveWaysOut },
-    narrow: (allow: unknown, whose = token, lease = id) =>
-      purser.ask('POST', '/v1/compute/egress', { token: whose, body: { id: lease, allow } }),
+    ...{ purser, walletId, token, programs, giveWaysOut, start },
+    beginBy(how: () => Promise<LineSession>) {
+      begin = how;
+    },
     /** The status of a request that the lease makes; nothing where it has no way out. */
     async get(host: string): Promise<string> {
       const socket = dial();
@@ -73,10 +77,24 @@ async function openReaching(t: TestContext) {
   };
 }
 
+/** The same with a lease that runs. */
+async function openLease(t: TestContext) {
+  const it = await openReaching(t);
+  const created = await it.purser.lease(it.token);
+  assert.equal(created.status, 200, created.text);
+  const id = created.body.id as string;
+  return {
+    ...it,
+    id,
+    narrow: (allow: unknown, token = it.token, lease = id) =>
+      it.purser.ask('POST', '/v1/compute/egress', { token, body: { id: lease, allow } }),
+  };
+}
+
 const over = async (socket: Socket) => socket.readableEnded || once(socket, 'end');
 
 test('an agent narrows what its lease reaches within the operator’s list, at once and over a restart', async (t) => {
-  const it = await openReaching(t);
+  const it = await openLease(t);
   const tunnel = await it.tunnel();
   assert.deepEqual([await it.get('a.test'), await it.get('x.b.test'), await it.get('c.test')], ['200', '200', '403']);
 
@@ -121,7 +139,7 @@ test('an agent narrows what its lease reaches within the operator’s list, at o
 });
 
 test('only the wallet’s own token sets a list, and only of a running lease with egress', async (t) => {
-  const it = await openReaching(t);
+  const it = await openLease(t);
   const codeOf = async (answer: ReturnType<typeof it.narrow>) => (await answer).body.error?.code;
   const other = await it.purser.openWallet(LONG);
   assert.equal(await codeOf(it.narrow(['a.test'], other.token)), 'not_found');
@@ -146,4 +164,72 @@ test('only the wallet’s own token sets a list, and only of a running lease wit
   assert.equal(await codeOf(it.narrow(['a.test'])), 'wallet_closed');
   await over(tunnel);
   await until('the program has ended', async () => it.programs.size === 0);
+});
+
+/** What is under way when the server dies: each an await of the way out. */
+const DEATHS: [when: string, begin: (start: () => LineSession, die: () => Promise<never>) => Promise<LineSession>][] = [
+  ['before the program starts', (_, die) => die()],
+  [
+    'when the program has started',
+    (start, die) => {
+      start();
+      return die();
+    },
+  ],
+  [
+    'before the program listens',
+    async (start, die) => {
+      die().catch(() => {});
+      return { ...start(), stdout: new PassThrough() };
+    },
+  ],
+];
+for (const [when, begin] of DEATHS)
+  test(`a server that dies ${when} leaves one machine, one way out, and one charge`, async (t) => {
+    const it = await openReaching(t);
+    const { purser, token, programs } = it;
+    const died = Promise.withResolvers<void>();
+    const never = Promise.withResolvers<never>();
+    it.beginBy(() =>
+      begin(it.start, () => {
+        died.resolve();
+        return never.promise;
+      }),
+    );
+    purser.lease(token, 'k').catch(() => {}); // Nobody hears of it.
+    await waitFor('it dies', died.promise);
+    // With a process the kernel closes the inputs of the programs that it has started.
+    for (const { stdin } of programs.values()) stdin?.destroy();
+    await purser.crash(() => never.reject(new Error('it is dead')));
+    it.beginBy(async () => it.start());
+    it.giveWaysOut();
+    const again = await purser.lease(token, 'k');
+    assert.deepEqual([again.status, again.body.status, again.body.charged_usd], [200, 'running', PRICE], again.text);
+    assert.equal(await it.get('a.test'), '200');
+    assert.deepEqual([(await purser.machines()).length, programs.size], [1, 1]);
+    assert.equal((await purser.stop(token, again.body.id)).body.status, 'stopped');
+    await until('its program has ended', async () => programs.size === 0);
+    assert.deepEqual(
+      [await purser.machines(), (await purser.budget(token)).held_usd, purser.problems()],
+      [[], '0.00', []],
+    );
+  });
+
+test('a lease that is stopped while its way out opens leaves no program, and is not charged', async (t) => {
+  const it = await openReaching(t);
+  const held = hold();
+  it.beginBy(async () => {
+    await held.wait();
+    return it.start();
+  });
+  const creating = it.purser.lease(it.token);
+  await waitFor('its way out opens', held.arrived);
+  const [{ id }] = (await it.purser.ask('GET', '/v1/compute/list', { token: it.token })).body.resources;
+  const stopping = it.purser.stop(it.token, id);
+  await until('it has to end', async () => (await it.purser.status(it.token, id)).status === 'stopping');
+  held.go();
+  await creating;
+  assert.equal((await stopping).body.charged_usd, '0.00');
+  await until('its program has ended', async () => it.programs.size === 0);
+  assert.deepEqual(await it.purser.machines(), []);
 });

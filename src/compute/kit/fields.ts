@@ -1,7 +1,6 @@
 import * as v from 'valibot';
 import { formatUsd, Nanos, parseDecimal } from '../../base/money.ts';
 import { writtenAs } from '../../base/written.ts';
-import { type List, parseEntry, parseList } from '../../egress/list.ts';
 
 /** Settings that several backends have. */
 
@@ -73,21 +72,6 @@ export const DOUBLE_ID = 'two offers have the same id';
 
 /** The time a machine may take from its order to its first answer, in seconds. */
 export const CLOUD_PROVISION_SECONDS = 900;
-
-const entry = v.pipe(
-  v.string(),
-  v.rawCheck(({ dataset, addIssue }) => {
-    const read = dataset.typed ? parseEntry(dataset.value) : undefined;
-    if (read && 'fault' in read) addIssue({ message: read.fault });
-  }),
-);
-/** The targets that leases reach through Purser's proxy: none, every public one, or those of a list. */
-export const egress = v.optional(
-  v.union([v.picklist(['none', 'public']), v.array(entry)], 'must be none, public or a list of entries'),
-);
-/** Returns the list that a setting stands for. */
-export const egressList = (setting: v.InferOutput<typeof egress>): List =>
-  parseList(setting === undefined || setting === 'none' ? [] : setting === 'public' ? ['public'] : setting);
 
 /** The public key of an SSH host. */
 export const hostKey = v.pipe(

@@ -2,6 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { statSync } from 'node:fs';
 import type { CheckFinding } from '../../backend.ts';
 import { warning } from '../../finding.ts';
+import { describeReach } from '../../kit/egress.ts';
 import { gpuDevices } from '../../kit/gpus.ts';
 import { cannotLimitDisk, ONE_RUNTIME } from './describe.ts';
 import { type Engine, type EngineVersion, podmanOf, statusOf, textOf } from './engine.ts';
@@ -54,7 +55,7 @@ export async function checkContainers(
     { name: 'engine', ok: true, detail: `${name} on ${settings.socket}` },
     ...(await checkImages(ask, settings, podman !== undefined)),
     ...checkRuntimes(info, settings, podman !== undefined),
-    await checkNetwork(ask, settings.network),
+    await checkNetwork(ask, settings),
     checkLimits(info),
     checkRestart(info, podman !== undefined),
     checkUsers(info),
@@ -138,8 +139,9 @@ function checkRuntimes({ Runtimes }: Info, settings: ContainerSettings, isPodman
   });
 }
 
-async function checkNetwork(ask: EngineCall, network: string): Promise<CheckFinding> {
-  if (network === 'none') return { name: 'network', ok: true, detail: 'none: leases reach nobody' };
+async function checkNetwork(ask: EngineCall, settings: ContainerSettings): Promise<CheckFinding> {
+  const { network } = settings;
+  if (network === 'none') return { name: 'network', ok: true, detail: describeReach(settings) };
   try {
     const { Driver } = await ask<{ Driver: string }>(`/networks/${network}`);
     if (Driver !== 'bridge')

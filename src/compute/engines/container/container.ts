@@ -3,6 +3,7 @@ import type { Backend, Created, Machine, Owned, Ref, Spec } from '../../backend.
 import { createReservations } from '../../kit/capacity.ts';
 import { type Claim, claimOf, sizeOf, TAG_LABEL } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
+import { egressLists } from '../../kit/egress.ts';
 import { gpuDevices } from '../../kit/gpus.ts';
 import { findUnlimited, READ_LIMITS } from '../../kit/limits.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
@@ -54,12 +55,13 @@ export function openContainerBackend(
     capacity: () => engine.capacity(),
   });
   const free = createRecent(reservations.free);
+  const egress = egressLists(settings);
   const coming = createComing(createPuller(engine), make, settle);
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,
     usage: async (ref) => ({ ...(await readStatistics(engine, ref)), diskBytes: disk.measured(ref) }),
     egress: {
-      listOf: (spec) => contentsOf(settings, sizeOf(settings, spec).offer).egress,
+      listOf: (spec) => egress(sizeOf(settings, spec).offer),
       begin: async (ref) => beginEgress(engine, ref, (await runningWatchdog(containers, ref))[0]),
     },
     /** Engines may silently leave a GPU out. */

@@ -47,10 +47,10 @@ export function createMaker(
   ): Promise<Created | 'no_image'> {
     const contents = contentsOf(settings, claim.offer);
     const { runtime } = contents;
-    if (runtime !== undefined && (await engine.isPodman()))
-      return refused(`There is no runtime ${runtime}`, ONE_RUNTIME);
     let isFresh = true;
     try {
+      if (runtime !== undefined && (await engine.isPodman()))
+        return refused(`There is no runtime ${runtime}`, ONE_RUNTIME);
       await makeContainer(engine, {
         name: tag,
         ...contents,

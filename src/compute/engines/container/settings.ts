@@ -1,18 +1,7 @@
 import * as v from 'valibot';
-import { EGRESS_PORT, type List } from '../../../egress/list.ts';
 import type { Backend, Surroundings } from '../../backend.ts';
-import {
-  above0,
-  DOUBLE_ID,
-  egress,
-  egressList,
-  haveOwnIds,
-  limits,
-  offerCount,
-  offerFields,
-  sized,
-  whole,
-} from '../../kit/fields.ts';
+import { egress, egressVariables } from '../../kit/egress.ts';
+import { above0, DOUBLE_ID, haveOwnIds, limits, offerCount, offerFields, sized, whole } from '../../kit/fields.ts';
 import { checkEngineAddress, engineAddress, notesOnAddress } from './address.ts';
 
 /** Containers of an engine, on this machine or another: the settings, the notes for the operator, and how the backend is opened. */
@@ -165,37 +154,22 @@ export type SizedSettings = v.InferOutput<typeof Sized>;
 export type OffersSettings = v.InferOutput<typeof Offers>;
 export type ContainerSettings = SizedSettings | OffersSettings;
 
-const PROXY = `http://127.0.0.1:${EGRESS_PORT}`;
-const LOOPBACK = 'localhost,127.0.0.1,::1';
-/** Tells programs of the way out. Some read the names in one letter case only. */
-const PROXY_VARIABLES = Object.fromEntries(
-  Object.entries({ http_proxy: PROXY, https_proxy: PROXY, all_proxy: PROXY, no_proxy: LOOPBACK }).flatMap(
-    ([name, value]) => [
-      [name, value],
-      [name.toUpperCase(), value],
-    ],
-  ),
-);
-
 /** The contents that an offer is made from. */
 export type Contents = {
   image: string;
   runtime: string | undefined;
   shmGib: number | undefined;
   env: Readonly<Record<string, string>>;
-  egress: List;
 };
 
 /** Returns the contents that a lease is made from: those of its offer, else those of the backend's settings. */
 export function contentsOf(settings: ContainerSettings, offerId: string | undefined): Contents {
   const offer = 'offers' in settings ? settings.offers.find(({ id }) => id === offerId) : undefined;
-  const egress = egressList(offer?.egress ?? settings.egress);
   return {
     image: offer?.image ?? settings.image,
     runtime: offer?.runtime ?? settings.runtime,
     shmGib: offer?.shm_gib ?? settings.shm_gib,
-    env: { ...offer?.env, ...(egress.length ? PROXY_VARIABLES : {}) },
-    egress,
+    env: { ...offer?.env, ...egressVariables(settings, offerId) },
   };
 }
 

@@ -1,0 +1,63 @@
+import * as v from 'valibot';
+import { EGRESS_PORT, type List, parseEntry, parseList } from '../../egress/list.ts';
+
+/** The way out of leases, for backends whose machines have the watchdog: the setting `egress`, and what it gives a machine. */
+
+const entry = v.pipe(
+  v.string(),
+  v.rawCheck(({ dataset, addIssue }) => {
+    const read = dataset.typed ? parseEntry(dataset.value) : undefined;
+    if (read && 'fault' in read) addIssue({ message: read.fault });
+  }),
+);
+/** The targets that leases reach through Purser's proxy: none, every public one, or those of a list. */
+export const egress = v.optional(
+  v.union([v.picklist(['none', 'public']), v.array(entry)], 'must be none, public or a list of entries'),
+);
+
+type Setting = v.InferOutput<typeof egress>;
+/** Settings with a way out for all leases, or for those of some offers. */
+type Settings = { egress?: Setting; offers?: readonly { id: string; egress?: Setting }[] };
+
+const entriesOf = (setting: Setting): readonly string[] =>
+  setting === undefined || setting === 'none' ? [] : setting === 'public' ? [setting] : setting;
+
+const ofOffer = ({ egress, offers }: Settings, id: string | undefined): readonly string[] =>
+  entriesOf(offers?.find((it) => it.id === id)?.egress ?? egress);
+
+/** Returns the list of each offer, parsed once; of an unnamed one, that of the settings. */
+export function egressLists(settings: Settings): (offer: string | undefined) => List {
+  const ids = [undefined, ...(settings.offers ?? []).map(({ id }) => id)];
+  const lists = new Map(ids.map((id) => [id, parseList(ofOffer(settings, id))]));
+  return (offer) => lists.get(offer) ?? [];
+}
+
+const PROXY = `http://127.0.0.1:${EGRESS_PORT}`;
+const LOOPBACK = 'localhost,127.0.0.1,::1';
+/** Tells programs of the way out. Some read the names in one letter case only. */
+const PROXY_VARIABLES = Object.fromEntries(
+  Object.entries({ http_proxy: PROXY, https_proxy: PROXY, all_proxy: PROXY, no_proxy: LOOPBACK }).flatMap(
+    ([name, value]) => [
+      [name, value],
+      [name.toUpperCase(), value],
+    ],
+  ),
+);
+
+/** Returns the variables of a machine of an offer: those that tell of its way out, or none. */
+export const egressVariables = (settings: Settings, offer: string | undefined): Readonly<Record<string, string>> =>
+  ofOffer(settings, offer).length ? PROXY_VARIABLES : {};
+
+const SHOWN_COUNT = 5;
+
+/** Returns what leases without a network reach, as `doctor` says it. */
+export function describeReach(settings: Settings): string {
+  const ids = settings.offers ? settings.offers.map(({ id }) => id) : [undefined];
+  const reach = ids.flatMap((id) => {
+    const entries = ofOffer(settings, id);
+    if (!entries.length) return [];
+    const more = entries.length > SHOWN_COUNT ? ` and ${entries.length - SHOWN_COUNT} more` : '';
+    return `${id === undefined ? '' : `${id}: `}${entries.slice(0, SHOWN_COUNT).join(', ')}${more}`;
+  });
+  return reach.length ? `none, but a way out through Purser (${reach.join('; ')})` : 'none: leases reach nobody';
+}

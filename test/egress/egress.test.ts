@@ -1,0 +1,32 @@
+import assert from 'node:assert/strict';
+import { PassThrough } from 'node:stream';
+import test from 'node:test';
+import { createEgress } from '../../src/egress/egress.ts';
+import { hold } from '../lease/leases.ts';
+
+test('a program that starts after the time for it is ended', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  const held = hold();
+  const killed = Promise.withResolvers<void>();
+  const egress = createEgress({
+    outside: { lookUp: async () => [], dial: () => assert.fail(), isOwn: () => false },
+    listsOf: () => undefined,
+    isLive: () => true,
+    async begin() {
+      await held.wait();
+      const [stdin, stdout] = [new PassThrough(), new PassThrough()];
+      return { stdin, stdout, ended: killed.promise, kill: killed.resolve };
+    },
+    enter: () => () => {},
+    passed() {},
+    refused() {},
+    failed() {},
+  });
+  const opening = egress.open('res_1');
+  await held.arrived;
+  t.mock.timers.tick(20_000);
+  await assert.rejects(opening, /took longer than 20 s/);
+  egress.close();
+  held.go();
+  await killed.promise;
+});
