@@ -80,8 +80,8 @@ const OOM_SCORE = 500;
 const USER = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
 
 /**
- * The watchdog's directory, large enough for pages of 64 KiB, is a mount, which root without capabilities can neither enter, rename nor cover: only the user that it
- * belongs to may change anything below it.
+ * The watchdog's directory is a mount, which root without capabilities can neither enter, rename nor cover: only the user that it
+ * belongs to may change anything below it. It has room for two files on a kernel with pages of 64 KiB.
  */
 const PRIVATE_MOUNT = {
   [WATCHDOG_DIRECTORY]: `rw,exec,nosuid,nodev,size=256k,mode=0700,uid=${WATCHDOG_USER},gid=${WATCHDOG_USER}`,
