@@ -42,8 +42,8 @@ export type LedgerOptions = {
   /** Called when a COMMIT or fsync failed: must stop the process without answering. */
   fatal: (error: unknown) => void;
   /**
-   * Writes in this thread, over the one connection that also reads. For tests only: with failures of the writing connection, and
-   * with functions in place of data.
+   * Writes in this thread, over the one connection that also reads: for commands that write once, and for tests, with failures of
+   * the writing connection and functions in place of data.
    */
   writesHere?: boolean | undefined;
 };

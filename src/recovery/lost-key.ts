@@ -47,7 +47,12 @@ export async function replaceLostKey(config: Config, { apply }: { apply: boolean
   using at = await enterDirectory(config.dataDirectory, { lock: { file: 'lock', who: 'purser master-key replace' } });
   const marks = await readMarks(at);
   const failed = Promise.withResolvers<never>();
-  await using books = openBooks(at.database, { access: 'write', migrate: false, fatal: failed.reject });
+  await using books = openBooks(at.database, {
+    access: 'write',
+    migrate: false,
+    writesHere: true,
+    fatal: failed.reject,
+  });
   const gap = gapOf(books, marks);
   if (gap)
     throw new Refusal('conflict', `Nothing was changed: ${gap}. Restore the newest backup with --without-key first.`);

@@ -175,7 +175,9 @@ async function begin(
   { file, force, withoutKey }: { file: string; force: boolean; withoutKey?: boolean },
 ): Promise<CommitMark & { installationId: string; restrictions: KeptRestrictions | null }> {
   const failed = Promise.withResolvers<never>();
-  await using books = readable(file, () => openBooks(fresh, { access: 'write', migrate: false, fatal: failed.reject }));
+  await using books = readable(file, () =>
+    openBooks(fresh, { access: 'write', migrate: false, writesHere: true, fatal: failed.reject }),
+  );
   const fault = readable(file, () => damageOf(books));
   if (fault) throw refused(file, fault);
   if (!withoutKey) refuseOtherKey(books, masterKey, file);
