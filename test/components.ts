@@ -22,8 +22,14 @@ const DIRECTORIES = [...(process.env.PATH ?? '').split(delimiter), '/usr/local/s
 export const hasProgram = (name: string): boolean =>
   name.startsWith('/') ? existsSync(name) : DIRECTORIES.some((it) => existsSync(join(it, name)));
 
-/** Returns the mirror that this machine installs Debian packages from. */
+let mirror: { url: string | undefined } | undefined;
+/** Returns the mirror that this machine installs Debian packages from. To ask for it takes a second, so it is asked once. */
 export function debianMirror(): string | undefined {
+  mirror ??= { url: findMirror() };
+  return mirror.url;
+}
+
+function findMirror(): string | undefined {
   if (!hasProgram('apt-get')) return undefined;
   const filters = ['Created-By: Packages', 'Origin: Debian', 'Label: Debian'];
   const args = ['indextargets', '--format', '$(REPO_URI)', ...filters];
