@@ -64,6 +64,22 @@ for (const [where, yaml, said] of [
     assert.deepEqual(write(t, yaml).faults(), [said]);
   });
 
+for (const [backend, settings, said] of [
+  ['provider_two', 'backend: slurm', /job is in the network of its node/],
+  ['provider_two', 'backend: ssh', /tenant is in the network of its host/],
+  ['provider_two', 'backend: kubernetes', /network says whether a pod reaches/],
+  ['provider_three', 'backend: vast', /machine is in the network of Vast’s host/],
+] as const)
+  test(`${settings} says why it takes no egress`, (t) => {
+    for (const egress of ['public', 'none', '[pypi.org]']) {
+      const found = write(t, `compute:\n  ${backend}:\n    ${settings}\n    egress: ${egress}\n`).faults();
+      const fault = found.find((it) =>
+        it.startsWith(`yaml:4: compute.${backend}.egress: cannot be set for this backend: `),
+      );
+      assert.match(fault ?? found.join('\n'), said);
+    }
+  });
+
 for (const [yaml, said] of [
   ['listen: 127.0.0.1\n', /listen: not an address/],
   ['listen: 127.0.0.1:65536\n', /listen: not an address/],

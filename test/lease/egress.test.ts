@@ -9,6 +9,7 @@ import { WATCHDOG } from '../compute/engines/host-session.ts';
 import { openSite, PUBLIC } from '../egress/proxy-shared.ts';
 import { freePort } from '../helper/free-port.ts';
 import { until, waitFor } from '../helper/waiting.ts';
+import { asAccount, asOperator } from '../ui/sample.ts';
 import { hold, LONG, openMemoryServer, PRICE, SPEC } from './leases.ts';
 
 const OPERATORS = ['a.test', '*.b.test', '10.0.0.0/8:80'];
@@ -136,6 +137,24 @@ test('an agent narrows what its lease reaches within the operator’s list, at o
   await it.narrow(OPERATORS);
   assert.deepEqual([await it.get('a.test'), await it.get('x.b.test')], ['200', '200']);
   assert.deepEqual(it.purser.problems(), []);
+});
+
+test('the page of a lease shows what it reached and was refused, and the agent’s list', async (t) => {
+  const it = await openLease(t);
+  const { purser } = it;
+  const cells = async (browser: Awaited<ReturnType<typeof asOperator>>) => {
+    const { html } = await browser.get(`/leases/${it.id}`);
+    const card = html.slice(html.indexOf('Egress'));
+    return card.replace(/<[^>]*>/g, ' ').replace(/\s+/g, ' ');
+  };
+  const browser = await asOperator(purser);
+  assert.match(await cells(browser), /^Egress Nothing was reached or refused/);
+  await it.narrow(['a.test']);
+  for (const host of ['a.test', 'b.test', 'b.test']) await it.get(host);
+  for (const viewer of [browser, await asAccount(purser)])
+    assert.match(await cells(viewer), /^Egress Narrowed to a\.test .* Refused a\.test [1-9]\d+ 0 b\.test 0 2 /);
+  const without = await purser.rent(it.token);
+  assert.doesNotMatch((await browser.get(`/leases/${without.body.id}`)).html, /Egress/);
 });
 
 test('only the wallet’s own token sets a list, and only of a running lease with egress', async (t) => {

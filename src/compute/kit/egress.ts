@@ -15,6 +15,9 @@ export const egress = v.optional(
   v.union([v.picklist(['none', 'public']), v.array(entry)], 'must be none, public or a list of entries'),
 );
 
+/** The same setting where leases have another way out, which passes by Purser: always a fault, which says what they reach. */
+export const noEgress = (reach: string) => v.optional(v.never(`cannot be set for this backend: ${reach}`));
+
 type Setting = v.InferOutput<typeof egress>;
 /** Settings with a way out for all leases, or for those of some offers. */
 type Settings = { egress?: Setting; offers?: readonly { id: string; egress?: Setting }[] };

@@ -3,6 +3,7 @@ import { Refusal } from '../../base/refusal.ts';
 import { duration } from '../../base/shown.ts';
 import type { Usage } from '../../compute/backend.ts';
 import { RESOURCE_STATUSES } from '../../db/enums.ts';
+import type { Reached } from '../../egress/tally.ts';
 import { usageOf } from '../../lease/usage.ts';
 import { keepOf } from '../../ledger/keep.ts';
 import { countResources, findResource, liveByDeadline, pageResources, type Resource } from '../../ledger/resource.ts';
@@ -228,6 +229,23 @@ function usageSentence(usage: Usage | undefined): string | undefined {
   return known.length ? known.join(', ') : undefined;
 }
 
+/** Shows what a lease reached, and was refused; nothing where it has no way out. */
+function egressCard(reached: Reached[] | undefined, allow: string | null): Html | undefined {
+  if (reached === undefined) return undefined;
+  const columns = [
+    { label: 'Host' },
+    { label: 'Bytes', kind: 'number' },
+    { label: 'Refused', kind: 'number' },
+  ] as const;
+  const rows = reached.map((it) => [outside(it.host), count(it.bytes), count(it.refused)]);
+  const list = allow === null ? [] : (parseJson(allow) as string[]);
+  const narrowed = allow !== null && facts([['Narrowed to', list.length ? outside(list.join(', ')) : 'nothing']]);
+  return card(
+    'Egress',
+    html`${narrowed}${table('Hosts since the server started', columns, rows, 'Nothing was reached or refused since the server started.')}`,
+  );
+}
+
 /** Shows one lease. */
 export async function leasePage(visit: Visit): Promise<Page> {
   const { app, viewer, now } = visit;
@@ -273,7 +291,8 @@ export async function leasePage(visit: Visit): Promise<Page> {
         ['Id', id(it.id)],
         sandbox !== undefined && ['Sandbox', sandbox],
       ]),
-    )}`;
+    )}
+    ${egressCard(app.egress.reached(it.id), it.egressAllow)}`;
   const canStop = isOperator && it.endedAt === null && it.endWanted === null;
   return {
     title: outside(whatIs(it)),

@@ -1,5 +1,6 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
+import { noEgress } from '../../kit/egress.ts';
 import {
   above0,
   CLOUD_PROVISION_SECONDS,
@@ -73,6 +74,7 @@ const shared = {
   gpu_resource: v.optional(key, GPU_RESOURCE),
   /** The size of /dev/shm, if not the engine's own 64 MB. Its content counts as the lease's memory. */
   shm_gib: v.optional(above0),
+  egress: noEgress('network says whether a pod reaches nothing (none) or public addresses (internet)'),
   provision_seconds: v.optional(whole(1, 86_400), CLOUD_PROVISION_SECONDS),
 };
 

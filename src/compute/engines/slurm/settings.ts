@@ -1,6 +1,7 @@
 import { userInfo } from 'node:os';
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
+import { noEgress } from '../../kit/egress.ts';
 import { above0, CLOUD_PROVISION_SECONDS, hourly, limits, whole } from '../../kit/fields.ts';
 
 /** Jobs of a Slurm cluster: the settings, the notes for the operator, and how the backend is opened. */
@@ -53,6 +54,7 @@ const Fields = v.strictObject({
     v.check((chips) => Object.keys(chips).length > 0, 'has no chip'),
   ),
   limits,
+  egress: noEgress('a job is in the network of its node, which Purser does not filter'),
   provision_seconds: v.optional(whole(1, 86_400), CLOUD_PROVISION_SECONDS),
 });
 

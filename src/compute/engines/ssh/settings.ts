@@ -1,5 +1,6 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
+import { noEgress } from '../../kit/egress.ts';
 import { hostKey, hourly, limits, whole } from '../../kit/fields.ts';
 
 /** A pool of hosts reached by SSH: the settings, the notes for the operator, and how the backend is opened. */
@@ -37,6 +38,7 @@ const Ssh = v.strictObject({
     ),
   ),
   limits,
+  egress: noEgress('a tenant is in the network of its host, which Purser does not filter'),
   provision_seconds: v.optional(whole(1, 86_400), 60),
 });
 

@@ -1,6 +1,7 @@
 import * as v from 'valibot';
 import { secret } from '../../../base/secret.ts';
 import type { Backend, Surroundings } from '../../backend.ts';
+import { noEgress } from '../../kit/egress.ts';
 import { CLOUD_PROVISION_SECONDS, whole } from '../../kit/fields.ts';
 
 /** Machines rented at Vast: the settings, the notes for the operator, and how the backend is opened. */
@@ -31,6 +32,7 @@ const Vast = v.strictObject({
     0,
   ),
   image: v.optional(v.pipe(v.string(), v.minLength(1), v.maxLength(300)), VAST_IMAGE),
+  egress: noEgress('a machine is in the network of Vast’s host, which Purser does not filter'),
   runtype: v.optional(v.picklist(['ssh_direct', 'ssh_proxy']), 'ssh_direct'),
   provision_seconds: v.optional(whole(60, 86_400), CLOUD_PROVISION_SECONDS),
 });
