@@ -165,8 +165,8 @@ type Examination = {
   /** The cost of making a machine only to try the backend. One that costs money is not made. */
   trial: 'free' | 'costs_money';
   /**
-   * Says which limit is not in force inside a running machine; undefined if all are. Reliable only until a tenant has
-   * been inside.
+   * Says which limit or wall a running machine lacks; undefined if none. Reliable only until a tenant has been inside. The machine
+   * may end of it.
    */
   unlimited?(ref: Ref, quote: MachineQuote): Promise<string | undefined>;
 };

@@ -26,19 +26,21 @@ const OFFERS_MILLISECONDS = 20_000;
 const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /**
- * Makes one machine of the cheapest offer that is free, waits until it runs, finds it by its tag, runs `true` in it, destroys it,
- * and checks that it is gone. Its tag names this installation and no resource, so that the orphan sweep removes it if this process
- * dies half-way. Leased machines are not touched. Never throws.
+ * Makes one machine of the cheapest offer that is free, of those that `only` names if it is given, waits until it runs, finds it by
+ * its tag, runs `true` in it, moves its deadline, destroys it, and checks that it is gone. Its tag names this installation and no
+ * resource, so that the orphan sweep removes it if this process dies half-way. Leased machines are not touched. Never throws.
  */
 export async function selfTest(
   { backend, provisionSeconds }: Pick<ConfiguredBackend, 'backend' | 'provisionSeconds'>,
   installationId: string,
   now: () => number,
+  only?: TrialOf,
 ): Promise<CheckFinding> {
-  const name = 'trial';
+  const name = trialName(only);
   const tag = tagOf(installationId, newId('trial'));
   try {
-    const offers = await backend.offers(OFFERS_MILLISECONDS);
+    const offered = await backend.offers(OFFERS_MILLISECONDS);
+    const offers = offered.filter((it) => !only || it.runtime === only.runtime);
     const offer = cheapest(offers);
     if (!offer) return { name, ok: true, detail: `${nothingFree(offers.length)}: no machine was made` };
     const seconds = Math.min(offer.maxSeconds, Math.max(offer.minSeconds, TRIAL_SECONDS));
@@ -54,10 +56,12 @@ export async function selfTest(
       return { name, ok, detail: `No machine of the offer "${offer.description}" was made: ${created.reason}${words}` };
     }
     const ref = created.kind === 'created' ? created.ref : undefined;
-    const used = await use(backend, tag, quote, created, provisionSeconds).catch(async ({ message }: Error) => ({
-      ok: false,
-      detail: (await endOf(backend, ref, madeAt)) ?? message,
-    }));
+    const used = await use(backend, { tag, quote, provisionSeconds, now }, created).catch(
+      async ({ message }: Error) => ({
+        ok: false,
+        detail: (await endOf(backend, ref, madeAt)) ?? message,
+      }),
+    );
     const remaining = await remove(backend, tag, ref);
     const what = `A machine of the offer "${offer.description}": ${used.detail}`;
     if (remaining === undefined)
@@ -77,6 +81,11 @@ export async function selfTest(
   }
 }
 
+/** The offers that a trial is for: those with this runtime, or all. */
+export type TrialOf = Pick<Offer, 'runtime'> | undefined;
+/** Returns the name of a trial's finding. */
+export const trialName = (only: TrialOf) => (only?.runtime === undefined ? 'trial' : `trial ${only.runtime}`);
+
 function cheapest(offers: readonly Offer[]): Offer | undefined {
   const free = offers.filter((it) => it.available);
   return free.sort((a, b) => (a.priceHourly < b.priceHourly ? -1 : a.priceHourly > b.priceHourly ? 1 : 0))[0];
@@ -87,13 +96,16 @@ const nothingFree = (count: number) =>
     ? 'Nothing is on offer'
     : 'Nothing that is on offer is free at the moment, and what is leased is not touched';
 
-/** Waits until the machine runs, finds it by its tag and runs a command in it. Throws when one of these fails. */
+/** Waits until the machine runs, finds it by its tag, runs a command in it and moves its deadline. Throws when one of these fails. */
 async function use(
   backend: Backend,
-  tag: string,
-  quote: MachineQuote,
+  {
+    tag,
+    quote,
+    provisionSeconds,
+    now,
+  }: { tag: string; quote: MachineQuote; provisionSeconds: number; now: () => number },
   created: Exclude<Created, { kind: 'refused' }>,
-  provisionSeconds: number,
 ): Promise<{ ok: boolean; detail: string }> {
   if (created.kind === 'unknown') throw new Error(`nobody knows whether it was made: ${created.reason}`);
   const { ref } = created;
@@ -127,10 +139,17 @@ async function use(
   });
   if (exitCode !== 0)
     throw new Error(`it runs, but the command \`true\` ended with ${exitCode} in it: ${stderr.toString().trim()}`);
+  // As at the start of a lease's paid time.
+  const moved = await backend.extend(ref, now() + quote.spec.max_seconds);
+  if (moved.kind !== 'done') throw new Error(`it runs, but its deadline could not be moved: ${moved.reason}`);
+  const wayOut = await tryWayOut(backend, ref, quote.spec);
+  // Last, since the machine may end of it.
   const unlimited = await backend.doctor?.unlimited?.(ref, quote);
   if (unlimited !== undefined) throw new Error(`it runs, but ${unlimited}`);
-  const wayOut = await tryWayOut(backend, ref, quote.spec);
-  return { ok: true, detail: `it ran ${ran} s after it was made, was found by its tag and ran a command${wayOut}` };
+  return {
+    ok: true,
+    detail: `it ran ${ran} s after it was made, took a deadline, was found by its tag and ran a command${wayOut}`,
+  };
 }
 
 /** Opens the way out of a machine that has one, and closes it. Returns the words for it. Throws if it does not open. */

@@ -2,7 +2,7 @@ import { type CheckFinding, tagPrefix } from '../compute/backend.ts';
 import { checkBackend } from '../compute/check.ts';
 import { finding, note, warning } from '../compute/finding.ts';
 import { openBackend } from '../compute/open.ts';
-import { selfTest } from '../compute/self-test.ts';
+import { selfTest, trialName } from '../compute/self-test.ts';
 import { listBackends, type PlacedSettings } from '../compute/settings.ts';
 import type { ConfiguredBackend } from '../compute/slots.ts';
 import type { Config } from '../config/config.ts';
@@ -104,6 +104,7 @@ async function examineBackend(
   }
 }
 
+/** Makes a trial of each runtime on offer, one after another. */
 async function runSelfTest(
   configured: ConfiguredBackend,
   installationId: string | undefined,
@@ -116,12 +117,18 @@ async function runSelfTest(
     return [{ name, ok: true, detail: 'No machine was made: with this backend it would cost money' }];
   if (installationId === undefined)
     return [{ name, ok: true, detail: 'No machine was made: that needs the database of this installation' }];
-  const tried = selfTest(configured, installationId, now);
-  return [
-    await inTime(tried, TRIAL_MILLISECONDS, 'The trial').catch(({ message }: Error) => ({
-      name,
-      ok: false,
-      detail: `${message}. A running server removes what it made within minutes.`,
-    })),
-  ];
+  const offers = await inTime(configured.backend.offers(), TRIAL_MILLISECONDS, 'The list of offers').catch(() => []);
+  const runtimes = [...new Set(offers.map((it) => it.runtime))];
+  const findings: CheckFinding[] = [];
+  for (const only of runtimes.length > 1 ? runtimes.map((runtime) => ({ runtime })) : [undefined]) {
+    const tried = selfTest(configured, installationId, now, only);
+    findings.push(
+      await inTime(tried, TRIAL_MILLISECONDS, 'The trial').catch(({ message }: Error) => ({
+        name: trialName(only),
+        ok: false,
+        detail: `${message}. A running server removes what it made within minutes.`,
+      })),
+    );
+  }
+  return findings;
 }

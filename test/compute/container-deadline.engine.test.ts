@@ -10,13 +10,21 @@ import { openContainerBackend } from '../../src/compute/engines/container/contai
 import { minimalDebian } from '../helper/minimal-debian.ts';
 import { until } from '../helper/waiting.ts';
 import { sharedDocker } from '../lease/docker-leases.ts';
-import { deadlineInside, type Engine, IMAGE, importImage, runAsRoot } from './engines/docker.ts';
+import {
+  COPIED_WATCHDOG,
+  deadlineInside,
+  type Engine,
+  IMAGE,
+  importImage,
+  runAsRoot,
+  WATCHDOG,
+} from './engines/docker.ts';
 
 const INSTALLATION = newId('inst');
 const now = () => Math.floor(Date.now() / 1000);
 
 /** A lease of an image, with a backend that nobody else drives: what ends it is its watchdog. */
-async function lease(engine: Engine, image: string, seconds: number) {
+async function lease(engine: Engine, image: string, seconds: number, more: { runtime?: string } = {}) {
   const backend = openContainerBackend(
     {
       backend: 'container',
@@ -29,6 +37,7 @@ async function lease(engine: Engine, image: string, seconds: number) {
       prices: { cpu_hourly_usd: 1n, memory_gib_hourly_usd: 1n, gpu_hourly_usd: {} },
       limits: { cpus: 2, memory_gib: 1, gpus: 0, disk_gb: 20, max_seconds: 3600 },
       gpu_mode: 'nvidia',
+      ...more,
     },
     { prefix: tagPrefix(INSTALLATION), now },
   );
@@ -88,49 +97,56 @@ const SIGNAL_BY_IO = `use strict; for my $signal (9, 10, 12, 17, 18, 19, 29, 34,
   pipe(my $reader, my $writer) or die; fcntl($reader, 8, 1) or die "owner: $!"; fcntl($reader, 10, $signal) or die;
   fcntl($reader, 4, 020000) or die; syswrite($writer, "x") for 1 .. 100 } print "sent"`;
 
-test('in Debian, whatever root replaces or breaks: the deadline is moved by Purser alone and ends the lease', async (t) => {
-  const engine = await sharedDocker(t);
-  if (!engine) return;
-  const tree = await minimalDebian(t);
-  if (tree === undefined) return;
-  await imageOf(t, engine, 'localhost/debian:1', tree, 'USER root');
-  const { backend, tag, created, sh, endsAt } = await lease(engine, 'localhost/debian:1', 300);
-  assert.equal(created.kind, 'created', JSON.stringify(created));
-  const { docker } = engine;
+for (const runtime of [undefined, 'runc'])
+  test(`in Debian${runtime ? ', under a runtime that is named' : ''}, whatever root replaces or breaks: the deadline is moved by Purser alone and ends the lease`, async (t) => {
+    const engine = await sharedDocker(t);
+    if (!engine) return;
+    const tree = await minimalDebian(t);
+    if (tree === undefined) return;
+    await imageOf(t, engine, 'localhost/debian:1', tree, 'USER root');
+    const { backend, tag, created, sh, endsAt } = await lease(
+      engine,
+      'localhost/debian:1',
+      300,
+      runtime ? { runtime } : {},
+    );
+    const inside = () => deadlineInside(docker, tag, runtime ? COPIED_WATCHDOG : WATCHDOG);
+    assert.equal(created.kind, 'created', JSON.stringify(created));
+    const { docker } = engine;
 
-  // Who commands run as is not looked up in the container's own /etc/passwd.
-  await sh("sed -i 's/^root:x:0:0/root:x:63541:63541/' /etc/passwd");
-  assert.match(await sh('grep ^root: /etc/passwd; echo $EUID; id -u'), /^root:x:63541:63541:.*\n\n0$/);
+    // Who commands run as is not looked up in the container's own /etc/passwd.
+    await sh("sed -i 's/^root:x:0:0/root:x:63541:63541/' /etc/passwd");
+    assert.match(await sh('grep ^root: /etc/passwd; echo $EUID; id -u'), /^root:x:63541:63541:.*\n\n0$/);
 
-  const before = await deadlineInside(docker, tag);
-  assert.equal(await sh(`perl -e '${SIGNAL_BY_IO}'`), 'sent');
-  assert.match(await sh('kill -KILL 1; kill -STOP 1; kill -CONT 1; echo sent'), /^sent/);
-  assert.match(await sh('dd if=/dev/zero of=/dev/shm/full bs=1M count=100'), /No space left/);
-  assert.match(await sh("bash -c 'exec 9<>/proc/1/fd/9' || echo refused"), /^refused\n.*Permission denied$/);
-  assert.equal(await deadlineInside(docker, tag), before);
+    const before = await inside();
+    assert.equal(await sh(`perl -e '${SIGNAL_BY_IO}'`), 'sent');
+    assert.match(await sh('kill -KILL 1; kill -STOP 1; kill -CONT 1; echo sent'), /^sent/);
+    assert.match(await sh('dd if=/dev/zero of=/dev/shm/full bs=1M count=100'), /No space left/);
+    assert.match(await sh("bash -c 'exec 9<>/proc/1/fd/9' || echo refused"), /^refused\n.*Permission denied$/);
+    assert.equal(await inside(), before);
 
-  const programs = '/bin/date /bin/sleep /bin/sh /bin/cat /bin/true /usr/bin/env /.purser-watchdog';
-  // Not before the clock of the command's limit runs: with another `sleep` in its place it would end the command at once.
-  const limited = 'for i in $(seq 5000); do grep -qsx sleep /proc/[0-9]*/comm && break; done';
-  assert.equal(await sh(`${limited}; cp /bin/bash /keep; ${replace('/keep', programs)}`), 'replaced');
-  assert.deepEqual(await backend.extend(tag, now() + 200), { kind: 'done' });
-  const broken =
-    'echo /tmp/evil.so > /etc/ld.so.preload; cd /usr/lib; rm -rf */libc.so.6 */libc.so* */ld-linux* /lib64 /usr/lib64';
-  await runAsRoot(
-    docker,
-    tag,
-    '/keep',
-    '-c',
-    `kill -STOP -1; mv /.purser-watchdog /.moved; chmod 0 /.moved; ${broken.replace('rm', '/bin/rm')}`,
-  );
-  const [code] = await runAsRoot(docker, tag, '/keep', '-c', 'true');
-  assert.notEqual(code, 0, 'nothing of the image runs any more');
-  const deadline = now() + 15; // What comes before its end takes seconds on a busy machine.
-  assert.deepEqual(await backend.extend(tag, deadline), { kind: 'done' });
-  assert.equal(await deadlineInside(docker, tag), deadline);
-  assert.doesNotMatch(await temporaries(engine, tag), /ran/, 'nothing of what root put there was run');
-  await endsAt(deadline);
-});
+    const programs = '/bin/date /bin/sleep /bin/sh /bin/cat /bin/true /usr/bin/env /.purser-watchdog';
+    // Not before the clock of the command's limit runs: with another `sleep` in its place it would end the command at once.
+    const limited = 'for i in $(seq 5000); do grep -qsx sleep /proc/[0-9]*/comm && break; done';
+    assert.equal(await sh(`${limited}; cp /bin/bash /keep; ${replace('/keep', programs)}`), 'replaced');
+    assert.deepEqual(await backend.extend(tag, now() + 200), { kind: 'done' });
+    const broken =
+      'echo /tmp/evil.so > /etc/ld.so.preload; cd /usr/lib; rm -rf */libc.so.6 */libc.so* */ld-linux* /lib64 /usr/lib64';
+    await runAsRoot(
+      docker,
+      tag,
+      '/keep',
+      '-c',
+      `kill -STOP -1; mv /.purser-watchdog /.moved; chmod 0 /.moved; ${broken.replace('rm', '/bin/rm')}`,
+    );
+    const [code] = await runAsRoot(docker, tag, '/keep', '-c', 'true');
+    assert.notEqual(code, 0, 'nothing of the image runs any more');
+    const deadline = now() + 15; // What comes before its end takes seconds on a busy machine.
+    assert.deepEqual(await backend.extend(tag, deadline), { kind: 'done' });
+    assert.equal(await inside(), deadline);
+    assert.doesNotMatch(await temporaries(engine, tag), /ran/, 'nothing of what root put there was run');
+    await endsAt(deadline);
+  });
 
 test('in busybox, with all its processes and its processor used up, the deadline ends the lease', async (t) => {
   const engine = await sharedDocker(t);

@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict';
 import test, { after, type TestContext } from 'node:test';
+import { selfTest } from '../../src/compute/self-test.ts';
 import { until } from '../helper/waiting.ts';
 import { conform } from './conformance.ts';
 import { COPIED_WATCHDOG, deadlineInside, type Engine, runAsRoot } from './engines/docker.ts';
-import { openRunsc, RUNSC } from './engines/runsc.ts';
+import { NO_WALL, openRunsc, RUNSC, UNLIMITED } from './engines/runsc.ts';
 import { containerSubject } from './engines/subject.ts';
 import { workInGuest } from './guest.ts';
 
@@ -11,10 +12,11 @@ let engine: Engine | undefined;
 after(() => engine?.stop());
 
 /** gVisor takes several threads of the host for each process, and the engine counts those. */
-async function subject(t: TestContext) {
+async function openWith(t: TestContext, runtime: string, more: object = {}) {
   engine ??= await openRunsc(t, { shared: true });
-  return engine && containerSubject({ socket: engine.socket }, { runtime: RUNSC, pids: 2048 });
+  return engine && containerSubject({ socket: engine.socket }, { runtime, pids: 2048, ...more });
 }
+const subject = (t: TestContext) => openWith(t, RUNSC);
 
 conform('container under gVisor', subject);
 workInGuest('container under gVisor', subject);
@@ -93,3 +95,18 @@ test('under gVisor, whatever root replaces or breaks: the deadline is moved by P
   assert.ok(Date.now() / 1000 >= deadline, 'not before its deadline');
   assert.equal(ended.note, "its deadline has passed by the clock of the engine's machine");
 });
+
+for (const [runtime, said] of [
+  [RUNSC, /^true: .*took a deadline, was found by its tag and ran a command, and its way out opened; it was destroyed and is gone$/],
+  [NO_WALL, /^false: .*it runs, but it shares the kernel of its host \(\S+\), and kata is sold as a wall\./],
+  [
+    UNLIMITED,
+    /^false: .*it runs, but nothing limits its CPU \(.* For gVisor remove --ignore-cgroups; it was destroyed/,
+  ],
+] as const)
+  test(`doctor tries a lease under ${runtime}: its kernel, its limits, its deadline and its way out`, async (t) => {
+    const opened = await openWith(t, runtime, { egress: 'public' });
+    if (!opened) return;
+    const { ok, detail } = await selfTest({ backend: opened.backend, provisionSeconds: 60 }, 'inst_conformance', now);
+    assert.match(`${ok}: ${detail}`, said);
+  });

@@ -6,8 +6,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import * as v from 'valibot';
+import type { Guest } from '../../src/compute/backend.ts';
 import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { notes, type OffersSettings, slots } from '../../src/compute/engines/container/settings.ts';
+import { findMissing } from '../../src/compute/engines/container/trial.ts';
 
 const offer = { cpus: 1, memory_gib: 1, max_disk_gb: 5, price_hourly_usd: '0.1' };
 const parse = (more: object) =>
@@ -106,4 +108,78 @@ for (const isPodman of [false, true])
     if (!isPodman)
       assert.match(found?.[0]?.detail ?? '', /^the engine does not know it \(it knows runc, runsc\)\. Add it/);
     await backend.close();
+  });
+
+/** What a container of one CPU and 1 GiB does in the trial; by default nothing is missing. */
+const KEPT = {
+  offer: 'walled',
+  outside: '6.12.1',
+  version: 'Linux version 4.4.0 #1 SMP',
+  /** Seconds of processors that are counted in four seconds. */
+  cpuSeconds: 4,
+  processes: { current: 9, limit: 512 } as { current?: number; limit?: number },
+  take: { exitCode: 137, timedOut: false } as { exitCode: number; timedOut: boolean } | Error,
+  isRunning: true,
+  memoryMax: 0,
+};
+const FOUND: [what: string, change: Partial<typeof KEPT>, found: RegExp | undefined][] = [
+  ['all that was sold', {}, undefined],
+  ['a container that ends with its memory', { take: new Error('the stream broke'), isRunning: false }, undefined],
+  [
+    'the kernel of the host',
+    { version: 'Linux version 6.12.1 (gcc)' },
+    /^it shares the kernel of its host \(6\.12\.1\)/,
+  ],
+  ['a kernel that nobody tells', { version: '' }, /^nobody says whether it has a kernel of its own under runsc/],
+  ['a host that tells no kernel', { outside: '' }, /^nobody says/],
+  ['more processors than were sold', { cpuSeconds: 8 }, /^nothing limits its CPU \(2\.0 of 1 were used\)/],
+  ['processors that nobody counts', { cpuSeconds: 0 }, /^nothing limits its CPU \(nothing is counted\)/],
+  ['processes that nobody counts', { processes: {} }, /^nothing limits its processes \(none is counted\)/],
+  ['processes without a limit', { processes: { current: 9 } }, /limits its processes \(the limit is none\)/],
+  ['too high a limit', { processes: { current: 9, limit: 600 } }, /limits its processes \(the limit is 600\)/],
+  [
+    'more memory than was sold',
+    { take: { exitCode: 0, timedOut: false } },
+    /^nothing limits its memory \(it took 1344 MiB\)/,
+  ],
+  ['much memory, by its limit', { offer: 'large', memoryMax: 2 ** 33 }, undefined],
+  ['much memory without a limit', { offer: 'large' }, /^nothing limits its memory \(the limit is none\)/],
+  ['much memory with too high a limit', { offer: 'large', memoryMax: 2 ** 34 }, /\(the limit is 17179869184\)/],
+  ['no program that takes memory', { take: { exitCode: 127, timedOut: false } }, /the image has no dd$/],
+];
+for (const [what, change, found] of FOUND)
+  test(`the trial of a container with a kernel of its own: ${what}`, async () => {
+    const it = { ...KEPT, ...change };
+    let readings = 0;
+    const stats = async () => {
+      const at = new Date(readings * 4000).toISOString();
+      const total_usage = readings++ * it.cpuSeconds * 1e9;
+      return {
+        read: at,
+        cpu_stats: { cpu_usage: { total_usage } },
+        pids_stats: it.processes,
+        memory_stats: { limit: it.memoryMax },
+      };
+    };
+    const engine = {
+      request: async () => ({ KernelVersion: it.outside }),
+      ask: (_: string, call: (signal: AbortSignal) => unknown) => call(new AbortController().signal),
+      docker: { getContainer: () => ({ stats }) },
+    };
+    const guest = {
+      async exec(_: string, { command }: { command: string }) {
+        if (command.startsWith('read ')) return { stdout: Buffer.from(it.version) };
+        if (command.startsWith('i=0')) return { exitCode: 137, timedOut: true };
+        if (it.take instanceof Error) throw it.take;
+        return it.take;
+      },
+    } as unknown as Guest;
+    const containers = { look: async () => ({ State: { Running: it.isRunning } }) };
+    const missing = await findMissing(
+      { engine: engine as never, containers: containers as never, guest, ref: 'it' },
+      parse({ offers: [...TWO.offers, { ...offer, id: 'large', memory_gib: 8, runtime: 'runsc' }] }),
+      { offer_id: it.offer, disk_gb: 1, max_seconds: 600 },
+    );
+    if (found) assert.match(missing ?? '', found);
+    else assert.equal(missing, undefined);
   });

@@ -53,6 +53,10 @@ function scripted(
     },
     find: async () => machines,
     inspect: async (ref: string) => machines.find((it) => it.ref === ref),
+    async extend(_: string, deadline: number) {
+      calls.push(`deadline ${deadline - 1_800_000_000}`);
+      return { kind: 'done' };
+    },
     async destroy(ref: string) {
       calls.push(`destroy ${ref}`);
       machines = machines.filter((it) => it.ref !== ref);
@@ -72,7 +76,19 @@ test('the trial takes the cheapest offer that is free, for a short time', async 
   const { ok, detail } = await tryIt(it);
   assert.equal(ok, true, detail);
   assert.match(detail, /^A machine of the offer "cheap": it ran 0 s|^A machine of the offer "cheap": it ran 1 s/);
-  assert.deepEqual(it.calls, ['create 300', 'destroy m']);
+  assert.deepEqual(it.calls, ['create 300', 'deadline 300', 'destroy m']);
+});
+
+test('a trial may be for one runtime: it takes the cheapest of its offers, and is named after it', async () => {
+  const usual = scripted({});
+  const offers = async () =>
+    (await usual.backend.offers()).map((it) => (it.description === 'dear' ? { ...it, runtime: 'runsc' } : it));
+  const tried = (runtime: string | undefined) =>
+    selfTest(scripted({ offers }), 'inst_x', () => 1_800_000_000, { runtime });
+  const [walled, usualTrial] = [await tried('runsc'), await tried(undefined)];
+  assert.deepEqual([walled.name, usualTrial.name], ['trial runsc', 'trial']);
+  assert.match(walled.detail, /^A machine of the offer "dear"/);
+  assert.match(usualTrial.detail, /^A machine of the offer "cheap"/);
 });
 
 test('the trial opens the way out of a machine that has one', async () => {
@@ -117,7 +133,16 @@ test('whatever goes wrong in a trial is said, and the machine is destroyed all t
   for (const [over, what, calls] of [
     [{ offers: fault }, /^No machine was made: the engine is on fire$/, []],
     [{ guest: guest(fault) }, /on fire; it was destroyed and is gone$/, ['create 300', 'destroy m']],
-    [{ guest: guest(exec) }, /ended with 127 in it: no shell; it was destroyed/, ['create 300', 'destroy m']],
+    [
+      { guest: guest(exec) },
+      /ended with 127 in it: no shell; it was destroyed/,
+      ['create 300', 'destroy m'],
+    ],
+    [
+      { extend: async () => ({ kind: 'refused', reason: 'the watchdog did not take it' }) as const },
+      /it runs, but its deadline could not be moved: the watchdog did not take it; it was destroyed/,
+      ['create 300', 'destroy m'],
+    ],
     [
       { inspect: async () => undefined },
       /it was made, and ended by itself after \d s; it was destroyed/,

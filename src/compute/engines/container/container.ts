@@ -5,7 +5,6 @@ import { type Claim, claimOf, sizeOf, TAG_LABEL } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
 import { egressLists } from '../../kit/egress.ts';
 import { gpuDevices } from '../../kit/gpus.ts';
-import { findUnlimited, READ_LIMITS } from '../../kit/limits.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { hasWatchdog, WATCHDOG_PATH } from '../../kit/watchdog.ts';
@@ -21,6 +20,7 @@ import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
 import { beginEgress, beginIn } from './program.ts';
 import { type ContainerSettings, contentsOf } from './settings.ts';
 import { readStatistics } from './statistics.ts';
+import { findMissing } from './trial.ts';
 import { createDeadlines, runningWatchdog } from './watchdog.ts';
 import { whyEnded } from './why-ended.ts';
 
@@ -167,10 +167,7 @@ export function openContainerBackend(
     doctor: {
       check: () => checkContainers(engine, settings, books),
       trial: 'free',
-      async unlimited(ref, quote) {
-        const { stdout } = await guest.exec(ref, READ_LIMITS);
-        return findUnlimited(stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
-      },
+      unlimited: (ref, quote) => findMissing({ engine, containers, guest, ref }, settings, quote.spec),
     },
     guest,
 

@@ -8,7 +8,7 @@ import { type Engine, statusOf, textOf, wasNeverSent } from './engine.ts';
 import { lacksImage } from './image.ts';
 import { NETWORK_LABEL, NoSubnet, type WalletNetworks } from './network.ts';
 import { type ContainerSettings, contentsOf } from './settings.ts';
-import { putWatchdog, RUNTIME_LABEL } from './watchdog.ts';
+import { putWatchdog } from './watchdog.ts';
 
 export const CREATED_LABEL = 'purser.created';
 
@@ -58,7 +58,6 @@ export function createMaker(
           ...labelsOf(claim),
           [CREATED_LABEL]: String(now()),
           ...(network === 'none' ? {} : { [NETWORK_LABEL]: network }),
-          ...(runtime === undefined ? {} : { [RUNTIME_LABEL]: runtime }),
         },
         cpus: claim.cpus,
         memoryGib: claim.memoryGib,

@@ -187,8 +187,8 @@ export const runtimesOf = (settings: ContainerSettings): (string | undefined)[] 
   ...new Set(allContents(settings).map((it) => it.runtime)),
 ];
 
-/** Runtimes whose containers run on the kernel of their host; most engines have one of these as the default. */
-const SHARE_THE_KERNEL: readonly (string | undefined)[] = [undefined, 'runc', 'crun'];
+/** Runtimes whose containers run on the kernel of their host. That of an engine's default (undefined) most often is one of them. */
+export const SHARE_THE_KERNEL: readonly (string | undefined)[] = [undefined, 'runc', 'crun', 'youki', 'nvidia'];
 
 export function notes(it: ContainerSettings): string[] {
   return [

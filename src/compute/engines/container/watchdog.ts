@@ -14,9 +14,7 @@ import { type Engine, statusOf, textOf } from './engine.ts';
 import { runAs } from './program.ts';
 import { packFile } from './tar.ts';
 
-/** The label with the runtime that the settings name. The watchdog of such a container has a directory. */
-export const RUNTIME_LABEL = 'purser.runtime';
-/** The watchdog's directory (kit/watchdog/watchdog.c). It lies in `/`, which cannot be renamed. */
+/** The watchdog's directory (kit/watchdog/watchdog.c), a mount. It lies in `/`, which cannot be renamed. */
 export const WATCHDOG_DIRECTORY = '/.purser';
 
 /** Puts the watchdog into a container that has not started, through the engine: no path of this machine is mounted. */
@@ -36,7 +34,8 @@ export async function runningWatchdog(
 ): Promise<[program: string, ...directory: string[]]> {
   const container = await containers.look(ref);
   if (!container) throw new ContainerGone('the container is gone');
-  if (container.Config.Labels[RUNTIME_LABEL] === undefined) return [RUNNING_WATCHDOG];
+  // Not by a label: a container inherits those of an image that was committed from a lease.
+  if (container.HostConfig?.Tmpfs?.[WATCHDOG_DIRECTORY] === undefined) return [RUNNING_WATCHDOG];
   return [`${WATCHDOG_DIRECTORY}/${COPIED_WATCHDOG}`, WATCHDOG_DIRECTORY];
 }
 
