@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { createServer } from 'node:net';
-import { tmpdir } from 'node:os';
+import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { followFaults } from '../../src/base/fault.ts';
@@ -122,4 +122,15 @@ test('a command that the engine says runs for ever is given up after its limit',
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), { graceMilliseconds: 1 });
   const order = { command: 'true', timeoutSeconds: 0, streamBytesMax: 100 };
   await assert.rejects(waitFor('it is given up', guest.exec('x', order)), { name: 'TimeoutError' });
+});
+
+test('the disk of an engine on another machine is not looked for on this one', async (t) => {
+  let said: object = {};
+  const freeBy = async (name: string, directory: string) => {
+    said = { Name: name, DockerRootDir: directory };
+    return (await open(t, () => json(said))).diskFree();
+  };
+  assert.ok(((await freeBy(hostname(), tmpdir())) as number) > 0);
+  assert.equal(await freeBy('elsewhere', tmpdir()), undefined);
+  assert.equal(await freeBy(hostname(), join(tmpdir(), 'no-such-directory')), undefined);
 });

@@ -123,3 +123,27 @@ test('capacity is the whole slot’s: leases fit beside each other, and the one 
   await purser.app.reaper.stop();
   assert.equal((await purser.lease('provider_one', one(0.01))).body.error.code, 'capacity_unavailable', 'still full');
 });
+
+test('what does not fit on the disk, or has no image, is not available, and is not sold', async (t) => {
+  const purser = await openCapacityServer(t, {
+    provider_three: {
+      offers: [
+        { id: 'fits', ...SHAPE },
+        { id: 'huge', ...SHAPE, max_disk_gb: 1_000_000 },
+        { id: 'bare', ...SHAPE, image: 'localhost/no-such-image:1' },
+      ],
+    },
+  });
+  if (!purser) return;
+  assert.deepEqual(await purser.available(), { fits: true, huge: false, bare: false });
+  const huge = await purser.lease('provider_three', { ...three('huge'), disk_gb: 900_000 });
+  assert.deepEqual([huge.status, huge.body.error.code], [503, 'capacity_unavailable']);
+  assert.match(huge.body.error.message, /less than 900000 GB of disk are free\. Nothing was charged\./);
+  assert.equal((await purser.budget(purser.token)).held_usd, '0.00');
+  assert.equal((await purser.lease('provider_three', three('huge'))).status, 200, 'a part of it fits');
+  const checks = await purser.app.slots.list[0]?.backend.doctor?.check();
+  assert.match(
+    checks?.find((it) => it.name === 'disk')?.detail ?? '',
+    /A lease may write 1000000 GB, and \d+ are free/,
+  );
+});

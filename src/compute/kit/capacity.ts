@@ -17,7 +17,10 @@ type Reservations = {
 type Engines = {
   list(): Promise<Claim[]>;
   capacity(): Promise<Capacity>;
+  /** Returns the bytes that are free on its disk; undefined where that is not known. */
+  diskFree?(): Promise<number | undefined>;
 };
+const GIB = 1024 ** 3;
 
 export function createReservations(settings: SoldSize, prefix: string, engine: Engines): Reservations {
   const coming = new Map<string, Claim>();
@@ -33,11 +36,16 @@ export function createReservations(settings: SoldSize, prefix: string, engine: E
   /** Returns the capacity for all leases of provider_one together: the machine's, unless the operator configured another. */
   const capacity = async () => ('offers' in settings ? undefined : (settings.capacity ?? (await engine.capacity())));
 
+  /** Returns whether what a lease may write is free on the disk now. What others may still write is not counted. */
+  const fitsOn = (bytes: number | undefined, { diskGb }: LeaseSize) => bytes === undefined || bytes >= diskGb * GIB;
+
   async function decide(tag: string, size: LeaseSize): Promise<Claim | { lacking: string }> {
-    const others = (await claims()).filter((it) => it.tag !== tag);
+    const [all, bytes] = await Promise.all([claims(), engine.diskFree?.()]);
+    const others = all.filter((it) => it.tag !== tag);
     const fitting = fit(settings, prefix, others, size, await capacity());
     if ('lacking' in fitting) return fitting;
     const { cpus, memoryGib, offer, diskGb } = size;
+    if (!fitsOn(bytes, size)) return { lacking: `less than ${diskGb} GB of disk are free` };
     const claim = { tag, cpus, memoryGib, offer, devices: fitting.devices, diskGb };
     coming.set(tag, claim);
     return claim;
@@ -45,8 +53,8 @@ export function createReservations(settings: SoldSize, prefix: string, engine: E
 
   return {
     async free() {
-      const [existing, whole] = await Promise.all([claims(), capacity()]);
-      return (size) => countFree(settings, prefix, existing, size, whole);
+      const [existing, whole, bytes] = await Promise.all([claims(), capacity(), engine.diskFree?.()]);
+      return (size) => (fitsOn(bytes, size) ? countFree(settings, prefix, existing, size, whole) : 0);
     },
     reserve(tag, size) {
       const mine = last.then(() => decide(tag, size));

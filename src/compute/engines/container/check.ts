@@ -12,6 +12,7 @@ import { type ContainerSettings, imagesOf, runtimesOf } from './settings.ts';
 
 /** Podman asks the package manager for its own version, which takes more than five seconds on a busy machine. */
 const LOOK_MILLISECONDS = 20_000;
+const GIB = 1024 ** 3;
 
 /** The parts of both engines' answer to `GET /info` that are used. */
 type Info = {
@@ -72,10 +73,21 @@ async function checkSharedDisk(
   books: string | undefined,
 ): Promise<CheckFinding> {
   const { isEnforced, detail } = await checkDisk(engine, imagesOf(settings)[0] as string);
+  const full = await findFullDisk(engine, settings);
+  if (full !== undefined) return { name: 'disk', ok: true, detail: warning(`${detail}. ${full}`) };
   const isShared = root !== undefined && books !== undefined && isOnSameDisk(engine.socket, root, books);
   if (isEnforced || !isShared) return { name: 'disk', ok: true, detail };
   const advice = `Leases (${root}) and Purser's database (${books}) are on one file system: a lease can fill it before it is measured. Give the engine a disk of its own`;
   return { name: 'disk', ok: true, detail: warning(`${detail}. ${advice}`) };
+}
+
+/** Returns a sentence where a lease on offer may write more than is free, and is refused. */
+async function findFullDisk(engine: Engine, settings: ContainerSettings): Promise<string | undefined> {
+  const free = await engine.diskFree().catch(() => undefined);
+  const most =
+    'offers' in settings ? Math.max(...settings.offers.map((it) => it.max_disk_gb)) : settings.limits.disk_gb;
+  if (free === undefined || free >= most * GIB) return undefined;
+  return `A lease may write ${most} GB, and ${Math.floor(free / GIB)} are free: one that does not fit is refused. Make room, or lower what leases may write`;
 }
 
 /** Returns whether both are on one file system. False where the engine's directory cannot be seen from here. */

@@ -1,7 +1,7 @@
 import { Refusal } from '../../../base/refusal.ts';
 import type { Backend, Created, Machine, Owned, Ref, Spec } from '../../backend.ts';
 import { createReservations } from '../../kit/capacity.ts';
-import { type Claim, claimOf, sizeOf, TAG_LABEL } from '../../kit/claim.ts';
+import { type Claim, claimOf, type LeaseSize, sizeOf, TAG_LABEL } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
 import { egressLists } from '../../kit/egress.ts';
 import { gpuDevices } from '../../kit/gpus.ts';
@@ -15,10 +15,10 @@ import { createContainers, STATES } from './containers.ts';
 import { type ContainerOrder, CREATED_LABEL, createMaker } from './create.ts';
 import { createDiskWatch } from './disk-watch.ts';
 import { openEngine, textOf } from './engine.ts';
-import { createPuller } from './image.ts';
+import { createPuller, missingImages } from './image.ts';
 import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
 import { beginEgress, beginIn } from './program.ts';
-import { type ContainerSettings, contentsOf } from './settings.ts';
+import { type ContainerSettings, contentsOf, imagesOf } from './settings.ts';
 import { readStatistics } from './statistics.ts';
 import { findMissing } from './trial.ts';
 import { createDeadlines, runningWatchdog } from './watchdog.ts';
@@ -53,8 +53,14 @@ export function openContainerBackend(
   const reservations = createReservations(settings, prefix, {
     list: async () => (await containers.labelled()).map(({ Labels }) => claimOf(Labels)),
     capacity: () => engine.capacity(),
+    diskFree: () => engine.diskFree(),
   });
-  const free = createRecent(reservations.free);
+  const free = createRecent(async () => {
+    // Whether an image can be pulled is not known before that is tried.
+    const needed = settings.pull === 'never' ? imagesOf(settings) : [];
+    const [count, missing] = await Promise.all([reservations.free(), missingImages(engine, needed)]);
+    return (size: LeaseSize) => (missing.includes(contentsOf(settings, size.offer).image) ? 0 : count(size));
+  });
   const egress = egressLists(settings);
   const coming = createComing(createPuller(engine), make, settle);
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), {

@@ -1,7 +1,9 @@
+import { statfs } from 'node:fs/promises';
+import { hostname } from 'node:os';
 import Docker from 'dockerode';
 import { deadline } from '../../../net/deadline.ts';
 import type { Capacity } from '../../kit/claim.ts';
-import type { EngineSettings } from './address.ts';
+import { type EngineSettings, parseEngineAddress } from './address.ts';
 import { EngineUnreachable, openEngineConnections } from './connection.ts';
 import { readAnswersInTurns } from './modem.ts';
 import { type ImageDefaults, imageDefaults } from './user.ts';
@@ -47,6 +49,8 @@ export type Engine = {
   architecture(): Promise<string>;
   /** Returns the CPUs and the memory of its machine. */
   capacity(milliseconds?: number): Promise<Capacity>;
+  /** Returns the bytes that are free on the disk of its containers; undefined where that disk is not to be seen from here. */
+  diskFree(): Promise<number | undefined>;
   /** Returns the engine's identity (`Backend.identity`). */
   identity(): Promise<string | undefined>;
   /** Returns the user and the directory in which the image of a container wants commands to run. Throws where there is no such user. */
@@ -83,6 +87,7 @@ export function openEngine(settings: EngineSettings): Engine {
   readAnswersInTurns(docker.modem);
   let version: EngineVersion | undefined;
   let capacity: Capacity | undefined;
+  let root: { directory: string | undefined } | undefined;
   /** Kept by image id: an id's content never changes. */
   const defaults = new Map<string, ImageDefaults>();
 
@@ -142,6 +147,17 @@ export function openEngine(settings: EngineSettings): Engine {
       if (!(NCPU > 0 && MemTotal > 0)) throw new Error(`${socket}: the engine does not say how large its machine is`);
       capacity = { cpus: NCPU, memory_gib: Math.floor((MemTotal / GIB) * 100) / 100 };
       return capacity;
+    },
+    async diskFree() {
+      if (parseEngineAddress(socket)?.kind !== 'unix') return undefined;
+      if (!root) {
+        const { Name, DockerRootDir } = await request<EngineNames>('GET', '/info');
+        // The socket may lead to another machine, which has a directory of the same name.
+        root = { directory: Name === hostname() ? DockerRootDir : undefined };
+      }
+      if (root.directory === undefined) return undefined;
+      const found = await statfs(root.directory).catch(() => undefined);
+      return found && found.bavail * found.bsize;
     },
     async identity() {
       try {

@@ -6,6 +6,21 @@ const PULL_MILLISECONDS = 1_800_000;
 export const lacksImage = (error: unknown) =>
   statusOf(error) !== undefined && /no such image|image not known/i.test(textOf(error));
 
+/** Returns those of the images that the engine does not have. */
+export async function missingImages({ request }: Engine, images: readonly string[]): Promise<string[]> {
+  const isMissing = async (image: string) => {
+    try {
+      await request('GET', `/images/${image}/json`);
+      return false;
+    } catch (error) {
+      if (lacksImage(error)) return true;
+      throw error;
+    }
+  };
+  const missing = await Promise.all(images.map(isMissing));
+  return images.filter((_, at) => missing[at]);
+}
+
 /** Pulls images, each once at a time: concurrent callers wait for the same pull. */
 export type Puller = { pull(image: string): Promise<void>; stop(): void };
 
