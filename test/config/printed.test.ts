@@ -50,7 +50,7 @@ const engines = (more: (id: string) => object) => [
 const lxd = {
   ...{ backend: 'lxd', socket: 'https://10.0.0.4:8443', tls: { server: '/server', cert: '/cert', key: '/key' } },
   ...{ project: 'leases', pool: 'fast', image: 'ubuntu/24.04', user: 1001, directory: '/home/it', pids: 99 },
-  provision_seconds: 31,
+  ...{ egress: ['a.test'], provision_seconds: 31 },
 };
 const kubernetes = {
   ...{ backend: 'kubernetes', kubeconfig: '/kube', context: 'here', namespace: 'leases', image: 'debian' },
@@ -187,7 +187,12 @@ const EVERY = {
             ...(id === 'b' ? [offer('f', { egress: 'public' })] : []),
           ],
         })),
-        { name: 'lxd', ...lxd, limits: { max_seconds: 3604 }, offers: [offer('d', { count: 2, image: 'debian/12' })] },
+        {
+          name: 'lxd',
+          ...lxd,
+          limits: { max_seconds: 3604 },
+          offers: [offer('d', { count: 2, image: 'debian/12', egress: 'none' })],
+        },
         {
           ...{ name: 'k8s', ...kubernetes, limits: { max_seconds: 3605 } },
           offers: [offer('e', { gpus: 1, node_selector: { gpu: 'l4' }, runtime_class: 'kata' })],

@@ -1,4 +1,5 @@
 import * as v from 'valibot';
+import type { LineSession } from '../../egress/line.ts';
 import { EGRESS_PORT, type List, parseEntry, parseList } from '../../egress/list.ts';
 
 /** The way out of leases, for backends whose machines have the watchdog: the setting `egress`, and what it gives a machine. */
@@ -50,6 +51,17 @@ const PROXY_VARIABLES = Object.fromEntries(
 /** Returns the variables of a machine of an offer: those that tell of its way out, or none. */
 export const egressVariables = (settings: Settings, offer: string | undefined): Readonly<Record<string, string>> =>
   ofOffer(settings, offer).length ? PROXY_VARIABLES : {};
+
+/** Returns the command of the program of the way out, which `watchdog` is. */
+export const egressCommand = (watchdog: string): string[] => [watchdog, 'egress', String(EGRESS_PORT)];
+
+/** Returns the streams of that program, for its line. It ends with its input. */
+export function egressSession(program: LineSession): LineSession {
+  program.ended.catch(() => {});
+  // Its stream alone says whether it is there: a question to the engine that fails must not cut what the stream carries.
+  const ended = new Promise<void>((resolve) => program.stdout.once('close', resolve));
+  return { ...program, ended };
+}
 
 const SHOWN_COUNT = 5;
 

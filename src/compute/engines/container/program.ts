@@ -2,9 +2,9 @@ import type { Duplex, Readable } from 'node:stream';
 import { setTimeout as pause } from 'node:timers/promises';
 import type Docker from 'dockerode';
 import type { LineSession } from '../../../egress/line.ts';
-import { EGRESS_PORT } from '../../../egress/list.ts';
 import { containConnection } from '../../../net/contain.ts';
 import type { Ref } from '../../backend.ts';
+import { egressCommand, egressSession } from '../../kit/egress.ts';
 import { newMark, withMark, withoutMark } from '../../kit/exit-mark.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
@@ -210,17 +210,10 @@ async function mayRun(engine: Engine, ref: Ref, marker: string): Promise<boolean
   }
 }
 
-/**
- * Starts the program of the way out, which `watchdog` is, as the watchdog's user: no tenant can signal or trace it. It ends with its
- * input.
- */
+/** Starts the program of the way out, which `watchdog` is, as the watchdog's user: no tenant can signal or trace it. */
 export async function beginEgress(engine: Engine, ref: Ref, watchdog: string): Promise<LineSession> {
   const user = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
-  const program = await begin(engine, ref, [watchdog, 'egress', String(EGRESS_PORT)], { user });
-  program.ended.catch(() => {});
-  // Its stream alone says whether it is there: a question to the engine that fails must not cut what the stream carries.
-  const ended = new Promise<void>((resolve) => program.stdout.once('close', resolve));
-  return { ...program, ended };
+  return egressSession(await begin(engine, ref, egressCommand(watchdog), { user }));
 }
 
 /** Runs a program of Purser's own as `user`, and waits at most `milliseconds` for it. */

@@ -1,5 +1,6 @@
 import type { CheckFinding, Guest, Ref } from '../../backend.ts';
 import { warning } from '../../finding.ts';
+import { describeReach } from '../../kit/egress.ts';
 import { findUnlimited } from '../../kit/limits.ts';
 import { isAbsent, type LxdApi, textOf } from './api.ts';
 import { imagePath } from './describe.ts';
@@ -53,7 +54,7 @@ export async function checkLxd(lxd: LxdApi, settings: LxdSettings): Promise<Chec
     await checked('disk', () => checkPool(lxd, settings.pool)),
     await checked('image', () => checkImages(lxd, settings)),
     await checked('limits', () => checkLimits(lxd)),
-    { name: 'network', ok: true, detail: 'none: leases reach nobody' },
+    { name: 'network', ok: true, detail: describeReach(settings) },
     { name: 'restart', ok: true, detail: 'leases outlive a restart of the daemon, not of its machine' },
   ];
 }

@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto';
 import { type Claim, claimOf, labelsOf } from '../../kit/claim.ts';
+import { egressVariables } from '../../kit/egress.ts';
 import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import type { LxdSettings } from './settings.ts';
@@ -70,6 +71,7 @@ export function describeInstance(
 ): object {
   const image = 'offers' in settings ? settings.offers.find(({ id }) => id === claim.offer)?.image : undefined;
   const quota = Math.max(1, Math.round(claim.cpus * CPU_PERIOD_MILLISECONDS));
+  const variables = Object.entries(egressVariables(settings, claim.offer));
   const labels = Object.entries(labelsOf(claim)).map(([key, value]) => [USER_KEY + key, value]);
   return {
     name: nameOf(claim.tag),
@@ -78,6 +80,7 @@ export function describeInstance(
     profiles: [],
     config: {
       ...Object.fromEntries(labels),
+      ...Object.fromEntries(variables.map(([name, value]) => [`environment.${name}`, value])),
       [CREATED_KEY]: String(created),
       'boot.autostart': 'false',
       'limits.cpu': String(Math.ceil(claim.cpus)),

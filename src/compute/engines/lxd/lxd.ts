@@ -2,6 +2,7 @@ import type { Backend, Created, Extended, Machine, Owned, Ref, Spec } from '../.
 import { createReservations } from '../../kit/capacity.ts';
 import { sizeOf } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
+import { egressLists } from '../../kit/egress.ts';
 import { READ_LIMITS } from '../../kit/limits.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
@@ -14,7 +15,7 @@ import { createMaker, type LxdOrder } from './create.ts';
 import { CREATED_KEY, claimIn, nameOf } from './describe.ts';
 import { createHost } from './host.ts';
 import { createInstances, stateOf } from './instances.ts';
-import { beginIn, runProgram } from './program.ts';
+import { beginEgress, beginIn, runProgram } from './program.ts';
 import type { LxdSettings } from './settings.ts';
 import { readUsage } from './usage.ts';
 
@@ -25,9 +26,14 @@ import { readUsage } from './usage.ts';
  */
 export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix: string; now: () => number }): Backend {
   const lxd = openLxdApi(settings, settings.project);
+  const egress = egressLists(settings);
   const guest = createGuest((ref, order) => beginIn(lxd, ref, order, settings), {
     relay: WATCHDOG_PATH,
     usage: (ref) => readUsage(lxd, ref),
+    egress: {
+      listOf: (spec) => egress(sizeOf(settings, spec).offer),
+      begin: (ref) => beginEgress(lxd, ref),
+    },
   });
   const host = createHost(lxd);
   const instances = createInstances(lxd);

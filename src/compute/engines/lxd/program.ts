@@ -1,8 +1,12 @@
 import { constants } from 'node:os';
 import { type Duplex, PassThrough } from 'node:stream';
 import { finished } from 'node:stream/promises';
+import type { LineSession } from '../../../egress/line.ts';
 import type { Ref } from '../../backend.ts';
+import { egressCommand, egressSession } from '../../kit/egress.ts';
 import { newMark, WITH_EXIT_MARK, withoutMark } from '../../kit/exit-mark.ts';
+import { RUNNING_WATCHDOG } from '../../kit/watchdog.ts';
+import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
 import { WAITING } from '../../machine/waiting.ts';
 import { type LxdApi, succeeded } from './api.ts';
@@ -155,6 +159,12 @@ async function quiet(pipes: Pipe[]): Promise<void> {
     await new Promise((resolve) => setTimeout(resolve, QUIET_MILLISECONDS));
   }
   for (const { from } of pipes) from.off('data', count);
+}
+
+/** Starts the program of the way out as the watchdog's user: no tenant can signal or trace it. */
+export async function beginEgress(lxd: LxdApi, ref: Ref): Promise<LineSession> {
+  const how = { user: WATCHDOG_USER, isBare: true };
+  return egressSession(await begin(lxd, ref, egressCommand(RUNNING_WATCHDOG), how));
 }
 
 /** Runs one program as `user`, and nothing else, and waits at most `milliseconds` for it. */

@@ -1,5 +1,6 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
+import { egress } from '../../kit/egress.ts';
 import {
   above0,
   DOUBLE_ID,
@@ -42,6 +43,7 @@ const shared = {
     v.pipe(v.string(), v.regex(/^(\/[A-Za-z0-9_-][\w.-]*)+$/, 'must be an absolute path')),
     '/home/lease',
   ),
+  egress,
   pids: v.optional(whole(16, 1_000_000), 512),
   provision_seconds: v.optional(whole(1, 86_400), 60),
 };
@@ -70,9 +72,9 @@ const Offers = v.pipe(
   v.strictObject({
     ...shared,
     limits,
-    /** An offer may have its own image instead of the common one. */
+    /** An offer may have its own image and egress instead of the common ones. */
     offers: v.pipe(
-      v.array(v.strictObject({ ...offerFields, count: offerCount, image: v.optional(image) })),
+      v.array(v.strictObject({ ...offerFields, count: offerCount, image: v.optional(image), egress })),
       v.minLength(1),
       v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
     ),

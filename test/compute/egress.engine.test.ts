@@ -8,11 +8,23 @@ import { openSite, PUBLIC } from '../egress/proxy-shared.ts';
 import { openTestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
+import { LXD_IMAGE, openLxd } from './engines/lxd.ts';
 import { openPodman } from './engines/podman.ts';
 
-const ENGINES: [name: string, open: (t: TestContext) => Promise<Engine | undefined>][] = [
-  ['Docker', (t) => openDocker(t, { shared: true })],
-  ['Podman', (t) => openPodman(t)],
+type Opened = { settings: object; stop(): unknown };
+const containers = (engine: Engine | undefined): Opened | undefined =>
+  engine && { settings: { backend: 'container', socket: engine.socket, image: IMAGE }, stop: engine.stop };
+
+const ENGINES: [name: string, open: (t: TestContext) => Promise<Opened | undefined>][] = [
+  ['Docker', async (t) => containers(await openDocker(t, { shared: true }))],
+  ['Podman', async (t) => containers(await openPodman(t))],
+  [
+    'LXD',
+    async (t) => {
+      const lxd = await openLxd(t);
+      return lxd && { settings: { backend: 'lxd', socket: lxd.socket, image: LXD_IMAGE, user: 0 }, stop: lxd.stop };
+    },
+  ],
 ];
 const ANSWER = 'HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello\n';
 
@@ -33,9 +45,7 @@ for (const [name, openEngine] of ENGINES)
     };
     const prices = { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' };
     const slot = {
-      backend: 'container',
-      socket: engine.socket,
-      image: IMAGE,
+      ...engine.settings,
       prices,
       limits: { cpus: 4, memory_gib: 4 },
       egress: ['good.test', '*.better.test:8080'],
