@@ -176,14 +176,25 @@ test('a user whose submission has no known outcome stays claimed for two minutes
 test('a cluster that is fit is found so, with what only weakens the wall between tenants said', async (t) => {
   const it = await subject(t, { chips: { h100: CHIPS.h100, both: CHIPS.both } });
   if (!it) return;
-  const names = ['commands', 'controller', 'partition', 'job_user', 'chip h100', 'chip both', 'processes', 'devices'];
+  const names = [
+    'commands',
+    'controller',
+    'partition',
+    'nodes',
+    'job_user',
+    'chip h100',
+    'chip both',
+    'processes',
+    'devices',
+  ];
   const found = await checked(it.cluster, { chips: { h100: CHIPS.h100, both: CHIPS.both } });
-  names.splice(6, 0, 'submission', 'other jobs');
+  names.splice(7, 0, 'submission', 'other jobs');
   assert.deepEqual([...found.keys()], [...names, 'directories', 'accounting']);
   for (const { ok, detail } of found.values()) assert.equal(ok, true, detail);
   const detail = (name: string) => found.get(name)?.detail ?? '';
   assert.match(detail('controller'), /is UP$/);
   assert.match(detail('partition'), /^main is UP, MaxTime UNLIMITED$/);
+  assert.equal(detail('nodes'), 'all 1 take jobs');
   assert.match(detail('job_user'), /^Warning: nobody is user 65534.*they can read, signal and enter each other/);
   assert.match(detail('chip h100'), /^Job \d+ to start at .* in partition main; gpu:h100:1 is on \S+ \(IDLE\)$/);
   assert.match(detail('submission'), /^Slurm refuses what nobody submits: .*submitted by Purser alone/);
@@ -224,6 +235,7 @@ test('what is wrong with a cluster is said, with what to do about it', async (t)
       'chip h100',
       /not available\. Nodes: \S+ \(IDLE\+DRAIN: broken fan .*\)\. Correct chips\.h100, or make/,
     );
+    await hear({}, 'nodes', /^1 of 1 take no jobs: \S+ is drained \(broken fan\)\. Repair them, then: scontrol update/);
     await update('PartitionName=main', 'State=DOWN', 'MaxTime=1-00:10:00');
     await hear(
       { limits: { max_seconds: 87_001 } },

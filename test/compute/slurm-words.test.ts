@@ -76,6 +76,19 @@ test('why a job waits is said in plain words that name nothing', () => {
   }
 });
 
+test('nodes that are down are said, without their names', () => {
+  const nodes = (...states: string[]) => states.map((state) => ({ name: 'secret-node', state, reason: 'fan' }));
+  for (const [reason, states, words] of [
+    ['Resources', ['down*', 'drained', 'draining', 'fail'], 'every node that it may run on is down'],
+    ['None', ['drained'], 'every node that it may run on is down'],
+    ['Resources', ['mixed', 'drained'], 'it waits until what it needs is free, and some nodes are down'],
+    ['Priority', ['mixed', 'drained'], 'it waits behind jobs of a higher priority'],
+    ['Resources', ['idle', 'idle*', 'allocated', 'powered_down', 'idle~'], 'it waits until what it needs is free'],
+    ['Resources', [], 'it waits until what it needs is free'],
+  ] as const)
+    assert.equal(waitsFor(reason, nodes(...states)), words, `${reason} ${states}`);
+});
+
 test('the configuration refuses a job_user that is root or ourselves, and what Slurm could misread', () => {
   const slot = (change: object) => ({
     provider_two: {

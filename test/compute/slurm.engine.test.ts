@@ -126,6 +126,38 @@ test('an offer is available while a job of it would start now, and the answer ne
   }
 });
 
+test('while every node is down nothing is available, a create is refused, and a job in the queue says so', async (t) => {
+  const it = await subject(t, { chips: CHIPS });
+  if (!it) return;
+  const { cluster } = it;
+  const first = await it.submit('both');
+  await it.running(first);
+  const queued = await it.submit('h100');
+  const waitsFor = async () => (await open(cluster).inspect(queued))?.waitsFor;
+  await until('it waits for the first', async () => (await waitsFor()) === 'it waits until what it needs is free');
+  const node = (await cluster.slurm('sinfo', '-h', '-N', '-o', '%N')).trim();
+  await cluster.slurm('scontrol', 'update', `NodeName=${node}`, 'State=DRAIN', 'Reason=a broken | fan');
+  try {
+    assert.equal(await waitsFor(), 'every node that it may run on is down');
+    const other = open(cluster);
+    assert.deepEqual(
+      (await other.offers(UNHURRIED_MILLISECONDS)).filter(({ available }) => available),
+      [],
+    );
+    const quote = await other.quote({ chip: 'h100', max_seconds: 600 });
+    assert.deepEqual(await other.create({ tag: freshTag(), quote, deadline: now() + 1500 }), {
+      kind: 'refused',
+      code: 'capacity_unavailable',
+      reason: 'Every node of the cluster is down. Nothing was charged.',
+    });
+  } finally {
+    await cluster.slurm('scontrol', 'update', `NodeName=${node}`, 'State=RESUME');
+  }
+  await it.gone(first);
+  await it.running(queued);
+  await it.gone(queued);
+});
+
 test('what Slurm cannot give is refused, and nothing is left in the queue', async (t) => {
   const it = await subject(t);
   if (!it) return;

@@ -1,18 +1,20 @@
 import type { CheckFinding, Owned } from '../../backend.ts';
 import { finding, warning } from '../../finding.ts';
 import { type SlurmCommands, type User, wordsOf } from './command.ts';
+import { areAllDown, nodesDown, type SlurmNode } from './nodes.ts';
 import type { SlurmSettings } from './settings.ts';
 import type { JobUsers } from './user.ts';
 
 /** Every program this backend runs, here and on the nodes. */
-const PROGRAMS = ['sbatch', 'squeue', 'scontrol', 'scancel', 'srun', 'id', 'script'];
-const STRANGERS_SHOWN_MAX = 10;
+const PROGRAMS = ['sbatch', 'squeue', 'sinfo', 'scontrol', 'scancel', 'srun', 'id', 'script'];
+const SHOWN_MAX = 10;
 const MISSING = 'for it; do command -v "$it" >/dev/null || echo "$it"; done';
 
 type Record = ReadonlyMap<string, string>;
 
 type CheckParts = {
   users: JobUsers['all'];
+  nodes(): Promise<SlurmNode[]>;
   /** The sbatch options of a chip's job. */
   ask(chip: string, user: User): string[];
   /** Returns the jobs of our users that are not this installation's. */
@@ -26,7 +28,7 @@ type CheckParts = {
 export async function checkSlurm(
   slurm: SlurmCommands,
   settings: SlurmSettings,
-  { users, ask, strangers }: CheckParts,
+  { users, nodes: nodesOfOurs, ask, strangers }: CheckParts,
 ): Promise<CheckFinding[]> {
   const say = async (...argv: string[]) => {
     const result = await slurm.run(argv);
@@ -71,6 +73,7 @@ export async function checkSlurm(
     await finding('partition', async () =>
       checkPartition(settings, recordsOf(await say('scontrol', '--oneliner', 'show', 'partition'))),
     ),
+    await finding('nodes', async () => checkNodes(await nodesOfOurs())),
     await finding('job_user', async () => checkUsers(settings, await users())),
     ...chips,
     await finding('submission', async () => {
@@ -99,6 +102,17 @@ export async function checkSlurm(
   ];
 }
 
+/** Checks that the nodes of our partitions take jobs. */
+function checkNodes(nodes: readonly SlurmNode[]): string {
+  const down = nodesDown(nodes);
+  if (!down.length) return `all ${nodes.length} take jobs`;
+  const some = down.slice(0, SHOWN_MAX).map(({ name, state, reason }) => `${name} is ${state} (${reason})`);
+  const more = down.length > some.length ? ` and ${down.length - some.length} more` : '';
+  const words = `${down.length} of ${nodes.length} take no jobs: ${some.join(', ')}${more}. Repair them, then: scontrol update NodeName=… State=RESUME`;
+  if (areAllDown(nodes)) throw new Error(words);
+  return warning(words);
+}
+
 /** Reports whether tenants share a user. */
 function checkUsers(settings: SlurmSettings, all: readonly User[]): string {
   const who = all.map(({ name, uid, gid }) => `${name} is user ${uid} of group ${gid}`).join(', ');
@@ -111,7 +125,7 @@ function checkUsers(settings: SlurmSettings, all: readonly User[]): string {
 /** Checks that the job users have no jobs but leases of this installation. */
 function checkOtherJobs(settings: SlurmSettings, others: readonly Owned[]): string {
   if (!others.length) return 'the job users have none';
-  const some = others.slice(0, STRANGERS_SHOWN_MAX).map(({ ref, tag, state }) => `${ref} (${tag}, ${state})`);
+  const some = others.slice(0, SHOWN_MAX).map(({ ref, tag, state }) => `${ref} (${tag}, ${state})`);
   const more = others.length > some.length ? ` and ${others.length - some.length} more` : '';
   throw new Error(
     `${others.length} jobs of the job users are no lease of this installation: ${some.join(', ')}${more}. ${settings.exclusive_user ? 'The running server ends them after some minutes' : 'Nobody pays for them. End them with scancel, or set exclusive_user: true if these users have no other purpose'}`,

@@ -1,5 +1,6 @@
 import type { Machine } from '../../backend.ts';
 import { LAUNCHER, PROCESSES } from '../../machine/process.ts';
+import { areAllDown, nodesDown, type SlurmNode } from './nodes.ts';
 
 /** A lease as a job: its script, and how to read its state from `squeue`. */
 
@@ -186,7 +187,7 @@ export function parseJobs(output: string, mark: string): SlurmJob[] {
 type RecordFields = [string, string, string, string, string, string, string, string];
 
 /**
- * The tenant's description of why a job waits, by the beginning of Slurm's reason (`man squeue`, JOB REASON CODES). Slurm's own
+ * Descriptions for tenants of why a job waits, by the beginning of Slurm's reason (`man squeue`, JOB REASON CODES). Slurm's own
  * words may name nodes.
  */
 const WAITS: [reason: RegExp, words: string][] = [
@@ -198,5 +199,9 @@ const WAITS: [reason: RegExp, words: string][] = [
   [/^(QOS|Assoc|Max)|Limit/, 'a limit of the cluster is reached'],
   [/^JobHeld/, 'an administrator of the cluster holds it'],
 ];
-export const waitsFor = (reason: string) =>
-  WAITS.find(([it]) => it.test(reason))?.[1] ?? 'it waits in the queue of the cluster';
+/** Returns why a job waits, in words for its tenant. `nodes` are those that it may run on, as far as they are known. */
+export function waitsFor(reason: string, nodes: readonly SlurmNode[] = []): string {
+  if (areAllDown(nodes)) return 'every node that it may run on is down';
+  const words = WAITS.find(([it]) => it.test(reason))?.[1] ?? 'it waits in the queue of the cluster';
+  return reason === 'Resources' && nodesDown(nodes).length ? `${words}, and some nodes are down` : words;
+}

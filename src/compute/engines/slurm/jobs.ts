@@ -2,6 +2,7 @@ import { randomBytes } from 'node:crypto';
 import type { Machine, Owned } from '../../backend.ts';
 import { type SlurmCommands, wordsOf } from './command.ts';
 import { formatOf, parseJobs, type SlurmJob, waitsFor } from './job.ts';
+import type { SlurmNode } from './nodes.ts';
 import type { JobUsers } from './user.ts';
 
 const STRANGER_NAME_CHARACTERS_MAX = 100;
@@ -86,13 +87,13 @@ export function parseRef(ref: string): { jobId: string; tag: string } {
   return { jobId, tag };
 }
 
-/** Describes a job as a machine. */
-export function machineOf({ id, name, state, endsAt, reason }: SlurmJob): Machine {
+/** Describes a job as a machine. `nodes` are those that it may run on, as far as they are known. */
+export function machineOf({ id, name, state, endsAt, reason }: SlurmJob, nodes?: readonly SlurmNode[]): Machine {
   if (state === 'gone') throw new Error('a job that is gone is no machine');
   return {
     ref: refOf(id, name),
     state,
     ...(endsAt === undefined ? {} : { deadline: endsAt }),
-    ...(reason === undefined ? {} : { note: `Slurm says: ${reason}`, waitsFor: waitsFor(reason) }),
+    ...(reason === undefined ? {} : { note: `Slurm says: ${reason}`, waitsFor: waitsFor(reason, nodes) }),
   };
 }

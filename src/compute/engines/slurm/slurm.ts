@@ -1,11 +1,13 @@
 import { formatUsd, Nanos } from '../../../base/money.ts';
 import type { Backend, Extended, Machine, Offer } from '../../backend.ts';
 import { chipOf, quoteOf } from '../../kit/priced.ts';
+import { createRecent } from '../../kit/recent.ts';
 import { createGuest, type Proof } from '../../machine/guest.ts';
 import { checkSlurm } from './check.ts';
 import { createSlurmCommands, type User, wordsOf } from './command.ts';
 import { CONTROLLER_LOST_SECONDS, MOVED_SIGNAL, REFUSE_WITHOUT_SCRIPT } from './job.ts';
 import { createJobs, machineOf, parseRef } from './jobs.ts';
+import { listNodes } from './nodes.ts';
 import type { SlurmSettings } from './settings.ts';
 import { beginIn, type RunningJob } from './step.ts';
 import { createSubmitter, describeJob, MIN_SECONDS } from './submit.ts';
@@ -37,7 +39,8 @@ export function openSlurmBackend(
   const guest = createGuest(async (ref, order) => beginIn(slurm.start, await runningJob(ref), order), { proofOf });
   const users = createJobUsers(slurm, settings, { leases, now });
   const jobs = createJobs(slurm, users);
-  const { create, free } = createSubmitter(slurm, settings, { users, jobs, lostSeconds, now });
+  const nodes = createRecent(() => listNodes(slurm, settings));
+  const { create, free } = createSubmitter(slurm, settings, { users, jobs, nodes, lostSeconds, now });
 
   /** The controller is asked: the configuration of this machine may name another cluster than the one that answers. */
   async function identity(): Promise<string | undefined> {
@@ -49,7 +52,7 @@ export function openSlurmBackend(
 
   async function inspect(ref: string): Promise<Machine | undefined> {
     const job = await jobs.look(ref);
-    return job && machineOf(job);
+    return job && machineOf(job, job.state === 'provisioning' ? await nodes.get() : undefined);
   }
 
   /**
@@ -117,6 +120,7 @@ export function openSlurmBackend(
       check: () =>
         checkSlurm(slurm, settings, {
           users: users.all,
+          nodes: () => listNodes(slurm, settings),
           ask: (chip, as) =>
             describeJob(settings, 'purser-check', quoteOf(settings, { chip, max_seconds: MIN_SECONDS }), as),
           strangers: () => jobs.strangers(prefix),

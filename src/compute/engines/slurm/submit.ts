@@ -1,9 +1,10 @@
 import type { Created, MachineQuote, SpecTwo } from '../../backend.ts';
 import { chipOf, quoteOf } from '../../kit/priced.ts';
-import { createRecent } from '../../kit/recent.ts';
+import { createRecent, type Recent } from '../../kit/recent.ts';
 import { type CommandResult, NeverStarted, type SlurmCommands, type User, wordsOf } from './command.ts';
 import { scriptOf } from './job.ts';
 import { refOf, type SlurmJobs } from './jobs.ts';
+import { areAllDown, type SlurmNode } from './nodes.ts';
 import type { SlurmSettings } from './settings.ts';
 import type { JobUsers, UserClaim } from './user.ts';
 
@@ -38,13 +39,19 @@ const REFUSALS: [words: RegExp, code: 'capacity_unavailable' | 'provider_unavail
   [/Unable to create job record, try again/, 'capacity_unavailable'],
 ];
 
-type SlurmParts = { users: JobUsers; jobs: SlurmJobs; lostSeconds: number; now: () => number };
+type SlurmParts = {
+  users: JobUsers;
+  jobs: SlurmJobs;
+  nodes: Recent<SlurmNode[]>;
+  lostSeconds: number;
+  now: () => number;
+};
 
 /** Creates the calls that submit jobs, and those that ask which job would start now. */
 export function createSubmitter(
   slurm: SlurmCommands,
   settings: SlurmSettings,
-  { users, jobs, lostSeconds, now }: SlurmParts,
+  { users, jobs, nodes, lostSeconds, now }: SlurmParts,
 ) {
   const free = createRecent(freeChips);
 
@@ -53,6 +60,13 @@ export function createSubmitter(
       const reason = 'The job could not be submitted. Nothing was charged.';
       return { kind: 'refused', code: 'provider_unavailable', reason, words: (error as Error).message };
     };
+    // Such a job would wait in the queue, with its money held, for a node that somebody has to repair.
+    if (areAllDown((await nodes.get()) ?? []))
+      return {
+        kind: 'refused',
+        code: 'capacity_unavailable',
+        reason: 'Every node of the cluster is down. Nothing was charged.',
+      };
     let claim: UserClaim | undefined;
     try {
       claim = await users.claim(jobs.usersWithJobs);
