@@ -160,7 +160,7 @@ let template: Buffer | undefined;
  * Creates the disk reserve without its blocks. A server writes them two seconds after its start, so on a busy machine more
  * servers of tests would write them.
  */
-function makeReserve(directory: string): void {
+export function makeReserve(directory: string): void {
   const { reserve } = files(directory);
   writeFileSync(reserve, '');
   truncateSync(reserve, reserveOn(Number.MAX_SAFE_INTEGER));

@@ -10,6 +10,7 @@ import { readConfig } from '../../src/config/config.ts';
 import { files } from '../../src/files/data-directory.ts';
 import { openApp } from '../../src/main/app.ts';
 import { createRandom, length, type Random, SEED } from '../helper/random.ts';
+import { makeReserve } from '../helper/server.ts';
 import { NOTES, openStory } from './story.ts';
 
 const DAMAGES = length(20, 120);
@@ -59,6 +60,7 @@ async function startFault(directory: string): Promise<string | undefined> {
       log: createLog('error', [], () => {}),
       who: 'a test',
       create: true,
+      writesHere: true, // Starting a thread from source takes longer than the start that is tested.
       fatal: (error) => {
         throw error;
       },
@@ -85,6 +87,7 @@ test(`of ${DAMAGES} random damages every one that changes an acknowledged row is
   const damaged = (from: string, damage?: Damage) => {
     const to = mkdtempSync(join(scratch, 'damaged-'));
     cpSync(from, to, { recursive: true });
+    makeReserve(to);
     damage?.apply(to);
     return to;
   };

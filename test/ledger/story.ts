@@ -79,7 +79,7 @@ export async function openStory(t: TestContext): Promise<{ killed: string; close
     t.after(() => rmSync(to, { recursive: true, force: true }));
     cpSync(purser.directory, to, {
       recursive: true,
-      filter: (file) => !/purser\.(sock|lock)|leases|ledger\.clock\.new/.test(file),
+      filter: (file) => !/purser\.(sock|lock)|leases|\/reserve|ledger\.clock\.new/.test(file),
     });
     return to;
   };

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import root from '@opentelemetry/otlp-transformer/build/src/generated/root.js';
-import type { Receiver } from '../helper/receiver.ts';
+import type { Got, Receiver } from '../helper/receiver.ts';
 
 export type GotSpan = {
   traceId: string;
@@ -70,9 +70,18 @@ const valuesOf = (attributes: unknown) =>
     }),
   );
 
+/** Each request is decoded once: a wait looks at all of them after each. */
+const decoded = new WeakMap<Got, GotSpan[]>();
+
 /** Every span that a collector accepted. */
 export const spansOf = (collector: Receiver): GotSpan[] =>
-  collector.got.filter(({ status }) => status >= 200 && status < 300).flatMap(({ text }) => decode(text).spans);
+  collector.got
+    .filter(({ status }) => status >= 200 && status < 300)
+    .flatMap((it) => {
+      const spans = decoded.get(it) ?? decode(it.text).spans;
+      decoded.set(it, spans);
+      return spans;
+    });
 
 /** Resolves with the spans once there are so many. */
 export async function spansUntil(collector: Receiver, count: number): Promise<GotSpan[]> {
