@@ -97,7 +97,10 @@ test('under gVisor, whatever root replaces or breaks: the deadline is moved by P
 });
 
 for (const [runtime, said] of [
-  [RUNSC, /^true: .*took a deadline, was found by its tag and ran a command, and its way out opened; it was destroyed and is gone$/],
+  [
+    RUNSC,
+    /^true: .*took a deadline, was found by its tag and ran a command, and its way out opened; it was destroyed and is gone$/,
+  ],
   [NO_WALL, /^false: .*it runs, but it shares the kernel of its host \(\S+\), and kata is sold as a wall\./],
   [
     UNLIMITED,

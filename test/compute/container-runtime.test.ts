@@ -118,12 +118,13 @@ const KEPT = {
   /** Seconds of processors that are counted in four seconds. */
   cpuSeconds: 4,
   processes: { current: 9, limit: 512 } as { current?: number; limit?: number },
-  take: { exitCode: 137, timedOut: false } as { exitCode: number; timedOut: boolean } | Error,
+  take: { exitCode: 137, timedOut: false } as { exitCode: number; timedOut: boolean } | Error | 'never',
   isRunning: true,
   memoryMax: 0,
 };
 const FOUND: [what: string, change: Partial<typeof KEPT>, found: RegExp | undefined][] = [
   ['all that was sold', {}, undefined],
+  ['a container that ends before its command does', { take: 'never', isRunning: false }, undefined],
   ['a container that ends with its memory', { take: new Error('the stream broke'), isRunning: false }, undefined],
   [
     'the kernel of the host',
@@ -171,6 +172,7 @@ for (const [what, change, found] of FOUND)
         if (command.startsWith('read ')) return { stdout: Buffer.from(it.version) };
         if (command.startsWith('i=0')) return { exitCode: 137, timedOut: true };
         if (it.take instanceof Error) throw it.take;
+        if (it.take === 'never') return new Promise(() => {});
         return it.take;
       },
     } as unknown as Guest;

@@ -133,11 +133,7 @@ test('whatever goes wrong in a trial is said, and the machine is destroyed all t
   for (const [over, what, calls] of [
     [{ offers: fault }, /^No machine was made: the engine is on fire$/, []],
     [{ guest: guest(fault) }, /on fire; it was destroyed and is gone$/, ['create 300', 'destroy m']],
-    [
-      { guest: guest(exec) },
-      /ended with 127 in it: no shell; it was destroyed/,
-      ['create 300', 'destroy m'],
-    ],
+    [{ guest: guest(exec) }, /ended with 127 in it: no shell; it was destroyed/, ['create 300', 'destroy m']],
     [
       { extend: async () => ({ kind: 'refused', reason: 'the watchdog did not take it' }) as const },
       /it runs, but its deadline could not be moved: the watchdog did not take it; it was destroyed/,
