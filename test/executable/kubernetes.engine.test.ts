@@ -89,10 +89,10 @@ test('leases on a real Kubernetes, by the executable alone and the rights of the
     const { url } = (await ask('port', { id, port: 8080 })).body;
     const chromium = await openChromium(t, new URL(url).origin);
     if (chromium) {
-      const { page } = await chromium.open();
+      const { page, context } = await chromium.open();
       await page.goto(url);
       assert.equal(await page.textContent('h1'), 'Hello');
-      await chromium.browser.close();
+      await context.close();
     }
 
     const extended = await ask('extend', { id, additional_seconds: MORE_SECONDS }, randomUUID());

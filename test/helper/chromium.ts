@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import type { TestContext } from 'node:test';
+import { after, type TestContext } from 'node:test';
 import { type Browser, type BrowserContext, type BrowserContextOptions, chromium, type Page } from 'playwright-core';
 import { hasComponent } from './component.ts';
 
@@ -13,28 +13,31 @@ const axe = () => readFileSync(createRequire(import.meta.url).resolve('axe-core/
 
 /** A browser whose network ends at the given origins, and the faults that occurred in it. */
 export type Chromium = {
-  browser: Browser;
   /** Opens a window with its own cookies, size and colours. */
   open(options?: BrowserContextOptions): Promise<{ page: Page; context: BrowserContext }>;
   /** Requests to other origins, script errors, refusals of the content security policy, and dialogs. */
   faults: string[];
 };
 
-/** Starts Debian's Chromium; undefined, and the test is skipped, where there is none. */
+/** One browser for all tests of a process, each of which has windows of its own: to start one takes two seconds. */
+let shared: Promise<Browser> | undefined;
+after(async () => (await shared)?.close());
+
+/** Opens Debian's Chromium; undefined, and the test is skipped, where there is none. The windows of a test are closed with it. */
 export async function openChromium(t: TestContext, ...origins: string[]): Promise<Chromium | undefined> {
   if (!hasComponent(t, 'chromium')) return undefined;
-  const browser = await chromium.launch({
+  shared ??= chromium.launch({
     executablePath: CHROMIUM,
     args: ['--no-sandbox', '--disable-gpu'],
     timeout: 0, // No limit: a step ends by what it waits for.
   });
-  t.after(() => browser.close());
+  const browser = await shared;
   const faults: string[] = [];
   return {
-    browser,
     faults,
     async open(options = {}) {
       const context = await browser.newContext(options);
+      t.after(() => context.close());
       await context.route('**', (route) => {
         const { origin } = new URL(route.request().url());
         if (origins.includes(origin)) return route.continue();

@@ -60,25 +60,13 @@ async function openLater(t: TestContext): Promise<Sample> {
   return sample;
 }
 
-async function ask(
-  t: TestContext,
-  answer: (person: Person, sample: Sample) => Promise<void>,
-  viewport = { width: 1280, height: 860 },
-): Promise<void> {
-  const sample = await openLater(t);
-  const chromium = await openChromium(t, sample.url);
-  if (!chromium) return;
-  const { page } = await chromium.open({ viewport, timezoneId: 'UTC', hasTouch: viewport.width < 500 });
-  await page.goto((await sample.run('ui.link', {})).url);
-  const person = new Person(page);
-  await answer(person, sample);
-  t.diagnostic(`${person.clicks} clicks`);
-  assert.ok(person.clicks <= CLICK_COUNT_MAX, `${person.clicks} clicks`);
-  assert.deepEqual(chromium.faults, []);
-}
+const DESK = { width: 1280, height: 860 };
+const PHONE = { width: 390, height: 844 };
+const ON_THE_PHONE = 'stop an agent, on the phone';
 
-test('what did it cost this month?', (t) =>
-  ask(t, async ({ page }, sample) => {
+/** How a person finds each answer. What changes the sample comes last. */
+const QUESTIONS: Record<string, (person: Person, sample: Sample) => Promise<void>> = {
+  async 'what did it cost this month?'({ page }, sample) {
     const now = new Date(sample.clock.wall());
     const since = Date.UTC(now.getUTCFullYear(), now.getUTCMonth()) / 1000;
     const { total } = await sumSpending(sample.app.ledger.read, {
@@ -89,10 +77,9 @@ test('what did it cost this month?', (t) =>
     assert.ok(total > 0n);
     const figure = page.locator('.figure').filter({ hasText: 'Charged this month' });
     assert.equal(await figure.locator('.value').innerText(), brief(total));
-  }));
+  },
 
-test('which model grew, the last 7 days beside the 7 before?', (t) =>
-  ask(t, async (person, sample) => {
+  async 'which model grew, the last 7 days beside the 7 before?'(person, sample) {
     await person.open('Spending');
     await person.click(person.page.getByRole('link', { name: 'The last 7 days beside the 7 before' }));
     await person.page.getByText('in the same time before').waitFor();
@@ -107,10 +94,9 @@ test('which model grew, the last 7 days beside the 7 before?', (t) =>
       assert.deepEqual([nanos(shown.Charged), nanos(shown['Time before'])], [charged, before], key);
       assert.equal(nanos(shown.Change), charged - before, key);
     }
-  }));
+  },
 
-test('why is this wallet empty: charged, delegated, held, and by which model?', (t) =>
-  ask(t, async (person, sample) => {
+  async 'why is this wallet empty: charged, delegated, held, and by which model?'(person, sample) {
     const [wallet] = sample.wallets as [Sample['wallets'][0]];
     await person.open('Wallets');
     await person.click(person.page.getByRole('link', { name: wallet.name, exact: true }));
@@ -124,44 +110,27 @@ test('why is this wallet empty: charged, delegated, held, and by which model?', 
     const { rows } = await sumSpending(sample.app.ledger.read, { by: 'model', scope: { wallet: wallet.id } });
     for (const { key, charged } of rows)
       assert.equal(Number((await person.row('Spent by model', key)).Charged), Number(charged) / 1e9, key);
-  }));
+  },
 
-test('where is request X?', (t) =>
-  ask(t, async (person, sample) => {
+  async 'where is request X?'(person, sample) {
     const { operations } = await sample.run('operation.list', { limit: 100 });
     const sought = operations.at(-1) as (typeof operations)[0];
     await person.open('Operations');
     await person.write(person.page.getByLabel(/request/i), sought.request_id);
     await person.page.waitForURL(`**/operations/${sought.id}`);
     await person.page.getByText(sought.request_id).first().waitFor();
-  }));
+  },
 
-test('who used the tag job=nightly yesterday?', (t) =>
-  ask(t, async (person) => {
+  async 'who used the tag job=nightly yesterday?'(person) {
     await person.open('Spending');
     await person.click(person.page.getByRole('link', { name: 'Yesterday by tag' }));
     await person.click(person.page.getByRole('link', { name: 'job=nightly', exact: true }));
     const names = person.page.getByRole('region', { name: 'Spending', exact: true }).locator('td.name');
     await person.page.getByRole('heading', { name: 'By wallet, yesterday' }).waitFor();
     assert.deepEqual((await names.allInnerTexts()).toSorted(), ['code review', 'research agent']);
-  }));
+  },
 
-test('stop an agent, on the phone', (t) =>
-  ask(
-    t,
-    async (person, sample) => {
-      const [wallet] = sample.wallets as [Sample['wallets'][0]];
-      const row = person.page.getByRole('row').filter({ hasText: wallet.name });
-      await person.click(row.getByRole('link', { name: 'Stop' }));
-      await person.click(person.page.getByRole('button', { name: 'Freeze the wallet' }));
-      await person.page.getByText('The wallet is frozen.').waitFor();
-      assert.equal((await sample.chat(wallet.token)).body.error.code, 'wallet_frozen');
-    },
-    { width: 390, height: 844 },
-  ));
-
-test('raise a budget by two dollars', (t) =>
-  ask(t, async (person, sample) => {
+  async 'raise a budget by two dollars'(person, sample) {
     const [wallet] = sample.wallets as [Sample['wallets'][0]];
     const { budget } = sample.wallet(wallet.id);
     await person.open('Wallets');
@@ -169,10 +138,9 @@ test('raise a budget by two dollars', (t) =>
     await person.write(person.page.getByLabel('Raise the budget by'), '2');
     await person.page.getByText('The budget was changed.').waitFor();
     assert.equal(sample.wallet(wallet.id).budget - budget, 2_000_000_000n);
-  }));
+  },
 
-test('which lease has the latest deadline?', (t) =>
-  ask(t, async (person, sample) => {
+  async 'which lease has the latest deadline?'(person, sample) {
     const { token } = await sample.openWallet({ ...LONG, name: 'the long one' });
     const { body } = await sample.lease(token, randomUUID(), { cpus: 0.5, memory_gib: 0.25, max_seconds: 3600 });
     const short = await sample.openWallet({ ...LONG, name: 'the short one' });
@@ -181,4 +149,32 @@ test('which lease has the latest deadline?', (t) =>
     const latest = person.page.locator('.figure').filter({ hasText: 'Latest deadline' });
     assert.match(await latest.innerText(), /the long one/);
     assert.equal(await latest.locator(`a[href="/leases/${body.id}"]`).count(), 1);
-  }));
+  },
+
+  async [ON_THE_PHONE](person, sample) {
+    const [wallet] = sample.wallets as [Sample['wallets'][0]];
+    const row = person.page.getByRole('row').filter({ hasText: wallet.name });
+    await person.click(row.getByRole('link', { name: 'Stop' }));
+    await person.click(person.page.getByRole('button', { name: 'Freeze the wallet' }));
+    await person.page.getByText('The wallet is frozen.').waitFor();
+    assert.equal((await sample.chat(wallet.token)).body.error.code, 'wallet_frozen');
+  },
+};
+
+test('what an owner asks', async (t) => {
+  const sample = await openLater(t);
+  const chromium = await openChromium(t, sample.url);
+  if (!chromium) return;
+  for (const [question, answer] of Object.entries(QUESTIONS))
+    await t.test(question, async (t) => {
+      const [viewport, hasTouch] = question === ON_THE_PHONE ? [PHONE, true] : [DESK, false];
+      const { page, context } = await chromium.open({ viewport, timezoneId: 'UTC', hasTouch });
+      await page.goto((await sample.run('ui.link', {})).url);
+      const person = new Person(page);
+      await answer(person, sample);
+      t.diagnostic(`${person.clicks} clicks`);
+      assert.ok(person.clicks <= CLICK_COUNT_MAX, `${person.clicks} clicks`);
+      assert.deepEqual(chromium.faults, []);
+      await context.close();
+    });
+});
