@@ -1,14 +1,12 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import test, { after } from 'node:test';
+import test from 'node:test';
 import { request } from 'undici';
 import WebSocket from 'ws';
 import { until } from '../helper/waiting.ts';
 import { openFakeKubernetes } from './engines/fake-kubernetes.ts';
-import { type ApiObject, type KubernetesCluster, openKubernetes } from './engines/kubernetes.ts';
-
-let shared: KubernetesCluster | undefined;
-after(() => shared?.stop());
+import type { ApiObject } from './engines/kubernetes.ts';
+import { sharedKubernetes } from './engines/kubernetes-subject.ts';
 
 /** What the backend relies on, of a real API server and of the fake one alike. */
 type Api = {
@@ -122,16 +120,16 @@ test('the fake API behaves as the backend relies on', async (t) => {
 });
 
 test('a real API behaves as the backend relies on', async (t) => {
-  shared ??= await openKubernetes(t, { shared: true });
+  const shared = await sharedKubernetes(t);
   if (!shared) return;
-  const { url, token, ca, api, image } = shared;
+  const { url, token, ca, api, image } = shared.cluster;
   await examine({ url, token, ca: readFileSync(ca), call: api }, image);
 });
 
 test('the cluster of the tests runs jobs and passes exit codes, again after its API server and its node were killed', async (t) => {
-  shared ??= await openKubernetes(t, { shared: true });
-  if (!shared) return;
-  const cluster = shared;
+  const cluster = (await sharedKubernetes(t))?.cluster;
+  if (!cluster) return;
+  t.after(() => cluster.kubectl(['delete', 'jobs', '--all', '--wait=false']));
   const create = (name: string) =>
     cluster.api('POST', '/apis/batch/v1/namespaces/default/jobs', jobOf(name, cluster.image));
   const running = (name: string) =>

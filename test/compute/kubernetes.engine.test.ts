@@ -5,30 +5,19 @@ import { jobName } from '../../src/compute/engines/kubernetes/describe.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
 import { until } from '../helper/waiting.ts';
 import { conform, gone } from './conformance.ts';
-import { type KubernetesCluster, openKubernetes } from './engines/kubernetes.ts';
-import { allowPurser, kubernetesSubject, NAMESPACE } from './engines/kubernetes-subject.ts';
+import type { KubernetesCluster } from './engines/kubernetes.ts';
+import { kubernetesSubject, NAMESPACE, sharedKubernetes } from './engines/kubernetes-subject.ts';
 import { workInGuest } from './guest.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
 
-let shared: { cluster: KubernetesCluster; kubeconfig: string } | undefined;
 const backends: Backend[] = [];
 after(async () => {
   for (const it of backends) await it.close();
-  await shared?.cluster.stop();
 });
 
-/** One cluster for the whole file. */
-async function openShared(t: TestContext) {
-  if (!shared) {
-    const cluster = await openKubernetes(t, { shared: true });
-    if (!cluster) return undefined;
-    shared = { cluster, kubeconfig: await allowPurser(cluster) };
-  }
-  return shared;
-}
 async function subject(t: TestContext, change: Parameters<typeof kubernetesSubject>[2] = {}) {
-  const it = await openShared(t);
+  const it = await sharedKubernetes(t);
   if (!it) return undefined;
   const opened = kubernetesSubject(it.cluster, it.kubeconfig, change);
   backends.push(opened.backend);
@@ -294,7 +283,7 @@ test('kubernetes: a lease on a dead node stays until its deadline is long over',
   const { backend, cluster } = opened;
   const tag = await start(opened);
   assert.deepEqual(await backend.extend(tag, now() + 600), { kind: 'done' });
-  await cluster.killNode(); // For good: this is the last test.
+  await cluster.killNode(); // For good: this file has its cluster for itself (test/layers.ts), and this is its last test.
   await backend.destroy(tag);
   await until('it is being removed', async () => (await podOf(cluster, tag)).metadata.deletionTimestamp !== undefined);
   await backend.destroy(tag);

@@ -4,8 +4,8 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { type ApiObject, type KubernetesCluster, openKubernetes } from '../compute/engines/kubernetes.ts';
-import { allowPurser, NAMESPACE } from '../compute/engines/kubernetes-subject.ts';
+import type { ApiObject, KubernetesCluster } from '../compute/engines/kubernetes.ts';
+import { NAMESPACE, sharedKubernetes } from '../compute/engines/kubernetes-subject.ts';
 import { openChromium } from '../helper/chromium.ts';
 import { installation, type Serving } from '../helper/executable.ts';
 import { plainSsh } from '../helper/plain-ssh.ts';
@@ -56,11 +56,15 @@ async function openPurser(t: TestContext, cluster: KubernetesCluster, kubeconfig
 }
 
 test('leases on a real Kubernetes, by the executable alone and the rights of the page', async (t) => {
-  const cluster = await openKubernetes(t);
-  if (!cluster) return;
-  const kubeconfig = await allowPurser(cluster);
-  const pods = async (): Promise<ApiObject[]> =>
-    (await cluster.api('GET', `/api/v1/namespaces/${NAMESPACE}/pods`)).body.items;
+  const shared = await sharedKubernetes(t);
+  if (!shared) return;
+  const { cluster, kubeconfig } = shared;
+  // An API server that has just started, or a busy machine, may answer with an error.
+  const pods = (): Promise<ApiObject[]> =>
+    until(
+      'the API lists the pods',
+      async () => (await cluster.api('GET', `/api/v1/namespaces/${NAMESPACE}/pods`)).body.items,
+    );
   const first = await openPurser(t, cluster, kubeconfig);
   const { ask, purser } = first;
 
@@ -138,6 +142,7 @@ test('leases on a real Kubernetes, by the executable alone and the rights of the
 
   await t.test('a killed node leaves nothing that costs, and the operator is told', async () => {
     assert.equal((await second.ask('exec', { id: doomed.id, command: 'true' })).status, 200);
+    t.after(() => cluster.startNode());
     await cluster.killNode();
     const killed = Date.now();
     const after = () => `${((Date.now() - killed) / 1000).toFixed(1)} s after the node was killed`;

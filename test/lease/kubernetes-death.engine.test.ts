@@ -1,21 +1,15 @@
 import assert from 'node:assert/strict';
-import test, { after, type TestContext } from 'node:test';
+import test, { type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
-import { type ApiObject, type KubernetesCluster, openKubernetes } from '../compute/engines/kubernetes.ts';
-import { allowPurser, NAMESPACE, settingsOn } from '../compute/engines/kubernetes-subject.ts';
+import type { ApiObject } from '../compute/engines/kubernetes.ts';
+import { NAMESPACE, settingsOn, sharedKubernetes } from '../compute/engines/kubernetes-subject.ts';
 import { until } from '../helper/waiting.ts';
 import { dieAt, LONG, openWith } from './leases.ts';
 
-let shared: { cluster: KubernetesCluster; kubeconfig: string } | undefined;
-after(() => shared?.cluster.stop());
-
-/** A purser whose leases are Jobs of a real cluster, one for the whole file. */
+/** A purser whose leases are Jobs of a real cluster. */
 async function openLeaseServer(t: TestContext) {
-  if (!shared) {
-    const cluster = await openKubernetes(t, { shared: true });
-    if (!cluster) return undefined;
-    shared = { cluster, kubeconfig: await allowPurser(cluster) };
-  }
+  const shared = await sharedKubernetes(t);
+  if (!shared) return undefined;
   const { cluster, kubeconfig } = shared;
   const { prices, limits, ...common } = settingsOn(cluster, kubeconfig);
   const offers = [{ id: 'small', cpus: 0.25, memory_gib: 0.25, max_disk_gb: 1, price_hourly_usd: '0.36' }];

@@ -3,8 +3,7 @@ import { execFileSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import test from 'node:test';
-import { openKubernetes } from '../compute/engines/kubernetes.ts';
-import { allowPurser, settingsOn } from '../compute/engines/kubernetes-subject.ts';
+import { settingsOn, sharedKubernetes } from '../compute/engines/kubernetes-subject.ts';
 import { hasComponent } from '../helper/component.ts';
 import { openTestServer } from '../helper/server.ts';
 import { reachLease } from './lease.ts';
@@ -13,9 +12,9 @@ const MIB = 1024 * 1024;
 
 test('plain ssh, scp and an extension of a lease on Kubernetes', async (t) => {
   if (!hasComponent(t, 'openssh-client')) return;
-  const cluster = await openKubernetes(t);
-  if (!cluster) return;
-  const { prices: _, limits: __, ...common } = settingsOn(cluster, await allowPurser(cluster));
+  const shared = await sharedKubernetes(t);
+  if (!shared) return;
+  const { prices: _, limits: __, ...common } = settingsOn(shared.cluster, shared.kubeconfig);
   const chips = { small: { gpus: 0, cpus: 0.25, memory_gib: 0.25, disk_gb: 1, price_hourly_usd: '0.10' } };
   const purser = await openTestServer(t, { settings: { compute: { provider_two: { ...common, chips } } } });
   const wallet = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });

@@ -1,10 +1,11 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { after, type TestContext } from 'node:test';
 import * as v from 'valibot';
 import { openKubernetesBackend } from '../../../src/compute/engines/kubernetes/kubernetes.ts';
 import { type KubernetesSettings, slots } from '../../../src/compute/engines/kubernetes/settings.ts';
 import type { Subject } from '../conformance.ts';
-import type { KubernetesCluster } from './kubernetes.ts';
+import { type KubernetesCluster, openKubernetes } from './kubernetes.ts';
 
 export const NAMESPACE = 'purser-leases';
 const DOCS = new URL('../../../docs/backends.md', import.meta.url);
@@ -17,6 +18,22 @@ export async function allowPurser(cluster: KubernetesCluster): Promise<string> {
   const source = readFileSync(cluster.kubeconfig, 'utf8').replaceAll(cluster.token, cluster.userToken);
   writeFileSync(file, source, { mode: 0o600 });
   return file;
+}
+
+let shared: { cluster: KubernetesCluster; kubeconfig: string } | undefined;
+after(() => shared?.cluster.stop());
+
+/**
+ * Returns the one cluster of this process, and a kubeconfig of the user `purser`, who has the rights of `allowPurser`. A test that
+ * kills its node starts it again.
+ */
+export async function sharedKubernetes(t: TestContext): Promise<typeof shared> {
+  if (!shared) {
+    const cluster = await openKubernetes(t, { shared: true });
+    if (!cluster) return undefined;
+    shared = { cluster, kubeconfig: await allowPurser(cluster) };
+  }
+  return shared;
 }
 
 export const settingsOn = (cluster: KubernetesCluster, kubeconfig: string) => ({
