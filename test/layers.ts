@@ -41,9 +41,6 @@ const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.
 /** Returns whether a file of the gate needs no build and starts at once: `npm run test:fast`. */
 export const isFast = (file: string): boolean => layerOf(file) === 'gate' && !reaches(file, NEEDS_MORE);
 
-/** Returns whether a file starts a Kubernetes cluster. */
-export const opensCluster = (file: string): boolean => reaches(file, new Set(['test/compute/engines/kubernetes.ts']));
-
 /** Returns whether a file has walks or lists that the soak makes longer. */
 export const hasLength = (file: string): boolean =>
   imports(file).includes('test/helper/random.ts') && /\blength\(\d/.test(readFileSync(file, 'utf8'));
@@ -71,6 +68,8 @@ const FIRST = [
   'test/executable/doctor.test.ts',
 ];
 
+const importOf = (file: string) => `import '${pathToFileURL(file)}';\n`;
+
 /**
  * Groups files to share processes, as loading Purser for each of them would take a quarter of their time: writes one file per
  * group, which imports its tests, into `directory`. Neighbours, which are similar, go to different groups.
@@ -79,10 +78,60 @@ export function grouped(all: readonly string[], kind: keyof typeof GROUP_COUNTS,
   for (const file of FIRST) assert(existsSync(file), `${file} is missing`);
   const files = [...new Set([...FIRST.filter((it) => all.includes(it)), ...all])];
   const groups = Array.from({ length: Math.min(GROUP_COUNTS[kind], files.length) }, (): string[] => []);
-  for (const [i, file] of files.entries()) groups[i % groups.length]?.push(`import '${pathToFileURL(file)}';\n`);
-  return groups.map((imports, i) => {
+  for (const [i, file] of files.entries()) groups[i % groups.length]?.push(importOf(file));
+  return writeGroups(groups, kind, directory);
+}
+
+/** Writes a file per group, of the lines that import its tests. */
+const writeGroups = (groups: readonly (readonly string[])[], kind: string, directory: string): string[] =>
+  groups.map((imports, i) => {
     const group = join(directory, `${kind}-${String(i + 1).padStart(2, '0')}.mjs`);
     writeFileSync(group, imports.join(''));
     return group;
   });
+
+/** The slowest files of the engines' layer. Each has a process of its own, and they start early: none is left to the end. */
+const ALONE = [
+  'test/compute/kubernetes.engine.test.ts',
+  'test/executable/kubernetes-inside.engine.test.ts', // A cluster of its own, where nothing was applied before.
+  'test/executable/image-fetched.engine.test.ts',
+  'test/e2b/code-interpreter.engine.test.ts',
+  'test/packaging/release.engine.test.ts',
+  'test/service/upgrade.engine.test.ts',
+  'test/ui/looks.engine.test.ts',
+  'test/compute/lxd.engine.test.ts',
+  'test/compute/container.engine.test.ts',
+  'test/executable/rent.engine.test.ts',
+  'test/ui/keyboard.engine.test.ts',
+  'test/packaging/deb.engine.test.ts', // It waits for the release that release.engine.test.ts makes.
+  'test/ssh/scp.engine.test.ts',
+  'test/compute/slurm.engine.test.ts',
+  'test/ui/phone.engine.test.ts',
+  'test/executable/image.engine.test.ts',
+  'test/standby/drill.engine.test.ts',
+  'test/executable/page.engine.test.ts',
+];
+
+/** What opens an engine for all files of a process: the groups of those that import it take longest, and start first. */
+const SHARED = ['test/compute/engines/kubernetes-subject.ts', 'test/lease/docker-leases.ts'];
+
+/** So that no group takes much longer than the slowest file. */
+const ENGINE_GROUP_MAX = 6;
+
+/**
+ * Groups files of the engines' layer: those of one folder, or that share an engine, share a process, as to load Purser and to start
+ * an engine is a large part of what most of them take. Writes a file per group into `directory`, the slowest first.
+ */
+export function engineGroups(all: readonly string[], directory: string): string[] {
+  for (const file of ALONE) assert(existsSync(file), `${file} is missing`);
+  const groups = new Map<string, string[]>([...SHARED, ...ALONE].map((it) => [it, []]));
+  for (const file of all) {
+    const key = ALONE.includes(file) ? file : (SHARED.find((it) => reaches(file, new Set([it]))) ?? dirname(file));
+    groups.set(key, [...(groups.get(key) ?? []), file]);
+  }
+  const parts = [...groups.values()].flatMap((files) => {
+    const count = Math.ceil(files.length / ENGINE_GROUP_MAX);
+    return Array.from({ length: count }, (_, part) => files.filter((_, i) => i % count === part).map(importOf));
+  });
+  return writeGroups(parts, 'engines', directory);
 }

@@ -5,60 +5,34 @@ import { run } from 'node:test';
 import { spec } from 'node:test/reporters';
 import { missingComponents, openTally, type TestEvent } from './helper/closing.ts';
 import { openRunDirectory, processorSeconds } from './helper/run-directory.ts';
-import { allFiles, grouped, hasLength, isFast, layerOf, opensCluster } from './layers.ts';
+import { allFiles, engineGroups, grouped, hasLength, isFast, layerOf } from './layers.ts';
 
-/** The slowest files start first, so that none of them runs alone at the end. A run prints its slowest files when it ends. */
-const SLOWEST: string[] = [
-  'test/compute/kubernetes.engine.test.ts',
-  'test/lease/kubernetes-death.engine.test.ts',
-  'test/executable/kubernetes.engine.test.ts',
-  'test/packaging/release.engine.test.ts',
-  'test/executable/image-fetched.engine.test.ts',
-  'test/e2b/code-interpreter.engine.test.ts',
-  'test/executable/rent.engine.test.ts',
-  'test/compute/container.engine.test.ts',
-  'test/compute/slurm.engine.test.ts',
-  'test/packaging/deb.engine.test.ts', // It waits for the release that release.engine.test.ts makes.
-  'test/compute/lxd.engine.test.ts',
-  'test/executable/image.engine.test.ts',
-  'test/compute/slurm-controller.engine.test.ts',
-  'test/compute/container-network.engine.test.ts',
-  'test/executable/page.engine.test.ts',
-  'test/compute/slurm-users.engine.test.ts',
-  'test/compute/container-deadline.engine.test.ts',
-];
-const slowestFirst = (files: readonly string[]) => [
-  ...SLOWEST.filter((it) => files.includes(it)),
-  ...files.filter((it) => !SLOWEST.includes(it)),
-];
 const filesOf = (layer: string) => allFiles().filter((it) => layerOf(it) === layer);
 
-/** Files that run beside those of the other lanes, with their number at a time. */
-type Lane = { files: string[]; concurrency: number };
-type Layer = { lanes(directory: string): Lane[]; env?: Record<string, string>; isInMemory?: boolean };
+/** The files of a layer, with their number at a time. `directory` may take files that import others. */
+type Layer = {
+  files(directory: string): string[];
+  concurrency: number;
+  env?: Record<string, string>;
+  isInMemory?: boolean;
+};
 const LAYERS: Record<string, Layer> = {
   gate: {
     isInMemory: true,
-    lanes(directory) {
+    files(directory) {
       const files = filesOf('gate');
       const of = (kind: 'fast' | 'other') => files.filter((it) => isFast(it) === (kind === 'fast'));
-      const all = (['other', 'fast'] as const).flatMap((kind) => grouped(of(kind), kind, directory));
-      return [{ files: all, concurrency: 4 }]; // Suits two cores: with three at a time, these were idle for a quarter of the time.
+      return (['other', 'fast'] as const).flatMap((kind) => grouped(of(kind), kind, directory));
     },
+    concurrency: 4, // Suits two cores: with three at a time, these were idle for a quarter of the time.
   },
   engines: {
-    lanes() {
-      const files = slowestFirst(filesOf('engine'));
-      // A cluster takes a third of a core while its tests wait: two run at a time, and none is left to the end. Most of the others
-      // wait as well, for real deadlines.
-      return [
-        { files: files.filter(opensCluster), concurrency: 2 },
-        { files: files.filter((it) => !opensCluster(it)), concurrency: 4 },
-      ];
-    },
+    files: (directory) => engineGroups(filesOf('engine'), directory),
+    concurrency: 5, // Most of them wait, for an engine or a real deadline.
   },
   soak: {
-    lanes: () => [{ files: slowestFirst([...filesOf('soak'), ...filesOf('gate').filter(hasLength)]), concurrency: 4 }],
+    files: () => [...filesOf('soak'), ...filesOf('gate').filter(hasLength)],
+    concurrency: 4,
     env: { PURSER_TEST_SOAK: '1' },
   },
 };
@@ -69,7 +43,7 @@ export async function runLayer(name: string): Promise<void> {
   if (!layer) throw new Error(`There is no layer ${name}. Layers: ${Object.keys(LAYERS).join(', ')}.`);
   const began = performance.now();
   const directory = openRunDirectory(layer);
-  const lanes = layer.lanes(directory.path);
+  const files = layer.files(directory.path);
   Object.assign(process.env, layer.env, {
     TMPDIR: directory.temporary,
     PURSER_TEST_DISK: directory.onDisk,
@@ -85,13 +59,10 @@ export async function runLayer(name: string): Promise<void> {
       yield event;
     }
   }
-  const runLane = async (lane: Lane) => {
-    const events = run({ ...lane, execArgv: ['--import=./test/helper/loading.mjs'] });
-    const shown = Readable.from(noted(events as AsyncIterable<TestEvent>)).compose(new spec());
-    shown.pipe(process.stdout, { end: false });
-    await once(shown, 'end');
-  };
-  await Promise.all(lanes.map(runLane));
+  const events = run({ files, concurrency: layer.concurrency, execArgv: ['--import=./test/helper/loading.mjs'] });
+  const shown = Readable.from(noted(events as AsyncIterable<TestEvent>)).compose(new spec());
+  shown.pipe(process.stdout, { end: false });
+  await once(shown, 'end');
 
   const left = await directory.close();
   const { passed, failed, skipped } = tally.counts();

@@ -9,7 +9,7 @@ import { join, relative } from 'node:path';
  * The only time limit of the tests: far above what any file takes, even on a busy machine. waiting.ts reports the waits of a
  * file that is ended by it.
  */
-const FILE_MINUTES_MAX = process.env.PURSER_TEST_SOAK ? 240 : 20;
+const FILE_MINUTES_MAX = process.env.PURSER_TEST_SOAK ? 240 : 40;
 if (process.env.NODE_TEST_CONTEXT?.startsWith('child'))
   setTimeout(() => process.kill(process.pid, 'SIGTERM'), FILE_MINUTES_MAX * 60_000).unref();
 
