@@ -1,3 +1,4 @@
+import { contained } from '../base/fault.ts';
 import { Refusal } from '../base/refusal.ts';
 import { createShares, type Shares } from '../base/shares.ts';
 import type { Slot, Spec } from '../compute/backend.ts';
@@ -9,6 +10,8 @@ import { stopping } from '../spend/in-flight.ts';
 const WAITING_COUNT_MAX = { each: 16, all: 64 };
 /** The interval at which all lines are checked: a provider, or another installation, gives back room without telling. */
 const CHECK_MILLISECONDS = 20_000;
+/** The least interval at which waits in vain are looked for: there may be a hundred writes a second, and each wait takes a query. */
+const LOOK_MILLISECONDS = 250;
 
 /** A create that waits until its slot has room. */
 type RoomOrder = {
@@ -50,15 +53,19 @@ export type RoomQueue = {
 };
 
 type Waiter = RoomOrder & {
-  /** The number of times the line had been woken when the create last had its turn: it has no other before the next time. */
-  triedAt: number;
+  /** The machine that it wants, whatever for how long, as JSON. */
+  machine: string;
   /** Ends the wait; undefined while the create is being tried. */
   end: ((how: RoomWaitEnd) => void) | undefined;
 };
 type Line = {
   waiters: Waiter[];
   shares: Shares;
-  wakings: number;
+  /**
+   * What has been tried since the line was last woken, by wallet and machine: none has another turn before the next time. Equal creates
+   * of a wallet share it, as each refusal counts against their wallet's limit and stays in the books.
+   */
+  tried: Set<string>;
   /** The create that has its turn: until it has ended, the room that is left is not known. */
   inTurn: Waiter | undefined;
   isChecking: boolean;
@@ -81,7 +88,7 @@ export function createRoomQueue(
   function wake(slot: Slot): void {
     const line = lines.get(slot);
     if (!line) return;
-    line.wakings++;
+    line.tried.clear();
     void check(line);
   }
 
@@ -92,27 +99,26 @@ export function createRoomQueue(
     line.isChecking = true;
     while (line.isStale && !line.inTurn) {
       line.isStale = false;
-      const known = new Map<string, Promise<boolean>>();
+      const known = new Map<string, boolean>();
       for (const it of [...line.waiters]) {
-        if (!it.end || it.triedAt === line.wakings) continue;
-        const { max_seconds: _, ...machine } = it.spec;
-        const kind = JSON.stringify(machine);
-        const asked = known.get(kind) ?? hasRoom(it.slot, it.spec).catch(() => false);
-        known.set(kind, asked);
-        if (!(await asked) || !it.end || line.inTurn) continue;
-        it.triedAt = line.wakings;
+        if (!it.end || line.tried.has(triedAs(it))) continue;
+        const fits = known.get(it.machine) ?? (await hasRoom(it.slot, it.spec).catch(() => false));
+        known.set(it.machine, fits);
+        if (!fits || !it.end) continue;
+        line.tried.add(triedAs(it));
         line.inTurn = it;
         it.end('turn');
+        break;
       }
     }
     line.isChecking = false;
   }
 
   /** Ends the waits that are in vain. */
-  function look(): void {
+  const look = contained('timer', () => {
     isLooking = false;
     for (const it of waiters()) if (it.end && it.isRefused()) it.end('turn');
-  }
+  });
 
   function yieldTurn(line: Line, waiter: Waiter): void {
     if (line.inTurn === waiter) line.inTurn = undefined;
@@ -123,7 +129,7 @@ export function createRoomQueue(
     const line: Line = lines.get(slot) ?? {
       waiters: [],
       shares: createShares(WAITING_COUNT_MAX),
-      wakings: 0,
+      tried: new Set(),
       inTurn: undefined,
       isChecking: false,
       isStale: false,
@@ -136,6 +142,7 @@ export function createRoomQueue(
   function leave(line: Line, waiter: Waiter): void {
     if (!line.waiters.includes(waiter)) return;
     line.waiters.splice(line.waiters.indexOf(waiter), 1);
+    if (line.inTurn === waiter) line.tried.delete(triedAs(waiter)); // It was not refused for want of room.
     line.shares.release(tenantOf(waiter.walletId).treeId, 1);
     if (!line.waiters.length) lines.delete(waiter.slot);
     if (!lines.size) {
@@ -154,7 +161,8 @@ export function createRoomQueue(
       if (isStopped) throw stopping();
       const line = lineOf(order.slot);
       if (!line.shares.tryTake(tenantOf(order.walletId).treeId, 1)) return undefined;
-      const waiter: Waiter = { ...order, triedAt: -1, end: undefined };
+      const { max_seconds: _, ...machine } = order.spec;
+      const waiter: Waiter = { ...order, machine: JSON.stringify(machine), end: undefined };
       line.waiters.push(waiter);
       const limit = AbortSignal.timeout(Math.max(0, Math.ceil(order.answerAt - performance.now())));
       return {
@@ -175,7 +183,7 @@ export function createRoomQueue(
       seen = now;
       if (!lines.size || isLooking) return;
       isLooking = true;
-      setImmediate(look);
+      setTimeout(look, LOOK_MILLISECONDS).unref();
     },
 
     stop() {
@@ -184,6 +192,8 @@ export function createRoomQueue(
     },
   };
 }
+
+const triedAs = ({ walletId, machine }: Waiter) => `${walletId} ${machine}`;
 
 /** Begins a wait. Resolves with its end: by its line, by its time limit, or because its clients have gone and not come back. */
 function waitIn(waiter: Waiter, audience: Audience, limit: AbortSignal): Promise<RoomWaitEnd> {

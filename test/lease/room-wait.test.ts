@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
+import { followFaults } from '../../src/base/fault.ts';
 import type { Spec } from '../../src/compute/backend.ts';
 import { createRoomQueue } from '../../src/lease/room-queue.ts';
 import { createAudience } from '../../src/spend/audience.ts';
@@ -113,20 +114,31 @@ test('a machine that does not fit keeps nobody from one that does', async (t) =>
   assert.deepEqual(codeOf(await large), FULL);
 });
 
-test('a backend that refuses although it seems to have room is not asked again before a machine is given back', async (t) => {
+test('a backend that refuses although it seems to have room is asked once for equal creates of a wallet until a machine is given back', async (t) => {
   const purser = await open(t);
+  const { id, token } = await purser.openWallet(LONG);
   purser.backend.freeFor = async () => 1;
-  const creates = () => purser.memory.calls.filter((it) => it === 'create').length;
+  const asked: string[] = [];
+  purser.memory.before.create = ({ walletId }: { walletId: string }) => asked.push(walletId);
   const made = create(purser);
-  await until('it has had its turn', () => creates() === 3);
+  await until('it has had its turn', () => asked.length === 2);
   await waiting(purser, 1);
-  const second = create(purser);
-  await until('the next has had its turn', () => creates() === 4);
-  assert.equal(creates(), 4);
+  const equal = create(purser, { spec: { max_seconds: 300 } });
+  await waiting(purser, 2);
+  const other = create(purser, { token });
+  await until('that of another wallet has had its turn', () => asked.includes(id));
+  await waiting(purser, 3);
+  assert.deepEqual(asked, [purser.walletId, purser.walletId, id]);
   await purser.stop(purser.token, purser.first);
-  assert.equal((await made).body.status, 'running');
-  await purser.stop(purser.token, (await made).body.id);
-  assert.equal((await second).body.status, 'running');
+  for (const [its, ofWallet] of [
+    [made, purser.token],
+    [equal, purser.token],
+    [other, token],
+  ] as const) {
+    const { body } = await its;
+    assert.equal(body.status, 'running');
+    await purser.stop(ofWallet, body.id);
+  }
   assert.deepEqual(purser.problems(), []);
 });
 
@@ -246,4 +258,45 @@ test('room that nobody told of is found by looking', async () => {
   assert.equal(await come, 'turn');
   turn?.leave();
   assert.equal(queue.count(), 0);
+});
+
+test('however often the books change, waits in vain are looked for once in a while, and one that cannot be judged is reported', async (t) => {
+  const held: (() => void)[] = [];
+  t.mock.method(globalThis, 'setTimeout', (run: () => void) => {
+    held.push(run);
+    return { unref() {} };
+  });
+  const queue = createRoomQueue(
+    async () => false,
+    () => ({ treeId: 'wal_a', accountId: 'acct_a' }) as never,
+  );
+  let [count, isFrozen] = [0, false];
+  const isRefused = () => {
+    count++;
+    if (count === 3) throw new Error('the books cannot be read');
+    return isFrozen;
+  };
+  const order = { slot: 'provider_one', spec: { ...SPEC, gpu: null, gpus: 0 }, walletId: 'wal_a' } as const;
+  const turn = queue.join({ ...order, answerAt: performance.now() + 600_000, isRefused });
+  const come = turn?.come(createAudience());
+  const change = async (from: number) => {
+    for (const it of Array.from({ length: 100 }, (_, at) => from + at)) {
+      queue.changed(it);
+      await new Promise(setImmediate);
+    }
+  };
+  await change(1);
+  assert.deepEqual([count, held.length], [1, 1]);
+  held[0]?.();
+  assert.equal(count, 2);
+  await change(200);
+  const faults: string[] = [];
+  using _ = followFaults((where, error) => faults.push(`${where}: ${(error as Error).message}`));
+  held[1]?.();
+  isFrozen = true;
+  await change(400);
+  held[2]?.();
+  assert.equal(await come, 'turn');
+  assert.deepEqual([count, held.length, faults], [4, 3, ['timer: the books cannot be read']]);
+  turn?.leave();
 });
