@@ -30,6 +30,7 @@ async function openEngine(t: TestContext, { isPodman = false } = {}) {
     '/version': { Version: '1', Arch: 'amd64', Components },
     '/info': { Driver: 'overlay2', NCPU: 4, MemTotal: 2 ** 33, Runtimes: { runc: {}, runsc: {} } },
     '/containers/json': [],
+    '/images/debian/json': { Config: {} },
   };
   const server = createServer(async (request, response) => {
     const chunks = await request.toArray();
