@@ -98,7 +98,8 @@ export const KeepRequest = v.pipe(
   ),
 );
 const faultOf = (entry: string) => (parseEntry(entry) as { fault?: string }).fault;
-const ENTRIES = 'must be a list of at most 100 entries';
+/** The row of a lease has the list, and rows are read in hundreds. */
+const ENTRIES = 'must be a list of at most 100 entries, with at most 4096 characters in all';
 export const EgressRequest = v.strictObject({
   id: Id,
   allow: v.pipe(
@@ -116,7 +117,10 @@ export const EgressRequest = v.strictObject({
       ENTRIES,
     ),
     v.maxLength(100, ENTRIES),
-    v.description('what the lease may reach, within the operator’s list; nothing where it is empty'),
+    checked((it: string[]) => it.join('').length <= 4096, ENTRIES, {
+      description:
+        'what the lease may reach, within the operator’s list; nothing where it is empty. At most 4096 characters in all',
+    }),
   ),
 });
 export const EgressAnswer = v.object({ id: v.string(), allow: v.array(v.string()) });

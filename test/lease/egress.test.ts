@@ -12,6 +12,7 @@ import { until, waitFor } from '../helper/waiting.ts';
 import { asAccount, asOperator } from '../ui/sample.ts';
 import { hold, LONG, openMemoryServer, PRICE, SPEC } from './leases.ts';
 
+const LONG_NAME = `${'a'.repeat(60)}.b.test`;
 const OPERATORS = ['a.test', '*.b.test', '10.0.0.0/8:80'];
 
 /** A server whose leases have a way out: the program itself, on this machine's loopback. Every connection leads to one site. */
@@ -123,7 +124,7 @@ test('an agent narrows what its lease reaches within the operator’s list, at o
     assert(refused.body.error.message.includes(`allow.${at}: `), refused.text);
     assert(refused.body.error.message.includes(JSON.stringify(allow[at])) || !allow[at], refused.text);
   }
-  for (const allow of [undefined, 'a.test', [1], Array(101).fill('a.test')])
+  for (const allow of [undefined, 'a.test', [1], Array(101).fill('a.test'), Array(64).fill(LONG_NAME)])
     assert.equal((await it.narrow(allow)).body.error?.code, 'invalid_request');
   assert.deepEqual([await it.get('a.test'), await it.get('x.b.test')], ['200', '403']);
 
