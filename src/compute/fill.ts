@@ -38,7 +38,8 @@ export async function freeFor(backend: Backend, spec: Spec): Promise<number> {
 }
 
 /** Returns whether an offer is of the kind that the spec requests. */
-function isOf({ spec: offered }: Offer, spec: Spec): boolean {
-  const kind = (it: Spec) => (it as SpecThree).offer_id ?? (it as SpecTwo).chip ?? (it as SpecOne).gpu;
-  return kind(offered) === kind(spec);
-}
+const isOf = ({ spec: offered }: Offer, spec: Spec): boolean => kindOf(offered) === kindOf(spec);
+
+/** Returns the kind of machine that a spec is for, beside its size: an offer, a chip, or a GPU; null without one. */
+export const kindOf = (spec: Spec): string | null =>
+  (spec as SpecThree).offer_id ?? (spec as SpecTwo).chip ?? (spec as SpecOne).gpu;

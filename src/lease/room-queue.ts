@@ -2,6 +2,7 @@ import { contained } from '../base/fault.ts';
 import { Refusal } from '../base/refusal.ts';
 import { createShares, type Shares } from '../base/shares.ts';
 import type { Slot, Spec } from '../compute/backend.ts';
+import { kindOf } from '../compute/fill.ts';
 import type { Tenant } from '../ledger/tenant.ts';
 import { type Audience, COME_BACK_SECONDS } from '../spend/audience.ts';
 import { stopping } from '../spend/in-flight.ts';
@@ -39,8 +40,8 @@ type RoomTurn = {
  * machine that does not fit keeps nobody from a small one.
  */
 export type RoomQueue = {
-  /** Returns whether creates wait for this slot. */
-  hasLine(slot: Slot): boolean;
+  /** Returns whether creates wait for machines of this kind. */
+  hasLine(slot: Slot, spec: Spec): boolean;
   /** Enters the line of a slot. Returns undefined if too many wait. Throws `read_only` when the server is stopping. */
   join(order: RoomOrder): RoomTurn | undefined;
   /** Checks the line of a slot, as a machine of it is gone. */
@@ -99,12 +100,8 @@ export function createRoomQueue(
     line.isChecking = true;
     while (line.isStale && !line.inTurn) {
       line.isStale = false;
-      const known = new Map<string, boolean>();
-      for (const it of [...line.waiters]) {
-        if (!it.end || line.tried.has(triedAs(it))) continue;
-        const fits = known.get(it.machine) ?? (await hasRoom(it.slot, it.spec).catch(() => false));
-        known.set(it.machine, fits);
-        if (!fits || !it.end) continue;
+      for (const { it, room } of askForRoom(line.waiters.filter((it) => it.end && !line.tried.has(triedAs(it))))) {
+        if (!(await room) || !it.end || line.tried.has(triedAs(it))) continue;
         line.tried.add(triedAs(it));
         line.inTurn = it;
         it.end('turn');
@@ -112,6 +109,16 @@ export function createRoomQueue(
       }
     }
     line.isChecking = false;
+  }
+
+  /** Asks about all of them together: a backend that does not answer takes its whole time each time. */
+  function askForRoom(some: readonly Waiter[]): { it: Waiter; room: Promise<boolean> }[] {
+    const known = new Map<string, Promise<boolean>>();
+    return some.map((it) => {
+      const room = known.get(it.machine) ?? hasRoom(it.slot, it.spec).catch(() => false);
+      known.set(it.machine, room);
+      return { it, room };
+    });
   }
 
   /** Ends the waits that are in vain. */
@@ -153,7 +160,7 @@ export function createRoomQueue(
   }
 
   return {
-    hasLine: (slot) => lines.has(slot),
+    hasLine: (slot, spec) => lines.get(slot)?.waiters.some((it) => kindOf(it.spec) === kindOf(spec)) ?? false,
     count: () => waiters().length,
     wake,
 
@@ -216,7 +223,7 @@ function waitIn(waiter: Waiter, audience: Audience, limit: AbortSignal): Promise
 
 /**
  * Makes a create that waits for room: repeats `attempt` in the create's turn while the slot is full, until `answerAt`. `isFull` returns
- * whether an error is the refusal of a full slot, after which nothing is held. The first attempt `isBehind` a line if there is one. An
+ * whether an error is the refusal of a full slot, after which nothing is held. The first attempt `isBehind` those who wait for such a machine. An
  * attempt calls `created` when it has its machine, which may be long before that runs.
  */
 export async function inTurn<A>(
@@ -235,7 +242,7 @@ export async function inTurn<A>(
       return undefined;
     }
   };
-  const first = await attemptNow(queue.hasLine(order.slot), () => {});
+  const first = await attemptNow(queue.hasLine(order.slot, order.spec), () => {});
   if (first) return first.answer;
   const turn = queue.join(order);
   if (!turn) throw refusal;

@@ -133,4 +133,6 @@ test('the disk of an engine on another machine is not looked for on this one', a
   assert.ok(((await freeBy(hostname(), tmpdir())) as number) > 0);
   assert.equal(await freeBy('elsewhere', tmpdir()), undefined);
   assert.equal(await freeBy(hostname(), join(tmpdir(), 'no-such-directory')), undefined);
+  const proxied = await open(t, () => json({ message: 'forbidden' }, 403));
+  assert.equal(await proxied.diskFree(), undefined, 'a proxy before the engine may forbid the question');
 });

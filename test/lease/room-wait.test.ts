@@ -253,6 +253,12 @@ test('room that nobody told of is found by looking', async () => {
   const order = { slot: 'provider_one', spec: { ...SPEC, gpu: null, gpus: 0 }, walletId: 'wal_a' } as const;
   const turn = queue.join({ ...order, answerAt: performance.now() + 600_000, isRefused: () => false });
   const come = turn?.come(createAudience());
+  assert.equal(queue.hasLine('provider_one', { ...order.spec, cpus: 9 }), true);
+  assert.equal(
+    queue.hasLine('provider_one', { ...order.spec, gpu: 'h100', gpus: 1 }),
+    false,
+    'another kind of machine',
+  );
   await new Promise(setImmediate);
   isFree = true;
   assert.equal(await come, 'turn');

@@ -151,7 +151,10 @@ export function openEngine(settings: EngineSettings): Engine {
     async diskFree() {
       if (parseEngineAddress(socket)?.kind !== 'unix') return undefined;
       if (!root) {
-        const { Name, DockerRootDir } = await request<EngineNames>('GET', '/info');
+        // A proxy before the engine may not let this through: then a lease is sold without it.
+        const names = await request<EngineNames>('GET', '/info').catch(() => undefined);
+        if (!names) return undefined;
+        const { Name, DockerRootDir } = names;
         // The socket may lead to another machine, which has a directory of the same name.
         root = { directory: Name === hostname() ? DockerRootDir : undefined };
       }
