@@ -62,13 +62,6 @@ exec runc "$@"
 const CGROUPS = existsSync('/sys/fs/cgroup/memory/tasks')
   ? globSync('/sys/fs/cgroup/*/cgroup.procs').map((file) => dirname(file))
   : [];
-/** The APIs that are used, by the tests or by Kubernetes' own programs. */
-const APIS = [
-  ...['v1', 'apps/v1', 'batch/v1', 'policy/v1beta1', 'networking.k8s.io/v1', 'rbac.authorization.k8s.io/v1'],
-  ...['authentication.k8s.io/v1', 'authorization.k8s.io/v1', 'coordination.k8s.io/v1', 'events.k8s.io/v1'],
-  ...['scheduling.k8s.io/v1', 'storage.k8s.io/v1', 'node.k8s.io/v1', 'admissionregistration.k8s.io/v1'],
-  ...['apiregistration.k8s.io/v1', 'apiextensions.k8s.io/v1'],
-];
 const CONTROLLERS = [
   ...[
     'job',
@@ -272,9 +265,6 @@ export async function openKubernetes(
         ...[`--service-account-signing-key-file=${at('sa.key')}`, `--token-auth-file=${at('tokens')}`],
         ...['--authorization-mode=RBAC', '--kubelet-preferred-address-types=InternalIP'],
         ...['--default-not-ready-toleration-seconds=5', '--default-unreachable-toleration-seconds=5'],
-        // What nobody here asks for would take half of its start.
-        ...['--watch-cache=false', '--enable-priority-and-fairness=false', '--profiling=false'],
-        `--runtime-config=${['api/all=false', ...APIS.map((it) => `${it}=true`)]}`,
       ],
       base,
     );
