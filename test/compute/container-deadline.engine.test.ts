@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
-import { cpSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -147,6 +147,38 @@ for (const runtime of [undefined, 'runc'])
     assert.doesNotMatch(await temporaries(engine, tag), /ran/, 'nothing of what root put there was run');
     await endsAt(deadline);
   });
+
+test('whatever an image has in the place of the directory of its watchdog, root can neither replace that nor write in it', async (t) => {
+  const engine = await sharedDocker(t);
+  if (!engine) return;
+  const tree = join(engine.directory, 'linked');
+  cpSync(join(engine.directory, 'rootfs'), tree, { recursive: true, verbatimSymlinks: true });
+  t.after(() => rmSync(tree, { recursive: true }));
+  mkdirSync(join(tree, 'there'));
+  const place = join(tree, '.purser');
+  for (const [what, put] of Object.entries({
+    link: () => symlinkSync('there', place),
+    dangling: () => symlinkSync('/tmp/nowhere', place),
+    file: () => writeFileSync(place, ''),
+    directory: () => {
+      mkdirSync(place, { mode: 0o777 });
+      for (const name of ['unfinished', 'deadline', 'watchdog']) writeFileSync(join(place, name), '', { mode: 0o777 });
+    },
+  })) {
+    put();
+    const image = `localhost/place-${what}:1`;
+    await imageOf(t, engine, image, tree);
+    rmSync(place, { recursive: true });
+    const { backend, tag, created, sh } = await lease(engine, image, 300, { runtime: 'runc' });
+    assert.equal(created.kind, 'created', `${what}: ${JSON.stringify(created)}`);
+    const replaced = `rm -rf /.purser; mkdir /.purser; cp /bin/true /.purser/watchdog; test -O /.purser || echo kept`;
+    assert.match(await sh(replaced), /^kept$/m, what);
+    const deadline = now() + 200;
+    assert.deepEqual(await backend.extend(tag, deadline), { kind: 'done' });
+    assert.equal(await deadlineInside(engine.docker, tag, COPIED_WATCHDOG), deadline, what);
+    await backend.destroy(tag);
+  }
+});
 
 test('in busybox, with all its processes and its processor used up, the deadline ends the lease', async (t) => {
   const engine = await sharedDocker(t);

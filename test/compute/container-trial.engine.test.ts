@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { newId } from '../../src/base/id.ts';
-import { packFile } from '../../src/compute/engines/container/tar.ts';
+import { pack } from '../../src/compute/engines/container/tar.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { until } from '../helper/waiting.ts';
 import { type Engine, openDocker } from './engines/docker.ts';
@@ -29,7 +29,7 @@ for (const [name, open] of [
     };
     const watchdogIs = (script: string) => {
       const program = Buffer.from(`#!/bin/sh\n${script}\n`);
-      const archive = packFile('.purser-watchdog', program, { mode: 0o555, owner: 63541 });
+      const archive = pack({ name: '.purser-watchdog', content: program, mode: 0o555, owner: 63541 });
       proxy.rewrite = (request, body) => (/^PUT .*archive/.test(request) ? archive : body);
     };
     assert.match(await tried(), /^true: .*was found by its tag and ran a command; it was destroyed and is gone$/);
@@ -55,7 +55,7 @@ for (const [name, open] of [
     watchdogIs('exit 0');
     assert.match(await tried(), /: its deadline has passed by the clock of the engine's machine; /);
 
-    const broken = packFile('.purser-watchdog', Buffer.from('no program'), { mode: 0o444, owner: 63541 });
+    const broken = pack({ name: '.purser-watchdog', content: Buffer.from('no program'), mode: 0o444, owner: 63541 });
     proxy.rewrite = (request, body) => (/^PUT .*archive/.test(request) ? broken : body);
     const refused =
       /^false: No machine of the offer .* was made: The provider could not start .*\(.*permission denied.*\)$/is;

@@ -80,16 +80,16 @@ export function createMaker(
       if (existing.State.Status !== 'created') return { kind: 'created', ref: tag };
       isFresh = false; // It has the deadline of that attempt.
     }
-    const started = await start(tag);
+    const started = await start(tag, runtime !== undefined);
     if (isFresh && started.kind === 'created') deadlines.note(tag, deadline);
     return started;
   }
 
   /** Starts an existing container. Throws when the outcome is unknown. */
-  async function start(tag: string): Promise<Created> {
+  async function start(tag: string, hasDirectory: boolean): Promise<Created> {
     try {
       await engine.defaultsOf(tag); // A container in which no command can run must not be sold.
-      await putWatchdog(engine, tag, await engine.architecture());
+      await putWatchdog(engine, tag, { architecture: await engine.architecture(), hasDirectory });
       await engine.ask('start', (abortSignal) => engine.docker.getContainer(tag).start({ abortSignal }));
     } catch (error) {
       if (statusOf(error) !== 304) {

@@ -1,4 +1,4 @@
-/** The part of the tar format (POSIX.1-1988, ustar) that an engine's archive calls need: one file. */
+/** The part of the tar format (POSIX.1-1988, ustar) that an engine's archive calls need. */
 
 const BLOCK_BYTES = 512;
 const CHECKSUM = { at: 148, length: 8 };
@@ -6,22 +6,28 @@ const FILE = new Set(['0', '\0']);
 
 const field = (value: number, length: number) => `${value.toString(8).padStart(length - 1, '0')}\0`;
 
-/** Returns an archive of one file. `name` has at most 99 bytes. */
-export function packFile(name: string, content: Buffer, { mode, owner }: { mode: number; owner: number }): Buffer {
+/** A file, or a directory where it has no content. `name` has at most 98 bytes, and no slash at its beginning. */
+type Entry = { name: string; content?: Buffer; mode: number; owner: number };
+
+/** Returns an archive. */
+export const pack = (...entries: Entry[]): Buffer =>
+  Buffer.concat([...entries.flatMap(packOne), Buffer.alloc(2 * BLOCK_BYTES)]);
+
+function packOne({ name, content, mode, owner }: Entry): Buffer[] {
+  const bytes = content ?? Buffer.alloc(0);
   const head = Buffer.alloc(BLOCK_BYTES);
-  head.write(name, 0);
+  head.write(content ? name : `${name}/`, 0);
   head.write(field(mode, 8), 100);
   head.write(field(owner, 8), 108);
   head.write(field(owner, 8), 116);
-  head.write(field(content.length, 12), 124);
+  head.write(field(bytes.length, 12), 124);
   head.write(field(0, 12), 136); // Changed at.
-  head.write('0', 156);
+  head.write(content ? '0' : '5', 156);
   head.write('ustar\x0000', 257);
   head.fill(' ', CHECKSUM.at, CHECKSUM.at + CHECKSUM.length);
   const sum = head.reduce((total, byte) => total + byte, 0);
   head.write(`${sum.toString(8).padStart(6, '0')}\0 `, CHECKSUM.at);
-  const filling = Buffer.alloc(-content.length & (BLOCK_BYTES - 1));
-  return Buffer.concat([head, content, filling, Buffer.alloc(2 * BLOCK_BYTES)]);
+  return [head, bytes, Buffer.alloc(-bytes.length & (BLOCK_BYTES - 1))];
 }
 
 /** Returns the content of the first plain file in an archive, or undefined if there is none. */

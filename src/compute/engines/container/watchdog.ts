@@ -12,18 +12,23 @@ import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import type { Containers } from './containers.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
 import { runAs } from './program.ts';
-import { packFile } from './tar.ts';
+import { pack } from './tar.ts';
 
 /** The watchdog's directory (kit/watchdog/watchdog.c), a mount. It lies in `/`, which cannot be renamed. */
 export const WATCHDOG_DIRECTORY = '/.purser';
 
-/** Puts the watchdog into a container that has not started, through the engine: no path of this machine is mounted. */
-export async function putWatchdog({ ask, docker }: Engine, container: string, architecture: string): Promise<void> {
-  const program = watchdogFor(architecture);
-  // Owned by a user of its own, so that the tenant's root cannot write it either.
-  const archive = packFile(WATCHDOG_PATH.slice(1), program, { mode: 0o555, owner: WATCHDOG_USER });
+/**
+ * Puts the watchdog into a container that has not started, through the engine: no path of this machine is mounted. Where it is to have
+ * a directory, that takes the place of a link in the image, which the mount would follow and root could replace.
+ */
+export async function putWatchdog({ ask, docker }: Engine, container: string, it: Watchdog): Promise<void> {
+  const owner = WATCHDOG_USER; // So that the tenant's root cannot write it either.
+  const program = { name: WATCHDOG_PATH.slice(1), content: watchdogFor(it.architecture), mode: 0o555, owner };
+  const directory = { name: WATCHDOG_DIRECTORY.slice(1), mode: 0o700, owner };
+  const archive = pack(program, ...(it.hasDirectory ? [directory] : []));
   await ask('archive', (abortSignal) => docker.getContainer(container).putArchive(archive, { path: '/', abortSignal }));
 }
+type Watchdog = { architecture: string; hasDirectory: boolean };
 
 class ContainerGone extends Error {}
 
