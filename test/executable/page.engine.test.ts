@@ -31,9 +31,7 @@ async function open(
   const serving = await purser.serve();
   const chromium = await openChromium(t, serving.url, ...others);
   if (!chromium) return undefined;
-  const { accounts } = await purser.json('account', 'list');
-  const account = accounts[0].id as string;
-  await purser.json('account', 'credit', account, '10000c');
+  const account = (await purser.operate('account.credit', { id: 'default', cents: 10_000 })).id;
   return {
     purser,
     serving,
@@ -41,16 +39,7 @@ async function open(
     account,
     upstream,
     async wallet(name, cents = 500) {
-      const made = await purser.json(
-        'wallet',
-        'create',
-        '--account',
-        account,
-        '--name',
-        name,
-        '--budget-cents',
-        String(cents),
-      );
+      const made = await purser.operate('wallet.create', { account, name, budget_cents: cents });
       return { id: made.id, token: made.agent_token };
     },
     chat: async (token, key) =>
@@ -67,7 +56,7 @@ async function open(
 /** Opens the page as the operator, as `purser ui` says. */
 async function asOperator({ purser, chromium }: Opened, options: Parameters<Chromium['open']>[0] = {}) {
   const window = await chromium.open(options);
-  await window.page.goto((await purser.json('ui')).url);
+  await window.page.goto((await purser.operate('ui.link', {})).url);
   return window.page;
 }
 
