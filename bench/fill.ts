@@ -6,9 +6,10 @@ import { randomBytes } from 'node:crypto';
 import { createKeyring, walletCredential } from '../src/access/keyring.ts';
 import { readMasterKey } from '../src/access/master-key.ts';
 import { newId } from '../src/base/id.ts';
-import { centsToNanos, Nanos, ZERO } from '../src/base/money.ts';
+import { centsToNanos, Nanos } from '../src/base/money.ts';
 import { readConfig } from '../src/config/config.ts';
 import { withChecksum } from '../src/db/checksum.ts';
+import { keyDigest } from '../src/db/key-digest.ts';
 import { takeLock } from '../src/db/lock.ts';
 import { openDatabase } from '../src/db/open.ts';
 import { operations, wallets } from '../src/db/schema.ts';
@@ -46,16 +47,17 @@ const now = head.at; // The journal's time never goes back, and nothing may be l
 
 const insertEntry = client.prepare('insert into entry values (?, ?, ?, ?, ?, ?, ?, ?)');
 const insertWallet = client.prepare(
-  `insert into wallet (id, account_id, name, status, budget_nanos, held_nanos, spent_nanos, master_key_id, token_hash, token_hint,
+  `insert into wallet (id, account_id, name, status, budget_nanos, master_key_id, token_hash, token_hint,
      idempotency_key, fingerprint, request_id, created_at, cleanup_attempts, seal)
-   values (:id, :accountId, :name, :status, :budget, 0, 0, :masterKeyId, :tokenHash, :tokenHint,
+   values (:id, :accountId, :name, :status, :budget, :masterKeyId, :tokenHash, :tokenHint,
      :idempotencyKey, :fingerprint, :requestId, :createdAt, 0, :seal)`,
 );
 const insertOperation = client.prepare(
   `insert into operation (id, wallet_id, kind, route, idempotency_key, fingerprint, request_id, state, outcome, settled_by, hold_nanos,
-     charge_nanos, price, usage, subject, created_at, settled_at, seal)
+     charge_nanos, price, usage, subject, created_at, settled_at, key_digest, hold_entry, settle_entry, seal)
    values (:id, :walletId, :kind, :route, :idempotencyKey, :fingerprint, :requestId, :state, :outcome, :settledBy, :hold,
-     :charge, :price, :usage, :subject, :createdAt, :settledAt, :seal)`,
+     :charge, :price, :usage, :subject, :createdAt, :settledAt, :keyDigest,
+     :holdEntry, :settleEntry, :seal)`,
 );
 
 function post(causeId: string, debit: string, credit: string, amount: Nanos): void {
@@ -78,7 +80,7 @@ function openWallets(): void {
     const requestId = newId('req');
     const wallet = { id, accountId: account, name: 'filled', status: 'active' as const, budget, ...row };
     const once = { idempotencyKey: requestId, fingerprint: randomBytes(32), requestId, createdAt: now };
-    insertWallet.run(withChecksum(wallets, { ...wallet, ...once, held: ZERO, spent: ZERO, cleanupAttempts: 0 }));
+    insertWallet.run(withChecksum(wallets, { ...wallet, ...once, cleanupAttempts: 0 }));
     post(id, book.account(account), book.wallet(id), budget);
     ids.push(id);
     if (i % tokenEvery === 0 && tokens.length < tokenCount) tokens.push(token);
@@ -99,13 +101,18 @@ function settleChats(): void {
     const once = { idempotencyKey: requestId, fingerprint: randomBytes(32), requestId, createdAt: now };
     const what = { kind: 'chat', route: 'chat/completions', subject: 'mock-1', price: PRICE, hold: HOLD } as const;
     const end = { state: 'settled', outcome: 'charged', settledBy: 'answer', charge: CHARGE, usage } as const;
-    insertOperation.run(withChecksum(operations, { id, walletId: wallet, ...once, ...what, ...end, settledAt: now }));
+    const entries = { holdEntry: head.seq + 1, settleEntry: head.seq + 2 };
+    const places = { number: 0, keyDigest: keyDigest(wallet, what.route, requestId), ...entries };
+    const row = { id, walletId: wallet, ...once, ...what, ...end, settledAt: now, ...places };
+    insertOperation.run(withChecksum(operations, row));
     post(id, book.wallet(wallet), book.hold(wallet), HOLD);
     post(id, book.hold(wallet), book.sales('chat'), CHARGE);
     post(id, book.hold(wallet), book.wallet(wallet), left);
     spentCount[index] = (spentCount[index] as number) + 1;
   }
-  const spend = client.prepare('update wallet set spent_nanos = ? where id = ?');
+  const spend = client.prepare(
+    'update balance set spent_nanos = ? where number = (select number from wallet where id = ?)',
+  );
   ids.forEach((id, i) => {
     spend.run(BigInt(spentCount[i] as number) * CHARGE, id);
   });

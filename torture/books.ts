@@ -68,7 +68,7 @@ export async function readBooks(purser: Installation, accountId: string): Promis
         hold_nanos hold, charge_nanos charge, resource_id resourceId from operation`),
       wallets: all<Books['wallets'][number]>(
         `select id, idempotency_key key, parent_id parent, status, budget_nanos budget, spent_nanos spent,
-        held_nanos held, delegated_nanos delegated from wallet`,
+        held_nanos held, delegated_nanos delegated from wallet join balance using (number)`,
       ).map((it) => ({ ...it, key: it.key.replace(/^.*\n/, '') })), // A child's begins with its parent.
       changes: all<Books['changes'][number]>(
         `select id, wallet_id wallet, kind, idempotency_key key, amount_nanos amount, period from wallet_change`,

@@ -3,6 +3,7 @@ import sea from 'node:sea';
 import type { Database as Client } from 'better-sqlite3';
 import { assetText, sourceNames } from '../files/asset.ts';
 import { addEveryChecksum } from './checksum.ts';
+import { keyDigest } from './key-digest.ts';
 
 export type Migration = { name: string; sql: string };
 /** Steps that SQL cannot express: run after the migration of that name, in the same transaction. */
@@ -65,6 +66,7 @@ export function migrate(client: Client, pending: readonly Migration[]): void {
   client.exec(
     'create table if not exists migration (name text primary key, sha256 text not null, at integer not null) strict',
   );
+  client.function('key_digest', keyDigest);
   client.pragma('foreign_keys = OFF'); // Must be outside the transaction; inside, SQLite ignores it.
   try {
     for (const migration of pending) {

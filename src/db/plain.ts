@@ -7,6 +7,8 @@ type SqlValue = string | number | bigint | Buffer | null;
 type PlainStatement = {
   /** Returns the number of rows that the statement itself has changed. */
   run(...values: SqlValue[]): number;
+  /** Runs an INSERT of one row, and returns its rowid. */
+  insert(...values: SqlValue[]): number;
   get<Row extends unknown[]>(...values: SqlValue[]): Row | undefined;
   all<Row extends unknown[]>(...values: SqlValue[]): Row[];
 };
@@ -29,6 +31,7 @@ function statementOf(client: Client, sql: string): PlainStatement {
   const statement = preparedLate(client, sql);
   return {
     run: (...values) => statement().run(...values).changes,
+    insert: (...values) => Number(statement().run(...values).lastInsertRowid),
     get: <Row extends unknown[]>(...values: SqlValue[]) =>
       statement()
         .raw()

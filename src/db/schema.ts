@@ -383,16 +383,17 @@ export const paymentFeed = sqliteTable(
 export const wallets = sqliteTable(
   'wallet',
   {
-    id: text().primaryKey(),
+    /** The rowid, which its row in `balance` has as well. */
+    number: count()
+      .primaryKey()
+      .$default(() => sql`null` as never),
+    id: text().notNull(),
     accountId: text('account_id')
       .notNull()
       .references(() => accounts.id),
     name: text().notNull(),
     status: text({ enum: WALLET_STATUSES }).notNull(),
     budget: nanos('budget_nanos').notNull(),
-    held: nanos('held_nanos').notNull(),
-    /** The charges of its own operations, and everything that its closed children have spent. */
-    spent: nanos('spent_nanos').notNull(),
     returnedCents: count('returned_cents'),
     masterKeyId: text('master_key_id')
       .notNull()
@@ -424,15 +425,12 @@ export const wallets = sqliteTable(
     periodSpent: nanos('period_spent_nanos').notNull().default(sql`0`),
     /** The spending at which the next `wallet.threshold` is reached; null when none is left in this period. */
     nextThreshold: nanos('next_threshold_nanos'),
-    /**
-     * The number of its operations, and of answers that were stored as one settled: counted here, since a chat writes this row
-     * anyway.
-     */
-    operationCount: count('operation_count').notNull().default(sql`0`),
-    answerCount: count('answer_count').notNull().default(sql`0`),
+    /** The number of its first operation; null before it. */
+    firstOperation: count('first_operation'),
     seal: seal(),
   },
   (t) => [
+    uniqueIndex('wallet_id').on(t.id),
     uniqueIndex('wallet_token').on(t.tokenHash),
     uniqueIndex('wallet_idempotency').on(t.accountId, t.idempotencyKey),
     index('wallet_account').on(t.accountId, t.id),
@@ -443,19 +441,34 @@ export const wallets = sqliteTable(
     index('wallet_refill').on(t.refillAt).where(sql`${t.status} = 'active' and ${t.refillAt} is not null`),
     check('wallet_status', oneOf(t.status, WALLET_STATUSES)),
     check('wallet_name', sql`length(${t.name}) between 1 and 80`),
-    check('wallet_held', sql`${t.held} >= 0`),
-    check('wallet_spent', sql`${t.spent} >= 0`),
-    check('wallet_budget', sql`${t.held} + ${t.spent} <= ${t.budget}`),
-    check(
-      'wallet_delegated',
-      sql`${t.delegated} = 0 or (${t.delegated} > 0 and ${t.held} + ${t.spent} + ${t.delegated} <= ${t.budget})`,
-    ),
+    check('wallet_delegated', sql`${t.delegated} between 0 and ${t.budget}`),
     check('wallet_refilled', sql`${t.refillAt} is null or ${t.refill} is not null`),
     check('wallet_closed', sql`(${t.status} = 'closed') = (${t.closedAt} is not null)`),
-    check('wallet_settled', sql`${t.status} <> 'closed' or ${t.held} = 0`),
     check('wallet_returned', sql`(${t.status} = 'closed') = (${t.returnedCents} is not null)`),
     check('wallet_reason', sql`(${t.status} = 'active') = (${t.closeReason} is null)`),
   ],
+);
+
+/**
+ * The figures of each wallet that a chat changes. They are apart from its record, so that a page has those of a hundred wallets. A
+ * trigger adds the row of a new wallet, and triggers hold `held + spent + delegated <= budget`.
+ */
+export const balances = sqliteTable(
+  'balance',
+  {
+    number: count()
+      .primaryKey()
+      .references(() => wallets.number),
+    held: nanos('held_nanos').notNull(),
+    /** The charges of its own operations, and everything that its closed children have spent. */
+    spent: nanos('spent_nanos').notNull(),
+    /** The number of its operations, and of answers that were stored as one settled. */
+    operationCount: count('operation_count').notNull(),
+    answerCount: count('answer_count').notNull(),
+    /** The number of its newest operation; null before the first. */
+    lastOperation: count('last_operation'),
+  },
+  (t) => [check('balance_held', sql`${t.held} >= 0`), check('balance_spent', sql`${t.spent} >= 0`)],
 );
 
 /** Changes of open wallets: of the budget, by a movement of the journal with this id as its cause, or of the expiry. */
@@ -526,7 +539,9 @@ export const routerKeys = sqliteTable(
 export const operations = sqliteTable(
   'operation',
   {
-    id: text().primaryKey(),
+    /** The order of holds, from 1, without a gap: the rowid. Rows are added at the end of the table. */
+    number: count().primaryKey(),
+    id: text().notNull(),
     walletId: text('wallet_id')
       .notNull()
       .references(() => wallets.id),
@@ -567,13 +582,20 @@ export const operations = sqliteTable(
      * settlement that charges leaves it as it is, so that SQLite leaves the index of the keys alone.
      */
     freed: count(),
+    /** What the unique index of the keys has in place of wallet, route and key (`keyDigest`), so that it takes a quarter of the space. */
+    keyDigest: blob('key_digest', { mode: 'buffer' }).notNull(),
+    /** The number of the journal's entry for the hold, and of the first for the settlement; null where no money moved. */
+    holdEntry: count('hold_entry'),
+    settleEntry: count('settle_entry'),
     seal: seal(),
   },
   (t) => [
-    uniqueIndex('operation_idempotency').on(t.walletId, t.route, t.idempotencyKey).where(sql`${t.freed} is null`),
-    index('operation_wallet').on(t.walletId, t.id),
+    uniqueIndex('operation_id').on(t.id),
+    uniqueIndex('operation_idempotency').on(t.keyDigest).where(sql`${t.freed} is null`),
+    // By wallet within each block of successive numbers (src/ledger/wallet-operations.ts): new operations share the last few pages.
+    index('operation_wallet').on(sql`number >> 8`, t.walletId),
     index('operation_open').on(t.walletId, t.state).where(sql`${t.state} <> 'settled'`),
-    index('operation_charged').on(t.settledAt, t.id).where(sql`${t.outcome} = 'charged'`),
+    index('operation_charged').on(t.settledAt).where(sql`${t.outcome} = 'charged'`),
     index('operation_uncertain').on(t.uncertainAt).where(sql`${t.state} = 'uncertain'`),
     check('operation_kind', oneOf(t.kind, OPERATION_KINDS)),
     check('operation_state', oneOf(t.state, OPERATION_STATES)),
@@ -593,9 +615,11 @@ export const operations = sqliteTable(
 export const answers = sqliteTable(
   'answer',
   {
-    operationId: text('operation_id')
+    /** The number of its operation. */
+    number: count()
       .primaryKey()
-      .references(() => operations.id),
+      .references(() => operations.number),
+    operationId: text('operation_id').notNull(),
     body: blob({ mode: 'buffer' }).notNull(),
     keptUntil: count('kept_until').notNull(),
     seal: seal(),
@@ -843,7 +867,8 @@ export const entries = sqliteTable(
     hash: hash('hash').notNull(),
   },
   (t) => [
-    index('entry_cause').on(t.causeId),
+    // The rows of operations have the numbers of their entries.
+    index('entry_cause').on(t.causeId).where(sql`substr(${t.causeId}, 1, 3) <> 'op_'`),
     check('entry_amount', sql`${t.amount} > 0`),
     check('entry_books', sql`${t.debit} <> ${t.credit}`),
   ],

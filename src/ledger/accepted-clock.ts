@@ -37,14 +37,14 @@ const reads = prepare((read: Reader) => ({
     .where(gt(checkouts.dueAt, sql.placeholder('after')))
     .prepare(),
   answersAfter: read
-    .select({ id: answers.operationId })
+    .select({ number: answers.number })
     .from(answers)
     .where(gt(answers.keptUntil, sql.placeholder('after')))
     .prepare(),
   answer: read
     .select()
     .from(answers)
-    .where(eq(answers.operationId, sql.placeholder('id')))
+    .where(eq(answers.number, sql.placeholder('number')))
     .prepare(),
 }));
 
@@ -101,11 +101,11 @@ export function goBackTo(tx: Tx, reason: string, now: number): void {
       .where(eq(checkouts.id, row.id))
       .run();
   const keptUntil = now + ANSWER_KEPT_SECONDS;
-  for (const { id } of reads(tx).answersAfter.all({ after: keptUntil })) {
-    const answer = reads(tx).answer.get({ id }) as typeof answers.$inferSelect; // One at a time: they may be large.
+  for (const { number } of reads(tx).answersAfter.all({ after: keptUntil })) {
+    const answer = reads(tx).answer.get({ number }) as typeof answers.$inferSelect; // One at a time: they may be large.
     tx.update(answers)
       .set(withNewChecksum(answers, answer, { keptUntil }))
-      .where(eq(answers.operationId, id))
+      .where(eq(answers.number, number))
       .run();
   }
   tx.update(deliveries).set({ dueAt: now }).where(gt(deliveries.dueAt, now)).run();

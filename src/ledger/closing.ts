@@ -4,7 +4,7 @@ import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../base/m
 import { withNewChecksum } from '../db/checksum.ts';
 import type { CLOSE_REASONS } from '../db/enums.ts';
 import type { Tx } from '../db/handle.ts';
-import { wallets } from '../db/schema.ts';
+import { balances, wallets } from '../db/schema.ts';
 import { settleBudget } from './account.ts';
 import { book, post } from './journal.ts';
 import { tellClosed, tellThresholds } from './notices.ts';
@@ -69,18 +69,21 @@ function returnToAccount(tx: Tx, wallet: Wallet, returnedCents: number, now: num
 
 /** Gives the rest back to the nano; the child's spending counts as its parent's from now on. */
 function returnToParent(tx: Tx, wallet: Wallet, parentId: string, now: number): void {
-  const spending = tx
+  const { number, nextThreshold } = tx
     .update(wallets)
-    .set({
-      delegated: sql`${wallets.delegated} - ${wallet.budget}`,
-      spent: sql`${wallets.spent} + ${wallet.spent}`,
-    })
+    .set({ delegated: sql`${wallets.delegated} - ${wallet.budget}` })
     .where(eq(wallets.id, parentId))
-    .returning({ spent: wallets.spent, nextThreshold: wallets.nextThreshold })
+    .returning({ number: wallets.number, nextThreshold: wallets.nextThreshold })
+    .get();
+  const { spent } = tx
+    .update(balances)
+    .set({ spent: sql`${balances.spent} + ${wallet.spent}` })
+    .where(eq(balances.number, number))
+    .returning({ spent: balances.spent })
     .get();
   const [debit, credit] = [book.wallet(wallet.id), book.wallet(parentId)];
   post(tx, [{ at: now, causeId: wallet.id, debit, credit, amount: available(wallet) }]);
-  tellThresholds(tx, parentId, spending, now);
+  tellThresholds(tx, parentId, { spent, nextThreshold }, now);
 }
 
 /** Records why a wallet could not be closed yet; the reaper tries again. */

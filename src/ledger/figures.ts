@@ -1,10 +1,12 @@
 import { and, count, eq, min, ne, sql } from 'drizzle-orm';
 import { centsToNanos, Nanos, ZERO } from '../base/money.ts';
 import { prepare, type Reader } from '../db/handle.ts';
-import { accounts, operations, resources, wallets } from '../db/schema.ts';
+import { accounts, balances, operations, resources, wallets } from '../db/schema.ts';
 import { IS_OPEN } from './operation.ts';
 
 const sum = (column: unknown) => sql<bigint>`coalesce(sum(${column}), 0)`.mapWith(BigInt);
+
+const OF_WALLET = eq(balances.number, wallets.number);
 
 const reads = prepare((read: Reader) => ({
   accounts: read
@@ -21,11 +23,12 @@ const reads = prepare((read: Reader) => ({
     .select({
       count: count(),
       budget: sum(wallets.budget),
-      spent: sum(wallets.spent),
-      held: sum(wallets.held),
+      spent: sum(balances.spent),
+      held: sum(balances.held),
       delegated: sum(wallets.delegated),
     })
     .from(wallets)
+    .innerJoin(balances, OF_WALLET)
     .where(ne(wallets.status, 'closed'))
     .prepare(),
   open: read
@@ -46,14 +49,16 @@ const reads = prepare((read: Reader) => ({
     .groupBy(resources.status)
     .prepare(),
   spentOpen: read
-    .select({ accountId: wallets.accountId, spent: sum(wallets.spent) })
+    .select({ accountId: wallets.accountId, spent: sum(balances.spent) })
     .from(wallets)
+    .innerJoin(balances, OF_WALLET)
     .where(ne(wallets.status, 'closed'))
     .groupBy(wallets.accountId)
     .prepare(),
   spentOpenOf: read
-    .select({ spent: sum(wallets.spent) })
+    .select({ spent: sum(balances.spent) })
     .from(wallets)
+    .innerJoin(balances, OF_WALLET)
     .where(and(eq(wallets.accountId, sql.placeholder('accountId')), ne(wallets.status, 'closed')))
     .prepare(),
 }));

@@ -29,8 +29,6 @@ const writes = prepare((tx: Tx) => ({
       name: sql.placeholder('name'),
       status: 'active',
       budget: sql.placeholder('budget'),
-      held: ZERO,
-      spent: ZERO,
       delegated: ZERO,
       parentId: sql.placeholder('parentId'),
       nextThreshold: sql.placeholder('nextThreshold'),
@@ -109,9 +107,7 @@ export const openWallet = defineWrite('wallet.open', (tx, data: OpenWallet): { w
     expiresAt,
     nextThreshold: nextThreshold({ ...row, periodSpent: ZERO }, ZERO),
   };
-  writes(tx).insert.run(
-    withChecksum(wallets, { ...opened, held: ZERO, spent: ZERO, delegated: ZERO, cleanupAttempts: 0 }),
-  );
+  writes(tx).insert.run(withChecksum(wallets, { ...opened, delegated: ZERO, cleanupAttempts: 0 }));
   move(
     tx,
     { from: purseOf(order), to: { wallet: order.id }, amount: order.budget, causeId: order.id, at: now },

@@ -1,12 +1,12 @@
 import { and, asc, count, desc, eq, gt, gte, lt, type SQL, sql } from 'drizzle-orm';
-import { idsFrom } from '../base/id.ts';
 import type { Nanos } from '../base/money.ts';
 import type { OPERATION_OUTCOMES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
-import { operations, wallets } from '../db/schema.ts';
+import { balances, operations, wallets } from '../db/schema.ts';
 import { IS_OPEN, type Operation } from './operation.ts';
 import { LIST_COUNT_MAX, TREE } from './wallet.ts';
+import { BLOCK_COUNT, blockOf, numbersIn, spanOf } from './wallet-operations.ts';
 
 /** What the operations of a list have in common. */
 export type OperationFilter = {
@@ -51,73 +51,46 @@ export type FoundOperations = {
 export const EXAMINED_COUNT = 10_000;
 /** The number of operations that are examined at a time: a millisecond or two, in which nothing else is served. */
 const STEP_COUNT = 500;
-/** An operation begins at most so long after its id was made: a request waits for money, and for its price. */
-const LATE_SECONDS = 600;
-/** Ids begin with 48 bits of milliseconds. */
-const ID_TIME_END = 2 ** 48;
-
-const steps = plain({
-  begun: 'select created_at from operation where id >= ? order by id limit 1',
-  all: `select min(id), count(*) from
-    (select id from operation where id < ? and id >= ? order by id desc limit ${STEP_COUNT})`,
-  ofWallet: `select min(id), count(*) from
-    (select id from operation where wallet_id = ? and id < ? and id >= ? order by id desc limit ${STEP_COUNT})`,
-  newestInTree: `with recursive tree(id) as (
+const reads = plain({
+  newest: 'select max(number) from operation',
+  begun: 'select created_at from operation where number = ?',
+  numberOf: 'select number from operation where id <= ? order by id desc limit 1',
+  idOf: 'select id from operation where number = ?',
+  tree: `with recursive tree(id) as (
       select ? union all select wallet.id from wallet join tree on wallet.parent_id = tree.id)
-    select newest, id from (
-      select id, (select max(id) from operation where wallet_id = tree.id and id < ? and id >= ?) as newest from tree)
-    where newest is not null order by newest`,
-  before: 'select max(id) from operation where wallet_id = ? and id < ? and id >= ?',
+    select id from tree`,
 });
 
-/** The next operations of a search: their number, the id that they begin with, and of a tree the wallets that have them. */
-type SearchStep = { from: string; rows: number; among?: string };
+/** The next operations of a search: from this number on, and of wallets only theirs, newest first. */
+type SearchStep = { from: number; rows: number; numbers?: number[] };
 
-/** Returns what gives the steps of a search, each of `STEP_COUNT` operations or the last, from the id `end` down to `lowest`. */
-function stepsOf(
-  read: Reader,
-  filter: OperationFilter,
-  end: string,
-  lowest: string,
-): (to: string) => SearchStep | undefined {
-  const { all, ofWallet } = steps(read);
-  const { walletId, rootId } = filter;
-  if (rootId !== undefined) return stepsInTree(read, rootId, end, lowest);
+/** Returns what gives the steps of a search, each of `STEP_COUNT` operations or the last, below a number and down to `lowest`. */
+function stepsOf(read: Reader, { walletId, rootId }: OperationFilter, lowest: number): (to: number) => SearchStep {
+  if (rootId === undefined && walletId === undefined)
+    return (to) => {
+      const from = Math.max(lowest, to - STEP_COUNT);
+      return { from, rows: to - from };
+    };
+  const among =
+    rootId === undefined
+      ? [walletId as string]
+      : reads(read)
+          .tree.all<[string]>(rootId)
+          .map(([id]) => id);
+  const { first, last } = spanOf(read, among) ?? { first: Number.POSITIVE_INFINITY, last: 0 };
+  const below = numbersIn(read, among);
+  const begin = Math.max(lowest, first);
   return (to) => {
-    const step = walletId === undefined ? all.get(to, lowest) : ofWallet.get(walletId, to, lowest);
-    const [from, rows] = step as [string | null, bigint];
-    return from === null ? undefined : { from, rows: Number(rows) };
-  };
-}
-
-/** Merges the operations of the wallets of a tree: no index has them by their ids. */
-function stepsInTree(read: Reader, rootId: string, end: string, lowest: string): () => SearchStep | undefined {
-  const { newestInTree, before } = steps(read);
-  /** The newest operation of each wallet that has not been passed, the newest of all last. */
-  const heads = newestInTree.all<[id: string, walletId: string]>(rootId, end, lowest);
-  return () => {
-    const among = new Set<string>();
-    let [from, rows] = ['', 0];
-    for (let head = heads.pop(); head; head = ++rows < STEP_COUNT ? heads.pop() : undefined) {
-      const [id, walletId] = head;
-      from = id;
-      among.add(walletId);
-      const [next] = before.get(walletId, id, lowest) as [string | null];
-      if (next !== null) heads.splice(placeIn(heads, next), 0, [next, walletId]);
+    const numbers: number[] = [];
+    let from = Math.min(to, last + 1);
+    for (let blocks = 0; from > begin && numbers.length < STEP_COUNT && blocks < STEP_COUNT; blocks++) {
+      const block = blockOf(from - 1);
+      const end = from;
+      numbers.push(...below(block).filter((it) => it >= begin && it < end));
+      from = block * BLOCK_COUNT;
     }
-    return rows === 0 ? undefined : { from, rows, among: JSON.stringify([...among]) };
+    return { from: from > begin ? from : lowest, rows: numbers.length, numbers };
   };
-}
-
-/** Returns the place of an id among others in their order. */
-function placeIn(heads: readonly (readonly [id: string, walletId: string])[], id: string): number {
-  let [low, high] = [0, heads.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if ((heads[middle]?.[0] as string) < id) low = middle + 1;
-    else high = middle;
-  }
-  return low;
 }
 
 /** Returns the conditions of a filter that no index answers. They are tested row by row. */
@@ -141,8 +114,8 @@ function testedBy({ accountId, state, subject, tag, since, until, costMin, costM
 }
 
 /**
- * Returns operations, by the order of their ids: newest first unless asked otherwise. No list is read from its beginning: those that
- * hold money are found by their index; others are read backwards from where the time or the page begins, in steps between
+ * Returns operations, in the order in which they began: newest first unless asked otherwise. No list is read from its beginning:
+ * those that hold money are found by their index; others are read backwards from where the time or the page begins, in steps between
  * which other work runs, until the page is full or `examinedMax` is reached.
  */
 export async function searchOperations(
@@ -151,42 +124,49 @@ export async function searchOperations(
   { after, limit = LIST_COUNT_MAX, first = 'newest', examinedMax = Number.POSITIVE_INFINITY, signal }: SearchPage = {},
 ): Promise<FoundOperations> {
   const { since, until } = filter;
+  const before = after === undefined ? undefined : numberOf(read, after);
   if (filter.state === 'reserved' || filter.state === 'uncertain')
-    return cut(openMatching(read, filter, after, limit + 1, first), limit);
-  const matching = read
+    return cut(openMatching(read, filter, before, limit + 1, first), limit);
+  const lowest = since === undefined ? 1 : firstBegunFrom(read, since);
+  const end = until === undefined ? newestNumber(read) + 1 : firstBegunFrom(read, until);
+  const next = stepsOf(read, filter, lowest);
+  const matching = matchingIn(read, filter, limit + 1);
+  const found: Operation[] = [];
+  let examined = 0;
+  let last = 0;
+  for (let to = Math.min(end, before ?? end); to > lowest; ) {
+    const { from, rows, numbers } = next(to);
+    if (rows) found.push(...matching.all({ from, to, numbers: JSON.stringify(numbers) }));
+    if (found.length > limit || signal?.aborted) return cut(found, limit);
+    to = from;
+    last = numbers ? (numbers.at(-1) ?? last) : from;
+    examined += rows;
+    if (to > lowest && examined >= examinedMax)
+      return { operations: found, goesOnAfter: idOf(read, last), isCut: true };
+    await new Promise<void>((resolve) => setImmediate(resolve));
+  }
+  return cut(found, limit);
+}
+
+/** Returns the query of the operations that match in a step. */
+const matchingIn = (read: Reader, filter: OperationFilter, limit: number) =>
+  read
     .select()
     .from(operations)
     .where(
       and(
-        filter.walletId === undefined ? undefined : eq(operations.walletId, filter.walletId),
-        filter.rootId === undefined
+        filter.walletId === undefined && filter.rootId === undefined
+          ? and(gte(operations.number, sql.placeholder('from')), lt(operations.number, sql.placeholder('to')))
+          : sql`${operations.number} in (select value from json_each(${sql.placeholder('numbers')}))`,
+        filter.rootId === undefined || filter.walletId === undefined
           ? undefined
-          : sql`${operations.walletId} in (select value from json_each(${sql.placeholder('among')}))`,
-        gte(operations.id, sql.placeholder('from')),
-        lt(operations.id, sql.placeholder('to')),
+          : sql`+${operations.walletId} = ${filter.walletId}`,
         ...testedBy(filter),
       ),
     )
-    .orderBy(desc(operations.id))
-    .limit(limit + 1)
+    .orderBy(desc(operations.number))
+    .limit(limit)
     .prepare();
-  const lowest = since === undefined ? '' : idsBegunFrom(read, since - LATE_SECONDS);
-  const end = until === undefined ? '~' : idsBegunFrom(read, until + LATE_SECONDS);
-  const begin = after !== undefined && after < end ? after : end;
-  const next = stepsOf(read, filter, begin, lowest);
-  const found: Operation[] = [];
-  for (let to = begin, examined = 0; ; ) {
-    const step = next(to);
-    if (!step) return cut(found, limit);
-    const { from, rows, among } = step;
-    found.push(...matching.all({ from, to, among }));
-    if (found.length > limit || rows < STEP_COUNT || signal?.aborted) return cut(found, limit);
-    to = from;
-    examined += rows;
-    if (examined >= examinedMax) return { operations: found, goesOnAfter: from, isCut: true };
-    await new Promise<void>((resolve) => setImmediate(resolve));
-  }
-}
 
 /** Separates a page from what was found beyond it. */
 function cut(found: readonly Operation[], limit: number): FoundOperations {
@@ -194,15 +174,15 @@ function cut(found: readonly Operation[], limit: number): FoundOperations {
   return { operations: page, goesOnAfter: found.length > limit ? page.at(-1)?.id : undefined, isCut: false };
 }
 
-/** Reads those that hold money. There are few: of them alone there is an index, from which `+id` does not lead away. */
+/** Reads those that hold money. There are few: of them alone there is an index, from which `+number` does not lead away. */
 function openMatching(
   read: Reader,
   filter: OperationFilter,
-  after: string | undefined,
+  after: number | undefined,
   limit: number,
   first: 'newest' | 'oldest',
 ): Operation[] {
-  const byId = sql`+${operations.id}`;
+  const byNumber = sql`+${operations.number}`;
   return read
     .select()
     .from(operations)
@@ -211,30 +191,33 @@ function openMatching(
         IS_OPEN,
         filter.walletId === undefined ? undefined : eq(operations.walletId, filter.walletId),
         filter.rootId === undefined ? undefined : sql`${operations.walletId} in ${TREE}`,
-        after === undefined ? undefined : first === 'newest' ? lt(byId, after) : gt(byId, after),
+        after === undefined ? undefined : first === 'newest' ? lt(byNumber, after) : gt(byNumber, after),
         ...testedBy(filter),
       ),
     )
-    .orderBy(first === 'newest' ? desc(byId) : asc(byId))
+    .orderBy(first === 'newest' ? desc(byNumber) : asc(byNumber))
     .limit(limit)
     .prepare()
     .all({ walletId: filter.rootId });
 }
 
-/**
- * Returns the text among the ids from which on all operations were begun at or after `at` (Unix seconds). Ids have the order of
- * their beginnings, up to `LATE_SECONDS`, but not the same clock: its jumps backwards are held back in what is begun.
- */
-function idsBegunFrom(read: Reader, at: number): string {
-  const { begun } = steps(read);
-  let [low, high] = [0, ID_TIME_END];
+const newestNumber = (read: Reader): number => Number(reads(read).newest.get<[bigint | null]>()?.[0] ?? 0n);
+const idOf = (read: Reader, number: number): string | undefined => reads(read).idOf.get<[string]>(number)?.[0];
+
+/** Returns the number of the operation with this id, or of the one with the id before it; 0 where there is none. */
+const numberOf = (read: Reader, id: string): number => Number(reads(read).numberOf.get<[bigint]>(id)?.[0] ?? 0n);
+
+/** Returns the number from which on all operations were begun at or after `at` (Unix seconds): their times have the order of their numbers. */
+function firstBegunFrom(read: Reader, at: number): number {
+  const { begun } = reads(read);
+  let [low, high] = [1, newestNumber(read) + 1];
   while (low < high) {
     const middle = Math.floor((low + high) / 2);
-    const [begunAt] = begun.get<[bigint]>(idsFrom('op', middle)) ?? [];
-    if (begunAt === undefined || begunAt >= at) high = middle;
+    const [begunAt] = begun.get<[bigint]>(middle) as [bigint];
+    if (begunAt >= at) high = middle;
     else low = middle + 1;
   }
-  return idsFrom('op', high);
+  return high;
 }
 
 /**
@@ -266,8 +249,9 @@ export function countOperations(
         );
   if (isOpen) return open;
   const all = read
-    .select({ count: sql<bigint | null>`sum(${wallets.operationCount})` })
+    .select({ count: sql<bigint | null>`sum(${balances.operationCount})` })
     .from(wallets)
+    .innerJoin(balances, eq(balances.number, wallets.number))
     .where(
       and(
         walletId === undefined ? undefined : eq(wallets.id, walletId),

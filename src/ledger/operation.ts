@@ -1,18 +1,19 @@
 import assert from 'node:assert/strict';
-import { and, asc, desc, eq, gt, inArray, lte, or, sql } from 'drizzle-orm';
+import { and, asc, eq, gt, inArray, lte, or, sql } from 'drizzle-orm';
 import { formatUsd, Nanos, ZERO } from '../base/money.ts';
 import { Refusal, type RefusalCode } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import type { OPERATION_KINDS, SETTLED_BY } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { keyDigest } from '../db/key-digest.ts';
 import { plain } from '../db/plain.ts';
 import { answers, operations } from '../db/schema.ts';
 import { countAnswer, deleteRows } from '../db/tally.ts';
 import { defineWrite } from '../db/write.ts';
 import { accountOf } from './account.ts';
 import { installationOf, refuseFrozenInstallation } from './installation.ts';
-import { book, post } from './journal.ts';
+import { book, headIn, post } from './journal.ts';
 import { memoryOf, type RowMemory } from './memory.ts';
 import { tellThresholds, tellUncertain } from './notices.ts';
 import { refillIfDue, refillIfOwed } from './refill.ts';
@@ -27,6 +28,7 @@ import {
   shownAvailable,
   type Wallet,
 } from './wallet.ts';
+import { blockOf } from './wallet-operations.ts';
 
 export type Operation = typeof operations.$inferSelect;
 type OperationKind = (typeof OPERATION_KINDS)[number];
@@ -80,13 +82,15 @@ const SUMMED_COUNT_MAX = 10_000;
 /** The condition for operations that hold money, as the partial index of them has it. */
 export const IS_OPEN = sql`${operations.state} <> 'settled'`;
 
-/** The operation that owns a key of a wallet and a route. */
+/** The operation that owns the key with a digest. */
 const OWNS_KEY = and(
-  eq(operations.walletId, sql.placeholder('walletId')),
-  eq(operations.route, sql.placeholder('route')),
-  eq(operations.idempotencyKey, sql.placeholder('key')),
+  eq(operations.keyDigest, sql.placeholder('digest')),
   sql`${operations.freed} is null`, // must match the partial index's condition
 );
+
+/** The number of the operation with an id. */
+const numberOf = (id: unknown) => sql`(select number from operation where operation.id = ${id})`;
+const NUMBER = numberOf(sql.placeholder('id'));
 
 const reads = prepare((read: Reader) => ({
   byId: read
@@ -120,20 +124,6 @@ const reads = prepare((read: Reader) => ({
     .orderBy(sql`+${operations.id}`)
     .limit(LIST_COUNT_MAX)
     .prepare(),
-  lastBegun: read
-    .select({ at: operations.createdAt })
-    .from(operations)
-    .where(eq(operations.walletId, sql.placeholder('walletId')))
-    .orderBy(desc(operations.id))
-    .limit(1)
-    .prepare(),
-  chargedSince: read
-    .select({ nanos: sql<bigint | null>`sum(charge_nanos)` })
-    .from(
-      sql`(select charge_nanos, settled_at from operation where wallet_id = ${sql.placeholder('walletId')} order by id desc limit ${SUMMED_COUNT_MAX})`,
-    )
-    .where(sql`settled_at >= ${sql.placeholder('since')}`)
-    .prepare(),
   uncertain: read
     .select()
     .from(operations)
@@ -153,27 +143,23 @@ const reads = prepare((read: Reader) => ({
   answer: read
     .select({ body: answers.body })
     .from(answers)
-    .where(and(eq(answers.operationId, sql.placeholder('id')), gt(answers.keptUntil, sql.placeholder('now'))))
+    .where(and(eq(answers.number, NUMBER), gt(answers.keptUntil, sql.placeholder('now'))))
     .prepare(),
   // SQLite returns the length of a body without reading it.
   answerBytes: read
     .select({ bytes: sql<bigint>`length(${answers.body})` })
     .from(answers)
-    .where(and(eq(answers.operationId, sql.placeholder('id')), gt(answers.keptUntil, sql.placeholder('now'))))
+    .where(and(eq(answers.number, NUMBER), gt(answers.keptUntil, sql.placeholder('now'))))
     .prepare(),
-  hasAnswer: read
-    .select({ id: answers.operationId })
-    .from(answers)
-    .where(eq(answers.operationId, sql.placeholder('id')))
-    .prepare(),
+  hasAnswer: read.select({ number: answers.number }).from(answers).where(eq(answers.number, NUMBER)).prepare(),
   withAnswers: read
     .select({ operation: operations })
     .from(answers)
-    .innerJoin(operations, eq(operations.id, answers.operationId))
+    .innerJoin(operations, eq(operations.number, answers.number))
     .where(and(gt(answers.keptUntil, sql.placeholder('after')), lte(answers.keptUntil, sql.placeholder('until'))))
     .prepare(),
   stale: read
-    .select({ operationId: answers.operationId })
+    .select({ number: answers.number })
     .from(answers)
     .where(lte(answers.keptUntil, sql.placeholder('now')))
     .limit(LIST_COUNT_MAX)
@@ -181,13 +167,20 @@ const reads = prepare((read: Reader) => ({
   nextStale: read.select({ at: answers.keptUntil }).from(answers).orderBy(asc(answers.keptUntil)).limit(1).prepare(),
 }));
 
-const SETTLED = `state = 'settled', outcome = ?, settled_by = ?, charge_nanos = ?, usage = ?, reason = ?, settled_at = ?, seal = ?`;
+const SETTLED = `state = 'settled', outcome = ?, settled_by = ?, charge_nanos = ?, usage = ?, reason = ?, settled_at = ?, settle_entry = ?,
+  seal = ?`;
+const plainReads = plain({
+  begun: 'select created_at from operation where number = ?',
+  chargedInBlock: `select count(*), sum(charge_nanos) filter (where settled_at >= ?) from operation
+    where number >> 8 = ? and wallet_id = ?`,
+});
 const writes = plain({
   insert: `insert into operation (id, wallet_id, kind, route, idempotency_key, fingerprint, request_id, state, hold_nanos, price,
-    subject, resource_id, target_at, created_at, tags, seal) values (?, ?, ?, ?, ?, ?, ?, 'reserved', ?, ?, ?, ?, ?, ?, ?, ?)`,
+    subject, resource_id, target_at, created_at, tags, key_digest, hold_entry, seal)
+    values (?, ?, ?, ?, ?, ?, ?, 'reserved', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
   settle: `update operation set ${SETTLED} where id = ?`,
   settleAndFree: `update operation set ${SETTLED}, freed = 1 where id = ?`,
-  answer: 'insert into answer (operation_id, body, kept_until, seal) values (?, ?, ?, ?)',
+  answer: 'insert into answer (number, operation_id, body, kept_until, seal) values (?, ?, ?, ?, ?)',
 });
 
 /** Returns the operation with this id, or undefined. */
@@ -207,7 +200,7 @@ export function operationOf(read: Reader, id: string): Operation {
  * key.
  */
 export function findOperationByKey(read: Reader, walletId: string, route: string, key: string): Operation | undefined {
-  return reads(read).byKey.get({ walletId, route, key });
+  return reads(read).byKey.get({ digest: keyDigest(walletId, route, key) });
 }
 
 /**
@@ -231,16 +224,25 @@ export function answerBytes(read: Reader, operationId: string, now: number): num
 }
 
 /**
- * Returns the amount charged to a wallet since `since` (Unix seconds), by its latest 10,000 operations. For display, not for
+ * Returns the amount charged to a wallet since `since` (Unix seconds), by about its latest 10,000 operations. For display, not for
  * decisions.
  */
-export function chargedSince(read: Reader, walletId: string, since: number): Nanos {
-  return Nanos(reads(read).chargedSince.get({ walletId, since })?.nanos ?? 0n);
+export function chargedSince(read: Reader, { id, firstOperation, lastOperation }: Wallet, since: number): Nanos {
+  const { chargedInBlock } = plainReads(read);
+  let [sum, rows] = [0n, 0];
+  if (firstOperation === null || lastOperation === null) return ZERO;
+  for (let block = blockOf(lastOperation); block >= blockOf(firstOperation) && rows < SUMMED_COUNT_MAX; block--) {
+    const [count, charged] = chargedInBlock.get(since, block, id) as [bigint, bigint | null];
+    sum += charged ?? 0n;
+    rows += Number(count);
+  }
+  return Nanos(sum);
 }
 
-/** Returns the Unix seconds at which the latest operation of a wallet began; undefined where it has none. */
-export function lastUsed(read: Reader, walletId: string): number | undefined {
-  return reads(read).lastBegun.get({ walletId })?.at;
+/** Returns the Unix seconds at which the newest operation of a wallet began; undefined where it has none. */
+export function lastUsed(read: Reader, { lastOperation }: Wallet): number | undefined {
+  const [at] = lastOperation === null ? [] : (plainReads(read).begun.get<[bigint]>(lastOperation) ?? []);
+  return at === undefined ? undefined : Number(at);
 }
 
 /** Returns the operations of a wallet that still hold money, oldest first. */
@@ -307,7 +309,7 @@ export type OperationOrder = {
   tags?: string | null;
 };
 /** The members of an operation that its hold decides. */
-export type Placed = Pick<Operation, 'seal'>;
+export type Placed = Pick<Operation, 'number' | 'holdEntry' | 'seal'>;
 
 export type HoldOrder = OperationOrder & {
   /** The smallest hold to which the request could be cut. Decides whether a refusal is final; the hold unless given. */
@@ -349,17 +351,20 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
 
   // From here on the hold must stand.
   const { id, hold } = order;
-  const operation = withChecksum(operations, operationFrom(order, { seal: 0 }, now));
-  insert(tx, operation);
+  const holdEntry = hold > 0n ? headIn(tx).seq + 1 : null;
+  const operation = withChecksum(operations, operationFrom(order, { number: 0, holdEntry, seal: 0 }, now));
+  operation.number = insert(tx, operation);
   memory.changed(id, operation);
-  memory.changed(wallet.id, raiseHeld(tx, funded, hold));
+  memory.changed(wallet.id, raiseHeld(tx, funded, operation));
+  if (funded.firstOperation === null) memory.added(1); // The wallet's record has changed as well.
   const [own, held] = [book.wallet(wallet.id), book.hold(wallet.id)];
   memory.added(post(tx, [{ at: now, causeId: id, debit: own, credit: held, amount: hold }]));
   return operation;
 }
 
-function insert(tx: Tx, it: Operation): void {
-  writes(tx).insert.run(
+/** Adds a row and returns its number. */
+function insert(tx: Tx, it: Operation): number {
+  return writes(tx).insert.insert(
     it.id,
     it.walletId,
     it.kind,
@@ -374,6 +379,8 @@ function insert(tx: Tx, it: Operation): void {
     it.targetAt,
     it.createdAt,
     it.tags,
+    it.keyDigest,
+    it.holdEntry,
     it.seal,
   );
 }
@@ -441,8 +448,9 @@ export function standingOf(read: Reader, order: HoldOrder, now: number, blocked?
 }
 
 /** Returns the operation that an order became when it was placed at `now`, in Unix seconds. */
-export function operationFrom(order: OperationOrder, { seal }: Placed, now: number): Operation {
+export function operationFrom(order: OperationOrder, { number, holdEntry, seal }: Placed, now: number): Operation {
   return {
+    number,
     id: order.id,
     walletId: order.walletId,
     kind: order.kind,
@@ -467,6 +475,9 @@ export function operationFrom(order: OperationOrder, { seal }: Placed, now: numb
     answeredAt: null,
     tags: order.tags ?? null,
     freed: null,
+    keyDigest: keyDigest(order.walletId, order.route, order.idempotencyKey),
+    holdEntry,
+    settleEntry: null,
     seal,
   };
 }
@@ -545,14 +556,15 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
     settledAt: now,
   });
   const { outcome: ended, settledBy, usage, reason, settledAt, seal } = settled;
+  const settleEntry = operation.hold > 0n ? headIn(tx).seq + 1 : null;
   // A definite refusal frees the key, unless the caller has been answered 200 (design 2.7).
   const { settle, settleAndFree } = writes(tx);
   const statement = ended === 'released' && operation.answeredAt === null ? settleAndFree : settle;
-  assert.equal(statement.run(ended, settledBy, charge, usage, reason, settledAt, seal, id), 1);
+  assert.equal(statement.run(ended, settledBy, charge, usage, reason, settledAt, settleEntry, seal, id), 1);
   memory.ended(id);
   const body = outcome.kind === 'done' ? outcome.answer : null;
   if (outcome.kind === 'done' && body)
-    memory.added(insertAnswer(tx, id, body, now + (outcome.keptSeconds ?? ANSWER_KEPT_SECONDS)));
+    memory.added(insertAnswer(tx, operation, body, now + (outcome.keptSeconds ?? ANSWER_KEPT_SECONDS)));
   const wallet = settleHeld(tx, before, { hold: operation.hold, charge, answers: body ? 1 : 0 });
   memory.changed(walletId, wallet);
   const [own, held] = [book.wallet(walletId), book.hold(walletId)];
@@ -566,9 +578,9 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
 }
 
 /** Stores an answer. Returns the number of rows that were added. */
-function insertAnswer(tx: Tx, operationId: string, body: Buffer, keptUntil: number): number {
-  const { seal } = withChecksum(answers, { operationId, body, keptUntil });
-  return writes(tx).answer.run(operationId, body, keptUntil, seal);
+function insertAnswer(tx: Tx, { number, id }: Operation, body: Buffer, keptUntil: number): number {
+  const { seal } = withChecksum(answers, { number, operationId: id, body, keptUntil });
+  return writes(tx).answer.run(number, id, body, keptUntil, seal);
 }
 
 /**
@@ -615,15 +627,16 @@ export const resolveByPolicy = defineWrite('operation.resolve', (tx, { id, decis
 type KeepAnswer = { id: string; body: Buffer; keptUntil: number };
 /** Stores the answer of a charged operation until `keptUntil`, unless one is stored. */
 export const keepAnswer = defineWrite('answer.keep', (tx, { id, body, keptUntil }: KeepAnswer) => {
-  assert(operationOf(tx, id).outcome === 'charged', 'what nobody paid has no answer');
+  const operation = operationOf(tx, id);
+  assert(operation.outcome === 'charged', 'what nobody paid has no answer');
   if (reads(tx).hasAnswer.get({ id })) return;
-  insertAnswer(tx, id, body, keptUntil);
+  insertAnswer(tx, operation, body, keptUntil);
   countAnswer(tx);
 });
 
 /** Deletes the stored answer of an operation, if there is one. */
 export const dropAnswer = defineWrite('answer.drop', (tx, { id }: { id: string }) => {
-  deleteRows(tx, answers, eq(answers.operationId, id));
+  deleteRows(tx, answers, eq(answers.number, numberOf(id)));
 });
 
 /** Returns the operations whose stored answers expire from `after` to `until`, Unix seconds. */
@@ -636,8 +649,8 @@ export function operationsWithAnswers(read: Reader, after: number, until: number
 /** Deletes expired stored answers, at most 100. Returns how many were deleted. */
 export const pruneAnswers = defineWrite('answer.prune', (tx, { now }: { now: number }): number => {
   const stale = reads(tx).stale.all({ now });
-  const ids = stale.map(({ operationId }) => operationId);
-  return ids.length ? deleteRows(tx, answers, inArray(answers.operationId, ids)) : 0;
+  const numbers = stale.map(({ number }) => number);
+  return numbers.length ? deleteRows(tx, answers, inArray(answers.number, numbers)) : 0;
 });
 
 /** Returns the Unix seconds at which the oldest stored answer expires. */

@@ -6,7 +6,7 @@ import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import { withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { walletChanges, wallets } from '../db/schema.ts';
+import { balances, walletChanges, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
 import { refuseNewBudget } from './account.ts';
 import { insertChange, moveBudget, type WalletChange } from './move.ts';
@@ -54,6 +54,7 @@ const reads = prepare((read: Reader) => ({
       nanos: sql<bigint | null>`sum(budget_nanos - spent_nanos - delegated_nanos)`,
     })
     .from(wallets)
+    .innerJoin(balances, eq(balances.number, wallets.number))
     .where(sql`${wallets.id} in (
       with recursive below(id) as (
         select id from wallet where parent_id is not null and parent_id = ${sql.placeholder('walletId')} and status <> 'closed'

@@ -6,6 +6,7 @@ import { prepare, type Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 import { type operations, wallets } from '../db/schema.ts';
 import { findWallet, TREE } from './wallet.ts';
+import { blockOf, spanOf } from './wallet-operations.ts';
 
 export const SPEND_BY = ['model', 'wallet', 'account', 'day', 'tag', 'kind'] as const;
 export type SpendBy = (typeof SPEND_BY)[number];
@@ -54,18 +55,20 @@ export type Spending = {
  */
 const KEY_COUNT_MAX = 10_000;
 
-const COLUMNS = 'id, wallet_id, kind, subject, outcome, charge_nanos, usage, tags, settled_at';
+const COLUMNS = 'number, id, wallet_id, kind, subject, outcome, charge_nanos, usage, tags, settled_at';
 type Charged = Pick<
   typeof operations.$inferSelect,
-  'id' | 'walletId' | 'kind' | 'subject' | 'outcome' | 'charge' | 'usage' | 'tags' | 'settledAt'
+  'number' | 'id' | 'walletId' | 'kind' | 'subject' | 'outcome' | 'charge' | 'usage' | 'tags' | 'settledAt'
 >;
 type ChargedRow = [
-  ...[id: string, walletId: string, kind: Charged['kind'], subject: string, outcome: Charged['outcome']],
+  ...[number: bigint, id: string, walletId: string, kind: Charged['kind'], subject: string],
+  ...[outcome: Charged['outcome']],
   ...[charge: bigint | null, usage: string | null, tags: string | null, settledAt: bigint | null],
 ];
-const chargedFrom = ([id, walletId, kind, subject, outcome, charge, usage, tags, at]: ChargedRow): Charged => {
+const chargedFrom = ([number, id, walletId, kind, subject, outcome, charge, usage, tags, at]: ChargedRow): Charged => {
   const settledAt = at === null ? null : Number(at);
-  return { id, walletId, kind, subject, outcome, charge: charge as Nanos | null, usage, tags, settledAt };
+  const what = { number: Number(number), id, walletId, kind, subject, outcome };
+  return { ...what, charge: charge as Nanos | null, usage, tags, settledAt };
 };
 
 /** The number of rows read at a time: a millisecond or two, in which nothing else is served. */
@@ -77,18 +80,18 @@ const ROUNDING = '(spent_nanos + 9999999) / 10000000 * 10000000 - spent_nanos';
 const pages = plain({
   // `outcome = 'charged'` must match the partial index's condition.
   all: `select ${COLUMNS} from operation where outcome = 'charged' and settled_at >= ? and settled_at < ?
-    and (settled_at, id) > (?, ?) order by settled_at, id limit ${PAGE_COUNT}`,
+    and (settled_at, number) > (?, ?) order by settled_at, number limit ${PAGE_COUNT}`,
   // Rows that do not count are left out later: a page then takes the same time whatever it contains.
   roundings: `select max(id), coalesce(sum(${ROUNDING})
       filter (where parent_id is null and closed_at >= ? and closed_at < ?), 0)
-    from (select id, parent_id, spent_nanos, closed_at from wallet where id > ? order by id limit ${PAGE_COUNT})`,
+    from (select id, parent_id, spent_nanos, closed_at from wallet cross join balance using (number) where id > ? order by id limit ${PAGE_COUNT})`,
   roundingsOfAccount: `select max(id), coalesce(sum(${ROUNDING})
       filter (where parent_id is null and closed_at >= ? and closed_at < ?), 0)
-    from (select id, parent_id, spent_nanos, closed_at from wallet where account_id = ? and id > ? order by id
+    from (select id, parent_id, spent_nanos, closed_at from wallet cross join balance using (number) where account_id = ? and id > ? order by id
       limit ${PAGE_COUNT})`,
-  roundingOfWallet: `select ${ROUNDING} from wallet
+  roundingOfWallet: `select ${ROUNDING} from wallet join balance using (number)
     where closed_at >= ? and closed_at < ? and id = ? and parent_id is null`,
-  ofWallet: `select ${COLUMNS} from operation where wallet_id = ? and id > ? order by id limit ${PAGE_COUNT}`,
+  ofWallet: `select ${COLUMNS} from operation where number >> 8 = ? and wallet_id = ? order by number`,
 });
 
 const reads = prepare((read: Reader) => ({
@@ -303,12 +306,12 @@ async function* chargedIn(
   { scope, since = 0, until = Number.MAX_SAFE_INTEGER }: SpendOrder,
 ): AsyncGenerator<Charged> {
   if (!scope) {
-    for (let after = { at: since, id: '' }; ; ) {
-      const page = pages(read).all.all<ChargedRow>(after.at, until, after.at, after.id).map(chargedFrom);
+    for (let after = { at: since, number: 0 }; ; ) {
+      const page = pages(read).all.all<ChargedRow>(after.at, until, after.at, after.number).map(chargedFrom);
       yield* page;
       const last = page.at(-1);
       if (!last || page.length < PAGE_COUNT) return;
-      after = { at: last.settledAt as number, id: last.id };
+      after = { at: last.settledAt as number, number: last.number };
       await nextTurn();
     }
   }
@@ -319,19 +322,18 @@ async function* chargedIn(
   const counts = (it: Charged) =>
     it.outcome === 'charged' && (it.settledAt as number) >= since && (it.settledAt as number) < until;
   let rows = 0;
-  for (const { id: walletId } of ids)
-    for (let afterId = ''; ; ) {
-      const page = pages(read).ofWallet.all<ChargedRow>(walletId, afterId).map(chargedFrom);
+  for (const { id: walletId } of ids) {
+    const { first, last } = spanOf(read, [walletId]) ?? { first: 0, last: -1 };
+    rows++; // A wallet without operations takes a query as well.
+    for (let block = blockOf(first); block <= blockOf(last); block++) {
+      const page = pages(read).ofWallet.all<ChargedRow>(block, walletId).map(chargedFrom);
       yield* page.filter(counts);
-      rows += page.length + 1; // A wallet without operations takes a query as well.
-      if (rows >= PAGE_COUNT) {
-        rows = 0;
-        await nextTurn();
-      }
-      const last = page.at(-1);
-      if (!last || page.length < PAGE_COUNT) break;
-      afterId = last.id;
+      rows += page.length + 1;
+      if (rows < PAGE_COUNT) continue;
+      rows = 0;
+      await nextTurn();
     }
+  }
 }
 
 const nextTurn = () => new Promise<void>((resolve) => setImmediate(resolve));

@@ -1,9 +1,10 @@
-import { asc, eq, or, sql } from 'drizzle-orm';
+import { asc, eq, sql } from 'drizzle-orm';
 import { Nanos, ZERO } from '../base/money.ts';
 import { prepare, type Reader } from '../db/handle.ts';
 import { entries, operations, walletChanges, wallets } from '../db/schema.ts';
 import { book } from './journal.ts';
 import type { Wallet } from './wallet.ts';
+import { OPERATIONS_OF_WALLET } from './wallet-operations.ts';
 
 const reads = prepare((read: Reader) => ({
   ofWallet: read
@@ -13,17 +14,24 @@ const reads = prepare((read: Reader) => ({
     .leftJoin(walletChanges, eq(walletChanges.id, entries.causeId))
     .leftJoin(wallets, eq(wallets.id, entries.causeId))
     .where(
-      or(
-        eq(entries.causeId, sql.placeholder('walletId')),
-        sql`${entries.causeId} in (select id from operation where wallet_id = ${sql.placeholder('walletId')})`,
-        sql`${entries.causeId} in (select id from wallet_change where wallet_id = ${sql.placeholder('walletId')})`,
-        // The amounts that its children got when they opened or were raised, and those that they gave back.
-        sql`${entries.causeId} in (
+      // An operation has one entry for its hold, and one or two, in a row, for its settlement.
+      sql`${entries.seq} in (
+        select hold_entry from ${OPERATIONS_OF_WALLET}
+        union all
+        select settle_entry from ${OPERATIONS_OF_WALLET}
+        union all
+        select e.seq from ${OPERATIONS_OF_WALLET} o join entry e on e.seq = o.settle_entry + 1 and e.cause_id = o.id
+        union all
+        select seq from entry where substr(cause_id, 1, 3) <> 'op_' and cause_id in (
+          select ${sql.placeholder('walletId')}
+          union all
+          select id from wallet_change where wallet_id = ${sql.placeholder('walletId')}
+          union all
+          -- The amounts that its children got when they opened or were raised, and those that they gave back.
           select id from wallet where parent_id = ${sql.placeholder('walletId')}
           union all
           select c.id from wallet_change c join wallet w on w.id = c.wallet_id
-          where w.parent_id = ${sql.placeholder('walletId')})`,
-      ),
+            where w.parent_id = ${sql.placeholder('walletId')}))`,
     )
     .orderBy(asc(entries.seq))
     .prepare(),
@@ -32,7 +40,7 @@ const reads = prepare((read: Reader) => ({
     .select({ count: sql<number>`count(*)` })
     .from(
       sql`(
-        select 1 from operation where wallet_id = ${sql.placeholder('walletId')}
+        select 1 from ${OPERATIONS_OF_WALLET}
         union all
         select 1 from wallet_change where wallet_id = ${sql.placeholder('walletId')}
         union all

@@ -13,15 +13,19 @@ type OperationRow = [
   outcome: string | null,
   hold: bigint,
   charge: bigint | null,
+  holdEntry: bigint | null,
+  settleEntry: bigint | null,
 ];
 /**
  * The balance of a book of the journal, and the amount that sales took from it, in nano-dollars. A wallet has two, which refer to
  * each other.
  */
 type Book = { name: string; amount: bigint; sold: bigint; other: Book | undefined };
-/** The book of an operation's hold, the sums of its entries, and its row. */
+/** The book of an operation's hold, the numbers and sums of its entries, and its row. */
 type Seen = {
   heldIn: Book;
+  heldBy: number;
+  settledBy: number | undefined;
   hold: bigint;
   charge: bigint;
   released: bigint;
@@ -36,8 +40,8 @@ type WalletRow = {
   parent_id: string | null;
   status: string;
   budget_nanos: bigint;
-  held_nanos: bigint;
-  spent_nanos: bigint;
+  held_nanos: bigint | null;
+  spent_nanos: bigint | null;
   delegated_nanos: bigint;
   returned_cents: bigint | null;
 };
@@ -119,7 +123,7 @@ function noSums(client: Client, fault: Sums['fault']): Sums {
  * that they are usually read in pages; any other is looked up.
  */
 function operationsInOrder(client: Client): (id: string) => OperationRow | undefined {
-  const columns = 'rowid, id, wallet_id, state, outcome, hold_nanos, charge_nanos';
+  const columns = 'rowid, id, wallet_id, state, outcome, hold_nanos, charge_nanos, hold_entry, settle_entry';
   const page = client
     .prepare(`select ${columns} from operation where rowid > ? and hold_nanos > 0 order by rowid limit ${PAGE_COUNT}`)
     .raw();
@@ -226,13 +230,15 @@ function followOperation(
   if (to.name.startsWith('hold:')) {
     if (seen) fault(`entry ${seq}: operation ${id} holds twice`);
     if (from !== to.other) fault(`entry ${seq}: the hold of ${id} comes from ${from.name}`);
-    open.set(id, { heldIn: to, hold: amount, charge: 0n, released: 0n, row: sums.findOperation(id) });
+    const row = sums.findOperation(id);
+    open.set(id, { heldIn: to, heldBy: seq, settledBy: undefined, hold: amount, charge: 0n, released: 0n, row });
     return;
   }
   if (from !== seen?.heldIn) {
     fault(`entry ${seq}: operation ${id} settles from ${from.name}, where it holds nothing`);
     return;
   }
+  seen.settledBy ??= seq;
   if (to.name.startsWith('sales:')) {
     seen.charge += amount;
     from.sold += amount;
@@ -251,9 +257,14 @@ function checkOperation(sums: Sums, id: string, seen: Seen) {
   const { fault } = sums;
   sums.operationCount++;
   if (!seen.row) return fault(`operation ${id} has entries but no row`);
-  const [, , walletId, state, outcome, hold, charge] = seen.row;
+  const [, , walletId, state, outcome, hold, charge, holdEntry, settleEntry] = seen.row;
   const heldOf = heldFor(seen.heldIn);
   if (walletId !== heldOf) fault(`operation ${id} is of wallet ${walletId}, its entries of ${heldOf}`);
+  if (
+    Number(holdEntry) !== seen.heldBy ||
+    settleEntry !== (seen.settledBy === undefined ? null : BigInt(seen.settledBy))
+  )
+    fault(`operation ${id} names other entries than its own`);
   if (hold !== seen.hold) fault(`operation ${id} holds ${hold} nanos, its entries ${seen.hold}`);
   const settled = seen.charge + seen.released === seen.hold;
   if (settled !== (state === 'settled'))
@@ -334,7 +345,8 @@ function checkWallets(client: Client, sums: Sums): Budgets {
   const belowOf = childrenOf(client);
   for (const wallet of client
     .prepare(
-      'select id, account_id, parent_id, status, budget_nanos, held_nanos, spent_nanos, delegated_nanos, returned_cents from wallet',
+      `select id, account_id, parent_id, status, budget_nanos, held_nanos, spent_nanos, delegated_nanos, returned_cents
+        from wallet left join balance using (number)`,
     )
     .iterate() as IterableIterator<WalletRow>)
     checkWallet(sums, budgets, wallet, belowOf(wallet.id));
@@ -353,7 +365,7 @@ function childrenOf(client: Client): (walletId: string) => Below {
   const children = client.prepare(
     `select coalesce(sum(case when status = 'closed' then spent_nanos end), 0) as spent,
       coalesce(sum(case when status <> 'closed' then budget_nanos end), 0) as delegated
-      from wallet where parent_id is not null and parent_id = ?`,
+      from wallet join balance using (number) where parent_id is not null and parent_id = ?`,
   );
   return (id) => (parents.has(id) ? (children.get(id) as Below) : NOTHING_BELOW);
 }
@@ -369,6 +381,7 @@ function checkWallet(sums: Sums, { reserved, spent }: Budgets, wallet: WalletRow
     fault(`wallet ${id} has delegated ${delegated} nanos, its open children have ${below.delegated}`);
   if (budget !== (given.get(id) ?? 0n))
     fault(`wallet ${id} has a budget of ${budget} nanos, the journal gave it ${given.get(id) ?? 0n}`);
+  if (wallet.held_nanos === null) fault(`wallet ${id} has no row of balance`);
   if (held !== wallet.held_nanos) fault(`wallet ${id} holds ${wallet.held_nanos} nanos, the journal ${held}`);
   if (charged !== wallet.spent_nanos)
     fault(`wallet ${id} has spent ${wallet.spent_nanos} nanos, the journal ${charged}`);

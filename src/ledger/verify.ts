@@ -4,6 +4,7 @@ import { findBadChecksums } from '../db/checksum.ts';
 import { findMissingRows } from '../db/tally.ts';
 import { verifyCheckouts } from './verify-checkouts.ts';
 import { verifyJournal } from './verify-journal.ts';
+import { verifyOperations } from './verify-operations.ts';
 import { verifyResources } from './verify-resources.ts';
 
 export type Verification = {
@@ -78,6 +79,7 @@ export function verifyBooks(client: Client): { head: Verification['head']; fault
     head = verifyJournal(client, fault);
     findMissingRows(client, fault);
     verifyCheckouts(client, fault);
+    verifyOperations(client, fault);
     verifyResources(client, fault);
   });
   return { head, faults };

@@ -1,12 +1,20 @@
 import assert from 'node:assert/strict';
-import { and, asc, count, desc, eq, gt, gte, lt, lte, or, type SQL, sql } from 'drizzle-orm';
+import { and, asc, count, desc, eq, getTableColumns, gt, gte, lt, lte, or, type SQL, sql } from 'drizzle-orm';
 import { Nanos, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
-import { wallets } from '../db/schema.ts';
+import { balances, wallets } from '../db/schema.ts';
 
-export type Wallet = typeof wallets.$inferSelect;
+const { number: _, ...FIGURES } = getTableColumns(balances);
+export type Wallet = typeof wallets.$inferSelect & Omit<typeof balances.$inferSelect, 'number'>;
+
+/** Begins a query of wallets: their records with their figures. */
+export const selectWallets = (read: Reader) =>
+  read
+    .select({ ...getTableColumns(wallets), ...FIGURES })
+    .from(wallets)
+    .innerJoin(balances, eq(balances.number, wallets.number));
 
 /** Lists return the latest 100 rows unless asked for fewer (interface, section 1). */
 export const LIST_COUNT_MAX = 100;
@@ -14,24 +22,16 @@ export const LIST_COUNT_MAX = 100;
 export type ListPage = { before?: string | undefined; limit?: number | undefined };
 
 const reads = prepare((read: Reader) => ({
-  byId: read
-    .select()
-    .from(wallets)
+  byId: selectWallets(read)
     .where(eq(wallets.id, sql.placeholder('id')))
     .prepare(),
-  byToken: read
-    .select()
-    .from(wallets)
+  byToken: selectWallets(read)
     .where(eq(wallets.tokenHash, sql.placeholder('tokenHash')))
     .prepare(),
-  byKey: read
-    .select()
-    .from(wallets)
+  byKey: selectWallets(read)
     .where(and(eq(wallets.accountId, sql.placeholder('accountId')), eq(wallets.idempotencyKey, sql.placeholder('key'))))
     .prepare(),
-  openOfAccount: read
-    .select()
-    .from(wallets)
+  openOfAccount: selectWallets(read)
     .where(
       and(
         eq(wallets.accountId, sql.placeholder('accountId')),
@@ -40,9 +40,7 @@ const reads = prepare((read: Reader) => ({
     )
     .orderBy(asc(wallets.id))
     .prepare(),
-  openChildren: read
-    .select()
-    .from(wallets)
+  openChildren: selectWallets(read)
     .where(
       and(
         sql`${wallets.parentId} is not null`,
@@ -86,9 +84,11 @@ const reads = prepare((read: Reader) => ({
 }));
 
 const writes = plain({
-  hold: 'update wallet set held_nanos = held_nanos + ?, operation_count = operation_count + 1 where id = ?',
-  settle: `update wallet set held_nanos = held_nanos - ?, spent_nanos = spent_nanos + ?, answer_count = answer_count + ?
-    where id = ?`,
+  hold: `update balance set held_nanos = held_nanos + ?, operation_count = operation_count + 1, last_operation = ?
+    where number = ?`,
+  begin: 'update wallet set first_operation = ? where number = ?',
+  settle: `update balance set held_nanos = held_nanos - ?, spent_nanos = spent_nanos + ?, answer_count = answer_count + ?
+    where number = ?`,
 });
 
 /** Returns the wallet with this id, or undefined. */
@@ -154,9 +154,7 @@ function matching(
 
 /** Returns wallets, newest first, before the id `before`, at most `limit`. */
 export function listWallets(read: Reader, filter: WalletFilter, page: ListPage = {}): Wallet[] {
-  return read
-    .select()
-    .from(wallets)
+  return selectWallets(read)
     .where(matching(filter, page.before))
     .orderBy(desc(wallets.id))
     .limit(page.limit ?? LIST_COUNT_MAX)
@@ -184,18 +182,17 @@ export type WalletColumn = (typeof WALLET_COLUMNS)[number];
 /** The number of wallets that are sorted, the newest: some 20 ms, in which nothing else is served. */
 export const SORTED_COUNT_MAX = 10_000;
 
-const IN_USE = '(wallet.spent_nanos + wallet.held_nanos + wallet.delegated_nanos)';
+const IN_USE = '(balance.spent_nanos + balance.held_nanos + wallet.delegated_nanos)';
 /** Returns what each order compares; null comes last in either direction. */
 const sortKeys = (now: number): Record<WalletColumn, SQL> => ({
   name: sql`lower(wallet.name)`,
   state: sql`case when wallet.status <> 'active' then wallet.status when wallet.expires_at <= ${now} then 'expired'
     when wallet.frozen_at is not null then 'frozen' else 'active' end`,
   used: sql.raw(`case wallet.budget_nanos when 0 then null else ${IN_USE} * 1.0 / wallet.budget_nanos end`),
-  spent: sql`wallet.spent_nanos`,
+  spent: sql`balance.spent_nanos`,
   available: sql.raw(`case wallet.status when 'closed' then 0 else wallet.budget_nanos - ${IN_USE} end`),
   budget: sql`wallet.budget_nanos`,
-  // Ids of operations have the order of their times.
-  last: sql`(select max(operation.id) from operation where operation.wallet_id = wallet.id)`,
+  last: sql`balance.last_operation`,
   expires: sql.raw(`case wallet.status when 'closed' then null else coalesce(wallet.expires_at, 1 << 62) end`),
   account: sql`(select lower(account.name) from account where account.id = wallet.account_id)`,
 });
@@ -209,6 +206,7 @@ export function sortWallets(
   const sorted = read
     .select({ id: wallets.id, key: sql`${sortKeys(filter.now)[by]}`.as('key') })
     .from(wallets)
+    .innerJoin(balances, eq(balances.number, wallets.number))
     .where(matching(filter))
     .orderBy(desc(wallets.id))
     .limit(SORTED_COUNT_MAX)
@@ -300,22 +298,24 @@ export function openDescendants(read: Reader, id: string): Wallet[] {
 }
 
 /**
- * Adds an operation and its hold on the wallet row, and returns the row after it. The caller has checked that it fits and posts the
+ * Adds an operation and its hold to a wallet's figures, and returns the wallet after it. The caller has checked that it fits and posts the
  * entry.
  */
-export function raiseHeld(tx: Tx, wallet: Wallet, amount: Nanos): Wallet {
-  assert.equal(writes(tx).hold.run(amount, wallet.id), 1);
-  return { ...wallet, held: Nanos(wallet.held + amount), operationCount: wallet.operationCount + 1 };
+export function raiseHeld(tx: Tx, wallet: Wallet, { number, hold }: { number: number; hold: Nanos }): Wallet {
+  assert.equal(writes(tx).hold.run(hold, number, wallet.number), 1);
+  if (wallet.firstOperation === null) assert.equal(writes(tx).begin.run(number, wallet.number), 1);
+  const [held, operationCount] = [Nanos(wallet.held + hold), wallet.operationCount + 1];
+  return { ...wallet, held, operationCount, firstOperation: wallet.firstOperation ?? number, lastOperation: number };
 }
 
 /** A hold that ends, its charge, and the number of answers that are stored with it. */
 type EndedHold = { hold: Nanos; charge: Nanos; answers: number };
 
 /**
- * Turns a hold into a charge on the wallet row, releases the rest, and returns the row after it. The caller posts the entries.
+ * Turns a hold into a charge in a wallet's figures, releases the rest, and returns the wallet after it. The caller posts the entries.
  */
 export function settleHeld(tx: Tx, wallet: Wallet, { hold, charge, answers }: EndedHold): Wallet {
-  assert.equal(writes(tx).settle.run(hold, charge, answers, wallet.id), 1);
+  assert.equal(writes(tx).settle.run(hold, charge, answers, wallet.number), 1);
   const [held, spent] = [Nanos(wallet.held - hold), Nanos(wallet.spent + charge)];
   return { ...wallet, held, spent, answerCount: wallet.answerCount + answers };
 }

@@ -18,7 +18,7 @@ const QUERIES: [name: string, help: string, sql: string][] = [
     'accounts_charged_usd',
     'Charged in all wallets, open ones included, with the rounding of closed ones.',
     `select (select coalesce(sum(spent_cents), 0) from account) / 100.0
-      + (select coalesce(sum(spent_nanos), 0) from wallet where status <> 'closed') / 1e9`,
+      + (select coalesce(sum(spent_nanos), 0) from wallet join balance using (number) where status <> 'closed') / 1e9`,
   ],
   [
     'held_usd',

@@ -73,7 +73,8 @@ export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<
       (tx, data: HoldData<T>): Placed => {
         const operation = placeHold(tx, orderOf(data), data.now, data.blocked);
         insertRows?.(tx, operation, data.terms);
-        return { seal: operation.seal };
+        const { number, holdEntry, seal } = operation;
+        return { number, holdEntry, seal };
       },
       PAID,
     ),

@@ -35,8 +35,6 @@ export const WALLET: Row = {
   name: 'one',
   status: 'active',
   budget_nanos: 10,
-  held_nanos: 0,
-  spent_nanos: 0,
   master_key_id: 'mk_1',
   token_hash: HASH,
   token_hint: 'abcd',
@@ -60,6 +58,7 @@ export const OPERATION: Row = {
   price: '{}',
   subject: 'model',
   created_at: 1,
+  key_digest: HASH,
 };
 export const SETTLED: Row = {
   ...OPERATION,

@@ -104,7 +104,31 @@ const FINAL: [trigger: string, rows: [Table, Row][], statement: string][] = [
     [['wallet', CLOSED]],
     `update wallet set status = 'active', closed_at = null, returned_cents = null, close_reason = null`,
   ],
-  ['wallet_closes_once', [['wallet', CLOSED]], `update wallet set spent_nanos = 1`],
+  ['wallet_closes_once', [['wallet', CLOSED]], `update wallet set name = 'another'`],
+  ['balance_is_never_deleted', [['wallet', WALLET]], `delete from balance`],
+  ['balance_is_within_its_budget', [['wallet', WALLET]], `update balance set held_nanos = 6, spent_nanos = 5`],
+  [
+    'balance_is_within_its_budget',
+    [['wallet', { ...WALLET, delegated_nanos: 8 }]],
+    `update balance set held_nanos = 2, spent_nanos = 1`,
+  ],
+  ['balance_is_within_its_budget', [['wallet', CLOSED]], `update balance set spent_nanos = 1`],
+  [
+    'wallet_covers_its_balance',
+    [['wallet', WALLET]],
+    `update balance set held_nanos = 10; update wallet set budget_nanos = 9`,
+  ],
+  [
+    'wallet_covers_its_balance',
+    [['wallet', WALLET]],
+    `update balance set spent_nanos = 3; update wallet set delegated_nanos = 8`,
+  ],
+  [
+    'wallet_covers_its_balance',
+    [['wallet', WALLET]],
+    `update balance set held_nanos = 1;
+      update wallet set status = 'closed', closed_at = 2, returned_cents = 0, close_reason = 'operator'`,
+  ],
   ['wallet_owner_is_fixed', [['wallet', WALLET]], `update wallet set parent_id = 'wal_1'`],
   [
     'wallet_change_is_never_changed',

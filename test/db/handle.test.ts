@@ -66,7 +66,7 @@ test('plain SQL: whole numbers are read as bigint, what is not there is undefine
   const { budget, none, hold } = plain({
     budget: 'select budget_nanos, expires_at, token_hash from wallet where id = ?',
     none: 'select id from wallet where id = ?',
-    hold: 'update wallet set held_nanos = held_nanos + ? where id = ?',
+    hold: 'update balance set held_nanos = held_nanos + ? where number = (select number from wallet where id = ?)',
   })(read);
   const [nanos, expiresAt, hash] = budget.get(id) ?? [];
   assert.deepEqual([nanos, expiresAt, Buffer.isBuffer(hash)], [centsToNanos(1000), null, true]);

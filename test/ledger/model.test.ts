@@ -61,7 +61,7 @@ function balances({ client }: OpenLedger) {
       }),
     ),
     wallets: new Map(
-      rows('select * from wallet').map((it) => {
+      rows('select * from wallet join balance using (number)').map((it) => {
         const { status, budget_nanos: budget, held_nanos: held, spent_nanos: spent, close_reason: reason } = it;
         const [returned, expiresAt, refillAt] = [it.returned_cents, it.expires_at, it.refill_at].map(whole);
         const { delegated_nanos: delegated, parent_id: parent } = it;

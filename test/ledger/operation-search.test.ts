@@ -55,7 +55,7 @@ async function fill(t: TestContext, count: number): Promise<Filled> {
     });
   }
   const all = books.ledger.read.select().from(operations).all();
-  return { books, all: all.sort((a, b) => (a.id < b.id ? 1 : -1)), wallets, accounts };
+  return { books, all: all.sort((a, b) => b.number - a.number), wallets, accounts };
 }
 
 /** Whether an operation matches, said once more in other words. */
@@ -178,7 +178,7 @@ test('no search reads all operations: one of an hour among many days looks at so
       const where = `${JSON.stringify(filter, text)}: ${sql}: ${plan}`;
       // What holds money is sorted: it is few.
       if (!/operation_open/.test(plan)) assert.doesNotMatch(plan, /SCAN operation|TEMP B-TREE/, where);
-      if (!/select created_at/.test(sql)) assert.ok(times <= 4, `${times} times ${where}`);
+      if (!/select created_at| >> /.test(sql)) assert.ok(times <= 4, `${times} times ${where}`);
       assert.ok(times <= 2 * 48, `${times} times ${where}`);
     }
   }
@@ -207,7 +207,7 @@ test('a search in a tree of wallets reads a part of it at a time, and other work
   assert.equal(read.length, 2);
   for (const { sql, plan } of plans) {
     assert.doesNotMatch(plan, /SCAN operation/, `${sql}: ${plan}`);
-    assert.match(plan, /operation_wallet \(wallet_id=\? AND id>\? AND id<\?\)/, `${sql}: ${plan}`);
+    if (/ >> /.test(sql)) assert.match(plan, /operation_wallet \(<expr>=\? AND wallet_id=\?\)/, `${sql}: ${plan}`);
   }
   const ended = await searchOperations(
     books.ledger.read,

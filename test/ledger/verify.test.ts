@@ -155,17 +155,19 @@ const DAMAGE: [what: string, sql: (it: Story) => string, said: (it: Story) => Re
   ],
   [
     'what a wallet holds',
-    ({ open }) => `update wallet set held_nanos = held_nanos - 1 where id = '${open}'`,
+    ({ open }) =>
+      `update balance set held_nanos = held_nanos - 1 where number = (select number from wallet where id = '${open}')`,
     ({ open }) => [RegExp(`^wallet ${open} holds 149999999 nanos, the journal 150000000`)],
   ],
   [
     'what a wallet has spent',
-    ({ open }) => `update wallet set spent_nanos = 0 where id = '${open}'`,
+    ({ open }) => `update balance set spent_nanos = 0 where number = (select number from wallet where id = '${open}')`,
     ({ open }) => [RegExp(`^wallet ${open} has spent 0 nanos, the journal 12345678`)],
   ],
   [
     'what a closed wallet has spent',
-    ({ ended }) => `update wallet set spent_nanos = 0 where id = '${ended}'`,
+    ({ ended }) =>
+      `update balance set spent_nanos = 0 where number = (select number from wallet where id = '${ended}')`,
     ({ ended }) => [RegExp(`^wallet ${ended} has spent 0 nanos`)],
   ],
   [

@@ -156,7 +156,7 @@ async function fuzz(t: TestContext, isStream: boolean) {
   assert.deepEqual(purser.problems(), []);
   purser.clock.advance(901);
   await purser.app.reaper.runOnce();
-  const { held } = purser.app.ledger.client.prepare('select sum(held_nanos) as held from wallet').get() as {
+  const { held } = purser.app.ledger.client.prepare('select sum(held_nanos) as held from balance').get() as {
     held: bigint;
   };
   assert.equal(held, 0n, 'in the end nothing is held');

@@ -119,7 +119,7 @@ export const readGatewayKey = endpoint({
     const wallet = findWallet(read, principal.walletId) as Wallet;
     const midnight = periodAt('day', 'UTC', app.clock.now()).start;
     const key = routerKeyOf(read, principal.routerKeyId);
-    return { body: gatewayKey(wallet, key, refillOf(wallet)?.every, chargedSince(read, wallet.id, midnight)) };
+    return { body: gatewayKey(wallet, key, refillOf(wallet)?.every, chargedSince(read, wallet, midnight)) };
   },
 });
 

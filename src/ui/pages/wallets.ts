@@ -104,7 +104,7 @@ export function walletTable(
     money(it.spent),
     money(shownAvailable(it)),
     wholeCents(it.budget), // Only a child's may be finer.
-    ago(lastUsed(read, it.id), visit, 'never'),
+    ago(lastUsed(read, it), visit, 'never'),
     it.status === 'closed' ? '–' : ago(it.expiresAt, visit, 'never'),
     ...(withAccount
       ? [link(`/accounts/${it.accountId}`, named(it.accountId, findAccount(read, it.accountId)?.name))]
