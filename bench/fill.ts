@@ -70,6 +70,7 @@ function post(causeId: string, debit: string, credit: string, amount: Nanos): vo
 const ids: string[] = [];
 const tokens: string[] = [];
 const spentCount = new Uint32Array(walletCount);
+const [first, last] = [new Uint32Array(walletCount), new Uint32Array(walletCount)]; // The numbers of operations.
 const tokenEvery = Math.max(1, Math.floor(walletCount / tokenCount));
 
 function openWallets(): void {
@@ -104,17 +105,23 @@ function settleChats(): void {
     const entries = { holdEntry: head.seq + 1, settleEntry: head.seq + 2 };
     const places = { number: 0, keyDigest: keyDigest(wallet, what.route, requestId), ...entries };
     const row = { id, walletId: wallet, ...once, ...what, ...end, settledAt: now, ...places };
-    insertOperation.run(withChecksum(operations, row));
+    const number = Number(insertOperation.run(withChecksum(operations, row)).lastInsertRowid);
+    first[index] ||= number;
+    last[index] = number;
     post(id, book.wallet(wallet), book.hold(wallet), HOLD);
     post(id, book.hold(wallet), book.sales('chat'), CHARGE);
     post(id, book.hold(wallet), book.wallet(wallet), left);
     spentCount[index] = (spentCount[index] as number) + 1;
   }
   const spend = client.prepare(
-    'update balance set spent_nanos = ? where number = (select number from wallet where id = ?)',
+    `update balance set spent_nanos = ?, operation_count = ?, last_operation = ? where number = (select number from wallet where id = ?)`,
   );
+  const begin = client.prepare('update wallet set first_operation = ? where id = ?');
   ids.forEach((id, i) => {
-    spend.run(BigInt(spentCount[i] as number) * CHARGE, id);
+    const count = spentCount[i] as number;
+    if (!count) return;
+    spend.run(BigInt(count) * CHARGE, count, last[i], id);
+    begin.run(first[i], id);
   });
 }
 
