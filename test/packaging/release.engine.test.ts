@@ -154,7 +154,9 @@ test('the executable for arm64 serves under emulation, on the libraries of its i
   const executable = join(release.directory, `purser-${version}-linux-arm64`);
   assert.equal(sum(join(root, 'purser')), sum(executable));
   const demo = spawnSync('qemu-aarch64-static', ['-L', root, executable, 'demo', '--once'], { encoding: 'utf8' });
-  assert.deepEqual([demo.status, demo.stderr], [0, ''], 'nothing is missing, and V8 takes the code of the build');
+  // A demo of more than a minute looks at its books, for which it starts itself: the kernel does not emulate that process.
+  const errors = demo.stderr.split('\n').filter((line) => line !== '' && !line.includes('"event":"books.failed"'));
+  assert.deepEqual([demo.status, errors], [0, []], 'nothing is missing, and V8 takes the code of the build');
   assert.match(demo.stdout, /Every figure is what arithmetic says\./);
 });
 
