@@ -4,7 +4,7 @@ import { createShares, type Shares } from '../base/shares.ts';
 import type { Slot, Spec } from '../compute/backend.ts';
 import { kindOf } from '../compute/fill.ts';
 import type { Tenant } from '../ledger/tenant.ts';
-import { type Audience, COME_BACK_SECONDS } from '../spend/audience.ts';
+import { type Audience, beginWait, COME_BACK_SECONDS } from '../spend/audience.ts';
 import { stopping } from '../spend/in-flight.ts';
 
 /** Maximum number of creates that wait for one slot: those of a tree of wallets, and all of them (`createShares`). */
@@ -63,8 +63,8 @@ type Line = {
   waiters: Waiter[];
   shares: Shares;
   /**
-   * What has been tried since the line was last woken, by wallet and machine: none has another turn before the next time. Equal creates
-   * of a wallet share it, as each refusal counts against their wallet's limit and stays in the books.
+   * The attempts since the line was last woken, by wallet and machine. Equal creates of a wallet share one, as each refusal counts
+   * against their wallet's limit and stays in the books.
    */
   tried: Set<string>;
   /** The create that has its turn: until it has ended, the room that is left is not known. */
@@ -178,9 +178,17 @@ export function createRoomQueue(
           if (isStopped) return Promise.resolve('stopped');
           if (limit.aborted) return Promise.resolve('late');
           if (waiter.isRefused()) return Promise.resolve('turn');
-          const end = waitIn(waiter, audience, limit);
+          const { ended, end } = beginWait<'turn' | 'stopped'>(
+            audience,
+            limit,
+            () => COME_BACK_SECONDS,
+            () => {
+              waiter.end = undefined;
+            },
+          );
+          waiter.end = end;
           yieldTurn(line, waiter);
-          return end;
+          return ended;
         },
       };
     },
@@ -202,29 +210,10 @@ export function createRoomQueue(
 
 const triedAs = ({ walletId, machine }: Waiter) => `${walletId} ${machine}`;
 
-/** Begins a wait. Resolves with its end: by its line, by its time limit, or because its clients have gone and not come back. */
-function waitIn(waiter: Waiter, audience: Audience, limit: AbortSignal): Promise<RoomWaitEnd> {
-  const { promise, resolve } = Promise.withResolvers<RoomWaitEnd>();
-  const late = () => end('late');
-  const stopWatching = audience.watch(
-    () => COME_BACK_SECONDS,
-    () => end('left'),
-  );
-  limit.addEventListener('abort', late);
-  const end = (how: RoomWaitEnd) => {
-    waiter.end = undefined;
-    limit.removeEventListener('abort', late);
-    stopWatching();
-    resolve(how);
-  };
-  waiter.end = end;
-  return promise;
-}
-
 /**
  * Makes a create that waits for room: repeats `attempt` in the create's turn while the slot is full, until `answerAt`. `isFull` returns
- * whether an error is the refusal of a full slot, after which nothing is held. The first attempt `isBehind` those who wait for such a machine. An
- * attempt calls `created` when it has its machine, which may be long before that runs.
+ * whether an error is the refusal of a full slot, after which nothing is held. The first attempt `isBehind` those who wait for such a
+ * machine. An attempt calls `created` when it has its machine, which may be long before that runs.
  */
 export async function inTurn<A>(
   queue: RoomQueue,

@@ -96,3 +96,26 @@ export function createAudience(): Audience {
     },
   };
 }
+
+/**
+ * Begins a wait. It is over once: by its `end`, at its limit (`late`), or when its clients have gone and not come back within the
+ * seconds that `patience` returns (`left`). `over` is called first, and then the promise resolves.
+ */
+export function beginWait<How>(
+  audience: Audience,
+  limit: AbortSignal,
+  patience: () => number,
+  over: () => void,
+): { ended: Promise<How | 'late' | 'left'>; end(how: How | 'late' | 'left'): void } {
+  const { promise: ended, resolve } = Promise.withResolvers<How | 'late' | 'left'>();
+  const late = () => end('late');
+  const stopWatching = audience.watch(patience, () => end('left'));
+  limit.addEventListener('abort', late);
+  const end = (how: How | 'late' | 'left') => {
+    over();
+    limit.removeEventListener('abort', late);
+    stopWatching();
+    resolve(how);
+  };
+  return { ended, end };
+}

@@ -1,6 +1,6 @@
 import { createShares } from '../base/shares.ts';
 import type { Tenant } from '../ledger/tenant.ts';
-import type { Audience } from './audience.ts';
+import { type Audience, beginWait } from './audience.ts';
 import { stopping } from './in-flight.ts';
 
 /** Maximum number of waiting requests of one wallet, of a tree of wallets, and of all. */
@@ -111,9 +111,17 @@ export function createFundsQueue(
         come(isWorth, audience) {
           if (isStopped) return Promise.resolve('stopped');
           if (limit.aborted) return Promise.resolve('late');
-          const turn = waitIn(waiter, isWorth, audience, limit);
+          const { ended, end } = beginWait<'first' | 'stopped'>(
+            audience,
+            limit,
+            () => 0,
+            () => {
+              waiter.waiting = undefined;
+            },
+          );
+          waiter.waiting = { isWorth, end };
           if (line[0] === waiter) consider(waiter);
-          return turn;
+          return ended;
         },
         leave(end) {
           line.splice(line.indexOf(waiter), 1);
@@ -149,28 +157,4 @@ function consider(it: Waiter): void {
     isWorth = it.waiting.isWorth();
   } catch {} // The error concerns the waiting request, not the code that woke it: the request gets it when it tries.
   if (isWorth) it.waiting.end('first');
-}
-
-/** Begins a wait. Resolves with its end: by its line, by its time limit, or because its clients have gone. */
-function waitIn(
-  waiter: Waiter,
-  isWorth: () => boolean,
-  audience: Audience,
-  limit: AbortSignal,
-): Promise<'first' | GivenUp> {
-  const { promise, resolve } = Promise.withResolvers<'first' | GivenUp>();
-  const late = () => end('late');
-  const stopWatching = audience.watch(
-    () => 0,
-    () => end('left'),
-  );
-  limit.addEventListener('abort', late);
-  const end = (how: 'first' | GivenUp) => {
-    waiter.waiting = undefined;
-    limit.removeEventListener('abort', late);
-    stopWatching();
-    resolve(how);
-  };
-  waiter.waiting = { isWorth, end };
-  return promise;
 }
