@@ -16,11 +16,12 @@ const reads = prepare((read: Reader) => ({
     .where(
       // An operation has one entry for its hold, and one or two, in a row, for its settlement.
       sql`${entries.seq} in (
-        select hold_entry from ${OPERATIONS_OF_WALLET}
+        with own as materialized (select id, hold_entry, settle_entry from ${OPERATIONS_OF_WALLET})
+        select hold_entry from own
         union all
-        select settle_entry from ${OPERATIONS_OF_WALLET}
+        select settle_entry from own
         union all
-        select e.seq from ${OPERATIONS_OF_WALLET} o join entry e on e.seq = o.settle_entry + 1 and e.cause_id = o.id
+        select e.seq from own join entry e on e.seq = own.settle_entry + 1 and e.cause_id = own.id
         union all
         select seq from entry where substr(cause_id, 1, 3) <> 'op_' and cause_id in (
           select ${sql.placeholder('walletId')}
