@@ -1,4 +1,4 @@
-import { type Capacity, type Claim, countFree, fit, type LeaseSize, type SoldSize } from './claim.ts';
+import { type Capacity, type Claim, countFree, fit, GIB, type LeaseSize, type SoldSize } from './claim.ts';
 
 /** A create of unknown outcome may still make its container: it keeps its capacity for this long. */
 const DOUBT_MILLISECONDS = 60_000;
@@ -20,7 +20,6 @@ type Engines = {
   /** Returns the bytes that are free on its disk; undefined where that is not known. */
   diskFree?(): Promise<number | undefined>;
 };
-const GIB = 1024 ** 3;
 
 export function createReservations(settings: SoldSize, prefix: string, engine: Engines): Reservations {
   const coming = new Map<string, Claim>();

@@ -2,6 +2,9 @@ import type { Spec, SpecOne, SpecThree } from '../backend.ts';
 import { gpuDevices, type SoldDevices } from './gpus.ts';
 import { type Fixed, type FixedOffer, offerOf } from './priced.ts';
 
+/** Bytes in a GiB. */
+export const GIB = 1024 ** 3;
+
 /** The settings that define what a backend sells: by size, or as offers. */
 export type SoldSize =
   | (SoldDevices & { limits: { disk_gb: number }; capacity?: Capacity | undefined })

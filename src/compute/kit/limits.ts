@@ -1,6 +1,5 @@
 import type { ExecOrder } from '../backend.ts';
-
-const GIB = 1024 ** 3;
+import { GIB } from './claim.ts';
 
 /** Prints the limits of the control group that a container sees as its own, of version 2 or 1: a name and a number each. */
 const SCRIPT = `limit() {

@@ -2,6 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { statSync } from 'node:fs';
 import type { CheckFinding } from '../../backend.ts';
 import { warning } from '../../finding.ts';
+import { GIB } from '../../kit/claim.ts';
 import { describeReach } from '../../kit/egress.ts';
 import { gpuDevices } from '../../kit/gpus.ts';
 import { cannotLimitDisk, ONE_RUNTIME } from './describe.ts';
@@ -12,7 +13,6 @@ import { type ContainerSettings, imagesOf, runtimesOf } from './settings.ts';
 
 /** Podman asks the package manager for its own version, which takes more than five seconds on a busy machine. */
 const LOOK_MILLISECONDS = 20_000;
-const GIB = 1024 ** 3;
 
 /** The parts of both engines' answer to `GET /info` that are used. */
 type Info = {

@@ -1,4 +1,5 @@
 import type Docker from 'dockerode';
+import { GIB } from '../../kit/claim.ts';
 import { cdiName } from '../../kit/gpus.ts';
 import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
@@ -7,7 +8,6 @@ import { statusOf, textOf } from './engine.ts';
 import type { Contents } from './settings.ts';
 import { WATCHDOG_DIRECTORY } from './watchdog.ts';
 
-const GIB = 1024 ** 3;
 const CPU_PERIOD_MICROSECONDS = 100_000;
 
 /** A container as Purser orders it, for either engine: limited, unprivileged, with its watchdog as PID 1. */

@@ -2,9 +2,9 @@ import type { IncomingMessage } from 'node:http';
 import type Docker from 'dockerode';
 import { parseJson } from '../../../base/parse-json.ts';
 import type { Ref } from '../../backend.ts';
+import { GIB } from '../../kit/claim.ts';
 import type { Engine } from './engine.ts';
 
-const GIB = 1024 ** 3;
 /** A container is measured when its lease is polled, and not more often than this. */
 const MEASURE_MILLISECONDS = 50_000;
 /** The engine walks through all files of the container. It may spend a twentieth of the time on that. */

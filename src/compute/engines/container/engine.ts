@@ -2,7 +2,7 @@ import { statfs } from 'node:fs/promises';
 import { hostname } from 'node:os';
 import Docker from 'dockerode';
 import { deadline } from '../../../net/deadline.ts';
-import type { Capacity } from '../../kit/claim.ts';
+import { type Capacity, GIB } from '../../kit/claim.ts';
 import { type EngineSettings, parseEngineAddress } from './address.ts';
 import { EngineUnreachable, openEngineConnections } from './connection.ts';
 import { readAnswersInTurns } from './modem.ts';
@@ -58,8 +58,6 @@ export type Engine = {
   /** Closes its connections. */
   close(): void;
 };
-
-const GIB = 1024 ** 3;
 
 /** The parts of the answer to `GET /info` that name an engine. */
 type EngineNames = { ID?: string; Name?: string; DockerRootDir?: string };

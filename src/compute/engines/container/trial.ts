@@ -1,13 +1,13 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Guest, Ref, Spec } from '../../backend.ts';
-import { type LeaseSize, sizeOf } from '../../kit/claim.ts';
+import { GIB, type LeaseSize, sizeOf } from '../../kit/claim.ts';
 import { findUnlimited, READ_LIMITS } from '../../kit/limits.ts';
 import type { Containers } from './containers.ts';
 import type { Engine } from './engine.ts';
 import { type ContainerSettings, contentsOf, SHARE_THE_KERNEL } from './settings.ts';
 import { readCounters } from './statistics.ts';
 
-/** What doctor's trial looks for in a container. */
+/** Tries the limits and the kernel of a running container, for doctor. */
 
 const VERSION = /^Linux version (\S+)/;
 const SPIN_SECONDS = 4;
@@ -88,7 +88,7 @@ async function takeMemory(inside: Inside, { memoryGib }: LeaseSize): Promise<str
   const mib = Math.ceil(memoryGib * MIB_PER_GIB * 1.25) + 64;
   if (mib > TAKEN_MIB_MAX) {
     const { memoryMaxBytes: limit } = await readCounters(engine, ref);
-    if (limit > 0 && limit <= Math.ceil(memoryGib * 1024 ** 3)) return undefined;
+    if (limit > 0 && limit <= Math.ceil(memoryGib * GIB)) return undefined;
     return words('memory', `the limit is ${limit || 'none'}`);
   }
   let isTaking = true;

@@ -1,11 +1,10 @@
 import { createHash } from 'node:crypto';
-import { type Claim, claimOf, labelsOf } from '../../kit/claim.ts';
+import { type Claim, claimOf, GIB, labelsOf } from '../../kit/claim.ts';
 import { egressVariables } from '../../kit/egress.ts';
 import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import type { LxdSettings } from './settings.ts';
 
-const GIB = 1024 ** 3;
 const CPU_PERIOD_MILLISECONDS = 100;
 
 /**

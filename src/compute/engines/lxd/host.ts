@@ -1,7 +1,5 @@
-import type { Capacity } from '../../kit/claim.ts';
+import { type Capacity, GIB } from '../../kit/claim.ts';
 import type { LxdApi } from './api.ts';
-
-const GIB = 1024 ** 3;
 
 /** The parts of `GET /1.0` that are used. */
 export type Server = {
