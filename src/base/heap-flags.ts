@@ -1,7 +1,7 @@
 import { setFlagsFromString } from 'node:v8';
 
 /**
- * How the old generation grows in a server, that large bodies count like objects and not by a limit of their own, and that the
+ * V8's flags of a server: the old generation grows by 80 %, large bodies count like objects and have no limit of their own, and the
  * young generation is used up before it is collected (docs/decisions/0062).
  */
 const FLAGS = [

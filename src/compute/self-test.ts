@@ -96,15 +96,12 @@ const nothingFree = (count: number) =>
     ? 'Nothing is on offer'
     : 'Nothing that is on offer is free at the moment, and what is leased is not touched';
 
+type TrialMachine = { tag: string; quote: MachineQuote; provisionSeconds: number; now: () => number };
+
 /** Waits until the machine runs, finds it by its tag, runs a command in it and moves its deadline. Throws when one of these fails. */
 async function use(
   backend: Backend,
-  {
-    tag,
-    quote,
-    provisionSeconds,
-    now,
-  }: { tag: string; quote: MachineQuote; provisionSeconds: number; now: () => number },
+  { tag, quote, provisionSeconds, now }: TrialMachine,
   created: Exclude<Created, { kind: 'refused' }>,
 ): Promise<{ ok: boolean; detail: string }> {
   if (created.kind === 'unknown') throw new Error(`nobody knows whether it was made: ${created.reason}`);

@@ -582,7 +582,7 @@ export const operations = sqliteTable(
      * settlement that charges leaves it as it is, so that SQLite leaves the index of the keys alone.
      */
     freed: count(),
-    /** What the unique index of the keys has in place of wallet, route and key (`keyDigest`), so that it takes a quarter of the space. */
+    /** The digest of wallet, route and key (`keyDigest`). The unique index of the keys has it in their place, in a quarter of the space. */
     keyDigest: blob('key_digest', { mode: 'buffer' }).notNull(),
     /** The number of the journal's entry for the hold, and of the first for the settlement; null where no money moved. */
     holdEntry: count('hold_entry'),
@@ -709,7 +709,7 @@ export const resources = sqliteTable(
     engine: text(),
     /** The time since which another engine answers in place of its own. */
     unreachableSince: count('unreachable_since'),
-    /** What the agent lets it reach of the operator's list, as JSON; null for all of it. */
+    /** The agent's own list of targets, as JSON, which narrows the operator's; null for all of that. */
     egressAllow: text('egress_allow'),
     seal: seal(),
   },

@@ -54,7 +54,7 @@ const STEP_COUNT = 500;
 const reads = plain({
   newest: 'select max(number) from operation',
   begun: 'select created_at from operation where number = ?',
-  numberOf: 'select number from operation where id <= ? order by id desc limit 1',
+  numberUpTo: 'select number from operation where id <= ? order by id desc limit 1',
   idOf: 'select id from operation where number = ?',
   tree: `with recursive tree(id) as (
       select ? union all select wallet.id from wallet join tree on wallet.parent_id = tree.id)
@@ -124,7 +124,7 @@ export async function searchOperations(
   { after, limit = LIST_COUNT_MAX, first = 'newest', examinedMax = Number.POSITIVE_INFINITY, signal }: SearchPage = {},
 ): Promise<FoundOperations> {
   const { since, until } = filter;
-  const before = after === undefined ? undefined : numberOf(read, after);
+  const before = after === undefined ? undefined : numberUpTo(read, after);
   if (filter.state === 'reserved' || filter.state === 'uncertain')
     return cut(openMatching(read, filter, before, limit + 1, first), limit);
   const lowest = since === undefined ? 1 : firstBegunFrom(read, since);
@@ -205,9 +205,9 @@ const newestNumber = (read: Reader): number => Number(reads(read).newest.get<[bi
 const idOf = (read: Reader, number: number): string | undefined => reads(read).idOf.get<[string]>(number)?.[0];
 
 /** Returns the number of the operation with this id, or of the one with the id before it; 0 where there is none. */
-const numberOf = (read: Reader, id: string): number => Number(reads(read).numberOf.get<[bigint]>(id)?.[0] ?? 0n);
+const numberUpTo = (read: Reader, id: string): number => Number(reads(read).numberUpTo.get<[bigint]>(id)?.[0] ?? 0n);
 
-/** Returns the number from which on all operations were begun at or after `at` (Unix seconds): their times have the order of their numbers. */
+/** Returns the number of the first operation that began at or after `at` (Unix seconds): their times have the order of their numbers. */
 function firstBegunFrom(read: Reader, at: number): number {
   const { begun } = reads(read);
   let [low, high] = [1, newestNumber(read) + 1];

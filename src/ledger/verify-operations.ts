@@ -7,8 +7,8 @@ const PAGE_COUNT = 1000;
 type Row = [number: bigint, id: string, walletId: string, route: string, key: string, digest: Buffer, strays: bigint];
 
 /**
- * Reports wallets that do not have as many operations as they count, operations whose numbers have a gap, whose digest is not that of their key, or that name entries without having any, and answers
- * under the number of another operation.
+ * Reports a gap in the numbers of operations, a digest that is not of its key, an operation without money that names entries, a
+ * wallet whose balance counts or names other operations than it has, and an answer with another operation's number.
  */
 export function verifyOperations(client: Client, fault: (text: string) => void): void {
   const page = client

@@ -29,7 +29,7 @@ type BlockReader = {
 type GrowingBlock = Block & {
   /** Appends text to it. */
   add(text: string): void;
-  /** Returns whether it needs nothing more: a call, that its arguments are a JSON object; any other block is asked only once another began. */
+  /** Returns whether it needs nothing more: of a call, whether its arguments are a JSON object; true for any other block. */
   isComplete(): boolean;
 };
 
@@ -56,7 +56,7 @@ function createBlock(kind: Block['kind'], index: number, id?: string): GrowingBl
   };
 }
 
-/** What a delta adds to a call: its id and its name, if they are in it, and more of its arguments. */
+/** The part of a call in one delta: its id and name, where they are in it, and a piece of its arguments. */
 type CallPiece = { id: string | undefined; name: string; text: string };
 
 function pieceOf(call: Json): CallPiece {

@@ -16,8 +16,8 @@
  * No library and no file of the image is used: system calls only. The deadline lies in memory that process 1 shares
  * through its descriptor 9; Linux lets only processes of the same user open that (proc(5), ptrace(2)). gVisor lets all of
  * them, and no engine can start /proc/1/exe in it: there the deadline lies in a file of the directory, and the copy beside
- * it is what the engine starts. Process 1 looks at the deadline every second. It counts on the clock that no correction of the time of day moves, from the moment at which
- * it learns of a deadline.
+ * it is what the engine starts. Process 1 looks at the deadline every second. It counts on the clock that no correction
+ * of the time of day moves, from the moment at which it learns of a deadline.
  */
 
 #define SHARED_FD 9
