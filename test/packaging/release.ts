@@ -24,6 +24,9 @@ const ROOT = join(import.meta.dirname, '../..');
 export type Release = { directory: string; clone: string; said: string };
 
 let made: Promise<Release> | undefined;
+/** The directory of the release of a file that runs alone. In a test, `after` would remove it with that test. */
+let own: string | undefined;
+after(() => own && rmSync(own, { recursive: true, force: true }));
 
 /**
  * Returns a release. It takes minutes to make, so it is made once for all files of a run of the tests, or once for a file that
@@ -37,9 +40,9 @@ export async function releaseOf(t: TestContext): Promise<Release | undefined> {
 
 async function sharedRelease(run: string | undefined): Promise<Release> {
   const place = run ? join(run, 'release') : mkdtempSync(join(tmpdir(), 'purser-release-'));
+  if (!run) own = place;
   const clone = join(place, 'clone');
   const result = join(place, 'result.json');
-  if (!run) after(() => rmSync(place, { recursive: true, force: true }));
   if (!run || isFirst(place)) {
     writeFileSync(`${result}.new`, JSON.stringify(tryRelease(clone)));
     renameSync(`${result}.new`, result);
