@@ -36,7 +36,13 @@ function runTooLong(PATH: string) {
     env: { PATH },
     stdio: ['ignore', 'ignore', 'inherit'],
   });
-  const left = readdirSync('/proc').filter((pid) => {
+  const left = sleepers(seconds);
+  return { status, left };
+}
+
+/** The processes that are `sleep SECONDS`. */
+const sleepers = (seconds: string) =>
+  readdirSync('/proc').filter((pid) => {
     try {
       const isOne =
         /^\d+$/.test(pid) && readFileSync(join('/proc', pid, 'cmdline'), 'latin1') === `sleep\0${seconds}\0`;
@@ -45,8 +51,6 @@ function runTooLong(PATH: string) {
       return false; // It has ended.
     }
   });
-  return { status, left };
-}
 
 /** Whether SIGKILL waits for a process, which ends once it has a processor: on a busy machine that is later than `kill` returns. */
 function isKilled(pid: string): boolean {
@@ -81,6 +85,22 @@ for (const [what, grep] of [
       spawnSync('/bin/sh', ['-c', IS_MARKED, 'purser', marker], { env: { PATH, ...env } }).status;
     assert.deepEqual([look({}), look({ PURSER_EXEC: marker })], [1, 0]);
   });
+
+test('a command that ends leaves nothing of its guard, whichever step the guard has come to', async () => {
+  const lines = LIMITED.split('\n');
+  const [begin, limit] = [lines.indexOf('('), lines.findIndex((line) => line.includes('wait "$nap"'))];
+  assert.ok(begin > 0 && limit > begin);
+  for (let at = begin + 1; at <= limit; at++) {
+    // The guard is stopped before this line and goes no further until the signal is there.
+    const script = lines.toSpliced(at, 0, `sh -c 'kill -TERM "$PPID"'`).join('\n');
+    const seconds = `7${randomBytes(3).readUIntBE(0, 3)}`;
+    const child = spawn('/bin/sh', ['-c', script, 'purser', randomBytes(12).toString('hex'), seconds, 'exit 7']);
+    assert.deepEqual(await once(child, 'exit'), [7, null]);
+    const left = sleepers(seconds);
+    for (const pid of left) process.kill(Number(pid));
+    assert.deepEqual(left, [], `stopped before ${lines[at]}`);
+  }
+});
 
 test('a program that gets its mark only after the killing has begun is killed, too', async () => {
   const marker = randomBytes(12).toString('hex');

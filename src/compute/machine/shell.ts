@@ -44,15 +44,19 @@ done`;
  * for itself: `$1` in its environment, and descriptor 8, a file of this very process. At the limit every process with
  * either mark is killed, first those with the descriptor: that takes no fork, so it works where no more processes can
  * be made. Only a process that clears its environment and closes its inherited descriptors survives, until its lease
- * ends. The guard lives inside the machine, so the limit holds while Purser is down too.
+ * ends. The guard lives inside the machine, so the limit holds while Purser is down too. A command may end at once, so the
+ * guard may be stopped at any of its steps; its `sleep` is killed by a signal that a process about to be `sleep` cannot lose.
  */
 export const LIMITED = `${KILL_FUNCTION}
 own=/proc/$$/comm; [ -r "$own" ] || own=/dev/null
 export PURSER_EXEC="$1"
 /bin/sh -c "$3" 8<"$own" & child=$!
 (
+  nap= stopped=
+  stop() { [ -z "$nap" ] || { kill -KILL "$nap"; exit; }; stopped=1; }
+  trap stop TERM
   sleep "$2" & nap=$!
-  trap 'kill "$nap"; exit' TERM
+  [ -z "$stopped" ] || stop
   wait "$nap"
   trap '' TERM
   for round in 1 2 3; do
