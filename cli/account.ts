@@ -49,6 +49,39 @@ export function accountCommands(program: Command): void {
     .description('show one account')
     .addHelpText('after', example('purser account show acct_01k9…'))
     .action((id: string, _, command: Command) => askAndPrint(command, 'account.show', { id }, showAccount));
+  creditCommands(group);
+  group
+    .command('link')
+    .argument('<id>')
+    .description('let an identity of the configured issuer sign in as this account')
+    .requiredOption('--issuer <url>', 'the issuer’s own identifier')
+    .requiredOption('--subject <sub>', 'the subject (sub) at that issuer')
+    .addHelpText('after', example('purser account link acct_01k9… --issuer https://id.example/realms/x --subject 4711'))
+    .action((id: string, options: { issuer: string; subject: string }, command: Command) =>
+      askAndPrint(command, 'account.link', { id, ...options }, showAccount),
+    );
+  group
+    .command('sign-out')
+    .argument('<id>')
+    .description('end every session of the account on the page; its keys stay')
+    .addHelpText('after', example('purser account sign-out research'))
+    .action((id: string, _, command: Command) => askAndPrint(command, 'account.sign-out', { id }, showRecord));
+  group
+    .command('suspend')
+    .argument('<id>')
+    .description('no new wallets, holds or keys; reads, settlements and cleanup go on')
+    .addHelpText('after', example('purser account suspend acct_01k9…'))
+    .action((id: string, _, command: Command) => askAndPrint(command, 'account.suspend', { id }, showAccount));
+  group
+    .command('resume')
+    .argument('<id>')
+    .description('end a suspension')
+    .addHelpText('after', example('purser account resume acct_01k9…'))
+    .action((id: string, _, command: Command) => askAndPrint(command, 'account.resume', { id }, showAccount));
+}
+
+/** Registers the commands on an account's credit. */
+function creditCommands(group: Command): void {
   listOptions(group.command('statement'))
     .argument('<id>')
     .description('every credit, debit, checkout and payment taken back, with its reason')
@@ -88,32 +121,4 @@ export function accountCommands(program: Command): void {
     .action((id: string, cents: number, options: { reason: string }, command: Command) =>
       askAndPrint(command, 'account.debit', { id, cents, ...options }, showAccount),
     );
-  group
-    .command('link')
-    .argument('<id>')
-    .description('let an identity of the configured issuer sign in as this account')
-    .requiredOption('--issuer <url>', 'the issuer’s own identifier')
-    .requiredOption('--subject <sub>', 'the subject (sub) at that issuer')
-    .addHelpText('after', example('purser account link acct_01k9… --issuer https://id.example/realms/x --subject 4711'))
-    .action((id: string, options: { issuer: string; subject: string }, command: Command) =>
-      askAndPrint(command, 'account.link', { id, ...options }, showAccount),
-    );
-  group
-    .command('sign-out')
-    .argument('<id>')
-    .description('end every session of the account on the page; its keys stay')
-    .addHelpText('after', example('purser account sign-out research'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'account.sign-out', { id }, showRecord));
-  group
-    .command('suspend')
-    .argument('<id>')
-    .description('no new wallets, holds or keys; reads, settlements and cleanup go on')
-    .addHelpText('after', example('purser account suspend acct_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'account.suspend', { id }, showAccount));
-  group
-    .command('resume')
-    .argument('<id>')
-    .description('end a suspension')
-    .addHelpText('after', example('purser account resume acct_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'account.resume', { id }, showAccount));
 }

@@ -137,18 +137,11 @@ export async function openBooksForService(
   const opened = opening.use(openBooks(at.database, { access: 'write', ...needs }));
   if (judged) log.warn({ event: 'storage.unsafe' }, judged.wrong); // Not before: a start that is refused says only why.
   const time = options.time ?? systemTime;
-  const storage = opening.adopt(
-    watchStorage({
-      directory: config.dataDirectory,
-      write: opened.write,
-      stallSeconds: () => config.storage.stall_seconds,
-      time,
-      health,
-      fatal,
-      damaged: (error) => events.failed('books', error),
-    }),
-    (it) => it.stop(),
-  );
+  const damaged = (error: unknown) => events.failed('books', error);
+  const stallSeconds = () => config.storage.stall_seconds;
+  const { write } = opened;
+  const watched = { directory: config.dataDirectory, write, stallSeconds, time, health, fatal, damaged };
+  const storage = opening.adopt(watchStorage(watched), (it) => it.stop());
   const readReplicas = async () => options.storage?.readReplicas?.(options.storage.readMount(config.dataDirectory));
   const replicas = opening.adopt(watchReplicas(readReplicas, events), (it) => it.stop());
   const ledger = { ...opened, write: storage.write };

@@ -72,12 +72,10 @@ type StorageWatchParts = {
 /** Creates the watch, which looks at nothing before `start`. */
 export function watchStorage(parts: StorageWatchParts): StorageWatch {
   const { directory, health, time, stallSeconds, fatal, damaged } = parts;
-  const waiting = new Map<number, { since: number; reject: (reason: unknown) => void }>();
   const { dev, ino } = statSync(directory);
-  let count = 0;
+  const commits = createAwaitedCommits(parts.write);
   let awake = 0; // Milliseconds that this process has been looking.
   let lookedAt = time.monotonic();
-  let answeredAt = 0;
   let checkedAt = 0; // When the disk was last checked, or nobody used the books.
   let isUsed = false;
   let isBeating = false;
@@ -93,24 +91,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
       return Promise.reject(
         new Refusal('read_only', `Nothing can be written: ${why}.`, { retryAfterSeconds: RETRY_SECONDS }),
       );
-    const id = count++;
-    return new Promise((resolve, reject) => {
-      waiting.set(id, { since: awake, reject });
-      const answered = () => {
-        waiting.delete(id);
-        answeredAt = awake;
-      };
-      parts.write(it, data).then(
-        (value) => {
-          answered();
-          resolve(value); // Without effect for a caller that was refused meanwhile.
-        },
-        (error) => {
-          answered();
-          reject(error);
-        },
-      );
-    });
+    return commits.write(it, data);
   };
 
   async function confirm(): Promise<void> {
@@ -143,10 +124,6 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     if (now.dev !== dev || now.ino !== ino) end(`another directory is at ${directory} now: the disk was unmounted`);
   }
 
-  const uncertain = (reason: string) =>
-    new Refusal('operation_uncertain', `Whether this took effect is not known: ${reason}. ${RETRY_SAME_KEY}`, {
-      retryAfterSeconds: RETRY_SECONDS,
-    });
   const failure = (): Refusal | undefined => (why === undefined ? undefined : uncertain(why));
 
   function end(reason: string, error = new Error(reason)): void {
@@ -154,7 +131,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     why = reason;
     health.fault = reason;
     clearInterval(timer);
-    for (const { reject } of waiting.values()) reject(failure());
+    commits.reject(() => uncertain(reason));
     const over = () => fatal(error);
     if (before) before().then(over, over);
     else over();
@@ -189,11 +166,11 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
   function look(): void {
     const now = time.monotonic();
     isPaused ||= stoodStill();
-    awake += Math.min(now - lookedAt, LOOK_MILLISECONDS_MAX);
+    const passed = Math.min(now - lookedAt, LOOK_MILLISECONDS_MAX);
+    awake += passed;
     lookedAt = now;
-    const [oldest] = waiting.values();
-    const silentFor = oldest ? awake - Math.max(oldest.since, answeredAt) : 0;
-    if (silentFor > stallSeconds() * 1000) end(`the disk has confirmed no commit for ${stallSeconds()} s`);
+    if (commits.silentFor(passed) > stallSeconds() * 1000)
+      end(`the disk has confirmed no commit for ${stallSeconds()} s`);
     if (isBeating) return;
     if (!isInUse()) checkedAt = awake;
     // Whatever else is written: what is refused writes nothing, and a directory that is gone still takes commits.
@@ -229,6 +206,55 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     stop() {
       isStopped = true;
       clearInterval(timer);
+    },
+  };
+}
+
+const uncertain = (reason: string) =>
+  new Refusal('operation_uncertain', `Whether this took effect is not known: ${reason}. ${RETRY_SAME_KEY}`, {
+    retryAfterSeconds: RETRY_SECONDS,
+  });
+
+/** The commits that callers wait for, and how long the disk has confirmed none of them. */
+type AwaitedCommits = {
+  write: Ledger['write'];
+  /** Rejects for all callers that are waiting; the commits themselves go on. */
+  reject(refusal: () => Refusal): void;
+  /** Lets milliseconds pass. Returns how many have passed since the last commit was confirmed, or the oldest one began to wait. */
+  silentFor(passed: number): number;
+};
+
+function createAwaitedCommits(commit: Ledger['write']): AwaitedCommits {
+  const waiting = new Set<{ since: number; reject: (reason: unknown) => void }>();
+  let now = 0; // Milliseconds that have passed.
+  let answeredAt = 0;
+  return {
+    write: (it, data) =>
+      new Promise((resolve, reject) => {
+        const waiter = { since: now, reject };
+        waiting.add(waiter);
+        const answered = () => {
+          waiting.delete(waiter);
+          answeredAt = now;
+        };
+        commit(it, data).then(
+          (value) => {
+            answered();
+            resolve(value); // Without effect for a caller that was refused meanwhile.
+          },
+          (error) => {
+            answered();
+            reject(error);
+          },
+        );
+      }),
+    reject(refusal) {
+      for (const it of waiting) it.reject(refusal());
+    },
+    silentFor(passed) {
+      now += passed;
+      const [oldest] = waiting;
+      return oldest ? now - Math.max(oldest.since, answeredAt) : 0;
     },
   };
 }

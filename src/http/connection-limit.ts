@@ -48,21 +48,8 @@ export function limitConnections(
   events: Pick<Events, 'cutOff'>,
 ): ConnectionLimit {
   const bySocket = new Map<Socket, LimitedConnection>();
-  /** Connections without a valid token that are idle, or busy with a request that is not yet complete. */
-  const strangers = createGroup();
-  const idleAuthenticated = createGroup();
-  /** The newest connections that have sent no request yet, in the order of their arrival. */
-  const newest = new Set<LimitedConnection>();
-  const newestMax = Math.max(1, Math.floor(max * NEWEST_SHARE));
+  const order = createEvictionOrder(Math.max(1, Math.floor(max * NEWEST_SHARE)), authenticated);
 
-  function take(connection: LimitedConnection) {
-    strangers.drop(connection);
-    idleAuthenticated.drop(connection);
-  }
-  const markIdle = (connection: LimitedConnection) =>
-    (authenticated.has(connection.socket) ? idleAuthenticated : strangers).add(connection);
-  const isArriving = ({ request, socket }: LimitedConnection) =>
-    request !== undefined && !request.complete && !authenticated.has(socket);
   function end({ socket }: LimitedConnection, why: Parameters<Events['cutOff']>[0]) {
     events.cutOff(why);
     socket.destroy();
@@ -72,50 +59,34 @@ export function limitConnections(
     const connection = bySocket.get(socket);
     if (!connection) return;
     bySocket.delete(socket);
-    newest.delete(connection);
-    take(connection);
+    order.drop(connection);
     connection.waiting = [];
   }
 
   /** Closes one connection to make room. Returns false when every connection is busy with a request that must not be cut off. */
   function evict(): boolean {
-    const longest = longestIn(strangers) ?? longestIn(idleAuthenticated) ?? newest.values().next().value;
-    if (longest) end(longest, 'no_room');
-    return longest !== undefined;
-  }
-
-  /** Returns the connection of a group that is closed first to make room. */
-  function longestIn(group: ConnectionGroup): LimitedConnection | undefined {
-    for (;;) {
-      const longest = group.longest(newest);
-      if (!longest?.isBusy || isArriving(longest)) return longest;
-      take(longest); // Its request has arrived completely in the meantime, or has shown a token.
-    }
+    const first = order.first();
+    if (first) end(first, 'no_room');
+    return first !== undefined;
   }
 
   function answer(connection: LimitedConnection, request: IncomingMessage, response: ServerResponse) {
     connection.isBusy = true;
-    newest.delete(connection);
     connection.request = request;
-    take(connection);
-    if (isArriving(connection)) strangers.add(connection);
+    order.busy(connection);
     response.once('close', () => {
       connection.isBusy = false;
-      take(connection);
+      order.drop(connection);
       if (!bySocket.has(connection.socket)) return;
       const next = connection.waiting.shift();
       if (next) answer(connection, ...next);
-      else markIdle(connection);
+      else order.idle(connection);
     });
     handler(request, response);
-    leaveStrangers(connection, request);
+    const spareArrived = () => connection.isBusy && connection.request === request && order.spareArrived(connection);
+    spareArrived();
     // Node emits a request before it has read its end; most requests arrive completely in the same piece.
-    if (isArriving(connection)) setImmediate(leaveStrangers, connection, request);
-  }
-
-  /** Removes a connection from the unauthenticated ones of its network once its request is complete or has shown a token. */
-  function leaveStrangers(connection: LimitedConnection, request: IncomingMessage): void {
-    if (connection.isBusy && connection.request === request && !isArriving(connection)) take(connection);
+    if (order.isArriving(connection)) setImmediate(spareArrived);
   }
 
   /** Ends a connection without traffic for `stallMilliseconds`, unless its client is waiting for an answer. */
@@ -148,10 +119,7 @@ export function limitConnections(
           waiting: [],
         };
         bySocket.set(socket, connection);
-        markIdle(connection);
-        newest.add(connection);
-        const [first] = newest;
-        if (first && newest.size > newestMax) newest.delete(first);
+        order.opened(connection);
         socket.once('close', () => forget(socket));
       });
       listener.on('secured', (socket: Socket, secure: Socket) => {
@@ -168,6 +136,72 @@ export function limitConnections(
     follow(upgraded) {
       upgraded.setTimeout(stallMilliseconds, () => endSilent(upgraded));
     },
+  };
+}
+
+/** The order in which connections are closed to make room. */
+type EvictionOrder = {
+  /** Adds a connection that has just been opened. */
+  opened(connection: LimitedConnection): void;
+  /** Adds one that waits for its next request. */
+  idle(connection: LimitedConnection): void;
+  /** Moves one whose request begins to be answered: it may be closed while its request is arriving without a token. */
+  busy(connection: LimitedConnection): void;
+  /** True while the request of a connection is arriving and has shown no token. */
+  isArriving(connection: LimitedConnection): boolean;
+  /** Removes a busy connection once its request is complete or has shown a token. */
+  spareArrived(connection: LimitedConnection): void;
+  drop(connection: LimitedConnection): void;
+  /** Returns the connection to close first, or undefined when every one is busy with a request that must not be cut off. */
+  first(): LimitedConnection | undefined;
+};
+
+function createEvictionOrder(newestMax: number, authenticated: WeakSet<Socket>): EvictionOrder {
+  /** Connections without a valid token that are idle, or busy with a request that is not yet complete. */
+  const strangers = createGroup();
+  const idleAuthenticated = createGroup();
+  /** The newest connections that have sent no request yet, in the order of their arrival. */
+  const newest = new Set<LimitedConnection>();
+
+  function take(connection: LimitedConnection): void {
+    strangers.drop(connection);
+    idleAuthenticated.drop(connection);
+  }
+  const isArriving = ({ request, socket }: LimitedConnection) =>
+    request !== undefined && !request.complete && !authenticated.has(socket);
+  const idle = (connection: LimitedConnection) =>
+    (authenticated.has(connection.socket) ? idleAuthenticated : strangers).add(connection);
+
+  function firstIn(group: ConnectionGroup): LimitedConnection | undefined {
+    for (;;) {
+      const longest = group.longest(newest);
+      if (!longest?.isBusy || isArriving(longest)) return longest;
+      take(longest); // Its request has arrived completely in the meantime, or has shown a token.
+    }
+  }
+
+  return {
+    opened(connection) {
+      idle(connection);
+      newest.add(connection);
+      const [first] = newest;
+      if (first && newest.size > newestMax) newest.delete(first);
+    },
+    idle,
+    busy(connection) {
+      newest.delete(connection);
+      take(connection);
+      if (isArriving(connection)) strangers.add(connection);
+    },
+    isArriving,
+    spareArrived(connection) {
+      if (!isArriving(connection)) take(connection);
+    },
+    drop(connection) {
+      newest.delete(connection);
+      take(connection);
+    },
+    first: () => firstIn(strangers) ?? firstIn(idleAuthenticated) ?? newest.values().next().value,
   };
 }
 

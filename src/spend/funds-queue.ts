@@ -111,15 +111,7 @@ export function createFundsQueue(
         come(isWorth, audience) {
           if (isStopped) return Promise.resolve('stopped');
           if (limit.aborted) return Promise.resolve('late');
-          const { ended, end } = beginWait<'first' | 'stopped'>(
-            audience,
-            limit,
-            () => 0,
-            () => {
-              waiter.waiting = undefined;
-            },
-          );
-          waiter.waiting = { isWorth, end };
+          const ended = wait(waiter, isWorth, audience, limit);
           if (line[0] === waiter) consider(waiter);
           return ended;
         },
@@ -146,6 +138,25 @@ export function createFundsQueue(
       for (const line of lines.values()) for (const it of line) it.waiting?.end('stopped');
     },
   };
+}
+
+/** Begins the wait of a request; resolves with how it ended. */
+function wait(
+  waiter: Waiter,
+  isWorth: () => boolean,
+  audience: Audience,
+  limit: AbortSignal,
+): Promise<'first' | GivenUp> {
+  const { ended, end } = beginWait<'first' | 'stopped'>(
+    audience,
+    limit,
+    () => 0,
+    () => {
+      waiter.waiting = undefined;
+    },
+  );
+  waiter.waiting = { isWorth, end };
+  return ended;
 }
 
 /** Ends the wait of the first request of a line if that is worth it now. */

@@ -93,7 +93,6 @@ export function createInFlight(
     promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
     return deadline(promise, seconds * 1000, () => undefined, cutOff.signal);
   }
-  const keyOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
 
   return {
     find: (walletId, route, key) => byKey.get(keyOf(walletId, route, key)),
@@ -157,6 +156,8 @@ export function createInFlight(
     },
   };
 }
+
+const keyOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
 
 type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
 
