@@ -1,7 +1,7 @@
 // The components that tests of the engines' layer need beside the project: where each is looked for, and the tests that use it.
 // `npm run test:setup` installs them (test/setup has their Debian packages).
 import { execFileSync } from 'node:child_process';
-import { existsSync } from 'node:fs';
+import { existsSync, globSync } from 'node:fs';
 import { delimiter, join } from 'node:path';
 
 const MODULES = join(import.meta.dirname, '../node_modules');
@@ -140,6 +140,10 @@ export const COMPONENTS = {
   openssl: program('engines behind TLS', 'openssl'),
   curl: program('the lines of the pages that call curl', 'curl'),
   python3: program("the receiver's recipe in Python, clients of other languages", 'python3'),
+  pip: {
+    tests: 'pip through the way out of a lease',
+    isThere: () => hasProgram('/usr/bin/python3') && globSync('/usr/share/python-wheels/pip-*.whl').length > 0,
+  },
   script: program('commands on a terminal', 'script'),
   zsh: program('completion in zsh', 'zsh'),
   fish: program('completion in fish', 'fish'),
