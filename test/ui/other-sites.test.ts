@@ -9,7 +9,9 @@ test('a form from anywhere else does nothing', async (t) => {
   const { id } = await purser.openWallet();
   const browser = await asOperator(purser);
   const { port } = new URL(purser.url);
-  const foreign: Record<string, string>[] = [
+  const foreign: Record<string, string | undefined>[] = [
+    { origin: undefined },
+    { origin: undefined, 'sec-fetch-site': undefined },
     { origin: 'https://evil.example' },
     { origin: 'null' },
     { origin: '' },

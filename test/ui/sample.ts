@@ -176,12 +176,18 @@ export type Browser = {
   cookies: Map<string, string>;
   get(path: string, headers?: Record<string, string>): Promise<Shown>;
   head(path: string): Promise<Shown>;
-  post(path: string, fields?: Record<string, string>, headers?: Record<string, string>): Promise<Shown>;
+  /** `headers` replace what the browser says by itself; undefined leaves it out. */
+  post(path: string, fields?: Record<string, string>, headers?: Record<string, string | undefined>): Promise<Shown>;
 };
 
 export function openBrowser(purser: { url: string }): Browser {
   const cookies = new Map<string, string>();
-  async function send(method: 'GET' | 'HEAD' | 'POST', path: string, headers: Record<string, string>, body?: string) {
+  async function send(
+    method: 'GET' | 'HEAD' | 'POST',
+    path: string,
+    headers: Record<string, string | undefined>,
+    body?: string,
+  ) {
     const response = await request(`${purser.url}${path}`, {
       method,
       headers: {
