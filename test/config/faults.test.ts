@@ -67,7 +67,6 @@ for (const [where, yaml, said] of [
 for (const [backend, settings, said] of [
   ['provider_two', 'backend: slurm', /job is in the network of its node/],
   ['provider_two', 'backend: ssh', /tenant is in the network of its host/],
-  ['provider_two', 'backend: kubernetes', /network says whether a pod reaches/],
   ['provider_three', 'backend: vast', /machine is in the network of Vast’s host/],
 ] as const)
   test(`${settings} says why it takes no egress`, (t) => {

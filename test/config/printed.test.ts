@@ -58,6 +58,7 @@ const kubernetes = {
   ...{ network: 'internet', node_selector: { 'example.com/pool': 'a' }, gpu_resource: 'amd.com/gpu', shm_gib: 1 },
   ...{ tolerations: [{ key: 'gpu', value: 'yes', effect: 'NoSchedule' }], provision_seconds: 32 },
 };
+const walledKubernetes = { ...kubernetes, ...walled, namespace: 'walled' };
 const ssh = {
   backend: 'ssh',
   hosts: [
@@ -157,7 +158,10 @@ const EVERY = {
           ...{ name: 'lxd', ...lxd, prices: { ...prices, gpu_hourly_usd: {} }, limits: { ...limits, gpus: 0 } },
           capacity: { cpus: 64, memory_gib: 256 },
         },
-        { name: 'k8s', ...kubernetes, prices, limits, gpu_nodes: { h100: { 'example.com/gpu': 'h100' }, l4: {} } },
+        ...[kubernetes, walledKubernetes].map((it, i) => ({
+          ...{ name: `k8s-${i}`, ...it, prices, limits },
+          gpu_nodes: { h100: { 'example.com/gpu': 'h100' }, l4: {} },
+        })),
       ],
     },
     provider_two: {
@@ -166,15 +170,15 @@ const EVERY = {
         { name: 'pool', ...ssh },
         slurm('one', { job_user: 'leases' }),
         slurm('many', { job_users: ['lease1', 'lease2'] }),
-        {
-          ...{ name: 'k8s', ...kubernetes, limits: { max_seconds: 3602 } },
+        ...[kubernetes, walledKubernetes].map((it, i) => ({
+          ...{ name: `k8s-${i}`, ...it, limits: { max_seconds: 3602 } },
           chips: {
             b200: {
               ...{ gpus: 4, node_selector: { gpu: 'b200' }, cpus: 16, memory_gib: 128, disk_gb: 40 },
               ...{ runtime_class: 'kata', price_hourly_usd: '8' },
             },
           },
-        },
+        })),
       ],
     },
     provider_three: {
@@ -194,8 +198,12 @@ const EVERY = {
           offers: [offer('d', { count: 2, image: 'debian/12', egress: 'none' })],
         },
         {
-          ...{ name: 'k8s', ...kubernetes, limits: { max_seconds: 3605 } },
+          ...{ name: 'k8s-0', ...kubernetes, limits: { max_seconds: 3605 } },
           offers: [offer('e', { gpus: 1, node_selector: { gpu: 'l4' }, runtime_class: 'kata' })],
+        },
+        {
+          ...{ name: 'k8s-1', ...walledKubernetes, limits: { max_seconds: 3605 } },
+          offers: [offer('g', { egress: 'public' })],
         },
         { name: 'rented', ...vast },
       ],

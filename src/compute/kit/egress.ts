@@ -19,6 +19,18 @@ export const egress = v.optional(
 /** The same setting where leases have another way out, which passes by Purser: always a fault, which says what they reach. */
 export const noEgress = (reach: string) => v.optional(v.never(`cannot be set for this backend: ${reach}`));
 
+/** Settings with a network that is not Purser's. */
+type WaysOut = { network: string; egress?: unknown; offers?: { egress?: unknown }[] };
+
+/** Refuses a network beside `egress`: whatever is in a network goes past the proxy. */
+export function checkOneWayOut<S extends WaysOut>() {
+  return v.check<S, string>(
+    ({ network, egress, offers = [] }) =>
+      network === 'none' || [egress, ...offers.map((it) => it.egress)].every((it) => it === undefined),
+    'has both network and egress: leases with egress have no network. Leave one of them out',
+  );
+}
+
 type Setting = v.InferOutput<typeof egress>;
 /** Settings with a way out for all leases, or for those of some offers. */
 type Settings = { egress?: Setting; offers?: readonly { id: string; egress?: Setting }[] };
@@ -63,12 +75,17 @@ export function egressSession(program: LineSession): LineSession {
   return { ...program, ended };
 }
 
+const offerIds = ({ offers }: Settings) => (offers ? offers.map(({ id }) => id) : [undefined]);
+
+/** Returns whether some leases have a way out. */
+export const haveWayOut = (settings: Settings): boolean =>
+  offerIds(settings).some((id) => ofOffer(settings, id).length > 0);
+
 const SHOWN_COUNT = 5;
 
 /** Returns what leases without a network reach, as `doctor` says it. */
 export function describeReach(settings: Settings): string {
-  const ids = settings.offers ? settings.offers.map(({ id }) => id) : [undefined];
-  const reach = ids.flatMap((id) => {
+  const reach = offerIds(settings).flatMap((id) => {
     const entries = ofOffer(settings, id);
     if (!entries.length) return [];
     const more = entries.length > SHOWN_COUNT ? ` and ${entries.length - SHOWN_COUNT} more` : '';

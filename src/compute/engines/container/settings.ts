@@ -1,6 +1,6 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
-import { egress, egressVariables } from '../../kit/egress.ts';
+import { checkOneWayOut, egress, egressVariables } from '../../kit/egress.ts';
 import { above0, DOUBLE_ID, haveOwnIds, limits, offerCount, offerFields, sized, whole } from '../../kit/fields.ts';
 import { checkEngineAddress, engineAddress, notesOnAddress } from './address.ts';
 
@@ -36,17 +36,6 @@ const shared = {
   shm_gib: shmGib,
   provision_seconds: v.optional(whole(1, 86_400), 60),
 };
-
-type WaysOut = { network: string; egress?: unknown; offers?: { egress?: unknown }[] };
-
-/** Refuses a network beside `egress`: whatever is in a network goes past the proxy. */
-function checkOneWayOut<S extends WaysOut>() {
-  return v.check<S, string>(
-    ({ network, egress, offers = [] }) =>
-      network === 'none' || [egress, ...offers.map((it) => it.egress)].every((it) => it === undefined),
-    'has both network and egress: leases with egress have no network. Leave one of them out',
-  );
-}
 
 /** A device as the GPU's vendor names it: an index, a UUID, or a part of a divided GPU. */
 const device = v.pipe(

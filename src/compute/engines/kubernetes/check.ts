@@ -1,5 +1,6 @@
-import type { Backend, CheckFinding, Offer } from '../../backend.ts';
+import type { Backend, CheckFinding, Guest, Offer, Ref } from '../../backend.ts';
 import { finding, warning } from '../../finding.ts';
+import { describeReach, haveWayOut } from '../../kit/egress.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import type { KubernetesApi } from './api.ts';
 import { lacksRuntimeClass } from './api-error.ts';
@@ -79,6 +80,10 @@ export async function checkCluster(
       const what = missing.length
         ? `${missing.join(' and ')} will be made with the first lease`
         : `the network policies ${names.join(' and ')} are there`;
+      if (haveWayOut(settings))
+        return warning(
+          `${what}. Leases have no network: ${describeReach(settings)}. Only a network plugin that enforces the policies keeps them to that; the trial tries it if the image has bash or nc`,
+        );
       return warning(`${what}. Whether the network plugin enforces them cannot be seen: flannel, for one, does not`);
     }),
     await finding('pod', async () => {
@@ -109,4 +114,19 @@ function checkRuntimeClass(runtimeClass: string | undefined, tryOffer: () => Pro
       throw new Error(`the cluster has no such RuntimeClass. Make it, or correct runtime_class (${message})`);
     }
   });
+}
+
+const TRY_SECONDS = 10;
+/** Prints the address of the API server if it can be reached. Bash connects by itself; where nc does, the server has to answer. */
+const TRY_API_SERVER = `host=$KUBERNETES_SERVICE_HOST port=$KUBERNETES_SERVICE_PORT
+if command -v bash; then bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$host" "$port"
+else printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 "$host" "$port" | grep -q .
+fi >/dev/null 2>&1 && echo "$host port $port"`;
+
+/** Returns what a pod with a way out reaches past the proxy: the API server, which the policies close to it. Undefined if nothing. */
+export async function findOpen(guest: Guest, ref: Ref): Promise<string | undefined> {
+  const order = { command: TRY_API_SERVER, timeoutSeconds: TRY_SECONDS, streamBytesMax: 1000 };
+  const reached = (await guest.exec(ref, order)).stdout.toString().trim();
+  if (!reached) return undefined;
+  return `its pod reaches the API server (${reached}) past the proxy: the network plugin does not enforce NetworkPolicy, or not towards its own node. Leases reach more than egress names, and each other. Use a plugin that enforces it, such as Calico or Cilium`;
 }

@@ -1,12 +1,12 @@
 import type { Extended, Ref } from '../../backend.ts';
-import { MOVE_MILLISECONDS, RUNNING_WATCHDOG } from '../../kit/watchdog.ts';
+import { MOVE_MILLISECONDS } from '../../kit/watchdog.ts';
 import { finish } from '../../machine/program.ts';
 import type { KubernetesApi } from './api.ts';
 import { isConflict, isNotFound, isRefusal } from './api-error.ts';
-import { POD_ANNOTATION, REARM_ANNOTATION, WATCHDOG_PATH } from './describe.ts';
+import { POD_ANNOTATION, REARM_ANNOTATION } from './describe.ts';
 import type { KubernetesJobs } from './jobs.ts';
 import { type KubernetesJob, secondsOf } from './objects.ts';
-import { deadlineOf, ownContainer, runningPod } from './state.ts';
+import { deadlineOf, runningPod, watchdogOf } from './state.ts';
 import type { Streams } from './stream.ts';
 
 const OWN_OUTPUT_BYTES = 4096;
@@ -45,10 +45,8 @@ export function createDeadlines(
     const { job, pods } = await jobs.observe(tag);
     const pod = job && runningPod(job, pods);
     if (!pod || !job.status?.startTime) return { kind: 'refused', reason: 'the pod does not run' };
-    const [, , , directory] = ownContainer(pod)?.args ?? [];
-    const argv =
-      directory === undefined ? [RUNNING_WATCHDOG, String(deadline)] : [WATCHDOG_PATH, String(deadline), directory];
-    const watchdog = await streams.begin(pod.metadata.name, argv);
+    const [program, ...directory] = watchdogOf(pod);
+    const watchdog = await streams.begin(pod.metadata.name, [program, String(deadline), ...directory]);
     const limits = { streamBytesMax: OWN_OUTPUT_BYTES, milliseconds: MOVE_MILLISECONDS };
     const { exitCode } = await finish(watchdog, undefined, limits);
     // If it was killed, it may have moved the deadline before; any other error comes before that.

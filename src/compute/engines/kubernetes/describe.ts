@@ -1,5 +1,6 @@
 import { hash } from 'node:crypto';
 import type { MachineQuote, Spec, SpecOne, SpecThree, SpecTwo } from '../../backend.ts';
+import { egressVariables } from '../../kit/egress.ts';
 import { chipOf, offerOf } from '../../kit/priced.ts';
 import { COPIED_WATCHDOG, watchdogFor } from '../../kit/watchdog.ts';
 import type { KubernetesSettings } from './settings.ts';
@@ -67,6 +68,7 @@ type PodSize = {
   gpus: number;
   nodeSelector: Record<string, string>;
   runtimeClass: string | undefined;
+  offer?: string;
 };
 
 /** Returns the resources that a spec asks of a node. Refuses with `offer_not_found`. */
@@ -84,7 +86,13 @@ export function sizeOf(settings: KubernetesSettings, spec: Spec): PodSize {
   if ('offers' in settings) {
     const { offer_id: id, disk_gb: diskGb } = spec as SpecThree;
     const it = offerOf(settings, id);
-    return { ...shapeOf(it), diskGb, nodeSelector: it.node_selector, runtimeClass: it.runtime_class ?? common };
+    return {
+      ...shapeOf(it),
+      diskGb,
+      nodeSelector: it.node_selector,
+      runtimeClass: it.runtime_class ?? common,
+      offer: id,
+    };
   }
   const one = spec as SpecOne;
   const nodeSelector = (one.gpu !== null && settings.gpu_nodes[one.gpu]) || {};
@@ -112,7 +120,7 @@ export function describePod(
 ) {
   // The time that the lease has until it is ready: another backend of its slot may need longer than this one.
   const provisionSeconds = Math.max(0, deadline - now - quote.spec.max_seconds);
-  const { cpus, memoryGib, diskGb, gpus, nodeSelector, runtimeClass } = sizeOf(settings, quote.spec);
+  const { cpus, memoryGib, diskGb, gpus, nodeSelector, runtimeClass, offer } = sizeOf(settings, quote.spec);
   const resources = {
     cpu: `${Math.round(cpus * 1000)}m`,
     memory: mib(memoryGib),
@@ -121,6 +129,7 @@ export function describePod(
   };
   const program = (architecture: string) => watchdogFor(architecture).toString('base64');
   const shm = settings.shm_gib;
+  const wayOut = egressVariables(settings, offer);
   return {
     metadata: { labels: labelsOf(settings, tag), annotations: { [TAG_ANNOTATION]: tag, ...STAYS } },
     spec: {
@@ -129,6 +138,8 @@ export function describePod(
       activeDeadlineSeconds: provisionSeconds + quote.maxSeconds + KUBELET_SLACK_SECONDS,
       automountServiceAccountToken: false,
       enableServiceLinks: false,
+      // Purser's proxy looks names up. The cluster's name service would pass them on.
+      ...(Object.keys(wayOut).length ? { dnsPolicy: 'None', dnsConfig: { nameservers: ['127.0.0.1'] } } : {}),
       hostname: CONTAINER,
       nodeSelector: { ...settings.node_selector, ...nodeSelector },
       tolerations: settings.tolerations.map((it) => ({
@@ -157,11 +168,12 @@ export function describePod(
             ...(runtimeClass === undefined ? [] : [PRIVATE]),
           ],
           workingDir: HOME,
-          env: [
-            { name: 'HOME', value: HOME },
+          env: Object.entries({
+            HOME,
             // A default runtime would give every GPU of the node to an image that asks for all.
-            ...(gpus ? [] : [{ name: 'NVIDIA_VISIBLE_DEVICES', value: 'void' }]),
-          ],
+            ...(gpus ? {} : { NVIDIA_VISIBLE_DEVICES: 'void' }),
+            ...wayOut,
+          }).map(([name, value]) => ({ name, value })),
           resources: { requests: resources, limits: resources },
           securityContext: { allowPrivilegeEscalation: false, capabilities: { drop: ['ALL'] } },
           volumeMounts: [

@@ -58,11 +58,11 @@ export function createJobs(api: KubernetesApi, paths: Paths, now: () => number) 
   }
 
   /** Returns the pod to run something in. */
-  async function podOf(tag: Ref): Promise<string> {
+  async function podOf(tag: Ref): Promise<Pod> {
     const { job, pods } = await observe(tag);
     const pod = job && runningPod(job, pods);
     if (!pod) throw new Error(`the pod of ${tag} does not run`);
-    return pod.metadata.name;
+    return pod;
   }
 
   return { pathTo, pathOf, find: findJob, observe, destroy, podOf };

@@ -1,8 +1,9 @@
-import type { Backend, Machine, Owned, Ref } from '../../backend.ts';
+import type { Backend, Machine, Owned, Ref, Spec } from '../../backend.ts';
+import { egressLists } from '../../kit/egress.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createGuest } from '../../machine/guest.ts';
 import { openKubernetesApi } from './api.ts';
-import { checkCluster } from './check.ts';
+import { checkCluster, findOpen } from './check.ts';
 import { createJobMaker } from './create.ts';
 import { type Cluster, readCluster } from './credentials.ts';
 import { createDeadlines } from './deadline.ts';
@@ -10,7 +11,7 @@ import { CREATED_ANNOTATION, LEASE_LABEL, sizeOf, TAG_ANNOTATION, WATCHDOG_PATH 
 import { clusterIdentity } from './identity.ts';
 import { createJobs } from './jobs.ts';
 import { type JobEvent, type KubernetesJob, type Pod, pathsOf, secondsOf } from './objects.ts';
-import { beginIn } from './program.ts';
+import { beginEgress, beginIn } from './program.ts';
 import type { KubernetesSettings } from './settings.ts';
 import { machineOf, ownContainer, runningPod } from './state.ts';
 import { createStreams } from './stream.ts';
@@ -35,8 +36,11 @@ export function openKubernetesBackend(
   const jobs = createJobs(api, paths, now);
   const maker = createJobMaker(api, settings, { paths, jobs, now });
   const deadlines = createDeadlines(api, { jobs, streams, now });
-  const guest = createGuest(async (tag, order) => beginIn(streams, await jobs.podOf(tag), order), {
+  const egress = egressLists(settings);
+  const reachOf = (spec: Spec) => egress(sizeOf(settings, spec).offer);
+  const guest = createGuest(async (tag, order) => beginIn(streams, (await jobs.podOf(tag)).metadata.name, order), {
     relay: WATCHDOG_PATH,
+    egress: { listOf: reachOf, begin: async (tag) => beginEgress(streams, await jobs.podOf(tag)) },
     async proofOf(tag) {
       const { job, pods } = await jobs.observe(tag);
       const pod = job && runningPod(job, pods);
@@ -107,7 +111,11 @@ export function openKubernetesBackend(
         available: free?.has(JSON.stringify(it.spec)) ?? false,
       }));
     },
-    doctor: { check: () => checkCluster(api, settings, paths, { tryPod: maker.tryPod, now }), trial: 'free' },
+    doctor: {
+      check: () => checkCluster(api, settings, paths, { tryPod: maker.tryPod, now }),
+      trial: 'free',
+      unlimited: async (tag, { spec }) => (reachOf(spec).length ? findOpen(guest, tag) : undefined),
+    },
     close: () => api.close(),
   };
 

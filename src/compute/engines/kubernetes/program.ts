@@ -1,5 +1,9 @@
+import type { LineSession } from '../../../egress/line.ts';
 import { commandOnInput } from '../../kit/command-on-input.ts';
+import { egressCommand, egressSession } from '../../kit/egress.ts';
 import { argvOf, type Program, type ProgramOrder } from '../../machine/program.ts';
+import type { Pod } from './objects.ts';
+import { watchdogOf } from './state.ts';
 import type { Streams } from './stream.ts';
 
 /** Runs `$2…` with `$1` as the type of its terminal: the API of exec takes no variables. */
@@ -20,4 +24,12 @@ export async function beginIn(streams: Streams, pod: string, order: ProgramOrder
   const begunAt = performance.now();
   if (head?.length) program.stdin.write(head);
   return { ...program, begunAt };
+}
+
+/** Starts the program of the way out. It runs as the tenant, as all in a pod does: whoever ends it closes their own way out. */
+export async function beginEgress(streams: Streams, pod: Pod): Promise<LineSession> {
+  const [watchdog] = watchdogOf(pod);
+  const program = await streams.begin(pod.metadata.name, egressCommand(watchdog));
+  program.stderr.resume(); // Unread output would hold up the stream.
+  return egressSession(program);
 }

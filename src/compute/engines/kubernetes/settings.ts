@@ -1,6 +1,6 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
-import { noEgress } from '../../kit/egress.ts';
+import { checkOneWayOut, egress, haveWayOut } from '../../kit/egress.ts';
 import {
   above0,
   CLOUD_PROVISION_SECONDS,
@@ -58,6 +58,7 @@ const shared = {
   group: v.optional(whole(1, 2_147_483_647), 1000),
   /** `internet`: leases reach public addresses and the cluster's name service; no connection reaches them. */
   network: v.optional(v.picklist(['none', 'internet']), 'none'),
+  egress,
   /** The nodes that leases may run on. */
   node_selector: nodeSelector,
   tolerations: v.optional(
@@ -74,7 +75,6 @@ const shared = {
   gpu_resource: v.optional(key, GPU_RESOURCE),
   /** The size of /dev/shm, if not the engine's own 64 MB. Its content counts as the lease's memory. */
   shm_gib: v.optional(above0),
-  egress: noEgress('network says whether a pod reaches nothing (none) or public addresses (internet)'),
   provision_seconds: v.optional(whole(1, 86_400), CLOUD_PROVISION_SECONDS),
 };
 
@@ -99,46 +99,55 @@ const Sized = v.pipe(
     }, 'several GPU types are priced: say in gpu_nodes which nodes have which'),
     ['prices'],
   ),
+  checkOneWayOut(),
 );
 
 /** The resources that a pod requests for each chip. */
-const Chips = v.strictObject({
-  ...shared,
-  chips: v.pipe(
-    v.record(
-      v.pipe(v.string(), v.minLength(1), v.maxLength(100)),
-      v.strictObject({
-        gpus: v.optional(whole(0, 64), 1),
-        /** The labels of the nodes that have it. */
-        node_selector: nodeSelector,
-        runtime_class: runtimeClass,
-        cpus: above0,
-        memory_gib: above0,
-        disk_gb: v.optional(whole(1, 1_000_000), DISK_GB),
-        price_hourly_usd: hourly,
-      }),
+const Chips = v.pipe(
+  v.strictObject({
+    ...shared,
+    chips: v.pipe(
+      v.record(
+        v.pipe(v.string(), v.minLength(1), v.maxLength(100)),
+        v.strictObject({
+          gpus: v.optional(whole(0, 64), 1),
+          /** The labels of the nodes that have it. */
+          node_selector: nodeSelector,
+          runtime_class: runtimeClass,
+          cpus: above0,
+          memory_gib: above0,
+          disk_gb: v.optional(whole(1, 1_000_000), DISK_GB),
+          price_hourly_usd: hourly,
+        }),
+      ),
+      v.check((chips) => Object.keys(chips).length > 0, 'has no chip'),
     ),
-    v.check((chips) => Object.keys(chips).length > 0, 'has no chip'),
-  ),
-  limits,
-});
+    limits,
+  }),
+  checkOneWayOut(),
+);
 
-const Offers = v.strictObject({
-  ...shared,
-  limits,
-  offers: v.pipe(
-    v.array(
-      v.strictObject({
-        ...offerFields,
-        gpus: v.optional(whole(0, 64), 0),
-        node_selector: nodeSelector,
-        runtime_class: runtimeClass,
-      }),
+const Offers = v.pipe(
+  v.strictObject({
+    ...shared,
+    limits,
+    offers: v.pipe(
+      v.array(
+        v.strictObject({
+          ...offerFields,
+          gpus: v.optional(whole(0, 64), 0),
+          node_selector: nodeSelector,
+          runtime_class: runtimeClass,
+          /** The targets that its leases reach, if not those of the backend's settings. */
+          egress,
+        }),
+      ),
+      v.minLength(1),
+      v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
     ),
-    v.minLength(1),
-    v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
-  ),
-});
+  }),
+  checkOneWayOut(),
+);
 
 export const slots = { provider_one: Sized, provider_two: Chips, provider_three: Offers };
 export type KubernetesSettings = v.InferOutput<typeof Sized | typeof Chips | typeof Offers>;
@@ -158,7 +167,9 @@ export function notes(it: KubernetesSettings): string[] {
           'leases share the kernel of their node, which is no wall against a hostile tenant; name a runtime_class (gVisor, Kata) where one is installed',
         ]
       : []),
-    'the cluster’s network plugin has to enforce NetworkPolicy, or leases reach each other; `purser doctor` cannot see whether it does',
+    haveWayOut(it)
+      ? 'the cluster’s network plugin has to enforce NetworkPolicy, or egress is only advice; `purser doctor` tries that in a lease'
+      : 'the cluster’s network plugin has to enforce NetworkPolicy, or leases reach each other; `purser doctor` cannot see whether it does',
   ];
 }
 

@@ -1,5 +1,6 @@
 import type { Machine, Ref } from '../../backend.ts';
-import { CONTAINER, meaningOf, POD_ANNOTATION } from './describe.ts';
+import { RUNNING_WATCHDOG } from '../../kit/watchdog.ts';
+import { CONTAINER, meaningOf, POD_ANNOTATION, WATCHDOG_PATH } from './describe.ts';
 import { type KubernetesJob, type Pod, secondsOf } from './objects.ts';
 
 /** Derives the state of a lease's machine from its Job and pods. */
@@ -51,6 +52,12 @@ export function machineOf(ref: Ref, job: KubernetesJob | undefined, pods: readon
 
 /** Returns a pod's container of the lease; a cluster may add others. */
 export const ownContainer = ({ spec }: Pod) => spec?.containers?.find((it) => it.name === CONTAINER);
+
+/** Returns the program that is a pod's watchdog, and the watchdog's directory where it needs one. */
+export function watchdogOf(pod: Pod): [program: string, ...directory: string[]] {
+  const [, , , directory] = ownContainer(pod)?.args ?? [];
+  return directory === undefined ? [RUNNING_WATCHDOG] : [WATCHDOG_PATH, directory];
+}
 
 /** Returns the pod that is the machine: the one that a tenant has been in, or else the only one that is not being removed. */
 function currentPod({ metadata }: KubernetesJob, pods: readonly Pod[]): Pod | undefined {
