@@ -110,6 +110,8 @@ export declare class Machine implements AsyncDisposable {
   stop(): Promise<void>;
   extend(minutes: number): Promise<Machine>;
   keep(options?: { maxMinutes?: number; stepMinutes?: number }): Promise<Machine>;
+  pause(): Promise<Machine>;
+  resume(): Promise<Machine>;
   run(command: string, options?: Run): Promise<Result>;
   start(command: string, options?: Place): Promise<Process>;
   port(port: number): Promise<{ url: string; expiresAt: number }>;

@@ -385,6 +385,16 @@ export class Machine {
     return this.#take(await this.#ask('/v1/compute/keep', more, { key: newKey() }));
   }
 
+  /** Stops what runs in it and keeps the paid time, until `resume` or the end of its wallet. */
+  async pause() {
+    return this.#take(await this.#ask('/v1/compute/pause'));
+  }
+
+  /** Continues what `pause` stopped. */
+  async resume() {
+    return this.#take(await this.#ask('/v1/compute/resume'));
+  }
+
   /**
    * Runs a command (`sh -c`) to its end. `onStdout` and `onStderr` get what it says as it comes; with `stream` it is printed. It is
    * never sent twice: where the answer is lost, `ConnectionLost` says so.

@@ -450,6 +450,14 @@ class Machine:
             del body["max_seconds"]
         return self._take(self._client.ask("POST", "/v1/compute/keep", body, key=_key()))
 
+    def pause(self) -> "Machine":
+        """Stops what runs in it and keeps the paid time, until ``resume`` or the end of its wallet."""
+        return self._take(self._client.ask("POST", "/v1/compute/pause", {"id": self.id}))
+
+    def resume(self) -> "Machine":
+        """Continues what ``pause`` stopped."""
+        return self._take(self._client.ask("POST", "/v1/compute/resume", {"id": self.id}))
+
     def run(
         self,
         command: str,

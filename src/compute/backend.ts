@@ -131,6 +131,21 @@ export type Usage = {
   networkBytes?: number | undefined;
 };
 
+/** The pause of machines. All of it may be repeated. */
+export type Pausing = {
+  /**
+   * Stops what runs in a machine, takes its processors away and, last of all, has it end at `deadline` (Unix seconds), whether
+   * Purser runs then or not. What is not `done` may be so in part: `end` undoes it.
+   */
+  begin(ref: Ref, deadline: number): Promise<Extended>;
+  /** Has a machine end at `deadline`, and then gives its processors back and continues what ran. `refused`: nothing was changed. */
+  end(ref: Ref, deadline: number): Promise<Extended>;
+  /** Takes the processors of a paused machine out of what is free, until `letGo`. Returns what is lacking, in words. */
+  takeRoom(tag: string, spec: Spec): Promise<string | undefined>;
+  /** Counts a machine by its lease alone again: in full, or as paused. */
+  letGo(tag: string): void;
+};
+
 /** The calls into the machines of a backend. */
 export type Guest = {
   exec(ref: Ref, order: ExecOrder): Promise<ExecResult>;
@@ -156,6 +171,8 @@ export type Guest = {
     /** Starts the program of the way out (watchdog/egress.h). It ends with its input. */
     begin(ref: Ref): Promise<LineSession>;
   };
+  /** The pause of its machines, or why they have none. */
+  pause?: Pausing | string;
 };
 
 /** The examination of a backend by `doctor`. */
@@ -259,4 +276,6 @@ export type Surroundings = {
   prefix: string;
   /** Unix seconds. */
   now: () => number;
+  /** Returns whether the lease with this tag is paused. Without it, none is. */
+  isPaused?: ((tag: string) => boolean) | undefined;
 };

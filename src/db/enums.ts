@@ -28,7 +28,18 @@ export const OPERATION_STATES = ['reserved', 'uncertain', 'settled'] as const;
 export const OPERATION_OUTCOMES = ['charged', 'released'] as const;
 /** The source of an outcome: the answer to the call, the cancellation of the call when its clients left, the policy, or the operator. */
 export const SETTLED_BY = ['answer', 'cancelled', 'policy', 'operator'] as const;
-export const RESOURCE_STATUSES = ['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown'] as const;
+/** The statuses of a resource, as the API shows them. */
+export const RESOURCE_STATUSES = [
+  'provisioning',
+  'running',
+  'paused',
+  'stopping',
+  'stopped',
+  'failed',
+  'unknown',
+] as const;
+/** The steps of a lease to `paused` and from it, which the API shows as that. */
+export const PAUSE_STEPS = ['pausing', 'resuming'] as const;
 export const END_REASONS = [
   'requested',
   'lease_expired',

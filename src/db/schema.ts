@@ -23,6 +23,7 @@ import {
   OPERATION_KINDS,
   OPERATION_OUTCOMES,
   OPERATION_STATES,
+  PAUSE_STEPS,
   RESOURCE_STATUSES,
   REVERSAL_KINDS,
   REVERSAL_STATES,
@@ -677,7 +678,7 @@ export const resources = sqliteTable(
     /** The backend's own reference, null until known. */
     ref: text(),
     spec: text().notNull(),
-    status: text({ enum: RESOURCE_STATUSES }).notNull(),
+    status: text({ enum: [...RESOURCE_STATUSES, ...PAUSE_STEPS] }).notNull(),
     priceHourly: nanos('price_hourly_nanos').notNull(),
     charged: nanos('charged_nanos').notNull(),
     purchasedSeconds: count('purchased_seconds').notNull(),
@@ -711,6 +712,9 @@ export const resources = sqliteTable(
     unreachableSince: count('unreachable_since'),
     /** The agent's own list of targets, as JSON, which narrows the operator's; null for all of that. */
     egressAllow: text('egress_allow'),
+    /** The time since which it is paused, and the paid seconds that it had left then. */
+    pausedAt: count('paused_at'),
+    secondsLeft: count('seconds_left'),
     seal: seal(),
   },
   (t) => [
@@ -719,10 +723,15 @@ export const resources = sqliteTable(
     index('resource_wallet').on(t.walletId, t.id),
     index('resource_live').on(t.dueAt).where(sql`${t.endedAt} is null`),
     index('resource_live_wallet').on(t.walletId).where(sql`${t.endedAt} is null`),
-    check('resource_status', oneOf(t.status, RESOURCE_STATUSES)),
+    check('resource_status', oneOf(t.status, [...RESOURCE_STATUSES, ...PAUSE_STEPS])),
     check('resource_ended', sql`(${t.endedAt} is not null) = (${t.status} in ('stopped', 'failed'))`),
     check('resource_reason', sql`(${t.endedAt} is not null) = (${t.endReason} is not null)`),
     check('resource_ready', sql`${t.status} <> 'running' or (${t.readyAt} is not null and ${t.ref} is not null)`),
+    check(
+      'resource_paused',
+      sql`${t.status} not in ('pausing', 'paused', 'resuming') or
+        (${t.readyAt} is not null and ${t.ref} is not null and ${t.pausedAt} is not null and ${t.secondsLeft} > 0)`,
+    ),
     check('resource_charged', sql`${t.charged} >= 0`),
     check('resource_seconds', sql`${t.purchasedSeconds} > 0`),
   ],

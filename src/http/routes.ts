@@ -77,6 +77,8 @@ export const EXTRAS: typeof ROUTES = [
   ['DELETE', '/v1/wallets/:id/refill', wallets.endRefill],
   ['POST', '/v1/compute/keep', compute.keepCompute],
   ['POST', '/v1/compute/egress', compute.narrowEgress],
+  ['POST', '/v1/compute/pause', compute.pauseCompute],
+  ['POST', '/v1/compute/resume', compute.resumeCompute],
   ['POST', '/v1/compute/download', inside.downloadCompute],
   ['POST', '/v1/compute/files', inside.listComputeFiles],
   ['POST', '/v1/compute/process/start', processes.startComputeProcess],

@@ -12,6 +12,7 @@ import { definePaidWrites } from '../spend/writes.ts';
 import type { LeaseApp } from './create.ts';
 import { recentEngineOf, refusedBy } from './engine.ts';
 import { applyExtension, type ExtensionResult, extensionOutcome, judgeExtension } from './extension.ts';
+import { isPaused, notRunning } from './pausing.ts';
 import { REPORT_ONLY } from './report-only.ts';
 import { advance } from './step.ts';
 
@@ -128,6 +129,7 @@ function limitExtension(
 ): void {
   const row = findResource(read, resourceId) as Resource;
   if (keepId !== undefined) refuseStep(read, keepId, additionalSeconds);
+  if (isPaused(row)) throw new Refusal('resource_not_active', notRunning(row));
   if (row.readyAt === null || row.endedAt !== null || row.endWanted !== null || row.expiresAt <= now)
     throw new Refusal('resource_not_active', `The resource is ${row.status}; only a running lease can be extended.`);
   if (isSandboxOver(read, row, now)) throw new Refusal('resource_not_active', 'The sandbox is over.');

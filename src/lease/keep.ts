@@ -20,6 +20,7 @@ import { findResource, PAGE_COUNT, type Resource } from '../ledger/resource.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
 import { extendLease } from './extend.ts';
+import { isPaused } from './pausing.ts';
 import { endReasonOf } from './why.ts';
 
 /** Extends leases while their machines are busy (docs/decisions/0066). */
@@ -149,8 +150,9 @@ function momentsOf({ extendSeconds }: Keep, { expiresAt }: Resource): { measureA
 function dueAt(app: KeepApp, keep: Keep): number {
   const row = leaseOf(app, keep);
   if (endOfKeep(app, keep, row)) return 0;
-  // The step is undecided, the machine is not ready, or the lease is only reported on.
-  if (keep.operationId !== null || row.readyAt === null || row.quarantinedAt !== null) return Number.POSITIVE_INFINITY;
+  // The step is undecided, the machine is not ready or paused, or the lease is only reported on.
+  const isIdle = row.readyAt === null || row.quarantinedAt !== null || isPaused(row);
+  if (keep.operationId !== null || isIdle) return Number.POSITIVE_INFINITY;
   const { measureAt, decideAt } = momentsOf(keep, row);
   const last = app.keeps.readings.get(keep.id);
   if (!last || last.at < measureAt) return measureAt;

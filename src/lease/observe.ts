@@ -3,6 +3,7 @@ import { operationOf } from '../ledger/operation.ts';
 import type { Resource } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
 import { elsewhere, lookAt, recentEngineOf } from './engine.ts';
+import { isPaused } from './pausing.ts';
 import { noteUsage } from './usage.ts';
 
 // What the backend of a lease says of its machine. What follows from that is decided in step.ts.
@@ -12,9 +13,10 @@ import { noteUsage } from './usage.ts';
  * - `searching`: the reference of its machine is not known, even if it has to end;
  * - `starting`: the machine is known and its price is not captured yet;
  * - `running`: its price is captured;
+ * - `paused`: it is paused, or on the way there or back;
  * - `ending`: its machine is known, it has to end, and the backend has not confirmed yet that the machine is gone.
  */
-export type LeaseState = 'searching' | 'starting' | 'running' | 'ending';
+export type LeaseState = 'searching' | 'starting' | 'running' | 'paused' | 'ending';
 
 /**
  * The backend's report on a lease's machine. `missing` is an absence that is not proven yet (see
@@ -27,6 +29,7 @@ export type Finding = 'unreachable' | 'elsewhere' | 'missing' | 'absent' | 'star
 export function stateOf(row: Resource): LeaseState {
   if (row.ref === null) return 'searching';
   if (row.endWanted !== null) return 'ending';
+  if (isPaused(row)) return 'paused';
   return row.readyAt === null ? 'starting' : 'running';
 }
 
@@ -56,11 +59,11 @@ type Absence = Pick<Resource, 'absentSince' | 'absentCount'>;
  */
 export async function observe(app: LeaseApp, backend: Backend, row: Resource): Promise<Observed> {
   const state = stateOf(row);
-  const isWatched = state === 'starting' || state === 'running';
+  const isWatched = state === 'starting' || state === 'running' || state === 'paused';
   if (row.engine === null || isWatched) {
     const observed = await OBSERVE[state](app, backend, row);
     const isThere = observed.machines.length > 0;
-    if (isThere && state === 'running' && (await isOfAnother(app, backend, row))) {
+    if (isThere && (state === 'running' || state === 'paused') && (await isOfAnother(app, backend, row))) {
       const { engine, seen } = await lookAt(backend, () => inspect(app, backend, row));
       const isMoved = seen.machines.length > 0 && engine !== undefined && engine !== row.engine;
       return isMoved ? { ...seen, engine } : observed;
@@ -104,6 +107,7 @@ const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resourc
     return { app, backend: found.backend, row, finding, machines, absence };
   },
   starting: inspect,
+  paused: inspect,
   running: (app, backend, row) => {
     noteUsage(app, row);
     return inspect(app, backend, row);

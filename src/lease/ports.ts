@@ -7,6 +7,7 @@ import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { containConnection } from '../net/contain.ts';
 import { checkAfterFailure } from './after-failure.ts';
 import type { LeaseApp } from './create.ts';
+import { isPaused, notRunning } from './pausing.ts';
 
 /** Interval at which open connections are checked, so that access ends with the lease. */
 const CHECK_MILLISECONDS = 1000;
@@ -49,7 +50,7 @@ export function createPorts(app: PortsApp, enter: (resourceId: string, walletId:
   let isClosed = false;
   const check = contained('timer', () => {
     for (const [stream, id] of open)
-      if (!accessible(app, id)) stream.destroy(new Refusal('resource_not_active', 'The lease has ended.'));
+      if (!accessible(app, id)) stream.destroy(new Refusal('resource_not_active', 'The lease has ended or is paused.'));
   });
   const timer = setInterval(check, CHECK_MILLISECONDS);
   timer.unref();
@@ -57,7 +58,10 @@ export function createPorts(app: PortsApp, enter: (resourceId: string, walletId:
   async function reach(id: string, port: number): Promise<Duplex> {
     const { resource } = accessible(app, id) ?? {};
     if (isClosed) throw new Refusal('read_only', 'The server is stopping.', { retryAfterSeconds: RETRY_SECONDS });
-    if (!resource || resource.ref === null) throw new Refusal('resource_not_active');
+    if (!resource || resource.ref === null) {
+      const row = findResource(app.ledger.read, id) as Resource;
+      throw new Refusal('resource_not_active', isPaused(row) ? notRunning(row) : undefined);
+    }
     const backend = app.slots.backendOf(resource);
     if (!backend) throw new Refusal('provider_not_configured');
     try {

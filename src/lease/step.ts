@@ -36,6 +36,7 @@ import {
   verdictsOn,
 } from './extension.ts';
 import { type Finding, type LeaseState, type Observed, observe, stateOf } from './observe.ts';
+import { endOf, finishPause } from './pausing.ts';
 import { REPORT_ONLY } from './report-only.ts';
 
 /** Delay until the next step while something is about to happen, and while nothing is. */
@@ -90,6 +91,15 @@ export const ACTIONS: Record<LeaseState, Record<Finding, Action>> = {
     absent: beginEnding,
     starting: keepWatch,
     running: keepWatch,
+    ended: beginEnding,
+  },
+  paused: {
+    unreachable: backOff,
+    elsewhere: waitForEngine,
+    missing: waitAndSee,
+    absent: beginEnding,
+    starting: keepPaused,
+    running: keepPaused,
     ended: beginEnding,
   },
   ending: {
@@ -242,7 +252,7 @@ async function adopt({ app, backend, row, machines }: Observed): Promise<Transit
 function beginEnding({ app, row, machines: [machine] }: Observed): Transition {
   const now = app.clock.now();
   const early = machine?.exceeded === 'disk' ? 'disk_exceeded' : 'provider_ended';
-  const endWanted = row.readyAt === null ? 'create_failed' : now >= row.expiresAt ? 'lease_expired' : early;
+  const endWanted = row.readyAt === null ? 'create_failed' : now >= endOf(row) ? 'lease_expired' : early;
   return { ...change(row, { endWanted, dueAt: now, lastError: machine?.note ?? row.lastError }), again: always };
 }
 
@@ -344,6 +354,25 @@ function keepWatch({ app, backend, row, machines }: Observed): Transition {
   const isInDoubt = openExtensions(app, row).length > verdicts.length;
   const nextSeconds = isInDoubt ? Math.max(SOON_SECONDS, apartSeconds) : WATCH_SECONDS;
   return settleVerdicts(app, row, verdicts, { nextSeconds });
+}
+
+/** Looks after a paused lease now and then, and finishes a pause or a resumption that was left open. */
+async function keepPaused({ app, row, machines: [machine] }: Observed): Promise<Transition> {
+  const values = await finishPause(app, row, machine as Machine);
+  const dueAt = Math.min(values?.expiresAt ?? row.expiresAt, app.clock.now() + WATCH_SECONDS);
+  const finished = change(row, { ...(values ?? answeredAgain(row)), dueAt });
+  return {
+    ...finished,
+    announce(written) {
+      if (written.status === row.status) return;
+      const pause = app.slots.backendOf(row)?.guest.pause;
+      if (typeof pause === 'object') pause.letGo(row.tag);
+      if (written.status === 'paused') app.events.leasePaused(written);
+      if (written.status !== 'running') return;
+      app.events.leaseResumed(written);
+      app.egress.open(row.id).catch(() => {}); // It was reported, and is tried again.
+    },
+  };
 }
 
 function backOff({ app, row, error }: Observed): Transition {

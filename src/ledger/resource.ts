@@ -1,8 +1,24 @@
 import assert from 'node:assert/strict';
-import { and, asc, count, desc, eq, gt, gte, isNotNull, isNull, lt, lte, or, type SQL, sql } from 'drizzle-orm';
+import {
+  and,
+  asc,
+  count,
+  desc,
+  eq,
+  gt,
+  gte,
+  inArray,
+  isNotNull,
+  isNull,
+  lt,
+  lte,
+  or,
+  type SQL,
+  sql,
+} from 'drizzle-orm';
 import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
-import type { END_REASONS } from '../db/enums.ts';
+import { type END_REASONS, PAUSE_STEPS } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { resources, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
@@ -142,7 +158,9 @@ function matching({ accountId, walletId, status, isLive, since }: ResourceFilter
   return and(
     accountId === undefined ? undefined : eq(wallets.accountId, accountId),
     walletId === undefined ? undefined : eq(resources.walletId, walletId),
-    status === undefined ? undefined : eq(resources.status, status),
+    status === undefined
+      ? undefined
+      : inArray(resources.status, status === 'paused' ? ['paused', ...PAUSE_STEPS] : [status]),
     isLive ? isNull(resources.endedAt) : undefined,
     since === undefined ? undefined : gte(resources.createdAt, since),
     before === undefined ? undefined : lt(resources.id, before),

@@ -13,7 +13,7 @@ import { createKeptAnswers } from '../chat/kept-answers.ts';
 import { recallBounds } from '../chat/learn.ts';
 import { createRetries } from '../chat/retry.ts';
 import { createActivity } from '../compute/activity.ts';
-import { type CheckFinding, tagPrefix } from '../compute/backend.ts';
+import { type CheckFinding, resourceIdOf, tagPrefix } from '../compute/backend.ts';
 import { freeFor } from '../compute/fill.ts';
 import { openSlots } from '../compute/open.ts';
 import type { LocalCompute } from '../compute/settings.ts';
@@ -37,6 +37,7 @@ import { createRoomQueue, type RoomQueue } from '../lease/room-queue.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
 import { installationOf } from '../ledger/installation.ts';
 import { type Outbox, outboxSettings } from '../ledger/outbox.ts';
+import { findResource } from '../ledger/resource.ts';
 import { createTenantOf } from '../ledger/tenant.ts';
 import { createAddressReader } from '../net/address.ts';
 import { deadline } from '../net/deadline.ts';
@@ -189,7 +190,12 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const openedUpstreams = new Set(upstreams.values());
   const catalogue = createCatalogue(config);
   recallBounds(ledger.read, catalogue, clock.now());
-  const slots = await openBackends(config, options, { installationId, clock, events, storage: books.storage }, opening);
+  const slots = await openBackends(
+    config,
+    options,
+    { installationId, clock, events, storage: books.storage, ledger },
+    opening,
+  );
   const payments = opening.adopt(await openPayments(config, installationId), async (it) => it?.close());
   roomQueue = createRoomQueue(async (slot, spec) => {
     const free = await Promise.all(slots.find(slot).backends.map(({ backend }) => freeFor(backend, spec)));
@@ -378,10 +384,18 @@ export async function openUpstreams(
 async function openBackends(
   config: Config,
   { local }: AppOptions,
-  { installationId, clock, events, storage }: Pick<App, 'installationId' | 'clock' | 'events' | 'storage'>,
+  {
+    installationId,
+    clock,
+    events,
+    storage,
+    ledger,
+  }: Pick<App, 'installationId' | 'clock' | 'events' | 'storage' | 'ledger'>,
   opening: AsyncDisposableStack,
 ): Promise<App['slots']> {
-  const around = { dataDirectory: config.dataDirectory, prefix: tagPrefix(installationId), now: () => clock.now() };
+  const prefix = tagPrefix(installationId);
+  const isPaused = (tag: string) => findResource(ledger.read, resourceIdOf(prefix, tag))?.status === 'paused';
+  const around = { dataDirectory: config.dataDirectory, prefix, now: () => clock.now(), isPaused };
   const slots = await openSlots({ compute: local ?? config.compute }, around, {
     called: events.backendCalled,
     confirm: storage.confirm,

@@ -8,6 +8,7 @@ import '../chat/terms.ts';
 import '../lease/create.ts';
 import '../lease/extend.ts';
 import '../lease/extension.ts';
+import '../lease/pause.ts';
 import '../lease/report-only.ts';
 import '../lease/step.ts';
 import '../ledger/account.ts';

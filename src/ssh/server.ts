@@ -5,6 +5,7 @@ import { resourceKey } from '../access/ssh-keys.ts';
 import { contained } from '../base/fault.ts';
 import { checkAfterFailure } from '../lease/after-failure.ts';
 import type { LeaseApp } from '../lease/create.ts';
+import { isPaused } from '../lease/pausing.ts';
 import { accessible, type Ports } from '../lease/ports.ts';
 import { endReasonOf } from '../lease/why.ts';
 import { findResource, type Resource } from '../ledger/resource.ts';
@@ -168,6 +169,8 @@ function createHost(app: SshApp, idleMilliseconds: number): SessionHost {
 function whyInaccessible(app: SshApp, resourceId: string): string | undefined {
   if (accessible(app, resourceId)) return undefined;
   const reason = endReasonOf(app, resourceId);
+  const row = findResource(app.ledger.read, resourceId) as Resource;
+  if (reason === null && isPaused(row)) return 'the lease is paused';
   return reason === null ? NOT_RUNNING : `the lease is over (${reason})`;
 }
 

@@ -3,9 +3,11 @@ import { formatUsd, Nanos, ZERO } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
 import { type Offer, SLOTS, type Slot, type Spec, type Usage } from '../compute/backend.ts';
 import { canExtend } from '../compute/slots.ts';
+import { RESOURCE_STATUSES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
 import { parseEntry } from '../egress/list.ts';
 import type { LeaseApp } from '../lease/create.ts';
+import { isPaused, shownStatus } from '../lease/pausing.ts';
 import { whyProvisioning } from '../lease/why.ts';
 import { keepOf } from '../ledger/keep.ts';
 import { operationOf } from '../ledger/operation.ts';
@@ -204,7 +206,7 @@ export const ResourceSummary = v.object({
   id: v.string(),
   provider_id: v.nullable(v.string()),
   provider: v.picklist(SLOTS),
-  status: v.picklist(['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown']),
+  status: v.picklist(RESOURCE_STATUSES),
   status_reason: v.optional(
     v.pipe(v.string(), v.description('there while provisioning, if it is known what the resource waits for')),
   ),
@@ -214,6 +216,7 @@ export const ResourceSummary = v.object({
   reserved_usd: Usd,
   expires_at: Time,
   purchased_seconds: v.pipe(v.number(), v.integer()),
+  seconds_left: v.optional(v.pipe(count, v.description('the paid time that is kept; there while it is paused'))),
   price_hourly_usd: Usd,
   supports_extension: v.boolean(),
   wallet_id: v.string(),
@@ -295,7 +298,7 @@ export function summaryOf(
     id: it.id,
     provider_id: it.ref,
     provider: it.slot as Slot,
-    status: it.status,
+    status: shownStatus(it),
     ...(statusReason === undefined ? {} : { status_reason: statusReason }),
     billing_state: operation.state,
     billing_policy: 'prepaid_time',
@@ -303,6 +306,7 @@ export function summaryOf(
     reserved_usd: formatUsd(operation.state === 'settled' ? ZERO : operation.hold),
     expires_at: it.expiresAt,
     purchased_seconds: it.purchasedSeconds,
+    ...(isPaused(it) ? { seconds_left: it.secondsLeft as number } : {}),
     price_hourly_usd: formatUsd(it.priceHourly),
     supports_extension: canExtend(it.slot),
     wallet_id: it.walletId,

@@ -125,6 +125,13 @@ const REFUSED: [check: string, table: Table, row: Row][] = [
   ['resource_reason', 'resource', { ...RESOURCE, end_reason: 'requested' }],
   ['resource_ready', 'resource', { ...RESOURCE, status: 'running' }],
   ['resource_ready', 'resource', { ...RESOURCE, status: 'running', ready_at: 1, ref: null }],
+  ['resource_paused', 'resource', { ...RESOURCE, status: 'paused', ready_at: 1, paused_at: 1, seconds_left: 0 }],
+  ['resource_paused', 'resource', { ...RESOURCE, status: 'resuming', ready_at: 1, paused_at: null, seconds_left: 9 }],
+  [
+    'resource_paused',
+    'resource',
+    { ...RESOURCE, status: 'pausing', ready_at: 1, paused_at: 1, seconds_left: 9, ref: null },
+  ],
   ['resource_charged', 'resource', { ...RESOURCE, charged_nanos: -1 }],
   ['resource_seconds', 'resource', { ...RESOURCE, purchased_seconds: 0 }],
   ['entry_amount', 'entry', { ...ENTRY, amount_nanos: 0 }],

@@ -21,6 +21,8 @@ const EXTRAS = [
   'DELETE /v1/wallets/{id}/refill',
   'POST /v1/compute/keep',
   'POST /v1/compute/egress',
+  'POST /v1/compute/pause',
+  'POST /v1/compute/resume',
   'POST /v1/compute/download',
   'POST /v1/compute/files',
   'POST /v1/compute/process/start',

@@ -29,6 +29,7 @@ async function openIn(t: TestContext, state: LeaseState) {
     delete purser.memory.before.destroy;
   }
   const id = purser.app.ledger.client.prepare('select id from resource').pluck().get() as string;
+  if (state === 'paused') await purser.ask('POST', '/v1/compute/pause', { token, body: { id } });
   const row = () => findResource(purser.app.ledger.read, id) as Resource;
   await until(`it is ${state}`, () => stateOf(row()) === state);
   return { purser, row };
@@ -69,6 +70,15 @@ const TABLE: Record<LeaseState, Record<Finding, After>> = {
     absent: { status: 'stopping', due: 0, again: true, endWanted: 'provider_ended', money: 'charged' },
     starting: { status: 'running', due: 60, money: 'charged' },
     running: { status: 'running', due: 60, money: 'charged' },
+    ended: { status: 'stopping', due: 0, again: true, endWanted: 'provider_ended', money: 'charged' },
+  },
+  paused: {
+    unreachable: { status: 'paused', due: 2, money: 'charged' },
+    elsewhere: { status: 'paused', due: 60, money: 'charged' },
+    missing: { status: 'paused', due: 2, money: 'charged' },
+    absent: { status: 'stopping', due: 0, again: true, endWanted: 'provider_ended', money: 'charged' },
+    starting: { status: 'paused', due: 60, money: 'charged' },
+    running: { status: 'paused', due: 60, money: 'charged' },
     ended: { status: 'stopping', due: 0, again: true, endWanted: 'provider_ended', money: 'charged' },
   },
   ending: {

@@ -1,3 +1,4 @@
+import type { Surroundings } from '../backend.ts';
 import { type Capacity, type Claim, countFree, fit, GIB, type LeaseSize, type SoldSize } from './claim.ts';
 
 /** A create of unknown outcome may still make its container: it keeps its capacity for this long. */
@@ -7,6 +8,11 @@ const DOUBT_MILLISECONDS = 60_000;
 type Reservations = {
   /** Reserves capacity for the container `tag`, or returns what is lacking. Throws when the engine cannot be asked. */
   reserve(tag: string, size: LeaseSize): Promise<Claim | { lacking: string }>;
+  /**
+   * Reserves the processors of a paused container, whose memory and disk it has, or returns what is lacking. Throws when the engine
+   * cannot be asked.
+   */
+  takeRoom(tag: string, size: LeaseSize): Promise<string | undefined>;
   /** Ends a reservation: the engine lists the container now, or there is none. If in doubt, the reservation is kept for a minute. */
   release(tag: string, doubt?: boolean): void;
   /** Returns how many more of a size fit now. Throws when the engine cannot be asked. */
@@ -21,14 +27,22 @@ type Engines = {
   diskFree?(): Promise<number | undefined>;
 };
 
-export function createReservations(settings: SoldSize, prefix: string, engine: Engines): Reservations {
+export function createReservations(
+  settings: SoldSize,
+  { prefix, isPaused = () => false }: Pick<Surroundings, 'prefix' | 'isPaused'>,
+  engine: Engines,
+): Reservations {
   const coming = new Map<string, Claim>();
   let last: Promise<unknown> = Promise.resolve();
 
   async function claims(): Promise<Claim[]> {
     // Read before the list, so that a container made in the meantime is in at least one of the two.
     const before = [...coming.values()];
-    const listed = await engine.list();
+    const listed = (await engine.list()).map((it) => {
+      const reserved = before.find(({ tag }) => tag === it.tag);
+      const isIdle = !reserved && it.tag.startsWith(prefix) && isPaused(it.tag);
+      return reserved ?? (isIdle ? { ...it, cpus: 0 } : it);
+    });
     return [...listed, ...before.filter(({ tag }) => !listed.some((it) => it.tag === tag))];
   }
 
@@ -50,16 +64,31 @@ export function createReservations(settings: SoldSize, prefix: string, engine: E
     return claim;
   }
 
+  async function retake(tag: string, size: LeaseSize): Promise<string | undefined> {
+    const all = await claims();
+    const own = all.find((it) => it.tag === tag);
+    if (!own) return undefined; // Its machine is gone, which its lease finds out.
+    const others = all.filter((it) => it !== own);
+    const fitting = fit(settings, prefix, others, { ...size, gpus: 0 }, await capacity());
+    if ('lacking' in fitting) return fitting.lacking;
+    coming.set(tag, { ...own, cpus: size.cpus });
+    return undefined;
+  }
+
+  /** Runs after what was begun before, so that two never share the last. */
+  function inTurn<T>(run: () => Promise<T>): Promise<T> {
+    const mine = last.then(run);
+    last = mine.catch(() => {});
+    return mine;
+  }
+
   return {
     async free() {
       const [existing, whole, bytes] = await Promise.all([claims(), capacity(), engine.diskFree?.()]);
       return (size) => (fitsOn(bytes, size) ? countFree(settings, prefix, existing, size, whole) : 0);
     },
-    reserve(tag, size) {
-      const mine = last.then(() => decide(tag, size));
-      last = mine.catch(() => {});
-      return mine;
-    },
+    reserve: (tag, size) => inTurn(() => decide(tag, size)),
+    takeRoom: (tag, size) => inTurn(() => retake(tag, size)),
     release(tag, doubt = false) {
       if (doubt) setTimeout(() => coming.delete(tag), DOUBT_MILLISECONDS).unref();
       else coming.delete(tag);

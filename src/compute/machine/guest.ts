@@ -27,6 +27,7 @@ export type GuestOptions = {
   relay?: string;
   usage?: Guest['usage'];
   egress?: Guest['egress'];
+  pause?: Guest['pause'];
   /** The login shell, as a word of shell. */
   loginShell?: string;
   graceMilliseconds?: number;
@@ -44,6 +45,7 @@ export function createGuest(
     relay,
     usage,
     egress,
+    pause,
     loginShell = '/bin/sh',
     graceMilliseconds = GRACE_MILLISECONDS,
     uploadMilliseconds = UPLOAD_MILLISECONDS,
@@ -68,6 +70,7 @@ export function createGuest(
 
   return {
     exec,
+    ...(pause === undefined ? {} : { pause }),
     ...(relay === undefined ? {} : { relay }),
     ...(usage === undefined ? {} : { usage }),
     ...(egress === undefined ? {} : { egress }),

@@ -7,6 +7,8 @@ import type { ConfiguredBackend } from '../../compute/slots.ts';
 import { createLease, stopLease } from '../../lease/create.ts';
 import { extendLease } from '../../lease/extend.ts';
 import { keepLease } from '../../lease/keep.ts';
+import { pauseLease, resumeLease } from '../../lease/pause.ts';
+import { notRunning } from '../../lease/pausing.ts';
 import { usageOf } from '../../lease/usage.ts';
 import { endReasonOf } from '../../lease/why.ts';
 import { type EndReason, listResourcesBelow, type Resource, resourceOf } from '../../ledger/resource.ts';
@@ -80,7 +82,7 @@ export function active(
   const { ref, status } = resource;
   const endReason = endReasonOf(app, id);
   if (endReason !== null) throw leaseEnded(endReason);
-  if (status !== 'running' || ref === null) throw new Refusal('resource_not_active', `The resource is ${status}.`);
+  if (status !== 'running' || ref === null) throw new Refusal('resource_not_active', notRunning(resource));
   const backend = app.slots.backendOf(resource);
   if (!backend) throw new Refusal('provider_not_configured');
   return { wallet, resource, backend, ref };
@@ -282,6 +284,34 @@ export const narrowEgress = endpoint({
     const { resource } = active(app, principal.wallet, id);
     await app.egress.narrow(resource, allow);
     return { body: { id, allow } };
+  },
+});
+
+const PAUSE_REFUSALS = [...ACTIVE_REFUSALS, 'provider_unavailable', 'operation_uncertain', 'read_only'] as const;
+
+export const pauseCompute = endpoint({
+  summary: 'Pause a running resource: what runs in it stops, and its paid time is kept, until its wallet expires',
+  scope: 'wallet',
+  body: ResourceId,
+  answer: ResourceSummary,
+  refusals: [...PAUSE_REFUSALS, 'lease_limit_exceeded'],
+  example: { body: { id: ID }, answer: { ...EXAMPLE, status: 'paused', expires_at: 1795086400, seconds_left: 2400 } },
+  async run(app, { principal, body }) {
+    const { id } = resourceOf(app.ledger.read, principal.wallet.id, body.id);
+    return { body: summaryOf(app, await pauseLease(app, id)) };
+  },
+});
+
+export const resumeCompute = endpoint({
+  summary: 'Resume a paused resource, with the paid time that it had left',
+  scope: 'wallet',
+  body: ResourceId,
+  answer: ResourceSummary,
+  refusals: [...PAUSE_REFUSALS, 'capacity_unavailable'],
+  example: { body: { id: ID }, answer: EXAMPLE },
+  async run(app, { principal, body }) {
+    const { id } = resourceOf(app.ledger.read, principal.wallet.id, body.id);
+    return { body: summaryOf(app, await resumeLease(app, id)) };
   },
 });
 

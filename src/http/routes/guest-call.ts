@@ -2,7 +2,8 @@ import { Refusal } from '../../base/refusal.ts';
 import type { Backend, OutputBudget } from '../../compute/backend.ts';
 import { codeOfSignal } from '../../compute/machine/shell.ts';
 import { checkAfterFailure, checkAfterKill } from '../../lease/after-failure.ts';
-import type { Resource } from '../../ledger/resource.ts';
+import { isPaused, notRunning } from '../../lease/pausing.ts';
+import { findResource, type Resource } from '../../ledger/resource.ts';
 import { inTime } from '../../net/deadline.ts';
 import type { HttpApp } from '../endpoint.ts';
 import type { Allowance } from '../memory-quota.ts';
@@ -65,7 +66,9 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
 export async function explainFailure(app: HttpApp, id: string, error: unknown): Promise<unknown> {
   if (!(error instanceof Refusal) || !MAY_BE_GONE.has(error.code)) return error;
   const reason = await checkAfterFailure(app, id);
-  return reason === null ? error : leaseEnded(reason, error.cause);
+  if (reason !== null) return leaseEnded(reason, error.cause);
+  const row = findResource(app.ledger.read, id) as Resource;
+  return isPaused(row) ? new Refusal('resource_not_active', notRunning(row), { cause: error.cause }) : error;
 }
 const MAY_BE_GONE = new Set(['provider_unavailable', 'resource_not_active']);
 

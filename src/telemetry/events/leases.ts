@@ -25,6 +25,14 @@ export function leaseEvents(sinks: Sinks) {
       const more = { backend: it.backend, expires_at: it.expiresAt, charge_usd: formatUsd(it.charged) };
       log.info({ event: 'lease.ready', ...factsOf(it), ...more }, 'lease ready');
     },
+    leasePaused(it: Resource) {
+      countLease(it, 'paused');
+      log.info({ event: 'lease.paused', ...factsOf(it), seconds_left: it.secondsLeft }, 'lease paused');
+    },
+    leaseResumed(it: Resource) {
+      countLease(it, 'resumed');
+      log.info({ event: 'lease.resumed', ...factsOf(it), expires_at: it.expiresAt }, 'lease runs again');
+    },
     leaseAdopted(it: Resource) {
       countLease(it, 'adopted');
       log.warn({ event: 'lease.adopted', ...factsOf(it) }, 'a machine of an unknown create was found and adopted');

@@ -4,6 +4,7 @@ import { duration } from '../../base/shown.ts';
 import type { Usage } from '../../compute/backend.ts';
 import { RESOURCE_STATUSES } from '../../db/enums.ts';
 import type { Reached } from '../../egress/tally.ts';
+import { isPaused, shownStatus } from '../../lease/pausing.ts';
 import { usageOf } from '../../lease/usage.ts';
 import { keepOf } from '../../ledger/keep.ts';
 import { countResources, findResource, liveByDeadline, pageResources, type Resource } from '../../ledger/resource.ts';
@@ -66,7 +67,8 @@ function timeOf(it: Resource, now: number): { percent: string; text: string } {
   if (it.endedAt !== null) return { percent: '100', text: 'ended' };
   const begun = it.readyAt ?? it.createdAt;
   const part = Math.min(100, Math.max(0, ((now - begun) / Math.max(1, it.expiresAt - begun)) * 100));
-  return { percent: part.toFixed(1), text: isStuck(it) ? 'does not stop' : `${duration(it.expiresAt - now)} left` };
+  const left = isPaused(it) ? `paused, ${duration(it.secondsLeft ?? 0)} left` : `${duration(it.expiresAt - now)} left`;
+  return { percent: part.toFixed(1), text: isStuck(it) ? 'does not stop' : left };
 }
 
 /** Draws the elapsed share of a lease's time as a bar, with the rest of it in words. */
@@ -118,8 +120,7 @@ export function leaseFigures({ app, now }: Pick<Visit, 'app' | 'now'>, leaseIds:
 }
 
 /** Renders the state of a lease, also where it is out of reach. */
-const shownState = ({ status, unreachableSince }: Resource): Html =>
-  state(unreachableSince === null ? status : 'unreachable');
+const shownState = (it: Resource): Html => state(it.unreachableSince === null ? shownStatus(it) : 'unreachable');
 
 /** Renders a table of leases. */
 export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Html): Html {
@@ -265,6 +266,10 @@ export async function leasePage(visit: Visit): Promise<Page> {
           ['Ordered', when(it.createdAt, visit)],
           ['Ready', when(it.readyAt, visit)],
           ['Deadline', when(it.expiresAt, visit)],
+          isPaused(it) && [
+            'Paused',
+            html`${when(it.pausedAt, visit)} <span class="weak">${duration(it.secondsLeft ?? 0)} left</span>`,
+          ],
           it.endedAt !== null && [
             'Ended',
             html`${when(it.endedAt, visit)} <span class="weak">${(it.endReason ?? '').replaceAll('_', ' ')}</span>`,
@@ -308,7 +313,7 @@ export function confirmStop(visit: Visit): Page {
   const name = named(it.walletId, findWallet(visit.app.ledger.read, it.walletId)?.name);
   const body = card(
     'End this machine now?',
-    html`<p>It was rented by ${link(`/wallets/${it.walletId}`, name)} and has ${duration(it.expiresAt - visit.now)} left. What is on it is lost, and paid time is not given back. This cannot be undone.</p>${form({ action: `/leases/${it.id}/stop`, submit: 'Stop the lease', tone: 'danger' })}<p class="actions">${buttonLink(`/leases/${it.id}`, 'Leave it running')}</p>`,
+    html`<p>It was rented by ${link(`/wallets/${it.walletId}`, name)} and has ${duration(isPaused(it) ? (it.secondsLeft ?? 0) : it.expiresAt - visit.now)} left. What is on it is lost, and paid time is not given back. This cannot be undone.</p>${form({ action: `/leases/${it.id}/stop`, submit: 'Stop the lease', tone: 'danger' })}<p class="actions">${buttonLink(`/leases/${it.id}`, 'Leave it running')}</p>`,
   );
   return {
     title: `Stop ${outside(whatIs(it))}`,

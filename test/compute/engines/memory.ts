@@ -1,7 +1,13 @@
-import type { Backend, Guest, Machine, Owned } from '../../../src/compute/backend.ts';
+import type { Backend, Guest, Machine, Owned, Pausing } from '../../../src/compute/backend.ts';
 
-type Asked = Exclude<keyof Backend | keyof Guest, 'name' | 'absence' | 'close' | 'doctor' | 'guest'>;
-type Kept = Owned & { deadline: number };
+type Asked =
+  | Exclude<keyof Backend | keyof Guest, 'name' | 'absence' | 'close' | 'doctor' | 'guest' | 'pause'>
+  | `pause.${keyof Pausing}`;
+type Kept = Owned & {
+  deadline: number;
+  /** Whether its processes are stopped, and its processors taken away. */
+  paused?: boolean;
+};
 
 /** An error text of an engine. It names a path that no agent may see. */
 export const SECRET_WORDS = 'connect ENOENT /srv/secret-place/docker.sock';
@@ -25,6 +31,9 @@ export type Memory = {
   ready: boolean;
   /** Whether `inspect` reports the deadline: a backend may be unable to read it. */
   readable: boolean;
+  /** Why a pause is refused, after the processes were stopped; what a resumption lacks. */
+  pauseRefused?: string | undefined;
+  lacking?: string | undefined;
   /** What a machine that is provisioning waits for. */
   waitsFor?: string;
   /** The identity of the engine; undefined for one that does not tell. */
@@ -114,20 +123,42 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       timedOut: false,
     }),
   };
+  const pause: Pausing = {
+    async begin(ref, deadline) {
+      const found = memory.machines.get(ref);
+      if (!found || show(found).state === 'ended') return { kind: 'refused', reason: 'the machine has ended' };
+      found.paused = true;
+      if (memory.pauseRefused !== undefined) return { kind: 'refused', reason: memory.pauseRefused };
+      found.deadline = deadline;
+      return { kind: 'done' };
+    },
+    async end(ref, deadline) {
+      const found = memory.machines.get(ref);
+      if (!found || show(found).state === 'ended') return { kind: 'refused', reason: 'the machine has ended' };
+      Object.assign(found, { deadline, paused: false });
+      return { kind: 'done' };
+    },
+    takeRoom: async () => memory.lacking,
+    letGo() {},
+  };
+  backend.guest.pause = { ...pause };
+  replace(backend.guest.pause, { begin: pause.begin, end: pause.end, takeRoom: pause.takeRoom }, 'pause.');
   backend.guest.usage = async (ref) => (await memory.usage?.(ref)) ?? {};
   backend.guest.prove = async () => undefined;
   replace(backend, calls);
   replace(backend.guest, guest);
-  function replace(target: object, calls: object) {
-    for (const [name, call] of Object.entries(calls) as [Asked, (...args: never[]) => Promise<unknown>][])
+  function replace(target: object, calls: object, prefix = '') {
+    for (const [name, call] of Object.entries(calls) as [string, (...args: never[]) => Promise<unknown>][]) {
+      const asked = `${prefix}${name}` as Asked;
       Object.assign(target, {
         async [name](...args: never[]) {
-          if (name !== 'identity' && name !== 'freeFor') memory.calls.push(name);
-          await memory.before[name]?.(...args);
+          if (name !== 'identity' && name !== 'freeFor') memory.calls.push(asked);
+          await memory.before[asked]?.(...args);
           const answer = await call(...args);
-          await memory.after[name]?.(...args);
+          await memory.after[asked]?.(...args);
           return answer;
         },
       });
+    }
   }
 }

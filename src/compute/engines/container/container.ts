@@ -1,5 +1,5 @@
 import { Refusal } from '../../../base/refusal.ts';
-import type { Backend, Created, Machine, Owned, Ref, Spec } from '../../backend.ts';
+import type { Backend, Created, Machine, Owned, Ref, Spec, Surroundings } from '../../backend.ts';
 import { createReservations } from '../../kit/capacity.ts';
 import { type Claim, claimOf, type LeaseSize, sizeOf, TAG_LABEL } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
@@ -17,6 +17,7 @@ import { createDiskWatch } from './disk-watch.ts';
 import { openEngine, textOf } from './engine.ts';
 import { createPuller, missingImages } from './image.ts';
 import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
+import { createContainerPause } from './pause.ts';
 import { beginEgress, beginIn } from './program.ts';
 import { type ContainerSettings, contentsOf, imagesOf } from './settings.ts';
 import { readStatistics } from './statistics.ts';
@@ -27,6 +28,7 @@ import { whyEnded } from './why-ended.ts';
 type ContainerSurroundings = {
   /** The prefix of all tags of this installation. */
   prefix: string;
+  isPaused?: Surroundings['isPaused'];
   /** A directory on the file system of Purser's database, for `check`. */
   books?: string;
   /** The interval at which a container's disk is measured. */
@@ -42,7 +44,7 @@ type ContainerSurroundings = {
  */
 export function openContainerBackend(
   settings: ContainerSettings,
-  { prefix, books, measureMilliseconds, now }: ContainerSurroundings,
+  { prefix, isPaused, books, measureMilliseconds, now }: ContainerSurroundings,
 ): Backend {
   const engine = openEngine(settings);
   const containers = createContainers(engine);
@@ -50,11 +52,15 @@ export function openContainerBackend(
   const disk = createDiskWatch(engine, measureMilliseconds);
   const networks = createWalletNetworks(engine, settings.network);
   const make = createMaker(engine, settings, { prefix, now, containers, networks, deadlines });
-  const reservations = createReservations(settings, prefix, {
-    list: async () => (await containers.labelled()).map(({ Labels }) => claimOf(Labels)),
-    capacity: () => engine.capacity(),
-    diskFree: () => engine.diskFree(),
-  });
+  const reservations = createReservations(
+    settings,
+    { prefix, isPaused },
+    {
+      list: async () => (await containers.labelled()).map(({ Labels }) => claimOf(Labels)),
+      capacity: () => engine.capacity(),
+      diskFree: () => engine.diskFree(),
+    },
+  );
   const free = createRecent(async () => {
     // Whether an image can be pulled is not known before that is tried.
     const needed = settings.pull === 'never' ? imagesOf(settings) : [];
@@ -62,6 +68,13 @@ export function openContainerBackend(
     return (size: LeaseSize) => (missing.includes(contentsOf(settings, size.offer).image) ? 0 : count(size));
   });
   const egress = egressLists(settings);
+  const pause = createContainerPause(engine, containers, deadlines, {
+    takeRoom: (tag, spec) => reservations.takeRoom(tag, sizeOf(settings, spec)),
+    letGo(tag) {
+      reservations.release(tag);
+      free.forget();
+    },
+  });
   const coming = createComing(createPuller(engine), make, settle);
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,
@@ -70,6 +83,7 @@ export function openContainerBackend(
       listOf: (spec) => egress(sizeOf(settings, spec).offer),
       begin: async (ref) => beginEgress(engine, ref, (await runningWatchdog(containers, ref))[0]),
     },
+    pause,
     /** Engines may silently leave a GPU out. */
     async proofOf(ref) {
       const container = await containers.look(ref);

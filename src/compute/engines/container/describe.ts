@@ -8,7 +8,7 @@ import { statusOf, textOf } from './engine.ts';
 import type { Contents } from './settings.ts';
 import { WATCHDOG_DIRECTORY } from './watchdog.ts';
 
-const CPU_PERIOD_MICROSECONDS = 100_000;
+export const CPU_PERIOD_MICROSECONDS = 100_000;
 
 /** A container as Purser orders it, for either engine: limited, unprivileged, with its watchdog as PID 1. */
 type ContainerSpec = Contents & {

@@ -203,8 +203,8 @@ function notesOnGpus({ limits, prices }: SizedSettings): string[] {
 
 export async function open(
   settings: ContainerSettings,
-  { prefix, dataDirectory, now }: Surroundings,
+  { prefix, dataDirectory, now, isPaused }: Surroundings,
 ): Promise<Backend> {
   const { openContainerBackend } = await import('./container.ts');
-  return openContainerBackend(settings, { prefix, books: dataDirectory, now });
+  return openContainerBackend(settings, { prefix, isPaused, books: dataDirectory, now });
 }

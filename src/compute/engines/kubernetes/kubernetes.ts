@@ -41,6 +41,7 @@ export function openKubernetesBackend(
   const guest = createGuest(async (tag, order) => beginIn(streams, (await jobs.podOf(tag)).metadata.name, order), {
     relay: WATCHDOG_PATH,
     egress: { listOf: reachOf, begin: async (tag) => beginEgress(streams, await jobs.podOf(tag)) },
+    pause: 'the processors of a running pod cannot be taken away',
     async proofOf(tag) {
       const { job, pods } = await jobs.observe(tag);
       const pod = job && runningPod(job, pods);

@@ -63,6 +63,7 @@ export function openLocalBackend(
         }),
     guest: createGuest(async (ref, order) => beginIn(leases.enter(ref), order), {
       graceMilliseconds: GRACE_MILLISECONDS,
+      pause: 'the demonstration cannot pause',
     }),
     async close() {
       await Promise.all(leases.list().map((tag) => leases.end(tag)));

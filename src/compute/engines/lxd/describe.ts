@@ -7,6 +7,10 @@ import type { LxdSettings } from './settings.ts';
 
 const CPU_PERIOD_MILLISECONDS = 100;
 
+/** Returns the setting `limits.cpu.allowance` for this many CPUs, and at least 1 ms in 100 ms: less the kernel does not take. */
+export const allowanceOf = (cpus: number) =>
+  `${Math.max(1, Math.round(cpus * CPU_PERIOD_MILLISECONDS))}ms/${CPU_PERIOD_MILLISECONDS}ms`;
+
 /**
  * Returns the name of a tag's instance. A name has at most 63 characters, fewer than a tag, so the tag itself is kept in the
  * instance's configuration. The same tag always makes the same name: LXD refuses a second instance of that name.
@@ -69,7 +73,6 @@ export function describeInstance(
   { claim, deadline, created, isIncus }: { claim: Claim; deadline: number; created: number; isIncus: boolean },
 ): object {
   const image = 'offers' in settings ? settings.offers.find(({ id }) => id === claim.offer)?.image : undefined;
-  const quota = Math.max(1, Math.round(claim.cpus * CPU_PERIOD_MILLISECONDS));
   const variables = Object.entries(egressVariables(settings, claim.offer));
   const labels = Object.entries(labelsOf(claim)).map(([key, value]) => [USER_KEY + key, value]);
   return {
@@ -83,7 +86,7 @@ export function describeInstance(
       [CREATED_KEY]: String(created),
       'boot.autostart': 'false',
       'limits.cpu': String(Math.ceil(claim.cpus)),
-      'limits.cpu.allowance': `${quota}ms/${CPU_PERIOD_MILLISECONDS}ms`,
+      'limits.cpu.allowance': allowanceOf(claim.cpus),
       'limits.memory': `${Math.round(claim.memoryGib * GIB)}`,
       'limits.memory.swap': 'false',
       'limits.processes': String(settings.pids),

@@ -1,9 +1,10 @@
-import type { Backend, Created, Extended, Machine, Owned, Ref, Spec } from '../../backend.ts';
+import type { Backend, Created, Extended, Machine, Owned, Ref, Spec, Surroundings } from '../../backend.ts';
 import { createReservations } from '../../kit/capacity.ts';
 import { sizeOf } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
 import { egressLists } from '../../kit/egress.ts';
 import { READ_LIMITS } from '../../kit/limits.ts';
+import { createPausing } from '../../kit/pausing.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { keepDeadlines, MOVE_MILLISECONDS, RUNNING_WATCHDOG, WATCHDOG_PATH } from '../../kit/watchdog.ts';
@@ -12,7 +13,7 @@ import { createGuest } from '../../machine/guest.ts';
 import { LxdRefusal, openLxdApi, textOf } from './api.ts';
 import { checkLxd, findOpen } from './check.ts';
 import { createMaker, type LxdOrder } from './create.ts';
-import { CREATED_KEY, claimIn, nameOf } from './describe.ts';
+import { allowanceOf, CREATED_KEY, claimIn, nameOf } from './describe.ts';
 import { createHost } from './host.ts';
 import { createInstances, stateOf } from './instances.ts';
 import { beginEgress, beginIn, runProgram } from './program.ts';
@@ -24,9 +25,38 @@ import { readUsage } from './usage.ts';
  * watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the server may be another machine or a
  * cluster.
  */
-export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix: string; now: () => number }): Backend {
+export function openLxdBackend(
+  settings: LxdSettings,
+  { prefix, now, isPaused }: Pick<Surroundings, 'prefix' | 'now' | 'isPaused'>,
+): Backend {
   const lxd = openLxdApi(settings, settings.project);
   const egress = egressLists(settings);
+  const run = (ref: Ref, user: number, argv: string[]) => runProgram(lxd, ref, user, argv, MOVE_MILLISECONDS);
+  const deadlines = keepDeadlines(
+    (ref, ...args) => run(ref, WATCHDOG_USER, [RUNNING_WATCHDOG, ...args]),
+    (error) => (error instanceof LxdRefusal && /not running/i.test(error.message) ? textOf(error) : undefined),
+  );
+  const pause = createPausing(
+    {
+      async limitCpu(ref, to) {
+        const instance = await instances.look(ref);
+        if (!instance) throw new Error('the container is gone');
+        const config = { 'limits.cpu.allowance': allowanceOf(to === 'least' ? 0 : claimIn(instance).cpus) };
+        await lxd.ask('PATCH', `/1.0/instances/${ref}`, { config });
+      },
+      // The tenants' user may not start the program of process 1 itself.
+      signal: async (ref, what) => (await run(ref, settings.user, [WATCHDOG_PATH, what])).exitCode,
+      look: async (ref) => (await run(ref, WATCHDOG_USER, [RUNNING_WATCHDOG, 'stopped'])).exitCode,
+    },
+    deadlines,
+    {
+      takeRoom: (tag, spec) => reservations.takeRoom(tag, sizeOf(settings, spec)),
+      letGo(tag) {
+        reservations.release(tag);
+        free.forget();
+      },
+    },
+  );
   const guest = createGuest((ref, order) => beginIn(lxd, ref, order, settings), {
     relay: WATCHDOG_PATH,
     usage: (ref) => readUsage(lxd, ref),
@@ -34,18 +64,19 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
       listOf: (spec) => egress(sizeOf(settings, spec).offer),
       begin: (ref) => beginEgress(lxd, ref),
     },
+    pause,
   });
   const host = createHost(lxd);
   const instances = createInstances(lxd);
-  const reservations = createReservations(settings, prefix, {
-    list: async () => (await instances.list()).flatMap((it) => (claimIn(it).tag ? [claimIn(it)] : [])),
-    capacity: () => host.capacity(),
-  });
-  const free = createRecent(reservations.free);
-  const deadlines = keepDeadlines(
-    (ref, ...args) => runProgram(lxd, ref, WATCHDOG_USER, [RUNNING_WATCHDOG, ...args], MOVE_MILLISECONDS),
-    (error) => (error instanceof LxdRefusal && /not running/i.test(error.message) ? textOf(error) : undefined),
+  const reservations = createReservations(
+    settings,
+    { prefix, isPaused },
+    {
+      list: async () => (await instances.list()).flatMap((it) => (claimIn(it).tag ? [claimIn(it)] : [])),
+      capacity: () => host.capacity(),
+    },
   );
+  const free = createRecent(reservations.free);
 
   const make = createMaker(lxd, settings, { host, instances, deadlines, now });
 

@@ -92,7 +92,7 @@ export function notes(_: LxdSettings): string[] {
   ];
 }
 
-export async function open(settings: LxdSettings, { prefix, now }: Surroundings): Promise<Backend> {
+export async function open(settings: LxdSettings, around: Surroundings): Promise<Backend> {
   const { openLxdBackend } = await import('./lxd.ts');
-  return openLxdBackend(settings, { prefix, now });
+  return openLxdBackend(settings, around);
 }

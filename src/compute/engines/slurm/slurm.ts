@@ -36,7 +36,10 @@ export function openSlurmBackend(
       'compute.provider_two: the slurm backend needs Purser to run as root, since sbatch --uid lets nobody else submit jobs as job_user.',
     );
   const slurm = createSlurmCommands(settings.slurm_conf);
-  const guest = createGuest(async (ref, order) => beginIn(slurm.start, await runningJob(ref), order), { proofOf });
+  const guest = createGuest(async (ref, order) => beginIn(slurm.start, await runningJob(ref), order), {
+    proofOf,
+    pause: 'the time limit of a Slurm job runs on while it is suspended',
+  });
   const users = createJobUsers(slurm, settings, { leases, now });
   const jobs = createJobs(slurm, users);
   const nodes = createRecent(() => listNodes(slurm, settings));

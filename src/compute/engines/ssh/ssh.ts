@@ -28,6 +28,7 @@ export function openSshBackend(
   const guest = createGuest(begin, {
     proofOf: async (ref) => ({ gpus: partsOf(ref).host.gpus }),
     loginShell: LOGIN_SHELL,
+    pause: 'a host of the pool cannot take the processors of one tenant away',
   });
 
   async function begin(ref: string, order: ProgramOrder): Promise<Program> {

@@ -119,6 +119,7 @@ export function openVastBackend(
           order,
         ),
       {
+        pause: 'Vast charges for a machine whether it is paused or not',
         proofOf: async (ref) => ({ gpus: rentals.of(ref).instance?.gpus, mayLackTool: true }),
         loginShell: LOGIN_SHELL,
       },

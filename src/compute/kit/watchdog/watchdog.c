@@ -8,6 +8,8 @@
  *   watchdog relay PORT as any other process: connects its input and output to a port on loopback.
  *   watchdog relay      as any other process: exits 0, which an older watchdog does not.
  *   watchdog egress PORT as any other process: hands the connections to a port on loopback over its input and output.
+ *   watchdog stop | continue as any other process: stops, or continues, all that its user may signal.
+ *   watchdog stopped    as any other process: exits 0 once all processes of other users are stopped, 16 if they do not stop.
  *
  * The second and the third print the deadline that process 1 then has. They exit with the number of the kernel's error
  * (errno.h) where there is one: then nothing was moved; 64 is a DEADLINE that is no number. A relay exits with the
@@ -30,9 +32,17 @@
 #define DIGITS_MAX 10
 #define MILLISECONDS 1000
 
+#define STATUS_BYTES 4096 /* The name, the state and the users are in the first lines of the file. */
+#define PROCESS_COUNT_MAX 65536
+#define LOOK_COUNT 40
+#define LOOK_NANOSECONDS 25000000
+
 #define EXIT_USAGE 64
 #define EXIT_STOPPED 143
 
+#define ENOENT 2
+#define ESRCH 3
+#define EBUSY 16
 #define EINVAL 22
 #define EPROTO 71
 #define ETIMEDOUT 110
@@ -55,6 +65,8 @@
 #define SIGINT 2
 #define SIGTERM 15
 #define SIGCHLD 17
+#define SIGCONT 18
+#define SIGSTOP 19
 #define SIGSET_BYTES 8
 
 #define RELAYED "connected\n"
@@ -74,8 +86,8 @@
 
 #if defined(__x86_64__)
 enum { READ = 0, WRITE = 1, CLOSE = 3, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, GETPID = 39, SOCKET = 41,
-       CONNECT = 42, SENDTO = 44, RECVFROM = 45, SHUTDOWN = 48, BIND = 49, LISTEN = 50, SETSOCKOPT = 54, FTRUNCATE = 77,
-       SIGTIMEDWAIT = 128, CLOCK_GETTIME = 228, EXIT_GROUP = 231, OPENAT = 257, RENAMEAT = 264, PPOLL = 271, ACCEPT4 = 288, DUP3 = 292,
+       CONNECT = 42, SENDTO = 44, RECVFROM = 45, SHUTDOWN = 48, BIND = 49, LISTEN = 50, SETSOCKOPT = 54, KILL = 62,
+       FTRUNCATE = 77, GETUID = 102, SIGTIMEDWAIT = 128, GETDENTS64 = 217, CLOCK_GETTIME = 228, EXIT_GROUP = 231, OPENAT = 257, RENAMEAT = 264, PPOLL = 271, ACCEPT4 = 288, DUP3 = 292,
        MEMFD_CREATE = 319 };
 
 __asm__(".globl _start\n_start: xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call begin\n");
@@ -92,8 +104,8 @@ static long kernel(long number, long a, long b, long c, long d, long e, long f) 
   return result;
 }
 #elif defined(__aarch64__)
-enum { DUP3 = 24, RENAMEAT = 38, FTRUNCATE = 46, OPENAT = 56, CLOSE = 57, READ = 63, WRITE = 64, PPOLL = 73, EXIT_GROUP = 94,
-       CLOCK_GETTIME = 113, SIGACTION = 134, SIGPROCMASK = 135, SIGTIMEDWAIT = 137, GETPID = 172, SOCKET = 198, BIND = 200,
+enum { DUP3 = 24, RENAMEAT = 38, FTRUNCATE = 46, OPENAT = 56, CLOSE = 57, GETDENTS64 = 61, READ = 63, WRITE = 64, PPOLL = 73, EXIT_GROUP = 94,
+       CLOCK_GETTIME = 113, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SIGTIMEDWAIT = 137, GETPID = 172, GETUID = 174, SOCKET = 198, BIND = 200,
        LISTEN = 201, CONNECT = 203, SENDTO = 206, RECVFROM = 207, SETSOCKOPT = 208, SHUTDOWN = 210, MMAP = 222,
        ACCEPT4 = 242, MEMFD_CREATE = 279 };
 
@@ -326,6 +338,7 @@ static void relay(long port) {
 }
 
 #include "egress.h"
+#include "processes.h"
 
 static int is(const char *text, const char *wanted) {
   while (*text && *text == *wanted) text++, wanted++;
@@ -342,6 +355,9 @@ __attribute__((used)) void begin(long *stack) {
     if (count == 3) relay(parse(arguments[2]));
   }
   if (!is_first && count == 3 && is(arguments[1], "egress")) egress(parse(arguments[2]));
+  if (!is_first && count == 2 && is(arguments[1], "stop")) stop_all();
+  if (!is_first && count == 2 && is(arguments[1], "continue")) continue_all();
+  if (!is_first && count == 2 && is(arguments[1], "stopped")) await_stopped();
   const char *directory = count > 1 && arguments[count - 1][0] == '/' ? arguments[--count] : 0;
   if (count > 2 || (is_first && count != 2)) leave(EXIT_USAGE);
   long deadline = count == 2 ? parse(arguments[1]) : -1;

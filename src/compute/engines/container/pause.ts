@@ -1,0 +1,65 @@
+import type { Pausing, Ref } from '../../backend.ts';
+import { claimOf } from '../../kit/claim.ts';
+import { createPausing } from '../../kit/pausing.ts';
+import { type Deadlines, MOVE_MILLISECONDS, WATCHDOG_PATH } from '../../kit/watchdog.ts';
+import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
+import type { Containers } from './containers.ts';
+import { CPU_PERIOD_MICROSECONDS } from './describe.ts';
+import type { Engine } from './engine.ts';
+import { runAs } from './program.ts';
+import { runningWatchdog } from './watchdog.ts';
+
+/** The least that the kernel takes: 1 ms in 100 ms. */
+const CPUS_LEAST = 0.01;
+/** The runtimes whose containers share the kernel of their host, which alone knows signals and control groups as a pause needs them. */
+const SHARED_KERNEL = new Set([undefined, '', 'runc', 'crun', 'io.containerd.runc.v2', 'oci']);
+
+/** Creates the pause of containers. */
+export function createContainerPause(
+  engine: Engine,
+  containers: Containers,
+  deadlines: Deadlines,
+  room: Pick<Pausing, 'takeRoom' | 'letGo'>,
+): Pausing {
+  const inspect = async (ref: Ref) => {
+    const container = await containers.look(ref);
+    if (!container) throw new Error('the container is gone');
+    return container;
+  };
+
+  async function limitCpu(ref: Ref, to: 'least' | 'sold'): Promise<void> {
+    const cpus = to === 'least' ? CPUS_LEAST : claimOf((await inspect(ref)).Config.Labels).cpus;
+    if (!(await engine.isPodman())) {
+      const limit = { NanoCpus: Math.round(cpus * 1e9) };
+      await engine.ask('update', (abortSignal) => engine.docker.getContainer(ref).update({ ...limit, abortSignal }));
+      return;
+    }
+    const cpu = { period: CPU_PERIOD_MICROSECONDS, quota: Math.round(cpus * CPU_PERIOD_MICROSECONDS) };
+    await engine.request('POST', `/v4.3.0/libpod/containers/${ref}/update`, { cpu });
+  }
+
+  const run = async (ref: Ref, user: string, argv: string[]) =>
+    (await runAs(engine, ref, user, argv, MOVE_MILLISECONDS)).exitCode;
+
+  const pausing = createPausing(
+    {
+      limitCpu,
+      // The tenants' user may not start the program of process 1 itself.
+      signal: async (ref, what) => run(ref, (await engine.defaultsOf(ref)).user, [WATCHDOG_PATH, what]),
+      async look(ref) {
+        const [program] = await runningWatchdog(containers, ref);
+        return run(ref, `${WATCHDOG_USER}:${WATCHDOG_USER}`, [program, 'stopped']);
+      },
+    },
+    deadlines,
+    room,
+  );
+  return {
+    ...pausing,
+    async begin(ref, deadline) {
+      const runtime = (await inspect(ref)).HostConfig.Runtime;
+      if (SHARED_KERNEL.has(runtime)) return pausing.begin(ref, deadline);
+      return { kind: 'refused', reason: `machines under the runtime ${runtime} cannot be paused` };
+    },
+  };
+}

@@ -1,0 +1,60 @@
+import type { Extended, Pausing, Ref } from '../backend.ts';
+import type { Deadlines } from './watchdog.ts';
+
+/** Stopping the processes of a machine is repeated: a command that Purser itself has just begun there may have come in between. */
+const STOP_COUNT = 3;
+/** The exit code of a watchdog that does not know the argument. */
+const UNKNOWN_ARGUMENT = 64;
+/** The exit codes of a program that cannot be started. A tenant may have removed it; then it has stopped nothing either. */
+const UNSTARTED: readonly number[] = [126, 127];
+
+/** The calls of an engine that a pause takes. Each throws when its outcome is unknown. */
+type PauseCalls = {
+  /** Limits the processor time of a machine to the least that the engine takes, or to what was sold. */
+  limitCpu(ref: Ref, to: 'least' | 'sold'): Promise<void>;
+  /** Runs the watchdog's program as the tenants' user, and returns its exit code. */
+  signal(ref: Ref, what: 'stop' | 'continue'): Promise<number>;
+  /** Runs `PROGRAM stopped` as the watchdog's user, whom no tenant can deceive, and returns its exit code. */
+  look(ref: Ref): Promise<number>;
+};
+
+/**
+ * Creates the pause of machines whose first process is a watchdog (docs/decisions/0082). That runs on, so the deadline holds without
+ * Purser. The deadline is what is moved last to pause and first to resume: where it is that of the pause, all the rest is done.
+ */
+export function createPausing(
+  { limitCpu, signal, look }: PauseCalls,
+  deadlines: Pick<Deadlines, 'move'>,
+  room: Pick<Pausing, 'takeRoom' | 'letGo'>,
+): Pausing {
+  /** Stops every process but the watchdog's. Returns why that failed; undefined where nothing runs any more. */
+  async function stop(ref: Ref): Promise<string | undefined> {
+    for (let rounds = STOP_COUNT; rounds > 0; rounds--) {
+      await signal(ref, 'stop');
+      const looked = await look(ref);
+      if (looked === 0) return undefined;
+      if (looked === UNKNOWN_ARGUMENT) return 'its watchdog is of an earlier version, which cannot pause';
+    }
+    return 'not all of its processes stop';
+  }
+
+  return {
+    ...room,
+
+    async begin(ref, deadline): Promise<Extended> {
+      const fault = await stop(ref);
+      if (fault !== undefined) return { kind: 'refused', reason: fault };
+      await limitCpu(ref, 'least');
+      return deadlines.move(ref, deadline);
+    },
+
+    async end(ref, deadline): Promise<Extended> {
+      const moved = await deadlines.move(ref, deadline);
+      if (moved.kind !== 'done') return moved;
+      await limitCpu(ref, 'sold');
+      const code = await signal(ref, 'continue');
+      if (code === 0 || code === UNKNOWN_ARGUMENT || UNSTARTED.includes(code)) return { kind: 'done' };
+      return { kind: 'unknown', reason: `its processes were not continued (${code})` };
+    },
+  };
+}

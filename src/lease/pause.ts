@@ -1,0 +1,197 @@
+import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
+import type { Extended, Pausing, Slot, Spec } from '../compute/backend.ts';
+import type { Tx } from '../db/handle.ts';
+import { defineWrite } from '../db/write.ts';
+import { openExtensionsOf } from '../ledger/operation.ts';
+import { changeResource, findResource, type Resource, type ResourceChange, updateIfLive } from '../ledger/resource.ts';
+import { findSandbox } from '../ledger/sandbox.ts';
+import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
+import type { LeaseApp } from './create.ts';
+import { attempt, endOf, isPaused, notRunning, PAUSED, pausingOf, resumedUntil, running } from './pausing.ts';
+import { REPORT_ONLY } from './report-only.ts';
+import { advance } from './step.ts';
+import { endReasonOf } from './why.ts';
+
+/** The longest pause of a lease whose wallet never expires. */
+const PAUSE_SECONDS_MAX = 30 * 24 * 3600;
+/** Sessions and connections are cut within this time, before the processes are stopped that they belong to. */
+const CUT_MILLISECONDS = 3000;
+const LOOK_MILLISECONDS = 50;
+const RETRY_SECONDS = 10;
+
+type BeginStep = { id: string; now: number };
+
+/** Throws a refusal when a lease may not be paused or resumed. */
+function refuseStep(tx: Tx, row: Resource, now: number): void {
+  refuseInactive(findWallet(tx, row.walletId) as Wallet, now);
+  if (row.quarantinedAt === null) return;
+  const message = `This lease cannot be paused or resumed at the moment: ${REPORT_ONLY}.`;
+  throw new Refusal('read_only', message, { retryAfterSeconds: 60 });
+}
+
+/** Notes that a lease is being paused: no paid time passes from here on. */
+const beginPause = defineWrite('lease.begin_pause', (tx, { id, now }: BeginStep): Resource => {
+  const row = findResource(tx, id) as Resource;
+  const wallet = findWallet(tx, row.walletId) as Wallet;
+  refuseStep(tx, row, now);
+  if (row.status !== 'running' || row.endWanted !== null || row.expiresAt <= now)
+    throw new Refusal('resource_not_active', `${notRunning(row)} Only a running resource can be paused.`);
+  if (findSandbox(tx, id))
+    throw new Refusal('invalid_request', 'This resource cannot be paused: it is a sandbox, whose life E2B’s SDKs set.');
+  if (openExtensionsOf(tx, row).length)
+    throw new Refusal('operation_uncertain', 'An extension of this lease is not resolved yet. Retry.', {
+      retryAfterSeconds: RETRY_SECONDS,
+    });
+  const expiresAt = Math.min(wallet.expiresAt ?? now + PAUSE_SECONDS_MAX, row.endsBy ?? Number.POSITIVE_INFINITY);
+  if (expiresAt <= row.expiresAt)
+    throw new Refusal(
+      'lease_limit_exceeded',
+      `A pause ends when the wallet expires, at ${expiresAt}, and the lease lasts until ${row.expiresAt}: nothing would be kept.`,
+    );
+  const left = { pausedAt: now, secondsLeft: row.expiresAt - now };
+  return updateIfLive(tx, id, { status: 'pausing', ...left, expiresAt, dueAt: now, attempts: 0, lastError: null });
+});
+
+/** Notes that a lease is being resumed. */
+const beginResume = defineWrite('lease.begin_resume', (tx, { id, now }: BeginStep): Resource => {
+  const row = findResource(tx, id) as Resource;
+  refuseStep(tx, row, now);
+  if (row.status !== 'paused' || row.endWanted !== null || row.expiresAt <= now)
+    throw new Refusal('resource_not_active', notRunning(row));
+  return updateIfLive(tx, id, { status: 'resuming', dueAt: now, attempts: 0, lastError: null });
+});
+
+const rowOf = (app: LeaseApp, id: string) => findResource(app.ledger.read, id) as Resource;
+
+const uncertain = () =>
+  new Refusal('operation_uncertain', 'It is not known yet whether the resource is paused. Repeat the request.', {
+    retryAfterSeconds: RETRY_SECONDS,
+  });
+
+/** Does a step of a lease alone, once whatever an earlier one left open is finished. Shutdown waits for it. */
+function alone(app: LeaseApp, id: string, step: () => Promise<Resource>): Promise<Resource> {
+  return app.inFlight.track(async () => {
+    if (app.clock.expiryBlocked())
+      throw new Refusal('read_only', 'The time is in doubt, and with it every deadline. Retry later.', {
+        retryAfterSeconds: RETRY_SECONDS,
+      });
+    const { status } = rowOf(app, id);
+    if (status === 'pausing' || status === 'resuming') await advance(app, id);
+    return app.leaseMutex(id, async () => {
+      const reason = endReasonOf(app, id);
+      if (reason !== null) throw new Refusal('resource_not_active', `The lease is over (${reason}).`);
+      return step();
+    });
+  }, uncertain);
+}
+
+async function write(app: LeaseApp, id: string, values: ResourceChange): Promise<Resource> {
+  const row = await app.ledger.write(changeResource, { id, values });
+  app.wakeAt(row.dueAt);
+  return row;
+}
+
+/** Leaves a lease to its next step, which finds out what became of a call of unknown outcome. */
+async function leaveInDoubt(app: LeaseApp, row: Resource, reason: string): Promise<never> {
+  app.events.failed('pause', new Error(reason), { resource: row.id });
+  const apartSeconds = app.slots.backendOf(row)?.absence.apartSeconds ?? RETRY_SECONDS;
+  await write(app, row.id, { dueAt: app.clock.now() + apartSeconds, lastError: reason.slice(0, 500) });
+  throw uncertain();
+}
+
+/**
+ * Pauses a running lease: its processes are stopped and its processors given back, and the paid time that it has left is kept until it
+ * is resumed, at most until its wallet expires. Returns the lease, also where it is paused already. Throws `resource_not_active`,
+ * `invalid_request` where it cannot be paused, `lease_limit_exceeded` where a pause would keep nothing, `provider_unavailable` where
+ * it runs on, `operation_uncertain`, `read_only`, and the refusals of an inactive wallet.
+ */
+export function pauseLease(app: LeaseApp, id: string): Promise<Resource> {
+  return alone(app, id, async () => {
+    const before = rowOf(app, id);
+    if (before.status === 'paused') return before;
+    const pausing = pausingOf(app, before);
+    const spec = parseJson(before.spec) as Spec;
+    if ('gpus' in spec && spec.gpus > 0)
+      throw new Refusal('invalid_request', 'This resource cannot be paused: it would keep its GPUs. Stop it.');
+    const row = await app.ledger.write(beginPause, { id, now: app.clock.now() });
+    await untilCut(app, id);
+    const ref = row.ref as string;
+    const begun = await attempt(() => pausing.begin(ref, row.expiresAt));
+    if (begun.kind !== 'done') return runOn(app, { row, pausing, begun });
+    const paused = await write(app, id, PAUSED);
+    pausing.letGo(row.tag);
+    app.roomQueue.wake(row.slot as Slot);
+    if (paused.status === 'paused') app.events.leasePaused(paused);
+    return paused;
+  });
+}
+
+/** Undoes a pause that did not come about. */
+async function runOn(
+  app: LeaseApp,
+  { row, pausing, begun }: { row: Resource; pausing: Pausing; begun: Exclude<Extended, { kind: 'done' }> },
+): Promise<never> {
+  if (begun.kind === 'unknown') return leaveInDoubt(app, row, begun.reason);
+  const undone = await attempt(() => pausing.end(row.ref as string, endOf(row)));
+  if (undone.kind !== 'done') return leaveInDoubt(app, row, `${begun.reason}; ${undone.reason}`);
+  await write(app, row.id, running(endOf(row)));
+  throw new Refusal('provider_unavailable', `The resource was not paused and runs on: ${begun.reason}.`, {
+    retryAfterSeconds: RETRY_SECONDS,
+  });
+}
+
+/** Waits until sessions and connections of a lease are cut. A command that still runs after some seconds is stopped where it is. */
+async function untilCut(app: LeaseApp, id: string): Promise<void> {
+  const giveUpAt = performance.now() + CUT_MILLISECONDS;
+  while (app.activity.open(id) > 0 && performance.now() < giveUpAt)
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
+}
+
+/**
+ * Resumes a paused lease: it ends after the paid time that it had left, at most when its wallet expires. Returns the lease, also where
+ * it runs already. Throws `capacity_unavailable` where its processors are taken, and as `pauseLease` does; then it stays paused.
+ */
+export function resumeLease(app: LeaseApp, id: string): Promise<Resource> {
+  return alone(app, id, async () => {
+    const before = rowOf(app, id);
+    if (before.status === 'running') return before;
+    if (!isPaused(before)) throw new Refusal('resource_not_active', notRunning(before));
+    const pausing = pausingOf(app, before);
+    const row = await takeRoom(app, before, pausing);
+    const now = app.clock.now();
+    const until = resumedUntil(row, now);
+    const ended = await attempt(() => pausing.end(row.ref as string, until));
+    if (ended.kind === 'unknown') return leaveInDoubt(app, row, ended.reason);
+    if (ended.kind === 'refused') {
+      await write(app, id, { ...PAUSED, dueAt: now });
+      throw new Refusal('provider_unavailable', `The resource was not resumed: ${ended.reason}.`, {
+        retryAfterSeconds: RETRY_SECONDS,
+      });
+    }
+    const resumed = await write(app, id, running(until));
+    if (resumed.status !== 'running') return resumed; // It was stopped in the meantime.
+    app.events.leaseResumed(resumed);
+    await app.egress.open(id).catch(() => {}); // It was reported, and is tried again.
+    return resumed;
+  });
+}
+
+/** Takes the processors of a lease and notes that it is being resumed, from when on they count. */
+async function takeRoom(app: LeaseApp, row: Resource, pausing: Pausing): Promise<Resource> {
+  try {
+    const lacking = await pausing.takeRoom(row.tag, parseJson(row.spec) as Spec).catch((cause: unknown) => {
+      throw new Refusal('provider_unavailable', 'The provider cannot be reached. The resource stays paused.', {
+        retryAfterSeconds: RETRY_SECONDS,
+        cause,
+      });
+    });
+    if (lacking !== undefined)
+      throw new Refusal('capacity_unavailable', `There is no room: ${lacking}. The resource stays paused.`, {
+        retryAfterSeconds: RETRY_SECONDS,
+      });
+    return await app.ledger.write(beginResume, { id: row.id, now: app.clock.now() });
+  } finally {
+    pausing.letGo(row.tag);
+  }
+}

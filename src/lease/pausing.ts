@@ -1,0 +1,75 @@
+import { Refusal } from '../base/refusal.ts';
+import type { Extended, Machine, Pausing } from '../compute/backend.ts';
+import { PAUSE_STEPS } from '../db/enums.ts';
+import type { Resource, ResourceChange } from '../ledger/resource.ts';
+import type { LeaseApp } from './create.ts';
+
+/**
+ * What a pause does to a lease and its machine (docs/decisions/0082). The row says first what is wanted, and then the engine is
+ * asked; the deadline that the machine has afterwards tells how far that came.
+ *
+ * - `pausing`: no paid time passes, unless the machine turns out to run on: then the lease ends when it would have ended.
+ * - `paused`: the machine has the deadline `expiresAt`, that of its wallet, and the lease has `secondsLeft`.
+ * - `resuming`: as `paused`, until the machine has another deadline: from then on that is the end of the lease.
+ */
+
+/** Returns whether a lease is paused, or on the way there or back: its machine is not to be entered. */
+export const isPaused = ({ status }: Pick<Resource, 'status'>): boolean =>
+  status === 'paused' || PAUSE_STEPS.some((it) => it === status);
+
+/** Returns the status of a lease as the API shows it. */
+export const shownStatus = ({ status }: Pick<Resource, 'status'>) =>
+  status === 'pausing' || status === 'resuming' ? 'paused' : status;
+
+/** Says that a lease does not run; of one that is paused also how to resume it. */
+export const notRunning = (it: Pick<Resource, 'id' | 'status'>): string =>
+  isPaused(it)
+    ? `The resource is paused. Resume it first: POST /v1/compute/resume {"id": "${it.id}"}.`
+    : `The resource is ${it.status}.`;
+
+/** Returns when a lease ends, Unix seconds: while it is not known to be paused, when it ends if it is not. */
+export const endOf = ({ status, expiresAt, pausedAt, secondsLeft }: Resource): number =>
+  status === 'pausing' ? (pausedAt as number) + (secondsLeft as number) : expiresAt;
+
+/** Returns the pause of a lease's backend. Throws `invalid_request` where its machine cannot be paused, and `provider_not_configured`. */
+export function pausingOf(app: LeaseApp, row: Resource): Pausing {
+  const backend = app.slots.backendOf(row);
+  if (!backend) throw new Refusal('provider_not_configured');
+  const { pause = 'its engine cannot pause' } = backend.guest;
+  if (typeof pause === 'string')
+    throw new Refusal('invalid_request', `This resource cannot be paused: ${pause}. Stop it, or let it run.`);
+  return pause;
+}
+
+/** Asks the engine. What it throws has an unknown outcome. */
+export const attempt = (call: () => Promise<Extended>): Promise<Extended> =>
+  call().catch((error: Error) => ({ kind: 'unknown', reason: error.message }));
+
+/** The row of a lease that is paused. */
+export const PAUSED = { status: 'paused', attempts: 0, lastError: null } satisfies ResourceChange;
+/** Returns the row of a lease that runs again, until `expiresAt`. */
+export const running = (expiresAt: number) =>
+  ({
+    ...{ status: 'running', expiresAt, pausedAt: null, secondsLeft: null },
+    ...{ attempts: 0, lastError: null },
+  }) satisfies ResourceChange;
+
+/**
+ * Finishes what a dead process, or a call of unknown outcome, left of a pause or of a resumption, by the deadline that the machine has.
+ * Returns the change of the row; undefined where there is nothing to finish. Throws when the engine cannot be asked.
+ */
+export async function finishPause(app: LeaseApp, row: Resource, machine: Machine): Promise<ResourceChange | undefined> {
+  if (row.status !== 'pausing' && row.status !== 'resuming') return undefined;
+  const { deadline } = machine;
+  if (deadline === undefined) throw new Error('the deadline of its machine cannot be read');
+  const isMoved = deadline !== row.expiresAt;
+  if (row.status === 'pausing' && !isMoved) return PAUSED; // The deadline is what a pause moves last.
+  const until = row.status === 'pausing' ? endOf(row) : isMoved ? deadline : resumedUntil(row, app.clock.now());
+  const ended = await attempt(() => pausingOf(app, row).end(machine.ref, until));
+  if (ended.kind !== 'done') throw new Error(`its machine does not resume: ${ended.reason}`);
+  return running(until);
+}
+
+/** Returns when a lease that is resumed now ends: after what it has left, and not later than it would have ended paused. */
+export const resumedUntil = ({ expiresAt, secondsLeft }: Resource, now: number): number =>
+  Math.min(expiresAt, now + (secondsLeft as number));

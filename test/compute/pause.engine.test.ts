@@ -1,0 +1,168 @@
+import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { after, type TestContext } from 'node:test';
+import { setTimeout as delay } from 'node:timers/promises';
+import type { Backend, Pausing } from '../../src/compute/backend.ts';
+import { hasComponent } from '../helper/component.ts';
+import { until } from '../helper/waiting.ts';
+import type { Subject } from './conformance.ts';
+import { openDocker } from './engines/docker.ts';
+import { LXD_PREFIX, lxdSubject, openLxd } from './engines/lxd.ts';
+import { openPodman } from './engines/podman.ts';
+import { containerSubject } from './engines/subject.ts';
+
+/** Wakes itself by a timer, however it was stopped, and then never rests. */
+const WAKER = `#include <signal.h>
+#include <time.h>
+int main(void) {
+  struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGCONT};
+  struct itimerspec often = {.it_interval = {4, 0}, .it_value = {4, 0}};
+  timer_t timer;
+  timer_create(CLOCK_MONOTONIC, &event, &timer);
+  timer_settime(timer, 0, &often, 0);
+  for (;;) {}
+}`;
+
+const now = () => Math.floor(Date.now() / 1000);
+const shared: { stop(): unknown }[] = [];
+after(() => Promise.all(shared.map((it) => it.stop())));
+
+type Engine = { stop(): unknown };
+/** Opens an engine once for all tests of a file. */
+function once<E extends Engine>(open: (t: TestContext) => Promise<E | undefined>) {
+  let opened: Promise<E | undefined> | undefined;
+  return (t: TestContext) => {
+    opened ??= open(t).then((it) => {
+      if (it) shared.push(it);
+      return it;
+    });
+    return opened;
+  };
+}
+const docker = once((t) => openDocker(t, { shared: true }));
+const podman = once((t) => openPodman(t));
+const lxd = once((t) => openLxd(t));
+const SUBJECTS: Record<string, (t: TestContext) => Promise<Subject | undefined>> = {
+  Docker: async (t) => of(await docker(t), ({ socket }) => containerSubject({ socket })),
+  Podman: async (t) => of(await podman(t), ({ socket }) => containerSubject({ socket })),
+  LXD: async (t) => of(await lxd(t), ({ socket }) => lxdSubject(socket)),
+};
+const of = <E>(engine: E | undefined, subject: (engine: E) => Subject) => engine && subject(engine);
+
+/** A machine of an engine, and the calls into it. */
+async function openMachine(t: TestContext, engine: string) {
+  const subject = await (SUBJECTS[engine] as (t: TestContext) => Promise<Subject | undefined>)(t);
+  if (!subject) return undefined;
+  const { backend, spec } = subject;
+  const tag = `${engine === 'LXD' ? LXD_PREFIX : 'purser-inst-conformance-'}res-${randomBytes(13).toString('hex')}`;
+  const deadline = now() + 600;
+  const made = await backend.create({ tag, quote: await backend.quote(spec), deadline });
+  assert.equal(made.kind, 'created', JSON.stringify(made));
+  const ref = made.kind === 'created' ? made.ref : '';
+  t.after(async () => {
+    await backend.destroy(ref).catch(() => {});
+    await backend.close();
+  });
+  const sh = async (command: string) => {
+    const { stdout, stderr } = await backend.guest.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 65_536 });
+    return `${stdout}${stderr}`.trim();
+  };
+  const background = (command: string) => sh(`(${command}) </dev/null >/dev/null 2>&1 &`);
+  return { backend, ref, sh, background, deadline, pause: backend.guest.pause as Pausing };
+}
+
+const cpuOf = async (backend: Backend, ref: string) => (await backend.guest.usage?.(ref))?.cpuSeconds ?? 0;
+
+for (const engine of Object.keys(SUBJECTS)) {
+  test(`${engine}: what runs stands still while its machine is paused, and goes on`, async (t) => {
+    const it = await openMachine(t, engine);
+    if (!it) return;
+    const { backend, ref, sh, background, pause } = it;
+    await sh('mkdir -p /tmp');
+    await background('i=0; while :; do i=$((i + 1)); echo $i >/tmp/count; done');
+    await background('while :; do (echo x >>/tmp/forks); done');
+    // A shell with job control, whose job is in the foreground of a terminal.
+    const session = await backend.guest.session(ref, {
+      command: `sh -mc 'while [ ! -e /tmp/go ]; do sleep 0.1; done; sh -c "exit 7"; echo "left $?" >/tmp/left'`,
+      terminal: { term: 'dumb', columns: 80, rows: 24 },
+    });
+    session.stdout.resume();
+    await until('all of it runs', async () => (await sh('cat /tmp/count /tmp/forks')).split('\n').length > 2);
+
+    const begunAt = performance.now();
+    assert.deepEqual(await pause.begin(ref, now() + 3600), { kind: 'done' });
+    t.diagnostic(`paused in ${Math.round(performance.now() - begunAt)} ms`);
+    const before = await cpuOf(backend, ref);
+    await delay(2000);
+    const used = (await cpuOf(backend, ref)) - before;
+    assert.ok(used < 0.1, `${used} s of processor time in 2 s`);
+    const { deadline = 0 } = (await backend.inspect(ref)) ?? {};
+    assert.ok(deadline > now() + 3000);
+
+    const resumedAt = performance.now();
+    assert.deepEqual(await pause.end(ref, it.deadline), { kind: 'done' });
+    t.diagnostic(`resumed in ${Math.round(performance.now() - resumedAt)} ms`);
+    const count = Number(await sh('cat /tmp/count'));
+    const forks = Number(await sh('wc -l </tmp/forks'));
+    await until('both go on', async () => {
+      const [counts, lines] = (await sh('cat /tmp/count; wc -l </tmp/forks')).split('\n').map(Number);
+      return (counts as number) > count && (lines as number) > forks;
+    });
+    await sh('touch /tmp/go');
+    assert.equal(
+      await until('the job ends', async () => (await sh('cat /tmp/left 2>/dev/null')) || undefined),
+      'left 7',
+    );
+    session.kill();
+    assert.equal((await backend.inspect(ref))?.deadline, it.deadline);
+    assert.deepEqual(await pause.begin(ref, now() + 3600), { kind: 'done' }, 'again');
+    assert.deepEqual(await pause.begin(ref, now() + 3601), { kind: 'done' }, 'and while it is paused');
+    assert.deepEqual(await pause.end(ref, it.deadline), { kind: 'done' });
+    assert.deepEqual(await pause.end(ref, it.deadline), { kind: 'done' });
+    assert.match(
+      await sh('dd if=/dev/zero of=/dev/null bs=300M count=1; echo $?'),
+      /137$/,
+      'its other limits still hold',
+    );
+  });
+
+  test(`${engine}: a paused machine ends at its deadline, with nobody there`, async (t) => {
+    const it = await openMachine(t, engine);
+    if (!it) return;
+    await it.background('while :; do :; done');
+    assert.deepEqual(await it.pause.begin(it.ref, now() + 5), { kind: 'done' });
+    await until('it has ended', async () => {
+      const machine = await it.backend.inspect(it.ref);
+      return machine === undefined || machine.state === 'ended';
+    });
+    const ended = await it.pause.end(it.ref, now() + 600).catch((error: Error) => ({ kind: 'unknown', error }));
+    assert.notEqual(ended.kind, 'done');
+  });
+
+  test(`${engine}: what wakes itself in a paused machine has next to no processor`, async (t) => {
+    if (!hasComponent(t, 'gcc')) return;
+    const it = await openMachine(t, engine);
+    if (!it) return;
+    const { backend, ref, sh, background, pause } = it;
+    const directory = mkdtempSync(join(tmpdir(), 'purser-waker-'));
+    t.after(() => rmSync(directory, { recursive: true }));
+    writeFileSync(join(directory, 'waker.c'), WAKER);
+    execFileSync('gcc', ['-static', '-o', join(directory, 'waker'), join(directory, 'waker.c')]);
+    await backend.guest.upload(ref, '/tmp/waker', readFileSync(join(directory, 'waker')));
+    await sh('chmod 755 /tmp/waker');
+    await background('/tmp/waker');
+    assert.deepEqual(await pause.begin(ref, now() + 3600), { kind: 'done' });
+    await delay(5000); // It has woken by then.
+    const [before, beforeAt] = [await cpuOf(backend, ref), performance.now()];
+    await delay(4000);
+    const share = ((await cpuOf(backend, ref)) - before) / ((performance.now() - beforeAt) / 1000);
+    t.diagnostic(`${(share * 100).toFixed(2)} % of a processor`);
+    assert.ok(share > 0.002, 'it did wake');
+    assert.ok(share < 0.03, `${share} of a processor`);
+    assert.deepEqual(await pause.end(ref, it.deadline), { kind: 'done' });
+  });
+}

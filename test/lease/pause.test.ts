@@ -1,0 +1,248 @@
+import assert from 'node:assert/strict';
+import test, { type TestContext } from 'node:test';
+import { waitFor } from '../helper/waiting.ts';
+import { LONG, openMemoryServer, PRICE } from './leases.ts';
+import { openPaused, type PauseServer, pauses } from './pause-shared.ts';
+
+const LATER = 3000;
+
+test('a paused lease keeps its paid time, and its machine the deadline of the wallet', async (t) => {
+  const { purser, token, id, wallet } = await openPaused(t, { after: 100 });
+  const { memory, clock } = purser;
+  const [machine] = memory.machines.values();
+  const paused = await purser.status(token, id);
+  assert.deepEqual([paused.status, paused.seconds_left, paused.expires_at], ['paused', 500, wallet.expires_at]);
+  assert.deepEqual([machine?.paused, machine?.deadline], [true, wallet.expires_at]);
+
+  clock.advance(LATER);
+  await purser.app.reaper.runOnce();
+  const { status, body } = await purser.resume(token, id);
+  assert.deepEqual([status, body.status, body.seconds_left], [200, 'running', undefined]);
+  assert.equal(body.expires_at, Math.floor(clock.wall() / 1000) + 500);
+  assert.deepEqual([machine?.paused, machine?.deadline], [false, body.expires_at]);
+  assert.deepEqual([body.charged_usd, body.purchased_seconds], [PRICE, 600]);
+  assert.equal((await purser.exec(token, id)).status, 200, 'at once');
+  clock.advance(501);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).end_reason, 'lease_expired');
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('nobody enters a paused lease, and each call says how to resume it', async (t) => {
+  const { purser, token, id } = await openPaused(t);
+  const body = { id };
+  const calls: [string, object][] = [
+    ['exec', { ...body, command: 'true', timeout: 5 }],
+    ['upload', { ...body, path: 'x', content_base64: '' }],
+    ['download', { ...body, path: 'x' }],
+    ['files', { ...body, path: 'x' }],
+    ['ssh', body],
+    ['egress', { ...body, allow: [] }],
+    ['port', { ...body, port: 80 }],
+    ['process/start', { ...body, command: 'true' }],
+    ['process/list', body],
+  ];
+  for (const [name, of] of calls) {
+    const answer = await purser.ask('POST', `/v1/compute/${name}`, { token, body: of });
+    assert.deepEqual([answer.status, answer.body.error.code], [409, 'resource_not_active'], name);
+    assert.match(answer.body.error.message, /paused\. Resume it first: POST \/v1\/compute\/resume/, name);
+  }
+  assert.deepEqual(
+    purser.memory.calls.filter((it) => it === 'exec' || it === 'upload'),
+    [],
+  );
+});
+
+test('pausing a paused lease and resuming a running one change nothing', async (t) => {
+  const { purser, token, id } = await openPaused(t, { after: 100 });
+  purser.clock.advance(50);
+  const calls = purser.memory.calls.length;
+  assert.equal((await purser.pause(token, id)).body.seconds_left, 500);
+  assert.equal(purser.memory.calls.length, calls);
+  const { expires_at: end } = (await purser.resume(token, id)).body;
+  purser.clock.advance(50);
+  assert.deepEqual((await purser.resume(token, id)).body.expires_at, end);
+});
+
+test('a lease that cannot be paused says why and runs on', async (t) => {
+  const purser = pauses(await openMemoryServer(t));
+  const { token } = await purser.openWallet(LONG);
+  const { id, expires_at: end } = (await purser.lease(token)).body;
+  const refused = async (code: string, words: RegExp) => {
+    const { body } = await purser.pause(token, id);
+    assert.equal(body.error?.code, code, JSON.stringify(body));
+    assert.match(body.error.message, words);
+    const { status, expires_at } = await purser.status(token, id);
+    assert.deepEqual([status, expires_at], ['running', end]);
+    const [machine] = purser.memory.machines.values();
+    assert.deepEqual([machine?.paused ?? false, machine?.deadline], [false, end]);
+  };
+  purser.memory.pauseRefused = 'not all of its processes stop';
+  await refused('provider_unavailable', /runs on: not all of its processes stop/);
+  const { guest } = purser.backend;
+  const { pause } = guest;
+  guest.pause = 'a host cannot take its processors away';
+  await refused('invalid_request', /a host cannot take its processors away/);
+  guest.pause = pause as NonNullable<typeof pause>;
+
+  const row = purser.app.ledger.client.prepare('select spec from resource').pluck().get() as string;
+  assert.equal(JSON.parse(row).gpus, 0);
+  const short = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+  const other = (await purser.rent(short.token)).body;
+  purser.clock.advance(1);
+  await purser.stop(short.token, other.id);
+  assert.equal((await purser.pause(short.token, other.id)).body.error.code, 'resource_not_active');
+  assert.equal((await purser.resume(short.token, other.id)).body.error.code, 'resource_not_active');
+});
+
+test('without room a lease stays paused', async (t) => {
+  const { purser, token, id } = await openPaused(t, { after: 100 });
+  purser.memory.lacking = '2 of 2 cpus are leased';
+  const { status, body } = await purser.resume(token, id);
+  assert.deepEqual([status, body.error.code], [503, 'capacity_unavailable']);
+  assert.match(body.error.message, /2 of 2 cpus are leased.*stays paused/);
+  assert.deepEqual((await purser.status(token, id)).seconds_left, 500);
+  purser.memory.lacking = undefined;
+  assert.equal((await purser.resume(token, id)).body.status, 'running');
+});
+
+test('a paused lease is not extended', async (t) => {
+  const purser = pauses(await openMemoryServer(t));
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.rent(token)).body;
+  const keep = { id, extend_seconds: 60, max_seconds: 600 };
+  await purser.ask('POST', '/v1/compute/keep', { token, key: 'k', body: keep });
+  await purser.pause(token, id);
+  const { body } = await purser.extend(token, id, 60);
+  assert.deepEqual([body.error.code, /paused/.test(body.error.message)], ['resource_not_active', true]);
+  purser.memory.cpuSeconds = 1e6;
+  for (let i = 0; i < 20; i++) {
+    purser.clock.advance(60);
+    await purser.app.reaper.runOnce();
+  }
+  assert.equal((await purser.status(token, id)).purchased_seconds, 600, 'nor by its keep');
+  const resumed = (await purser.resume(token, id)).body;
+  assert.equal((await purser.extend(token, id, 60)).body.expires_at, resumed.expires_at + 60);
+});
+
+/** What ends a paused lease, and the reason that it then has. */
+const ENDS: Record<
+  string,
+  [(purser: PauseServer, token: string, id: string, wallet: string) => Promise<unknown>, string]
+> = {
+  'it is stopped': [(purser, token, id) => purser.stop(token, id), 'requested'],
+  'its wallet is closed': [(purser, _, __, wallet) => purser.closeWallet(wallet), 'wallet_closed'],
+  'its wallet expires': [
+    async (purser) => {
+      purser.clock.advance(7200);
+      await purser.app.reaper.runOnce();
+      await purser.app.reaper.runOnce();
+    },
+    'wallet_closed',
+  ],
+};
+for (const [name, [end, reason]] of Object.entries(ENDS))
+  test(`a paused lease ends when ${name}, and costs what it cost`, async (t) => {
+    const { purser, token, id, wallet } = await openPaused(t, { after: 100 });
+    await end(purser, token, id, wallet.wallet_id);
+    const row = purser.app.ledger.client
+      .prepare('select end_reason, charged_nanos as charged from resource where id = ?')
+      .get(id) as { end_reason: string; charged: bigint };
+    assert.deepEqual([row.end_reason, Number(row.charged)], [reason, 3_541_667]);
+    assert.equal(purser.memory.machines.size, 0);
+    assert.deepEqual(purser.problems(), []);
+  });
+
+test('a lease of a frozen wallet stays paused', async (t) => {
+  const { purser, id, token, wallet } = await openPaused(t, { after: 100 });
+  await purser.ask('POST', `/v1/wallets/${wallet.wallet_id}/freeze`, { token: purser.accountKey, body: {} });
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).status, 'paused');
+});
+
+type Moment = 'before' | 'after';
+/** What a call that is lost, or a process that dies there, leaves: the status, and the paid seconds, 10 s or so later. */
+const LEFT: Record<'pause' | 'resume', Record<Moment, [status: string, isKept: boolean]>> = {
+  pause: { before: ['running', false], after: ['paused', true] },
+  resume: { before: ['running', true], after: ['running', true] },
+};
+
+/** Pauses or resumes a lease of 600 s of which 100 s have passed, with `fault` in the engine's call. Returns what becomes of it. */
+async function withFault(
+  t: TestContext,
+  call: 'pause' | 'resume',
+  when: Moment,
+  fault: (purser: PauseServer, act: () => Promise<unknown>, asked: 'pause.begin' | 'pause.end') => Promise<void>,
+) {
+  const purser = pauses(await openMemoryServer(t));
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  purser.clock.advance(100);
+  if (call === 'resume') {
+    await purser.pause(token, id);
+    purser.clock.advance(LATER);
+  }
+  const begunAt = Math.floor(purser.clock.wall() / 1000);
+  const asked = call === 'pause' ? 'pause.begin' : 'pause.end';
+  await fault(purser, () => purser[call](token, id), asked);
+  purser.memory[when] = {};
+  purser.clock.advance(12);
+  await purser.app.reaper.runOnce();
+  const now = Math.floor(purser.clock.wall() / 1000);
+  const after = await purser.status(token, id);
+  const [machine] = purser.memory.machines.values();
+  const [status, isKept] = LEFT[call][when];
+  assert.equal(after.status, status);
+  assert.deepEqual(
+    [machine?.deadline, machine?.paused],
+    [after.expires_at, status === 'paused'],
+    'no more life than its row',
+  );
+  const left = after.seconds_left ?? after.expires_at - now;
+  // What ran again when the answer was lost, ran: its time passed.
+  const passed = call === 'resume' && when === 'after' ? now - begunAt : isKept ? 0 : now - begunAt;
+  assert.equal(left, 500 - passed);
+  assert.equal(after.charged_usd, PRICE);
+  assert.deepEqual(purser.problems(), []);
+  const other = status === 'paused' ? await purser.resume(token, id) : await purser.pause(token, id);
+  assert.equal(other.status, 200, 'it can be paused and resumed again');
+}
+
+for (const call of ['pause', 'resume'] as const)
+  for (const when of ['before', 'after'] as const) {
+    test(`the answer of a ${call} is lost ${when} the engine has acted`, (t) =>
+      withFault(t, call, when, async (purser, act, asked) => {
+        purser.memory[when][asked] = () => {
+          throw new Error('the connection was reset');
+        };
+        const answer = (await act()) as { status: number; body: { error: { code: string } } };
+        assert.deepEqual([answer.status, answer.body.error.code], [503, 'operation_uncertain']);
+      }));
+
+    test(`the process dies ${when} the engine has acted on a ${call}`, (t) =>
+      withFault(t, call, when, async (purser, act, asked) => {
+        const died = Promise.withResolvers<void>();
+        const never = Promise.withResolvers<never>();
+        purser.memory[when][asked] = () => {
+          died.resolve();
+          return never.promise;
+        };
+        void act().catch(() => {}); // Nobody hears what the dead process still says.
+        await waitFor(`it dies ${when} ${asked}`, died.promise);
+        await purser.crash(() => never.reject(new Error('it is dead')));
+      }));
+  }
+
+test('a lease whose machine ended while it was being paused was not paused', async (t) => {
+  const purser = pauses(await openMemoryServer(t));
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  purser.memory.before['pause.begin'] = () => {
+    throw new Error('the connection was reset');
+  };
+  await purser.pause(token, id);
+  purser.clock.advance(601);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).end_reason, 'lease_expired');
+  assert.equal(purser.memory.machines.size, 0);
+});
