@@ -173,7 +173,7 @@ export const TOOLS: Record<string, Tool> = {
   compute_status: {
     title: 'State of machines',
     description:
-      'Read a machine by its id, or list all machines of this wallet and its child wallets when id is left out. Free. status is provisioning, running, stopping, stopped, failed or unknown; end_reason tells why it ended; charged_usd is what it cost.',
+      'Read a machine by its id, or list all machines of this wallet and its child wallets when id is left out. Free. status is provisioning, running, paused, stopping, stopped, failed or unknown; end_reason tells why it ended; charged_usd is what it cost.',
     endpoint: compute.readCompute,
     withoutId: compute.listCompute,
     annotations: READS,
