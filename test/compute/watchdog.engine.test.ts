@@ -61,6 +61,29 @@ async function behaves(t: TestContext, program: readonly string[], ...directory:
   assert.ok([143, 137].includes((await stopped.ended) ?? 137), 'an engine that stops it does not wait');
 }
 
+/** Tries the stop of a tenant's processes, by a program that is the watchdog of a machine and beside it. */
+async function stops(t: TestContext, ...program: string[]): Promise<void> {
+  const as = (user: number, ...argv: string[]) => ['setpriv', '--reuid', String(user), '--clear-groups', ...argv];
+  const { child } = startFirst(t, ...as(63541, ...program, String(now() + 600)));
+  const first = await firstOf(child);
+  t.after(() => process.kill(Number(first), 'SIGKILL')); // `unshare` no longer does it, as it has changed its user.
+  const enter = ['--target', first, '--pid', '--mount'];
+  const tell = (user: number, what: string) => spawnSync('nsenter', [...enter, ...as(user, ...program, what)]).status;
+  await until('nothing of a tenant runs', async () => tell(63541, 'stopped') === 0);
+  const work = spawn('nsenter', [...enter, ...as(1000, 'sh', '-c', 'echo begun; exec >&-; while :; do (:); done')], {
+    stdio: ['ignore', 'pipe', 'ignore'],
+  });
+  t.after(() => work.kill('SIGKILL'));
+  await once(work.stdout, 'data');
+  assert.equal(tell(63541, 'stopped'), 16);
+  assert.equal(tell(1001, 'stop'), 0);
+  assert.equal(tell(63541, 'stopped'), 16, 'another user stops nothing');
+  assert.equal(tell(1000, 'stop'), 0);
+  assert.equal(tell(63541, 'stopped'), 0);
+  assert.equal(tell(1000, 'continue'), 0);
+  assert.equal(tell(63541, 'stopped'), 16);
+}
+
 /** What a relay says that is given this as its input, and how it ends. */
 function relayed(program: readonly string[], port: number | string, input: Buffer): Promise<[number | null, Buffer]> {
   const [command = '', ...args] = program;
@@ -111,7 +134,7 @@ for (const [architecture, emulator] of [
   ['amd64', process.arch === 'x64' ? undefined : 'qemu-x86_64-static'],
   ['arm64', process.arch === 'arm64' ? undefined : 'qemu-aarch64-static'],
 ] as const)
-  test(`the watchdog of ${architecture} ends at its deadline, moves it, and relays`, async (t) => {
+  test(`the watchdog of ${architecture} ends at its deadline, moves it, relays, and stops others`, async (t) => {
     if (!hasComponent(t, 'root')) return;
     // Of the foreign one only a machine with an emulator can tell.
     if (emulator !== undefined && !hasComponent(t, emulator)) return;
@@ -119,6 +142,7 @@ for (const [architecture, emulator] of [
     const file = join(FOLDER, `watchdog-${architecture}`);
     await behaves(t, [...prefix, file]);
     await relays(t, ...prefix, file);
+    await stops(t, ...prefix, file);
     const directory = mkdtempSync(join(tmpdir(), 'purser-watchdog-'));
     t.after(() => rmSync(directory, { recursive: true }));
     await behaves(t, [...prefix, file], directory);
@@ -137,4 +161,5 @@ test('what its source makes today behaves the same', async (t) => {
   execFileSync(join(FOLDER, 'build.sh'), [directory, 'amd64']);
   await behaves(t, [join(directory, 'watchdog-amd64')]);
   await relays(t, join(directory, 'watchdog-amd64'));
+  await stops(t, join(directory, 'watchdog-amd64'));
 });
