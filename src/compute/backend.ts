@@ -188,6 +188,14 @@ type Examination = {
   unlimited?(ref: Ref, quote: MachineQuote): Promise<string | undefined>;
 };
 
+/** The secrets that a machine uses without having them. */
+export type SecretsOrder = {
+  /** Variables, each with the placeholder of a secret. */
+  variables: Readonly<Record<string, string>>;
+  /** The certificate, in PEM, of the authority that the machine has to trust. */
+  authority: string;
+};
+
 /**
  * The machines behind a slot (design, section 7). Every call has its own time limit and, unless its result says
  * otherwise, throws when the backend cannot be asked. A call that throws proves nothing about its effect.
@@ -214,7 +222,7 @@ export type Backend = {
   /**
    * Makes one machine with `tag` that ends by itself at `deadline` (Unix seconds). Machines of different wallets must not reach
    * each other; one without a wallet must not be reached by any other. Of one for a trial the backend may keep more, so that it can
-   * say why it ended.
+   * say why it ended. Secrets are given to machines with `guest.egress` alone.
    */
   create(order: {
     tag: string;
@@ -222,6 +230,7 @@ export type Backend = {
     deadline: number;
     walletId?: string;
     isTrial?: boolean;
+    secrets?: SecretsOrder | undefined;
   }): Promise<Created>;
   /** Returns every machine with this tag, ended ones included. */
   find(tag: string): Promise<Machine[]>;

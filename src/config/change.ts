@@ -22,6 +22,7 @@ const CHANGEABLE = [
   'log_level',
   'tls',
   'upgrade',
+  'accounts',
 ] as const satisfies (keyof Config)[];
 
 /** Settings that only a start changes: all others. */

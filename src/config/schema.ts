@@ -6,6 +6,7 @@ import { ed25519KeyOf } from '../base/ssh-signature.ts';
 import { writtenAs } from '../base/written.ts';
 import { Compute } from '../compute/settings.ts';
 import { formatAddress, parseAddress } from '../net/listen.ts';
+import { Accounts } from './accounts.ts';
 import { EventSettings } from './events.ts';
 import { OpenTelemetry } from './opentelemetry.ts';
 import { baseUrl, Router, wholeSeconds } from './router.ts';
@@ -137,6 +138,7 @@ export const Settings = v.pipe(
       {},
     ),
     compute: v.optional(Compute, {}),
+    accounts: v.optional(Accounts, {}),
     identity: v.optional(Identity),
     /** Public keys, of which one has to have signed what `purser upgrade` installs. */
     upgrade: v.optional(v.strictObject({ trusted_keys: v.optional(v.array(releaseKey), []) }), {}),

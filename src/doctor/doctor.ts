@@ -12,6 +12,7 @@ import { readReplicas } from '../files/drbd.ts';
 import { readMount } from '../files/mount.ts';
 import { findPrograms } from '../files/programs.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
+import { listAccounts } from '../ledger/account.ts';
 import { audit, newFault } from '../ledger/audit.ts';
 import { listCheckouts } from '../ledger/checkout.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
@@ -176,6 +177,11 @@ async function examineBooks(
       );
     return text;
   });
+  const names = new Set(listAccounts(read).map(({ name }) => name));
+  for (const name of Object.keys(config.accounts).filter((it) => !names.has(it)))
+    await check(`accounts.${name}`, () =>
+      warning(`there is no account of this name: what is set for it has no effect. \`purser account list\` shows all.`),
+    );
   await check('master key', () => {
     const { given, current } = keyringOf(read, config.masterKey);
     const from = `from the ${config.masterKey.from}`;

@@ -5,7 +5,8 @@ import { inTime } from '../net/deadline.ts';
 import { type Line, type LineSession, openLine } from './line.ts';
 import type { List } from './list.ts';
 import { createLookUp, type Outside } from './outside.ts';
-import { serveConnection } from './proxy.ts';
+import { createPace } from './pace.ts';
+import { type Gate, type Secrets, serveConnection } from './proxy.ts';
 import { createTally, type Reached, type Tally } from './tally.ts';
 
 /** The ways out of all leases (docs/decisions/0081). */
@@ -16,6 +17,9 @@ const RETRY_MILLISECONDS = { min: 1000, max: 60_000 };
 /** A way out that lasted for this long is opened again after the shortest pause; a tenant could end it over and over. */
 const LASTING_MILLISECONDS = 60_000;
 
+/** Connections of a lease whose TLS is ended here, in a minute: each takes two handshakes, on the thread that serves everybody. */
+const ENDED_PER_MINUTE = 300;
+
 /** The parts of a server that the ways out call. */
 export type EgressNeeds = {
   outside: Outside;
@@ -24,6 +28,7 @@ export type EgressNeeds = {
    * piece that passes.
    */
   listsOf(id: string): readonly List[] | undefined;
+  secretsOf(id: string): Omit<Secrets, 'enter'>;
   /** Returns whether the lease's machine is still to have a way out. */
   isLive(id: string): boolean;
   /** Starts the program inside. Throws if the machine cannot be asked. */
@@ -57,6 +62,8 @@ type Way = {
   line: Line | undefined;
   opening: Promise<void>;
   isWanted: boolean;
+  /** Counts a connection whose TLS is ended, and returns whether it may begin. */
+  mayEndTls: () => boolean;
   /** The pause before it is opened again. */
   retryMilliseconds: number;
 };
@@ -67,21 +74,31 @@ export function createEgress(needs: EgressNeeds): Egress {
   const world = { ...needs.outside, lookUp };
   let isClosed = false;
 
-  async function openOnce(way: Way): Promise<void> {
+  function gateOf(way: Way, { hasSecrets = false }: LineSession): Gate {
     const { id, tally } = way;
-    const gate = {
+    const secrets = needs.secretsOf(id);
+    return {
       id,
       lists: () => (way.isWanted ? needs.listsOf(id) : undefined),
-      watch(check: () => void) {
+      watch(check) {
         way.checks.add(check);
         return () => void way.checks.delete(check);
       },
-      passed(host: string, bytes: number) {
+      passed(host, bytes) {
         tally.add(host, bytes);
         needs.passed(bytes);
       },
-      refused: (host: string, reason: string) => needs.refused(id, host, reason, tally.refuse(host)),
+      refused: (host, reason) => needs.refused(id, host, reason, tally.refuse(host)),
+      secrets: {
+        ...secrets,
+        replacements: (host, port) => (hasSecrets ? secrets.replacements(host, port) : []),
+        enter: () => (way.mayEndTls() ? tryEnter(id) : undefined),
+      },
     };
+  }
+
+  async function openOnce(way: Way): Promise<void> {
+    const { id } = way;
     const beginning = needs.begin(id);
     const session = await inTime(beginning, OPEN_MILLISECONDS, 'the start of the way out').catch((error) => {
       beginning.then(
@@ -90,6 +107,7 @@ export function createEgress(needs: EgressNeeds): Egress {
       );
       throw error;
     });
+    const gate = gateOf(way, session);
     const line = openLine(
       session,
       contained('connection', async (stream) => {
@@ -162,6 +180,7 @@ export function createEgress(needs: EgressNeeds): Egress {
         line: undefined,
         opening: Promise.resolve(),
         isWanted: true,
+        mayEndTls: known?.mayEndTls ?? createPace(ENDED_PER_MINUTE),
         retryMilliseconds: RETRY_MILLISECONDS.min,
       };
       ways.set(id, way);

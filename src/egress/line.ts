@@ -183,7 +183,14 @@ type StreamLine = {
 };
 
 /** The program's input and output, and its end. */
-export type LineSession = { stdin: NodeJS.WritableStream; stdout: Readable; ended: Promise<unknown>; kill(): void };
+export type LineSession = {
+  stdin: NodeJS.WritableStream;
+  stdout: Readable;
+  ended: Promise<unknown>;
+  kill(): void;
+  /** True if the machine was made with secrets: then it trusts the authority of its lease. */
+  hasSecrets?: boolean;
+};
 
 export type Line = {
   /** Resolves once the program listens inside. Rejects if it cannot. */

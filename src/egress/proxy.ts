@@ -4,10 +4,13 @@ import type { Duplex } from 'node:stream';
 import { containConnection } from '../net/contain.ts';
 import { deadline } from '../net/deadline.ts';
 import { type Address, parseAddress } from './addresses.ts';
+import type { Authority } from './authority.ts';
 import { createHelloReader } from './client-hello.ts';
+import { beServer, speakTls } from './ended-tls.ts';
 import { admits, admitsPublic, type List, opens } from './list.ts';
 import type { LookUp, Outside } from './outside.ts';
 import { createHeadReader, type ProxyRequest } from './request-head.ts';
+import { createRequestRewriter, type Replacement, RequestFault } from './request-rewriter.ts';
 
 /**
  * The forward proxy of a lease: one request for each connection. It looks names up by itself, and connects to the very address
@@ -37,6 +40,16 @@ export type Gate = {
   passed(host: string, bytes: number): void;
   /** Told of each refusal, with its reason in words. */
   refused(host: string, reason: string): void;
+  secrets: Secrets;
+};
+/** The secrets of a lease. */
+export type Secrets = {
+  /** Returns the replacements in requests to a host, as of now. TLS to it is ended here where there are any. */
+  replacements(host: string, port: number): readonly Replacement[];
+  /** Returns the authority that the lease trusts. */
+  authority(): Authority;
+  /** Counts the handshakes and the memory of a connection whose TLS is ended. Returns what releases it; undefined beyond the limits. */
+  enter(): (() => void) | undefined;
 };
 type World = Pick<Outside, 'dial' | 'isOwn'> & { lookUp: LookUp };
 
@@ -71,19 +84,23 @@ export async function serveConnection(client: Duplex, gate: Gate, world: World):
   } catch (error) {
     if (!(error instanceof Refused)) return void client.destroy();
     if (error.host !== undefined) gate.refused(error.host, error.message);
-    const { status, message } = error;
-    const body = `Purser: ${message}\n`;
-    const head = [
-      `HTTP/1.1 ${status} ${REASONS[status]}`,
-      'content-type: text/plain; charset=utf-8',
-      'connection: close',
-    ];
-    if (!client.writable) return void client.destroy();
-    client.end(`${head.join('\r\n')}\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`);
-    client.resume(); // What it still says is of no interest; but its end is.
-    const late = setTimeout(() => client.destroy(), FIRST_MILLISECONDS);
-    client.once('close', () => clearTimeout(late));
+    refuse(client, error.status, error.message);
   }
+}
+
+/** Answers a request that is not carried out, and ends the connection. */
+function refuse(client: Duplex, status: number, message: string): void {
+  if (!client.writable) return void client.destroy();
+  const body = `Purser: ${message}\n`;
+  const head = [
+    `HTTP/1.1 ${status} ${REASONS[status]}`,
+    'content-type: text/plain; charset=utf-8',
+    'connection: close',
+  ];
+  client.end(`${head.join('\r\n')}\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`);
+  client.resume(); // What it still says is of no interest; but its end is.
+  const late = setTimeout(() => client.destroy(), FIRST_MILLISECONDS);
+  client.once('close', () => clearTimeout(late));
 }
 
 /** Gives each piece of a stream to `take`, until that returns something. The stream can be read on afterwards. */
@@ -179,6 +196,8 @@ async function lookUp(name: string, gate: Gate, world: World): Promise<string[]>
 
 type Opened = { request: ProxyRequest; rest: Buffer; gate: Gate };
 
+const ESTABLISHED = 'HTTP/1.1 200 Connection established\r\n\r\n';
+
 /** Carries out a request whose server is connected. */
 async function serveRequest(client: Duplex, reached: Reached, { request, rest, gate }: Opened): Promise<void> {
   const { server, mayPass } = reached;
@@ -191,7 +210,9 @@ async function serveRequest(client: Duplex, reached: Reached, { request, rest, g
       const first = Buffer.concat([request.head, body]);
       return relay(client, reached, { host, first, gate, bodyLeft: request.bodyBytes - body.length });
     }
-    client.write('HTTP/1.1 200 Connection established\r\n\r\n');
+    if (target.host.kind === 'name' && gate.secrets.replacements(target.host.name, target.port).length)
+      return await relayEnded(client, reached, { name: target.host.name, request, rest, gate });
+    client.write(ESTABLISHED);
     if (target.host.kind === 'address') return relay(client, reached, { host, first: rest, gate });
     if (admitAnyPublic(listsOf(gate))) {
       const unread = { server, mayPass: (lists: readonly List[]) => mayPass(lists) && admitAnyPublic(lists) };
@@ -207,6 +228,34 @@ async function serveRequest(client: Duplex, reached: Reached, { request, rest, g
     server.destroy();
     throw error;
   }
+}
+
+/**
+ * Ends the TLS of a tunnel, and passes its requests on over TLS of its own, with the values of secrets. The server's certificate is
+ * verified before the tunnel opens, while an answer of the proxy is understood.
+ */
+async function relayEnded(
+  client: Duplex,
+  reached: Reached,
+  { name, request, rest, gate }: Opened & { name: string },
+): Promise<void> {
+  const { target, host } = request;
+  const where = `${host}:${target.port}`;
+  const leave = gate.secrets.enter();
+  if (!leave) throw new Refused(429, `too many connections to ${host} are begun`, host);
+  client.once('close', leave);
+  const server = await speakTls(reached.server, name).catch((error) => {
+    throw new Refused(502, `${where} does not speak TLS that can be verified: ${codeOf(error)}`, host);
+  });
+  if (client.destroyed) throw new Error('the client has gone');
+  client.write(ESTABLISHED);
+  if (rest.length) client.unshift(rest);
+  const inside = await beServer(client, gate.secrets.authority().contextOf(name), name).catch((error) => {
+    gate.refused(host, `TLS to the lease failed: ${codeOf(error)}`);
+    throw error;
+  });
+  const rewrite = createRequestRewriter(name, target.port, () => gate.secrets.replacements(name, target.port));
+  relay(inside, { ...reached, server }, { host, first: Buffer.alloc(0), gate, rewrite });
 }
 
 /** Reads the ClientHello of a tunnel to a name, and returns its bytes. Throws Refused unless it names this host. */
@@ -226,10 +275,13 @@ type Passing = {
   gate: Gate;
   /** The bytes that the client may still send, where that is known. */
   bodyLeft?: number;
+  /** Returns what the server gets for what the client has sent. Throws RequestFault. */
+  rewrite?: (piece: Buffer) => Buffer;
 };
 
 /** Passes bytes on, each way no faster than they are taken, until both ends are done or the lists no longer let them. */
-function relay(client: Duplex, { server, mayPass }: Reached, { host, first, gate, bodyLeft }: Passing): void {
+function relay(client: Duplex, { server, mayPass }: Reached, passing: Passing): void {
+  const { host, first, gate, bodyLeft, rewrite = (piece) => piece } = passing;
   if (client.destroyed || server.destroyed) throw new Error('one end has gone');
   let left = bodyLeft ?? Number.POSITIVE_INFINITY;
   const end = () => {
@@ -238,6 +290,7 @@ function relay(client: Duplex, { server, mayPass }: Reached, { host, first, gate
   };
   let judged: readonly List[] | undefined;
   let isOpen = false;
+  let isRefused = false;
   const check = () => {
     const lists = gate.lists();
     if (lists !== judged) [judged, isOpen] = [lists, lists !== undefined && mayPass(lists)];
@@ -245,17 +298,31 @@ function relay(client: Duplex, { server, mayPass }: Reached, { host, first, gate
     return isOpen;
   };
   client.once('close', gate.watch(check));
-  const pass = (from: Duplex, to: Duplex, piece: Buffer) => {
+  /** Counts what came: the difference would tell a tenant how long a value is. */
+  const pass = (from: Duplex, to: Duplex, piece: Buffer, came = piece.length) => {
     if (!check()) return;
-    gate.passed(host, piece.length);
+    gate.passed(host, came);
     if (!to.write(piece)) from.pause();
   };
   server.setTimeout(IDLE_MILLISECONDS, end);
   if (first.length) pass(client, server, first);
+  const stop = (error: unknown) => {
+    if (!(error instanceof RequestFault)) throw error;
+    isRefused = true;
+    server.destroy();
+    gate.refused(host, error.message);
+    refuse(client, error.code, error.message);
+  };
   client.on('data', (piece: Buffer) => {
+    if (isRefused) return;
     const wanted = piece.length > left ? piece.subarray(0, left) : piece;
     left -= wanted.length;
-    if (wanted.length) pass(client, server, wanted);
+    try {
+      const sent = rewrite(wanted);
+      if (sent.length) pass(client, server, sent, wanted.length);
+    } catch (error) {
+      stop(error);
+    }
   });
   server.on('data', (piece: Buffer) => pass(server, client, piece));
   client.on('drain', () => server.resume());
@@ -264,6 +331,7 @@ function relay(client: Duplex, { server, mayPass }: Reached, { host, first, gate
   server.on('end', () => client.end());
   client.once('close', () => server.destroy());
   server.once('close', () => {
+    if (isRefused) return;
     if (!server.readableEnded) client.destroy();
     // It has been given the rest. Whatever the client still says, nobody takes it.
     else client.resume().once('finish', () => client.destroy());

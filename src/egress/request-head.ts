@@ -14,15 +14,17 @@ export type ProxyRequest = { target: Target; host: string } & (
   | { kind: 'plain'; head: Buffer; bodyBytes: number }
 );
 export type HeadFault = { code: 400 | 411 | 431; fault: string };
-export type Head = { request: ProxyRequest; rest: Buffer };
 
-type HeadReader = {
+type HeadReader<T> = {
   /** Takes the next bytes. Returns undefined while the head is not complete. */
-  take(piece: Buffer): Head | HeadFault | undefined;
+  take(piece: Buffer): { request: T; rest: Buffer } | HeadFault | undefined;
 };
 
-/** Creates a reader of one head, which looks at each byte once. */
-export function createHeadReader(): HeadReader {
+/** Creates a reader of the head of one request to the proxy. */
+export const createHeadReader = (): HeadReader<ProxyRequest> => createReader(parseProxyRequest);
+
+/** Creates a reader of heads, one after another, which looks at each byte once. `parse` is given the lines of each. */
+export function createReader<T extends object>(parse: (lines: HeadLines) => T | HeadFault): HeadReader<T> {
   const bytes = Buffer.allocUnsafe(BYTES_MAX);
   let length = 0;
   let lineLength = 0;
@@ -38,8 +40,10 @@ export function createHeadReader(): HeadReader {
           continue;
         }
         if (lineLength === 1 && length > 2) {
-          const parsed = parseHead(bytes.toString('latin1', 0, length - 4));
-          return 'fault' in parsed ? parsed : { request: parsed, rest: piece.subarray(at + 1) };
+          const lines = parseLines(bytes.toString('latin1', 0, length - 4));
+          length = lineLength = 0;
+          const request = 'fault' in lines ? lines : parse(lines);
+          return 'fault' in request ? request : { request, rest: piece.subarray(at + 1) };
         }
         lineLength = 0;
       }
@@ -48,7 +52,7 @@ export function createHeadReader(): HeadReader {
   };
 }
 
-const REQUEST_LINE = /^([A-Z]{1,32}) ([\x21-\x7e]+) HTTP\/1\.[01]$/;
+const REQUEST_LINE = /^([A-Z]{1,32}) ([\x21-\x7e]+) HTTP\/1\.([01])$/;
 const FIELD = /^([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\x20-\x7e\x80-\xff\t]*)$/;
 const PLAIN_URL = /^http:\/\/([^/?#@]+)((?:[/?].*)?)$/i;
 /** Headers of one connection, which end here; and whether the body comes in pieces of unknown length. */
@@ -56,21 +60,53 @@ const OWN_HEADERS = /^(connection|keep-alive|te|trailer|upgrade|proxy-.*)$/;
 /** Headers that no server may read otherwise than the proxy does, so they may come only once. */
 const SINGLE = ['host', 'content-length'];
 
-function parseHead(text: string): ProxyRequest | HeadFault {
-  const refuse = (fault: string, code: HeadFault['code'] = 400): HeadFault => ({ code, fault });
+/** The lines of a head: the names of its headers in lower case, no two of them `host` or `content-length`. */
+export type HeadLines = { method: string; url: string; minor: string; headers: [name: string, value: string][] };
+
+export const refuse = (fault: string, code: HeadFault['code'] = 400): HeadFault => ({ code, fault });
+
+function parseLines(text: string): HeadLines | HeadFault {
   const [line = '', ...lines] = text.split('\r\n');
-  const [, method, url = ''] = REQUEST_LINE.exec(line) ?? [];
+  const [, method, url = '', minor = ''] = REQUEST_LINE.exec(line) ?? [];
   if (method === undefined) return refuse('its first line is none of HTTP/1.1');
-  const headers: [name: string, value: string][] = [];
+  const headers: HeadLines['headers'] = [];
   for (const it of lines) {
     const [, name, value = ''] = FIELD.exec(it) ?? [];
     if (name === undefined) return refuse('one of its headers is malformed');
     headers.push([name.toLowerCase(), value.trim()]);
   }
-  const valuesOf = (name: string) => headers.filter((it) => it[0] === name).map((it) => it[1]);
-  const doubled = SINGLE.find((name) => valuesOf(name).length > 1);
-  if (doubled) return refuse(`its header ${doubled} comes twice`);
-  const [host] = valuesOf('host');
+  return refuseDoubled(headers, SINGLE) ?? { method, url, minor, headers };
+}
+
+/** Returns the fault of headers of which one of `names` comes twice. */
+export function refuseDoubled(headers: HeadLines['headers'], names: readonly string[]): HeadFault | undefined {
+  const doubled = names.find((name) => valuesOf(headers, name).length > 1);
+  return doubled === undefined ? undefined : refuse(`its header ${doubled} comes twice`);
+}
+
+/** Returns the values of a header. */
+export const valuesOf = (headers: HeadLines['headers'], name: string): string[] =>
+  headers.flatMap((it) => (it[0] === name ? [it[1]] : []));
+
+/** Reads the length of a body; undefined where it is none. */
+export function lengthOf(headers: HeadLines['headers']): number | undefined {
+  const [size = '0'] = valuesOf(headers, 'content-length');
+  return /^\d{1,15}$/.test(size) ? Number(size) : undefined;
+}
+
+/** Writes a head, without the headers of the client's connection: the server has one of its own. */
+export function headOf(first: string, host: string, headers: HeadLines['headers'], isLast: boolean): Buffer {
+  const kept = headers.filter(([name]) => !OWN_HEADERS.test(name) && name !== 'host');
+  const lines = [first, `host: ${host}`, ...kept.map((it) => it.join(': ')), ...(isLast ? ['connection: close'] : [])];
+  return Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1');
+}
+
+/** Returns whether a header, in lower case, goes from a client to a server as it is, and says nothing of how to read a request. */
+export const isPassedOn = (name: string): boolean =>
+  !OWN_HEADERS.test(name) && ![...SINGLE, 'transfer-encoding', 'expect'].includes(name);
+
+function parseProxyRequest({ method, url, headers }: HeadLines): ProxyRequest | HeadFault {
+  const [host] = valuesOf(headers, 'host');
   if (method === 'CONNECT') {
     const target = targetOf(url, undefined);
     if (!target) return refuse('CONNECT needs HOST:PORT, a name or an address as they are usually written');
@@ -81,24 +117,17 @@ function parseHead(text: string): ProxyRequest | HeadFault {
   if (!target) return refuse('it needs the whole URL of its target, http://HOST/…');
   if (host === undefined || !isSame(targetOf(host, 80), target))
     return refuse('its URL and its header Host do not agree');
-  if (valuesOf('transfer-encoding').length)
+  if (valuesOf(headers, 'transfer-encoding').length)
     return refuse('its body has no Content-Length; this proxy takes no chunks, and passes TLS on unseen', 411);
-  const [size = '0'] = valuesOf('content-length');
-  if (!/^\d{1,15}$/.test(size)) return refuse('its Content-Length is no length');
-  const kept = headers.filter(([name]) => !OWN_HEADERS.test(name) && name !== 'host');
+  const bodyBytes = lengthOf(headers);
+  if (bodyBytes === undefined) return refuse('its Content-Length is no length');
   const origin = path.startsWith('/') ? path : `/${path}`;
-  const sent = [
-    `${method} ${origin} HTTP/1.1`,
-    `host: ${authority}`,
-    ...kept.map((it) => it.join(': ')),
-    'connection: close',
-  ];
-  const head = Buffer.from(`${sent.join('\r\n')}\r\n\r\n`, 'latin1');
-  return { kind: 'plain', target, host: hostOf(authority), head, bodyBytes: Number(size) };
+  const head = headOf(`${method} ${origin} HTTP/1.1`, authority, headers, true);
+  return { kind: 'plain', target, host: hostOf(authority), head, bodyBytes };
 }
 
 /** Reads HOST:PORT; with a usual port, it may be left out. */
-function targetOf(authority: string, usualPort: number | undefined): Target | undefined {
+export function targetOf(authority: string, usualPort: number | undefined): Target | undefined {
   const [, text = '', digits] = /^(\[[^\]]*\]|[^:]*)(?::(\d+))?$/.exec(authority) ?? [];
   const host = parseHost(text);
   const port = digits === undefined ? usualPort : parsePort(digits);
@@ -111,4 +140,4 @@ const keyOf = ({ host, port }: Target) => {
   const text = host.kind === 'name' ? host.name : `${host.address.family} ${host.address.value}`;
   return `${text} ${port}`;
 };
-const isSame = (one: Target | undefined, other: Target) => one !== undefined && keyOf(one) === keyOf(other);
+export const isSame = (one: Target | undefined, other: Target) => one !== undefined && keyOf(one) === keyOf(other);

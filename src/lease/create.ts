@@ -392,7 +392,7 @@ async function askInTurn(
       if (!moved) break;
     }
     const row = findResource(app.ledger.read, id) as Resource;
-    const created = 'error' in engine ? unreached(engine.error) : await ask(candidate, row);
+    const created = 'error' in engine ? unreached(engine.error) : await ask(app, candidate, row);
     if (created.kind !== 'refused') return created;
     refused.push({ name: backend.name, refusal: created });
   }
@@ -424,9 +424,11 @@ function allRefused(refused: readonly RefusedCreate[]): Created {
 }
 
 /** Asks a candidate for the machine of a lease, whose row names its engine. */
-async function ask({ backend, quote }: Candidate, { tag, expiresAt, walletId, engine }: Resource): Promise<Created> {
+async function ask(app: LeaseApp, { backend, quote }: Candidate, row: Resource): Promise<Created> {
+  const { tag, expiresAt, walletId, engine } = row;
   try {
-    const created = await backend.create({ tag, quote, deadline: expiresAt, walletId });
+    const secrets = app.egress.secretsFor(row, backend, quote.spec);
+    const created = await backend.create({ tag, quote, deadline: expiresAt, walletId, secrets });
     return created.kind !== 'refused' || engine === null ? created : await refusedBy(backend, engine, created);
   } catch (error) {
     return { kind: 'unknown', reason: (error as Error).message };

@@ -1,7 +1,7 @@
 import { contained } from '../base/fault.ts';
 import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
-import type { Backend, Ref, Spec } from '../compute/backend.ts';
+import type { Backend, Ref, SecretsOrder, Spec } from '../compute/backend.ts';
 import { CONNECTION_BYTES_MAX } from '../compute/port.ts';
 import { createEgress, type Egress } from '../egress/egress.ts';
 import { covers, type List, parseList } from '../egress/list.ts';
@@ -9,13 +9,15 @@ import type { Outside } from '../egress/outside.ts';
 import { allLiveResources, changeResource, findResource, type Resource } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
 import { accessible } from './ports.ts';
+import { createLeaseSecrets, type SecretsApp } from './secrets.ts';
 
 /** Interval at which ways out of leases that are over are closed. What passes is checked piece by piece. */
 const CHECK_MILLISECONDS = 1000;
 
-type EgressApp = Omit<LeaseApp, 'egress'> & {
-  memory: { open(walletId: string): { take(bytes: number): void; close(): void } };
-};
+type EgressApp = Omit<LeaseApp, 'egress' | 'config'> &
+  SecretsApp & {
+    memory: { open(walletId: string): { take(bytes: number): void; close(): void } };
+  };
 
 /** The ways out of leases. `open` does nothing for a lease whose backend gives it none. */
 export type LeaseEgress = Pick<Egress, 'open' | 'reached'> & {
@@ -24,6 +26,8 @@ export type LeaseEgress = Pick<Egress, 'open' | 'reached'> & {
    * `invalid_request` where an entry is not in the operator's list or there is none, and `resource_not_active`.
    */
   narrow(resource: Resource, allow: readonly string[]): Promise<void>;
+  /** Returns the secrets that a new machine of a lease is given; none without egress, or where its account has none. */
+  secretsFor(row: Resource, backend: Backend, spec: Spec): SecretsOrder | undefined;
   /** Opens those of all running leases, as a server does at its start. */
   start(): void;
   close(): void;
@@ -47,6 +51,7 @@ function makeLists(list: List | undefined, allow: string | null | undefined, las
 export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress {
   /** The lists of each lease that was asked for, while neither the books nor the time have changed. */
   const known = new Map<string, Lists & { changes: number; now: number }>();
+  const secrets = createLeaseSecrets(app);
 
   function wayOf(row: Resource | undefined): Way | undefined {
     const backend = row && app.slots.backendOf(row);
@@ -74,6 +79,7 @@ export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress
   const egress = createEgress({
     outside,
     listsOf,
+    secretsOf: secrets.of,
     isLive(id) {
       const row = findResource(app.ledger.read, id);
       return row?.endedAt === null && row.endWanted === null && wayOf(row) !== undefined;
@@ -113,7 +119,11 @@ export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress
 
   const check = contained('timer', () => {
     egress.check();
-    for (const id of known.keys()) if (listsOf(id) === undefined) known.delete(id);
+    for (const id of known.keys()) {
+      if (listsOf(id) !== undefined) continue;
+      known.delete(id);
+      secrets.forget(id);
+    }
   });
   const timer = setInterval(check, CHECK_MILLISECONDS).unref();
   const open: Egress['open'] = async (id) => {
@@ -124,6 +134,7 @@ export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress
     open,
     narrow,
     reached: egress.reached,
+    secretsFor: (row, backend, spec) => (backend.guest.egress?.listOf(spec).length ? secrets.orderOf(row) : undefined),
     start() {
       for (const { id, status } of allLiveResources(app.ledger.read))
         if (status === 'running') open(id).catch(() => {}); // It was reported, and is tried again.

@@ -243,9 +243,12 @@ const EVERY = {
     ...{ wallet_requests_per_minute: 1, account_requests_per_minute: 2, failed_auth_per_minute: 3 },
     ...{ released_per_minute: 4, funds_wait_seconds: 5, download_bytes: 6 },
   },
+  accounts: {
+    'a team': { secrets: [{ name: 'API_TOKEN', host: 'api.test:8443', header: 'authorization', value: '${TOKEN}' }] },
+  },
 };
 const canary = (name: string) => `canary-${name}-0123456789`;
-const NAMES = ['VAST', 'COLLECTOR', 'TEAM', 'UPSTREAM', 'CLIENT', 'S3_ID', 'S3_SECRET', 'RECEIVER', 'SIGNING'];
+const NAMES = ['VAST', 'COLLECTOR', 'TEAM', 'UPSTREAM', 'CLIENT', 'S3_ID', 'S3_SECRET', 'RECEIVER', 'SIGNING', 'TOKEN'];
 const ENV = {
   ...Object.fromEntries(NAMES.map((name) => [name, canary(name)])),
   ...{ STRIPE: 'sk_test_canary0123456789', HOOK_1: canary('HOOK_1'), HOOK_2: canary('HOOK_2') },

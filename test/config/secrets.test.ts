@@ -211,6 +211,56 @@ for (const [receiver, fault] of [
     );
   });
 
+test('a secret of an account names a variable, one host and a header that carries it', (t) => {
+  const CANARY = 'canary-0123456789';
+  const sound = { name: 'API_TOKEN', host: 'api.example.com', header: 'Authorization', value: CANARY };
+  const read = (secrets: object[]) => write(t, JSON.stringify({ accounts: { team: { secrets } } }));
+  const [parsed] = read([sound]).read().accounts.team?.secrets ?? [];
+  assert.deepEqual([parsed?.header, parsed?.value.reveal(), String(parsed?.value)], ['authorization', CANARY, '[set]']);
+  read([{ ...sound, host: 'api.example.com:8443' }]).read();
+  const faults: Record<string, unknown[]> = {
+    name: [
+      'A-B',
+      '1A',
+      'PATH',
+      'LD_PRELOAD',
+      'PURSER_X',
+      'HTTPS_PROXY',
+      'https_proxy',
+      'SSL_CERT_FILE',
+      'PYTHONPATH',
+      'NODE_OPTIONS',
+      1,
+    ],
+    host: ['*.example.com', '1.2.3.4', '[::1]', 'https://a.test', 'a.test/', 'a.test:0', 'a.test:1:2', 'a b', ''],
+    header: [
+      'host',
+      'Content-Length',
+      'transfer-encoding',
+      'Connection',
+      'Proxy-Authorization',
+      'upgrade',
+      'expect',
+      'a b',
+      'a:',
+      '',
+    ],
+    value: ['short', `${CANARY}\r\nX: y`, `${CANARY} `, `${CANARY}ü`, 'x'.repeat(4097)],
+  };
+  for (const [member, values] of Object.entries(faults))
+    for (const value of values) {
+      const found = read([{ ...sound, [member]: value }]).faults();
+      assert(found.length >= 1, `${member}: ${value}`);
+      for (const it of found) {
+        assert(it.includes(`accounts.team.secrets.0.${member}: `), it);
+        assert(!it.includes(CANARY), it);
+      }
+    }
+  assert.match(read([sound, sound]).faults().join(), /accounts\.team\.secrets: has two secrets of one name/);
+  const many = Array.from({ length: 33 }, (_, i) => ({ ...sound, name: `T${i}` }));
+  assert.match(read(many).faults().join(), /has more than 32 secrets/);
+});
+
 test('the headers for the collector of spans are secrets, and never printed', (t) => {
   const { read, faults } = write(
     t,

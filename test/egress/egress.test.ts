@@ -3,6 +3,7 @@ import { PassThrough } from 'node:stream';
 import test from 'node:test';
 import { createEgress } from '../../src/egress/egress.ts';
 import { hold } from '../lease/leases.ts';
+import { NO_SECRETS } from './proxy-shared.ts';
 
 test('a program that starts after the time for it is ended', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] });
@@ -11,6 +12,7 @@ test('a program that starts after the time for it is ended', async (t) => {
   const egress = createEgress({
     outside: { lookUp: async () => [], dial: () => assert.fail(), isOwn: () => false },
     listsOf: () => undefined,
+    secretsOf: () => NO_SECRETS,
     isLive: () => true,
     async begin() {
       await held.wait();

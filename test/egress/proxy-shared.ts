@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
@@ -6,10 +7,17 @@ import type { TestContext } from 'node:test';
 import { parseAddress } from '../../src/egress/addresses.ts';
 import { parseList } from '../../src/egress/list.ts';
 import { createLookUp } from '../../src/egress/outside.ts';
-import { serveConnection } from '../../src/egress/proxy.ts';
+import { type Secrets, serveConnection } from '../../src/egress/proxy.ts';
 import { createTally } from '../../src/egress/tally.ts';
 
 export const PUBLIC = '93.184.216.34';
+
+/** The secrets of a lease without any. */
+export const NO_SECRETS: Secrets = {
+  replacements: () => [],
+  authority: () => assert.fail('nothing is to be ended'),
+  enter: () => () => {},
+};
 
 /** A server on loopback that keeps what it is sent, and answers each connection with `answer` at once. */
 export async function openSite(t: TestContext, answer = '') {
@@ -40,6 +48,7 @@ export function openProxy(
   names: Record<string, string[]> = {},
   own: string[] = [],
   dial = () => connect({ host: '127.0.0.1', port, allowHalfOpen: true }),
+  secrets: Secrets = NO_SECRETS,
 ) {
   const dialled: string[] = [];
   const asked: string[] = [];
@@ -68,6 +77,7 @@ export function openProxy(
       return () => void checks.delete(check);
     },
     passed: tally.add,
+    secrets,
     refused(host: string, reason: string) {
       refusals.push(reason);
       tally.refuse(host);

@@ -18,7 +18,12 @@ const shownOn = (html: string) =>
   );
 
 test('an operator examines the installation on the page and sees what `purser doctor` finds, the worst first', async (t) => {
-  const purser = await openTestServer(t, { settings: { backup: { directory: '/nonexistent', every: '1d', keep: 3 } } });
+  const purser = await openTestServer(t, {
+    settings: {
+      backup: { directory: '/nonexistent', every: '1d', keep: 3 },
+      accounts: { default: {}, nobody: {} },
+    },
+  });
   const browser = await asOperator(purser);
   assert.match((await browser.get('/settings')).html, /action="\/settings\/doctor"/);
   const found = await examine(purser.app.config);
@@ -29,7 +34,8 @@ test('an operator examines the installation on the page and sees what `purser do
   assert.equal(status, 200);
   const shown = shownOn(html);
   assert.deepEqual(shown.toSorted(), named.toSorted());
-  assert(shown.includes('bad backups'));
+  assert(shown.includes('bad backups') && shown.includes('warning accounts.nobody'));
+  assert(!shown.some((it) => it.endsWith('accounts.default')));
   const ranks = shown.map((it) => ['bad', 'warning', 'good'].indexOf(it.split(' ')[0] as string));
   assert.deepEqual(ranks, ranks.toSorted());
   assert.match(html, /\/nonexistent/);

@@ -51,7 +51,7 @@ export function egressLists(settings: Settings): (offer: string | undefined) => 
 const PROXY = `http://127.0.0.1:${EGRESS_PORT}`;
 const LOOPBACK = 'localhost,127.0.0.1,::1';
 /** Tells programs of the way out. Some read the names in one letter case only. */
-const PROXY_VARIABLES = Object.fromEntries(
+export const PROXY_VARIABLES: Readonly<Record<string, string>> = Object.fromEntries(
   Object.entries({ http_proxy: PROXY, https_proxy: PROXY, all_proxy: PROXY, no_proxy: LOOPBACK }).flatMap(
     ([name, value]) => [
       [name, value],

@@ -33,7 +33,7 @@ export type Lxd = {
 };
 
 /** Starts one, which the caller stops. Without LXD, returns undefined and skips the test. */
-export async function openLxd(t: Pick<TestContext, 'skip'>): Promise<Lxd | undefined> {
+export async function openLxd(t: Pick<TestContext, 'skip'>, roots?: string): Promise<Lxd | undefined> {
   if (!hasComponent(t, 'lxd')) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-lxd-'));
   chmodSync(directory, 0o711); // The root of a container is another user outside.
@@ -87,7 +87,7 @@ export async function openLxd(t: Pick<TestContext, 'skip'>): Promise<Lxd | undef
   try {
     await lxd.start();
     await api.ask('POST', '/1.0/storage-pools', { name: 'default', driver: 'dir', config: {} });
-    await importImage(api, directory, LXD_IMAGE);
+    await importImage(api, directory, LXD_IMAGE, roots);
   } catch (error) {
     const said = readFileSync(`${directory}/log`, 'utf8').slice(-2000);
     await lxd.stop();
@@ -96,13 +96,18 @@ export async function openLxd(t: Pick<TestContext, 'skip'>): Promise<Lxd | undef
   return lxd;
 }
 
-/** Makes an image of busybox. */
-async function importImage(api: LxdApi, directory: string, alias: string): Promise<void> {
+/** Makes an image of busybox; with `roots`, the certificates that it trusts. */
+async function importImage(api: LxdApi, directory: string, alias: string, roots?: string): Promise<void> {
   const place = join(directory, 'image');
   mkdirSync(place);
   packBusybox(place);
   for (const folder of ['proc', 'sys', 'dev', 'etc']) mkdirSync(join(place, 'rootfs', folder));
   chmodSync(join(place, 'rootfs', 'tmp'), 0o1777);
+  if (roots !== undefined) {
+    const certificates = join(place, 'rootfs/etc/ssl/certs');
+    mkdirSync(certificates, { recursive: true });
+    writeFileSync(join(certificates, 'ca-certificates.crt'), roots);
+  }
   const architecture = ARCHITECTURES[process.arch];
   writeFileSync(join(place, 'metadata.yaml'), `architecture: ${architecture}\ncreation_date: 1\n`);
   execFileSync('tar', ['-C', place, '-czf', join(place, 'image.tar.gz'), 'metadata.yaml', 'rootfs']);

@@ -7,6 +7,7 @@ import { egressLists } from '../../kit/egress.ts';
 import { gpuDevices } from '../../kit/gpus.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
+import { SECRETS_LABEL } from '../../kit/trust.ts';
 import { hasWatchdog, WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { createGuest } from '../../machine/guest.ts';
 import { checkContainers } from './check.ts';
@@ -81,7 +82,10 @@ export function openContainerBackend(
     usage: async (ref) => ({ ...(await readStatistics(engine, ref)), diskBytes: disk.measured(ref) }),
     egress: {
       listOf: (spec) => egress(sizeOf(settings, spec).offer),
-      begin: async (ref) => beginEgress(engine, ref, (await runningWatchdog(containers, ref))[0]),
+      async begin(ref) {
+        const hasSecrets = (await containers.look(ref))?.Config.Labels[SECRETS_LABEL] === ref;
+        return { ...(await beginEgress(engine, ref, (await runningWatchdog(containers, ref))[0])), hasSecrets };
+      },
     },
     pause,
     /** Engines may silently leave a GPU out. */

@@ -1,6 +1,7 @@
-import type { Backend, Created } from '../../backend.ts';
+import type { Backend, Created, SecretsOrder } from '../../backend.ts';
 import { type Claim, labelsOf } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
+import { SECRETS_LABEL, trustVariables } from '../../kit/trust.ts';
 import type { Deadlines } from '../../kit/watchdog.ts';
 import type { Containers } from './containers.ts';
 import { lacksRuntime, makeContainer, ONE_RUNTIME } from './describe.ts';
@@ -8,6 +9,7 @@ import { type Engine, statusOf, textOf, wasNeverSent } from './engine.ts';
 import { lacksImage } from './image.ts';
 import { NETWORK_LABEL, NoSubnet, type WalletNetworks } from './network.ts';
 import { type ContainerSettings, contentsOf } from './settings.ts';
+import { putTrust } from './trust.ts';
 import { putWatchdog } from './watchdog.ts';
 
 export const CREATED_LABEL = 'purser.created';
@@ -42,7 +44,7 @@ export function createMaker(
 
   async function makeIn(
     network: string,
-    { tag, deadline, isTrial = false }: ContainerOrder,
+    { tag, deadline, isTrial = false, secrets }: ContainerOrder,
     claim: Claim,
   ): Promise<Created | 'no_image'> {
     const contents = contentsOf(settings, claim.offer);
@@ -54,9 +56,11 @@ export function createMaker(
       await makeContainer(engine, {
         name: tag,
         ...contents,
+        env: { ...contents.env, ...trustVariables(secrets) },
         labels: {
           ...labelsOf(claim),
           [CREATED_LABEL]: String(now()),
+          ...(secrets ? { [SECRETS_LABEL]: tag } : {}),
           ...(network === 'none' ? {} : { [NETWORK_LABEL]: network }),
         },
         cpus: claim.cpus,
@@ -80,16 +84,17 @@ export function createMaker(
       if (existing.State.Status !== 'created') return { kind: 'created', ref: tag };
       isFresh = false; // It has the deadline of that attempt.
     }
-    const started = await start(tag, runtime !== undefined);
+    const started = await start(tag, runtime !== undefined, secrets);
     if (isFresh && started.kind === 'created') deadlines.note(tag, deadline);
     return started;
   }
 
   /** Starts an existing container. Throws when the outcome is unknown. */
-  async function start(tag: string, hasDirectory: boolean): Promise<Created> {
+  async function start(tag: string, hasDirectory: boolean, secrets: SecretsOrder | undefined): Promise<Created> {
     try {
       await engine.defaultsOf(tag); // A container in which no command can run must not be sold.
       await putWatchdog(engine, tag, { architecture: await engine.architecture(), hasDirectory });
+      if (secrets) await putTrust(engine, tag, secrets);
       await engine.ask('start', (abortSignal) => engine.docker.getContainer(tag).start({ abortSignal }));
     } catch (error) {
       if (statusOf(error) !== 304) {

@@ -1,8 +1,7 @@
 import { randomBytes } from 'node:crypto';
-import { readBounded } from '../../../net/read-bounded.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import type { Engine } from './engine.ts';
-import { unpackFile } from './tar.ts';
+import { readFile } from './files.ts';
 
 const ROOT = '0:0';
 const PASSWD_BYTES_MAX = 4 * 1024 * 1024;
@@ -35,15 +34,7 @@ async function lookUp({ ask, docker }: Calls, image: string, name: string): Prom
     docker.createContainer({ name: container, Image: image, Cmd: ['/bin/sh'], abortSignal }),
   );
   try {
-    const passwd = await ask('archive', async (abortSignal) => {
-      const stream = await docker.getContainer(container).getArchive({ path: '/etc/passwd', abortSignal });
-      const archive = await readBounded(stream as AsyncIterable<Buffer>, PASSWD_BYTES_MAX);
-      if (!archive) throw new Error('the /etc/passwd of the image is too large');
-      return unpackFile(archive);
-    }).catch((error) => {
-      if ((error as { statusCode?: number }).statusCode === 404) return undefined;
-      throw error;
-    });
+    const passwd = await readFile({ ask, docker }, container, '/etc/passwd', PASSWD_BYTES_MAX);
     for (const line of passwd?.toString().split('\n') ?? []) {
       const [entry, , number = ''] = line.split(':');
       if (entry === name && /^\d+$/.test(number)) return Number(number);

@@ -1,7 +1,9 @@
 import { randomBytes } from 'node:crypto';
+import type { IncomingHttpHeaders } from 'node:http';
 import type { Dispatcher } from 'undici';
 import { containConnection } from '../../../net/contain.ts';
 import { readJsonAnswer } from '../../../net/json-answer.ts';
+import { readBounded } from '../../../net/read-bounded.ts';
 import { openWatchedPool, type Unanswered } from '../../../net/watched-pool.ts';
 import { type LxdAddress, originOf } from './address.ts';
 import { lxdConnector } from './connection.ts';
@@ -48,6 +50,8 @@ type LxdOperation = {
 
 type LxdAnswer = { type: string; error?: string; error_code?: number; metadata: unknown };
 type LxdMethod = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
+type LxdRequest = Dispatcher.DispatchOptions;
+type LxdResponse = { statusCode: number; headers: IncomingHttpHeaders; body: AsyncIterable<Buffer> };
 type CallOptions = { headers?: Record<string, string>; milliseconds?: number };
 
 /** The HTTP API of LXD and Incus, in one project. A call that throws anything but a refusal may have been received. */
@@ -60,6 +64,8 @@ export type LxdApi = {
    * error when its end is not known after `milliseconds`.
    */
   run(method: LxdMethod, path: string, body: object | undefined, milliseconds: number): Promise<LxdOperation>;
+  /** Reads a plain file; undefined where there is none. Throws LxdRefusal, also where it is larger than `bytesMax`. */
+  readFile(path: string, bytesMax: number): Promise<Buffer | undefined>;
   /** Waits for the end of an operation, whatever its duration and its outcome. */
   wait(id: string, signal?: AbortSignal): Promise<LxdOperation>;
   /** Connects to one of the WebSockets of an operation. */
@@ -76,6 +82,13 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
   });
   const inProject = (path: string) => `${path}${path.includes('?') ? '&' : '?'}project=${encodeURIComponent(project)}`;
 
+  const send = <T>(request: LxdRequest, milliseconds: number, read: (answer: LxdResponse) => Promise<T>): Promise<T> =>
+    pool.ask(request, milliseconds, read).catch((error: Unanswered) => {
+      const why = error.cause ? textOf(error.cause) : `${request.method} ${request.path}: ${error.message}`;
+      if (error.sent) throw new Error(`${socket}: ${why}`, { cause: error });
+      throw new LxdUnreachable(why, { cause: error });
+    });
+
   async function exchange(
     method: LxdMethod,
     path: string,
@@ -90,15 +103,11 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
       headers: { ...(body && !isFile ? { 'content-type': 'application/json' } : {}), ...headers },
       body: isFile ? body : body ? JSON.stringify(body) : null,
     };
-    const read = async (answer: { statusCode: number; body: AsyncIterable<Buffer> }) => ({
+    const read = async (answer: LxdResponse) => ({
       status: answer.statusCode,
       ...(await readJsonAnswer(answer.body, ANSWER_BYTES_MAX)),
     });
-    const { status, json, beginning } = await pool.ask(request, milliseconds, read).catch((error: Unanswered) => {
-      const why = error.cause ? textOf(error.cause) : `${method} ${path}: ${error.message}`;
-      if (error.sent) throw new Error(`${socket}: ${why}`, { cause: error });
-      throw new LxdUnreachable(why, { cause: error });
-    });
+    const { status, json, beginning } = await send(request, milliseconds, read);
     if (!isAnswer(json)) throw new Error(`${socket}: ${status} is no answer of LXD: ${beginning.slice(0, WORDS_MAX)}`);
     if (json.type === 'error' || status >= 400)
       throw new LxdRefusal((json.error ?? beginning).slice(0, WORDS_MAX), json.error_code ?? status);
@@ -125,6 +134,17 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
     socket,
     ask,
     close: () => pool.close(),
+
+    readFile(path, bytesMax) {
+      const request = { path: inProject(path), method: 'GET' as const, headers: {}, body: null };
+      return send(request, CALL_MILLISECONDS, async ({ statusCode, headers, body }) => {
+        const isFile = [headers['x-lxd-type'], headers['x-incus-type']].includes('file');
+        if (statusCode === 404 || (statusCode === 200 && !isFile)) return undefined;
+        const content = statusCode === 200 ? await readBounded(body, bytesMax) : undefined;
+        if (!content) throw new LxdRefusal('a file of the image is too large or cannot be read', statusCode);
+        return content;
+      });
+    },
 
     async run(method, path, body, milliseconds) {
       const until = performance.now() + milliseconds;

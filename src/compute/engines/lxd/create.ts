@@ -1,6 +1,7 @@
-import type { Backend, Created, Ref } from '../../backend.ts';
+import type { Backend, Created, Ref, SecretsOrder } from '../../backend.ts';
 import type { Claim } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
+import { IMAGE_ROOTS, ROOTS_BYTES_MAX, trustFiles } from '../../kit/trust.ts';
 import { type Deadlines, hasWatchdog, WATCHDOG_PATH, watchdogFor } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { type LxdApi, LxdRefusal, LxdUnreachable, textOf } from './api.ts';
@@ -32,12 +33,12 @@ export function createMaker(
   const makeInTurn = createTurns();
 
   /** Makes an instance and starts it. Throws when the outcome is unknown. */
-  async function make({ tag, deadline }: LxdOrder, claim: Claim): Promise<Created> {
+  async function make({ tag, deadline, secrets }: LxdOrder, claim: Claim): Promise<Created> {
     const ref = nameOf(tag);
     let isFresh = true;
     try {
       const isIncus = await host.isIncus();
-      const wanted = describeInstance(settings, { claim, deadline, created: now(), isIncus });
+      const wanted = describeInstance(settings, { claim, deadline, created: now(), isIncus, secrets });
       await makeInTurn(() => lxd.run('POST', '/1.0/instances', wanted, CREATE_MILLISECONDS));
     } catch (error) {
       if (error instanceof LxdUnreachable) return refused('The provider cannot be reached', textOf(error));
@@ -50,13 +51,13 @@ export function createMaker(
       if (stateOf(existing) !== 'ended') return { kind: 'created', ref };
       isFresh = false;
     }
-    const started = await start(ref);
+    const started = await start(ref, secrets);
     if (isFresh && started.kind === 'created') deadlines.note(ref, deadline);
     return started;
   }
 
   /** Puts the watchdog and the tenant's directory into an instance that has not started, and starts it. */
-  async function start(ref: Ref): Promise<Created> {
+  async function start(ref: Ref, secrets: SecretsOrder | undefined): Promise<Created> {
     try {
       const instance = await instances.look(ref);
       if (!instance) return refused('The machine was removed before it started', ref);
@@ -64,6 +65,7 @@ export function createMaker(
       if (!hasWatchdog(architecture)) throw new LxdRefusal(`there is no watchdog for ${architecture}`, 400);
       await putFile(ref, WATCHDOG_PATH, watchdogFor(architecture), { owner: WATCHDOG_USER, mode: '0555' });
       await putDirectory(ref);
+      if (secrets) await putTrust(ref, secrets);
       await lxd.run('PUT', `/1.0/instances/${ref}/state`, { action: 'start', timeout: 30 }, CHANGE_MILLISECONDS);
     } catch (error) {
       if (!(error instanceof LxdRefusal)) throw error;
@@ -76,17 +78,25 @@ export function createMaker(
   }
 
   const putFile = (ref: Ref, path: string, content: Buffer, { owner, mode }: { owner: number; mode: string }) =>
-    lxd.ask('POST', `/1.0/instances/${ref}/files?path=${encodeURIComponent(path)}`, content, {
+    lxd.ask('POST', filePath(ref, path), content, {
       headers: headersOf(owner, mode, 'file'),
     });
+
+  /** Puts the authority of the lease's secrets beside the roots of its image. */
+  async function putTrust(ref: Ref, secrets: SecretsOrder): Promise<void> {
+    let roots: Buffer | undefined;
+    for (const path of IMAGE_ROOTS) roots ??= await lxd.readFile(filePath(ref, path), ROOTS_BYTES_MAX);
+    for (const { path, content } of trustFiles(secrets, roots))
+      await putFile(ref, path, content, { owner: 0, mode: '0444' });
+  }
 
   /** Makes the tenant's directory. Its parents belong to root. */
   async function putDirectory(ref: Ref): Promise<void> {
     const parts = directory.split('/').slice(1);
     for (let count = 1; count <= parts.length; count++) {
       const isLast = count === parts.length;
-      const path = encodeURIComponent(`/${parts.slice(0, count).join('/')}`);
-      await lxd.ask('POST', `/1.0/instances/${ref}/files?path=${path}`, Buffer.alloc(0), {
+      const path = filePath(ref, `/${parts.slice(0, count).join('/')}`);
+      await lxd.ask('POST', path, Buffer.alloc(0), {
         headers: headersOf(isLast ? user : 0, isLast ? '0700' : '0755', 'directory'),
       });
     }
@@ -107,6 +117,8 @@ function createTurns() {
     return made;
   };
 }
+
+const filePath = (ref: Ref, path: string) => `/1.0/instances/${ref}/files?path=${encodeURIComponent(path)}`;
 
 /** Returns the headers of a file for LXD, and for Incus. */
 const headersOf = (owner: number, mode: string, type: string) =>

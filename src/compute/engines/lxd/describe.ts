@@ -1,6 +1,8 @@
 import { createHash } from 'node:crypto';
+import type { SecretsOrder } from '../../backend.ts';
 import { type Claim, claimOf, GIB, labelsOf } from '../../kit/claim.ts';
 import { egressVariables } from '../../kit/egress.ts';
+import { SECRETS_LABEL, trustVariables } from '../../kit/trust.ts';
 import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import type { LxdSettings } from './settings.ts';
@@ -34,6 +36,10 @@ export type LxdInstance = {
 
 const USER_KEY = 'user.';
 export const CREATED_KEY = 'user.purser.created';
+const SECRETS_KEY = USER_KEY + SECRETS_LABEL;
+
+/** Returns whether an instance was made with secrets. A copy of one has its configuration, and another name. */
+export const hasSecrets = ({ name, config }: LxdInstance): boolean => nameOf(config?.[SECRETS_KEY] ?? '') === name;
 
 /** Returns the claim of an instance from its configuration. The keys are the labels of the container backend. */
 export const claimIn = ({ config }: LxdInstance): Claim =>
@@ -67,13 +73,21 @@ const raw = (deadline: number) =>
     'lxc.hook.mount = /bin/sh -c "ip link set lo up || :"',
   ].join('\n');
 
+type InstanceOrder = {
+  claim: Claim;
+  deadline: number;
+  created: number;
+  isIncus: boolean;
+  secrets: SecretsOrder | undefined;
+};
+
 /** Returns the body of `POST /1.0/instances`: an unprivileged, limited container without any profile of the operator's. */
 export function describeInstance(
   settings: LxdSettings,
-  { claim, deadline, created, isIncus }: { claim: Claim; deadline: number; created: number; isIncus: boolean },
+  { claim, deadline, created, isIncus, secrets }: InstanceOrder,
 ): object {
   const image = 'offers' in settings ? settings.offers.find(({ id }) => id === claim.offer)?.image : undefined;
-  const variables = Object.entries(egressVariables(settings, claim.offer));
+  const variables = Object.entries({ ...egressVariables(settings, claim.offer), ...trustVariables(secrets) });
   const labels = Object.entries(labelsOf(claim)).map(([key, value]) => [USER_KEY + key, value]);
   return {
     name: nameOf(claim.tag),
@@ -84,6 +98,7 @@ export function describeInstance(
       ...Object.fromEntries(labels),
       ...Object.fromEntries(variables.map(([name, value]) => [`environment.${name}`, value])),
       [CREATED_KEY]: String(created),
+      ...(secrets ? { [SECRETS_KEY]: claim.tag } : {}),
       'boot.autostart': 'false',
       'limits.cpu': String(Math.ceil(claim.cpus)),
       'limits.cpu.allowance': allowanceOf(claim.cpus),

@@ -13,7 +13,7 @@ import { createGuest } from '../../machine/guest.ts';
 import { LxdRefusal, openLxdApi, textOf } from './api.ts';
 import { checkLxd, findOpen } from './check.ts';
 import { createMaker, type LxdOrder } from './create.ts';
-import { allowanceOf, CREATED_KEY, claimIn, nameOf } from './describe.ts';
+import { allowanceOf, CREATED_KEY, claimIn, hasSecrets, nameOf } from './describe.ts';
 import { createHost } from './host.ts';
 import { createInstances, stateOf } from './instances.ts';
 import { beginEgress, beginIn, runProgram } from './program.ts';
@@ -62,7 +62,10 @@ export function openLxdBackend(
     usage: (ref) => readUsage(lxd, ref),
     egress: {
       listOf: (spec) => egress(sizeOf(settings, spec).offer),
-      begin: (ref) => beginEgress(lxd, ref),
+      async begin(ref) {
+        const instance = await instances.look(ref);
+        return { ...(await beginEgress(lxd, ref)), hasSecrets: instance !== undefined && hasSecrets(instance) };
+      },
     },
     pause,
   });

@@ -1,0 +1,56 @@
+import { rootCertificates } from 'node:tls';
+import type { SecretsOrder } from '../backend.ts';
+import { PROXY_VARIABLES } from './egress.ts';
+
+/**
+ * What a machine needs so that its programs trust the authority of its secrets: that certificate in one file, and in another one
+ * beside all those that its image trusts, since most variables name the only file that a program trusts.
+ */
+
+type TrustFile = { path: string; content: Buffer };
+
+const AUTHORITY_PATH = '/.purser-ca.pem';
+const ROOTS_PATH = '/.purser-roots.pem';
+
+/** Real paths (not links) of the authorities that images trust: Debian, Alpine; Fedora and its kin; SUSE; Arch. */
+export const IMAGE_ROOTS = [
+  '/etc/ssl/certs/ca-certificates.crt',
+  '/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem',
+  '/var/lib/ca-certificates/ca-bundle.pem',
+  '/etc/ca-certificates/extracted/tls-ca-bundle.pem',
+];
+/** The label that a machine with secrets has, of its own tag: one of an image that was made from another lease has that lease's. */
+export const SECRETS_LABEL = 'purser.secrets';
+export const ROOTS_BYTES_MAX = 4 * 1024 * 1024;
+
+const TRUST_VARIABLES: Readonly<Record<string, string>> = {
+  // These add to what a program trusts.
+  NODE_EXTRA_CA_CERTS: AUTHORITY_PATH,
+  DENO_CERT: AUTHORITY_PATH,
+  ...Object.fromEntries(
+    ['SSL_CERT_FILE', 'CURL_CA_BUNDLE', 'REQUESTS_CA_BUNDLE', 'PIP_CERT', 'GIT_SSL_CAINFO', 'AWS_CA_BUNDLE'].map(
+      (name) => [name, ROOTS_PATH],
+    ),
+  ),
+};
+
+/** Returns the variables of a machine with these secrets; none without any. */
+export const trustVariables = (secrets: SecretsOrder | undefined): Readonly<Record<string, string>> =>
+  secrets ? { ...secrets.variables, ...TRUST_VARIABLES } : {};
+
+/** Returns the files of such a machine. An image without roots of its own gets those of Node. */
+export function trustFiles({ authority }: SecretsOrder, imageRoots: Buffer | undefined): TrustFile[] {
+  const roots = imageRoots ?? Buffer.from(rootCertificates.join('\n'));
+  return [
+    { path: AUTHORITY_PATH, content: Buffer.from(authority) },
+    { path: ROOTS_PATH, content: Buffer.concat([roots, Buffer.from(`\n${authority}`)]) },
+  ];
+}
+
+/** Variables by which shells, linkers and interpreters find what they run. */
+const RUNS_PROGRAMS =
+  /^(PATH|HOME|USER|SHELL|TERM|IFS|ENV|BASH_ENV|TMPDIR|LD_.*|GCONV_PATH|(NODE|PERL5?|RUBY)_?(OPT|OPTIONS|LIB)|PYTHON.*)$/;
+
+/** Returns whether a variable is Purser's, or one that decides which programs run. */
+export const isReservedVariable = (name: string): boolean =>
+  /^(PURSER_|NVIDIA_)/.test(name) || RUNS_PROGRAMS.test(name) || name in PROXY_VARIABLES || name in TRUST_VARIABLES;

@@ -1,0 +1,57 @@
+import { once } from 'node:events';
+import type { Socket } from 'node:net';
+import type { Duplex } from 'node:stream';
+import { connect, createSecureContext, type SecureContext, TLSSocket } from 'node:tls';
+import { TLS_VERSION_MIN } from '../net/certificate.ts';
+import { containConnection } from '../net/contain.ts';
+import { inTime } from '../net/deadline.ts';
+
+/** Both halves of TLS that the proxy ends: it is the server towards the lease, and the client towards the server. */
+
+const HANDSHAKE_MILLISECONDS = 10_000;
+/** The requests are read, so they must be of the protocol that is read here. */
+const ALPNProtocols = ['http/1.1'];
+
+/** The context of all connections to servers, made when one is first needed: each of its own would take a millisecond. */
+let outside: SecureContext | undefined;
+
+/** Speaks TLS on a connection to a server. Rejects unless its certificate is one for `name`, of an authority that Node trusts. */
+export async function speakTls(socket: Socket, name: string): Promise<TLSSocket> {
+  outside ??= createSecureContext({ minVersion: TLS_VERSION_MIN });
+  const tls = connect({
+    ...{ socket, servername: name, ALPNProtocols, secureContext: outside },
+    rejectUnauthorized: true, // Whatever the environment says.
+  });
+  await handshake(tls, socket, 'secureConnect');
+  return tls;
+}
+
+/** Is the server of `name` towards a client that begins TLS. Rejects where that asks for another. */
+export async function beServer(client: Duplex, secureContext: SecureContext, name: string): Promise<TLSSocket> {
+  const tls = new TLSSocket(client, { isServer: true, secureContext, ALPNProtocols });
+  tls.allowHalfOpen = true; // As the stream below it is.
+  await handshake(tls, client, 'secure');
+  const { servername } = tls as TLSSocket & { servername?: string | false };
+  if (servername && servername.toLowerCase() !== name) {
+    tls.destroy();
+    throw new Error('TLS asks for another server than the request');
+  }
+  return tls;
+}
+
+/** Waits for a handshake. Either stream ends with the other. */
+async function handshake(tls: TLSSocket, below: Duplex, event: 'secure' | 'secureConnect'): Promise<void> {
+  containConnection(tls, 'connection');
+  tls.on('error', () => {}); // `close` follows.
+  tls.once('close', () => below.destroy());
+  below.once('close', () => tls.destroy());
+  const gone = once(tls, 'close').then(() => {
+    throw new Error('the connection ended');
+  });
+  try {
+    await inTime(Promise.race([once(tls, event), gone]), HANDSHAKE_MILLISECONDS, 'the handshake');
+  } catch (error) {
+    tls.destroy();
+    throw error;
+  }
+}

@@ -1,0 +1,183 @@
+import type { Secret } from '../base/secret.ts';
+import {
+  createReader,
+  type HeadFault,
+  type HeadLines,
+  headOf,
+  isSame,
+  lengthOf,
+  refuse,
+  refuseDoubled,
+  targetOf,
+  valuesOf,
+} from './request-head.ts';
+
+/**
+ * The requests to a host inside TLS that the proxy has ended. Each goes on as it is read here: a server that read its length
+ * otherwise could take a header with a value in it for a part of a body, which it may show to anybody.
+ */
+
+/** The value that takes the place of a placeholder in one header, whose name is in lower case. */
+export type Replacement = { header: string; placeholder: string; value: Secret };
+
+/** A request that does not go on. */
+export class RequestFault extends Error {
+  readonly code: HeadFault['code'];
+  constructor({ code, fault }: HeadFault) {
+    super(`the request is refused: ${fault}`);
+    this.code = code;
+  }
+}
+
+type Body = { left: number } | 'chunks' | 'none';
+
+/** The longest header in which a placeholder is replaced: servers show the beginning of one that is too long for them. */
+const HEADER_LENGTH_MAX = 1024;
+const SIZE_LINE = /^[0-9A-Fa-f]{1,12}$/;
+const SIZE_LINE_LENGTH_MAX = 14;
+const LF = 10;
+
+/** A server that carries these out says the request, with its headers, to whoever asks. */
+const ECHOES = ['TRACE', 'TRACK'];
+
+/**
+ * Creates a function that is given what a client sends to `https://host:port`, in pieces, and returns what the server gets. It
+ * throws RequestFault. `replacements` are asked for at each request.
+ */
+export function createRequestRewriter(
+  host: string,
+  port: number,
+  replacements: () => readonly Replacement[],
+): (piece: Buffer) => Buffer {
+  const authority = port === 443 ? host : `${host}:${port}`;
+  const head = createReader((lines) => rewrite(lines, authority, replacements()));
+  let body: Body = 'none';
+  const chunks = createChunkReader();
+
+  /** Takes the beginning of what came. Returns what goes on, and the rest. */
+  function takeOne(piece: Buffer): { sent?: Buffer; rest: Buffer } {
+    if (body === 'chunks') {
+      const { count, isOver } = chunks(piece);
+      if (isOver) body = 'none';
+      return { sent: piece.subarray(0, count), rest: piece.subarray(count) };
+    }
+    if (body !== 'none') {
+      const sent = piece.subarray(0, body.left);
+      body.left -= sent.length;
+      if (body.left === 0) body = 'none';
+      return { sent, rest: piece.subarray(sent.length) };
+    }
+    const read = head.take(piece);
+    if (!read) return { rest: piece.subarray(piece.length) };
+    if ('fault' in read) throw new RequestFault(read);
+    body = read.request.body;
+    return { sent: read.request.head, rest: read.rest };
+  }
+
+  return (piece) => {
+    const all: Buffer[] = [];
+    for (let rest = piece; rest.length; ) {
+      const { sent, rest: more } = takeOne(rest);
+      if (sent) all.push(sent);
+      rest = more;
+    }
+    return Buffer.concat(all);
+  };
+}
+
+function rewrite(
+  { method, url, minor, headers }: HeadLines,
+  authority: string,
+  replacements: readonly Replacement[],
+): { head: Buffer; body: Body } | HeadFault {
+  const [host] = valuesOf(headers, 'host');
+  const target = targetOf(authority, 443);
+  if (minor !== '1') return refuse('it is not of HTTP/1.1');
+  if (method === 'CONNECT' || ECHOES.includes(method))
+    return refuse(`${method} is not passed on where a secret may be`);
+  if (!url.startsWith('/') && !(method === 'OPTIONS' && url === '*')) return refuse('its target is no path');
+  if (host === undefined || !target || !isSame(targetOf(host, 443), target))
+    return refuse(`its header Host is not ${authority}, the host of its connection`);
+  const doubled = refuseDoubled(
+    headers,
+    replacements.map((it) => it.header),
+  );
+  if (doubled) return doubled;
+  const codings = valuesOf(headers, 'transfer-encoding');
+  const length = lengthOf(headers);
+  if (length === undefined) return refuse('its Content-Length is no length');
+  const isChunked = codings.length > 0;
+  if (isChunked && (codings.join().toLowerCase() !== 'chunked' || valuesOf(headers, 'content-length').length))
+    return refuse('the length of its body could be read in two ways');
+  const filled = headers.map(([name, value]): [string, string] => [name, fill(name, value, replacements)]);
+  const isLast = valuesOf(headers, 'connection').some((it) => /\bclose\b/i.test(it));
+  return {
+    head: headOf(`${method} ${url} HTTP/1.1`, authority, filled, isLast),
+    body: isChunked ? 'chunks' : length ? { left: length } : 'none',
+  };
+}
+
+/** Returns a header's value with the values of all placeholders of that header; the password of basic authentication counts as well. */
+function fill(name: string, text: string, replacements: readonly Replacement[]): string {
+  const own = replacements.filter((it) => it.header === name);
+  if (!own.length || text.length > HEADER_LENGTH_MAX || !/^[\x20-\x7e]*$/.test(text)) return text;
+  // Not by a pattern or a plain text: `$&` in a value would be read.
+  const replaceAll = (it: string) =>
+    own.reduce((all, { placeholder, value }) => all.replaceAll(placeholder, () => value.reveal()), it);
+  const [, scheme = '', coded] = /^(basic +)([A-Za-z0-9+/]+={0,2})$/i.exec(text) ?? [];
+  if (coded === undefined) return replaceAll(text);
+  const plain = Buffer.from(coded, 'base64').toString('latin1');
+  const filled = replaceAll(plain);
+  return filled === plain ? text : scheme + Buffer.from(filled, 'latin1').toString('base64');
+}
+
+/**
+ * Creates a reader of bodies in chunks (RFC 9112, section 7.1), one after another. It counts the bytes that belong to a body, and
+ * says whether that is over. It throws RequestFault, also for extensions and trailers, which few servers read alike.
+ */
+function createChunkReader(): (piece: Buffer) => { count: number; isOver: boolean } {
+  let line = '';
+  /** The bytes of the chunk that are still to come; its line is read first, and an empty one after it. */
+  let left = 0;
+  let next: 'size' | 'data' | 'end of chunk' | 'end' = 'size';
+
+  function takeLine(): boolean {
+    const isSound = next === 'size' ? SIZE_LINE.test(line) : line === '';
+    if (!isSound)
+      throw new RequestFault(refuse(`its body is malformed, or has what this proxy does not take (${next})`));
+    if (next === 'end') {
+      next = 'size';
+      return true;
+    }
+    if (next === 'size') left = Number.parseInt(line, 16);
+    next = next === 'end of chunk' ? 'size' : left ? 'data' : 'end';
+    line = '';
+    return false;
+  }
+
+  return (piece) => {
+    for (let at = 0; at < piece.length; ) {
+      if (next === 'data') {
+        const count = Math.min(left, piece.length - at);
+        left -= count;
+        at += count;
+        if (left === 0) next = 'end of chunk';
+        continue;
+      }
+      const byte = piece[at++] as number;
+      const afterReturn = line.endsWith('\r');
+      if ((byte === LF) !== afterReturn || line.length > SIZE_LINE_LENGTH_MAX)
+        throw new RequestFault(refuse('a line of its body is malformed'));
+      if (byte !== LF) {
+        line += String.fromCharCode(byte);
+        continue;
+      }
+      line = line.slice(0, -1);
+      if (takeLine()) {
+        line = '';
+        return { count: at, isOver: true };
+      }
+    }
+    return { count: piece.length, isOver: false };
+  };
+}
