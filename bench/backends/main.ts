@@ -1,35 +1,20 @@
 // `npm run bench -- backends`: what leases take on every backend that this machine has, beside the engine itself. Prints the
 // table of docs/backends.md.
-import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
-import { randomUUID } from 'node:crypto';
-import { once } from 'node:events';
-import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
-import { cpus, loadavg, tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { cpus, loadavg } from 'node:os';
 import { parseArgs } from 'node:util';
-import { freePort } from '../../test/helper/free-port.ts';
-import { sleep } from '../process.ts';
-import { type Installation, install, openWallets, startPurser } from '../purser.ts';
 import { median } from '../rounds.ts';
 import { figure } from '../table.ts';
-import { type Bare, type Starter, SUBJECTS, type Subject } from './subjects.ts';
+import { openPurser, type Rented } from './rented.ts';
+import { type Machines, type Starter, SUBJECTS, type Subject } from './subjects.ts';
+import { measureTrees } from './trees.ts';
 
 const MIB = 1024 ** 2;
 const WARM_COUNT = 5;
-const POLL_MILLISECONDS = 50;
-const BUDGET_CENTS = 100_000;
-
-/** The folder from which E2B's SDK is installed by test/setup. */
-const SDK = join(import.meta.dirname, '../../test/e2b/sdk');
 const SDK_ROW = "`commands.run('true')` by E2B's SDK";
-const TEMPLATE = 'bench';
-type Sandbox = { commands: { run(command: string): Promise<unknown> }; kill(): Promise<unknown> };
-type Rented = Required<Bare> & { openSandbox(): Promise<Sandbox | undefined> };
 
 const HELP = `npm run bench -- backends [flags]
   --only a,b,…  these backends
+  --trees WORD  trees of files in place of leases, beside tar over the same road: the rows with this word (upload, sftp, MB; all)
   --rounds N    leases of each, in turn with the bare engine; medians are reported (5)`;
 
 /** The steps of a lease, in the order of the table, each with its milliseconds in every round. */
@@ -48,7 +33,12 @@ type Taken = Partial<Record<Step, number[]>>;
 export async function benchBackends(args: readonly string[]): Promise<void> {
   const { values } = parseArgs({
     args: [...args],
-    options: { only: { type: 'string' }, rounds: { type: 'string', default: '5' }, help: { type: 'boolean' } },
+    options: {
+      only: { type: 'string' },
+      rounds: { type: 'string', default: '5' },
+      trees: { type: 'string' },
+      help: { type: 'boolean' },
+    },
   });
   if (values.help) return console.log(HELP);
   const only = values.only?.split(',');
@@ -65,7 +55,9 @@ export async function benchBackends(args: readonly string[]): Promise<void> {
     };
     const subject = await open(t);
     if (!subject) continue;
-    measured[name] = await measure(subject, Number(values.rounds), stack);
+    measured[name] = await (values.trees === undefined
+      ? measure(subject, Number(values.rounds), stack)
+      : measureTrees(subject, { rounds: Number(values.rounds), word: values.trees }, stack));
     process.stderr.write(`${name} took ${Math.round((performance.now() - from) / 1000)} s\n`);
   }
   const [cpu] = cpus();
@@ -75,8 +67,8 @@ export async function benchBackends(args: readonly string[]): Promise<void> {
   console.log(tableOf(measured));
 }
 
-/** A step, and its milliseconds with Purser and on the bare engine. */
-type Row = [what: string, cell: string];
+/** A step, and what it took with Purser beside the bare engine. */
+export type Row = [what: string, cell: string];
 
 /** Formats one column for each backend; their rows are the same. */
 function tableOf(measured: Record<string, Row[]>): string {
@@ -88,17 +80,17 @@ function tableOf(measured: Record<string, Row[]>): string {
 /** Rents machines from Purser and from the bare engine in turn, then as many at once as there is room for. */
 async function measure(subject: Subject, rounds: number, stack: AsyncDisposableStack): Promise<Row[]> {
   const purser = await openPurser(subject, stack);
-  const targets: [Bare, Taken][] = [
+  const targets: [Machines, Taken][] = [
     [purser, {}],
     [subject.bare, {}],
   ];
   for (const [target] of targets) await target.stop(await target.create()); // Warms up.
   for (let round = 0; round < rounds; round++)
     for (const [target, taken] of round % 2 ? targets.toReversed() : targets) await live(target, taken);
-  const [[, ours], [, theirs]] = targets as [[Bare, Taken], [Bare, Taken]];
+  const [[, ours], [, theirs]] = targets as [[Machines, Taken], [Machines, Taken]];
   const rows = (Object.keys(STEPS) as Step[]).map((step) => row(STEPS[step], ours[step], theirs[step]));
 
-  const atOnce = async (target: Bare) => {
+  const atOnce = async (target: Machines) => {
     const from = performance.now();
     const ids = await Promise.all(Array.from({ length: subject.room }, () => target.create()));
     const made = performance.now();
@@ -116,7 +108,7 @@ async function measure(subject: Subject, rounds: number, stack: AsyncDisposableS
 }
 
 /** Runs `true` by E2B's SDK in a sandbox, and by the bare engine, in turn. Returns the milliseconds of both; none without the SDK. */
-async function timeSdk(purser: Rented, bare: Bare, rounds: number): Promise<[number[], number[]] | []> {
+async function timeSdk(purser: Rented, bare: Machines, rounds: number): Promise<[number[], number[]] | []> {
   const sandbox = await purser.openSandbox();
   if (!sandbox) return [];
   const id = await bare.create();
@@ -138,7 +130,7 @@ async function timeSdk(purser: Rented, bare: Bare, rounds: number): Promise<[num
 }
 
 /** One machine from its order to its end. */
-async function live(target: Bare, taken: Taken): Promise<void> {
+async function live(target: Machines, taken: Taken): Promise<void> {
   async function timed<T>(step: Step, run: () => Promise<T>): Promise<T> {
     const from = performance.now();
     const result = await run();
@@ -161,78 +153,4 @@ function row(what: string, ours?: readonly number[], theirs?: readonly number[],
   const text = (all: readonly number[] | undefined) => (all ? figure(median(all)) : '–');
   const ratio = what === SDK_ROW && ours && theirs ? ` (${figure(median(ours) / median(theirs))} ×)` : '';
   return [what, `${before}${text(ours)} / ${text(theirs)}${ratio}`];
-}
-
-/** Starts Purser with this backend, and returns it as something that rents machines over HTTP. */
-async function openPurser({ slot, settings, spec }: Subject, stack: AsyncDisposableStack): Promise<Rented> {
-  const directory = mkdtempSync(join(tmpdir(), 'purser-bench-'));
-  stack.defer(() => rmSync(directory, { recursive: true, force: true }));
-  const installation = await install(join(directory, 'data'), await freePort());
-  const templates = { [TEMPLATE]: { provider: slot, spec } };
-  configure(installation, {
-    compute: { [slot]: settings, templates },
-    ssh: { listen: `127.0.0.1:${await freePort()}` },
-  });
-  const purser = await startPurser(installation);
-  stack.defer(() => purser.stop());
-  const [token] = (await openWallets(installation, 1, BUDGET_CENTS)) as [string];
-
-  async function ask<T>(name: string, body: object): Promise<T> {
-    const response = await fetch(`http://127.0.0.1:${installation.port}/v1/compute/${name}`, {
-      method: 'POST',
-      headers: {
-        authorization: `Bearer ${token}`,
-        'content-type': 'application/json',
-        ...(name === 'create' ? { 'idempotency-key': randomUUID() } : {}),
-      },
-      body: JSON.stringify(body),
-    });
-    const answer = await response.json();
-    if (!response.ok) throw new Error(`${name}: ${response.status} ${JSON.stringify(answer)}`);
-    return answer as T;
-  }
-  type Lease = { id: string; status: string };
-  async function reaches(lease: Lease, status: string): Promise<void> {
-    for (let it = lease; it.status !== status; it = await ask<Lease>('status', { id: lease.id })) {
-      assert.ok(!['failed', 'unknown'].includes(it.status), JSON.stringify(it));
-      await sleep(POLL_MILLISECONDS);
-    }
-  }
-  return {
-    async create() {
-      const lease = await ask<Lease>('create', { provider: slot, spec: { ...spec, max_seconds: 3600 } });
-      await reaches(lease, 'running');
-      return lease.id;
-    },
-    async exec(id) {
-      const { exit_code: code } = await ask<{ exit_code: number }>('exec', { id, command: 'true' });
-      assert.equal(code, 0);
-    },
-    upload: (id, content) => ask('upload', { id, path: 'file', content_base64: content.toString('base64') }),
-    async ssh(id) {
-      const at = await ask<{ host: string; port: number; username: string; private_key: string }>('ssh', { id });
-      const key = join(directory, `${id}.key`);
-      writeFileSync(key, at.private_key, { mode: 0o600 });
-      const options = ['StrictHostKeyChecking=no', 'UserKnownHostsFile=/dev/null'].flatMap((it) => ['-o', it]);
-      const argv = ['-F', 'none', '-q', '-i', key, '-p', String(at.port), ...options];
-      const child = spawn('ssh', [...argv, `${at.username}@${at.host}`, 'true'], { stdio: 'ignore' });
-      const [code] = await once(child, 'exit');
-      assert.equal(code, 0);
-    },
-    stop: async (id) => reaches(await ask<Lease>('stop', { id }), 'stopped'),
-    async openSandbox() {
-      if (!existsSync(join(SDK, 'node_modules'))) return undefined;
-      const { Sandbox } = createRequire(join(SDK, 'package.json'))('e2b');
-      const api = `http://127.0.0.1:${installation.port}/v1/e2b`;
-      return Sandbox.create(TEMPLATE, { apiKey: token, apiUrl: api, sandboxUrl: `${api}/envd`, timeoutMs: 3_600_000 });
-    },
-  };
-}
-
-function configure({ directory }: Installation, settings: object): void {
-  const file = join(directory, 'purser.yaml');
-  const text = JSON.stringify({ ...JSON.parse(readFileSync(file, 'utf8')), ...settings }, (_, it) =>
-    typeof it === 'bigint' ? String(it) : it,
-  );
-  writeFileSync(file, text);
 }

@@ -3,16 +3,17 @@ import { randomUUID } from 'node:crypto';
 import { cpus } from 'node:os';
 import type { TestContext } from 'node:test';
 import Docker from 'dockerode';
-import { IMAGE, openDocker } from '../../test/compute/engines/docker.ts';
+import { type Engine, IMAGE, openDocker } from '../../test/compute/engines/docker.ts';
 import { type ApiObject, openKubernetes } from '../../test/compute/engines/kubernetes.ts';
 import { allowPurser, NAMESPACE, settingsOn } from '../../test/compute/engines/kubernetes-subject.ts';
 import { LXD_IMAGE, openLxd } from '../../test/compute/engines/lxd.ts';
+import { openPodman } from '../../test/compute/engines/podman.ts';
 import { openSlurm } from '../../test/compute/engines/slurm.ts';
 import { openSshd, type Sshd } from '../../test/compute/engines/sshd.ts';
 import { run, sleep } from '../process.ts';
 
-/** The engine without Purser, used as its own client would use it. What it does not have is left out. */
-export type Bare = {
+/** Something that rents machines. What it does not have is left out. */
+export type Machines = {
   /** Makes a machine and returns its id when it runs. */
   create(): Promise<string>;
   /** Runs `true` in a machine. */
@@ -22,6 +23,12 @@ export type Bare = {
   ssh?(id: string): Promise<unknown>;
   /** Ends a machine; resolves when it is gone. */
   stop(id: string): Promise<unknown>;
+};
+
+/** The engine without Purser, used as its own client would use it. */
+export type Bare = Machines & {
+  /** Returns the beginning of a command of the engine's own client that runs the program behind it in a machine, with its input. */
+  road(id: string): [program: string, ...args: string[]];
 };
 
 /** A backend and the real engine behind it. */
@@ -50,15 +57,15 @@ const CHANGE_MILLISECONDS = 120_000;
 
 /** Returns the backends, each with the code that starts its engine. Where the machine lacks one, it returns undefined. */
 export const SUBJECTS: Record<string, (t: Starter) => Promise<Subject | undefined>> = {
-  container,
+  container: async (t) => containerOn(await openDocker(t)),
+  podman: async (t) => containerOn(await openPodman(t as TestContext)),
   kubernetes,
   lxd,
   slurm,
   ssh,
 };
 
-async function container(t: Starter): Promise<Subject | undefined> {
-  const engine = await openDocker(t);
+function containerOn(engine: Engine | undefined): Subject | undefined {
   if (!engine) return undefined;
   const docker = new Docker({ socketPath: engine.socket.replace('unix://', '') });
   const HostConfig = { NetworkMode: 'none', Init: true };
@@ -89,6 +96,7 @@ async function container(t: Starter): Promise<Subject | undefined> {
         assert.equal(ExitCode, 0);
       },
       upload: (id, content) => docker.getContainer(id).putArchive(tarOf(content), { path: '/tmp' }),
+      road: (id) => ['docker', '-H', engine.socket, 'exec', '-i', id],
       stop: (id) => docker.getContainer(id).remove({ force: true }),
     },
   };
@@ -162,6 +170,7 @@ async function kubernetes(t: Starter): Promise<Subject | undefined> {
       },
       exec: (pod) => inside(pod, ['true']),
       upload: (pod, content) => inside(pod, ['sh', '-c', 'cat > /tmp/file'], content.toString('latin1')),
+      road: (pod) => ['kubectl', '--kubeconfig', cluster.kubeconfig, 'exec', '-n', NAMESPACE, '-i', pod, '--'],
       async stop(pod) {
         const job = pod.replace(/-[^-]*$/, '');
         await cluster.api('DELETE', `${jobs}/${job}`, { propagationPolicy: 'Foreground' });
@@ -209,6 +218,7 @@ async function lxd(t: Starter): Promise<Subject | undefined> {
         assert.equal(metadata?.return, 0);
       },
       upload: (name, content) => api.ask('POST', `/1.0/instances/${name}/files?path=/tmp/file`, content),
+      road: (name) => ['env', `LXD_DIR=${engine.data}`, 'lxc', 'exec', '-T', name, '--'],
       async stop(name) {
         await change('PUT', `/${name}/state`, { action: 'stop', force: true, timeout: 30 });
         await change('DELETE', `/${name}`);
@@ -230,11 +240,12 @@ async function slurm(t: Starter): Promise<Subject | undefined> {
     `--jobid=${id}`,
     ...argv,
   ];
-  const step = (id: string, argv: readonly string[], input = '') =>
-    run('setpriv', [`--reuid=${NOBODY}`, `--regid=${NOBODY}`, '--clear-groups', 'env', ...inside(id, ...argv)], {
-      cwd: '/',
-      input,
-    });
+  const asNobody = ['-C', '/', 'setpriv', `--reuid=${NOBODY}`, `--regid=${NOBODY}`, '--clear-groups', 'env'];
+  const road = (id: string): [string, ...string[]] => ['env', ...asNobody, ...inside(id)];
+  const step = (id: string, argv: readonly string[], input = '') => {
+    const [program, ...args] = road(id);
+    return run(program, [...args, ...argv], { input });
+  };
   return {
     slot: 'provider_two',
     settings: {
@@ -266,6 +277,7 @@ async function slurm(t: Starter): Promise<Subject | undefined> {
       exec: (id) => step(id, ['true']),
       upload: (id, content) =>
         step(id, ['sh', '-c', 'file=$(mktemp) && cat > "$file" && rm "$file"'], content.toString('latin1')),
+      road,
       async stop(id) {
         await cluster.slurm('scancel', id);
         while ((await cluster.slurm('squeue', '-h', '-j', id, '-o', '%T').catch(() => '')).trim() !== '')
@@ -303,6 +315,7 @@ async function ssh(t: Starter): Promise<Subject | undefined> {
       exec: () => remote('true'),
       upload: (id, content) => remote(`cat > /tmp/${id}`, content.toString('latin1')),
       ssh: () => remote('true'),
+      road: () => ['ssh', ...first],
       stop: (id) => remote(`rm -f /tmp/${id}`),
     },
   };

@@ -47,7 +47,7 @@ function permissions(mode: number): string {
 }
 
 /** A directory listing, read in parts. `bytes` is the memory that it uses. */
-export type Listing = { bytes: number; next(now: number): NamedFile[] };
+export type Listing = { path: Buffer; bytes: number; next(now: number): NamedFile[] };
 
 /** Parses the script's listing. `separator` begins each entry; it is random, so no file name contains it. */
 export function createListing(output: Buffer, separator: string): Pick<Listing, 'next'> {

@@ -21,9 +21,12 @@ export function createHandles(memory: MemoryShare) {
   let aheadBytes = 0;
   const files = () => [...open.values()].filter(isFile);
   const listings = () => [...open.values()].filter((it): it is Listing => !isFile(it));
-  /** Drops all data that was read ahead, as a change may have made it stale. */
-  function forget() {
-    for (const file of files()) file.ahead = undefined;
+  /** Drops all data that was read ahead, as a change may have made it stale, and the sizes of files other than `changed`. */
+  function forget(changed?: File) {
+    for (const file of files()) {
+      file.ahead = undefined;
+      if (file !== changed) file.size = undefined;
+    }
   }
   function find(id: number): Handle {
     const handle = open.get(id);
@@ -48,11 +51,11 @@ export function createHandles(memory: MemoryShare) {
       if (isFile(handle)) throw new SftpFault(STATUS.failure, 'the handle is a file');
       return handle;
     },
-    /** Removes a handle; returns the descriptor to close if it is a file. */
-    drop(id: number): number | undefined {
+    /** Removes a handle; returns the file to close if it is one. */
+    drop(id: number): File | undefined {
       const handle = find(id);
       open.delete(id);
-      if (isFile(handle)) return handle.descriptor;
+      if (isFile(handle)) return handle;
       memory.release(handle.bytes);
       return undefined;
     },
@@ -77,7 +80,7 @@ export function createHandles(memory: MemoryShare) {
       aheadBytes = files().reduce((sum, it) => sum + (it.ahead?.bytes.length ?? 0), 0);
       if (memory.tryTake(aheadBytes)) return;
       aheadBytes = 0;
-      forget();
+      for (const file of files()) file.ahead = undefined;
     },
   };
 }

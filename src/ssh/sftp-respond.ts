@@ -5,9 +5,10 @@ import { DESCRIPTORS } from '../compute/machine/sftp-script.ts';
 import type { MemoryShare } from './memory.ts';
 import type { SftpWrite } from './sftp-batch.ts';
 import { createListing } from './sftp-entry.ts';
-import { offsetOf, openFile, readFile, writeFile } from './sftp-file.ts';
+import { type File, offsetOf, readFile, settle, writeFile } from './sftp-file.ts';
 import { createHandles, handleId } from './sftp-handles.ts';
-import { answer, PACKET_BYTES_MAX, type PacketFields, REQUEST, uint64 } from './sftp-wire.ts';
+import { createRows } from './sftp-row.ts';
+import { answer, OPEN, PACKET_BYTES_MAX, type PacketFields, REQUEST, uint64 } from './sftp-wire.ts';
 
 /** The most bytes of a read or write: a multiple of what clients use by default, and a fraction of the read-ahead. */
 const TRANSFER_BYTES_MAX = 128 * 1024;
@@ -20,6 +21,12 @@ const PERMISSION_BITS = 0o7777;
  */
 const SENDS_TARGET_FIRST = /^(OpenSSH|dropbear|paramiko|Go\b)/i;
 
+/** Requests that change nothing in the machine, but for an open, which is looked at. */
+const CHANGES_NOTHING = new Set<number>([
+  ...[REQUEST.open, REQUEST.close, REQUEST.read, REQUEST.opendir, REQUEST.readdir],
+  ...[REQUEST.stat, REQUEST.lstat, REQUEST.fstat, REQUEST.realpath, REQUEST.readlink],
+]);
+
 /** Handles a request. Returns the response packet, or undefined for a plain success status. */
 type Respond = (fields: PacketFields, id: number) => Promise<Buffer | undefined>;
 type Word = Buffer | string | number;
@@ -27,6 +34,7 @@ type Word = Buffer | string | number;
 /** Creates the handler of requests. Throws SftpFault for a failed request, and at once when the machine lacks a tool. */
 export async function createResponder(script: ScriptClient, software: string, memory: MemoryShare, now: () => number) {
   const handles = createHandles(memory);
+  const rows = createRows(script, memory);
   const { mask, home } = await greet(script);
   const ask = async (verb: string, ...words: Word[]) => (await script.ask({ verb, words })).output;
   const act = async (verb: string, ...words: Word[]) => void (await script.ask({ verb, words }));
@@ -39,10 +47,13 @@ export async function createResponder(script: ScriptClient, software: string, me
     return absolute(path.length ? path : Buffer.from(ifEmpty));
   }
   const idOf = (fields: PacketFields) => handleId(fields.string());
-  const descriptorOf = (fields: PacketFields) => handles.file(idOf(fields)).descriptor;
-  /** Returns the permissions of a new file with the machine's umask applied, in octal; `-` for its default. */
-  const permissionsOf = ({ mode }: FileAttributes) =>
-    mode === undefined ? '-' : (mode & PERMISSION_BITS & ~mask).toString(8);
+  async function descriptorOf(fields: PacketFields): Promise<number> {
+    const file = handles.file(idOf(fields));
+    await settle(script, file);
+    return file.descriptor;
+  }
+  /** Returns the permissions of a new file with the machine's umask applied; undefined for its default. */
+  const permissionsOf = ({ mode }: FileAttributes) => (mode === undefined ? undefined : mode & PERMISSION_BITS & ~mask);
   const named = (id: number, name: Buffer) => answer.names(id, [{ name, longName: name, attributes: {} }]);
   const ended = (id: number) => answer.status(id, STATUS.endOfFile, 'End of file');
 
@@ -63,6 +74,22 @@ export async function createResponder(script: ScriptClient, software: string, me
       times?.modified ?? '-',
     );
   }
+  async function changeFile(file: File, attributes: FileAttributes): Promise<undefined> {
+    const { size, ...others } = attributes;
+    // OpenSSH's scp sets the size after every upload.
+    if (Object.keys(others).length === 0 && size === BigInt(file.size ?? -1)) return undefined;
+    await settle(script, file);
+    return change(file.descriptor, attributes);
+  }
+  /** Closes a file. One that is only promised by then is an empty one. */
+  async function close(file: File): Promise<undefined> {
+    await rows.keepPromise(file);
+    try {
+      if (file.flags !== OPEN.read) await settle(script, file);
+    } finally {
+      if (!file.order || file.fault) script.close(file.descriptor);
+    }
+  }
   async function space(id: number, target: Word): Promise<Buffer> {
     const numbers = (await ask('space', target)).toString().trim().split(' ');
     if (numbers.length !== 8 || !numbers.every((it) => /^\d{1,19}$/.test(it)))
@@ -80,9 +107,9 @@ export async function createResponder(script: ScriptClient, software: string, me
   const extensions: Record<string, Respond> = {
     'posix-rename@openssh.com': (fields) => act('rename', pathOf(fields), pathOf(fields), 'replace'),
     'hardlink@openssh.com': (fields) => act('link', pathOf(fields), pathOf(fields), 'hard'),
-    'fsync@openssh.com': (fields) => act('sync', descriptorOf(fields)),
+    'fsync@openssh.com': async (fields) => act('sync', await descriptorOf(fields)),
     'statvfs@openssh.com': (fields, id) => space(id, pathOf(fields)),
-    'fstatvfs@openssh.com': (fields, id) => space(id, descriptorOf(fields)),
+    'fstatvfs@openssh.com': async (fields, id) => space(id, await descriptorOf(fields)),
     'limits@openssh.com': async (_, id) => {
       const limits = [PACKET_BYTES_MAX, TRANSFER_BYTES_MAX, TRANSFER_BYTES_MAX, DESCRIPTORS.length];
       return answer.extended(id, ...limits.map((it) => uint64(BigInt(it))));
@@ -92,13 +119,15 @@ export async function createResponder(script: ScriptClient, software: string, me
     async [REQUEST.open](fields, id) {
       const [path, flags, attributes] = [pathOf(fields), fields.uint32(), fields.attributes()];
       const descriptor = handles.freeDescriptor();
-      handles.forget(); // Opening may truncate the file.
-      const file = await openFile(script, { descriptor, path, flags, permissions: permissionsOf(attributes) });
-      return answer.handle(id, handles.keep(file));
+      if (flags !== OPEN.read) handles.forget(); // Opening may truncate the file.
+      const file = await rows.open({ descriptor, path, flags, permissions: permissionsOf(attributes) });
+      const name = handles.keep(file);
+      handles.countAhead();
+      return answer.handle(id, name);
     },
     async [REQUEST.close](fields) {
-      const descriptor = handles.drop(idOf(fields));
-      return descriptor === undefined ? undefined : act('close', descriptor);
+      const file = handles.drop(idOf(fields));
+      return file && close(file);
     },
     async [REQUEST.read](fields, id) {
       const [file, offset, length] = [handles.file(idOf(fields)), offsetOf(fields.uint64()), fields.uint32()];
@@ -117,23 +146,26 @@ export async function createResponder(script: ScriptClient, software: string, me
       };
       try {
         const { output, token } = await script.ask({ verb: 'list', words: [path], answerBytesMax, take });
-        return answer.handle(id, handles.keep({ ...createListing(output, `${token}/`), bytes }));
+        rows.unlist(path);
+        return answer.handle(id, handles.keep({ ...createListing(output, `${token}/`), path, bytes }));
       } catch (error) {
         memory.release(bytes);
         throw error;
       }
     },
     async [REQUEST.readdir](fields, id) {
-      const names = handles.listing(idOf(fields)).next(now());
+      const listing = handles.listing(idOf(fields));
+      const names = listing.next(now());
+      rows.list(listing.path, names);
       return names.length ? answer.names(id, names) : ended(id);
     },
     [REQUEST.stat]: (fields, id) => attributes(id, 'stat', pathOf(fields)),
     [REQUEST.lstat]: (fields, id) => attributes(id, 'lstat', pathOf(fields)),
-    [REQUEST.fstat]: (fields, id) => attributes(id, 'stat', descriptorOf(fields)),
+    [REQUEST.fstat]: async (fields, id) => attributes(id, 'stat', await descriptorOf(fields)),
     [REQUEST.setstat]: (fields) => change(pathOf(fields), fields.attributes()),
-    [REQUEST.fsetstat]: (fields) => change(descriptorOf(fields), fields.attributes()),
+    [REQUEST.fsetstat]: (fields) => changeFile(handles.file(idOf(fields)), fields.attributes()),
     [REQUEST.remove]: (fields) => act('remove', pathOf(fields)),
-    [REQUEST.mkdir]: (fields) => act('mkdir', pathOf(fields), permissionsOf(fields.attributes())),
+    [REQUEST.mkdir]: (fields) => act('mkdir', pathOf(fields), permissionsOf(fields.attributes())?.toString(8) ?? '-'),
     [REQUEST.rmdir]: (fields) => act('rmdir', pathOf(fields)),
     [REQUEST.rename]: (fields) => act('rename', pathOf(fields), pathOf(fields), 'keep'),
     [REQUEST.symlink]: link,
@@ -152,13 +184,20 @@ export async function createResponder(script: ScriptClient, software: string, me
     async respond(type: number, fields: PacketFields, id: number): Promise<Buffer | undefined> {
       const respond = requests[type];
       if (!respond) throw new SftpFault(STATUS.unsupported, 'there is no such request');
+      if (!CHANGES_NOTHING.has(type)) rows.drop();
+      if (type !== REQUEST.close) await rows.keepPromise();
       return respond(fields, id);
     },
+    /** Opens what the client takes for open, if that was put off. */
+    settle: () => rows.keepPromise(),
+    isSettled: () => !rows.hasPromised(),
     /** Executes contiguous writes of one handle. Resolves when all have been written. */
     async write(batch: SftpWrite[]): Promise<void> {
       const [first] = batch as [SftpWrite];
       const file = handles.file(first.handle);
-      handles.forget();
+      await rows.keepPromise(file);
+      rows.drop();
+      handles.forget(file);
       const pieces = batch.map((it) => it.piece);
       await writeFile(script, file, offsetOf(first.offset), pieces);
     },

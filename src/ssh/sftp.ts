@@ -7,6 +7,9 @@ import { gatherWrites } from './sftp-batch.ts';
 import { createResponder } from './sftp-respond.ts';
 import { answer, createPacketReader, MalformedPacket, REQUEST, readFields } from './sftp-wire.ts';
 
+/** What was put off for a client's next request is done once none has come for this long. */
+const PAUSE_MILLISECONDS = 50;
+
 const EXTENSIONS = {
   'posix-rename@openssh.com': '1',
   'statvfs@openssh.com': '2',
@@ -32,13 +35,27 @@ type SftpClient = {
  */
 export async function serveSftp(client: SftpClient, session: GuestSession, now: () => number): Promise<void> {
   const packets = createPacketReader(client.source);
-  const { respond, write } = await createResponder(createScriptClient(session), client.software, client.memory, now);
+  const { respond, write, settle, isSettled } = await createResponder(
+    createScriptClient(session),
+    client.software,
+    client.memory,
+    now,
+  );
 
   const greeting = await packets.next();
   if (!greeting) return;
   if (readFields(greeting).byte() !== REQUEST.init) throw new MalformedPacket('the first packet is no greeting');
   await client.send(answer.version(EXTENSIONS));
-  for (let packet = await packets.next(); packet; packet = await packets.next()) {
+  async function next(): Promise<Buffer | undefined> {
+    if (isSettled()) return packets.next();
+    const coming = packets.next();
+    const { promise: isLate, resolve } = Promise.withResolvers<boolean>();
+    const late = setTimeout(resolve, PAUSE_MILLISECONDS, true);
+    if (await Promise.race([coming.then(() => false), isLate])) await settle();
+    clearTimeout(late);
+    return coming;
+  }
+  for (let packet = await next(); packet; packet = await next()) {
     const fields = readFields(packet);
     const [type, id] = [fields.byte(), fields.uint32()];
     if (type === REQUEST.write) {

@@ -54,7 +54,12 @@ export function connectOver(
   const settings: ConnectConfig = {
     ...login,
     sock,
-    algorithms: { ...SSH_ALGORITHMS, ...algorithms },
+    // A host may have nothing else.
+    algorithms: {
+      ...SSH_ALGORITHMS,
+      cipher: [...SSH_ALGORITHMS.cipher, 'chacha20-poly1305@openssh.com'],
+      ...algorithms,
+    },
     hostVerifier: isHost,
     readyTimeout: milliseconds,
     keepaliveInterval: PING_MILLISECONDS,

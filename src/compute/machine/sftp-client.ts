@@ -7,6 +7,8 @@ import { faultOf } from './sftp-fault.ts';
 
 /** Milliseconds without a byte from the machine after which a request fails. Generous, as 1 MiB takes a while on a slow line. */
 const SILENCE_MILLISECONDS = 120_000;
+/** A descriptor that is to be closed waits this long for another request. */
+const CLOSE_MILLISECONDS = 20;
 const WORDS_BYTES_MAX = 4096;
 /** Bytes kept to match the last line of an answer; that line is shorter. */
 const END_BYTES = 64;
@@ -26,13 +28,20 @@ type ScriptRequest = {
 };
 
 export type ScriptClient = {
-  /** Runs a verb. Returns its standard output and the token of the request. Throws SftpFault and ScriptLost. */
-  ask(question: ScriptRequest): Promise<{ output: Buffer; token: string }>;
+  /**
+   * Runs a verb. Returns its standard output, the token of the request, and what its tools said on standard error. Throws SftpFault
+   * and ScriptLost.
+   */
+  ask(question: ScriptRequest): Promise<{ output: Buffer; token: string; words: string }>;
+  /** Closes a descriptor in the machine. It has no answer, and takes its place before the next request. */
+  close(descriptor: number): void;
 };
 
 /** Opens a client of `SFTP_SCRIPT` in a machine. Requests are sent one at a time. */
 export function createScriptClient({ stdin, stdout, stderr, ended, kill }: GuestSession): ScriptClient {
   let lost: ScriptLost | undefined;
+  /** Requests to close, which go with the next request. */
+  let closing = '';
   /** Rejects the pending request, if there is one. */
   let giveUp: ((lost: ScriptLost) => void) | undefined;
   function lose(reason: string) {
@@ -62,12 +71,14 @@ export function createScriptClient({ stdin, stdout, stderr, ended, kill }: Guest
         out.until(new RegExp(`${token} (\\d{1,3})\\n$`), answerBytesMax, () => silence.refresh(), take),
         err.until(new RegExp(`${token}\\n$`), WORDS_BYTES_MAX, () => silence.refresh()),
       ]);
-      stdin.write(`${[token, verb, ...words.map(wordOf)].join(' ')}\n`);
-      for (const piece of input ?? []) stdin.write(piece);
+      // Written at once: each write is a call of the system, and on some roads a packet.
+      const lines = `${closing}${[token, verb, ...words.map(wordOf)].join(' ')}\n`;
+      closing = '';
+      stdin.write(Buffer.concat([Buffer.from(lines), ...(input ?? [])]));
       const [output, errors] = await Promise.race([answered, loss]);
       if (output.end[1] === '0') {
         if (output.isCut) throw faultOf('the answer is too large');
-        return { output: output.bytes, token };
+        return { output: output.bytes, token, words: errors.bytes.toString() };
       }
       if (input) stdin.write(`\n${token}\n`);
       throw faultOf(errors.bytes.toString());
@@ -76,7 +87,18 @@ export function createScriptClient({ stdin, stdout, stderr, ended, kill }: Guest
       giveUp = undefined;
     }
   }
-  return { ask };
+  /** Writes what is to be closed, if no request took it along. */
+  function flush(): void {
+    if (closing) stdin.write(closing);
+    closing = '';
+  }
+  return {
+    ask,
+    close(descriptor) {
+      if (!closing) setTimeout(flush, CLOSE_MILLISECONDS).unref();
+      closing += `- close ${descriptor}\n`;
+    },
+  };
 }
 
 /** Encodes an argument: all but plainly harmless characters become octal escapes of `printf %b`. */

@@ -1,8 +1,8 @@
 /**
  * The script that executes sftp requests in a machine: POSIX sh, and the `TOOLS` of coreutils or busybox. It reads one
  * request per line, `token verb word…`. On both outputs it ends each answer with the token and a newline, which flushes line
- * buffers on the way; on standard output the exit code stands between them. Requests are never evaluated: words are data
- * with unsafe bytes in octal. Only a descriptor's digit is used in `eval`, because a redirection takes no variable there.
+ * buffers on the way; on standard output the exit code stands between them. `close` has no answer. Requests are never evaluated:
+ * words are data with unsafe bytes in octal. Only a descriptor's digit is used in `eval`, because a redirection takes no variable there.
  *
  * Open files are descriptors 3 to 8, so that a transfer continues with its file when that is renamed. Requests come one at
  * a time, so a tool cannot read another request's input ahead.
@@ -14,9 +14,12 @@ const TOOLS = 'cat chmod chown dd head ln mkdir mv readlink rm rmdir stat touch'
 export const DESCRIPTORS = [3, 4, 5, 6, 7, 8] as const;
 export const MOVE_BYTES = 1024 * 1024;
 export const READ_BYTES = 64 * 1024;
+/** `several` prints at most this much of a file. */
+export const SMALL_BYTES = 64 * 1024;
 
 export const SFTP_SCRIPT = `export LC_ALL=C
 exec 9<&0 </dev/null
+mask=$(umask)
 facts='%f %s %u %g %X %Y %h:%U:%G'
 
 say() { printf '%s\\n' "$1" >&2; return 1; }
@@ -65,11 +68,11 @@ hello() {
   for tool in ${TOOLS}; do
     command -v "$tool" >/dev/null || say "this machine has no $tool" || return 1
   done
-  printf '%s/%s %s' "$token" "$(umask)" "$(pwd)"
+  printf '%s/%s %s' "$token" "$mask" "$(pwd)"
 }
 
-# Opens descriptor $1 for $2 (read, write, update, append); $3 whether it may, must or may not (no) be made, $4 whether
-# it is emptied (yes), $5 its mode, $6 its path.
+# Opens descriptor $1 for $2 (read, write, update, append), and prints "empty" for a file that is made or emptied; $3 whether it may, must or may not (no) be made, $4 whether
+# it is emptied (yes), $5 the umask with which it is made, $6 its path, $7 its mode where that umask does not give it.
 open() {
   plain "$6"
   fresh=
@@ -81,8 +84,7 @@ open() {
   else
     fresh=yes
   fi
-  mask=$(umask)
-  [ -z "$fresh" ] || [ "$5" = - ] || umask 077
+  [ -z "$fresh" ] || [ "$5" = - ] || umask "$5"
   opened=0
   if [ "$3" = must ] || [ "$4" = yes ]; then
     [ "$3" != must ] || set -C
@@ -96,17 +98,38 @@ open() {
   fi
   umask "$mask"
   [ $opened = 0 ] || return 1
-  [ -z "$fresh" ] || [ "$5" = - ] || chmod "$5" "$plain" || :
+  [ -z "$fresh" ] || [ "$7" = - ] || chmod "$7" "$plain" || :
+  [ -z "$fresh" ] && [ "$4" = no ] || printf empty
 }
 
-# Writes $6 bytes of the input; afterwards the descriptor is at $7. What cannot be written is taken from the input too.
+# Writes $6 bytes of the input; afterwards the descriptor is at $7.
 write() {
-  move "$1" "$2" "$3" "$4" "$5" &&
-    head -c "$6" <&9 | { cat >&"$1" || { cat >/dev/null; false; }; } &&
-    { [ "$7" = - ] || at "$1" "$7"; } && return 0
+  move "$1" "$2" "$3" "$4" "$5" && head -c "$6" <&9 >&"$1" && { [ "$7" = - ] || at "$1" "$7"; } && return 0
   written=no
   return 1
 }
+
+# Opens as open does, and writes the next $8 bytes of the input at the start.
+fill() {
+  open "$@" && write "$1" here 0 0 0 "$8" "$8" && return 0
+  written=no
+  return 1
+}
+
+# Prints the files of the directory $1 whose names are the next $2 lines, each below a line with its path, as head does.
+several() (
+  plain "$1"
+  directory=$plain
+  left=$2
+  set --
+  while [ "$left" -gt 0 ] && read -r name <&9; do
+    left=$((left - 1))
+    plain "$name"
+    [ ! -f "$directory/$plain" ] || set -- "$@" "$directory/$plain"
+  done
+  [ $# -eq 0 ] || head -v -c ${SMALL_BYTES} "$@"
+  exit 0
+)
 
 # Each entry is the token and a slash, its facts, a slash and its name. At most $2 names are looked at, of all without it.
 list() (
@@ -181,18 +204,20 @@ real() {
   readlink -f "$plain" || say 'No such file or directory'
 }
 
-while read -r token verb a b c d e f g <&9; do
+while read -r token verb a b c d e f g h <&9; do
   written=
   case $verb in
     hello) hello ;;
     stat) target "$a"; stat -L -c "$facts" "$plain" ;;
     lstat) plain "$a"; stat -c "$facts" "$plain" ;;
     list) list "$a" "$b" ;;
-    open) open "$a" "$b" "$c" "$d" "$e" "$f" ;;
+    open) open "$a" "$b" "$c" "$d" "$e" "$f" "$g" ;;
+    fill) fill "$a" "$b" "$c" "$d" "$e" "$f" "$g" "$h" ;;
+    several) several "$a" "$b" ;;
     read) move "$a" "$b" "$c" "$d" "$e" && dd bs=${READ_BYTES} count="$f" <&"$a" ;;
     write) write "$a" "$b" "$c" "$d" "$e" "$f" "$g" ;;
     sync) target "$a"; sync "$plain" ;;
-    close) eval "exec $a<&-" ;;
+    close) eval "exec $a<&-"; continue ;;
     change) change "$a" "$b" "$c" "$d" "$e" "$f" ;;
     remove) plain "$a"; rm "$plain" ;;
     mkdir) plain "$a"; if [ "$b" = - ]; then mkdir "$plain"; else mkdir -m "$b" "$plain"; fi ;;
