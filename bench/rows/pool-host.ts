@@ -13,7 +13,16 @@ const ROUNDS = 60;
 const CHIP = 'test-chip';
 const now = () => Math.floor(Date.now() / 1000);
 
-/** A warm exec of `true` on a pool host, in turn with OpenSSH's own client over its kept connection (ControlMaster). */
+/** Root's own ~/.bashrc of a host, which sshd's bash reads. */
+const withBashrc = (text: string) => ({
+  settings: ['SetEnv SHLVL=0'], // As the outermost shell bash reads it.
+  prepare: `mount -t tmpfs none /root; echo '${text}' > /root/.bashrc`,
+});
+
+/**
+ * A warm exec of `true` on a pool host whose login shell takes three seconds to start, in turn with OpenSSH's own client over its
+ * kept connection (ControlMaster) to one whose login shell reads nothing.
+ */
 export async function poolHost(): Promise<Line[]> {
   const directory = mkdtempSync(join(tmpdir(), 'purser-bench-'));
   await using stack = new AsyncDisposableStack();
@@ -21,10 +30,16 @@ export async function poolHost(): Promise<Line[]> {
   const skip = () => {
     throw new Error('needs root and sshd');
   };
-  const sshd = await openSshd({ skip, after: (end) => stack.defer(end as () => Promise<void>) });
-  assert(sshd, 'without sshd it throws');
-  const { host } = sshd;
-  const settings = { backend: 'ssh' as const, hosts: [host], limits: { max_seconds: 86_400 }, provision_seconds: 60 };
+  const t = { skip, after: (end?: unknown) => stack.defer(end as () => Promise<void>) };
+  const [slow, quick] = [await openSshd(t, withBashrc('sleep 3')), await openSshd(t, withBashrc(''))];
+  assert(slow && quick, 'without sshd it throws');
+  const { host } = quick;
+  const settings = {
+    backend: 'ssh' as const,
+    hosts: [slow.host],
+    limits: { max_seconds: 86_400 },
+    provision_seconds: 60,
+  };
   const backend = openSshBackend(settings, { leases: directory, now });
   stack.defer(() => backend.close());
   const quote = await backend.quote({ chip: CHIP, max_seconds: 600 });
@@ -52,7 +67,7 @@ export async function poolHost(): Promise<Line[]> {
   const [purser, control] = [median(taken.purser), median(taken.control)];
   return [
     {
-      what: 'warm exec on a pool host over `ssh` with ControlMaster',
+      what: 'warm exec on a pool host with a .bashrc of 3 s, over `ssh` with ControlMaster to one with an empty one',
       goal: '≤ 1.3×',
       measured: `${figure(purser / control)}×`,
       beside: `${figure(purser)} ms against ${figure(control)} ms`,
