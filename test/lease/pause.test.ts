@@ -84,15 +84,35 @@ test('a lease that cannot be paused says why and runs on', async (t) => {
   guest.pause = 'a host cannot take its processors away';
   await refused('invalid_request', /a host cannot take its processors away/);
   guest.pause = pause as NonNullable<typeof pause>;
+  await purser.stop(token, id);
+  assert.equal((await purser.pause(token, id)).body.error.code, 'resource_not_active');
+  assert.equal((await purser.resume(token, id)).body.error.code, 'resource_not_active');
+});
 
-  const row = purser.app.ledger.client.prepare('select spec from resource').pluck().get() as string;
-  assert.equal(JSON.parse(row).gpus, 0);
-  const short = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
-  const other = (await purser.rent(short.token)).body;
-  purser.clock.advance(1);
-  await purser.stop(short.token, other.id);
-  assert.equal((await purser.pause(short.token, other.id)).body.error.code, 'resource_not_active');
-  assert.equal((await purser.resume(short.token, other.id)).body.error.code, 'resource_not_active');
+test('a lease with a GPU, and one that lasts as long as its wallet, are not paused', async (t) => {
+  const provider_one = {
+    ...{ backend: 'container', socket: 'unix:///nowhere/docker.sock', image: 'nowhere:1' },
+    prices: { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005', gpu_hourly_usd: { h100: '0.1' } },
+    limits: { cpus: 2, memory_gib: 1, disk_gb: 1, gpus: 1, max_seconds: 3600 },
+    gpu_devices: { h100: ['0'] },
+  };
+  const purser = pauses(await openMemoryServer(t, { settings: { compute: { provider_one } } }));
+  const refused = async (token: string, spec: object, code: string, words: RegExp) => {
+    const made = await purser.lease(token, undefined, spec as Record<string, unknown>);
+    assert.equal(made.status, 200, made.text);
+    const { body } = await purser.pause(token, made.body.id);
+    assert.equal(body.error.code, code);
+    assert.match(body.error.message, words);
+    assert.equal((await purser.status(token, made.body.id)).status, 'running');
+  };
+  const { token } = await purser.openWallet(LONG);
+  await refused(token, { gpu: 'h100', gpus: 1 }, 'invalid_request', /would keep its GPUs/);
+  const short = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 3600 });
+  const lasting = (await purser.rent(short.token)).body;
+  const wanted = 3600 - 600;
+  assert.equal((await purser.extend(short.token, lasting.id, wanted)).status, 200);
+  const { body } = await purser.pause(short.token, lasting.id);
+  assert.equal(body.error.code, 'lease_limit_exceeded');
 });
 
 test('without room a lease stays paused', async (t) => {
