@@ -58,17 +58,18 @@ const CHANGE_MILLISECONDS = 120_000;
 /** Returns the backends, each with the code that starts its engine. Where the machine lacks one, it returns undefined. */
 export const SUBJECTS: Record<string, (t: Starter) => Promise<Subject | undefined>> = {
   container: async (t) => containerOn(await openDocker(t)),
-  podman: async (t) => containerOn(await openPodman(t as TestContext)),
+  podman: async (t) => containerOn(await openPodman(t as TestContext), false),
   kubernetes,
   lxd,
   slurm,
   ssh,
 };
 
-function containerOn(engine: Engine | undefined): Subject | undefined {
+/** With `Init`, process 1 of the bare engine's container is its own, as Purser's is the watchdog; Debian's Podman has none. */
+function containerOn(engine: Engine | undefined, Init = true): Subject | undefined {
   if (!engine) return undefined;
   const docker = new Docker({ socketPath: engine.socket.replace('unix://', '') });
-  const HostConfig = { NetworkMode: 'none', Init: true };
+  const HostConfig = { NetworkMode: 'none', Init };
   return {
     slot: 'provider_one',
     settings: {
