@@ -29,7 +29,7 @@ type ScriptRequest = {
 
 export type ScriptClient = {
   /**
-   * Runs a verb. Returns its standard output, the token of the request, and what its tools said on standard error. Throws SftpFault
+   * Runs a verb. Returns its standard output, the token of the request, and what `read` said on standard error. Throws SftpFault
    * and ScriptLost.
    */
   ask(question: ScriptRequest): Promise<{ output: Buffer; token: string; words: string }>;
@@ -66,22 +66,26 @@ export function createScriptClient({ stdin, stdout, stderr, ended, kill }: Guest
       lose(`the machine was silent for ${SILENCE_MILLISECONDS / 1000} s`);
       kill();
     }, SILENCE_MILLISECONDS);
+    const active = () => {
+      if (giveUp === reject) silence.refresh(); // Words may come later than the answer.
+    };
     try {
-      const answered = Promise.all([
-        out.until(new RegExp(`${token} (\\d{1,3})\\n$`), answerBytesMax, () => silence.refresh(), take),
-        err.until(new RegExp(`${token}\\n$`), WORDS_BYTES_MAX, () => silence.refresh()),
-      ]);
+      const answered = out.until(new RegExp(`${token} (\\d{1,3})\\n$`), answerBytesMax, active, take);
+      const said = err.until(new RegExp(`${token}\\n$`), WORDS_BYTES_MAX, active);
       // Written at once: each write is a call of the system, and on some roads a packet.
       const lines = `${closing}${[token, verb, ...words.map(wordOf)].join(' ')}\n`;
       closing = '';
       stdin.write(Buffer.concat([Buffer.from(lines), ...(input ?? [])]));
-      const [output, errors] = await Promise.race([answered, loss]);
-      if (output.end[1] === '0') {
+      const output = await Promise.race([answered, loss]);
+      const isDone = output.end[1] === '0';
+      // The other output is another packet, which is not waited for where nothing is to be learned from it.
+      const errors = isDone && verb !== 'read' ? undefined : await Promise.race([said, loss]);
+      if (isDone) {
         if (output.isCut) throw faultOf('the answer is too large');
-        return { output: output.bytes, token, words: errors.bytes.toString() };
+        return { output: output.bytes, token, words: errors?.bytes.toString() ?? '' };
       }
       if (input) stdin.write(`\n${token}\n`);
-      throw faultOf(errors.bytes.toString());
+      throw faultOf(errors?.bytes.toString() ?? '');
     } finally {
       clearTimeout(silence);
       giveUp = undefined;

@@ -1,8 +1,8 @@
 /**
  * The script that executes sftp requests in a machine: POSIX sh, and the `TOOLS` of coreutils or busybox. It reads one
- * request per line, `token verb word…`. On both outputs it ends each answer with the token and a newline, which flushes line
- * buffers on the way; on standard output the exit code stands between them. `close` has no answer. Requests are never evaluated:
- * words are data with unsafe bytes in octal. Only a descriptor's digit is used in `eval`, because a redirection takes no variable there.
+ * request per line, `token verb word…`. Each answer ends with the token, the exit code and a newline, which flushes line buffers on
+ * the way, and standard error with the token where a request failed, and after `read`. `close` has no answer. Requests are never
+ * evaluated: words are data with unsafe bytes in octal. Only a descriptor's digit is used in `eval`, because a redirection takes no variable there.
  *
  * Open files are descriptors 3 to 8, so that a transfer continues with its file when that is renamed. Requests come one at
  * a time, so a tool cannot read another request's input ahead.
@@ -127,7 +127,7 @@ several() (
     plain "$name"
     [ ! -f "$directory/$plain" ] || set -- "$@" "$directory/$plain"
   done
-  [ $# -eq 0 ] || head -v -c ${SMALL_BYTES} "$@"
+  [ $# -eq 0 ] || head -v -c ${SMALL_BYTES} "$@" 2>/dev/null
   exit 0
 )
 
@@ -230,7 +230,7 @@ while read -r token verb a b c d e f g h <&9; do
     *) say "unknown: $verb" ;;
   esac
   code=$?
-  printf '%s\\n' "$token" >&2
+  [ "$code" = 0 ] && [ "$verb" != read ] || printf '%s\\n' "$token" >&2
   printf '%s %s\\n' "$token" "$code"
   # What was not taken still stands in the input, up to a line that is the token.
   [ -z "$written" ] || while read -r line <&9 && [ "$line" != "$token" ]; do :; done
