@@ -70,7 +70,8 @@ export async function measureTrees(
   // Both machines of some backends are this one, and its directory is then the same.
   const [at, bareAt] = [`/tmp/${basename(local)}-purser`, `/tmp/${basename(local)}-bare`];
   const into = (directory: string) => `mkdir -p ${directory} && tar xf - -C ${directory}`;
-  const out = (directory: string) => `tar cf - -C ${directory} .`;
+  // The output of a Slurm step is a terminal, to which tar writes nothing.
+  const out = (directory: string) => `tar cf - -C ${directory} . | cat`;
   await bare(into(`${bareAt}/tree`), archives.tree);
   for (const name of ['tree', 'big'] as const) await ssh(into(`${at}/${name}`), archives[name]);
 
