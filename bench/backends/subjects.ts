@@ -58,12 +58,18 @@ const CHANGE_MILLISECONDS = 120_000;
 /** Returns the backends, each with the code that starts its engine. Where the machine lacks one, it returns undefined. */
 export const SUBJECTS: Record<string, (t: Starter) => Promise<Subject | undefined>> = {
   container: async (t) => containerOn(await openDocker(t)),
-  podman: async (t) => containerOn(await openPodman(t as TestContext), false),
+  podman,
   kubernetes,
   lxd,
   slurm,
   ssh,
 };
+
+async function podman(t: Starter): Promise<Subject | undefined> {
+  const engine = await openPodman(t as TestContext);
+  if (engine) t.after(() => engine.stop());
+  return containerOn(engine, false);
+}
 
 /** With `Init`, process 1 of the bare engine's container is its own, as Purser's is the watchdog; Debian's Podman has none. */
 function containerOn(engine: Engine | undefined, Init = true): Subject | undefined {
