@@ -6,6 +6,8 @@ export type Activity = {
   open(resourceId: string): number;
   /** Returns whether any is open, or was at any time since this was last asked. */
   takeActivity(resourceId: string): boolean;
+  /** Returns a number that changes when anything is begun; undefined unless exactly one is open. */
+  alone(resourceId: string): number | undefined;
   /** Forgets a resource whose lease has ended. */
   forget(resourceId: string): void;
 };
@@ -15,10 +17,14 @@ export function createActivity(): Activity {
   const counts = new Map<string, number>();
   /** Resources for which something was begun since the last `takeActivity`. */
   const begun = new Set<string>();
+  let begins = 0;
+  /** The newest begin of each resource. */
+  const newest = new Map<string, number>();
   const open = (resourceId: string) => counts.get(resourceId) ?? 0;
   return {
     begin(resourceId) {
       begun.add(resourceId);
+      newest.set(resourceId, ++begins);
       counts.set(resourceId, open(resourceId) + 1);
       let isOpen = true;
       return () => {
@@ -31,6 +37,10 @@ export function createActivity(): Activity {
     },
     open,
     takeActivity: (resourceId) => begun.delete(resourceId) || open(resourceId) > 0,
-    forget: (resourceId) => void begun.delete(resourceId),
+    alone: (resourceId) => (open(resourceId) === 1 ? newest.get(resourceId) : undefined),
+    forget(resourceId) {
+      begun.delete(resourceId);
+      newest.delete(resourceId);
+    },
   };
 }

@@ -148,6 +148,7 @@ function receive({ app, clients, host }: Gateway, connection: Connection, client
 function createHost(app: SshApp, idleMilliseconds: number): SessionHost {
   return {
     idleMilliseconds,
+    alone: ({ resourceId }) => app.activity.alone(resourceId as string),
     now: () => app.clock.now(),
     memory: ({ resourceId }) =>
       app.memory.open(app.tenantOf((findResource(app.ledger.read, resourceId as string) as Resource).walletId).treeId),

@@ -35,6 +35,8 @@ export type SessionHost = {
   failed(client: SshClient, error: unknown): void;
   /** Returns a counter of the client's memory against its wallet's quota. */
   memory(client: SshClient): MemoryShare;
+  /** Returns a number as long as the client's one session is all that is open into its resource, and another one once anything else was. */
+  alone(client: SshClient): number | undefined;
   /** Unix seconds. */
   now(): number;
   idleMilliseconds: number;
@@ -219,7 +221,7 @@ async function transfer({ host, client, channel, session, outlet, signal, active
   channel.on('readable', active);
   const ofWallet = host.memory(client);
   const memory: MemoryShare = { ...ofWallet, tryTake: (bytes) => !signal.aborted && ofWallet.tryTake(bytes) };
-  const sftpClient = { source: channel, send, software: client.software, memory };
+  const sftpClient = { source: channel, send, software: client.software, memory, alone: () => host.alone(client) };
   await unless(signal, serveSftp(sftpClient, session, host.now)).finally(memory.close);
   session.stdin.end();
   const hangs = setTimeout(() => session.kill(), EXIT_MILLISECONDS);

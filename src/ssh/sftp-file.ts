@@ -112,23 +112,24 @@ export async function readFile(script: ScriptClient, file: File, offset: number,
   const parts: Buffer[] = [];
   let at = offset;
   for (;;) {
-    const part = fromAhead(file, at, offset + length - at);
+    const now = script.milliseconds();
+    const part = fromAhead(file, now, at, offset + length - at);
     parts.push(part);
     at += part.length;
-    if (at >= offset + length || isAtEnd(file, at)) break;
+    if (at >= offset + length || isAtEnd(file, now, at)) break;
     if ((await readAhead(script, file, at, offset + length - at)) === 0) break;
   }
   return parts.length === 1 ? (parts[0] as Buffer) : Buffer.concat(parts);
 }
 
-function fromAhead({ ahead }: File, offset: number, length: number): Buffer {
-  if (!ahead || offset < ahead.from || performance.now() - ahead.at > AHEAD_MILLISECONDS) return Buffer.alloc(0);
+function fromAhead({ ahead }: File, now: number, offset: number, length: number): Buffer {
+  if (!ahead || offset < ahead.from || now - ahead.at > AHEAD_MILLISECONDS) return Buffer.alloc(0);
   return ahead.bytes.subarray(offset - ahead.from, offset - ahead.from + length);
 }
 
 /** Returns whether the file ended at this offset or before it, a moment ago. */
-function isAtEnd({ ahead }: File, offset: number): boolean {
-  if (!ahead?.isEnd || performance.now() - ahead.at > END_MILLISECONDS) return false;
+function isAtEnd({ ahead }: File, now: number, offset: number): boolean {
+  if (!ahead?.isEnd || now - ahead.at > END_MILLISECONDS) return false;
   return offset >= ahead.from + ahead.bytes.length;
 }
 
@@ -145,7 +146,7 @@ async function readAhead(script: ScriptClient, file: File, offset: number, min: 
   // A file of /proc gives less at a time than it is asked for: only a read of nothing is the end. A move counts as well, before.
   const [, whole, partial] = [...said.matchAll(/^(\d+)\+(\d+) records in$/gm)].at(-1) ?? [];
   const isEnd = Number(whole) + Number(partial) < file.blocks;
-  file.ahead = { from: offset, bytes: output, isEnd, at: performance.now() };
+  file.ahead = { from: offset, bytes: output, isEnd, at: script.milliseconds() };
   return output.length;
 }
 

@@ -30,11 +30,13 @@ const CHANGES_NOTHING = new Set<number>([
 /** Handles a request. Returns the response packet, or undefined for a plain success status. */
 type Respond = (fields: PacketFields, id: number) => Promise<Buffer | undefined>;
 type Word = Buffer | string | number;
+type Client = { software: string; memory: MemoryShare; alone: () => number | undefined };
 
 /** Creates the handler of requests. Throws SftpFault for a failed request, and at once when the machine lacks a tool. */
-export async function createResponder(script: ScriptClient, software: string, memory: MemoryShare, now: () => number) {
+export async function createResponder(script: ScriptClient, client: Client, now: () => number) {
+  const { software, memory, alone } = client;
   const handles = createHandles(memory);
-  const rows = createRows(script, memory);
+  const rows = createRows(script, memory, alone);
   const { mask, home } = await greet(script);
   const ask = async (verb: string, ...words: Word[]) => (await script.ask({ verb, words })).output;
   const act = async (verb: string, ...words: Word[]) => void (await script.ask({ verb, words }));

@@ -26,7 +26,7 @@ const LINE_BYTES = '\n==> / <==\n'.length;
 
 /** The small files of a directory, as its client was told of them, and the memory that they use. */
 type Listed = { names: { name: Buffer; size: number }[]; next: number; bytes: number };
-type Fetched = { content: Map<string, Buffer>; bytes: number; at: number };
+type Fetched = { content: Map<string, Buffer>; bytes: number; at: number; alone: number };
 
 /** Paths are bytes, and need not be text. */
 const keyOf = (path: Buffer) => path.toString('latin1');
@@ -34,8 +34,11 @@ const plainKeyOf = (directory: Buffer) => keyOf(directory).replace(/\/+$/, '');
 const directoryOf = (path: Buffer) => path.subarray(0, Math.max(path.lastIndexOf(SLASH), 0));
 const writesAnew = ({ flags }: OpenOrder) => (flags & ~OPEN.truncate) === (OPEN.write | OPEN.create);
 
-/** Creates the rows of a client. What was read of files is counted in `memory`. */
-export function createRows(script: ScriptClient, memory: MemoryShare) {
+/**
+ * Creates the rows of a client. What was read of files is counted in `memory`. `alone` returns a number as long as the client alone
+ * works in the machine, and another one once anything else has: what was read before that is not used.
+ */
+export function createRows(script: ScriptClient, memory: MemoryShare, alone: () => number | undefined) {
   const listed = new Map<string, Listed>();
   let fetched: Fetched | undefined;
   /** The file that was promised to its client, and is not open yet. */
@@ -54,7 +57,8 @@ export function createRows(script: ScriptClient, memory: MemoryShare) {
 
   /** Takes a file that was read before it was opened. */
   function take(path: Buffer): Buffer | undefined {
-    if (!fetched || performance.now() - fetched.at > FRESH_MILLISECONDS) return undefined;
+    if (!fetched || script.milliseconds() - fetched.at > FRESH_MILLISECONDS || fetched.alone !== alone())
+      return undefined;
     const key = keyOf(path);
     const content = fetched.content.get(key);
     fetched.content.delete(key);
@@ -71,14 +75,15 @@ export function createRows(script: ScriptClient, memory: MemoryShare) {
       if (bytes > BYTES_MAX) break;
       wanted.push(it);
     }
-    if (wanted.length < 2 || !memory.tryTake(bytes)) return;
-    fetched = { content: new Map(), bytes, at: performance.now() };
+    const now = alone();
+    if (now === undefined || wanted.length < 2 || !memory.tryTake(bytes)) return;
+    fetched = { content: new Map(), bytes, at: script.milliseconds(), alone: now };
     try {
       const input = wanted.map(({ name }) => Buffer.from(`${wordOf(name)}\n`));
       const words = [directory, wanted.length];
       const { output } = await script.ask({ verb: 'several', words, input, answerBytesMax: bytes });
       fetched.content = contentsOf(output, directory, wanted);
-      fetched.at = performance.now();
+      fetched.at = script.milliseconds();
     } catch (error) {
       drop();
       if (!(error instanceof SftpFault)) throw error;
@@ -96,7 +101,7 @@ export function createRows(script: ScriptClient, memory: MemoryShare) {
         bytes = take(order.path);
       }
       row.next += 1;
-      if (bytes) return unopened(order, { from: 0, bytes, isEnd: true, at: performance.now() });
+      if (bytes) return unopened(order, { from: 0, bytes, isEnd: true, at: script.milliseconds() });
     }
     return openFile(script, order);
   }

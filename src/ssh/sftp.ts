@@ -26,6 +26,10 @@ type SftpClient = {
   /** The name of the client software. */
   software: string;
   memory: MemoryShare;
+  /** As `createRows` takes it. */
+  alone(): number | undefined;
+  /** The clock of what was read; the process's own unless given. */
+  milliseconds?: () => number;
 };
 
 /**
@@ -36,9 +40,8 @@ type SftpClient = {
 export async function serveSftp(client: SftpClient, session: GuestSession, now: () => number): Promise<void> {
   const packets = createPacketReader(client.source);
   const { respond, write, settle, isSettled } = await createResponder(
-    createScriptClient(session),
-    client.software,
-    client.memory,
+    createScriptClient(session, client.milliseconds),
+    client,
     now,
   );
 

@@ -24,7 +24,11 @@ async function openCounted(t: TestContext) {
     }
     return write(chunk);
   };
-  const client = await openWireClient(t, session);
+  const others: { mark: number | undefined; milliseconds: number } = { mark: 1, milliseconds: 0 };
+  const client = await openWireClient(t, session, {
+    alone: () => others.mark,
+    milliseconds: () => others.milliseconds,
+  });
   const at = (name: string) => join(directory, name);
   /** Returns the verbs since the last call. */
   const asked = () => verbs.splice(0).filter((it) => it !== 'close' && it !== 'hello');
@@ -52,7 +56,7 @@ async function openCounted(t: TestContext) {
     assert.equal((await client.close(handle)).status, STATUS.ok);
     return content;
   }
-  return { client, at, asked, put, list, get };
+  return { client, at, asked, put, list, get, others };
 }
 
 const DONE = { written: STATUS.ok, closed: STATUS.ok };
@@ -125,7 +129,7 @@ test('small files that are fetched one after another are read together', async (
 });
 
 test('what was read together is not used once it may have changed', async (t) => {
-  const { client, at, asked, list, get, put } = await openCounted(t);
+  const { client, at, asked, list, get, put, others } = await openCounted(t);
   const names = Array.from({ length: 9 }, (_, index) => `file-${index}`);
   for (const name of names) writeFileSync(at(name), 'listed');
   await list();
@@ -143,8 +147,27 @@ test('what was read together is not used once it may have changed', async (t) =>
   await put('file-6', 'put in');
   assert.equal(await get('file-6'), 'put in');
   writeFileSync(at('file-7'), 'later!');
-  await new Promise((resolve) => setTimeout(resolve, 400)); // Longer than what was read is used.
+  others.milliseconds += 301;
   assert.equal(await get('file-7'), 'later!');
+});
+
+test('what was read together is not used once anything else has worked in the machine, nor beside it', async (t) => {
+  const { at, asked, list, get, others } = await openCounted(t);
+  const names = Array.from({ length: 9 }, (_, index) => `file-${index}`);
+  for (const name of names) writeFileSync(at(name), 'listed');
+  await list();
+  assert.deepEqual(await Promise.all(names.slice(0, 3).map(get)), Array(3).fill('listed'));
+  assert.ok(asked().includes('several'));
+  writeFileSync(at('file-3'), 'newer!');
+  others.mark = 2; // A command has begun and ended.
+  assert.equal(await get('file-3'), 'newer!');
+  assert.equal(await get('file-4'), 'listed');
+  writeFileSync(at('file-5'), 'newer!');
+  others.mark = undefined; // A session is open.
+  assert.equal(await get('file-5'), 'newer!');
+  asked();
+  assert.equal(await get('file-6'), 'listed');
+  assert.deepEqual(asked(), ['open', 'read']);
 });
 
 test('a file is read to its end by one request, and what gives less than is asked for is read whole', async (t) => {

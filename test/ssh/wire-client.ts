@@ -70,7 +70,12 @@ export function openDirectory(t: Pick<TestContext, 'after'>): string {
 export async function openWireClient(
   t: Pick<TestContext, 'after'>,
   session: GuestSession,
-  { software = 'OpenSSH_9.2', greet = true } = {},
+  {
+    software = 'OpenSSH_9.2',
+    greet = true,
+    alone = (): number | undefined => 1,
+    milliseconds = () => performance.now(),
+  } = {},
 ) {
   const source = new PassThrough();
   const waiting = new Map<number, (answer: Answer) => void>();
@@ -97,6 +102,8 @@ export async function openWireClient(
     {
       source,
       software,
+      alone,
+      milliseconds,
       memory: { tryTake: () => true, release() {}, close() {} },
       async send(bytes) {
         await pause;

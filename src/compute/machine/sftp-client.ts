@@ -35,10 +35,17 @@ export type ScriptClient = {
   ask(question: ScriptRequest): Promise<{ output: Buffer; token: string; words: string }>;
   /** Closes a descriptor in the machine. It has no answer, and takes its place before the next request. */
   close(descriptor: number): void;
+  /** Returns the milliseconds of a clock that no correction of the time moves: what was read is used for some of them. */
+  milliseconds(): number;
 };
 
+const elapsed = () => performance.now();
+
 /** Opens a client of `SFTP_SCRIPT` in a machine. Requests are sent one at a time. */
-export function createScriptClient({ stdin, stdout, stderr, ended, kill }: GuestSession): ScriptClient {
+export function createScriptClient(
+  { stdin, stdout, stderr, ended, kill }: GuestSession,
+  milliseconds = elapsed,
+): ScriptClient {
   let lost: ScriptLost | undefined;
   /** Requests to close, which go with the next request. */
   let closing = '';
@@ -97,6 +104,7 @@ export function createScriptClient({ stdin, stdout, stderr, ended, kill }: Guest
     closing = '';
   }
   return {
+    milliseconds,
     ask,
     close(descriptor) {
       if (!closing) setTimeout(flush, CLOSE_MILLISECONDS).unref();
