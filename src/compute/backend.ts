@@ -287,4 +287,6 @@ export type Surroundings = {
   now: () => number;
   /** Returns whether the lease with this tag is paused. Without it, none is. */
   isPaused?: ((tag: string) => boolean) | undefined;
+  /** Returns whether the machine with this tag is a warm one: it takes room, and gives way to a lease. Without it, none is. */
+  isWarm?: ((tag: string) => boolean) | undefined;
 };

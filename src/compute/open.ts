@@ -6,6 +6,7 @@ import { confirmedBackend } from './confirmed-backend.ts';
 import { type BackendCalled, countedBackend } from './counted-backend.ts';
 import * as backends from './engines/index.ts';
 import * as local from './engines/local/settings.ts';
+import { warmOf } from './kit/warm.ts';
 import { type ComputeSettings, type Fill, type LocalCompute, listBackends, type PlacedSettings } from './settings.ts';
 import { type ConfiguredBackend, createSlots, type Slots } from './slots.ts';
 
@@ -55,5 +56,12 @@ export async function openBackend(
     'sha256',
     JSON.stringify(settings, (_, it) => (typeof it === 'bigint' ? String(it) : it)),
   );
-  return { slot, slotPath, provisionSeconds, digest, backend: { ...backend, name } };
+  return {
+    slot,
+    slotPath,
+    provisionSeconds,
+    warm: 'limits' in settings ? warmOf(settings) : [],
+    digest,
+    backend: { ...backend, name },
+  };
 }

@@ -2,6 +2,7 @@ import { formatUsd, Nanos } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Backend, Slot } from './backend.ts';
+import type { WarmOrder } from './kit/warm.ts';
 import type { Fill } from './settings.ts';
 
 /** One configured backend of a slot (design, section 7). */
@@ -11,6 +12,8 @@ export type ConfiguredBackend = {
   slotPath: string;
   backend: Backend;
   provisionSeconds: number;
+  /** The machines that are kept made for the next leases. */
+  warm: readonly WarmOrder[];
   /** Identifies its settings, without their secrets: doctor asks a server only about a backend with the settings of the file. */
   digest: string;
 };

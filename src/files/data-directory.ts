@@ -33,6 +33,8 @@ export const files = (directory: string) => ({
   lockHolder: join(directory, 'purser.lock.holder'),
   socket: join(directory, 'purser.sock'),
   leases: join(directory, 'leases'),
+  /** The ids of warm machines, which no row knows. */
+  warm: join(directory, 'warm.json'),
   sshHostKey: join(directory, 'ssh_host_key'),
 });
 

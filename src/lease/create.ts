@@ -48,6 +48,7 @@ import type { Outages } from './outages.ts';
 import { behindOthers, inTurn, type RoomQueue } from './room-queue.ts';
 import { advance, markAbandoned } from './step.ts';
 import type { Usages } from './usage.ts';
+import type { WarmPool } from './warm.ts';
 
 export type LeaseApp = PaidApp & {
   config: Pick<Config, 'close_wait_seconds'>;
@@ -65,6 +66,7 @@ export type LeaseApp = PaidApp & {
   /** The open commands, uploads, sessions and ports of machines. */
   activity: Activity;
   usages: Usages;
+  warm: WarmPool;
   installationId: string;
   /** `create` answers within this many seconds, ready or not (design 2.18). */
   answerSeconds: number;
@@ -192,10 +194,16 @@ export async function createLease(
         const configured = app.slots.find(slot);
         // Fail fast, before asking a provider for a price; the hold checks again.
         refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
-        quoted = await quoteLease(app, configured, { spec, sandbox }, { answerAt, created: () => leaveLine() });
+        quoted = await quoteLease(
+          app,
+          configured,
+          { spec, sandbox, walletId: request.walletId },
+          { answerAt, created: () => leaveLine() },
+        );
         // One that its wallet does not allow is refused by its hold, at once.
-        if (isBehind && standingOf(app, request, quoted) === 'ready') throw behindOthers();
-        return quoted;
+        if (!isBehind || standingOf(app, request, quoted) !== 'ready') return quoted;
+        quoted.leave?.();
+        throw behindOthers();
       },
       refuse: ({ id }, outcome) => {
         if (outcome.kind === 'unknown') return uncertain();
@@ -235,7 +243,7 @@ function begunBy(app: LeaseApp, { walletId, route, idempotencyKey }: Omit<PaidRe
 async function quoteLease(
   app: LeaseApp,
   { fill, backends }: ReturnType<Slots['find']>,
-  { spec, sandbox }: Pick<CreateRequest, 'spec' | 'sandbox'>,
+  { spec, sandbox, walletId }: Pick<CreateRequest, 'spec' | 'sandbox' | 'walletId'>,
   waiting: Pick<WaitingCreate, 'answerAt' | 'created'>,
 ): Promise<LeaseQuote> {
   const seconds = spec.max_seconds;
@@ -257,8 +265,13 @@ async function quoteLease(
   const candidates = await ordered([one, ...others], fill, spec, ({ slotPath }) => failing.includes(slotPath));
   const engine = await candidates[0].engine;
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
-  const resourceId = newId('res');
+  const { backend } = candidates[0];
+  const identity = 'identity' in engine ? engine.identity : undefined;
+  const mayBeWarm = identity !== undefined && !app.egress.hasSecrets(walletId, backend, quotedSpec);
+  const warmId = mayBeWarm ? app.warm.take(backend, quotedSpec, identity) : undefined;
+  const resourceId = warmId ?? newId('res');
   return {
+    leave: () => app.warm.giveBack(resourceId),
     order: {
       hold: priceOfSeconds(priceHourly, seconds),
       price: leasePriceSnapshot(priceHourly, seconds),
@@ -268,8 +281,8 @@ async function quoteLease(
     call: (operation, waiters) => startLease(app, operation, candidates, { ...waiters, ...waiting }),
     terms: {
       slot: one.slot,
-      backend: candidates[0].backend.name,
-      engine: 'identity' in engine ? engine.identity : null,
+      backend: backend.name,
+      engine: identity ?? null,
       tag: tagOf(app.installationId, resourceId),
       spec: JSON.stringify(quotedSpec),
       seconds: quotedSpec.max_seconds,
@@ -423,12 +436,19 @@ function allRefused(refused: readonly RefusedCreate[]): Created {
   return { ...refusal, words: words.join('; ') };
 }
 
-/** Asks a candidate for the machine of a lease, whose row names its engine. */
+/**
+ * Asks a candidate for the machine of a lease, whose row names its engine. A warm one keeps its own deadline until the lease is paid
+ * for. Without one it is made, and warm ones give way to it.
+ */
 async function ask(app: LeaseApp, { backend, quote }: Candidate, row: Resource): Promise<Created> {
-  const { tag, expiresAt, walletId, engine } = row;
+  const { id, tag, expiresAt, walletId, engine } = row;
+  const isFull = (it: Created) => it.kind === 'refused' && it.code === 'capacity_unavailable';
   try {
     const secrets = app.egress.secretsFor(row, backend, quote.spec);
-    const created = await backend.create({ tag, quote, deadline: expiresAt, walletId, secrets });
+    const make = () => backend.create({ tag, quote, deadline: expiresAt, walletId, secrets });
+    // One that was made before has no secrets.
+    let created = (await app.warm.lease(backend, id, secrets === undefined)) ?? (await make());
+    while (isFull(created) && (await app.warm.makeRoom(backend, quote.spec))) created = await make();
     return created.kind !== 'refused' || engine === null ? created : await refusedBy(backend, engine, created);
   } catch (error) {
     return { kind: 'unknown', reason: (error as Error).message };

@@ -28,6 +28,8 @@ export type LeaseEgress = Pick<Egress, 'open' | 'reached'> & {
   narrow(resource: Resource, allow: readonly string[]): Promise<void>;
   /** Returns the secrets that a new machine of a lease is given; none without egress, or where its account has none. */
   secretsFor(row: Resource, backend: Backend, spec: Spec): SecretsOrder | undefined;
+  /** Returns whether a new machine of a wallet would be given secrets. */
+  hasSecrets(walletId: string, backend: Backend, spec: Spec): boolean;
   /** Opens those of all running leases, as a server does at its start. */
   start(): void;
   close(): void;
@@ -134,6 +136,8 @@ export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress
     open,
     narrow,
     reached: egress.reached,
+    hasSecrets: (walletId, { guest }, spec) =>
+      (guest.egress?.listOf(spec).length ?? 0) > 0 && secrets.areGiven(walletId),
     secretsFor: (row, backend, spec) => (backend.guest.egress?.listOf(spec).length ? secrets.orderOf(row) : undefined),
     start() {
       for (const { id, status } of allLiveResources(app.ledger.read))

@@ -22,6 +22,8 @@ export type SecretsApp = Pick<LeaseApp, 'ledger'> & {
 export type LeaseSecrets = {
   /** Returns the secrets that a new machine is given, or undefined. */
   orderOf(row: Resource): SecretsOrder | undefined;
+  /** Returns whether the new machines of a wallet are given any. */
+  areGiven(walletId: string): boolean;
   /** Returns the secrets of a lease as its proxy uses them. */
   of(id: string): Omit<Secrets, 'enter'>;
   /** Drops what is kept of a lease. */
@@ -35,7 +37,7 @@ export type LeaseSecrets = {
 export function createLeaseSecrets(app: SecretsApp): LeaseSecrets {
   const authorities = new Map<string, Authority>();
 
-  function settingsOf({ walletId }: Resource): readonly LeaseSecretSettings[] {
+  function settingsOf({ walletId }: Pick<Resource, 'walletId'>): readonly LeaseSecretSettings[] {
     const { accounts } = app.config;
     const name = findAccount(app.ledger.read, app.tenantOf(walletId).accountId)?.name;
     return name !== undefined && Object.hasOwn(accounts, name) ? (accounts[name]?.secrets ?? []) : [];
@@ -66,6 +68,7 @@ export function createLeaseSecrets(app: SecretsApp): LeaseSecrets {
       const variables = Object.fromEntries(settings.map(({ name }) => [name, placeholderOf(row, name)]));
       return { variables, authority: makeAuthority(row).certificate };
     },
+    areGiven: (walletId) => settingsOf({ walletId }).length > 0,
     of: (id) => ({
       replacements(host, port) {
         const row = findResource(app.ledger.read, id);

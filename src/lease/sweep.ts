@@ -31,7 +31,10 @@ export const newPass = ({ report = false, showAll = false } = {}): SweepPass => 
 export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: SweepPass): Promise<Orphan[]> {
   const prefix = tagPrefix(app.installationId);
   const { strangers } = backend;
-  const owned = await backend.listOwned(prefix);
+  const warm = app.warm.ids(); // Also those of before: one may become a lease, or end, while the list is made.
+  const listed = await backend.listOwned(prefix);
+  const spared = new Set([...warm, ...app.warm.ids()]);
+  const owned = listed.filter(({ tag }) => !spared.has(resourceIdOf(prefix, tag)));
   const foreign = owned.find((it) => isOfAnotherCopy(app, it));
   if (foreign && !reportOnlyOf(app.ledger.read)) {
     const because = `another server writes a copy of these books: it made ${foreign.tag} after they had moved here`;

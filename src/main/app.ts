@@ -20,6 +20,7 @@ import type { LocalCompute } from '../compute/settings.ts';
 import type { Reload } from '../config/change.ts';
 import type { Config } from '../config/config.ts';
 import { type Outside, systemOutside } from '../egress/outside.ts';
+import { files } from '../files/data-directory.ts';
 import { fullDisk } from '../files/full-disk.ts';
 import { createConcurrency, PORT_COUNT_MAX } from '../http/concurrency.ts';
 import type { HttpApp } from '../http/endpoint.ts';
@@ -34,6 +35,7 @@ import { createOutages } from '../lease/outages.ts';
 import { createPorts, type Ports } from '../lease/ports.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
 import { createRoomQueue, type RoomQueue } from '../lease/room-queue.ts';
+import { createWarmPool } from '../lease/warm.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
 import { installationOf } from '../ledger/installation.ts';
 import { type Outbox, outboxSettings } from '../ledger/outbox.ts';
@@ -190,12 +192,9 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const openedUpstreams = new Set(upstreams.values());
   const catalogue = createCatalogue(config);
   recallBounds(ledger.read, catalogue, clock.now());
-  const slots = await openBackends(
-    config,
-    options,
-    { installationId, clock, events, storage: books.storage, ledger },
-    opening,
-  );
+  const warmTags = new Set<string>();
+  const surroundings = { installationId, clock, events, storage: books.storage, ledger, warmTags };
+  const slots = await openBackends(config, options, surroundings, opening);
   const payments = opening.adopt(await openPayments(config, installationId), async (it) => it?.close());
   roomQueue = createRoomQueue(async (slot, spec) => {
     const free = await Promise.all(slots.find(slot).backends.map(({ backend }) => freeFor(backend, spec)));
@@ -213,7 +212,15 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   // One object, handed to every part: what is opened below is added to it.
   const app: Omit<
     App,
-    'paymentPoller' | 'egress' | 'ports' | 'portProxy' | 'reaper' | 'chain' | 'booksWatch' | typeof Symbol.asyncDispose
+    | 'paymentPoller'
+    | 'egress'
+    | 'ports'
+    | 'warm'
+    | 'portProxy'
+    | 'reaper'
+    | 'chain'
+    | 'booksWatch'
+    | typeof Symbol.asyncDispose
   > = {
     ...books,
     config,
@@ -265,11 +272,15 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     ? opening.adopt(createPaymentPoller({ ...app, payments }), (it) => it.stop())
     : undefined;
   const { enter } = createConcurrency(PORT_COUNT_MAX, 'connections to ports');
-  const egress = opening.adopt(createLeaseEgress(app, options.outside ?? systemOutside), (it) => it.close());
-  const ports = opening.adopt(createPorts(Object.assign(app, { egress }), enter), (it) => it.close());
+  const warm = opening.adopt(createWarmPool(app, files(config.dataDirectory).warm, warmTags), (it) => it.close());
+  const egress = opening.adopt(
+    createLeaseEgress(Object.assign(app, { warm }), options.outside ?? systemOutside),
+    (it) => it.close(),
+  );
+  const ports = opening.adopt(createPorts(Object.assign(app, { egress, warm }), enter), (it) => it.close());
   const portProxy = createPortProxy(ports);
   const reaper: Reaper = opening.adopt(
-    createReaper(Object.assign(app, { paymentPoller, egress, ports, portProxy })),
+    createReaper(Object.assign(app, { paymentPoller, egress, ports, portProxy, warm })),
     (it) => it.stop(),
   );
   if (!health.fault) {
@@ -286,10 +297,10 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const booksWatch = opening.adopt(watchBooks(config.dataDirectory, ledger, health, app.storage, events), (it) =>
     it.stop(),
   );
-  addGauges({ ...app, notifier });
+  addGauges({ ...app, warm, notifier });
   const opened = opening.move();
   const close = { [Symbol.asyncDispose]: () => opened.disposeAsync() };
-  return Object.assign(app, { paymentPoller, egress, ports, portProxy, reaper, chain, booksWatch, ...close });
+  return Object.assign(app, { paymentPoller, egress, ports, portProxy, warm, reaper, chain, booksWatch, ...close });
 }
 
 /** Returns the caps on connections and on paid requests that the descriptors of this process allow. */
@@ -390,12 +401,14 @@ async function openBackends(
     events,
     storage,
     ledger,
-  }: Pick<App, 'installationId' | 'clock' | 'events' | 'storage' | 'ledger'>,
+    warmTags,
+  }: Pick<App, 'installationId' | 'clock' | 'events' | 'storage' | 'ledger'> & { warmTags: ReadonlySet<string> },
   opening: AsyncDisposableStack,
 ): Promise<App['slots']> {
   const prefix = tagPrefix(installationId);
   const isPaused = (tag: string) => findResource(ledger.read, resourceIdOf(prefix, tag))?.status === 'paused';
-  const around = { dataDirectory: config.dataDirectory, prefix, now: () => clock.now(), isPaused };
+  const isWarm = (tag: string) => warmTags.has(tag);
+  const around = { dataDirectory: config.dataDirectory, prefix, now: () => clock.now(), isPaused, isWarm };
   const slots = await openSlots({ compute: local ?? config.compute }, around, {
     called: events.backendCalled,
     confirm: storage.confirm,

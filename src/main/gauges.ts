@@ -50,6 +50,7 @@ type Gauged = Pick<
   | 'notifier'
   | 'slots'
   | 'usages'
+  | 'warm'
   | 'outages'
   | 'health'
   | 'clock'
@@ -127,7 +128,7 @@ const USAGE_GAUGES = {
   networkBytes: ['network_bytes', 'What live leases have sent and received.'],
 } as const satisfies Record<keyof Usage, unknown>;
 
-function addSlotGauges({ ledger, events, slots, outages, usages }: Gauged): void {
+function addSlotGauges({ ledger, events, slots, outages, usages, warm }: Gauged): void {
   const slotLabels: ('slot' | 'backend')[] = ['slot', 'backend'];
   const labelsOf = ({ slot, backend }: ConfiguredBackend) => ({ slot, backend: backend.name });
   events.gauges('leases_live', 'Leases that have not ended.', slotLabels, () => {
@@ -141,6 +142,9 @@ function addSlotGauges({ ledger, events, slots, outages, usages }: Gauged): void
   });
   events.gauges('backend_up', '0 while a step of a lease fails at the backend.', slotLabels, () =>
     slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.slotPath).length ? 0 : 1 })),
+  );
+  events.gauges('warm_machines', 'Machines that are kept made and wait for a lease.', slotLabels, () =>
+    slots.list.map((it) => ({ labels: labelsOf(it), value: warm.count(it.backend) })),
   );
   for (const [member, [name, help]] of Object.entries(USAGE_GAUGES))
     events.gauges(

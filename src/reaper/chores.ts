@@ -103,6 +103,11 @@ export async function keepLeases(app: ReaperApp, reaped: Reaped): Promise<void> 
   for (const it of await inTime(app, checkKeeps(app))) tally(app, reaped, it, 'kept');
 }
 
+/** Keeps warm machines made. A pass does not wait for that. */
+export async function tendWarm(app: ReaperApp): Promise<void> {
+  void app.warm.tend().catch((error) => app.events.failed('warm', error));
+}
+
 /** After a move to this machine, sweeps once before any lease is ended: the sweep sees whether the books are written elsewhere, too. */
 export async function sweepMoved(app: ReaperApp, reaped: Reaped): Promise<void> {
   if (app.state.sweepAt === 0 && installationOf(app.ledger.read).movedAt !== null) await sweepOrphans(app, reaped);

@@ -20,6 +20,7 @@ import {
   stepLeases,
   sweepMoved,
   sweepOrphans,
+  tendWarm,
   windUpWallets,
 } from './chores.ts';
 
@@ -98,6 +99,7 @@ const CHORES = [
   windUpWallets,
   resolveUncertain,
   sweepOrphans,
+  tendWarm,
   pollPayments,
   pruneReplays,
   pruneOutbox,

@@ -63,6 +63,21 @@ for (const [what, lines, said] of [
     /^7: compute\.provider_one\.capacity: one lease may be larger/,
   ],
   [
+    'warm machines in the networks of wallets',
+    [ONE_PRICE, LIMITS, 'network: bridge', 'warm: [{ count: 1, cpus: 1, memory_gib: 1 }]'],
+    /compute\.provider_one: has both network and warm/,
+  ],
+  [
+    'warm machines of a size that nobody can lease',
+    [ONE_PRICE, LIMITS, 'warm: [{ count: 1, cpus: 9, memory_gib: 1 }]'],
+    /^7: compute\.provider_one\.warm: is larger than limits/,
+  ],
+  [
+    'a size of warm machines twice',
+    [ONE_PRICE, LIMITS, 'warm: [{ count: 1, cpus: 1, memory_gib: 1 }, { count: 2, cpus: 1, memory_gib: 1 }]'],
+    /^7: compute\.provider_one\.warm: has a size twice/,
+  ],
+  [
     'an engine that nobody reaches',
     [ONE_PRICE, LIMITS, 'socket: http://10.0.0.7:2375'],
     /^7: compute\.provider_one\.socket: must be unix:/,

@@ -150,7 +150,8 @@ const EVERY = {
     provider_one: {
       fill: 'most_free',
       backends: [
-        ...engines(() => ({
+        ...engines((id) => ({
+          ...(id === 'b' ? { warm: [{ count: 3, cpus: 2, memory_gib: 4 }] } : {}),
           ...{ prices, limits, capacity: { cpus: 64, memory_gib: 256 }, gpu_mode: 'cdi' },
           gpu_devices: { h100: [0, 'GPU-1'], l4: [1] },
         })),
@@ -188,7 +189,7 @@ const EVERY = {
           limits: { max_seconds: 3603 },
           offers: [
             offer(id, { count: 3, image: 'python', shm_gib: 2, runtime: 'kata', env: { MODE: 'fast' } }),
-            ...(id === 'b' ? [offer('f', { egress: 'public' })] : []),
+            ...(id === 'b' ? [offer('f', { egress: 'public', warm: 1 })] : []),
           ],
         })),
         {

@@ -70,11 +70,16 @@ async function openReaper(t: TestContext) {
     wakeAt() {},
     slots: createSlots([]),
     leaseMutex: createKeyedMutex(),
+    warm: {
+      ...{ ids: () => [], count: () => 0, take: () => undefined, giveBack() {} },
+      ...{ async tend() {}, async lease() {}, makeRoom: async () => false, async close() {} },
+    } as ReaperApp['warm'],
     egress: {
       async open() {},
       async narrow() {},
       reached: () => undefined,
       secretsFor: () => undefined,
+      hasSecrets: () => false,
       start() {},
       close() {},
     },

@@ -29,7 +29,7 @@ type Engines = {
 
 export function createReservations(
   settings: SoldSize,
-  { prefix, isPaused = () => false }: Pick<Surroundings, 'prefix' | 'isPaused'>,
+  { prefix, isPaused = () => false, isWarm = () => false }: Pick<Surroundings, 'prefix' | 'isPaused' | 'isWarm'>,
   engine: Engines,
 ): Reservations {
   const coming = new Map<string, Claim>();
@@ -85,7 +85,10 @@ export function createReservations(
   return {
     async free() {
       const [existing, whole, bytes] = await Promise.all([claims(), capacity(), engine.diskFree?.()]);
-      return (size) => (fitsOn(bytes, size) ? countFree(settings, prefix, existing, size, whole) : 0);
+      return (size) => {
+        const staying = existing.filter(({ tag }) => !isWarm(tag));
+        return fitsOn(bytes, size) ? countFree(settings, prefix, staying, size, whole) : 0;
+      };
     },
     reserve: (tag, size) => inTurn(() => decide(tag, size)),
     takeRoom: (tag, size) => inTurn(() => retake(tag, size)),

@@ -33,6 +33,7 @@ export function leaseEvents(sinks: Sinks) {
       countLease(it, 'resumed');
       log.info({ event: 'lease.resumed', ...factsOf(it), expires_at: it.expiresAt }, 'lease runs again');
     },
+    leaseWarm: (slot: string, backend: string) => countLease({ slot, backend }, 'warm'),
     leaseAdopted(it: Resource) {
       countLease(it, 'adopted');
       log.warn({ event: 'lease.adopted', ...factsOf(it) }, 'a machine of an unknown create was found and adopted');

@@ -30,6 +30,7 @@ type ContainerSurroundings = {
   /** The prefix of all tags of this installation. */
   prefix: string;
   isPaused?: Surroundings['isPaused'];
+  isWarm?: Surroundings['isWarm'];
   /** A directory on the file system of Purser's database, for `check`. */
   books?: string;
   /** The interval at which a container's disk is measured. */
@@ -45,7 +46,7 @@ type ContainerSurroundings = {
  */
 export function openContainerBackend(
   settings: ContainerSettings,
-  { prefix, isPaused, books, measureMilliseconds, now }: ContainerSurroundings,
+  { prefix, isPaused, isWarm, books, measureMilliseconds, now }: ContainerSurroundings,
 ): Backend {
   const engine = openEngine(settings);
   const containers = createContainers(engine);
@@ -55,7 +56,7 @@ export function openContainerBackend(
   const make = createMaker(engine, settings, { prefix, now, containers, networks, deadlines });
   const reservations = createReservations(
     settings,
-    { prefix, isPaused },
+    { prefix, isPaused, isWarm },
     {
       list: async () => (await containers.labelled()).map(({ Labels }) => claimOf(Labels)),
       capacity: () => engine.capacity(),

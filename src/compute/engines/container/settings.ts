@@ -2,6 +2,7 @@ import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
 import { checkOneWayOut, egress, egressVariables } from '../../kit/egress.ts';
 import { above0, DOUBLE_ID, haveOwnIds, limits, offerCount, offerFields, sized, whole } from '../../kit/fields.ts';
+import { checkNoNetwork, warmCount, warmSizes } from '../../kit/warm.ts';
 import { checkEngineAddress, engineAddress, notesOnAddress } from './address.ts';
 
 /** Containers of an engine, on this machine or another: the settings, the notes for the operator, and how the backend is opened. */
@@ -62,9 +63,18 @@ const Sized = v.pipe(
     gpu_devices: v.optional(gpuDevices),
     /** The way in which Docker is asked for GPUs; Podman is always asked by their CDI names. */
     gpu_mode: v.optional(v.picklist(['nvidia', 'cdi']), 'nvidia'),
+    warm: warmSizes,
   }),
   checkEngineAddress(),
   checkOneWayOut(),
+  checkNoNetwork(),
+  v.forward(
+    v.check(
+      ({ limits, warm = [] }) => warm.every((it) => it.cpus <= limits.cpus && it.memory_gib <= limits.memory_gib),
+      'is larger than limits: no lease is of this size',
+    ),
+    ['warm'],
+  ),
   v.forward(
     v.check(
       ({ limits, prices, gpu_devices }) =>
@@ -128,14 +138,20 @@ const Offers = v.pipe(
           egress,
           /** Variables that every process of the lease has. */
           env: v.optional(environment),
+          warm: warmCount,
         }),
       ),
       v.minLength(1),
       v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
+      v.check(
+        (offers) => offers.every((it) => (it.warm ?? 0) <= it.count),
+        'an offer has more warm machines than its count',
+      ),
     ),
   }),
   checkEngineAddress(),
   checkOneWayOut(),
+  checkNoNetwork(),
 );
 
 export const slots = { provider_one: Sized, provider_three: Offers };
@@ -203,8 +219,8 @@ function notesOnGpus({ limits, prices }: SizedSettings): string[] {
 
 export async function open(
   settings: ContainerSettings,
-  { prefix, dataDirectory, now, isPaused }: Surroundings,
+  { prefix, dataDirectory, now, isPaused, isWarm }: Surroundings,
 ): Promise<Backend> {
   const { openContainerBackend } = await import('./container.ts');
-  return openContainerBackend(settings, { prefix, isPaused, books: dataDirectory, now });
+  return openContainerBackend(settings, { prefix, isPaused, isWarm, books: dataDirectory, now });
 }
