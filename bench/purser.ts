@@ -108,9 +108,12 @@ export async function startPurser(installation: Installation, server = purserSer
   };
 }
 
-async function commitsOf({ metricsPort }: Installation): Promise<number> {
+const commitsOf = (it: Installation) => metricOf(it, /^purser_commits (\d+)$/m);
+
+/** Returns the number that a pattern finds in the metrics. */
+export async function metricOf({ metricsPort }: Installation, pattern: RegExp): Promise<number> {
   const metrics = await (await fetch(`http://127.0.0.1:${metricsPort}/metrics`)).text();
-  return Number(/^purser_commits (\d+)$/m.exec(metrics)?.[1]);
+  return Number(pattern.exec(metrics)?.[1]);
 }
 
 /** Opens `count` wallets on a running Purser and returns their tokens. */

@@ -8,7 +8,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { freePort } from '../../test/helper/free-port.ts';
 import { sleep } from '../process.ts';
-import { type Installation, install, openWallets, startPurser } from '../purser.ts';
+import { type Installation, install, metricOf, openWallets, startPurser } from '../purser.ts';
 import type { Machines, Subject } from './subjects.ts';
 
 const POLL_MILLISECONDS = 50;
@@ -31,7 +31,10 @@ export type Rented = Required<Machines> & {
 };
 
 /** Starts Purser with this backend, and returns it as something that rents machines over HTTP. */
-export async function openPurser({ slot, settings, spec }: Subject, stack: AsyncDisposableStack): Promise<Rented> {
+export async function openPurser(
+  { slot, settings, spec, warm = 0 }: Subject,
+  stack: AsyncDisposableStack,
+): Promise<Rented> {
   const directory = mkdtempSync(join(tmpdir(), 'purser-bench-'));
   stack.defer(() => rmSync(directory, { recursive: true, force: true }));
   const installation = await install(join(directory, 'data'), await freePort());
@@ -42,6 +45,8 @@ export async function openPurser({ slot, settings, spec }: Subject, stack: Async
   });
   const purser = await startPurser(installation);
   stack.defer(() => purser.stop());
+  const ready = /^purser_warm_machines\{.*\} ([1-9]\d*)$/m;
+  while (warm > 0 && (await metricOf(installation, ready)) !== warm) await sleep(POLL_MILLISECONDS);
   const [token] = (await openWallets(installation, 1, BUDGET_CENTS)) as [string];
 
   async function ask<T>(name: string, body: object): Promise<T> {

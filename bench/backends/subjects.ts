@@ -40,6 +40,8 @@ export type Subject = {
   spec: object;
   /** How many machines it has room for at once. */
   room: number;
+  /** How many of them are kept made; none unless given. */
+  warm?: number;
   bare: Bare;
 };
 
@@ -58,6 +60,7 @@ const CHANGE_MILLISECONDS = 120_000;
 /** Returns the backends, each with the code that starts its engine. Where the machine lacks one, it returns undefined. */
 export const SUBJECTS: Record<string, (t: Starter) => Promise<Subject | undefined>> = {
   container: async (t) => containerOn(await openDocker(t)),
+  'container-warm': async (t) => keptWarm(containerOn(await openDocker(t))),
   podman,
   kubernetes,
   lxd,
@@ -69,6 +72,12 @@ async function podman(t: Starter): Promise<Subject | undefined> {
   const engine = await openPodman(t as TestContext);
   if (engine) t.after(() => engine.stop());
   return containerOn(engine, false);
+}
+
+function keptWarm(subject: Subject | undefined): Subject | undefined {
+  if (!subject) return undefined;
+  const { settings, spec, room: warm } = subject;
+  return { ...subject, settings: { ...settings, warm: [{ count: warm, ...spec }] }, warm };
 }
 
 /** With `Init`, process 1 of the bare engine's container is its own, as Purser's is the watchdog; Debian's Podman has none. */

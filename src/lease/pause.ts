@@ -180,12 +180,18 @@ export function resumeLease(app: LeaseApp, id: string): Promise<Resource> {
 /** Takes the processors of a lease and notes that it is being resumed, from when on they count. */
 async function takeRoom(app: LeaseApp, row: Resource, pausing: Pausing): Promise<Resource> {
   try {
-    const lacking = await pausing.takeRoom(row.tag, parseJson(row.spec) as Spec).catch((cause: unknown) => {
-      throw new Refusal('provider_unavailable', 'The provider cannot be reached. The resource stays paused.', {
-        retryAfterSeconds: RETRY_SECONDS,
-        cause,
+    const spec = parseJson(row.spec) as Spec;
+    const ask = () =>
+      pausing.takeRoom(row.tag, spec).catch((cause: unknown) => {
+        throw new Refusal('provider_unavailable', 'The provider cannot be reached. The resource stays paused.', {
+          retryAfterSeconds: RETRY_SECONDS,
+          cause,
+        });
       });
-    });
+    let lacking = await ask();
+    const backend = app.slots.backendOf(row);
+    while (lacking !== undefined && backend && (await app.warm.makeRoom(backend, spec, 'processors')))
+      lacking = await ask();
     if (lacking !== undefined)
       throw new Refusal('capacity_unavailable', `There is no room: ${lacking}. The resource stays paused.`, {
         retryAfterSeconds: RETRY_SECONDS,

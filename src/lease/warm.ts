@@ -88,8 +88,11 @@ export type WarmPool = {
    * one that is not `fit` for the lease is ended. Throws where that cannot be told.
    */
   lease(backend: Backend, id: string, fit: boolean): Promise<(Created & { kind: 'created' }) | undefined>;
-  /** Ends a machine if that makes room for a lease. Returns whether it did. */
-  makeRoom(backend: Backend, spec: Spec): Promise<boolean>;
+  /**
+   * Ends a machine if that makes room for a lease: for the whole of it, or for its processors where it has the rest. Returns whether
+   * it did.
+   */
+  makeRoom(backend: Backend, spec: Spec, what?: 'processors'): Promise<boolean>;
   /** Ends all that are not leased, within a time limit. */
   close(): Promise<void>;
 };
@@ -302,10 +305,11 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
       return undefined;
     },
 
-    async makeRoom(backend, spec) {
+    async makeRoom(backend, spec, what) {
       const offerOf = (it: Spec) => (it as SpecThree).offer_id;
       const helps = (it: Warm) => it.state !== 'taken' && offerOf(it.spec) === offerOf(spec);
-      if (!of(backend).some(helps) || (await freeFor(backend, spec)) < 1) return false;
+      const may = async () => what === 'processors' || (await freeFor(backend, spec)) >= 1;
+      if (!of(backend).some(helps) || !(await may())) return false;
       for (;;) {
         const some = of(backend).filter(helps);
         const it = some.find(({ state }) => state !== 'busy') ?? some[0];

@@ -6,6 +6,7 @@ import test, { type TestContext } from 'node:test';
 import { doubtBooks } from '../../src/lease/report-only.ts';
 import { findResource, type Resource } from '../../src/ledger/resource.ts';
 import { dieAt, hold, LONG, openMemoryServer, SPEC } from './leases.ts';
+import { pauses } from './pause-shared.ts';
 
 const SIZE = { cpus: SPEC.cpus, memory_gib: SPEC.memory_gib };
 /** A minute after one could not be made, another is. */
@@ -76,6 +77,19 @@ test('no machine is for two leases, however many are asked for at once', async (
   assert.equal(warm(purser), 0);
 });
 
+test('a machine that one lease has taken, and is not held for yet, is not for another', async (t) => {
+  const purser = await open(t);
+  const { pool, spec } = { pool: purser.app.warm, spec: { ...SPEC, gpu: null, gpus: 0 } };
+  const id = pool.take(purser.backend, spec, null) as string;
+  assert.equal(pool.take(purser.backend, spec, null), undefined);
+  await tend(purser);
+  const other = pool.take(purser.backend, spec, null);
+  assert.ok(other !== undefined && other !== id, 'another was made in the meantime');
+  for (const it of [id, other]) pool.giveBack(it);
+  await tend(purser);
+  assert.deepEqual([warm(purser), (await purser.machines()).length], [1, 1], 'one is too many');
+});
+
 test('only a lease of the same size takes one; any other is made as always', async (t) => {
   const purser = await open(t);
   const { token } = await purser.openWallet(LONG);
@@ -109,6 +123,21 @@ test('warm machines give way to a lease that needs their room, and stay where th
   await purser.app.warm.tend();
   assert.deepEqual([warm(purser), (await purser.machines()).length], [1, 2]);
   assert.deepEqual(purser.problems(), []);
+});
+
+test('a warm machine gives its processors to a lease that is resumed', async (t) => {
+  const purser = pauses(await open(t));
+  const { memory } = purser;
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  assert.equal((await purser.pause(token, id)).status, 200);
+  await tend(purser);
+  assert.equal(warm(purser), 1);
+  Object.defineProperty(memory, 'lacking', {
+    get: () => (memory.machines.size > 1 ? 'no processor is free' : undefined),
+  });
+  assert.equal((await purser.resume(token, id)).body.status, 'running');
+  assert.deepEqual([warm(purser), memory.machines.size], [0, 1]);
 });
 
 test('one that is still being made gives way as well', async (t) => {
