@@ -1,8 +1,7 @@
 import { once } from 'node:events';
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
-import { connect, createSecureContext, type SecureContext, TLSSocket } from 'node:tls';
-import { TLS_VERSION_MIN } from '../net/certificate.ts';
+import { connect, type SecureContext, TLSSocket } from 'node:tls';
 import { containConnection } from '../net/contain.ts';
 import { inTime } from '../net/deadline.ts';
 
@@ -12,14 +11,10 @@ const HANDSHAKE_MILLISECONDS = 10_000;
 /** The requests are read, so they must be of the protocol that is read here. */
 const ALPNProtocols = ['http/1.1'];
 
-/** The context of all connections to servers, made when one is first needed: each of its own would take a millisecond. */
-let outside: SecureContext | undefined;
-
-/** Speaks TLS on a connection to a server. Rejects unless its certificate is one for `name`, of an authority that Node trusts. */
-export async function speakTls(socket: Socket, name: string): Promise<TLSSocket> {
-  outside ??= createSecureContext({ minVersion: TLS_VERSION_MIN });
+/** Speaks TLS on a connection to a server. Rejects unless its certificate is one for `name`, of an authority that is trusted. */
+export async function speakTls(socket: Socket, name: string, secureContext: SecureContext): Promise<TLSSocket> {
   const tls = connect({
-    ...{ socket, servername: name, ALPNProtocols, secureContext: outside },
+    ...{ socket, servername: name, ALPNProtocols, secureContext },
     rejectUnauthorized: true, // Whatever the environment says.
   });
   await handshake(tls, socket, 'secureConnect');

@@ -1,7 +1,9 @@
 import { Resolver } from 'node:dns/promises';
 import { connect, type Socket, type TcpNetConnectOpts } from 'node:net';
 import { networkInterfaces } from 'node:os';
+import { createSecureContext, type SecureContext } from 'node:tls';
 import { createShares } from '../base/shares.ts';
+import { TLS_VERSION_MIN } from '../net/certificate.ts';
 import { deadline } from '../net/deadline.ts';
 import { type Address, parseAddress } from './addresses.ts';
 
@@ -13,6 +15,8 @@ export type Outside = {
   dial(address: string, port: number): Socket;
   /** Returns whether an address is one of this machine's. */
   isOwn(address: Address): boolean;
+  /** Returns whom connections trust that speak TLS to a server. */
+  trust(): SecureContext;
 };
 
 const QUERY_MILLISECONDS = 3000;
@@ -23,7 +27,10 @@ const ONE_PIECE = { readableHighWaterMark: 1, writableHighWaterMark: 1 };
 const ADDRESS_COUNT_MAX = 16;
 const NOT_FOUND = ['ENODATA', 'ENOTFOUND'];
 
-/** The machine's own. Names of /etc/hosts, and short names that it would complete, are not known to it. */
+/** Made when it is first needed: one for each connection would take a millisecond. */
+let trusted: SecureContext | undefined;
+
+/** The machine's own, and the authorities that Node trusts. Names of /etc/hosts, and short names that it would complete, are not known to it. */
 export const systemOutside: Outside = {
   async lookUp(name, giveUp) {
     const resolver = new Resolver({ timeout: QUERY_MILLISECONDS, tries: QUERY_TRIES });
@@ -47,6 +54,10 @@ export const systemOutside: Outside = {
       const it = parseAddress(address.replace(/%.*/, ''));
       return it?.family === family && it.value === value;
     });
+  },
+  trust() {
+    trusted ??= createSecureContext({ minVersion: TLS_VERSION_MIN });
+    return trusted;
   },
 };
 

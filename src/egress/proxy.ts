@@ -51,7 +51,7 @@ export type Secrets = {
   /** Counts the handshakes and the memory of a connection whose TLS is ended. Returns what releases it; undefined beyond the limits. */
   enter(): (() => void) | undefined;
 };
-type World = Pick<Outside, 'dial' | 'isOwn'> & { lookUp: LookUp };
+type World = Pick<Outside, 'dial' | 'isOwn' | 'trust'> & { lookUp: LookUp };
 
 /** A request that is not carried out. `host` is there if its target is known and was refused. */
 class Refused extends Error {
@@ -139,8 +139,8 @@ function listsOf(gate: Gate): readonly List[] {
   return lists;
 }
 
-/** A server that is connected, and whether lists let a connection to it go on. */
-type Reached = { server: Socket; mayPass(lists: readonly List[]): boolean };
+/** A server that is connected, whom TLS to it trusts, and whether lists let a connection to it go on. */
+type Reached = { server: Socket; trust: Outside['trust']; mayPass(lists: readonly List[]): boolean };
 
 /** Connects to the target of a request, if all lists admit it and one of its addresses. */
 async function reach(
@@ -174,7 +174,7 @@ async function reach(
       await once(server, 'connect', {
         signal: AbortSignal.any([gone.signal, AbortSignal.timeout(CONNECT_MILLISECONDS)]),
       });
-      return { server, mayPass: (lists) => mayPassTo(address, lists) };
+      return { server, trust: world.trust, mayPass: (lists) => mayPassTo(address, lists) };
     } catch (error) {
       server.destroy();
       fault = error;
@@ -215,7 +215,7 @@ async function serveRequest(client: Duplex, reached: Reached, { request, rest, g
     client.write(ESTABLISHED);
     if (target.host.kind === 'address') return relay(client, reached, { host, first: rest, gate });
     if (admitAnyPublic(listsOf(gate))) {
-      const unread = { server, mayPass: (lists: readonly List[]) => mayPass(lists) && admitAnyPublic(lists) };
+      const unread = { ...reached, mayPass: (lists: readonly List[]) => mayPass(lists) && admitAnyPublic(lists) };
       return relay(client, unread, { host, first: rest, gate });
     }
     const first = await readHello(client, rest, target.host.name).catch((error) => {
@@ -244,7 +244,7 @@ async function relayEnded(
   const leave = gate.secrets.enter();
   if (!leave) throw new Refused(429, `too many connections to ${host} are begun`, host);
   client.once('close', leave);
-  const server = await speakTls(reached.server, name).catch((error) => {
+  const server = await speakTls(reached.server, name, reached.trust()).catch((error) => {
     throw new Refused(502, `${where} does not speak TLS that can be verified: ${codeOf(error)}`, host);
   });
   if (client.destroyed) throw new Error('the client has gone');

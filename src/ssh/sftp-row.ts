@@ -30,7 +30,11 @@ type Fetched = { content: Map<string, Buffer>; bytes: number; at: number; alone:
 
 /** Paths are bytes, and need not be text. */
 const keyOf = (path: Buffer) => path.toString('latin1');
-const plainKeyOf = (directory: Buffer) => keyOf(directory).replace(/\/+$/, '');
+function plainKeyOf(directory: Buffer): string {
+  let end = directory.length;
+  while (directory[end - 1] === SLASH) end -= 1;
+  return keyOf(directory.subarray(0, end));
+}
 const directoryOf = (path: Buffer) => path.subarray(0, Math.max(path.lastIndexOf(SLASH), 0));
 const writesAnew = ({ flags }: OpenOrder) => (flags & ~OPEN.truncate) === (OPEN.write | OPEN.create);
 

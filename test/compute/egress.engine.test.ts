@@ -4,6 +4,7 @@ import test, { type TestContext } from 'node:test';
 import { newId } from '../../src/base/id.ts';
 import type { Backend } from '../../src/compute/backend.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
+import { systemOutside } from '../../src/egress/outside.ts';
 import { openSite, PUBLIC } from '../egress/proxy-shared.ts';
 import { openTestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
@@ -42,6 +43,7 @@ for (const [name, openEngine] of ENGINES)
       },
       dial: () => connect({ host: '127.0.0.1', port: site.port, allowHalfOpen: true }),
       isOwn: () => false,
+      trust: systemOutside.trust,
     };
     const prices = { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' };
     const slot = {

@@ -6,6 +6,7 @@ import test, { type TestContext } from 'node:test';
 import { newId } from '../../src/base/id.ts';
 import type { Backend } from '../../src/compute/backend.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
+import { systemOutside } from '../../src/egress/outside.ts';
 import { openSite, PUBLIC } from '../egress/proxy-shared.ts';
 import { openTestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
@@ -55,6 +56,7 @@ test('kubernetes: a pod reaches what is in the operator’s list, and nothing el
       },
       dial: () => connect({ host: '127.0.0.1', port: site.port, allowHalfOpen: true }),
       isOwn: () => false,
+      trust: systemOutside.trust,
     },
   });
   const { backend } = purser.app.slots.list[0] as { backend: Backend };

@@ -8,7 +8,7 @@ import { type AddressInfo, connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { setDefaultCACertificates } from 'node:tls';
+import { createSecureContext } from 'node:tls';
 import type { Backend, Ref } from '../../src/compute/backend.ts';
 import { createAuthority } from '../../src/egress/authority.ts';
 import { findResource } from '../../src/ledger/resource.ts';
@@ -22,7 +22,7 @@ import { openPodman } from './engines/podman.ts';
 const VALUE = 'canary-value-0123456789';
 /** The authority of the servers outside, which Purser trusts, and an image with roots of its own. */
 const WORLD = createAuthority(randomBytes(32), 'world', Math.floor(Date.now() / 1000));
-setDefaultCACertificates([WORLD.certificate]);
+const trusted = createSecureContext({ ca: [WORLD.certificate] });
 
 const WITH_ROOTS = 'localhost/busybox-roots:1';
 type Opened = { settings: object; hasRoots: boolean; stop(): unknown };
@@ -116,6 +116,7 @@ for (const [name, openEngine] of ENGINES)
         lookUp: async () => [PUBLIC],
         dial: () => connect({ host: '127.0.0.1', port, allowHalfOpen: true }),
         isOwn: () => false,
+        trust: () => trusted,
       },
     });
     const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });

@@ -35,6 +35,7 @@ test('without a file and without environment everything has its default', (t) =>
     ssh: { listen: { host: '127.0.0.1', port: 7422 } },
     ports: {},
     compute: {},
+    accounts: {},
     events: { receivers: [] },
     limits: {
       wallet_requests_per_minute: 0,

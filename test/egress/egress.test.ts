@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
 import { createEgress } from '../../src/egress/egress.ts';
+import { systemOutside } from '../../src/egress/outside.ts';
 import { hold } from '../lease/leases.ts';
 import { NO_SECRETS } from './proxy-shared.ts';
 
@@ -10,7 +11,7 @@ test('a program that starts after the time for it is ended', async (t) => {
   const held = hold();
   const killed = Promise.withResolvers<void>();
   const egress = createEgress({
-    outside: { lookUp: async () => [], dial: () => assert.fail(), isOwn: () => false },
+    outside: { ...systemOutside, lookUp: async () => [], dial: () => assert.fail(), isOwn: () => false },
     listsOf: () => undefined,
     secretsOf: () => NO_SECRETS,
     isLive: () => true,

@@ -6,7 +6,7 @@ import { duplexPair } from 'node:stream';
 import type { TestContext } from 'node:test';
 import { parseAddress } from '../../src/egress/addresses.ts';
 import { parseList } from '../../src/egress/list.ts';
-import { createLookUp } from '../../src/egress/outside.ts';
+import { createLookUp, type Outside, systemOutside } from '../../src/egress/outside.ts';
 import { type Secrets, serveConnection } from '../../src/egress/proxy.ts';
 import { createTally } from '../../src/egress/tally.ts';
 
@@ -49,6 +49,7 @@ export function openProxy(
   own: string[] = [],
   dial = () => connect({ host: '127.0.0.1', port, allowHalfOpen: true }),
   secrets: Secrets = NO_SECRETS,
+  trust: Outside['trust'] = systemOutside.trust,
 ) {
   const dialled: string[] = [];
   const asked: string[] = [];
@@ -66,6 +67,7 @@ export function openProxy(
       dialled.push(`${address} ${at}`);
       return dial();
     },
+    trust,
     isOwn: (it: { family: number; value: bigint }) => own.some((one) => parseAddress(one)?.value === it.value),
   };
   const world = { ...outside, lookUp: createLookUp(outside) };

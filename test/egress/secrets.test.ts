@@ -5,7 +5,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import { type AddressInfo, connect, createServer as createTcpServer, type Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import test, { type TestContext } from 'node:test';
-import { connect as connectTls, setDefaultCACertificates, TLSSocket } from 'node:tls';
+import { connect as connectTls, createSecureContext, TLSSocket } from 'node:tls';
 import { Secret } from '../../src/base/secret.ts';
 import { type Authority, createAuthority } from '../../src/egress/authority.ts';
 import { createPace } from '../../src/egress/pace.ts';
@@ -21,10 +21,10 @@ const PLACEHOLDER = 'purser_placeholder_1';
 const NAMES = { [HOST]: [PUBLIC], 'other.test': [PUBLIC], 'api.test.evil.test': [PUBLIC] };
 const now = Math.floor(Date.now() / 1000);
 
-/** The authorities that this process trusts: that of the servers of the test, and one that has expired. */
+/** The authorities that the proxy trusts: that of the servers of the test, and one that has expired. */
 const WORLD = createAuthority(randomBytes(32), 'world', now);
 const PAST = createAuthority(randomBytes(32), 'past', now - 3660 * 86_400);
-setDefaultCACertificates([WORLD.certificate, PAST.certificate]);
+const trusted = createSecureContext({ ca: [WORLD.certificate, PAST.certificate] });
 
 const bearer = (value = VALUE): Replacement => ({
   header: 'authorization',
@@ -89,6 +89,7 @@ function openLease(port: number, { seed = randomBytes(32), only = 443, mayEnter 
     [],
     () => connect({ host: '127.0.0.1', port, allowHalfOpen: true }),
     secrets,
+    () => trusted,
   );
   /** Opens a tunnel, and returns it, or the answer that refuses it. */
   async function tunnel(target = `${HOST}:443`): Promise<{ raw: Duplex } | { refused: string }> {

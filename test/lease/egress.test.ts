@@ -5,6 +5,7 @@ import { connect, type Socket } from 'node:net';
 import { PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import type { LineSession } from '../../src/egress/line.ts';
+import { systemOutside } from '../../src/egress/outside.ts';
 import { WATCHDOG } from '../compute/engines/host-session.ts';
 import { openSite, PUBLIC } from '../egress/proxy-shared.ts';
 import { freePort } from '../helper/free-port.ts';
@@ -29,6 +30,7 @@ async function openReaching(t: TestContext) {
       lookUp: async () => [PUBLIC],
       dial: () => connect({ host: '127.0.0.1', port: site.port, allowHalfOpen: true }),
       isOwn: () => false,
+      trust: systemOutside.trust,
     },
   });
   const port = await freePort();

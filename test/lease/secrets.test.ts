@@ -7,7 +7,7 @@ import { createServer } from 'node:https';
 import { type AddressInfo, connect } from 'node:net';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { connect as connectTls, setDefaultCACertificates } from 'node:tls';
+import { connect as connectTls, createSecureContext } from 'node:tls';
 import type { SecretsOrder } from '../../src/compute/backend.ts';
 import { createAuthority } from '../../src/egress/authority.ts';
 import { WATCHDOG } from '../compute/engines/host-session.ts';
@@ -20,7 +20,7 @@ const VALUE = 'sk-canary-value-0123456789';
 const OTHER = 'sk-canary-other-0123456789';
 const HOST = 'api.test';
 const WORLD = createAuthority(randomBytes(32), 'world', Math.floor(Date.now() / 1000));
-setDefaultCACertificates([WORLD.certificate]);
+const trusted = createSecureContext({ ca: [WORLD.certificate] });
 
 const secretsOf = (value: string) => ({
   default: { secrets: [{ name: 'API_TOKEN', host: HOST, header: 'Authorization', value }] },
@@ -52,6 +52,7 @@ async function openLeasing(t: TestContext) {
       lookUp: async () => [PUBLIC],
       dial: () => connect({ host: '127.0.0.1', port: hostPort, allowHalfOpen: true }),
       isOwn: () => false,
+      trust: () => trusted,
     },
   });
   /** The port of each machine's program, and the secrets that it was given, by its reference. */
