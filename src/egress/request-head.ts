@@ -88,10 +88,10 @@ export function refuseDoubled(headers: HeadLines['headers'], names: readonly str
 export const valuesOf = (headers: HeadLines['headers'], name: string): string[] =>
   headers.flatMap((it) => (it[0] === name ? [it[1]] : []));
 
-/** Reads the length of a body; undefined where it is none. */
+/** Reads the length of a body; undefined where it is none. One that begins with 0 is octal to some. */
 export function lengthOf(headers: HeadLines['headers']): number | undefined {
   const [size = '0'] = valuesOf(headers, 'content-length');
-  return /^\d{1,15}$/.test(size) ? Number(size) : undefined;
+  return /^(0|[1-9]\d{0,14})$/.test(size) ? Number(size) : undefined;
 }
 
 /** Writes a head, without the headers of the client's connection: the server has one of its own. */

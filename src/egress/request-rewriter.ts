@@ -39,10 +39,12 @@ const LF = 10;
 
 /** A server that carries these out says the request, with its headers, to whoever asks. */
 const ECHOES = ['TRACE', 'TRACK'];
+/** Methods whose body some servers leave unread. */
+const BODILESS = ['GET', 'HEAD', 'DELETE', 'OPTIONS'];
 
 /**
  * Creates a function that is given what a client sends to `https://host:port`, in pieces, and returns what the server gets. It
- * throws RequestFault. `replacements` are asked for at each request.
+ * throws RequestFault. `replacements` are asked for once for each piece: many requests in one cost no more.
  */
 export function createRequestRewriter(
   host: string,
@@ -50,15 +52,21 @@ export function createRequestRewriter(
   replacements: () => readonly Replacement[],
 ): (piece: Buffer) => Buffer {
   const authority = port === 443 ? host : `${host}:${port}`;
-  const head = createReader((lines) => rewrite(lines, authority, replacements()));
+  let current: readonly Replacement[] | undefined;
+  const head = createReader((lines) => {
+    if (isOver) return refuse('the one before it was the last of its connection');
+    current ??= replacements();
+    return rewrite(lines, authority, current);
+  });
   let body: Body = 'none';
+  let isOver = false;
   const chunks = createChunkReader();
 
   /** Takes the beginning of what came. Returns what goes on, and the rest. */
   function takeOne(piece: Buffer): { sent?: Buffer; rest: Buffer } {
     if (body === 'chunks') {
-      const { count, isOver } = chunks(piece);
-      if (isOver) body = 'none';
+      const { count, isOver: isWhole } = chunks(piece);
+      if (isWhole) body = 'none';
       return { sent: piece.subarray(0, count), rest: piece.subarray(count) };
     }
     if (body !== 'none') {
@@ -70,12 +78,13 @@ export function createRequestRewriter(
     const read = head.take(piece);
     if (!read) return { rest: piece.subarray(piece.length) };
     if ('fault' in read) throw new RequestFault(read);
-    body = read.request.body;
+    ({ body, isLast: isOver } = read.request);
     return { sent: read.request.head, rest: read.rest };
   }
 
   return (piece) => {
     const all: Buffer[] = [];
+    current = undefined;
     for (let rest = piece; rest.length; ) {
       const { sent, rest: more } = takeOne(rest);
       if (sent) all.push(sent);
@@ -89,7 +98,7 @@ function rewrite(
   { method, url, minor, headers }: HeadLines,
   authority: string,
   replacements: readonly Replacement[],
-): { head: Buffer; body: Body } | HeadFault {
+): { head: Buffer; body: Body; isLast: boolean } | HeadFault {
   const [host] = valuesOf(headers, 'host');
   const target = targetOf(authority, 443);
   if (minor !== '1') return refuse('it is not of HTTP/1.1');
@@ -110,24 +119,32 @@ function rewrite(
   if (isChunked && (codings.join().toLowerCase() !== 'chunked' || valuesOf(headers, 'content-length').length))
     return refuse('the length of its body could be read in two ways');
   const filled = headers.map(([name, value]): [string, string] => [name, fill(name, value, replacements)]);
-  const isLast = valuesOf(headers, 'connection').some((it) => /\bclose\b/i.test(it));
+  // A server that left the body unread would take it for a request, and the next head, with a value in it, for that one's body.
+  const mayBeUnread =
+    (isChunked || length > 0) && (BODILESS.includes(method) || valuesOf(headers, 'expect').length > 0);
+  const isLast = mayBeUnread || valuesOf(headers, 'connection').some((it) => /\bclose\b/i.test(it));
   return {
     head: headOf(`${method} ${url} HTTP/1.1`, authority, filled, isLast),
     body: isChunked ? 'chunks' : length ? { left: length } : 'none',
+    isLast,
   };
 }
 
-/** Returns a header's value with the values of all placeholders of that header; the password of basic authentication counts as well. */
+/** Returns a header's value with the values of the placeholders that are once in it; the password of basic authentication counts as well. */
 function fill(name: string, text: string, replacements: readonly Replacement[]): string {
   const own = replacements.filter((it) => it.header === name);
   if (!own.length || text.length > HEADER_LENGTH_MAX || !/^[\x20-\x7e]*$/.test(text)) return text;
   // Not by a pattern or a plain text: `$&` in a value would be read.
-  const replaceAll = (it: string) =>
-    own.reduce((all, { placeholder, value }) => all.replaceAll(placeholder, () => value.reveal()), it);
+  const replaceEach = (it: string) =>
+    own.reduce((all, { placeholder, value }) => {
+      // Twice, a header that is short here could become one that is too long there.
+      const isOnce = all.split(placeholder).length === 2;
+      return isOnce ? all.replace(placeholder, () => value.reveal()) : all;
+    }, it);
   const [, scheme = '', coded] = /^(basic +)([A-Za-z0-9+/]+={0,2})$/i.exec(text) ?? [];
-  if (coded === undefined) return replaceAll(text);
+  if (coded === undefined) return replaceEach(text);
   const plain = Buffer.from(coded, 'base64').toString('latin1');
-  const filled = replaceAll(plain);
+  const filled = replaceEach(plain);
   return filled === plain ? text : scheme + Buffer.from(filled, 'latin1').toString('base64');
 }
 
