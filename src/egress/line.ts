@@ -18,6 +18,15 @@ const PIECE_BYTES_MAX = 16 * 1024;
  */
 export const WINDOW = 64 * 1024;
 export const PIECE_COST = 256;
+/** Less than this is sent only if it is all there is: a program may give credit byte by byte, and each frame is a message. */
+const PIECE_BYTES_LEAST = 1024;
+/** The frames that may wait for the engine, however small they are: a program may read nothing. */
+const FRAME_COUNT_MAX = 256;
+/**
+ * The time after which the program is told of streams that are closed. Only then may it use their numbers again, so a lease opens at
+ * most STREAM_COUNT_MAX connections in this time, however many it asks for at once.
+ */
+const CLOSE_MILLISECONDS = 20;
 /** A program that says nothing for this long is gone. It is asked four times within that. */
 const SILENCE_MILLISECONDS = 60_000;
 
@@ -26,39 +35,41 @@ export class LineBroken extends Error {}
 
 type Frame = { kind: Kind; stream: number; content: Buffer };
 
+const EMPTY = Buffer.alloc(0);
+
 /** Creates a reader of frames, which calls `take` with each whole one. Work and memory are in proportion to what comes. */
 export function createFrameReader(take: (frame: Frame) => void): (piece: Buffer) => void {
   const head = Buffer.alloc(HEAD_BYTES);
   let headLength = 0;
-  let content = Buffer.alloc(0);
+  let content: Buffer = EMPTY;
   let contentLength = 0;
   return (piece) => {
     for (let at = 0; at < piece.length; ) {
       if (headLength < HEAD_BYTES) {
-        const copied = piece.copy(head, headLength, at);
-        headLength += copied;
-        at += copied;
-        if (headLength < HEAD_BYTES) return;
+        head[headLength++] = piece[at++] as number;
+        if (headLength < HEAD_BYTES) continue;
         const length = head.readUInt16BE(2);
-        const [kind, stream] = head as unknown as [number, number];
+        const [kind, stream] = [head[0] as number, head[1] as number];
         const isSound = kind >= KIND.open && kind <= KIND.ping && stream < STREAM_COUNT_MAX;
         const wanted =
           kind === KIND.data ? length > 0 && length <= PIECE_BYTES_MAX : length === (kind === KIND.credit ? 4 : 0);
         if (!isSound || !wanted) throw new LineBroken('the program of the way out sends no frames');
-        content = Buffer.allocUnsafeSlow(length);
+        content = length ? Buffer.allocUnsafeSlow(length) : EMPTY; // A program may send nothing but frames without content.
         contentLength = 0;
       }
-      const copied = piece.copy(content, contentLength, at);
-      contentLength += copied;
-      at += copied;
-      if (contentLength < content.length) return;
+      if (contentLength < content.length) {
+        const copied = piece.copy(content, contentLength, at);
+        contentLength += copied;
+        at += copied;
+        if (contentLength < content.length) return;
+      }
       headLength = 0;
       take({ kind: head[0] as Kind, stream: head[1] as number, content });
     }
   };
 }
 
-const frameOf = (kind: Kind, stream: number, content: Buffer = Buffer.alloc(0)): Buffer => {
+const frameOf = (kind: Kind, stream: number, content: Buffer = EMPTY): Buffer => {
   const head = Buffer.from([kind, stream, content.length >> 8, content.length & 255]);
   return content.length ? Buffer.concat([head, content]) : head;
 };
@@ -115,19 +126,19 @@ class LeaseStream extends Duplex {
     while (this.#wantsMore && this.#waiting.length) {
       const pieces = this.#waiting;
       this.#waiting = [];
-      this.#owed = pieces.reduce((sum, it) => sum + it.length + PIECE_COST, 0);
-      this.#giveBack();
+      this.#owed += pieces.reduce((sum, it) => sum + it.length + PIECE_COST, 0);
+      this.giveBack();
       this.#wantsMore = this.push(Buffer.concat(pieces));
     }
     if (this.#hasEnded && !this.#waiting.length) this.push(null);
   }
-  #giveBack(): void {
-    if (!this.isClosedThere && !this.#hasEnded) {
-      const amount = Buffer.alloc(4);
-      amount.writeUInt32BE(this.#owed);
-      this.#line.send(KIND.credit, this.#number, amount);
-      this.#room += this.#owed;
-    }
+  /** Gives back credit, unless the engine takes no more. */
+  giveBack(): void {
+    if (!this.#owed || this.isClosedThere || this.#hasEnded || this.destroyed || !this.#line.hasRoom()) return;
+    const amount = Buffer.alloc(4);
+    amount.writeUInt32BE(this.#owed);
+    this.#line.send(KIND.credit, this.#number, amount);
+    this.#room += this.#owed;
     this.#owed = 0;
   }
 
@@ -149,7 +160,7 @@ class LeaseStream extends Duplex {
         return;
       }
       const count = Math.min(rest.length, this.#credit, PIECE_BYTES_MAX);
-      if (count === 0 || !this.#line.hasRoom()) return;
+      if (count < Math.min(rest.length, PIECE_BYTES_LEAST) || !this.#line.hasRoom()) return;
       this.#credit -= count;
       this.#unsent.rest = rest.subarray(count);
       this.#line.send(KIND.data, this.#number, rest.subarray(0, count));
@@ -175,10 +186,11 @@ class LeaseStream extends Duplex {
 /** What a stream needs of its line. */
 type StreamLine = {
   send(kind: Kind, stream: number, content?: Buffer): void;
+  /** Says that a stream is closed, soon. */
   sendClose(stream: number): void;
   /** Has `passOn` called once all that has come is read. */
   touch(stream: LeaseStream): void;
-  /** Returns whether the engine takes more. If not, `send` of every stream is called once it does. */
+  /** Returns whether the engine takes more. If not, `giveBack` and `send` of every stream are called once it does. */
   hasRoom(): boolean;
 };
 
@@ -212,7 +224,13 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
   const over = Promise.withResolvers<Error>();
   ready.promise.catch(() => {}); // Callers get it; this only avoids an unhandled one.
   const touched = new Set<LeaseStream>();
+  /** The streams that are closed here, and of which the program was not yet told. */
+  const closing = new Set<number>();
   let isOver = false;
+  /** Whether that may be said now. */
+  let isDue = false;
+  /** The frames that wait for the engine, and whether there were too many, until it has taken them all. */
+  let frameCount = 0;
   let isFull = false;
   let heardAt = performance.now();
 
@@ -227,30 +245,55 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
     over.resolve(reason);
   }
 
+  /** Frees the number of a stream of which both sides have said that it is closed. */
   const forget = (number: number) => {
     const stream = streams.get(number);
-    if (stream?.isClosedThere && stream.destroyed) streams.delete(number);
+    if (stream?.isClosedThere && stream.destroyed && !closing.has(number)) streams.delete(number);
+  };
+  const taken = () => {
+    frameCount -= 1;
+    if (!isFull || frameCount) return;
+    isFull = false;
+    sayClosed();
+    for (const it of streams.values()) it.giveBack();
+    for (const it of streams.values()) it.send();
   };
   const line: StreamLine = {
     send(kind, stream, content) {
-      if (!isOver && stdin.writable) isFull = !stdin.write(frameOf(kind, stream, content));
+      if (isOver || !stdin.writable) return;
+      frameCount += 1;
+      if (!stdin.write(frameOf(kind, stream, content), taken) || frameCount >= FRAME_COUNT_MAX) isFull = true;
     },
     sendClose(number) {
-      line.send(KIND.close, number);
-      setImmediate(forget, number); // It counts as destroyed only after this call.
+      if (isOver) return;
+      if (!closing.size) setTimeout(beDue, CLOSE_MILLISECONDS).unref();
+      closing.add(number);
     },
     touch: (stream) => void touched.add(stream),
     hasRoom: () => !isFull,
   };
 
+  function beDue(): void {
+    isDue = true;
+    sayClosed();
+  }
+  function sayClosed(): void {
+    if (!isDue) return;
+    for (const number of closing) {
+      if (isFull) return;
+      closing.delete(number);
+      line.send(KIND.close, number);
+      forget(number);
+    }
+    isDue = false;
+  }
+
   function take({ kind, stream: number, content }: Frame): void {
-    heardAt = performance.now();
     if (kind === KIND.ping) {
       ready.resolve();
       return;
     }
     if (kind === KIND.open) {
-      forget(number);
       if (streams.has(number)) throw new LineBroken('the program of the way out opens a stream twice');
       const stream = new LeaseStream(line, number);
       stream.on('error', () => {}); // `close` follows.
@@ -272,11 +315,12 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
 
   const asking = setInterval(() => {
     if (performance.now() - heardAt > silence) return end(new LineBroken('the program of the way out is silent'));
-    line.send(KIND.ping, 0);
+    if (!isFull) line.send(KIND.ping, 0);
   }, silence / 4).unref();
   const read = createFrameReader(take);
   stdout.on('data', (piece: Buffer) => {
     if (isOver) return;
+    heardAt = performance.now();
     try {
       read(piece);
       for (const stream of touched) stream.passOn();
@@ -285,13 +329,9 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
       end(error as Error);
     }
   });
-  stdin.on('drain', () => {
-    isFull = false;
-    for (const stream of streams.values()) stream.send();
-  });
   for (const it of [stdin, stdout]) it.on('error', end);
   session.ended.then(
-    (how) => end(new Error(`the program of the way out has ended: ${JSON.stringify(how)}`)),
+    (how) => end(new Error(`the program of the way out has ended${how ? `: ${JSON.stringify(how)}` : ''}`)),
     (error: Error) => end(error),
   );
   return {

@@ -3,8 +3,9 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
-import { type Duplex, PassThrough } from 'node:stream';
+import { type Duplex, PassThrough, Writable } from 'node:stream';
 import test, { type TestContext } from 'node:test';
+import { setImmediate as immediate, setTimeout as pause } from 'node:timers/promises';
 import {
   createFrameReader,
   LineBroken,
@@ -131,6 +132,8 @@ test('what a slow reader has taken is not kept, however much comes', async (t) =
   }
 });
 
+const numbers = Array.from({ length: STREAM_COUNT_MAX }, (_, number) => number);
+
 /** A line whose program is the test's. */
 function openFake() {
   const [stdin, stdout] = [new PassThrough(), new PassThrough()];
@@ -161,6 +164,8 @@ test('a program that sends more than it may, or what no program sends, ends its 
     Buffer.concat([frame(1, 0), frame(3, 0), tiny]),
     Buffer.concat([frame(1, 0), frame(5, 0, Buffer.from([255, 255, 255, 255]))]),
     Buffer.concat([frame(1, 0), frame(4, 0), frame(4, 0)]),
+    // It cannot know yet that its number is free.
+    Buffer.concat([frame(1, 0), frame(4, 0), frame(1, 0)]),
   ];
   for (const it of broken) {
     const fake = openFake();
@@ -179,7 +184,6 @@ test('pieces of one byte that come at once are one write and one credit for each
       if (kind === 5) credits += 1;
     }),
   );
-  const numbers = Array.from({ length: STREAM_COUNT_MAX }, (_, number) => number);
   stdout.write(Buffer.concat(numbers.map((number) => frame(1, number))));
   await until('all are open', async () => streams.length === STREAM_COUNT_MAX);
   for (const it of streams)
@@ -191,6 +195,81 @@ test('pieces of one byte that come at once are one write and one credit for each
   stdout.write(Buffer.concat(Array<Buffer>(200).fill(each)));
   await until('all have come', async () => length === 200 * STREAM_COUNT_MAX);
   assert(pieces <= 2 * STREAM_COUNT_MAX && credits <= 2 * STREAM_COUNT_MAX, `${pieces} pieces, ${credits} credits`);
+});
+
+/** A line whose program is the test's, and reads only while `reads` says so. */
+function openDeaf(accept: (stream: Duplex) => void) {
+  const held: (() => void)[] = [];
+  const said: Buffer[] = [];
+  const stdin = new Writable({
+    highWaterMark: 32 * 1024,
+    write(piece: Buffer, _, done) {
+      said.push(piece);
+      held.push(done);
+    },
+  });
+  const stdout = new PassThrough();
+  const ended = Promise.withResolvers<void>();
+  const line = openLine({ stdin, stdout, ended: ended.promise, kill: () => ended.resolve() }, accept);
+  let isOver = false;
+  void line.over.then(() => {
+    isOver = true;
+  });
+  return { stdin, stdout, line, said, isOver: () => isOver, take: () => held.shift()?.() };
+}
+
+test('what a program that reads nothing is to be told stays in bounds: it can open and send no more', async () => {
+  const opening = openDeaf(() => {});
+  let rounds = 0;
+  for (; rounds < 20 && !opening.isOver(); rounds++) {
+    opening.stdout.write(Buffer.concat(numbers.flatMap((number) => [frame(1, number), frame(4, number)])));
+    await pause(50); // However long it waits.
+  }
+  assert(rounds < 10, String(rounds));
+  assert((await opening.line.over) instanceof LineBroken);
+  assert(opening.stdin.writableLength < 2048, String(opening.stdin.writableLength));
+
+  const sending = openDeaf((stream) => stream.resume());
+  sending.stdout.write(frame(1, 0));
+  const piece = frame(2, 0, Buffer.alloc(10_000));
+  let count = 0;
+  for (; count < 600 && !sending.isOver(); count++) {
+    sending.stdout.write(piece);
+    await immediate();
+  }
+  assert(count < 600, String(count));
+  assert((await sending.line.over) instanceof LineBroken);
+  assert(sending.stdin.writableLength < 4096, `${sending.stdin.writableLength} after ${count} pieces`);
+});
+
+test('a program that reads slowly is told everything, and so is one that gives its credit byte by byte', async () => {
+  const length = WINDOW + 4096;
+  const { line, said, stdout, take, isOver } = openDeaf((stream) => stream.resume().end(Buffer.alloc(length, 'x')));
+  const got = new Map<number, number>();
+  const over: number[] = [];
+  const read = createFrameReader(({ kind, stream, content }) => {
+    if (kind === 2) {
+      got.set(stream, (got.get(stream) ?? 0) + content.length);
+      const amount = Buffer.alloc(4);
+      amount.writeUInt32BE(stream % 2 ? 1 : content.length);
+      stdout.write(Buffer.alloc(8 * (stream % 2 ? content.length : 1), frame(5, stream, amount)));
+    }
+    if (kind === 3) stdout.write(frame(3, stream));
+    if (kind === 4) over.push(stream);
+  });
+  stdout.write(Buffer.concat(numbers.slice(0, 4).map((number) => frame(1, number))));
+  let frames = 0;
+  while (over.length < 4 && !isOver()) {
+    for (const it of said.splice(0)) {
+      frames += 1;
+      read(it);
+    }
+    take();
+    await immediate();
+  }
+  assert.deepEqual([...got.values()], Array<number>(4).fill(length));
+  assert(frames < 4 * (length / 1024 + 10), `${frames} frames`);
+  line.close();
 });
 
 test('frames are the same however they are cut, and a million of one byte take time in proportion', () => {
