@@ -170,6 +170,7 @@ async function reach(
     if (client.destroyed) throw new Error('the client has gone');
     const server = world.dial(text, port);
     containConnection(server, 'connection');
+    server.on('error', () => {}); // `close` follows. Servers may end connections with errors all day.
     try {
       await once(server, 'connect', {
         signal: AbortSignal.any([gone.signal, AbortSignal.timeout(CONNECT_MILLISECONDS)]),

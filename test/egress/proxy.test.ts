@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { connect, Socket } from 'node:net';
 import test from 'node:test';
+import { followFaults } from '../../src/base/fault.ts';
 import { createHelloReader } from '../../src/egress/client-hello.ts';
 import { covers, type Entry, parseList } from '../../src/egress/list.ts';
 import { createHeadReader } from '../../src/egress/request-head.ts';
@@ -241,6 +242,19 @@ test('a server that is gone before the ClientHello has come ends the tunnel, and
   await it.served;
   await it.over;
   assert.deepEqual(proxy.tally.list(), []);
+});
+
+test('a server that resets its connections, however many, is no fault of the server', async (t) => {
+  const faults: unknown[] = [];
+  using _ = followFaults((_where, error) => faults.push(error));
+  const site = await openSite(t);
+  const proxy = openProxy([['public']], site.port, { 'a.test': [PUBLIC] });
+  const tunnel = proxy.open();
+  tunnel.client.write('CONNECT a.test:443 HTTP/1.1\r\n\r\nx');
+  await until('the server was reached', async () => site.said[0] === 'x');
+  site.sockets[0]?.resetAndDestroy();
+  await tunnel.over;
+  assert.deepEqual(faults, []);
 });
 
 test('a changed list cuts the open connections that it does not admit, also where nothing passes', async (t) => {
