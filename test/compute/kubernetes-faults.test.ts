@@ -445,6 +445,23 @@ test('kubernetes: how a command ended is unknown when its socket ends without sa
   }
 });
 
+test('kubernetes: a socket that is not open yet ends with the backend', async (t) => {
+  const { fake, create, settings } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  const backend = openKubernetesBackend(v.parse(slots.provider_one, settings) as KubernetesSettings, { now });
+  const asked = Promise.withResolvers<void>();
+  fake.fault(
+    ({ path }) => path.includes('/exec'),
+    () => asked.resolve(),
+  ); // It is never answered.
+  const command = calls(backend).sh(tag, 'true');
+  const ended = assert.rejects(command, /closed before the connection was established/);
+  await asked.promise;
+  await backend.close();
+  await ended;
+});
+
 test('kubernetes: a server may close a stream by itself', async (t) => {
   const { fake, create, sh } = await openBench(t);
   const tag = freshTag();

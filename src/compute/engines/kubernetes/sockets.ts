@@ -27,6 +27,9 @@ export function createSockets({ prepare, renew, closing }: Pick<ApiExchange, 'pr
       allowSynchronousEvents: false, // Thousands of short messages may come at once: others have a turn between them.
       skipUTF8Validation: true,
     });
+    sockets.add(socket); // One that is not open yet must not outlast `close`, either.
+    const forget = () => sockets.delete(socket);
+    socket.once('close', forget);
     await new Promise<void>((resolve, reject) => {
       socket.once('open', resolve);
       socket.once('error', (error: NodeJS.ErrnoException) =>
@@ -41,16 +44,15 @@ export function createSockets({ prepare, renew, closing }: Pick<ApiExchange, 'pr
         void readJsonAnswer(response, ANSWER_BYTES_MAX)
           .catch(() => ({ json: undefined, beginning: '' }))
           .then((answer) => reject(errorOf(response.statusCode ?? 0, answer)))
-          .finally(() => response.destroy());
+          .finally(() => {
+            response.destroy();
+            forget(); // It never says that it is closed.
+          });
       });
     });
     socket.on('error', () => {}); // `close` follows.
-    sockets.add(socket);
     const ping = setInterval(() => socket.ping(), PING_MILLISECONDS).unref();
-    socket.once('close', () => {
-      clearInterval(ping);
-      sockets.delete(socket);
-    });
+    socket.once('close', () => clearInterval(ping));
     return socket;
   }
 
