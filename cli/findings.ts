@@ -1,5 +1,6 @@
 import type { CheckFinding } from '../src/compute/backend.ts';
 import { WARNING } from '../src/compute/finding.ts';
+import { onOneLine } from '../src/compute/kit/one-line.ts';
 import type { Globals } from './context.ts';
 import { print, show } from './report.ts';
 import { type Tone, toned } from './terminal.ts';
@@ -25,6 +26,9 @@ export function lineOf(finding: CheckFinding): string {
   return `${toned(tone, word)}${' '.repeat(4 - word.length)} ${plainLine(finding)}`;
 }
 
-/** Returns a finding as one line without its level, for the log. */
+/**
+ * Returns a finding as one line without its level, for the log. What a command in a trial machine printed may be in it, and must
+ * not look like another finding.
+ */
 export const plainLine = ({ name, detail }: CheckFinding) =>
-  `${name}: ${detail.startsWith(WARNING) ? detail.slice(WARNING.length) : detail}`;
+  onOneLine(`${name}: ${detail.startsWith(WARNING) ? detail.slice(WARNING.length) : detail}`);

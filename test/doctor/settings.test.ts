@@ -128,3 +128,8 @@ test('a fault says what is meant: the name that is near, the kind of value, the 
   ] as const)
     assert.deepEqual(faults(text), said, text);
 });
+
+test('what a command of a trial printed looks like no finding of its own', () => {
+  const finding = { name: 'provider_one', ok: false, detail: 'it runs, but it said a\n\n ok   provider_one: fine\r\n' };
+  assert.equal(plainLine(finding), 'provider_one: it runs, but it said a; ok   provider_one: fine');
+});
