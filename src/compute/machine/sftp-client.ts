@@ -10,6 +10,8 @@ const SILENCE_MILLISECONDS = 120_000;
 /** A descriptor that is to be closed waits this long for another request. */
 const CLOSE_MILLISECONDS = 20;
 const WORDS_BYTES_MAX = 4096;
+/** More is not copied to be written at once. */
+const JOINED_BYTES_MAX = 64 * 1024;
 /** Bytes kept to match the last line of an answer; that line is shorter. */
 const END_BYTES = 64;
 
@@ -79,10 +81,12 @@ export function createScriptClient(
     try {
       const answered = out.until(new RegExp(`${token} (\\d{1,3})\\n$`), answerBytesMax, active, take);
       const said = err.until(new RegExp(`${token}\\n$`), WORDS_BYTES_MAX, active);
-      // Written at once: each write is a call of the system, and on some roads a packet.
+      // Small ones are written at once: each write is a call of the system, and on some roads a packet.
       const lines = `${closing}${[token, verb, ...words.map(wordOf)].join(' ')}\n`;
       closing = '';
-      stdin.write(Buffer.concat([Buffer.from(lines), ...(input ?? [])]));
+      const pieces = [Buffer.from(lines), ...(input ?? [])];
+      const isSmall = pieces.reduce((sum, it) => sum + it.length, 0) <= JOINED_BYTES_MAX;
+      for (const it of isSmall ? [Buffer.concat(pieces)] : pieces) stdin.write(it);
       const output = await Promise.race([answered, loss]);
       const isDone = output.end[1] === '0';
       // The other output is another packet, which is not waited for where nothing is to be learned from it.
