@@ -135,13 +135,14 @@ export type Usage = {
 export type Pausing = {
   /**
    * Stops what runs in a machine, takes its processors away and, last of all, has it end at `deadline` (Unix seconds), whether
-   * Purser runs then or not. What is not `done` may be so in part: `end` undoes it.
+   * Purser runs then or not. `stopped` runs as soon as all has stopped, before the rest. What is not `done` may be so in part: `end`
+   * undoes it.
    */
-  begin(ref: Ref, deadline: number): Promise<Extended>;
+  begin(ref: Ref, deadline: number, stopped?: () => Promise<unknown>): Promise<Extended>;
   /** Has a machine end at `deadline`, and then gives its processors back and continues what ran. `refused`: nothing was changed. */
   end(ref: Ref, deadline: number): Promise<Extended>;
   /** Takes the processors of a paused machine out of what is free, until `letGo`. Returns what is lacking, in words. */
-  takeRoom(tag: string, spec: Spec): Promise<string | undefined>;
+  takeRoom(tag: string): Promise<string | undefined>;
   /** Counts a machine by its lease alone again: in full, or as paused. */
   letGo(tag: string): void;
 };

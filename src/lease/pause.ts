@@ -30,7 +30,7 @@ function refuseStep(tx: Tx, row: Resource, now: number): void {
   throw new Refusal('read_only', message, { retryAfterSeconds: 60 });
 }
 
-/** Notes that a lease is being paused: no paid time passes from here on. */
+/** Notes that a lease is being paused. */
 const beginPause = defineWrite('lease.begin_pause', (tx, { id, now }: BeginStep): Resource => {
   const row = findResource(tx, id) as Resource;
   const wallet = findWallet(tx, row.walletId) as Wallet;
@@ -47,22 +47,34 @@ const beginPause = defineWrite('lease.begin_pause', (tx, { id, now }: BeginStep)
   if (expiresAt <= row.expiresAt)
     throw new Refusal(
       'lease_limit_exceeded',
-      `A pause ends when the wallet expires, at ${expiresAt}, and the lease lasts until ${row.expiresAt}: nothing would be kept.`,
+      `A pause would end at ${expiresAt}, and the lease lasts until ${row.expiresAt}: nothing would be kept.`,
     );
   const left = { pausedAt: now, secondsLeft: row.expiresAt - now };
   return updateIfLive(tx, id, { status: 'pausing', ...left, expiresAt, dueAt: now, attempts: 0, lastError: null });
 });
 
-/** Notes that a lease is being resumed. */
+/** Notes that nothing runs in a lease any more. The tenant may have made that last, so until now its paid time has passed. */
+const noteStopped = defineWrite('lease.note_stopped', (tx, { id, now }: BeginStep): Resource => {
+  const row = findResource(tx, id) as Resource;
+  if (row.status !== 'pausing') return row; // It has to end.
+  const end = endOf(row);
+  const secondsLeft = Math.min(row.secondsLeft as number, end - now);
+  if (secondsLeft <= 0) throw new Refusal('resource_not_active', 'Its paid time was over before all had stopped.');
+  return updateIfLive(tx, id, { pausedAt: end - secondsLeft, secondsLeft });
+});
+
+/** Notes that a lease is being resumed, and since when. */
 const beginResume = defineWrite('lease.begin_resume', (tx, { id, now }: BeginStep): Resource => {
   const row = findResource(tx, id) as Resource;
   refuseStep(tx, row, now);
   if (row.status !== 'paused' || row.endWanted !== null || row.expiresAt <= now)
     throw new Refusal('resource_not_active', notRunning(row));
-  return updateIfLive(tx, id, { status: 'resuming', dueAt: now, attempts: 0, lastError: null });
+  return updateIfLive(tx, id, { status: 'resuming', pausedAt: now, dueAt: now, attempts: 0, lastError: null });
 });
 
 const rowOf = (app: LeaseApp, id: string) => findResource(app.ledger.read, id) as Resource;
+
+const isUnderWay = ({ status }: Resource) => status === 'pausing' || status === 'resuming';
 
 const uncertain = () =>
   new Refusal('operation_uncertain', 'It is not known yet whether the resource is paused. Repeat the request.', {
@@ -76,11 +88,12 @@ function alone(app: LeaseApp, id: string, step: () => Promise<Resource>): Promis
       throw new Refusal('read_only', 'The time is in doubt, and with it every deadline. Retry later.', {
         retryAfterSeconds: RETRY_SECONDS,
       });
-    const { status } = rowOf(app, id);
-    if (status === 'pausing' || status === 'resuming') await advance(app, id);
+    if (isUnderWay(rowOf(app, id))) await advance(app, id);
     return app.leaseMutex(id, async () => {
       const reason = endReasonOf(app, id);
       if (reason !== null) throw new Refusal('resource_not_active', `The lease is over (${reason}).`);
+      const row = rowOf(app, id);
+      if (isUnderWay(row) && row.quarantinedAt === null) throw uncertain();
       return step();
     });
   }, uncertain);
@@ -117,7 +130,8 @@ export function pauseLease(app: LeaseApp, id: string): Promise<Resource> {
     const row = await app.ledger.write(beginPause, { id, now: app.clock.now() });
     await untilCut(app, id);
     const ref = row.ref as string;
-    const begun = await attempt(() => pausing.begin(ref, row.expiresAt));
+    const stopped = () => app.ledger.write(noteStopped, { id, now: app.clock.now() });
+    const begun = await attempt(() => pausing.begin(ref, row.expiresAt, stopped));
     if (begun.kind !== 'done') return runOn(app, { row, pausing, begun });
     const paused = await write(app, id, PAUSED);
     pausing.letGo(row.tag);
@@ -164,7 +178,7 @@ export function resumeLease(app: LeaseApp, id: string): Promise<Resource> {
     const ended = await attempt(() => pausing.end(row.ref as string, until));
     if (ended.kind === 'unknown') return leaveInDoubt(app, row, ended.reason);
     if (ended.kind === 'refused') {
-      await write(app, id, { ...PAUSED, dueAt: now });
+      await write(app, id, { ...PAUSED, pausedAt: before.pausedAt, dueAt: now });
       throw new Refusal('provider_unavailable', `The resource was not resumed: ${ended.reason}.`, {
         retryAfterSeconds: RETRY_SECONDS,
       });
@@ -182,7 +196,7 @@ async function takeRoom(app: LeaseApp, row: Resource, pausing: Pausing): Promise
   try {
     const spec = parseJson(row.spec) as Spec;
     const ask = () =>
-      pausing.takeRoom(row.tag, spec).catch((cause: unknown) => {
+      pausing.takeRoom(row.tag).catch((cause: unknown) => {
         throw new Refusal('provider_unavailable', 'The provider cannot be reached. The resource stays paused.', {
           retryAfterSeconds: RETRY_SECONDS,
           cause,

@@ -8,9 +8,10 @@ import type { LeaseApp } from './create.ts';
  * What a pause does to a lease and its machine (docs/decisions/0082). The row says first what is wanted, and then the engine is
  * asked; the deadline that the machine has afterwards tells how far that came.
  *
- * - `pausing`: no paid time passes, unless the machine turns out to run on: then the lease ends when it would have ended.
+ * - `pausing`: no paid time passes once all has stopped, unless the machine turns out to run on: then the lease ends when it would
+ *   have ended.
  * - `paused`: the machine has the deadline `expiresAt`, that of its wallet, and the lease has `secondsLeft`.
- * - `resuming`: as `paused`, until the machine has another deadline: from then on that is the end of the lease.
+ * - `resuming`, since `pausedAt`: as `paused`, until the machine has another deadline: from then on that is the end of the lease.
  */
 
 /** Returns whether a lease is paused, or on the way there or back: its machine is not to be entered. */
@@ -28,8 +29,8 @@ export const notRunning = (it: Pick<Resource, 'id' | 'status'>): string =>
     : `The resource is ${it.status}.`;
 
 /** Returns when a lease ends, Unix seconds: while it is not known to be paused, when it ends if it is not. */
-export const endOf = ({ status, expiresAt, pausedAt, secondsLeft }: Resource): number =>
-  status === 'pausing' ? (pausedAt as number) + (secondsLeft as number) : expiresAt;
+export const endOf = (row: Resource): number =>
+  row.status === 'pausing' || row.status === 'resuming' ? resumedUntil(row, row.pausedAt as number) : row.expiresAt;
 
 /** Returns the pause of a lease's backend. Throws `invalid_request` where its machine cannot be paused, and `provider_not_configured`. */
 export function pausingOf(app: LeaseApp, row: Resource): Pausing {

@@ -358,6 +358,8 @@ function keepWatch({ app, backend, row, machines }: Observed): Transition {
 
 /** Looks after a paused lease now and then, and finishes a pause or a resumption that was left open. */
 async function keepPaused({ app, row, machines: [machine] }: Observed): Promise<Transition> {
+  // A call of unknown outcome may still arrive, and would undo what is done before.
+  if (row.status !== 'paused' && row.attempts === 0 && row.dueAt > app.clock.now()) return unchanged(row);
   const values = await finishPause(app, row, machine as Machine);
   const dueAt = Math.min(values?.expiresAt ?? row.expiresAt, app.clock.now() + WATCH_SECONDS);
   const finished = change(row, { ...(values ?? answeredAgain(row)), dueAt });
@@ -367,7 +369,10 @@ async function keepPaused({ app, row, machines: [machine] }: Observed): Promise<
       if (written.status === row.status) return;
       const pause = app.slots.backendOf(row)?.guest.pause;
       if (typeof pause === 'object') pause.letGo(row.tag);
-      if (written.status === 'paused') app.events.leasePaused(written);
+      if (written.status === 'paused') {
+        app.events.leasePaused(written);
+        app.roomQueue.wake(written.slot as Slot);
+      }
       if (written.status !== 'running') return;
       app.events.leaseResumed(written);
       app.egress.open(row.id).catch(() => {}); // It was reported, and is tried again.

@@ -77,8 +77,12 @@ export function goBackTo(tx: Tx, reason: string, now: number): void {
     updateResource(tx, it.id, {
       dueAt: Math.min(it.dueAt, now),
       absentSince: it.absentSince && Math.min(it.absentSince, now),
-      // A lease of the later time keeps its length: the paid time begins when its machine is ready.
-      ...((it.readyAt ?? it.createdAt) > now ? { expiresAt: earlier(it.expiresAt) } : {}),
+      // A lease of the later time keeps its length: the paid time begins when its machine is ready. The end of a pause is no length.
+      ...((it.readyAt ?? it.createdAt) > now
+        ? it.pausedAt === null
+          ? { expiresAt: earlier(it.expiresAt) }
+          : { pausedAt: Math.min(it.pausedAt, now) }
+        : {}),
       ...(it.createdAt > now ? { readyBy: earlier(it.readyBy) } : {}),
     });
   for (const row of reads(tx).uncertainAfter.all({ now }))

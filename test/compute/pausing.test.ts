@@ -126,17 +126,48 @@ test('paused machines give their processors back, and no memory', async () => {
   paused.add('us-a');
   assert.equal((await reservations.free())(size), 1);
   assert.equal(await make('us-b'), 'made');
-  assert.equal(await reservations.takeRoom('us-a', size), '2 of 2 cpus are leased');
+  assert.equal(await reservations.takeRoom('us-a'), '2 of 2 cpus are leased');
 
   paused.add('us-b');
-  const [first, second] = await Promise.all([reservations.takeRoom('us-a', size), reservations.takeRoom('us-b', size)]);
+  const [first, second] = await Promise.all([reservations.takeRoom('us-a'), reservations.takeRoom('us-b')]);
   assert.deepEqual([first, second], [undefined, '2 of 2 cpus are leased'], 'two never share the last');
   assert.equal((await reservations.free())(size), 0);
   reservations.release('us-a'); // Its row still says that it is paused.
   assert.equal((await reservations.free())(size), 1);
   claims.set('other-c', { ...(claims.get('us-a') as Claim), tag: 'other-c' });
-  assert.equal(await reservations.takeRoom('us-gone', size), undefined);
+  assert.equal(await reservations.takeRoom('us-gone'), undefined);
 
   settings.capacity.memory_gib = 2;
   assert.equal(await make('us-d'), '2 of 2 memory_gib are leased');
+});
+
+test('a paused machine keeps the place of its offer, even one that is no longer sold', async () => {
+  const settings = { limits: {}, offers: [] as object[] };
+  const claim = { tag: 'us-a', cpus: 2, memoryGib: 1, offer: 'gone', devices: [], diskGb: 1 };
+  const reservations = createReservations(
+    settings as never,
+    { prefix: 'us-', isPaused: () => true },
+    { list: async () => [claim], capacity: async () => ({ cpus: 1, memory_gib: 1 }) },
+  );
+  assert.equal(await reservations.takeRoom('us-a'), undefined);
+});
+
+test('what a pause has left is noted once all has stopped, and before anything else is done', async () => {
+  const asked: string[] = [];
+  const pausing = createPausing(
+    {
+      limitCpu: async (_, to) => void asked.push(to),
+      signal: async (_, what) => asked.push(what) && 0,
+      look: async () => asked.push('look') && 0,
+    },
+    {
+      async move() {
+        asked.push('move');
+        return { kind: 'done' };
+      },
+    },
+    ROOM,
+  );
+  await pausing.begin('x', TARGET, async () => void asked.push('stopped'));
+  assert.deepEqual(asked, ['stop', 'look', 'stopped', 'least', 'move']);
 });

@@ -266,3 +266,103 @@ test('a lease whose machine ended while it was being paused was not paused', asy
   assert.equal((await purser.status(token, id)).end_reason, 'lease_expired');
   assert.equal(purser.memory.machines.size, 0);
 });
+
+/** A lease of 600 s that is paused, and whose processes stop only after `seconds`, however that comes. */
+async function pausedSlowly(t: TestContext, seconds: number) {
+  const purser = pauses(await openMemoryServer(t));
+  const { token } = await purser.openWallet(LONG);
+  const { id, expires_at: end } = (await purser.lease(token)).body;
+  purser.memory.before['pause.begin'] = () => purser.clock.advance(seconds);
+  return { purser, token, id, end, answer: await purser.pause(token, id) };
+}
+
+test('a tenant whose processes stop late pays for the time until then', async (t) => {
+  const { purser, token, id, end, answer } = await pausedSlowly(t, 40);
+  assert.deepEqual([answer.status, answer.body.seconds_left], [200, 560]);
+  purser.clock.advance(LATER);
+  const resumed = (await purser.resume(token, id)).body;
+  assert.equal(resumed.expires_at, Math.floor(purser.clock.wall() / 1000) + 560);
+  assert.ok(resumed.expires_at > end);
+});
+
+test('a lease whose paid time is over before all has stopped is not paused', async (t) => {
+  const { purser, token, id, answer } = await pausedSlowly(t, 600);
+  assert.equal(answer.body.error.code, 'operation_uncertain');
+  purser.clock.advance(12);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).end_reason, 'lease_expired');
+});
+
+test('a call that arrives late is awaited before a pause is taken for undone, also by who asks again', async (t) => {
+  const purser = pauses(await openMemoryServer(t));
+  const { memory, clock } = purser;
+  const { token, id: wallet } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  let arrive = () => {};
+  memory.before['pause.begin'] = (ref: string, deadline: number, stopped: () => Promise<unknown>) => {
+    arrive = () => Object.assign(memory.machines.get(ref) ?? {}, { paused: true, deadline });
+    return stopped().then(() => {
+      throw new Error('the connection was reset');
+    });
+  };
+  for (const ask of ['pause', 'pause', 'resume'] as const) {
+    const { status, body } = await purser[ask](token, id);
+    assert.deepEqual([status, body.error.code], [503, 'operation_uncertain'], ask);
+  }
+  clock.advance(5);
+  await purser.app.reaper.runOnce();
+  arrive();
+  memory.before = {};
+  clock.advance(6);
+  await purser.app.reaper.runOnce();
+  const { status, seconds_left, expires_at } = await purser.status(token, id);
+  assert.deepEqual([status, seconds_left], ['paused', 600]);
+  assert.equal(memory.machines.get('m1')?.deadline, expires_at);
+  await purser.closeWallet(wallet);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a lease whose last second passes while it is resumed has expired', async (t) => {
+  const { purser, token, id } = await openPaused(t, { after: 599 });
+  purser.clock.advance(LATER);
+  purser.memory.after['pause.end'] = () => {
+    purser.clock.advance(2);
+    throw new Error('the container does not run');
+  };
+  assert.equal((await purser.resume(token, id)).body.error.code, 'operation_uncertain');
+  purser.clock.advance(12);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).end_reason, 'lease_expired');
+});
+
+for (const step of ['paused', 'pausing'] as const)
+  test(`a lease that is ${step} when the clock is set back, and that is accepted, keeps its paid time and its end`, async (t) => {
+    const DAY = 86_400;
+    const purser = pauses(await openMemoryServer(t));
+    const { token } = await purser.openWallet({ ...LONG, expires_in_seconds: 3 * DAY });
+    const { id } = (await purser.lease(token)).body;
+    purser.clock.advance(100);
+    if (step === 'pausing')
+      purser.memory.before['pause.begin'] = () => {
+        throw new Error('the connection was reset');
+      };
+    await purser.pause(token, id);
+    purser.memory.before = {};
+    const { expires_at: end } = await purser.status(token, id);
+    purser.clock.leap(-DAY);
+    await purser.reopen();
+    await purser.reopen(() => {}, { acceptClock: true });
+    purser.clock.advance(12);
+    await purser.app.reaper.runOnce();
+    const it = await purser.status(token, id);
+    assert.equal(purser.memory.machines.get('m1')?.deadline, it.expires_at, 'no more life than its row');
+    const now = Math.floor(purser.clock.wall() / 1000);
+    if (step === 'paused') {
+      assert.deepEqual([it.status, it.seconds_left, it.expires_at], ['paused', 500, end]);
+      assert.equal((await purser.resume(token, id)).body.expires_at, now + 500);
+    } else {
+      assert.equal(it.status, 'running');
+      assert.ok(Math.abs(it.expires_at - (now + 500 - 12)) <= 1, `${it.expires_at - now} s are left`);
+    }
+    assert.deepEqual(purser.problems(), []);
+  });

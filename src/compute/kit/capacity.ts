@@ -12,7 +12,7 @@ type Reservations = {
    * Reserves the processors of a paused container, whose memory and disk it has, or returns what is lacking. Throws when the engine
    * cannot be asked.
    */
-  takeRoom(tag: string, size: LeaseSize): Promise<string | undefined>;
+  takeRoom(tag: string): Promise<string | undefined>;
   /** Ends a reservation: the engine lists the container now, or there is none. If in doubt, the reservation is kept for a minute. */
   release(tag: string, doubt?: boolean): void;
   /** Returns how many more of a size fit now. Throws when the engine cannot be asked. */
@@ -27,21 +27,24 @@ type Engines = {
   diskFree?(): Promise<number | undefined>;
 };
 
+/** A claim as it counts: that of a paused container has no processors, but those that were sold. */
+type Counted = Claim & { cpusSold?: number };
+
 export function createReservations(
   settings: SoldSize,
   { prefix, isPaused = () => false, isWarm = () => false }: Pick<Surroundings, 'prefix' | 'isPaused' | 'isWarm'>,
   engine: Engines,
 ): Reservations {
-  const coming = new Map<string, Claim>();
+  const coming = new Map<string, Counted>();
   let last: Promise<unknown> = Promise.resolve();
 
-  async function claims(): Promise<Claim[]> {
+  async function claims(): Promise<Counted[]> {
     // Read before the list, so that a container made in the meantime is in at least one of the two.
     const before = [...coming.values()];
     const listed = (await engine.list()).map((it) => {
       const reserved = before.find(({ tag }) => tag === it.tag);
       const isIdle = !reserved && it.tag.startsWith(prefix) && isPaused(it.tag);
-      return reserved ?? (isIdle ? { ...it, cpus: 0 } : it);
+      return reserved ?? (isIdle ? { ...it, cpus: 0, cpusSold: it.cpus } : it);
     });
     return [...listed, ...before.filter(({ tag }) => !listed.some((it) => it.tag === tag))];
   }
@@ -64,14 +67,17 @@ export function createReservations(
     return claim;
   }
 
-  async function retake(tag: string, size: LeaseSize): Promise<string | undefined> {
+  async function retake(tag: string): Promise<string | undefined> {
     const all = await claims();
     const own = all.find((it) => it.tag === tag);
-    if (!own) return undefined; // Its machine is gone, which its lease finds out.
+    // Its machine is gone, which its lease finds out; or it has kept its offer's place, which the settings may no longer sell.
+    if (!own || own.offer !== undefined || 'offers' in settings) return undefined;
+    const sold = { ...own, cpus: own.cpusSold ?? own.cpus };
     const others = all.filter((it) => it !== own);
-    const fitting = fit(settings, prefix, others, { ...size, gpus: 0 }, await capacity());
+    const size = { ...sold, gpu: null, gpus: 0, diskGb: 0 };
+    const fitting = fit(settings, prefix, others, size, await capacity());
     if ('lacking' in fitting) return fitting.lacking;
-    coming.set(tag, { ...own, cpus: size.cpus });
+    coming.set(tag, sold);
     return undefined;
   }
 
@@ -91,7 +97,7 @@ export function createReservations(
       };
     },
     reserve: (tag, size) => inTurn(() => decide(tag, size)),
-    takeRoom: (tag, size) => inTurn(() => retake(tag, size)),
+    takeRoom: (tag) => inTurn(() => retake(tag)),
     release(tag, doubt = false) {
       if (doubt) setTimeout(() => coming.delete(tag), DOUBT_MILLISECONDS).unref();
       else coming.delete(tag);

@@ -41,9 +41,10 @@ export function createPausing(
   return {
     ...room,
 
-    async begin(ref, deadline): Promise<Extended> {
+    async begin(ref, deadline, stopped): Promise<Extended> {
       const fault = await stop(ref);
       if (fault !== undefined) return { kind: 'refused', reason: fault };
+      await stopped?.();
       await limitCpu(ref, 'least');
       return deadlines.move(ref, deadline);
     },

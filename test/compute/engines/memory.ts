@@ -124,11 +124,12 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     }),
   };
   const pause: Pausing = {
-    async begin(ref, deadline) {
+    async begin(ref, deadline, stopped) {
       const found = memory.machines.get(ref);
       if (!found || show(found).state === 'ended') return { kind: 'refused', reason: 'the machine has ended' };
       found.paused = true;
       if (memory.pauseRefused !== undefined) return { kind: 'refused', reason: memory.pauseRefused };
+      await stopped?.();
       found.deadline = deadline;
       return { kind: 'done' };
     },

@@ -71,7 +71,7 @@ export function openContainerBackend(
   });
   const egress = egressLists(settings);
   const pause = createContainerPause(engine, containers, deadlines, {
-    takeRoom: (tag, spec) => reservations.takeRoom(tag, sizeOf(settings, spec)),
+    takeRoom: reservations.takeRoom,
     letGo(tag) {
       reservations.release(tag);
       free.forget();

@@ -56,9 +56,9 @@ export function createContainerPause(
   );
   return {
     ...pausing,
-    async begin(ref, deadline) {
+    async begin(ref, deadline, stopped) {
       const runtime = (await inspect(ref)).HostConfig.Runtime;
-      if (SHARED_KERNEL.has(runtime)) return pausing.begin(ref, deadline);
+      if (SHARED_KERNEL.has(runtime)) return pausing.begin(ref, deadline, stopped);
       return { kind: 'refused', reason: `machines under the runtime ${runtime} cannot be paused` };
     },
   };

@@ -50,7 +50,7 @@ export function openLxdBackend(
     },
     deadlines,
     {
-      takeRoom: (tag, spec) => reservations.takeRoom(tag, sizeOf(settings, spec)),
+      takeRoom: (tag) => reservations.takeRoom(tag),
       letGo(tag) {
         reservations.release(tag);
         free.forget();
