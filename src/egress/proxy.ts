@@ -285,6 +285,7 @@ function relay(client: Duplex, { server, mayPass }: Reached, passing: Passing): 
   const { host, first, gate, bodyLeft, rewrite = (piece) => piece } = passing;
   if (client.destroyed || server.destroyed) throw new Error('one end has gone');
   let left = bodyLeft ?? Number.POSITIVE_INFINITY;
+  let uncounted = 0;
   const end = () => {
     client.destroy();
     server.destroy();
@@ -319,8 +320,11 @@ function relay(client: Duplex, { server, mayPass }: Reached, passing: Passing): 
     const wanted = piece.length > left ? piece.subarray(0, left) : piece;
     left -= wanted.length;
     try {
+      uncounted += wanted.length;
       const sent = rewrite(wanted);
-      if (sent.length) pass(client, server, sent, wanted.length);
+      if (!sent.length) return; // A head that is not complete.
+      pass(client, server, sent, uncounted);
+      uncounted = 0;
     } catch (error) {
       stop(error);
     }

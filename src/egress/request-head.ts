@@ -30,7 +30,8 @@ export function createReader<T extends object>(parse: (lines: HeadLines) => T | 
   let lineLength = 0;
   return {
     take(piece) {
-      for (const [at, byte] of piece.entries()) {
+      for (let at = 0; at < piece.length; at++) {
+        const byte = piece[at] as number;
         if (length === BYTES_MAX) return { code: 431, fault: `its head is longer than ${BYTES_MAX} bytes` };
         const afterReturn = length > 0 && bytes[length - 1] === CR;
         if ((byte === LF) !== afterReturn) return { code: 400, fault: 'a line of its head does not end with CR LF' };
@@ -61,7 +62,15 @@ const OWN_HEADERS = /^(connection|keep-alive|te|trailer|upgrade|proxy-.*)$/;
 const SINGLE = ['host', 'content-length'];
 
 /** The lines of a head: the names of its headers in lower case, no two of them `host` or `content-length`. */
-export type HeadLines = { method: string; url: string; minor: string; headers: [name: string, value: string][] };
+export type HeadLines = {
+  method: string;
+  url: string;
+  minor: string;
+  headers: [name: string, value: string][];
+  /** The same by name: looking through thousands of headers for each that matters would hold up everybody. */
+  values: Values;
+};
+type Values = ReadonlyMap<string, string[]>;
 
 export const refuse = (fault: string, code: HeadFault['code'] = 400): HeadFault => ({ code, fault });
 
@@ -70,27 +79,31 @@ function parseLines(text: string): HeadLines | HeadFault {
   const [, method, url = '', minor = ''] = REQUEST_LINE.exec(line) ?? [];
   if (method === undefined) return refuse('its first line is none of HTTP/1.1');
   const headers: HeadLines['headers'] = [];
+  const values = new Map<string, string[]>();
   for (const it of lines) {
-    const [, name, value = ''] = FIELD.exec(it) ?? [];
-    if (name === undefined) return refuse('one of its headers is malformed');
-    headers.push([name.toLowerCase(), value.trim()]);
+    const [, spelled, untrimmed = ''] = FIELD.exec(it) ?? [];
+    if (spelled === undefined) return refuse('one of its headers is malformed');
+    const [name, value] = [spelled.toLowerCase(), untrimmed.trim()];
+    headers.push([name, value]);
+    const same = values.get(name);
+    if (same) same.push(value);
+    else values.set(name, [value]);
   }
-  return refuseDoubled(headers, SINGLE) ?? { method, url, minor, headers };
+  return refuseDoubled(values, SINGLE) ?? { method, url, minor, headers, values };
 }
 
 /** Returns the fault of headers of which one of `names` comes twice. */
-export function refuseDoubled(headers: HeadLines['headers'], names: readonly string[]): HeadFault | undefined {
-  const doubled = names.find((name) => valuesOf(headers, name).length > 1);
+export function refuseDoubled(values: Values, names: Iterable<string>): HeadFault | undefined {
+  const doubled = [...names].find((name) => valuesOf(values, name).length > 1);
   return doubled === undefined ? undefined : refuse(`its header ${doubled} comes twice`);
 }
 
 /** Returns the values of a header. */
-export const valuesOf = (headers: HeadLines['headers'], name: string): string[] =>
-  headers.flatMap((it) => (it[0] === name ? [it[1]] : []));
+export const valuesOf = (values: Values, name: string): readonly string[] => values.get(name) ?? [];
 
 /** Reads the length of a body; undefined where it is none. One that begins with 0 is octal to some. */
-export function lengthOf(headers: HeadLines['headers']): number | undefined {
-  const [size = '0'] = valuesOf(headers, 'content-length');
+export function lengthOf(values: Values): number | undefined {
+  const [size = '0'] = valuesOf(values, 'content-length');
   return /^(0|[1-9]\d{0,14})$/.test(size) ? Number(size) : undefined;
 }
 
@@ -105,8 +118,8 @@ export function headOf(first: string, host: string, headers: HeadLines['headers'
 export const isPassedOn = (name: string): boolean =>
   !OWN_HEADERS.test(name) && ![...SINGLE, 'transfer-encoding', 'expect'].includes(name);
 
-function parseProxyRequest({ method, url, headers }: HeadLines): ProxyRequest | HeadFault {
-  const [host] = valuesOf(headers, 'host');
+function parseProxyRequest({ method, url, headers, values }: HeadLines): ProxyRequest | HeadFault {
+  const [host] = valuesOf(values, 'host');
   if (method === 'CONNECT') {
     const target = targetOf(url, undefined);
     if (!target) return refuse('CONNECT needs HOST:PORT, a name or an address as they are usually written');
@@ -117,9 +130,9 @@ function parseProxyRequest({ method, url, headers }: HeadLines): ProxyRequest | 
   if (!target) return refuse('it needs the whole URL of its target, http://HOST/…');
   if (host === undefined || !isSame(targetOf(host, 80), target))
     return refuse('its URL and its header Host do not agree');
-  if (valuesOf(headers, 'transfer-encoding').length)
+  if (valuesOf(values, 'transfer-encoding').length)
     return refuse('its body has no Content-Length; this proxy takes no chunks, and passes TLS on unseen', 411);
-  const bodyBytes = lengthOf(headers);
+  const bodyBytes = lengthOf(values);
   if (bodyBytes === undefined) return refuse('its Content-Length is no length');
   const origin = path.startsWith('/') ? path : `/${path}`;
   const head = headOf(`${method} ${origin} HTTP/1.1`, authority, headers, true);

@@ -29,6 +29,9 @@ export class RequestFault extends Error {
   }
 }
 
+/** Those of each header. */
+type Replacements = ReadonlyMap<string, readonly Replacement[]>;
+
 type Body = { left: number } | 'chunks' | 'none';
 
 /** The longest header in which a placeholder is replaced: servers show the beginning of one that is too long for them. */
@@ -51,12 +54,12 @@ export function createRequestRewriter(
   port: number,
   replacements: () => readonly Replacement[],
 ): (piece: Buffer) => Buffer {
-  const authority = port === 443 ? host : `${host}:${port}`;
-  let current: readonly Replacement[] | undefined;
+  const place = placeOf(host, port);
+  let current: Replacements | undefined;
   const head = createReader((lines) => {
     if (isOver) return refuse('the one before it was the last of its connection');
-    current ??= replacements();
-    return rewrite(lines, authority, current);
+    current ??= Map.groupBy(replacements(), ({ header }) => header);
+    return rewrite(lines, place, current);
   });
   let body: Body = 'none';
   let isOver = false;
@@ -94,35 +97,35 @@ export function createRequestRewriter(
   };
 }
 
+function placeOf(host: string, port: number) {
+  const authority = port === 443 ? host : `${host}:${port}`;
+  return { authority, target: targetOf(authority, 443) };
+}
+
 function rewrite(
-  { method, url, minor, headers }: HeadLines,
-  authority: string,
-  replacements: readonly Replacement[],
+  { method, url, minor, headers, values }: HeadLines,
+  { authority, target }: ReturnType<typeof placeOf>,
+  replacements: Replacements,
 ): { head: Buffer; body: Body; isLast: boolean } | HeadFault {
-  const [host] = valuesOf(headers, 'host');
-  const target = targetOf(authority, 443);
+  const [host] = valuesOf(values, 'host');
   if (minor !== '1') return refuse('it is not of HTTP/1.1');
   if (method === 'CONNECT' || ECHOES.includes(method))
     return refuse(`${method} is not passed on where a secret may be`);
   if (!url.startsWith('/') && !(method === 'OPTIONS' && url === '*')) return refuse('its target is no path');
   if (host === undefined || !target || !isSame(targetOf(host, 443), target))
     return refuse(`its header Host is not ${authority}, the host of its connection`);
-  const doubled = refuseDoubled(
-    headers,
-    replacements.map((it) => it.header),
-  );
+  const doubled = refuseDoubled(values, replacements.keys());
   if (doubled) return doubled;
-  const codings = valuesOf(headers, 'transfer-encoding');
-  const length = lengthOf(headers);
+  const codings = valuesOf(values, 'transfer-encoding');
+  const length = lengthOf(values);
   if (length === undefined) return refuse('its Content-Length is no length');
   const isChunked = codings.length > 0;
-  if (isChunked && (codings.join().toLowerCase() !== 'chunked' || valuesOf(headers, 'content-length').length))
+  if (isChunked && (codings.join().toLowerCase() !== 'chunked' || valuesOf(values, 'content-length').length))
     return refuse('the length of its body could be read in two ways');
-  const filled = headers.map(([name, value]): [string, string] => [name, fill(name, value, replacements)]);
+  const filled = headers.map(([name, value]): [string, string] => [name, fill(value, replacements.get(name))]);
   // A server that left the body unread would take it for a request, and the next head, with a value in it, for that one's body.
-  const mayBeUnread =
-    (isChunked || length > 0) && (BODILESS.includes(method) || valuesOf(headers, 'expect').length > 0);
-  const isLast = mayBeUnread || valuesOf(headers, 'connection').some((it) => /\bclose\b/i.test(it));
+  const mayBeUnread = (isChunked || length > 0) && (BODILESS.includes(method) || valuesOf(values, 'expect').length > 0);
+  const isLast = mayBeUnread || valuesOf(values, 'connection').some((it) => /\bclose\b/i.test(it));
   return {
     head: headOf(`${method} ${url} HTTP/1.1`, authority, filled, isLast),
     body: isChunked ? 'chunks' : length ? { left: length } : 'none',
@@ -131,9 +134,8 @@ function rewrite(
 }
 
 /** Returns a header's value with the values of the placeholders that are once in it; the password of basic authentication counts as well. */
-function fill(name: string, text: string, replacements: readonly Replacement[]): string {
-  const own = replacements.filter((it) => it.header === name);
-  if (!own.length || text.length > HEADER_LENGTH_MAX || !/^[\x20-\x7e]*$/.test(text)) return text;
+function fill(text: string, own: readonly Replacement[] | undefined): string {
+  if (!own || text.length > HEADER_LENGTH_MAX || !/^[\x20-\x7e]*$/.test(text)) return text;
   // Not by a pattern or a plain text: `$&` in a value would be read.
   const replaceEach = (it: string) =>
     own.reduce((all, { placeholder, value }) => {

@@ -65,3 +65,20 @@ test('many requests in one piece ask for the replacements once, and those of the
   say(request);
   assert.equal(asked.count, 2);
 });
+
+test('a head of thousands of headers is not compared with each secret', () => {
+  let lookedAt = 0;
+  const replacements = Array.from({ length: 32 }, (_, i) => ({
+    get header() {
+      lookedAt += 1;
+      return `x-secret-${i}`;
+    },
+    placeholder: PLACEHOLDER,
+    value: new Secret(VALUE),
+  }));
+  const rewrite = createRequestRewriter('api.test', 443, () => replacements);
+  const many = Array.from({ length: 2000 }, (_, i) => `${i}: `);
+  const sent = rewrite(Buffer.from(head('GET /', ...many, `X-Secret-31: ${PLACEHOLDER}`))).toString();
+  assert.ok(sent.includes(`x-secret-31: ${VALUE}\r\n`) && sent.includes('\r\n1999: \r\n'));
+  assert.ok(lookedAt <= 2 * replacements.length, `${lookedAt} times`);
+});

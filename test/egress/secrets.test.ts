@@ -189,13 +189,18 @@ test('the value stands in its header alone, and the rest of each request is as i
   await until('its memory is given back', async () => lease.lease.entered === 0);
   assert.deepEqual([lease.proxy.refusals, lease.proxy.checkCount()], [[], 0]);
   // What is counted says nothing of the length of a value.
-  const bytesWith = async (value: string) => {
+  const bytesWith = async (value: string, firstBytes = 0) => {
     const other = openLease(host.port);
     other.lease.replacements.splice(0, 1, bearer(value));
-    await say(await other.speak(), request(authorized));
+    const tls = await other.speak();
+    const text = request(authorized);
+    if (firstBytes) await new Promise((resolve) => tls.write(text.slice(0, firstBytes), resolve));
+    await say(tls, text.slice(firstBytes));
     return other.proxy.tally.list()[0]?.bytes;
   };
-  assert.equal(await bytesWith('short-value'), await bytesWith('a-longer-value'.repeat(9)));
+  const bytes = await bytesWith('short-value');
+  assert.equal(await bytesWith('a-longer-value'.repeat(9)), bytes);
+  assert.equal(await bytesWith('short-value', 50), bytes, 'a head in two pieces counts in full');
 });
 
 test('a request that could be read in two ways, or for another host, reaches nobody', async (t) => {
