@@ -33,7 +33,7 @@ const LIFE_SECONDS = 3600;
 /** A machine with less time left gets a new deadline, and one with less than the second is not leased. */
 const RENEW_SECONDS = 1800;
 const LEASE_SECONDS = 300;
-/** Delay until another is made after one could not be, or had to make room. */
+/** Delay until another is made after one could not be, has ended, or had to make room; and until a failing pass is told again. */
 const RETRY_SECONDS = 60;
 /** Delay until a machine that does not run yet is looked at again. */
 const SOON_SECONDS = 2;
@@ -107,6 +107,7 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
   const pool = new Map<string, Warm>();
   const left = new Map<string, Left>(readLeft(file, app.clock.now() + SEARCH_SECONDS));
   const retryAt = new Map<Spec, number>();
+  const toldAt = new Map<Backend, number>();
   let [isStopped, lastRecord] = [false, Promise.resolve()];
   let passing: Promise<void> | undefined;
   const tagFor = (id: string) => tagOf(app.installationId, id);
@@ -143,6 +144,7 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
       })
       .catch((error) => {
         if (pool.has(it.id)) leave(it);
+        retryAt.set(it.spec, app.clock.now() + RETRY_SECONDS); // What ended this one may end the next.
         failed(it.configured, error);
       });
     it.settled = settled;
@@ -242,6 +244,7 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
       const own = () => of(backend).filter((it) => it.machine === machineOf(spec) && it.state !== 'taken');
       for (const it of own().slice(count)) if (it.state === 'ready') await end(it);
       while (own().length < count && !isStopped) {
+        if (own().some((it) => it.state === 'starting')) break; // It may never run, and nor would the others.
         const mayTry = (retryAt.get(spec) ?? 0) <= app.clock.now() && !app.roomQueue.hasLine(slot, spec);
         if (mayTry && (await make(configured, spec))) continue;
         if (mayTry) retryAt.set(spec, app.clock.now() + RETRY_SECONDS);
@@ -258,7 +261,14 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
     for (const [id, { slot, backend, until }] of left)
       if (!app.slots.configuredOf({ slot, backend }) && app.clock.now() >= until) forget(id);
     const some = app.slots.list.filter((it) => it.warm.length || left.size);
-    await Promise.all(some.map((it) => tendBackend(it).catch((error) => failed(it, error))));
+    const tended = (it: ConfiguredBackend) =>
+      tendBackend(it).catch((error) => {
+        const now = app.clock.now();
+        if (now < (toldAt.get(it.backend) ?? 0) + RETRY_SECONDS) return; // A busy server has several passes a second.
+        toldAt.set(it.backend, now);
+        failed(it, error);
+      });
+    await Promise.all(some.map(tended));
   }
 
   return {

@@ -39,6 +39,7 @@ async function tend(purser: Server) {
 }
 const warm = ({ app, backend }: Pick<Server, 'app' | 'backend'>) => app.warm.count(backend);
 const row = ({ app }: Server, id: string) => findResource(app.ledger.read, id) as Resource;
+const failures = ({ log }: Server) => log.filter((it) => it.includes('"event":"warm.failed"')).length;
 const made = ({ memory }: Server) => memory.calls.filter((it) => it === 'create').length;
 
 test('a lease takes a machine that was made before, with its own deadline, and another is made in its place', async (t) => {
@@ -168,6 +169,44 @@ test('a machine that has ended or is gone refuses nobody', async (t) => {
   for (const key of ['a', 'b']) assert.equal((await purser.lease(token, key)).body.status, 'running');
   assert.deepEqual([made(purser), (await purser.machines()).length], [4, 2]);
   assert.deepEqual(purser.problems(), []);
+});
+
+test('machines that end before they run are made one a minute, however often a pass looks, and the rest once one runs', async (t) => {
+  const purser = await open(t, 3);
+  const { memory, app } = purser;
+  const { token } = await purser.openWallet(LONG);
+  for (const key of ['a', 'b', 'c']) await purser.lease(token, key);
+  memory.ready = false;
+  const before = made(purser);
+  const told = failures(purser);
+  for (let minutes = 1; minutes <= 3; minutes++) {
+    purser.clock.advance(RETRY_SECONDS);
+    for (let i = 0; i < 5; i++) {
+      await app.warm.tend();
+      for (const it of memory.machines.values()) if (it.state === 'provisioning') it.state = 'ended';
+    }
+    assert.deepEqual([made(purser) - before, failures(purser) - told], [minutes, minutes]);
+  }
+  memory.ready = true;
+  await tend(purser);
+  assert.equal(warm(purser), 3);
+});
+
+test('an engine that cannot be asked for what a dead process left is told of once a minute', async (t) => {
+  const purser = await open(t, 2);
+  await purser.crash(() => {});
+  purser.memory.before.find = () => {
+    throw new Error('the engine does not answer');
+  };
+  await tend(purser);
+  const told = failures(purser);
+  for (let i = 0; i < 10; i++) await purser.app.warm.tend();
+  assert.equal(failures(purser), told);
+  await tend(purser);
+  assert.equal(failures(purser), told + 1);
+  delete purser.memory.before.find;
+  await tend(purser);
+  assert.deepEqual([warm(purser), (await purser.machines()).length], [2, 2]);
 });
 
 test('its deadline is moved while the server runs, and one that did not take it is replaced', async (t) => {
