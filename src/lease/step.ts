@@ -357,10 +357,13 @@ function keepWatch({ app, backend, row, machines }: Observed): Transition {
 }
 
 /** Looks after a paused lease now and then, and finishes a pause or a resumption that was left open. */
-async function keepPaused({ app, row, machines: [machine] }: Observed): Promise<Transition> {
+async function keepPaused(observed: Observed): Promise<Transition> {
+  const { app, row, machines } = observed;
   // A call of unknown outcome may still arrive, and would undo what is done before.
   if (row.status !== 'paused' && row.attempts === 0 && row.dueAt > app.clock.now()) return unchanged(row);
-  const values = await finishPause(app, row, machine as Machine);
+  // By a wrong time its machine would end at once, or after more than was paid.
+  if (row.status === 'resuming' && app.clock.expiryBlocked()) return waitAndSee(observed);
+  const values = await finishPause(app, row, machines[0] as Machine);
   const dueAt = Math.min(values?.expiresAt ?? row.expiresAt, app.clock.now() + WATCH_SECONDS);
   const finished = change(row, { ...(values ?? answeredAgain(row)), dueAt });
   return {

@@ -253,6 +253,31 @@ for (const call of ['pause', 'resume'] as const)
       }));
   }
 
+test('a resumption that was left open waits for the right time: a wrong one would end its machine, or give it more', async (t) => {
+  const { purser, token, id } = await openPaused(t, { after: 100 });
+  const { memory, clock } = purser;
+  memory.before['pause.end'] = () => {
+    throw new Error('the connection was reset');
+  };
+  assert.equal((await purser.resume(token, id)).body.error.code, 'operation_uncertain');
+  memory.before = {};
+  const leap = 1800;
+  await purser.reopen(() => clock.leap(leap));
+  assert.ok(purser.app.clock.doubt());
+  const asked = () => memory.calls.filter((it) => it === 'pause.end').length;
+  const before = asked();
+  clock.advance(20);
+  await purser.app.reaper.runOnce();
+  assert.deepEqual([(await purser.status(token, id)).status, asked()], ['paused', before]);
+  clock.leap(-leap);
+  clock.advance(20);
+  await purser.app.reaper.runOnce();
+  const { status, expires_at: end } = await purser.status(token, id);
+  assert.deepEqual([status, end], ['running', Math.floor(clock.wall() / 1000) + 500]);
+  assert.equal([...memory.machines.values()][0]?.deadline, end);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a lease whose machine ended while it was being paused was not paused', async (t) => {
   const purser = pauses(await openMemoryServer(t));
   const { token } = await purser.openWallet(LONG);
