@@ -1,11 +1,11 @@
 import { setTimeout as pause } from 'node:timers/promises';
 import { contained } from '../base/fault.ts';
+import { createLimit } from '../base/limits.ts';
 import { containConnection } from '../net/contain.ts';
 import { inTime } from '../net/deadline.ts';
 import { type Line, type LineSession, openLine } from './line.ts';
 import type { List } from './list.ts';
 import { createLookUp, type Outside } from './outside.ts';
-import { createPace } from './pace.ts';
 import { type Gate, type Secrets, serveConnection } from './proxy.ts';
 import { createTally, type Reached, type Tally } from './tally.ts';
 
@@ -62,8 +62,6 @@ type Way = {
   line: Line | undefined;
   opening: Promise<void>;
   isWanted: boolean;
-  /** Counts a connection whose TLS is ended, and returns whether it may begin. */
-  mayEndTls: () => boolean;
   /** The pause before it is opened again. */
   retryMilliseconds: number;
 };
@@ -72,6 +70,7 @@ export function createEgress(needs: EgressNeeds): Egress {
   const ways = new Map<string, Way>();
   const lookUp = createLookUp(needs.outside);
   const world = { ...needs.outside, lookUp };
+  const endings = createLimit(ENDED_PER_MINUTE, () => performance.now());
   let isClosed = false;
 
   function gateOf(way: Way, { hasSecrets = false }: LineSession): Gate {
@@ -92,7 +91,7 @@ export function createEgress(needs: EgressNeeds): Egress {
       secrets: {
         ...secrets,
         replacements: (host, port) => (hasSecrets ? secrets.replacements(host, port) : []),
-        enter: () => (way.mayEndTls() ? tryEnter(id) : undefined),
+        enter: () => (endings.tryTake(id) ? tryEnter(id) : undefined),
       },
     };
   }
@@ -180,7 +179,6 @@ export function createEgress(needs: EgressNeeds): Egress {
         line: undefined,
         opening: Promise.resolve(),
         isWanted: true,
-        mayEndTls: known?.mayEndTls ?? createPace(ENDED_PER_MINUTE),
         retryMilliseconds: RETRY_MILLISECONDS.min,
       };
       ways.set(id, way);

@@ -4,7 +4,6 @@ import type { HttpBindings } from '@hono/node-server';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import type { Context, ErrorHandler, Handler } from 'hono';
 import * as v from 'valibot';
-import type { Limit } from '../access/limits.ts';
 import {
   admit,
   authenticate,
@@ -18,6 +17,7 @@ import type { Sessions } from '../access/sessions.ts';
 import type { Tokens } from '../access/tokens.ts';
 import { refuseFault, type ServerHealth } from '../base/health.ts';
 import { newId } from '../base/id.ts';
+import type { Limit } from '../base/limits.ts';
 import { redactTokens } from '../base/log.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../base/refusal.ts';
 import type { Shares } from '../base/shares.ts';

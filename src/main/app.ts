@@ -1,9 +1,9 @@
 import type { Socket } from 'node:net';
 import type { CodeFlow } from '../access/code-flow.ts';
-import { createLimit } from '../access/limits.ts';
 import type { Sessions, SessionsApp } from '../access/sessions.ts';
 import { createTokens } from '../access/tokens.ts';
 import { systemTime, type TimeSource } from '../base/clock.ts';
+import { createLimit } from '../base/limits.ts';
 import type { Log } from '../base/log.ts';
 import { createShares } from '../base/shares.ts';
 import { createPaymentPoller } from '../billing/payment-poller.ts';

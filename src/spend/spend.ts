@@ -1,6 +1,6 @@
-import { type Limit, refusalOfLimit } from '../access/limits.ts';
 import type { Clock } from '../base/clock.ts';
 import { newId } from '../base/id.ts';
+import { type Limit, refusalOfLimit } from '../base/limits.ts';
 import type { Nanos } from '../base/money.ts';
 import { Refusal, type RefusalCode, type RefusalData, refusalOf as refusalFrom, refusedFrom } from '../base/refusal.ts';
 import type { Data, Write } from '../db/write.ts';

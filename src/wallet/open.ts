@@ -1,7 +1,7 @@
 import { type Keyring, walletCredential, walletToken } from '../access/keyring.ts';
-import { type Limit, refusalOfLimit } from '../access/limits.ts';
 import type { Clock } from '../base/clock.ts';
 import { newId } from '../base/id.ts';
+import { type Limit, refusalOfLimit } from '../base/limits.ts';
 import type { Config } from '../config/config.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { openWallet, type WalletOrder } from '../ledger/open-wallet.ts';

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from 'fast-check';
-import { createLimit, type Limit } from '../../src/access/limits.ts';
+import { createLimit, type Limit } from '../../src/base/limits.ts';
 import { Refusal } from '../../src/base/refusal.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure } from '../helper/upstream.ts';

@@ -1,4 +1,4 @@
-import { Refusal, type RefusalData, refusedFrom } from '../base/refusal.ts';
+import { Refusal, type RefusalData, refusedFrom } from './refusal.ts';
 
 /** The most callers remembered; beyond it the least recently active are forgotten first. */
 const CALLER_COUNT_MAX = 100_000;
@@ -10,6 +10,8 @@ const ROUNDING_MILLISECONDS = 1e-3;
 export type Limit = {
   /** Takes one from the caller's bucket. Throws `rate_limited` with the seconds until the next is available. */
   take(caller: string): void;
+  /** Takes one if the caller's bucket has one. Returns whether it did. */
+  tryTake(caller: string): boolean;
   /** Throws like `take` when the caller's bucket is empty, but takes nothing. */
   check(caller: string): void;
   /** Counts something that has already happened, even with an empty bucket; the debt delays later calls. */
@@ -31,7 +33,7 @@ export function refusalOfLimit(limit: Limit, caller: string): RefusalData | unde
 
 /** Creates a limit. `milliseconds` is a monotonic clock; `what` names the counted things in the refusal. */
 export function createLimit(perMinute: number, milliseconds: () => number, what = 'requests'): Limit {
-  if (perMinute === 0) return { take() {}, check() {}, count() {}, remainingOf: () => undefined };
+  if (perMinute === 0) return { take() {}, tryTake: () => true, check() {}, count() {}, remainingOf: () => undefined };
   const interval = MINUTE_MILLISECONDS / perMinute;
   // The time at which each caller's bucket will be full again. A refused call leaves it unchanged, so rounding errors do not add up.
   const fullAt = new Map<string, number>();
@@ -42,9 +44,14 @@ export function createLimit(perMinute: number, milliseconds: () => number, what 
     if (fullAt.size > CALLER_COUNT_MAX) fullAt.delete(fullAt.keys().next().value as string);
   }
   const add = (caller: string) => set(caller, Math.max(fullAt.get(caller) ?? 0, milliseconds()) + interval);
-  function check(caller: string) {
+  /** Returns the milliseconds until the caller may take one; 0 if that is now. */
+  function waitOf(caller: string): number {
     const wait = owed(caller) + interval - MINUTE_MILLISECONDS;
-    if (wait <= ROUNDING_MILLISECONDS) return;
+    return wait <= ROUNDING_MILLISECONDS ? 0 : wait;
+  }
+  function check(caller: string) {
+    const wait = waitOf(caller);
+    if (wait === 0) return;
     set(caller, fullAt.get(caller) as number);
     const seconds = Math.ceil((wait - ROUNDING_MILLISECONDS) / 1000);
     throw new Refusal('rate_limited', `More than ${perMinute} ${what} in a minute. Retry in ${seconds} s.`, {
@@ -57,6 +64,11 @@ export function createLimit(perMinute: number, milliseconds: () => number, what 
     take(caller) {
       check(caller);
       add(caller);
+    },
+    tryTake(caller) {
+      const isFree = waitOf(caller) === 0;
+      if (isFree) add(caller);
+      return isFree;
     },
     remainingOf(caller) {
       const wait = owed(caller);
