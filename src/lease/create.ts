@@ -3,13 +3,11 @@ import { newId } from '../base/id.ts';
 import { Nanos, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Activity } from '../compute/activity.ts';
-import type { Backend, Created, MachineQuote, Slot, Spec } from '../compute/backend.ts';
+import type { Created, Slot, Spec } from '../compute/backend.ts';
 import { tagOf } from '../compute/backend.ts';
-import { ordered } from '../compute/fill.ts';
-import { type ConfiguredBackend, leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
+import { leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
 import type { Config } from '../config/config.ts';
 import type { Tx } from '../db/handle.ts';
-import { defineWrite } from '../db/write.ts';
 import { tellLeaseEnded } from '../ledger/notices.ts';
 import {
   findOperationByKey,
@@ -42,8 +40,8 @@ import {
   writeOutcome,
 } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
+import { askInTurn, type Candidates, candidatesOf } from './candidates.ts';
 import type { LeaseEgress } from './egress.ts';
-import { recentEngineOf, refusedBy } from './engine.ts';
 import type { Outages } from './outages.ts';
 import { behindOthers, inTurn, type RoomQueue } from './room-queue.ts';
 import { advance, markAbandoned } from './step.ts';
@@ -75,9 +73,6 @@ export type LeaseApp = PaidApp & {
 const POLL_MILLISECONDS = { min: 250, max: 2000 };
 /** A machine that takes long is asked for less often: after this part of the time that it has taken. */
 const POLL_SHARE = 1 / 60;
-/** Time limit for a backend's quote: nothing is held yet, and `create` has to answer. */
-const QUOTE_SECONDS = 20;
-
 type CreateRequest = Omit<PaidRequest, 'kind'> & {
   slot: Slot;
   spec: Spec;
@@ -88,11 +83,6 @@ type CreateRequest = Omit<PaidRequest, 'kind'> & {
   /** What E2B's wire adds to a lease, where it was ordered by that. */
   sandbox?: SandboxOrder | undefined;
 };
-/** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
-type Candidate = ConfiguredBackend & { quote: MachineQuote; engine: Promise<CandidateEngine> };
-/** The identity of a candidate's engine, null where it does not tell; the error where it cannot be asked. */
-type CandidateEngine = { identity: string | null } | { error: Error };
-type Candidates = [Candidate, ...Candidate[]];
 /** The offer of a create, as its writes know it. */
 type LeaseTerms = {
   slot: Slot;
@@ -237,55 +227,40 @@ function begunBy(app: LeaseApp, { walletId, route, idempotencyKey }: Omit<PaidRe
 }
 
 /**
- * Prices a lease by the quotes of its slot's backends. Those without the requested machine, or with another price than the first
- * backend that has it, are left out; the others are candidates, and the lease has the terms that all of them keep.
+ * Prices a lease by the quotes of its candidates. It has the terms that all of them keep. Takes a warm machine where the first
+ * candidate has one.
  */
 async function quoteLease(
   app: LeaseApp,
-  { fill, backends }: ReturnType<Slots['find']>,
-  { spec, sandbox, walletId }: Pick<CreateRequest, 'spec' | 'sandbox' | 'walletId'>,
+  slot: ReturnType<Slots['find']>,
+  { spec: asked, sandbox, walletId }: Pick<CreateRequest, 'spec' | 'sandbox' | 'walletId'>,
   waiting: Pick<WaitingCreate, 'answerAt' | 'created'>,
 ): Promise<LeaseQuote> {
-  const seconds = spec.max_seconds;
-  const results = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
-  const quoted = results.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
-  const [first] = quoted;
-  if (!first) throw mostTelling(results.flatMap((it) => (it.status === 'rejected' ? [it.reason] : [])));
-  const { priceHourly, spec: quotedSpec } = first.quote;
-  const [one, ...others] = quoted.filter(
-    ({ quote }) => quote.priceHourly === priceHourly && quote.maxSeconds >= seconds,
-  );
-  if (!one)
-    throw new Refusal(
-      'lease_limit_exceeded',
-      `max_seconds is ${seconds}; this offer allows at most ${Math.max(...quoted.map(({ quote }) => quote.maxSeconds))}.`,
-    );
-  // If only a part of a backend fails, the backend itself is not in this list: another part may have room.
-  const failing = app.outages.list().map(({ unit }) => unit);
-  const candidates = await ordered([one, ...others], fill, spec, ({ slotPath }) => failing.includes(slotPath));
-  const engine = await candidates[0].engine;
+  const { candidates, spec, priceHourly } = await candidatesOf(app, slot, asked);
+  const [first] = candidates;
+  const { backend } = first;
+  const engine = await first.engine;
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
-  const { backend } = candidates[0];
   const identity = 'identity' in engine ? engine.identity : undefined;
-  const mayBeWarm = identity !== undefined && !app.egress.hasSecrets(walletId, backend, quotedSpec);
-  const warmId = mayBeWarm ? app.warm.take(backend, quotedSpec, identity) : undefined;
+  const mayBeWarm = identity !== undefined && !app.egress.hasSecrets(walletId, backend, spec);
+  const warmId = mayBeWarm ? app.warm.take(backend, spec, identity) : undefined;
   const resourceId = warmId ?? newId('res');
   return {
     leave: () => app.warm.giveBack(resourceId),
     order: {
-      hold: priceOfSeconds(priceHourly, seconds),
-      price: leasePriceSnapshot(priceHourly, seconds),
-      subject: one.slot,
+      hold: priceOfSeconds(priceHourly, asked.max_seconds),
+      price: leasePriceSnapshot(priceHourly, asked.max_seconds),
+      subject: first.slot,
       resourceId,
     },
     call: (operation, waiters) => startLease(app, operation, candidates, { ...waiters, ...waiting }),
     terms: {
-      slot: one.slot,
+      slot: first.slot,
       backend: backend.name,
       engine: identity ?? null,
       tag: tagOf(app.installationId, resourceId),
-      spec: JSON.stringify(quotedSpec),
-      seconds: quotedSpec.max_seconds,
+      spec: JSON.stringify(spec),
+      seconds: spec.max_seconds,
       provisionSeconds: Math.max(...candidates.map((it) => it.provisionSeconds)),
       priceHourly,
       maxSeconds: Math.min(...candidates.map(({ quote }) => quote.maxSeconds)),
@@ -293,40 +268,6 @@ async function quoteLease(
       sandbox,
     },
   };
-}
-
-/** Returns a candidate. Throws a refusal: the backend's own, or `provider_unavailable` when it cannot be asked. */
-async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: Spec): Promise<Candidate> {
-  const noQuote = (cause?: unknown) =>
-    new Refusal('provider_unavailable', 'The provider cannot be asked for a price. Nothing was charged.', {
-      retryAfterSeconds: 5,
-      cause,
-    });
-  const quoting = configured.backend.quote(spec).catch((cause: unknown) => {
-    throw cause instanceof Refusal ? cause : noQuote(cause);
-  });
-  const engine = askForEngine(app, configured.backend);
-  const quote = await app.inFlight.waitFor(quoting, QUOTE_SECONDS);
-  if (!quote) throw noQuote();
-  return { ...configured, quote, engine };
-}
-
-/** Returns the identity of a candidate's engine. A step corrects one that is out of date when it finds the machine elsewhere. Never throws. */
-async function askForEngine(app: LeaseApp, backend: Backend): Promise<CandidateEngine> {
-  const asking = recentEngineOf(backend, app.clock.now()).then(
-    (identity): CandidateEngine => ({ identity: identity ?? null }),
-    (error: Error): CandidateEngine => ({ error }),
-  );
-  return (
-    (await app.inFlight.waitFor(asking, QUOTE_SECONDS)) ?? { error: new Error('it does not say which engine it is') }
-  );
-}
-
-/** Returns the refusal to show: that of a backend that cannot be asked now, else of one that rejects the request, else the first. */
-function mostTelling(refusals: readonly Refusal[]): Refusal {
-  const codes = ['provider_unavailable', 'invalid_request'];
-  const telling = codes.flatMap((code) => refusals.find((it) => it.code === code) ?? []);
-  return telling[0] ?? (refusals[0] as Refusal);
 }
 
 type WaitingCreate = Waiters<Resource> & {
@@ -381,87 +322,6 @@ async function startLease(
     throw error;
   }
 }
-
-/**
- * Asks one backend after another until one does not clearly refuse. The row names each backend before it is asked: a machine
- * whose answer was lost is searched for there, and no other backend is asked for one in the meantime.
- */
-async function askInTurn(
-  app: LeaseApp,
-  { id: operationId, resourceId }: Operation,
-  candidates: Candidates,
-  reject: WaitingCreate['reject'],
-): Promise<Created> {
-  const id = resourceId as string;
-  const refused: RefusedCreate[] = [];
-  for (const candidate of candidates) {
-    const { backend } = candidate;
-    const engine = await candidate.engine;
-    if (refused.length) {
-      if (app.inFlight.isCutOff()) break;
-      const identity = 'identity' in engine ? engine.identity : null;
-      const next = { id, operationId, backend: backend.name, engine: identity };
-      const moved = await writeOutcome(app, moveLease, next, reject);
-      if (!moved) break;
-    }
-    const row = findResource(app.ledger.read, id) as Resource;
-    const created = 'error' in engine ? unreached(engine.error) : await ask(app, candidate, row);
-    if (created.kind !== 'refused') return created;
-    refused.push({ name: backend.name, refusal: created });
-  }
-  return allRefused(refused);
-}
-
-/** The refusal of a backend, with its name. */
-type RefusedCreate = { name: string; refusal: Created & { kind: 'refused' } };
-
-type MoveLease = { id: string; operationId: string; backend: string; engine: string | null };
-/** Names the backend that is asked next. Returns false if no machine is wanted any more. */
-const moveLease = defineWrite('lease.move', (tx, { id, operationId, backend, engine }: MoveLease): boolean => {
-  const row = findResource(tx, id) as Resource;
-  const isWanted = row.endedAt === null && row.endWanted === null;
-  if (!isWanted || row.ref !== null || operationOf(tx, operationId).state === 'settled') return false;
-  updateIfLive(tx, id, { backend, engine });
-  return true;
-});
-
-/** Returns the refusal of a create that every backend refused: that of the first backend that is full, else the last one's. */
-function allRefused(refused: readonly RefusedCreate[]): Created {
-  const full = refused.find(({ refusal }) => refusal.code === 'capacity_unavailable');
-  const { refusal } = full ?? (refused.at(-1) as RefusedCreate);
-  if (refused.length === 1) return refusal;
-  const words = refused.map(
-    ({ name, refusal: { reason, words } }) => `${name}: ${reason}${words ? ` (${words})` : ''}`,
-  );
-  return { ...refusal, words: words.join('; ') };
-}
-
-/**
- * Asks a candidate for the machine of a lease, whose row names its engine. A warm one keeps its own deadline until the lease is paid
- * for. Without one it is made, and warm ones give way to it.
- */
-async function ask(app: LeaseApp, { backend, quote }: Candidate, row: Resource): Promise<Created> {
-  const { id, tag, expiresAt, walletId, engine } = row;
-  const isFull = (it: Created) => it.kind === 'refused' && it.code === 'capacity_unavailable';
-  try {
-    const secrets = app.egress.secretsFor(row, backend, quote.spec);
-    const make = () => backend.create({ tag, quote, deadline: expiresAt, walletId, secrets });
-    // One that was made before has no secrets.
-    let created = (await app.warm.lease(backend, id, secrets === undefined)) ?? (await make());
-    while (isFull(created) && (await app.warm.makeRoom(backend, quote.spec))) created = await make();
-    return created.kind !== 'refused' || engine === null ? created : await refusedBy(backend, engine, created);
-  } catch (error) {
-    return { kind: 'unknown', reason: (error as Error).message };
-  }
-}
-
-/** The refusal of an engine that cannot be asked who it is: a machine of an engine that no row names could be lost. */
-const unreached = ({ message }: Error): RefusedCreate['refusal'] => ({
-  kind: 'refused',
-  code: 'provider_unavailable',
-  reason: 'The provider cannot be reached. Nothing was charged.',
-  words: message,
-});
 
 /**
  * Returns the refusal with the backend's own message added to the operator's reason. It may name sockets and addresses, so callers

@@ -5,6 +5,7 @@ import { serveWrites, type WorkerSettings } from '../ledger/writer-worker.ts';
 // Every module that defines writes: the thread knows no others. They must be as light as the thread.
 import '../access/writes.ts';
 import '../chat/terms.ts';
+import '../lease/candidates.ts';
 import '../lease/create.ts';
 import '../lease/extend.ts';
 import '../lease/extension.ts';
