@@ -5,7 +5,7 @@ import { type Capacity, type Claim, countFree, fit, GIB, type LeaseSize, type So
 const DOUBT_MILLISECONDS = 60_000;
 
 /** Capacity counting both existing containers and those about to be made, so that two creates never share the last. */
-type Reservations = {
+export type Reservations = {
   /** Reserves capacity for the container `tag`, or returns what is lacking. Throws when the engine cannot be asked. */
   reserve(tag: string, size: LeaseSize): Promise<Claim | { lacking: string }>;
   /**

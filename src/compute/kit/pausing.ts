@@ -1,4 +1,5 @@
 import type { Extended, Pausing, Ref } from '../backend.ts';
+import type { Reservations } from './capacity.ts';
 import type { Deadlines } from './watchdog.ts';
 
 /** Stopping the processes of a machine is repeated: a command that Purser itself has just begun there may have come in between. */
@@ -17,6 +18,18 @@ type PauseCalls = {
   /** Runs `PROGRAM stopped` as the watchdog's user, whom no tenant can deceive, and returns its exit code. */
   look(ref: Ref): Promise<number>;
 };
+
+/** Returns the part of a pause that counts what is sold. `free` remembers what is, and forgets it when something is given back. */
+export const roomOfPaused = (
+  { takeRoom, release }: Pick<Reservations, 'takeRoom' | 'release'>,
+  free: { forget(): void },
+): Pick<Pausing, 'takeRoom' | 'letGo'> => ({
+  takeRoom,
+  letGo(tag) {
+    release(tag);
+    free.forget();
+  },
+});
 
 /**
  * Creates the pause of machines whose first process is a watchdog (docs/decisions/0082). That runs on, so the deadline holds without

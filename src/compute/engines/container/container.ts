@@ -5,6 +5,7 @@ import { type Claim, claimOf, type LeaseSize, sizeOf, TAG_LABEL } from '../../ki
 import { refused } from '../../kit/created.ts';
 import { egressLists } from '../../kit/egress.ts';
 import { gpuDevices } from '../../kit/gpus.ts';
+import { roomOfPaused } from '../../kit/pausing.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { SECRETS_LABEL } from '../../kit/trust.ts';
@@ -70,13 +71,7 @@ export function openContainerBackend(
     return (size: LeaseSize) => (missing.includes(contentsOf(settings, size.offer).image) ? 0 : count(size));
   });
   const egress = egressLists(settings);
-  const pause = createContainerPause(engine, containers, deadlines, {
-    takeRoom: reservations.takeRoom,
-    letGo(tag) {
-      reservations.release(tag);
-      free.forget();
-    },
-  });
+  const pause = createContainerPause(engine, containers, deadlines, roomOfPaused(reservations, free));
   const coming = createComing(createPuller(engine), make, settle);
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,
@@ -84,8 +79,10 @@ export function openContainerBackend(
     egress: {
       listOf: (spec) => egress(sizeOf(settings, spec).offer),
       async begin(ref) {
-        const hasSecrets = (await containers.look(ref))?.Config.Labels[SECRETS_LABEL] === ref;
-        return { ...(await beginEgress(engine, ref, (await runningWatchdog(containers, ref))[0])), hasSecrets };
+        const container = await containers.inspect(ref);
+        const [program] = runningWatchdog(container);
+        const hasSecrets = container.Config.Labels[SECRETS_LABEL] === ref;
+        return { ...(await beginEgress(engine, ref, program)), hasSecrets };
       },
     },
     pause,

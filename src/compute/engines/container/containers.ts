@@ -15,6 +15,9 @@ export const STATES = new Map<unknown, Machine['state']>([
   ),
 ]);
 
+/** The engine has confirmed that there is no such container. */
+export class ContainerGone extends Error {}
+
 /** Finds and removes the containers of leases. */
 export function createContainers({ docker, ask }: Engine) {
   /** Returns the container of a reference; undefined when the engine confirms that there is none. */
@@ -31,6 +34,13 @@ export function createContainers({ docker, ask }: Engine) {
     }
   }
 
+  /** Returns the container of a reference. Throws ContainerGone when there is none. */
+  async function inspect(ref: Ref) {
+    const container = await look(ref);
+    if (!container) throw new ContainerGone('the container is gone');
+    return container;
+  }
+
   /** Lists every container with our label, of all installations. */
   const labelled = () =>
     ask('list', (abortSignal) => docker.listContainers({ all: true, filters: { label: [TAG_LABEL] }, abortSignal }));
@@ -45,9 +55,10 @@ export function createContainers({ docker, ask }: Engine) {
     }
   }
 
-  return { look, labelled, remove };
+  return { look, inspect, labelled, remove };
 }
 export type Containers = ReturnType<typeof createContainers>;
+export type Inspected = Awaited<ReturnType<Containers['inspect']>>;
 
 const nameOf = (container: { Name?: unknown } | null | undefined) =>
   typeof container?.Name === 'string' ? container.Name.replace(/^\//, '') : undefined;

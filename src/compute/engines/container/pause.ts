@@ -21,11 +21,7 @@ export function createContainerPause(
   deadlines: Deadlines,
   room: Pick<Pausing, 'takeRoom' | 'letGo'>,
 ): Pausing {
-  const inspect = async (ref: Ref) => {
-    const container = await containers.look(ref);
-    if (!container) throw new Error('the container is gone');
-    return container;
-  };
+  const { inspect } = containers;
 
   async function limitCpu(ref: Ref, to: 'least' | 'sold'): Promise<void> {
     const cpus = to === 'least' ? CPUS_LEAST : claimOf((await inspect(ref)).Config.Labels).cpus;
@@ -47,7 +43,7 @@ export function createContainerPause(
       // The tenants' user may not start the program of process 1 itself.
       signal: async (ref, what) => run(ref, (await engine.defaultsOf(ref)).user, [WATCHDOG_PATH, what]),
       async look(ref) {
-        const [program] = await runningWatchdog(containers, ref);
+        const [program] = runningWatchdog(await inspect(ref));
         return run(ref, `${WATCHDOG_USER}:${WATCHDOG_USER}`, [program, 'stopped']);
       },
     },

@@ -1,4 +1,3 @@
-import type { Ref } from '../../backend.ts';
 import {
   COPIED_WATCHDOG,
   type Deadlines,
@@ -9,7 +8,7 @@ import {
   watchdogFor,
 } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
-import type { Containers } from './containers.ts';
+import { ContainerGone, type Containers, type Inspected } from './containers.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
 import { runAs } from './program.ts';
 import { pack } from './tar.ts';
@@ -30,17 +29,10 @@ export async function putWatchdog({ ask, docker }: Engine, container: string, it
 }
 type Watchdog = { architecture: string; hasDirectory: boolean };
 
-class ContainerGone extends Error {}
-
 /** Returns the watchdog's program as it is started beside process 1, and its directory if it has one. */
-export async function runningWatchdog(
-  containers: Containers,
-  ref: Ref,
-): Promise<[program: string, ...directory: string[]]> {
-  const container = await containers.look(ref);
-  if (!container) throw new ContainerGone('the container is gone');
+export function runningWatchdog({ HostConfig }: Inspected): [program: string, ...directory: string[]] {
   // Not by a label: a container inherits those of an image that was committed from a lease.
-  if (container.HostConfig?.Tmpfs?.[WATCHDOG_DIRECTORY] === undefined) return [RUNNING_WATCHDOG];
+  if (HostConfig?.Tmpfs?.[WATCHDOG_DIRECTORY] === undefined) return [RUNNING_WATCHDOG];
   return [`${WATCHDOG_DIRECTORY}/${COPIED_WATCHDOG}`, WATCHDOG_DIRECTORY];
 }
 
@@ -48,7 +40,7 @@ export async function runningWatchdog(
 export function createDeadlines(engine: Engine, containers: Containers): Deadlines {
   return keepDeadlines(
     async (ref, ...args) => {
-      const [program, ...directory] = await runningWatchdog(containers, ref);
+      const [program, ...directory] = runningWatchdog(await containers.inspect(ref));
       const argv = [program, ...args, ...directory];
       return runAs(engine, ref, `${WATCHDOG_USER}:${WATCHDOG_USER}`, argv, MOVE_MILLISECONDS);
     },

@@ -4,7 +4,7 @@ import { sizeOf } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
 import { egressLists } from '../../kit/egress.ts';
 import { READ_LIMITS } from '../../kit/limits.ts';
-import { createPausing } from '../../kit/pausing.ts';
+import { roomOfPaused } from '../../kit/pausing.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { keepDeadlines, MOVE_MILLISECONDS, RUNNING_WATCHDOG, WATCHDOG_PATH } from '../../kit/watchdog.ts';
@@ -13,9 +13,10 @@ import { createGuest } from '../../machine/guest.ts';
 import { LxdRefusal, openLxdApi, textOf } from './api.ts';
 import { checkLxd, findOpen } from './check.ts';
 import { createMaker, type LxdOrder } from './create.ts';
-import { allowanceOf, CREATED_KEY, claimIn, hasSecrets, nameOf } from './describe.ts';
+import { CREATED_KEY, claimIn, hasSecrets, nameOf } from './describe.ts';
 import { createHost } from './host.ts';
 import { createInstances, stateOf } from './instances.ts';
+import { createLxdPause } from './pause.ts';
 import { beginEgress, beginIn, runProgram } from './program.ts';
 import type { LxdSettings } from './settings.ts';
 import { readUsage } from './usage.ts';
@@ -31,32 +32,22 @@ export function openLxdBackend(
 ): Backend {
   const lxd = openLxdApi(settings, settings.project);
   const egress = egressLists(settings);
-  const run = (ref: Ref, user: number, argv: string[]) => runProgram(lxd, ref, user, argv, MOVE_MILLISECONDS);
+  const host = createHost(lxd);
+  const instances = createInstances(lxd);
+  const reservations = createReservations(
+    settings,
+    { prefix, isPaused },
+    {
+      list: async () => (await instances.list()).flatMap((it) => (claimIn(it).tag ? [claimIn(it)] : [])),
+      capacity: () => host.capacity(),
+    },
+  );
+  const free = createRecent(reservations.free);
   const deadlines = keepDeadlines(
-    (ref, ...args) => run(ref, WATCHDOG_USER, [RUNNING_WATCHDOG, ...args]),
+    (ref, ...args) => runProgram(lxd, ref, WATCHDOG_USER, [RUNNING_WATCHDOG, ...args], MOVE_MILLISECONDS),
     (error) => (error instanceof LxdRefusal && /not running/i.test(error.message) ? textOf(error) : undefined),
   );
-  const pause = createPausing(
-    {
-      async limitCpu(ref, to) {
-        const instance = await instances.look(ref);
-        if (!instance) throw new Error('the container is gone');
-        const config = { 'limits.cpu.allowance': allowanceOf(to === 'least' ? 0 : claimIn(instance).cpus) };
-        await lxd.ask('PATCH', `/1.0/instances/${ref}`, { config });
-      },
-      // The tenants' user may not start the program of process 1 itself.
-      signal: async (ref, what) => (await run(ref, settings.user, [WATCHDOG_PATH, what])).exitCode,
-      look: async (ref) => (await run(ref, WATCHDOG_USER, [RUNNING_WATCHDOG, 'stopped'])).exitCode,
-    },
-    deadlines,
-    {
-      takeRoom: (tag) => reservations.takeRoom(tag),
-      letGo(tag) {
-        reservations.release(tag);
-        free.forget();
-      },
-    },
-  );
+  const pause = createLxdPause(lxd, settings.user, { instances, deadlines, room: roomOfPaused(reservations, free) });
   const guest = createGuest((ref, order) => beginIn(lxd, ref, order, settings), {
     relay: WATCHDOG_PATH,
     usage: (ref) => readUsage(lxd, ref),
@@ -69,18 +60,6 @@ export function openLxdBackend(
     },
     pause,
   });
-  const host = createHost(lxd);
-  const instances = createInstances(lxd);
-  const reservations = createReservations(
-    settings,
-    { prefix, isPaused },
-    {
-      list: async () => (await instances.list()).flatMap((it) => (claimIn(it).tag ? [claimIn(it)] : [])),
-      capacity: () => host.capacity(),
-    },
-  );
-  const free = createRecent(reservations.free);
-
   const make = createMaker(lxd, settings, { host, instances, deadlines, now });
 
   async function create(order: LxdOrder): Promise<Created> {
