@@ -11,6 +11,7 @@ import { until } from '../helper/waiting.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { LXD_IMAGE, openLxd } from './engines/lxd.ts';
 import { openPodman } from './engines/podman.ts';
+import { rentOne } from './rented.ts';
 
 type Opened = { settings: object; stop(): unknown };
 const containers = (engine: Engine | undefined): Opened | undefined =>
@@ -53,16 +54,7 @@ for (const [name, openEngine] of ENGINES)
       egress: ['good.test', '*.better.test:8080'],
     };
     const purser = await openTestServer(t, { settings: { compute: { provider_one: slot } }, outside });
-    const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
-    const order = { provider: 'provider_one', spec: { cpus: 1, memory_gib: 0.25, max_seconds: 600 } };
-    const created = await purser.ask('POST', '/v1/compute/create', { token, key: 'k', body: order });
-    assert.equal(created.status, 200, created.text);
-    const { id } = created.body;
-    const sh = async (command: string) => {
-      const answer = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command } });
-      assert.equal(answer.status, 200, answer.text);
-      return `${answer.body.stdout}${answer.body.stderr}`;
-    };
+    const { id, token, sh } = await rentOne(purser, { cpus: 1, memory_gib: 0.25 });
 
     // The first command finds the way out open.
     assert.equal(await sh('wget -q -O - http://good.test/'), 'hello\n');

@@ -12,6 +12,7 @@ import { openTestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
 import type { KubernetesCluster } from './engines/kubernetes.ts';
 import { settingsOn, sharedKubernetes } from './engines/kubernetes-subject.ts';
+import { rentOne } from './rented.ts';
 
 /** The address of the API server for pods. */
 const API_SERVER = '10.0.0.1';
@@ -70,16 +71,7 @@ test('kubernetes: a pod reaches what is in the operator’s list, and nothing el
   assert.match(closed.detail, /and its way out opened; it was destroyed and is gone$/);
   assert.ok(closed.ok);
 
-  const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
-  const order = { provider: 'provider_one', spec: { cpus: 0.25, memory_gib: 0.25, max_seconds: 600 } };
-  const created = await purser.ask('POST', '/v1/compute/create', { token, key: 'k', body: order });
-  assert.equal(created.status, 200, created.text);
-  const { id } = created.body;
-  const sh = async (command: string) => {
-    const answer = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command } });
-    assert.equal(answer.status, 200, answer.text);
-    return `${answer.body.stdout}${answer.body.stderr}`;
-  };
+  const { id, token, sh } = await rentOne(purser, { cpus: 0.25, memory_gib: 0.25 });
   const good = () => sh('wget -q -O - http://good.test/');
 
   // The first command finds the way out open.

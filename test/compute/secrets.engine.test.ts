@@ -18,6 +18,7 @@ import { until } from '../helper/waiting.ts';
 import { type Engine, IMAGE, importImage, openDocker, packBusybox } from './engines/docker.ts';
 import { LXD_IMAGE, openLxd } from './engines/lxd.ts';
 import { openPodman } from './engines/podman.ts';
+import { rentOne } from './rented.ts';
 
 const VALUE = 'canary-value-0123456789';
 /** The authority of the servers outside, which Purser trusts, and an image with roots of its own. */
@@ -119,16 +120,7 @@ for (const [name, openEngine] of ENGINES)
         trust: () => trusted,
       },
     });
-    const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
-    const body = { provider: 'provider_one', spec: { cpus: 1, memory_gib: 0.5, max_seconds: 600 } };
-    const created = await purser.ask('POST', '/v1/compute/create', { token, key: 'k', body });
-    assert.equal(created.status, 200, created.text);
-    const { id } = created.body;
-    const sh = async (command: string) => {
-      const answer = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command } });
-      assert.equal(answer.status, 200, answer.text);
-      return `${answer.body.stdout}${answer.body.stderr}`;
-    };
+    const { id, token, sh } = await rentOne(purser, { cpus: 1, memory_gib: 0.5 });
     const { backend } = purser.app.slots.list[0] as { backend: Backend };
     const program = await putCurl(backend, findResource(purser.app.ledger.read, id)?.ref as Ref);
 
