@@ -227,7 +227,7 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
   /** The streams that are closed here, and of which the program was not yet told. */
   const closing = new Set<number>();
   let isOver = false;
-  /** Whether that may be said now. */
+  /** True once the pause since the last such message is over. */
   let isDue = false;
   /** The frames that wait for the engine, and whether there were too many, until it has taken them all. */
   let frameCount = 0;

@@ -5,8 +5,8 @@ import type { Resource, ResourceChange } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
 
 /**
- * What a pause does to a lease and its machine (docs/decisions/0082). The row says first what is wanted, and then the engine is
- * asked; the deadline that the machine has afterwards tells how far that came.
+ * The pause of a lease and its machine (docs/decisions/0082). The row names the wanted state before the engine is asked; afterwards
+ * the machine's deadline tells how far that came.
  *
  * - `pausing`: no paid time passes once all has stopped, unless the machine turns out to run on: then the lease ends when it would
  *   have ended.

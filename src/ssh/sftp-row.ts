@@ -12,10 +12,10 @@ import { type NamedFile, OPEN } from './sftp-wire.ts';
 
 const FILE_COUNT_MAX = 64;
 const BYTES_MAX = 1024 * 1024;
-/** What was read of files that are not open yet is used this long, by a client that fetches them without a pause. */
+/** The maximum age of content that was read before its file was opened. */
 const FRESH_MILLISECONDS = 300;
 const NAME_COUNT_MAX = 10_000;
-/** What a name takes beside its bytes, roughly. */
+/** The memory of a name beside its bytes, roughly. */
 const NAME_BYTES = 200;
 const DIRECTORY_COUNT_MAX = 16;
 const KIND_BITS = 0o170000;
@@ -148,7 +148,7 @@ export function createRows(script: ScriptClient, memory: MemoryShare, alone: () 
       return file;
     },
 
-    /** Whether a file that its client takes for open is to be opened yet. */
+    /** Returns whether a file that its client takes for open is not open yet. */
     hasPromised: () => promised?.order !== undefined,
     /** Opens the file that was promised before anything else is done than with `file`. The client is told of a fault when it uses it. */
     async keepPromise(file?: File): Promise<void> {

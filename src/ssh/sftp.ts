@@ -7,7 +7,7 @@ import { gatherWrites } from './sftp-batch.ts';
 import { createResponder } from './sftp-respond.ts';
 import { answer, createPacketReader, MalformedPacket, REQUEST, readFields } from './sftp-wire.ts';
 
-/** What was put off for a client's next request is done once none has come for this long. */
+/** The pause of a client after which a file is opened that was to be opened with its next request. */
 const PAUSE_MILLISECONDS = 50;
 
 const EXTENSIONS = {

@@ -3,8 +3,8 @@ import type { SecretsOrder } from '../backend.ts';
 import { PROXY_VARIABLES } from './egress.ts';
 
 /**
- * What a machine needs so that its programs trust the authority of its secrets: that certificate in one file, and in another one
- * beside all those that its image trusts, since most variables name the only file that a program trusts.
+ * The files and variables by which the programs of a machine trust the authority of its secrets. One file holds its certificate
+ * alone, another also those that the image trusts: most variables name the only file that a program trusts.
  */
 
 type TrustFile = { path: string; content: Buffer };
