@@ -1,19 +1,9 @@
-import { readFileSync, rmSync } from 'node:fs';
 import type { Clock } from '../base/clock.ts';
 import { newId } from '../base/id.ts';
-import { parseJson } from '../base/parse-json.ts';
-import {
-  type Backend,
-  type Created,
-  type Ref,
-  type Slot,
-  type Spec,
-  type SpecThree,
-  tagOf,
-} from '../compute/backend.ts';
+import type { Backend, Created, Ref, Spec, SpecThree } from '../compute/backend.ts';
 import { freeFor } from '../compute/fill.ts';
+import type { WarmOrder } from '../compute/kit/warm.ts';
 import type { ConfiguredBackend, Slots } from '../compute/slots.ts';
-import { writeDurably } from '../files/durable-file.ts';
 import { reportOnlyOf } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { findResource } from '../ledger/resource.ts';
@@ -21,6 +11,7 @@ import { deadline } from '../net/deadline.ts';
 import type { Events } from '../telemetry/events.ts';
 import { engineOf } from './engine.ts';
 import type { RoomQueue } from './room-queue.ts';
+import { machineOf, openWarmRoster, type Warm, type WarmRoster } from './warm-roster.ts';
 
 /**
  * Warm machines: made before anyone asks for them, each under the id of the lease that it may become, so that its tag is that of the
@@ -53,25 +44,6 @@ type WarmApp = {
   wakeAt: (at: number) => void;
 };
 
-type Warm = {
-  id: string;
-  configured: ConfiguredBackend;
-  /** The machine, as `machineOf` names it. */
-  machine: string;
-  spec: Spec;
-  /** The identity of its engine; null where that does not tell. */
-  engine: string | null;
-  ref: Ref | undefined;
-  /** Unix seconds. */
-  deadline: number;
-  /** `busy` while a call about it is under way; `taken` from the quote of a lease until that is held for or refused. */
-  state: 'busy' | 'starting' | 'ready' | 'taken';
-  /** Resolves when it is no longer busy. */
-  settled: Promise<unknown>;
-};
-/** A machine that has to end, and may not have been made yet. */
-type Left = { slot: Slot; backend: string; until: number };
-
 export type WarmPool = {
   /** Returns the ids of all warm machines, including those that have to end. */
   ids(): string[];
@@ -97,186 +69,193 @@ export type WarmPool = {
   close(): Promise<void>;
 };
 
-/** Returns the text that is the same for equal machines, whatever the time they are leased for. */
-function machineOf({ max_seconds: _, ...machine }: Spec): string {
-  return JSON.stringify(Object.entries(machine).sort(([a], [b]) => (a < b ? -1 : 1)));
+/** What the functions below share. */
+type Context = {
+  app: WarmApp;
+  roster: WarmRoster;
+  /** Unix seconds from which another machine of a spec is tried. */
+  retryAt: Map<Spec, number>;
+  /** Unix seconds at which a backend's failing pass was last told. */
+  toldAt: Map<Backend, number>;
+  isStopped: boolean;
+};
+
+const isLeased = ({ app }: Context, id: string) => findResource(app.ledger.read, id) !== undefined;
+const mayAct = ({ app, isStopped }: Context) =>
+  !isStopped && !reportOnlyOf(app.ledger.read) && !app.clock.expiryBlocked();
+const failed = ({ app }: Context, { slot, backend }: ConfiguredBackend, error: unknown) =>
+  app.events.failed('warm', error, { slot, backend: backend.name });
+/** Has a machine ended by a later pass. */
+const leave = ({ app, roster }: Context, it: Warm) => roster.leave(it, app.clock.now() + SEARCH_SECONDS);
+const retryLater = ({ app, retryAt }: Context, spec: Spec) => retryAt.set(spec, app.clock.now() + RETRY_SECONDS);
+
+/** Does something about a machine while nobody else may. It is `starting` afterwards unless `work` says otherwise. */
+function busyWith(context: Context, it: Warm, work: () => Promise<Warm['state'] | undefined>): Promise<void> {
+  it.state = 'busy';
+  const settled = work()
+    .then((state) => {
+      it.state = state ?? 'starting';
+    })
+    .catch((error) => {
+      if (context.roster.pool.has(it.id)) leave(context, it);
+      retryLater(context, it.spec); // What ended this one may end the next.
+      failed(context, it.configured, error);
+    });
+  it.settled = settled;
+  return settled;
+}
+
+function end(context: Context, it: Warm): Promise<void> {
+  return busyWith(context, it, async () => {
+    const { backend } = it.configured;
+    if (it.ref !== undefined) await backend.destroy(it.ref);
+    if (it.ref !== undefined && (await backend.inspect(it.ref)) === undefined) context.roster.forget(it.id);
+    else leave(context, it);
+    return undefined;
+  });
+}
+
+/** Makes one machine. Returns whether it was made. */
+async function make(context: Context, configured: ConfiguredBackend, spec: Spec): Promise<boolean> {
+  const { app, roster } = context;
+  const { backend } = configured;
+  const id = newId('res');
+  const state = { engine: null, ref: undefined, state: 'busy', settled: Promise.resolve() } as const;
+  const until = app.clock.now() + LIFE_SECONDS;
+  const it: Warm = { id, configured, spec, machine: machineOf(spec), deadline: until, ...state };
+  roster.add(it);
+  const quoted = async () => {
+    it.engine = (await engineOf(backend)) ?? null;
+    const quote = await backend.quote(spec);
+    await roster.record();
+    return quote;
+  };
+  await busyWith(context, it, async () => {
+    const quote = await quoted().catch((error) => {
+      roster.forget(id); // It has not been asked for.
+      throw error;
+    });
+    const created = await backend.create({ tag: roster.tagFor(id), quote, deadline: until });
+    if (created.kind === 'created') {
+      it.ref = created.ref;
+      return look(it);
+    }
+    if (created.kind === 'unknown') throw new Error(created.reason);
+    roster.forget(id);
+    if (created.code !== 'capacity_unavailable')
+      throw new Error([created.reason, created.words].filter(Boolean).join(' '));
+    return undefined;
+  });
+  return roster.pool.has(id);
+}
+
+/** Returns whether a machine that was made runs yet. Throws if it has ended. */
+async function look({ configured, ref }: Warm): Promise<'starting' | 'ready'> {
+  const machine = await configured.backend.inspect(ref as Ref);
+  if (!machine || machine.state === 'ended') throw new Error(machine?.note ?? 'the machine is gone');
+  return machine.state === 'running' ? 'ready' : 'starting';
+}
+
+async function renew({ app }: Context, it: Warm): Promise<'ready'> {
+  const until = app.clock.now() + LIFE_SECONDS;
+  const extended = await it.configured.backend.extend(it.ref as Ref, until);
+  if (extended.kind !== 'done') throw new Error(extended.reason);
+  it.deadline = until;
+  return 'ready';
+}
+
+/** Ends the machines that have to end, until none has been found for a while. */
+async function endLeft(context: Context, { slot, backend }: ConfiguredBackend): Promise<void> {
+  const { app, roster } = context;
+  for (const [id, it] of roster.left) {
+    if (it.slot !== slot || it.backend !== backend.name) continue;
+    if (isLeased(context, id)) {
+      roster.forget(id);
+      continue;
+    }
+    const found = await backend.find(roster.tagFor(id));
+    for (const { ref } of found) await backend.destroy(ref);
+    if (!found.length && app.clock.now() >= it.until) roster.forget(id);
+  }
+}
+
+/** Makes what is missing of one order, and ends what is too many. */
+async function fill(context: Context, configured: ConfiguredBackend, { spec, count }: WarmOrder): Promise<void> {
+  const { app, roster, retryAt } = context;
+  const { backend, slot } = configured;
+  const own = () => roster.of(backend).filter((it) => it.machine === machineOf(spec) && it.state !== 'taken');
+  for (const it of own().slice(count)) if (it.state === 'ready') await end(context, it);
+  while (own().length < count && !context.isStopped) {
+    if (own().some((it) => it.state === 'starting')) break; // It may never run, and nor would the others.
+    const mayTry = (retryAt.get(spec) ?? 0) <= app.clock.now() && !app.roomQueue.hasLine(slot, spec);
+    if (mayTry && (await make(context, configured, spec))) continue;
+    if (mayTry) retryLater(context, spec);
+    break;
+  }
+}
+
+async function tendBackend(context: Context, configured: ConfiguredBackend): Promise<void> {
+  const { app, roster } = context;
+  const { backend } = configured;
+  await endLeft(context, configured);
+  for (const it of roster.of(backend)) {
+    if (it.state === 'taken' && it.deadline <= app.clock.now()) leave(context, it); // Its lease was never asked for.
+    if (it.state === 'starting') await busyWith(context, it, () => look(it));
+    if (it.state === 'ready' && it.deadline - app.clock.now() < RENEW_SECONDS)
+      await busyWith(context, it, () => renew(context, it));
+  }
+  for (const order of configured.warm) await fill(context, configured, order);
+  if (roster.of(backend).some((it) => it.state === 'starting')) app.wakeAt(app.clock.now() + SOON_SECONDS);
+}
+
+async function tend(context: Context): Promise<void> {
+  if (!mayAct(context)) return;
+  const { app, roster, toldAt } = context;
+  for (const [id, { slot, backend, until }] of roster.left)
+    if (!app.slots.configuredOf({ slot, backend }) && app.clock.now() >= until) roster.forget(id);
+  const some = app.slots.list.filter((it) => it.warm.length || roster.left.size);
+  const tended = (it: ConfiguredBackend) =>
+    tendBackend(context, it).catch((error) => {
+      const now = app.clock.now();
+      if (now < (toldAt.get(it.backend) ?? 0) + RETRY_SECONDS) return; // A busy server has several passes a second.
+      toldAt.set(it.backend, now);
+      failed(context, it, error);
+    });
+  await Promise.all(some.map(tended));
+}
+
+async function makeRoom(context: Context, backend: Backend, spec: Spec, what?: 'processors'): Promise<boolean> {
+  const { roster } = context;
+  const offerOf = (it: Spec) => (it as SpecThree).offer_id;
+  const helps = (it: Warm) => it.state !== 'taken' && offerOf(it.spec) === offerOf(spec);
+  const may = async () => what === 'processors' || (await freeFor(backend, spec)) >= 1;
+  if (!roster.of(backend).some(helps) || !(await may())) return false;
+  for (;;) {
+    const some = roster.of(backend).filter(helps);
+    const it = some.find(({ state }) => state !== 'busy') ?? some[0];
+    if (!it) return false;
+    if (it.state === 'busy') {
+      await it.settled;
+      continue;
+    }
+    retryLater(context, it.spec);
+    await end(context, it);
+    return true;
+  }
 }
 
 /** Creates the pool. `file` lists the ids; `tags` are those that backends count as free, and is kept up to date. */
 export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): WarmPool {
-  const pool = new Map<string, Warm>();
-  const left = new Map<string, Left>(readLeft(file, app.clock.now() + SEARCH_SECONDS));
-  const retryAt = new Map<Spec, number>();
-  const toldAt = new Map<Backend, number>();
-  let [isStopped, lastRecord] = [false, Promise.resolve()];
+  const roster = openWarmRoster(file, app.installationId, tags, app.clock.now() + SEARCH_SECONDS);
+  const context: Context = { app, roster, retryAt: new Map(), toldAt: new Map(), isStopped: false };
   let passing: Promise<void> | undefined;
-  const tagFor = (id: string) => tagOf(app.installationId, id);
-  const isLeased = (id: string) => findResource(app.ledger.read, id) !== undefined;
-  const of = (backend: Backend) => [...pool.values()].filter((it) => it.configured.backend === backend);
-
-  function forget(id: string): void {
-    pool.delete(id);
-    left.delete(id);
-    tags.delete(tagFor(id));
-  }
-
-  /** Writes the ids of all machines that may exist and have no row. */
-  function record(): Promise<void> {
-    const write = async () => {
-      const listed = [
-        ...[...pool.values()].map(({ id, configured: { slot, backend } }) => ({ id, slot, backend: backend.name })),
-        ...[...left].map(([id, { slot, backend }]) => ({ id, slot, backend })),
-      ];
-      if (listed.length) await writeDurably(file, JSON.stringify(listed));
-      else rmSync(file, { force: true });
-    };
-    const mine = lastRecord.then(write);
-    lastRecord = mine.catch(() => {});
-    return mine;
-  }
-
-  /** Does something about a machine while nobody else may. It is `starting` afterwards unless `work` says otherwise. */
-  function busyWith(it: Warm, work: () => Promise<Warm['state'] | undefined>): Promise<void> {
-    it.state = 'busy';
-    const settled = work()
-      .then((state) => {
-        it.state = state ?? 'starting';
-      })
-      .catch((error) => {
-        if (pool.has(it.id)) leave(it);
-        retryAt.set(it.spec, app.clock.now() + RETRY_SECONDS); // What ended this one may end the next.
-        failed(it.configured, error);
-      });
-    it.settled = settled;
-    return settled;
-  }
-
-  const failed = ({ slot, backend }: ConfiguredBackend, error: unknown) =>
-    app.events.failed('warm', error, { slot, backend: backend.name });
-
-  /** Has a machine ended by a later pass: it may still be there, or come. */
-  function leave({ id, configured: { slot, backend } }: Warm): void {
-    forget(id);
-    left.set(id, { slot, backend: backend.name, until: app.clock.now() + SEARCH_SECONDS });
-  }
-
-  const end = (it: Warm) =>
-    busyWith(it, async () => {
-      const { backend } = it.configured;
-      if (it.ref !== undefined) await backend.destroy(it.ref);
-      if (it.ref !== undefined && (await backend.inspect(it.ref)) === undefined) forget(it.id);
-      else leave(it);
-      return undefined;
-    });
-
-  /** Makes one machine. Returns whether it was made. */
-  async function make(configured: ConfiguredBackend, spec: Spec): Promise<boolean> {
-    const id = newId('res');
-    const state = { engine: null, ref: undefined, state: 'busy', settled: Promise.resolve() } as const;
-    const until = app.clock.now() + LIFE_SECONDS;
-    const it: Warm = { id, configured, spec, machine: machineOf(spec), deadline: until, ...state };
-    pool.set(id, it);
-    tags.add(tagFor(id));
-    await busyWith(it, async () => {
-      const { backend } = configured;
-      const quoted = async () => {
-        it.engine = (await engineOf(backend)) ?? null;
-        const quote = await backend.quote(spec);
-        await record();
-        return quote;
-      };
-      const quote = await quoted().catch((error) => {
-        forget(id); // It has not been asked for.
-        throw error;
-      });
-      const created = await backend.create({ tag: tagFor(id), quote, deadline: until });
-      if (created.kind === 'created') {
-        it.ref = created.ref;
-        return look(it);
-      }
-      if (created.kind === 'unknown') throw new Error(created.reason);
-      forget(id);
-      if (created.code !== 'capacity_unavailable')
-        throw new Error([created.reason, created.words].filter(Boolean).join(' '));
-      return undefined;
-    });
-    return pool.has(id);
-  }
-
-  /** Returns whether a machine that was made runs yet. Throws if it has ended. */
-  async function look({ configured, ref }: Warm): Promise<'starting' | 'ready'> {
-    const machine = await configured.backend.inspect(ref as Ref);
-    if (!machine || machine.state === 'ended') throw new Error(machine?.note ?? 'the machine is gone');
-    return machine.state === 'running' ? 'ready' : 'starting';
-  }
-
-  async function renew(it: Warm): Promise<'ready'> {
-    const until = app.clock.now() + LIFE_SECONDS;
-    const extended = await it.configured.backend.extend(it.ref as Ref, until);
-    if (extended.kind !== 'done') throw new Error(extended.reason);
-    it.deadline = until;
-    return 'ready';
-  }
-
-  /** Ends the machines that have to end, until none has been found for a while. */
-  async function endLeft({ slot, backend }: ConfiguredBackend): Promise<void> {
-    for (const [id, it] of left) {
-      if (it.slot !== slot || it.backend !== backend.name) continue;
-      if (isLeased(id)) {
-        forget(id);
-        continue;
-      }
-      const found = await backend.find(tagFor(id));
-      for (const { ref } of found) await backend.destroy(ref);
-      if (!found.length && app.clock.now() >= it.until) forget(id);
-    }
-  }
-
-  async function tendBackend(configured: ConfiguredBackend): Promise<void> {
-    const { backend, slot } = configured;
-    await endLeft(configured);
-    for (const it of of(backend)) {
-      if (it.state === 'taken' && it.deadline <= app.clock.now()) leave(it); // Its lease was never asked for.
-      if (it.state === 'starting') await busyWith(it, () => look(it));
-      if (it.state === 'ready' && it.deadline - app.clock.now() < RENEW_SECONDS) await busyWith(it, () => renew(it));
-    }
-    for (const { spec, count } of configured.warm) {
-      const own = () => of(backend).filter((it) => it.machine === machineOf(spec) && it.state !== 'taken');
-      for (const it of own().slice(count)) if (it.state === 'ready') await end(it);
-      while (own().length < count && !isStopped) {
-        if (own().some((it) => it.state === 'starting')) break; // It may never run, and nor would the others.
-        const mayTry = (retryAt.get(spec) ?? 0) <= app.clock.now() && !app.roomQueue.hasLine(slot, spec);
-        if (mayTry && (await make(configured, spec))) continue;
-        if (mayTry) retryAt.set(spec, app.clock.now() + RETRY_SECONDS);
-        break;
-      }
-    }
-    if (of(backend).some((it) => it.state === 'starting')) app.wakeAt(app.clock.now() + SOON_SECONDS);
-  }
-
-  const mayAct = () => !isStopped && !reportOnlyOf(app.ledger.read) && !app.clock.expiryBlocked();
-
-  async function pass(): Promise<void> {
-    if (!mayAct()) return;
-    for (const [id, { slot, backend, until }] of left)
-      if (!app.slots.configuredOf({ slot, backend }) && app.clock.now() >= until) forget(id);
-    const some = app.slots.list.filter((it) => it.warm.length || left.size);
-    const tended = (it: ConfiguredBackend) =>
-      tendBackend(it).catch((error) => {
-        const now = app.clock.now();
-        if (now < (toldAt.get(it.backend) ?? 0) + RETRY_SECONDS) return; // A busy server has several passes a second.
-        toldAt.set(it.backend, now);
-        failed(it, error);
-      });
-    await Promise.all(some.map(tended));
-  }
 
   return {
-    ids: () => [...pool.keys(), ...left.keys()],
-    count: (backend) => of(backend).filter((it) => it.state === 'ready').length,
+    ids: () => [...roster.pool.keys(), ...roster.left.keys()],
+    count: (backend) => roster.of(backend).filter((it) => it.state === 'ready').length,
 
     tend() {
-      passing ??= pass().finally(() => {
+      passing ??= tend(context).finally(() => {
         passing = undefined;
       });
       return passing;
@@ -289,21 +268,21 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
         it.machine === machine &&
         it.engine === engine &&
         it.deadline - app.clock.now() >= it.configured.provisionSeconds + LEASE_SECONDS;
-      const found = mayAct() ? of(backend).find(isFit) : undefined;
+      const found = mayAct(context) ? roster.of(backend).find(isFit) : undefined;
       if (found) found.state = 'taken';
       return found?.id;
     },
 
     giveBack(id) {
-      const it = pool.get(id);
-      if (it?.state === 'taken' && !isLeased(id)) it.state = 'ready';
+      const it = roster.pool.get(id);
+      if (it?.state === 'taken' && !isLeased(context, id)) it.state = 'ready';
     },
 
     async lease(backend, id, fit) {
-      const it = pool.get(id);
+      const it = roster.pool.get(id);
       if (!it) return undefined;
       const ref = it.ref as Ref;
-      forget(id);
+      roster.forget(id);
       app.wakeAt(app.clock.now() + 1);
       const machine = await backend.inspect(ref);
       if (fit && machine?.state === 'running') {
@@ -315,32 +294,15 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
       return undefined;
     },
 
-    async makeRoom(backend, spec, what) {
-      const offerOf = (it: Spec) => (it as SpecThree).offer_id;
-      const helps = (it: Warm) => it.state !== 'taken' && offerOf(it.spec) === offerOf(spec);
-      const may = async () => what === 'processors' || (await freeFor(backend, spec)) >= 1;
-      if (!of(backend).some(helps) || !(await may())) return false;
-      for (;;) {
-        const some = of(backend).filter(helps);
-        const it = some.find(({ state }) => state !== 'busy') ?? some[0];
-        if (!it) return false;
-        if (it.state === 'busy') {
-          await it.settled;
-          continue;
-        }
-        retryAt.set(it.spec, app.clock.now() + RETRY_SECONDS);
-        await end(it);
-        return true;
-      }
-    },
+    makeRoom: (backend, spec, what) => makeRoom(context, backend, spec, what),
 
     async close() {
-      isStopped = true;
+      context.isStopped = true;
       const ended = async () => {
         await passing;
-        if (reportOnlyOf(app.ledger.read) || !(pool.size || left.size)) return;
-        await Promise.all([...pool.values()].map((it) => (it.state === 'taken' ? undefined : end(it))));
-        await record();
+        if (reportOnlyOf(app.ledger.read) || !(roster.pool.size || roster.left.size)) return;
+        await Promise.all([...roster.pool.values()].map((it) => (it.state === 'taken' ? undefined : end(context, it))));
+        await roster.record();
       };
       await deadline(
         ended().catch((error) => app.events.failed('warm', error)),
@@ -349,14 +311,4 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
       );
     },
   };
-}
-
-/** Reads which machines an earlier process left. */
-function* readLeft(file: string, until: number): Iterable<[string, Left]> {
-  try {
-    const listed = parseJson(readFileSync(file, 'utf8')) as { id: string; slot: Slot; backend: string }[];
-    for (const { id, slot, backend } of listed) yield [id, { slot, backend, until }];
-  } catch {
-    // There is none, or it is damaged: the sweep finds the machines.
-  }
 }
