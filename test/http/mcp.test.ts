@@ -25,6 +25,8 @@ const TOOLS: Record<string, string[]> = {
   compute_status: [],
   compute_wait: ['id'],
   compute_port: ['id', 'port'],
+  compute_pause: ['id'],
+  compute_resume: ['id'],
   compute_stop: ['id'],
   wallet_delegate: ['name', 'budget_usd', 'idempotency_key'],
   wallet_children: [],
@@ -84,6 +86,9 @@ for (const revision of Object.keys(REVISIONS) as (keyof typeof REVISIONS)[])
     const keep = { id: rented.id, extend_seconds: 60, max_seconds: 600, idempotency_key: 'kept' };
     assert.equal((await client.tool('compute_keep', keep)).structuredContent.keep.state, 'active');
     assert.equal((await client.tool('compute_status')).structuredContent.resources.length, 2, 'all without an id');
+    const paused = (await client.tool('compute_pause', { id })).structuredContent;
+    assert.deepEqual([paused.status, typeof paused.seconds_left], ['paused', 'number']);
+    assert.equal((await client.tool('compute_resume', { id })).structuredContent.status, 'running');
     assert.equal((await client.tool('compute_stop', { id })).structuredContent.end_reason, 'requested');
 
     const child = await client.tool('wallet_delegate', { name: 'a', budget_usd: '1.00', idempotency_key: 'four' });

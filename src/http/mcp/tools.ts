@@ -193,6 +193,20 @@ export const TOOLS: Record<string, Tool> = {
     endpoint: openPort,
     annotations: { ...ADDS, idempotentHint: false },
   },
+  compute_pause: {
+    title: 'Pause a machine',
+    description:
+      'Stop all that runs in a machine and keep its paid time, until compute_resume or until the wallet expires. Free. Memory and files stay, and the deadline stands still; its processors go to others. Only for resources whose provider can: others refuse it. Returns the resource: status paused, and seconds_left.',
+    endpoint: compute.pauseCompute,
+    annotations: ADDS,
+  },
+  compute_resume: {
+    title: 'Resume a machine',
+    description:
+      'Let what was running in a paused machine go on, with the paid time that it had left. Free. Refused with capacity_unavailable while its processors are in use by others: it stays paused, so try again later. Returns the resource.',
+    endpoint: compute.resumeCompute,
+    annotations: ADDS,
+  },
   compute_stop: {
     title: 'Stop a machine',
     description:
