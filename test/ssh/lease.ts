@@ -30,7 +30,7 @@ export type Ran = { code: number | null; stdout: string; stderr: string };
 export type Running = Promise<Ran> & { child: ChildProcess };
 
 /** A server that sells leases, whichever way it runs. */
-export type Landlord = Pick<TestServer, 'ask' | 'openWallet'>;
+export type Landlord = Pick<TestServer, 'ask' | 'openWallet'> & { readonly log: readonly string[] };
 
 /** `dist/purser` with an upstream. `stop` has to be called in the end: it has to stop well, and its books have to agree. */
 async function openLandlord(compute: object, executable: string) {
@@ -48,6 +48,9 @@ async function openLandlord(compute: object, executable: string) {
     server,
     upstream,
     ask: server.ask,
+    get log() {
+      return server.output.stderr.split('\n');
+    },
     async openWallet(body: object = {}) {
       const wallet = { name: 'test', budget_cents: 500, expires_in_seconds: 7200, ...body };
       const answer = await server.ask('POST', '/v1/wallets', { token: key, key: randomUUID(), body: wallet });
@@ -166,7 +169,9 @@ export async function reachLease<L extends Landlord>(
   /** Runs what has to succeed. */
   async function good(program: string, ...args: string[]): Promise<Ran> {
     const ran = await run(program, args);
-    assert.equal(ran.code, 0, `${program} ${args.join(' ')}: ${ran.stderr}`);
+    // Why a session was lost is told to the operator alone.
+    const warnings = purser.log.filter((it) => /"level":[45]0/.test(it)).slice(-5);
+    assert.equal(ran.code, 0, [`${program} ${args.join(' ')}: ${ran.stderr}`, ...warnings].join('\n'));
     return ran;
   }
   /** What a command says inside, by another road than the gateway. */
