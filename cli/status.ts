@@ -54,6 +54,11 @@ function screen(it: ServerStatus): string {
     const why = [up ? failure : reason, since == null ? undefined : `since ${duration(it.clock.now - since, 1)}`];
     return upOrDown(up && failure == null, name, ` (${why.filter(Boolean).join(', ')})`);
   };
+  const backend = (at: ServerStatus['backends'][0]) => {
+    const name = `${at.slot} ${at.backend}`;
+    const state = upOrDown(at.up, name, `: ${at.failing_leases} leases fail, first ${ago(at.failing_since)}`);
+    return at.warm ? `${state} (${at.warm.ready} of ${at.warm.wanted} machines warm)` : state;
+  };
   const rows: [string, string][] = [
     ['version', it.version],
     ['server', it.uptime_seconds === null ? 'not running' : `up ${duration(it.uptime_seconds, 1)}`],
@@ -79,18 +84,7 @@ function screen(it: ServerStatus): string {
     ['uncertain', holds(it.uncertain)],
     ['leases', leasesOf(it)],
     ['upstreams', it.upstreams.map(upstream).join(', ') || 'none'],
-    [
-      'backends',
-      it.backends
-        .map((at) =>
-          upOrDown(
-            at.up,
-            `${at.slot} ${at.backend}`,
-            `: ${at.failing_leases} leases fail, first ${ago(at.failing_since)}`,
-          ),
-        )
-        .join(', ') || 'none',
-    ],
+    ['backends', it.backends.map(backend).join(', ') || 'none'],
     [
       'faults',
       it.faults.count

@@ -133,13 +133,17 @@ function faultsOf({ events }: OperatorApp, now: number) {
   return { count, last_at: last ? now - last.secondsAgo : null, last_where: last?.where ?? null };
 }
 
-/** Returns whether leases fail at the backends, by the results of their last steps. */
-function backendsOf({ slots, outages }: OperatorApp) {
-  return slots.list.map(({ slot, slotPath, backend }) => {
+/** Returns whether leases fail at the backends, by the results of their last steps, and how many of their warm machines are ready. */
+function backendsOf({ slots, outages, warm }: OperatorApp) {
+  return slots.list.map(({ slot, slotPath, backend, warm: orders }) => {
     const failing = outages.list(slotPath);
     const since = failing.length ? Math.min(...failing.map((it) => it.since)) : null;
     const leases = failing.reduce((sum, it) => sum + it.leases, 0);
-    return { slot, backend: backend.name, up: since === null, failing_since: since, failing_leases: leases };
+    const wanted = orders.reduce((sum, it) => sum + it.count, 0);
+    return {
+      ...{ slot, backend: backend.name, up: since === null, failing_since: since, failing_leases: leases },
+      warm: wanted ? { ready: warm.count(backend), wanted } : null,
+    };
   });
 }
 

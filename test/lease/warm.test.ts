@@ -52,8 +52,11 @@ test('a lease takes a machine that was made before, with its own deadline, and a
   assert.deepEqual([leased.ref, made(purser), warm(purser)], [ref, 1, 0]);
   assert.equal(purser.memory.machines.get(ref as string)?.deadline, leased.expiresAt);
   assert.equal(leased.expiresAt - (leased.readyAt as number), SPEC.max_seconds);
+  const told = async () => (await purser.run('status', {})).backends.find((it) => it.slot === 'provider_one')?.warm;
+  assert.deepEqual(await told(), { ready: 0, wanted: 1 });
   await tend(purser);
   assert.deepEqual([made(purser), warm(purser)], [2, 1]);
+  assert.deepEqual(await told(), { ready: 1, wanted: 1 });
   const metrics = await purser.app.events.registry.metrics();
   for (const line of [
     'purser_warm_machines{slot="provider_one",backend="container"} 1',
