@@ -12,12 +12,13 @@ export async function sharedDocker(t: TestContext): Promise<Engine | undefined> 
   return engine;
 }
 
-/** A purser whose leases are containers of a real engine. Undefined, and the test skipped, without one. */
+/** A purser whose leases are containers of a real engine, Docker unless another is given. Undefined, and the test skipped, without one. */
 export async function openLeaseServer(
   t: TestContext,
   options: TestServerOptions & { socket?: string } = {},
+  engine = sharedDocker,
 ): Promise<(LeaseServer & { engine: Engine }) | undefined> {
-  const docker = await sharedDocker(t);
+  const docker = await engine(t);
   if (!docker) return undefined;
   const purser = await openWith(t, options.socket ?? docker.socket, IMAGE, options);
   return Object.assign(purser, {
