@@ -3,6 +3,7 @@ import { resolve } from 'node:path';
 import { Readable } from 'node:stream';
 import { run } from 'node:test';
 import { spec } from 'node:test/reporters';
+import { inspect } from 'node:util';
 import { missingComponents, openTally, type TestEvent } from './helper/closing.ts';
 import { openRunDirectory, processorSeconds } from './helper/run-directory.ts';
 import { allFiles, engineGroups, grouped, hasLength, isFast, layerOf } from './layers.ts';
@@ -57,6 +58,8 @@ export async function runLayer(name: string): Promise<void> {
     for await (const event of events) {
       tally.note(event);
       yield event;
+      // The reporter tells why a test failed at the end of the run, which one that is cut off does not reach.
+      if (event.type === 'test:fail') console.log(inspect(event.data.details.error.cause));
     }
   }
   const events = run({ files, concurrency: layer.concurrency, execArgv: ['--import=./test/helper/loading.mjs'] });

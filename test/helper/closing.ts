@@ -8,6 +8,7 @@ const seconds = (value: number) => `${value.toFixed(1).padStart(7)} s`;
 /** The events of a run that count. */
 export type TestEvent =
   | { type: 'test:pass'; data: EventData.TestPass }
+  | { type: 'test:fail'; data: EventData.TestFail }
   | { type: 'test:complete'; data: EventData.TestComplete }
   | { type: 'test:summary'; data: EventData.TestSummary };
 export type Tally = {
