@@ -2,13 +2,15 @@ import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { globSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { createServer as createPlainServer, type RequestListener } from 'node:http';
 import { createServer } from 'node:https';
 import { type AddressInfo, connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { createSecureContext } from 'node:tls';
+import { createSecureContext, type SecureContext } from 'node:tls';
+import type Docker from 'dockerode';
 import type { Backend, Ref } from '../../src/compute/backend.ts';
 import { createAuthority } from '../../src/egress/authority.ts';
 import { findResource } from '../../src/ledger/resource.ts';
@@ -16,9 +18,11 @@ import { PUBLIC } from '../egress/proxy-shared.ts';
 import { openTestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
 import { type Engine, IMAGE, importImage, openDocker, packBusybox } from './engines/docker.ts';
+import { settingsOn, sharedKubernetes } from './engines/kubernetes-subject.ts';
 import { LXD_IMAGE, openLxd } from './engines/lxd.ts';
 import { openPodman } from './engines/podman.ts';
 import { rentOne } from './rented.ts';
+import { keysOf, shows } from './secrets-shared.ts';
 
 const VALUE = 'canary-value-0123456789';
 /** The authority of the servers outside, which Purser trusts, and an image with roots of its own. */
@@ -26,17 +30,27 @@ const WORLD = createAuthority(randomBytes(32), 'world', Math.floor(Date.now() / 
 const trusted = createSecureContext({ ca: [WORLD.certificate] });
 
 const WITH_ROOTS = 'localhost/busybox-roots:1';
-type Opened = { settings: object; hasRoots: boolean; stop(): unknown };
+type Opened = {
+  settings: object;
+  hasRoots: boolean;
+  /** Returns all that the engine keeps of its machines, as text. */
+  kept?(): Promise<string>;
+  stop?(): unknown;
+};
 
 /** Imports busybox with a bundle of roots, as Debian and Alpine have it. */
-async function withRoots(engine: Engine | undefined): Promise<Opened | undefined> {
-  if (!engine) return undefined;
+async function importWithRoots(docker: Docker): Promise<void> {
   const directory = mkdtempSync(join(tmpdir(), 'purser-roots-'));
   const certificates = join(directory, 'rootfs/etc/ssl/certs');
   mkdirSync(certificates, { recursive: true });
   writeFileSync(join(certificates, 'ca-certificates.crt'), WORLD.certificate.trimEnd());
-  await importImage(engine.docker, packBusybox(directory), { repo: WITH_ROOTS });
+  await importImage(docker, packBusybox(directory), { repo: WITH_ROOTS });
   rmSync(directory, { recursive: true });
+}
+
+async function withRoots(engine: Engine | undefined): Promise<Opened | undefined> {
+  if (!engine) return undefined;
+  await importWithRoots(engine.docker);
   return {
     settings: { backend: 'container', socket: engine.socket, image: WITH_ROOTS },
     hasRoots: true,
@@ -60,6 +74,25 @@ const ENGINES: [name: string, open: (t: TestContext) => Promise<Opened | undefin
     },
   ],
   [
+    'Kubernetes',
+    async (t) => {
+      const shared = await sharedKubernetes(t);
+      if (!shared) return undefined;
+      const { cluster, kubeconfig } = shared;
+      await importWithRoots(cluster.docker);
+      const kinds = 'pods,jobs,configmaps,secrets,events,networkpolicies';
+      return {
+        settings: { ...settingsOn(cluster, kubeconfig), image: WITH_ROOTS },
+        hasRoots: true,
+        async kept() {
+          const files = globSync(join(cluster.directory, '{*.log,etcd/**}')).filter((it) => statSync(it).isFile());
+          const objects = await cluster.kubectl(['get', kinds, '--all-namespaces', '--output', 'json']);
+          return [objects, ...files.map((it) => readFileSync(it, 'latin1'))].join('\n');
+        },
+      };
+    },
+  ],
+  [
     'LXD',
     async (t) => {
       const lxd = await openLxd(t, WORLD.certificate);
@@ -70,22 +103,30 @@ const ENGINES: [name: string, open: (t: TestContext) => Promise<Opened | undefin
   ],
 ];
 
-/** Servers of every host, behind one port, which say what a request had, in a form that no search for the value finds. */
-async function openWorld(t: TestContext): Promise<number> {
-  const server = createServer(
-    { SNICallback: (name, done) => done(null, WORLD.contextOf(name)), ALPNProtocols: ['http/1.1'] },
-    ({ url, headers }, response) => {
-      const seen = `${url} ${headers.authorization} ${headers['x-other']}`;
-      response.end(`${seen.includes(VALUE) ? 'value' : 'none'} ${seen.replaceAll(VALUE, '')}\n`);
-    },
-  );
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  t.after(() => {
-    server.closeAllConnections();
-    server.close();
-  });
-  return (server.address() as AddressInfo).port;
+/**
+ * Servers of every host, which say what a request had, in a form that no search for the value finds. Returns the port of those
+ * behind TLS, and of those that speak it in the clear.
+ */
+async function openWorld(t: TestContext): Promise<{ port: number; plainPort: number }> {
+  const handle: RequestListener = ({ url, headers }, response) => {
+    const seen = `${url} ${headers.authorization} ${headers['x-other']}`;
+    response.end(`${seen.includes(VALUE) ? 'value' : 'none'} ${seen.replaceAll(VALUE, '')}\n`);
+  };
+  const SNICallback = (name: string, done: (fault: null, context: SecureContext) => void) =>
+    done(null, WORLD.contextOf(name));
+  const servers = [createServer({ SNICallback, ALPNProtocols: ['http/1.1'] }, handle), createPlainServer(handle)];
+  const ports: number[] = [];
+  for (const server of servers) {
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    ports.push((server.address() as AddressInfo).port);
+    t.after(() => {
+      server.closeAllConnections();
+      server.close();
+    });
+  }
+  const [port, plainPort] = ports as [number, number];
+  return { port, plainPort };
 }
 
 /** Puts this machine's curl into a lease, in a directory that its user may write. Returns the command that runs it. */
@@ -102,20 +143,20 @@ for (const [name, openEngine] of ENGINES)
   test(`${name}: the host gets the value, and the lease never has it`, async (t) => {
     const engine = await openEngine(t);
     if (!engine) return;
-    t.after(() => engine.stop());
-    const port = await openWorld(t);
+    t.after(() => engine.stop?.());
+    const { port, plainPort } = await openWorld(t);
     const slot = {
-      ...engine.settings,
       prices: { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' },
       limits: { cpus: 4, memory_gib: 4 },
       egress: ['api.test', 'other.test'],
+      ...engine.settings,
     };
     const secret = { name: 'API_TOKEN', host: 'api.test', header: 'Authorization', value: VALUE };
     const purser = await openTestServer(t, {
       settings: { compute: { provider_one: slot }, accounts: { default: { secrets: [secret] } } },
       outside: {
         lookUp: async () => [PUBLIC],
-        dial: () => connect({ host: '127.0.0.1', port, allowHalfOpen: true }),
+        dial: (_, asked) => connect({ host: '127.0.0.1', port: asked === 80 ? plainPort : port, allowHalfOpen: true }),
         isOwn: () => false,
         trust: () => trusted,
       },
@@ -132,14 +173,24 @@ for (const [name, openEngine] of ENGINES)
     // curl offers HTTP/2 as well; two requests share its connection.
     assert.equal((await curl('https://api.test/a', 'https://api.test/b')).match(/value/g)?.length, 2);
     const trusting = engine.hasRoots ? '' : '-k';
-    assert.equal(await curl('https://other.test/', trusting), `none / Bearer ${placeholder} ${placeholder}\n`);
+    const asItIs = `none / Bearer ${placeholder} ${placeholder}\n`;
+    assert.equal(await curl('https://other.test/', trusting), asItIs);
+    assert.equal(await curl('http://api.test/'), asItIs);
     if (!engine.hasRoots) {
       assert.match(await curl('https://other.test/'), /certificate/i);
       assert(Number(await sh('grep -c BEGIN /.purser-roots.pem')) > 50);
     }
 
+    if (engine.kept) {
+      const kept = await engine.kept();
+      assert.ok(shows(kept, Buffer.from(placeholder)), 'the search finds');
+      const authority = await sh('cat "$NODE_EXTRA_CA_CERTS"');
+      for (const it of [Buffer.from(VALUE), ...keysOf(purser, id, authority)]) assert.ok(!shows(kept, it));
+    }
     assert.equal(await sh(`env | grep -c ${VALUE}`), '0\n');
-    const files = `find / -xdev -type f ! -path "/proc/*" ! -path "/sys/*" -exec grep -l ${VALUE} {} + 2>/dev/null; true`;
+    // The volumes of a pod are not on the disk of its image.
+    const places = '/ /home/lease /tmp /run/purser /run/purser-trust';
+    const files = `find ${places} -xdev -type f ! -path "/proc/*" ! -path "/sys/*" -exec grep -l ${VALUE} {} + 2>/dev/null; true`;
     assert.equal(await sh(files), '');
     // The searching processes themselves say what they look for, so it is put together from two parts.
     const [front, back] = [VALUE.slice(0, 9), VALUE.slice(9)];

@@ -9,8 +9,8 @@ import { PROXY_VARIABLES } from './egress.ts';
 
 type TrustFile = { path: string; content: Buffer };
 
-const AUTHORITY_PATH = '/.purser-ca.pem';
-const ROOTS_PATH = '/.purser-roots.pem';
+const AUTHORITY_FILE = '/.purser-ca.pem';
+const ROOTS_FILE = '/.purser-roots.pem';
 
 /** Real paths (not links) of the authorities that images trust: Debian, Alpine; Fedora and its kin; SUSE; Arch. */
 export const IMAGE_ROOTS = [
@@ -25,25 +25,32 @@ export const ROOTS_BYTES_MAX = 4 * 1024 * 1024;
 
 const TRUST_VARIABLES: Readonly<Record<string, string>> = {
   // These add to what a program trusts.
-  NODE_EXTRA_CA_CERTS: AUTHORITY_PATH,
-  DENO_CERT: AUTHORITY_PATH,
+  NODE_EXTRA_CA_CERTS: AUTHORITY_FILE,
+  DENO_CERT: AUTHORITY_FILE,
   ...Object.fromEntries(
     ['SSL_CERT_FILE', 'CURL_CA_BUNDLE', 'REQUESTS_CA_BUNDLE', 'PIP_CERT', 'GIT_SSL_CAINFO', 'AWS_CA_BUNDLE'].map(
-      (name) => [name, ROOTS_PATH],
+      (name) => [name, ROOTS_FILE],
     ),
   ),
 };
 
-/** Returns the variables of a machine with these secrets; none without any. */
-export const trustVariables = (secrets: SecretsOrder | undefined): Readonly<Record<string, string>> =>
-  secrets ? { ...secrets.variables, ...TRUST_VARIABLES } : {};
+/** Returns the variables of a machine with these secrets, whose files are in `directory`; none without any. */
+export function trustVariables(secrets: SecretsOrder | undefined, directory = ''): Readonly<Record<string, string>> {
+  if (!secrets) return {};
+  const trust = Object.entries(TRUST_VARIABLES).map(([name, file]) => [name, directory + file]);
+  return { ...secrets.variables, ...Object.fromEntries(trust) };
+}
 
 /** Returns the files of such a machine. An image without roots of its own gets those of Node. */
-export function trustFiles({ authority }: SecretsOrder, imageRoots: Buffer | undefined): TrustFile[] {
+export function trustFiles(
+  { authority }: Pick<SecretsOrder, 'authority'>,
+  imageRoots: Buffer | undefined,
+  directory = '',
+): TrustFile[] {
   const roots = imageRoots ?? Buffer.from(rootCertificates.join('\n'));
   return [
-    { path: AUTHORITY_PATH, content: Buffer.from(authority) },
-    { path: ROOTS_PATH, content: Buffer.concat([roots, Buffer.from(`\n${authority}`)]) },
+    { path: directory + AUTHORITY_FILE, content: Buffer.from(authority) },
+    { path: directory + ROOTS_FILE, content: Buffer.concat([roots, Buffer.from(`\n${authority}`)]) },
   ];
 }
 

@@ -1,15 +1,13 @@
-import type { Backend, Created, Spec } from '../../backend.ts';
+import type { Created, Spec } from '../../backend.ts';
 import { refused } from '../../kit/created.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import type { KubernetesApi } from './api.ts';
 import { ApiError, ApiUnreachable, isConflict, isRefusal, lacksRuntimeClass } from './api-error.ts';
-import { describeJob, describePod, describePolicies, jobName } from './describe.ts';
+import { describeJob, describePod, describePolicies, jobName, type PodOrder } from './describe.ts';
 import type { KubernetesJobs } from './jobs.ts';
 import type { Paths } from './objects.ts';
 import type { KubernetesSettings } from './settings.ts';
-
-type JobOrder = Parameters<Backend['create']>[0];
 
 /** Every quota reports itself with these words (k8s.io/apiserver, resourcequota). */
 const QUOTA = /exceeded quota|is forbidden: .*quota/i;
@@ -21,14 +19,14 @@ export function createJobMaker(
   { paths, jobs, now }: { paths: Paths; jobs: KubernetesJobs; now: () => number },
 ) {
   /** Has the API validate the pod without making it: a Job is admitted whatever its pods lack. Throws the API's error. */
-  const tryPod = (order: Pick<JobOrder, 'tag' | 'quote' | 'deadline'>) =>
+  const tryPod = (order: PodOrder) =>
     api.create(`${paths.pods}?dryRun=All`, {
       apiVersion: 'v1',
       kind: 'Pod',
       ...withName(describePod(settings, order, now()), jobName(order.tag)),
     });
 
-  async function create(order: JobOrder): Promise<Created> {
+  async function create(order: PodOrder): Promise<Created> {
     try {
       await ensurePolicies(api, paths);
       await tryPod(order);
@@ -40,7 +38,7 @@ export function createJobMaker(
     return created;
   }
 
-  async function make(order: JobOrder): Promise<Created> {
+  async function make(order: PodOrder): Promise<Created> {
     try {
       await api.create(paths.jobs, describeJob(settings, order, now()));
       return { kind: 'created', ref: order.tag };

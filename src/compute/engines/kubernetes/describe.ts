@@ -1,7 +1,8 @@
 import { hash } from 'node:crypto';
-import type { MachineQuote, Spec, SpecOne, SpecThree, SpecTwo } from '../../backend.ts';
+import type { Backend, SecretsOrder, Spec, SpecOne, SpecThree, SpecTwo } from '../../backend.ts';
 import { egressVariables } from '../../kit/egress.ts';
 import { chipOf, offerOf } from '../../kit/priced.ts';
+import { trustVariables } from '../../kit/trust.ts';
 import { COPIED_WATCHDOG, watchdogFor } from '../../kit/watchdog.ts';
 import type { KubernetesSettings } from './settings.ts';
 
@@ -14,6 +15,8 @@ const NETWORK_LABEL = 'purser.network';
 /** The annotation with the tag, which is longer than a label's value may be. */
 export const TAG_ANNOTATION = 'purser.tag';
 export const CREATED_ANNOTATION = 'purser.created';
+/** The annotation of a pod with secrets: the certificate of the authority that it trusts. */
+export const AUTHORITY_ANNOTATION = 'purser.authority';
 /** The annotation that names the pod a tenant has been in. Another pod of the same Job is not their machine. */
 export const POD_ANNOTATION = 'purser.pod';
 /** The annotation with the time (Unix seconds) at which the Job controller looks at a deadline that was moved. */
@@ -26,6 +29,8 @@ const HOME = '/home/lease';
 /** The watchdog's directory. Everything in a pod runs as one user, so a tenant may change what is there. */
 const PRIVATE = '/run/purser';
 export const WATCHDOG_PATH = `${PRIVATE}/${COPIED_WATCHDOG}`;
+/** The directory of what a pod with secrets trusts. */
+export const TRUST = '/run/purser-trust';
 /** The grace period of a pod, longer than PID 1 takes to end. Never 0: that would remove a pod from the API and leave it running. */
 const GRACE_SECONDS = 2;
 /** The time for which a Job that has ended can still be inspected. */
@@ -113,11 +118,26 @@ const labelsOf = (settings: KubernetesSettings, tag: string) => ({
 
 const mib = (gib: number) => `${Math.ceil(gib * 1024)}Mi`;
 
-export function describePod(
-  settings: KubernetesSettings,
-  { tag, quote, deadline }: { tag: string; quote: MachineQuote; deadline: number },
-  now: number,
+export type PodOrder = Pick<Parameters<Backend['create']>[0], 'tag' | 'quote' | 'deadline' | 'secrets'>;
+
+/** Returns the volumes of a pod, each with the path at which it is mounted. */
+function volumesOf(
+  { shm_gib: shm }: KubernetesSettings,
+  runtimeClass: string | undefined,
+  secrets: SecretsOrder | undefined,
 ) {
+  const memory = (sizeLimit: string) => ({ medium: 'Memory', sizeLimit });
+  return [
+    { name: 'home', mountPath: HOME, emptyDir: {} },
+    { name: 'tmp', mountPath: '/tmp', emptyDir: {} }, // An image may lack a /tmp that every user may write.
+    // Not every kind of disk can be shared memory.
+    { name: 'private', mountPath: PRIVATE, emptyDir: runtimeClass === undefined ? {} : memory('1Mi') },
+    ...(shm === undefined ? [] : [{ name: 'shm', mountPath: '/dev/shm', emptyDir: memory(mib(shm)) }]),
+    ...(secrets ? [{ name: 'trust', mountPath: TRUST, emptyDir: {} }] : []),
+  ];
+}
+
+export function describePod(settings: KubernetesSettings, { tag, quote, deadline, secrets }: PodOrder, now: number) {
   // The time that the lease has until it is ready: another backend of its slot may need longer than this one.
   const provisionSeconds = Math.max(0, deadline - now - quote.spec.max_seconds);
   const { cpus, memoryGib, diskGb, gpus, nodeSelector, runtimeClass, offer } = sizeOf(settings, quote.spec);
@@ -128,10 +148,11 @@ export function describePod(
     ...(gpus ? { [settings.gpu_resource]: String(gpus) } : {}),
   };
   const program = (architecture: string) => watchdogFor(architecture).toString('base64');
-  const shm = settings.shm_gib;
   const wayOut = egressVariables(settings, offer);
+  const volumes = volumesOf(settings, runtimeClass, secrets);
+  const trusted = secrets && { [AUTHORITY_ANNOTATION]: secrets.authority };
   return {
-    metadata: { labels: labelsOf(settings, tag), annotations: { [TAG_ANNOTATION]: tag, ...STAYS } },
+    metadata: { labels: labelsOf(settings, tag), annotations: { [TAG_ANNOTATION]: tag, ...trusted, ...STAYS } },
     spec: {
       restartPolicy: 'Never',
       terminationGracePeriodSeconds: GRACE_SECONDS,
@@ -173,34 +194,20 @@ export function describePod(
             // A default runtime would give every GPU of the node to an image that asks for all.
             ...(gpus ? {} : { NVIDIA_VISIBLE_DEVICES: 'void' }),
             ...wayOut,
+            ...trustVariables(secrets, TRUST),
           }).map(([name, value]) => ({ name, value })),
           resources: { requests: resources, limits: resources },
           securityContext: { allowPrivilegeEscalation: false, capabilities: { drop: ['ALL'] } },
-          volumeMounts: [
-            { name: 'home', mountPath: HOME },
-            { name: 'tmp', mountPath: '/tmp' }, // An image may lack a /tmp that every user may write.
-            { name: 'private', mountPath: PRIVATE },
-            ...(shm === undefined ? [] : [{ name: 'shm', mountPath: '/dev/shm' }]),
-          ],
+          volumeMounts: volumes.map(({ name, mountPath }) => ({ name, mountPath })),
         },
       ],
-      volumes: [
-        { name: 'home', emptyDir: {} },
-        { name: 'tmp', emptyDir: {} },
-        // Not every kind of disk can be shared memory.
-        { name: 'private', emptyDir: runtimeClass === undefined ? {} : { medium: 'Memory', sizeLimit: '1Mi' } },
-        ...(shm === undefined ? [] : [{ name: 'shm', emptyDir: { medium: 'Memory', sizeLimit: mib(shm) } }]),
-      ],
+      volumes: volumes.map(({ name, emptyDir }) => ({ name, emptyDir })),
     },
   };
 }
 
 /** Describes a Job of one pod that is never made again. Its own deadline counts from the moment at which its controller sees it. */
-export function describeJob(
-  settings: KubernetesSettings,
-  order: { tag: string; quote: MachineQuote; deadline: number },
-  now: number,
-) {
+export function describeJob(settings: KubernetesSettings, order: PodOrder, now: number) {
   const { tag, deadline } = order;
   return {
     apiVersion: 'batch/v1',

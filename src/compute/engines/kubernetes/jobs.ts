@@ -1,7 +1,7 @@
 import type { Ref } from '../../backend.ts';
 import type { KubernetesApi } from './api.ts';
 import { isConflict } from './api-error.ts';
-import { jobName, LEASE_LABEL, TAG_ANNOTATION } from './describe.ts';
+import { jobName, LEASE_LABEL, POD_ANNOTATION, TAG_ANNOTATION } from './describe.ts';
 import type { KubernetesJob, Paths, Pod } from './objects.ts';
 import { deadlineOf, runningPod } from './state.ts';
 
@@ -57,12 +57,12 @@ export function createJobs(api: KubernetesApi, paths: Paths, now: () => number) 
     }
   }
 
-  /** Returns the pod to run something in. */
-  async function podOf(tag: Ref): Promise<Pod> {
+  /** Returns the pod to run something in, and whether a tenant may have been there. */
+  async function podOf(tag: Ref): Promise<{ pod: Pod; isUsed: boolean }> {
     const { job, pods } = await observe(tag);
     const pod = job && runningPod(job, pods);
     if (!pod) throw new Error(`the pod of ${tag} does not run`);
-    return pod;
+    return { pod, isUsed: job.metadata.annotations?.[POD_ANNOTATION] !== undefined };
   }
 
   return { pathTo, pathOf, find: findJob, observe, destroy, podOf };

@@ -7,7 +7,14 @@ import { checkCluster, findOpen } from './check.ts';
 import { createJobMaker } from './create.ts';
 import { type Cluster, readCluster } from './credentials.ts';
 import { createDeadlines } from './deadline.ts';
-import { CREATED_ANNOTATION, LEASE_LABEL, sizeOf, TAG_ANNOTATION, WATCHDOG_PATH } from './describe.ts';
+import {
+  AUTHORITY_ANNOTATION,
+  CREATED_ANNOTATION,
+  LEASE_LABEL,
+  sizeOf,
+  TAG_ANNOTATION,
+  WATCHDOG_PATH,
+} from './describe.ts';
 import { clusterIdentity } from './identity.ts';
 import { createJobs } from './jobs.ts';
 import { type JobEvent, type KubernetesJob, type Pod, pathsOf, secondsOf } from './objects.ts';
@@ -15,6 +22,7 @@ import { beginEgress, beginIn } from './program.ts';
 import type { KubernetesSettings } from './settings.ts';
 import { machineOf, ownContainer, runningPod } from './state.ts';
 import { createStreams } from './stream.ts';
+import { putTrust } from './trust.ts';
 
 type KubernetesSurroundings = {
   /** Unix seconds. */
@@ -38,9 +46,17 @@ export function openKubernetesBackend(
   const deadlines = createDeadlines(api, { jobs, streams, now });
   const egress = egressLists(settings);
   const reachOf = (spec: Spec) => egress(sizeOf(settings, spec).offer);
-  const guest = createGuest(async (tag, order) => beginIn(streams, (await jobs.podOf(tag)).metadata.name, order), {
+  const guest = createGuest(async (tag, order) => beginIn(streams, (await jobs.podOf(tag)).pod.metadata.name, order), {
     relay: WATCHDOG_PATH,
-    egress: { listOf: reachOf, begin: async (tag) => beginEgress(streams, await jobs.podOf(tag)) },
+    egress: {
+      listOf: reachOf,
+      async begin(tag) {
+        const { pod, isUsed } = await jobs.podOf(tag);
+        const authority = pod.metadata.annotations?.[AUTHORITY_ANNOTATION];
+        if (authority !== undefined && !isUsed) await putTrust(guest, tag, authority);
+        return { ...(await beginEgress(streams, pod)), hasSecrets: authority !== undefined };
+      },
+    },
     pause: 'the processors of a running pod cannot be taken away',
     async proofOf(tag) {
       const { job, pods } = await jobs.observe(tag);
