@@ -8,6 +8,8 @@ import { inTime } from '../net/deadline.ts';
 /** Both halves of TLS that the proxy ends: it is the server towards the lease, and the client towards the server. */
 
 const HANDSHAKE_MILLISECONDS = 10_000;
+/** The silence of a server after which it hears of a client's end: if it has said something since the client has, or not. */
+const SILENCE_MILLISECONDS = { answered: 1000, asked: 60_000 };
 /** The requests are read, so they must be of the protocol that is read here. */
 const ALPNProtocols = ['http/1.1'];
 
@@ -32,6 +34,33 @@ export async function beServer(client: Duplex, secureContext: SecureContext, nam
     throw new Error('TLS asks for another server than the request');
   }
   return tls;
+}
+
+/**
+ * Passes a client's end on to a server when that has ended too, or says nothing for long: many a server takes the end of TLS for
+ * the end of the connection, and drops the answer that it owes. Called before either is read.
+ */
+export function holdEnd(client: Duplex, server: Duplex): void {
+  let isAnswered = false;
+  client.on('data', () => {
+    isAnswered = false;
+  });
+  server.on('data', () => {
+    isAnswered = true;
+  });
+  client.once('end', () => {
+    if (server.readableEnded || server.destroyed) return void server.end();
+    const silence = isAnswered ? SILENCE_MILLISECONDS.answered : SILENCE_MILLISECONDS.asked;
+    let late: NodeJS.Timeout;
+    const wait = () => {
+      clearTimeout(late);
+      // Where the client has to read first, it is not the server that is silent.
+      late = setTimeout(() => (server.isPaused() ? wait() : server.end()), silence);
+    };
+    wait();
+    server.on('data', wait).once('end', () => server.end());
+    server.once('close', () => clearTimeout(late));
+  });
 }
 
 /** Waits for a handshake. Either stream ends with the other. */

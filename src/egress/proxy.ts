@@ -6,7 +6,7 @@ import { deadline } from '../net/deadline.ts';
 import { type Address, parseAddress } from './addresses.ts';
 import type { Authority } from './authority.ts';
 import { createHelloReader } from './client-hello.ts';
-import { beServer, speakTls } from './ended-tls.ts';
+import { beServer, holdEnd, speakTls } from './ended-tls.ts';
 import { admits, admitsPublic, type List, opens } from './list.ts';
 import type { LookUp, Outside } from './outside.ts';
 import { createHeadReader, type ProxyRequest } from './request-head.ts';
@@ -307,6 +307,7 @@ function relay(client: Duplex, { server, mayPass }: Reached, passing: Passing): 
     if (!to.write(piece)) from.pause();
   };
   server.setTimeout(IDLE_MILLISECONDS, end);
+  if (passing.rewrite) holdEnd(client, server);
   if (first.length) pass(client, server, first);
   const stop = (error: unknown) => {
     if (!(error instanceof RequestFault)) throw error;
@@ -332,7 +333,7 @@ function relay(client: Duplex, { server, mayPass }: Reached, passing: Passing): 
   server.on('data', (piece: Buffer) => pass(server, client, piece));
   client.on('drain', () => server.resume());
   server.on('drain', () => client.resume());
-  client.on('end', () => server.end());
+  if (!passing.rewrite) client.on('end', () => server.end());
   server.on('end', () => client.end());
   client.once('close', () => server.destroy());
   server.once('close', () => {

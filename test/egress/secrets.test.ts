@@ -3,12 +3,13 @@ import { randomBytes, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import { type AddressInfo, connect, createServer as createTcpServer, type Socket } from 'node:net';
-import type { Duplex } from 'node:stream';
+import { type Duplex, duplexPair } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { connect as connectTls, createSecureContext, TLSSocket } from 'node:tls';
 import { createLimit } from '../../src/base/limits.ts';
 import { Secret } from '../../src/base/secret.ts';
 import { type Authority, createAuthority } from '../../src/egress/authority.ts';
+import { holdEnd } from '../../src/egress/ended-tls.ts';
 import type { Secrets } from '../../src/egress/proxy.ts';
 import type { Replacement } from '../../src/egress/request-rewriter.ts';
 import { makePair } from '../helper/certificate.ts';
@@ -413,20 +414,64 @@ test('bodies stream both ways, no faster than they are taken', async (t) => {
   await until('it is cut with the lease', async () => tls.readableEnded || tls.destroyed);
 });
 
-test('a client that has said everything gets the whole answer', async (t) => {
-  const host = await openHost(t, undefined);
+test('a client that has said everything gets the whole answer of a host that would end with it', async (t) => {
+  const asked: ServerResponse[] = [];
+  const host = await openHost(t, (_, response) => void asked.push(response));
   const lease = openLease(host.port);
-  const tls = await lease.speak();
-  let count = 0;
-  tls.on('data', (piece) => {
-    count += piece.length;
-  });
-  tls.end(request(authorized));
-  // A server that closes with something unread resets its connection, and with it what is on the way.
-  const server = await until('the host has read the end', async () => host.connections.find((it) => it.readableEnded));
-  server.end(`HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n${'y'.repeat(300_000)}`);
-  await new Promise((resolve) => tls.once('end', resolve).once('close', resolve));
-  assert(count > 300_000, String(count));
+  for (const more of ['', 'Connection: close\r\n']) {
+    const tls = await lease.speak();
+    let count = 0;
+    tls.on('data', (piece) => {
+      count += piece.length;
+    });
+    tls.end(`GET / HTTP/1.1\r\nHost: ${HOST}\r\n${authorized}${more}\r\n`);
+    // The end has long been read when a request on a connection that is opened afterwards is there.
+    const other = await lease.speak();
+    other.write(request());
+    await until('both are asked', async () => asked.length === 2);
+    for (const it of asked.splice(0)) it.end('y'.repeat(300_000));
+    await until('the answer is there, or its connection is over', async () => count > 300_000 || tls.readableEnded);
+    assert(count > 300_000, String(count));
+    for (const it of [tls, other]) it.destroy();
+  }
+  await until('nothing is kept of them', async () => lease.lease.entered === 0 && lease.proxy.checkCount() === 0);
+});
+
+test('a host hears of the end of a client when it has ended itself, or says nothing for long', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  const turn = () => new Promise((resolve) => setImmediate(resolve));
+  async function open({ answered = false } = {}) {
+    const [[client, lease], [server, host]] = [duplexPair(), duplexPair()];
+    holdEnd(client, server);
+    lease.write('question');
+    await turn();
+    if (answered) host.write('answer');
+    await turn();
+    lease.end();
+    host.resume();
+    await turn();
+    const hasHeard = async (seconds: number) => {
+      t.mock.timers.tick(seconds * 1000);
+      for (let count = 0; count < 5; count++) await turn();
+      return host.readableEnded;
+    };
+    assert.equal(await hasHeard(0), false);
+    return { server, host, hasHeard };
+  }
+  const answered = await open({ answered: true });
+  assert.deepEqual([await answered.hasHeard(0.9), await answered.hasHeard(0.2)], [false, true]);
+  const asked = await open();
+  assert.equal(await asked.hasHeard(59), false);
+  asked.host.write('the beginning');
+  await turn();
+  assert.equal(await asked.hasHeard(59), false);
+  asked.server.pause();
+  assert.equal(await asked.hasHeard(70), false);
+  asked.server.resume();
+  assert.equal(await asked.hasHeard(70), true);
+  const over = await open();
+  over.host.end();
+  assert.equal(await over.hasHeard(0), true);
 });
 
 test('a lease begins so many at once, and no more than that in each minute after', () => {
