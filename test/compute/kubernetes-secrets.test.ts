@@ -95,7 +95,7 @@ test('a pod trusts its authority beside the roots of its image, or those of Node
   assert.equal((await trustOf(t, { [debian]: '', [suse]: 'SUSE' }))[all], 'SUSE\nAUTHORITY\n');
   assert.equal((await trustOf(t, {}))[all], `${rootCertificates.join('\n')}\nAUTHORITY\n`);
   await assert.rejects(trustOf(t, { [debian]: 'ROOTS' }, 1), /roots of the image are too large/);
-  await assert.rejects(trustOf(t, { [`${debian}/x`]: '' }), /roots of the image cannot be read \(1\)/);
+  await assert.rejects(trustOf(t, { [`${debian}/x`]: '' }), /roots of the image cannot be read: .*directory/);
 });
 
 /** Lets the pods of a fake cluster run on this machine, with a way out and a directory of what they trust. Keeps what is sent to them. */

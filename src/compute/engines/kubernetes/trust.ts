@@ -1,4 +1,5 @@
 import type { Guest, Ref } from '../../backend.ts';
+import { onOneLine } from '../../kit/one-line.ts';
 import { IMAGE_ROOTS, ROOTS_BYTES_MAX, trustFiles } from '../../kit/trust.ts';
 import { TRUST } from './describe.ts';
 
@@ -13,8 +14,8 @@ done`;
  */
 export async function putTrust({ exec, upload }: Guest, tag: Ref, authority: string): Promise<void> {
   const order = { command: PRINT_ROOTS, timeoutSeconds: READ_SECONDS, streamBytesMax: ROOTS_BYTES_MAX };
-  const { exitCode, stdout, stdoutTruncated } = await exec(tag, order);
-  if (exitCode !== 0) throw new Error(`the roots of the image cannot be read (${exitCode})`);
+  const { exitCode, stdout, stderr, stdoutTruncated } = await exec(tag, order);
+  if (exitCode !== 0) throw new Error(`the roots of the image cannot be read: ${onOneLine(String(stderr))}`);
   if (stdoutTruncated) throw new Error('the roots of the image are too large');
   for (const { path, content } of trustFiles({ authority }, stdout.length ? stdout : undefined, TRUST))
     await upload(tag, path, content);
