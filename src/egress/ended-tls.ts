@@ -8,8 +8,8 @@ import { inTime } from '../net/deadline.ts';
 /** Both halves of TLS that the proxy ends: it is the server towards the lease, and the client towards the server. */
 
 const HANDSHAKE_MILLISECONDS = 10_000;
-/** The silence of a server after which it hears of a client's end: if it has said something since the client has, or not. */
-const SILENCE_MILLISECONDS = { answered: 1000, asked: 60_000 };
+/** The silence of a server after which it hears of a client's end: if it has said nothing since the client has, and otherwise. */
+const SILENCE_MILLISECONDS = { owing: 60_000, otherwise: 1000 };
 /** The requests are read, so they must be of the protocol that is read here. */
 const ALPNProtocols = ['http/1.1'];
 
@@ -41,16 +41,16 @@ export async function beServer(client: Duplex, secureContext: SecureContext, nam
  * the end of the connection, and drops the answer that it owes. Called before either is read.
  */
 export function holdEnd(client: Duplex, server: Duplex): void {
-  let isAnswered = false;
+  let owesAnswer = false;
   client.on('data', () => {
-    isAnswered = false;
+    owesAnswer = true;
   });
   server.on('data', () => {
-    isAnswered = true;
+    owesAnswer = false;
   });
   client.once('end', () => {
     if (server.readableEnded || server.destroyed) return void server.end();
-    const silence = isAnswered ? SILENCE_MILLISECONDS.answered : SILENCE_MILLISECONDS.asked;
+    const silence = owesAnswer ? SILENCE_MILLISECONDS.owing : SILENCE_MILLISECONDS.otherwise;
     let late: NodeJS.Timeout;
     const wait = () => {
       clearTimeout(late);

@@ -3,13 +3,12 @@ import { randomBytes, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import { type AddressInfo, connect, createServer as createTcpServer, type Socket } from 'node:net';
-import { type Duplex, duplexPair } from 'node:stream';
+import type { Duplex } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { connect as connectTls, createSecureContext, TLSSocket } from 'node:tls';
 import { createLimit } from '../../src/base/limits.ts';
 import { Secret } from '../../src/base/secret.ts';
 import { type Authority, createAuthority } from '../../src/egress/authority.ts';
-import { holdEnd } from '../../src/egress/ended-tls.ts';
 import type { Secrets } from '../../src/egress/proxy.ts';
 import type { Replacement } from '../../src/egress/request-rewriter.ts';
 import { makePair } from '../helper/certificate.ts';
@@ -435,43 +434,6 @@ test('a client that has said everything gets the whole answer of a host that wou
     for (const it of [tls, other]) it.destroy();
   }
   await until('nothing is kept of them', async () => lease.lease.entered === 0 && lease.proxy.checkCount() === 0);
-});
-
-test('a host hears of the end of a client when it has ended itself, or says nothing for long', async (t) => {
-  t.mock.timers.enable({ apis: ['setTimeout'] });
-  const turn = () => new Promise((resolve) => setImmediate(resolve));
-  async function open({ answered = false } = {}) {
-    const [[client, lease], [server, host]] = [duplexPair(), duplexPair()];
-    holdEnd(client, server);
-    lease.write('question');
-    await turn();
-    if (answered) host.write('answer');
-    await turn();
-    lease.end();
-    host.resume();
-    await turn();
-    const hasHeard = async (seconds: number) => {
-      t.mock.timers.tick(seconds * 1000);
-      for (let count = 0; count < 5; count++) await turn();
-      return host.readableEnded;
-    };
-    assert.equal(await hasHeard(0), false);
-    return { server, host, hasHeard };
-  }
-  const answered = await open({ answered: true });
-  assert.deepEqual([await answered.hasHeard(0.9), await answered.hasHeard(0.2)], [false, true]);
-  const asked = await open();
-  assert.equal(await asked.hasHeard(59), false);
-  asked.host.write('the beginning');
-  await turn();
-  assert.equal(await asked.hasHeard(59), false);
-  asked.server.pause();
-  assert.equal(await asked.hasHeard(70), false);
-  asked.server.resume();
-  assert.equal(await asked.hasHeard(70), true);
-  const over = await open();
-  over.host.end();
-  assert.equal(await over.hasHeard(0), true);
 });
 
 test('a lease begins so many at once, and no more than that in each minute after', () => {
