@@ -1,13 +1,17 @@
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
+import { buffer } from 'node:stream/consumers';
 import test, { type TestContext } from 'node:test';
+import { setTimeout as pause } from 'node:timers/promises';
 import ssh2, { type Algorithms, type Connection } from 'ssh2';
 import { sshKeyFromSeed } from '../../src/base/ssh-key.ts';
 import { ChannelRefused, channelsOf, NeverSent, openChannel } from '../../src/compute/kit/channel.ts';
 import { connectSsh } from '../../src/compute/kit/connect.ts';
-import { runOnChannel } from '../../src/compute/kit/ssh-program.ts';
+import { beginOnChannel, runOnChannel } from '../../src/compute/kit/ssh-program.ts';
+import { finish } from '../../src/compute/machine/program.ts';
 
 const key = () => sshKeyFromSeed(randomBytes(32), 'test').privateKey;
 const ORDER = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: 10_000 };
@@ -15,20 +19,25 @@ const ORDER = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: 10_0
 /** A machine that lets everybody in, and says `hello` to every command. `meet` may change what it does. */
 async function openMachine(
   t: TestContext,
-  { algorithms, meet = () => {} }: { algorithms?: Algorithms; meet?: (connection: Connection) => void } = {},
+  {
+    algorithms,
+    meet = () => {},
+    serve = (_, channel) => {
+      channel.write('hello');
+      channel.exit(0);
+      channel.end();
+    },
+  }: {
+    algorithms?: Algorithms;
+    meet?: (connection: Connection) => void;
+    serve?: (command: string, channel: ssh2.ServerChannel) => void;
+  } = {},
 ) {
   const server = new ssh2.Server({ hostKeys: [key()], ...(algorithms ? { algorithms } : {}) }, (connection) => {
     meet(connection);
     connection.on('error', () => {});
     connection.on('authentication', (context) => context.accept());
-    connection.on('session', (accept) =>
-      accept().on('exec', (begin) => {
-        const channel = begin();
-        channel.write('hello');
-        channel.exit(0);
-        channel.end();
-      }),
-    );
+    connection.on('session', (accept) => accept().on('exec', (begin, _reject, { command }) => serve(command, begin())));
   });
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
@@ -89,6 +98,43 @@ test('an exception of the SSH library on a connection to a machine loses that co
     runOnChannel(channelsOf(client), 'true', ORDER),
     /the connection to the machine was lost|No response from server/,
   );
+});
+
+/** A machine that runs each command, and tells its end before it passes on the output, in pieces, the second long after the first. */
+async function openSlowMachine(t: TestContext, { staysOpen = false, loses = false } = {}) {
+  return openMachine(t, {
+    serve(command, channel) {
+      const child = spawn('sh', ['-c', command], { stdio: ['pipe', 'pipe', 'pipe'] });
+      channel.pipe(child.stdin);
+      const [stdout, stderr] = [buffer(child.stdout), buffer(child.stderr)];
+      child.on('close', async (code) => {
+        channel.exit(code as number);
+        const [said, alsoSaid] = [await stdout, await stderr];
+        channel.write(said.subarray(0, said.length / 2));
+        await pause(1200);
+        if (!loses) channel.write(said.subarray(said.length / 2));
+        channel.stderr.write(alsoSaid);
+        if (!staysOpen) channel.end();
+      });
+    },
+  });
+}
+const run = async (client: ssh2.Client, script: string) => {
+  const program = await beginOnChannel(channelsOf(client), { purpose: 'exec', script, args: [] });
+  return finish(program, undefined, { streamBytesMax: 1_000_000, milliseconds: 60_000 });
+};
+
+test('the output of a command that comes long after its end is whole, whether or not the channel is closed', async (t) => {
+  for (const staysOpen of [false, true]) {
+    const client = await (await openSlowMachine(t, { staysOpen }))();
+    const { exitCode, stdout, stderr } = await run(client, 'head -c 100000 /dev/zero; echo more >&2; exit 3');
+    assert.deepEqual([exitCode, stdout.length, stderr.toString()], [3, 100_000, 'more\n']);
+  }
+});
+
+test('a command whose output does not come to its end has no result', async (t) => {
+  const client = await (await openSlowMachine(t, { staysOpen: true, loses: true }))();
+  await assert.rejects(run(client, 'head -c 100000 /dev/zero'), /lost the end of what the command said/);
 });
 
 test('what a machine never received is told from what it may have', async (t) => {

@@ -9,6 +9,11 @@ test('a pause cuts sessions and connections; commands and background processes g
   const { landlord, token, id } = it;
   const ask = (verb: string, body: object = {}) =>
     landlord.ask('POST', `/v1/compute/${verb}`, { token, body: { id, ...body } });
+  /** Other files have containers on this engine, too. */
+  const containers = async () =>
+    (await it.engine.docker.listContainers({ all: true })).filter(({ Labels }) =>
+      Labels['purser.tag']?.endsWith(id.replace('_', '-')),
+    );
   await it.inside('nc -ll -p 7000 -e cat >/dev/null 2>&1 & mkdir -p /tmp');
   const counter = 'i=0; while :; do i=$((i + 1)); echo $i >/tmp/count; done';
   assert.equal((await ask('process/start', { command: counter })).status, 200);
@@ -25,7 +30,7 @@ test('a pause cuts sessions and connections; commands and background processes g
   await connection;
   const refused = await it.ssh([], 'true');
   assert.notEqual(refused.code, 0);
-  const [container] = await it.engine.docker.listContainers();
+  const [container] = await containers();
   const { Processes } = await it.engine.docker
     .getContainer(container?.Id as string)
     .top({ ps_args: '-o pid,user,stat,args' });
@@ -47,5 +52,5 @@ test('a pause cuts sessions and connections; commands and background processes g
 
   await ask('pause');
   assert.equal((await ask('stop')).body.status, 'stopped');
-  assert.deepEqual(await it.engine.docker.listContainers({ all: true }), []);
+  assert.deepEqual(await containers(), []);
 });

@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto';
-import { Transform } from 'node:stream';
+import { type Readable, Transform } from 'node:stream';
 import { WAITING } from '../machine/waiting.ts';
 import { partOf } from './between.ts';
 
@@ -55,4 +55,21 @@ export function withoutMark(mark: string, onCode: (code: number) => void): Trans
       done(null, held.length && !hasCode ? held : null);
     },
   });
+}
+
+/** Removes the marks of `withMark` from both outputs. Once both have come (`whole`), the command's output is complete. */
+export function takeMarks(mark: string, stdout: Readable, stderr: Readable) {
+  const { promise: whole, resolve } = Promise.withResolvers<void>();
+  let missing = 2;
+  const noteMark = () => {
+    missing -= 1;
+    if (missing === 0) resolve();
+  };
+  return {
+    stdout: stdout.pipe(withoutMark(mark, noteMark)),
+    stderr: stderr.pipe(withoutMark(mark, noteMark)),
+    whole,
+    isWhole: () => missing === 0,
+    hasNone: () => missing === 2,
+  };
 }

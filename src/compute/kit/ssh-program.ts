@@ -1,13 +1,21 @@
 import { PassThrough } from 'node:stream';
+import { setTimeout as pause } from 'node:timers/promises';
 import type { ExecResult } from '../backend.ts';
 import { finish, type Program, type ProgramLimits, type ProgramOrder } from '../machine/program.ts';
 import { quoted } from '../machine/shell.ts';
 import type { Channels, RunningLine } from './channel.ts';
+import { newMark, takeMarks, withMark } from './exit-mark.ts';
 
 /** Programs on a machine that is reached over SSH. */
 
-/** Waits this long for output left in the pipes; a background process that keeps them open is not awaited. */
-const IDLE_MILLISECONDS = 500;
+/**
+ * The silence after which the output that is left in the pipes of a line that has ended is not awaited any more: a background process
+ * may keep them open. A busy machine takes seconds between two pieces.
+ */
+const LATE_MILLISECONDS = 10_000;
+const LOOK_MILLISECONDS = 100;
+/** From this exit code on the script that prints the marks was not started, or was killed. */
+const UNSTARTED = 126;
 /** A quarter of the bytes that one argument of a program may have (Linux, MAX_ARG_STRLEN), as a character may have four in UTF-8. */
 const LINE_CHARACTERS_MAX = 32 * 1024;
 
@@ -20,7 +28,9 @@ const asLogin: Within = (text) => `exec /bin/sh -c ${quoted(text)}`;
 
 /** Starts the program of an order. Throws as `Channels.begin`. */
 export async function beginOnChannel(channels: Channels, order: ProgramOrder, within = asLogin): Promise<Program> {
-  const { purpose, script, args, command, terminal } = order;
+  const { purpose, args, command, terminal } = order;
+  const mark = purpose === 'exec' ? newMark() : undefined;
+  const script = mark === undefined ? order.script : withMark(order.script);
   const lineOf = (...words: string[]) =>
     within(`set -- ${[...args.map((it) => quoted(it)), ...words].join(' ')}\n${script}`);
   let line = lineOf(...(command === undefined ? [] : [quoted(command)]));
@@ -32,8 +42,9 @@ export async function beginOnChannel(channels: Channels, order: ProgramOrder, wi
   }
   const begun = await channels.begin(line, terminal);
   if (purpose === 'session') return liveProgram(begun);
-  const program = programOf(begun);
-  if (head) program.stdin.write(head);
+  const program = programOf(begun, mark);
+  if (head) program.stdin.write(head); // The line reads it before the script reads its mark.
+  if (mark !== undefined) program.stdin.write(`${mark}\n`);
   return program;
 }
 
@@ -56,21 +67,26 @@ function liveProgram({ channel, ended, close }: RunningLine): Program {
   };
 }
 
-/** A program whose output ends with it, or a moment later. */
-function programOf(begun: RunningLine): Program {
+/** A program whose output ends with it, or a moment later: with the marks, or with its channel. */
+function programOf(begun: RunningLine, mark?: string): Program {
   const { channel, ended, close } = begun;
   let outputAt = performance.now();
+  let isClosed = false;
   const noteOutput = () => {
     outputAt = performance.now();
   };
   const [stdout, stderr] = [new PassThrough(), new PassThrough()];
   channel.on('data', noteOutput).pipe(stdout);
   channel.stderr.on('data', noteOutput).pipe(stderr);
-  const closed = new Promise<void>((resolve) => channel.once('close', resolve));
+  const marked = mark === undefined ? undefined : takeMarks(mark, stdout, stderr);
+  const closed = new Promise<void>((resolve) => channel.once('close', resolve)).then(() => {
+    isClosed = true;
+  });
+  const isComplete = () => isClosed || marked?.isWhole();
   const passedOn = ended.then(async (end) => {
     noteOutput();
-    for (let isClosed = false; !isClosed && performance.now() - outputAt < IDLE_MILLISECONDS; )
-      isClosed = await Promise.race([closed.then(() => true), pause(IDLE_MILLISECONDS / 5)]);
+    while (!isComplete() && performance.now() - outputAt < LATE_MILLISECONDS)
+      await Promise.race([closed, pause(LOOK_MILLISECONDS), ...(marked ? [marked.whole] : [])]);
     for (const [from, to] of [[channel, stdout] as const, [channel.stderr, stderr] as const]) {
       from.unpipe(to);
       to.end();
@@ -78,7 +94,13 @@ function programOf(begun: RunningLine): Program {
     return end;
   });
   passedOn.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
-  return { ...liveProgram({ channel, ended, close }), stdout, stderr, ended: passedOn };
+  return {
+    ...liveProgram({ channel, ended, close }),
+    ...{ stdout: marked?.stdout ?? stdout, stderr: marked?.stderr ?? stderr, ended: passedOn },
+    judge(exitCode, said) {
+      if (marked && exitCode < UNSTARTED && !isComplete())
+        throw new Error('the machine lost the end of what the command said');
+      return said;
+    },
+  };
 }
-
-const pause = (milliseconds: number) => new Promise<false>((resolve) => setTimeout(resolve, milliseconds, false));

@@ -1,11 +1,11 @@
-import type { Duplex, Readable } from 'node:stream';
+import type { Duplex } from 'node:stream';
 import { setTimeout as pause } from 'node:timers/promises';
 import type Docker from 'dockerode';
 import type { LineSession } from '../../../egress/line.ts';
 import { containConnection } from '../../../net/contain.ts';
 import type { Ref } from '../../backend.ts';
 import { egressCommand, egressSession } from '../../kit/egress.ts';
-import { newMark, withMark, withoutMark } from '../../kit/exit-mark.ts';
+import { newMark, takeMarks, withMark } from '../../kit/exit-mark.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
 import { IS_MARKED, KILLED } from '../../machine/shell.ts';
@@ -132,23 +132,6 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: ContainerExec
         throw new Error('the engine lost the end of what the command said');
       return stderr;
     },
-  };
-}
-
-/** Removes the marks from both outputs. Once both have come (`whole`), the command's output is complete. */
-function takeMarks(mark: string, stdout: Readable, stderr: Readable) {
-  const { promise: whole, resolve } = Promise.withResolvers<void>();
-  let missing = 2;
-  const noteMark = () => {
-    missing -= 1;
-    if (missing === 0) resolve();
-  };
-  return {
-    stdout: stdout.pipe(withoutMark(mark, noteMark)),
-    stderr: stderr.pipe(withoutMark(mark, noteMark)),
-    whole,
-    isWhole: () => missing === 0,
-    hasNone: () => missing === 2,
   };
 }
 

@@ -38,7 +38,7 @@ export function openSshBackend(
     const judge: Program['judge'] = (exitCode, stderr) => {
       if (exitCode === POOL_EXIT.gone && stderr.toString() === 'purser: the lease has ended\n')
         throw new Error('the lease has ended on its host');
-      return stderr;
+      return program.judge?.(exitCode, stderr) ?? stderr;
     };
     return { ...program, judge };
   }
