@@ -49,16 +49,16 @@ async function rent(engine: Engine, image = IMAGE) {
   const tag = tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
   const created = await backend.create({ tag, quote, deadline: Math.floor(Date.now() / 1000) + 660 });
   assert.equal(created.kind, 'created', JSON.stringify(created));
-  const reserve = (megabytes: number, file = '/tmp/file') =>
-    backend.guest.exec(tag, {
-      command: `fallocate -l ${megabytes}M ${file}`,
-      timeoutSeconds: 60,
-      streamBytesMax: 4096,
-    });
+  const exec = (command: string) => backend.guest.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 4096 });
+  const reserve = (megabytes: number, file = '/tmp/file') => exec(`fallocate -l ${megabytes}M ${file}`);
   return {
     disk: findings.get('disk'),
     image: findings.get('image'),
     reserve,
+    /** Runs a command as root. Returns its output; the lease may end of it. */
+    sh: async (command: string) =>
+      exec(command).then(...[({ stdout }: { stdout: Buffer }) => stdout.toString(), () => '']),
+    usage: () => backend.guest.usage?.(tag),
     inspect: () => backend.inspect(tag),
     left: () => engine.docker.listContainers({ all: true }),
     destroy: () => backend.destroy(tag),
@@ -83,25 +83,75 @@ const openOn: Record<'Docker' | 'Podman', Open> = {
   Podman: (t, data) => openPodman(t, data === undefined ? {} : { data, driver: 'btrfs' }),
 };
 
-for (const [name, open] of Object.entries(openOn))
-  test(`${name}: what a lease writes to the files that the engine mounts into it counts`, async (t) => {
+/** Prints the mounts that root can write, with their kind: a directory, or a plain file. Devices keep nothing. */
+const LIST_WRITABLE = `while read source path type rest; do
+  kind=file file=$path
+  [ -d "$path" ] && kind=directory file=$path/.tried
+  [ -c "$path" ] && continue
+  { echo tried >>"$file"; } 2>/dev/null && echo "$type $kind $path"
+done </proc/mounts`;
+
+/** Makes the longest path that there can be, and longer. Nothing that walks through it by its whole path gets to the end. */
+const MAKE_DEEP_PATH = `cd /tmp; name=$(printf '%0250d' 0); while mkdir $name && cd $name; do :; done 2>/dev/null; pwd | wc -c`;
+
+for (const [name, open] of Object.entries(openOn)) {
+  test(`${name}: wherever a tenant writes, it counts as disk or as memory`, async (t) => {
     const engine = await open(t);
     if (!engine) return;
     t.after(() => engine.stop());
-    const { reserve, inspect, destroy } = await rent(engine);
-    for (const file of ['/etc/hosts', '/etc/hostname', '/etc/resolv.conf'])
-      assert.equal((await reserve(400, file)).exitCode, 0, file);
-    const { note } = await until('it was measured', async () => {
-      const found = await inspect();
-      return found?.exceeded === 'disk' && found;
-    });
-    assert.match(note ?? '', /^it wrote 1\.2 GiB to its disk and may write 1$/);
-    await destroy();
+    const first = await rent(engine, IMAGE_WITH_VOLUME);
+    const listed = (await first.sh(LIST_WRITABLE)).trim().split('\n');
+    const pathsOf = (kind: RegExp) => listed.filter((it) => kind.test(it)).map((it) => it.split(' ')[2] as string);
+    const inMemory = pathsOf(/^tmpfs directory /);
+    const files = pathsOf(/^(?!tmpfs directory |overlay directory \/$)/); // Its disk itself is measured.
+    t.diagnostic(`in memory ${inMemory}; files beside the disk ${files}`);
+    assert.ok(inMemory?.includes('/dev/shm') && inMemory.includes('/dev'), `${listed}`);
+    assert.ok(files.includes('/etc/hosts') && files.includes('/etc/hostname'), `${listed}`);
+    const before = (await first.usage())?.memoryBytes ?? 0;
+    for (const directory of inMemory) await first.sh(`head -c 30000000 /dev/zero >${directory}/.tried`);
+    const grown = ((await first.usage())?.memoryBytes ?? 0) - before;
+    assert.ok(grown > 29_000_000 * inMemory.length, `${grown} B of memory for ${inMemory}`);
+    assert.deepEqual((await engine.docker.listVolumes()).Volumes ?? [], [], 'no volume of the image is on the disk');
+    await first.destroy();
+
+    for (const file of files) {
+      const { sh, inspect, destroy } = await rent(engine);
+      assert.equal(await sh(`head -c 9000000 /dev/zero >${file} && echo kept`), 'kept\n', file);
+      assert.equal((await inspect())?.state, 'running');
+      await sh(`head -c 30000000 /dev/zero >${file}`);
+      const { exceeded, note } = await until(`${file} ends it`, async () => {
+        const found = await inspect();
+        return found?.state === 'ended' && found;
+      });
+      assert.equal(exceeded, 'disk', file);
+      assert.match(note ?? '', /^it wrote more than 16 MiB to files that the engine mounts into it/);
+      await destroy();
+    }
   });
 
-for (const [name, driver, volumes] of [
-  ['Docker', 'overlay2', 'beside'],
-  ['Podman', 'overlay', 'ignored'],
+  test(`${name}: a lease that nothing can measure any more is ended, and one that removed all it had is not`, async (t) => {
+    const engine = await open(t);
+    if (!engine) return;
+    t.after(() => engine.stop());
+    const { sh, inspect, destroy } = await rent(engine);
+    for (let times = 2; times > 0; times--) assert.equal((await inspect())?.state, 'running');
+    await sh('rm -rf /tmp/* /.purser-watchdog');
+    for (let times = 6; times > 0; times--) assert.equal((await inspect())?.state, 'running');
+    assert.ok(Number(await sh(MAKE_DEEP_PATH)) > 3900);
+    const { exceeded, note } = await until('it cannot be measured', async () => {
+      const found = await inspect();
+      return found?.state === 'ended' && found;
+    });
+    assert.equal(exceeded, 'disk');
+    assert.equal(note, 'its disk can no longer be measured: a path in it is too long');
+    await destroy();
+    assert.deepEqual(await engine.docker.listContainers({ all: true }), []);
+  });
+}
+
+for (const [name, driver] of [
+  ['Docker', 'overlay2'],
+  ['Podman', 'overlay'],
 ] as const) {
   const open = openOn[name];
   test(`${name}: disk_gb is what a lease can write where the storage driver has limits`, async (t) => {
@@ -134,9 +184,9 @@ for (const [name, driver, volumes] of [
     assert.deepEqual(await left(), [], 'nor does one whose answer comes too late');
 
     const other = await rent(engine, IMAGE_WITH_VOLUME);
-    const isBeside = (await other.reserve(1100, '/data/file')).exitCode === 0;
-    assert.equal(isBeside, volumes === 'beside', 'whether a volume of the image lies beside the limit');
-    assert.equal(/its volumes \/data lie beside/.test(other.image?.detail ?? ''), isBeside, other.image?.detail);
+    assert.notEqual((await other.reserve(1100, '/data/file')).exitCode, 0, 'nor does a volume of the image hold more');
+    const kept = /its volumes \/data are kept in memory/.test(other.image?.detail ?? '');
+    assert.equal(kept, name === 'Docker', other.image?.detail);
     await other.destroy();
   });
 

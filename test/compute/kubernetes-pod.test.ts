@@ -119,7 +119,8 @@ test('what a Job and its pod say is one machine, in plain words', () => {
     [job({}), [inside('Running', { running: {} })], { state: 'running', deadline: undefined }],
     [job(failed), [], { state: 'ended', note: /DeadlineExceeded/ }],
     [job(), [ended(0)], { state: 'ended', note: /its deadline has passed/ }],
-    [job(), [ended(143)], { state: 'ended', note: /somebody stopped it/ }],
+    [job(), [ended(143)], { state: 'ended', exceeded: undefined, note: /somebody stopped it/ }],
+    [job(failed), [ended(153)], { state: 'ended', exceeded: 'disk', note: /more than 16 MiB to files/ }],
     [job(), [ended(78)], { state: 'ended', note: /the image needs sh, uname/ }],
     [job(), [ended(137, 'OOMKilled')], { state: 'ended', note: /ran out of memory/ }],
     [

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -59,6 +59,31 @@ async function behaves(t: TestContext, program: readonly string[], ...directory:
   await until('it waits for its deadline, and hears signals', async () => tellTo(begun)[0] === 0);
   process.kill(Number(begun), 'SIGTERM');
   assert.ok([143, 137].includes((await stopped.ended) ?? 137), 'an engine that stops it does not wait');
+}
+
+/** Grows a file that is mounted into a machine, in a directory that has been moved there. Returns how the machine ends. */
+async function endOfGrowth(t: TestContext, program: readonly string[], deadline: number, ...growth: string[]) {
+  const place = mkdtempSync(join(tmpdir(), 'purser-mounted-'));
+  t.after(() => rmSync(place, { recursive: true, force: true }));
+  const file = join(place, 'hosts');
+  const etc = join(place, 'etc');
+  mkdirSync(etc);
+  for (const it of [file, join(etc, 'hosts')]) execFileSync('fallocate', ['--length', '1M', it]);
+  const mount = 'mount --bind "$0" "$1" && shift && exec "$@"';
+  const { child, ended } = startFirst(t, 'sh', '-c', mount, file, join(etc, 'hosts'), ...program, String(deadline));
+  const first = await firstOf(child);
+  const inside = (...argv: string[]) => spawnSync('nsenter', ['--target', first, '--pid', '--mount', ...argv]).status;
+  await until('it has its deadline', async () => inside(...program) === 0);
+  assert.equal(inside('mv', etc, join(place, 'moved')), 0);
+  execFileSync('fallocate', [...growth, file]);
+  return ended;
+}
+
+/** What an engine mounts into a machine may grow by 16 MiB, blocks beyond its end included. */
+async function endsForGrowth(t: TestContext, ...program: string[]): Promise<void> {
+  assert.equal(await endOfGrowth(t, program, now() + 4, '--length', '16M'), 0, 'at its deadline');
+  assert.equal(await endOfGrowth(t, program, now() + 600, '--length', '18M'), 153);
+  assert.equal(await endOfGrowth(t, program, now() + 600, '--keep-size', '--length', '18M'), 153);
 }
 
 /** Tries the stop of a tenant's processes, by a program that is the watchdog of a machine and beside it. */
@@ -143,6 +168,7 @@ for (const [architecture, emulator] of [
     await behaves(t, [...prefix, file]);
     await relays(t, ...prefix, file);
     await stops(t, ...prefix, file);
+    await endsForGrowth(t, ...prefix, file);
     const directory = mkdtempSync(join(tmpdir(), 'purser-watchdog-'));
     t.after(() => rmSync(directory, { recursive: true }));
     await behaves(t, [...prefix, file], directory);
@@ -162,4 +188,5 @@ test('what its source makes today behaves the same', async (t) => {
   await behaves(t, [join(directory, 'watchdog-amd64')]);
   await relays(t, join(directory, 'watchdog-amd64'));
   await stops(t, join(directory, 'watchdog-amd64'));
+  await endsForGrowth(t, join(directory, 'watchdog-amd64'));
 });

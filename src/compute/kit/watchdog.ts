@@ -18,6 +18,10 @@ export const RUNNING_WATCHDOG = '/proc/1/exe';
  */
 export const COPIED_WATCHDOG = 'watchdog';
 export const MOVE_MILLISECONDS = 15_000;
+/** Returns whether a watchdog with this exit code ended its machine for what was written beside its disk (watchdog/mounts.h). */
+export const wroteBesideDisk = (exitCode: number | undefined) => exitCode === 153;
+/** Says why such a machine ended. */
+export const WROTE_BESIDE_DISK = 'it wrote more than 16 MiB to files that the engine mounts into it beside its disk';
 
 const ARCHITECTURES = ['amd64', 'arm64'];
 export const hasWatchdog = (architecture: string) => ARCHITECTURES.includes(architecture);

@@ -123,9 +123,8 @@ async function checkImage(
   try {
     const { Config } = await ask<ImageConfig>(`/images/${image}/json`);
     const volumes = Object.keys(Config?.Volumes ?? {});
-    const isBeside = 'offers' in settings && !isPodman && volumes.length > 0;
-    const beside = isBeside ? `; its volumes ${volumes.join(', ')} lie beside any disk limit` : '';
-    return { name: 'image', ok: true, detail: `${image} is there${beside}` };
+    const kept = !isPodman && volumes.length > 0 ? `; its volumes ${volumes.join(', ')} are kept in memory` : '';
+    return { name: 'image', ok: true, detail: `${image} is there${kept}` };
   } catch (error) {
     if (statusOf(error) !== 404) return { name: 'image', ok: false, detail: textOf(error) };
     if (pull === 'missing')
@@ -236,7 +235,7 @@ async function tryDisk({ ask, docker }: Engine, image: string): Promise<unknown>
   }
   try {
     // After a failure too: an engine that took too long may have made it.
-    await ask('remove', (abortSignal) => docker.getContainer(name).remove({ force: true, abortSignal }));
+    await ask('remove', (abortSignal) => docker.getContainer(name).remove({ force: true, v: true, abortSignal }));
   } catch (error) {
     if (statusOf(error) !== 404) fault ??= error;
   }

@@ -9,7 +9,7 @@ import { roomOfPaused } from '../../kit/pausing.ts';
 import { offersOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { SECRETS_LABEL } from '../../kit/trust.ts';
-import { hasWatchdog, WATCHDOG_PATH } from '../../kit/watchdog.ts';
+import { hasWatchdog, WATCHDOG_PATH, wroteBesideDisk } from '../../kit/watchdog.ts';
 import { createGuest } from '../../machine/guest.ts';
 import { checkContainers } from './check.ts';
 import { createComing, unknownOutcome } from './coming.ts';
@@ -128,7 +128,10 @@ export function openContainerBackend(
     const state = STATES.get(container.State?.Status);
     // Podman has a state `unknown`.
     if (state === undefined) throw new Error(`the engine does not say the state of ${ref}`);
-    if (state === 'ended') return { ref, state, note: await whyEnded(engine, container) };
+    if (state === 'ended') {
+      const note = await whyEnded(engine, container);
+      return { ref, state, note, ...(wroteBesideDisk(container.State.ExitCode) ? { exceeded: 'disk' } : {}) };
+    }
     if (state !== 'running') return { ref, state };
     const claim = claimOf(container.Config.Labels);
     const exceeded = claim.diskGb === undefined ? undefined : await disk.exceeded(ref, claim.diskGb);

@@ -37,10 +37,13 @@ const LOG_BYTES = 64 * 1024;
  */
 export async function makeContainer(engine: Engine, wanted: ContainerSpec): Promise<void> {
   const isPodman = await engine.isPodman();
+  const volumes = isPodman ? [] : await volumesOf(engine, wanted.image);
   const make = (it: ContainerSpec) =>
     isPodman
       ? engine.request('POST', '/v4.0.0/libpod/containers/create', forPodman(it))
-      : engine.ask('create', (abortSignal) => engine.docker.createContainer({ ...forDocker(it), abortSignal }));
+      : engine.ask('create', (abortSignal) =>
+          engine.docker.createContainer({ ...forDocker(it, volumes), abortSignal }),
+        );
   if (withoutQuotas.has(engine)) return void (await make({ ...wanted, diskGb: undefined }));
   try {
     await make(wanted);
@@ -49,6 +52,12 @@ export async function makeContainer(engine: Engine, wanted: ContainerSpec): Prom
     withoutQuotas.add(engine);
     await make({ ...wanted, diskGb: undefined });
   }
+}
+
+/** Returns the directories that an image declares as volumes. */
+async function volumesOf({ ask, docker }: Engine, image: string): Promise<string[]> {
+  const { Config } = await ask('inspect', () => docker.getImage(image).inspect());
+  return Object.keys(Config?.Volumes ?? {});
 }
 
 /** Engines that have reported this; they are not asked again. */
@@ -87,8 +96,12 @@ const PRIVATE_MOUNT = {
   [WATCHDOG_DIRECTORY]: `rw,exec,nosuid,nodev,size=256k,mode=0700,uid=${WATCHDOG_USER},gid=${WATCHDOG_USER}`,
 };
 
+/** Keeps a directory in memory: as a volume it would lie on the engine's disk, where nothing measures it. */
+const inMemory = (directories: readonly string[], bytes: number) =>
+  Object.fromEntries(directories.map((it) => [it, `rw,exec,nosuid,nodev,mode=1777,size=${bytes}`]));
+
 /** Builds the options for `POST /containers/create` of the Docker Engine API. */
-function forDocker(it: ContainerSpec): Docker.ContainerCreateOptions {
+function forDocker(it: ContainerSpec, volumes: readonly string[]): Docker.ContainerCreateOptions {
   const memory = Math.round(it.memoryGib * GIB);
   const byName = it.devices.length > 0 && it.gpuMode === 'nvidia';
   return {
@@ -113,7 +126,8 @@ function forDocker(it: ContainerSpec): Docker.ContainerCreateOptions {
       CapDrop: ['ALL'],
       SecurityOpt: ['no-new-privileges'],
       NetworkMode: it.network,
-      ...(it.runtime === undefined ? {} : { Runtime: it.runtime, Tmpfs: PRIVATE_MOUNT }),
+      ...(it.runtime === undefined ? {} : { Runtime: it.runtime }),
+      Tmpfs: { ...inMemory(volumes, memory), ...(it.runtime === undefined ? {} : PRIVATE_MOUNT) },
       RestartPolicy: { Name: 'no' },
       LogConfig: it.keepsLog
         ? { Type: 'json-file', Config: { 'max-size': String(LOG_BYTES), 'max-file': '1' } }
@@ -161,7 +175,7 @@ function forPodman(it: ContainerSpec): object {
       : { netns: { nsmode: 'bridge' }, networks: { [it.network]: {} } }),
     restart_policy: 'no',
     log_configuration: it.keepsLog ? { driver: 'k8s-file', size: LOG_BYTES } : { driver: 'none' },
-    // A volume of the image would lie beside the disk limit.
+    // The image's volumes are then plain directories of its disk.
     image_volume_mode: 'ignore',
     ...(it.diskGb === undefined ? {} : { storage_opts: { size: `${it.diskGb}G` } }),
     devices: it.devices.map((device) => ({ path: cdiName(device) })),

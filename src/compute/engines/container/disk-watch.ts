@@ -1,9 +1,6 @@
-import type { IncomingMessage } from 'node:http';
-import type Docker from 'dockerode';
-import { parseJson } from '../../../base/parse-json.ts';
 import type { Ref } from '../../backend.ts';
 import { GIB } from '../../kit/claim.ts';
-import type { Engine } from './engine.ts';
+import { type Engine, statusOf } from './engine.ts';
 
 /** A container is measured when its lease is polled, and not more often than this. */
 const MEASURE_MILLISECONDS = 50_000;
@@ -12,65 +9,73 @@ const REST_FACTOR = 19;
 /** The longest wait for a measurement. One that takes longer is reported by the next poll. */
 const PATIENCE_MILLISECONDS = 2_000;
 const GIVE_UP_MILLISECONDS = 600_000;
+/** The engine's failures in a row after which a container is over its limit: a path that is too long makes every one fail. */
+const FAILURES_MAX = 3;
 
-/**
- * The engine's own files that it mounts into a container, by the member with their source, which is empty where one is not mounted.
- * The container's root may write them, and they are no part of its layer.
- */
-const BESIDE_LAYER = {
-  HostsPath: '/etc/hosts',
-  HostnamePath: '/etc/hostname',
-  ResolvConfPath: '/etc/resolv.conf',
-};
-
-/** Measures how much containers have written, for engines without quotas. Reports nothing for a container that cannot be measured. */
+/** Measures how much containers have written, for engines without quotas. */
 type DiskWatch = {
-  /** Returns a sentence when a container wrote more than `diskGb`; undefined if it did not, or has not been measured yet. */
+  /**
+   * Returns a sentence when a container wrote more than `diskGb`, or can no longer be measured; undefined if it did not, or has not
+   * been measured yet.
+   */
   exceeded(ref: Ref, diskGb: number): Promise<string | undefined>;
   /** Returns the bytes of the last measurement that succeeded. */
   measured(ref: Ref): number | undefined;
   forget(ref: Ref): void;
 };
 
+type Known = { dueAt: number; failures: number; bytes?: number | undefined; fault?: string | undefined };
+
 export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEASURE_MILLISECONDS): DiskWatch {
-  const known = new Map<Ref, { dueAt: number; bytes?: number | undefined; fault?: string }>();
+  const known = new Map<Ref, Known>();
+  /** Whether this engine has measured a container. Until then its failures are not taken for the tenant's doing. */
+  let canMeasure = false;
 
   async function measure(ref: Ref, diskGb: number): Promise<void> {
     const began = performance.now();
     const bytes = await ask('size', (abortSignal) => readSize(ref, abortSignal), GIVE_UP_MILLISECONDS).catch(
-      () => undefined,
+      () => 'unknown' as const,
     );
     const before = known.get(ref);
     if (!before) return; // It was destroyed.
     const ended = performance.now();
     const dueAt = ended + Math.max(everyMilliseconds, REST_FACTOR * (ended - began));
-    if (bytes === undefined) known.set(ref, { ...before, dueAt });
-    else if (bytes <= diskGb * GIB) known.set(ref, { dueAt, bytes });
-    else
-      known.set(ref, {
-        dueAt,
-        bytes,
-        fault: `it wrote ${(bytes / GIB).toFixed(1)} GiB to its disk and may write ${diskGb}`,
-      });
+    if (bytes === 'unknown') known.set(ref, { ...before, dueAt });
+    else if (bytes === 'failed') {
+      const failures = before.failures + (canMeasure ? 1 : 0);
+      const fault =
+        failures < FAILURES_MAX ? undefined : 'its disk can no longer be measured: a path in it is too long';
+      known.set(ref, { ...before, dueAt, failures, fault });
+    } else {
+      canMeasure = true;
+      const wrote = `it wrote ${(bytes / GIB).toFixed(1)} GiB to its disk and may write ${diskGb}`;
+      known.set(ref, { dueAt, failures: 0, bytes, fault: bytes <= diskGb * GIB ? undefined : wrote });
+    }
   }
 
-  async function readSize(ref: Ref, abortSignal: AbortSignal): Promise<number | undefined> {
+  /** Returns the bytes, or that the engine failed to count them. Throws when it does not answer. */
+  async function readSize(ref: Ref, abortSignal: AbortSignal): Promise<number | 'failed'> {
     const container = docker.getContainer(ref);
-    const found = (await container.inspect({ size: true, abortSignal } as object)) as object as Record<string, unknown>;
-    const { SizeRw } = found;
-    if (typeof SizeRw !== 'number') return undefined;
-    const mounted = Object.entries(BESIDE_LAYER).filter(([source]) => found[source]);
-    const beside = await Promise.all(mounted.map(([, path]) => readFileSize(container, path, abortSignal)));
-    return beside.reduce((sum, it) => sum + it, SizeRw);
+    const options = { size: true, abortSignal } as object;
+    try {
+      const { SizeRw } = (await container.inspect(options)) as { SizeRw?: unknown };
+      if (typeof SizeRw !== 'number' || SizeRw < 0) return 'failed';
+      // Podman says 0 when it fails as well; then it cannot list what was changed either.
+      if (SizeRw === 0) await container.changes({ abortSignal });
+      return SizeRw;
+    } catch (error) {
+      if (statusOf(error) === 500) return 'failed';
+      throw error;
+    }
   }
 
   return {
     async exceeded(ref, diskGb) {
       const now = performance.now();
-      const before = known.get(ref);
-      // A container that was just made has written nothing.
-      if (!before) known.set(ref, { dueAt: now + everyMilliseconds });
-      else if (before.fault === undefined && now >= before.dueAt) {
+      // A container that was just made has written nothing. It shows once whether its engine measures at all.
+      if (!known.has(ref)) known.set(ref, { dueAt: canMeasure ? now + everyMilliseconds : now, failures: 0 });
+      const before = known.get(ref) as Known;
+      if (before.fault === undefined && now >= before.dueAt) {
         known.set(ref, { ...before, dueAt: Number.POSITIVE_INFINITY }); // Until this measurement is over.
         const pause = Promise.withResolvers<void>();
         const timer = setTimeout(pause.resolve, PATIENCE_MILLISECONDS);
@@ -82,14 +87,4 @@ export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEA
     measured: (ref) => known.get(ref)?.bytes,
     forget: (ref) => void known.delete(ref),
   };
-}
-
-/** Returns the size of one file in a container; 0 where the engine finds none. */
-async function readFileSize(container: Docker.Container, path: string, abortSignal: AbortSignal): Promise<number> {
-  const answer = await container.infoArchive({ path, abortSignal } as { path: string }).catch(() => undefined);
-  const header = (answer as IncomingMessage | undefined)?.headers['x-docker-container-path-stat'];
-  answer?.resume();
-  if (typeof header !== 'string') return 0;
-  const { size } = parseJson(Buffer.from(header, 'base64').toString()) as { size?: unknown };
-  return typeof size === 'number' && size > 0 ? size : 0;
 }

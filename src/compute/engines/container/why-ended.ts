@@ -2,6 +2,7 @@ import { Readable } from 'node:stream';
 import { getSystemErrorMap } from 'node:util';
 import type Docker from 'dockerode';
 import { readBounded } from '../../../net/read-bounded.ts';
+import { WROTE_BESIDE_DISK, wroteBesideDisk } from '../../kit/watchdog.ts';
 import { collectBoth } from '../../machine/collect.ts';
 import type { Engine } from './engine.ts';
 import { partOutput } from './exec-output.ts';
@@ -29,6 +30,7 @@ function reasonOf({ Status, ExitCode, OOMKilled }: Inspected['State']): string {
   if (Status === 'created') return 'it was made and never started';
   if (ExitCode === 0) return "its deadline has passed by the clock of the engine's machine";
   if (ExitCode === 143) return 'somebody stopped it';
+  if (wroteBesideDisk(ExitCode)) return WROTE_BESIDE_DISK;
   if (OOMKilled) return 'it ran out of memory';
   // Podman does not always notice that memory ran out.
   if (ExitCode === 137) return 'it was killed, by somebody or for lack of memory';

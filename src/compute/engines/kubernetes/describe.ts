@@ -3,7 +3,7 @@ import type { Backend, SecretsOrder, Spec, SpecOne, SpecThree, SpecTwo } from '.
 import { egressVariables } from '../../kit/egress.ts';
 import { chipOf, offerOf } from '../../kit/priced.ts';
 import { trustVariables } from '../../kit/trust.ts';
-import { COPIED_WATCHDOG, watchdogFor } from '../../kit/watchdog.ts';
+import { COPIED_WATCHDOG, WROTE_BESIDE_DISK, watchdogFor, wroteBesideDisk } from '../../kit/watchdog.ts';
 import type { KubernetesSettings } from './settings.ts';
 
 /** The objects that Purser makes: a Job for each lease, and the network policies of its namespace. */
@@ -57,6 +57,7 @@ exec ${WATCHDOG_PATH} "$1" \${4+"$4"}`;
 export function meaningOf(exitCode: number): string | undefined {
   if (exitCode === 0) return "its deadline has passed by its node's clock";
   if (exitCode === 143) return 'somebody stopped it';
+  if (wroteBesideDisk(exitCode)) return WROTE_BESIDE_DISK;
   if (exitCode === 137) return 'it was killed, by somebody or for lack of memory';
   if (exitCode === EXIT_NO_WATCHDOG)
     return `its watchdog cannot be started: the image needs sh, uname, base64 and chmod, ${PRIVATE} has to be writable, and the node's architecture one of amd64 and arm64`;

@@ -1,5 +1,5 @@
 import type { Machine, Ref } from '../../backend.ts';
-import { RUNNING_WATCHDOG } from '../../kit/watchdog.ts';
+import { RUNNING_WATCHDOG, wroteBesideDisk } from '../../kit/watchdog.ts';
 import { CONTAINER, meaningOf, POD_ANNOTATION, WATCHDOG_PATH } from './describe.ts';
 import { type KubernetesJob, type Pod, secondsOf } from './objects.ts';
 
@@ -30,7 +30,7 @@ export function machineOf(ref: Ref, job: KubernetesJob | undefined, pods: readon
   if (!job) return ended('its Job is gone, and its pod is not yet');
   const pod = currentPod(job, pods);
   const last = pod ?? pods[0];
-  if (last && isOverDisk(last)) return { ...ended(wordsOf(last)), exceeded: 'disk' };
+  if (last && isOverDisk(last)) return { ...ended(wordsOf(last) || whyEnded(last)), exceeded: 'disk' };
   if (job.metadata.deletionTimestamp) return ended('it is being removed');
   const end = endOf(job);
   if (end) return ended([last && whyEnded(last), `the Job ended: ${end}`].filter(Boolean).join('; '));
@@ -76,7 +76,9 @@ function endOf({ status }: KubernetesJob): string | undefined {
 const wordsOf = ({ status }: Pod) => [status?.reason, status?.message].filter(Boolean).join(': ');
 
 /** Returns whether the pod wrote more than its own limit; a node whose disk is full reports other words. */
-const isOverDisk = ({ status }: Pod) =>
+const isOverDisk = (pod: Pod) => isEvicted(pod) || wroteBesideDisk(containerOf(pod)?.terminated?.exitCode);
+
+const isEvicted = ({ status }: Pod) =>
   status?.reason === 'Evicted' &&
   /exceed/i.test(status.message ?? '') &&
   /ephemeral|emptydir/i.test(status.message ?? '');

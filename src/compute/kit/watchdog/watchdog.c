@@ -3,6 +3,7 @@
  *
  *   watchdog DEADLINE [/DIRECTORY] as process 1: waits for DEADLINE (Unix seconds), then exits 0. SIGTERM and SIGINT:
  *                       exits 143. The directory is its user's alone; it puts a copy of itself there, as `watchdog`.
+ *                       Exits 153 once files that the engine mounted (mounts.h) have grown by more than 16 MiB.
  *   watchdog DEADLINE [/DIRECTORY] as any other process: moves the deadline of process 1, which has the same directory.
  *   watchdog [/DIRECTORY] as any other process: changes nothing.
  *   watchdog relay PORT as any other process: connects its input and output to a port on loopback.
@@ -39,6 +40,7 @@
 
 #define EXIT_USAGE 64
 #define EXIT_STOPPED 143
+#define EXIT_GROWN 153 /* As a shell says it of SIGXFSZ: the file is too large. */
 
 #define ENOENT 2
 #define ESRCH 3
@@ -54,6 +56,9 @@
 #define O_CREAT 0100
 #define O_EXCL 0200
 #define O_CLOEXEC 02000000
+#define O_PATH 010000000
+#define S_IFMT 0170000
+#define S_IFREG 0100000
 #define PROT_READ_WRITE 3
 #define MAP_SHARED 1
 #define MFD_CLOEXEC 1
@@ -85,10 +90,17 @@
 #define POLLOUT 4
 
 #if defined(__x86_64__)
-enum { READ = 0, WRITE = 1, CLOSE = 3, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, GETPID = 39, SOCKET = 41,
+enum { READ = 0, WRITE = 1, CLOSE = 3, FSTAT = 5, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, GETPID = 39, SOCKET = 41,
        CONNECT = 42, SENDTO = 44, RECVFROM = 45, SHUTDOWN = 48, BIND = 49, LISTEN = 50, SETSOCKOPT = 54, KILL = 62,
        FTRUNCATE = 77, GETUID = 102, SIGTIMEDWAIT = 128, GETDENTS64 = 217, CLOCK_GETTIME = 228, EXIT_GROUP = 231, OPENAT = 257, RENAMEAT = 264, PPOLL = 271, ACCEPT4 = 288, DUP3 = 292,
        MEMFD_CREATE = 319 };
+
+#define O_NOFOLLOW 0400000
+struct status { /* struct stat */
+  long device, inode, links;
+  unsigned int mode, other[5];
+  long size, block_bytes, blocks, more[9];
+};
 
 __asm__(".globl _start\n_start: xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call begin\n");
 
@@ -104,10 +116,17 @@ static long kernel(long number, long a, long b, long c, long d, long e, long f) 
   return result;
 }
 #elif defined(__aarch64__)
-enum { DUP3 = 24, RENAMEAT = 38, FTRUNCATE = 46, OPENAT = 56, CLOSE = 57, GETDENTS64 = 61, READ = 63, WRITE = 64, PPOLL = 73, EXIT_GROUP = 94,
+enum { DUP3 = 24, RENAMEAT = 38, FTRUNCATE = 46, OPENAT = 56, CLOSE = 57, GETDENTS64 = 61, READ = 63, WRITE = 64, PPOLL = 73, FSTAT = 80, EXIT_GROUP = 94,
        CLOCK_GETTIME = 113, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SIGTIMEDWAIT = 137, GETPID = 172, GETUID = 174, SOCKET = 198, BIND = 200,
        LISTEN = 201, CONNECT = 203, SENDTO = 206, RECVFROM = 207, SETSOCKOPT = 208, SHUTDOWN = 210, MMAP = 222,
        ACCEPT4 = 242, MEMFD_CREATE = 279 };
+
+#define O_NOFOLLOW 0100000
+struct status { /* struct stat */
+  long device, inode;
+  unsigned int mode, other[7];
+  long size, block_bytes, blocks, more[7];
+};
 
 __asm__(".globl _start\n_start: mov x29, #0\n mov x30, #0\n mov x0, sp\n b begin\n");
 
@@ -213,6 +232,8 @@ static volatile long *share_memory(long deadline) {
   return shared;
 }
 
+#include "mounts.h"
+
 /* Process 1. */
 static void guard(long deadline, const char *directory) {
   /* Whatever loses its parent becomes a child of process 1; a child whose end is ignored leaves no zombie. */
@@ -222,6 +243,7 @@ static void guard(long deadline, const char *directory) {
   must(kernel(SIGPROCMASK, SIG_BLOCK, (long)&stops, 0, SIGSET_BYTES, 0, 0));
 
   volatile long *shared = directory ? share_file(deadline, directory) : share_memory(deadline);
+  hold_mounted_files(); /* After that: its descriptor has a fixed number. */
   long known = -1, end = 0;
   struct time second = {1, 0};
   for (;;) {
@@ -230,6 +252,7 @@ static void guard(long deadline, const char *directory) {
     known = told;
     long left = end - now(CLOCK_BOOTTIME);
     if (left <= 0) leave(0);
+    if (have_grown()) leave(EXIT_GROWN);
     struct time wait = second;
     if (left < MILLISECONDS) {
       wait.seconds = 0;
