@@ -294,7 +294,7 @@ test('lxd: offers are counted, have images of their own, and what is not there i
   assert.equal(await sh('echo x'), 'x\n0');
   const available = async () =>
     Object.fromEntries((await backend.offers(UNHURRIED_MILLISECONDS)).map((it) => [it.offerId, it.available]));
-  assert.deepEqual(await available(), { one: false, other: true });
+  assert.deepEqual(await available(), { one: false, other: false }, 'one is leased, and the other has no image');
   const create = async (id: string): Promise<Created> =>
     backend.create({
       tag: freshTag(),
@@ -306,7 +306,16 @@ test('lxd: offers are counted, have images of their own, and what is not there i
   const lacking = await create('other');
   assert.ok(lacking.kind === 'refused' && /alias not found/.test(lacking.words ?? ''), JSON.stringify(lacking));
   await backend.destroy(ref);
-  assert.deepEqual(await available(), { one: true, other: true });
+  assert.deepEqual(await available(), { one: true, other: false });
+
+  const vast = lxdSubject(opened.lxd.socket, { ...change, offers: [{ ...offer, max_disk_gb: 10_000_000 }] }).backend;
+  t.after(() => vast.close());
+  const large = { offer_id: 'one', disk_gb: 10_000_000, max_seconds: 600 };
+  assert.equal(await vast.freeFor?.(large), 0);
+  assert.equal(await vast.freeFor?.({ ...large, disk_gb: 1 }), 1);
+  const refused = await vast.create({ tag: freshTag(), quote: await vast.quote(large), deadline: now() + 600 });
+  assert.ok(refused.kind === 'refused' && refused.code === 'capacity_unavailable', JSON.stringify(refused));
+  assert.match(refused.reason, /less than 10000000 GB of disk are free/);
 });
 
 test('lxd: doctor checks what a lease depends on, and its trial leaves nothing', async (t) => {

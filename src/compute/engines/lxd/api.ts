@@ -38,6 +38,12 @@ export function succeeded(operation: LxdOperation): LxdOperation {
 }
 
 export const isAbsent = (error: unknown) => error instanceof LxdRefusal && error.status === 404;
+/** Returns the answer, or undefined when LXD reports that there is no such thing. */
+export const orAbsent = <T>(asking: Promise<T>): Promise<T | undefined> =>
+  asking.catch((error) => {
+    if (isAbsent(error)) return undefined;
+    throw error;
+  });
 export const textOf = (error: unknown) => (error as Error).message.trim();
 
 /** Work that LXD does in the background, as its answer shows it. */

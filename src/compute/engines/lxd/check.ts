@@ -2,8 +2,8 @@ import type { CheckFinding, Guest, Ref } from '../../backend.ts';
 import { warning } from '../../finding.ts';
 import { describeReach } from '../../kit/egress.ts';
 import { findUnlimited } from '../../kit/limits.ts';
-import { isAbsent, type LxdApi, textOf } from './api.ts';
-import { imagePath } from './describe.ts';
+import { type LxdApi, orAbsent, textOf } from './api.ts';
+import { imagePath, imagesOf } from './describe.ts';
 import { membersOf, type Server } from './host.ts';
 import type { LxdSettings } from './settings.ts';
 
@@ -66,13 +66,6 @@ async function checked(name: string, check: () => Promise<CheckResult>): Promise
   return { name, ...(await check().catch((error) => ({ ok: false, detail: textOf(error) }))) };
 }
 
-/** Returns the answer, or undefined when LXD reports that there is no such thing. */
-const orAbsent = <T>(asking: Promise<T>): Promise<T | undefined> =>
-  asking.catch((error) => {
-    if (isAbsent(error)) return undefined;
-    throw error;
-  });
-
 async function checkMembers(lxd: LxdApi): Promise<CheckResult> {
   const members = await membersOf(lxd);
   const away = members.filter(({ status }) => status !== 'Online');
@@ -114,14 +107,13 @@ async function checkPool(lxd: LxdApi, pool: string): Promise<CheckResult> {
 }
 
 async function checkImages(lxd: LxdApi, settings: LxdSettings): Promise<CheckResult> {
-  const named = 'offers' in settings ? settings.offers.map((it) => it.image ?? settings.image) : [settings.image];
-  for (const image of new Set(named)) {
+  for (const image of imagesOf(settings)) {
     const info = await orAbsent(lxd.ask<{ type: string }>('GET', imagePath(image)));
     if (!info)
       return { ok: false, detail: `${image} is not there: lxc image copy images:debian/12 local: --alias ${image}` };
     if (info.type !== 'container') return { ok: false, detail: `${image} is the image of a ${info.type}` };
   }
-  return { ok: true, detail: `${[...new Set(named)].join(', ')}: there` };
+  return { ok: true, detail: `${imagesOf(settings).join(', ')}: there` };
 }
 
 /** Checks the limits: LXD itself notes which controllers its kernel lacks. */

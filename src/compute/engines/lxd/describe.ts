@@ -86,13 +86,12 @@ export function describeInstance(
   settings: LxdSettings,
   { claim, deadline, created, isIncus, secrets }: InstanceOrder,
 ): object {
-  const image = 'offers' in settings ? settings.offers.find(({ id }) => id === claim.offer)?.image : undefined;
   const variables = Object.entries({ ...egressVariables(settings, claim.offer), ...trustVariables(secrets) });
   const labels = Object.entries(labelsOf(claim)).map(([key, value]) => [USER_KEY + key, value]);
   return {
     name: nameOf(claim.tag),
     type: 'container',
-    source: { type: 'image', ...sourceOf(image ?? settings.image) },
+    source: { type: 'image', ...sourceOf(imageOf(settings, claim.offer)) },
     profiles: [],
     config: {
       ...Object.fromEntries(labels),
@@ -117,6 +116,16 @@ export function describeInstance(
     },
   };
 }
+
+/** Returns the image that a lease is made from: that of its offer, else that of the backend's settings. */
+export const imageOf = (settings: LxdSettings, offerId: string | undefined): string =>
+  ('offers' in settings ? settings.offers.find(({ id }) => id === offerId)?.image : undefined) ?? settings.image;
+/** Returns every image that leases are made from, each once. */
+export const imagesOf = (settings: LxdSettings): string[] => [
+  ...new Set(
+    'offers' in settings ? settings.offers.map(({ id }) => imageOf(settings, id)) : [imageOf(settings, undefined)],
+  ),
+];
 
 const FINGERPRINT = /^[0-9a-f]{12,64}$/;
 const sourceOf = (image: string) => (FINGERPRINT.test(image) ? { fingerprint: image } : { alias: image });

@@ -1,5 +1,6 @@
 import { type Capacity, GIB } from '../../kit/claim.ts';
-import type { LxdApi } from './api.ts';
+import { type LxdApi, LxdRefusal, orAbsent } from './api.ts';
+import { imagePath } from './describe.ts';
 
 /** The parts of `GET /1.0` that are used. */
 export type Server = {
@@ -16,6 +17,7 @@ export type Server = {
 };
 type ClusterMember = { server_name: string; status: string; message: string };
 type Resources = { cpu: { total: number }; memory: { total: number } };
+type PoolResources = { space?: { used?: number; total?: number } };
 
 /** The machine of a server, or the members of its cluster. */
 export type LxdHost = {
@@ -24,6 +26,10 @@ export type LxdHost = {
   identity(): Promise<string | undefined>;
   /** Returns the CPUs and the memory, of all members of a cluster that are online. */
   capacity(): Promise<Capacity>;
+  /** Returns the bytes that are free in a storage pool, of a cluster where the most are; undefined where the server does not say. */
+  diskFree(pool: string): Promise<number | undefined>;
+  /** Returns those of the images that the server does not have. */
+  missing(images: readonly string[]): Promise<string[]>;
 };
 
 export const membersOf = (lxd: LxdApi) => lxd.ask<ClusterMember[]>('GET', '/1.0/cluster/members?recursion=1');
@@ -34,6 +40,13 @@ export function createHost(lxd: LxdApi): LxdHost {
     server ??= await lxd.ask<Server>('GET', '/1.0');
     return server;
   };
+  /** Asks for what a server has, or each member of its cluster that is online. */
+  async function askAll<T>(path: string): Promise<T[]> {
+    const { environment } = await serverOnce();
+    if (!environment.server_clustered) return [await lxd.ask<T>('GET', path)];
+    const online = (await membersOf(lxd)).filter(({ status }) => status === 'Online');
+    return Promise.all(online.map((it) => lxd.ask<T>('GET', `${path}?target=${encodeURIComponent(it.server_name)}`)));
+  }
   return {
     isIncus: async () => (await serverOnce()).environment.server === 'incus',
     async identity() {
@@ -43,18 +56,26 @@ export function createHost(lxd: LxdApi): LxdHost {
       return fingerprint && `${environment.server} ${fingerprint}`;
     },
     async capacity() {
-      const { environment } = await serverOnce();
-      const paths = environment.server_clustered
-        ? (await membersOf(lxd))
-            .filter(({ status }) => status === 'Online')
-            .map((it) => `/1.0/resources?target=${encodeURIComponent(it.server_name)}`)
-        : ['/1.0/resources'];
-      const all = await Promise.all(paths.map((path) => lxd.ask<Resources>('GET', path)));
+      const all = await askAll<Resources>('/1.0/resources');
       const memory = all.reduce((sum, it) => sum + it.memory.total, 0);
       return {
         cpus: all.reduce((sum, it) => sum + it.cpu.total, 0),
         memory_gib: Math.floor((memory / GIB) * 100) / 100,
       };
+    },
+    async diskFree(pool) {
+      const path = `/1.0/storage-pools/${encodeURIComponent(pool)}/resources`;
+      // A certificate that is restricted to a project may not see the pool: then a lease is sold without it.
+      const all = await askAll<PoolResources>(path).catch((error) => {
+        if (error instanceof LxdRefusal) return [];
+        throw error;
+      });
+      const free = all.flatMap(({ space: { used = 0, total = 0 } = {} }) => (total > 0 ? [total - used] : []));
+      return free.length ? Math.max(...free) : undefined;
+    },
+    async missing(images) {
+      const found = await Promise.all(images.map((it) => orAbsent(lxd.ask('GET', imagePath(it)))));
+      return images.filter((_, at) => !found[at]);
     },
   };
 }

@@ -1,6 +1,6 @@
 import type { Backend, Created, Extended, Machine, Owned, Ref, Spec, Surroundings } from '../../backend.ts';
 import { createReservations } from '../../kit/capacity.ts';
-import { sizeOf } from '../../kit/claim.ts';
+import { type LeaseSize, sizeOf } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
 import { egressLists } from '../../kit/egress.ts';
 import { READ_LIMITS } from '../../kit/limits.ts';
@@ -13,7 +13,7 @@ import { createGuest } from '../../machine/guest.ts';
 import { LxdRefusal, openLxdApi, textOf } from './api.ts';
 import { checkLxd, findOpen } from './check.ts';
 import { createMaker, type LxdOrder } from './create.ts';
-import { CREATED_KEY, claimIn, hasSecrets, nameOf } from './describe.ts';
+import { CREATED_KEY, claimIn, hasSecrets, imageOf, imagesOf, nameOf } from './describe.ts';
 import { createHost } from './host.ts';
 import { createInstances, stateOf } from './instances.ts';
 import { createLxdPause } from './pause.ts';
@@ -40,9 +40,13 @@ export function openLxdBackend(
     {
       list: async () => (await instances.list()).flatMap((it) => (claimIn(it).tag ? [claimIn(it)] : [])),
       capacity: () => host.capacity(),
+      diskFree: () => host.diskFree(settings.pool),
     },
   );
-  const free = createRecent(reservations.free);
+  const free = createRecent(async () => {
+    const [count, missing] = await Promise.all([reservations.free(), host.missing(imagesOf(settings))]);
+    return (size: LeaseSize) => (missing.includes(imageOf(settings, size.offer)) ? 0 : count(size));
+  });
   const deadlines = keepDeadlines(
     (ref, ...args) => runProgram(lxd, ref, WATCHDOG_USER, [RUNNING_WATCHDOG, ...args], MOVE_MILLISECONDS),
     (error) => (error instanceof LxdRefusal && /not running/i.test(error.message) ? textOf(error) : undefined),
