@@ -13,6 +13,7 @@ import { openContainerBackend } from '../../src/compute/engines/container/contai
 import { openEngine } from '../../src/compute/engines/container/engine.ts';
 import { until } from '../helper/waiting.ts';
 import { openBtrfs } from './engines/btrfs.ts';
+import { LIST_WRITABLE } from './engines/disk.ts';
 import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 
@@ -82,14 +83,6 @@ const openOn: Record<'Docker' | 'Podman', Open> = {
     openDocker(t, { shared: true, ...(data === undefined ? {} : { data, flags: ['--storage-driver=btrfs'] }) }),
   Podman: (t, data) => openPodman(t, data === undefined ? {} : { data, driver: 'btrfs' }),
 };
-
-/** Prints the mounts that root can write, with their kind: a directory, or a plain file. Devices keep nothing. */
-const LIST_WRITABLE = `while read source path type rest; do
-  kind=file file=$path
-  [ -d "$path" ] && kind=directory file=$path/.tried
-  [ -c "$path" ] && continue
-  { echo tried >>"$file"; } 2>/dev/null && echo "$type $kind $path"
-done </proc/mounts`;
 
 /** Makes the longest path that there can be, and longer. Nothing that walks through it by its whole path gets to the end. */
 const MAKE_DEEP_PATH = `cd /tmp; name=$(printf '%0250d' 0); while mkdir $name && cd $name; do :; done 2>/dev/null; pwd | wc -c`;

@@ -5,6 +5,7 @@ import { jobName } from '../../src/compute/engines/kubernetes/describe.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
 import { until } from '../helper/waiting.ts';
 import { conform, gone } from './conformance.ts';
+import { LIST_WRITABLE } from './engines/disk.ts';
 import type { KubernetesCluster } from './engines/kubernetes.ts';
 import { kubernetesSubject, NAMESPACE, sharedKubernetes } from './engines/kubernetes-subject.ts';
 import { workInGuest } from './guest.ts';
@@ -107,6 +108,34 @@ test('kubernetes: a lease is limited, has no token, no capabilities and no way o
     [pod.metadata.labels['purser.network'], pod.metadata.labels['purser.lease']],
     ['none', jobName(tag)],
   );
+  await gone(backend, tag);
+});
+
+test('kubernetes: a tenant writes to directories of the pod, to memory, and to one file that the kubelet mounts', async (t) => {
+  const opened = await subject(t);
+  if (!opened) return;
+  const { backend } = opened;
+  const tag = await start(opened);
+  const writable = (await sh(backend, tag, LIST_WRITABLE)).split('\n').sort();
+  t.diagnostic(writable.join('; '));
+  const [, type] = /^(\S+) directory \/home\/lease$/m.exec(writable.join('\n')) ?? [];
+  // What lies in the pod's volumes and in its layer is measured by the kubelet.
+  const measured = ['/home/lease', '/tmp', '/run/purser'].map((path) => `${type} directory ${path}`);
+  const others = writable.filter((it) => !measured.includes(it) && !it.startsWith('overlay directory '));
+  assert.deepEqual(others, [`${type} file /dev/termination-log`, 'tmpfs directory /dev/shm']);
+  await backend.guest
+    .exec(tag, {
+      command: 'head -c 30000000 /dev/zero >/dev/termination-log',
+      timeoutSeconds: 60,
+      streamBytesMax: 100,
+    })
+    .catch(() => {});
+  const { exceeded, note } = await until('that ends it', async () => {
+    const found = await backend.inspect(tag);
+    return found?.state === 'ended' && found;
+  });
+  assert.equal(exceeded, 'disk', note);
+  assert.match(note ?? '', /^it wrote more than 16 MiB to files that the engine mounts into it/);
   await gone(backend, tag);
 });
 

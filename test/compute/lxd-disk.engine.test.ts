@@ -1,0 +1,54 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { newId } from '../../src/base/id.ts';
+import { openBtrfs } from './engines/btrfs.ts';
+import { LIST_WRITABLE } from './engines/disk.ts';
+import { LXD_PREFIX, lxdSubject, openLxd } from './engines/lxd.ts';
+
+test('lxd: on a pool with quotas a lease writes disk_gb, and beside it memory alone; on another doctor warns', async (t) => {
+  const btrfs = openBtrfs(t);
+  if (!btrfs) return;
+  const lxd = await openLxd(t);
+  t.after(async () => {
+    await lxd?.stop();
+    btrfs.close();
+  });
+  if (!lxd) return;
+  await lxd.api.ask('POST', '/1.0/storage-pools', {
+    name: 'limited',
+    driver: 'btrfs',
+    config: { source: btrfs.directory },
+  });
+  const limits = { cpus: 2, memory_gib: 1, gpus: 0, disk_gb: 1, max_seconds: 3600 };
+  const { backend, spec } = lxdSubject(lxd.socket, { pool: 'limited', limits, user: 0 });
+  const plain = lxdSubject(lxd.socket, { limits }).backend;
+  t.after(() => Promise.all([backend.close(), plain.close()]));
+  const diskOf = async ({ doctor }: typeof backend) =>
+    (await doctor?.check())?.find((it) => it.name === 'disk')?.detail ?? '';
+  assert.equal(await diskOf(backend), 'disk_gb is enforced by btrfs');
+  assert.match(await diskOf(plain), /^Warning: disk_gb may not be enforced: .* driver dir,/);
+
+  const tag = `${LXD_PREFIX}res-${newId('res').slice(4)}`;
+  const deadline = Math.floor(Date.now() / 1000) + 600;
+  const made = await backend.create({ tag, quote: await backend.quote(spec), deadline });
+  assert.ok(made.kind === 'created', JSON.stringify(made));
+  const sh = async (command: string) => {
+    const { stdout, stderr } = await backend.guest.exec(made.ref, {
+      command,
+      timeoutSeconds: 60,
+      streamBytesMax: 4096,
+    });
+    return `${stdout}${stderr}`.trim();
+  };
+  const writable = (await sh(LIST_WRITABLE)).split('\n');
+  t.diagnostic(writable.join('; '));
+  assert.ok(writable.includes('btrfs directory /'));
+  assert.deepEqual(
+    writable.filter((it) => it !== 'btrfs directory /' && !it.startsWith('tmpfs directory ')),
+    [],
+  );
+  assert.match(await sh('fallocate -l 900M /tmp/a && fallocate -l 300M /tmp/b'), /quota exceeded/i);
+  const deleted = 'exec 3>/tmp/c; rm /tmp/c; fallocate -l 300M /proc/self/fd/3';
+  assert.match(await sh(deleted), /quota exceeded/i, 'what is deleted and open counts as well');
+  await backend.destroy(made.ref);
+});
