@@ -187,6 +187,8 @@ type Examination = {
    * may end of it.
    */
   unlimited?(ref: Ref, quote: MachineQuote): Promise<string | undefined>;
+  /** Says what of a running machine's disk counts, in words for `doctor`. Throws where its limit does not hold. */
+  tryDisk?(ref: Ref, quote: MachineQuote): Promise<string>;
 };
 
 /** The secrets that a machine uses without having them. */

@@ -140,12 +140,15 @@ async function use(
   const moved = await backend.extend(ref, now() + quote.spec.max_seconds);
   if (moved.kind !== 'done') throw new Error(`it runs, but its deadline could not be moved: ${moved.reason}`);
   const wayOut = await tryWayOut(backend, ref, quote.spec);
+  const disk = await backend.doctor?.tryDisk?.(ref, quote).catch(({ message }: Error) => {
+    throw new Error(`it runs, but ${message}`);
+  });
   // Last, since the machine may end of it.
   const unlimited = await backend.doctor?.unlimited?.(ref, quote);
   if (unlimited !== undefined) throw new Error(`it runs, but ${unlimited}`);
   return {
     ok: true,
-    detail: `it ran ${ran} s after it was made, took a deadline, was found by its tag and ran a command${wayOut}`,
+    detail: `it ran ${ran} s after it was made, took a deadline, was found by its tag and ran a command${wayOut}${disk ? `; its disk: ${disk}` : ''}`,
   };
 }
 

@@ -11,11 +11,13 @@ import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { checkDisk } from '../../src/compute/engines/container/check.ts';
 import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { openEngine } from '../../src/compute/engines/container/engine.ts';
+import { selfTest } from '../../src/compute/self-test.ts';
 import { until } from '../helper/waiting.ts';
 import { openBtrfs } from './engines/btrfs.ts';
 import { LIST_WRITABLE } from './engines/disk.ts';
 import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
+import { containerSubject } from './engines/subject.ts';
 
 const leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
 after(() => rmSync(leases, { recursive: true, force: true }));
@@ -64,6 +66,16 @@ async function rent(engine: Engine, image = IMAGE) {
     left: () => engine.docker.listContainers({ all: true }),
     destroy: () => backend.destroy(tag),
   };
+}
+
+/** What doctor's trial says of a slot with settings changed by `change`. */
+async function trialOf(t: TestContext, { socket }: Engine, change: object): Promise<string> {
+  const { backend } = containerSubject({ socket }, change);
+  t.after(() => backend.close());
+  const { ok, detail } = await selfTest({ backend, provisionSeconds: 60 }, INSTALLATION, () =>
+    Math.floor(Date.now() / 1000),
+  );
+  return `${ok}: ${detail}`;
 }
 
 /** What `purser config check` says of such a slot. */
@@ -165,6 +177,12 @@ for (const [name, driver] of [
     assert.match(over.stderr.toString(), /quota exceeded/i);
     await destroy();
     assert.deepEqual(await left(), [], 'the trial of the limit leaves nothing');
+    const limits = { cpus: 2, memory_gib: 1, gpus: 0, disk_gb: 1, max_seconds: 3600 };
+    const tried = await trialOf(t, engine, { limits });
+    assert.match(
+      tried,
+      /^true: .*its disk: more than disk_gb cannot be written, deleted files that are still open included;/,
+    );
     const slow = openEngine({ socket: engine.socket });
     t.after(() => slow.close());
     const ask: typeof slow.ask = async (what, call, milliseconds) => {

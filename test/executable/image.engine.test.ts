@@ -245,7 +245,7 @@ compute:
   const listen = await serving(container);
   const doctor = await ask(container, 'doctor');
   const trial = doctor.checks.find((it: { name: string }) => it.name === 'provider_three container: trial');
-  assert.match(trial.detail, /was found by its tag and ran a command; it was destroyed and is gone$/);
+  assert.match(trial.detail, /was found by its tag and ran a command; its disk: .*; it was destroyed and is gone$/);
 
   const account = await ask(container, 'account', 'create', 'agents', '--credit-cents', '500');
   const order = ['--account', account.id, '--name', 'agent', '--budget-cents', '200', '--expires', '0'];

@@ -21,9 +21,10 @@ import { createPuller, missingImages } from './image.ts';
 import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
 import { createContainerPause } from './pause.ts';
 import { beginEgress, beginIn } from './program.ts';
-import { type ContainerSettings, contentsOf, imagesOf } from './settings.ts';
+import { type ContainerSettings, contentsOf, imagesOf, SHARE_THE_KERNEL } from './settings.ts';
 import { readStatistics } from './statistics.ts';
 import { findMissing } from './trial.ts';
+import { tryDisk } from './trial-disk.ts';
 import { createDeadlines, runningWatchdog } from './watchdog.ts';
 import { whyEnded } from './why-ended.ts';
 
@@ -192,6 +193,12 @@ export function openContainerBackend(
     doctor: {
       check: () => checkContainers(engine, settings, books),
       trial: 'free',
+      async tryDisk(ref, { spec }) {
+        const { offer, diskGb } = sizeOf(settings, spec);
+        const { image, runtime } = contentsOf(settings, offer);
+        // A kernel of its own may keep /tmp in memory.
+        return SHARE_THE_KERNEL.includes(runtime) ? tryDisk({ engine, guest, ref }, { image, diskGb }) : '';
+      },
       unlimited: (ref, quote) => findMissing({ engine, containers, guest, ref }, settings, quote.spec),
     },
     guest,

@@ -33,9 +33,11 @@ export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEA
 
   async function measure(ref: Ref, diskGb: number): Promise<void> {
     const began = performance.now();
-    const bytes = await ask('size', (abortSignal) => readSize(ref, abortSignal), GIVE_UP_MILLISECONDS).catch(
-      () => 'unknown' as const,
-    );
+    const bytes = await ask(
+      'size',
+      (abortSignal) => readSize({ docker }, ref, abortSignal),
+      GIVE_UP_MILLISECONDS,
+    ).catch(() => 'unknown' as const);
     const before = known.get(ref);
     if (!before) return; // It was destroyed.
     const ended = performance.now();
@@ -50,22 +52,6 @@ export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEA
       canMeasure = true;
       const wrote = `it wrote ${(bytes / GIB).toFixed(1)} GiB to its disk and may write ${diskGb}`;
       known.set(ref, { dueAt, failures: 0, bytes, fault: bytes <= diskGb * GIB ? undefined : wrote });
-    }
-  }
-
-  /** Returns the bytes, or that the engine failed to count them. Throws when it does not answer. */
-  async function readSize(ref: Ref, abortSignal: AbortSignal): Promise<number | 'failed'> {
-    const container = docker.getContainer(ref);
-    const options = { size: true, abortSignal } as object;
-    try {
-      const { SizeRw } = (await container.inspect(options)) as { SizeRw?: unknown };
-      if (typeof SizeRw !== 'number' || SizeRw < 0) return 'failed';
-      // Podman says 0 when it fails as well; then it cannot list what was changed either.
-      if (SizeRw === 0) await container.changes({ abortSignal });
-      return SizeRw;
-    } catch (error) {
-      if (statusOf(error) === 500) return 'failed';
-      throw error;
     }
   }
 
@@ -87,4 +73,24 @@ export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEA
     measured: (ref) => known.get(ref)?.bytes,
     forget: (ref) => void known.delete(ref),
   };
+}
+
+/** Returns the bytes that a container wrote, or that the engine failed to count them. Throws when it does not answer. */
+export async function readSize(
+  { docker }: Pick<Engine, 'docker'>,
+  ref: Ref,
+  abortSignal: AbortSignal,
+): Promise<number | 'failed'> {
+  const container = docker.getContainer(ref);
+  const options = { size: true, abortSignal } as object;
+  try {
+    const { SizeRw } = (await container.inspect(options)) as { SizeRw?: unknown };
+    if (typeof SizeRw !== 'number' || SizeRw < 0) return 'failed';
+    // Podman says 0 when it fails as well; then it cannot list what was changed either.
+    if (SizeRw === 0) await container.changes({ abortSignal });
+    return SizeRw;
+  } catch (error) {
+    if (statusOf(error) === 500) return 'failed';
+    throw error;
+  }
 }
