@@ -12,6 +12,8 @@ const FILE = '/tmp/.purser-trial';
 /** The time for which a file that was deleted stays open. It is measured in the meantime. */
 const OPEN_SECONDS = 60;
 const NOT_FOUND = 127;
+/** What programs say of a limit that was reached. Others mean that the file system cannot reserve space at all. */
+const FULL = /quota exceeded|no space left/i;
 const NO_FILE = 3;
 
 /** Takes space for a file that is deleted before that, and leaves it open behind. */
@@ -25,25 +27,26 @@ export async function tryDisk(
   { engine, guest, ref }: { engine: Engine; guest: Guest; ref: Ref },
   { image, diskGb }: { image: string; diskGb: number },
 ): Promise<string> {
-  const run = async (command: string) =>
-    (await guest.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 4096 })).exitCode;
+  const run = (command: string) => guest.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 4096 });
   const measure = () => engine.ask('size', (abortSignal) => readSize(engine, ref, abortSignal));
 
   const { isEnforced } = await checkDisk(engine, image);
   const before = await measure();
-  const taken = await run(takeDeleted(isEnforced ? (diskGb + 1) * 1024 : TRIED_MIB));
+  const { exitCode: taken, stderr } = await run(takeDeleted(isEnforced ? (diskGb + 1) * 1024 : TRIED_MIB));
+  const words = stderr.toString().trim();
   if (taken === NOT_FOUND) return 'not tried, as the image has no fallocate';
   if (taken === NO_FILE) return `not tried, as nothing can be written to ${FILE}`;
   if (isEnforced) {
+    if (taken !== 0 && !FULL.test(words)) return `not tried: ${words}`;
     if (taken !== 0) return 'more than disk_gb cannot be written, deleted files that are still open included';
     throw new Error(`it wrote more than ${diskGb} GB to its disk, which the engine says it limits`);
   }
-  if (taken !== 0) return `not tried, as ${TRIED_MIB} MiB of it cannot be written`;
+  if (taken !== 0) return `not tried: ${words}`;
   const after = await measure();
   if (before === 'failed' || after === 'failed')
     throw new Error('the engine cannot measure its disk: a lease can fill it');
   const countsDeleted = after - before >= TRIED_MIB * MIB;
-  if ((await run(makeLong(diskGb * GIB + 1))) !== 0) return 'not tried, as the image has no dd';
+  if ((await run(makeLong(diskGb * GIB + 1))).exitCode !== 0) return 'not tried, as the image has no dd';
   const long = await measure();
   if (long === 'failed' || long <= diskGb * GIB)
     throw new Error('a file larger than disk_gb is not measured: a lease can fill the disk');
