@@ -45,6 +45,23 @@ const ATTEMPTS = [
   'unshare -U kill -KILL 1',
 ];
 
+test('under gVisor, a file that the engine mounts ends the lease when it grows', async (t) => {
+  const opened = await subject(t);
+  if (!opened) return;
+  const { backend, spec } = opened;
+  const tag = 'purser-inst-conformance-res-grown';
+  const made = await backend.create({ tag, quote: await backend.quote(spec), deadline: now() + 600 });
+  assert.deepEqual(made, { kind: 'created', ref: tag });
+  t.after(() => backend.destroy(tag));
+  const command = 'head -c 30000000 /dev/zero >/etc/hosts';
+  await backend.guest.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 100 }).catch(() => {}); // It ends of it.
+  const { exceeded } = await until('it has ended', async () => {
+    const found = await backend.inspect(tag);
+    return found?.state === 'ended' && found;
+  });
+  assert.equal(exceeded, 'disk');
+});
+
 test('under gVisor, whatever root replaces or breaks: the deadline is moved by Purser alone and ends the lease', async (t) => {
   const opened = await subject(t);
   if (!opened || !engine) return;
