@@ -95,7 +95,8 @@ export const COMPONENTS = {
     'runc',
     'busybox',
   ),
-  lxd: asRoot('virtual machines and containers of LXD', 'lxd', 'busybox'),
+  lxd: asRoot('containers of LXD', 'lxd', 'busybox'),
+  'qemu-system-x86_64': asRoot('virtual machines of LXD', 'qemu-system-x86_64', 'lxd', 'busybox'),
   slurm: asRoot(
     'jobs of a cluster',
     'munged',

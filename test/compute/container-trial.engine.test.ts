@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { newId } from '../../src/base/id.ts';
-import { pack } from '../../src/compute/engines/container/tar.ts';
+import { pack } from '../../src/compute/kit/tar.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { until } from '../helper/waiting.ts';
 import { type Engine, openDocker } from './engines/docker.ts';

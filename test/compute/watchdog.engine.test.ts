@@ -2,10 +2,10 @@ import assert from 'node:assert/strict';
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
-import { type AddressInfo, createServer } from 'node:net';
+import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
+import { type AddressInfo, createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { hasComponent } from '../helper/component.ts';
 import { until } from '../helper/waiting.ts';
@@ -155,6 +155,59 @@ async function relays(t: TestContext, ...program: string[]): Promise<void> {
   assert.deepEqual([bare.status, bare.stdout.length], [0, 0], 'it says that it is one that relays');
 }
 
+/** Tries the keeper of a virtual machine, whose power this test lends in the place of QEMU. */
+async function keeps(t: TestContext, ...program: string[]): Promise<void> {
+  const root = mkdtempSync(join(tmpdir(), 'purser-keeper-'));
+  mkdirSync(join(root, 'proc'));
+  const inside = program.map((it) => `/${basename(it)}`);
+  for (const it of program) copyFileSync(it.startsWith('/') ? it : findProgram(it), join(root, basename(it)));
+  const said: Buffer[] = [];
+  const connections: Socket[] = [];
+  const server = createServer((socket) => {
+    connections.push(socket.on('data', (chunk: Buffer) => said.push(chunk)).on('error', () => {}));
+    socket.write('greeting');
+  });
+  await once(server.listen(join(root, 'power')), 'listening');
+  const script = `mount -t proc proc ${root}/proc && exec chroot ${root} "$@"`;
+  const deadline = now() + 600;
+  const first = spawn(
+    'unshare',
+    ['--pid', '--fork', '--kill-child', '--mount', 'sh', '-c', script, 'sh', ...inside, 'keep', String(deadline)],
+    { stdio: 'ignore' },
+  );
+  t.after(async () => {
+    first.kill('SIGKILL');
+    for (const it of connections) it.destroy();
+    server.close();
+    rmSync(root, { recursive: true });
+  });
+  const process1 = await firstOf(first);
+  const tell = (...argv: string[]) =>
+    spawnSync('nsenter', [
+      '--target',
+      process1,
+      '--pid',
+      '--mount',
+      `--root=/proc/${process1}/root`,
+      ...inside,
+      ...argv,
+    ]);
+  await until('it holds the power', async () => tell('held').status === 0);
+  connections.at(-1)?.destroy();
+  await until('it holds the power again', async () => connections.length === 2 && tell('held').status === 0);
+  assert.equal(said.length, 0, 'it says nothing before its deadline');
+  assert.equal(tell().stdout.toString(), `${deadline}\n`);
+  assert.ok(Number(tell('boot').stdout) > 0);
+  assert.equal(tell(String(now())).status, 0);
+  await until('it switches off, and goes on', async () => Buffer.concat(said).length >= 4);
+  assert.match(Buffer.concat(said).toString('hex'), /^(03a1)+$/);
+  server.close();
+  connections.at(-1)?.destroy();
+  await until('it holds nothing', async () => tell('held').status === 111);
+}
+
+const findProgram = (name: string) => execFileSync('which', [name], { encoding: 'utf8' }).trim();
+
 for (const [architecture, emulator] of [
   ['amd64', process.arch === 'x64' ? undefined : 'qemu-x86_64-static'],
   ['arm64', process.arch === 'arm64' ? undefined : 'qemu-aarch64-static'],
@@ -169,6 +222,7 @@ for (const [architecture, emulator] of [
     await relays(t, ...prefix, file);
     await stops(t, ...prefix, file);
     await endsForGrowth(t, ...prefix, file);
+    await keeps(t, ...prefix, file);
     const directory = mkdtempSync(join(tmpdir(), 'purser-watchdog-'));
     t.after(() => rmSync(directory, { recursive: true }));
     await behaves(t, [...prefix, file], directory);
@@ -189,4 +243,5 @@ test('what its source makes today behaves the same', async (t) => {
   await relays(t, join(directory, 'watchdog-amd64'));
   await stops(t, join(directory, 'watchdog-amd64'));
   await endsForGrowth(t, join(directory, 'watchdog-amd64'));
+  await keeps(t, join(directory, 'watchdog-amd64'));
 });

@@ -64,8 +64,9 @@ export function quoteOf(settings: PricedSettings, spec: Spec): MachineQuote {
   return { spec, priceHourly: (fractional + 99n) / 100n + gpuPrice * BigInt(one.gpus), maxSeconds: limits.max_seconds };
 }
 
-/** Returns what can be leased; `noun` is the word for a machine of this backend. */
-export function offersOf(settings: PricedSettings, noun: string): Offer[] {
+/** Returns what can be leased; `noun` is the word for a machine of this backend, or returns that of an offer. */
+export function offersOf(settings: PricedSettings, noun: string | ((offer: string | undefined) => string)): Offer[] {
+  const nounOf = typeof noun === 'string' ? () => noun : noun;
   const describeOffer = (
     offerId: string | null,
     spec: Spec,
@@ -87,14 +88,14 @@ export function offersOf(settings: PricedSettings, noun: string): Offer[] {
   const seconds = Math.min(3600, settings.limits.max_seconds);
   if ('chips' in settings)
     return Object.keys(settings.chips).map((chip) =>
-      describeOffer(null, { chip, max_seconds: seconds }, `${noun} with a ${chip}`),
+      describeOffer(null, { chip, max_seconds: seconds }, `${nounOf(undefined)} with a ${chip}`),
     );
   if ('offers' in settings)
     return settings.offers.map((it) =>
       describeOffer(
         it.id,
         { offer_id: it.id, disk_gb: it.max_disk_gb, max_seconds: seconds },
-        `${noun} with ${it.cpus} CPUs, ${it.memory_gib} GiB and ${it.max_disk_gb} GB of disk`,
+        `${nounOf(it.id)} with ${it.cpus} CPUs, ${it.memory_gib} GiB and ${it.max_disk_gb} GB of disk`,
         { size: { cpus: it.cpus, memoryGib: it.memory_gib, gpus: 0 } },
       ),
     );
@@ -107,9 +108,12 @@ export function offersOf(settings: PricedSettings, noun: string): Offer[] {
   const plain = describeOffer(
     null,
     { gpu: null, gpus: 0, ...small },
-    `${noun}, up to ${limits.cpus} CPUs and ${limits.memory_gib} GiB`,
+    `${nounOf(undefined)}, up to ${limits.cpus} CPUs and ${limits.memory_gib} GiB`,
     sized,
   );
   const gpus = limits.gpus > 0 ? Object.keys(prices.gpu_hourly_usd) : [];
-  return [plain, ...gpus.map((gpu) => describeOffer(null, { gpu, gpus: 1, ...small }, `${noun} with a ${gpu}`, sized))];
+  return [
+    plain,
+    ...gpus.map((gpu) => describeOffer(null, { gpu, gpus: 1, ...small }, `${nounOf(undefined)} with a ${gpu}`, sized)),
+  ];
 }

@@ -125,6 +125,7 @@ export const lxdSettings = (socket: string): LxdSettings & { prices: object } =>
   project: 'default',
   pool: 'default',
   image: LXD_IMAGE,
+  type: 'container',
   user: 1000,
   directory: '/home/lease',
   pids: 64,

@@ -1,6 +1,6 @@
 import { readBounded } from '../../../net/read-bounded.ts';
+import { unpackFile } from '../../kit/tar.ts';
 import type { Engine } from './engine.ts';
-import { unpackFile } from './tar.ts';
 
 /** Reads a plain file of a container that need not run; undefined where there is none. Throws where it is larger than `bytesMax`. */
 export function readFile(

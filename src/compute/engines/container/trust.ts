@@ -1,8 +1,8 @@
 import type { SecretsOrder } from '../../backend.ts';
+import { pack } from '../../kit/tar.ts';
 import { IMAGE_ROOTS, ROOTS_BYTES_MAX, trustFiles } from '../../kit/trust.ts';
 import type { Engine } from './engine.ts';
 import { readFile } from './files.ts';
-import { pack } from './tar.ts';
 
 /** Puts the authority of a lease's secrets into a container that has not started, beside the roots of its image. */
 export async function putTrust(engine: Engine, container: string, secrets: SecretsOrder): Promise<void> {

@@ -1,3 +1,4 @@
+import { pack } from '../../kit/tar.ts';
 import {
   COPIED_WATCHDOG,
   type Deadlines,
@@ -11,7 +12,6 @@ import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { ContainerGone, type Containers, type Inspected } from './containers.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
 import { runAs } from './program.ts';
-import { pack } from './tar.ts';
 
 /** The watchdog's directory (kit/watchdog/watchdog.c), a mount. It lies in `/`, which cannot be renamed. */
 export const WATCHDOG_DIRECTORY = '/.purser';

@@ -17,7 +17,7 @@ const WORDS_MAX = 500;
 const ANSWER_BYTES_MAX = 64 * 1024 * 1024;
 
 /** The states of an operation, and of an instance (LXD, REST API, status codes). */
-export const STATUS = { running: 103, success: 200, stopped: 102, error: 112 } as const;
+export const STATUS = { running: 103, success: 200, stopped: 102, frozen: 110, error: 112 } as const;
 
 /** LXD answered with an error, or its operation failed: the request had no effect. */
 export class LxdRefusal extends Error {

@@ -1,11 +1,14 @@
 import type { CheckFinding, Guest, Ref } from '../../backend.ts';
 import { warning } from '../../finding.ts';
+import { GIB, type LeaseSize } from '../../kit/claim.ts';
 import { describeReach } from '../../kit/egress.ts';
 import { findUnlimited } from '../../kit/limits.ts';
+import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { type LxdApi, orAbsent, textOf } from './api.ts';
-import { imagePath, imagesOf } from './describe.ts';
+import { imagePath } from './describe.ts';
 import { membersOf, type Server } from './host.ts';
-import type { LxdSettings } from './settings.ts';
+import type { Keepers } from './keeper.ts';
+import { allContents, type LxdSettings } from './settings.ts';
 
 /** The remedies for errors of reaching the server, by their words: the meaning of each, and its remedy. */
 const REMEDIES: [words: RegExp, what: string][] = [
@@ -50,7 +53,8 @@ export async function checkLxd(lxd: LxdApi, settings: LxdSettings): Promise<Chec
   return [
     { name: 'engine', ok: true, detail: name },
     ...(environment.server_clustered ? [await checked('members', () => checkMembers(lxd))] : []),
-    await checked('project', () => checkProject(lxd, settings.project)),
+    await checked('project', () => checkProject(lxd, settings)),
+    ...(sellsMachines(settings) ? [await checked('virtual machines', () => checkDriver(server))] : []),
     await checked('disk', () => checkPool(lxd, settings.pool)),
     await checked('image', () => checkImages(lxd, settings)),
     await checked('limits', () => checkLimits(lxd)),
@@ -74,18 +78,42 @@ async function checkMembers(lxd: LxdApi): Promise<CheckResult> {
   return { ok: true, detail: warning(`${names}: its leases are of unknown state until it is back`) };
 }
 
-/** Checks the project: a restricted one refuses `raw.lxc`, which makes the watchdog the first process. */
-async function checkProject(lxd: LxdApi, project: string): Promise<CheckResult> {
+const sellsMachines = (settings: LxdSettings) => allContents(settings).some(({ type }) => type !== 'container');
+
+async function checkDriver({ environment: { driver = '', driver_version: version } }: Server): Promise<CheckResult> {
+  const drivers = driver.split('|').map((it) => it.trim());
+  if (drivers.includes('qemu')) return { ok: true, detail: `${driver} ${version}` };
+  return {
+    ok: false,
+    detail: `this server runs none (its drivers: ${driver}). Its machine needs /dev/kvm, QEMU and the kernel module vhost_vsock; then restart it`,
+  };
+}
+
+/** The keys of a restricted project that leases need, and why. */
+const ALLOWED = (settings: LxdSettings): [key: string, why: string][] => [
+  ['restricted.containers.lowlevel', 'raw.lxc'], // It makes the watchdog the first process.
+  ...(sellsMachines(settings)
+    ? ([
+        ['restricted.virtual-machines.lowlevel', 'raw.qemu'],
+        ['restricted.devices.proxy', 'the device of a keeper'],
+      ] satisfies [string, string][])
+    : []),
+];
+
+async function checkProject(lxd: LxdApi, settings: LxdSettings): Promise<CheckResult> {
+  const { project } = settings;
   const configured = await orAbsent(
     lxd.ask<{ config: Record<string, string> }>('GET', `/1.0/projects/${encodeURIComponent(project)}`),
   );
   if (!configured)
     return { ok: false, detail: `there is no project ${project}, or Purser's certificate may not see it` };
-  const { restricted, 'restricted.containers.lowlevel': lowlevel } = configured.config;
-  if (restricted !== 'true' || lowlevel === 'allow') return { ok: true, detail: project };
+  const { config } = configured;
+  const refused = ALLOWED(settings).find(([key]) => config[key] !== 'allow');
+  if (config.restricted !== 'true' || !refused) return { ok: true, detail: project };
+  const [key, what] = refused;
   return {
     ok: false,
-    detail: `${project} is restricted, and refuses raw.lxc: lxc project set ${project} restricted.containers.lowlevel=allow`,
+    detail: `${project} is restricted, and refuses ${what}: lxc project set ${project} ${key}=allow`,
   };
 }
 
@@ -107,13 +135,49 @@ async function checkPool(lxd: LxdApi, pool: string): Promise<CheckResult> {
 }
 
 async function checkImages(lxd: LxdApi, settings: LxdSettings): Promise<CheckResult> {
-  for (const image of imagesOf(settings)) {
+  const contents = allContents(settings);
+  for (const { image, type } of contents) {
     const info = await orAbsent(lxd.ask<{ type: string }>('GET', imagePath(image)));
     if (!info)
-      return { ok: false, detail: `${image} is not there: lxc image copy images:debian/12 local: --alias ${image}` };
-    if (info.type !== 'container') return { ok: false, detail: `${image} is the image of a ${info.type}` };
+      return {
+        ok: false,
+        detail: `${image} is not there: lxc image copy images:debian/12 local: --alias ${image}${type === 'container' ? '' : ' --vm'}`,
+      };
+    if (info.type !== type) return { ok: false, detail: `${image} is the image of a ${info.type}, not of a ${type}` };
   }
-  return { ok: true, detail: `${imagesOf(settings).join(', ')}: there` };
+  return { ok: true, detail: `${contents.map(({ image }) => image).join(', ')}: there` };
+}
+
+const MACHINE = `echo "boot $(${WATCHDOG_PATH} boot)"
+while read -r name kib rest; do [ "$name" != MemTotal: ] || echo "kib $kib"; done < /proc/meminfo
+cpus=0; while read -r name rest; do [ "$name" != processor ] || cpus=$((cpus+1)); done < /proc/cpuinfo; echo "cpus $cpus"
+bytes=0; for disk in /sys/block/[sv]d*/size; do read -r blocks < "$disk" && bytes=$((bytes+blocks*512)); done; echo "disk $bytes"`;
+
+/**
+ * Returns what a running virtual machine lacks of its wall, its size and its deadline; undefined if nothing is missing. Its kernel
+ * counts what the host lent it, and can have no more.
+ */
+export async function findOpenMachine(
+  guest: Guest,
+  ref: Ref,
+  { cpus, memoryGib, diskGb }: LeaseSize,
+  keepers: Keepers,
+): Promise<string | undefined> {
+  if (!(await keepers.holds(ref))) return 'its keeper does not hold its power, so nothing would end it without Purser';
+  const before = await keepers.bootSeconds(ref);
+  const { stdout } = await guest.exec(ref, { command: MACHINE, timeoutSeconds: 10, streamBytesMax: 4096 });
+  const said = Object.fromEntries([...stdout.toString().matchAll(/^(\w+) (\S+)$/gm)].map(([, name, it]) => [name, it]));
+  const after = await keepers.bootSeconds(ref);
+  // Its own kernel has booted since its host's; a container has the clock of its host.
+  const inside = Number(said.boot);
+  if (!(inside > 0 && before > 0 && after >= before)) return 'nobody says whether it has a kernel of its own';
+  if (inside >= before && inside <= after) return 'it shares the kernel of its host, and is sold as a virtual machine';
+  const has = { cpus: Number(said.cpus), memory: (Number(said.kib) * 1024) / GIB, disk: Number(said.disk) / GIB };
+  if (!(has.cpus > 0 && has.cpus <= cpus)) return `it has ${has.cpus} CPUs, and ${cpus} were sold`;
+  if (!(has.memory > 0 && has.memory <= memoryGib)) return `it has ${has.memory} GiB, and ${memoryGib} were sold`;
+  // The disk of its agent is among them.
+  if (!(has.disk > 0 && has.disk < diskGb + 1)) return `it has ${has.disk} GiB of disk, and ${diskGb} were sold`;
+  return undefined;
 }
 
 /** Checks the limits: LXD itself notes which controllers its kernel lacks. */

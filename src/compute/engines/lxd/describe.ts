@@ -5,7 +5,8 @@ import { egressVariables } from '../../kit/egress.ts';
 import { SECRETS_LABEL, trustVariables } from '../../kit/trust.ts';
 import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
-import type { LxdSettings } from './settings.ts';
+import { powerArguments } from './power.ts';
+import { contentsOf, type LxdSettings } from './settings.ts';
 
 const CPU_PERIOD_MILLISECONDS = 100;
 
@@ -24,6 +25,7 @@ export const isLeaseName = (name: string) => /^purser-[0-9a-f]{32}$/.test(name);
 /** An instance as `GET /1.0/instances` lists it. */
 export type LxdInstance = {
   name: string;
+  type?: string;
   status: string;
   status_code: number;
   architecture: string;
@@ -33,6 +35,8 @@ export type LxdInstance = {
   /** Missing where the member does not answer. */
   config?: Record<string, string> | null;
 };
+
+export const isMachine = ({ type }: LxdInstance): boolean => type === 'virtual-machine';
 
 const USER_KEY = 'user.';
 export const CREATED_KEY = 'user.purser.created';
@@ -57,15 +61,20 @@ dac_read_search fowner fsetid ipc_lock ipc_owner kill lease linux_immutable mac_
 net_bind_service net_broadcast net_raw perfmon setfcap setgid setpcap setuid sys_admin sys_boot sys_chroot sys_module
 sys_nice sys_pacct sys_ptrace sys_rawio sys_resource sys_time sys_tty_config syslog wake_alarm`.replace(/\s+/g, ' ');
 
+/** The configuration of every instance: the server starts none by itself. */
+export const SHARED_CONFIG = { 'boot.autostart': 'false' };
+/** A virtual machine and its keeper stay on one member of a cluster. */
+export const STAYING = { 'cluster.evacuate': 'stop' };
+
 /**
  * Returns the configuration that LXD has no setting for (lxc.container.conf(5)): process 1 is the watchdog, no process inside has
  * or gains a capability, and there is a loopback. In a container without a network it is down, and no process inside may change
  * that. The hook runs before process 1, by the `ip` of LXD's machine; where that lacks it, a lease has no loopback. liblxc adds
  * arguments, which the shell ignores.
  */
-const raw = (deadline: number) =>
+export const rawOf = (watchdogArguments: string) =>
   [
-    `lxc.init.cmd = ${WATCHDOG_PATH} ${deadline}`,
+    `lxc.init.cmd = ${WATCHDOG_PATH} ${watchdogArguments}`,
     `lxc.init.uid = ${WATCHDOG_USER}`,
     `lxc.init.gid = ${WATCHDOG_USER}`,
     'lxc.no_new_privs = 1',
@@ -81,35 +90,27 @@ type InstanceOrder = {
   secrets: SecretsOrder | undefined;
 };
 
-/** Returns the body of `POST /1.0/instances`: an unprivileged, limited container without any profile of the operator's. */
-export function describeInstance(
-  settings: LxdSettings,
-  { claim, deadline, created, isIncus, secrets }: InstanceOrder,
-): object {
+/** Returns the body of `POST /1.0/instances`: a limited instance without any profile of the operator's. */
+export function describeInstance(settings: LxdSettings, order: InstanceOrder): object {
+  const { claim, created, isIncus, secrets } = order;
+  const { image, type } = contentsOf(settings, claim.offer);
   const variables = Object.entries({ ...egressVariables(settings, claim.offer), ...trustVariables(secrets) });
   const labels = Object.entries(labelsOf(claim)).map(([key, value]) => [USER_KEY + key, value]);
   return {
     name: nameOf(claim.tag),
-    type: 'container',
-    source: { type: 'image', ...sourceOf(imageOf(settings, claim.offer)) },
+    type,
+    source: { type: 'image', ...sourceOf(image) },
     profiles: [],
     config: {
       ...Object.fromEntries(labels),
       ...Object.fromEntries(variables.map(([name, value]) => [`environment.${name}`, value])),
       [CREATED_KEY]: String(created),
       ...(secrets ? { [SECRETS_KEY]: claim.tag } : {}),
-      'boot.autostart': 'false',
+      ...SHARED_CONFIG,
       'limits.cpu': String(Math.ceil(claim.cpus)),
-      'limits.cpu.allowance': allowanceOf(claim.cpus),
       'limits.memory': `${Math.round(claim.memoryGib * GIB)}`,
-      'limits.memory.swap': 'false',
-      'limits.processes': String(settings.pids),
-      'security.privileged': 'false',
-      'security.nesting': 'false',
-      // No other container has the same users outside.
-      'security.idmap.isolated': 'true',
       [isIncus ? 'security.guestapi' : 'security.devlxd']: 'false',
-      'raw.lxc': raw(deadline),
+      ...(type === 'container' ? configOfContainer(settings, order) : configOfMachine(order)),
     },
     devices: {
       root: { type: 'disk', path: '/', pool: settings.pool, size: `${claim.diskGb}GiB` },
@@ -117,15 +118,24 @@ export function describeInstance(
   };
 }
 
-/** Returns the image that a lease is made from: that of its offer, else that of the backend's settings. */
-export const imageOf = (settings: LxdSettings, offerId: string | undefined): string =>
-  ('offers' in settings ? settings.offers.find(({ id }) => id === offerId)?.image : undefined) ?? settings.image;
-/** Returns every image that leases are made from, each once. */
-export const imagesOf = (settings: LxdSettings): string[] => [
-  ...new Set(
-    'offers' in settings ? settings.offers.map(({ id }) => imageOf(settings, id)) : [imageOf(settings, undefined)],
-  ),
-];
+/** Returns the configuration of an unprivileged container that ends itself. */
+const configOfContainer = ({ pids }: LxdSettings, { claim, deadline }: InstanceOrder) => ({
+  'limits.cpu.allowance': allowanceOf(claim.cpus),
+  'limits.memory.swap': 'false',
+  'limits.processes': String(pids),
+  'security.privileged': 'false',
+  'security.nesting': 'false',
+  // No other container has the same users outside.
+  'security.idmap.isolated': 'true',
+  'raw.lxc': rawOf(String(deadline)),
+});
+
+/** Returns the configuration of a virtual machine whose power is lent to its keeper. Most images have no signature of their kernel. */
+const configOfMachine = ({ claim }: InstanceOrder) => ({
+  ...STAYING,
+  'security.secureboot': 'false',
+  'raw.qemu': powerArguments(claim.tag),
+});
 
 const FINGERPRINT = /^[0-9a-f]{12,64}$/;
 const sourceOf = (image: string) => (FINGERPRINT.test(image) ? { fingerprint: image } : { alias: image });

@@ -10,7 +10,12 @@ export type Server = {
     /** `lxd` or `incus`. */
     server: string;
     server_version: string;
+    /** The drivers of instances, and their versions, each with `|` between them. */
+    driver?: string;
+    driver_version?: string;
     server_clustered: boolean;
+    /** The first is the machine's own. */
+    architectures: string[];
     /** Of the server's certificate, or of its cluster's. */
     certificate_fingerprint?: string;
   };
@@ -22,6 +27,7 @@ type PoolResources = { space?: { used?: number; total?: number } };
 /** The machine of a server, or the members of its cluster. */
 export type LxdHost = {
   isIncus(): Promise<boolean>;
+  architecture(): Promise<string>;
   /** Returns the server's identity (`Backend.identity`). */
   identity(): Promise<string | undefined>;
   /** Returns the CPUs and the memory, of all members of a cluster that are online. */
@@ -48,6 +54,7 @@ export function createHost(lxd: LxdApi): LxdHost {
     return Promise.all(online.map((it) => lxd.ask<T>('GET', `${path}?target=${encodeURIComponent(it.server_name)}`)));
   }
   return {
+    architecture: async () => (await serverOnce()).environment.architectures[0] ?? '',
     isIncus: async () => (await serverOnce()).environment.server === 'incus',
     async identity() {
       // Asked each time: another server may have taken over the address. Members of a cluster have one certificate, and names of their own.

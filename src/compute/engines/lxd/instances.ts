@@ -1,6 +1,6 @@
 import type { Machine, Ref } from '../../backend.ts';
 import { isAbsent, type LxdApi, STATUS, textOf } from './api.ts';
-import { isLeaseName, type LxdInstance } from './describe.ts';
+import { isLeaseName, isMachine, type LxdInstance } from './describe.ts';
 
 export const CHANGE_MILLISECONDS = 60_000;
 const BUSY_MILLISECONDS = 10_000;
@@ -10,6 +10,8 @@ const BUSY_POLL_MILLISECONDS = 100;
 export function createInstances(lxd: LxdApi) {
   /** The member of the cluster that each was last seen on. */
   const locations = new Map<Ref, string>();
+  /** Those that are virtual machines, and those that are not, as they were seen. */
+  const machines = new Map<Ref, boolean>();
 
   /** Returns the instance of a reference; undefined when the server confirms that there is none. */
   async function look(ref: Ref): Promise<LxdInstance | undefined> {
@@ -18,7 +20,7 @@ export function createInstances(lxd: LxdApi) {
       // Only the server's own message proves that there is no such instance; an answer about another proves nothing about this one.
       if (typeof instance?.status_code !== 'number' || instance.name !== ref)
         throw new Error(`LXD does not say the state of ${ref}`);
-      noteLocation(instance);
+      note(instance);
       return instance;
     } catch (error) {
       if (isAbsent(error)) return undefined;
@@ -26,15 +28,24 @@ export function createInstances(lxd: LxdApi) {
     }
   }
 
-  /** Notes the member that an instance is on. Outside a cluster there is only one place. */
-  function noteLocation({ name, location }: LxdInstance): void {
+  /** Notes what an instance is, and the member that it is on. Outside a cluster there is only one place. */
+  function note(instance: LxdInstance): void {
+    const { name, location } = instance;
+    if (!isLeaseName(name)) return;
     if (location && location !== 'none') locations.set(name, location);
+    machines.set(name, isMachine(instance));
   }
 
-  /** Lists every container of the project. Throws when a member of the cluster does not answer for one that may be a lease. */
+  /** Returns whether an instance is a virtual machine, which never changes. Throws when the server cannot be asked. */
+  async function isMachineAt(ref: Ref): Promise<boolean> {
+    if (!machines.has(ref)) await look(ref);
+    return machines.get(ref) ?? false;
+  }
+
+  /** Lists every instance of the project. Throws when a member of the cluster does not answer for one that may be a lease. */
   async function list(): Promise<LxdInstance[]> {
-    const all = await lxd.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1&instance-type=container');
-    all.forEach(noteLocation);
+    const all = await lxd.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1');
+    all.forEach(note);
     const silent = all.find((it) => it.status_code === STATUS.error && isLeaseName(it.name));
     if (silent) throw new Error(`${lxd.socket}: the member ${silent.location} does not answer for ${silent.name}`);
     return all;
@@ -56,7 +67,11 @@ export function createInstances(lxd: LxdApi) {
     list,
     remove,
     locationOf: (ref: Ref) => locations.get(ref),
-    forget: (ref: Ref) => void locations.delete(ref),
+    isMachine: isMachineAt,
+    forget(ref: Ref) {
+      locations.delete(ref);
+      machines.delete(ref);
+    },
   };
 }
 export type LxdInstances = ReturnType<typeof createInstances>;

@@ -1,3 +1,4 @@
+import { Refusal } from '../../../base/refusal.ts';
 import type { Backend, Created, Extended, Machine, Owned, Ref, Spec, Surroundings } from '../../backend.ts';
 import { createReservations } from '../../kit/capacity.ts';
 import { type LeaseSize, sizeOf } from '../../kit/claim.ts';
@@ -11,19 +12,20 @@ import { keepDeadlines, MOVE_MILLISECONDS, RUNNING_WATCHDOG, WATCHDOG_PATH } fro
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { createGuest } from '../../machine/guest.ts';
 import { LxdRefusal, openLxdApi, textOf } from './api.ts';
-import { checkLxd, findOpen } from './check.ts';
+import { checkLxd, findOpen, findOpenMachine } from './check.ts';
 import { createMaker, type LxdOrder } from './create.ts';
-import { CREATED_KEY, claimIn, hasSecrets, imageOf, imagesOf, nameOf } from './describe.ts';
+import { CREATED_KEY, claimIn, hasSecrets, isMachine, nameOf } from './describe.ts';
 import { createHost } from './host.ts';
 import { createInstances, stateOf } from './instances.ts';
+import { createKeepers, keeperOf, keptTag } from './keeper.ts';
 import { createLxdPause } from './pause.ts';
 import { beginEgress, beginIn, runProgram } from './program.ts';
-import type { LxdSettings } from './settings.ts';
+import { allContents, contentsOf, type LxdSettings } from './settings.ts';
 import { readUsage } from './usage.ts';
 
 /**
- * Opens unprivileged containers of LXD or Incus. The name comes from the tag, which is in the configuration; the first process is a
- * watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the server may be another machine or a
+ * Opens unprivileged containers and virtual machines of LXD or Incus. The name comes from the tag, which is in the configuration; the
+ * first process of a container is a watchdog, which keeps the deadline; that of a virtual machine is kept beside it. Nothing of this machine's file system is used, so the server may be another machine or a
  * cluster.
  */
 export function openLxdBackend(
@@ -43,12 +45,17 @@ export function openLxdBackend(
       diskFree: () => host.diskFree(settings.pool),
     },
   );
+  const contents = allContents(settings);
   const free = createRecent(async () => {
-    const [count, missing] = await Promise.all([reservations.free(), host.missing(imagesOf(settings))]);
-    return (size: LeaseSize) => (missing.includes(imageOf(settings, size.offer)) ? 0 : count(size));
+    const [count, missing] = await Promise.all([reservations.free(), host.missing(contents.map(({ image }) => image))]);
+    return (size: LeaseSize) => (missing.includes(contentsOf(settings, size.offer).image) ? 0 : count(size));
   });
+  const keepers = createKeepers(lxd, settings, { instances, host });
   const deadlines = keepDeadlines(
-    (ref, ...args) => runProgram(lxd, ref, WATCHDOG_USER, [RUNNING_WATCHDOG, ...args], MOVE_MILLISECONDS),
+    async (ref, ...args) => {
+      const holder = (await instances.isMachine(ref)) ? keeperOf(ref) : ref;
+      return runProgram(lxd, holder, WATCHDOG_USER, [RUNNING_WATCHDOG, ...args], MOVE_MILLISECONDS);
+    },
     (error) => (error instanceof LxdRefusal && /not running/i.test(error.message) ? textOf(error) : undefined),
   );
   const pause = createLxdPause(lxd, settings.user, { instances, deadlines, room: roomOfPaused(reservations, free) });
@@ -64,7 +71,7 @@ export function openLxdBackend(
     },
     pause,
   });
-  const make = createMaker(lxd, settings, { host, instances, deadlines, now });
+  const make = createMaker(lxd, settings, { host, instances, keepers, deadlines, now });
 
   async function create(order: LxdOrder): Promise<Created> {
     const { tag, quote } = order;
@@ -75,7 +82,7 @@ export function openLxdBackend(
       return settle(tag, await make(order, claim).catch(unknownOutcome));
     } catch (error) {
       // Nothing has been requested yet.
-      return settle(tag, refused('The container cannot be ordered', textOf(error)));
+      return settle(tag, refused('The machine cannot be ordered', textOf(error)));
     }
   }
 
@@ -88,31 +95,42 @@ export function openLxdBackend(
 
   async function inspect(ref: Ref): Promise<Machine | undefined> {
     const instance = await instances.look(ref);
-    if (!instance) return undefined;
+    if (!instance) return (await keepers.look(ref)) && { ref, state: 'ended', note: 'only its keeper is there' };
     const state = stateOf(instance);
     if (state === 'ended') return { ref, state, note: 'it was never started, was stopped, or its deadline has passed' };
     if (state !== 'running') return { ref, state };
+    if (isMachine(instance)) {
+      const keeper = await keepers.look(ref);
+      // Nothing would end it without Purser.
+      if (!keeper || stateOf(keeper) === 'ended') return { ref, state: 'ended', note: 'its keeper was stopped' };
+    }
     const deadline = await deadlines.read(ref);
     return { ref, state, ...(deadline === undefined ? {} : { deadline }) };
   }
 
   /** Lists only instances whose name comes from their tag: a copy of one has its configuration as well, and is not ours. */
   async function listOwned(prefix: string): Promise<Owned[]> {
-    return (await instances.list()).flatMap((it) => {
-      const { tag } = claimIn(it);
-      if (!tag.startsWith(prefix) || nameOf(tag) !== it.name) return [];
+    const all = await instances.list();
+    const names = new Set(all.map(({ name }) => name));
+    return all.flatMap((it) => {
+      const kept = keptTag(it);
+      const { tag } = kept === undefined ? claimIn(it) : { tag: kept };
+      const ref = nameOf(tag);
+      if (!tag.startsWith(prefix) || (kept === undefined ? ref !== it.name : names.has(ref))) return [];
       const createdAt = Number(it.config?.[CREATED_KEY] ?? Math.floor(Date.parse(it.created_at) / 1000));
-      return [{ ref: it.name, tag, state: stateOf(it), createdAt }];
+      return [{ ref, tag, state: kept === undefined ? stateOf(it) : 'ended', createdAt }];
     });
   }
 
   async function find(tag: string): Promise<Machine[]> {
     const instance = await instances.look(nameOf(tag));
+    if (!instance && (await keepers.look(nameOf(tag)))) return [{ ref: nameOf(tag), state: 'ended' }];
     return instance && claimIn(instance).tag === tag ? [{ ref: instance.name, state: stateOf(instance) }] : [];
   }
 
   async function destroy(ref: Ref): Promise<void> {
     await instances.remove(ref);
+    if (await keepers.look(ref)) await keepers.remove(ref);
     deadlines.forget(ref);
     instances.forget(ref);
     reservations.release(ref);
@@ -120,7 +138,7 @@ export function openLxdBackend(
   }
 
   async function extend(ref: Ref, deadline: number): Promise<Extended> {
-    if (!(await instances.look(ref))) return { kind: 'refused', reason: 'the container is gone' };
+    if (!(await instances.look(ref))) return { kind: 'refused', reason: 'the machine is gone' };
     return deadlines.move(ref, deadline);
   }
 
@@ -139,19 +157,32 @@ export function openLxdBackend(
       check: () => checkLxd(lxd, settings),
       trial: 'free',
       async unlimited(ref, quote) {
+        const size = sizeOf(settings, quote.spec);
+        if (await instances.isMachine(ref)) return findOpenMachine(guest, ref, size, keepers);
         const { stdout } = await guest.exec(ref, READ_LIMITS);
-        return findOpen(guest, ref, stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
+        return findOpen(guest, ref, stdout.toString(), size.memoryGib);
       },
     },
     guest,
-    quote: async (spec) => quoteOf(settings, spec),
+    async quote(spec) {
+      const quote = quoteOf(settings, spec);
+      const { cpus, offer } = sizeOf(settings, spec);
+      if (contentsOf(settings, offer).type === 'virtual-machine' && !Number.isInteger(cpus))
+        throw new Refusal('invalid_request', 'spec.cpus: a virtual machine has whole ones.');
+      return quote;
+    },
 
     freeFor: async (spec) => (await free.get())?.(sizeOf(settings, spec)) ?? 0,
 
     async offers(waitMilliseconds) {
       const count = await free.get(waitMilliseconds);
       const isAvailable = (spec: Spec) => (count?.(sizeOf(settings, spec)) ?? 0) > 0;
-      return offersOf(settings, 'container').map((it) => ({ ...it, available: isAvailable(it.spec) }));
+      const typeOf = (offer: string | undefined) => contentsOf(settings, offer).type;
+      return offersOf(settings, (offer) => typeOf(offer).replace('-', ' ')).map((it) => ({
+        ...it,
+        ...(typeOf(it.offerId ?? undefined) === 'container' ? {} : { runtime: typeOf(it.offerId ?? undefined) }),
+        available: isAvailable(it.spec),
+      }));
     },
 
     close: () => lxd.close(),

@@ -2,9 +2,9 @@ import type { Pausing, Ref } from '../../backend.ts';
 import { createPausing } from '../../kit/pausing.ts';
 import { type Deadlines, MOVE_MILLISECONDS, RUNNING_WATCHDOG, WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
-import type { LxdApi } from './api.ts';
+import { type LxdApi, LxdRefusal, STATUS } from './api.ts';
 import { allowanceOf, claimIn } from './describe.ts';
-import type { LxdInstances } from './instances.ts';
+import { CHANGE_MILLISECONDS, type LxdInstances } from './instances.ts';
 import { runProgram } from './program.ts';
 
 type PauseNeeds = { instances: LxdInstances; deadlines: Deadlines; room: Pick<Pausing, 'takeRoom' | 'letGo'> };
@@ -13,7 +13,7 @@ type PauseNeeds = { instances: LxdInstances; deadlines: Deadlines; room: Pick<Pa
 export function createLxdPause(lxd: LxdApi, tenant: number, { instances, deadlines, room }: PauseNeeds): Pausing {
   const run = async (ref: Ref, user: number, argv: string[]) =>
     (await runProgram(lxd, ref, user, argv, MOVE_MILLISECONDS)).exitCode;
-  return createPausing(
+  const pausing = createPausing(
     {
       async limitCpu(ref, to) {
         const instance = await instances.look(ref);
@@ -28,4 +28,26 @@ export function createLxdPause(lxd: LxdApi, tenant: number, { instances, deadlin
     deadlines,
     room,
   );
+  /** Stops or continues the processors of a virtual machine; succeeds if that is so already. */
+  const change = (ref: Ref, action: 'freeze' | 'unfreeze') =>
+    lxd.run('PUT', `/1.0/instances/${ref}/state`, { action }, CHANGE_MILLISECONDS).catch(async (error) => {
+      const instance = error instanceof LxdRefusal ? await instances.look(ref) : undefined;
+      if ((instance?.status_code === STATUS.frozen) !== (action === 'freeze')) throw error;
+    });
+
+  return {
+    ...pausing,
+    async begin(ref, deadline, stopped) {
+      if (!(await instances.isMachine(ref))) return pausing.begin(ref, deadline, stopped);
+      await change(ref, 'freeze');
+      await stopped?.();
+      return deadlines.move(ref, deadline);
+    },
+    async end(ref, deadline) {
+      if (!(await instances.isMachine(ref))) return pausing.end(ref, deadline);
+      const moved = await deadlines.move(ref, deadline);
+      if (moved.kind === 'done') await change(ref, 'unfreeze');
+      return moved;
+    },
+  };
 }

@@ -1,6 +1,6 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
-import { egress } from '../../kit/egress.ts';
+import { egress, haveWayOut } from '../../kit/egress.ts';
 import {
   above0,
   DOUBLE_ID,
@@ -15,13 +15,16 @@ import {
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { checkLxdAddress, lxdAddress } from './address.ts';
 
-/** Containers of LXD or Incus, on this machine, another one or a cluster: the settings, their notes, and how it is opened. */
+/** LXD or Incus, on this machine, another one or a cluster: the settings, their notes, and how it is opened. */
 
 const UID_MAX = 65_535;
 
 const name = v.pipe(v.string(), v.regex(/^[A-Za-z0-9][\w.-]*$/, 'must be a name'));
 /** An alias, or the beginning of a fingerprint. */
 const image = v.pipe(v.string(), v.regex(/^[A-Za-z0-9][\w./:-]*$/, 'must be an alias or a fingerprint'));
+
+/** The type of the instances. */
+const type = v.picklist(['container', 'virtual-machine']);
 
 const shared = {
   backend: v.literal('lxd'),
@@ -30,7 +33,8 @@ const shared = {
   /** The storage pool of the root disks. */
   pool: v.optional(name, 'default'),
   image,
-  /** The user that tenants' commands run as. Root has no capabilities. */
+  type: v.optional(type, 'container'),
+  /** The user that tenants' commands run as. Root of a container has no capabilities. */
   user: v.optional(
     v.pipe(
       whole(0, UID_MAX),
@@ -48,6 +52,43 @@ const shared = {
   provision_seconds: v.optional(whole(1, 86_400), 60),
 };
 
+/** The parts of the settings that the type has a say in. */
+type Parts = {
+  type: v.InferOutput<typeof type>;
+  egress?: v.InferOutput<typeof egress>;
+  limits: { max_seconds: number; cpus?: number };
+  offers?: {
+    id: string;
+    cpus: number;
+    type?: v.InferOutput<typeof type> | undefined;
+    egress?: v.InferOutput<typeof egress>;
+  }[];
+};
+
+/** Refuses what no virtual machine can have. */
+function checkMachines<S extends Parts>() {
+  return v.rawCheck<S>(({ dataset, addIssue }) => {
+    if (!dataset.typed) return;
+    const { value } = dataset;
+    const sold = value.offers?.map(({ id, cpus }) => ({ id, cpus })) ?? [
+      { id: undefined, cpus: value.limits.cpus ?? 0 },
+    ];
+    for (const { id, cpus } of sold) {
+      if (typeOf(value, id) === 'container') continue;
+      const name = id === undefined ? '' : `${id}: `;
+      // By its size, whole ones are leased up to the limit.
+      if (cpus < 1 || (id !== undefined && !Number.isInteger(cpus)))
+        addIssue({ message: `${name}a virtual machine has whole cpus` });
+      if (waysOutOf(value, id))
+        addIssue({ message: `${name}a virtual machine has no egress: leave egress out, or set type: container` });
+    }
+  });
+}
+
+/** Returns whether the leases of an offer have a way out. */
+const waysOutOf = ({ egress, offers }: Parts, id: string | undefined) =>
+  haveWayOut({ egress, ...(offers ? { offers: offers.filter((it) => it.id === id) } : {}) });
+
 const Sized = v.pipe(
   v.strictObject({
     ...shared,
@@ -58,6 +99,7 @@ const Sized = v.pipe(
     capacity: v.optional(v.strictObject({ cpus: above0, memory_gib: above0 })),
   }),
   checkLxdAddress(),
+  checkMachines(),
   v.forward(
     v.check(
       ({ limits, capacity }) =>
@@ -72,23 +114,53 @@ const Offers = v.pipe(
   v.strictObject({
     ...shared,
     limits,
-    /** An offer may have its own image and egress instead of the common ones. */
+    /** An offer may have its own image, type and egress instead of the common ones. */
     offers: v.pipe(
-      v.array(v.strictObject({ ...offerFields, count: offerCount, image: v.optional(image), egress })),
+      v.array(
+        v.strictObject({
+          ...offerFields,
+          count: offerCount,
+          image: v.optional(image),
+          type: v.optional(type),
+          egress,
+        }),
+      ),
       v.minLength(1),
       v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
     ),
   }),
   checkLxdAddress(),
+  checkMachines(),
 );
 
 export const slots = { provider_one: Sized, provider_three: Offers };
 export type LxdSettings = v.InferOutput<typeof Sized> | v.InferOutput<typeof Offers>;
 
-export function notes(_: LxdSettings): string[] {
+/** The contents that leases are made from. */
+export type Contents = { image: string; type: v.InferOutput<typeof type> };
+
+/** Returns the contents of everything on offer, each once. */
+export function allContents(settings: LxdSettings): Contents[] {
+  const ids = 'offers' in settings ? settings.offers.map(({ id }) => id) : [undefined];
+  const all = ids.map((id) => contentsOf(settings, id));
+  return all.filter((it, at) => all.findIndex(({ image, type }) => image === it.image && type === it.type) === at);
+}
+
+/** Returns the contents of an offer's lease; of an unnamed one, those of the settings. */
+export function contentsOf(settings: LxdSettings, offer: string | undefined): Contents {
+  const image = 'offers' in settings ? settings.offers.find(({ id }) => id === offer)?.image : undefined;
+  return { image: image ?? settings.image, type: typeOf(settings, offer) };
+}
+
+const typeOf = ({ type, offers }: Parts, offer: string | undefined): Contents['type'] =>
+  offers?.find(({ id }) => id === offer)?.type ?? type;
+
+export function notes(settings: LxdSettings): string[] {
   return [
     'leases have no network',
-    'containers share the kernel of their host, which is no wall against a hostile tenant',
+    ...(allContents(settings).some(({ type }) => type === 'container')
+      ? ['containers share the kernel of their host, which is no wall against a hostile tenant']
+      : []),
   ];
 }
 

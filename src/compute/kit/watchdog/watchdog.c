@@ -4,6 +4,8 @@
  *   watchdog DEADLINE [/DIRECTORY] as process 1: waits for DEADLINE (Unix seconds), then exits 0. SIGTERM and SIGINT:
  *                       exits 143. The directory is its user's alone; it puts a copy of itself there, as `watchdog`.
  *                       Exits 153 once files that the engine mounted (mounts.h) have grown by more than 16 MiB.
+ *   watchdog keep DEADLINE as process 1: waits for DEADLINE, then switches a virtual machine off, each second (keeper.h).
+ *   watchdog held | boot as any other process: exits 0 if process 1 holds the power; prints the seconds since the kernel's boot.
  *   watchdog DEADLINE [/DIRECTORY] as any other process: moves the deadline of process 1, which has the same directory.
  *   watchdog [/DIRECTORY] as any other process: changes nothing.
  *   watchdog relay PORT as any other process: connects its input and output to a port on loopback.
@@ -12,7 +14,7 @@
  *   watchdog stop | continue as any other process: stops, or continues, all that its user may signal.
  *   watchdog stopped    as any other process: exits 0 once all processes of other users are stopped, 16 if they do not stop.
  *
- * The second and the third print the deadline that process 1 then has. They exit with the number of the kernel's error
+ * Those that move or change nothing print the deadline that process 1 then has. They exit with the number of the kernel's error
  * (errno.h) where there is one: then nothing was moved; 64 is a DEADLINE that is no number. A relay exits with the
  * number of the error if it cannot connect; once it has, it writes a line that says so, and then what comes.
  *
@@ -233,9 +235,10 @@ static volatile long *share_memory(long deadline) {
 }
 
 #include "mounts.h"
+#include "keeper.h"
 
 /* Process 1. */
-static void guard(long deadline, const char *directory) {
+static void guard(long deadline, const char *directory, int keeps) {
   /* Whatever loses its parent becomes a child of process 1; a child whose end is ignored leaves no zombie. */
   long ignored[4] = {SIG_IGN, 0, 0, 0};
   must(kernel(SIGACTION, SIGCHLD, (long)ignored, 0, SIGSET_BYTES, 0, 0));
@@ -251,15 +254,26 @@ static void guard(long deadline, const char *directory) {
     if (told != known) end = now(CLOCK_BOOTTIME) + told * MILLISECONDS - now(CLOCK_REALTIME);
     known = told;
     long left = end - now(CLOCK_BOOTTIME);
-    if (left <= 0) leave(0);
-    if (have_grown()) leave(EXIT_GROWN);
+    if (keeps) hold_power(shared);
+    if (left <= 0 && !keeps) leave(0);
+    if (left <= 0) switch_off();
+    if (!keeps && have_grown()) leave(EXIT_GROWN);
     struct time wait = second;
-    if (left < MILLISECONDS) {
+    if (left > 0 && left < MILLISECONDS) {
       wait.seconds = 0;
       wait.nanoseconds = left * 1000000;
     }
     if (kernel(SIGTIMEDWAIT, (long)&stops, 0, (long)&wait, SIGSET_BYTES, 0, 0) > 0) leave(EXIT_STOPPED);
   }
+}
+
+static void print(long value) {
+  char line[DIGITS_MAX + 1];
+  int at = sizeof line;
+  line[--at] = '\n';
+  do line[--at] = '0' + value % 10;
+  while ((value /= 10) && at > 0);
+  kernel(WRITE, 1, (long)(line + at), sizeof line - at, 0, 0, 0);
 }
 
 /* Any other process; `deadline` below 0 changes nothing. */
@@ -268,14 +282,7 @@ static void tell(long deadline, const char *directory) {
                       : open_file(AT_FDCWD, SHARED_PATH, O_RDWR, 0);
   volatile long *shared = share(fd);
   if (deadline >= 0) *shared = deadline;
-
-  char line[DIGITS_MAX + 1];
-  int at = sizeof line;
-  line[--at] = '\n';
-  long value = *shared;
-  do line[--at] = '0' + value % 10;
-  while ((value /= 10) && at > 0);
-  kernel(WRITE, 1, (long)(line + at), sizeof line - at, 0, 0, 0);
+  print(*shared);
   leave(0); /* What was moved is moved, whoever hears of it. */
 }
 
@@ -381,9 +388,15 @@ __attribute__((used)) void begin(long *stack) {
   if (!is_first && count == 2 && is(arguments[1], "stop")) stop_all();
   if (!is_first && count == 2 && is(arguments[1], "continue")) continue_all();
   if (!is_first && count == 2 && is(arguments[1], "stopped")) await_stopped();
+  if (!is_first && count == 2 && is(arguments[1], "held")) say_held();
+  if (!is_first && count == 2 && is(arguments[1], "boot")) {
+    print(now(CLOCK_BOOTTIME) / MILLISECONDS);
+    leave(0);
+  }
+  if (is_first && count == 3 && is(arguments[1], "keep")) guard(parse(arguments[2]), 0, 1);
   const char *directory = count > 1 && arguments[count - 1][0] == '/' ? arguments[--count] : 0;
   if (count > 2 || (is_first && count != 2)) leave(EXIT_USAGE);
   long deadline = count == 2 ? parse(arguments[1]) : -1;
-  if (is_first) guard(deadline, directory);
+  if (is_first) guard(deadline, directory, 0);
   tell(deadline, directory);
 }
