@@ -95,6 +95,15 @@ test('a machine whose state its member cannot say is neither there nor gone', as
   await assert.rejects(fake.backend.find(TAG), /cannot say the state/);
 });
 
+test('a virtual machine that its guest has brought down is there until its end, and hides no other', async (t) => {
+  const failed = instance({ type: 'virtual-machine', status_code: 112, status: 'Error' });
+  const fake = await openFake(t, (_, path) => sync(path.startsWith('/1.0/instances?') ? [failed] : failed));
+  assert.deepEqual(await fake.backend.listOwned(LXD_PREFIX), [
+    { ref: REF, tag: TAG, state: 'running', createdAt: 1000 },
+  ]);
+  assert.deepEqual(await fake.backend.find(TAG), [{ ref: REF, state: 'running' }]);
+});
+
 /** What a create meets at the server, and its outcome. */
 const CREATES: [what: string, post: Answer, wait: Answer, then: Answer, kind: string][] = [
   ['an operation that failed', sync(operation(103)), sync(operation(400, 'no')), refusal(404, 'none'), 'refused'],

@@ -46,7 +46,7 @@ export function createInstances(lxd: LxdApi) {
   async function list(): Promise<LxdInstance[]> {
     const all = await lxd.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1');
     all.forEach(note);
-    const silent = all.find((it) => it.status_code === STATUS.error && isLeaseName(it.name));
+    const silent = all.find((it) => it.status_code === STATUS.error && isLeaseName(it.name) && !hasFailed(it));
     if (silent) throw new Error(`${lxd.socket}: the member ${silent.location} does not answer for ${silent.name}`);
     return all;
   }
@@ -92,10 +92,18 @@ const STARTING = 106;
 const ENDED: readonly number[] = [102, 107, 108]; // Stopped, stopping, aborting.
 
 /**
+ * Returns whether this is a virtual machine that LXD shows as failed: QEMU is there, and its guest may have stopped it by a fault.
+ * Of an instance whose member does not answer there is no configuration.
+ */
+const hasFailed = (it: LxdInstance) => it.status_code === STATUS.error && isMachine(it) && Boolean(it.config);
+
+/**
  * Returns the state of an instance. Throws when LXD reports none. One that was made and not started counts as ended: its creator
  * died in between.
  */
-export function stateOf({ name, status, status_code: code }: LxdInstance): Machine['state'] {
+export function stateOf(instance: LxdInstance): Machine['state'] {
+  const { name, status, status_code: code } = instance;
+  if (hasFailed(instance)) return 'running';
   if (code === STATUS.error) throw new Error(`LXD cannot say the state of ${name} (${status})`);
   return ENDED.includes(code) ? 'ended' : code === STARTING ? 'provisioning' : 'running';
 }
