@@ -67,6 +67,8 @@ export type Rent = {
   provider?: 'provider_one' | 'provider_two' | 'provider_three';
   /** Seconds for which it waits for the machine (900). */
   waitSeconds?: number;
+  /** The id of a snapshot whose disk it gets. */
+  snapshot?: string;
 };
 
 export declare class Wallet implements AsyncDisposable {
@@ -77,6 +79,8 @@ export declare class Wallet implements AsyncDisposable {
   models(): Promise<Model[]>;
   machines(): Promise<Machine[]>;
   machine(id: string): Promise<Machine>;
+  snapshots(): Promise<Record<string, unknown>[]>;
+  deleteSnapshot(id: string): Promise<Record<string, unknown>>;
   rent(options?: Rent): Promise<Machine>;
   rent<T>(options: Rent, block: (machine: Machine) => Promise<T> | T): Promise<T>;
   delegate(name: string, options: { usd: string; minutes?: number }): Promise<Wallet>;
@@ -112,6 +116,7 @@ export declare class Machine implements AsyncDisposable {
   keep(options?: { maxMinutes?: number; stepMinutes?: number }): Promise<Machine>;
   pause(): Promise<Machine>;
   resume(): Promise<Machine>;
+  snapshot(): Promise<string>;
   run(command: string, options?: Run): Promise<Result>;
   start(command: string, options?: Place): Promise<Process>;
   port(port: number): Promise<{ url: string; expiresAt: number }>;

@@ -240,19 +240,30 @@ export class Wallet {
     return new Machine(this.#client, await this.#client.ask('POST', '/v1/compute/status', { id }));
   }
 
+  /** Its snapshots and those of its children, the newest first. */
+  async snapshots() {
+    return (await this.#client.ask('GET', '/v1/compute/snapshots')).snapshots;
+  }
+  /** Deletes a snapshot, which costs no further day. */
+  deleteSnapshot(id) {
+    return this.#client.ask('POST', '/v1/compute/snapshot/delete', { snapshot_id: id });
+  }
+
   /**
    * Rents the cheapest machine that fits, and waits until it runs. With `await using`, and in a block, it is stopped at the end. All
-   * of the time is paid in advance, and stopping early refunds nothing.
+   * of the time is paid in advance, and stopping early refunds nothing. With `snapshot` it has the disk of that.
    */
   async rent(options = {}, block) {
     const { cpus = 1, memoryGib = 1, minutes = 10, gpu = null, gpus = gpu === null ? 0 : 1 } = options;
-    const { diskGb, provider, waitSeconds = 900 } = options;
+    const { diskGb, snapshot, waitSeconds = 900 } = options;
+    const own = snapshot === undefined ? [] : await this.snapshots();
+    const { provider = own.find((it) => it.snapshot_id === snapshot)?.provider } = options;
     const wanted = { cpus, memoryGib, gpu, gpus, diskGb, provider, seconds: secondsOf(minutes) };
     let failed = new PurserError('offer_not_found', 'No offer that is available fits.', { status: 404 });
     for (const order of fitting(await this.offers(), wanted)) {
       let machine;
       try {
-        machine = await this.#rent(order, waitSeconds);
+        machine = await this.#rent(order, waitSeconds, snapshot);
       } catch (error) {
         if (!ELSEWHERE.has(error.code)) throw error;
         failed = error;
@@ -263,11 +274,12 @@ export class Wallet {
     throw failed;
   }
 
-  async #rent(order, waitSeconds) {
+  async #rent(order, waitSeconds, snapshot) {
     const ends = monotonic() + waitSeconds;
     // Without wait_seconds, a create that finds no machine is refused at once, and another offer is tried.
-    const wait = waitSeconds < 30 ? `?wait_seconds=${Math.max(0, Math.floor(waitSeconds))}` : '';
-    const target = `/v1/compute/create${wait}`;
+    const wait = waitSeconds < 30 ? [`wait_seconds=${Math.max(0, Math.floor(waitSeconds))}`] : [];
+    const query = [...wait, ...(snapshot === undefined ? [] : [`snapshot=${snapshot}`])].join('&');
+    const target = `/v1/compute/create${query && `?${query}`}`;
     const made = await this.#client.ask('POST', target, order, { key: newKey(), timeout: 30_000 + TIMEOUT });
     const machine = new Machine(this.#client, made);
     try {
@@ -393,6 +405,11 @@ export class Machine {
   /** Continues what `pause` stopped. */
   async resume() {
     return this.#take(await this.#ask('/v1/compute/resume'));
+  }
+
+  /** Keeps its disk, paid by the day, and returns the id of that, for `rent({ snapshot })`. */
+  async snapshot() {
+    return (await this.#ask('/v1/compute/snapshot', {}, { key: newKey() })).snapshot_id;
   }
 
   /**

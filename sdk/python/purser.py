@@ -274,6 +274,14 @@ class Wallet:
         """A machine by its id."""
         return Machine(self._client, self._client.ask("POST", "/v1/compute/status", {"id": id}))
 
+    def snapshots(self) -> List[Dict[str, Any]]:
+        """Its snapshots and those of its children, the newest first."""
+        return self._client.ask("GET", "/v1/compute/snapshots")["snapshots"]
+
+    def delete_snapshot(self, id: str) -> Dict[str, Any]:
+        """Deletes a snapshot, which costs no further day."""
+        return self._client.ask("POST", "/v1/compute/snapshot/delete", {"snapshot_id": id})
+
     def rent(
         self,
         cpus: Union[int, float] = 1,
@@ -285,27 +293,32 @@ class Wallet:
         disk_gb: Optional[int] = None,
         provider: Optional[str] = None,
         wait_seconds: int = 900,
+        snapshot: Optional[str] = None,
     ) -> "Machine":
         """Rents the cheapest machine that fits, and waits until it runs. As a context it is stopped at the end of the block.
 
-        All of the time is paid in advance, and stopping early refunds nothing.
+        All of the time is paid in advance, and stopping early refunds nothing. With ``snapshot`` it has the disk of that.
         """
+        if snapshot is not None and provider is None:
+            provider = next((it["provider"] for it in self.snapshots() if it["snapshot_id"] == snapshot), None)
         wanted = {"cpus": cpus, "memory_gib": memory_gib, "gpu": gpu, "gpus": gpus if gpus is not None else int(gpu is not None)}
         wanted.update(seconds=_seconds(minutes), disk_gb=disk_gb, provider=provider)
         failed: PurserError = PurserError("offer_not_found", "No offer that is available fits.", 404)
         for order in _fitting(self.offers(), wanted):
             try:
-                return self._rent(order, wait_seconds)
+                return self._rent(order, wait_seconds, snapshot)
             except PurserError as error:
                 if error.code not in _ELSEWHERE:
                     raise
                 failed = error
         raise failed
 
-    def _rent(self, order: Dict[str, Any], wait_seconds: int) -> "Machine":
+    def _rent(self, order: Dict[str, Any], wait_seconds: int, snapshot: Optional[str]) -> "Machine":
         ends = time.monotonic() + wait_seconds
         # Without wait_seconds, a create that finds no machine is refused at once, and another offer is tried.
-        path = "/v1/compute/create" + (f"?wait_seconds={max(0, wait_seconds)}" if wait_seconds < 30 else "")
+        query = [f"wait_seconds={max(0, wait_seconds)}"] if wait_seconds < 30 else []
+        query += [] if snapshot is None else [f"snapshot={snapshot}"]
+        path = "/v1/compute/create" + ("?" + "&".join(query) if query else "")
         made = self._client.ask("POST", path, order, key=_key(), timeout=30 + _TIMEOUT)
         machine = Machine(self._client, made)
         try:
@@ -457,6 +470,10 @@ class Machine:
     def resume(self) -> "Machine":
         """Continues what ``pause`` stopped."""
         return self._take(self._client.ask("POST", "/v1/compute/resume", {"id": self.id}))
+
+    def snapshot(self) -> str:
+        """Keeps its disk, paid by the day, and returns the id of that, for ``rent(snapshot=ID)``."""
+        return self._client.ask("POST", "/v1/compute/snapshot", {"id": self.id}, key=_key())["snapshot_id"]
 
     def run(
         self,

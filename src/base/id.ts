@@ -9,6 +9,7 @@ export type IdPrefix =
   | 'op'
   | 'res'
   | 'keep'
+  | 'snap'
   | 'chk'
   | 'evt'
   | 'msg'

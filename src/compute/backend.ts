@@ -147,6 +147,47 @@ export type Pausing = {
   letGo(tag: string): void;
 };
 
+/** The order of a snapshot. */
+export type SnapshotOrder = {
+  ref: Ref;
+  /** The name that the engine finds it by; it follows from the installation and the snapshot. */
+  tag: string;
+  /** True if processes run in the machine, false if they are paused. */
+  isRunning: boolean;
+  /** The most bytes that it may add to the engine's disk. */
+  bytesMax: number;
+};
+/** The outcome of a snapshot. `refused`: there is none. */
+export type Taken =
+  | { kind: 'taken'; bytes: number }
+  | {
+      kind: 'refused';
+      code: 'provider_unavailable' | 'capacity_unavailable' | 'lease_limit_exceeded';
+      reason: string;
+      words?: string;
+    };
+
+/** The snapshots of machines: their disks, kept as images of the engine. A call that throws proves nothing about its effect. */
+export type Snapshots = {
+  /** Nano-dollars for a GiB and a day; undefined where none are sold. */
+  price: bigint | undefined;
+  /** Returns the GiB that a snapshot of a machine of this spec takes at most. */
+  gibMax(spec: Spec): number;
+  /**
+   * Keeps the disk of a machine, with the settings of the image that its lease was made from and nothing that Purser has put there. What
+   * runs in the machine stands still meanwhile, where the engine can do that without its watchdog.
+   */
+  take(order: SnapshotOrder): Promise<Taken>;
+  /** Lets run what a take that broke off has stopped. Does nothing where nothing is stopped. */
+  letRun(ref: Ref): Promise<void>;
+  /** Returns the bytes that a snapshot adds to the engine's disk; undefined when the engine confirms that there is none. */
+  find(tag: string): Promise<number | undefined>;
+  /** Removes a snapshot, and what a take that broke off has left of it; succeeds if it is gone already. `find` confirms its absence. */
+  remove(tag: string): Promise<void>;
+  /** Lists every snapshot whose tag has this prefix, and what was left of one. Throws when the list would be partial. */
+  list(prefix: string): Promise<{ tag: string; createdAt: number }[]>;
+};
+
 /** The calls into the machines of a backend. */
 export type Guest = {
   exec(ref: Ref, order: ExecOrder): Promise<ExecResult>;
@@ -174,6 +215,8 @@ export type Guest = {
   };
   /** The pause of its machines, or why they have none. */
   pause?: Pausing | string;
+  /** The snapshots of its machines, or why they have none. */
+  snapshots?: Snapshots | string;
 };
 
 /** The examination of a backend by `doctor`. */
@@ -234,6 +277,8 @@ export type Backend = {
     walletId?: string;
     isTrial?: boolean;
     secrets?: SecretsOrder | undefined;
+    /** The tag of the snapshot that it is made from, in place of the image of its offer. */
+    snapshot?: string | undefined;
   }): Promise<Created>;
   /** Returns every machine with this tag, ended ones included. */
   find(tag: string): Promise<Machine[]>;

@@ -24,6 +24,7 @@ import {
   reversals,
   routerKeys,
   sandboxes,
+  snapshots,
   walletChanges,
   wallets,
 } from './schema.ts';
@@ -52,6 +53,7 @@ export const CHECKED_TABLES = [
   resources,
   keeps,
   sandboxes,
+  snapshots,
   checkouts,
   reversals,
   paymentEvents,

@@ -23,7 +23,7 @@ export const REVERSAL_STATES = ['inquiry', 'taken', 'lost', 'returned'] as const
 export const WALLET_STATUSES = ['active', 'closing', 'expired', 'closed'] as const;
 export const CLOSE_REASONS = ['account_request', 'agent_request', 'expired', 'operator'] as const;
 export const CHANGE_KINDS = ['raise', 'lower', 'extend', 'refill'] as const;
-export const OPERATION_KINDS = ['chat', 'compute_create', 'compute_extend'] as const;
+export const OPERATION_KINDS = ['chat', 'compute_create', 'compute_extend', 'snapshot'] as const;
 export const OPERATION_STATES = ['reserved', 'uncertain', 'settled'] as const;
 export const OPERATION_OUTCOMES = ['charged', 'released'] as const;
 /** The source of an outcome: the answer to the call, the cancellation of the call when its clients left, the policy, or the operator. */
@@ -40,6 +40,8 @@ export const RESOURCE_STATUSES = [
 ] as const;
 /** The steps of a lease to `paused` and from it, which the API shows as that. */
 export const PAUSE_STEPS = ['pausing', 'resuming'] as const;
+/** `deleted` and `failed` (it was never taken) are final. */
+export const SNAPSHOT_STATUSES = ['taking', 'ready', 'deleting', 'deleted', 'failed'] as const;
 export const END_REASONS = [
   'requested',
   'lease_expired',

@@ -29,6 +29,7 @@ import {
   REVERSAL_STATES,
   SESSION_KINDS,
   SETTLED_BY,
+  SNAPSHOT_STATUSES,
   WALLET_STATUSES,
 } from './enums.ts';
 
@@ -715,6 +716,8 @@ export const resources = sqliteTable(
     /** The time since which it is paused, and the paid seconds that it had left then. */
     pausedAt: count('paused_at'),
     secondsLeft: count('seconds_left'),
+    /** The snapshot that its machine was made from. */
+    snapshotId: text('snapshot_id').references((): AnySQLiteColumn => snapshots.id),
     seal: seal(),
   },
   (t) => [
@@ -723,6 +726,7 @@ export const resources = sqliteTable(
     index('resource_wallet').on(t.walletId, t.id),
     index('resource_live').on(t.dueAt).where(sql`${t.endedAt} is null`),
     index('resource_live_wallet').on(t.walletId).where(sql`${t.endedAt} is null`),
+    index('resource_live_snapshot').on(t.snapshotId).where(sql`${t.snapshotId} is not null and ${t.endedAt} is null`),
     check('resource_status', oneOf(t.status, [...RESOURCE_STATUSES, ...PAUSE_STEPS])),
     check('resource_ended', sql`(${t.endedAt} is not null) = (${t.status} in ('stopped', 'failed'))`),
     check('resource_reason', sql`(${t.endedAt} is not null) = (${t.endReason} is not null)`),
@@ -782,6 +786,65 @@ export const keeps = sqliteTable(
     check('keep_step', sql`${t.extendSeconds} > 0`),
     check('keep_bought', sql`${t.boughtSeconds} >= 0 and ${t.boughtSeconds} <= ${t.maxSeconds}`),
     check('keep_ended', sql`(${t.endedAt} is not null) = (${t.endReason} is not null)`),
+  ],
+);
+
+/** The disks of leases as images of their wallets, each paid for by the day (docs/decisions/0083). */
+export const snapshots = sqliteTable(
+  'snapshot',
+  {
+    id: text().primaryKey(),
+    walletId: text('wallet_id')
+      .notNull()
+      .references(() => wallets.id),
+    /** The lease that it was taken of. */
+    resourceId: text('resource_id')
+      .notNull()
+      .references(() => resources.id),
+    /** The operation that took it and paid for its first day. */
+    operationId: text('operation_id')
+      .notNull()
+      .references(() => operations.id),
+    slot: text().notNull(),
+    backend: text().notNull(),
+    /** The identity of the engine that has it; null where that is not known. */
+    engine: text(),
+    /** The engine's name for it. */
+    tag: text().notNull(),
+    status: text({ enum: SNAPSHOT_STATUSES }).notNull(),
+    /** The most that it may take, in GiB, and what it takes, in hundredths of a GiB. */
+    limitGib: count('limit_gib').notNull(),
+    size: count('size_hundredths'),
+    /** The price of a GiB for a day. */
+    price: nanos('price_nanos').notNull(),
+    /** The number of days that were paid, and when the last of them ends. */
+    days: count().notNull(),
+    paidUntil: count('paid_until'),
+    createdAt: count('created_at').notNull(),
+    /** Why it has to go; null while it may stay. `requested`, `wallet_closed`, or the code of the refusal of a day. */
+    endWanted: text('end_wanted'),
+    /** As `end_wanted`, or `lost`; for one that was never taken, the code of that refusal. */
+    endReason: text('end_reason'),
+    endedAt: count('ended_at'),
+    /** The time of its next step; below, the failures of it, and the last error. */
+    dueAt: count('due_at').notNull(),
+    attempts: count().notNull(),
+    lastError: text('last_error'),
+    seal: seal(),
+  },
+  (t) => [
+    uniqueIndex('snapshot_tag').on(t.tag),
+    uniqueIndex('snapshot_operation').on(t.operationId),
+    index('snapshot_wallet').on(t.walletId, t.id),
+    index('snapshot_live').on(t.dueAt).where(sql`${t.endedAt} is null`),
+    index('snapshot_live_wallet').on(t.walletId).where(sql`${t.endedAt} is null`),
+    check('snapshot_status', oneOf(t.status, SNAPSHOT_STATUSES)),
+    check('snapshot_ended', sql`(${t.endedAt} is not null) = (${t.status} in ('deleted', 'failed'))`),
+    check('snapshot_reason', sql`(${t.endedAt} is not null) = (${t.endReason} is not null)`),
+    check('snapshot_ready', sql`${t.status} <> 'ready' or (${t.size} is not null and ${t.paidUntil} is not null)`),
+    check('snapshot_deleting', sql`${t.status} <> 'deleting' or ${t.endWanted} is not null`),
+    check('snapshot_size', sql`${t.size} is null or ${t.size} between 0 and ${t.limitGib} * 100`),
+    check('snapshot_days', sql`${t.days} >= 0`),
   ],
 );
 

@@ -24,6 +24,7 @@ import * as processes from './routes/process.ts';
 import { listResources, listWalletResources } from './routes/resources.ts';
 import * as router from './routes/router.ts';
 import * as run from './routes/run.ts';
+import * as snapshots from './routes/snapshot.ts';
 import { readRunSpend, readSpend } from './routes/spend.ts';
 import { signTransfer } from './routes/transfer.ts';
 import * as wallets from './routes/wallets.ts';
@@ -79,6 +80,9 @@ export const EXTRAS: typeof ROUTES = [
   ['POST', '/v1/compute/egress', compute.narrowEgress],
   ['POST', '/v1/compute/pause', compute.pauseCompute],
   ['POST', '/v1/compute/resume', compute.resumeCompute],
+  ['POST', '/v1/compute/snapshot', snapshots.takeComputeSnapshot],
+  ['POST', '/v1/compute/snapshot/delete', snapshots.deleteComputeSnapshot],
+  ['GET', '/v1/compute/snapshots', snapshots.listComputeSnapshots],
   ['POST', '/v1/compute/download', inside.downloadCompute],
   ['POST', '/v1/compute/files', inside.listComputeFiles],
   ['POST', '/v1/compute/process/start', processes.startComputeProcess],

@@ -5,6 +5,7 @@ import type { ConfiguredBackend, Slots } from '../compute/slots.ts';
 import { defineWrite } from '../db/write.ts';
 import { type Operation, operationOf } from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
+import { findSnapshot } from '../ledger/snapshot.ts';
 import { type Waiters, writeOutcome } from '../spend/spend.ts';
 import type { LeaseApp } from './create.ts';
 import { recentEngineOf, refusedBy } from './engine.ts';
@@ -143,11 +144,12 @@ function allRefused(refused: readonly RefusedCreate[]): Created {
  * for. Without one it is made, and warm ones give way to it.
  */
 async function ask(app: LeaseApp, { backend, quote }: Candidate, row: Resource): Promise<Created> {
-  const { id, tag, expiresAt, walletId, engine } = row;
+  const { id, tag, expiresAt, walletId, engine, snapshotId } = row;
   const isFull = (it: Created) => it.kind === 'refused' && it.code === 'capacity_unavailable';
   try {
     const secrets = app.egress.secretsFor(row, backend, quote.spec);
-    const make = () => backend.create({ tag, quote, deadline: expiresAt, walletId, secrets });
+    const snapshot = snapshotId === null ? undefined : findSnapshot(app.ledger.read, snapshotId)?.tag;
+    const make = () => backend.create({ tag, quote, deadline: expiresAt, walletId, secrets, snapshot });
     // One that was made before has no secrets.
     let created = (await app.warm.lease(backend, id, secrets === undefined)) ?? (await make());
     while (isFull(created) && (await app.warm.makeRoom(backend, quote.spec))) created = await make();

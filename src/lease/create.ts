@@ -26,6 +26,7 @@ import {
   updateIfLive,
 } from '../ledger/resource.ts';
 import { insertSandbox, type SandboxOrder } from '../ledger/sandbox.ts';
+import { findSnapshot, type Snapshot, snapshotOf } from '../ledger/snapshot.ts';
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import type { KeyedMutex } from '../spend/keyed-mutex.ts';
 import {
@@ -82,6 +83,8 @@ type CreateRequest = Omit<PaidRequest, 'kind'> & {
   waitsForRoom?: boolean;
   /** What E2B's wire adds to a lease, where it was ordered by that. */
   sandbox?: SandboxOrder | undefined;
+  /** The id of the wallet's snapshot that its machine is made from. */
+  snapshotId?: string | undefined;
 };
 /** The offer of a create, as its writes know it. */
 type LeaseTerms = {
@@ -98,12 +101,14 @@ type LeaseTerms = {
   maxSeconds: number;
   endsBy: number | undefined;
   sandbox: SandboxOrder | undefined;
+  snapshotId: string | undefined;
 };
 
 type LeaseQuote = PaidQuote<Resource, LeaseTerms>;
 
 const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
-  limits(_, wallet, __, { seconds, provisionSeconds, endsBy }, now) {
+  limits(read, wallet, _, { seconds, provisionSeconds, endsBy, snapshotId }, now) {
+    if (snapshotId !== undefined) refuseUnready(findSnapshot(read, snapshotId) as Snapshot);
     // The lease is sold from when it is ready, so the provisioning time has to fit as well.
     const end = now + provisionSeconds + seconds;
     if (wallet.expiresAt !== null && end > wallet.expiresAt)
@@ -117,7 +122,7 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
         `The lease could last until ${end}, and the provider ends this offer at ${endsBy}. Ask for fewer seconds.`,
       );
   },
-  insertRows(tx, operation, { sandbox, ...terms }) {
+  insertRows(tx, operation, { sandbox, snapshotId, ...terms }) {
     const { slot, backend, engine, tag, spec, seconds, provisionSeconds, priceHourly, maxSeconds, endsBy } = terms;
     const now = operation.createdAt;
     insertResource(tx, {
@@ -142,6 +147,7 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
       dueAt: now + provisionSeconds,
       attempts: 0,
       absentCount: 0,
+      snapshotId: snapshotId ?? null,
     });
     if (sandbox) insertSandbox(tx, operation.resourceId as string, sandbox);
   },
@@ -157,7 +163,7 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
  */
 export async function createLease(
   app: LeaseApp,
-  { slot, spec, waitSeconds, waitsForRoom = false, sandbox, ...request }: CreateRequest,
+  { slot, spec, waitSeconds, waitsForRoom = false, sandbox, snapshotId, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
   const answerAt = performance.now() + (waitSeconds ?? app.answerSeconds) * 1000;
   const joinSeconds = waitSeconds === undefined ? {} : { joinSeconds: waitSeconds };
@@ -187,7 +193,7 @@ export async function createLease(
         quoted = await quoteLease(
           app,
           configured,
-          { spec, sandbox, walletId: request.walletId },
+          { spec, sandbox, snapshotId, walletId: request.walletId },
           { answerAt, created: () => leaveLine() },
         );
         // One that its wallet does not allow is refused by its hold, at once.
@@ -233,16 +239,19 @@ function begunBy(app: LeaseApp, { walletId, route, idempotencyKey }: Omit<PaidRe
 async function quoteLease(
   app: LeaseApp,
   slot: ReturnType<Slots['find']>,
-  { spec: asked, sandbox, walletId }: Pick<CreateRequest, 'spec' | 'sandbox' | 'walletId'>,
+  { spec: asked, sandbox, snapshotId, walletId }: Pick<CreateRequest, 'spec' | 'sandbox' | 'snapshotId' | 'walletId'>,
   waiting: Pick<WaitingCreate, 'answerAt' | 'created'>,
 ): Promise<LeaseQuote> {
-  const { candidates, spec, priceHourly } = await candidatesOf(app, slot, asked);
+  const snapshot = snapshotId === undefined ? undefined : snapshotOf(app.ledger.read, walletId, snapshotId);
+  const having = snapshot ? backendWith(slot, snapshot) : slot;
+  const { candidates, spec, priceHourly } = await candidatesOf(app, having, asked);
   const [first] = candidates;
   const { backend } = first;
   const engine = await first.engine;
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
   const identity = 'identity' in engine ? engine.identity : undefined;
-  const mayBeWarm = identity !== undefined && !app.egress.hasSecrets(walletId, backend, spec);
+  const mayBeWarm =
+    identity !== undefined && snapshotId === undefined && !app.egress.hasSecrets(walletId, backend, spec);
   const warmId = mayBeWarm ? app.warm.take(backend, spec, identity) : undefined;
   const resourceId = warmId ?? newId('res');
   return {
@@ -266,8 +275,29 @@ async function quoteLease(
       maxSeconds: Math.min(...candidates.map(({ quote }) => quote.maxSeconds)),
       endsBy: ends.length ? Math.min(...ends) : undefined,
       sandbox,
+      snapshotId,
     },
   };
+}
+
+/** Returns a slot with the one backend that has a snapshot. Throws where that is not of this slot or cannot be used. */
+function backendWith({ fill, backends }: ReturnType<Slots['find']>, it: Snapshot): ReturnType<Slots['find']> {
+  const { slot } = backends[0];
+  if (it.slot !== slot)
+    throw new Refusal('invalid_request', `snapshot: ${it.id} is of ${it.slot}, and this is a create of ${slot}.`);
+  refuseUnready(it);
+  const own = backends.find(({ backend }) => backend.name === it.backend);
+  if (!own)
+    throw new Refusal(
+      'provider_not_configured',
+      `The backend ${it.backend}, which has the snapshot, is not configured.`,
+    );
+  return { fill, backends: [own] };
+}
+
+/** Throws a refusal when no machine can be made from a snapshot. */
+function refuseUnready({ id, status }: Snapshot): void {
+  if (status !== 'ready') throw new Refusal('resource_not_active', `The snapshot ${id} is ${status}.`);
 }
 
 type WaitingCreate = Waiters<Resource> & {

@@ -1,6 +1,7 @@
 import { type Backend, type Owned, type Ref, resourceIdOf, tagPrefix } from '../compute/backend.ts';
 import { installationOf, reportOnlyOf } from '../ledger/installation.ts';
 import { findResource, quarantinedResources } from '../ledger/resource.ts';
+import { findSnapshot } from '../ledger/snapshot.ts';
 import type { LeaseApp } from './create.ts';
 import { doubtBooks } from './report-only.ts';
 
@@ -24,7 +25,7 @@ export const newPass = ({ report = false, showAll = false } = {}): SweepPass => 
 });
 
 /**
- * Lists the backend's machines with this installation's tag and destroys those that no live row knows (design, section 7): only
+ * Lists the backend's machines and snapshots with this installation's tag and destroys those that no live row knows (design, section 7): only
  * machines older than a grace period, only a few per sweep, nothing if the list failed or is partial, and nothing while the
  * installation is in report-only mode. Machines without the tag that the backend may end are treated the same.
  */
@@ -60,6 +61,12 @@ export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: 
     if (!isKnown) await judge(it, (ref) => backend.destroy(ref));
   }
   for (const it of others) await judge(it, strangers?.end);
+  const { snapshots } = backend.guest;
+  if (typeof snapshots === 'object')
+    for (const { tag, createdAt } of await snapshots.list(prefix)) {
+      const snapshot = findSnapshot(app.ledger.read, resourceIdOf(prefix, tag));
+      if (snapshot?.endedAt !== null) await judge({ ref: tag, tag, state: 'ended', createdAt }, snapshots.remove);
+    }
   return orphans;
 }
 

@@ -2,6 +2,7 @@ import { dropRetiredKeys } from '../access/rotation.ts';
 import type { Backend } from '../compute/backend.ts';
 import type { ConfiguredBackend } from '../compute/slots.ts';
 import { checkKeeps, nextKeep } from '../lease/keep.ts';
+import { advanceSnapshot } from '../lease/snapshot-step.ts';
 import { advance } from '../lease/step.ts';
 import { newPass, type SweepPass, sweep } from '../lease/sweep.ts';
 import { installationOf } from '../ledger/installation.ts';
@@ -16,6 +17,7 @@ import { nextStaleEvent, pruneEvents } from '../ledger/outbox.ts';
 import { dueRefills, nextRefill, refillWallet } from '../ledger/refill.ts';
 import { type DueResource, dueResources, nextDueResource, PAGE_COUNT } from '../ledger/resource.ts';
 import { nextSandboxEnd, sandboxesOver } from '../ledger/sandbox.ts';
+import { type DueSnapshot, dueSnapshots, nextDueSnapshot } from '../ledger/snapshot.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
 import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
 import { recover } from '../spend/recover.ts';
@@ -101,6 +103,21 @@ export async function endSandboxes(app: ReaperApp, reaped: Reaped): Promise<void
 /** Extends leases that are kept while they are busy. Runs after the steps, which know whether an extension took place. */
 export async function keepLeases(app: ReaperApp, reaped: Reaped): Promise<void> {
   for (const it of await inTime(app, checkKeeps(app))) tally(app, reaped, it, 'kept');
+}
+
+/** Steps every snapshot that is due: pays for its day, or removes it. Runs after the leases, which may still need one. */
+export async function stepSnapshots(app: ReaperApp, reaped: Reaped): Promise<void> {
+  const now = app.clock.now();
+  for (let cursor: DueSnapshot | undefined; ; ) {
+    const page = dueSnapshots(app.ledger.read, now, cursor);
+    for (const it of await inTime(
+      app,
+      page.map(({ id }) => advanceSnapshot(app, id)),
+    ))
+      tally(app, reaped, it, 'snapshots');
+    cursor = page.at(-1);
+    if (page.length < PAGE_COUNT) return;
+  }
 }
 
 /** Keeps warm machines made. A pass does not wait for that. */
@@ -230,6 +247,7 @@ export function nextDue(app: ReaperApp): number {
     nextDueResource(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextSandboxEnd(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextKeep(app),
+    nextDueSnapshot(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextExpiry(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextRefill(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     ...uncertain.map((it) => (it.uncertainAt as number) + uncertainPolicyOf(app.config.router, it).after_seconds),

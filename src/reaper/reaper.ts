@@ -18,6 +18,7 @@ import {
   refillWallets,
   resolveUncertain,
   stepLeases,
+  stepSnapshots,
   sweepMoved,
   sweepOrphans,
   tendWarm,
@@ -51,6 +52,7 @@ export type Reaped = {
   leases: number;
   /** Checks of leases that are kept while they are busy. */
   kept: number;
+  snapshots: number;
   orphans: number;
   closed: number;
   pending: number;
@@ -77,6 +79,7 @@ const nothing = (): Reaped => ({
   refilled: 0,
   leases: 0,
   kept: 0,
+  snapshots: 0,
   closed: 0,
   pending: 0,
   resolved: 0,
@@ -96,6 +99,7 @@ const CHORES = [
   stepLeases,
   keepLeases,
   recoverInterrupted,
+  stepSnapshots,
   windUpWallets,
   resolveUncertain,
   sweepOrphans,

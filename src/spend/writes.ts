@@ -17,6 +17,7 @@ import {
   takeOverHold as takeOver,
 } from '../ledger/operation.ts';
 import { updateIfLive } from '../ledger/resource.ts';
+import { wakeSnapshotOf } from '../ledger/snapshot.ts';
 import type { Wallet } from '../ledger/wallet.ts';
 
 /**
@@ -105,6 +106,7 @@ export const takeOverHold = defineWrite('operation.take_over', (tx, { id, now, b
 export const recoverOperation = defineWrite('operation.recover', (tx, { id, now }: { id: string; now: number }) => {
   settle(tx, id, { kind: 'unknown', reason: 'the process ended during the call' }, 'answer', now);
   const { resourceId, kind } = operationOf(tx, id);
+  if (kind === 'snapshot') wakeSnapshotOf(tx, id, now);
   if (resourceId === null) return;
   updateIfLive(tx, resourceId, { dueAt: now, ...(kind === 'compute_create' ? { status: 'unknown' } : {}) });
 });

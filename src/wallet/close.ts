@@ -1,12 +1,16 @@
 import { ZERO } from '../base/money.ts';
 import type { Config } from '../config/config.ts';
+import type { Reader } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
 import type { LeaseApp } from '../lease/create.ts';
 import { REPORT_ONLY } from '../lease/report-only.ts';
+import { advanceSnapshot } from '../lease/snapshot-step.ts';
 import { advance } from '../lease/step.ts';
 import { beginClosing, type CloseReason, closeWallet, noteCleanup } from '../ledger/closing.ts';
+import { reportOnlyOf } from '../ledger/installation.ts';
 import { hasOpenOperations, openOperations, resolveByPolicy } from '../ledger/operation.ts';
 import { endResourcesOfWallet, liveResources, type Resource } from '../ledger/resource.ts';
+import { endSnapshotsOfWallet, liveSnapshots, type Snapshot } from '../ledger/snapshot.ts';
 import { findWallet, openChildren, openDescendants, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 
@@ -40,7 +44,7 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
     const isHeldBack = leasesBelow(app, walletId).some(
       (it) => it.quarantinedAt !== null || it.unreachableSince !== null,
     );
-    if (isHeldBack || secondsRemaining() === 0 || app.inFlight.isCutOff()) {
+    if (isHeldBack || reportOnlyOf(app.ledger.read) || secondsRemaining() === 0 || app.inFlight.isCutOff()) {
       app.wakeAt(app.clock.now() + 1); // The reaper continues.
       return attempted;
     }
@@ -61,7 +65,9 @@ export const endSpending = defineWrite('wallet.end_spending', (tx, { id: walletI
 
   function endOne(id: string): Wallet {
     const wallet = beginClosing(tx, id, reason, now);
-    if (wallet.status !== 'closed') endResourcesOfWallet(tx, id, 'wallet_closed', now);
+    if (wallet.status === 'closed') return wallet;
+    endResourcesOfWallet(tx, id, 'wallet_closed', now);
+    endSnapshotsOfWallet(tx, id, now);
     return wallet;
   }
 });
@@ -76,28 +82,38 @@ type CloseWallet = {
 const closeIfSettled = defineWrite('wallet.close', (tx, { id, busyLeases, now }: CloseWallet) => {
   if (findWallet(tx, id)?.status === 'closed') return undefined; // Something else closed it first, and announced it.
   const [live] = liveResources(tx, id);
+  const [snapshot] = liveSnapshots(tx, id);
   const [child] = openChildren(tx, id, 1);
-  if (live || child || hasOpenOperations(tx, id)) {
+  if (live || snapshot || child || hasOpenOperations(tx, id)) {
     const inFlight = child ? `its child ${child.id} is not closed yet` : 'requests are still in flight';
-    noteCleanup(tx, id, live ? troubleOf(live, busyLeases.includes(live.id)) : inFlight);
+    const trouble = live ? troubleOf(live, busyLeases.includes(live.id)) : snapshot && troubleOfSnapshot(tx, snapshot);
+    noteCleanup(tx, id, trouble ?? inFlight);
     return undefined;
   }
   return closeWallet(tx, id, now);
 });
 
+/** Returns the ids of a wallet and of the open ones below it. */
+const tree = (app: CloseApp, walletId: string): string[] => [
+  walletId,
+  ...openDescendants(app.ledger.read, walletId).map(({ id }) => id),
+];
+
 /** Returns the leases of a wallet and of all below it that have not ended. */
-function leasesBelow(app: CloseApp, walletId: string): Resource[] {
-  const below = openDescendants(app.ledger.read, walletId).map(({ id }) => id);
-  return [walletId, ...below].flatMap((id) => liveResources(app.ledger.read, id));
-}
+const leasesBelow = (app: CloseApp, walletId: string): Resource[] =>
+  tree(app, walletId).flatMap((id) => liveResources(app.ledger.read, id));
 
 /**
- * Runs one step of each lease of a wallet and of all below it, and waits at most `seconds`; the steps of a backend that
- * hangs continue on their own.
+ * Runs one step of each lease of a wallet and of all below it, then one of each snapshot, and waits at most `seconds`; the steps of
+ * a backend that hangs continue on their own.
  */
 async function endLeases(app: CloseApp, walletId: string, seconds: number): Promise<void> {
-  const steps = leasesBelow(app, walletId).map(({ id }) => advance(app, id));
-  await app.inFlight.waitFor(Promise.all(steps), seconds);
+  const steps = async () => {
+    await Promise.all(leasesBelow(app, walletId).map(({ id }) => advance(app, id)));
+    const kept = tree(app, walletId).flatMap((id) => liveSnapshots(app.ledger.read, id));
+    await Promise.all(kept.map(({ id }) => advanceSnapshot(app, id)));
+  };
+  await app.inFlight.waitFor(steps(), seconds);
 }
 
 /**
@@ -144,4 +160,10 @@ function troubleOf(
     return `${id} on ${backend}: another engine answers there than the one with its machine`;
   if (attempts > 0) return `${id} on ${backend}: the backend failed or has not answered; it is asked again`;
   return `${id} on ${backend}: ${isBusy ? 'the backend has not answered yet' : status}`;
+}
+
+/** Describes in the same way why a wallet waits for a snapshot. */
+function troubleOfSnapshot(read: Reader, { id, backend, attempts, status }: Snapshot): string {
+  if (reportOnlyOf(read)) return `${id} on ${backend}: ${REPORT_ONLY}`;
+  return `${id} on ${backend}: ${attempts > 0 ? 'the backend failed or has not answered; it is asked again' : status}`;
 }

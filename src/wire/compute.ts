@@ -71,6 +71,9 @@ export const CreateQuery = v.strictObject({
       }),
     ),
   ),
+  snapshot: v.optional(
+    v.pipe(Id, v.description('the snapshot of this wallet that the machine is made from, in place of its image')),
+  ),
 });
 export const ResourceId = v.object({ id: Id });
 export const ExtendRequest = v.strictObject({ id: Id, additional_seconds: wholeNumber(1, 86_400) });
@@ -221,6 +224,7 @@ export const ResourceSummary = v.object({
   supports_extension: v.boolean(),
   wallet_id: v.string(),
   spec: v.record(v.string(), v.unknown()),
+  snapshot_id: v.optional(v.pipe(v.string(), v.description('the snapshot that it was made from'))),
   created_at: Time,
   ready_at: v.nullable(Time),
   ended_at: v.nullable(Time),
@@ -311,6 +315,7 @@ export function summaryOf(
     supports_extension: canExtend(it.slot),
     wallet_id: it.walletId,
     spec: parseJson(it.spec) as Record<string, unknown>,
+    ...(it.snapshotId === null ? {} : { snapshot_id: it.snapshotId }),
     created_at: it.createdAt,
     ready_at: it.readyAt,
     ended_at: it.endedAt,

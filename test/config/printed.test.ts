@@ -38,7 +38,7 @@ const offer = (id: string, more: object) => ({
 });
 const container = (name: string, more: object) => ({
   ...{ name, backend: 'container', image: 'debian', pull: 'missing', network: 'leases', pids: 100, shm_gib: 0.5 },
-  ...{ runtime: 'runsc', provision_seconds: 30 },
+  ...{ runtime: 'runsc', provision_seconds: 30, snapshot_gib_day_usd: '0.002' },
   ...more,
 });
 const walled = { network: 'none', egress: ['pypi.org', '*.debian.org', '10.0.5.0/24:443'] };

@@ -18,6 +18,7 @@ import {
   type Row,
   SESSION,
   SETTLED,
+  SNAPSHOT,
   type Table,
   WALLET,
 } from './defences-shared.ts';
@@ -137,6 +138,20 @@ const UNIQUE: [index: string, table: Table | 'payment_event', first: Row, second
     { ...KEEP, id: 'keep_2', idempotency_key: 'l', operation_id: 'op_1' },
     { ...KEEP, id: 'keep_2', idempotency_key: 'l' },
   ],
+  [
+    'snapshot.tag',
+    'snapshot',
+    SNAPSHOT,
+    { ...SNAPSHOT, id: 'snap_2', operation_id: 'op_2' },
+    { ...SNAPSHOT, id: 'snap_2', operation_id: 'op_2', tag: 'purser-snap-2' },
+  ],
+  [
+    'snapshot.operation_id',
+    'snapshot',
+    SNAPSHOT,
+    { ...SNAPSHOT, id: 'snap_2', tag: 'purser-snap-2' },
+    { ...SNAPSHOT, id: 'snap_2', tag: 'purser-snap-2', operation_id: 'op_2' },
+  ],
   ['key.token_hash', 'key', KEY, { ...KEY, id: 'key_2' }, { ...KEY, id: 'key_2', token_hash: Buffer.alloc(32) }],
 ];
 const OTHER_KEY = Buffer.alloc(16, 2);
@@ -145,7 +160,8 @@ const RELEASED: Row = { ...SETTLED, outcome: 'released', charge_nanos: 0, freed:
 for (const [columns, table, first, second, other] of UNIQUE)
   test(`there is one ${columns} only`, (t) => {
     const { insert } = openSchema(t);
-    if (table === 'wallet_change' || table === 'keep') prepareFor(table, insert);
+    if (table === 'wallet_change' || table === 'keep' || table === 'snapshot') prepareFor(table, insert);
+    if (table === 'snapshot') insert('operation', { ...OPERATION, id: 'op_2', key_digest: OTHER_KEY });
     insert(table, first);
     const message = `UNIQUE constraint failed: ${columns}`;
     assert.throws(() => insert(table, second), { message });

@@ -159,6 +159,22 @@ export const KEEP: Row = {
   bought_seconds: 0,
   created_at: 1,
 };
+export const SNAPSHOT: Row = {
+  id: 'snap_1',
+  wallet_id: 'wal_1',
+  resource_id: 'res_1',
+  operation_id: 'op_1',
+  slot: 'provider_one',
+  backend: 'container',
+  tag: 'purser-snap-1',
+  status: 'taking',
+  limit_gib: 1,
+  price_nanos: 1,
+  days: 0,
+  created_at: 1,
+  due_at: 1,
+  attempts: 0,
+};
 export const SESSION: Row = {
   id: 'ses_1',
   kind: 'account',
@@ -197,6 +213,7 @@ export const PLAIN = {
   passkey: PASSKEY,
   keep: KEEP,
   sandbox: SANDBOX,
+  snapshot: SNAPSHOT,
 };
 export type Table = keyof typeof PLAIN;
 
@@ -215,9 +232,9 @@ export function openSchema(t: TestContext): { client: Client; insert: (table: st
 }
 /** What a row needs beside the account. */
 export function prepareFor(table: Table, insert: (table: string, row: Row) => void): void {
-  if (['operation', 'resource', 'learned_bound', 'wallet_change', 'keep', 'sandbox'].includes(table))
+  if (['operation', 'resource', 'learned_bound', 'wallet_change', 'keep', 'sandbox', 'snapshot'].includes(table))
     insert('wallet', WALLET);
-  if (['resource', 'learned_bound', 'keep', 'sandbox'].includes(table)) insert('operation', OPERATION);
-  if (['keep', 'sandbox'].includes(table)) insert('resource', RESOURCE);
+  if (['resource', 'learned_bound', 'keep', 'sandbox', 'snapshot'].includes(table)) insert('operation', OPERATION);
+  if (['keep', 'sandbox', 'snapshot'].includes(table)) insert('resource', RESOURCE);
   if (table === 'delivery') insert('event', EVENT);
 }

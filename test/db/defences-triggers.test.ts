@@ -16,6 +16,7 @@ import {
   REVERSAL,
   type Row,
   SETTLED,
+  SNAPSHOT,
   type Table,
   WALLET,
 } from './defences-shared.ts';
@@ -97,6 +98,26 @@ const FINAL: [trigger: string, rows: [Table, Row][], statement: string][] = [
       ['resource', ENDED],
     ],
     `update resource set status = 'running', ended_at = null, end_reason = null, ready_at = 1`,
+  ],
+  [
+    'snapshot_is_never_deleted',
+    [
+      ['wallet', WALLET],
+      ['operation', OPERATION],
+      ['resource', RESOURCE],
+      ['snapshot', SNAPSHOT],
+    ],
+    `delete from snapshot`,
+  ],
+  [
+    'snapshot_ends_once',
+    [
+      ['wallet', WALLET],
+      ['operation', OPERATION],
+      ['resource', RESOURCE],
+      ['snapshot', { ...SNAPSHOT, status: 'failed', ended_at: 2, end_reason: 'lost' }],
+    ],
+    `update snapshot set status = 'taking', ended_at = null, end_reason = null`,
   ],
   ['wallet_is_never_deleted', [['wallet', WALLET]], `delete from wallet`],
   [

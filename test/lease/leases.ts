@@ -36,6 +36,7 @@ const settingsOf = (engine: EngineSettings, image: string) => ({
     prices: { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' },
     limits: { cpus: 2, memory_gib: 1, disk_gb: 1, max_seconds: 3600 },
     capacity: { cpus: 64, memory_gib: 64 }, // More than the machine has, whichever that is.
+    snapshot_gib_day_usd: '0.10',
   },
   provider_three: {
     backend: 'container',

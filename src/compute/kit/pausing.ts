@@ -9,14 +9,16 @@ const UNKNOWN_ARGUMENT = 64;
 /** The exit codes of a program that cannot be started. A tenant may have removed it; then it has stopped nothing either. */
 const UNSTARTED: readonly number[] = [126, 127];
 
-/** The calls of an engine that a pause takes. Each throws when its outcome is unknown. */
-type PauseCalls = {
-  /** Limits the processor time of a machine to the least that the engine takes, or to what was sold. */
-  limitCpu(ref: Ref, to: 'least' | 'sold'): Promise<void>;
+/** The calls of an engine that stop and continue what runs in a machine. Each throws when its outcome is unknown. */
+export type Signals = {
   /** Runs the watchdog's program as the tenants' user, and returns its exit code. */
   signal(ref: Ref, what: 'stop' | 'continue'): Promise<number>;
   /** Runs `PROGRAM stopped` as the watchdog's user, whom no tenant can deceive, and returns its exit code. */
   look(ref: Ref): Promise<number>;
+};
+type PauseCalls = Signals & {
+  /** Limits the processor time of a machine to the least that the engine takes, or to what was sold. */
+  limitCpu(ref: Ref, to: 'least' | 'sold'): Promise<void>;
 };
 
 /** Returns the part of a pause that counts what is sold. `free` remembers what is, and forgets it when something is given back. */
@@ -31,31 +33,38 @@ export const roomOfPaused = (
   },
 });
 
+/** Stops every process but the watchdog's. Returns why that failed; undefined where nothing runs any more. */
+export async function stopProcesses({ signal, look }: Signals, ref: Ref): Promise<string | undefined> {
+  for (let rounds = STOP_COUNT; rounds > 0; rounds--) {
+    await signal(ref, 'stop');
+    const looked = await look(ref);
+    if (looked === 0) return undefined;
+    if (looked === UNKNOWN_ARGUMENT) return 'its watchdog is of an earlier version, which cannot pause';
+  }
+  return 'not all of its processes stop';
+}
+
+/** Continues what was stopped. */
+export async function continueProcesses({ signal }: Pick<Signals, 'signal'>, ref: Ref): Promise<Extended> {
+  const code = await signal(ref, 'continue');
+  if (code === 0 || code === UNKNOWN_ARGUMENT || UNSTARTED.includes(code)) return { kind: 'done' };
+  return { kind: 'unknown', reason: `its processes were not continued (${code})` };
+}
+
 /**
  * Creates the pause of machines whose first process is a watchdog (docs/decisions/0082). That runs on, so the deadline holds without
  * Purser. The deadline is what is moved last to pause and first to resume: where it is that of the pause, all the rest is done.
  */
 export function createPausing(
-  { limitCpu, signal, look }: PauseCalls,
+  { limitCpu, ...signals }: PauseCalls,
   deadlines: Pick<Deadlines, 'move'>,
   room: Pick<Pausing, 'takeRoom' | 'letGo'>,
 ): Pausing {
-  /** Stops every process but the watchdog's. Returns why that failed; undefined where nothing runs any more. */
-  async function stop(ref: Ref): Promise<string | undefined> {
-    for (let rounds = STOP_COUNT; rounds > 0; rounds--) {
-      await signal(ref, 'stop');
-      const looked = await look(ref);
-      if (looked === 0) return undefined;
-      if (looked === UNKNOWN_ARGUMENT) return 'its watchdog is of an earlier version, which cannot pause';
-    }
-    return 'not all of its processes stop';
-  }
-
   return {
     ...room,
 
     async begin(ref, deadline, stopped): Promise<Extended> {
-      const fault = await stop(ref);
+      const fault = await stopProcesses(signals, ref);
       if (fault !== undefined) return { kind: 'refused', reason: fault };
       await stopped?.();
       await limitCpu(ref, 'least');
@@ -66,9 +75,7 @@ export function createPausing(
       const moved = await deadlines.move(ref, deadline);
       if (moved.kind !== 'done') return moved;
       await limitCpu(ref, 'sold');
-      const code = await signal(ref, 'continue');
-      if (code === 0 || code === UNKNOWN_ARGUMENT || UNSTARTED.includes(code)) return { kind: 'done' };
-      return { kind: 'unknown', reason: `its processes were not continued (${code})` };
+      return continueProcesses(signals, ref);
     },
   };
 }

@@ -9,8 +9,8 @@ import { PROXY_VARIABLES } from './egress.ts';
 
 type TrustFile = { path: string; content: Buffer };
 
-const AUTHORITY_FILE = '/.purser-ca.pem';
-const ROOTS_FILE = '/.purser-roots.pem';
+export const AUTHORITY_FILE = '/.purser-ca.pem';
+export const ROOTS_FILE = '/.purser-roots.pem';
 
 /** Real paths (not links) of the authorities that images trust: Debian, Alpine; Fedora and its kin; SUSE; Arch. */
 export const IMAGE_ROOTS = [

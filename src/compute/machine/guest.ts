@@ -28,6 +28,7 @@ export type GuestOptions = {
   usage?: Guest['usage'];
   egress?: Guest['egress'];
   pause?: Guest['pause'];
+  snapshots?: Guest['snapshots'];
   /** The login shell, as a word of shell. */
   loginShell?: string;
   graceMilliseconds?: number;
@@ -46,6 +47,7 @@ export function createGuest(
     usage,
     egress,
     pause,
+    snapshots,
     loginShell = '/bin/sh',
     graceMilliseconds = GRACE_MILLISECONDS,
     uploadMilliseconds = UPLOAD_MILLISECONDS,
@@ -71,6 +73,7 @@ export function createGuest(
   return {
     exec,
     ...(pause === undefined ? {} : { pause }),
+    ...(snapshots === undefined ? {} : { snapshots }),
     ...(relay === undefined ? {} : { relay }),
     ...(usage === undefined ? {} : { usage }),
     ...(egress === undefined ? {} : { egress }),

@@ -159,6 +159,8 @@ export const createCompute = endpoint({
   headers: PAID_HEADERS,
   refusals: [
     ...PAID_REFUSALS,
+    'not_found',
+    'resource_not_active',
     'provider_not_configured',
     'offer_not_found',
     'lease_limit_exceeded',
@@ -171,16 +173,19 @@ export const createCompute = endpoint({
   },
   async run(app, { principal, body, raw, idempotencyKey, requestId, headers, query, whenGone }) {
     const wait = query.wait_seconds === undefined ? undefined : Number(query.wait_seconds);
+    const { snapshot } = query;
     const order = {
       walletId: principal.wallet.id,
       route: 'compute/create',
       idempotencyKey,
-      fingerprint: fingerprint(raw),
+      // From another snapshot it is another request.
+      fingerprint: fingerprint(snapshot === undefined ? raw : { ...(raw as object), snapshot }),
       requestId,
       tags: tagsOf(headers),
       traceparent: headers.traceparent,
       slot: body.provider,
       spec: specOf(body),
+      snapshotId: snapshot,
       waitSeconds: wait,
       waitsForRoom: wait !== undefined,
       onResponseEnd: whenGone,

@@ -1,9 +1,16 @@
 import { formatUsd } from '../../base/money.ts';
 import type { Keep } from '../../ledger/keep.ts';
 import type { Resource } from '../../ledger/resource.ts';
+import type { Snapshot } from '../../ledger/snapshot.ts';
 import type { Sinks } from '../sinks.ts';
 
 const factsOf = ({ id, walletId, slot, ref }: Resource) => ({ resource: id, wallet: walletId, slot, ref });
+const factsOfSnapshot = ({ id, walletId, slot, backend }: Snapshot) => ({
+  snapshot: id,
+  wallet: walletId,
+  slot,
+  backend,
+});
 const factsOfKeep = ({ resourceId, walletId, id }: Keep) => ({ resource: resourceId, wallet: walletId, keep: id });
 
 /** The events of leases, their machines and backends. */
@@ -32,6 +39,19 @@ export function leaseEvents(sinks: Sinks) {
     leaseResumed(it: Resource) {
       countLease(it, 'resumed');
       log.info({ event: 'lease.resumed', ...factsOf(it), expires_at: it.expiresAt }, 'lease runs again');
+    },
+    snapshotTaken(it: Snapshot) {
+      countLease(it, 'snapshot_taken');
+      log.info({ event: 'snapshot.taken', ...factsOfSnapshot(it), size_gib: (it.size ?? 0) / 100 }, 'snapshot taken');
+    },
+    snapshotEnded(it: Snapshot) {
+      countLease(it, 'snapshot_ended');
+      log.info({ event: 'snapshot.ended', ...factsOfSnapshot(it), reason: it.endReason }, 'snapshot gone');
+    },
+    /** Logs the first failure, and then ever more seldom. */
+    snapshotTrouble(it: Snapshot, error: string, attempts: number) {
+      if (Math.log2(attempts) % 1 === 0)
+        log.warn({ event: 'snapshot.trouble', ...factsOfSnapshot(it), error, attempts }, 'a step of a snapshot failed');
     },
     leaseWarm: (slot: string, backend: string) => countLease({ slot, backend }, 'warm'),
     leaseAdopted(it: Resource) {

@@ -1,12 +1,17 @@
-import type { Backend, Guest, Machine, Owned, Pausing } from '../../../src/compute/backend.ts';
+import type { Backend, Guest, Machine, Owned, Pausing, Snapshots } from '../../../src/compute/backend.ts';
+
+const GIB = 1024 ** 3;
 
 type Asked =
-  | Exclude<keyof Backend | keyof Guest, 'name' | 'absence' | 'close' | 'doctor' | 'guest' | 'pause'>
-  | `pause.${keyof Pausing}`;
+  | Exclude<keyof Backend | keyof Guest, 'name' | 'absence' | 'close' | 'doctor' | 'guest' | 'pause' | 'snapshots'>
+  | `pause.${keyof Pausing}`
+  | `snapshots.${Exclude<keyof Snapshots, 'price' | 'gibMax'>}`;
 type Kept = Owned & {
   deadline: number;
   /** Whether its processes are stopped, and its processors taken away. */
   paused?: boolean;
+  /** The snapshot that it was made from. */
+  from?: string | undefined;
 };
 
 /** An error text of an engine. It names a path that no agent may see. */
@@ -15,6 +20,11 @@ export const SECRET_WORDS = 'connect ENOENT /srv/secret-place/docker.sock';
 /** Machines that exist only in memory, controlled by the test: for many machines, and for a backend that fails. */
 export type Memory = {
   machines: Map<string, Kept>;
+  /** The bytes of each snapshot, and when it was taken, by its tag. */
+  snapshots: Map<string, { bytes: number; createdAt: number }>;
+  /** The bytes that a snapshot takes; why one is refused. */
+  snapshotBytes: number;
+  snapshotRefused?: string | undefined;
   /** The number of machines that were ever made, which names them. */
   made: number;
   /** Every call that arrived, in order. */
@@ -47,6 +57,8 @@ export type Memory = {
 export function createMemory(): Memory {
   return {
     machines: new Map(),
+    snapshots: new Map(),
+    snapshotBytes: GIB / 4,
     made: 0,
     calls: [],
     before: {},
@@ -69,7 +81,9 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
   });
   const calls: Required<Pick<Backend, 'identity'>> &
     Pick<Backend, 'create' | 'freeFor' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned'> = {
-    async create({ tag, deadline }) {
+    async create({ tag, deadline, snapshot }) {
+      if (snapshot !== undefined && !memory.snapshots.has(snapshot))
+        return { kind: 'refused', code: 'provider_unavailable', reason: 'There is no such snapshot.' };
       if (memory.unreachable)
         return { kind: 'refused', code: 'provider_unavailable', reason: 'Nobody answers. Nothing was charged.' };
       if (memory.machines.size >= memory.room)
@@ -86,6 +100,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
         deadline,
         state: memory.ready ? 'running' : 'provisioning',
         createdAt: now(),
+        from: snapshot,
       });
       return { kind: 'created', ref };
     },
@@ -142,6 +157,27 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     takeRoom: async () => memory.lacking,
     letGo() {},
   };
+  const snapshots: Omit<Snapshots, 'price' | 'gibMax'> = {
+    async take({ tag }) {
+      if (memory.snapshotRefused !== undefined)
+        return { kind: 'refused', code: 'provider_unavailable', reason: memory.snapshotRefused, words: SECRET_WORDS };
+      memory.snapshots.set(tag, { bytes: memory.snapshotBytes, createdAt: now() });
+      return { kind: 'taken', bytes: memory.snapshotBytes };
+    },
+    letRun: async () => {},
+    find: async (tag) => memory.snapshots.get(tag)?.bytes,
+    remove: async (tag) => void memory.snapshots.delete(tag),
+    list: async (prefix) =>
+      [...memory.snapshots]
+        .filter(([tag]) => tag.startsWith(prefix))
+        .map(([tag, { createdAt }]) => ({ tag, createdAt })),
+  };
+  if (typeof backend.guest.snapshots === 'object') {
+    const { price, gibMax } = backend.guest.snapshots;
+    const own = { price, gibMax, ...snapshots };
+    backend.guest.snapshots = own;
+    replace(own, snapshots, 'snapshots.');
+  }
   backend.guest.pause = { ...pause };
   replace(backend.guest.pause, { begin: pause.begin, end: pause.end, takeRoom: pause.takeRoom }, 'pause.');
   backend.guest.usage = async (ref) => (await memory.usage?.(ref)) ?? {};

@@ -22,6 +22,7 @@ import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
 import { createContainerPause } from './pause.ts';
 import { beginEgress, beginIn } from './program.ts';
 import { type ContainerSettings, contentsOf, imagesOf, SHARE_THE_KERNEL } from './settings.ts';
+import { createContainerSnapshots } from './snapshots.ts';
 import { readStatistics } from './statistics.ts';
 import { findMissing } from './trial.ts';
 import { tryDisk } from './trial-disk.ts';
@@ -73,6 +74,8 @@ export function openContainerBackend(
   });
   const egress = egressLists(settings);
   const pause = createContainerPause(engine, containers, deadlines, roomOfPaused(reservations, free));
+  const gibMax = (spec: Spec) => sizeOf(settings, spec).diskGb;
+  const snapshots = createContainerSnapshots(engine, settings, { containers, gibMax, now });
   const coming = createComing(createPuller(engine), make, settle);
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,
@@ -87,6 +90,7 @@ export function openContainerBackend(
       },
     },
     pause,
+    snapshots,
     /** Engines may silently leave a GPU out. */
     async proofOf(ref) {
       const container = await containers.look(ref);
@@ -109,6 +113,7 @@ export function openContainerBackend(
     }
     const outcome = await make(order, claim).catch(unknownOutcome);
     if (outcome !== 'no_image') return settle(order.tag, outcome);
+    if (order.snapshot !== undefined) return settle(order.tag, refused('The snapshot is not on the engine'));
     const { image } = contentsOf(settings, claim.offer);
     if (settings.pull === 'missing') return coming.awaitImage(image, order, claim);
     return settle(order.tag, refused(`The image ${image} is not on the engine`));

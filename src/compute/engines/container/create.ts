@@ -9,6 +9,7 @@ import { type Engine, statusOf, textOf, wasNeverSent } from './engine.ts';
 import { lacksImage } from './image.ts';
 import { NETWORK_LABEL, NoSubnet, type WalletNetworks } from './network.ts';
 import { type ContainerSettings, contentsOf } from './settings.ts';
+import { imageOfSnapshot } from './snapshots.ts';
 import { putTrust } from './trust.ts';
 import { putWatchdog } from './watchdog.ts';
 
@@ -44,7 +45,7 @@ export function createMaker(
 
   async function makeIn(
     network: string,
-    { tag, deadline, isTrial = false, secrets }: ContainerOrder,
+    { tag, deadline, isTrial = false, secrets, snapshot }: ContainerOrder,
     claim: Claim,
   ): Promise<Created | 'no_image'> {
     const contents = contentsOf(settings, claim.offer);
@@ -56,6 +57,7 @@ export function createMaker(
       await makeContainer(engine, {
         name: tag,
         ...contents,
+        ...(snapshot === undefined ? {} : { image: imageOfSnapshot(snapshot) }),
         env: { ...contents.env, ...trustVariables(secrets) },
         labels: {
           ...labelsOf(claim),

@@ -1,9 +1,9 @@
 import type { Pausing, Ref } from '../../backend.ts';
 import { claimOf } from '../../kit/claim.ts';
-import { createPausing } from '../../kit/pausing.ts';
+import { createPausing, type Signals } from '../../kit/pausing.ts';
 import { type Deadlines, MOVE_MILLISECONDS, WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
-import type { Containers } from './containers.ts';
+import type { Containers, Inspected } from './containers.ts';
 import { CPU_PERIOD_MICROSECONDS } from './describe.ts';
 import type { Engine } from './engine.ts';
 import { runAs } from './program.ts';
@@ -13,6 +13,23 @@ import { runningWatchdog } from './watchdog.ts';
 const CPUS_LEAST = 0.01;
 /** The runtimes whose containers share the kernel of their host, which alone knows signals and control groups as a pause needs them. */
 const SHARED_KERNEL = new Set([undefined, '', 'runc', 'crun', 'io.containerd.runc.v2', 'oci']);
+
+/** Returns whether a container runs on the kernel of its host. */
+export const sharesKernel = ({ HostConfig }: Inspected): boolean => SHARED_KERNEL.has(HostConfig.Runtime);
+
+/** Creates the calls that stop and continue what runs in containers. */
+export function createSignals(engine: Engine, { inspect }: Containers): Signals {
+  const run = async (ref: Ref, user: string, argv: string[]) =>
+    (await runAs(engine, ref, user, argv, MOVE_MILLISECONDS)).exitCode;
+  return {
+    // The tenants' user may not start the program of process 1 itself.
+    signal: async (ref, what) => run(ref, (await engine.defaultsOf(ref)).user, [WATCHDOG_PATH, what]),
+    async look(ref) {
+      const [program] = runningWatchdog(await inspect(ref));
+      return run(ref, `${WATCHDOG_USER}:${WATCHDOG_USER}`, [program, 'stopped']);
+    },
+  };
+}
 
 /** Creates the pause of containers. */
 export function createContainerPause(
@@ -34,28 +51,13 @@ export function createContainerPause(
     await engine.request('POST', `/v4.3.0/libpod/containers/${ref}/update`, { cpu });
   }
 
-  const run = async (ref: Ref, user: string, argv: string[]) =>
-    (await runAs(engine, ref, user, argv, MOVE_MILLISECONDS)).exitCode;
-
-  const pausing = createPausing(
-    {
-      limitCpu,
-      // The tenants' user may not start the program of process 1 itself.
-      signal: async (ref, what) => run(ref, (await engine.defaultsOf(ref)).user, [WATCHDOG_PATH, what]),
-      async look(ref) {
-        const [program] = runningWatchdog(await inspect(ref));
-        return run(ref, `${WATCHDOG_USER}:${WATCHDOG_USER}`, [program, 'stopped']);
-      },
-    },
-    deadlines,
-    room,
-  );
+  const pausing = createPausing({ limitCpu, ...createSignals(engine, containers) }, deadlines, room);
   return {
     ...pausing,
     async begin(ref, deadline, stopped) {
-      const runtime = (await inspect(ref)).HostConfig.Runtime;
-      if (SHARED_KERNEL.has(runtime)) return pausing.begin(ref, deadline, stopped);
-      return { kind: 'refused', reason: `machines under the runtime ${runtime} cannot be paused` };
+      const container = await inspect(ref);
+      if (sharesKernel(container)) return pausing.begin(ref, deadline, stopped);
+      return { kind: 'refused', reason: `machines under the runtime ${container.HostConfig.Runtime} cannot be paused` };
     },
   };
 }

@@ -1,7 +1,17 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
 import { checkOneWayOut, egress, egressVariables } from '../../kit/egress.ts';
-import { above0, DOUBLE_ID, haveOwnIds, limits, offerCount, offerFields, sized, whole } from '../../kit/fields.ts';
+import {
+  above0,
+  DOUBLE_ID,
+  haveOwnIds,
+  hourly,
+  limits,
+  offerCount,
+  offerFields,
+  sized,
+  whole,
+} from '../../kit/fields.ts';
 import { checkNoNetwork, warmCount, warmSizes } from '../../kit/warm.ts';
 import { checkEngineAddress, engineAddress, notesOnAddress } from './address.ts';
 
@@ -36,6 +46,8 @@ const shared = {
   pids: v.optional(whole(16, 1_000_000), 512),
   shm_gib: shmGib,
   provision_seconds: v.optional(whole(1, 86_400), 60),
+  /** The price of a GiB of a snapshot for a day. Without it none are sold. */
+  snapshot_gib_day_usd: v.optional(hourly),
 };
 
 /** A device as the GPU's vendor names it: an index, a UUID, or a part of a divided GPU. */

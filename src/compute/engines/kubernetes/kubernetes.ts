@@ -58,6 +58,7 @@ export function openKubernetesBackend(
       },
     },
     pause: 'the processors of a running pod cannot be taken away',
+    snapshots: 'Kubernetes does not keep the disk of a pod',
     async proofOf(tag) {
       const { job, pods } = await jobs.observe(tag);
       const pod = job && runningPod(job, pods);

@@ -64,6 +64,7 @@ export function openLocalBackend(
     guest: createGuest(async (ref, order) => beginIn(leases.enter(ref), order), {
       graceMilliseconds: GRACE_MILLISECONDS,
       pause: 'the demonstration cannot pause',
+      snapshots: 'the demonstration keeps no disk',
     }),
     async close() {
       await Promise.all(leases.list().map((tag) => leases.end(tag)));

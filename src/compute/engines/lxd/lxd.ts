@@ -70,6 +70,7 @@ export function openLxdBackend(
       },
     },
     pause,
+    snapshots: 'Purser takes none of LXD’s machines',
   });
   const make = createMaker(lxd, settings, { host, instances, keepers, deadlines, now });
 

@@ -39,6 +39,7 @@ export function openSlurmBackend(
   const guest = createGuest(async (ref, order) => beginIn(slurm.start, await runningJob(ref), order), {
     proofOf,
     pause: 'the time limit of a Slurm job runs on while it is suspended',
+    snapshots: 'Slurm does not keep the disk of a job',
   });
   const users = createJobUsers(slurm, settings, { leases, now });
   const jobs = createJobs(slurm, users);

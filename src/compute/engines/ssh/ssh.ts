@@ -29,6 +29,7 @@ export function openSshBackend(
     proofOf: async (ref) => ({ gpus: partsOf(ref).host.gpus }),
     loginShell: LOGIN_SHELL,
     pause: 'a host of the pool cannot take the processors of one tenant away',
+    snapshots: 'a host of the pool does not keep the files of a tenant',
   });
 
   async function begin(ref: string, order: ProgramOrder): Promise<Program> {

@@ -120,6 +120,7 @@ export function openVastBackend(
         ),
       {
         pause: 'Vast charges for a machine whether it is paused or not',
+        snapshots: 'Vast does not keep the disk of a machine',
         proofOf: async (ref) => ({ gpus: rentals.of(ref).instance?.gpus, mayLackTool: true }),
         loginShell: LOGIN_SHELL,
       },

@@ -1,0 +1,164 @@
+import type { Ref, Snapshots, Taken } from '../../backend.ts';
+import { GIB } from '../../kit/claim.ts';
+import { continueProcesses, stopProcesses } from '../../kit/pausing.ts';
+import { AUTHORITY_FILE, ROOTS_FILE } from '../../kit/trust.ts';
+import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
+import { createCleanImage, type ImageFacts } from './clean-image.ts';
+import type { Containers } from './containers.ts';
+import { type Engine, statusOf, textOf } from './engine.ts';
+import { lacksImage } from './image.ts';
+import { createSignals, sharesKernel } from './pause.ts';
+import type { ContainerSettings } from './settings.ts';
+import { WATCHDOG_DIRECTORY } from './watchdog.ts';
+
+/** The images of snapshots. The host in the name keeps an engine from looking for them anywhere else. */
+const REPOSITORY = 'localhost/purser-snapshot';
+/** The image as the engine commits it, with the settings of the lease, until the one without them is there. */
+const RAW = '.raw';
+/** The label with the bytes that a snapshot adds to the engine's disk. */
+export const BYTES_LABEL = 'purser.snapshot_bytes';
+/** The engine copies what the lease has written, or walks through it. */
+const COPY_MILLISECONDS = 300_000;
+/** What Purser puts into containers, all of it in `/`. */
+const OURS = [WATCHDOG_PATH, WATCHDOG_DIRECTORY, AUTHORITY_FILE, ROOTS_FILE];
+
+/** Returns the name of a snapshot's image. */
+export const imageOfSnapshot = (tag: string): string => `${REPOSITORY}:${tag}`;
+
+type Gone = { kind: 'refused' } & Exclude<Taken, { kind: 'taken' }>;
+const refused = (reason: string, words?: string, code: Gone['code'] = 'provider_unavailable'): Gone => ({
+  ...{ kind: 'refused', code, reason },
+  ...(words === undefined ? {} : { words }),
+});
+
+type SnapshotParts = { containers: Containers; gibMax: Snapshots['gibMax']; now: () => number };
+
+/**
+ * Creates the snapshots of containers: the engine commits what a container has written as a layer, and gets an image of that layer
+ * with the settings of the image below it. The engine's own pause would stop process 1, and with it the deadline, for as long as the
+ * copy takes; so only the other processes are stopped (docs/decisions/0083).
+ */
+export function createContainerSnapshots(
+  engine: Engine,
+  { snapshot_gib_day_usd: price }: ContainerSettings,
+  { containers, gibMax, now }: SnapshotParts,
+): Snapshots {
+  const { docker, ask, request } = engine;
+  const signals = createSignals(engine, containers);
+  const loadImage = createCleanImage(engine);
+
+  /** Returns the facts of an image; undefined when the engine confirms that there is none. */
+  async function look(image: string): Promise<ImageFacts | undefined> {
+    try {
+      return await request<ImageFacts>('GET', `/images/${image}/json`);
+    } catch (error) {
+      if (lacksImage(error)) return undefined;
+      throw error;
+    }
+  }
+
+  async function removeImage(image: string): Promise<void> {
+    try {
+      await ask('remove', (abortSignal) => docker.getImage(image).remove({ abortSignal } as object), COPY_MILLISECONDS);
+    } catch (error) {
+      if (!lacksImage(error)) throw error;
+    }
+  }
+
+  async function remove(tag: string): Promise<void> {
+    for (const image of [imageOfSnapshot(tag), imageOfSnapshot(tag + RAW)]) await removeImage(image);
+  }
+
+  /** Returns why no snapshot of a container is taken; undefined if it may be. */
+  async function whyNot(ref: Ref, bytesMax: number): Promise<Gone | undefined> {
+    if (!sharesKernel(await containers.inspect(ref)))
+      return refused('Under its runtime the engine does not see what a lease writes');
+    const measure = (abortSignal: AbortSignal) =>
+      docker.getContainer(ref).inspect({ size: true, abortSignal } as object);
+    const { SizeRw } = (await ask('size', measure, COPY_MILLISECONDS)) as { SizeRw?: number };
+    if (typeof SizeRw !== 'number') return refused('The engine does not say how much the lease has written');
+    if (SizeRw > bytesMax)
+      return refused(
+        `It has written more than the ${bytesMax / GIB} GiB of its disk`,
+        undefined,
+        'lease_limit_exceeded',
+      );
+    const free = await engine.diskFree();
+    // Podman copies the layer a second time before it drops the first.
+    const needed = SizeRw * ((await engine.isPodman()) ? 2 : 1);
+    if (free !== undefined && free < needed)
+      return refused('There is no room for it on the disk of the engine', undefined, 'capacity_unavailable');
+    return undefined;
+  }
+
+  /** Commits what a container has written. What runs in it stands still meanwhile. */
+  async function commit(ref: Ref, tag: string, isRunning: boolean): Promise<void> {
+    const order = { repo: REPOSITORY, tag: tag + RAW, pause: false };
+    try {
+      // Where not all of them stop, the disk is kept as a power cut would leave it.
+      if (isRunning) await stopProcesses(signals, ref);
+      await ask(
+        'commit',
+        (abortSignal) => docker.getContainer(ref).commit({ ...order, abortSignal } as object),
+        COPY_MILLISECONDS,
+      );
+    } finally {
+      if (isRunning) await letRun(ref);
+    }
+  }
+
+  async function letRun(ref: Ref): Promise<void> {
+    const continued = await continueProcesses(signals, ref);
+    if (continued.kind !== 'done') throw new Error(continued.reason);
+  }
+
+  async function take(ref: Ref, tag: string, isRunning: boolean): Promise<Taken> {
+    const { Image } = await containers.inspect(ref);
+    await commit(ref, tag, isRunning);
+    const [below, raw] = await Promise.all([look(Image), look(imageOfSnapshot(tag + RAW))]);
+    if (!below || !raw) throw new Error(`the engine does not have ${below ? 'what it has committed' : Image}`);
+    const bytes = Math.max(0, raw.Size - below.Size);
+    const config = { ...below.Config, Labels: { ...below.Config.Labels, [BYTES_LABEL]: String(bytes) } };
+    await loadImage(imageOfSnapshot(tag), { ...raw, Config: config }, { hidden: OURS, now: now() });
+    await removeImage(imageOfSnapshot(tag + RAW));
+    return { kind: 'taken', bytes };
+  }
+
+  return {
+    price,
+    gibMax,
+    letRun,
+    remove,
+
+    async take({ ref, tag, isRunning, bytesMax }) {
+      const why = await whyNot(ref, bytesMax).catch((error) => refused('The container cannot be asked', textOf(error)));
+      if (why) return why;
+      try {
+        return await take(ref, tag, isRunning);
+      } catch (error) {
+        // An answer means that nothing is under way any more.
+        if (statusOf(error) === undefined) throw error;
+        await remove(tag);
+        return refused('The provider refused the snapshot', textOf(error));
+      }
+    },
+
+    async find(tag) {
+      const image = await look(imageOfSnapshot(tag));
+      if (!image) return undefined;
+      const bytes = Number(image.Config.Labels?.[BYTES_LABEL]);
+      if (Number.isSafeInteger(bytes) && bytes >= 0) return bytes;
+      throw new Error(`the image ${imageOfSnapshot(tag)} does not say how large it is`);
+    },
+
+    async list(prefix) {
+      const filters = { reference: [REPOSITORY] };
+      const images = await ask('images', (abortSignal) => docker.listImages({ filters, abortSignal } as object));
+      return images.flatMap(({ RepoTags, Created }) =>
+        (RepoTags ?? [])
+          .filter((it) => it.startsWith(imageOfSnapshot(prefix)))
+          .map((it) => ({ tag: it.slice(REPOSITORY.length + 1).replace(RAW, ''), createdAt: Created })),
+      );
+    },
+  };
+}

@@ -1,0 +1,208 @@
+import assert from 'node:assert/strict';
+import { Refusal } from '../base/refusal.ts';
+import type { Backend, Snapshots } from '../compute/backend.ts';
+import { isFrozen, reportOnlyOf } from '../ledger/installation.ts';
+import { operationOf } from '../ledger/operation.ts';
+import { findResource, type Resource } from '../ledger/resource.ts';
+import {
+  acceptTake,
+  buyDay,
+  deleteSnapshot,
+  endSnapshot,
+  findSnapshot,
+  hundredthsOf,
+  leaseFrom,
+  noteSnapshot,
+  paidDay,
+  type Snapshot,
+  settleTake,
+} from '../ledger/snapshot.ts';
+import type { LeaseApp } from './create.ts';
+import { lookAt } from './engine.ts';
+import { REPORT_ONLY } from './report-only.ts';
+
+/** Delay until the next step while something is about to happen, and while a lease still needs a snapshot that is to go. */
+const SOON_SECONDS = 2;
+const WATCH_SECONDS = 60;
+/** Longest delay between two attempts of a step that keeps failing. */
+const BACK_OFF_SECONDS_MAX = 300;
+/** An engine that finished a lost call would have done so by then. What comes later is removed by the sweep. */
+const ABSENT_SECONDS = 60;
+/** For this long after the end of its paid time a snapshot waits for money that requests in flight hold. */
+const FUNDS_SECONDS = 3600;
+
+/** The states of a snapshot that has not ended, as its row has them. */
+export type SnapshotState = 'taking' | 'ready' | 'deleting';
+/**
+ * What its engine says: `unreachable` is every failure to find out, also where another engine answers than the one that has it. What
+ * is to go is removed before it is looked for.
+ */
+export type SnapshotFinding = 'unreachable' | 'absent' | 'there';
+
+type Observed = {
+  app: LeaseApp;
+  row: Snapshot;
+  /** The bytes that it takes, where it is there. */
+  bytes: number;
+  error: Error | undefined;
+};
+type Action = (observed: Observed) => Promise<Snapshot>;
+
+/** The action for every state and finding. */
+export const SNAPSHOT_ACTIONS: Record<SnapshotState, Record<SnapshotFinding, Action>> = {
+  taking: { unreachable: backOff, absent: failWhenSure, there: settleThere },
+  ready: { unreachable: backOff, absent: end, there: payWhenDue },
+  deleting: { unreachable: backOff, absent: end, there: tryAgain },
+};
+
+/** Takes the next step of a snapshot, serialized with every other step of it. Waiting callers share one. Throws what cannot be written. */
+export function advanceSnapshot(app: LeaseApp, id: string): Promise<Snapshot> {
+  return app.leaseMutex.shared(id, async () => {
+    const row = findSnapshot(app.ledger.read, id);
+    assert(row, 'only snapshots that were found are stepped');
+    if (row.endedAt !== null || app.inFlight.drives(row.operationId)) return row;
+    const written = await step(app, row);
+    if (written.endedAt !== null) app.events.snapshotEnded(written);
+    app.wakeAt(written.endedAt ?? written.dueAt);
+    return written;
+  });
+}
+
+async function step(app: LeaseApp, row: Snapshot): Promise<Snapshot> {
+  const state = row.status as SnapshotState;
+  if (reportOnlyOf(app.ledger.read)) return note(app, row, WATCH_SECONDS, REPORT_ONLY);
+  // The end of a day, and with it what is charged, follows from the time.
+  if (state !== 'deleting' && app.clock.expiryBlocked()) return row;
+  if (state === 'deleting' && leaseFrom(app.ledger.read, row.id) !== undefined) return note(app, row, WATCH_SECONDS);
+  const { finding, ...seen } = await observe(app, row);
+  return SNAPSHOT_ACTIONS[state][finding]({ app, row, ...seen });
+}
+
+/** Asks the engine that has the snapshot: only that one proves an absence. */
+async function observe(
+  app: LeaseApp,
+  row: Snapshot,
+): Promise<Pick<Observed, 'bytes' | 'error'> & { finding: SnapshotFinding }> {
+  try {
+    const backend = app.slots.backendOf(row);
+    const snapshots = backend?.guest.snapshots;
+    if (!backend || typeof snapshots !== 'object')
+      throw new Error(`the backend ${row.backend} of ${row.slot} is not configured any more, or has no snapshots`);
+    if (row.status === 'taking') await letRun(app, row, snapshots);
+    const bytes = await look(backend, snapshots, row);
+    return { finding: bytes === undefined ? 'absent' : 'there', bytes: bytes ?? 0, error: undefined };
+  } catch (error) {
+    return { finding: 'unreachable', bytes: 0, error: error as Error };
+  }
+}
+
+/** Lets the lease go on that a take which broke off may have stopped. */
+async function letRun(app: LeaseApp, { resourceId }: Snapshot, snapshots: Snapshots): Promise<void> {
+  await app.leaseMutex(resourceId, async () => {
+    const { ref, status } = findResource(app.ledger.read, resourceId) as Resource;
+    if (status === 'running' && ref !== null) await snapshots.letRun(ref);
+  });
+}
+
+async function look(backend: Backend, snapshots: Snapshots, row: Snapshot): Promise<number | undefined> {
+  const { tag } = row;
+  const { engine, seen } = await lookAt(backend, async (engine) => {
+    if ((engine ?? null) !== row.engine) return undefined;
+    if (row.status === 'deleting') await snapshots.remove(tag);
+    return snapshots.find(tag);
+  });
+  if ((engine ?? null) !== row.engine)
+    throw new Error(`it is on another engine (${row.engine}) than the one that answers now (${engine})`);
+  return seen;
+}
+
+/** Schedules the next step. */
+const note = ({ ledger, clock }: LeaseApp, { id }: Snapshot, seconds: number, lastError: string | null = null) =>
+  ledger.write(noteSnapshot, { id, change: { dueAt: clock.now() + seconds, attempts: 0, lastError } });
+
+// The actions, in the order of the table.
+
+async function backOff({ app, row, error }: Observed): Promise<Snapshot> {
+  const attempts = row.attempts + 1;
+  const seconds = Math.min(BACK_OFF_SECONDS_MAX, SOON_SECONDS * 2 ** Math.min(attempts - 1, 10));
+  const lastError = (error as Error).message.slice(0, 500);
+  app.events.snapshotTrouble(row, lastError, attempts);
+  return app.ledger.write(noteSnapshot, {
+    id: row.id,
+    change: { dueAt: app.clock.now() + seconds, attempts, lastError },
+  });
+}
+
+/** Gives the money of a snapshot back that was never taken, once a lost call can be expected to be over. */
+async function failWhenSure(observed: Observed): Promise<Snapshot> {
+  const { app, row } = observed;
+  const operation = operationOf(app.ledger.read, row.operationId);
+  if (operation.state === 'settled') return end(observed); // The operator has decided it.
+  const since = app.clock.now() - (operation.uncertainAt ?? app.clock.now());
+  if (since < ABSENT_SECONDS) return note(app, row, Math.max(SOON_SECONDS, ABSENT_SECONDS - since));
+  return settle(app, row, {
+    kind: 'refused',
+    code: 'provider_unavailable',
+    reason: 'the engine has no such snapshot',
+  });
+}
+
+/** Charges a snapshot that an unanswered call has taken. One that is larger than was held for is removed. */
+async function settleThere({ app, row, bytes }: Observed): Promise<Snapshot> {
+  const operation = operationOf(app.ledger.read, row.operationId);
+  const size = hundredthsOf(bytes);
+  const isTooLarge = size > row.limitGib * 100;
+  const { id } = row;
+  if (isTooLarge || operation.outcome === 'released') {
+    const { snapshots } = app.slots.backendOf(row)?.guest ?? {};
+    if (typeof snapshots === 'object') await snapshots.remove(row.tag);
+    const reason = isTooLarge ? `it takes more than ${row.limitGib} GiB` : 'the operator released it';
+    return settle(app, row, { kind: 'refused', code: 'lease_limit_exceeded', reason });
+  }
+  if (operation.outcome === 'charged') return app.ledger.write(acceptTake, { id, size, now: app.clock.now() });
+  return settle(app, row, paidDay(row, size));
+}
+
+async function settle(app: LeaseApp, row: Snapshot, outcome: Parameters<typeof settleTake.run>[1]['outcome']) {
+  const operation = operationOf(app.ledger.read, row.operationId);
+  const { moved, row: written } = await app.ledger.write(settleTake, { id: row.id, outcome, now: app.clock.now() });
+  app.events.settled(operation, outcome, moved);
+  return written;
+}
+
+/** Pays for the day that has begun. A snapshot that nobody pays for has to go. */
+async function payWhenDue({ app, row }: Observed): Promise<Snapshot> {
+  const now = app.clock.now();
+  const { id } = row;
+  const paidUntil = row.paidUntil as number;
+  if (paidUntil > now) {
+    const change = { dueAt: paidUntil, attempts: 0, lastError: null };
+    return app.ledger.write(noteSnapshot, { id, change });
+  }
+  try {
+    const bought = await app.ledger.write(buyDay, { id, now, blocked: app.clock.holdsBlocked() });
+    if (bought) {
+      app.events.held(bought.operation);
+      app.events.settled(bought.operation, bought.outcome, true);
+    }
+    return findSnapshot(app.ledger.read, id) as Snapshot;
+  } catch (error) {
+    if (!(error instanceof Refusal)) throw error;
+    const mayPass =
+      error.code === 'read_only'
+        ? !isFrozen(app.ledger.read)
+        : error.code === 'funds_held' && now < paidUntil + FUNDS_SECONDS;
+    if (mayPass) return note(app, row, WATCH_SECONDS, error.message);
+    return app.ledger.write(deleteSnapshot, { id, reason: error.code, now });
+  }
+}
+
+/** Ends the row: the snapshot is gone. */
+async function end({ app, row }: Observed): Promise<Snapshot> {
+  return app.ledger.write(endSnapshot, { id: row.id, now: app.clock.now() });
+}
+
+/** Its engine has not removed it yet. */
+async function tryAgain({ app, row }: Observed): Promise<Snapshot> {
+  return note(app, row, SOON_SECONDS);
+}
