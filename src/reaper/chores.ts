@@ -247,7 +247,9 @@ export function nextDue(app: ReaperApp): number {
     nextDueResource(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextSandboxEnd(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextKeep(app),
-    nextDueSnapshot(app.ledger.read) ?? Number.POSITIVE_INFINITY,
+    app.clock.expiryBlocked()
+      ? Number.POSITIVE_INFINITY
+      : (nextDueSnapshot(app.ledger.read) ?? Number.POSITIVE_INFINITY),
     nextExpiry(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextRefill(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     ...uncertain.map((it) => (it.uncertainAt as number) + uncertainPolicyOf(app.config.router, it).after_seconds),
