@@ -154,7 +154,7 @@ export type SnapshotOrder = {
   tag: string;
   /** True if processes run in the machine, false if they are paused. */
   isRunning: boolean;
-  /** The most bytes that it may add to the engine's disk. */
+  /** The most bytes that it may keep beyond the image of its template. */
   bytesMax: number;
 };
 /** The outcome of a snapshot. `refused`: there is none. */
@@ -180,7 +180,7 @@ export type Snapshots = {
   take(order: SnapshotOrder): Promise<Taken>;
   /** Lets run what a take that broke off has stopped. Does nothing where nothing is stopped. */
   letRun(ref: Ref): Promise<void>;
-  /** Returns the bytes that a snapshot adds to the engine's disk; undefined when the engine confirms that there is none. */
+  /** Returns the bytes that a snapshot keeps beyond the image of its template, with those of the snapshot below; undefined when the engine confirms that there is none. */
   find(tag: string): Promise<number | undefined>;
   /** Removes a snapshot, and what a take that broke off has left of it; succeeds if it is gone already. `find` confirms its absence. */
   remove(tag: string): Promise<void>;

@@ -246,6 +246,7 @@ async function quoteLease(
   const having = snapshot ? backendWith(slot, snapshot) : slot;
   const { candidates, spec, priceHourly } = await candidatesOf(app, having, asked);
   const [first] = candidates;
+  if (snapshot) refuseSmall(snapshot, first);
   const { backend } = first;
   const engine = await first.engine;
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
@@ -293,6 +294,19 @@ function backendWith({ fill, backends }: ReturnType<Slots['find']>, it: Snapshot
       `The backend ${it.backend}, which has the snapshot, is not configured.`,
     );
   return { fill, backends: [own] };
+}
+
+/**
+ * Throws a refusal where a lease has a smaller disk than its snapshot takes. A snapshot that is deleted stays while a lease needs it,
+ * and then only the price of that disk pays for it.
+ */
+function refuseSmall({ id, size }: Snapshot, { backend, quote }: Candidates[0]): void {
+  const { snapshots } = backend.guest;
+  if (typeof snapshots === 'object' && (size ?? 0) > snapshots.gibMax(quote.spec) * 100)
+    throw new Refusal(
+      'invalid_request',
+      `snapshot: ${id} takes ${(size ?? 0) / 100} GiB, more than the disk of this lease.`,
+    );
 }
 
 /** Throws a refusal when no machine can be made from a snapshot. */

@@ -10,7 +10,7 @@ export const SnapshotId = v.strictObject({ snapshot_id: Id });
 
 const SizeGib = v.pipe(
   v.number(),
-  v.description('what it adds to the engine’s disk, in hundredths of a GiB, rounded up'),
+  v.description('what it keeps beyond the template’s image, in hundredths of a GiB, rounded up'),
 );
 
 export const SnapshotTaken = v.object({ snapshot_id: v.string(), size_gib: SizeGib });

@@ -15,7 +15,7 @@ import { WATCHDOG_DIRECTORY } from './watchdog.ts';
 const REPOSITORY = 'localhost/purser-snapshot';
 /** The image as the engine commits it, with the settings of the lease, until the one without them is there. */
 const RAW = '.raw';
-/** The label with the bytes that a snapshot adds to the engine's disk. */
+/** The label with the bytes that a snapshot keeps beyond the template's image. */
 export const BYTES_LABEL = 'purser.snapshot_bytes';
 /** The engine copies what the lease has written, or walks through it. */
 const COPY_MILLISECONDS = 300_000;
@@ -24,6 +24,13 @@ const OURS = [WATCHDOG_PATH, WATCHDOG_DIRECTORY, AUTHORITY_FILE, ROOTS_FILE];
 
 /** Returns the name of a snapshot's image. */
 export const imageOfSnapshot = (tag: string): string => `${REPOSITORY}:${tag}`;
+
+/** Returns the bytes of an image that a snapshot has put there: none in that of a template. */
+function bytesIn({ Config }: ImageFacts): number {
+  const bytes = Number(Config.Labels?.[BYTES_LABEL] ?? 0);
+  if (Number.isSafeInteger(bytes) && bytes >= 0) return bytes;
+  throw new Error('the image does not say how large its snapshot is');
+}
 
 type Gone = { kind: 'refused' } & Exclude<Taken, { kind: 'taken' }>;
 const refused = (reason: string, words?: string, code: Gone['code'] = 'provider_unavailable'): Gone => ({
@@ -71,15 +78,17 @@ export function createContainerSnapshots(
 
   /** Returns why no snapshot of a container is taken; undefined if it may be. */
   async function whyNot(ref: Ref, bytesMax: number): Promise<Gone | undefined> {
-    if (!sharesKernel(await containers.inspect(ref)))
-      return refused('Under its runtime the engine does not see what a lease writes');
+    const container = await containers.inspect(ref);
+    if (!sharesKernel(container)) return refused('Under its runtime the engine does not see what a lease writes');
     const measure = (abortSignal: AbortSignal) =>
       docker.getContainer(ref).inspect({ size: true, abortSignal } as object);
     const { SizeRw } = (await ask('size', measure, COPY_MILLISECONDS)) as { SizeRw?: number };
     if (typeof SizeRw !== 'number') return refused('The engine does not say how much the lease has written');
-    if (SizeRw > bytesMax)
+    const below = await look(container.Image);
+    if (!below) return refused('The engine does not have its image');
+    if (SizeRw + bytesIn(below) > bytesMax)
       return refused(
-        `It has written more than the ${bytesMax / GIB} GiB of its disk`,
+        `With the snapshot that it was made from it takes more than the ${bytesMax / GIB} GiB of its disk`,
         undefined,
         'lease_limit_exceeded',
       );
@@ -117,7 +126,8 @@ export function createContainerSnapshots(
     await commit(ref, tag, isRunning);
     const [below, raw] = await Promise.all([look(Image), look(imageOfSnapshot(tag + RAW))]);
     if (!below || !raw) throw new Error(`the engine does not have ${below ? 'what it has committed' : Image}`);
-    const bytes = Math.max(0, raw.Size - below.Size);
+    // The snapshot below may go while this one needs its layers: then nobody else pays for them.
+    const bytes = bytesIn(below) + Math.max(0, raw.Size - below.Size);
     const config = { ...below.Config, Labels: { ...below.Config.Labels, [BYTES_LABEL]: String(bytes) } };
     await loadImage(imageOfSnapshot(tag), { ...raw, Config: config }, { hidden: OURS, now: now() });
     await removeImage(imageOfSnapshot(tag + RAW));
@@ -146,9 +156,9 @@ export function createContainerSnapshots(
     async find(tag) {
       const image = await look(imageOfSnapshot(tag));
       if (!image) return undefined;
-      const bytes = Number(image.Config.Labels?.[BYTES_LABEL]);
-      if (Number.isSafeInteger(bytes) && bytes >= 0) return bytes;
-      throw new Error(`the image ${imageOfSnapshot(tag)} does not say how large it is`);
+      if (image.Config.Labels?.[BYTES_LABEL] === undefined)
+        throw new Error(`the image ${imageOfSnapshot(tag)} has no size`);
+      return bytesIn(image);
     },
 
     async list(prefix) {
