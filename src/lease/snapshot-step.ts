@@ -7,6 +7,7 @@ import { findResource, type Resource } from '../ledger/resource.ts';
 import {
   acceptTake,
   buyDay,
+  DAY_SECONDS,
   deleteSnapshot,
   endSnapshot,
   findSnapshot,
@@ -30,6 +31,9 @@ const BACK_OFF_SECONDS_MAX = 300;
 const ABSENT_SECONDS = 60;
 /** For this long after the end of its paid time a snapshot waits for money that requests in flight hold. */
 const FUNDS_SECONDS = 3600;
+
+/** For this long it waits, unpaid, for a wallet that is frozen or an account that is suspended. */
+const FROZEN_SECONDS = 7 * DAY_SECONDS;
 
 /** The states of a snapshot that has not ended, as its row has them. */
 export type SnapshotState = 'taking' | 'ready' | 'deleting';
@@ -63,7 +67,8 @@ export function advanceSnapshot(app: LeaseApp, id: string): Promise<Snapshot> {
     if (row.endedAt !== null || app.inFlight.drives(row.operationId)) return row;
     const written = await step(app, row);
     if (written.endedAt !== null) app.events.snapshotEnded(written);
-    app.wakeAt(written.endedAt ?? written.dueAt);
+    // A row that no step may touch now is still due: to wake for it would not end.
+    if (written !== row) app.wakeAt(written.endedAt ?? written.dueAt);
     return written;
   });
 }
@@ -148,14 +153,19 @@ async function failWhenSure(observed: Observed): Promise<Snapshot> {
 }
 
 /** Charges a snapshot that an unanswered call has taken. One that is larger than was held for is removed. */
-async function settleThere({ app, row, bytes }: Observed): Promise<Snapshot> {
+async function settleThere(observed: Observed): Promise<Snapshot> {
+  const { app, row, bytes } = observed;
   const operation = operationOf(app.ledger.read, row.operationId);
   const size = hundredthsOf(bytes);
   const isTooLarge = size > row.limitGib * 100;
   const { id } = row;
   if (isTooLarge || operation.outcome === 'released') {
     const { snapshots } = app.slots.backendOf(row)?.guest ?? {};
-    if (typeof snapshots === 'object') await snapshots.remove(row.tag);
+    try {
+      if (typeof snapshots === 'object') await snapshots.remove(row.tag);
+    } catch (error) {
+      return backOff({ ...observed, error: error as Error });
+    }
     const reason = isTooLarge ? `it takes more than ${row.limitGib} GiB` : 'the operator released it';
     return settle(app, row, { kind: 'refused', code: 'lease_limit_exceeded', reason });
   }
@@ -188,13 +198,20 @@ async function payWhenDue({ app, row }: Observed): Promise<Snapshot> {
     return findSnapshot(app.ledger.read, id) as Snapshot;
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
-    const mayPass =
-      error.code === 'read_only'
-        ? !isFrozen(app.ledger.read)
-        : error.code === 'funds_held' && now < paidUntil + FUNDS_SECONDS;
-    if (mayPass) return note(app, row, WATCH_SECONDS, error.message);
+    if (isFrozen(app.ledger.read) || now < paidUntil + patienceWith(error))
+      return note(app, row, WATCH_SECONDS, error.message);
     return app.ledger.write(deleteSnapshot, { id, reason: error.code, now });
   }
+}
+
+/**
+ * Returns the seconds after the end of its paid time for which a snapshot waits, by the refusal of its day. No disk is lost for what
+ * its owner cannot help and the operator undoes: days that pass unpaid are not charged later.
+ */
+function patienceWith({ code }: Refusal): number {
+  if (code === 'read_only') return Number.POSITIVE_INFINITY;
+  if (code === 'wallet_frozen' || code === 'account_suspended') return FROZEN_SECONDS;
+  return code === 'funds_held' ? FUNDS_SECONDS : 0;
 }
 
 /** Ends the row: the snapshot is gone. */

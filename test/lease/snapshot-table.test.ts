@@ -79,3 +79,18 @@ test('a snapshot that turns out larger than was held for is removed, and costs n
   );
   assert.equal(findOperation(purser.app.ledger.read, row().operationId)?.outcome, 'released');
 });
+
+test('where its removal fails its money stays held, and it is tried again later', async (t) => {
+  const { purser, row } = await openIn(t, 'taking');
+  purser.memory.snapshots.set(row().tag, { bytes: GIB + 1, createdAt: 0 });
+  purser.memory.before['snapshots.remove'] = () => {
+    throw new Error('the engine is busy');
+  };
+  const { failed } = await purser.app.reaper.runOnce();
+  assert.deepEqual([failed, row().status, row().attempts], [0, 'taking', 1]);
+  assert.ok(row().dueAt > purser.app.clock.now());
+  purser.memory.before = {};
+  purser.clock.advance(10);
+  await purser.app.reaper.runOnce();
+  assert.deepEqual([row().status, purser.memory.snapshots.size], ['failed', 0]);
+});

@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { tagOf } from '../../src/compute/backend.ts';
+import { advanceSnapshot } from '../../src/lease/snapshot-step.ts';
+import { noteSnapshot } from '../../src/ledger/snapshot.ts';
 import { waitFor } from '../helper/waiting.ts';
-import { hold, LONG, openMemoryServer } from './leases.ts';
+import { hold, type LeaseServer, LONG, openMemoryServer } from './leases.ts';
 import { DAY, GIB, MONTH, openLeased, openSnapshot, snapshotting } from './snapshot-shared.ts';
 
 const CENT = 10_000_000;
@@ -240,8 +242,6 @@ const UNPAID: Record<
   string,
   (purser: Awaited<ReturnType<typeof openSnapshot>>['purser'], wallet: string) => Promise<unknown>
 > = {
-  wallet_frozen: (purser, wallet) =>
-    purser.ask('POST', `/v1/wallets/${wallet}/freeze`, { token: purser.accountKey, body: {} }),
   insufficient_funds: async (purser, wallet) =>
     assert.equal(
       (
@@ -266,6 +266,77 @@ for (const [reason, meet] of Object.entries(UNPAID))
     if (reason !== 'wallet_closed') assert.equal((await purser.snapshots(token))[0].end_reason, reason);
     assert.deepEqual(purser.problems(), []);
   });
+
+/** What stops a wallet for a while, and what ends that. */
+const FREEZES: Record<string, Record<'begin' | 'end', (purser: LeaseServer, wallet: string) => Promise<unknown>>> = {
+  wallet_frozen: {
+    begin: (purser, wallet) =>
+      purser.ask('POST', `/v1/wallets/${wallet}/freeze`, { token: purser.accountKey, body: {} }),
+    end: (purser, wallet) =>
+      purser.ask('POST', `/v1/wallets/${wallet}/unfreeze`, { token: purser.accountKey, body: {} }),
+  },
+  account_suspended: {
+    begin: (purser) => purser.run('account.suspend', { id: purser.accountId }),
+    end: (purser) => purser.run('account.resume', { id: purser.accountId }),
+  },
+  installation: {
+    begin: (purser) => purser.run('freeze', {}),
+    end: (purser) => purser.run('unfreeze', {}),
+  },
+};
+for (const [what, { begin, end }] of Object.entries(FREEZES)) {
+  test(`a snapshot waits while its day is refused (${what}), and days that passed are free`, async (t) => {
+    const { purser, wallet, paid, row } = await openSnapshot(t);
+    const began = row().paidUntil as number;
+    await begin(purser, wallet);
+    for (const seconds of [DAY, 3 * DAY, 3 * DAY + DAY - 1]) {
+      purser.clock.advance(seconds);
+      for (let i = 0; i < 2; i++) await purser.app.reaper.runOnce();
+      assert.deepEqual([row().status, paid(), row().days], ['ready', DAY_NANOS, 1]);
+    }
+    await end(purser, wallet);
+    await purser.app.ledger.write(noteSnapshot, { id: row().id, change: { dueAt: 0 } });
+    for (let i = 0; i < 2; i++) await purser.app.reaper.runOnce();
+    assert.deepEqual([row().status, paid(), row().paidUntil], ['ready', 2 * DAY_NANOS, began + 7 * DAY]);
+    assert.deepEqual(purser.problems(), []);
+  });
+
+  test(`seven days after its paid time a snapshot goes (${what}), but not while the installation is frozen`, async (t) => {
+    const { purser, wallet, paid, row } = await openSnapshot(t);
+    await begin(purser, wallet);
+    await FREEZES.installation?.begin(purser, wallet);
+    for (let day = 0; day < 12; day++) {
+      purser.clock.advance(DAY);
+      await purser.app.reaper.runOnce();
+      assert.equal(row().status, 'ready');
+    }
+    await FREEZES.installation?.end(purser, wallet);
+    purser.clock.advance(61);
+    for (let i = 0; i < 3; i++) await purser.app.reaper.runOnce();
+    if (what === 'installation') assert.deepEqual([row().status, paid()], ['ready', 2 * DAY_NANOS]);
+    else assert.deepEqual([row().endReason, purser.memory.snapshots.size, paid()], [what, 0, DAY_NANOS]);
+    assert.deepEqual(purser.problems(), []);
+  });
+}
+
+test('a lease whose disk is smaller than its snapshot is refused: that may outlast what is paid for it', async (t) => {
+  const { purser, token, snapshot } = await openSnapshot(t);
+  const { snapshots } = purser.backend.guest;
+  purser.backend.guest.snapshots = { ...(snapshots as object), gibMax: () => 0.24 } as never;
+  const { status, text } = await purser.leaseFrom(token, snapshot);
+  assert.deepEqual([status, /takes 0\.25 GiB/.test(text)], [400, true], text);
+  purser.backend.guest.snapshots = { ...(snapshots as object), gibMax: () => 0.25 } as never;
+  assert.equal((await purser.leaseFrom(token, snapshot)).status, 200);
+});
+
+test('while no step may touch a snapshot that is due the reaper is not woken for it', async (t) => {
+  const { purser, row } = await openSnapshot(t);
+  await purser.reopen(() => purser.clock.leap(DAY));
+  assert.ok(purser.app.clock.expiryBlocked());
+  const woken: number[] = [];
+  const step = await advanceSnapshot({ ...purser.app, wakeAt: (at) => woken.push(at) }, row().id);
+  assert.deepEqual([step.status, woken], ['ready', []]);
+});
 
 test('while the clock is in doubt no day is paid, and no snapshot is removed for that', async (t) => {
   const { purser, paid, row } = await openSnapshot(t);
