@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto';
+import { pack } from '../../kit/tar.ts';
 import type { Engine } from './engine.ts';
-import { pack } from './tar.ts';
 
 /** The part of an engine's answer about an image that is used. */
 export type ImageFacts = {

@@ -82,8 +82,9 @@ export function createContainerSnapshots(
     if (!sharesKernel(container)) return refused('Under its runtime the engine does not see what a lease writes');
     const measure = (abortSignal: AbortSignal) =>
       docker.getContainer(ref).inspect({ size: true, abortSignal } as object);
-    const { SizeRw } = (await ask('size', measure, COPY_MILLISECONDS)) as { SizeRw?: number };
-    if (typeof SizeRw !== 'number') return refused('The engine does not say how much the lease has written');
+    const { SizeRw = -1 } = (await ask('size', measure, COPY_MILLISECONDS)) as { SizeRw?: number };
+    // Docker says -1 where a path is too long for it.
+    if (SizeRw < 0) return refused('The engine does not say how much the lease has written');
     const below = await look(container.Image);
     if (!below) return refused('The engine does not have its image');
     if (SizeRw + bytesIn(below) > bytesMax)
