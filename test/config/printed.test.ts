@@ -50,7 +50,7 @@ const engines = (more: (id: string) => object) => [
 const lxd = {
   ...{ backend: 'lxd', socket: 'https://10.0.0.4:8443', tls: { server: '/server', cert: '/cert', key: '/key' } },
   ...{ project: 'leases', pool: 'fast', image: 'ubuntu/24.04', user: 1001, directory: '/home/it', pids: 99 },
-  ...{ egress: ['a.test'], provision_seconds: 31 },
+  ...{ type: 'container', egress: ['a.test'], provision_seconds: 31 },
 };
 const kubernetes = {
   ...{ backend: 'kubernetes', kubeconfig: '/kube', context: 'here', namespace: 'leases', image: 'debian' },
@@ -196,7 +196,7 @@ const EVERY = {
           name: 'lxd',
           ...lxd,
           limits: { max_seconds: 3604 },
-          offers: [offer('d', { count: 2, image: 'debian/12', egress: 'none' })],
+          offers: [offer('d', { count: 2, image: 'debian/12', cpus: 1, type: 'virtual-machine', egress: 'none' })],
         },
         {
           ...{ name: 'k8s-0', ...kubernetes, limits: { max_seconds: 3605 } },
