@@ -36,7 +36,11 @@ export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: 
   const listed = await backend.listOwned(prefix);
   const spared = new Set([...warm, ...app.warm.ids()]);
   const owned = listed.filter(({ tag }) => !spared.has(resourceIdOf(prefix, tag)));
-  const foreign = owned.find((it) => isOfAnotherCopy(app, it));
+  const { snapshots } = backend.guest;
+  // Where they cannot be listed, what is known of the machines is done first.
+  const [images] = await Promise.allSettled([typeof snapshots === 'object' ? snapshots.list(prefix) : []]);
+  const kept = images.status === 'fulfilled' ? images.value : [];
+  const foreign = [...owned, ...kept].find((it) => isOfAnotherCopy(app, it));
   if (foreign && !reportOnlyOf(app.ledger.read)) {
     const because = `another server writes a copy of these books: it made ${foreign.tag} after they had moved here`;
     await app.ledger.write(doubtBooks, { because, now });
@@ -61,23 +65,27 @@ export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: 
     if (!isKnown) await judge(it, (ref) => backend.destroy(ref));
   }
   for (const it of others) await judge(it, strangers?.end);
-  const { snapshots } = backend.guest;
-  if (typeof snapshots === 'object')
-    for (const { tag, createdAt } of await snapshots.list(prefix)) {
-      const snapshot = findSnapshot(app.ledger.read, resourceIdOf(prefix, tag));
-      if (snapshot?.endedAt !== null) await judge({ ref: tag, tag, state: 'ended', createdAt }, snapshots.remove);
-    }
+  for (const { tag, createdAt } of kept) {
+    const snapshot = findSnapshot(app.ledger.read, resourceIdOf(prefix, tag));
+    const end = typeof snapshots === 'object' ? snapshots.remove : undefined;
+    if (snapshot?.endedAt !== null) await judge({ ref: tag, tag, state: 'ended', createdAt }, end);
+  }
+  if (images.status === 'rejected') throw images.reason;
   return orphans;
 }
 
 /**
- * Returns whether another copy of these books made a machine, since they moved to this machine or the operator looked: each machine
+ * Returns whether another copy of these books made a machine or a snapshot, since they moved to this machine or the operator looked: each
  * has a row before it is made, and rows stay.
  */
-function isOfAnotherCopy({ ledger: { read }, installationId }: LeaseApp, { tag, createdAt }: Owned): boolean {
+function isOfAnotherCopy(
+  { ledger: { read }, installationId }: LeaseApp,
+  { tag, createdAt }: Pick<Owned, 'tag' | 'createdAt'>,
+): boolean {
   const { movedWrittenAt, trustedAt } = installationOf(read);
   if (movedWrittenAt === null || createdAt <= Math.max(movedWrittenAt, trustedAt ?? 0)) return false;
   const id = resourceIdOf(tagPrefix(installationId), tag);
+  if (id.startsWith('snap_')) return findSnapshot(read, id) === undefined;
   return id.startsWith('res_') && findResource(read, id) === undefined; // A trial of doctor has no row.
 }
 

@@ -130,3 +130,22 @@ test('a copy of the disk itself is found by the machines that the original made 
   );
   assert.deepEqual(purser.problems(), []);
 });
+
+test('so is it by a snapshot that the original has taken since', async (t) => {
+  const { purser, machine, readyz } = await openBefore(t);
+  const { machines, snapshots } = purser.memory;
+  const tag = `${tagPrefix(purser.app.installationId)}snap-theirs`;
+  machine.id = OTHER;
+  for (const it of machines.values()) it.deadline += 86_400;
+  await purser.reopen();
+  purser.clock.advance(700);
+  snapshots.set(tag, { bytes: 1, createdAt: Math.floor(purser.clock.wall() / 1000) });
+  await purser.reopen();
+  await purser.app.reaper.runOnce();
+  assert.match((await readyz()).report_only, /another server writes a copy of these books: it made .*snap-theirs/);
+  assert.deepEqual([[...snapshots.keys()], machines.size], [[tag], 1], 'nothing was removed');
+  await purser.run('resource.reconcile', { apply: true });
+  purser.clock.advance(400);
+  await purser.app.reaper.runOnce();
+  assert.equal(snapshots.size, 0);
+});

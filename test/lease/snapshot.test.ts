@@ -379,6 +379,20 @@ test('a sweep removes the snapshots of this installation that no live row knows'
   assert.deepEqual([...snapshots.keys()].toSorted(), [row().tag, foreign, `${ours}1`].toSorted());
 });
 
+test('a sweep that cannot list the snapshots still ends the machines that no row knows', async (t) => {
+  const { purser } = await openSnapshot(t);
+  const { machines } = purser.memory;
+  const tag = tagOf(purser.app.installationId, 'res_00000000000000000000000000');
+  const createdAt = Math.floor(purser.clock.wall() / 1000) - 1000;
+  machines.set('lost', { ref: 'lost', tag, state: 'running', createdAt, deadline: Number.MAX_SAFE_INTEGER });
+  purser.memory.before['snapshots.list'] = () => {
+    throw new Error('the engine is busy');
+  };
+  purser.clock.advance(61);
+  await purser.app.reaper.runOnce();
+  assert.deepEqual([machines.has('lost'), purser.memory.snapshots.size], [false, 1]);
+});
+
 test('a restored copy of the books takes no snapshot, pays no day and removes none', async (t) => {
   const machine: { id: string | undefined } = { id: '0123456789abcdef0123456789abcdef' };
   const { purser, token, id, wallet, snapshot, paid, row } = await openSnapshot(t, { machine });
