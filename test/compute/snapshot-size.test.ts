@@ -4,6 +4,7 @@ import type { Containers } from '../../src/compute/engines/container/containers.
 import type { Engine } from '../../src/compute/engines/container/engine.ts';
 import type { ContainerSettings } from '../../src/compute/engines/container/settings.ts';
 import { createContainerSnapshots } from '../../src/compute/engines/container/snapshots.ts';
+import type { Signals } from '../../src/compute/kit/pausing.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
 
 const MEBIBYTE = 1024 ** 2;
@@ -15,7 +16,7 @@ type Image = { Size: number; labels: Record<string, string> };
 function openEngine() {
   const images = new Map<string, Image>([['template', TEMPLATE]]);
   const calls: string[] = [];
-  const state = { below: 'template', written: 0 };
+  const state = { below: 'template', written: 0, stopped: false, faults: 0 };
   const notFound = () =>
     Object.assign(new Error('no such image'), { statusCode: 404, json: { message: 'No such image: x' } });
   const docker = {
@@ -59,7 +60,16 @@ function openEngine() {
     isPodman: async () => false,
   } as unknown as Engine;
   const containers = { inspect: async () => ({ Image: state.below, HostConfig: {} }) } as unknown as Containers;
-  const parts = { containers, gibMax: () => 1, now: () => 0 };
+  const signals: Signals = {
+    async signal(_, what) {
+      if (what === 'continue' && state.faults-- > 0)
+        throw Object.assign(new Error('the engine is busy'), { statusCode: 500 });
+      state.stopped = what === 'stop';
+      return 0;
+    },
+    look: async () => 0,
+  };
+  const parts = { containers, signals, gibMax: () => 1, now: () => 0 };
   return { images, calls, state, snapshots: createContainerSnapshots(engine, {} as ContainerSettings, parts) };
 }
 
@@ -96,5 +106,19 @@ test('a snapshot whose image below has a size that is none is not taken', async 
     const { kind } = await snapshots.take({ ref: 'it', tag: 'snap', isRunning: false, bytesMax: 20 * MEBIBYTE });
     if (size === '') assert.equal(kind, 'taken', 'nothing is said');
     else assert.deepEqual([kind, calls], ['refused', []], size);
+  }
+});
+
+test('no snapshot is refused while what it has stopped may stand still: then its outcome is unknown, and the caller asks again', async () => {
+  const order = { ref: 'it', tag: 'snap', isRunning: true, bytesMax: MEBIBYTE };
+  for (const faults of [0, 1, 2, 3]) {
+    const { images, state, snapshots } = openEngine();
+    state.faults = faults;
+    const kind = await snapshots.take(order).then(
+      (it) => it.kind,
+      () => 'unknown',
+    );
+    assert.deepEqual([kind, state.stopped], [['taken', 'refused', 'unknown', 'unknown'][faults], faults > 1]);
+    if (kind === 'refused') assert.equal(images.size, 1);
   }
 });

@@ -45,6 +45,7 @@ export const takeComputeSnapshot = endpoint({
     ...PAID_REFUSALS,
     'not_found',
     'provider_not_configured',
+    'offer_not_found',
     'resource_not_active',
     'lease_limit_exceeded',
     'provider_unavailable',

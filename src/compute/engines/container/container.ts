@@ -19,7 +19,7 @@ import { createDiskWatch } from './disk-watch.ts';
 import { openEngine, textOf } from './engine.ts';
 import { createPuller, missingImages } from './image.ts';
 import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
-import { createContainerPause } from './pause.ts';
+import { createContainerPause, createSignals } from './pause.ts';
 import { beginEgress, beginIn } from './program.ts';
 import { type ContainerSettings, contentsOf, imagesOf, SHARE_THE_KERNEL } from './settings.ts';
 import { createContainerSnapshots } from './snapshots.ts';
@@ -75,7 +75,10 @@ export function openContainerBackend(
   const egress = egressLists(settings);
   const pause = createContainerPause(engine, containers, deadlines, roomOfPaused(reservations, free));
   const gibMax = (spec: Spec) => sizeOf(settings, spec).diskGb;
-  const snapshots = createContainerSnapshots(engine, settings, { containers, gibMax, now });
+  const snapshots = createContainerSnapshots(engine, settings, {
+    ...{ containers, gibMax, now },
+    signals: createSignals(engine, containers),
+  });
   const coming = createComing(createPuller(engine), make, settle);
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,

@@ -1,13 +1,13 @@
 import type { Ref, Snapshots, Taken } from '../../backend.ts';
 import { GIB } from '../../kit/claim.ts';
-import { continueProcesses, stopProcesses } from '../../kit/pausing.ts';
+import { continueProcesses, type Signals, stopProcesses } from '../../kit/pausing.ts';
 import { AUTHORITY_FILE, ROOTS_FILE } from '../../kit/trust.ts';
 import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { createCleanImage, type ImageFacts } from './clean-image.ts';
 import type { Containers } from './containers.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
 import { lacksImage } from './image.ts';
-import { createSignals, sharesKernel } from './pause.ts';
+import { sharesKernel } from './pause.ts';
 import type { ContainerSettings } from './settings.ts';
 import { WATCHDOG_DIRECTORY } from './watchdog.ts';
 
@@ -38,7 +38,7 @@ const refused = (reason: string, words?: string, code: Gone['code'] = 'provider_
   ...(words === undefined ? {} : { words }),
 });
 
-type SnapshotParts = { containers: Containers; gibMax: Snapshots['gibMax']; now: () => number };
+type SnapshotParts = { containers: Containers; signals: Signals; gibMax: Snapshots['gibMax']; now: () => number };
 
 /**
  * Creates the snapshots of containers: the engine commits what a container has written as a layer, and gets an image of that layer
@@ -48,10 +48,9 @@ type SnapshotParts = { containers: Containers; gibMax: Snapshots['gibMax']; now:
 export function createContainerSnapshots(
   engine: Engine,
   { snapshot_gib_day_usd: price }: ContainerSettings,
-  { containers, gibMax, now }: SnapshotParts,
+  { containers, signals, gibMax, now }: SnapshotParts,
 ): Snapshots {
   const { docker, ask, request } = engine;
-  const signals = createSignals(engine, containers);
   const loadImage = createCleanImage(engine);
 
   /** Returns the facts of an image; undefined when the engine confirms that there is none. */
@@ -149,6 +148,8 @@ export function createContainerSnapshots(
       } catch (error) {
         // An answer means that nothing is under way any more.
         if (statusOf(error) === undefined) throw error;
+        // It may have been about the processes. While they may stand still the outcome is unknown, so that it is tried again.
+        if (isRunning) await letRun(ref);
         await remove(tag);
         return refused('The provider refused the snapshot', textOf(error));
       }
