@@ -94,6 +94,11 @@ const execOf = (client: ssh2.Client) =>
     client.exec('any', (error, channel) => (error ? reject(error) : resolve(channel))),
   );
 
+const openSftp = (client: ssh2.Client) =>
+  new Promise<ssh2.ClientChannel>((resolve, reject) =>
+    client.subsys('sftp', (error, channel) => (error ? reject(error) : resolve(channel))),
+  );
+
 /** What runs in a machine, and ends as `ended` does. */
 function guestSession(ended: Promise<{ code: number }>): GuestSession {
   const [stdin, stdout, stderr] = [new PassThrough(), new PassThrough(), new PassThrough()];
@@ -223,13 +228,23 @@ test('a client that takes many small pieces at once leaves others their turn', a
   assert.ok(turns.most() < PIECE_COUNT / 4, `${turns.most()} pieces in one turn`);
 });
 
+test('sftp whose client has asked for all it wanted ends well, however its script ends', async (t) => {
+  const machine = openLocalSession(t, { shell: ['sh'], directory: openDirectory(t) });
+  const ended = Promise.withResolvers<never>();
+  machine.stdin.once('finish', () => ended.reject(new Error('the engine does not say how it has ended')));
+  const client = await connect(t, () => ({ ...machine, ended: ended.promise }));
+  const channel = await openSftp(client);
+  channel.write(Buffer.from([0, 0, 0, 5, REQUEST.init, 0, 0, 0, 3]));
+  await once(channel, 'data');
+  channel.end();
+  assert.deepEqual(await once(channel, 'exit'), [0]);
+});
+
 test('a client of sftp with many requests that need nothing of the machine leaves others their turn', async (t) => {
   const turns = countTurns(t);
   const machine = openLocalSession(t, { shell: ['sh'], directory: openDirectory(t) });
   const client = await connect(t, () => machine, turns.count);
-  const channel = await new Promise<ssh2.ClientChannel>((resolve, reject) =>
-    client.subsys('sftp', (error, it) => (error ? reject(error) : resolve(it))),
-  );
+  const channel = await openSftp(client);
   channel.write(Buffer.from([0, 0, 0, 5, REQUEST.init, 0, 0, 0, 3]));
   await once(channel, 'data');
   let answer: Buffer = Buffer.alloc(0);
