@@ -13,6 +13,7 @@ import {
   applyTake,
   dayPriceSnapshot,
   deleteSnapshot,
+  endAbandoned,
   findSnapshot,
   hundredthsOf,
   insertSnapshot,
@@ -189,4 +190,21 @@ export async function removeSnapshot(app: LeaseApp, id: string): Promise<Snapsho
   app.wakeAt(now);
   const stepped = await app.inFlight.waitFor(advanceSnapshot(app, id), app.config.close_wait_seconds);
   return stepped ?? (findSnapshot(app.ledger.read, id) as Snapshot);
+}
+
+/**
+ * Ends the row of a snapshot whose engine is gone for good, on the operator's word alone: its wallet could not be closed otherwise. A
+ * sweep removes its image should it turn up. Throws `conflict` while it is being taken.
+ */
+export function abandonSnapshot(app: LeaseApp, id: string, reason: string): Promise<Snapshot> {
+  return app.leaseMutex(id, async () => {
+    const row = findSnapshot(app.ledger.read, id);
+    if (!row) throw new Refusal('not_found', 'There is no such snapshot.');
+    if (row.endedAt !== null) throw new Refusal('conflict', `The snapshot ${id} has ended (${row.endReason}).`);
+    if (app.inFlight.drives(row.operationId)) throw new Refusal('conflict', `The snapshot ${id} is being taken.`);
+    const ended = await app.ledger.write(endAbandoned, { id, reason, now: app.clock.now() });
+    app.events.snapshotEnded(ended);
+    app.wakeAt(app.clock.now());
+    return ended;
+  });
 }

@@ -238,6 +238,15 @@ export const endSnapshot = defineWrite('snapshot.end', (tx, { id, now }: { id: s
   return update(tx, id, { status: 'deleted', endReason: endWanted ?? 'lost', endedAt: now, lastError: null });
 });
 
+type AbandonSnapshot = { id: string; reason: string; now: number };
+/** Ends the row of a snapshot on the operator's word alone, and gives back what was held for it and never charged. */
+export const endAbandoned = defineWrite('snapshot.abandon', (tx, { id, reason, now }: AbandonSnapshot) => {
+  const row = findSnapshot(tx, id) as Snapshot;
+  const outcome: Outcome<null> = { kind: 'refused', code: 'provider_unavailable', reason };
+  settle(tx, row.operationId, outcome, 'operator', now); // Does nothing to one that is settled.
+  return update(tx, id, { status: 'deleted', endReason: 'abandoned', endedAt: now, lastError: reason });
+});
+
 /** Makes the snapshot due at once that an operation was taking when its process ended. */
 export function wakeSnapshotOf(tx: Tx, operationId: string, now: number): void {
   const row = snapshotOfOperation(tx, operationId);

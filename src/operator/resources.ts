@@ -2,8 +2,10 @@ import * as v from 'valibot';
 import { Refusal } from '../base/refusal.ts';
 import { RESOURCE_STATUSES } from '../db/enums.ts';
 import { abandonLease, stopLease } from '../lease/create.ts';
+import { abandonSnapshot } from '../lease/snapshot.ts';
 import { countResources, pageResources, type Resource } from '../ledger/resource.ts';
 import { summaryOf } from '../wire/compute.ts';
+import { snapshotSummary } from '../wire/snapshot.ts';
 import { command, Id, type OperatorApp, PAGE, Reason } from './command.ts';
 import { limitedTo, pageAfter, resourceWith } from './find.ts';
 import { reconcile } from './reconcile.ts';
@@ -58,8 +60,9 @@ export const resources = {
   'resource.reconcile': command(v.strictObject({ apply: v.optional(v.boolean(), false) }), (app, { apply }) =>
     reconcile(app, apply),
   ),
-  /** Gives up a resource whose backend is gone for good, without confirmation that its machine ended. */
+  /** Gives up a resource or a snapshot whose backend is gone for good, without confirmation that it ended. */
   'resource.abandon': command(v.strictObject({ id: Id, reason: Reason }), async (app, { id, reason }) => {
+    if (id.startsWith('snap_')) return snapshotSummary(await abandonSnapshot(app, id, reason));
     const resource = resourceWith(app.ledger.read, id);
     if (resource.endedAt !== null)
       throw new Refusal('conflict', `The resource ${id} has ended (${resource.endReason}).`);

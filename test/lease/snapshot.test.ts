@@ -379,6 +379,32 @@ test('a sweep removes the snapshots of this installation that no live row knows'
   assert.deepEqual([...snapshots.keys()].toSorted(), [row().tag, foreign, `${ours}1`].toSorted());
 });
 
+test('the operator gives up a snapshot whose engine is gone for good, and its wallet is closed', async (t) => {
+  for (const isTaken of [true, false]) {
+    const { purser, token, id, wallet } = await openLeased(t, { settings: { close_wait_seconds: 1 } });
+    if (!isTaken)
+      purser.memory.after['snapshots.take'] = () => {
+        throw new Error('the connection was reset');
+      };
+    await purser.snapshot(token, id);
+    const snapshot = (await purser.snapshots(token))[0].snapshot_id;
+    await purser.stop(token, id);
+    purser.memory.identity = 'another';
+    assert.equal((await purser.closeWallet(wallet)).body.error.code, 'cleanup_pending');
+    const order = { id: snapshot, reason: 'that box burned down' };
+    assert.equal((await purser.run('resource.abandon', order)).end_reason, 'abandoned');
+    await assert.rejects(purser.run('resource.abandon', order), /has ended/);
+    await purser.app.reaper.runOnce();
+    const it = (await purser.ask('GET', `/v1/wallets/${wallet}`, { token: purser.accountKey })).body;
+    assert.deepEqual([it.status, it.held_usd ?? '0.00'], ['closed', '0.00']);
+    // It turns up after all.
+    purser.clock.advance(1000);
+    await purser.app.reaper.runOnce();
+    assert.equal(purser.memory.snapshots.size, 0);
+    assert.deepEqual(purser.problems(), []);
+  }
+});
+
 test('a sweep that cannot list the snapshots still ends the machines that no row knows', async (t) => {
   const { purser } = await openSnapshot(t);
   const { machines } = purser.memory;
