@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
 import type { GuestSession } from '../../src/compute/backend.ts';
-import { ScriptLost } from '../../src/compute/machine/sftp-client.ts';
+import { createScriptClient, ScriptLost } from '../../src/compute/machine/sftp-client.ts';
 import { factsOf } from '../../src/compute/machine/sftp-facts.ts';
 import { SftpFault, STATUS } from '../../src/compute/machine/sftp-fault.ts';
 import { longName } from '../../src/ssh/sftp-entry.ts';
@@ -14,6 +14,23 @@ import { openServer, testShell } from './sftp-suite.ts';
 import { openDirectory, openLocalSession, openWireClient, withMode } from './wire-client.ts';
 
 testShell('dash');
+
+test('what is still to be closed when its session has ended is not sent', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  const faults: Error[] = [];
+  const stdin = new PassThrough().on('error', (error) => faults.push(error));
+  const [stdout, stderr] = [new PassThrough(), new PassThrough()];
+  const script = createScriptClient({ stdin, stdout, stderr, ended: new Promise(() => {}), resize() {}, kill() {} });
+  script.close(3);
+  stdin.end();
+  t.mock.timers.tick(1000);
+  await new Promise(setImmediate);
+  assert.deepEqual(faults, []);
+  script.close(4);
+  t.mock.timers.tick(1000);
+  await new Promise(setImmediate);
+  assert.deepEqual(faults, []);
+});
 
 test('whoever does not speak the protocol is not spoken with', async (t) => {
   const packet = (...parts: Buffer[]) => Buffer.concat([uint32(Buffer.concat(parts).length), ...parts]);

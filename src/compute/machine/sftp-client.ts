@@ -102,9 +102,9 @@ export function createScriptClient(
       giveUp = undefined;
     }
   }
-  /** Writes what is to be closed, if no request took it along. */
+  /** Writes what is to be closed, if no request took it along. The end of the session closes all. */
   function flush(): void {
-    if (closing) stdin.write(closing);
+    if (closing && stdin.writable) stdin.write(closing);
     closing = '';
   }
   return {
