@@ -193,7 +193,7 @@ function faultOf({ data, runAsService }: Runner): string | undefined {
 async function start(runner: Runner, { wasActive, fault }: Before): Promise<string | undefined> {
   if (!wasActive) return undefined;
   const { status, stderr } = runProgram('systemctl', 'start', SERVICE.unit);
-  if (status !== 0) return `It does not start: ${stderr}`;
+  if (status !== 0) return `It does not start: ${stderr} ${lastWords()}`;
   const deadline = performance.now() + READY_MILLISECONDS;
   let reason: string | undefined;
   let hasEnded = false;
@@ -203,9 +203,13 @@ async function start(runner: Runner, { wasActive, fault }: Before): Promise<stri
     hasEnded = runProgram('systemctl', 'is-failed', SERVICE.unit).status === 0;
     await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
   }
-  const last = runProgram('journalctl', '--unit', SERVICE.unit, '--lines', '3', '--output', 'cat', '--no-pager').stdout;
   const how = hasEnded ? 'It ended soon' : `It is not ready within ${READY_MILLISECONDS / 1000} s: ${reason}`;
-  return `${how}. Its last words: ${last}`;
+  return `${how}. ${lastWords()}`;
+}
+
+function lastWords(): string {
+  const last = ['--unit', SERVICE.unit, '--lines', '3', '--output', 'cat', '--no-pager'];
+  return `Its last words: ${runProgram('journalctl', ...last).stdout}`;
 }
 
 function parse(text: string): unknown {

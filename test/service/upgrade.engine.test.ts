@@ -144,7 +144,7 @@ test('an upgrade replaces a running service, and goes back by itself wherever it
     [
       'start',
       new RegExp(
-        `was not installed: It ended soon\\. Its last words: it cannot start[\\s\\S]*${version} serves again, on the books as they were\\.\nexit 4$`,
+        `was not installed: It (?:ended soon\\.|does not start: [\\s\\S]*) Its last words: [\\s\\S]*it cannot start[\\s\\S]*${version} serves again, on the books as they were\\.\nexit 4$`,
       ),
     ],
   ] as const) {
