@@ -7,6 +7,7 @@ import type { TestContext } from 'node:test';
 import { addPasskey, openBrowserSession, removePasskey } from '../../src/access/writes.ts';
 import { newId } from '../../src/base/id.ts';
 import { Nanos } from '../../src/base/money.ts';
+import type { Tx } from '../../src/db/handle.ts';
 import { openCheckout, reportPayment, settleCreation } from '../../src/ledger/checkout.ts';
 import { beginStep, changeKeep, endKeep } from '../../src/ledger/keep.ts';
 import { keepLearnedBound } from '../../src/ledger/learned-bound.ts';
@@ -16,6 +17,7 @@ import { setFeed } from '../../src/ledger/payment-events.ts';
 import { insertResource, updateResource } from '../../src/ledger/resource.ts';
 import { reversePayment } from '../../src/ledger/reversal.ts';
 import { insertSandbox } from '../../src/ledger/sandbox.ts';
+import { endSnapshot, insertSnapshot, paidDay, settleTake } from '../../src/ledger/snapshot.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openTestServer } from '../helper/server.ts';
 import { failure } from '../helper/upstream.ts';
@@ -123,12 +125,26 @@ async function endLease(ledger: Ledger, walletId: string, now: number): Promise<
     beginStep(tx, kept?.id as string, operationId);
     endKeep.run(tx, { id: kept?.id as string, reason: 'lease_ended', message: 'The lease is over.', now });
     settle(tx, operationId, { kind: 'done', charge: Nanos(5_000_000n), usage: null, answer: null }, 'answer', now);
+    keepSnapshot(tx, { walletId, resourceId: id }, now);
     const end = { endedAt: now, endReason: 'create_failed', lastError: 'no machine' } as const;
     updateResource(tx, id, { ...end, status: 'failed', charged: Nanos(5_000_000n) });
     const learned = { upstream: 'mock', upstreamModel: 'chat', basis: '{}', permille: 1500, contextTokens: 0 };
     const seen = { factorAt: now, overheadTokens: 200, overheadAt: now };
     keepLearnedBound.run(tx, { ...learned, ...seen, operationId, learnedAt: now });
   });
+}
+
+/** A snapshot that was paid for a day and is gone. */
+function keepSnapshot(tx: Tx, { walletId, resourceId }: { walletId: string; resourceId: string }, now: number): void {
+  const [id, operationId] = [newId('snap'), newId('op')];
+  const price = Nanos(1_000_000n);
+  const keys = { idempotencyKey: 'snapshot', fingerprint: randomBytes(32), requestId: 'req_1' };
+  const order = { id: operationId, walletId, kind: 'snapshot' as const, route: 'compute/snapshot', ...keys };
+  const operation = placeHold(tx, { ...order, hold: price, price: '{}', subject: 'provider_one' }, now);
+  const where = { slot: 'provider_one', backend: 'container', engine: null, tag: `purser-${id}` } as const;
+  insertSnapshot(tx, { id, resourceId, ...where, limitGib: 1, price }, operation, now);
+  settleTake.run(tx, { id, outcome: paidDay({ price }, 10), now });
+  endSnapshot.run(tx, { id, now });
 }
 
 /** A checkout that was paid and disputed, and one that waits: nobody is asked for their sessions. */
