@@ -38,7 +38,7 @@ const FROZEN_SECONDS = 7 * DAY_SECONDS;
 /** The states of a snapshot that has not ended, as its row has them. */
 export type SnapshotState = 'taking' | 'ready' | 'deleting';
 /**
- * What its engine says: `unreachable` is every failure to find out, also where another engine answers than the one that has it. What
+ * The finding of its engine: `unreachable` is every failure to find out, also where another engine answers than the one that has it. What
  * is to go is removed before it is looked for.
  */
 export type SnapshotFinding = 'unreachable' | 'absent' | 'there';

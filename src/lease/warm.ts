@@ -69,7 +69,7 @@ export type WarmPool = {
   close(): Promise<void>;
 };
 
-/** What the functions below share. */
+/** The state of a pool. */
 type Context = {
   app: WarmApp;
   roster: WarmRoster;

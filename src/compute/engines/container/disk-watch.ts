@@ -28,7 +28,7 @@ type Known = { dueAt: number; failures: number; bytes?: number | undefined; faul
 
 export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEASURE_MILLISECONDS): DiskWatch {
   const known = new Map<Ref, Known>();
-  /** Whether this engine has measured a container. Until then its failures are not taken for the tenant's doing. */
+  /** True once this engine has measured a container. Until then its failures are not taken for the tenant's doing. */
   let canMeasure = false;
 
   async function measure(ref: Ref, diskGb: number): Promise<void> {

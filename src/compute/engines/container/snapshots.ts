@@ -19,7 +19,7 @@ const RAW = '.raw';
 export const BYTES_LABEL = 'purser.snapshot_bytes';
 /** The engine copies what the lease has written, or walks through it. */
 const COPY_MILLISECONDS = 300_000;
-/** What Purser puts into containers, all of it in `/`. */
+/** The paths of the files that Purser puts into containers, all of them in `/`. */
 const OURS = [WATCHDOG_PATH, WATCHDOG_DIRECTORY, AUTHORITY_FILE, ROOTS_FILE];
 
 /** Returns the name of a snapshot's image. */

@@ -12,7 +12,7 @@ const FILE = '/tmp/.purser-trial';
 /** The time for which a file that was deleted stays open. It is measured in the meantime. */
 const OPEN_SECONDS = 60;
 const NOT_FOUND = 127;
-/** What programs say of a limit that was reached. Others mean that the file system cannot reserve space at all. */
+/** The messages of programs at a limit that was reached. Others mean that the file system cannot reserve space at all. */
 const FULL = /quota exceeded|no space left/i;
 const NO_FILE = 3;
 
