@@ -27,9 +27,17 @@ static long blocks_of(long fd) {
   return (status.mode & S_IFMT) == S_IFREG ? status.blocks : -1;
 }
 
+static long open_held(const char *path) {
+  return kernel(OPENAT, AT_FDCWD, (long)path, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0, 0, 0);
+}
+
 static void hold_file(const char *path) {
   if (held_count == HELD_COUNT_MAX) return;
-  long fd = kernel(OPENAT, AT_FDCWD, (long)path, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0, 0, 0);
+  long fd = open_held(path);
+  if (fd == SHARED_FD) { /* The next is another one: this number is the deadline's. */
+    fd = open_held(path);
+    close_file(SHARED_FD);
+  }
   if (fd < 0) return;
   long blocks = blocks_of(fd);
   if (blocks < 0) {

@@ -207,13 +207,17 @@ static void copy_self(long directory) {
   finish_file(directory, PROGRAM);
 }
 
-/* Makes the deadline that process 1 shares, in a file of the directory. */
+#include "mounts.h"
+
+/* Makes the deadline that process 1 shares, in a file of the directory. Once it can be read, what was written to a mounted
+ * file before that no longer passes for a part of it. */
 static volatile long *share_file(long deadline, const char *path) {
   long directory = open_file(AT_FDCWD, path, 0, 0);
   long fd = open_file(directory, UNFINISHED, O_RDWR | O_CREAT | O_EXCL, 0600);
   must(kernel(FTRUNCATE, fd, SHARED_BYTES, 0, 0, 0, 0));
   volatile long *shared = share(fd);
   *shared = deadline;
+  hold_mounted_files();
   finish_file(directory, DEADLINE);
   copy_self(directory);
   close_file(fd); /* Through a descriptor of process 1, gVisor would let others at what it opened. */
@@ -230,11 +234,11 @@ static volatile long *share_memory(long deadline) {
   must(kernel(FTRUNCATE, fd, SHARED_BYTES, 0, 0, 0, 0));
   volatile long *shared = share(fd);
   *shared = deadline;
+  hold_mounted_files();
   if (fd != SHARED_FD) must(kernel(DUP3, fd, SHARED_FD, O_CLOEXEC, 0, 0, 0));
   return shared;
 }
 
-#include "mounts.h"
 #include "keeper.h"
 
 /* Process 1. */
@@ -246,7 +250,6 @@ static void guard(long deadline, const char *directory, int keeps) {
   must(kernel(SIGPROCMASK, SIG_BLOCK, (long)&stops, 0, SIGSET_BYTES, 0, 0));
 
   volatile long *shared = directory ? share_file(deadline, directory) : share_memory(deadline);
-  hold_mounted_files(); /* After that: its descriptor has a fixed number. */
   long known = -1, end = 0;
   struct time second = {1, 0};
   for (;;) {
