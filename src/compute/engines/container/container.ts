@@ -21,7 +21,7 @@ import { createPuller, missingImages } from './image.ts';
 import { createWalletNetworks, NETWORK_LABEL } from './network.ts';
 import { createContainerPause, createSignals } from './pause.ts';
 import { beginEgress, beginIn } from './program.ts';
-import { type ContainerSettings, contentsOf, imagesOf, SHARE_THE_KERNEL } from './settings.ts';
+import { type ContainerSettings, contentsOf, imagesOf, sharesKernel } from './settings.ts';
 import { createContainerSnapshots } from './snapshots.ts';
 import { readStatistics } from './statistics.ts';
 import { findMissing } from './trial.ts';
@@ -205,7 +205,7 @@ export function openContainerBackend(
         const { offer, diskGb } = sizeOf(settings, spec);
         const { image, runtime } = contentsOf(settings, offer);
         // A kernel of its own may keep /tmp in memory.
-        return SHARE_THE_KERNEL.includes(runtime) ? tryDisk({ engine, guest, ref }, { image, diskGb }) : '';
+        return sharesKernel(runtime) ? tryDisk({ engine, guest, ref }, { image, diskGb }) : '';
       },
       unlimited: (ref, quote) => findMissing({ engine, containers, guest, ref }, settings, quote.spec),
     },

@@ -3,20 +3,15 @@ import { claimOf } from '../../kit/claim.ts';
 import { createPausing, type Signals } from '../../kit/pausing.ts';
 import { type Deadlines, MOVE_MILLISECONDS, WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
-import type { Containers, Inspected } from './containers.ts';
+import type { Containers } from './containers.ts';
 import { CPU_PERIOD_MICROSECONDS } from './describe.ts';
 import type { Engine } from './engine.ts';
 import { runAs } from './program.ts';
+import { sharesKernel } from './settings.ts';
 import { runningWatchdog } from './watchdog.ts';
 
 /** The least that the kernel takes: 1 ms in 100 ms. */
 const CPUS_LEAST = 0.01;
-/** The runtimes whose containers share the kernel of their host, which alone knows signals and control groups as a pause needs them. */
-const SHARED_KERNEL = new Set([undefined, '', 'runc', 'crun', 'io.containerd.runc.v2', 'oci']);
-
-/** Returns whether a container runs on the kernel of its host. */
-export const sharesKernel = ({ HostConfig }: Inspected): boolean => SHARED_KERNEL.has(HostConfig.Runtime);
-
 /** Creates the calls that stop and continue what runs in containers. */
 export function createSignals(engine: Engine, { inspect }: Containers): Signals {
   const run = async (ref: Ref, user: string, argv: string[]) =>
@@ -56,7 +51,8 @@ export function createContainerPause(
     ...pausing,
     async begin(ref, deadline, stopped) {
       const container = await inspect(ref);
-      if (sharesKernel(container)) return pausing.begin(ref, deadline, stopped);
+      // Only the host's kernel knows signals and control groups as a pause needs them.
+      if (sharesKernel(container.HostConfig.Runtime)) return pausing.begin(ref, deadline, stopped);
       return { kind: 'refused', reason: `machines under the runtime ${container.HostConfig.Runtime} cannot be paused` };
     },
   };

@@ -204,8 +204,11 @@ export const runtimesOf = (settings: ContainerSettings): (string | undefined)[] 
   ...new Set(allContents(settings).map((it) => it.runtime)),
 ];
 
-/** Runtimes whose containers run on the kernel of their host. That of an engine's default (undefined) most often is one of them. */
-export const SHARE_THE_KERNEL: readonly (string | undefined)[] = [undefined, 'runc', 'crun', 'youki', 'nvidia'];
+/** Runtimes whose containers run on the kernel of their host, as settings and engines name them. `oci` is Podman's word for any. */
+const SHARE_THE_KERNEL = ['', 'runc', 'io.containerd.runc.v2', 'oci', 'crun', 'youki', 'nvidia'];
+
+/** Returns whether containers under a runtime run on the kernel of their host. An engine's default (undefined) most often is such a one. */
+export const sharesKernel = (runtime: string | undefined): boolean => SHARE_THE_KERNEL.includes(runtime ?? '');
 
 export function notes(it: ContainerSettings): string[] {
   return [
@@ -214,7 +217,7 @@ export function notes(it: ContainerSettings): string[] {
       ? []
       : [`each wallet’s leases get a network like ${it.network} and reach what it reaches; Purser filters nothing`]),
     ...('prices' in it ? notesOnGpus(it) : []),
-    ...(runtimesOf(it).some((name) => SHARE_THE_KERNEL.includes(name))
+    ...(runtimesOf(it).some(sharesKernel)
       ? [
           'containers share the kernel of their host, which is no wall against a hostile tenant; name a `runtime` (gVisor, Kata) where one is installed',
         ]

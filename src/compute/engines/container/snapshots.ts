@@ -7,8 +7,8 @@ import { createCleanImage, type ImageFacts } from './clean-image.ts';
 import type { Containers } from './containers.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
 import { lacksImage } from './image.ts';
-import { sharesKernel } from './pause.ts';
 import type { ContainerSettings } from './settings.ts';
+import { sharesKernel } from './settings.ts';
 import { WATCHDOG_DIRECTORY } from './watchdog.ts';
 
 /** The images of snapshots. The host in the name keeps an engine from looking for them anywhere else. */
@@ -78,7 +78,8 @@ export function createContainerSnapshots(
   /** Returns why no snapshot of a container is taken; undefined if it may be. */
   async function whyNot(ref: Ref, bytesMax: number): Promise<Gone | undefined> {
     const container = await containers.inspect(ref);
-    if (!sharesKernel(container)) return refused('Under its runtime the engine does not see what a lease writes');
+    if (!sharesKernel(container.HostConfig.Runtime))
+      return refused('Under its runtime the engine does not see what a lease writes');
     const measure = (abortSignal: AbortSignal) =>
       docker.getContainer(ref).inspect({ size: true, abortSignal } as object);
     const { SizeRw = -1 } = (await ask('size', measure, COPY_MILLISECONDS)) as { SizeRw?: number };

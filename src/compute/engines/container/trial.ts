@@ -4,7 +4,7 @@ import { GIB, type LeaseSize, sizeOf } from '../../kit/claim.ts';
 import { findUnlimited, READ_LIMITS } from '../../kit/limits.ts';
 import type { Containers } from './containers.ts';
 import type { Engine } from './engine.ts';
-import { type ContainerSettings, contentsOf, SHARE_THE_KERNEL } from './settings.ts';
+import { type ContainerSettings, contentsOf, sharesKernel } from './settings.ts';
 import { readCounters } from './statistics.ts';
 
 /** Tries the limits and the kernel of a running container, for doctor. */
@@ -36,7 +36,7 @@ export async function findMissing(
   const { guest, ref } = inside;
   const size = sizeOf(settings, spec);
   const { runtime } = contentsOf(settings, size.offer);
-  if (SHARE_THE_KERNEL.includes(runtime)) {
+  if (sharesKernel(runtime)) {
     const { stdout } = await guest.exec(ref, READ_LIMITS);
     return findUnlimited(stdout.toString(), size.memoryGib);
   }
