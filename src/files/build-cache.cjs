@@ -1,9 +1,9 @@
 // Writes dist/NAME.cache for each bundle: the code that V8 has compiled of it once a server is ready (docs/decisions/0062).
 // build.mjs runs it with the runtime and the flags of the executable, as V8 accepts a cache only from the same ones. The threads
 // of that server begin with it as well, in place of the asset `start.cjs`.
+const diagnostics = require('node:diagnostics_channel');
 const { mkdtempSync, readFileSync, rmSync, writeFileSync } = require('node:fs');
 const http = require('node:http');
-const net = require('node:net');
 const { tmpdir } = require('node:os');
 const { join, resolve } = require('node:path');
 const sea = require('node:sea');
@@ -35,13 +35,10 @@ vm.Script = class extends Script {
   }
 };
 
-async function freePort() {
-  const server = net.createServer().listen(0, '127.0.0.1');
-  await new Promise((listens) => server.on('listening', listens));
-  const { port } = server.address();
-  await new Promise((closed) => server.close(closed));
-  return port;
-}
+/** The port of the server once it listens: one that is chosen before could be another program's by then. */
+const portOf = new Promise((resolve) => {
+  diagnostics.subscribe('tracing:net.server.listen:asyncEnd', ({ server }) => resolve(server.address().port));
+});
 
 function isReady(port) {
   return new Promise((resolve) => {
@@ -55,10 +52,10 @@ function isReady(port) {
 async function serveOnce() {
   const directory = mkdtempSync(join(tmpdir(), 'purser-build-'));
   process.on('exit', () => rmSync(directory, { recursive: true, force: true }));
-  const port = await freePort();
-  writeFileSync(join(directory, 'purser.yaml'), JSON.stringify({ listen: `127.0.0.1:${port}` })); // JSON is YAML.
+  writeFileSync(join(directory, 'purser.yaml'), JSON.stringify({ listen: '127.0.0.1:0' })); // JSON is YAML.
   process.argv = [process.execPath, 'purser', '--data', directory, 'serve'];
   require(resolve(assets['start.cjs']));
+  const port = await portOf;
   for (const until = Date.now() + READY_MILLISECONDS_MAX; !(await isReady(port)); ) {
     if (Date.now() > until) throw new Error('the server that is to be compiled does not get ready');
     await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
