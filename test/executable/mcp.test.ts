@@ -10,7 +10,7 @@ test('the executable serves the wallet as MCP, and its key buys one child for a 
   const order = { account: 'default', name: 'a', budget_cents: 500 };
   const { agent_token: token } = await purser.operate('wallet.create', order);
   const client = await connectMcp(t, server.url, token);
-  assert.equal((await client.listTools()).tools.length, 24);
+  assert.equal((await client.listTools()).tools.length, 27);
   const child = { name: 'b', budget_usd: '2.00', idempotency_key: 'once' };
   const [first, second] = [await client.tool('wallet_delegate', child), await client.tool('wallet_delegate', child)];
   assert.equal(first.structuredContent.id, second.structuredContent.id);

@@ -7,7 +7,8 @@ import { connectMcp } from '../helper/mcp.ts';
 import { openTestServer } from '../helper/server.ts';
 import { completion } from '../helper/upstream.ts';
 import { until } from '../helper/waiting.ts';
-import { openMemoryServer } from '../lease/leases.ts';
+import { openMemoryServer, SPEC } from '../lease/leases.ts';
+import { openLeased } from '../lease/snapshot-shared.ts';
 import { openLocalLease } from './trees-shared.ts';
 
 // What tools say of themselves, and those that are more than an endpoint. The client checks each result against the tool's schema.
@@ -27,6 +28,36 @@ test('every tool has a title, a schema of its result, and a description of each 
     assert(Object.keys((outputSchema as Schema).properties).length > 0, `${name} says what it returns`);
     assert(!JSON.stringify([inputSchema, outputSchema]).includes('$ref'), `${name} needs no other document`);
   }
+});
+
+test('a snapshot is taken, listed and deleted, and a machine is made from it, once over MCP and HTTP', async (t) => {
+  const { purser, token, id } = await openLeased(t);
+  const client = await connectMcp(t, purser.url, token);
+  await client.listTools();
+  const call = async (name: string, args: object) => (await client.tool(name, { ...args })).structuredContent;
+  const taken = await call('compute_snapshot', { id, idempotency_key: 'kept' });
+  assert.deepEqual(taken, (await purser.snapshot(token, id, 'kept')).body, 'HTTP repeats it');
+  const { snapshot_id } = taken;
+  assert.deepEqual((await call('compute_snapshots', {})).snapshots, await purser.snapshots(token));
+  assert.deepEqual((await call('compute_snapshots', { before: snapshot_id })).snapshots, []);
+
+  const order = { provider: 'provider_one', spec: SPEC, snapshot: snapshot_id, idempotency_key: 'from' };
+  const made = await call('compute_create', order);
+  assert.deepEqual([made.status, made.snapshot_id], ['running', snapshot_id]);
+  assert.equal((await purser.leaseFrom(token, snapshot_id, 'from')).body.id, made.id, 'HTTP repeats it');
+  const { snapshot: _, ...without } = order;
+  assert.equal((await call('compute_create', without)).error.code, 'idempotency_conflict');
+  for (const [i, snapshot] of [5, null, '', {}, 'snap_none'].entries())
+    assert.match(
+      (await call('compute_create', { ...order, snapshot, idempotency_key: String(i) })).error.code,
+      /^(invalid_request|not_found)$/,
+    );
+
+  assert.equal((await call('compute_snapshot_delete', { snapshot_id })).status, 'deleting');
+  await call('compute_stop', { id: made.id });
+  purser.clock.advance(61);
+  await purser.app.reaper.runOnce();
+  assert.equal((await call('compute_snapshots', {})).snapshots[0].status, 'deleted');
 });
 
 test('text goes up and comes back as text, and other bytes as base64', async (t) => {

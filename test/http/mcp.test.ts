@@ -27,6 +27,9 @@ const TOOLS: Record<string, string[]> = {
   compute_port: ['id', 'port'],
   compute_pause: ['id'],
   compute_resume: ['id'],
+  compute_snapshot: ['id', 'idempotency_key'],
+  compute_snapshots: [],
+  compute_snapshot_delete: ['snapshot_id'],
   compute_stop: ['id'],
   wallet_delegate: ['name', 'budget_usd', 'idempotency_key'],
   wallet_children: [],
@@ -207,7 +210,7 @@ test('an argument that a tool does not take is refused by name, and the call doe
     ['wallet_close', { id: { toString: 1 } }, /^id: must be a string\.$/],
     ['compute_stop', { id: { toString: 1 } }, /^id: must be a string\.$/],
     ['compute_stop', { id: null }, /^id: must be a string\.$/],
-    ['compute_create', { ...CREATE, key: 'a' }, /^key: .* provider, spec, idempotency_key\.$/],
+    ['compute_create', { ...CREATE, key: 'a' }, /^key: .* provider, spec, snapshot, idempotency_key\.$/],
   ];
   for (const [name, args, message] of wrong) {
     const { isError, structuredContent } = await client.tool(name, args);

@@ -11,7 +11,7 @@ import {
 import { Refusal } from '../../base/refusal.ts';
 import { describeError, type EndpointReply, type HttpApp, type Invocation, invoke } from '../endpoint.ts';
 import { INTERFACE_VERSION } from '../openapi.ts';
-import { listTools, TOOLS, type Tool, takesQuery } from './tools.ts';
+import { listTools, partArguments, TOOLS, type Tool } from './tools.ts';
 
 const INSTRUCTIONS = `A prepaid wallet for you, the agent: it can rent machines by the second and run commands on them, up to a fixed budget that you cannot exceed.
 Amounts are US dollars as exact decimal strings; times are Unix seconds.
@@ -88,7 +88,7 @@ function createServer(app: HttpApp, call: McpCall): Server & AsyncDisposable {
   return Object.assign(server, { [Symbol.asyncDispose]: () => server.close() });
 }
 
-/** Calls the endpoint of a tool with the arguments as its body. */
+/** Calls the endpoint of a tool with the arguments as its body and query. */
 async function callTool(
   app: HttpApp,
   call: McpCall,
@@ -98,14 +98,13 @@ async function callTool(
 ): Promise<CallToolResult> {
   const endpoint = tool.withoutId && args.id === undefined ? tool.withoutId : tool.endpoint;
   const { idempotency_key: key, ...others } = args;
-  const raw = endpoint.idempotent ? others : args;
+  const { query, raw } = partArguments(tool, endpoint.idempotent ? others : args);
   try {
     refuseUnknown(name, args);
     const { id = '' } = args;
     if (typeof id !== 'string') throw new Refusal('invalid_request', 'id: must be a string.');
     const params = { id };
     const { accept: _, ...headers } = call.headers; // It belongs to the message; a tool answers JSON.
-    const query = takesQuery(tool) ? (args as Record<string, string>) : {};
     const body = tool.body ? tool.body.toBody(raw, call.share) : raw;
     const reply = await invoke(app, endpoint, { ...call, headers, raw: body, key, params, query });
     if (!('body' in reply)) throw new Error('a tool has an endpoint that streams');

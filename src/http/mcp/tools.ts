@@ -12,6 +12,7 @@ import { openPort } from '../routes/ports.ts';
 import * as processes from '../routes/process.ts';
 import { createRouterKey } from '../routes/router.ts';
 import * as run from '../routes/run.ts';
+import * as snapshots from '../routes/snapshot.ts';
 import { downloadedText, TextDownload, TextUpload, uploadOf } from './text.ts';
 import { waitCompute } from './wait.ts';
 
@@ -27,6 +28,8 @@ export type Tool = {
   annotations: ToolAnnotations;
   /** Descriptions of arguments that neither `ARGUMENTS` nor the endpoint's schema describes. */
   arguments?: Record<string, string>;
+  /** Parameters of the endpoint's query that are arguments beside those of its body. */
+  inQuery?: readonly string[];
   /** Arguments of the endpoint that do nothing here. */
   leavesOut?: readonly string[];
   /** The arguments in place of the endpoint's body, and what they become. */
@@ -55,6 +58,7 @@ const ARGUMENTS: Record<string, string> = {
   models: 'the ids of the only models that the key is for; left out: all',
   max_price_usd: 'the most that one request may cost, as a decimal string; left out: no limit but the wallet’s',
   before: 'the id of the last wallet that was listed, for those before it',
+  snapshot_id: 'the id of the snapshot, as compute_snapshot returned it',
   status: 'only those in this state',
 };
 
@@ -95,6 +99,7 @@ export const TOOLS: Record<string, Tool> = {
       'Rent a machine for a fixed time and pay for all of it in advance: price_hourly_usd of the offer × spec.max_seconds / 3600. The price is set aside at once and charged when the machine is ready; nothing is charged if it cannot be made. Stopping early refunds nothing, so rent no longer than needed. Take provider and spec from compute_offers. Returns the resource: id (for the other tools), status (provisioning until it is ready, then running: ask compute_status), charged_usd, reserved_usd, expires_at (Unix seconds, when the machine is destroyed with everything on it).',
     endpoint: compute.createCompute,
     annotations: ADDS,
+    inQuery: ['snapshot'],
   },
   compute_extend: {
     title: 'Extend a machine',
@@ -207,6 +212,29 @@ export const TOOLS: Record<string, Tool> = {
     endpoint: compute.resumeCompute,
     annotations: ADDS,
   },
+  compute_snapshot: {
+    title: 'Keep a disk',
+    description:
+      'Keep what is on the disk of a machine that runs or is paused, for new machines: pass snapshot_id to compute_create as snapshot. Costs money for each day until compute_snapshot_delete: day_usd of compute_snapshots; the most that the first day may cost is set aside meanwhile. What runs stands still for a moment. Only where the provider sells snapshots: others refuse it. Returns snapshot_id and size_gib.',
+    endpoint: snapshots.takeComputeSnapshot,
+    annotations: ADDS,
+  },
+  compute_snapshots: {
+    title: 'Snapshots',
+    description:
+      'List the snapshots of this wallet and its child wallets, newest first, at most 100. Free. Each has snapshot_id, id (the machine that it was taken of), provider, status, size_gib, day_usd (what each day costs), paid_until (Unix seconds) and end_reason.',
+    endpoint: snapshots.listComputeSnapshots,
+    annotations: READS,
+    arguments: { before: 'the id of the last snapshot that was listed, for those before it' },
+    leavesOut: ['limit'],
+  },
+  compute_snapshot_delete: {
+    title: 'Delete a snapshot',
+    description:
+      'Delete a snapshot, so that it costs no further day. Free, and without a refund for the day that has begun. Machines that were made from it go on: it is gone once the last of them has ended. Returns the snapshot.',
+    endpoint: snapshots.deleteComputeSnapshot,
+    annotations: ENDS,
+  },
   compute_stop: {
     title: 'Stop a machine',
     description:
@@ -275,18 +303,22 @@ export function listTools() {
   }));
 }
 
-/** Returns the arguments that become the query of a tool's endpoint: those of an endpoint without a body. */
-export const takesQuery = ({ endpoint, withoutId }: Tool): boolean => !endpoint.body && !withoutId;
+/** Parts the arguments of a tool into the body and the query of its endpoint. One without a body takes all of them in its query. */
+export function partArguments({ endpoint, withoutId, inQuery = [] }: Tool, args: Arguments) {
+  const isOfQuery = (name: string) => inQuery.includes(name) || !(endpoint.body || withoutId);
+  const only = (isWanted: (name: string) => boolean) =>
+    Object.fromEntries(Object.entries(args).filter(([name]) => isWanted(name)));
+  return { query: only(isOfQuery) as Record<string, string>, raw: only((name) => !isOfQuery(name)) };
+}
 
 /** Returns the schema of a tool's arguments: the body of its endpoint or its query, `id` where the path has it, and the key. */
 function inputSchema(tool: Tool) {
-  const { endpoint, withoutId, body, leavesOut = [], arguments: own = {} } = tool;
-  const schema =
-    body?.schema ??
-    endpoint.body ??
-    (takesQuery(tool) ? endpoint.query : undefined) ??
-    (withoutId ? v.object({ id: Id }) : v.object({}));
+  const { endpoint, withoutId, body, inQuery = [], leavesOut = [], arguments: own = {} } = tool;
+  const query = endpoint.query ?? v.object({});
+  const schema = body?.schema ?? endpoint.body ?? (withoutId ? v.object({ id: Id }) : query);
   const { properties, required } = asOneObject(jsonSchema(schema, 'input', {}));
+  const beside = asOneObject(jsonSchema(query, 'input', {})).properties;
+  for (const name of inQuery) properties[name] = beside[name] as JsonObject;
   const described = Object.entries(properties).map(([name, property]) => {
     const description = own[name] ?? property.description ?? ARGUMENTS[name];
     return [name, { ...property, ...(description === undefined ? {} : { description }) }] as const;
