@@ -7,9 +7,11 @@ import { join } from 'node:path';
 import { type Duplex, PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { nameOf } from '../../src/compute/engines/lxd/describe.ts';
+import { keeperOf } from '../../src/compute/engines/lxd/keeper.ts';
 import { frame, MessageStream } from '../../src/compute/engines/lxd/websocket.ts';
 import { WITH_EXIT_MARK, withoutMark } from '../../src/compute/kit/exit-mark.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
+import { holdTimeouts } from '../helper/held-timeouts.ts';
 import { LXD_PREFIX, lxdSubject } from './engines/lxd.ts';
 
 /** What a real LXD cannot be made to do: a server that answers as a test says. */
@@ -30,7 +32,7 @@ const operation = (code: number, err = ''): object => ({
 const SERVER = { auth: 'trusted', environment: { server: 'lxd', server_version: '5.0.2', server_clustered: true } };
 const RESOURCES = { cpu: { total: 8 }, memory: { total: 16 * 1024 ** 3 } };
 
-async function openFake(t: TestContext, respond: Respond) {
+async function openFake(t: TestContext, respond: Respond, change: object = {}) {
   const directory = mkdtempSync(join(tmpdir(), 'purser-fake-lxd-'));
   const path = join(directory, 'socket');
   const asked: string[] = [];
@@ -46,7 +48,7 @@ async function openFake(t: TestContext, respond: Respond) {
     response.writeHead(answer.status ?? 200).end(JSON.stringify(answer.body));
   });
   await once(server.listen(path), 'listening');
-  const { backend, spec } = lxdSubject(`unix://${path}`);
+  const { backend, spec } = lxdSubject(`unix://${path}`, change);
   t.after(async () => {
     await backend.close();
     server.close();
@@ -75,6 +77,8 @@ test('a list with a member that does not answer is no list', async (t) => {
     path.startsWith('/1.0/instances?') ? sync([instance(), silent]) : sync(instance()),
   );
   await assert.rejects(fake.backend.listOwned(LXD_PREFIX), /the member two does not answer/);
+  silent = instance({ name: keeperOf(nameOf('other')), status_code: 112, location: 'two', config: null });
+  await assert.rejects(fake.backend.listOwned(LXD_PREFIX), /the member two does not answer/);
   // Whatever else the operator has there is no lease.
   silent = instance({ name: 'somebodys', status_code: 112, status: 'Error', location: 'two', config: null });
   assert.deepEqual(await fake.backend.listOwned(LXD_PREFIX), [
@@ -102,6 +106,57 @@ test('a virtual machine that its guest has brought down is there until its end, 
     { ref: REF, tag: TAG, state: 'running', createdAt: 1000 },
   ]);
   assert.deepEqual(await fake.backend.find(TAG), [{ ref: REF, state: 'running' }]);
+});
+
+const MACHINE = { type: 'virtual-machine' };
+const ALONE = (driver: string) =>
+  sync({ environment: { ...SERVER.environment, server_clustered: false, driver, architectures: ['x86_64'] } });
+
+for (const [driver, type, count] of [
+  ['lxc', 'virtual-machine', 0],
+  ['lxc | qemu', 'container', 0],
+  ['lxc | qemu', 'virtual-machine', 1],
+] as const)
+  test(`virtual machines of a server with ${driver} and the image of a ${type}: ${count ? 'some' : 'none'} on offer`, async (t) => {
+    const respond: Respond = (_, path) => {
+      if (path === '/1.0') return ALONE(driver);
+      if (path.startsWith('/1.0/images/')) return sync({ type });
+      if (path.startsWith('/1.0/storage-pools')) return sync({});
+      return sync(path.startsWith('/1.0/resources') ? RESOURCES : []);
+    };
+    const { backend, spec } = await openFake(t, respond, MACHINE);
+    const free = (await backend.freeFor?.({ ...spec, cpus: 1 })) ?? 0;
+    assert.equal(free > 0, count > 0, `${free} are free`);
+  });
+
+test('a server that never ends the import of a keeper’s image leaves a create unknown', async (t) => {
+  const limits = holdTimeouts(t, 60_000);
+  const respond: Respond = (method, path) => {
+    if (path === '/1.0') return ALONE('lxc | qemu');
+    if (path.startsWith('/1.0/resources')) return sync(RESOURCES);
+    if (path.startsWith('/1.0/instances?')) return sync([]);
+    if (path.startsWith('/1.0/operations')) limits.expire();
+    return method === 'POST' || path.startsWith('/1.0/operations') ? sync(operation(103)) : refusal(404, 'none');
+  };
+  const { backend, spec } = await openFake(t, respond, MACHINE);
+  const quote = await backend.quote({ ...spec, cpus: 1 });
+  const created = await backend.create({ tag: TAG, quote, deadline: 2_000_000_000 });
+  assert.equal(created.kind, 'unknown', JSON.stringify(created));
+});
+
+test('what an agent says of its virtual machine is no less than nothing, and has a limit', async (t) => {
+  let state: object = { network: { eth0: { counters: { bytes_received: -9e15, bytes_sent: 5 } } } };
+  const { backend } = await openFake(t, () => sync(state), MACHINE);
+  assert.equal((await backend.guest.usage?.(REF))?.networkBytes, 5);
+  state = { disk: Object.fromEntries(Array.from({ length: 9000 }, (_, at) => [`${at}${'x'.repeat(150)}`, {}])) };
+  await assert.rejects(async () => backend.guest.usage?.(REF), /longer than 1048576 bytes/);
+});
+
+test('a virtual machine whose keeper somebody has removed is refused more time', async (t) => {
+  const running = instance(MACHINE);
+  const fake = await openFake(t, (_, path) => (path.includes('keeper') ? refusal(404, 'not found') : sync(running)));
+  assert.deepEqual(await fake.backend.extend(REF, 2_000_000_000), { kind: 'refused', reason: 'not found' });
+  assert.equal((await fake.backend.inspect(REF))?.state, 'ended');
 });
 
 /** What a create meets at the server, and its outcome. */

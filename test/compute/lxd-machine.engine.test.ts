@@ -86,6 +86,7 @@ test('lxd machine: its deadline moves, and is the same for another process', asy
   assert.deepEqual(await opened.backend.extend(ref, now() + 5), { kind: 'done' });
   await ended('it is off', qemu);
   await until('LXD knows', async () => (await opened.backend.inspect(ref))?.state === 'ended');
+  assert.equal((await opened.backend.extend(ref, now() + 600)).kind, 'refused', 'its keeper runs on');
 });
 
 test('lxd machine: one without its keeper is over, and a keeper without its machine is found and removed', async (t) => {

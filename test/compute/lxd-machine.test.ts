@@ -2,7 +2,11 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as v from 'valibot';
 import { Refusal } from '../../src/base/refusal.ts';
-import { describeInstance } from '../../src/compute/engines/lxd/describe.ts';
+import type { LxdApi } from '../../src/compute/engines/lxd/api.ts';
+import { describeInstance, nameOf } from '../../src/compute/engines/lxd/describe.ts';
+import type { LxdHost } from '../../src/compute/engines/lxd/host.ts';
+import { createInstances } from '../../src/compute/engines/lxd/instances.ts';
+import { createKeepers, keeperOf } from '../../src/compute/engines/lxd/keeper.ts';
 import { openLxdBackend } from '../../src/compute/engines/lxd/lxd.ts';
 import { allContents, type LxdSettings, notes, slots } from '../../src/compute/engines/lxd/settings.ts';
 
@@ -75,4 +79,30 @@ test('a virtual machine has the settings that LXD takes for one, and lends its p
     ],
   );
   assert.match(config['raw.qemu'] ?? '', /^-chardev socket,id=purser-power,host=127\.[\d.]+,port=63541,server=on,/);
+});
+
+const REF = nameOf('purser-inst-x-res-y');
+/** Returns the keepers of a server that shows an instance in these states, one after the other, and then in the last. */
+function keepersOf(type: string, states: number[], restartMilliseconds: number) {
+  const ask = async () => ({ name: REF, type, status_code: states.length > 1 ? states.shift() : states[0] });
+  const lxd = { ask } as unknown as LxdApi;
+  const instances = createInstances(lxd, restartMilliseconds);
+  return { instances, keepers: createKeepers(lxd, parse({}), { instances, host: {} as LxdHost }) };
+}
+
+test('the keeper of a virtual machine that is off takes no deadline: it would be sold for nothing', async () => {
+  const off = keepersOf('virtual-machine', [102], 0);
+  await assert.rejects(off.keepers.holderOf(REF), /is not running/);
+  assert.equal(await keepersOf('virtual-machine', [103], 0).keepers.holderOf(REF), keeperOf(REF));
+  assert.equal(await keepersOf('container', [103], 0).keepers.holderOf(REF), REF);
+});
+
+test('a virtual machine whose guest restarts is not off, and one that stays off is', async () => {
+  const [off, on] = [102, 103];
+  const restarting = keepersOf('virtual-machine', [off, off, on], Number.POSITIVE_INFINITY);
+  assert.equal((await restarting.instances.settled(REF))?.status_code, on);
+  assert.equal((await keepersOf('virtual-machine', [off], 0).instances.settled(REF))?.status_code, off);
+  // Nothing starts a container again.
+  const container = keepersOf('container', [off, on], Number.POSITIVE_INFINITY);
+  assert.equal((await container.instances.settled(REF))?.status_code, off);
 });

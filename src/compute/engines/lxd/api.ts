@@ -58,7 +58,7 @@ type LxdAnswer = { type: string; error?: string; error_code?: number; metadata: 
 type LxdMethod = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
 type LxdRequest = Dispatcher.DispatchOptions;
 type LxdResponse = { statusCode: number; headers: IncomingHttpHeaders; body: AsyncIterable<Buffer> };
-type CallOptions = { headers?: Record<string, string>; milliseconds?: number };
+type CallOptions = { headers?: Record<string, string>; milliseconds?: number; bytesMax?: number };
 
 /** The HTTP API of LXD and Incus, in one project. A call that throws anything but a refusal may have been received. */
 export type LxdApi = {
@@ -101,7 +101,7 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
     body?: object,
     options: CallOptions = {},
   ): Promise<LxdAnswer> {
-    const { headers = {}, milliseconds = CALL_MILLISECONDS } = options;
+    const { headers = {}, milliseconds = CALL_MILLISECONDS, bytesMax = ANSWER_BYTES_MAX } = options;
     const isFile = Buffer.isBuffer(body);
     const request = {
       path: inProject(path),
@@ -111,7 +111,7 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
     };
     const read = async (answer: LxdResponse) => ({
       status: answer.statusCode,
-      ...(await readJsonAnswer(answer.body, ANSWER_BYTES_MAX)),
+      ...(await readJsonAnswer(answer.body, bytesMax)),
     });
     const { status, json, beginning } = await send(request, milliseconds, read);
     if (!isAnswer(json)) throw new Error(`${socket}: ${status} is no answer of LXD: ${beginning.slice(0, WORDS_MAX)}`);

@@ -6,7 +6,7 @@ import { findUnlimited } from '../../kit/limits.ts';
 import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { type LxdApi, orAbsent, textOf } from './api.ts';
 import { imagePath } from './describe.ts';
-import { membersOf, type Server } from './host.ts';
+import { membersOf, runsMachines, type Server } from './host.ts';
 import type { Keepers } from './keeper.ts';
 import { allContents, type LxdSettings } from './settings.ts';
 
@@ -80,9 +80,9 @@ async function checkMembers(lxd: LxdApi): Promise<CheckResult> {
 
 const sellsMachines = (settings: LxdSettings) => allContents(settings).some(({ type }) => type !== 'container');
 
-async function checkDriver({ environment: { driver = '', driver_version: version } }: Server): Promise<CheckResult> {
-  const drivers = driver.split('|').map((it) => it.trim());
-  if (drivers.includes('qemu')) return { ok: true, detail: `${driver} ${version}` };
+async function checkDriver(server: Server): Promise<CheckResult> {
+  const { driver, driver_version: version } = server.environment;
+  if (runsMachines(server)) return { ok: true, detail: `${driver} ${version}` };
   return {
     ok: false,
     detail: `this server runs none (its drivers: ${driver}). Its machine needs /dev/kvm, QEMU and the kernel module vhost_vsock; then restart it`,

@@ -21,6 +21,8 @@ export const allowanceOf = (cpus: number) =>
 export const nameOf = (tag: string) => `purser-${createHash('sha256').update(tag).digest('hex').slice(0, 32)}`;
 /** Returns whether an instance may be a lease, judged by its name. */
 export const isLeaseName = (name: string) => /^purser-[0-9a-f]{32}$/.test(name);
+/** Returns whether an instance may be a lease or the keeper of one. */
+export const isOwnName = (name: string) => isLeaseName(name.replace('purser-keeper-', 'purser-'));
 
 /** An instance as `GET /1.0/instances` lists it. */
 export type LxdInstance = {

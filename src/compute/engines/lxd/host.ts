@@ -1,6 +1,7 @@
 import { type Capacity, GIB } from '../../kit/claim.ts';
 import { type LxdApi, LxdRefusal, orAbsent } from './api.ts';
 import { imagePath } from './describe.ts';
+import type { Contents } from './settings.ts';
 
 /** The parts of `GET /1.0` that are used. */
 export type Server = {
@@ -34,9 +35,13 @@ export type LxdHost = {
   capacity(): Promise<Capacity>;
   /** Returns the bytes that are free in a storage pool, of a cluster where the most are; undefined where the server does not say. */
   diskFree(pool: string): Promise<number | undefined>;
-  /** Returns those of the images that the server does not have. */
-  missing(images: readonly string[]): Promise<string[]>;
+  /** Returns those of the contents that the server cannot make: it has no image of that type, or runs no virtual machines. */
+  missing(contents: readonly Contents[]): Promise<Contents[]>;
 };
+
+/** Returns whether a server has the driver of virtual machines. */
+export const runsMachines = ({ environment: { driver = '' } }: Server): boolean =>
+  driver.split('|').some((it) => it.trim() === 'qemu');
 
 export const membersOf = (lxd: LxdApi) => lxd.ask<ClusterMember[]>('GET', '/1.0/cluster/members?recursion=1');
 
@@ -80,9 +85,16 @@ export function createHost(lxd: LxdApi): LxdHost {
       const free = all.flatMap(({ space: { used = 0, total = 0 } = {} }) => (total > 0 ? [total - used] : []));
       return free.length ? Math.max(...free) : undefined;
     },
-    async missing(images) {
-      const found = await Promise.all(images.map((it) => orAbsent(lxd.ask('GET', imagePath(it)))));
-      return images.filter((_, at) => !found[at]);
+    async missing(contents) {
+      const sellsMachines = contents.some(({ type }) => type === 'virtual-machine');
+      const [hasMachines, found] = await Promise.all([
+        // Asked each time: a server that was started anew may have lost its driver, or have got it.
+        sellsMachines ? lxd.ask<Server>('GET', '/1.0').then(runsMachines) : false,
+        Promise.all(contents.map(({ image }) => orAbsent(lxd.ask<{ type: string }>('GET', imagePath(image))))),
+      ]);
+      return contents.filter(
+        ({ type }, at) => found[at]?.type !== type || (type === 'virtual-machine' && !hasMachines),
+      );
     },
   };
 }

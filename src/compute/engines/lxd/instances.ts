@@ -1,13 +1,16 @@
 import type { Machine, Ref } from '../../backend.ts';
 import { isAbsent, type LxdApi, STATUS, textOf } from './api.ts';
-import { isLeaseName, isMachine, type LxdInstance } from './describe.ts';
+import { isLeaseName, isMachine, isOwnName, type LxdInstance } from './describe.ts';
 
 export const CHANGE_MILLISECONDS = 60_000;
 const BUSY_MILLISECONDS = 10_000;
 const BUSY_POLL_MILLISECONDS = 100;
+/** The time within which LXD starts a virtual machine whose guest restarts: its QEMU ends, and LXD begins another. */
+const RESTART_MILLISECONDS = 10_000;
+const RESTART_POLL_MILLISECONDS = 500;
 
 /** Finds and removes the instances of leases. */
-export function createInstances(lxd: LxdApi) {
+export function createInstances(lxd: LxdApi, restartMilliseconds = RESTART_MILLISECONDS) {
   /** The member of the cluster that each was last seen on. */
   const locations = new Map<Ref, string>();
   /** Those that are virtual machines, and those that are not, as they were seen. */
@@ -28,6 +31,17 @@ export function createInstances(lxd: LxdApi) {
     }
   }
 
+  /** Looks at an instance, as `look` does. A virtual machine counts as off only once it has not been started again for a while. */
+  async function settled(ref: Ref): Promise<LxdInstance | undefined> {
+    const until = performance.now() + restartMilliseconds;
+    for (;;) {
+      const instance = await look(ref);
+      const mayRestart = instance && isMachine(instance) && stateOf(instance) === 'ended';
+      if (!mayRestart || performance.now() > until) return instance;
+      await new Promise((resolve) => setTimeout(resolve, RESTART_POLL_MILLISECONDS));
+    }
+  }
+
   /** Notes what an instance is, and the member that it is on. Outside a cluster there is only one place. */
   function note(instance: LxdInstance): void {
     const { name, location } = instance;
@@ -42,11 +56,11 @@ export function createInstances(lxd: LxdApi) {
     return machines.get(ref) ?? false;
   }
 
-  /** Lists every instance of the project. Throws when a member of the cluster does not answer for one that may be a lease. */
+  /** Lists every instance of the project. Throws when a member of the cluster does not answer for one that may belong to a lease. */
   async function list(): Promise<LxdInstance[]> {
     const all = await lxd.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1');
     all.forEach(note);
-    const silent = all.find((it) => it.status_code === STATUS.error && isLeaseName(it.name) && !hasFailed(it));
+    const silent = all.find((it) => it.status_code === STATUS.error && isOwnName(it.name) && !hasFailed(it));
     if (silent) throw new Error(`${lxd.socket}: the member ${silent.location} does not answer for ${silent.name}`);
     return all;
   }
@@ -64,6 +78,7 @@ export function createInstances(lxd: LxdApi) {
 
   return {
     look,
+    settled,
     list,
     remove,
     locationOf: (ref: Ref) => locations.get(ref),

@@ -96,7 +96,7 @@ export function createKeepers(
     if (await isThere()) return fingerprint;
     const headers = { 'content-type': 'application/octet-stream', 'X-LXD-filename': 'keeper.tar' };
     const { id } = await lxd.ask<{ id: string }>('POST', '/1.0/images', image, { headers });
-    const operation = await lxd.wait(id);
+    const operation = await lxd.wait(id, AbortSignal.timeout(CHANGE_MILLISECONDS));
     if (!(await isThere())) succeeded(operation); // Another create may have been quicker.
     return fingerprint;
   }
@@ -120,6 +120,17 @@ export function createKeepers(
       if (stateOf(keeper) !== 'ended') return keeper;
       await lxd.run('PUT', `/1.0/instances/${name}/state`, { action: 'start', timeout: 30 }, CHANGE_MILLISECONDS);
       return keeper;
+    },
+
+    /**
+     * Returns the instance whose first process holds the deadline of a machine. Throws LxdRefusal for a virtual machine that does not
+     * run: its keeper, which does, would take a deadline for nothing.
+     */
+    async holderOf(ref: Ref): Promise<Ref> {
+      if (!(await instances.isMachine(ref))) return ref;
+      const machine = await instances.settled(ref);
+      if (!machine || stateOf(machine) === 'ended') throw new LxdRefusal(`${ref} is not running`, 400);
+      return keeperOf(ref) as Ref;
     },
 
     /** Returns the keeper of a machine; undefined when the server confirms that there is none. */

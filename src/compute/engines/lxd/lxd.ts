@@ -11,16 +11,16 @@ import { createRecent } from '../../kit/recent.ts';
 import { keepDeadlines, MOVE_MILLISECONDS, RUNNING_WATCHDOG, WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { createGuest } from '../../machine/guest.ts';
-import { LxdRefusal, openLxdApi, textOf } from './api.ts';
+import { isAbsent, LxdRefusal, openLxdApi, textOf } from './api.ts';
 import { checkLxd, findOpen, findOpenMachine } from './check.ts';
 import { createMaker, type LxdOrder } from './create.ts';
 import { CREATED_KEY, claimIn, hasSecrets, isMachine, nameOf } from './describe.ts';
 import { createHost } from './host.ts';
 import { createInstances, stateOf } from './instances.ts';
-import { createKeepers, keeperOf, keptTag } from './keeper.ts';
+import { createKeepers, keptTag } from './keeper.ts';
 import { createLxdPause } from './pause.ts';
 import { beginEgress, beginIn, runProgram } from './program.ts';
-import { allContents, contentsOf, type LxdSettings } from './settings.ts';
+import { allContents, type Contents, contentsOf, type LxdSettings } from './settings.ts';
 import { readUsage } from './usage.ts';
 
 /**
@@ -47,16 +47,20 @@ export function openLxdBackend(
   );
   const contents = allContents(settings);
   const free = createRecent(async () => {
-    const [count, missing] = await Promise.all([reservations.free(), host.missing(contents.map(({ image }) => image))]);
-    return (size: LeaseSize) => (missing.includes(contentsOf(settings, size.offer).image) ? 0 : count(size));
+    const [count, missing] = await Promise.all([reservations.free(), host.missing(contents)]);
+    const isMissing = ({ image, type }: Contents) => missing.some((it) => it.image === image && it.type === type);
+    return (size: LeaseSize) => (isMissing(contentsOf(settings, size.offer)) ? 0 : count(size));
   });
   const keepers = createKeepers(lxd, settings, { instances, host });
   const deadlines = keepDeadlines(
     async (ref, ...args) => {
-      const holder = (await instances.isMachine(ref)) ? keeperOf(ref) : ref;
+      const holder = await keepers.holderOf(ref);
       return runProgram(lxd, holder, WATCHDOG_USER, [RUNNING_WATCHDOG, ...args], MOVE_MILLISECONDS);
     },
-    (error) => (error instanceof LxdRefusal && /not running/i.test(error.message) ? textOf(error) : undefined),
+    (error) =>
+      isAbsent(error) || (error instanceof LxdRefusal && /not running/i.test(error.message))
+        ? textOf(error)
+        : undefined,
   );
   const pause = createLxdPause(lxd, settings.user, { instances, deadlines, room: roomOfPaused(reservations, free) });
   const guest = createGuest((ref, order) => beginIn(lxd, ref, order, settings), {
@@ -95,7 +99,7 @@ export function openLxdBackend(
   }
 
   async function inspect(ref: Ref): Promise<Machine | undefined> {
-    const instance = await instances.look(ref);
+    const instance = await instances.settled(ref);
     if (!instance) return (await keepers.look(ref)) && { ref, state: 'ended', note: 'only its keeper is there' };
     const state = stateOf(instance);
     if (state === 'ended') return { ref, state, note: 'it was never started, was stopped, or its deadline has passed' };

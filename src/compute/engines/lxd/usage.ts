@@ -11,12 +11,14 @@ type InstanceState = {
 };
 
 const MILLISECONDS = 10_000;
+/** Maximum size of an answer, which the agent in a virtual machine writes: its tenant may be root there. */
+const BYTES_MAX = 1024 * 1024;
 
 const known = (value: number | undefined) => (value !== undefined && value > 0 ? value : undefined);
 
 /** Asks the server what an instance uses. Its memory is with its whole file cache: LXD does not tell the parts. */
 export async function readUsage(lxd: LxdApi, ref: Ref): Promise<Usage> {
-  const options = { milliseconds: MILLISECONDS };
+  const options = { milliseconds: MILLISECONDS, bytesMax: BYTES_MAX };
   const state = await lxd.ask<InstanceState>('GET', `/1.0/instances/${ref}/state`, undefined, options);
   const nanoseconds = known(state.cpu?.usage);
   const interfaces = Object.values(state.network ?? {}).filter(({ type }) => type !== 'loopback');
@@ -25,7 +27,10 @@ export async function readUsage(lxd: LxdApi, ref: Ref): Promise<Usage> {
     memoryBytes: known(state.memory?.usage),
     diskBytes: known(state.disk?.root?.usage),
     networkBytes: interfaces.length
-      ? interfaces.reduce((sum, { counters: it }) => sum + (it?.bytes_received ?? 0) + (it?.bytes_sent ?? 0), 0)
+      ? interfaces.reduce(
+          (sum, { counters: it }) => sum + (known(it?.bytes_received) ?? 0) + (known(it?.bytes_sent) ?? 0),
+          0,
+        )
       : undefined,
   };
 }
