@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto';
-import type { Guest, Ref } from '../backend.ts';
+import type { Guest, GuestSession, Ref, SessionOrder } from '../backend.ts';
 import { type Begin, finish, hasTimedOut } from './program.ts';
 import { faultOf } from './proof.ts';
 import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
@@ -20,15 +20,9 @@ export type Proof = {
   before?: string;
 };
 
-export type GuestOptions = {
+export type GuestOptions = Pick<Guest, 'relay' | 'usage' | 'egress' | 'pause' | 'snapshots'> & {
   /** Returns the requirements, or a fault that is already known. Without it, a command has to run. */
   proofOf?: (ref: Ref) => Promise<Proof | string>;
-  /** The path of the program that connects to ports (`Guest.relay`). */
-  relay?: string;
-  usage?: Guest['usage'];
-  egress?: Guest['egress'];
-  pause?: Guest['pause'];
-  snapshots?: Guest['snapshots'];
   /** The login shell, as a word of shell. */
   loginShell?: string;
   graceMilliseconds?: number;
@@ -43,15 +37,11 @@ export function createGuest(
   begin: Begin,
   {
     proofOf = async () => ({}),
-    relay,
-    usage,
-    egress,
-    pause,
-    snapshots,
     loginShell = '/bin/sh',
     graceMilliseconds = GRACE_MILLISECONDS,
     uploadMilliseconds = UPLOAD_MILLISECONDS,
     killMilliseconds = KILL_MILLISECONDS,
+    ...others
   }: GuestOptions = {},
 ): Guest {
   const exec: Guest['exec'] = async (ref, { command, timeoutSeconds, ...bounds }) => {
@@ -65,18 +55,10 @@ export function createGuest(
     return { ...result, timedOut: hasTimedOut(result.exitCode, timeoutSeconds, program.begunAt ?? calledAt) };
   };
 
-  async function killMarked(ref: Ref, marker: string): Promise<void> {
-    const program = await begin(ref, { purpose: 'kill', script: KILL_MARKED, args: [marker] });
-    await finish(program, undefined, { streamBytesMax: 0, milliseconds: killMilliseconds });
-  }
-
   return {
+    ...others,
     exec,
-    ...(pause === undefined ? {} : { pause }),
-    ...(snapshots === undefined ? {} : { snapshots }),
-    ...(relay === undefined ? {} : { relay }),
-    ...(usage === undefined ? {} : { usage }),
-    ...(egress === undefined ? {} : { egress }),
+    session: (ref, order) => beginSession(begin, ref, order, { loginShell, killMilliseconds }),
 
     async prove(ref) {
       const proof = await proofOf(ref);
@@ -96,29 +78,38 @@ export function createGuest(
       const { exitCode, stderr } = await finish(program, content, limits);
       judgeUpload(exitCode, stderr);
     },
+  };
+}
 
-    async session(ref, { command, terminal }) {
-      refuseCommand(command ?? '');
-      const marker = newMarker();
-      const shell = command === undefined ? `exec ${loginShell} -l` : 'exec /bin/sh -c "$2"';
-      const script = `export PURSER_EXEC="$1"; ${shell}`;
-      const program = await begin(ref, { purpose: 'session', script, args: [marker], command, marker, terminal });
-      const { stdin, stdout, stderr, ended, resize } = program;
-      return {
-        stdin,
-        stdout,
-        stderr: terminal ? undefined : stderr,
-        resize,
-        ended,
-        kill() {
-          program.kill();
-          // A program that removed its marker is not found: its end is awaited only as long as the killing takes.
-          const lost = new Error('the session was killed');
-          const late = setTimeout(() => program.leave(lost), killMilliseconds).unref();
-          ended.finally(() => clearTimeout(late)).catch(() => {});
-          killMarked(ref, marker).catch(() => {}); // The lease may be gone, and with it everything that it ran.
-        },
-      };
+async function beginSession(
+  begin: Begin,
+  ref: Ref,
+  { command, terminal }: SessionOrder,
+  { loginShell, killMilliseconds }: { loginShell: string; killMilliseconds: number },
+): Promise<GuestSession> {
+  refuseCommand(command ?? '');
+  const marker = newMarker();
+  const shell = command === undefined ? `exec ${loginShell} -l` : 'exec /bin/sh -c "$2"';
+  const script = `export PURSER_EXEC="$1"; ${shell}`;
+  const program = await begin(ref, { purpose: 'session', script, args: [marker], command, marker, terminal });
+  const { stdin, stdout, stderr, ended, resize } = program;
+  async function killMarked(): Promise<void> {
+    const killer = await begin(ref, { purpose: 'kill', script: KILL_MARKED, args: [marker] });
+    await finish(killer, undefined, { streamBytesMax: 0, milliseconds: killMilliseconds });
+  }
+  return {
+    stdin,
+    stdout,
+    stderr: terminal ? undefined : stderr,
+    resize,
+    ended,
+    kill() {
+      program.kill();
+      // A program that removed its marker is not found: its end is awaited only as long as the killing takes.
+      const lost = new Error('the session was killed');
+      const late = setTimeout(() => program.leave(lost), killMilliseconds).unref();
+      ended.finally(() => clearTimeout(late)).catch(() => {});
+      killMarked().catch(() => {}); // The lease may be gone, and with it everything that it ran.
     },
   };
 }

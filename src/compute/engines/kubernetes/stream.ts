@@ -97,12 +97,9 @@ function follow(
   const [stdout, rawStderr] = [new PassThrough(WAITING), new PassThrough(WAITING)];
   const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<{ code: number }>()];
   for (const it of [begun, ended]) it.promise.catch(() => {}); // Callers get the rejections; this only avoids unhandled ones.
-  let hasBegun = mark === undefined;
-  let exitCode: number | undefined;
-  let noise = '';
-  let status = '';
+  const seen: Seen = { hasMark: mark !== undefined, hasBegun: mark === undefined, noise: '', status: '' };
   let quiet: NodeJS.Timeout | undefined;
-  if (hasBegun) begun.resolve();
+  if (seen.hasBegun) begun.resolve();
 
   const stderr =
     mark === undefined
@@ -110,15 +107,15 @@ function follow(
       : rawStderr.pipe(
           between(mark, {
             begun() {
-              hasBegun = true;
+              seen.hasBegun = true;
               begun.resolve();
             },
             exitCode(code) {
-              exitCode ??= code;
+              seen.exitCode ??= code;
               quiet ??= setTimeout(finish, QUIET_MILLISECONDS);
             },
             noise(text) {
-              noise = text;
+              seen.noise = text;
             },
           }),
         );
@@ -130,7 +127,7 @@ function follow(
     if (rest.length === 0) return; // Each channel begins with an empty message.
     if (bytes[0] === STDOUT) output.push(stdout, rest);
     else if (bytes[0] === STDERR) output.push(rawStderr, rest);
-    else if (bytes[0] === STATUS) status += rest.toString('utf8', 0, STATUS_CHARACTERS_MAX - status.length);
+    else if (bytes[0] === STATUS) seen.status += rest.toString('utf8', 0, STATUS_CHARACTERS_MAX - seen.status.length);
   });
   socket.once('close', finish);
 
@@ -148,11 +145,7 @@ function follow(
     // The mark may still be on its way through the streams.
     if (mark !== undefined && !stderr.writableFinished && !stderr.destroyed)
       await once(stderr, 'finish', { signal: AbortSignal.timeout(1000) }).catch(() => {});
-    const outcome = parseStatus(status);
-    // If the command was killed with its machine, the process that would have printed the code was killed too.
-    const code =
-      exitCode ?? (hasBegun && (mark === undefined || (outcome.code ?? 0) > SIGNAL_EXIT) ? outcome.code : undefined);
-    const fault = faultOf(hasBegun, [onOneLine(noise), outcome.fault]);
+    const { code, fault } = outcomeOf(seen);
     begun.reject(fault);
     if (code === undefined) ended.reject(fault);
     else ended.resolve({ code });
@@ -175,6 +168,26 @@ function follow(
 function sendSize(socket: WebSocket, columns: number, rows: number): void {
   if (socket.readyState !== socket.OPEN) return;
   sendOn(socket, RESIZE, Buffer.from(JSON.stringify({ Width: columns, Height: rows })), () => {});
+}
+
+/** The facts of a command that were seen on its socket. */
+type Seen = {
+  hasMark: boolean;
+  hasBegun: boolean;
+  /** The code that the machine printed after the mark. */
+  exitCode?: number;
+  /** What was printed before the mark. */
+  noise: string;
+  /** The server's own status. */
+  status: string;
+};
+
+/** Returns the exit code of a command whose socket is closed, if it is known, and what to say if it is not. */
+function outcomeOf({ hasMark, hasBegun, exitCode, noise, status }: Seen): { code: number | undefined; fault: Error } {
+  const { code, fault } = parseStatus(status);
+  // If the command was killed with its machine, the process that would have printed the code was killed too.
+  const isServers = hasBegun && (!hasMark || (code ?? 0) > SIGNAL_EXIT);
+  return { code: exitCode ?? (isServers ? code : undefined), fault: faultOf(hasBegun, [onOneLine(noise), fault]) };
 }
 
 /** Returns the error of a command without an exit code, with what was said of it. */

@@ -1,8 +1,9 @@
 import { randomBytes } from 'node:crypto';
 import type { Machine, Owned } from '../../backend.ts';
-import { type SlurmCommands, wordsOf } from './command.ts';
+import { type SlurmCommands, type User, wordsOf } from './command.ts';
 import { formatOf, parseJobs, type SlurmJob, waitsFor } from './job.ts';
 import type { SlurmNode } from './nodes.ts';
+import type { RunningJob } from './step.ts';
 import type { JobUsers } from './user.ts';
 
 const STRANGER_NAME_CHARACTERS_MAX = 100;
@@ -75,7 +76,15 @@ export function createJobs(slurm: SlurmCommands, users: JobUsers) {
     return job;
   }
 
-  return { look, list, usersWithJobs, strangers, endStranger, cancel };
+  /** Returns the job and its user, if it is still this lease's. */
+  async function running(ref: string): Promise<RunningJob> {
+    const job = await look(ref);
+    if (job?.state !== 'running') throw new Error(`job ${parseRef(ref).jobId} does not run`);
+    const user = (await users.all()).find(({ uid }) => uid === job.uid) as User;
+    return { id: job.id, user };
+  }
+
+  return { look, running, list, usersWithJobs, strangers, endStranger, cancel };
 }
 export type SlurmJobs = ReturnType<typeof createJobs>;
 

@@ -2,14 +2,14 @@ import { formatUsd, Nanos } from '../../../base/money.ts';
 import type { Backend, Extended, Machine, Offer } from '../../backend.ts';
 import { chipOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
-import { createGuest, type Proof } from '../../machine/guest.ts';
+import { createGuest } from '../../machine/guest.ts';
 import { checkSlurm } from './check.ts';
-import { createSlurmCommands, type User, wordsOf } from './command.ts';
+import { createSlurmCommands, type SlurmCommands, wordsOf } from './command.ts';
 import { CONTROLLER_LOST_SECONDS, MOVED_SIGNAL, REFUSE_WITHOUT_SCRIPT } from './job.ts';
-import { createJobs, machineOf, parseRef } from './jobs.ts';
+import { createJobs, machineOf, type SlurmJobs } from './jobs.ts';
 import { listNodes } from './nodes.ts';
 import type { SlurmSettings } from './settings.ts';
-import { beginIn, type RunningJob } from './step.ts';
+import { beginIn } from './step.ts';
 import { createSubmitter, describeJob, MIN_SECONDS } from './submit.ts';
 import { createJobUsers } from './user.ts';
 
@@ -36,53 +36,26 @@ export function openSlurmBackend(
       'compute.provider_two: the slurm backend needs Purser to run as root, since sbatch --uid lets nobody else submit jobs as job_user.',
     );
   const slurm = createSlurmCommands(settings.slurm_conf);
-  const guest = createGuest(async (ref, order) => beginIn(slurm.start, await runningJob(ref), order), {
-    proofOf,
-    pause: 'the time limit of a Slurm job runs on while it is suspended',
-    snapshots: 'Slurm does not keep the disk of a job',
-  });
   const users = createJobUsers(slurm, settings, { leases, now });
   const jobs = createJobs(slurm, users);
   const nodes = createRecent(() => listNodes(slurm, settings));
   const { create, free } = createSubmitter(slurm, settings, { users, jobs, nodes, lostSeconds, now });
-
-  /** The controller is asked: the configuration of this machine may name another cluster than the one that answers. */
-  async function identity(): Promise<string | undefined> {
-    const result = await slurm.run(['scontrol', 'show', 'config']);
-    if (result.code !== 0) throw new Error(`scontrol cannot tell the cluster: ${wordsOf(result)}`);
-    const name = /^ClusterName\s*=\s*(\S+)/m.exec(result.stdout)?.[1];
-    return name && `slurm ${name}`;
-  }
+  const guest = createGuest(async (ref, order) => beginIn(slurm.start, await jobs.running(ref), order), {
+    /**
+     * RUNNING proves nothing: Slurm takes minutes to notice a dead node (SlurmdTimeout), and accepts commands before the job's
+     * script has begun, which ends all the processes that they leave. Not every GPU is NVIDIA's.
+     */
+    async proofOf(ref) {
+      const job = await jobs.look(ref);
+      return job ? { gpus: job.gpus, mayLackTool: true, before: REFUSE_WITHOUT_SCRIPT } : 'the job is gone';
+    },
+    pause: 'the time limit of a Slurm job runs on while it is suspended',
+    snapshots: 'Slurm does not keep the disk of a job',
+  });
 
   async function inspect(ref: string): Promise<Machine | undefined> {
     const job = await jobs.look(ref);
     return job && machineOf(job, job.state === 'provisioning' ? await nodes.get() : undefined);
-  }
-
-  /**
-   * Returns the proof of a job, or why it cannot be given. RUNNING proves nothing: Slurm takes minutes to notice a dead node
-   * (SlurmdTimeout), and accepts commands before the job's script has begun, which ends all the processes that they leave. Not
-   * every GPU is NVIDIA's.
-   */
-  async function proofOf(ref: string): Promise<Proof | string> {
-    const job = await jobs.look(ref);
-    return job ? { gpus: job.gpus, mayLackTool: true, before: REFUSE_WITHOUT_SCRIPT } : 'the job is gone';
-  }
-
-  /** Sets the end to the second. A time limit would have whole minutes, and an owner may only lower it. */
-  async function extend(ref: string, deadline: number): Promise<Extended> {
-    const job = await jobs.look(ref);
-    if (job?.state !== 'running') return { kind: 'refused', reason: 'the job does not run' };
-    const end = new Date(deadline * 1000).toISOString().slice(0, 'YYYY-MM-DDTHH:MM:SS'.length);
-    const result = await slurm.run(['scontrol', 'update', `JobId=${job.id}`, `EndTime=${end}`]);
-    const words = wordsOf(result);
-    if (result.code !== 0)
-      return { kind: NOT_EXTENDED.test(words) ? 'refused' : 'unknown', reason: `scontrol refused the end: ${words}` };
-    // If the signal is lost, the script asks for the end at the earlier one.
-    await slurm.run(['scancel', '--batch', `--signal=${MOVED_SIGNAL}`, job.id]).catch(() => {});
-    const after = await jobs.look(ref);
-    if (after?.endsAt === deadline) return { kind: 'done' };
-    return { kind: 'unknown', reason: `the job ends at ${after?.endsAt}, and not at ${deadline}` };
   }
 
   async function destroy(ref: string): Promise<void> {
@@ -92,17 +65,9 @@ export function openSlurmBackend(
     await jobs.cancel(job.id);
   }
 
-  /** Returns the job and its user, if it is still this lease's. */
-  async function runningJob(ref: string): Promise<RunningJob> {
-    const job = await jobs.look(ref);
-    if (job?.state !== 'running') throw new Error(`job ${parseRef(ref).jobId} does not run`);
-    const user = (await users.all()).find(({ uid }) => uid === job.uid) as User;
-    return { id: job.id, user };
-  }
-
   return {
     name: 'slurm',
-    identity,
+    identity: () => identityOf(slurm),
     // A submission that timed out may still lie in the controller's queue of messages when a list is answered.
     absence: { lists: 3, apartSeconds: 20 },
     async offers(waitMilliseconds) {
@@ -112,7 +77,7 @@ export function openSlurmBackend(
     quote: async (spec) => quoteOf(settings, spec),
     create,
     inspect,
-    extend,
+    extend: (ref, deadline) => extend(slurm, jobs, ref, deadline),
     destroy,
     listOwned: jobs.list,
     strangers: { list: jobs.strangers, ...(settings.exclusive_user ? { end: jobs.endStranger } : {}) },
@@ -132,6 +97,30 @@ export function openSlurmBackend(
     },
     close: async () => {},
   };
+}
+
+/** The controller is asked: the configuration of this machine may name another cluster than the one that answers. */
+async function identityOf(slurm: SlurmCommands): Promise<string | undefined> {
+  const result = await slurm.run(['scontrol', 'show', 'config']);
+  if (result.code !== 0) throw new Error(`scontrol cannot tell the cluster: ${wordsOf(result)}`);
+  const name = /^ClusterName\s*=\s*(\S+)/m.exec(result.stdout)?.[1];
+  return name && `slurm ${name}`;
+}
+
+/** Sets the end to the second. A time limit would have whole minutes, and an owner may only lower it. */
+async function extend(slurm: SlurmCommands, jobs: SlurmJobs, ref: string, deadline: number): Promise<Extended> {
+  const job = await jobs.look(ref);
+  if (job?.state !== 'running') return { kind: 'refused', reason: 'the job does not run' };
+  const end = new Date(deadline * 1000).toISOString().slice(0, 'YYYY-MM-DDTHH:MM:SS'.length);
+  const result = await slurm.run(['scontrol', 'update', `JobId=${job.id}`, `EndTime=${end}`]);
+  const words = wordsOf(result);
+  if (result.code !== 0)
+    return { kind: NOT_EXTENDED.test(words) ? 'refused' : 'unknown', reason: `scontrol refused the end: ${words}` };
+  // If the signal is lost, the script asks for the end at the earlier one.
+  await slurm.run(['scancel', '--batch', `--signal=${MOVED_SIGNAL}`, job.id]).catch(() => {});
+  const after = await jobs.look(ref);
+  if (after?.endsAt === deadline) return { kind: 'done' };
+  return { kind: 'unknown', reason: `the job ends at ${after?.endsAt}, and not at ${deadline}` };
 }
 
 function offerOf(settings: SlurmSettings, name: string, available: boolean): Offer {
