@@ -1,3 +1,4 @@
+import type { Duplex } from 'node:stream';
 import { setTimeout as pause } from 'node:timers/promises';
 import { contained } from '../base/fault.ts';
 import { createLimit } from '../base/limits.ts';
@@ -66,12 +67,18 @@ type Way = {
   retryMilliseconds: number;
 };
 
-export function createEgress(needs: EgressNeeds): Egress {
-  const ways = new Map<string, Way>();
-  const lookUp = createLookUp(needs.outside);
-  const world = { ...needs.outside, lookUp };
+/** Creates what serves the connections of ways out, once their programs have started. */
+function createServing(needs: EgressNeeds) {
+  const world = { ...needs.outside, lookUp: createLookUp(needs.outside) };
   const endings = createLimit(ENDED_PER_MINUTE, () => performance.now());
-  let isClosed = false;
+
+  function tryEnter(id: string): (() => void) | undefined {
+    try {
+      return needs.enter(id);
+    } catch {
+      return undefined;
+    }
+  }
 
   function gateOf(way: Way, { hasSecrets = false }: LineSession): Gate {
     const { id, tally } = way;
@@ -96,6 +103,22 @@ export function createEgress(needs: EgressNeeds): Egress {
     };
   }
 
+  return (way: Way, session: LineSession) => {
+    const gate = gateOf(way, session);
+    return contained('connection', async (stream: Duplex) => {
+      containConnection(stream, 'connection');
+      const leave = tryEnter(way.id);
+      if (!leave) return stream.destroy();
+      stream.once('close', leave);
+      await serveConnection(stream, gate, world);
+    });
+  };
+}
+
+/** Creates what opens ways out, and opens those again that are lost while they are wanted. */
+function createOpener(needs: EgressNeeds) {
+  const serving = createServing(needs);
+
   async function openOnce(way: Way): Promise<void> {
     const { id } = way;
     const beginning = needs.begin(id);
@@ -106,17 +129,7 @@ export function createEgress(needs: EgressNeeds): Egress {
       );
       throw error;
     });
-    const gate = gateOf(way, session);
-    const line = openLine(
-      session,
-      contained('connection', async (stream) => {
-        containConnection(stream, 'connection');
-        const leave = tryEnter(id);
-        if (!leave) return stream.destroy();
-        stream.once('close', leave);
-        await serveConnection(stream, gate, world);
-      }),
-    );
+    const line = openLine(session, serving(way, session));
     way.line = line;
     try {
       await inTime(line.ready, OPEN_MILLISECONDS, 'the start of the way out');
@@ -135,14 +148,6 @@ export function createEgress(needs: EgressNeeds): Egress {
     });
   }
 
-  function tryEnter(id: string): (() => void) | undefined {
-    try {
-      return needs.enter(id);
-    } catch {
-      return undefined;
-    }
-  }
-
   /** Opens a way out again, with longer and longer pauses. Never rejects. */
   async function keepOpening(way: Way): Promise<void> {
     while (way.isWanted) {
@@ -157,11 +162,27 @@ export function createEgress(needs: EgressNeeds): Egress {
     }
   }
 
-  function end(way: Way): void {
-    way.isWanted = false;
-    way.line?.close();
-    way.line = undefined;
-  }
+  /** Opens a way out for the first time. Rejects if that fails, and goes on trying. */
+  return (way: Way): Promise<void> => {
+    way.opening = openOnce(way);
+    return way.opening.catch((error) => {
+      needs.failed(way.id, error);
+      way.opening = keepOpening(way);
+      throw error;
+    });
+  };
+}
+
+function end(way: Way): void {
+  way.isWanted = false;
+  way.line?.close();
+  way.line = undefined;
+}
+
+export function createEgress(needs: EgressNeeds): Egress {
+  const ways = new Map<string, Way>();
+  const openFirst = createOpener(needs);
+  let isClosed = false;
 
   function recheck(id: string): void {
     for (const check of ways.get(id)?.checks ?? []) check();
@@ -182,12 +203,7 @@ export function createEgress(needs: EgressNeeds): Egress {
         retryMilliseconds: RETRY_MILLISECONDS.min,
       };
       ways.set(id, way);
-      way.opening = openOnce(way);
-      await way.opening.catch((error) => {
-        needs.failed(id, error);
-        way.opening = keepOpening(way);
-        throw error;
-      });
+      await openFirst(way);
     },
     reached: (id) => ways.get(id)?.tally.list(),
     recheck,

@@ -49,11 +49,10 @@ function makeLists(list: List | undefined, allow: string | null | undefined, las
   return { list, allow, lists: allow == null ? [list] : [list, parseList(parseJson(allow) as string[])] };
 }
 
-/** Creates the ways out of a server's leases. */
-export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress {
+/** Creates the lists that leases reach now. */
+function createCurrentLists(app: EgressApp) {
   /** The lists of each lease that was asked for, while neither the books nor the time have changed. */
   const known = new Map<string, Lists & { changes: number; now: number }>();
-  const secrets = createLeaseSecrets(app);
 
   function wayOf(row: Resource | undefined): Way | undefined {
     const backend = row && app.slots.backendOf(row);
@@ -77,6 +76,19 @@ export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress
     known.set(id, { ...made, changes, now });
     return made.lists;
   }
+
+  return {
+    wayOf,
+    listsOf,
+    /** Forgets the leases that reach nothing any more. Returns their ids. */
+    forgetEnded: () => [...known.keys()].filter((id) => listsOf(id) === undefined && known.delete(id)),
+  };
+}
+
+/** Creates the ways out of a server's leases. */
+export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress {
+  const secrets = createLeaseSecrets(app);
+  const { wayOf, listsOf, forgetEnded } = createCurrentLists(app);
 
   const egress = createEgress({
     outside,
@@ -121,11 +133,7 @@ export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress
 
   const check = contained('timer', () => {
     egress.check();
-    for (const id of known.keys()) {
-      if (listsOf(id) !== undefined) continue;
-      known.delete(id);
-      secrets.forget(id);
-    }
+    forgetEnded().forEach(secrets.forget);
   });
   const timer = setInterval(check, CHECK_MILLISECONDS).unref();
   const open: Egress['open'] = async (id) => {

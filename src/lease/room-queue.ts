@@ -1,6 +1,6 @@
 import { contained } from '../base/fault.ts';
 import { Refusal } from '../base/refusal.ts';
-import { createShares, type Shares } from '../base/shares.ts';
+import { createShares } from '../base/shares.ts';
 import type { Slot, Spec } from '../compute/backend.ts';
 import { kindOf } from '../compute/fill.ts';
 import type { Tenant } from '../ledger/tenant.ts';
@@ -59,56 +59,40 @@ type Waiter = RoomOrder & {
   /** Ends the wait; undefined while the create is being tried. */
   end: ((how: RoomWaitEnd) => void) | undefined;
 };
-type Line = {
-  waiters: Waiter[];
-  shares: Shares;
+type HasRoom = (slot: Slot, spec: Spec) => Promise<boolean>;
+type Line = ReturnType<typeof createLine>;
+
+/** Creates the line of one slot, which is empty. */
+function createLine(hasRoom: HasRoom, treeOf: (waiter: RoomOrder) => string) {
+  const waiters: Waiter[] = [];
+  const shares = createShares(WAITING_COUNT_MAX);
   /**
    * The attempts since the line was last woken, by wallet and machine. Equal creates of a wallet share one, as each refusal counts
    * against their wallet's limit and stays in the books.
    */
-  tried: Set<string>;
+  const tried = new Set<string>();
   /** The create that has its turn: until it has ended, the room that is left is not known. */
-  inTurn: Waiter | undefined;
-  isChecking: boolean;
+  let inTurn: Waiter | undefined;
+  let isChecking = false;
   /** True if the line has changed since the last check began. */
-  isStale: boolean;
-};
-
-/** Creates the lines, all empty. `hasRoom` returns whether one more machine of a spec fits, as far as is known. */
-export function createRoomQueue(
-  hasRoom: (slot: Slot, spec: Spec) => Promise<boolean>,
-  tenantOf: (walletId: string) => Tenant,
-  checkMilliseconds = CHECK_MILLISECONDS,
-): RoomQueue {
-  const lines = new Map<Slot, Line>();
-  let isStopped = false;
-  let timer: NodeJS.Timeout | undefined;
-  let [seen, isLooking] = [0, false];
-  const waiters = () => [...lines.values()].flatMap((it) => it.waiters);
-
-  function wake(slot: Slot): void {
-    const line = lines.get(slot);
-    if (!line) return;
-    line.tried.clear();
-    void check(line);
-  }
+  let isStale = false;
 
   /** Gives the turn to the first create for which there is room. Repeats that if the line changes in the meantime. */
-  async function check(line: Line): Promise<void> {
-    line.isStale = true;
-    if (line.isChecking) return;
-    line.isChecking = true;
-    while (line.isStale && !line.inTurn) {
-      line.isStale = false;
-      for (const { it, room } of askForRoom(line.waiters.filter((it) => it.end && !line.tried.has(triedAs(it))))) {
-        if (!(await room) || !it.end || line.tried.has(triedAs(it))) continue;
-        line.tried.add(triedAs(it));
-        line.inTurn = it;
+  async function check(): Promise<void> {
+    isStale = true;
+    if (isChecking) return;
+    isChecking = true;
+    while (isStale && !inTurn) {
+      isStale = false;
+      for (const { it, room } of askForRoom(waiters.filter((it) => it.end && !tried.has(triedAs(it))))) {
+        if (!(await room) || !it.end || tried.has(triedAs(it))) continue;
+        tried.add(triedAs(it));
+        inTurn = it;
         it.end('turn');
         break;
       }
     }
-    line.isChecking = false;
+    isChecking = false;
   }
 
   /** Asks about all of them together: a backend that does not answer takes its whole time each time. */
@@ -121,42 +105,71 @@ export function createRoomQueue(
     });
   }
 
+  function yieldTurn(waiter: Waiter): void {
+    if (inTurn === waiter) inTurn = undefined;
+    void check();
+  }
+
+  return {
+    waiters: waiters as readonly Waiter[],
+    wake(): void {
+      tried.clear();
+      void check();
+    },
+    /** Adds a create at the end. Returns undefined if too many wait. */
+    enter(order: RoomOrder): Waiter | undefined {
+      if (!shares.tryTake(treeOf(order), 1)) return undefined;
+      const { max_seconds: _, ...machine } = order.spec;
+      const waiter: Waiter = { ...order, machine: JSON.stringify(machine), end: undefined };
+      waiters.push(waiter);
+      return waiter;
+    },
+    /** Ends the turn of a create, if it has it. */
+    yieldTurn,
+    /** Takes a create out. Returns false where it has left before. */
+    leave(waiter: Waiter): boolean {
+      if (!waiters.includes(waiter)) return false;
+      waiters.splice(waiters.indexOf(waiter), 1);
+      if (inTurn === waiter) tried.delete(triedAs(waiter)); // It was not refused for want of room.
+      shares.release(treeOf(waiter), 1);
+      yieldTurn(waiter);
+      return true;
+    },
+  };
+}
+
+/** Creates the lines, all empty. `hasRoom` returns whether one more machine of a spec fits, as far as is known. */
+export function createRoomQueue(
+  hasRoom: HasRoom,
+  tenantOf: (walletId: string) => Tenant,
+  checkMilliseconds = CHECK_MILLISECONDS,
+): RoomQueue {
+  const lines = new Map<Slot, Line>();
+  let isStopped = false;
+  let timer: NodeJS.Timeout | undefined;
+  let [seen, isLooking] = [0, false];
+  const waiters = () => [...lines.values()].flatMap((it) => it.waiters);
+  const wake = (slot: Slot) => lines.get(slot)?.wake();
+
   /** Ends the waits that are in vain. */
   const look = contained('timer', () => {
     isLooking = false;
     for (const it of waiters()) if (it.end && it.isRefused()) it.end('turn');
   });
 
-  function yieldTurn(line: Line, waiter: Waiter): void {
-    if (line.inTurn === waiter) line.inTurn = undefined;
-    void check(line);
-  }
-
   function lineOf(slot: Slot): Line {
-    const line: Line = lines.get(slot) ?? {
-      waiters: [],
-      shares: createShares(WAITING_COUNT_MAX),
-      tried: new Set(),
-      inTurn: undefined,
-      isChecking: false,
-      isStale: false,
-    };
+    const line = lines.get(slot) ?? createLine(hasRoom, ({ walletId }) => tenantOf(walletId).treeId);
     lines.set(slot, line);
     timer ??= setInterval(() => [...lines.keys()].forEach(wake), checkMilliseconds).unref();
     return line;
   }
 
   function leave(line: Line, waiter: Waiter): void {
-    if (!line.waiters.includes(waiter)) return;
-    line.waiters.splice(line.waiters.indexOf(waiter), 1);
-    if (line.inTurn === waiter) line.tried.delete(triedAs(waiter)); // It was not refused for want of room.
-    line.shares.release(tenantOf(waiter.walletId).treeId, 1);
+    if (!line.leave(waiter)) return;
     if (!line.waiters.length) lines.delete(waiter.slot);
-    if (!lines.size) {
-      clearInterval(timer);
-      timer = undefined;
-    }
-    yieldTurn(line, waiter);
+    if (lines.size) return;
+    clearInterval(timer);
+    timer = undefined;
   }
 
   return {
@@ -167,10 +180,8 @@ export function createRoomQueue(
     join(order) {
       if (isStopped) throw stopping();
       const line = lineOf(order.slot);
-      if (!line.shares.tryTake(tenantOf(order.walletId).treeId, 1)) return undefined;
-      const { max_seconds: _, ...machine } = order.spec;
-      const waiter: Waiter = { ...order, machine: JSON.stringify(machine), end: undefined };
-      line.waiters.push(waiter);
+      const waiter = line.enter(order);
+      if (!waiter) return undefined;
       const limit = AbortSignal.timeout(Math.max(0, Math.ceil(order.answerAt - performance.now())));
       return {
         leave: () => leave(line, waiter),
@@ -187,7 +198,7 @@ export function createRoomQueue(
             },
           );
           waiter.end = end;
-          yieldTurn(line, waiter);
+          line.yieldTurn(waiter);
           return ended;
         },
       };
