@@ -47,28 +47,8 @@ export function limitConnections(
   handler: Handler,
   events: Pick<Events, 'cutOff'>,
 ): ConnectionLimit {
-  const bySocket = new Map<Socket, LimitedConnection>();
   const order = createEvictionOrder(Math.max(1, Math.floor(max * NEWEST_SHARE)), authenticated);
-
-  function end({ socket }: LimitedConnection, why: Parameters<Events['cutOff']>[0]) {
-    events.cutOff(why);
-    socket.destroy();
-    forget(socket); // At once: its close event comes later, and the new connection needs the slot now.
-  }
-  function forget(socket: Socket) {
-    const connection = bySocket.get(socket);
-    if (!connection) return;
-    bySocket.delete(socket);
-    order.drop(connection);
-    connection.waiting = [];
-  }
-
-  /** Closes one connection to make room. Returns false when every connection is busy with a request that must not be cut off. */
-  function evict(): boolean {
-    const first = order.first();
-    if (first) end(first, 'no_room');
-    return first !== undefined;
-  }
+  const open = createOpenConnections(order, events);
 
   function answer(connection: LimitedConnection, request: IncomingMessage, response: ServerResponse) {
     connection.isBusy = true;
@@ -77,7 +57,7 @@ export function limitConnections(
     response.once('close', () => {
       connection.isBusy = false;
       order.drop(connection);
-      if (!bySocket.has(connection.socket)) return;
+      if (!open.of(connection.socket)) return;
       const next = connection.waiting.shift();
       if (next) answer(connection, ...next);
       else order.idle(connection);
@@ -91,50 +71,75 @@ export function limitConnections(
 
   /** Ends a connection without traffic for `stallMilliseconds`, unless its client is waiting for an answer. */
   function endSilent(socket: Socket) {
-    const connection = bySocket.get(socket);
+    const connection = open.of(socket);
     if (!connection?.isBusy) return void socket.destroy(); // A kept-alive connection that was idle.
-    if (socket.writableLength > 0) end(connection, 'stalled');
+    if (socket.writableLength > 0) open.end(connection, 'stalled');
   }
 
   return {
-    count: () => bySocket.size,
+    count: open.count,
     handle(request, response) {
-      const connection = bySocket.get(request.socket);
+      const connection = open.of(request.socket);
       if (!connection) return; // The connection was ended a moment ago, and this request arrived in the same chunk.
       if (!connection.isBusy) answer(connection, request, response);
       else if (connection.waiting.length < WAITING_COUNT_MAX) connection.waiting.push([request, response]);
-      else end(connection, 'pipelined');
+      else open.end(connection, 'pipelined');
     },
     watch(server, listener = server) {
       listener.on('connection', (socket: Socket) => {
-        if (bySocket.size >= max && !evict()) {
-          events.cutOff('no_room');
-          socket.destroy();
-          return;
-        }
-        const connection: LimitedConnection = {
-          socket,
-          network: networkOf(socket.remoteAddress),
-          isBusy: false,
-          waiting: [],
-        };
-        bySocket.set(socket, connection);
-        order.opened(connection);
-        socket.once('close', () => forget(socket));
+        if (open.count() < max || open.evict()) return open.add(socket);
+        events.cutOff('no_room');
+        socket.destroy();
       });
-      listener.on('secured', (socket: Socket, secure: Socket) => {
-        const connection = bySocket.get(socket);
-        if (!connection) return void secure.destroy(); // It was ended a moment ago.
-        bySocket.delete(socket);
-        connection.socket = secure;
-        bySocket.set(secure, connection);
-        secure.once('close', () => forget(secure));
-      });
+      listener.on('secured', open.secure);
       // Node reports every inactive connection, and with a listener here leaves it to us to close it.
       server.setTimeout(stallMilliseconds, endSilent);
     },
     follow(upgraded) {
       upgraded.setTimeout(stallMilliseconds, () => endSilent(upgraded));
+    },
+  };
+}
+
+/** Creates the set of open connections. `order` learns of each that is added and removed. */
+function createOpenConnections(order: EvictionOrder, events: Pick<Events, 'cutOff'>) {
+  const bySocket = new Map<Socket, LimitedConnection>();
+  function end({ socket }: LimitedConnection, why: Parameters<Events['cutOff']>[0]) {
+    events.cutOff(why);
+    socket.destroy();
+    forget(socket); // At once: its close event comes later, and the new connection needs the slot now.
+  }
+  function forget(socket: Socket) {
+    const connection = bySocket.get(socket);
+    if (!connection) return;
+    bySocket.delete(socket);
+    order.drop(connection);
+    connection.waiting = [];
+  }
+  return {
+    count: () => bySocket.size,
+    of: (socket: Socket) => bySocket.get(socket),
+    add(socket: Socket): void {
+      const connection = { socket, network: networkOf(socket.remoteAddress), isBusy: false, waiting: [] };
+      bySocket.set(socket, connection);
+      order.opened(connection);
+      socket.once('close', () => forget(socket));
+    },
+    /** Puts the socket of a connection's TLS in the place of the one below it. */
+    secure(socket: Socket, secure: Socket): void {
+      const connection = bySocket.get(socket);
+      if (!connection) return void secure.destroy(); // It was ended a moment ago.
+      bySocket.delete(socket);
+      connection.socket = secure;
+      bySocket.set(secure, connection);
+      secure.once('close', () => forget(secure));
+    },
+    end,
+    /** Closes one connection to make room. Returns false when every one is busy with a request that must not be cut off. */
+    evict(): boolean {
+      const first = order.first();
+      if (first) end(first, 'no_room');
+      return first !== undefined;
     },
   };
 }

@@ -60,12 +60,36 @@ type Header = {
 /** The values of an extended header that replace those of the next entry. */
 type ExtendedHeader = Partial<Pick<Header, 'name' | 'linkName' | 'size' | 'modified' | 'user' | 'group'>>;
 
-/** A header without an entry of its own: a long name, or an extended header of the next entry or of all. */
-type MetaHeader = { type: string; size: number; pieces: Buffer[] };
+/** Reads the headers without an entry of their own: long names, and extended headers of the next entry or of all. */
+function createMetaHeaders() {
+  let extended: ExtendedHeader = {};
+  let current: { type: string; size: number; pieces: Buffer[] } | undefined;
 
-/** Returns what a header says of the next entry. */
-function valuesOf({ type, size, pieces }: MetaHeader): ExtendedHeader {
-  const content = Buffer.concat(pieces).subarray(0, size);
+  function end(): void {
+    if (!current) return;
+    const { type, size, pieces } = current;
+    current = undefined;
+    Object.assign(extended, valuesOf(type, Buffer.concat(pieces).subarray(0, size)));
+  }
+  return {
+    isReading: () => current !== undefined,
+    begin({ type, size }: Header): void {
+      if (size > META_BYTES_MAX) throw new ArchiveFault(`has a name or a header of more than ${META_BYTES_MAX} bytes`);
+      current = { type, size, pieces: [] };
+    },
+    take: (part: Buffer) => void current?.pieces.push(Buffer.from(part)),
+    end,
+    /** Returns the header of an entry with the values that were read for it. */
+    apply(header: Header): Header {
+      const entry = { ...header, ...extended };
+      extended = {};
+      return entry;
+    },
+  };
+}
+
+/** Returns what the content of a header says of the next entry. */
+function valuesOf(type: string, content: Buffer): ExtendedHeader {
   if (type === 'x') return parseExtended(content);
   if (type !== 'g') return { [type === 'L' ? 'name' : 'linkName']: textOf(content) };
   // What holds for all entries: git writes its commit there. A name or a size for all would be nonsense.
@@ -91,87 +115,57 @@ export const endOfArchive = (): Buffer => END;
 /** Creates a reader of one archive. */
 export function readArchive(destination: Destination): ArchiveReader {
   const check = checkFor(destination);
-  let held: Buffer = Buffer.alloc(0);
+  const [blocks, meta, progress] = [createBlocks(), createMetaHeaders(), createProgress()];
   /** The content that is expected: of an entry, of a long name or extended header, and the padding after either. */
   let left = 0;
-  let meta: MetaHeader | undefined;
-  let extended: ExtendedHeader = {};
   let zeros = 0;
-  let entries = 0;
-  let last: string | undefined;
-  let begun: string | undefined;
   let bytes = 0;
-
-  function done() {
-    if (begun === undefined) return;
-    entries += 1;
-    last = begun;
-    begun = undefined;
-  }
 
   /** Takes one block that is no content. */
   function header(block: Buffer, out: Buffer[]): void {
+    const at = bytes;
+    bytes += BLOCK_BYTES;
     if (block.equals(ZERO)) {
       zeros += 1;
       return;
     }
     if (zeros === 1) throw new ArchiveFault('goes on after a block of zeros');
     if (zeros > 1) throw new ArchiveFault('goes on after its end');
-    const parsed = parseHeader(block, bytes);
+    const parsed = parseHeader(block, at);
     if ('LKxg'.includes(parsed.type)) {
-      if (parsed.size > META_BYTES_MAX)
-        throw new ArchiveFault(`has a name or a header of more than ${META_BYTES_MAX} bytes`);
-      meta = { type: parsed.type, size: parsed.size, pieces: [] };
+      meta.begin(parsed);
       left = padded(parsed.size);
-      if (left === 0) endMeta(meta);
+      if (left === 0) meta.end();
       return;
     }
-    const entry = { ...parsed, ...extended };
-    extended = {};
+    const entry = meta.apply(parsed);
     const checked = check(entry);
-    const hasContent = isFile(entry);
-    left = hasContent ? padded(entry.size) : 0;
+    left = isFile(entry) ? padded(entry.size) : 0;
     if (!checked) {
       if (left) throw new ArchiveFault('has content for its own directory');
       return;
     }
-    begun = checked.name;
+    progress.begin(checked.name);
     out.push(headerOf(checked));
-    if (left === 0) done();
+    if (left === 0) progress.end();
   }
 
-  function endMeta(it: MetaHeader): void {
-    meta = undefined;
-    Object.assign(extended, valuesOf(it));
+  /** Takes a part of the content that is expected. */
+  function content(part: Buffer, out: Buffer[]): void {
+    bytes += part.length;
+    left -= part.length;
+    const isMeta = meta.isReading();
+    if (isMeta) meta.take(part);
+    else out.push(part);
+    if (left === 0) (isMeta ? meta : progress).end();
   }
 
   function read(piece: Buffer, out: Buffer[]): void {
     for (let at = 0; at < piece.length; ) {
-      if (left > 0) {
-        const part = piece.subarray(at, at + left);
-        at += part.length;
-        bytes += part.length;
-        left -= part.length;
-        if (meta) {
-          meta.pieces.push(Buffer.from(part));
-          if (left === 0) endMeta(meta);
-        } else {
-          out.push(part);
-          if (left === 0) done();
-        }
-        continue;
-      }
-      const part = piece.subarray(at, at + BLOCK_BYTES - held.length);
+      const part = piece.subarray(at, at + (left || blocks.missing()));
       at += part.length;
-      held = held.length ? Buffer.concat([held, part]) : part;
-      if (held.length < BLOCK_BYTES) {
-        held = Buffer.from(held); // The piece may be given back.
-        break;
-      }
-      const block = held;
-      held = Buffer.alloc(0);
-      header(block, out);
-      bytes += BLOCK_BYTES;
+      if (left > 0) content(part, out);
+      else blocks.add(part, (block) => header(block, out));
     }
   }
 
@@ -187,9 +181,45 @@ export function readArchive(destination: Destination): ArchiveReader {
       }
     },
     finish() {
-      if (begun !== undefined) throw new ArchiveFault(`is cut: the rest of ${shownName(begun)} is missing`);
-      if (bytes === 0) refuseCompressed(held);
-      if (zeros < 2 || held.length) throw new ArchiveFault('is cut: its end is missing');
+      const { begun } = progress.passed();
+      if (begun !== undefined) throw new ArchiveFault(`is cut: the rest of ${begun} is missing`);
+      if (bytes === 0) refuseCompressed(blocks.held());
+      if (zeros < 2 || blocks.held().length) throw new ArchiveFault('is cut: its end is missing');
+    },
+    passed: progress.passed,
+  };
+}
+
+/** Gathers blocks from the pieces of an archive. */
+function createBlocks() {
+  let held: Buffer = Buffer.alloc(0);
+  return {
+    held: () => held,
+    missing: () => BLOCK_BYTES - held.length,
+    /** Adds what comes next, no more than is missing. Calls `take` when that makes a block whole. */
+    add(part: Buffer, take: (block: Buffer) => void): void {
+      const block = held.length ? Buffer.concat([held, part]) : part;
+      const isWhole = block.length === BLOCK_BYTES;
+      held = isWhole ? Buffer.alloc(0) : Buffer.from(block); // The piece may be given back.
+      if (isWhole) take(block);
+    },
+  };
+}
+
+/** Notes how far the entries of an archive have been read. */
+function createProgress() {
+  let entries = 0;
+  let last: string | undefined;
+  let begun: string | undefined;
+  return {
+    begin(name: string): void {
+      begun = name;
+    },
+    end(): void {
+      if (begun === undefined) return;
+      entries += 1;
+      last = begun;
+      begun = undefined;
     },
     passed: () => ({
       entries,

@@ -51,11 +51,74 @@ type KeptConnections = Channels & {
  * never sent, because its connection had died or took no further channel, is begun again on another.
  */
 export function keepConnections(connect: () => Promise<Client>, idleMilliseconds = IDLE_MILLISECONDS): KeptConnections {
-  const connections = new Set<KeptConnection>();
   const turns = createTurns();
+  const connections = createOpenConnections(turns, grow, idleMilliseconds);
   let handshakes = 0;
-  let channelCountMax = CHANNEL_COUNT_MAX;
   let isClosed = false;
+
+  /** Opens connections for the waiting callers. */
+  function grow(): void {
+    while (!isClosed && handshakes < HANDSHAKE_COUNT_MAX && turns.count() > handshakes * connections.channelCountMax())
+      void add();
+  }
+
+  async function add(): Promise<void> {
+    handshakes++;
+    try {
+      const client = await connect();
+      handshakes--;
+      if (isClosed) client.end();
+      else connections.adopt(client);
+      connections.serve();
+      grow();
+    } catch (error) {
+      handshakes--;
+      if (handshakes === 0) turns.failAll(error as Error);
+    }
+  }
+
+  async function begin(line: string, terminal: Parameters<Channels['begin']>[1]) {
+    const until = performance.now() + BEGIN_MILLISECONDS;
+    let useless = 0;
+    for (;;) {
+      if (isClosed) throw new NeverSent('the connections are closed');
+      const free = turns.wait(until - performance.now());
+      connections.serve();
+      grow();
+      const it = await free;
+      try {
+        const onEnd = (fate: Fate) => connections.release(it, fate);
+        const begun = await openChannel(it.client, line, { terminal, milliseconds: until - performance.now(), onEnd });
+        it.hasServed = true;
+        it.refusals = 0;
+        return begun;
+      } catch (error) {
+        if (!(error instanceof NeverSent)) throw error;
+        if (!(error instanceof ChannelRefused)) connections.retire(it);
+        if (it.isRetired && !it.hasServed) useless++;
+        if (useless === USELESS_COUNT_MAX) turns.failAll(error); // New connections take nothing: another would not either.
+        if (useless === USELESS_COUNT_MAX || performance.now() >= until) throw error;
+      }
+    }
+  }
+
+  return {
+    begin,
+    close() {
+      isClosed = true;
+      turns.failAll(new NeverSent('the connections are closed'));
+      connections.closeAll();
+    },
+  };
+}
+
+/**
+ * Creates the set of open connections, which is empty. `serve` gives their free channels to callers who wait. `lost` is called when one
+ * has ended.
+ */
+function createOpenConnections(turns: Turns, lost: () => void, idleMilliseconds: number) {
+  const connections = new Set<KeptConnection>();
+  let channelCountMax = CHANNEL_COUNT_MAX;
 
   function serve(): void {
     for (const it of connections)
@@ -66,33 +129,13 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
       }
   }
 
-  /** Opens connections for the waiting callers. */
-  function grow(): void {
-    while (!isClosed && handshakes < HANDSHAKE_COUNT_MAX && turns.count() > handshakes * channelCountMax) void add();
-  }
-
-  async function add(): Promise<void> {
-    handshakes++;
-    try {
-      const client = await connect();
-      handshakes--;
-      if (isClosed) client.end();
-      else adopt(client);
-      serve();
-      grow();
-    } catch (error) {
-      handshakes--;
-      if (handshakes === 0) turns.failAll(error as Error);
-    }
-  }
-
   function adopt(client: Client): void {
     const it = { client, open: 0, max: channelCountMax, hasServed: false, wasAbandoned: false, isRetired: false };
     const connection: KeptConnection = { ...it, idle: undefined, refusals: 0 };
     connections.add(connection);
     client.once('close', () => {
       retire(connection);
-      grow();
+      lost();
     });
     rest(connection);
   }
@@ -142,38 +185,13 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
       );
   }
 
-  async function begin(line: string, terminal: Parameters<Channels['begin']>[1]) {
-    const until = performance.now() + BEGIN_MILLISECONDS;
-    let useless = 0;
-    for (;;) {
-      if (isClosed) throw new NeverSent('the connections are closed');
-      const free = turns.wait(until - performance.now());
-      serve();
-      grow();
-      const it = await free;
-      try {
-        const onEnd = (fate: Fate) => release(it, fate);
-        const begun = await openChannel(it.client, line, { terminal, milliseconds: until - performance.now(), onEnd });
-        it.hasServed = true;
-        it.refusals = 0;
-        return begun;
-      } catch (error) {
-        if (!(error instanceof NeverSent)) throw error;
-        if (!(error instanceof ChannelRefused)) retire(it);
-        if (it.isRetired && !it.hasServed) useless++;
-        if (useless === USELESS_COUNT_MAX) turns.failAll(error); // New connections take nothing: another would not either.
-        if (useless === USELESS_COUNT_MAX || performance.now() >= until) throw error;
-      }
-    }
-  }
-
   return {
-    begin,
-    close() {
-      isClosed = true;
-      turns.failAll(new NeverSent('the connections are closed'));
-      for (const it of connections) close(it);
-    },
+    channelCountMax: () => channelCountMax,
+    serve,
+    adopt,
+    release,
+    retire,
+    closeAll: () => connections.forEach(close),
   };
 }
 
@@ -214,3 +232,4 @@ function createTurns() {
     },
   };
 }
+type Turns = ReturnType<typeof createTurns>;
