@@ -34,90 +34,72 @@ type Client = { software: string; memory: MemoryShare; alone: () => number | und
 
 /** Creates the handler of requests. Throws SftpFault for a failed request, and at once when the machine lacks a tool. */
 export async function createResponder(script: ScriptClient, client: Client, now: () => number) {
-  const { software, memory, alone } = client;
-  const handles = createHandles(memory);
-  const rows = createRows(script, memory, alone);
-  const { mask, home } = await greet(script);
-  const ask = async (verb: string, ...words: Word[]) => (await script.ask({ verb, words })).output;
-  const act = async (verb: string, ...words: Word[]) => void (await script.ask({ verb, words }));
+  const serving = await createServing(script, client);
+  const { handles, rows } = serving;
+  const requests: Record<number, Respond> = {
+    ...contentRequests(serving, now),
+    ...attributeRequests(serving),
+    ...nameRequests(serving),
+    [REQUEST.extended]: extensionRequest(serving),
+  };
 
-  const absolute = (path: Buffer) =>
-    checked(path)[0] === '/'.charCodeAt(0) ? path : Buffer.concat([home, Buffer.from('/'), path]);
-  /** Reads the next path and makes it absolute. */
-  function pathOf(fields: PacketFields, ifEmpty = ''): Buffer {
-    const path = fields.string();
-    return absolute(path.length ? path : Buffer.from(ifEmpty));
-  }
-  const idOf = (fields: PacketFields) => handleId(fields.string());
-  async function descriptorOf(fields: PacketFields): Promise<number> {
-    const file = handles.file(idOf(fields));
-    await settle(script, file);
-    return file.descriptor;
-  }
-  /** Returns the permissions of a new file with the machine's umask applied; undefined for its default. */
-  const permissionsOf = ({ mode }: FileAttributes) => (mode === undefined ? undefined : mode & PERMISSION_BITS & ~mask);
-  const named = (id: number, name: Buffer) => answer.names(id, [{ name, longName: name, attributes: {} }]);
-  const ended = (id: number) => answer.status(id, STATUS.endOfFile, 'End of file');
-
-  async function attributes(id: number, verb: 'stat' | 'lstat', target: Word): Promise<Buffer> {
-    return answer.attributes(id, factsOf((await ask(verb, target)).toString()).attributes);
-  }
-  async function change(target: Word, { size, owner, mode, times }: FileAttributes): Promise<undefined> {
-    handles.forget();
-    const permissions = mode === undefined ? '-' : (mode & PERMISSION_BITS).toString(8);
-    const ids = owner ? `${owner.uid}:${owner.gid}` : '-';
-    return act(
-      'change',
-      target,
-      size === undefined ? '-' : String(size),
-      permissions,
-      ids,
-      times?.accessed ?? '-',
-      times?.modified ?? '-',
-    );
-  }
-  async function changeFile(file: File, attributes: FileAttributes): Promise<undefined> {
-    const { size, ...others } = attributes;
-    // OpenSSH's scp sets the size after every upload.
-    if (Object.keys(others).length === 0 && size === BigInt(file.size ?? -1)) return undefined;
-    await settle(script, file);
-    return change(file.descriptor, attributes);
-  }
-  /** Closes a file. One that is only promised by then is an empty one. */
-  async function close(file: File): Promise<undefined> {
-    await rows.keepPromise(file);
-    try {
-      if (file.flags !== OPEN.read) await settle(script, file);
-    } finally {
-      if (!file.order || file.fault) script.close(file.descriptor);
-    }
-  }
-  async function space(id: number, target: Word): Promise<Buffer> {
-    const numbers = (await ask('space', target)).toString().trim().split(' ');
-    if (numbers.length !== 8 || !numbers.every((it) => /^\d{1,19}$/.test(it)))
-      throw new SftpFault(STATUS.failure, 'what the machine says of its space cannot be understood');
-    const [nameMax, nodesFree, ...others] = numbers.reverse().map((it) => uint64(BigInt(it))) as [Buffer, Buffer];
-    const unknown = uint64(0n); // The file system's id and flags.
-    return answer.extended(id, ...others.reverse(), nodesFree, nodesFree, unknown, unknown, nameMax);
-  }
-  async function link(fields: PacketFields): Promise<undefined> {
-    const [one, other] = [fields.string(), fields.string()];
-    const [points, path] = SENDS_TARGET_FIRST.test(software) ? [one, other] : [other, one];
-    return act('link', checked(points), absolute(path), 'symbolic');
-  }
-
-  const extensions: Record<string, Respond> = {
-    'posix-rename@openssh.com': (fields) => act('rename', pathOf(fields), pathOf(fields), 'replace'),
-    'hardlink@openssh.com': (fields) => act('link', pathOf(fields), pathOf(fields), 'hard'),
-    'fsync@openssh.com': async (fields) => act('sync', await descriptorOf(fields)),
-    'statvfs@openssh.com': (fields, id) => space(id, pathOf(fields)),
-    'fstatvfs@openssh.com': async (fields, id) => space(id, await descriptorOf(fields)),
-    'limits@openssh.com': async (_, id) => {
-      const limits = [PACKET_BYTES_MAX, TRANSFER_BYTES_MAX, TRANSFER_BYTES_MAX, DESCRIPTORS.length];
-      return answer.extended(id, ...limits.map((it) => uint64(BigInt(it))));
+  return {
+    async respond(type: number, fields: PacketFields, id: number): Promise<Buffer | undefined> {
+      const respond = requests[type];
+      if (!respond) throw new SftpFault(STATUS.unsupported, 'there is no such request');
+      if (!CHANGES_NOTHING.has(type)) rows.drop();
+      if (type !== REQUEST.close) await rows.keepPromise();
+      return respond(fields, id);
+    },
+    /** Opens what the client takes for open, if that was put off. */
+    settle: () => rows.keepPromise(),
+    isSettled: () => !rows.hasPromised(),
+    /** Executes contiguous writes of one handle. Resolves when all have been written. */
+    async write(batch: SftpWrite[]): Promise<void> {
+      const [first] = batch as [SftpWrite];
+      const file = handles.file(first.handle);
+      await rows.keepPromise(file);
+      rows.drop();
+      handles.forget(file);
+      const pieces = batch.map((it) => it.piece);
+      await writeFile(script, file, offsetOf(first.offset), pieces);
     },
   };
-  const requests: Record<number, Respond> = {
+}
+
+/** Creates what all requests of a client use: its machine, its handles, and the paths that it names. */
+async function createServing(script: ScriptClient, { memory, software, alone }: Client) {
+  const handles = createHandles(memory);
+  const { mask, home } = await greet(script);
+  const absolute = (path: Buffer) =>
+    checked(path)[0] === '/'.charCodeAt(0) ? path : Buffer.concat([home, Buffer.from('/'), path]);
+  return {
+    ...{ script, memory, software, handles, absolute, rows: createRows(script, memory, alone) },
+    ask: async (verb: string, ...words: Word[]) => (await script.ask({ verb, words })).output,
+    act: async (verb: string, ...words: Word[]) => void (await script.ask({ verb, words })),
+    /** Reads the next path and makes it absolute. */
+    pathOf(fields: PacketFields, ifEmpty = ''): Buffer {
+      const path = fields.string();
+      return absolute(path.length ? path : Buffer.from(ifEmpty));
+    },
+    async descriptorOf(fields: PacketFields): Promise<number> {
+      const file = handles.file(idOf(fields));
+      await settle(script, file);
+      return file.descriptor;
+    },
+    /** Returns the permissions of a new file with the machine's umask applied; undefined for its default. */
+    permissionsOf: ({ mode }: FileAttributes) => (mode === undefined ? undefined : mode & PERMISSION_BITS & ~mask),
+  };
+}
+type Serving = Awaited<ReturnType<typeof createServing>>;
+
+const idOf = (fields: PacketFields) => handleId(fields.string());
+const ended = (id: number) => answer.status(id, STATUS.endOfFile, 'End of file');
+
+/** The requests that open and close files and directories, and read them. */
+function contentRequests(serving: Serving, now: () => number): Record<number, Respond> {
+  const { script, memory, handles, rows, pathOf, permissionsOf } = serving;
+  return {
     async [REQUEST.open](fields, id) {
       const [path, flags, attributes] = [pathOf(fields), fields.uint32(), fields.attributes()];
       const descriptor = handles.freeDescriptor();
@@ -129,7 +111,7 @@ export async function createResponder(script: ScriptClient, client: Client, now:
     },
     async [REQUEST.close](fields) {
       const file = handles.drop(idOf(fields));
-      return file && close(file);
+      return file && close(serving, file);
     },
     async [REQUEST.read](fields, id) {
       const [file, offset, length] = [handles.file(idOf(fields)), offsetOf(fields.uint64()), fields.uint32()];
@@ -161,48 +143,99 @@ export async function createResponder(script: ScriptClient, client: Client, now:
       rows.list(listing.path, names);
       return names.length ? answer.names(id, names) : ended(id);
     },
+  };
+}
+
+/** Closes a file. One that is only promised by then is an empty one. */
+async function close({ script, rows }: Serving, file: File): Promise<undefined> {
+  await rows.keepPromise(file);
+  try {
+    if (file.flags !== OPEN.read) await settle(script, file);
+  } finally {
+    if (!file.order || file.fault) script.close(file.descriptor);
+  }
+}
+
+/** The requests about the attributes of files. */
+function attributeRequests({ script, handles, ask, act, pathOf, descriptorOf }: Serving): Record<number, Respond> {
+  async function attributes(id: number, verb: 'stat' | 'lstat', target: Word): Promise<Buffer> {
+    return answer.attributes(id, factsOf((await ask(verb, target)).toString()).attributes);
+  }
+  async function change(target: Word, { size, owner, mode, times }: FileAttributes): Promise<undefined> {
+    handles.forget();
+    const permissions = mode === undefined ? '-' : (mode & PERMISSION_BITS).toString(8);
+    const ids = owner ? `${owner.uid}:${owner.gid}` : '-';
+    return act(
+      'change',
+      target,
+      size === undefined ? '-' : String(size),
+      permissions,
+      ids,
+      times?.accessed ?? '-',
+      times?.modified ?? '-',
+    );
+  }
+  async function changeFile(file: File, attributes: FileAttributes): Promise<undefined> {
+    const { size, ...others } = attributes;
+    // OpenSSH's scp sets the size after every upload.
+    if (Object.keys(others).length === 0 && size === BigInt(file.size ?? -1)) return undefined;
+    await settle(script, file);
+    return change(file.descriptor, attributes);
+  }
+  return {
     [REQUEST.stat]: (fields, id) => attributes(id, 'stat', pathOf(fields)),
     [REQUEST.lstat]: (fields, id) => attributes(id, 'lstat', pathOf(fields)),
     [REQUEST.fstat]: async (fields, id) => attributes(id, 'stat', await descriptorOf(fields)),
     [REQUEST.setstat]: (fields) => change(pathOf(fields), fields.attributes()),
     [REQUEST.fsetstat]: (fields) => changeFile(handles.file(idOf(fields)), fields.attributes()),
+  };
+}
+
+/** The requests about names: what they name, and other names in their place. */
+function nameRequests({ software, ask, act, absolute, pathOf, permissionsOf }: Serving): Record<number, Respond> {
+  const named = (id: number, name: Buffer) => answer.names(id, [{ name, longName: name, attributes: {} }]);
+  return {
     [REQUEST.remove]: (fields) => act('remove', pathOf(fields)),
     [REQUEST.mkdir]: (fields) => act('mkdir', pathOf(fields), permissionsOf(fields.attributes())?.toString(8) ?? '-'),
     [REQUEST.rmdir]: (fields) => act('rmdir', pathOf(fields)),
     [REQUEST.rename]: (fields) => act('rename', pathOf(fields), pathOf(fields), 'keep'),
-    [REQUEST.symlink]: link,
+    [REQUEST.symlink](fields) {
+      const [one, other] = [fields.string(), fields.string()];
+      const [points, path] = SENDS_TARGET_FIRST.test(software) ? [one, other] : [other, one];
+      return act('link', checked(points), absolute(path), 'symbolic');
+    },
     [REQUEST.readlink]: async (fields, id) => named(id, await ask('follow', pathOf(fields))),
     // The output ends with a newline that is not part of the name.
     [REQUEST.realpath]: async (fields, id) => named(id, (await ask('real', pathOf(fields, '.'))).subarray(0, -1)),
-    async [REQUEST.extended](fields, id) {
-      const name = fields.string().toString();
-      const respond = Object.hasOwn(extensions, name) ? extensions[name] : undefined;
-      if (!respond) throw new SftpFault(STATUS.unsupported, 'there is no such extension here');
-      return respond(fields, id);
+  };
+}
+
+/** Creates what answers the requests that extensions of the protocol define. */
+function extensionRequest({ ask, act, pathOf, descriptorOf }: Serving): Respond {
+  async function space(id: number, target: Word): Promise<Buffer> {
+    const numbers = (await ask('space', target)).toString().trim().split(' ');
+    if (numbers.length !== 8 || !numbers.every((it) => /^\d{1,19}$/.test(it)))
+      throw new SftpFault(STATUS.failure, 'what the machine says of its space cannot be understood');
+    const [nameMax, nodesFree, ...others] = numbers.reverse().map((it) => uint64(BigInt(it))) as [Buffer, Buffer];
+    const unknown = uint64(0n); // The file system's id and flags.
+    return answer.extended(id, ...others.reverse(), nodesFree, nodesFree, unknown, unknown, nameMax);
+  }
+  const extensions: Record<string, Respond> = {
+    'posix-rename@openssh.com': (fields) => act('rename', pathOf(fields), pathOf(fields), 'replace'),
+    'hardlink@openssh.com': (fields) => act('link', pathOf(fields), pathOf(fields), 'hard'),
+    'fsync@openssh.com': async (fields) => act('sync', await descriptorOf(fields)),
+    'statvfs@openssh.com': (fields, id) => space(id, pathOf(fields)),
+    'fstatvfs@openssh.com': async (fields, id) => space(id, await descriptorOf(fields)),
+    'limits@openssh.com': async (_, id) => {
+      const limits = [PACKET_BYTES_MAX, TRANSFER_BYTES_MAX, TRANSFER_BYTES_MAX, DESCRIPTORS.length];
+      return answer.extended(id, ...limits.map((it) => uint64(BigInt(it))));
     },
   };
-
-  return {
-    async respond(type: number, fields: PacketFields, id: number): Promise<Buffer | undefined> {
-      const respond = requests[type];
-      if (!respond) throw new SftpFault(STATUS.unsupported, 'there is no such request');
-      if (!CHANGES_NOTHING.has(type)) rows.drop();
-      if (type !== REQUEST.close) await rows.keepPromise();
-      return respond(fields, id);
-    },
-    /** Opens what the client takes for open, if that was put off. */
-    settle: () => rows.keepPromise(),
-    isSettled: () => !rows.hasPromised(),
-    /** Executes contiguous writes of one handle. Resolves when all have been written. */
-    async write(batch: SftpWrite[]): Promise<void> {
-      const [first] = batch as [SftpWrite];
-      const file = handles.file(first.handle);
-      await rows.keepPromise(file);
-      rows.drop();
-      handles.forget(file);
-      const pieces = batch.map((it) => it.piece);
-      await writeFile(script, file, offsetOf(first.offset), pieces);
-    },
+  return async (fields, id) => {
+    const name = fields.string().toString();
+    const respond = Object.hasOwn(extensions, name) ? extensions[name] : undefined;
+    if (!respond) throw new SftpFault(STATUS.unsupported, 'there is no such extension here');
+    return respond(fields, id);
   };
 }
 

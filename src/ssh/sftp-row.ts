@@ -38,22 +38,42 @@ function plainKeyOf(directory: Buffer): string {
 const directoryOf = (path: Buffer) => path.subarray(0, Math.max(path.lastIndexOf(SLASH), 0));
 const writesAnew = ({ flags }: OpenOrder) => (flags & ~OPEN.truncate) === (OPEN.write | OPEN.create);
 
-/**
- * Creates the rows of a client. What was read of files is counted in `memory`. `alone` returns a number as long as the client alone
- * works in the machine, and another one once anything else has: what was read before that is not used.
- */
-export function createRows(script: ScriptClient, memory: MemoryShare, alone: () => number | undefined) {
+/** Keeps the names of directories that a client was told of. Their memory is counted. */
+function createNames(memory: MemoryShare) {
   const listed = new Map<string, Listed>();
-  let fetched: Fetched | undefined;
-  /** The file that was promised to its client, and is not open yet. */
-  let promised: File | undefined;
-  /** The directory in which the last file was made. */
-  let madeIn: string | undefined;
-
-  function unlist(key: string): void {
+  function forget(key: string): void {
     memory.release(listed.get(key)?.bytes ?? 0);
     listed.delete(key);
   }
+  return {
+    of: (directory: Buffer) => listed.get(keyOf(directory)),
+    /** Notes names of a directory that its client was given. */
+    list(directory: Buffer, names: readonly NamedFile[]): void {
+      const key = plainKeyOf(directory);
+      const row = listed.get(key) ?? { names: [], next: 0, bytes: 0 };
+      listed.set(key, row);
+      for (const { name, attributes } of names) {
+        const size = Number(attributes.size);
+        if (((attributes.mode ?? 0) & KIND_BITS) !== REGULAR || size >= SMALL_BYTES) continue;
+        const bytes = NAME_BYTES + name.length;
+        if (row.names.length === NAME_COUNT_MAX || !memory.tryTake(bytes)) break;
+        row.names.push({ name: Buffer.from(name), size });
+        row.bytes += bytes;
+      }
+    },
+    /** Forgets the names of a directory that is listed anew, and those of the oldest where there are too many. */
+    unlist(directory: Buffer): void {
+      forget(plainKeyOf(directory));
+      if (listed.size >= DIRECTORY_COUNT_MAX) forget(listed.keys().next().value as string);
+    },
+  };
+}
+
+/** Creates the rows of files that are read. */
+function createReadRows(script: ScriptClient, memory: MemoryShare, alone: () => number | undefined) {
+  const { of: listedIn, list, unlist } = createNames(memory);
+  let fetched: Fetched | undefined;
+
   function drop(): void {
     if (fetched) memory.release(fetched.bytes);
     fetched = undefined;
@@ -94,49 +114,47 @@ export function createRows(script: ScriptClient, memory: MemoryShare, alone: () 
     }
   }
 
-  async function openToRead(order: OpenOrder): Promise<File> {
-    const directory = directoryOf(order.path);
-    const row = listed.get(keyOf(directory));
-    const name = order.path.subarray(directory.length + 1);
-    if (row?.names[row.next]?.name.equals(name)) {
-      let bytes = take(order.path);
-      if (!bytes && row.next > 0) {
-        await readSeveral(directory, row);
-        bytes = take(order.path);
-      }
-      row.next += 1;
-      if (bytes) return unopened(order, { from: 0, bytes, isEnd: true, at: script.milliseconds() });
-    }
-    return openFile(script, order);
-  }
-
   return {
-    /** Notes names of a directory that its client was given. */
-    list(directory: Buffer, names: readonly NamedFile[]): void {
-      const key = plainKeyOf(directory);
-      const row = listed.get(key) ?? { names: [], next: 0, bytes: 0 };
-      listed.set(key, row);
-      for (const { name, attributes } of names) {
-        const size = Number(attributes.size);
-        if (((attributes.mode ?? 0) & KIND_BITS) !== REGULAR || size >= SMALL_BYTES) continue;
-        const bytes = NAME_BYTES + name.length;
-        if (row.names.length === NAME_COUNT_MAX || !memory.tryTake(bytes)) break;
-        row.names.push({ name: Buffer.from(name), size });
-        row.bytes += bytes;
-      }
-    },
-    /** Forgets the names of a directory that is listed anew, and those of the oldest where there are too many. */
-    unlist(directory: Buffer): void {
-      unlist(plainKeyOf(directory));
-      if (listed.size >= DIRECTORY_COUNT_MAX) unlist(listed.keys().next().value as string);
-    },
+    list,
+    unlist,
     /** Forgets what was read of files that are not open: something may change. */
     drop,
+    /** Opens a file to read it. Throws SftpFault. */
+    async open(order: OpenOrder): Promise<File> {
+      const directory = directoryOf(order.path);
+      const row = listedIn(directory);
+      const name = order.path.subarray(directory.length + 1);
+      if (row?.names[row.next]?.name.equals(name)) {
+        let bytes = take(order.path);
+        if (!bytes && row.next > 0) {
+          await readSeveral(directory, row);
+          bytes = take(order.path);
+        }
+        row.next += 1;
+        if (bytes) return unopened(order, { from: 0, bytes, isEnd: true, at: script.milliseconds() });
+      }
+      return openFile(script, order);
+    },
+  };
+}
 
+/**
+ * Creates the rows of a client. What was read of files is counted in `memory`. `alone` returns a number as long as the client alone
+ * works in the machine, and another one once anything else has: what was read before that is not used.
+ */
+export function createRows(script: ScriptClient, memory: MemoryShare, alone: () => number | undefined) {
+  const read = createReadRows(script, memory, alone);
+  /** The file that was promised to its client, and is not open yet. */
+  let promised: File | undefined;
+  /** The directory in which the last file was made. */
+  let madeIn: string | undefined;
+
+  return {
+    ...read,
     /** Opens a file; in a row of files that are written only once that is needed. Throws SftpFault. */
     async open(order: OpenOrder): Promise<File> {
-      if (order.flags === OPEN.read) return openToRead(order);
-      drop();
+      if (order.flags === OPEN.read) return read.open(order);
+      read.drop();
       const directory = keyOf(directoryOf(order.path));
       if (writesAnew(order) && madeIn === directory) {
         promised = unopened(order);
