@@ -71,87 +71,28 @@ type StorageWatchParts = {
 
 /** Creates the watch, which looks at nothing before `start`. */
 export function watchStorage(parts: StorageWatchParts): StorageWatch {
-  const { directory, health, time, stallSeconds, fatal, damaged } = parts;
-  const { dev, ino } = statSync(directory);
+  const { time, stallSeconds } = parts;
   const commits = createAwaitedCommits(parts.write);
-  let awake = 0; // Milliseconds that this process has been looking.
-  let lookedAt = time.monotonic();
+  const looks = createLooks(time, stallSeconds);
+  const { write, confirm, failure } = commits;
+  const { end, beforeEnd } = createEnd(parts, commits, () => clearInterval(timer));
+  const failedRead = createReadJudge(parts, { end, failure, checkDisk });
+  const findLostDirectory = createDirectoryCheck(parts.directory);
   let checkedAt = 0; // When the disk was last checked, or nobody used the books.
   let isUsed = false;
   let isBeating = false;
-  let why: string | undefined;
-  let before: (() => Promise<void>) | undefined;
   let isBusy = () => false;
   let isStopped = false;
-  let isPaused = false; // It stood still, and no commit has been confirmed since.
   let timer: NodeJS.Timeout | undefined;
 
-  const write: Ledger['write'] = (it, data) => {
-    if (why !== undefined)
-      return Promise.reject(
-        new Refusal('read_only', `Nothing can be written: ${why}.`, { retryAfterSeconds: RETRY_SECONDS }),
-      );
-    return commits.write(it, data);
-  };
-
-  async function confirm(): Promise<void> {
-    try {
-      await write(beat, {});
-    } catch (error) {
-      // A disk that says that it is full is there.
-      if (why !== undefined || !(error instanceof Refusal) || error.code !== 'read_only') throw error;
-    }
-  }
-
-  const stoodStill = () => timer !== undefined && time.monotonic() - lookedAt > stallSeconds() * 1000;
-
-  function confirmAfterPause(): Promise<void> | undefined {
-    isPaused ||= stoodStill();
-    if (!isPaused) return undefined;
-    return confirm().then(() => {
-      isPaused = stoodStill();
-    });
-  }
-
-  /** Writes to the books, and makes sure that their directory is still the one that was opened. */
-  async function checkDisk(): Promise<void> {
+  /** Writes to the books, and makes sure that their directory is still the one that was opened. Returns false after the stop. */
+  async function checkDisk(): Promise<boolean> {
     isBeating = true;
     await confirm().catch(() => {}); // It has failed, or is closing.
     isBeating = false;
-    if (isStopped) return;
-    const now = await stat(directory).catch((error: Error) => error);
-    if (now instanceof Error) return end(`the data directory is gone (${now.message})`);
-    if (now.dev !== dev || now.ino !== ino) end(`another directory is at ${directory} now: the disk was unmounted`);
-  }
-
-  const failure = (): Refusal | undefined => (why === undefined ? undefined : uncertain(why));
-
-  function end(reason: string, error = new Error(reason)): void {
-    if (why !== undefined) return;
-    why = reason;
-    health.fault = reason;
-    clearInterval(timer);
-    commits.reject(() => uncertain(reason));
-    const over = () => fatal(error);
-    if (before) before().then(over, over);
-    else over();
-  }
-
-  function failedRead(error: unknown): Refusal | undefined {
-    const { code = '', message } = error as { code?: string; message?: string };
-    const reason = `a read failed (${message})`;
-    if (READ_FAULT.test(code)) end(reason, error as Error);
-    else if (DAMAGE.test(code)) void judgeDamage(error as Error);
-    else return undefined;
-    return failure() ?? uncertain(reason);
-  }
-
-  /** Finds out whether the disk is gone or the books on it are damaged: only a disk that is there takes a commit. */
-  async function judgeDamage(error: Error): Promise<void> {
-    await checkDisk();
-    if (isStopped || health.fault !== undefined) return;
-    health.fault = `the books cannot be read: ${error.message}`;
-    damaged(error);
+    const fault = isStopped ? undefined : await findLostDirectory();
+    if (fault !== undefined) end(fault);
+    return !isStopped;
   }
 
   function isInUse(): boolean {
@@ -164,17 +105,13 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
   }
 
   function look(): void {
-    const now = time.monotonic();
-    isPaused ||= stoodStill();
-    const passed = Math.min(now - lookedAt, LOOK_MILLISECONDS_MAX);
-    awake += passed;
-    lookedAt = now;
+    const { passed, awake } = looks.look();
     if (commits.silentFor(passed) > stallSeconds() * 1000)
       end(`the disk has confirmed no commit for ${stallSeconds()} s`);
     if (isBeating) return;
     if (!isInUse()) checkedAt = awake;
     // Whatever else is written: what is refused writes nothing, and a directory that is gone still takes commits.
-    if (why !== undefined || awake - checkedAt < BEAT_MILLISECONDS) return;
+    if (failure() || awake - checkedAt < BEAT_MILLISECONDS) return;
     checkedAt = awake;
     isUsed = false;
     void checkDisk();
@@ -183,7 +120,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
   return {
     write,
     confirm,
-    confirmAfterPause,
+    confirmAfterPause: () => (looks.isPaused() ? confirm().then(looks.confirmed) : undefined),
     took(milliseconds) {
       if (milliseconds > stallSeconds() * 1000) end(`a commit took ${Math.round(milliseconds / 1000)} s`);
     },
@@ -195,17 +132,98 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
     },
     start(busy) {
       isBusy = busy;
-      lookedAt = time.monotonic();
+      looks.begin();
       timer = setInterval(look, LOOK_MILLISECONDS);
       timer.unref();
     },
-    beforeEnd(act) {
-      before = act;
-    },
+    beforeEnd,
     failure,
     stop() {
       isStopped = true;
       clearInterval(timer);
+    },
+  };
+}
+
+/** Creates a check that a directory is still there, and still the same. It returns what is wrong. */
+function createDirectoryCheck(directory: string): () => Promise<string | undefined> {
+  const { dev, ino } = statSync(directory);
+  return async () => {
+    const now = await stat(directory).catch((error: Error) => error);
+    if (now instanceof Error) return `the data directory is gone (${now.message})`;
+    if (now.dev === dev && now.ino === ino) return undefined;
+    return `another directory is at ${directory} now: the disk was unmounted`;
+  };
+}
+
+/** Creates the end of a process whose storage has failed. */
+function createEnd({ health, fatal }: StorageWatchParts, { failure, fail }: AwaitedCommits, stop: () => void) {
+  let before: (() => Promise<void>) | undefined;
+  return {
+    end(reason: string, error = new Error(reason)): void {
+      if (failure()) return;
+      health.fault = reason;
+      stop();
+      fail(reason);
+      const over = () => fatal(error);
+      if (before) before().then(over, over);
+      else over();
+    },
+    beforeEnd(act: () => Promise<void>): void {
+      before = act;
+    },
+  };
+}
+
+/** Creates the judge of errors of reads (`StorageWatch.failedRead`). */
+function createReadJudge(
+  { health, damaged }: StorageWatchParts,
+  watch: { checkDisk(): Promise<boolean>; end(reason: string, error: Error): void } & Pick<StorageWatch, 'failure'>,
+): StorageWatch['failedRead'] {
+  /** Finds out whether the disk is gone or the books on it are damaged: only a disk that is there takes a commit. */
+  async function judgeDamage(error: Error): Promise<void> {
+    if (!(await watch.checkDisk()) || health.fault !== undefined) return;
+    health.fault = `the books cannot be read: ${error.message}`;
+    damaged(error);
+  }
+  return (error) => {
+    const { code = '', message } = error as { code?: string; message?: string };
+    const reason = `a read failed (${message})`;
+    if (READ_FAULT.test(code)) watch.end(reason, error as Error);
+    else if (DAMAGE.test(code)) void judgeDamage(error as Error);
+    else return undefined;
+    return watch.failure() ?? uncertain(reason);
+  };
+}
+
+/** Notes how long this process has been looking, and whether it stood still between two looks. */
+function createLooks(time: StorageWatchParts['time'], stallSeconds: () => number) {
+  let awake = 0; // Milliseconds that it has been looking.
+  let lookedAt = time.monotonic();
+  let hasBegun = false;
+  let isPaused = false; // It stood still, and no commit has been confirmed since.
+  const stoodStill = () => hasBegun && time.monotonic() - lookedAt > stallSeconds() * 1000;
+  const isStill = () => {
+    isPaused ||= stoodStill();
+    return isPaused;
+  };
+  return {
+    begin(): void {
+      lookedAt = time.monotonic();
+      hasBegun = true;
+    },
+    look(): { passed: number; awake: number } {
+      isStill();
+      const now = time.monotonic();
+      const passed = Math.min(now - lookedAt, LOOK_MILLISECONDS_MAX);
+      awake += passed;
+      lookedAt = now;
+      return { passed, awake };
+    },
+    isPaused: isStill,
+    /** Notes that a commit was confirmed that began after the pause. */
+    confirmed(): void {
+      isPaused = stoodStill();
     },
   };
 }
@@ -215,43 +233,56 @@ const uncertain = (reason: string) =>
     retryAfterSeconds: RETRY_SECONDS,
   });
 
-/** The commits that callers wait for, and how long the disk has confirmed none of them. */
-type AwaitedCommits = {
-  write: Ledger['write'];
-  /** Rejects for all callers that are waiting; the commits themselves go on. */
-  reject(refusal: () => Refusal): void;
-  /** Lets milliseconds pass. Returns how many have passed since the last commit was confirmed, or the oldest one began to wait. */
-  silentFor(passed: number): number;
-};
+type AwaitedCommits = ReturnType<typeof createAwaitedCommits>;
 
-function createAwaitedCommits(commit: Ledger['write']): AwaitedCommits {
+/** Creates the commits that callers wait for, which also know how long the disk has confirmed none of them. */
+function createAwaitedCommits(commit: Ledger['write']) {
   const waiting = new Set<{ since: number; reject: (reason: unknown) => void }>();
   let now = 0; // Milliseconds that have passed.
   let answeredAt = 0;
+  /** The reason why nothing is written any more. */
+  let why: string | undefined;
+
+  const write: Ledger['write'] = (it, data) =>
+    new Promise((resolve, reject) => {
+      if (why !== undefined)
+        throw new Refusal('read_only', `Nothing can be written: ${why}.`, { retryAfterSeconds: RETRY_SECONDS });
+      const waiter = { since: now, reject };
+      waiting.add(waiter);
+      const answered = () => {
+        waiting.delete(waiter);
+        answeredAt = now;
+      };
+      commit(it, data).then(
+        (value) => {
+          answered();
+          resolve(value); // Without effect for a caller that was refused meanwhile.
+        },
+        (error) => {
+          answered();
+          reject(error);
+        },
+      );
+    });
+
   return {
-    write: (it, data) =>
-      new Promise((resolve, reject) => {
-        const waiter = { since: now, reject };
-        waiting.add(waiter);
-        const answered = () => {
-          waiting.delete(waiter);
-          answeredAt = now;
-        };
-        commit(it, data).then(
-          (value) => {
-            answered();
-            resolve(value); // Without effect for a caller that was refused meanwhile.
-          },
-          (error) => {
-            answered();
-            reject(error);
-          },
-        );
-      }),
-    reject(refusal) {
-      for (const it of waiting) it.reject(refusal());
+    write,
+    async confirm(): Promise<void> {
+      try {
+        await write(beat, {});
+      } catch (error) {
+        // A disk that says that it is full is there.
+        if (why !== undefined || !(error instanceof Refusal) || error.code !== 'read_only') throw error;
+      }
     },
-    silentFor(passed) {
+    /** Refuses all further writes, and answers all callers that are waiting; the commits themselves go on. */
+    fail(reason: string): void {
+      why = reason;
+      for (const it of waiting) it.reject(uncertain(reason));
+    },
+    failure: (): Refusal | undefined => (why === undefined ? undefined : uncertain(why)),
+    /** Lets milliseconds pass. Returns how many have passed since the last commit was confirmed, or the oldest one began to wait. */
+    silentFor(passed: number): number {
       now += passed;
       const [oldest] = waiting;
       return oldest ? now - Math.max(oldest.since, answeredAt) : 0;

@@ -216,63 +216,56 @@ export type Line = {
   close(): void;
 };
 
-/** Opens the streams of a program that has started. `accept` is called with each new one. */
-export function openLine(session: LineSession, accept: (stream: Duplex) => void, silence = SILENCE_MILLISECONDS): Line {
-  const { stdin, stdout } = session;
-  const streams = new Map<number, LeaseStream>();
-  const ready = Promise.withResolvers<void>();
-  const over = Promise.withResolvers<Error>();
-  ready.promise.catch(() => {}); // Callers get it; this only avoids an unhandled one.
-  const touched = new Set<LeaseStream>();
-  /** The streams that are closed here, and of which the program was not yet told. */
-  const closing = new Set<number>();
-  let isOver = false;
-  /** True once the pause since the last such message is over. */
-  let isDue = false;
+/** Creates what sends frames to the program. `resume` is called when the engine, having had too many, has taken them all. */
+function createOutput(stdin: NodeJS.WritableStream, resume: () => void) {
+  let isStopped = false;
   /** The frames that wait for the engine, and whether there were too many, until it has taken them all. */
   let frameCount = 0;
   let isFull = false;
-  let heardAt = performance.now();
-
-  function end(reason: Error): void {
-    if (isOver) return;
-    isOver = true;
-    clearInterval(asking);
-    for (const stream of streams.values()) stream.destroy();
-    streams.clear();
-    session.kill();
-    ready.reject(reason);
-    over.resolve(reason);
-  }
-
-  /** Frees the number of a stream of which both sides have said that it is closed. */
-  const forget = (number: number) => {
-    const stream = streams.get(number);
-    if (stream?.isClosedThere && stream.destroyed && !closing.has(number)) streams.delete(number);
-  };
   const taken = () => {
     frameCount -= 1;
     if (!isFull || frameCount) return;
     isFull = false;
-    sayClosed();
-    for (const it of streams.values()) it.giveBack();
-    for (const it of streams.values()) it.send();
+    resume();
   };
-  const line: StreamLine = {
-    send(kind, stream, content) {
-      if (isOver || !stdin.writable) return;
+  return {
+    hasRoom: () => !isFull,
+    isStopped: () => isStopped,
+    stop(): void {
+      isStopped = true;
+    },
+    send(kind: Kind, stream: number, content?: Buffer): void {
+      if (isStopped || !stdin.writable) return;
       frameCount += 1;
       if (!stdin.write(frameOf(kind, stream, content), taken) || frameCount >= FRAME_COUNT_MAX) isFull = true;
     },
+  };
+}
+
+/** Creates the streams of a line, by their numbers. */
+function createStreams({ send, hasRoom, isStopped }: ReturnType<typeof createOutput>) {
+  const streams = new Map<number, LeaseStream>();
+  const touched = new Set<LeaseStream>();
+  /** The streams that are closed here, and of which the program was not yet told. */
+  const closing = new Set<number>();
+  /** True once the pause since the last such message is over. */
+  let isDue = false;
+  const line: StreamLine = {
+    send,
+    hasRoom,
     sendClose(number) {
-      if (isOver) return;
+      if (isStopped()) return;
       if (!closing.size) setTimeout(beDue, CLOSE_MILLISECONDS).unref();
       closing.add(number);
     },
     touch: (stream) => void touched.add(stream),
-    hasRoom: () => !isFull,
   };
 
+  /** Frees the number of a stream of which both sides have said that it is closed. */
+  function forget(number: number): void {
+    const stream = streams.get(number);
+    if (stream?.isClosedThere && stream.destroyed && !closing.has(number)) streams.delete(number);
+  }
   function beDue(): void {
     isDue = true;
     sayClosed();
@@ -280,51 +273,90 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
   function sayClosed(): void {
     if (!isDue) return;
     for (const number of closing) {
-      if (isFull) return;
+      if (!hasRoom()) return;
       closing.delete(number);
-      line.send(KIND.close, number);
+      send(KIND.close, number);
       forget(number);
     }
     isDue = false;
   }
 
-  function take({ kind, stream: number, content }: Frame): void {
-    if (kind === KIND.ping) {
-      ready.resolve();
-      return;
-    }
-    if (kind === KIND.open) {
+  return {
+    count: () => streams.size,
+    keptBytes: () => [...streams.values()].reduce((sum, it) => sum + it.keptBytes, 0),
+    open(number: number): Duplex {
       if (streams.has(number)) throw new LineBroken('the program of the way out opens a stream twice');
       const stream = new LeaseStream(line, number);
       stream.on('error', () => {}); // `close` follows.
       streams.set(number, stream);
-      accept(stream);
-      return;
-    }
-    const stream = streams.get(number);
-    if (!stream || stream.isClosedThere)
-      throw new LineBroken('the program of the way out names a stream that is not open');
-    if (kind === KIND.data) stream.takeData(content);
-    else if (kind === KIND.end) stream.takeEnd();
-    else if (kind === KIND.credit) stream.takeCredit(content.readUInt32BE());
-    else {
-      stream.takeClose();
-      forget(number);
-    }
+      return stream;
+    },
+    /** Takes a frame of a stream that is open. */
+    take({ kind, stream: number, content }: Frame): void {
+      const stream = streams.get(number);
+      if (!stream || stream.isClosedThere)
+        throw new LineBroken('the program of the way out names a stream that is not open');
+      if (kind === KIND.data) stream.takeData(content);
+      else if (kind === KIND.end) stream.takeEnd();
+      else if (kind === KIND.credit) stream.takeCredit(content.readUInt32BE());
+      else {
+        stream.takeClose();
+        forget(number);
+      }
+    },
+    /** Passes on what has come. */
+    passOn(): void {
+      for (const stream of touched) stream.passOn();
+      touched.clear();
+    },
+    /** Sends what had to wait for the engine. */
+    resume(): void {
+      sayClosed();
+      for (const it of streams.values()) it.giveBack();
+      for (const it of streams.values()) it.send();
+    },
+    destroy(): void {
+      for (const stream of streams.values()) stream.destroy();
+      streams.clear();
+    },
+  };
+}
+
+/** Opens the streams of a program that has started. `accept` is called with each new one. */
+export function openLine(session: LineSession, accept: (stream: Duplex) => void, silence = SILENCE_MILLISECONDS): Line {
+  const { stdin, stdout } = session;
+  const output = createOutput(stdin, () => streams.resume());
+  const streams = createStreams(output);
+  const ready = Promise.withResolvers<void>();
+  const over = Promise.withResolvers<Error>();
+  ready.promise.catch(() => {}); // Callers get it; this only avoids an unhandled one.
+  let heardAt = performance.now();
+
+  function end(reason: Error): void {
+    if (output.isStopped()) return;
+    output.stop();
+    clearInterval(asking);
+    streams.destroy();
+    session.kill();
+    ready.reject(reason);
+    over.resolve(reason);
   }
 
   const asking = setInterval(() => {
     if (performance.now() - heardAt > silence) return end(new LineBroken('the program of the way out is silent'));
-    if (!isFull) line.send(KIND.ping, 0);
+    if (output.hasRoom()) output.send(KIND.ping, 0);
   }, silence / 4).unref();
-  const read = createFrameReader(take);
+  const read = createFrameReader((frame) => {
+    if (frame.kind === KIND.ping) ready.resolve();
+    else if (frame.kind === KIND.open) accept(streams.open(frame.stream));
+    else streams.take(frame);
+  });
   stdout.on('data', (piece: Buffer) => {
-    if (isOver) return;
+    if (output.isStopped()) return;
     heardAt = performance.now();
     try {
       read(piece);
-      for (const stream of touched) stream.passOn();
-      touched.clear();
+      streams.passOn();
     } catch (error) {
       end(error as Error);
     }
@@ -337,8 +369,8 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
   return {
     ready: ready.promise,
     over: over.promise,
-    streamCount: () => streams.size,
-    keptBytes: () => [...streams.values()].reduce((sum, it) => sum + it.keptBytes, 0),
+    streamCount: streams.count,
+    keptBytes: streams.keptBytes,
     close: () => end(new Error('the way out was closed')),
   };
 }
