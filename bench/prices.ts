@@ -63,7 +63,7 @@ const prose = pages
   .replace(/^\|.*$/gm, '')
   .replace(/[`*#|]/g, '')
   .replace(/\n+/g, '\n');
-const code = read('src/main/app.ts', 'src/ledger/operation.ts', 'src/db/schema.ts');
+const code = read('src/main/app.ts', 'src/ledger/operation.ts');
 const chinese =
   '所有人生而自由，在尊严和权利上一律平等。他们有理性和良心，请以兄弟关系的精神相对待。人人有资格享有这些权利和自由，不分种族、肤色、性别、语言、宗教、政见、国籍或社会出身、财产、出生或其他身份等任何区别。人人有权享有生命、自由和人身安全。';
 
