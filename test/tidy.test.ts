@@ -33,7 +33,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /\b(insert into|update|delete from) (account|wallet|operation|entry|funding|answer)\b/i,
-    /^(src\/ledger\/(journal|operation|wallet)\.ts$|test\/|bench\/)/,
+    /^(src\/ledger\/(hold|journal|operation|wallet)\.ts$|test\/|bench\/)/,
     'money is written through the ledger’s own statements: in plain SQL those of holds and settlements',
   ],
   [

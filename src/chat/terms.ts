@@ -1,7 +1,8 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Nanos } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
-import type { Funds, Operation } from '../ledger/operation.ts';
+import type { Funds } from '../ledger/hold.ts';
+import type { Operation } from '../ledger/operation.ts';
 import type { Bounded } from '../router/bound.ts';
 import type { Model } from '../router/catalogue.ts';
 import { affordableCompletion, holdOf, type MaxUsage, type Price } from '../router/price.ts';

@@ -8,15 +8,9 @@ import { tagOf } from '../compute/backend.ts';
 import { leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
 import type { Config } from '../config/config.ts';
 import type { Tx } from '../db/handle.ts';
+import type { Standing } from '../ledger/hold.ts';
 import { tellLeaseEnded } from '../ledger/notices.ts';
-import {
-  findOperationByKey,
-  keepKey,
-  type Operation,
-  type Outcome,
-  operationOf,
-  type Standing,
-} from '../ledger/operation.ts';
+import { findOperationByKey, keepKey, type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
 import {
   changeResource,
   findResource,

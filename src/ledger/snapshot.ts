@@ -9,8 +9,9 @@ import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { resources, snapshots } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
+import { placeHold } from './hold.ts';
 import { reportOnlyOf } from './installation.ts';
-import { type Operation, type Outcome, placeHold, settle } from './operation.ts';
+import { type Operation, type Outcome, settle } from './operation.ts';
 import { PAGE_COUNT } from './resource.ts';
 import { type ListPage, TREE } from './wallet.ts';
 

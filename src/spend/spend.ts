@@ -4,22 +4,18 @@ import { type Limit, refusalOfLimit } from '../base/limits.ts';
 import type { Nanos } from '../base/money.ts';
 import { Refusal, type RefusalCode, type RefusalData, refusalOf as refusalFrom, refusedFrom } from '../base/refusal.ts';
 import type { Data, Write } from '../db/write.ts';
-import type { Ledger } from '../ledger/ledger.ts';
 import {
-  answerBytes,
   FUNDS_HELD_RETRY_SECONDS,
   type Funds,
-  findOperationByKey,
   fundsOf,
   HOLD_REFUSALS,
   type HoldOrder,
-  isUnanswered,
-  type Operation,
   type OperationOrder,
-  type Outcome,
   operationFrom,
   type Standing,
-} from '../ledger/operation.ts';
+} from '../ledger/hold.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import { answerBytes, findOperationByKey, isUnanswered, type Operation, type Outcome } from '../ledger/operation.ts';
 import { isOwed, refillOwed } from '../ledger/refill.ts';
 import type { TenantOf } from '../ledger/tenant.ts';
 import { available, findWallet, type Wallet } from '../ledger/wallet.ts';

@@ -3,18 +3,20 @@ import type { Reader, Tx } from '../db/handle.ts';
 import { type Data, defineWrite, type Write } from '../db/write.ts';
 import {
   type HoldOrder,
-  type Operation,
   type OperationOrder,
-  type Outcome,
-  operationOf,
   type Placed,
   placeHold,
-  type SettledBy,
-  type Settlement,
   type Standing,
-  settle,
   standingOf,
   takeOverHold as takeOver,
+} from '../ledger/hold.ts';
+import {
+  type Operation,
+  type Outcome,
+  operationOf,
+  type SettledBy,
+  type Settlement,
+  settle,
 } from '../ledger/operation.ts';
 import { updateIfLive } from '../ledger/resource.ts';
 import { wakeSnapshotOf } from '../ledger/snapshot.ts';

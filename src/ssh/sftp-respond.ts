@@ -115,9 +115,8 @@ function contentRequests(serving: Serving, now: () => number): Record<number, Re
     },
     async [REQUEST.read](fields, id) {
       const [file, offset, length] = [handles.file(idOf(fields)), offsetOf(fields.uint64()), fields.uint32()];
-      const bytes = await readFile(script, file, offset, Math.min(length, TRANSFER_BYTES_MAX)).finally(
-        handles.countAhead,
-      );
+      const reading = readFile(script, file, offset, Math.min(length, TRANSFER_BYTES_MAX));
+      const bytes = await reading.finally(handles.countAhead);
       return bytes.length || length === 0 ? answer.data(id, bytes) : ended(id);
     },
     async [REQUEST.opendir](fields, id) {
@@ -165,15 +164,8 @@ function attributeRequests({ script, handles, ask, act, pathOf, descriptorOf }: 
     handles.forget();
     const permissions = mode === undefined ? '-' : (mode & PERMISSION_BITS).toString(8);
     const ids = owner ? `${owner.uid}:${owner.gid}` : '-';
-    return act(
-      'change',
-      target,
-      size === undefined ? '-' : String(size),
-      permissions,
-      ids,
-      times?.accessed ?? '-',
-      times?.modified ?? '-',
-    );
+    const dates = [times?.accessed ?? '-', times?.modified ?? '-'];
+    return act('change', target, size === undefined ? '-' : String(size), permissions, ids, ...dates);
   }
   async function changeFile(file: File, attributes: FileAttributes): Promise<undefined> {
     const { size, ...others } = attributes;

@@ -6,10 +6,11 @@ import type { TestContext } from 'node:test';
 import { newId } from '../../src/base/id.ts';
 import { centsToNanos, Nanos } from '../../src/base/money.ts';
 import { type FundingOrder, fundAccount, openAccount } from '../../src/ledger/account.ts';
+import { type HoldOrder, placeHold } from '../../src/ledger/hold.ts';
 import { install } from '../../src/ledger/installation.ts';
 import { openLedger } from '../../src/ledger/ledger.ts';
 import { openWallet, type WalletOrder } from '../../src/ledger/open-wallet.ts';
-import { type HoldOrder, type Operation, type Outcome, placeHold, settle } from '../../src/ledger/operation.ts';
+import { type Operation, type Outcome, settle } from '../../src/ledger/operation.ts';
 import type { Wallet } from '../../src/ledger/wallet.ts';
 import { type OpenLedger, takingClosures } from '../helper/closures.ts';
 

@@ -9,9 +9,9 @@ import { chatWrites } from '../../src/chat/terms.ts';
 import { openDatabase } from '../../src/db/open.ts';
 import { openAccount } from '../../src/ledger/account.ts';
 import { openWriter } from '../../src/ledger/batches.ts';
+import type { OperationOrder } from '../../src/ledger/hold.ts';
 import { install } from '../../src/ledger/installation.ts';
 import { openWallet } from '../../src/ledger/open-wallet.ts';
-import type { OperationOrder } from '../../src/ledger/operation.ts';
 import { MASTER_KEY_ID, opening, temporaryDirectory, walletOrder } from './books.ts';
 
 const NOW = 1_790_000_000;

@@ -10,9 +10,10 @@ import { fundAccount, openAccount, suspendAccount } from '../../src/ledger/accou
 import { openCheckout, reportPayment } from '../../src/ledger/checkout.ts';
 import { beginClosing, closeWallet } from '../../src/ledger/closing.ts';
 import { findGap, headOf } from '../../src/ledger/head.ts';
+import { placeHold, takeOverHold } from '../../src/ledger/hold.ts';
 import { freeze, install } from '../../src/ledger/installation.ts';
 import { openWallet } from '../../src/ledger/open-wallet.ts';
-import { type Outcome, placeHold, resolveOperation, settle, takeOverHold } from '../../src/ledger/operation.ts';
+import { type Outcome, resolveOperation, settle } from '../../src/ledger/operation.ts';
 import { refillWallet, setRefill } from '../../src/ledger/refill.ts';
 import { reversePayment } from '../../src/ledger/reversal.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';

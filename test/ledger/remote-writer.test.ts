@@ -8,10 +8,11 @@ import { chatWrites } from '../../src/chat/terms.ts';
 import { defineWrite } from '../../src/db/write.ts';
 import { findAccount, listAccounts, openAccount, suspendAccount } from '../../src/ledger/account.ts';
 import { headOf } from '../../src/ledger/head.ts';
+import { operationFrom } from '../../src/ledger/hold.ts';
 import { install, installationOf } from '../../src/ledger/installation.ts';
 import { openLedger } from '../../src/ledger/ledger.ts';
 import { openWallet } from '../../src/ledger/open-wallet.ts';
-import { findOperation, operationFrom } from '../../src/ledger/operation.ts';
+import { findOperation } from '../../src/ledger/operation.ts';
 import { available, findWallet, type Wallet } from '../../src/ledger/wallet.ts';
 import { done, holdOrder, MASTER_KEY_ID, opening, temporaryDirectory, walletOrder } from './books.ts';
 

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { centsToNanos } from '../../src/base/money.ts';
+import { placeHold } from '../../src/ledger/hold.ts';
 import {
   AFTER,
   ANSWER_KEPT_SECONDS,
@@ -8,7 +9,6 @@ import {
   findOperation,
   type Operation,
   type Outcome,
-  placeHold,
   resolveOperation,
 } from '../../src/ledger/operation.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';

@@ -1,7 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import { Nanos } from '../../src/base/money.ts';
 import { openCheckout } from '../../src/ledger/checkout.ts';
-import { placeHold, settle } from '../../src/ledger/operation.ts';
+import { placeHold } from '../../src/ledger/hold.ts';
+import { settle } from '../../src/ledger/operation.ts';
 import { changeBudget } from '../../src/ledger/wallet-change.ts';
 import { writeWith } from '../helper/closures.ts';
 import type { TestServer } from '../helper/server.ts';

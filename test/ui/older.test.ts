@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { placeHold, settle } from '../../src/ledger/operation.ts';
+import { placeHold } from '../../src/ledger/hold.ts';
+import { settle } from '../../src/ledger/operation.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openTestServer } from '../helper/server.ts';
 import { gate, reset } from '../helper/upstream.ts';
