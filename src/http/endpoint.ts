@@ -4,15 +4,7 @@ import type { HttpBindings } from '@hono/node-server';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import type { Context, ErrorHandler, Handler } from 'hono';
 import * as v from 'valibot';
-import {
-  admit,
-  authenticate,
-  bearerOf,
-  type Principal,
-  type PrincipalFor,
-  refuseRevoked,
-  type Scope,
-} from '../access/principal.ts';
+import { admit, type Principal, type PrincipalFor, refuseRevoked, type Scope } from '../access/principal.ts';
 import type { Sessions } from '../access/sessions.ts';
 import type { Tokens } from '../access/tokens.ts';
 import { refuseFault, type ServerHealth } from '../base/health.ts';
@@ -28,7 +20,7 @@ import type { Retries } from '../chat/retry.ts';
 import type { Config } from '../config/config.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { Tenant } from '../ledger/tenant.ts';
-import { type createAddressReader, networkOf } from '../net/address.ts';
+import type { createAddressReader } from '../net/address.ts';
 import { eventOf } from '../router/sse.ts';
 import type { OnResponseEnd } from '../spend/audience.ts';
 import type { Signer } from '../transfer/object-url.ts';
@@ -45,11 +37,11 @@ import {
   streamBody,
   validate,
 } from './body.ts';
+import { authenticateAndLimit, ownerOf, tenantFor } from './caller.ts';
 import type { Concurrency } from './concurrency.ts';
 import { messagesError } from './dialects/messages.ts';
-import { isE2bApi } from './e2b/paths.ts';
 import { type EventStream, openEventStream, writePieces } from './event-stream.ts';
-import { type ContainedResponse, lastAnswer } from './exchange.ts';
+import { type ContainedResponse, lastAnswer, onceClosed } from './exchange.ts';
 import type { Allowance, MemoryQuota } from './memory-quota.ts';
 import { type ModelRequest, type ModelRequestKind, type ValidModelRequest, validRequest } from './model-request.ts';
 import type { ModelRequests } from './model-requests.ts';
@@ -126,7 +118,6 @@ export type Env = {
 export const BODY_BYTES_MAX = 64 * 1024;
 /** Responses up to this size fit into the kernel's buffers, so they are not counted while their client reads them. */
 const ANSWER_BYTES_SMALL = 64 * 1024;
-const BUSY_RETRY_SECONDS = 2;
 const NO_QUERY = v.strictObject({});
 const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
 
@@ -339,14 +330,6 @@ const isKeyOmitted = (it: Endpoint, key: unknown) => it.idempotent === 'optional
 
 const isKeySent = (it: Endpoint, key: unknown) => it.idempotent !== undefined && !isKeyOmitted(it, key);
 
-/** Calls `listener` when the response has been written or its client has disconnected; at once if that has happened. */
-export function onceClosed(c: Context<Env>, listener: (isDelivered: boolean) => void): void {
-  const response = c.env.outgoing as ServerResponse;
-  const tell = () => listener(response.writableFinished);
-  if (response.closed || response.destroyed) tell();
-  else response.once('close', tell);
-}
-
 /** Counts a response as in memory until its client has read it or has disconnected. */
 function keepUntilTaken(share: Allowance, c: Context<Env>, bytes: number): void {
   share.add(bytes);
@@ -401,35 +384,6 @@ async function respondWithEvents(
 
 type Headers = Record<string, string>;
 
-/** Returns the id by which the limits count requests: the wallet, the account of a session, or the key. */
-function callerOf(principal: Principal): string {
-  if (principal.kind === 'wallet') return principal.wallet.id;
-  if (principal.kind === 'router') return principal.walletId;
-  return principal.kind === 'session' ? principal.accountId : principal.keyId;
-}
-
-/** Returns the tenant of a caller. The account's own requests count as one tree beside those of its wallets. */
-function tenantFor({ tenantOf }: Pick<HttpApp, 'tenantOf'>, principal: Principal): Tenant {
-  if (principal.kind === 'wallet') return tenantOf(principal.wallet.id);
-  if (principal.kind === 'router') return tenantOf(principal.walletId);
-  return { treeId: principal.accountId, accountId: principal.accountId };
-}
-
-/** Returns the id by which shared resources are counted: the tree of the wallet, or the account. */
-const ownerOf = (app: Pick<HttpApp, 'tenantOf'>, principal: Principal): string => tenantFor(app, principal).treeId;
-
-/**
- * Counts a request as its owner's until its response is over. Throws `rate_limited` when the owner has too many at once:
- * the connection of an authenticated caller is never cut off.
- */
-export function enter({ atOnce }: Pick<HttpApp, 'atOnce'>, c: Context<Env>, owner: string): void {
-  if (!atOnce.tryTake(owner, 1))
-    throw new Refusal('rate_limited', 'Too many requests of this caller are in progress. Retry when some are done.', {
-      retryAfterSeconds: BUSY_RETRY_SECONDS,
-    });
-  onceClosed(c, () => atOnce.release(owner, 1));
-}
-
 function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
   // Many responses carry a credential, and none of the others is worth caching.
   const headers: Headers = {
@@ -446,51 +400,6 @@ function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, request
     headers['x-ratelimit-reset-requests'] = `${allowance.fullInSeconds}s`;
   }
   return headers;
-}
-
-/** Returns the header in which Anthropic's clients send their key, under the gateway's base URL, and E2B's theirs. */
-function keyHeaderOf(c: Context<Env>): string | undefined {
-  const { method, path } = c.req;
-  return isGatewayRequest(method, path) || isE2bApi(path) ? c.req.header('x-api-key') : undefined;
-}
-
-/**
- * Returns the token of a request. A bearer token takes precedence: some clients also send the key of another service. E2B's older
- * SDKs send the token of E2B's command line as a bearer token beside their key.
- */
-function tokenOf(c: Context<Env>): string {
-  const { authorization } = c.env.incoming.headers;
-  const isKeyFirst = authorization === undefined || isE2bApi(c.req.path);
-  return (isKeyFirst ? keyHeaderOf(c) : undefined) ?? bearerOf(authorization);
-}
-
-/** Authenticates and applies rate limits: a valid token against its own, a failure against that of its network. */
-export async function authenticateAndLimit(app: HttpApp, c: Context<Env>): Promise<Principal> {
-  const { incoming } = c.env;
-  try {
-    const found = authenticate(app, tokenOf(c));
-    const principal = found instanceof Promise ? await found : found;
-    app.authenticated.add(incoming.socket);
-    if (principal.kind === 'router') c.set('routerWallet', principal.walletId);
-    enter(app, c, ownerOf(app, principal));
-    const isWallet = principal.kind === 'wallet' || principal.kind === 'router';
-    app.limits[isWallet ? 'wallet' : 'account'].take(callerOf(principal));
-    if ('keyId' in principal) app.used(principal.keyId, app.clock.now());
-    return principal;
-  } catch (error) {
-    // A wrong credential may be a guess; a missing one is not.
-    const credential = incoming.headers.authorization ?? keyHeaderOf(c);
-    if (error instanceof Refusal && error.code === 'unauthenticated' && credential !== undefined)
-      app.limits.failedAuth.take(callerNetwork(app, incoming));
-    throw error;
-  }
-}
-
-/** Returns the network of the client, also behind trusted proxies. Unauthenticated requests are limited by it. */
-export function callerNetwork(app: Pick<HttpApp, 'addressOf'>, incoming: HttpBindings['incoming']): string {
-  const forwarded = incoming.headers['x-forwarded-for'];
-  const forwardedFor = Array.isArray(forwarded) ? forwarded.join(',') : forwarded;
-  return networkOf(app.addressOf(incoming.socket.remoteAddress, forwardedFor));
 }
 
 /** Returns the Idempotency-Key of a request. Throws `idempotency_key_required` and `invalid_idempotency_key`. */

@@ -1,9 +1,11 @@
 import { IncomingMessage, ServerResponse } from 'node:http';
 import { Socket } from 'node:net';
+import type { Context } from 'hono';
 import { reportFault } from '../base/fault.ts';
 import { newId } from '../base/id.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../base/refusal.ts';
 import { joinCrumbs } from './crumbs.ts';
+import type { Env } from './endpoint.ts';
 
 /** Builds the response to a request that no route answers, with the body of its error. It ends the connection. */
 export function lastAnswer(code: RefusalCode, requestId: string, error: object) {
@@ -122,4 +124,12 @@ export function endFaulty(error: unknown, about: readonly unknown[]): void {
 function breakOff(socket: Socket | undefined, error: unknown): void {
   reportFault('connection', error);
   socket?.destroy();
+}
+
+/** Calls `listener` when the response has been written or its client has disconnected; at once if that has happened. */
+export function onceClosed({ env }: Context<Env>, listener: (isDelivered: boolean) => void): void {
+  const response = env.outgoing as ServerResponse;
+  const tell = () => listener(response.writableFinished);
+  if (response.closed || response.destroyed) tell();
+  else response.once('close', tell);
 }

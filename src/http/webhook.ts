@@ -4,7 +4,8 @@ import { Refusal } from '../base/refusal.ts';
 import type { Provider } from '../billing/provider.ts';
 import { receive } from '../billing/receive.ts';
 import { readBody } from './body.ts';
-import { callerNetwork, type Env, type HttpApp, requestIdOf } from './endpoint.ts';
+import { callerNetwork } from './caller.ts';
+import { type Env, type HttpApp, requestIdOf } from './endpoint.ts';
 
 /** The largest webhook body. Stripe's are a few KiB. */
 const WEBHOOK_BYTES_MAX = 256 * 1024;

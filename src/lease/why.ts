@@ -1,6 +1,6 @@
 import { type EndReason, findResource, type Resource } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
-import { whyToEnd } from './step.ts';
+import { whyToEnd } from './ending.ts';
 
 /**
  * Returns why a lease has ended or has to end; null while it lives. When paid time is over, it is over for its tenant even while

@@ -1,8 +1,9 @@
 import type { Machine } from '../compute/backend.ts';
+import { whyToEnd } from '../lease/ending.ts';
 import { elsewhere, lookAt } from '../lease/engine.ts';
 import { findByTag } from '../lease/observe.ts';
 import { describeReportOnly, endReportOnly } from '../lease/report-only.ts';
-import { advance, whyToEnd } from '../lease/step.ts';
+import { advance } from '../lease/step.ts';
 import { newPass, sweep } from '../lease/sweep.ts';
 import { findResource, quarantinedResources, type Resource } from '../ledger/resource.ts';
 import type { OperatorApp } from './command.ts';

@@ -1,28 +1,18 @@
 import type { Clock } from '../base/clock.ts';
 import { newId } from '../base/id.ts';
-import { type Limit, refusalOfLimit } from '../base/limits.ts';
+import type { Limit } from '../base/limits.ts';
 import type { Nanos } from '../base/money.ts';
-import { Refusal, type RefusalCode, type RefusalData, refusalOf as refusalFrom, refusedFrom } from '../base/refusal.ts';
+import { Refusal, type RefusalCode, type RefusalData, refusalOf as refusalFrom } from '../base/refusal.ts';
 import type { Data, Write } from '../db/write.ts';
-import {
-  FUNDS_HELD_RETRY_SECONDS,
-  type Funds,
-  fundsOf,
-  HOLD_REFUSALS,
-  type HoldOrder,
-  type OperationOrder,
-  operationFrom,
-  type Standing,
-} from '../ledger/hold.ts';
+import { type Funds, HOLD_REFUSALS, type HoldOrder } from '../ledger/hold.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { answerBytes, findOperationByKey, isUnanswered, type Operation, type Outcome } from '../ledger/operation.ts';
-import { isOwed, refillOwed } from '../ledger/refill.ts';
 import type { TenantOf } from '../ledger/tenant.ts';
-import { available, findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { Events } from '../telemetry/events.ts';
 import { type Audience, COME_BACK_SECONDS, type OnResponseEnd } from './audience.ts';
-import type { FundsQueue, WaitEnd } from './funds-queue.ts';
-import { type InFlight, type RegisterId, type RejectWaiters, type RespondEarly, stopping } from './in-flight.ts';
+import type { FundsQueue } from './funds-queue.ts';
+import { holdInTurn, holdNow, refusedNow } from './hold.ts';
+import type { InFlight, RegisterId, RejectWaiters, RespondEarly } from './in-flight.ts';
 import { type PaidWrites, takeOverHold } from './writes.ts';
 
 /** Suggested wait before retrying an uncertain operation. */
@@ -212,149 +202,6 @@ async function attemptOnce<A, T extends Data>(
   return callAndSettle(app, held.operation, held.quote, steps, waiters);
 }
 
-type Writes<T> = Pick<PaidWrites<T>, 'hold' | 'standing'>;
-/** The part of an order that its quote does not decide. */
-type Unpriced = Omit<OperationOrder, keyof PricedOrder>;
-/** An operation whose hold is on disk, and the quote that it was held for. */
-type Holding<A, T> = { operation: Operation; quote: PaidQuote<A, T> };
-
-/** Places a hold. Gives back the resources of the call if that is refused. */
-async function writeHold<A, T extends Data>(
-  app: PaidApp,
-  { hold }: Writes<T>,
-  unpriced: Unpriced,
-  quote: PaidQuote<A, T>,
-): Promise<Holding<A, T>> {
-  const now = app.clock.now();
-  const order = { ...unpriced, ...quote.order };
-  const data = { order, terms: quote.terms, now, blocked: app.clock.holdsBlocked() };
-  try {
-    const placed = await app.ledger.write(hold, { ...data, limited: refusedNow(app, quote, order.walletId) });
-    return { operation: operationFrom(order, placed, now), quote };
-  } catch (error) {
-    quote.leave?.();
-    throw error;
-  }
-}
-
-/** Returns a quote cut to the money that the wallet has now, if it lacks the money for all of it. */
-function fitting<A, T>({ ledger }: PaidApp, quote: PaidQuote<A, T>, walletId: string): PaidQuote<A, T> {
-  const wallet = findWallet(ledger.read, walletId) as Wallet;
-  return available(wallet) < quote.order.hold ? (quote.cut?.(fundsOf(ledger.read, wallet)) ?? quote) : quote;
-}
-
-/** Returns whether the wallet is owed a refill: the write of the hold pays it, so nothing is cut before. */
-const owesRefill = ({ ledger, clock }: PaidApp, walletId: string): boolean =>
-  isOwed(findWallet(ledger.read, walletId) as Wallet, clock.now());
-
-/** Returns the verdict of the wallet on a quote, by the rows as they are. */
-function standingFor<A, T extends Data>(
-  app: PaidApp,
-  writes: Writes<T>,
-  unpriced: Unpriced,
-  { order, terms, advice, forbidden }: PaidQuote<A, T>,
-): Standing {
-  const { walletId } = unpriced;
-  const limited = forbidden?.() ?? refusalOfLimit(app.limits.released, walletId);
-  const data = { order: { ...unpriced, ...order }, terms, now: app.clock.now(), blocked: app.clock.holdsBlocked() };
-  const standing = writes.standing(app.ledger.read, { ...data, limited });
-  if (!advice || standing.kind === 'ready' || standing.kind === 'refused') return standing;
-  const { message, ...refused } = refusedFrom(standing.refusal);
-  return { kind: standing.kind, refusal: refusalFrom({ ...refused, message: `${message} ${advice}` }) };
-}
-
-/**
- * Places a hold for a quote, cut to the money of the wallet if it lacks the money for all of it. The cut is made before the
- * write, from rows that other requests may change first: then the quote is cut again by what they left.
- */
-async function holdNow<A, T extends Data>(
-  app: PaidApp,
-  writes: Writes<T>,
-  unpriced: Unpriced,
-  quote: PaidQuote<A, T>,
-): Promise<Holding<A, T>> {
-  const { walletId } = unpriced;
-  if (!quote.cut) return writeHold(app, writes, unpriced, quote);
-  let fit = owesRefill(app, walletId) ? quote : fitting(app, quote, walletId);
-  for (let count = 1; ; count++) {
-    try {
-      return await writeHold(app, writes, unpriced, fit);
-    } catch (error) {
-      if (!(error instanceof Refusal) || !LACKS_MONEY.includes(error.code)) throw error;
-    }
-    if (owesRefill(app, walletId)) {
-      const data = { id: walletId, now: app.clock.now(), blocked: app.clock.holdsBlocked() };
-      await app.ledger.write(refillOwed, data); // The refused hold has undone its own.
-    }
-    fit = fitting(app, quote, walletId);
-    const standing = standingFor(app, writes, unpriced, fit);
-    if (standing.kind !== 'ready') throw standing.refusal;
-    if (count === HOLD_COUNT_MAX) throw overtaken();
-  }
-}
-
-const LACKS_MONEY: readonly RefusalCode[] = ['insufficient_funds', 'funds_held'];
-/** The writes that are tried for one hold. Each that fails has lost the money to another hold, so a second one rarely does. */
-const HOLD_COUNT_MAX = 8;
-
-/**
- * Places a hold as soon as requests in flight have released the money for it, after the earlier requests of its wallet.
- * While it waits it has none of the call's resources. Throws the errors of `holdNow`, `funds_held` when its time is over, and
- * `read_only` when the server is stopping.
- */
-async function holdInTurn<A, T extends Data>(
-  app: PaidApp,
-  writes: Writes<T>,
-  unpriced: Unpriced,
-  quote: PaidQuote<A, T>,
-  { audience }: Pick<Waiters<A>, 'audience'>,
-): Promise<Holding<A, T>> {
-  const { walletId } = unpriced;
-  const standing = () => standingFor(app, writes, unpriced, fitting(app, quote, walletId));
-  const isHopeless = () => ['refused', 'short'].includes(standing().kind);
-  /** Returns undefined if requests in flight hold the money. */
-  const tryOrWait = async () => {
-    try {
-      return await holdNow(app, writes, unpriced, quote);
-    } catch (error) {
-      const isHeld = error instanceof Refusal && error.code === 'funds_held';
-      if (!isHeld || isHopeless()) throw error;
-      return undefined;
-    }
-  };
-  // A new request does not overtake waiting ones. A hold that is impossible whatever becomes of them is refused at once.
-  if (!app.fundsQueue.hasLine(walletId) || isHopeless()) {
-    const held = await tryOrWait();
-    if (held) return held;
-  }
-  const turn = app.fundsQueue.join(walletId);
-  if (!turn) throw heldBack(standing());
-  let end: WaitEnd = 'refused';
-  try {
-    for (;;) {
-      const come = await turn.come(() => standing().kind !== 'waits', audience);
-      if (come !== 'first') {
-        end = come;
-        throw come === 'stopped' ? stopping() : heldBack(standing());
-      }
-      const held = await tryOrWait();
-      if (!held) continue;
-      end = 'held';
-      return held;
-    }
-  } finally {
-    turn.leave(end);
-  }
-}
-
-/** Returns the refusal of a request that stops waiting, or cannot wait. */
-const heldBack = (standing: Standing): Refusal => (standing.kind === 'waits' ? standing.refusal : overtaken());
-
-const overtaken = () =>
-  new Refusal('funds_held', 'Other requests of this wallet came before this one and wait for its money.', {
-    retryAfterSeconds: FUNDS_HELD_RETRY_SECONDS,
-  });
-
 /**
  * Makes the call again on the hold of an unanswered operation. A definite refusal does not resolve the first attempt, so
  * the hold stays. If the hold does not cover the request, or the operation has been answered or released in the meantime, a
@@ -416,21 +263,6 @@ async function callAndSettle<A, T>(
   // If it was settled by other means in the meantime, a retry gets that outcome.
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }
-
-/**
- * Returns the reason why nothing may be held for a request, as data: the write of the hold throws it, after its check of
- * the wallet's state.
- */
-const refusedNow = (
-  { limits }: Pick<PaidApp, 'limits'>,
-  { forbidden, enter }: Pick<PaidQuote<never, never>, 'forbidden' | 'enter'>,
-  walletId: string,
-): RefusalData | undefined => {
-  const why = forbidden?.();
-  if (why) return why;
-  const refused = enter?.();
-  return refused ? refusedFrom(refused) : refusalOfLimit(limits.released, walletId);
-};
 
 const LOST: NotDone = { kind: 'unknown', reason: 'the operation was settled meanwhile' };
 

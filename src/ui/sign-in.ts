@@ -7,7 +7,7 @@ import { findPasskey, handleOf, isCopy, isUsable, type Passkey, passkeysAt } fro
 import { hashToken, kindOfToken } from '../access/token.ts';
 import * as writes from '../access/writes.ts';
 import { Refusal } from '../base/refusal.ts';
-import { callerNetwork } from '../http/endpoint.ts';
+import { callerNetwork } from '../http/caller.ts';
 import { installationOf } from '../ledger/installation.ts';
 import { ATTEMPT, cookie, cookieOf, type PageAddress, SESSION } from './guard.ts';
 import { html } from './html.ts';

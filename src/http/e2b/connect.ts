@@ -5,8 +5,9 @@ import { whenStopping } from '../../base/health.ts';
 import { Refusal, type RefusalCode } from '../../base/refusal.ts';
 import { collectPieces } from '../../net/pieces.ts';
 import { parseBody, readBody, streamBody, validate } from '../body.ts';
-import { countAnswer, describeError, type Env, type HttpApp, onceClosed, requestIdOf } from '../endpoint.ts';
+import { countAnswer, describeError, type Env, type HttpApp, requestIdOf } from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
+import { onceClosed } from '../exchange.ts';
 import { GONE_STATUS, headersFor, isGone } from './errors.ts';
 
 /** The protocol Connect with JSON, as E2B's SDKs speak it. */

@@ -5,7 +5,8 @@ import type { Backend } from '../../compute/backend.ts';
 import { findResource, type Resource } from '../../ledger/resource.ts';
 import { findSandbox, isSandboxOver, type Sandbox } from '../../ledger/sandbox.ts';
 import { findWallet, type Wallet } from '../../ledger/wallet.ts';
-import { callerNetwork, type Env, enter, type HttpApp } from '../endpoint.ts';
+import { callerNetwork, enter } from '../caller.ts';
+import type { Env, HttpApp } from '../endpoint.ts';
 import { active, leaseEnded } from '../routes/compute.ts';
 import { isToken, type SandboxDoor, sandboxToken } from './tokens.ts';
 

@@ -10,8 +10,10 @@ import { storeFile, TRANSFER_BYTES, TRANSFER_SECONDS } from '../../compute/machi
 import { allLiveSandboxes } from '../../ledger/sandbox.ts';
 import { collectPieces } from '../../net/pieces.ts';
 import { mediaTypeOf, readQuery, streamBody } from '../body.ts';
-import { callerNetwork, type Env, type HttpApp, onceClosed } from '../endpoint.ts';
+import { callerNetwork } from '../caller.ts';
+import type { Env, HttpApp } from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
+import { onceClosed } from '../exchange.ts';
 import { admitTo, type Opened, openSandbox, type Running, refuseStranger, runningOf, sandboxWith } from './envd.ts';
 import { headersFor, uncertainInside } from './errors.ts';
 import { boundaryOf, partsOf } from './multipart.ts';

@@ -21,16 +21,9 @@ import {
 import { findWallet, shownAvailable, type Wallet } from '../../ledger/wallet.ts';
 import { ComputeRequest, specOf } from '../../wire/compute.ts';
 import { parseBody, readBody, readQuery, validate } from '../body.ts';
-import {
-  authenticateAndLimit,
-  BODY_BYTES_MAX,
-  countAnswer,
-  type Env,
-  type HttpApp,
-  onceClosed,
-  readIdempotencyKey,
-  requestIdOf,
-} from '../endpoint.ts';
+import { authenticateAndLimit } from '../caller.ts';
+import { BODY_BYTES_MAX, countAnswer, type Env, type HttpApp, readIdempotencyKey, requestIdOf } from '../endpoint.ts';
+import { onceClosed } from '../exchange.ts';
 import { paidHeaders } from '../paid.ts';
 import { active } from '../routes/compute.ts';
 import { hostsOf } from '../routes/ports.ts';
