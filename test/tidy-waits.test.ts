@@ -50,7 +50,6 @@ const KNOWN: Record<string, [count: number, why: string]> = {
   'test/executable/drain.soak.test.ts': [1, SPAN],
   'test/executable/streams.soak.test.ts': [1, SPAN],
   'test/http/order.test.ts': [1, 'the time of a command, which is refused'],
-  'test/lease/keep-container.engine.test.ts': [2, SPAN],
   'test/net/watched-pool.test.ts': [2, SPAN],
   'test/notify/deliver.test.ts': [2, ITS_LIMIT],
   'test/reaper/reaper.test.ts': [1, SPAN],
