@@ -36,12 +36,14 @@ vm.Script = class extends Script {
 };
 
 /** The port of the server once it listens: one that is chosen before could be another program's by then. */
-const portOf = new Promise((resolve) => {
-  diagnostics.subscribe('tracing:net.server.listen:asyncEnd', ({ server }) => resolve(server.address().port));
+let port;
+diagnostics.subscribe('tracing:net.server.listen:asyncEnd', ({ server }) => {
+  port ??= server.address().port; // The operator’s socket has none.
 });
 
-function isReady(port) {
+function isReady() {
   return new Promise((resolve) => {
+    if (port === undefined) return resolve(false);
     const request = http.get({ port, host: '127.0.0.1', path: '/readyz', agent: false }, (response) => {
       response.resume().on('close', () => resolve(response.statusCode === 200));
     });
@@ -55,8 +57,7 @@ async function serveOnce() {
   writeFileSync(join(directory, 'purser.yaml'), JSON.stringify({ listen: '127.0.0.1:0' })); // JSON is YAML.
   process.argv = [process.execPath, 'purser', '--data', directory, 'serve'];
   require(resolve(assets['start.cjs']));
-  const port = await portOf;
-  for (const until = Date.now() + READY_MILLISECONDS_MAX; !(await isReady(port)); ) {
+  for (const until = Date.now() + READY_MILLISECONDS_MAX; !(await isReady()); ) {
     if (Date.now() > until) throw new Error('the server that is to be compiled does not get ready');
     await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
   }

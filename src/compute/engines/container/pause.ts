@@ -12,6 +12,7 @@ import { runningWatchdog } from './watchdog.ts';
 
 /** The least that the kernel takes: 1 ms in 100 ms. */
 const CPUS_LEAST = 0.01;
+
 /** Creates the calls that stop and continue what runs in containers. */
 export function createSignals(engine: Engine, { inspect }: Containers): Signals {
   const run = async (ref: Ref, user: string, argv: string[]) =>

@@ -7,8 +7,7 @@ import { createCleanImage, type ImageFacts } from './clean-image.ts';
 import type { Containers } from './containers.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
 import { lacksImage } from './image.ts';
-import type { ContainerSettings } from './settings.ts';
-import { sharesKernel } from './settings.ts';
+import { type ContainerSettings, sharesKernel } from './settings.ts';
 import { WATCHDOG_DIRECTORY } from './watchdog.ts';
 
 /** The images of snapshots. The host in the name keeps an engine from looking for them anywhere else. */

@@ -176,7 +176,7 @@ type Seen = {
   hasBegun: boolean;
   /** The code that the machine printed after the mark. */
   exitCode?: number;
-  /** What was printed before the mark. */
+  /** The output before the mark. */
   noise: string;
   /** The server's own status. */
   status: string;
