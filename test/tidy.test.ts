@@ -218,6 +218,16 @@ test('no file imports one that imports it back', () => {
   assert.deepEqual(faults, []);
 });
 
+test('no two types of the product share a name', () => {
+  const declaredIn = new Map<string, string[]>();
+  for (const name of files.filter((it) => /^(src|cli)\//.test(it)))
+    for (const [, type] of read(name).matchAll(/^(?:export )?(?:type|interface|(?:abstract )?class) (\w+)/gm))
+      declaredIn.set(type as string, [...(declaredIn.get(type as string) ?? []), name]);
+  assert(declaredIn.size > 500);
+  const shared = [...declaredIn].filter(([, names]) => names.length > 1);
+  assert.deepEqual(shared, []);
+});
+
 test('a mark in a comment has its reason', () => {
   const bare = files
     .filter((name) => name !== 'test/tidy.test.ts')

@@ -56,15 +56,15 @@ const Shown = v.object({
 const ClientData = v.object({ crossOrigin: v.optional(v.boolean(), false), topOrigin: v.optional(v.string()) });
 
 /** The challenge, and the origin of the page, that an answer has to be for. */
-export type Expected = { challenge: string; origin: string };
+export type Ceremony = { challenge: string; origin: string };
 /** A new passkey: its public key is in the form of COSE (RFC 9052). */
 export type Credential = { credentialId: Buffer; publicKey: Buffer; useCount: number };
 /** An answer of an authenticator, not verified yet. */
-export type Answer = v.InferOutput<typeof Shown>;
+export type AuthenticatorAnswer = v.InferOutput<typeof Shown>;
 
 /** Returns what the browser needs to make a passkey. `known` are the passkeys that exist already. */
 export const creationOptions = (
-  { challenge, origin }: Expected,
+  { challenge, origin }: Ceremony,
   user: { handle: Buffer; name: string },
   known: readonly Buffer[],
 ): Promise<object> =>
@@ -82,7 +82,7 @@ export const creationOptions = (
   });
 
 /** Returns what the browser needs to sign in with a passkey. It names none: a visitor does not learn which there are. */
-export const requestOptions = ({ challenge, origin }: Expected): Promise<object> =>
+export const requestOptions = ({ challenge, origin }: Ceremony): Promise<object> =>
   generateAuthenticationOptions({
     challenge: bytesOf(challenge),
     rpID: relyingPartyOf(origin) ?? '',
@@ -91,7 +91,7 @@ export const requestOptions = ({ challenge, origin }: Expected): Promise<object>
   });
 
 /** Returns the credential of a new passkey. Throws `invalid_request` for one that was not made for this challenge and page. */
-export async function readCreation(text: string, expected: Expected): Promise<Credential> {
+export async function readCreation(text: string, expected: Ceremony): Promise<Credential> {
   const made = read(Made, text);
   refuseFrame(made.response.clientDataJSON);
   const { registrationInfo } = await checked(() =>
@@ -116,15 +116,15 @@ export async function readCreation(text: string, expected: Expected): Promise<Cr
 }
 
 /** Reads the answer of an authenticator. Throws `invalid_request`. */
-export const readAnswer = (text: string): Answer => read(Shown, text);
+export const readAnswer = (text: string): AuthenticatorAnswer => read(Shown, text);
 
 /**
  * Verifies an answer with the public key of its passkey, and returns the uses that the authenticator has counted. Throws
  * `invalid_request` for another challenge, page or person, and for a wrong signature.
  */
 export async function checkAnswer(
-  { response, ...answer }: Answer,
-  expected: Expected,
+  { response, ...answer }: AuthenticatorAnswer,
+  expected: Ceremony,
   { publicKey, handle }: { publicKey: Buffer; handle: Buffer },
 ): Promise<number> {
   const { userHandle, ...signed } = response;
@@ -147,7 +147,7 @@ const bytesOf = (base64url: string) => Buffer.from(base64url, 'base64url');
 const invalid = (why: string, cause?: unknown) =>
   new Refusal('invalid_request', `This passkey was not accepted: ${why}.`, { cause });
 
-const wanted = ({ challenge, origin }: Expected) => ({
+const wanted = ({ challenge, origin }: Ceremony) => ({
   expectedChallenge: challenge,
   expectedOrigin: origin,
   expectedRPID: relyingPartyOf(origin) ?? '',

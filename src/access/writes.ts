@@ -44,7 +44,7 @@ export const admitIdentity = defineWrite('identity.admit', (tx, { identity, welc
   identities.admitIdentity(tx, identity, welcomeCents, now),
 );
 
-type Replacement = {
+type KeyReplacement = {
   nextId: string;
   /** Every open wallet and live gateway key, with its columns under the new key. */
   wallets: readonly Pick<Wallet, 'id' | 'masterKeyId' | 'tokenHash' | 'tokenHint'>[];
@@ -54,7 +54,7 @@ type Replacement = {
 /** Replaces a lost master key by another one, and all tokens under it. Ends the sessions of the page. */
 export const replaceLostKey = defineWrite(
   'master_key.replace_lost',
-  (tx, { nextId, wallets, gatewayKeys, now }: Replacement) => {
+  (tx, { nextId, wallets, gatewayKeys, now }: KeyReplacement) => {
     replaceLostMasterKey(tx, nextId, now);
     sessions.endAllBrowserSessions(tx); // A thief of the key may also have opened a session.
     for (const { id, ...credential } of wallets) giveToken(tx, id, credential);

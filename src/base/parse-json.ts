@@ -1,3 +1,6 @@
+/** An object of JSON, of which nothing is known yet. */
+export type Json = Record<string, unknown>;
+
 /**
  * Parses JSON as JSON.parse is specified. JSON.parse of V8 13.6 (Node 24) may take a name with an escape for another name that
  * it has seen before, in any text that this thread has parsed: where an object continued with a name `caf\`, it reads

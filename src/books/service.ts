@@ -14,17 +14,17 @@ import { findChangedSchema, missingPart } from '../db/damage.ts';
 import { createDiskReserve, type DiskReserve } from '../db/disk-reserve.ts';
 import { type Files, prepareDirectory } from '../files/data-directory.ts';
 import { fileMark } from '../files/file-mark.ts';
-import { beginNewEpoch, recordPlace, whyReportMoved } from '../lease/report-only.ts';
+import { beginNewEpoch, recordLocation, whyReportMoved } from '../lease/report-only.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
 import { openDefaultAccount } from '../ledger/account.ts';
 import { audit, newFault } from '../ledger/audit.ts';
 import {
+  type BooksLocation,
   currentEpoch,
   findInstallation,
   install,
   installationOf,
   lowerAcceptedFaults,
-  type Place,
 } from '../ledger/installation.ts';
 import type { Ledger, LedgerOptions } from '../ledger/ledger.ts';
 import { type BooksMove, tellDiskLow } from '../ledger/notices.ts';
@@ -262,18 +262,18 @@ async function recognise(
   if (machineId === undefined) return undefined;
   const known = installationOf(ledger.read);
   const current = machineHash(machineId, known.installationId);
-  const place: Place = { machineHash: current, host: hostname(), fileMark: fileMark(at.database) };
+  const place: BooksLocation = { machineHash: current, host: hostname(), fileMark: fileMark(at.database) };
   const isSame = known.machineHash?.equals(current) ?? false;
   if (isSame && known.host === place.host && known.fileMark === place.fileMark) return undefined;
   if (isSame || known.machineHash === null) {
-    await ledger.write(recordPlace, { place, move: undefined, because: undefined, now }).catch((error) => {
+    await ledger.write(recordLocation, { place, move: undefined, because: undefined, now }).catch((error) => {
       // A full disk does not prevent the start: the next one notes it.
       if (!(error instanceof Refusal) || error.code !== 'read_only') throw error;
     });
     return undefined;
   }
   const move = { from: known.host, host: hostname(), writtenAt: knownTimeOf(ledger.read, at).at };
-  await ledger.write(recordPlace, { place, move, because: whyReportMoved(ledger.read, known, place), now });
+  await ledger.write(recordLocation, { place, move, because: whyReportMoved(ledger.read, known, place), now });
   return move;
 }
 

@@ -4,7 +4,7 @@ import { type Route, routeNameOf } from '../router/catalogue.ts';
 import { costOf } from '../router/price.ts';
 import type { Heard } from '../router/stream-reader.ts';
 import type { ToldAnswer } from '../router/told.ts';
-import { describeUsage, toldIn, type Usage } from '../router/usage.ts';
+import { describeUsage, type TokenUsage, toldIn } from '../router/usage.ts';
 import { type LearnApp, learnBound } from './learn.ts';
 import type { Detail } from './quote.ts';
 
@@ -37,7 +37,7 @@ export function charge(
   // A server that does not know the count yet reports 0 at the beginning; no prompt has 0 tokens.
   const isPromptReported = reported.promptTokens !== undefined && (isCounted || reported.promptTokens > 0);
   const isAnswerReported = isCounted && reported.completionTokens !== undefined;
-  const usage: Usage = {
+  const usage: TokenUsage = {
     ...reported,
     // An upstream that does not report how long it caches written tokens caches them for the requested time.
     cacheWriteHourTokens: reported.cacheWriteHourTokens ?? (max.isCachedForHour ? reported.cacheWriteTokens : 0),

@@ -53,13 +53,13 @@ const cutRoutes = (routes: Routes, tokens: number): Routes =>
     return { price, usage: { ...usage, completionTokens: Math.min(usage.completionTokens, tokens) } };
   });
 
-type Snapshot = {
+type PriceNotes = {
   bound_prompt_tokens?: number;
   bound_completion_tokens?: number;
   cached_for_hour?: boolean;
   reduced_to_tokens?: number;
 };
-const snapshotOf = ({ price }: Pick<Operation, 'price'>) => parseJson(price) as Snapshot;
+const snapshotOf = ({ price }: Pick<Operation, 'price'>) => parseJson(price) as PriceNotes;
 
 /** Returns the limit of output tokens per answer if that of an operation was lowered to fit. */
 export const reducedToOf = (operation: Pick<Operation, 'price'>): number | undefined =>

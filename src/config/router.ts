@@ -101,12 +101,13 @@ const pricing = (decimals: number) =>
   );
 
 /** Members of a value that may have failed its schema. */
-type Parts = Readonly<Record<string, unknown>>;
-const partsOf = (value: unknown): Parts => (typeof value === 'object' && value !== null ? (value as Parts) : {});
-const listOf = (value: unknown): Parts[] => (Array.isArray(value) ? value.map(partsOf) : []);
+type UncheckedMembers = Readonly<Record<string, unknown>>;
+const partsOf = (value: unknown): UncheckedMembers =>
+  typeof value === 'object' && value !== null ? (value as UncheckedMembers) : {};
+const listOf = (value: unknown): UncheckedMembers[] => (Array.isArray(value) ? value.map(partsOf) : []);
 /** Returns a server of a pool, which may be written as its name alone. */
 const memberOf = <T>(it: T | string) => (typeof it === 'string' ? { upstream: it } : it);
-const membersOf = (value: unknown): Parts[] => (Array.isArray(value) ? listOf(value.map(memberOf)) : []);
+const membersOf = (value: unknown): UncheckedMembers[] => (Array.isArray(value) ? listOf(value.map(memberOf)) : []);
 
 /** A route to a model: an upstream, the model's name there, and its price there. */
 const route = {
@@ -178,7 +179,7 @@ const Model = v.pipe(
     if (model.upstream !== undefined && model.upstreams !== undefined)
       fault('upstreams', 'give upstream or upstreams, not both');
     if (model.balance !== undefined && model.upstreams === undefined) fault('balance', 'is for a pool: give upstreams');
-    const nameOf = (it: Parts) => `${it.upstream}\n${it.upstream_model ?? model.upstream_model ?? model.id}`;
+    const nameOf = (it: UncheckedMembers) => `${it.upstream}\n${it.upstream_model ?? model.upstream_model ?? model.id}`;
     const names = membersOf(model.upstreams).map(nameOf);
     if (new Set(names).size < names.length) fault('upstreams', 'names the same model of one upstream twice');
     if (listOf(model.fallbacks).some((it) => names.includes(nameOf(it))))
@@ -298,7 +299,7 @@ export const Router = v.pipe(
         ] as never,
       });
     };
-    const isSecond = (list: Parts[], i: number, field: string) =>
+    const isSecond = (list: UncheckedMembers[], i: number, field: string) =>
       typeof list[i]?.[field] === 'string' && list.findIndex((other) => other[field] === list[i]?.[field]) !== i;
     // Where a name is missing, it may be the one that a model asks for.
     const areNamed = Array.isArray(input.upstreams) && upstreams.every(({ name }) => typeof name === 'string');

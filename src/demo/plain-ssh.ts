@@ -6,7 +6,7 @@ import { text } from 'node:stream/consumers';
 import { PATH } from '../compute/engines/local/kill.ts';
 
 /** The response of `POST /v1/compute/ssh`. */
-type Access = { host: string; port: number; username: string; private_key: string; host_key: string };
+type SshAccess = { host: string; port: number; username: string; private_key: string; host_key: string };
 
 const REACH_SECONDS = 20;
 
@@ -15,7 +15,7 @@ const REACH_SECONDS = 20;
  * Returns its stdout, or its stderr if that is empty. Undefined if this machine has no client that this user can run.
  */
 export async function runBySsh(
-  access: Access,
+  access: SshAccess,
   command: string,
   directory: string,
   signal: AbortSignal,

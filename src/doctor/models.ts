@@ -13,7 +13,7 @@ import { type Catalogue, createCatalogue, fadedAt, type Model, priceOf, type Rou
 import { costOf, type Price } from '../router/price.ts';
 import { type StatedModel, statedModels } from '../router/stated-models.ts';
 import { createStreamReader } from '../router/stream-reader.ts';
-import { type Asked, openUpstream, type Upstream } from '../router/upstream.ts';
+import { openUpstream, type Upstream, type UpstreamRequest } from '../router/upstream.ts';
 import { readUsage } from '../router/usage.ts';
 
 /** Time limit per route. A model may have to be loaded before its first token. */
@@ -151,7 +151,7 @@ async function tryWire(upstream: Upstream, wire: NativeWire, { upstreamModel: mo
 }
 
 /** Sends the request as a stream and checks that it has an end and a usage. */
-async function tryStream(upstream: Upstream, request: Asked, faults: string[]): Promise<void> {
+async function tryStream(upstream: Upstream, request: UpstreamRequest, faults: string[]): Promise<void> {
   const reply = await upstream.ask(request, newId('op'), true);
   if (reply.kind === 'answered') {
     if (!readUsage(reply.told, 'chat')) faults.push(`Asked for a stream, it reports no readable usage: ${ESTIMATED}`);

@@ -1,10 +1,10 @@
 import {
-  type Address,
+  type IpAddress,
+  type IpNetwork,
   isPublic,
   isPublicNetwork,
   isWithin,
   liesIn,
-  type Network,
   parseAddress,
   parseNetwork,
 } from './addresses.ts';
@@ -12,15 +12,15 @@ import {
 /** A list of what a lease may reach: `public`, names, and addresses or networks, each with ports. */
 
 /** An entry, of every public address, of one name, of all names below one, or of a network. */
-export type Entry = { ports: readonly number[] } & (
+export type ListEntry = { ports: readonly number[] } & (
   | { kind: 'public' }
   | { kind: 'name' | 'below'; name: string }
-  | { kind: 'network'; network: Network }
+  | { kind: 'network'; network: IpNetwork }
 );
-export type List = readonly Entry[];
+export type List = readonly ListEntry[];
 
 /** The target of a connection. */
-export type Host = { kind: 'name'; name: string } | { kind: 'address'; address: Address };
+export type Host = { kind: 'name'; name: string } | { kind: 'address'; address: IpAddress };
 export type Target = { host: Host; port: number };
 
 /** The proxy's port on loopback inside each lease, beyond those that systems hand out by themselves. */
@@ -54,7 +54,7 @@ const SHAPES =
   'is no entry: write `public`, a name (pypi.org), all names below one (*.debian.org), or an address or a network (10.0.5.0/24, [fd00::/8]), each with :PORT unless it is for 80 and 443';
 
 /** Reads an entry. An entry without a port is for the ports 80 and 443. Returns its fault where it is none. */
-export function parseEntry(text: string): Entry | { fault: string } {
+export function parseEntry(text: string): ListEntry | { fault: string } {
   const shown = JSON.stringify(text.slice(0, 80));
   const bare = (text.match(/:/g) ?? []).length > 1 && !text.startsWith('['); // IPv6 without a port.
   const [, inBrackets, plain, port] =
@@ -85,14 +85,14 @@ export const parseList = (texts: readonly string[]): List =>
     return entry;
   });
 
-const isNameOf = (entry: Entry, name: string) =>
+const isNameOf = (entry: ListEntry, name: string) =>
   (entry.kind === 'name' && entry.name === name) || (entry.kind === 'below' && name.endsWith(`.${entry.name}`));
 
 /** Returns whether all that an entry stands for is in a list. */
-export const covers = (list: List, entry: Entry): boolean =>
+export const covers = (list: List, entry: ListEntry): boolean =>
   entry.ports.every((port) => list.some((it) => it.ports.includes(port) && includes(it, entry)));
 
-function includes(it: Entry, entry: Entry): boolean {
+function includes(it: ListEntry, entry: ListEntry): boolean {
   if (entry.kind === 'network')
     return it.kind === 'network'
       ? isWithin(entry.network, it.network)
@@ -121,7 +121,7 @@ export const admitsPublic = (list: List, port: number): boolean =>
  * Returns whether a connection to an address may be made for an admitted target. A name opens public addresses alone, and none of
  * this machine's own (`isOwn`); a network in the list opens whatever is in it.
  */
-export function opens(list: List, address: Address, port: number, isOwn: (address: Address) => boolean): boolean {
+export function opens(list: List, address: IpAddress, port: number, isOwn: (address: IpAddress) => boolean): boolean {
   const isListed = list.some((it) => it.kind === 'network' && it.ports.includes(port) && liesIn(address, it.network));
   return isListed || (isPublic(address) && !isOwn(address));
 }

@@ -5,7 +5,7 @@ import { createSecureContext, type SecureContext } from 'node:tls';
 import { createShares } from '../base/shares.ts';
 import { TLS_VERSION_MIN } from '../net/certificate.ts';
 import { deadline } from '../net/deadline.ts';
-import { type Address, parseAddress } from './addresses.ts';
+import { type IpAddress, parseAddress } from './addresses.ts';
 
 /** The world outside as the proxy uses it: name servers, connections, and the addresses of this machine. */
 export type Outside = {
@@ -14,7 +14,7 @@ export type Outside = {
   /** Begins a connection to an address. */
   dial(address: string, port: number): Socket;
   /** Returns whether an address is one of this machine's. */
-  isOwn(address: Address): boolean;
+  isOwn(address: IpAddress): boolean;
   /** Returns whom connections trust that speak TLS to a server. */
   trust(): SecureContext;
 };

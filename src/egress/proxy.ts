@@ -3,7 +3,7 @@ import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { containConnection } from '../net/contain.ts';
 import { deadline } from '../net/deadline.ts';
-import { type Address, parseAddress } from './addresses.ts';
+import { type IpAddress, parseAddress } from './addresses.ts';
 import type { Authority } from './authority.ts';
 import { createHelloReader } from './client-hello.ts';
 import { beServer, holdEnd, speakTls } from './ended-tls.ts';
@@ -54,7 +54,7 @@ export type Secrets = {
 type World = Pick<Outside, 'dial' | 'isOwn' | 'trust'> & { lookUp: LookUp };
 
 /** A request that is not carried out. `host` is there if its target is known and was refused. */
-class Refused extends Error {
+class RefusedRequest extends Error {
   readonly status: number;
   readonly host: string | undefined;
   constructor(status: number, reason: string, host?: string) {
@@ -82,7 +82,7 @@ export async function serveConnection(client: Duplex, gate: Gate, world: World):
     const reached = await reach(client, request, gate, world);
     await serveRequest(client, reached, { request, rest, gate });
   } catch (error) {
-    if (!(error instanceof Refused)) return void client.destroy();
+    if (!(error instanceof RefusedRequest)) return void client.destroy();
     if (error.host !== undefined) gate.refused(error.host, error.message);
     refuse(client, error.status, error.message);
   }
@@ -121,26 +121,26 @@ function readFirst<T>(client: Duplex, take: (piece: Buffer) => T | undefined, on
   });
   return deadline(first, FIRST_MILLISECONDS, () => {
     client.removeAllListeners('readable');
-    throw new Refused(408, 'the request did not come in time');
+    throw new RefusedRequest(408, 'the request did not come in time');
   });
 }
 
 async function readHead(client: Duplex): Promise<{ request: ProxyRequest; rest: Buffer }> {
   const reader = createHeadReader();
   const head = await readFirst(client, reader.take, () => new Error('the connection ended'));
-  if ('fault' in head) throw new Refused(head.code, `the request is refused: ${head.fault}`);
+  if ('fault' in head) throw new RefusedRequest(head.code, `the request is refused: ${head.fault}`);
   return head;
 }
 
 /** Returns the lists in force. Throws where the lease is over. */
 function listsOf(gate: Gate): readonly List[] {
   const lists = gate.lists();
-  if (!lists) throw new Refused(503, 'the lease is over, or its wallet may not use it');
+  if (!lists) throw new RefusedRequest(503, 'the lease is over, or its wallet may not use it');
   return lists;
 }
 
 /** A server that is connected, whom TLS to it trusts, and whether lists let a connection to it go on. */
-type Reached = { server: Socket; trust: Outside['trust']; mayPass(lists: readonly List[]): boolean };
+type ReachedServer = { server: Socket; trust: Outside['trust']; mayPass(lists: readonly List[]): boolean };
 
 /** Connects to the target of a request, if all lists admit it and one of its addresses. */
 async function reach(
@@ -148,21 +148,21 @@ async function reach(
   { target, host: shown }: ProxyRequest,
   gate: Gate,
   world: World,
-): Promise<Reached> {
+): Promise<ReachedServer> {
   const { host, port } = target;
   const where = `${shown}:${port}`;
   if (!listsOf(gate).every((list) => admits(list, target)))
-    throw new Refused(403, `${where} is not in the list of what this lease may reach`, shown);
+    throw new RefusedRequest(403, `${where} is not in the list of what this lease may reach`, shown);
   const found = host.kind === 'address' ? [shown.replace(/^\[|\]$/g, '')] : await lookUp(host.name, gate, world);
   // The lists may have changed in the meantime.
   const lists = listsOf(gate);
-  const mayPassTo = (address: Address, lists: readonly List[]) =>
+  const mayPassTo = (address: IpAddress, lists: readonly List[]) =>
     lists.every((list) => admits(list, target) && opens(list, address, port, world.isOwn));
   const checked = found.flatMap((text) => {
     const address = parseAddress(text);
     return address !== undefined && mayPassTo(address, lists) ? [{ text, address }] : [];
   });
-  if (!checked.length) throw new Refused(403, `${where} has no address that this lease may reach`, shown);
+  if (!checked.length) throw new RefusedRequest(403, `${where} has no address that this lease may reach`, shown);
   const gone = new AbortController();
   client.once('close', () => gone.abort());
   let fault: unknown;
@@ -181,26 +181,30 @@ async function reach(
       fault = error;
     }
   }
-  throw new Refused(502, `${where} cannot be reached: ${codeOf(fault)}`);
+  throw new RefusedRequest(502, `${where} cannot be reached: ${codeOf(fault)}`);
 }
 
 const codeOf = (error: unknown) => (error as NodeJS.ErrnoException).code ?? (error as Error).message;
 
 async function lookUp(name: string, gate: Gate, world: World): Promise<string[]> {
   const found = await world.lookUp(gate.id, name).catch((error) => {
-    throw new Refused(502, `${name} cannot be looked up: ${codeOf(error)}`);
+    throw new RefusedRequest(502, `${name} cannot be looked up: ${codeOf(error)}`);
   });
-  if (found === 'too_many') throw new Refused(429, 'too many names are being looked up for this lease');
-  if (!found.length) throw new Refused(502, `${name} has no address`);
+  if (found === 'too_many') throw new RefusedRequest(429, 'too many names are being looked up for this lease');
+  if (!found.length) throw new RefusedRequest(502, `${name} has no address`);
   return found;
 }
 
-type Opened = { request: ProxyRequest; rest: Buffer; gate: Gate };
+type OpenedRequest = { request: ProxyRequest; rest: Buffer; gate: Gate };
 
 const ESTABLISHED = 'HTTP/1.1 200 Connection established\r\n\r\n';
 
 /** Carries out a request whose server is connected. */
-async function serveRequest(client: Duplex, reached: Reached, { request, rest, gate }: Opened): Promise<void> {
+async function serveRequest(
+  client: Duplex,
+  reached: ReachedServer,
+  { request, rest, gate }: OpenedRequest,
+): Promise<void> {
   const { server, mayPass } = reached;
   const { target, host } = request;
   const admitAnyPublic = (lists: readonly List[]) => lists.every((list) => admitsPublic(list, target.port));
@@ -221,7 +225,7 @@ async function serveRequest(client: Duplex, reached: Reached, { request, rest, g
     }
     const first = await readHello(client, rest, target.host.name).catch((error) => {
       // The tunnel is open, so no answer of the proxy would be understood.
-      if (error instanceof Refused) gate.refused(host, error.message);
+      if (error instanceof RefusedRequest) gate.refused(host, error.message);
       throw new Error('the first bytes were refused', { cause: error });
     });
     relay(client, reached, { host, first, gate });
@@ -237,16 +241,16 @@ async function serveRequest(client: Duplex, reached: Reached, { request, rest, g
  */
 async function relayEnded(
   client: Duplex,
-  reached: Reached,
-  { name, request, rest, gate }: Opened & { name: string },
+  reached: ReachedServer,
+  { name, request, rest, gate }: OpenedRequest & { name: string },
 ): Promise<void> {
   const { target, host } = request;
   const where = `${host}:${target.port}`;
   const leave = gate.secrets.enter();
-  if (!leave) throw new Refused(429, `too many connections to ${host} are begun`, host);
+  if (!leave) throw new RefusedRequest(429, `too many connections to ${host} are begun`, host);
   client.once('close', leave);
   const server = await speakTls(reached.server, name, reached.trust()).catch((error) => {
-    throw new Refused(502, `${where} does not speak TLS that can be verified: ${codeOf(error)}`, host);
+    throw new RefusedRequest(502, `${where} does not speak TLS that can be verified: ${codeOf(error)}`, host);
   });
   if (client.destroyed) throw new Error('the client has gone');
   client.write(ESTABLISHED);
@@ -262,10 +266,11 @@ async function relayEnded(
 /** Reads the ClientHello of a tunnel to a name, and returns its bytes. Throws Refused unless it names this host. */
 async function readHello(client: Duplex, rest: Buffer, name: string): Promise<Buffer> {
   const reader = createHelloReader();
-  const ended = () => new Refused(403, 'no ClientHello of TLS came');
+  const ended = () => new RefusedRequest(403, 'no ClientHello of TLS came');
   const hello = (rest.length ? reader.take(rest) : undefined) ?? (await readFirst(client, reader.take, ended));
-  if ('fault' in hello) throw new Refused(403, `to a name only TLS may be spoken that names it: ${hello.fault}`);
-  if (hello.serverName.toLowerCase() !== name) throw new Refused(403, 'TLS asks for another server than the request');
+  if ('fault' in hello) throw new RefusedRequest(403, `to a name only TLS may be spoken that names it: ${hello.fault}`);
+  if (hello.serverName.toLowerCase() !== name)
+    throw new RefusedRequest(403, 'TLS asks for another server than the request');
   return reader.taken();
 }
 
@@ -281,7 +286,7 @@ type Passing = {
 };
 
 /** Passes bytes on, each way no faster than they are taken, until both ends are done or the lists no longer let them. */
-function relay(client: Duplex, { server, mayPass }: Reached, passing: Passing): void {
+function relay(client: Duplex, { server, mayPass }: ReachedServer, passing: Passing): void {
   const { host, first, gate, bodyLeft, rewrite = (piece) => piece } = passing;
   if (client.destroyed || server.destroyed) throw new Error('one end has gone');
   let left = bodyLeft ?? Number.POSITIVE_INFINITY;

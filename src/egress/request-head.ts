@@ -68,9 +68,9 @@ export type HeadLines = {
   minor: string;
   headers: [name: string, value: string][];
   /** The same by name: looking through thousands of headers for each that matters would hold up everybody. */
-  values: Values;
+  values: HeaderValues;
 };
-type Values = ReadonlyMap<string, string[]>;
+type HeaderValues = ReadonlyMap<string, string[]>;
 
 export const refuse = (fault: string, code: HeadFault['code'] = 400): HeadFault => ({ code, fault });
 
@@ -93,16 +93,16 @@ function parseLines(text: string): HeadLines | HeadFault {
 }
 
 /** Returns the fault of headers of which one of `names` comes twice. */
-export function refuseDoubled(values: Values, names: Iterable<string>): HeadFault | undefined {
+export function refuseDoubled(values: HeaderValues, names: Iterable<string>): HeadFault | undefined {
   const doubled = [...names].find((name) => valuesOf(values, name).length > 1);
   return doubled === undefined ? undefined : refuse(`its header ${doubled} comes twice`);
 }
 
 /** Returns the values of a header. */
-export const valuesOf = (values: Values, name: string): readonly string[] => values.get(name) ?? [];
+export const valuesOf = (values: HeaderValues, name: string): readonly string[] => values.get(name) ?? [];
 
 /** Reads the length of a body; undefined where it is none. One that begins with 0 is octal to some. */
-export function lengthOf(values: Values): number | undefined {
+export function lengthOf(values: HeaderValues): number | undefined {
   const [size = '0'] = valuesOf(values, 'content-length');
   return /^(0|[1-9]\d{0,14})$/.test(size) ? Number(size) : undefined;
 }

@@ -32,7 +32,7 @@ export class RequestFault extends Error {
 /** Those of each header. */
 type Replacements = ReadonlyMap<string, readonly Replacement[]>;
 
-type Body = { left: number } | 'chunks' | 'none';
+type BodyLength = { left: number } | 'chunks' | 'none';
 
 /** The longest header in which a placeholder is replaced: servers show the beginning of one that is too long for them. */
 const HEADER_LENGTH_MAX = 1024;
@@ -61,7 +61,7 @@ export function createRequestRewriter(
     current ??= Map.groupBy(replacements(), ({ header }) => header);
     return rewrite(lines, place, current);
   });
-  let body: Body = 'none';
+  let body: BodyLength = 'none';
   let isOver = false;
   const chunks = createChunkReader();
 
@@ -106,7 +106,7 @@ function rewrite(
   { method, url, minor, headers, values }: HeadLines,
   { authority, target }: ReturnType<typeof placeOf>,
   replacements: Replacements,
-): { head: Buffer; body: Body; isLast: boolean } | HeadFault {
+): { head: Buffer; body: BodyLength; isLast: boolean } | HeadFault {
   const [host] = valuesOf(values, 'host');
   if (minor !== '1') return refuse('it is not of HTTP/1.1');
   if (method === 'CONNECT' || ECHOES.includes(method))

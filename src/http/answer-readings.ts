@@ -1,4 +1,5 @@
 import { parseAnswer } from '../base/json-text.ts';
+import type { Json } from '../base/parse-json.ts';
 import type { NativeWire } from '../config/router.ts';
 import { READINGS, type ReadBy } from '../router/apart.ts';
 import { isAnswerOf, isLastEvent, isNativeEvent } from '../router/native.ts';
@@ -6,7 +7,7 @@ import { eventIn } from '../router/sse.ts';
 import { parseEvent } from '../router/told.ts';
 import { plainChunks } from './dialects/chunk.ts';
 import type { KeptState } from './dialects/dialect.ts';
-import { type Json, objectOf } from './dialects/json.ts';
+import { objectOf } from './dialects/json.ts';
 import { messagesDialect } from './dialects/messages.ts';
 import { responsesDialect } from './dialects/responses.ts';
 

@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import { LongText } from '../base/long-text.ts';
-import type { Json } from './dialects/json.ts';
+import type { Json } from '../base/parse-json.ts';
 
 /** Headers in which clients name a session: Codex, and Claude Code. */
 export const SESSION_HEADERS = ['session_id', 'session-id', 'x-claude-code-session-id'] as const;

@@ -3,6 +3,7 @@ import * as v from 'valibot';
 import { fingerprintOf } from '../base/fingerprint.ts';
 import type { Scan } from '../base/json-scan.ts';
 import { type ParsedText, parseText } from '../base/json-text.ts';
+import type { Json } from '../base/parse-json.ts';
 import { Refusal, type RefusalData, refusalOf, refusedFrom } from '../base/refusal.ts';
 import { type Bounded, bound, type Native } from '../router/bound.ts';
 import { cachedAs, type Forwards, withoutCacheControl } from '../router/cache-control.ts';
@@ -22,7 +23,7 @@ import { CompletionBody, EmbeddingsBody, RankingBody, RouterChatBody } from '../
 import { validate } from './body.ts';
 import { conversationOf } from './conversation.ts';
 import type { Dialect, KeptState, Translation } from './dialects/dialect.ts';
-import type { Json } from './dialects/json.ts';
+
 import { messagesDialect } from './dialects/messages.ts';
 import { type MeasuredNative, nativeOf } from './dialects/native.ts';
 import { responsesDialect } from './dialects/responses.ts';

@@ -35,7 +35,8 @@ export type LeaseEgress = Pick<Egress, 'open' | 'reached'> & {
   close(): void;
 };
 
-type Way = { backend: Backend; ref: Ref; list: List };
+/** How a lease reaches the network. */
+type OperatorsList = { backend: Backend; ref: Ref; list: List };
 /** The lists of a lease, and what they were made from. */
 type Lists = { list: List | undefined; allow: string | null | undefined; lists: readonly List[] | undefined };
 
@@ -54,7 +55,7 @@ function createCurrentLists(app: EgressApp) {
   /** The lists of each lease that was asked for, while neither the books nor the time have changed. */
   const known = new Map<string, Lists & { changes: number; now: number }>();
 
-  function wayOf(row: Resource | undefined): Way | undefined {
+  function wayOf(row: Resource | undefined): OperatorsList | undefined {
     const backend = row && app.slots.backendOf(row);
     const egress = backend?.guest.egress;
     if (!row || row.ref === null || !egress) return undefined;

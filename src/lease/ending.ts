@@ -12,7 +12,7 @@ import {
   settle,
 } from '../ledger/operation.ts';
 import { type EndReason, findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
-import { isSandboxOver } from '../ledger/sandbox.ts';
+import { hasSandboxEnded } from '../ledger/sandbox.ts';
 import { findWallet, statusAt } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
 import type { Transition } from './step.ts';
@@ -37,7 +37,7 @@ export function reasonToEnd({ now, isInDoubt }: Time, read: Reader, row: Resourc
   if (row.readyAt === null && operationOf(read, row.operationId).outcome === 'released') return 'create_failed';
   if (isInDoubt) return wallet.status === 'active' ? null : 'wallet_closed';
   if (row.readyAt !== null && now >= row.expiresAt) return 'lease_expired';
-  if (isSandboxOver(read, row, now)) return 'requested';
+  if (hasSandboxEnded(read, row, now)) return 'requested';
   if (statusAt(wallet, now) !== 'active') return 'wallet_closed';
   if (row.readyAt === null && now >= row.readyBy) return 'create_failed';
   return null;

@@ -9,8 +9,8 @@ import type { Resource } from '../ledger/resource.ts';
 /** Seconds for which an answer will do where a wrong one is corrected later. */
 const KEPT_SECONDS = 60;
 
-type Known = { identity: string | undefined; at: number };
-const lastKnown = new WeakMap<Backend, Known>();
+type KnownIdentity = { identity: string | undefined; at: number };
+const lastKnown = new WeakMap<Backend, KnownIdentity>();
 
 /** Returns the identity of the engine that answers now; undefined where there is only one, or it does not tell. */
 export async function engineOf(backend: Backend): Promise<string | undefined> {

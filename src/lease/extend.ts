@@ -5,7 +5,7 @@ import type { Reader } from '../db/handle.ts';
 import { beginStep, refuseStep } from '../ledger/keep.ts';
 import { findOperation, type Operation, openOperations } from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
-import { isSandboxOver } from '../ledger/sandbox.ts';
+import { hasSandboxEnded } from '../ledger/sandbox.ts';
 import type { Wallet } from '../ledger/wallet.ts';
 import { type Answered, type PaidQuote, type PaidRequest, spend, uncertain } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
@@ -132,7 +132,7 @@ function limitExtension(
   if (isPaused(row)) throw new Refusal('resource_not_active', notRunning(row));
   if (row.readyAt === null || row.endedAt !== null || row.endWanted !== null || row.expiresAt <= now)
     throw new Refusal('resource_not_active', `The resource is ${row.status}; only a running lease can be extended.`);
-  if (isSandboxOver(read, row, now)) throw new Refusal('resource_not_active', 'The sandbox is over.');
+  if (hasSandboxEnded(read, row, now)) throw new Refusal('resource_not_active', 'The sandbox is over.');
   if (row.quarantinedAt !== null)
     throw new Refusal('read_only', `This lease cannot be extended at the moment: ${REPORT_ONLY}.`, {
       retryAfterSeconds: 60,

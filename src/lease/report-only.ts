@@ -1,11 +1,11 @@
 import type { Reader, Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
 import {
+  type BooksLocation,
   beginEpoch,
-  type Place,
   type ReportOnly,
   reportOnlyOf,
-  setPlace,
+  setLocation,
   setReportOnly,
   trust,
 } from '../ledger/installation.ts';
@@ -48,19 +48,22 @@ export const beginNewEpoch = defineWrite(
   },
 );
 
-type RecordedPlace = { place: Place; move: BooksMove | undefined; because: string | undefined; now: number };
+type RecordedLocation = { place: BooksLocation; move: BooksMove | undefined; because: string | undefined; now: number };
 /** Records where this installation runs. Begins the report-only state for the reason `because`, if there is one. */
-export const recordPlace = defineWrite('installation.place', (tx, { place, move, because, now }: RecordedPlace) => {
-  setPlace(tx, place, move, now);
-  if (because !== undefined) beginReportOnly(tx, because, now);
-});
+export const recordLocation = defineWrite(
+  'installation.place',
+  (tx, { place, move, because, now }: RecordedLocation) => {
+    setLocation(tx, place, move, now);
+    if (because !== undefined) beginReportOnly(tx, because, now);
+  },
+);
 
 /**
  * Returns why books on another machine than at the last start may only report, or undefined. A disk that moved has the same file;
  * a copy has another one, and the original may have been served since. Leases whose engine is not known would be taken for gone
  * where another engine answers.
  */
-export function whyReportMoved(read: Reader, known: Place, now: Place): string | undefined {
+export function whyReportMoved(read: Reader, known: BooksLocation, now: BooksLocation): string | undefined {
   const moved = 'this is another machine than at the last start';
   if (known.fileMark === null || known.fileMark !== now.fileMark)
     return `${moved}, and the database is another file: it may be a copy`;

@@ -53,18 +53,18 @@ export type RoomQueue = {
   count(): number;
 };
 
-type Waiter = RoomOrder & {
+type RoomWaiter = RoomOrder & {
   /** The machine that it wants, whatever for how long, as JSON. */
   machine: string;
   /** Ends the wait; undefined while the create is being tried. */
   end: ((how: RoomWaitEnd) => void) | undefined;
 };
 type HasRoom = (slot: Slot, spec: Spec) => Promise<boolean>;
-type Line = ReturnType<typeof createLine>;
+type RoomLine = ReturnType<typeof createLine>;
 
 /** Creates the line of one slot, which is empty. */
 function createLine(hasRoom: HasRoom, treeOf: (waiter: RoomOrder) => string) {
-  const waiters: Waiter[] = [];
+  const waiters: RoomWaiter[] = [];
   const shares = createShares(WAITING_COUNT_MAX);
   /**
    * The attempts since the line was last woken, by wallet and machine. Equal creates of a wallet share one, as each refusal counts
@@ -72,7 +72,7 @@ function createLine(hasRoom: HasRoom, treeOf: (waiter: RoomOrder) => string) {
    */
   const tried = new Set<string>();
   /** The create that has its turn: until it has ended, the room that is left is not known. */
-  let inTurn: Waiter | undefined;
+  let inTurn: RoomWaiter | undefined;
   let isChecking = false;
   /** True if the line has changed since the last check began. */
   let isStale = false;
@@ -96,7 +96,7 @@ function createLine(hasRoom: HasRoom, treeOf: (waiter: RoomOrder) => string) {
   }
 
   /** Asks about all of them together: a backend that does not answer takes its whole time each time. */
-  function askForRoom(some: readonly Waiter[]): { it: Waiter; room: Promise<boolean> }[] {
+  function askForRoom(some: readonly RoomWaiter[]): { it: RoomWaiter; room: Promise<boolean> }[] {
     const known = new Map<string, Promise<boolean>>();
     return some.map((it) => {
       const room = known.get(it.machine) ?? hasRoom(it.slot, it.spec).catch(() => false);
@@ -105,29 +105,29 @@ function createLine(hasRoom: HasRoom, treeOf: (waiter: RoomOrder) => string) {
     });
   }
 
-  function yieldTurn(waiter: Waiter): void {
+  function yieldTurn(waiter: RoomWaiter): void {
     if (inTurn === waiter) inTurn = undefined;
     void check();
   }
 
   return {
-    waiters: waiters as readonly Waiter[],
+    waiters: waiters as readonly RoomWaiter[],
     wake(): void {
       tried.clear();
       void check();
     },
     /** Adds a create at the end. Returns undefined if too many wait. */
-    enter(order: RoomOrder): Waiter | undefined {
+    enter(order: RoomOrder): RoomWaiter | undefined {
       if (!shares.tryTake(treeOf(order), 1)) return undefined;
       const { max_seconds: _, ...machine } = order.spec;
-      const waiter: Waiter = { ...order, machine: JSON.stringify(machine), end: undefined };
+      const waiter: RoomWaiter = { ...order, machine: JSON.stringify(machine), end: undefined };
       waiters.push(waiter);
       return waiter;
     },
     /** Ends the turn of a create, if it has it. */
     yieldTurn,
     /** Takes a create out. Returns false where it has left before. */
-    leave(waiter: Waiter): boolean {
+    leave(waiter: RoomWaiter): boolean {
       if (!waiters.includes(waiter)) return false;
       waiters.splice(waiters.indexOf(waiter), 1);
       if (inTurn === waiter) tried.delete(triedAs(waiter)); // It was not refused for want of room.
@@ -144,7 +144,7 @@ export function createRoomQueue(
   tenantOf: (walletId: string) => Tenant,
   checkMilliseconds = CHECK_MILLISECONDS,
 ): RoomQueue {
-  const lines = new Map<Slot, Line>();
+  const lines = new Map<Slot, RoomLine>();
   let isStopped = false;
   let timer: NodeJS.Timeout | undefined;
   let [seen, isLooking] = [0, false];
@@ -157,14 +157,14 @@ export function createRoomQueue(
     for (const it of waiters()) if (it.end && it.isRefused()) it.end('turn');
   });
 
-  function lineOf(slot: Slot): Line {
+  function lineOf(slot: Slot): RoomLine {
     const line = lines.get(slot) ?? createLine(hasRoom, ({ walletId }) => tenantOf(walletId).treeId);
     lines.set(slot, line);
     timer ??= setInterval(() => [...lines.keys()].forEach(wake), checkMilliseconds).unref();
     return line;
   }
 
-  function leave(line: Line, waiter: Waiter): void {
+  function leave(line: RoomLine, waiter: RoomWaiter): void {
     if (!line.leave(waiter)) return;
     if (!line.waiters.length) lines.delete(waiter.slot);
     if (lines.size) return;
@@ -219,7 +219,7 @@ export function createRoomQueue(
   };
 }
 
-const triedAs = ({ walletId, machine }: Waiter) => `${walletId} ${machine}`;
+const triedAs = ({ walletId, machine }: RoomWaiter) => `${walletId} ${machine}`;
 
 /**
  * Makes a create that waits for room: repeats `attempt` in the create's turn while the slot is full, until `answerAt`. `isFull` returns

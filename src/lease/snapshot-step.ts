@@ -43,17 +43,17 @@ export type SnapshotState = 'taking' | 'ready' | 'deleting';
  */
 export type SnapshotFinding = 'unreachable' | 'absent' | 'there';
 
-type Observed = {
+type ObservedSnapshot = {
   app: LeaseApp;
   row: Snapshot;
   /** The bytes that it takes, where it is there. */
   bytes: number;
   error: Error | undefined;
 };
-type Action = (observed: Observed) => Promise<Snapshot>;
+type SnapshotAction = (observed: ObservedSnapshot) => Promise<Snapshot>;
 
 /** The action for every state and finding. */
-export const SNAPSHOT_ACTIONS: Record<SnapshotState, Record<SnapshotFinding, Action>> = {
+export const SNAPSHOT_ACTIONS: Record<SnapshotState, Record<SnapshotFinding, SnapshotAction>> = {
   taking: { unreachable: backOff, absent: failWhenSure, there: settleThere },
   ready: { unreachable: backOff, absent: end, there: payWhenDue },
   deleting: { unreachable: backOff, absent: end, there: tryAgain },
@@ -87,7 +87,7 @@ async function step(app: LeaseApp, row: Snapshot): Promise<Snapshot> {
 async function observe(
   app: LeaseApp,
   row: Snapshot,
-): Promise<Pick<Observed, 'bytes' | 'error'> & { finding: SnapshotFinding }> {
+): Promise<Pick<ObservedSnapshot, 'bytes' | 'error'> & { finding: SnapshotFinding }> {
   try {
     const backend = app.slots.backendOf(row);
     const snapshots = backend?.guest.snapshots;
@@ -127,7 +127,7 @@ const note = ({ ledger, clock }: LeaseApp, { id }: Snapshot, seconds: number, la
 
 // The actions, in the order of the table.
 
-async function backOff({ app, row, error }: Observed): Promise<Snapshot> {
+async function backOff({ app, row, error }: ObservedSnapshot): Promise<Snapshot> {
   const attempts = row.attempts + 1;
   const seconds = Math.min(BACK_OFF_SECONDS_MAX, SOON_SECONDS * 2 ** Math.min(attempts - 1, 10));
   const lastError = (error as Error).message.slice(0, 500);
@@ -139,7 +139,7 @@ async function backOff({ app, row, error }: Observed): Promise<Snapshot> {
 }
 
 /** Gives the money of a snapshot back that was never taken, once a lost call can be expected to be over. */
-async function failWhenSure(observed: Observed): Promise<Snapshot> {
+async function failWhenSure(observed: ObservedSnapshot): Promise<Snapshot> {
   const { app, row } = observed;
   const operation = operationOf(app.ledger.read, row.operationId);
   if (operation.state === 'settled') return end(observed); // The operator has decided it.
@@ -153,7 +153,7 @@ async function failWhenSure(observed: Observed): Promise<Snapshot> {
 }
 
 /** Charges a snapshot that an unanswered call has taken. One that is larger than was held for is removed. */
-async function settleThere(observed: Observed): Promise<Snapshot> {
+async function settleThere(observed: ObservedSnapshot): Promise<Snapshot> {
   const { app, row, bytes } = observed;
   const operation = operationOf(app.ledger.read, row.operationId);
   const size = hundredthsOf(bytes);
@@ -181,7 +181,7 @@ async function settle(app: LeaseApp, row: Snapshot, outcome: Parameters<typeof s
 }
 
 /** Pays for the day that has begun. A snapshot that nobody pays for has to go. */
-async function payWhenDue({ app, row }: Observed): Promise<Snapshot> {
+async function payWhenDue({ app, row }: ObservedSnapshot): Promise<Snapshot> {
   const now = app.clock.now();
   const { id } = row;
   const paidUntil = row.paidUntil as number;
@@ -215,11 +215,11 @@ function patienceWith({ code }: Refusal): number {
 }
 
 /** Ends the row: the snapshot is gone. */
-async function end({ app, row }: Observed): Promise<Snapshot> {
+async function end({ app, row }: ObservedSnapshot): Promise<Snapshot> {
   return app.ledger.write(endSnapshot, { id: row.id, now: app.clock.now() });
 }
 
 /** Its engine has not removed it yet. */
-async function tryAgain({ app, row }: Observed): Promise<Snapshot> {
+async function tryAgain({ app, row }: ObservedSnapshot): Promise<Snapshot> {
   return note(app, row, SOON_SECONDS);
 }

@@ -8,7 +8,7 @@ import type { Reader } from '../db/handle.ts';
 import { reportOnlyOf } from '../ledger/installation.ts';
 import { findOperation, type Operation, type Outcome } from '../ledger/operation.ts';
 import { findResource, type Resource } from '../ledger/resource.ts';
-import { isSandboxOver } from '../ledger/sandbox.ts';
+import { hasSandboxEnded } from '../ledger/sandbox.ts';
 import {
   applyTake,
   dayPriceSnapshot,
@@ -18,11 +18,11 @@ import {
   hundredthsOf,
   insertSnapshot,
   liveSnapshots,
+  type NewSnapshot,
   paidDay,
   priceOfDay,
   SNAPSHOT_COUNT_MAX,
   type Snapshot,
-  type SnapshotOrder,
   snapshotOfOperation,
 } from '../ledger/snapshot.ts';
 import type { Wallet } from '../ledger/wallet.ts';
@@ -38,7 +38,7 @@ import { advance } from './step.ts';
 const TAKE_SECONDS = 900;
 const RETRY_SECONDS = 10;
 
-const snapshotWrites = definePaidWrites<SnapshotOrder>('snapshot', {
+const snapshotWrites = definePaidWrites<NewSnapshot>('snapshot', {
   limits: limitSnapshot,
   insertRows: (tx, operation, order) => insertSnapshot(tx, order, operation, operation.createdAt + TAKE_SECONDS),
   settleRows(tx, { id }, outcome, now) {
@@ -47,10 +47,10 @@ const snapshotWrites = definePaidWrites<SnapshotOrder>('snapshot', {
 });
 
 /** Throws a refusal when no snapshot of a lease may be taken. */
-function limitSnapshot(read: Reader, wallet: Wallet, _: unknown, { resourceId }: SnapshotOrder, now: number): void {
+function limitSnapshot(read: Reader, wallet: Wallet, _: unknown, { resourceId }: NewSnapshot, now: number): void {
   const row = findResource(read, resourceId) as Resource;
   const isThere = row.status === 'running' || row.status === 'paused';
-  if (!isThere || row.endWanted !== null || row.expiresAt <= now || isSandboxOver(read, row, now))
+  if (!isThere || row.endWanted !== null || row.expiresAt <= now || hasSandboxEnded(read, row, now))
     throw new Refusal(
       'resource_not_active',
       `The resource is ${row.status}. Only one that runs or is paused has a disk.`,
@@ -89,7 +89,7 @@ type SnapshotRequest = Omit<PaidRequest, 'kind'> & { resource: Resource };
 export function takeSnapshot(app: LeaseApp, { resource, ...request }: SnapshotRequest): Promise<Answered<Snapshot>> {
   const { id } = resource;
   const current = () => findResource(app.ledger.read, id) as Resource;
-  return spend<Snapshot, SnapshotOrder>(
+  return spend<Snapshot, NewSnapshot>(
     app,
     { ...request, kind: 'snapshot' },
     {
@@ -120,7 +120,7 @@ export function takeSnapshot(app: LeaseApp, { resource, ...request }: SnapshotRe
 
 const NOT_TAKEN = 'The snapshot was not taken. Nothing was charged.';
 
-async function quoteSnapshot(app: LeaseApp, row: Resource): Promise<PaidQuote<Snapshot, SnapshotOrder>> {
+async function quoteSnapshot(app: LeaseApp, row: Resource): Promise<PaidQuote<Snapshot, NewSnapshot>> {
   const { backend, snapshots, price } = snapshotsOf(app, row);
   const limitGib = snapshots.gibMax(parseJson(row.spec) as Spec);
   const snapshotId = newId('snap');
@@ -133,7 +133,7 @@ async function quoteSnapshot(app: LeaseApp, row: Resource): Promise<PaidQuote<Sn
     throw unreached(cause);
   });
   if (row.engine !== null && row.engine !== engine) throw unreached(); // Its machine is on another one.
-  const order: SnapshotOrder = {
+  const order: NewSnapshot = {
     ...{ id: snapshotId, resourceId: row.id, slot: row.slot, backend: row.backend, engine: engine ?? null },
     ...{ tag: tagOf(app.installationId, snapshotId), limitGib, price: Nanos(price) },
   };
@@ -158,7 +158,7 @@ async function quoteSnapshot(app: LeaseApp, row: Resource): Promise<PaidQuote<Sn
 }
 
 /** Asks the engine. A snapshot that turns out larger than was held for is removed again. */
-async function take(app: LeaseApp, snapshots: Snapshots, order: SnapshotOrder): Promise<Outcome<null>> {
+async function take(app: LeaseApp, snapshots: Snapshots, order: NewSnapshot): Promise<Outcome<null>> {
   const { tag, limitGib } = order;
   const { ref, status } = findResource(app.ledger.read, order.resourceId) as Resource;
   const bytesMax = limitGib * 1024 ** 3;

@@ -23,7 +23,7 @@ export type Warm = {
   settled: Promise<unknown>;
 };
 /** A machine that has to end, and may not have been made yet. It is searched for until `until`, Unix seconds. */
-export type Left = { slot: Slot; backend: string; until: number };
+export type LeftMachine = { slot: Slot; backend: string; until: number };
 
 /** Returns the text that is the same for equal machines, whatever the time they are leased for. */
 export function machineOf({ max_seconds: _, ...machine }: Spec): string {
@@ -38,7 +38,7 @@ export type WarmRoster = ReturnType<typeof openWarmRoster>;
  */
 export function openWarmRoster(file: string, installationId: string, tags: Set<string>, until: number) {
   const pool = new Map<string, Warm>();
-  const left = new Map<string, Left>(readLeft(file, until));
+  const left = new Map<string, LeftMachine>(readLeft(file, until));
   const tagFor = (id: string) => tagOf(installationId, id);
   let lastRecord = Promise.resolve();
 
@@ -49,7 +49,7 @@ export function openWarmRoster(file: string, installationId: string, tags: Set<s
   }
   return {
     pool: pool as ReadonlyMap<string, Warm>,
-    left: left as ReadonlyMap<string, Left>,
+    left: left as ReadonlyMap<string, LeftMachine>,
     tagFor,
     of: (backend: Backend) => [...pool.values()].filter((it) => it.configured.backend === backend),
     add(it: Warm): void {
@@ -80,7 +80,7 @@ export function openWarmRoster(file: string, installationId: string, tags: Set<s
 }
 
 /** Reads which machines an earlier process left. */
-function* readLeft(file: string, until: number): Iterable<[string, Left]> {
+function* readLeft(file: string, until: number): Iterable<[string, LeftMachine]> {
   try {
     const listed = parseJson(readFileSync(file, 'utf8')) as { id: string; slot: Slot; backend: string }[];
     for (const { id, slot, backend } of listed) yield [id, { slot, backend, until }];

@@ -164,10 +164,10 @@ export function trust(tx: Tx, now: number): void {
 }
 
 /** The machine and the file of a start. */
-export type Place = Pick<Installation, 'machineHash' | 'host' | 'fileMark'>;
+export type BooksLocation = Pick<Installation, 'machineHash' | 'host' | 'fileMark'>;
 
 /** Records where this installation runs, and with `move` that it comes from another machine. */
-export function setPlace(tx: Tx, place: Place, move: BooksMove | undefined, now: number): void {
+export function setLocation(tx: Tx, place: BooksLocation, move: BooksMove | undefined, now: number): void {
   const moved = move && { movedFrom: move.from, movedAt: now, movedWrittenAt: move.writtenAt };
   change(tx, { ...place, ...moved });
   if (move) tellMoved(tx, move, now);

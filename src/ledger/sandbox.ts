@@ -97,7 +97,7 @@ export function endOfSandbox({ seconds, endsAt }: Sandbox, { readyAt, expiresAt 
  * Returns whether the sandbox of a lease is over. It is not while more of its lease is being paid for. False for a lease that is
  * no sandbox.
  */
-export function isSandboxOver(read: Reader, resource: Resource, now: number): boolean {
+export function hasSandboxEnded(read: Reader, resource: Resource, now: number): boolean {
   const sandbox = findSandbox(read, resource.id);
   const end = sandbox && endOfSandbox(sandbox, resource);
   if (end === undefined || end > now) return false;
@@ -110,7 +110,7 @@ export function liveSandbox(read: Reader, walletId: string, resourceId: string, 
   const resource = sandbox && findResource(read, resourceId);
   if (!sandbox || resource?.walletId !== walletId) return undefined;
   const isEnding = resource.endedAt !== null || resource.endWanted !== null;
-  return isEnding || isSandboxOver(read, resource, now) ? undefined : { sandbox, resource };
+  return isEnding || hasSandboxEnded(read, resource, now) ? undefined : { sandbox, resource };
 }
 
 /** Returns the sandboxes of a wallet that have not ended and are not to end, newest first. */
@@ -124,11 +124,11 @@ export const allLiveSandboxes = (read: Reader) => reads(read).live.all();
 /** Returns the live sandboxes of a wallet whose create had this fingerprint and never reached its client, oldest first. */
 export function undeliveredSandboxes(read: Reader, walletId: string, fingerprint: Buffer, now: number): SandboxLease[] {
   const found = reads(read).undelivered.all({ walletId, fingerprint });
-  return found.filter(({ resource }) => !isSandboxOver(read, resource, now));
+  return found.filter(({ resource }) => !hasSandboxEnded(read, resource, now));
 }
 
 /** Returns the ids of the live leases whose sandbox is over by `now`, Unix seconds. */
-export function sandboxesOver(read: Reader, now: number): string[] {
+export function endedSandboxes(read: Reader, now: number): string[] {
   return reads(read)
     .over.all({ now })
     .map(({ id }) => id);

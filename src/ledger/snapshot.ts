@@ -148,13 +148,13 @@ export const paidDay = ({ price }: Pick<Snapshot, 'price'>, size: number): Outco
 
 const hundredthsIn = (usage: string): number => Math.round((parseJson(usage) as { size_gib: number }).size_gib * 100);
 
-export type SnapshotOrder = Pick<
+export type NewSnapshot = Pick<
   Snapshot,
   'id' | 'resourceId' | 'slot' | 'backend' | 'engine' | 'tag' | 'limitGib' | 'price'
 >;
 
 /** Inserts the row of a snapshot that is about to be taken, with the hold of its first day. It is due when nothing drives it any more. */
-export function insertSnapshot(tx: Tx, order: SnapshotOrder, operation: Operation, dueAt: number): void {
+export function insertSnapshot(tx: Tx, order: NewSnapshot, operation: Operation, dueAt: number): void {
   const { walletId, id: operationId, createdAt } = operation;
   const row = withChecksum(snapshots, {
     ...order,

@@ -22,7 +22,7 @@ type OperationRow = [
  */
 type Book = { name: string; amount: bigint; sold: bigint; other: Book | undefined };
 /** The book of an operation's hold, the numbers and sums of its entries, and its row. */
-type Seen = {
+type SeenOperation = {
   heldIn: Book;
   heldBy: number;
   settledBy: number | undefined;
@@ -66,7 +66,7 @@ type Sums = {
   /** The books of available money, by wallet: each refers to the book of its holds, so one look-up finds both. */
   readonly walletBooks: Map<string, Book>;
   /** The sums of the entries of each unsettled operation; dropped once its row agrees. */
-  readonly open: Map<string, Seen>;
+  readonly open: Map<string, SeenOperation>;
   operationCount: number;
   readonly findOperation: (id: string) => OperationRow | undefined;
   /** The sum of the entries of each funding, in nano-dollars. One part may pay off debt or be taken as debt. */
@@ -224,7 +224,7 @@ function addEntry(sums: Sums, seq: number, [, , causeId, debit, credit, amountTe
 function followOperation(
   sums: Sums,
   { seq, causeId: id, from, to, amount }: JournalEntry,
-  seen: Seen | undefined,
+  seen: SeenOperation | undefined,
 ): void {
   const { fault, open } = sums;
   if (to.name.startsWith('hold:')) {
@@ -253,7 +253,7 @@ function followOperation(
 /** Returns the id of the wallet whose holds are in this book. */
 const heldFor = ({ name }: Book): string => name.slice('hold:'.length);
 
-function checkOperation(sums: Sums, id: string, seen: Seen) {
+function checkOperation(sums: Sums, id: string, seen: SeenOperation) {
   const { fault } = sums;
   sums.operationCount++;
   if (!seen.row) return fault(`operation ${id} has entries but no row`);

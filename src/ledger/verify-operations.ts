@@ -4,7 +4,15 @@ import { keyDigest } from '../db/key-digest.ts';
 /** Rows fetched at a time. */
 const PAGE_COUNT = 1000;
 
-type Row = [number: bigint, id: string, walletId: string, route: string, key: string, digest: Buffer, strays: bigint];
+type CheckedRow = [
+  number: bigint,
+  id: string,
+  walletId: string,
+  route: string,
+  key: string,
+  digest: Buffer,
+  strays: bigint,
+];
 
 /**
  * Reports a gap in the numbers of operations, a digest that is not of its key, an operation without money that names entries, a
@@ -21,7 +29,7 @@ export function verifyOperations(client: Client, fault: (text: string) => void):
   const seen = new Map<string, [count: bigint, first: bigint, last: bigint]>();
   let expected = 1n;
   for (let after = -(2n ** 63n); ; ) {
-    const rows = page.all(after) as Row[];
+    const rows = page.all(after) as CheckedRow[];
     for (const [number, id, walletId, route, key, digest, strays] of rows) {
       if (number !== expected) fault(`operation ${id} has the number ${number}, ${expected} would be next`);
       expected = number + 1n;
@@ -44,7 +52,7 @@ export function verifyOperations(client: Client, fault: (text: string) => void):
     fault(`the answer of operation ${id} has the number of another one`);
 }
 
-type WalletRow = [id: string, count: bigint, first: bigint | null, last: bigint | null];
+type WalletCounts = [id: string, count: bigint, first: bigint | null, last: bigint | null];
 
 /** Compares the operations that were seen of each wallet with its balance. */
 function verifyOfWallets(
@@ -55,7 +63,7 @@ function verifyOfWallets(
   const rows = client
     .prepare('select id, operation_count, first_operation, last_operation from wallet join balance using (number)')
     .raw()
-    .iterate() as IterableIterator<WalletRow>;
+    .iterate() as IterableIterator<WalletCounts>;
   for (const [id, counted, first, last] of rows) {
     const [count, oldest, newest] = seen.get(id) ?? [0n, null, null];
     if (count !== counted) fault(`wallet ${id} has had ${counted} operations, ${count} are there`);

@@ -21,10 +21,10 @@ const reads = plain({
 });
 
 /** The numbers of the first and of the newest operation. */
-export type Span = { first: number; last: number };
+export type NumberRange = { first: number; last: number };
 
 /** Returns the span of the operations of these wallets; undefined where they have none. */
-export function spanOf(read: Reader, walletIds: readonly string[]): Span | undefined {
+export function spanOf(read: Reader, walletIds: readonly string[]): NumberRange | undefined {
   const [first, last] = reads(read).span.get(JSON.stringify(walletIds)) as [bigint | null, bigint | null];
   return first === null ? undefined : { first: Number(first), last: Number(last) };
 }

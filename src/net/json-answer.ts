@@ -77,7 +77,7 @@ function notSyntax(step: () => void): boolean {
 type OpenValue = { list: unknown[] } | { object: Record<string, unknown>; count: number; name: string };
 
 /** The next token that is allowed. */
-type Expected = 'value' | 'value or end' | 'name' | 'name or end' | 'colon' | 'comma or end' | 'nothing';
+type ExpectedToken = 'value' | 'value or end' | 'name' | 'name or end' | 'colon' | 'comma or end' | 'nothing';
 
 type JsonParser = {
   /** Takes the next bytes. Throws a SyntaxError for text that is not JSON, and another error beyond the limits. */
@@ -168,7 +168,7 @@ export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
 /** Creates the opened lists and objects of a text, with all values in them. */
 function createStructure(parse: ParseValue) {
   const opened: OpenValue[] = [];
-  let expected: Expected = 'value';
+  let expected: ExpectedToken = 'value';
   let result: unknown;
   let valueCount = 0;
 

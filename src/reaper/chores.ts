@@ -16,7 +16,7 @@ import {
 import { nextStaleEvent, pruneEvents } from '../ledger/outbox.ts';
 import { dueRefills, nextRefill, refillWallet } from '../ledger/refill.ts';
 import { type DueResource, dueResources, nextDueResource, PAGE_COUNT } from '../ledger/resource.ts';
-import { nextSandboxEnd, sandboxesOver } from '../ledger/sandbox.ts';
+import { endedSandboxes, nextSandboxEnd } from '../ledger/sandbox.ts';
 import { type DueSnapshot, dueSnapshots, nextDueSnapshot } from '../ledger/snapshot.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
 import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
@@ -92,7 +92,7 @@ export async function stepLeases(app: ReaperApp, reaped: Reaped): Promise<void> 
 /** Ends the sandboxes that are over before the paid time of their leases is. */
 export async function endSandboxes(app: ReaperApp, reaped: Reaped): Promise<void> {
   if (app.clock.expiryBlocked()) return;
-  const over = sandboxesOver(app.ledger.read, app.clock.now());
+  const over = endedSandboxes(app.ledger.read, app.clock.now());
   for (const it of await inTime(
     app,
     over.map((id) => advance(app, id)),

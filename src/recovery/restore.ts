@@ -135,7 +135,7 @@ function bringUpToDate(file: string, fresh: string, force: boolean): Manifest | 
 const KNOWN = `select installation_id as id, (select max(number) from epoch) as epoch,
   (select coalesce(max(seq), 0) from entry) as seq from installation`;
 
-type Before = {
+type EarlierBooks = {
   installationId: string | undefined;
   epoch: number;
   seq: number;
@@ -143,7 +143,7 @@ type Before = {
 };
 
 /** Returns the facts about the books to be replaced: from the files beside them, and from the database if it can be read. */
-async function remember(at: Files): Promise<Before> {
+async function remember(at: Files): Promise<EarlierBooks> {
   const { epoch, seq } = newestOf(await readMarks(at));
   let known: { id: string; epoch: number; seq: number } | undefined;
   let restrictions: Restrictions | undefined;
@@ -169,7 +169,7 @@ async function remember(at: Files): Promise<Before> {
 /** Verifies the copy as a start would, and begins its new epoch. */
 async function begin(
   fresh: string,
-  before: Before,
+  before: EarlierBooks,
   masterKey: MasterKeySource,
   manifest: Manifest | undefined,
   { file, force, withoutKey }: { file: string; force: boolean; withoutKey?: boolean },

@@ -27,7 +27,7 @@ type BackupsApp = {
   ledger: Pick<Ledger, 'read'>;
 };
 /** What came of a backup. */
-type Outcome = { file: string } | { error: Error };
+type BackupOutcome = { file: string } | { error: Error };
 /** Makes one backup. The signal aborts it. Throws the reason when none was made. */
 type MakeBackup = (file: string, signal: AbortSignal) => Promise<void>;
 
@@ -129,17 +129,17 @@ function watchNewest(app: BackupsApp) {
 export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   const ending = new AbortController();
   let timer: NodeJS.Timeout | undefined;
-  let running: Promise<Outcome> | undefined;
+  let running: Promise<BackupOutcome> | undefined;
   let failedAt: number | undefined;
   const newest = watchNewest(app);
 
-  function begin(making: Promise<Outcome>): Promise<Outcome> {
+  function begin(making: Promise<BackupOutcome>): Promise<BackupOutcome> {
     running = making.finally(() => {
       running = undefined;
     });
     return running;
   }
-  async function backUpByHand(directory: string, now: number): Promise<Outcome> {
+  async function backUpByHand(directory: string, now: number): Promise<BackupOutcome> {
     try {
       const file = manualPath(directory, app.installationId, now);
       await make(file, ending.signal);
@@ -149,7 +149,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
       return { error: error as Error };
     }
   }
-  async function backUp({ directory, keep }: NonNullable<Config['backup']>, now: number): Promise<Outcome> {
+  async function backUp({ directory, keep }: NonNullable<Config['backup']>, now: number): Promise<BackupOutcome> {
     try {
       const file = pathOf(directory, app.installationId, now);
       await make(file, ending.signal);

@@ -83,18 +83,18 @@ export function createBalancer(now: () => number, isDown: (upstream: string, acc
 }
 
 /** The servers of an account's conversations, by tree and conversation, and their number. Those continued last are last. */
-type Account = { count: number; trees: Map<string, Map<string, string>> };
+type Conversations = { count: number; trees: Map<string, Map<string, string>> };
 
 /**
  * Creates the memory of the server of each conversation. A tree of wallets that has too many forgets its own. With too many in
  * all, the account that has most forgets one: so an account with many wallets takes no more than its share.
  */
 function createHomes() {
-  const accounts = new Map<string, Account>();
+  const accounts = new Map<string, Conversations>();
   let count = 0;
 
   function forgetOldest(accountId: string, treeId: string): void {
-    const account = accounts.get(accountId) as Account;
+    const account = accounts.get(accountId) as Conversations;
     const own = account.trees.get(treeId) as Map<string, string>;
     own.delete(own.keys().next().value as string);
     if (own.size === 0) account.trees.delete(treeId);
@@ -119,7 +119,7 @@ function createHomes() {
       own.set(key, server);
       if (own.size > CONVERSATION_COUNT_MAX.each) forgetOldest(accountId, treeId);
       if (count <= CONVERSATION_COUNT_MAX.all) return;
-      let largest: [string, Account] = [accountId, account];
+      let largest: [string, Conversations] = [accountId, account];
       for (const it of accounts) if (it[1].count > largest[1].count) largest = it;
       forgetOldest(largest[0], largest[1].trees.keys().next().value as string);
     },

@@ -7,7 +7,7 @@ import { type ChatBody, type Measured, measureChat, measuredFor, measureEmbeddin
 import { measureRanking } from './measure-prompts.ts';
 import type { Api } from './native.ts';
 import type { MaxUsage } from './price.ts';
-import type { Asked } from './upstream.ts';
+import type { UpstreamRequest } from './upstream.ts';
 
 /**
  * Prompt tokens besides the values of a request, which the template writes around them. Per request: a preamble (the date,
@@ -62,7 +62,7 @@ export type Bounded = {
   /** Returns the API in which the upstream of this route is asked. */
   apiOf(route: Route): Api;
   /** Returns the request in the form that is sent to the upstream of this route. */
-  askedOf(route: Route): Asked;
+  askedOf(route: Route): UpstreamRequest;
   /** An estimate of the longest prompt's tokens, close for prose: unlike the bound it may be too low. 0 if nothing is generated. */
   estimate: number;
   /** Frees the bodies once no other route will be asked. */

@@ -1,6 +1,7 @@
+import type { Json } from '../base/parse-json.ts';
 import type { Route } from './catalogue.ts';
 import { type Forwarded, writtenAgain } from './forwarded.ts';
-import { changeNested, type Json } from './nested.ts';
+import { changeNested } from './nested.ts';
 
 /**
  * Members that hold objects which may have a `cache_control`, by their position. A name in a tool's schema, or a quote in a
@@ -40,7 +41,7 @@ export const forwardedBy = (
  * Returns the request without its marks for prompt caches: the same object where it has none. `parts` are further members
  * through which marked objects are reached.
  */
-export const withoutCacheControl = <T extends Json>(request: T, parts: readonly string[] = []): T =>
+export const withoutCacheControl = <T extends Readonly<Json>>(request: T, parts: readonly string[] = []): T =>
   marked(request, parts, () => undefined) as T;
 
 /**
@@ -48,13 +49,13 @@ export const withoutCacheControl = <T extends Json>(request: T, parts: readonly 
  * shortest time alone, and with those for an hour if there are any. `parts` as for `withoutCacheControl`.
  */
 export function cachedAs(
-  request: Json,
+  request: Readonly<Json>,
   names: readonly string[],
   parts: readonly string[] = [],
 ): Pick<Forwards, 'cached' | 'cachedForHour'> {
   let asksForHour = false;
-  const isMark = (mark: unknown): mark is Json => (mark as Json | null)?.type === 'ephemeral';
-  const written = (keep: (mark: Json) => Json) => {
+  const isMark = (mark: unknown): mark is Readonly<Json> => (mark as Readonly<Json> | null)?.type === 'ephemeral';
+  const written = (keep: (mark: Readonly<Json>) => Readonly<Json>) => {
     const value = marked(request, parts, (mark) => (isMark(mark) ? keep(mark) : undefined));
     return writtenAgain(value, value.cache_control === undefined ? names : [...names, 'cache_control']);
   };
@@ -71,7 +72,7 @@ const HOUR = '1h';
 const EPHEMERAL = { type: 'ephemeral' };
 
 /** Replaces each `cache_control` by the result of `change`. Copies only what changes. */
-const marked = (value: Json, parts: readonly string[], change: (mark: unknown) => unknown): Json =>
+const marked = (value: Readonly<Json>, parts: readonly string[], change: (mark: unknown) => unknown): Readonly<Json> =>
   changeNested(value, parts.length ? [...new Set([...MARKED, ...parts])] : MARKED, (it) => {
     if (!Object.hasOwn(it, 'cache_control')) return it;
     const { cache_control: mark, ...rest } = it;

@@ -1,6 +1,5 @@
+import type { Json } from '../base/parse-json.ts';
 import { DONE, DONE_EVENT, eventOf, type SseEvent } from './sse.ts';
-
-type Json = Record<string, unknown>;
 
 /**
  * Converts a complete chat completion into stream events, for an upstream that does not stream: a content chunk and a

@@ -54,10 +54,10 @@ export async function discoverServers(
   return found.filter((it) => it !== undefined);
 }
 
-type Answer = { status: number; json: unknown };
+type ServerAnswer = { status: number; json: unknown };
 
 /** Requests a URL. Returns undefined if nothing answers with JSON within the time limit. */
-async function ask(url: string, body?: object): Promise<Answer | undefined> {
+async function ask(url: string, body?: object): Promise<ServerAnswer | undefined> {
   try {
     const response = await request(url, {
       method: body ? 'POST' : 'GET',

@@ -1,6 +1,5 @@
-import { wordOf } from '../base/parse-json.ts';
+import { type Json, wordOf } from '../base/parse-json.ts';
 
-type Json = Record<string, unknown>;
 const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});
 
 /** Codes and types of OpenAI and llama.cpp. */

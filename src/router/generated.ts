@@ -1,4 +1,4 @@
-type Json = Record<string, unknown>;
+import type { Json } from '../base/parse-json.ts';
 
 /**
  * Returns the bytes of text that a model generated in an answer or a chunk: content, refusals, reasoning and tool

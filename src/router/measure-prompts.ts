@@ -1,3 +1,4 @@
+import type { Json } from '../base/parse-json.ts';
 import { FREE_MEMBERS } from './free-members.ts';
 import {
   CHOICE_COUNT_MAX,
@@ -15,8 +16,6 @@ import {
 import { textBytes } from './rendered.ts';
 
 // Requests whose prompts are texts without a conversation: legacy completions, and the ranking of documents.
-
-type Body = Readonly<Record<string, unknown>>;
 
 /** Members of a legacy completion that may be forwarded and cost nothing but their bytes. */
 const COMPLETED = new Set<string>([
@@ -39,7 +38,12 @@ const RANKED = new Set([
 const DOCUMENT_COUNT_MAX = 2048;
 
 /** Sorts the members of a request into those that every upstream gets and those that its settings name. Refuses all others. */
-function sorted({ forward }: MeasuredFor, request: Body, known: ReadonlySet<string>, read: ReadonlySet<string>) {
+function sorted(
+  { forward }: MeasuredFor,
+  request: Readonly<Json>,
+  known: ReadonlySet<string>,
+  read: ReadonlySet<string>,
+) {
   const forwarded: string[] = [];
   const byRoute: Record<string, unknown> = {};
   for (const [name, value] of Object.entries(request)) {
@@ -54,7 +58,7 @@ function sorted({ forward }: MeasuredFor, request: Body, known: ReadonlySet<stri
  * Measures a legacy completion: each of its prompts with the other forwarded members, and the answers that are generated for
  * all of them, `best_of` for each. Throws as `measureChat` does.
  */
-export function measureCompletion(model: MeasuredFor, raw: Body, stream: boolean): Measured {
+export function measureCompletion(model: MeasuredFor, raw: Readonly<Json>, stream: boolean): Measured {
   const request = withoutNulls(raw);
   const read = stream ? new Set([...READ, 'stream_options']) : READ;
   const { forwarded, byRoute } = sorted(model, request, COMPLETED, read);
@@ -89,7 +93,7 @@ export function measureCompletion(model: MeasuredFor, raw: Body, stream: boolean
 }
 
 /** Measures a ranking: a model reads the query once with each document. Throws as `measureChat` does. */
-export function measureRanking(model: MeasuredFor, raw: Body): Measured {
+export function measureRanking(model: MeasuredFor, raw: Readonly<Json>): Measured {
   const request = withoutNulls(raw);
   const { forwarded, byRoute } = sorted(model, request, RANKED, new Set(['model']));
   if (typeof request.query !== 'string') throw invalid('query', 'must be a string');
@@ -110,7 +114,7 @@ export function measureRanking(model: MeasuredFor, raw: Body): Measured {
 function documentText(document: unknown, at: number): string {
   if (typeof document === 'string') return document;
   if (typeof document !== 'object' || document === null) throw invalid(`documents.${at}`, 'must be a text');
-  const { text, ...others } = document as Body;
+  const { text, ...others } = document as Readonly<Json>;
   if (typeof text !== 'string') throw invalid(`documents.${at}.text`, 'must be a string');
   const [other] = Object.keys(others);
   if (other !== undefined) throw unsupported(`documents.${at}.${other}`);

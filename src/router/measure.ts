@@ -1,5 +1,5 @@
 import { isText, LongText } from '../base/long-text.ts';
-import { wordOf } from '../base/parse-json.ts';
+import { type Json, wordOf } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import { HANDLED_MEMBERS, type NativeWire } from '../config/router.ts';
 import { contextOf, type Model, type Route } from './catalogue.ts';
@@ -193,7 +193,12 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
  * Returns the bytes of the rendered prompt: texts as they are, structured values by their parts. Images are counted
  * apart, because bytes do not bound them.
  */
-function renderedBytes(request: ChatBody, forwarded: readonly string[], others: Json, enough: number): number {
+function renderedBytes(
+  request: ChatBody,
+  forwarded: readonly string[],
+  others: Readonly<Json>,
+  enough: number,
+): number {
   return refuseTooDeep('messages', () => {
     let bytes = namedBytes(request, Object.keys(others), enough);
     for (const name of forwarded) if (name !== 'messages') bytes += memberBytes(request, name, enough);
@@ -216,14 +221,14 @@ export function refuseTooDeep(field: string, count: () => number): number {
 }
 
 /** Returns the bytes of the members of these names in the form that a template writes. */
-export function namedBytes(request: Json, names: readonly string[], enough: number): number {
+export function namedBytes(request: Readonly<Json>, names: readonly string[], enough: number): number {
   return names.reduce((bytes, name) => bytes + memberBytes(request, name, enough), 0);
 }
 
-type Json = Readonly<Record<string, unknown>>;
-const memberBytes = (request: Json, name: string, enough: number) => name.length + valueBytes(request[name], enough);
+const memberBytes = (request: Readonly<Json>, name: string, enough: number) =>
+  name.length + valueBytes(request[name], enough);
 
-function messageBytes(message: Json, enough: number): number {
+function messageBytes(message: Readonly<Json>, enough: number): number {
   const { content, role } = message;
   let bytes = 0;
   for (const name of Object.keys(message)) {
@@ -295,7 +300,7 @@ export function inputsOf(input: unknown, enough: number, field: string): Measure
 }
 
 /** Leaves out members that are null, as OpenAI does: some clients send every member they know. */
-export function withoutNulls<T extends Json>(raw: T): T {
+export function withoutNulls<T extends Readonly<Json>>(raw: T): T {
   for (const name of Object.keys(raw))
     if (raw[name] === null) return Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
   return raw;
@@ -366,7 +371,7 @@ function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: stri
   if (typeof value !== 'object' || value === null || Array.isArray(value)) throw invalid(place(), 'must be an object');
   for (const name of Object.keys(value)) {
     if (allowed.has(name)) continue;
-    const it = (value as Json)[name];
+    const it = (value as Readonly<Json>)[name];
     const isEmpty = it === null || (Array.isArray(it) && it.length === 0); // Stock clients send answers back this way.
     if (!isEmpty) throw unsupported(`${place()}.${name}`);
   }
@@ -399,7 +404,7 @@ const IMAGE_URL = new Set(['url', 'detail']);
 function refuseContent(messages: readonly Record<string, unknown>[], model: MeasuredFor): number {
   let images = 0;
   for (let i = 0; i < messages.length; i++) {
-    const message = messages[i] as Json;
+    const message = messages[i] as Readonly<Json>;
     const isAnswer = message?.role === 'assistant';
     refuseMembers(message, isAnswer ? ANSWER : MESSAGE, i);
     for (const name of ANSWERED) if (message[name] !== undefined) refuseMedia(message[name], `messages.${i}.${name}`);
@@ -415,7 +420,7 @@ function refuseContent(messages: readonly Record<string, unknown>[], model: Meas
 }
 
 /** Checks a part of a message's content. Returns the number of images in it. */
-function refusePart(part: Json | null, where: string, isAnswer: boolean, model: MeasuredFor): 0 | 1 {
+function refusePart(part: Readonly<Json> | null, where: string, isAnswer: boolean, model: MeasuredFor): 0 | 1 {
   if (typeof part !== 'object' || part === null) throw unsupported(where);
   if (model.sellsImages && part.type === 'image_url') {
     refuseImage(part, where, model.imageUrls);
@@ -434,7 +439,7 @@ function refusePart(part: Json | null, where: string, isAnswer: boolean, model: 
 /** The image types that model servers accept. The content behind a network URL is unknown here. */
 const DATA_IMAGE = /^data:image\/(png|jpeg|webp|gif)[;,]/;
 
-function refuseImage(part: Json, where: string, takesUrls: boolean): void {
+function refuseImage(part: Readonly<Json>, where: string, takesUrls: boolean): void {
   refuseMembers(part, IMAGE, where);
   const image = part.image_url;
   refuseMembers(image, IMAGE_URL, `${where}.image_url`);

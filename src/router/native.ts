@@ -1,4 +1,4 @@
-import { wordOf } from '../base/parse-json.ts';
+import { type Json, wordOf } from '../base/parse-json.ts';
 import { isWire, type NativeWire } from '../config/router.ts';
 import type { Model } from './catalogue.ts';
 import { bytesOfText } from './generated.ts';
@@ -23,7 +23,6 @@ export const PATHS: Record<Api, string> = {
   responses: 'responses',
 };
 
-type Json = Record<string, unknown>;
 const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});
 
 /** Returns whether a complete answer is one of this API. Also separates stored answers from chat completions. */

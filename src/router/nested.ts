@@ -1,11 +1,15 @@
-export type Json = Readonly<Record<string, unknown>>;
+import type { Json } from '../base/parse-json.ts';
 
 /**
  * Applies `change` to the value and to every object below it that is reached through members of these names only, in lists
  * or not: the inner ones first. Copies only what changes. No name may occur twice: each level of nesting would double the
  * work.
  */
-export function changeNested(value: Json, names: readonly string[], change: (it: Json) => Json): Json {
+export function changeNested(
+  value: Readonly<Json>,
+  names: readonly string[],
+  change: (it: Readonly<Json>) => Readonly<Json>,
+): Readonly<Json> {
   let copy: Record<string, unknown> | undefined;
   for (const name of names) {
     if (!Object.hasOwn(value, name)) continue;
@@ -25,7 +29,7 @@ export function changeNested(value: Json, names: readonly string[], change: (it:
 function changeList(
   list: readonly unknown[],
   names: readonly string[],
-  change: (it: Json) => Json,
+  change: (it: Readonly<Json>) => Readonly<Json>,
 ): readonly unknown[] {
   let copy: unknown[] | undefined;
   for (const [i, before] of list.entries()) {
@@ -37,5 +41,5 @@ function changeList(
   return copy ?? list;
 }
 
-const isObject = (value: unknown): value is Json =>
+const isObject = (value: unknown): value is Readonly<Json> =>
   typeof value === 'object' && value !== null && !Array.isArray(value);

@@ -1,5 +1,5 @@
 import { Nanos, ZERO } from '../base/money.ts';
-import type { Usage } from './usage.ts';
+import type { TokenUsage } from './usage.ts';
 
 const MILLION = 1_000_000n;
 
@@ -44,7 +44,7 @@ export function holdOf(price: Price, max: MaxUsage): Nanos {
 type Estimated = { isPrompt: boolean; isCompletion: boolean; isCachedForHour?: boolean | undefined };
 
 /** Returns the cost of a usage in nano-dollars, even for absurd figures: for a comparison, before it becomes money. */
-export function costOf(price: Price, usage: Usage, images: number, estimated?: Estimated): bigint {
+export function costOf(price: Price, usage: TokenUsage, images: number, estimated?: Estimated): bigint {
   const { promptTokens, completionTokens, cacheReadTokens, cacheWriteTokens, reasoningTokens } = usage;
   const { rates } = price.tiers.findLast(({ above }) => above === 0 || promptTokens > above) as Price['tiers'][number];
   const hour = usage.cacheWriteHourTokens ?? 0;

@@ -1,9 +1,9 @@
+import type { Json } from '../base/parse-json.ts';
 /**
  * The events of an item in OpenAI's Responses: its beginning, each of its texts, its end. A text belongs to a part of the
  * item or, in a call, to the item itself, which then takes the role of the part.
  */
 
-type Json = Record<string, unknown>;
 export type ResponseEvent = Json & { type: string };
 
 /**

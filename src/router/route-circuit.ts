@@ -17,12 +17,12 @@ export type Trial = {
 };
 
 /** Tenants for which a circuit opens together: a tree of wallets, the trees of an account, all accounts. */
-type Group = { name: string; has(it: Tenant): boolean; memberOf(it: Tenant): string; memberCountMin: 1 | 2 };
+type CircuitGroup = { name: string; has(it: Tenant): boolean; memberOf(it: Tenant): string; memberCountMin: 1 | 2 };
 
 const treeOf = (it: Tenant) => it.treeId;
 const accountOf = (it: Tenant) => it.accountId;
 /** Returns the groups of a tenant. A failure that only one member of a group sees may be that member's own doing. */
-const groupsOf = ({ treeId, accountId }: Tenant): Group[] => [
+const groupsOf = ({ treeId, accountId }: Tenant): CircuitGroup[] => [
   { name: treeId, has: (it) => it.treeId === treeId, memberOf: treeOf, memberCountMin: 1 },
   { name: accountId, has: (it) => it.accountId === accountId, memberOf: treeOf, memberCountMin: 2 },
   { name: 'all', has: () => true, memberOf: accountOf, memberCountMin: 2 },
@@ -37,7 +37,7 @@ type Open = {
   failed: Set<string>;
 };
 /** The open circuits, by the name of their group. */
-type Circuits = Map<string, Open>;
+type OpenCircuits = Map<string, Open>;
 type Sort = 'answered' | 'unanswered' | 'nothing';
 
 /**
@@ -55,7 +55,7 @@ export function createCircuit(
   changed: (isOpen: boolean, whose?: string) => void,
   countMax: number,
 ): { begin(tenant: () => Tenant): Trial | number } {
-  const open: Circuits = new Map();
+  const open: OpenCircuits = new Map();
   let failures: { at: number; tenant: Tenant }[] = [];
   let answerCount = 0;
 
@@ -109,7 +109,7 @@ export function createCircuit(
 }
 
 /** Returns the seconds that a tenant has to wait; 0 if it may ask now. */
-function waitOf(open: Circuits, tenant: Tenant, now: number): number {
+function waitOf(open: OpenCircuits, tenant: Tenant, now: number): number {
   let seconds = 0;
   for (const { name, memberOf, memberCountMin } of groupsOf(tenant)) {
     const it = open.get(name);
@@ -123,7 +123,7 @@ function waitOf(open: Circuits, tenant: Tenant, now: number): number {
 }
 
 /** Makes a tenant's call the trial in each of its groups whose circuit is open. Returns a function that records its result. */
-function startTrial(open: Circuits, tenant: Tenant, now: () => number): (sort: Sort) => void {
+function startTrial(open: OpenCircuits, tenant: Tenant, now: () => number): (sort: Sort) => void {
   const ends = groupsOf(tenant).flatMap(({ name, memberOf }) => {
     const it = open.get(name);
     const member = memberOf(tenant);

@@ -1,5 +1,5 @@
 import { parseBytes, parseNested, UncountedJson } from '../base/json-text.ts';
-import { wordOf } from '../base/parse-json.ts';
+import { type Json, wordOf } from '../base/parse-json.ts';
 import { isWire } from '../config/router.ts';
 import { tellsFullContext } from './full-context.ts';
 import { generatedBytes } from './generated.ts';
@@ -21,7 +21,6 @@ import { type Counts, countsIn, readUsage } from './usage.ts';
  * it.
  */
 
-type Json = Record<string, unknown>;
 const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});
 
 /**

@@ -20,7 +20,7 @@ const MESSAGE_CHARACTERS_MAX = 500;
 const MESSAGES_VERSION = '2023-06-01';
 
 /** A request to an upstream. */
-export type Asked = {
+export type UpstreamRequest = {
   api: Api;
   body: Buffer;
   /** Sent beside those of every request. */
@@ -44,7 +44,7 @@ export type Upstream = {
    * then reading throws.
    */
   ask(
-    asked: Asked,
+    asked: UpstreamRequest,
     operationId: string,
     stream?: boolean,
     onByte?: () => void,
@@ -65,7 +65,7 @@ type ModelServer = {
 };
 
 /** A request that is posted, and who hears how it goes on, as for `ask`. */
-type Call = {
+type UpstreamCall = {
   request: Dispatcher.DispatchOptions;
   api: Api;
   reader: AnswerReader;
@@ -126,7 +126,7 @@ function connectTo(config: UpstreamConfig): ModelServer {
   };
 }
 
-function requestOf(server: ModelServer, { api, body, headers }: Asked, operationId: string, stream: boolean) {
+function requestOf(server: ModelServer, { api, body, headers }: UpstreamRequest, operationId: string, stream: boolean) {
   return {
     path: `${server.base}/${PATHS[api]}`,
     method: 'POST' as const,
@@ -149,7 +149,7 @@ function keyHeaders({ apiKey }: ModelServer, api: Api): Record<string, string> {
   return apiKey ? { authorization: `Bearer ${apiKey}` } : {};
 }
 
-async function askForWhole(server: ModelServer, { request, api, reader, onByte, over }: Call): Promise<Reply> {
+async function askForWhole(server: ModelServer, { request, api, reader, onByte, over }: UpstreamCall): Promise<Reply> {
   const limits = startLimits(server.config, () => exchange.abort(), onByte);
   const exchange = server.pool.exchange(request, {
     onHead: limits.firstByte,
@@ -166,7 +166,7 @@ async function askForWhole(server: ModelServer, { request, api, reader, onByte, 
   }
 }
 
-async function askForStream(server: ModelServer, call: Call): Promise<Reply> {
+async function askForStream(server: ModelServer, call: UpstreamCall): Promise<Reply> {
   const { api, reader, over, cancelled } = call;
   const { config, label } = server;
   const ended = Promise.withResolvers<void>();

@@ -1,3 +1,4 @@
+import type { Json } from '../base/parse-json.ts';
 import type { RouteName } from './catalogue.ts';
 import type { Api } from './native.ts';
 
@@ -5,7 +6,7 @@ import type { Api } from './native.ts';
  * The token counts of an upstream. Cached and written tokens are part of the prompt's, reasoning tokens part of the
  * completion's.
  */
-export type Usage = {
+export type TokenUsage = {
   promptTokens: number;
   completionTokens: number;
   cacheReadTokens: number;
@@ -14,8 +15,6 @@ export type Usage = {
   cacheWriteHourTokens?: number;
   reasoningTokens: number;
 };
-
-type Json = Record<string, unknown>;
 
 /** The reported counts of a usage, by their names, for `readUsage`. */
 export type Counts = { [name: string]: number | null | undefined | Counts };
@@ -66,7 +65,7 @@ export function mergeCounts(earlier: Counts | undefined, later: Counts): Counts 
 }
 
 /** The counts of a usage. A count that is absent, negative or not whole is undefined, and so is one that follows from it. */
-type Told = Omit<Usage, 'promptTokens' | 'completionTokens'> & {
+type Told = Omit<TokenUsage, 'promptTokens' | 'completionTokens'> & {
   promptTokens: number | undefined;
   completionTokens: number | undefined;
 };
@@ -193,14 +192,14 @@ function withBeside(count: number, beside: number): number {
 }
 
 /** Reads the usage of an answer; undefined unless it reports both the prompt and the completion. */
-export function readUsage(answer: unknown, api: Api): Usage | undefined {
+export function readUsage(answer: unknown, api: Api): TokenUsage | undefined {
   const told = toldIn(objectOf(answer).usage, api);
-  return told.promptTokens === undefined || told.completionTokens === undefined ? undefined : (told as Usage);
+  return told.promptTokens === undefined || told.completionTokens === undefined ? undefined : (told as TokenUsage);
 }
 
 /** Formats a usage for the operation's row, with the name of the route that was taken where there was a choice. */
 export function describeUsage(
-  usage: Usage,
+  usage: TokenUsage,
   { images, name, estimated = false }: { images: number; name: RouteName; estimated?: boolean },
 ): string {
   return JSON.stringify({

@@ -27,7 +27,7 @@ for it; do if [ -e "${WORK}/return/$it" ]; then mv -f "${WORK}/return/$it" .; fi
 sync; rmdir ${WORK}/return`;
 
 /** How the service was before an upgrade: whether it was active, and why it was not ready. */
-type Before = { wasActive: boolean; fault?: string | undefined };
+type EarlierService = { wasActive: boolean; fault?: string | undefined };
 
 export const refused = (why: string) => new Refusal('conflict', why);
 const backupIn = (data: string) => join(data, WORK, 'backup.db');
@@ -46,7 +46,7 @@ export function openService() {
     tryOnCopy: (staged: string, to: string) => tryOnCopy(runner, staged, to),
     ...keptBooks(runner),
     faultOf: () => faultOf(runner),
-    start: (before: Before) => start(runner, before),
+    start: (before: EarlierService) => start(runner, before),
   };
 }
 
@@ -190,7 +190,7 @@ function faultOf({ data, runAsService }: Runner): string | undefined {
 }
 
 /** Starts the service, if it was active. Returns a sentence unless it is ready, or as it was before, within two minutes. */
-async function start(runner: Runner, { wasActive, fault }: Before): Promise<string | undefined> {
+async function start(runner: Runner, { wasActive, fault }: EarlierService): Promise<string | undefined> {
   if (!wasActive) return undefined;
   const { status, stderr } = runProgram('systemctl', 'start', SERVICE.unit);
   if (status !== 0) return `It does not start: ${stderr} ${lastWords()}`;

@@ -45,7 +45,7 @@ export function makeRootsDirectory(directory: string): void {
   refuseOthersDirectory(directory);
 }
 
-type Access = {
+type WriteOptions = {
   mode: number;
   gid?: number;
   /** Leaves a file that is there as it is, also one that appears at the last moment. */
@@ -56,7 +56,11 @@ type Access = {
  * Writes a file of root's, whole or not at all; a link there is replaced, not followed. Returns whether it has written it.
  * Throws `conflict` where its directory can be changed by others.
  */
-export function putFile(path: string, content: string | Buffer, { mode, gid = 0, keep = false }: Access): boolean {
+export function putFile(
+  path: string,
+  content: string | Buffer,
+  { mode, gid = 0, keep = false }: WriteOptions,
+): boolean {
   makeRootsDirectory(dirname(path));
   const there = lstatSync(path, { throwIfNoEntry: false });
   if (there?.isDirectory()) throw new Refusal('conflict', `${path} is a directory.`);

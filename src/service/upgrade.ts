@@ -30,7 +30,7 @@ export type Upgraded = { from: string; to: string; done: string[] };
  * An upgrade that has begun to change the machine, on disk until it has ended: whoever finds it knows that its process did not live
  * to the end. `back`: the books may have been put back in part.
  */
-type State = {
+type UpgradeState = {
   step: 'swap' | 'back';
   from: string;
   to: string;
@@ -64,7 +64,9 @@ export async function upgrade({ file, insecure }: UpgradeOrder): Promise<Upgrade
   try {
     const service = openService();
     const done: string[] = [];
-    const earlier = existsSync(UPGRADE_STATE) ? (parseJson(readFileSync(UPGRADE_STATE, 'utf8')) as State) : undefined;
+    const earlier = existsSync(UPGRADE_STATE)
+      ? (parseJson(readFileSync(UPGRADE_STATE, 'utf8')) as UpgradeState)
+      : undefined;
     if (earlier) await endEarlier(service, earlier, done);
     const bytes = readRelease(file, insecure ? undefined : trustedKeys(service), done);
     putFile(STAGED, bytes, { mode: 0o755 });
@@ -98,7 +100,7 @@ async function replaceBy(service: Service, bytes: Buffer, done: string[]): Promi
   // One that ends and is started again and again, which an upgrade may cure, is active too: only a stopped one stays so.
   const wasActive = mustRun('systemctl', 'show', SERVICE.unit, '--property=ActiveState', '--value') !== 'inactive';
   const fault = wasActive ? service.faultOf() : undefined;
-  const state: State = {
+  const state: UpgradeState = {
     ...{ step: 'swap', from, to, wasActive, fault },
     ...{ former: hash('sha256', former), fresh: hash('sha256', bytes) },
   };
@@ -114,7 +116,7 @@ async function replaceBy(service: Service, bytes: Buffer, done: string[]): Promi
 }
 
 /** Starts the service with the new executable, or goes back. */
-async function swap(service: Service, state: State, bytes: Buffer): Promise<void> {
+async function swap(service: Service, state: UpgradeState, bytes: Buffer): Promise<void> {
   let why: string | undefined;
   try {
     stop();
@@ -127,11 +129,11 @@ async function swap(service: Service, state: State, bytes: Buffer): Promise<void
   if (why !== undefined) await goBack(service, state, why);
 }
 
-const note = (state: State) => putFile(UPGRADE_STATE, `${JSON.stringify(state)}\n`, { mode: 0o600 });
+const note = (state: UpgradeState) => putFile(UPGRADE_STATE, `${JSON.stringify(state)}\n`, { mode: 0o600 });
 const stop = () => mustRunWithin(STOP_MILLISECONDS, 'systemctl', 'stop', SERVICE.unit);
 
 /** Finishes an upgrade whose process was ended, or goes back. Throws in that case, with the state that it leaves. */
-async function endEarlier(service: Service, state: State, done: string[]): Promise<void> {
+async function endEarlier(service: Service, state: UpgradeState, done: string[]): Promise<void> {
   const { step, from, to, wasActive } = state;
   const present = hash('sha256', readFileSync(SERVICE.executable));
   const ended = `An earlier upgrade from ${from} to ${to} was ended`;
@@ -148,7 +150,7 @@ async function endEarlier(service: Service, state: State, done: string[]): Promi
 }
 
 /** Goes back, and always throws: with the reason, and with what serves now. */
-async function goBack(service: Service, state: State, reason: string): Promise<never> {
+async function goBack(service: Service, state: UpgradeState, reason: string): Promise<never> {
   const why = reason.replace(/\.$/, '');
   let ended: string;
   try {
@@ -166,7 +168,7 @@ async function goBack(service: Service, state: State, reason: string): Promise<n
  * Puts the former executable back. The books stay where they have changed and it can read them; else they become what they were,
  * unless that lost an entry: then the new version stays. Returns what serves now.
  */
-async function wentBack(service: Service, state: State, why: string): Promise<string> {
+async function wentBack(service: Service, state: UpgradeState, why: string): Promise<string> {
   const { from, to, wasActive } = state;
   stop();
   service.finishReturn();

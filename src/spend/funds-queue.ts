@@ -50,7 +50,7 @@ export type FundsQueue = {
   count(): number;
 };
 
-type Waiter = {
+type FundsWaiter = {
   /** True if something may have changed since the last check. */
   isStale: boolean;
   /** Undefined while the request tries to place its hold. */
@@ -66,7 +66,7 @@ export function createFundsQueue(
   tenantOf: (walletId: string) => Tenant,
   ended: (end: WaitEnd, seconds: number) => void,
 ): FundsQueue {
-  const lines = new Map<string, Waiter[]>();
+  const lines = new Map<string, FundsWaiter[]>();
   const shares = createShares({ each: WAITING_COUNT_MAX.tree, all: WAITING_COUNT_MAX.all });
   let count = 0;
   let seen: number | undefined;
@@ -102,7 +102,7 @@ export function createFundsQueue(
       if (line.length >= WAITING_COUNT_MAX.wallet || !shares.tryTake(treeId, 1)) return undefined;
       const began = performance.now();
       const limit = AbortSignal.timeout(seconds() * 1000);
-      const waiter: Waiter = { isStale: true, waiting: undefined };
+      const waiter: FundsWaiter = { isStale: true, waiting: undefined };
       line.push(waiter);
       lines.set(walletId, line);
       count++;
@@ -142,7 +142,7 @@ export function createFundsQueue(
 
 /** Begins the wait of a request; resolves with how it ended. */
 function wait(
-  waiter: Waiter,
+  waiter: FundsWaiter,
   isWorth: () => boolean,
   audience: Audience,
   limit: AbortSignal,
@@ -160,7 +160,7 @@ function wait(
 }
 
 /** Ends the wait of the first request of a line if that is worth it now. */
-function consider(it: Waiter): void {
+function consider(it: FundsWaiter): void {
   if (!it.waiting || !it.isStale) return;
   it.isStale = false;
   let isWorth = true;

@@ -80,7 +80,7 @@ export function createInFlight(
   max = Number.POSITIVE_INFINITY,
   ownerOf: (walletId: string) => string = (walletId) => walletId,
 ): InFlight {
-  const byKey = new Map<string, Entry>();
+  const byKey = new Map<string, RunningAttempt>();
   const shares = createShares({ each: Math.max(1, max * TREE_SHARE), all: max * FREE_SHARE });
   const operationIds = new Set<string>();
   const tracked = createTracked();
@@ -159,14 +159,14 @@ export function createInFlight(
 
 const keyOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
 
-type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
+type RunningAttempt = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
 
 /** Creates the entry of an attempt, with the client for which it runs. */
 function entryOf<A>(
   { walletId, fingerprint, onResponseEnd }: Driving,
   answer: PromiseWithResolvers<A>,
   ended: Promise<void>,
-): Entry {
+): RunningAttempt {
   const audience = createAudience();
   audience.admit(onResponseEnd);
   answer.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one if there are none.

@@ -54,7 +54,7 @@ export async function openSshServer(
   });
   /** Clients by remote address and port, the only link that ssh2 gives between a connection and its socket. */
   const bySource = new Map<string, SshClient>();
-  const gateway: Gateway = { app, clients, host: createHost(app, idleMilliseconds) };
+  const gateway: SshGateway = { app, clients, host: createHost(app, idleMilliseconds) };
 
   // No compression: a few bytes could expand to a great many before authentication.
   const algorithms: Algorithms = { ...SSH_ALGORITHMS, compress: ['none'] };
@@ -102,10 +102,10 @@ export async function openSshServer(
   };
 }
 
-type Gateway = { app: SshApp; clients: ReturnType<typeof createClients>; host: SessionHost };
+type SshGateway = { app: SshApp; clients: ReturnType<typeof createClients>; host: SessionHost };
 
 /** Lets a client authenticate, and serves its sessions and its connections to ports. */
-function receive({ app, clients, host }: Gateway, connection: Connection, client: SshClient): void {
+function receive({ app, clients, host }: SshGateway, connection: Connection, client: SshClient): void {
   let attempts = 0;
   let opened = 0;
   client.sendDisconnect = () => connection.end();

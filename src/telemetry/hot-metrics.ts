@@ -6,14 +6,14 @@ import type { Counter, Registry } from 'prom-client';
  */
 
 /** The values of the labels, in the order of their names. */
-type Values = [string, string, string?];
+type LabelValues = [string, string, string?];
 
 type HotCounter = {
   /** Raises the count of these labels. */
-  add(by: number, ...values: Values): void;
+  add(by: number, ...values: LabelValues): void;
 };
 type HotHistogram = {
-  observe(value: number, ...values: Values): void;
+  observe(value: number, ...values: LabelValues): void;
 };
 
 /** Adds a counter to the registry. */

@@ -1,7 +1,7 @@
 import { CHALLENGE_SECONDS } from '../access/challenges.ts';
 import { handleOf, isUsable, listPasskeys, passkeysAt } from '../access/passkeys.ts';
 import { relyingPartyOf } from '../access/relying-party.ts';
-import type { Expected } from '../access/webauthn.ts';
+import type { Ceremony } from '../access/webauthn.ts';
 import * as writes from '../access/writes.ts';
 import { Refusal } from '../base/refusal.ts';
 import { installationOf } from '../ledger/installation.ts';
@@ -9,7 +9,7 @@ import { cookie, cookieOf, type PageAddress } from './guard.ts';
 import { type Html, html } from './html.ts';
 import { below, type Page } from './layout.ts';
 import { badge, buttonLink, card, form, named, table } from './parts.ts';
-import type { Data, Go } from './sign-in.ts';
+import type { Go, ScriptData } from './sign-in.ts';
 import { ago, when } from './times.ts';
 import { run, type UiApp, type Visit } from './visit.ts';
 
@@ -27,7 +27,7 @@ type Asking = Pick<Visit, 'app' | 'incoming' | 'address' | 'challenges'>;
 export function askFor(
   { app, address, challenges }: Asking,
   purpose: string,
-): { expected: Expected; cookies: string[] } {
+): { expected: Ceremony; cookies: string[] } {
   const { origin } = address;
   const reason = whyNone(app, address);
   if (reason) throw new Refusal('conflict', reason);
@@ -36,7 +36,7 @@ export function askFor(
 }
 
 /** Returns what the answer of this browser must be for, once. Throws `invalid_request` when it was asked for nothing. */
-export function askedFor({ app, incoming, address, challenges }: Asking, purpose: string): Expected {
+export function askedFor({ app, incoming, address, challenges }: Asking, purpose: string): Ceremony {
   const { origin } = address;
   const kept = cookieOf(incoming, address, CHALLENGE) ?? '';
   const challenge = challenges.take(kept, `${purpose} ${origin}`, app.clock.now());
@@ -60,7 +60,7 @@ export function whyNone({ state }: Pick<UiApp, 'state'>, { origin }: PageAddress
 const purposeOf = ({ viewer }: Visit) => `add ${viewer.sessionId}`;
 
 /** Returns what the browser needs to make a passkey for this operator. */
-export async function optionsOfNew(visit: Visit): Promise<Data> {
+export async function optionsOfNew(visit: Visit): Promise<ScriptData> {
   const { app } = visit;
   refuseIssuers(visit);
   const { expected, cookies } = askFor(visit, purposeOf(visit));

@@ -38,11 +38,11 @@ import { createPulse } from './pulse.ts';
 import {
   type Arrival,
   beginSignIn,
-  type Data,
   finishSignIn,
   type Go,
   optionsOfPasskey,
   ownPath,
+  type ScriptData,
   signInByKey,
   signInByLink,
   signInByPasskey,
@@ -58,7 +58,7 @@ const ZONE_LENGTH_MAX = 64;
 const ASSET_SECONDS = 365 * 86_400;
 
 /** What a page or a form answers: a page, a redirection, data for the page's script, or a file. */
-type Shown = Page | Go | Data | CsvFile;
+type Shown = Page | Go | ScriptData | CsvFile;
 type Show = (visit: Visit) => Shown | Promise<Shown>;
 type PageRoute = readonly [method: 'GET' | 'POST', path: string, show: Show, bytesMax?: number];
 
@@ -407,7 +407,7 @@ function answer(c: Context<Env>, document: Html, status: number): Response {
   return new Response(document.toString(), { status, headers });
 }
 
-function sendData(c: Context<Env>, { data, cookies }: Data): Response {
+function sendData(c: Context<Env>, { data, cookies }: ScriptData): Response {
   const own = { 'content-type': 'application/json', 'x-request-id': requestIdOf(c) };
   const headers = new Headers({ ...PAGE_HEADERS, ...own });
   for (const it of cookies) headers.append('set-cookie', it);

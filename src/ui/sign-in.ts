@@ -30,7 +30,7 @@ export type Arrival = {
 /** A redirection of the browser, with cookies. */
 export type Go = { to: string; cookies?: string[] };
 /** JSON for the page's script, with cookies. */
-export type Data = { data: object; cookies: string[] };
+export type ScriptData = { data: object; cookies: string[] };
 
 const COOKIE_SECONDS = 7 * 86_400;
 const ATTEMPT_SECONDS = 600;
@@ -129,7 +129,7 @@ export async function signInByLink(arrival: Arrival): Promise<Go> {
 const PASSKEY_PURPOSE = 'sign in';
 
 /** Returns what the browser needs to sign in with a passkey. */
-export async function optionsOfPasskey(arrival: Arrival): Promise<Data> {
+export async function optionsOfPasskey(arrival: Arrival): Promise<ScriptData> {
   const { expected, cookies } = askFor(arrival, PASSKEY_PURPOSE);
   const { requestOptions } = await import('../access/webauthn.ts');
   return { data: await requestOptions(expected), cookies };

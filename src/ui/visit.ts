@@ -65,10 +65,10 @@ export function run<N extends CommandName>(
   return runCommand(app, name, input) as Promise<CommandOutput<N>>;
 }
 
-type Arguments = { raw?: unknown; params?: Record<string, string>; key?: string | undefined };
+type VisitArguments = { raw?: unknown; params?: Record<string, string>; key?: string | undefined };
 
 /** Calls an endpoint of `/v1` for the holder of an account. Throws its refusals. */
-export function callEndpoint<A>(visit: Visit, endpoint: Endpoint, call: Arguments): Promise<A> {
+export function callEndpoint<A>(visit: Visit, endpoint: Endpoint, call: VisitArguments): Promise<A> {
   const { viewer } = visit;
   if (viewer.kind !== 'account') throw new Error('only the holder of an account calls endpoints');
   return callAs(visit, viewer.principal, viewer.accountId, endpoint, call);
@@ -78,7 +78,7 @@ export function callEndpoint<A>(visit: Visit, endpoint: Endpoint, call: Argument
  * Calls an endpoint of `/v1` as a wallet that the viewer may see, and whose token the viewer may therefore read. Throws its
  * refusals.
  */
-export const callAsWallet = <A>(visit: Visit, wallet: Wallet, endpoint: Endpoint, call: Arguments): Promise<A> =>
+export const callAsWallet = <A>(visit: Visit, wallet: Wallet, endpoint: Endpoint, call: VisitArguments): Promise<A> =>
   callAs(visit, { kind: 'wallet', wallet }, wallet.accountId, endpoint, call);
 
 async function callAs<A>(
@@ -86,7 +86,7 @@ async function callAs<A>(
   principal: Principal,
   accountId: string,
   endpoint: Endpoint,
-  { raw = {}, params = {}, key }: Arguments,
+  { raw = {}, params = {}, key }: VisitArguments,
 ): Promise<A> {
   const { app } = visit;
   const share = app.memory.open(accountId);

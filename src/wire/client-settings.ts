@@ -3,20 +3,20 @@ import { visible } from '../base/visible.ts';
 import type { Catalogue, Model } from '../router/catalogue.ts';
 
 /** What a client needs to spend from a wallet by its gateway. */
-type Access = {
+type GatewayAccess = {
   baseUrl: string;
   /** The gateway key. Undefined where the client takes it from its variable OPENAI_API_KEY. */
   apiKey: string | undefined;
 };
 type NamedModel = Pick<Model, 'id' | 'contextLength' | 'maxOutputTokens'>;
-export type Gateway = Access & { model: NamedModel };
+export type Gateway = GatewayAccess & { model: NamedModel };
 
 /** Environment variables by name; undefined has the value of OPENAI_API_KEY. */
 type Variables = Record<string, string | undefined>;
 
-type Client = {
+type AgentClient = {
   /** Variables that the client reads, and those that name its model. */
-  access?: (access: Access) => Variables;
+  access?: (access: GatewayAccess) => Variables;
   model?: (model: NamedModel) => Record<string, string>;
   /** The file that the client reads, and its text. */
   file?: { path: string; text: (gateway: Gateway) => string };
@@ -29,12 +29,12 @@ type Client = {
 const openai = {
   access: ({ baseUrl, apiKey }) => ({ OPENAI_BASE_URL: baseUrl, OPENAI_API_KEY: apiKey }),
   model: ({ id }) => ({ OPENAI_MODEL: id }),
-} satisfies Client;
+} satisfies AgentClient;
 
 const anthropic = {
   access: ({ baseUrl, apiKey }) => ({ ANTHROPIC_BASE_URL: baseUrl, ANTHROPIC_AUTH_TOKEN: apiKey }),
   model: ({ id }) => ({ ANTHROPIC_MODEL: id }),
-} satisfies Client;
+} satisfies AgentClient;
 
 /** Anthropic's clients prefer this variable to the token, and would send it to Purser. */
 const UNSET = 'ANTHROPIC_API_KEY';
@@ -159,7 +159,7 @@ const CLIENTS = {
     },
     start: () => 'openclaw agent --local',
   },
-} satisfies Record<string, Client>;
+} satisfies Record<string, AgentClient>;
 
 export type ClientName = keyof typeof CLIENTS;
 export const CLIENT_NAMES = Object.keys(CLIENTS) as ClientName[];
@@ -184,7 +184,7 @@ export type ClientSettings = {
  * read as it is.
  */
 export function clientSettings(client: ClientName, gateway: Gateway): ClientSettings {
-  const { access, model, file, store, start }: Client = CLIENTS[client];
+  const { access, model, file, store, start }: AgentClient = CLIENTS[client];
   for (const text of [gateway.model.id, gateway.baseUrl]) refuseUnwritable(text, client, file !== undefined);
   const lines = exportsOf({ ...access?.(gateway), ...model?.(gateway.model) });
   return {
@@ -201,12 +201,12 @@ export function clientSettings(client: ClientName, gateway: Gateway): ClientSett
  */
 export function clientEnvironment(
   inherited: NodeJS.ProcessEnv,
-  access: Access & { apiKey: string },
+  access: GatewayAccess & { apiKey: string },
   model: NamedModel | undefined,
 ): NodeJS.ProcessEnv {
   if (model) refuseUnwritable(model.id, 'A program', false);
   const { [UNSET]: _, ...env } = inherited;
-  const clients: Client[] = Object.values(CLIENTS);
+  const clients: AgentClient[] = Object.values(CLIENTS);
   return Object.assign(env, ...clients.map((it) => ({ ...it.access?.(access), ...(model && it.model?.(model)) })));
 }
 

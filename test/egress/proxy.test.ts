@@ -3,7 +3,7 @@ import { connect, Socket } from 'node:net';
 import test from 'node:test';
 import { followFaults } from '../../src/base/fault.ts';
 import { createHelloReader } from '../../src/egress/client-hello.ts';
-import { covers, type Entry, parseList } from '../../src/egress/list.ts';
+import { covers, type ListEntry, parseList } from '../../src/egress/list.ts';
 import { createHeadReader } from '../../src/egress/request-head.ts';
 import { createTally } from '../../src/egress/tally.ts';
 import { assertLinear } from '../helper/cpu.ts';
@@ -301,15 +301,15 @@ test('an entry is in a list if all that it stands for is', () => {
   const everything = parseList(['public']);
   const inside = ['pypi.org', 'PyPI.org:443', '*.debian.org:8080', 'deb.debian.org:8080', '*.deb.debian.org:8080'];
   const networks = ['10.1.2.3', '10.1.0.0/16:443', '10.0.0.0/8:22', '10.1.2.0/24:22', 'fd00::1', '[fd12::/16]:80'];
-  for (const it of [...inside, ...networks]) assert(covers(list, parseList([it])[0] as Entry), it);
+  for (const it of [...inside, ...networks]) assert(covers(list, parseList([it])[0] as ListEntry), it);
   const outside = ['*.pypi.org', 'xpypi.org', 'pypi.org:22', 'debian.org:8080', 'xdebian.org:8080', '*.org:8080'];
   const others = ['deb.debian.org', 'public', 'public:443', '10.0.0.0/8', '10.0.0.0/7:22', '0.0.0.0/0:22', '10.2.0.1'];
   for (const it of [...outside, ...others, 'fc00::/7', '::/0', '11.0.0.1'])
-    assert(!covers(list, parseList([it])[0] as Entry), it);
+    assert(!covers(list, parseList([it])[0] as ListEntry), it);
   for (const it of ['public:80', 'a.test', '*.test', PUBLIC, '8.8.8.0/24', '2606:4700::/32'])
-    assert(covers(everything, parseList([it])[0] as Entry), it);
+    assert(covers(everything, parseList([it])[0] as ListEntry), it);
   for (const it of ['10.0.0.1', '0.0.0.0/0', '8.0.0.0/5', '168.63.0.0/16', '2000::/3', '2001:d00::/24', 'a.test:22'])
-    assert(!covers(everything, parseList([it])[0] as Entry), it);
+    assert(!covers(everything, parseList([it])[0] as ListEntry), it);
 });
 
 test('invented hosts take no place of those that were reached', () => {

@@ -35,11 +35,11 @@ export function connectSsh(
   const { host, port, ...login } = address;
   const sock = connect({ host, port, noDelay: true });
   sock.once('finish', () => setTimeout(() => sock.destroy(), HANG_UP_MILLISECONDS).unref());
-  return connectOver(sock, login, isHost, milliseconds);
+  return connectThrough(sock, login, isHost, milliseconds);
 }
 
 /** Opens a connection over a stream that leads to an SSH server, or throws as `connectSsh`. */
-export function connectOver(
+export function connectThrough(
   sock: Duplex,
   { algorithms, ...login }: SshLogin,
   isHost: (key: Buffer) => boolean,

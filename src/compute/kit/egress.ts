@@ -31,11 +31,11 @@ export function checkOneWayOut<S extends WaysOut>() {
   );
 }
 
-type Setting = v.InferOutput<typeof egress>;
+type EgressSetting = v.InferOutput<typeof egress>;
 /** Settings with a way out for all leases, or for those of some offers. */
-type Settings = { egress?: Setting; offers?: readonly { id: string; egress?: Setting }[] };
+type Settings = { egress?: EgressSetting; offers?: readonly { id: string; egress?: EgressSetting }[] };
 
-const entriesOf = (setting: Setting): readonly string[] =>
+const entriesOf = (setting: EgressSetting): readonly string[] =>
   setting === undefined || setting === 'none' ? [] : setting === 'public' ? [setting] : setting;
 
 const ofOffer = ({ egress, offers }: Settings, id: string | undefined): readonly string[] =>

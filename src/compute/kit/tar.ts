@@ -7,13 +7,13 @@ const FILE = new Set(['0', '\0']);
 const field = (value: number, length: number) => `${value.toString(8).padStart(length - 1, '0')}\0`;
 
 /** A file, or a directory where it has no content. `name` has at most 98 bytes, and no slash at its beginning. */
-type Entry = { name: string; content?: Buffer; mode: number; owner: number };
+type TarEntry = { name: string; content?: Buffer; mode: number; owner: number };
 
 /** Returns an archive. */
-export const pack = (...entries: Entry[]): Buffer =>
+export const pack = (...entries: TarEntry[]): Buffer =>
   Buffer.concat([...entries.flatMap(packOne), Buffer.alloc(2 * BLOCK_BYTES)]);
 
-function packOne({ name, content, mode, owner }: Entry): Buffer[] {
+function packOne({ name, content, mode, owner }: TarEntry): Buffer[] {
   const bytes = content ?? Buffer.alloc(0);
   const head = Buffer.alloc(BLOCK_BYTES);
   head.write(content ? name : `${name}/`, 0);

@@ -18,14 +18,14 @@ export const warmSizes = v.optional(
   ),
 );
 
-type Setting = {
+type WarmSetting = {
   limits: { max_seconds: number };
   warm?: v.InferOutput<typeof warmSizes>;
   offers?: { id: string; max_disk_gb: number; warm?: number | undefined }[];
 };
 
 /** Refuses warm machines with a network: that of a lease is its wallet's, and is there before the machine. */
-export function checkNoNetwork<S extends Setting & { network: string }>() {
+export function checkNoNetwork<S extends WarmSetting & { network: string }>() {
   return v.check<S, string>(
     (it) => it.network === 'none' || warmOf(it).length === 0,
     'has both network and warm: with a network each wallet’s leases get one of their own. Leave one of them out',
@@ -36,7 +36,7 @@ export function checkNoNetwork<S extends Setting & { network: string }>() {
 export type WarmOrder = { spec: Spec; count: number };
 
 /** Returns the machines that a backend keeps made: none where its settings do not say. */
-export function warmOf({ limits: { max_seconds }, warm = [], offers = [] }: Setting): WarmOrder[] {
+export function warmOf({ limits: { max_seconds }, warm = [], offers = [] }: WarmSetting): WarmOrder[] {
   const sized = warm.map(({ count, ...size }) => ({ count, spec: { gpu: null, gpus: 0, ...size, max_seconds } }));
   const offered = offers.map((it) => {
     return { count: it.warm ?? 0, spec: { offer_id: it.id, disk_gb: it.max_disk_gb, max_seconds } };

@@ -26,7 +26,7 @@ const HELD_BYTES = 64 * 1024;
 const WORDS_LENGTH_MAX = 200;
 
 /** The content of an upload as it comes. Rejects when it breaks off; nothing more is asked of it then. */
-type Content = { next(): Promise<Buffer | undefined> };
+export type Content = { next(): Promise<Buffer | undefined> };
 
 /** The received part of an upload. */
 type Received = { bytes: number; sha256: string };

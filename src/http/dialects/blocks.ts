@@ -1,5 +1,6 @@
+import type { Json } from '../../base/parse-json.ts';
 import { LARGE_BYTES } from '../../router/apart.ts';
-import { isObject, type Json, objectOf, parseObject } from './json.ts';
+import { isObject, objectOf, parseObject } from './json.ts';
 import { createObjectEnd } from './object-end.ts';
 
 /** A part of an answer: a text, or the call of a tool. */

@@ -1,6 +1,7 @@
+import type { Json } from '../../base/parse-json.ts';
 import { countsIn } from '../../router/usage.ts';
 import { choiceOf, textIn } from './blocks.ts';
-import { isObject, type Json, objectOf, piecesOf } from './json.ts';
+import { isObject, objectOf, piecesOf } from './json.ts';
 
 /** Texts are cut into pieces of this many characters, each a chunk of its own. */
 const PIECE_LENGTH = 32 * 1024;

@@ -1,4 +1,4 @@
-import type { Json } from './json.ts';
+import type { Json } from '../../base/parse-json.ts';
 
 /** A piece of a message: text, or a part with an image or with a mark for a prompt cache. */
 export type Piece = string | Json;

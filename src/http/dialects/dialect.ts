@@ -1,9 +1,9 @@
 import type { IncomingHttpHeaders } from 'node:http';
+import type { Json } from '../../base/parse-json.ts';
 import type { Refusal, RefusalData } from '../../base/refusal.ts';
 import type { NativeWire } from '../../config/router.ts';
 import type { ChatBody, MeasuredFor, Others } from '../../router/measure.ts';
 import type { Texts } from './event-texts.ts';
-import type { Json } from './json.ts';
 
 /**
  * An API under the gateway's base URL beside chat completions. It is translated to one chat completion and back by pure

@@ -1,4 +1,5 @@
-import { isObject, type Json, piecesOf } from './json.ts';
+import type { Json } from '../../base/parse-json.ts';
+import { isObject, piecesOf } from './json.ts';
 
 export type NamedEvent = Json & { type: string };
 

@@ -1,7 +1,6 @@
 import { parseNested, UncountedJson } from '../../base/json-text.ts';
+import type { Json } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
-
-export type Json = Record<string, unknown>;
 
 export const isObject = (value: unknown): value is Json =>
   typeof value === 'object' && value !== null && !Array.isArray(value);

@@ -1,7 +1,7 @@
-import { wordOf } from '../../base/parse-json.ts';
+import { type Json, wordOf } from '../../base/parse-json.ts';
 import { changeNested } from '../../router/nested.ts';
 import { markedText, marksOf, type Piece, textPart } from './conversation.ts';
-import { invalid, type Json, notOffered, objectOf, objectsOf, textOf } from './json.ts';
+import { invalid, notOffered, objectOf, objectsOf, textOf } from './json.ts';
 import { unreadAddress } from './unread.ts';
 
 // Documents in Anthropic's Messages: text, or a PDF that only a server of this API reads. Agents put them into their

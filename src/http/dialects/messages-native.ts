@@ -1,7 +1,7 @@
 import type { IncomingHttpHeaders } from 'node:http';
-import { wordOf } from '../../base/parse-json.ts';
+import { type Json, wordOf } from '../../base/parse-json.ts';
 import type { KeptState, NativeRequest } from './dialect.ts';
-import { isObject, type Json, namesGiven, objectOf } from './json.ts';
+import { isObject, namesGiven, objectOf } from './json.ts';
 import { DOCUMENT_PARTS, hasPages, withoutAddresses } from './messages-documents.ts';
 
 import { FREE, isClientTool } from './messages-request.ts';

@@ -1,21 +1,9 @@
-import { wordOf } from '../../base/parse-json.ts';
+import { type Json, wordOf } from '../../base/parse-json.ts';
 import { Refusal, refusedFrom } from '../../base/refusal.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
 import { createConversation, imagePart, markedText, marksOf, type Piece } from './conversation.ts';
 import type { Translated } from './dialect.ts';
-import {
-  filled,
-  given,
-  givenBut,
-  invalid,
-  isObject,
-  type Json,
-  notOffered,
-  objectOf,
-  objectsOf,
-  pick,
-  textOf,
-} from './json.ts';
+import { filled, given, givenBut, invalid, isObject, notOffered, objectOf, objectsOf, pick, textOf } from './json.ts';
 import { piecesOfDocument } from './messages-documents.ts';
 
 /** Members without effect here: hints for Anthropic's own context, and a thinking budget, which chat completions do not have. */

@@ -1,10 +1,11 @@
+import type { Json } from '../../base/parse-json.ts';
 import { REFUSALS, type Refusal } from '../../base/refusal.ts';
-import { readUsage, type Usage } from '../../router/usage.ts';
+import { readUsage, type TokenUsage } from '../../router/usage.ts';
 import { gatewayStatus } from '../openai-error.ts';
 import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader } from './blocks.ts';
 import { type Answers, type Dialect, idFrom, type StreamTranslator } from './dialect.ts';
 import { type NamedEvent, textsOf } from './event-texts.ts';
-import { type Json, objectOf, parseObject } from './json.ts';
+import { objectOf, parseObject } from './json.ts';
 import { messagesHeaders, nativeMessages, writtenMessages } from './messages-native.ts';
 import { chatOfMessages } from './messages-request.ts';
 
@@ -46,7 +47,7 @@ function answersOf(model: string, stops: readonly string[], seed: string): Answe
       const reader = createBlockReader();
       let hasBegun = false;
       let last: Json = {};
-      let usage: Usage | undefined;
+      let usage: TokenUsage | undefined;
       const begin = (id: unknown): NamedEvent[] => {
         if (hasBegun) return [];
         hasBegun = true;
@@ -131,7 +132,7 @@ function stopOf(
 }
 
 /** Returns the usage in Anthropic's form, which counts cached and written tokens apart from the others. */
-function usageOf(usage: Usage | undefined): Json {
+function usageOf(usage: TokenUsage | undefined): Json {
   const { promptTokens = 0, completionTokens = 0, cacheReadTokens = 0, cacheWriteTokens = 0 } = usage ?? {};
   return {
     input_tokens: promptTokens - cacheReadTokens - cacheWriteTokens,

@@ -1,4 +1,5 @@
 import type { Outline } from '../../base/json-text.ts';
+import type { Json } from '../../base/parse-json.ts';
 import type { Native } from '../../router/bound.ts';
 import { cachedAs, type Forwards, withoutCacheControl } from '../../router/cache-control.ts';
 import { type Forwarded, forwardedFrom, writtenAgain } from '../../router/forwarded.ts';
@@ -6,7 +7,7 @@ import type { MeasuredFor } from '../../router/measure.ts';
 import { changeNested } from '../../router/nested.ts';
 import { TooDeep, valueBytes } from '../../router/rendered.ts';
 import type { Dialect, KeptState } from './dialect.ts';
-import { givenBut, invalid, type Json, objectOf } from './json.ts';
+import { givenBut, invalid, objectOf } from './json.ts';
 
 /** A request in its own API, measured and in the form that is passed on. Plain data, as another thread may have read it. */
 export type MeasuredNative = Omit<Native, 'written' | 'headers' | 'isOnly'> & { kept: KeptState };

@@ -1,6 +1,7 @@
 import { isUtf8 } from 'node:buffer';
+import type { Json } from '../../base/parse-json.ts';
 import { changeNested } from '../../router/nested.ts';
-import { given, invalid, type Json, notOffered, textOf } from './json.ts';
+import { given, invalid, notOffered, textOf } from './json.ts';
 import { unreadAddress } from './unread.ts';
 
 // Files in OpenAI's Responses: a PDF or another document, in the body or at an address. Agents send them again with each later

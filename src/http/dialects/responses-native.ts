@@ -1,5 +1,6 @@
+import type { Json } from '../../base/parse-json.ts';
 import type { KeptState, NativeRequest } from './dialect.ts';
-import { type Json, namesGiven, objectOf } from './json.ts';
+import { namesGiven, objectOf } from './json.ts';
 import { hasFiles, PARTS, withoutFileAddresses } from './responses-files.ts';
 import { FREE, isOmitted } from './responses-request.ts';
 import { WHOLE_CONTEXT } from './unread.ts';

@@ -1,21 +1,9 @@
 import { createHash } from 'node:crypto';
-import { wordOf } from '../../base/parse-json.ts';
+import { type Json, wordOf } from '../../base/parse-json.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
 import { type Conversation, createConversation, imagePart, type Piece } from './conversation.ts';
 import type { Translated } from './dialect.ts';
-import {
-  filled,
-  given,
-  givenBut,
-  invalid,
-  isObject,
-  type Json,
-  notOffered,
-  objectOf,
-  objectsOf,
-  pick,
-  textOf,
-} from './json.ts';
+import { filled, given, givenBut, invalid, isObject, notOffered, objectOf, objectsOf, pick, textOf } from './json.ts';
 import { textOfFile } from './responses-files.ts';
 
 /** Members that make the server store something, or look it up. */

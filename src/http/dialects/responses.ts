@@ -1,3 +1,4 @@
+import type { Json } from '../../base/parse-json.ts';
 import {
   itemAdded,
   itemDone,
@@ -6,12 +7,12 @@ import {
   partGrown,
   type ResponseEvent,
 } from '../../router/response-events.ts';
-import { readUsage, type Usage } from '../../router/usage.ts';
+import { readUsage, type TokenUsage } from '../../router/usage.ts';
 import { openAiBody } from '../openai-error.ts';
 import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader } from './blocks.ts';
 import { type Answers, type Dialect, idFrom, type StreamTranslator } from './dialect.ts';
 import { type NamedEvent, textsOf } from './event-texts.ts';
-import { given, type Json, objectOf, parseObject } from './json.ts';
+import { given, objectOf, parseObject } from './json.ts';
 import { nativeResponses, writtenResponses } from './responses-native.ts';
 import { chatOfResponses, type SpecialTools } from './responses-request.ts';
 
@@ -39,9 +40,9 @@ export const responsesDialect: Dialect = {
 };
 
 /** The state of a response. */
-type State = { status: string; error?: Json; incomplete_details?: Json };
+type ResponseState = { status: string; error?: Json; incomplete_details?: Json };
 
-type ResponseBuilder = (head: Json, state: State, output: Json[], usage: Usage | undefined) => Json;
+type ResponseBuilder = (head: Json, state: ResponseState, output: Json[], usage: TokenUsage | undefined) => Json;
 
 function answersOf(echoed: Json, special: SpecialTools, seed: string): Answers {
   /** Builds the response object. The request's tools and instructions are not kept for a stream, nor repeated. */
@@ -86,7 +87,7 @@ function createTranslator(build: ResponseBuilder, special: SpecialTools, seed: s
   const output: Json[] = [];
   let head: Json | undefined;
   let last: Json = {};
-  let usage: Usage | undefined;
+  let usage: TokenUsage | undefined;
   let number = 0;
   /** The first response object of a model server that speaks this API itself. */
   let own: Json | undefined;
@@ -143,13 +144,13 @@ function createTranslator(build: ResponseBuilder, special: SpecialTools, seed: s
   };
 }
 
-function stateOf({ finish_reason: reason }: Json): State {
+function stateOf({ finish_reason: reason }: Json): ResponseState {
   if (reason === 'length') return { status: 'incomplete', incomplete_details: { reason: 'max_output_tokens' } };
   if (reason === 'content_filter') return { status: 'incomplete', incomplete_details: { reason: 'content_filter' } };
   return { status: 'completed' };
 }
 
-function usageOf({ promptTokens, completionTokens, cacheReadTokens, reasoningTokens }: Usage): Json {
+function usageOf({ promptTokens, completionTokens, cacheReadTokens, reasoningTokens }: TokenUsage): Json {
   return {
     input_tokens: promptTokens,
     input_tokens_details: { cached_tokens: cacheReadTokens },

@@ -3,7 +3,7 @@ import { type SandboxLease, undeliveredSandboxes } from '../../ledger/sandbox.ts
 import type { HttpApp } from '../endpoint.ts';
 
 /** A create without a key of its caller. */
-type Attempt = { walletId: string; fingerprint: Buffer; key: string; waiting: number; running: number };
+type CreateAttempt = { walletId: string; fingerprint: Buffer; key: string; waiting: number; running: number };
 
 /**
  * The creates without an Idempotency-Key, which E2B's SDKs never send. A create whose client left before its answer is taken over
@@ -28,10 +28,10 @@ export type Attempts = {
 
 /** Creates the register of running creates. Abandoned ones that are over are found in the books. */
 export function createAttempts({ ledger, clock }: Pick<HttpApp, 'ledger' | 'clock'>): Attempts {
-  const attempts = new Set<Attempt>();
+  const attempts = new Set<CreateAttempt>();
 
   const keyOf = ({ resource }: SandboxLease) => operationOf(ledger.read, resource.operationId).idempotencyKey;
-  function abandoned(walletId: string, fingerprint: Buffer): Attempt | undefined {
+  function abandoned(walletId: string, fingerprint: Buffer): CreateAttempt | undefined {
     const same = [...attempts].filter((it) => it.walletId === walletId && it.fingerprint.equals(fingerprint));
     const running = same.find((it) => it.waiting === 0);
     if (running) return running;

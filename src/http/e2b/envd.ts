@@ -3,7 +3,7 @@ import { refuseFault } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
 import type { Backend } from '../../compute/backend.ts';
 import { findResource, type Resource } from '../../ledger/resource.ts';
-import { findSandbox, isSandboxOver, type Sandbox } from '../../ledger/sandbox.ts';
+import { findSandbox, hasSandboxEnded, type Sandbox } from '../../ledger/sandbox.ts';
 import { findWallet, type Wallet } from '../../ledger/wallet.ts';
 import { callerNetwork, enter } from '../caller.ts';
 import type { Env, HttpApp } from '../endpoint.ts';
@@ -73,7 +73,7 @@ export function openSandbox(
 /** Returns a sandbox that runs. Throws the refusals of `active`, also for one that is over before its lease is. */
 export const runningOf = (app: HttpApp, opened: Opened): Running => {
   const { backend, ref, resource } = active(app, opened.wallet, opened.resource.id);
-  if (isSandboxOver(app.ledger.read, resource, app.clock.now())) throw leaseEnded('requested');
+  if (hasSandboxEnded(app.ledger.read, resource, app.clock.now())) throw leaseEnded('requested');
   return { ...opened, backend, ref };
 };
 

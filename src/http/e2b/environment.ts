@@ -9,18 +9,18 @@ const CIPHER = 'aes-256-gcm';
 const NONCE_BYTES = 12;
 const TAG_BYTES = 16;
 
-type Keys = { keyring: Pick<Keyring, 'find'> };
-type Owner = Pick<Wallet, 'id' | 'masterKeyId'>;
-type Variables = Readonly<Record<string, string>>;
+type KeyFinder = { keyring: Pick<Keyring, 'find'> };
+type VariablesOwner = Pick<Wallet, 'id' | 'masterKeyId'>;
+type SandboxVariables = Readonly<Record<string, string>>;
 
-function keyOf({ keyring }: Keys, { id, masterKeyId }: Owner): Buffer {
+function keyOf({ keyring }: KeyFinder, { id, masterKeyId }: VariablesOwner): Buffer {
   const master = keyring.find(masterKeyId);
   if (!master) throw new Error('the master key of a live wallet is gone');
   return createHmac('sha256', master).update(`purser/e2b-environment/v1\0${id}`).digest();
 }
 
 /** Encrypts variables for a wallet; null for none. */
-export function sealVariables(keys: Keys, owner: Owner, variables: Variables): Buffer | null {
+export function sealVariables(keys: KeyFinder, owner: VariablesOwner, variables: SandboxVariables): Buffer | null {
   if (!Object.keys(variables).length) return null;
   const nonce = randomBytes(NONCE_BYTES);
   const cipher = createCipheriv(CIPHER, keyOf(keys, owner), nonce);
@@ -29,12 +29,12 @@ export function sealVariables(keys: Keys, owner: Owner, variables: Variables): B
 }
 
 /** Decrypts what `sealVariables` returned. Throws when it is damaged or belongs to another wallet. */
-export function openVariables(keys: Keys, owner: Owner, sealed: Buffer | null): Variables {
+export function openVariables(keys: KeyFinder, owner: VariablesOwner, sealed: Buffer | null): SandboxVariables {
   if (!sealed) return {};
   const decipher = createDecipheriv(CIPHER, keyOf(keys, owner), sealed.subarray(0, NONCE_BYTES), {
     authTagLength: TAG_BYTES,
   });
   decipher.setAuthTag(sealed.subarray(-TAG_BYTES));
   const text = Buffer.concat([decipher.update(sealed.subarray(NONCE_BYTES, -TAG_BYTES)), decipher.final()]);
-  return parseJson(text.toString()) as Variables;
+  return parseJson(text.toString()) as SandboxVariables;
 }

@@ -43,11 +43,11 @@ export function answerError(app: Pick<HttpApp, 'events' | 'storage'>, c: Context
 }
 
 /** The refusal where the connection into a machine was lost, before it is known why: the machine may be gone. */
-export const lostInside = (cause: unknown): Refusal =>
+export const guestLost = (cause: unknown): Refusal =>
   new Refusal('provider_unavailable', 'The connection into the sandbox was lost, and the outcome is not known.', {
     cause,
   });
 
 /** The refusal where it is not known whether a call into a machine had an effect. */
-export const uncertainInside = (cause: unknown): Refusal =>
+export const guestUncertain = (cause: unknown): Refusal =>
   new Refusal('operation_uncertain', 'The call into the sandbox failed, and its outcome is not known.', { cause });

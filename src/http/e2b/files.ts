@@ -6,7 +6,7 @@ import { refuseFault } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { homeOf, openFile } from '../../compute/machine/entries.ts';
 import { openSmallFiles, type SmallFiles } from '../../compute/machine/small-files.ts';
-import { storeFile, TRANSFER_BYTES, TRANSFER_SECONDS } from '../../compute/machine/streamed.ts';
+import { type Content, storeFile, TRANSFER_BYTES, TRANSFER_SECONDS } from '../../compute/machine/streamed.ts';
 import { allLiveSandboxes } from '../../ledger/sandbox.ts';
 import { collectPieces } from '../../net/pieces.ts';
 import { mediaTypeOf, readQuery, streamBody } from '../body.ts';
@@ -15,7 +15,7 @@ import type { Env, HttpApp } from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
 import { onceClosed } from '../exchange.ts';
 import { admitTo, type Opened, openSandbox, type Running, refuseStranger, runningOf, sandboxWith } from './envd.ts';
-import { headersFor, uncertainInside } from './errors.ts';
+import { guestUncertain, headersFor } from './errors.ts';
 import { boundaryOf, partsOf } from './multipart.ts';
 import { callInto } from './rpc.ts';
 import { isToken, sandboxToken } from './tokens.ts';
@@ -39,9 +39,9 @@ const HARMLESS = {
   'x-content-type-options': 'nosniff',
 };
 
-type Operation = 'read' | 'write';
+type FileAction = 'read' | 'write';
 /** Returns the signature of an address, as E2B's SDKs compute it from a sandbox's token. */
-function signatureOf(query: Record<string, string>, operation: Operation, token: string): string {
+function signatureOf(query: Record<string, string>, operation: FileAction, token: string): string {
   const { path = '', username = '', signature_expiration: expiration } = query;
   const parts = [path, operation, username, token, ...(expiration === undefined ? [] : [expiration])];
   return `v1_${createHash('sha256').update(parts.join(':')).digest('base64').replaceAll('=', '')}`;
@@ -50,7 +50,7 @@ function signatureOf(query: Record<string, string>, operation: Operation, token:
 const SIGNATURE = /^v1_[0-9A-Za-z+/]{43}$/;
 
 /** Returns the sandbox that a signed address is of. The address does not name it, so each that lives is tried. */
-function bySignature(app: HttpApp, c: Context<Env>, operation: Operation): Opened {
+function bySignature(app: HttpApp, c: Context<Env>, operation: FileAction): Opened {
   refuseFault(app.health);
   const query = readQuery(c.env.incoming);
   const { signature, signature_expiration: expiration, username = '' } = query;
@@ -163,7 +163,7 @@ async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<R
   } catch (error) {
     // A server that stops refuses the rest of a form, and its 503 would say that nothing was written.
     const isCutOff = error instanceof Refusal && error.code === 'read_only' && written.length > 0;
-    throw isCutOff ? uncertainInside(error) : error;
+    throw isCutOff ? guestUncertain(error) : error;
   } finally {
     files?.close();
     body?.leave();
@@ -171,7 +171,6 @@ async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<R
   }
 }
 
-type Content = { next(): Promise<Buffer | undefined> };
 /** Reads a content to its end if that comes soon: then it is `small`. Returns the whole of it in any case. */
 async function beginningOf(content: Content): Promise<{ small: Buffer | undefined; content: Content }> {
   const pieces = collectPieces();

@@ -7,7 +7,7 @@ import { callGuest, explainFailure } from '../routes/guest-call.ts';
 import { answerStream, ConnectFault, type ConnectStream, readMessage, readMessages, timeLimitOf } from './connect.ts';
 import { runningOf } from './envd.ts';
 import { openVariables } from './environment.ts';
-import { lostInside } from './errors.ts';
+import { guestLost } from './errors.ts';
 import type { End, Output, SandboxProcess } from './processes.ts';
 import { type Envd, ownerOf, type Rpc, throwLost, unary } from './rpc.ts';
 
@@ -72,7 +72,7 @@ const isLateEnd = (end: End): end is { isLate: true } => 'isLate' in end;
 async function followTo({ app, opened }: Envd, stream: ConnectStream, process: SandboxProcess): Promise<void> {
   const { id } = opened.resource;
   const end = await Promise.race([process.ended, stream.left]).catch(async (error) => {
-    throw await explainFailure(app, id, lostInside(error));
+    throw await explainFailure(app, id, guestLost(error));
   });
   if (end === 'gone') return;
   if (end === 'stopping')

@@ -24,7 +24,7 @@ const INPUT_MILLISECONDS_MAX = 30_000;
 
 /** What a listener hears: output as it comes. Resolves when its client has room for more. */
 export type Output = { name: 'stdout' | 'stderr' | 'pty'; bytes: Buffer };
-type Listener = (output: Output) => Promise<void> | undefined;
+type ProcessListener = (output: Output) => Promise<void> | undefined;
 
 /** How a program ended. `signal` names the signal of this wire that ended it. */
 export type End = { exitCode: number; signal?: string } | { isLate: true };
@@ -34,7 +34,7 @@ export type SandboxProcess = {
   tag: string | undefined;
   order: AttachedOrder;
   /** Hears its output from now on. Returns a function that ends that. */
-  listen(listener: Listener): () => void;
+  listen(listener: ProcessListener): () => void;
   /** Rejects when the connection to the machine was lost. Resolves after the last output was heard. */
   ended: Promise<End>;
   /**
@@ -60,7 +60,7 @@ export type Processes = {
   start(
     at: { resource: Resource; backend: Backend; ref: string },
     order: ProcessOrder,
-    listener: Listener,
+    listener: ProcessListener,
   ): Promise<{ process: SandboxProcess; leave: () => void }>;
   /** Returns the running programs of a sandbox. */
   list(resourceId: string): SandboxProcess[];
@@ -151,7 +151,7 @@ function follow(
   inputMilliseconds: number,
 ): SandboxProcess & { begin(): void } {
   const { pid, stdin, stdout, stderr, resize } = attached;
-  const listeners = new Set<Listener>();
+  const listeners = new Set<ProcessListener>();
   const ended = Promise.withResolvers<End>();
   ended.promise.catch(() => {}); // Listeners get the rejection; there may be none.
   let signal: string | undefined;

@@ -52,7 +52,7 @@ export function refuseUnserved(order: CreateSandbox): void {
 
 const LIMIT_MAX = 100;
 /** The parameters of a list. */
-export type Listing = {
+export type ListParameters = {
   metadata: [string, string][];
   isRunningWanted: boolean;
   template: string | undefined;
@@ -63,7 +63,7 @@ export type Listing = {
 };
 
 /** Reads the query of a list. The filter by metadata is encoded three times: a query in a query, with encoded names and values. */
-export function listingOf(query: Record<string, string>): Listing {
+export function listingOf(query: Record<string, string>): ListParameters {
   const { metadata = '', state = 'running', startedAfter, template, order, limit, nextToken } = query;
   const count = limit === undefined ? LIMIT_MAX : Number(limit);
   if (!Number.isInteger(count) || count < 1 || count > LIMIT_MAX)

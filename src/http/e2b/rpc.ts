@@ -5,7 +5,7 @@ import type { Env, HttpApp } from '../endpoint.ts';
 import { callGuest, explainFailure } from '../routes/guest-call.ts';
 import { answerMessage, readMessage } from './connect.ts';
 import { type Opened, type Running, runningOf } from './envd.ts';
-import { lostInside } from './errors.ts';
+import { guestLost } from './errors.ts';
 import type { Processes } from './processes.ts';
 import type { Watchers } from './watchers.ts';
 
@@ -41,5 +41,5 @@ export const callInto = <T>(
 
 /** Throws why a connection into the machine of a lease failed: a refusal, or that it was lost, or that the machine has ended. */
 export async function throwLost(app: HttpApp, id: string, error: unknown): Promise<never> {
-  throw await explainFailure(app, id, error instanceof Refusal ? error : lostInside(error));
+  throw await explainFailure(app, id, error instanceof Refusal ? error : guestLost(error));
 }

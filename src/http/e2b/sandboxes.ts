@@ -49,13 +49,13 @@ const CREATE_WAIT_SECONDS = 50;
 const CLIENT = 'purser';
 
 /** A request to the API, from a wallet. */
-type ApiCall = {
+type SandboxCall = {
   app: HttpApp;
   c: Context<Env>;
   wallet: Wallet;
   requestId: string;
 };
-export type ApiHandler = (call: ApiCall) => Promise<Response> | Response;
+export type ApiHandler = (call: SandboxCall) => Promise<Response> | Response;
 
 /** Turns an operation of the API into a handler: authenticates its wallet, and shows what that may still spend. */
 export const serveApi = (app: HttpApp, run: ApiHandler) => async (c: Context<Env>) => {
@@ -65,7 +65,7 @@ export const serveApi = (app: HttpApp, run: ApiHandler) => async (c: Context<Env
 };
 
 /** Reads the body of a request, an empty one as an empty object. */
-async function bodyOf({ app, c, wallet }: ApiCall): Promise<unknown> {
+async function bodyOf({ app, c, wallet }: SandboxCall): Promise<unknown> {
   const share = app.memory.open(app.tenantOf(wallet.id).treeId);
   try {
     const bytes = await readBody(c.env.incoming, BODY_BYTES_MAX, share);
@@ -76,7 +76,12 @@ async function bodyOf({ app, c, wallet }: ApiCall): Promise<unknown> {
 }
 
 /** Answers with a body, what it cost, and what the wallet may still spend. */
-function answer({ app, c, wallet }: ApiCall, status: number, body: object | undefined, more: object = {}): Response {
+function answer(
+  { app, c, wallet }: SandboxCall,
+  status: number,
+  body: object | undefined,
+  more: object = {},
+): Response {
   const now = findWallet(app.ledger.read, wallet.id) as Wallet;
   const headers = { ...headersFor(c), 'x-purser-available-usd': formatUsd(shownAvailable(now)), ...more };
   const text = body && JSON.stringify(body);
@@ -86,7 +91,7 @@ function answer({ app, c, wallet }: ApiCall, status: number, body: object | unde
 
 const noSandbox = () => new Refusal('not_found', 'There is no such sandbox.');
 /** Returns a live sandbox of the wallet. Throws `not_found`, alike for another wallet's and for one that is over. */
-function sandboxOf({ app, c, wallet }: ApiCall): SandboxLease {
+function sandboxOf({ app, c, wallet }: SandboxCall): SandboxLease {
   const found = liveSandbox(app.ledger.read, wallet.id, `res_${c.req.param('id')}`, app.clock.now());
   if (!found) throw noSandbox();
   return found;
@@ -98,7 +103,7 @@ function domainOf(app: HttpApp): string {
 }
 
 /** The answer of create and connect. It always has the tokens: the SDKs send none that they were not given. */
-function connected({ app, wallet }: ApiCall, { sandbox, resource }: SandboxLease) {
+function connected({ app, wallet }: SandboxCall, { sandbox, resource }: SandboxLease) {
   return {
     templateID: sandbox.template,
     sandboxID: sandboxLabel(resource),
@@ -227,8 +232,8 @@ async function readySandbox(app: HttpApp, wallet: Wallet, leased: Resource): Pro
   return found;
 }
 
-type Row = ReturnType<typeof described>;
-const isMatching = (metadata: [string, string][]) => (it: Row) =>
+type SandboxView = ReturnType<typeof described>;
+const isMatching = (metadata: [string, string][]) => (it: SandboxView) =>
   metadata.every(([name, value]) => Object.hasOwn(it.metadata, name) && it.metadata[name] === value);
 
 /** Lists the running sandboxes of the wallet. */
@@ -251,20 +256,20 @@ export const listSandboxes: ApiHandler = (call) => {
   const hasMore = from >= 0 && rows.length > from + wanted.limit;
   return answer(call, 200, page, hasMore ? { 'x-next-token': page.at(-1)?.sandboxID } : {});
 };
-const isBeyond = ({ sandboxID }: Row, token: string, { isAscending }: { isAscending: boolean }) =>
+const isBeyond = ({ sandboxID }: SandboxView, token: string, { isAscending }: { isAscending: boolean }) =>
   isAscending ? sandboxID > token : sandboxID < token;
 
 /** Describes a sandbox. */
 export const readSandbox: ApiHandler = (call) => answer(call, 200, described(sandboxOf(call)));
 
-const lengtheningOf = ({ c, requestId }: ApiCall, seconds: number) => ({
+const lengtheningOf = ({ c, requestId }: SandboxCall, seconds: number) => ({
   seconds,
   requestId,
   tags: tagsOf(c.env.incoming.headers),
 });
 
 /** Returns the headers of what this request has bought, if anything. */
-const boughtHeaders = ({ app, wallet, requestId }: ApiCall) =>
+const boughtHeaders = ({ app, wallet, requestId }: SandboxCall) =>
   paidHeaders(app, { walletId: wallet.id, route: LENGTHEN_ROUTE, idempotencyKey: requestId });
 
 /** Connects to a sandbox, which lives for at least `timeout` seconds from then if its wallet can pay for that. */

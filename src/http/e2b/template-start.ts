@@ -3,7 +3,7 @@ import type { HttpApp } from '../endpoint.ts';
 import { callGuest } from '../routes/guest-call.ts';
 import type { Running } from './envd.ts';
 import { openVariables } from './environment.ts';
-import { uncertainInside } from './errors.ts';
+import { guestUncertain } from './errors.ts';
 
 /** The command that a template starts in each sandbox, such as a kernel's server. */
 
@@ -64,6 +64,6 @@ export async function startTemplate(
     await backend.guest.exec(ref, order);
   };
   await callGuest(app, resource, START_SECONDS + WAIT_SECONDS, start).catch((error) => {
-    throw uncertainInside(error);
+    throw guestUncertain(error);
   });
 }

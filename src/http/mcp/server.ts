@@ -8,6 +8,7 @@ import {
   Server,
   WebStandardStreamableHTTPServerTransport,
 } from '@modelcontextprotocol/server';
+import type { Json } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { describeError, type EndpointReply, type HttpApp, type Invocation, invoke } from '../endpoint.ts';
 import { INTERFACE_VERSION } from '../openapi.ts';
@@ -23,7 +24,6 @@ const TOOL_LIST = listTools();
 /** The names of the arguments that each tool takes. */
 const ARGUMENTS = new Map(TOOL_LIST.map(({ name, inputSchema }) => [name, Object.keys(inputSchema.properties)]));
 
-type Arguments = Record<string, unknown>;
 type McpCall = Pick<Invocation, 'principal' | 'requestId' | 'headers' | 'share' | 'whenGone'>;
 
 /**
@@ -89,13 +89,7 @@ function createServer(app: HttpApp, call: McpCall): Server & AsyncDisposable {
 }
 
 /** Calls the endpoint of a tool with the arguments as its body and query. */
-async function callTool(
-  app: HttpApp,
-  call: McpCall,
-  name: string,
-  tool: Tool,
-  args: Arguments,
-): Promise<CallToolResult> {
+async function callTool(app: HttpApp, call: McpCall, name: string, tool: Tool, args: Json): Promise<CallToolResult> {
   const endpoint = tool.withoutId && args.id === undefined ? tool.withoutId : tool.endpoint;
   const { idempotency_key: key, ...others } = args;
   const { query, raw } = partArguments(tool, endpoint.idempotent ? others : args);
@@ -109,7 +103,7 @@ async function callTool(
     const reply = await invoke(app, endpoint, { ...call, headers, raw: body, key, params, query });
     if (!('body' in reply)) throw new Error('a tool has an endpoint that streams');
     const answer = tool.answer ? tool.answer.ofAnswer(reply.body, call.share) : reply.body;
-    const result = resultOf(answer as Arguments);
+    const result = resultOf(answer as Json);
     return reply.replayed ? { ...result, _meta: { 'idempotent-replayed': true } } : result;
   } catch (error) {
     const { refusal, message } = describeError(app, call.requestId, '/v1/mcp', error);
@@ -121,7 +115,7 @@ async function callTool(
  * Throws `invalid_request` for an argument that the tool does not take. Endpoints ignore unknown members, but a misspelt
  * `id` would make this another call, which closes the caller's own wallet.
  */
-function refuseUnknown(name: string, args: Arguments): void {
+function refuseUnknown(name: string, args: Json): void {
   const known = ARGUMENTS.get(name) as string[];
   const unknown = Object.keys(args).find((it) => !known.includes(it));
   if (unknown === undefined) return;
@@ -130,13 +124,13 @@ function refuseUnknown(name: string, args: Arguments): void {
 }
 
 /** Returns the interface's JSON twice: as structured content, and as text for clients that show the model only text. */
-const resultOf = (body: Arguments): CallToolResult => ({
+const resultOf = (body: Json): CallToolResult => ({
   content: [{ type: 'text', text: JSON.stringify(body) }],
   structuredContent: body,
 });
 
 /** Builds the error body of the interface. It includes the delay before a retry, which is a header over HTTP. */
-function refusalBody({ code, retryAfterSeconds }: Refusal, message: string, requestId: string): Arguments {
+function refusalBody({ code, retryAfterSeconds }: Refusal, message: string, requestId: string): Json {
   return {
     error: { code, message: message.replace(/Idempotency-Key( header)?/g, 'idempotency_key') },
     ...(retryAfterSeconds === undefined ? {} : { retry_after_seconds: retryAfterSeconds }),

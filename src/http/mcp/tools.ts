@@ -1,5 +1,6 @@
 import type { ToolAnnotations } from '@modelcontextprotocol/server';
 import * as v from 'valibot';
+import type { Json } from '../../base/parse-json.ts';
 import { Id } from '../../wire/parts.ts';
 import type { Endpoint } from '../endpoint.ts';
 import type { Allowance } from '../memory-quota.ts';
@@ -16,8 +17,6 @@ import * as snapshots from '../routes/snapshot.ts';
 import { downloadedText, TextDownload, TextUpload, uploadOf } from './text.ts';
 import { waitCompute } from './wait.ts';
 
-type Arguments = Record<string, unknown>;
-
 /** A tool, and the endpoint that it calls. */
 export type Tool = {
   title: string;
@@ -33,7 +32,7 @@ export type Tool = {
   /** Arguments of the endpoint that do nothing here. */
   leavesOut?: readonly string[];
   /** The arguments in place of the endpoint's body, and what they become. */
-  body?: { schema: v.GenericSchema; toBody(args: Arguments, share: Allowance): Arguments };
+  body?: { schema: v.GenericSchema; toBody(args: Json, share: Allowance): Json };
   /** The answer in place of the endpoint's, and how it is made of that. */
   answer?: { schema: v.GenericSchema; ofAnswer(answer: object, share: Allowance): object };
 };
@@ -304,7 +303,7 @@ export function listTools() {
 }
 
 /** Parts the arguments of a tool into the body and the query of its endpoint. One without a body takes all of them in its query. */
-export function partArguments({ endpoint, withoutId, inQuery = [] }: Tool, args: Arguments) {
+export function partArguments({ endpoint, withoutId, inQuery = [] }: Tool, args: Json) {
   const isOfQuery = (name: string) => inQuery.includes(name) || !(endpoint.body || withoutId);
   const only = (isWanted: (name: string) => boolean) =>
     Object.fromEntries(Object.entries(args).filter(([name]) => isWanted(name)));

@@ -2,7 +2,7 @@ import type { Operation } from '../../ledger/operation.ts';
 import type { Timing } from '../../router/call.ts';
 import type { Learned, Route } from '../../router/catalogue.ts';
 import type { Reply } from '../../router/reply.ts';
-import type { Usage } from '../../router/usage.ts';
+import type { TokenUsage } from '../../router/usage.ts';
 import type { Sinks } from '../sinks.ts';
 
 const learnedIn = ({ overheadTokens, permille, contextTokens }: Learned) => ({
@@ -61,7 +61,7 @@ export function upstreamEvents(sinks: Sinks) {
       metrics.upstreamUp.remove({ upstream });
       faults.delete(upstream);
     },
-    charged(model: string, upstream: string, { promptTokens, completionTokens }: Usage) {
+    charged(model: string, upstream: string, { promptTokens, completionTokens }: TokenUsage) {
       metrics.tokens.add(promptTokens, model, upstream, 'prompt');
       metrics.requestTokens.observe(promptTokens, model, upstream, 'prompt');
       metrics.tokens.add(completionTokens, model, upstream, 'completion');

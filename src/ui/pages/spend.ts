@@ -53,7 +53,7 @@ const ROW_COUNT = 200;
 const KEY_COUNT = 50;
 
 /** A row with what the same keys were charged in the time before. */
-type Row = SpendRow & { before: Nanos };
+type ComparedRow = SpendRow & { before: Nanos };
 
 /** Shows the spending, by model, wallet, day, tag and so on: as a picture and as a table, or the table as a file. */
 export async function spendPage(visit: Visit): Promise<Page | CsvFile> {
@@ -105,7 +105,7 @@ export async function spendPage(visit: Visit): Promise<Page | CsvFile> {
 }
 
 /** Puts the sums of the time before beside the rows; a key that was charged only then has a row as well. */
-function besideEach(sums: Spending, earlier: Spending | undefined): Row[] {
+function besideEach(sums: Spending, earlier: Spending | undefined): ComparedRow[] {
   const nameOf = ({ key, second }: SpendRow) => JSON.stringify([key, second]);
   const before = new Map(earlier?.rows.map((it) => [nameOf(it), it]));
   const rows = sums.rows.map((it) => {
@@ -150,7 +150,7 @@ function shownKey(visit: Visit, by: SpendBy, key: string): HtmlValue {
 }
 
 /** Shows sums as a table, each with its share of the total. */
-function sumsTable(visit: Visit, view: SpendView, rows: readonly Row[], total: bigint): Html {
+function sumsTable(visit: Visit, view: SpendView, rows: readonly ComparedRow[], total: bigint): Html {
   const { by, and, before, rangeText } = view;
   return table(
     'Spending',
@@ -245,7 +245,7 @@ function fieldsOf(visit: Visit, view: SpendView): [Field[], { title: string; fie
 function csvOf(
   visit: Visit,
   { by, and, before }: SpendView,
-  rows: readonly Row[],
+  rows: readonly ComparedRow[],
   sums: Spending,
   earlier?: Spending,
 ): CsvFile {
@@ -256,7 +256,7 @@ function csvOf(
     ...['requests', 'prompt_tokens', 'completion_tokens', 'charged_usd'],
     ...(before ? ['charged_before_usd'] : []),
   ];
-  const cellsOf = (it: Omit<Row, 'key' | 'second'>) => [
+  const cellsOf = (it: Omit<ComparedRow, 'key' | 'second'>) => [
     it.operations,
     it.promptTokens,
     it.completionTokens,

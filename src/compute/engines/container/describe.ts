@@ -5,13 +5,13 @@ import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import type { Engine } from './engine.ts';
 import { statusOf, textOf } from './engine.ts';
-import type { Contents } from './settings.ts';
+import type { OfferContents } from './settings.ts';
 import { WATCHDOG_DIRECTORY } from './watchdog.ts';
 
 export const CPU_PERIOD_MICROSECONDS = 100_000;
 
 /** A container as Purser orders it, for either engine: limited, unprivileged, with its watchdog as PID 1. */
-type ContainerSpec = Contents & {
+type ContainerSpec = OfferContents & {
   name: string;
   labels: Record<string, string>;
   cpus: number;

@@ -24,10 +24,10 @@ type DiskWatch = {
   forget(ref: Ref): void;
 };
 
-type Known = { dueAt: number; failures: number; bytes?: number | undefined; fault?: string | undefined };
+type KnownDisk = { dueAt: number; failures: number; bytes?: number | undefined; fault?: string | undefined };
 
 export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEASURE_MILLISECONDS): DiskWatch {
-  const known = new Map<Ref, Known>();
+  const known = new Map<Ref, KnownDisk>();
   /** True once this engine has measured a container. Until then its failures are not taken for the tenant's doing. */
   let canMeasure = false;
 
@@ -60,7 +60,7 @@ export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEA
       const now = performance.now();
       // A container that was just made has written nothing. It shows once whether its engine measures at all.
       if (!known.has(ref)) known.set(ref, { dueAt: canMeasure ? now + everyMilliseconds : now, failures: 0 });
-      const before = known.get(ref) as Known;
+      const before = known.get(ref) as KnownDisk;
       if (before.fault === undefined && now >= before.dueAt) {
         known.set(ref, { ...before, dueAt: Number.POSITIVE_INFINITY }); // Until this measurement is over.
         const pause = Promise.withResolvers<void>();

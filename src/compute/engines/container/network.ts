@@ -21,7 +21,7 @@ const COPIED_OPTIONS = [
   'mtu',
 ];
 
-type Network = {
+type EngineNetwork = {
   name: string;
   driver: string;
   internal: boolean;
@@ -38,11 +38,11 @@ type DockerNetwork = {
   Options?: Record<string, string> | null;
   Labels?: Record<string, string> | null;
 };
-const fromDocker = ({ Name, Driver, Internal, Created, Options, Labels }: DockerNetwork): Network => ({
+const fromDocker = ({ Name, Driver, Internal, Created, Options, Labels }: DockerNetwork): EngineNetwork => ({
   ...{ name: Name, driver: Driver, internal: Internal, created: Created },
   ...{ options: Options ?? {}, labels: Labels ?? {} },
 });
-type Attached = {
+type AttachedContainer = {
   Name: string;
   Config: { Labels: Record<string, string> | null };
   NetworkSettings: { Networks: Record<string, { Aliases?: string[] | null }> };
@@ -82,7 +82,7 @@ export function createWalletNetworks(engine: Engine, template: string): WalletNe
     for (const id of (await attachedTo(template)).filter((it) => !there.includes(it))) {
       const network = (await ask('inspect', (abortSignal) => docker.getContainer(id).inspect({ abortSignal })).catch(
         () => undefined, // It may have ended.
-      )) as Attached | undefined;
+      )) as AttachedContainer | undefined;
       // Purser's own containers are leases, not services of the operator.
       if (!network || Object.keys(network.Config.Labels ?? {}).some((it) => it.startsWith('purser.'))) continue;
       const names = network.NetworkSettings.Networks[template]?.Aliases ?? [];
@@ -146,9 +146,9 @@ function openNetworkApi(engine: Engine) {
    */
   const libpod = '/v4.0.0/libpod/networks';
 
-  async function look(name: string): Promise<Network | undefined> {
+  async function look(name: string): Promise<EngineNetwork | undefined> {
     try {
-      if (await engine.isPodman()) return await engine.request<Network>('GET', `${libpod}/${name}/json`);
+      if (await engine.isPodman()) return await engine.request<EngineNetwork>('GET', `${libpod}/${name}/json`);
       return fromDocker(await engine.request<DockerNetwork>('GET', `/networks/${name}`));
     } catch (error) {
       if (statusOf(error) === 404) return undefined;
@@ -156,13 +156,13 @@ function openNetworkApi(engine: Engine) {
     }
   }
 
-  async function listMade(): Promise<Network[]> {
+  async function listMade(): Promise<EngineNetwork[]> {
     const query = { filters: { label: [NETWORK_LABEL] } };
-    if (await engine.isPodman()) return engine.request<Network[]>('GET', `${libpod}/json?`, query);
+    if (await engine.isPodman()) return engine.request<EngineNetwork[]>('GET', `${libpod}/json?`, query);
     return (await engine.request<DockerNetwork[]>('GET', '/networks?', query)).map(fromDocker);
   }
 
-  async function make(name: string, { internal, options }: Network): Promise<void> {
+  async function make(name: string, { internal, options }: EngineNetwork): Promise<void> {
     const copied = Object.fromEntries(
       Object.entries(options ?? {}).filter(([option]) => COPIED_OPTIONS.includes(option)),
     );

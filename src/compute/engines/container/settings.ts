@@ -172,7 +172,7 @@ export type OffersSettings = v.InferOutput<typeof Offers>;
 export type ContainerSettings = SizedSettings | OffersSettings;
 
 /** The contents that an offer is made from. */
-export type Contents = {
+export type OfferContents = {
   image: string;
   runtime: string | undefined;
   shmGib: number | undefined;
@@ -180,7 +180,7 @@ export type Contents = {
 };
 
 /** Returns the contents that a lease is made from: those of its offer, else those of the backend's settings. */
-export function contentsOf(settings: ContainerSettings, offerId: string | undefined): Contents {
+export function contentsOf(settings: ContainerSettings, offerId: string | undefined): OfferContents {
   const offer = 'offers' in settings ? settings.offers.find(({ id }) => id === offerId) : undefined;
   return {
     image: offer?.image ?? settings.image,
@@ -191,7 +191,7 @@ export function contentsOf(settings: ContainerSettings, offerId: string | undefi
 }
 
 /** Returns the contents of everything on offer. */
-const allContents = (settings: ContainerSettings): Contents[] =>
+const allContents = (settings: ContainerSettings): OfferContents[] =>
   'offers' in settings ? settings.offers.map(({ id }) => contentsOf(settings, id)) : [contentsOf(settings, undefined)];
 
 /** Returns every image that leases are made from, each once. */

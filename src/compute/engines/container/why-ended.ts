@@ -11,13 +11,13 @@ const LOG_LINES = 5;
 const LOG_CHARACTERS = 500;
 const LOG_BYTES_MAX = 1024 * 1024;
 
-type Inspected = Pick<Docker.ContainerInspectInfo, 'Id' | 'State' | 'HostConfig'>;
+type EndedContainer = Pick<Docker.ContainerInspectInfo, 'Id' | 'State' | 'HostConfig'>;
 
 /**
  * Returns, in words, why a container does not run: by the exit code of its first process (watchdog.c), the engine's error, and the
  * last lines of the log, if one was kept.
  */
-export async function whyEnded(engine: Engine, { Id, State, HostConfig }: Inspected): Promise<string> {
+export async function whyEnded(engine: Engine, { Id, State, HostConfig }: EndedContainer): Promise<string> {
   const log = HostConfig.LogConfig?.Type === 'none' ? '' : await lastLines(engine, Id).catch(() => '');
   return [
     reasonOf(State),
@@ -26,7 +26,7 @@ export async function whyEnded(engine: Engine, { Id, State, HostConfig }: Inspec
   ].join('; ');
 }
 
-function reasonOf({ Status, ExitCode, OOMKilled }: Inspected['State']): string {
+function reasonOf({ Status, ExitCode, OOMKilled }: EndedContainer['State']): string {
   if (Status === 'created') return 'it was made and never started';
   if (ExitCode === 0) return "its deadline has passed by the clock of the engine's machine";
   if (ExitCode === 143) return 'somebody stopped it';

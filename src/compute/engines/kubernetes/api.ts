@@ -13,7 +13,7 @@ const PAGES_MAX = 40;
 /** The number of times that a list is tried when the server forgets its position. */
 const LIST_ATTEMPTS = 3;
 
-type Listed<T> = { kind?: string; metadata?: { continue?: string }; items?: T[] | null };
+type ObjectList<T> = { kind?: string; metadata?: { continue?: string }; items?: T[] | null };
 
 /** The calls of the Kubernetes API. */
 export type KubernetesApi = {
@@ -50,7 +50,7 @@ export function openKubernetesApi(read: () => Promise<Cluster>): KubernetesApi {
       const limits = { limit: String(PAGE_COUNT), ...(next ? { continue: next } : {}) };
       const address = `${path}?${new URLSearchParams({ ...query, ...limits })}`;
       const { json, length } = await exchange('GET', address, { bytesMax });
-      const listed = json as Listed<T>;
+      const listed = json as ObjectList<T>;
       // The items of an empty list may be null, but are never missing.
       if (!listed.kind?.endsWith('List') || listed.items === undefined)
         throw new Error(`${server()}: what came is no list`);

@@ -97,7 +97,7 @@ function follow(
   const [stdout, rawStderr] = [new PassThrough(WAITING), new PassThrough(WAITING)];
   const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<{ code: number }>()];
   for (const it of [begun, ended]) it.promise.catch(() => {}); // Callers get the rejections; this only avoids unhandled ones.
-  const seen: Seen = { hasMark: mark !== undefined, hasBegun: mark === undefined, noise: '', status: '' };
+  const seen: SeenCommand = { hasMark: mark !== undefined, hasBegun: mark === undefined, noise: '', status: '' };
   let quiet: NodeJS.Timeout | undefined;
   if (seen.hasBegun) begun.resolve();
 
@@ -171,7 +171,7 @@ function sendSize(socket: WebSocket, columns: number, rows: number): void {
 }
 
 /** The facts of a command that were seen on its socket. */
-type Seen = {
+type SeenCommand = {
   hasMark: boolean;
   hasBegun: boolean;
   /** The code that the machine printed after the mark. */
@@ -183,7 +183,10 @@ type Seen = {
 };
 
 /** Returns the exit code of a command whose socket is closed, if it is known, and what to say if it is not. */
-function outcomeOf({ hasMark, hasBegun, exitCode, noise, status }: Seen): { code: number | undefined; fault: Error } {
+function outcomeOf({ hasMark, hasBegun, exitCode, noise, status }: SeenCommand): {
+  code: number | undefined;
+  fault: Error;
+} {
   const { code, fault } = parseStatus(status);
   // If the command was killed with its machine, the process that would have printed the code was killed too.
   const isServers = hasBegun && (!hasMark || (code ?? 0) > SIGNAL_EXIT);

@@ -22,9 +22,9 @@ const headersOf = (owner: number, mode: string, type: string) =>
     ]),
   );
 
-type Owned = { owner: number; mode: string };
+type Ownership = { owner: number; mode: string };
 
-export const putFile = (lxd: LxdApi, ref: Ref, path: string, content: Buffer, { owner, mode }: Owned) =>
+export const putFile = (lxd: LxdApi, ref: Ref, path: string, content: Buffer, { owner, mode }: Ownership) =>
   lxd.ask('POST', filePath(ref, path), content, { headers: headersOf(owner, mode, 'file') });
 
 /** Returns the watchdog for an architecture of LXD's. Throws LxdRefusal where there is none for it. */

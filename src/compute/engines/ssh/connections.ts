@@ -116,7 +116,7 @@ export function keepConnections(connect: () => Promise<Client>, idleMilliseconds
  * Creates the set of open connections, which is empty. `serve` gives their free channels to callers who wait. `lost` is called when one
  * has ended.
  */
-function createOpenConnections(turns: Turns, lost: () => void, idleMilliseconds: number) {
+function createOpenConnections(turns: LoginTurns, lost: () => void, idleMilliseconds: number) {
   const connections = new Set<KeptConnection>();
   let channelCountMax = CHANNEL_COUNT_MAX;
 
@@ -232,4 +232,4 @@ function createTurns() {
     },
   };
 }
-type Turns = ReturnType<typeof createTurns>;
+type LoginTurns = ReturnType<typeof createTurns>;

@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto';
 import ssh2, { type Client } from 'ssh2';
 import { openChannel } from '../../kit/channel.ts';
-import { connectOver } from '../../kit/connect.ts';
+import { connectThrough } from '../../kit/connect.ts';
 import { quoted } from '../../machine/shell.ts';
 import { POOL_SCRIPT, POOL_SCRIPT_NAME } from './script.ts';
 
@@ -62,7 +62,7 @@ export async function startSecondSshd(
   channel.write(POOL_SCRIPT);
   try {
     // Its key proves nothing that the first has not proved.
-    const second = await connectOver(channel, login, () => true, START_MILLISECONDS);
+    const second = await connectThrough(channel, login, () => true, START_MILLISECONDS);
     second.once('close', () => first.end());
     return second;
   } catch {
