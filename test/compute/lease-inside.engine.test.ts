@@ -181,7 +181,11 @@ for (const [name, ground] of Object.entries(GROUNDS)) {
       else {
         // The kernel of a lease takes its memory from it, and goes with all that runs on it: the command is not waited for.
         await sh(`(${command}) </dev/null >/dev/null 2>&1 &`);
-        await until('it has ended', async () => (await purser.backend.inspect(ref))?.state === 'ended');
+        const { note } = await until('it has ended', async () => {
+          const machine = await purser.backend.inspect(ref);
+          return machine?.state === 'ended' && machine;
+        });
+        assert.match(note ?? '', /out of memory|^its kernel \(runsc\) ended, most often for lack of memory/);
       }
       assert.equal(await neighbour.sh('echo here'), 'here');
     }

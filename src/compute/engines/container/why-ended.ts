@@ -6,6 +6,7 @@ import { WROTE_BESIDE_DISK, wroteBesideDisk } from '../../kit/watchdog.ts';
 import { collectBoth } from '../../machine/collect.ts';
 import type { Engine } from './engine.ts';
 import { partOutput } from './exec-output.ts';
+import { sharesKernel } from './settings.ts';
 
 const LOG_LINES = 5;
 const LOG_CHARACTERS = 500;
@@ -20,13 +21,13 @@ type EndedContainer = Pick<Docker.ContainerInspectInfo, 'Id' | 'State' | 'HostCo
 export async function whyEnded(engine: Engine, { Id, State, HostConfig }: EndedContainer): Promise<string> {
   const log = HostConfig.LogConfig?.Type === 'none' ? '' : await lastLines(engine, Id).catch(() => '');
   return [
-    reasonOf(State),
+    reasonOf(State, HostConfig.Runtime),
     ...(State.Error ? [`the engine says: ${State.Error.slice(0, LOG_CHARACTERS)}`] : []),
     ...(log ? [`the last of its output: ${log}`] : []),
   ].join('; ');
 }
 
-function reasonOf({ Status, ExitCode, OOMKilled }: EndedContainer['State']): string {
+function reasonOf({ Status, ExitCode, OOMKilled }: EndedContainer['State'], runtime: string | undefined): string {
   if (Status === 'created') return 'it was made and never started';
   if (ExitCode === 0) return "its deadline has passed by the clock of the engine's machine";
   if (ExitCode === 143) return 'somebody stopped it';
@@ -34,6 +35,9 @@ function reasonOf({ Status, ExitCode, OOMKilled }: EndedContainer['State']): str
   if (OOMKilled) return 'it ran out of memory';
   // Podman does not always notice that memory ran out.
   if (ExitCode === 137) return 'it was killed, by somebody or for lack of memory';
+  // gVisor's kernel takes memory and threads of the host. It ends as any program of Go that gets no more, with all that runs on it.
+  if (ExitCode === 2 && !sharesKernel(runtime))
+    return `its kernel (${runtime}) ended, most often for lack of memory or processes`;
   const [name] = getSystemErrorMap().get(-ExitCode) ?? [];
   return `its watchdog ended with exit code ${ExitCode}${name ? ` (${name})` : ''}`;
 }
