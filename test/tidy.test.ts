@@ -302,3 +302,19 @@ test('every file of the project that a page or a comment names exists', () => {
       if (!existsSync(join(ROOT, path))) faults.push(`${name}: ${path}`);
   assert.deepEqual(faults, []);
 });
+
+test('every file and function of a walk exists', () => {
+  const faults: string[] = [];
+  const page = read('docs/architecture.md');
+  const sourceOf = (path: string) => ['', 'src/'].map((it) => it + path).find((it) => existsSync(join(ROOT, it)));
+  const paths = [...page.matchAll(/`([\w-]+\/[\w/-]+\.ts)`/g)].map(([, path]) => path as string);
+  assert(paths.length > 40);
+  for (const path of paths) if (!sourceOf(path)) faults.push(`there is no ${path}`);
+  const named = [...page.matchAll(/`(\w+)`\s+(?:in\s+|\()`([\w/-]+\.ts)`/g)];
+  assert(named.length >= 6);
+  for (const [, name, path] of named) {
+    const source = sourceOf(path as string);
+    if (source && !new RegExp(`\\b${name}\\b`).test(read(source))) faults.push(`there is no ${name} in ${path}`);
+  }
+  assert.deepEqual(faults, []);
+});
