@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { formatUsd, Nanos, ZERO } from '../base/money.ts';
-import { Refusal, type RefusalCode } from '../base/refusal.ts';
+import { Refusal, type RefusalCode, type RefusalData, refusalOf } from '../base/refusal.ts';
 import { withChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import type { Reader, Tx } from '../db/handle.ts';
@@ -54,10 +54,9 @@ export type Placed = Pick<Operation, 'number' | 'holdEntry' | 'seal'>;
 export type HoldOrder = OperationOrder & {
   /** The smallest hold to which the request could be cut. Decides whether a refusal is final; the hold unless given. */
   holdMin?: Nanos;
-  /**
-   * Throws a refusal for violations of the rules of its kind or of a limit. Runs after the checks of the wallet's state, before
-   * those of its funds.
-   */
+  /** The reason why nothing may be held at the moment; thrown unless the wallet's state already forbids the hold. */
+  limited?: RefusalData | undefined;
+  /** Throws a refusal for violations of the rules of its kind, before the wallet's funds are looked at. */
   limits?: (read: Reader, wallet: Wallet) => void;
 };
 
@@ -85,7 +84,7 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   refuseHolds(tx, memory, wallet, now, blocked);
   const refill = available(wallet) < order.hold ? refillIfOwed : refillIfDue;
   const funded = refill(tx, wallet, now, blocked)?.wallet ?? wallet;
-  order.limits?.(tx, funded);
+  refuseLimited(tx, funded, order);
   const short = shortfall(tx, funded, order);
   if (short) throw short.refusal;
 
@@ -100,6 +99,11 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   const [own, held] = [book.wallet(wallet.id), book.hold(wallet.id)];
   memory.added(post(tx, [{ at: now, causeId: id, debit: own, credit: held, amount: hold }]));
   return operation;
+}
+
+function refuseLimited(read: Reader, wallet: Wallet, { limited, limits }: HoldOrder): void {
+  if (limited) throw refusalOf(limited);
+  limits?.(read, wallet);
 }
 
 /** Adds a row and returns its number. */
@@ -177,7 +181,7 @@ export function standingOf(read: Reader, order: HoldOrder, now: number, blocked?
   const wallet = findWallet(read, order.walletId) as Wallet;
   try {
     refuseHolds(read, memoryOf(read), wallet, now, blocked);
-    order.limits?.(read, wallet);
+    refuseLimited(read, wallet, order);
   } catch (error) {
     if (error instanceof Refusal) return { kind: 'refused', refusal: error };
     throw error;

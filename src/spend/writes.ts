@@ -1,4 +1,4 @@
-import { type RefusalData, refusalOf } from '../base/refusal.ts';
+import type { RefusalData } from '../base/refusal.ts';
 import type { Reader, Tx } from '../db/handle.ts';
 import { type Data, defineWrite, type Write } from '../db/write.ts';
 import {
@@ -64,10 +64,8 @@ export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<
   const { limits, insertRows, judge, settleRows } = rules;
   const orderOf = ({ order, terms, now, limited }: HoldData<T>): HoldOrder => ({
     ...order,
-    limits(read, wallet) {
-      if (limited) throw refusalOf(limited);
-      limits?.(read, wallet, order, terms, now);
-    },
+    limited,
+    ...(limits ? { limits: (read, wallet) => limits(read, wallet, order, terms, now) } : {}),
   });
   return {
     standing: (read, data) => standingOf(read, orderOf(data), data.now, data.blocked),
