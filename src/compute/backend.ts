@@ -129,6 +129,14 @@ export type Usage = {
   diskBytes?: number | undefined;
   /** Received and sent together, beside what it sent to itself. */
   networkBytes?: number | undefined;
+  /** One for each GPU, in the order of the machine's own list. Only a command inside tells it. */
+  gpus?: GpuUsage[] | undefined;
+};
+/** The use of a GPU at present. A member that its driver does not tell is left out. */
+export type GpuUsage = {
+  /** The part of its last moments in which anything ran on it, 0 to 100. */
+  utilizationPercent?: number | undefined;
+  memoryBytes?: number | undefined;
 };
 
 /** The pause of machines. All of it may be repeated. */
@@ -201,6 +209,11 @@ export type Guest = {
   prove(ref: Ref): Promise<string | undefined>;
   /** Asks the engine what a machine uses. Without it, only what a command inside can tell is known. */
   usage?(ref: Ref): Promise<Usage>;
+  /**
+   * Returns the number of GPUs that a machine was sold with, as far as that is known without a call. May throw where the configuration
+   * no longer has its offer. Without it, none are sold.
+   */
+  gpus?(ref: Ref, spec: Spec): number;
   /**
    * The path, inside every machine, of the program that `port.ts` runs as `PROGRAM relay PORT` (watchdog.c). Without it,
    * the tools of the image are used.

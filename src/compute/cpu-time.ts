@@ -9,7 +9,8 @@ export type CpuTime =
   | { source: 'none' };
 
 const READ_SECONDS = 10;
-const OUTPUT_BYTES_MAX = 256;
+/** The most that READ_CPU prints. */
+export const CPU_BYTES_MAX = 256;
 
 /**
  * Prints `purser-cpu SOURCE VALUE UNIT UPTIME`, with the unit in parts of a second. A machine is not always the whole of
@@ -22,7 +23,7 @@ const OUTPUT_BYTES_MAX = 256;
  *   of its process namespace.
  * It needs sh and /proc, and grep where a mark is looked for. Linux counts 100 ticks a second for programs (USER_HZ).
  */
-const READ_CPU = `read -r up rest < /proc/uptime || exit 1
+export const READ_CPU = `read -r up rest < /proc/uptime || exit 1
 say() { echo "purser-cpu $1 $2 $3 $up"; exit 0; }
 v1= v2=
 while IFS=: read -r number controllers path; do
@@ -83,9 +84,14 @@ const CPU_LINE = /^purser-cpu (cgroup|processes|none) (\d{1,20}) (\d{1,10}) (\d{
  * money. Throws when the machine cannot be asked.
  */
 export async function readCpuTime(backend: Backend, ref: Ref): Promise<CpuTime> {
-  const order = { command: READ_CPU, timeoutSeconds: READ_SECONDS, streamBytesMax: OUTPUT_BYTES_MAX };
+  const order = { command: READ_CPU, timeoutSeconds: READ_SECONDS, streamBytesMax: CPU_BYTES_MAX };
   const { stdout } = await backend.guest.exec(ref, order);
-  const [, source, value, unit, uptime] = CPU_LINE.exec(stdout.toString('latin1')) ?? [];
+  return cpuTimeIn(stdout.toString('latin1'));
+}
+
+/** Returns what READ_CPU has printed. */
+export function cpuTimeIn(output: string): CpuTime {
+  const [, source, value, unit, uptime] = CPU_LINE.exec(output) ?? [];
   if (source === undefined || source === 'none') return { source: 'none' };
   return {
     source: source as 'cgroup' | 'processes',

@@ -1,43 +1,94 @@
-import type { Backend, Ref, Usage } from '../compute/backend.ts';
-import { readCpuTime } from '../compute/cpu-time.ts';
+import { parseJson } from '../base/parse-json.ts';
+import type { Backend, Ref, Spec, Usage } from '../compute/backend.ts';
+import { INSIDE_SECONDS, readInside } from '../compute/inside-usage.ts';
 import { createRecent, type Recent } from '../compute/kit/recent.ts';
 import type { Resource } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
 
+/**
+ * The last readings of a machine. They are kept apart: a command inside, which its tenant can hold up and whose answer he can falsify,
+ * changes nothing of what the engine tells.
+ */
+type Readings = {
+  engine: Recent<Usage>;
+  inside: Recent<Usage>;
+  /** When the latter was last read for metrics, by `performance.now()`. */
+  notedAt: number;
+};
 /** The last readings of machines, by lease; those of ended leases are forgotten. */
-export type Usages = Map<string, Recent<Usage>>;
+export type Usages = Map<string, Readings>;
 
 /** The time that an answer waits for a reading: an engine that does not answer must not keep the state of a lease from its tenant. */
 const WAIT_MILLISECONDS = 1000;
 /** A command inside a machine costs more than a question to an engine: a process, and on Slurm a step of the job. */
 const KEPT_INSIDE_MILLISECONDS = 15_000;
+/** Slurm counts the steps of a job, and refuses more than 40,000 of them (MaxStepCount). */
+const NOTED_MILLISECONDS = 5 * 60_000;
+/** A driver that hangs keeps its tool, which then cannot be killed: so it is left alone for a while. */
+const HUNG_MILLISECONDS = 10 * 60_000;
 
 /**
- * Returns what the machine of a running lease uses, as of a few seconds ago. There is one reading of a lease at a time, however many
- * ask for it. Undefined for a lease that does not run, and where nothing has answered within a second. Never throws.
+ * Returns what the machine of a running lease uses, as of a few seconds ago. There is one reading of a lease and a source at a time,
+ * however many ask for it. Undefined for a lease that does not run; what has not answered within a second is left out. Never throws.
  */
 export async function usageOf(app: LeaseApp, row: Resource): Promise<Usage | undefined> {
+  const readings = readingsOf(app, row);
+  if (!readings) return undefined;
+  const [engine, inside] = await Promise.all([
+    readings.engine.get(WAIT_MILLISECONDS),
+    readings.inside.get(WAIT_MILLISECONDS),
+  ]);
+  return { ...engine, ...inside };
+}
+
+/** Begins to read what a lease uses, for metrics: where the engine itself tells it, and the use of GPUs now and then. */
+export function noteUsage(app: LeaseApp, row: Resource): void {
+  const readings = readingsOf(app, row);
+  if (!readings) return;
+  void readings.engine.get(WAIT_MILLISECONDS);
+  if (performance.now() - readings.notedAt < NOTED_MILLISECONDS || gpusOf(app, row) === 0) return;
+  readings.notedAt = performance.now();
+  void readings.inside.get(WAIT_MILLISECONDS);
+}
+
+function readingsOf(app: LeaseApp, row: Resource): Readings | undefined {
   const { id, ref, status, endWanted } = row;
   const backend = app.slots.backendOf(row);
   if (!backend || ref === null || status !== 'running' || endWanted !== null) return undefined;
-  let recent = app.usages.get(id);
-  if (!recent) {
-    // The backend of the moment: a change of the configuration opens another.
-    const read = async () => readUsage(app.slots.backendOf(row) ?? backend, ref);
-    recent = createRecent(read, backend.guest.usage ? undefined : KEPT_INSIDE_MILLISECONDS);
-    app.usages.set(id, recent);
+  const known = app.usages.get(id);
+  if (known) return known;
+  // The backend of the moment: a change of the configuration opens another.
+  const ofTheMoment = () => app.slots.backendOf(row) ?? backend;
+  const inside = createInside(ref);
+  const readings = {
+    engine: createRecent(async () => (await ofTheMoment().guest.usage?.(ref)) ?? {}),
+    inside: createRecent(() => inside(ofTheMoment(), gpusOf(app, row)), KEPT_INSIDE_MILLISECONDS),
+    notedAt: Number.NEGATIVE_INFINITY,
+  };
+  app.usages.set(id, readings);
+  return readings;
+}
+
+/** Returns the number of GPUs that a lease was sold with; 0 where the configuration no longer has its offer. */
+function gpusOf(app: LeaseApp, row: Resource): number {
+  try {
+    return app.slots.backendOf(row)?.guest.gpus?.(row.ref as Ref, parseJson(row.spec) as Spec) ?? 0;
+  } catch {
+    return 0;
   }
-  return recent.get(WAIT_MILLISECONDS);
 }
 
-/** Asks the engine, or else a command inside the machine, whose answer its tenant can falsify. */
-async function readUsage(backend: Backend, ref: Ref): Promise<Usage> {
-  if (backend.guest.usage) return backend.guest.usage(ref);
-  const cpu = await readCpuTime(backend, ref);
-  return cpu.source === 'none' ? {} : { cpuSeconds: cpu.usedSeconds };
-}
-
-/** Begins to read what a lease uses, for metrics, where the engine itself tells it. */
-export function noteUsage(app: LeaseApp, row: Resource): void {
-  if (app.slots.backendOf(row)?.guest.usage) void usageOf(app, row);
+/** Creates the reading inside a machine: its processor time, where its engine does not tell it, and its GPUs. */
+function createInside(ref: Ref) {
+  let quietUntil = 0;
+  return async (backend: Backend, sold: number): Promise<Usage> => {
+    const begunAt = performance.now();
+    const gpus = begunAt < quietUntil ? 0 : sold;
+    try {
+      return await readInside(backend, ref, { cpu: !backend.guest.usage, gpus });
+    } finally {
+      const now = performance.now();
+      if (gpus > 0 && now - begunAt >= INSIDE_SECONDS * 1000) quietUntil = now + HUNG_MILLISECONDS;
+    }
+  };
 }

@@ -120,13 +120,45 @@ function addBooksGauges({ ledger, events }: Gauged): void {
     });
 }
 
-/** The metrics of what machines use, by the member of a reading. */
-const USAGE_GAUGES = {
-  cpuSeconds: ['cpu_seconds', 'Processor time that live leases have used.'],
-  memoryBytes: ['memory_bytes', 'Memory that live leases hold.'],
-  diskBytes: ['disk_bytes', 'What live leases have written and hold.'],
-  networkBytes: ['network_bytes', 'What live leases have sent and received.'],
-} as const satisfies Record<keyof Usage, unknown>;
+/** The metrics of what live leases use: where it is told, and the part of a reading that is added up. */
+const USAGE_GAUGES: {
+  name: string;
+  help: string;
+  by: 'engine' | 'inside';
+  part: (usage: Usage) => number | undefined;
+}[] = [
+  {
+    name: 'cpu_seconds',
+    help: 'Processor time that live leases have used.',
+    by: 'engine',
+    part: (it) => it.cpuSeconds,
+  },
+  { name: 'memory_bytes', help: 'Memory that live leases hold.', by: 'engine', part: (it) => it.memoryBytes },
+  { name: 'disk_bytes', help: 'What live leases have written and hold.', by: 'engine', part: (it) => it.diskBytes },
+  {
+    name: 'network_bytes',
+    help: 'What live leases have sent and received.',
+    by: 'engine',
+    part: (it) => it.networkBytes,
+  },
+  { name: 'gpus', help: 'GPUs of live leases whose use is known.', by: 'inside', part: (it) => it.gpus?.length },
+  {
+    name: 'gpu_utilization_percent',
+    help: 'Utilization of the GPUs of live leases, 100 for each in full use.',
+    by: 'inside',
+    part: (it) => it.gpus?.reduce((sum, gpu) => sum + (gpu.utilizationPercent ?? 0), 0),
+  },
+  {
+    name: 'gpu_memory_bytes',
+    help: 'Memory that live leases hold on GPUs.',
+    by: 'inside',
+    part: (it) => it.gpus?.reduce((sum, gpu) => sum + (gpu.memoryBytes ?? 0), 0),
+  },
+];
+const TOLD = {
+  engine: 'Only where the engine tells; none where it tells of no lease.',
+  inside: 'As nvidia-smi in their machines said minutes ago, which their tenants can falsify.',
+};
 
 function addSlotGauges({ ledger, events, slots, outages, usages, warm }: Gauged): void {
   const slotLabels: ('slot' | 'backend')[] = ['slot', 'backend'];
@@ -146,21 +178,16 @@ function addSlotGauges({ ledger, events, slots, outages, usages, warm }: Gauged)
   events.gauges('warm_machines', 'Machines that are kept made and wait for a lease.', slotLabels, () =>
     slots.list.map((it) => ({ labels: labelsOf(it), value: warm.count(it.backend) })),
   );
-  for (const [member, [name, help]] of Object.entries(USAGE_GAUGES))
-    events.gauges(
-      `leases_${name}`,
-      `${help} Only where the engine tells; none where it tells of no lease.`,
-      slotLabels,
-      () => {
-        const live = ledger.client.prepare('select id, slot, backend from resource where ended_at is null').all();
-        const sums = new Map<string, { labels: { slot: string; backend: string }; value: number }>();
-        for (const { id, ...labels } of live as { id: string; slot: string; backend: string }[]) {
-          const value = usages.get(id)?.last()?.[member as keyof Usage];
-          if (value === undefined || !slots.backendOf(labels)?.guest.usage) continue;
-          const key = `${labels.slot} ${labels.backend}`;
-          sums.set(key, { labels, value: value + (sums.get(key)?.value ?? 0) });
-        }
-        return [...sums.values()];
-      },
-    );
+  for (const { name, help, by, part } of USAGE_GAUGES)
+    events.gauges(`leases_${name}`, `${help} ${TOLD[by]}`, slotLabels, () => {
+      const live = ledger.client.prepare('select id, slot, backend from resource where ended_at is null').all();
+      const sums = new Map<string, { labels: { slot: string; backend: string }; value: number }>();
+      for (const { id, ...labels } of live as { id: string; slot: string; backend: string }[]) {
+        const value = part(usages.get(id)?.[by].last() ?? {});
+        if (value === undefined) continue;
+        const key = `${labels.slot} ${labels.backend}`;
+        sums.set(key, { labels, value: value + (sums.get(key)?.value ?? 0) });
+      }
+      return [...sums.values()];
+    });
 }

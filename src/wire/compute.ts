@@ -198,7 +198,18 @@ const count = v.pipe(v.number(), v.integer());
 const bytes = v.optional(count);
 /** What a machine uses, as `status` says it. */
 const UsageSummary = v.pipe(
-  v.object({ cpu_seconds: v.optional(v.number()), memory_bytes: bytes, disk_bytes: bytes, network_bytes: bytes }),
+  v.object({
+    cpu_seconds: v.optional(v.number()),
+    memory_bytes: bytes,
+    disk_bytes: bytes,
+    network_bytes: bytes,
+    gpus: v.optional(
+      v.pipe(
+        v.array(v.object({ utilization_percent: v.optional(count), memory_bytes: bytes })),
+        v.description('each of its GPUs at present, as nvidia-smi in it says; what that does not tell is left out'),
+      ),
+    ),
+  }),
   v.description(
     'what the machine uses, as of a few seconds ago (disk: about a minute); in status only, while it runs. What its engine cannot tell is left out, and all of it while the engine does not answer',
   ),
@@ -279,12 +290,13 @@ function keepSummary(read: Reader, resourceId: string): v.InferOutput<typeof Res
 
 /** Renders what a machine uses; undefined where nothing is known. */
 export function usageSummary(usage: Usage | undefined): v.InferOutput<typeof UsageSummary> | undefined {
-  const { cpuSeconds, memoryBytes, diskBytes, networkBytes } = usage ?? {};
+  const { cpuSeconds, memoryBytes, diskBytes, networkBytes, gpus } = usage ?? {};
   const members = {
     cpu_seconds: cpuSeconds === undefined ? undefined : Math.round(cpuSeconds * 1000) / 1000,
     memory_bytes: memoryBytes,
     disk_bytes: diskBytes,
     network_bytes: networkBytes,
+    gpus: gpus?.map((it) => ({ utilization_percent: it.utilizationPercent, memory_bytes: it.memoryBytes })),
   };
   const known = Object.entries(members).filter(([, it]) => it !== undefined);
   return known.length ? Object.fromEntries(known) : undefined;

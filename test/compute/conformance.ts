@@ -4,6 +4,7 @@ import { basename } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { type Backend, type Machine, type Spec, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { cpuShare, readCpuTime } from '../../src/compute/cpu-time.ts';
+import { readInside } from '../../src/compute/inside-usage.ts';
 import { connectPort, PortUnreachable } from '../../src/compute/port.ts';
 import { freePort } from '../helper/free-port.ts';
 import { until } from '../helper/waiting.ts';
@@ -160,6 +161,21 @@ const INSIDE: InsideTests = {
     await sh(`: > ${burnt}`);
     assert.equal((await burning).exitCode, 0);
     await share((it) => it < 0.1);
+  },
+
+  async 'what a machine uses of its GPUs is read inside it, with its processor time'({ backend, ref, sh }) {
+    const folder = newFolder();
+    // Of GPUs it has at most a tool that says so.
+    const query = '--query-gpu=utilization.gpu,memory.used --format=csv,noheader,nounits';
+    const tool = `#!/bin/sh\n[ "$*" = "${query}" ] || exit 2\necho "87, 1024"\necho "[N/A], 3"\n`;
+    await backend.guest.upload(ref, `${folder}/nvidia-smi`, Buffer.from(tool));
+    assert.equal((await sh(`chmod 755 ${folder}/nvidia-smi`)).exitCode, 0);
+    const exec: Backend['guest']['exec'] = (_, order) =>
+      backend.guest.exec(ref, { ...order, command: `PATH=${folder}:$PATH\n${order.command}` });
+    const machine = { ...backend, guest: { ...backend.guest, exec } };
+    const { cpuSeconds, gpus } = await readInside(machine, ref, { cpu: true, gpus: 2 });
+    assert.ok(cpuSeconds !== undefined, 'it says');
+    assert.deepEqual(gpus, [{ utilizationPercent: 87, memoryBytes: 1024 ** 3 }, { memoryBytes: 3 * 1024 ** 2 }]);
   },
 
   async 'each stream is cut at its limit, and says so'({ backend, ref }) {

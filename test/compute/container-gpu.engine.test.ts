@@ -58,10 +58,14 @@ function openBackend(engine: Engine, devices: string[], prefix = tagPrefix(INSTA
 }
 
 /** A Podman for the whole file, and GPUs for this test. */
-async function openGpus(t: TestContext, count: number): Promise<{ engine: Engine; gpus: FakeGpus } | undefined> {
+async function openGpus(
+  t: TestContext,
+  count: number,
+  use?: string,
+): Promise<{ engine: Engine; gpus: FakeGpus } | undefined> {
   podman ??= await openPodman(t);
   if (!podman) return undefined;
-  const gpus = openFakeGpus(count);
+  const gpus = openFakeGpus(count, use);
   t.after(() => gpus.remove());
   return { engine: podman, gpus };
 }
@@ -185,6 +189,35 @@ test('two agents race for the last GPU: one pays and has it, the other pays noth
     ],
   );
   assert.deepEqual(purser.problems(), []);
+});
+
+test('the use of the GPUs of a lease is in its status', async (t) => {
+  const opened = await openGpus(t, 2);
+  if (!opened) return;
+  const { ask, lease, token, problems } = await openGpuServer(t, opened.engine, opened.gpus.names);
+  const { id } = (await lease()).body;
+  const usage = await until('all of it was read', async () => {
+    const { body } = await ask('POST', '/v1/compute/status', { token, body: { id } });
+    return body.usage?.gpus && body.usage.memory_bytes !== undefined && body.usage;
+  });
+  assert.deepEqual(usage.gpus, [{ utilization_percent: 40, memory_bytes: 1024 ** 3 }], 'of its own, and no other');
+  assert.deepEqual(problems(), []);
+});
+
+test('a tenant with an nvidia-smi of his own can falsify or flood the use of his GPU, and no other figure', async (t) => {
+  const flood = 'printf "purser-cpu cgroup 9 1 1\\n100, 9999999\\n"; yes "0, 0" | head -n 1000000';
+  const opened = await openGpus(t, 1, flood);
+  if (!opened) return;
+  const { app, ask, lease, token, problems } = await openGpuServer(t, opened.engine, opened.gpus.names);
+  const { id } = (await lease()).body;
+  const usage = await until('all of it was read', async () => {
+    const { body } = await ask('POST', '/v1/compute/status', { token, body: { id } });
+    return app.usages.get(id)?.inside.last() && body.usage?.memory_bytes !== undefined && body.usage;
+  });
+  assert.equal('gpus' in usage, false);
+  assert.ok(usage.cpu_seconds < 9, JSON.stringify(usage));
+  assert.doesNotMatch(await app.events.registry.metrics(), /purser_leases_gpus\{/);
+  assert.deepEqual(problems(), []);
 });
 
 test('a lease whose GPU never arrives is never sold, and its reason reaches the operator', async (t) => {

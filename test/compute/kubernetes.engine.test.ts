@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test, { after, type TestContext } from 'node:test';
-import type { Backend } from '../../src/compute/backend.ts';
+import type { Backend, SpecOne } from '../../src/compute/backend.ts';
 import { jobName } from '../../src/compute/engines/kubernetes/describe.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
 import { until } from '../helper/waiting.ts';
@@ -49,6 +49,12 @@ const podOf = async (cluster: KubernetesCluster, tag: string) =>
 
 conform('kubernetes', (t) => subject(t));
 workInGuest('kubernetes', (t) => subject(t));
+
+test('kubernetes: the GPUs of a pod are those of its spec', async (t) => {
+  const { backend, spec } = (await subject(t)) ?? {};
+  const gpus = (count: number) => backend?.guest.gpus?.('a pod', { ...(spec as SpecOne), gpus: count });
+  if (backend) assert.deepEqual([0, 2].map(gpus), [0, 2]);
+});
 
 test('kubernetes: the rights of the page are enough, and what is missing has a name', async (t) => {
   const opened = await subject(t);

@@ -74,6 +74,9 @@ test('a job that waits for its turn is provisioning, and starts when there is ro
   assert.deepEqual(await it.backend.find(tag), [waiting]);
   assert.equal((await it.backend.extend(second, now() + 60)).kind, 'refused');
   await assert.rejects(it.sh(second, 'true'), /does not run/);
+  const gpus = (name: string) => it.backend.guest.gpus?.(second, { chip: name, max_seconds: 600 });
+  assert.deepEqual(['h100', 'both', 'huge'].map(gpus), [1, 2, 0], 'as its chip orders them');
+  assert.throws(() => gpus('no-such-chip'));
   const third = await it.submit('both');
   await it.gone(third); // From the queue.
   await it.gone(first);

@@ -94,6 +94,28 @@ test('a host that fails its proof is not paid for: no command runs as a tenant, 
   }
 });
 
+test('the use of the GPUs of a host is in the status of its lease, beside its processor time', async (t) => {
+  const prepare = `printf '#!/bin/sh\\ncase $1 in -L) echo "GPU 0: one" ;; *=util*) echo "87, 1024" ;; esac\\n' > smi
+    chmod 755 smi; mount -t tmpfs none /usr/local/bin; cp smi /usr/local/bin/nvidia-smi`;
+  const sshd = await openSshd(t, { prepare });
+  if (!sshd) return;
+  const hosts = [{ ...sshd.host, gpus: 1, price_hourly_usd: '0.36' }];
+  const purser = await openTestServer(t, { settings: { compute: { provider_two: { backend: 'ssh', hosts } } } });
+  const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+  const body = { provider: 'provider_two', spec: { chip: CHIP, max_seconds: 600 } };
+  const made = await purser.ask('POST', '/v1/compute/create', { token, key: 'k', body });
+  assert.equal(made.status, 200, made.text);
+  const { id } = made.body;
+  const usage = await until('it was read', async () => {
+    const status = await purser.ask('POST', '/v1/compute/status', { token, body: { id } });
+    return status.body.usage;
+  });
+  assert.deepEqual(usage.gpus, [{ utilization_percent: 87, memory_bytes: 1024 ** 3 }]);
+  assert.ok(usage.cpu_seconds >= 0, JSON.stringify(usage));
+  assert.equal((await purser.ask('POST', '/v1/compute/stop', { token, body: { id } })).body.status, 'stopped');
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a lease of provider_two through the API: made, used, extended, stopped, and the host is free again', async (t) => {
   const sshd = await openSshd(t);
   if (!sshd) return;

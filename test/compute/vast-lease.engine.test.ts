@@ -243,3 +243,25 @@ test('a machine that never becomes happy is destroyed when its time is over, and
   assert.equal((await purser.budget(token)).held_usd, '0.00');
   assert.deepEqual(purser.problems(), []);
 });
+
+test('the use of the GPUs of a machine is in its status, without another call of Vast', async (t) => {
+  const purser = await openVastServer(t);
+  if (!purser) return;
+  const { token } = await purser.openWallet(LONG);
+  const made = await purser.lease(token, 'k');
+  assert.equal(made.status, 200, made.text);
+  const { id } = made.body;
+  const tool = `printf '#!/bin/sh\\necho "87, 1024"\\n' > /usr/local/bin/nvidia-smi; chmod 755 /usr/local/bin/nvidia-smi`;
+  const command = `mount -t tmpfs none /usr/local/bin; ${tool}`;
+  const put = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command } });
+  assert.deepEqual([put.body.exit_code, put.body.stderr], [0, '']);
+  const called = purser.vast.calls.length;
+  const usage = await until('it was read', async () => {
+    const status = await purser.ask('POST', '/v1/compute/status', { token, body: { id } });
+    return status.body.usage;
+  });
+  assert.deepEqual(usage.gpus, [{ utilization_percent: 87, memory_bytes: 1024 ** 3 }]);
+  assert.ok(usage.cpu_seconds >= 0, JSON.stringify(usage));
+  assert.equal(purser.vast.calls.length, called);
+  assert.deepEqual(purser.problems(), []);
+});

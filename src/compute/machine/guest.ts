@@ -20,7 +20,7 @@ export type Proof = {
   before?: string;
 };
 
-export type GuestOptions = Pick<Guest, 'relay' | 'usage' | 'egress' | 'pause' | 'snapshots'> & {
+export type GuestOptions = Pick<Guest, 'relay' | 'usage' | 'gpus' | 'egress' | 'pause' | 'snapshots'> & {
   /** Returns the requirements, or a fault that is already known. Without it, a command has to run. */
   proofOf?: (ref: Ref) => Promise<Proof | string>;
   /** The login shell, as a word of shell. */

@@ -219,13 +219,20 @@ function keepSentence({ state: is, bought_seconds: bought, max_seconds: max, ...
   return html`${state(is)} ${duration(bought)} of ${duration(max)} bought, by ${duration(keep.extend_seconds)}${why !== undefined && html` <span class="weak">${outside(why)}</span>`}`;
 }
 
+const inMib = (bytes: number) => `${(bytes / MIB).toFixed(1)} MiB`;
+
 /** Describes what a machine uses; undefined where nothing is known. */
 function usageSentence(usage: Usage | undefined): string | undefined {
-  const { cpuSeconds, memoryBytes, diskBytes, networkBytes } = usage ?? {};
+  const { cpuSeconds, memoryBytes, diskBytes, networkBytes, gpus = [] } = usage ?? {};
   const sizes = Object.entries({ memory: memoryBytes, disk: diskBytes, network: networkBytes });
   const known = [
     ...(cpuSeconds === undefined ? [] : [`CPU ${cpuSeconds.toFixed(1)} s`]),
-    ...sizes.flatMap(([name, bytes]) => (bytes === undefined ? [] : [`${name} ${(bytes / MIB).toFixed(1)} MiB`])),
+    ...sizes.flatMap(([name, bytes]) => (bytes === undefined ? [] : [`${name} ${inMib(bytes)}`])),
+    ...gpus.map(({ utilizationPercent: percent, memoryBytes: bytes }) =>
+      ['GPU', percent === undefined ? '–' : `${percent} %`, bytes !== undefined && `with ${inMib(bytes)}`]
+        .filter(Boolean)
+        .join(' '),
+    ),
   ];
   return known.length ? known.join(', ') : undefined;
 }

@@ -4,12 +4,15 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
 const CDI_DIRECTORY = '/var/run/cdi';
-/** Lists the devices that were put into the container. Like the real one, it fails if there is none. */
-const NVIDIA_SMI = `#!/bin/sh
+/** Lists the devices that were put into the container, or their use. Like the real one, it fails if there is none. */
+const nvidiaSmi = (use: string) => `#!/bin/sh
 n=0
 for gpu in /run/fake-gpus/*; do
   [ -e "$gpu" ] || { echo 'No devices were found' >&2; exit 6; }
-  echo "GPU $n: Fake H100 (UUID: \${gpu##*/})"
+  case $1 in
+    -L) echo "GPU $n: Fake H100 (UUID: \${gpu##*/})" ;;
+    --query-gpu=utilization.gpu,memory.used) ${use} ;;
+  esac
   n=$((n + 1))
 done
 `;
@@ -23,13 +26,14 @@ export type FakeGpus = {
   remove(): void;
 };
 
-export function openFakeGpus(count: number): FakeGpus {
+/** Makes them. `use` prints that of GPU `$n`, in shell. */
+export function openFakeGpus(count: number, use = 'echo "$((n + 40)), 1024"'): FakeGpus {
   const directory = mkdtempSync(join(tmpdir(), 'purser-gpus-'));
   const id = randomBytes(6).toString('hex');
   const names = Array.from({ length: count }, (_, index) => `GPU-${id}-${index}`);
   const absent = `GPU-${id}-absent`;
   const script = join(directory, 'nvidia-smi');
-  writeFileSync(script, NVIDIA_SMI, { mode: 0o755 });
+  writeFileSync(script, nvidiaSmi(use), { mode: 0o755 });
   const bind = (hostPath: string, containerPath: string) => ({ hostPath, containerPath, options: ['bind', 'ro'] });
   const devices = names.map((name) => {
     writeFileSync(join(directory, name), '');

@@ -148,6 +148,7 @@ export async function openFakeVast(t: TestContext, { shared = false } = {}): Pro
       end_date: offer?.ends ?? Date.now() / 1000 + 86_400,
       dph_total: 0.36,
       machine_id: 1,
+      num_gpus: offer?.num_gpus ?? 0,
     });
     if (loses)
       Object.assign(instance.row, {

@@ -50,6 +50,8 @@ export type Memory = {
   identity?: string;
   /** Processor seconds that every machine has used, as it says itself; without it nothing inside can say. */
   cpuSeconds?: number;
+  /** What `nvidia-smi` in every machine prints of its GPUs. */
+  gpus?: string;
   /** What the engine says that a machine uses; without it, nothing. */
   usage?: Guest['usage'];
 };
@@ -125,18 +127,22 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
   };
   const guest: Pick<Guest, 'exec' | 'upload'> = {
     upload: async () => {},
-    exec: async (_, { command }) => ({
-      exitCode: 0,
-      stdout: Buffer.from(
+    async exec(_, { command, streamBytesMax }) {
+      const cpu =
         memory.cpuSeconds !== undefined && command.includes('purser-cpu')
           ? `purser-cpu cgroup ${Math.round(memory.cpuSeconds * 1e6)} 1000000 ${now()}.25\n`
-          : 'hello\n',
-      ),
-      stderr: Buffer.alloc(0),
-      stdoutTruncated: false,
-      stderrTruncated: false,
-      timedOut: false,
-    }),
+          : '';
+      const gpus = memory.gpus !== undefined && command.includes('purser-gpus') ? `purser-gpus\n${memory.gpus}` : '';
+      const stdout = Buffer.from(cpu + gpus || 'hello\n');
+      return {
+        exitCode: 0,
+        stdout: stdout.subarray(0, streamBytesMax),
+        stderr: Buffer.alloc(0),
+        stdoutTruncated: stdout.length > streamBytesMax,
+        stderrTruncated: false,
+        timedOut: false,
+      };
+    },
   };
   const pause: Pausing = {
     async begin(ref, deadline, stopped) {

@@ -83,6 +83,7 @@ export function openContainerBackend(
   const guest = createGuest((ref, order) => beginIn(engine, ref, order), {
     relay: WATCHDOG_PATH,
     usage: async (ref) => ({ ...(await readStatistics(engine, ref)), diskBytes: disk.measured(ref) }),
+    gpus: (_, spec) => sizeOf(settings, spec).gpus,
     egress: {
       listOf: (spec) => egress(sizeOf(settings, spec).offer),
       async begin(ref) {

@@ -48,6 +48,7 @@ export function openKubernetesBackend(
   const reachOf = (spec: Spec) => egress(sizeOf(settings, spec).offer);
   const guest = createGuest(async (tag, order) => beginIn(streams, (await jobs.podOf(tag)).pod.metadata.name, order), {
     relay: WATCHDOG_PATH,
+    gpus: (_, spec) => sizeOf(settings, spec).gpus,
     egress: {
       listOf: reachOf,
       async begin(tag) {

@@ -152,8 +152,8 @@ export const formatOf = (mark: string) => `${mark}|%A|%T|%U|%V|%e|%b|%r${mark}|%
 const RECORD = /^\|(\d+)\|([A-Z_]+)\|(\d+)\|(\d+)\|(\d+|N\/A|NONE)\|([^|\n]*)\|(.*)$/s;
 const NAME = /^\|(.*)\n$/s;
 
-/** Returns the number of GPUs in a job's resources as `squeue` prints them, such as `gres:gpu:h100:2,gres:shard:1`. */
-function gpusOf(gres: string): number {
+/** Returns the number of GPUs in a job's resources as they are ordered, or as `squeue` prints them: `gres:gpu:h100:2,gres:shard:1`. */
+export function gpusOf(gres: string): number {
   const counts = [...gres.matchAll(/(?:^|,)(?:gres[:/])?gpu(?::[^,:=]*[^,:=\d][^,:=]*)?(?:[:=](\d+))?(?=,|$)/g)];
   return counts.reduce((sum, [, count]) => sum + Number(count ?? 1), 0);
 }

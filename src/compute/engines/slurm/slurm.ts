@@ -1,11 +1,11 @@
 import { formatUsd, Nanos } from '../../../base/money.ts';
-import type { Backend, Extended, Machine, Offer } from '../../backend.ts';
+import type { Backend, Extended, Machine, Offer, SpecTwo } from '../../backend.ts';
 import { chipOf, quoteOf } from '../../kit/priced.ts';
 import { createRecent } from '../../kit/recent.ts';
 import { createGuest } from '../../machine/guest.ts';
 import { checkSlurm } from './check.ts';
 import { createSlurmCommands, type SlurmCommands, wordsOf } from './command.ts';
-import { CONTROLLER_LOST_SECONDS, MOVED_SIGNAL, REFUSE_WITHOUT_SCRIPT } from './job.ts';
+import { CONTROLLER_LOST_SECONDS, gpusOf, MOVED_SIGNAL, REFUSE_WITHOUT_SCRIPT } from './job.ts';
 import { createJobs, machineOf, type SlurmJobs } from './jobs.ts';
 import { listNodes } from './nodes.ts';
 import type { SlurmSettings } from './settings.ts';
@@ -49,6 +49,7 @@ export function openSlurmBackend(
       const job = await jobs.look(ref);
       return job ? { gpus: job.gpus, mayLackTool: true, before: REFUSE_WITHOUT_SCRIPT } : 'the job is gone';
     },
+    gpus: (_, spec) => gpusOf(chipOf(settings, (spec as SpecTwo).chip).gres ?? ''),
     pause: 'the time limit of a Slurm job runs on while it is suspended',
     snapshots: 'Slurm does not keep the disk of a job',
   });

@@ -24,6 +24,7 @@ export function openSshBackend(
   const { hosts, records, partsOf, health } = pool;
   const guest = createGuest((ref, order) => beginIn(pool, ref, order), {
     proofOf: async (ref) => ({ gpus: partsOf(ref).host.gpus }),
+    gpus: (ref) => partsOf(ref).host.gpus,
     loginShell: LOGIN_SHELL,
     pause: 'a host of the pool cannot take the processors of one tenant away',
     snapshots: 'a host of the pool does not keep the files of a tenant',

@@ -122,6 +122,7 @@ export function openVastBackend(
         pause: 'Vast charges for a machine whether it is paused or not',
         snapshots: 'Vast does not keep the disk of a machine',
         proofOf: async (ref) => ({ gpus: rentals.of(ref).instance?.gpus, mayLackTool: true }),
+        gpus: (ref) => rentals.of(ref).instance?.gpus ?? 0,
         loginShell: LOGIN_SHELL,
       },
     ),
