@@ -20,7 +20,18 @@ const CUT_MILLISECONDS = 3000;
 const LOOK_MILLISECONDS = 50;
 const RETRY_SECONDS = 10;
 
-type BeginStep = { id: string; now: number };
+/** A step whose process may die: `dueAt` is when the next one looks at it. */
+type BeginStep = { id: string; now: number; dueAt: number };
+
+/** Returns when a step that breaks off now is looked at: what its engine has got of it is carried out by then, and undoes nothing. */
+const lookAt = (app: LeaseApp, row: Resource) =>
+  app.clock.now() + (app.slots.backendOf(row)?.absence.apartSeconds ?? RETRY_SECONDS);
+
+const stepOf = (app: LeaseApp, row: Resource): BeginStep => ({
+  id: row.id,
+  now: app.clock.now(),
+  dueAt: lookAt(app, row),
+});
 
 /** Throws a refusal when a lease may not be paused or resumed. */
 function refuseStep(tx: Tx, row: Resource, now: number): void {
@@ -31,7 +42,7 @@ function refuseStep(tx: Tx, row: Resource, now: number): void {
 }
 
 /** Notes that a lease is being paused. */
-const beginPause = defineWrite('lease.begin_pause', (tx, { id, now }: BeginStep): Resource => {
+const beginPause = defineWrite('lease.begin_pause', (tx, { id, now, dueAt }: BeginStep): Resource => {
   const row = findResource(tx, id) as Resource;
   const wallet = findWallet(tx, row.walletId) as Wallet;
   refuseStep(tx, row, now);
@@ -50,26 +61,26 @@ const beginPause = defineWrite('lease.begin_pause', (tx, { id, now }: BeginStep)
       `A pause would end at ${expiresAt}, and the lease lasts until ${row.expiresAt}: nothing would be kept.`,
     );
   const left = { pausedAt: now, secondsLeft: row.expiresAt - now };
-  return updateIfLive(tx, id, { status: 'pausing', ...left, expiresAt, dueAt: now, attempts: 0, lastError: null });
+  return updateIfLive(tx, id, { status: 'pausing', ...left, expiresAt, dueAt, attempts: 0, lastError: null });
 });
 
 /** Notes that nothing runs in a lease any more. The tenant may have made that last, so until now its paid time has passed. */
-const noteStopped = defineWrite('lease.note_stopped', (tx, { id, now }: BeginStep): Resource => {
+const noteStopped = defineWrite('lease.note_stopped', (tx, { id, now, dueAt }: BeginStep): Resource => {
   const row = findResource(tx, id) as Resource;
   if (row.status !== 'pausing') return row; // It has to end.
   const end = endOf(row);
   const secondsLeft = Math.min(row.secondsLeft as number, end - now);
   if (secondsLeft <= 0) throw new Refusal('resource_not_active', 'Its paid time was over before all had stopped.');
-  return updateIfLive(tx, id, { pausedAt: end - secondsLeft, secondsLeft });
+  return updateIfLive(tx, id, { pausedAt: end - secondsLeft, secondsLeft, dueAt });
 });
 
 /** Notes that a lease is being resumed, and since when. */
-const beginResume = defineWrite('lease.begin_resume', (tx, { id, now }: BeginStep): Resource => {
+const beginResume = defineWrite('lease.begin_resume', (tx, { id, now, dueAt }: BeginStep): Resource => {
   const row = findResource(tx, id) as Resource;
   refuseStep(tx, row, now);
   if (row.status !== 'paused' || row.endWanted !== null || row.expiresAt <= now)
     throw new Refusal('resource_not_active', notRunning(row));
-  return updateIfLive(tx, id, { status: 'resuming', pausedAt: now, dueAt: now, attempts: 0, lastError: null });
+  return updateIfLive(tx, id, { status: 'resuming', pausedAt: now, dueAt, attempts: 0, lastError: null });
 });
 
 const rowOf = (app: LeaseApp, id: string) => findResource(app.ledger.read, id) as Resource;
@@ -108,8 +119,7 @@ async function write(app: LeaseApp, id: string, values: ResourceChange): Promise
 /** Leaves a lease to its next step, which finds out what became of a call of unknown outcome. */
 async function leaveInDoubt(app: LeaseApp, row: Resource, reason: string): Promise<never> {
   app.events.failed('pause', new Error(reason), { resource: row.id });
-  const apartSeconds = app.slots.backendOf(row)?.absence.apartSeconds ?? RETRY_SECONDS;
-  await write(app, row.id, { dueAt: app.clock.now() + apartSeconds, lastError: reason.slice(0, 500) });
+  await write(app, row.id, { dueAt: lookAt(app, row), lastError: reason.slice(0, 500) });
   throw uncertain();
 }
 
@@ -127,10 +137,10 @@ export function pauseLease(app: LeaseApp, id: string): Promise<Resource> {
     const spec = parseJson(before.spec) as Spec;
     if ('gpus' in spec && spec.gpus > 0)
       throw new Refusal('invalid_request', 'This resource cannot be paused: it would keep its GPUs. Stop it.');
-    const row = await app.ledger.write(beginPause, { id, now: app.clock.now() });
+    const row = await app.ledger.write(beginPause, stepOf(app, before));
     await untilCut(app, id);
     const ref = row.ref as string;
-    const stopped = () => app.ledger.write(noteStopped, { id, now: app.clock.now() });
+    const stopped = () => app.ledger.write(noteStopped, stepOf(app, row));
     const begun = await attempt(() => pausing.begin(ref, row.expiresAt, stopped));
     if (begun.kind !== 'done') return runOn(app, { row, pausing, begun });
     const paused = await write(app, id, PAUSED);
@@ -210,7 +220,7 @@ async function takeRoom(app: LeaseApp, row: Resource, pausing: Pausing): Promise
       throw new Refusal('capacity_unavailable', `There is no room: ${lacking}. The resource stays paused.`, {
         retryAfterSeconds: RETRY_SECONDS,
       });
-    return await app.ledger.write(beginResume, { id: row.id, now: app.clock.now() });
+    return await app.ledger.write(beginResume, stepOf(app, row));
   } finally {
     pausing.letGo(row.tag);
   }
