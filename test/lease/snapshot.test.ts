@@ -482,25 +482,6 @@ for (const when of ['before', 'after'] as const satisfies Moment[])
       assert.deepEqual(purser.problems(), []);
     });
 
-for (const when of ['before', 'after'] as const)
-  for (const call of ['snapshots.remove', 'snapshots.find'] as const)
-    test(`the process dies ${when} ${call} of a snapshot that goes: the next one removes it`, async (t) => {
-      const { purser, token, snapshot, row } = await openSnapshot(t);
-      const died = Promise.withResolvers<void>();
-      const never = Promise.withResolvers<never>();
-      purser.memory[when][call] = () => {
-        died.resolve();
-        return never.promise;
-      };
-      void purser.forget(token, snapshot).catch(() => {});
-      await waitFor('it dies', died.promise);
-      await purser.crash(() => never.reject(new Error('it is dead')));
-      purser.memory[when] = {};
-      purser.clock.advance(1);
-      await purser.app.reaper.runOnce();
-      assert.deepEqual([row().status, purser.memory.snapshots.size], ['deleted', 0]);
-    });
-
 test('a wallet that is closed while a snapshot is being taken keeps none', async (t) => {
   const { purser, token, id, wallet } = await openLeased(t, { settings: { close_wait_seconds: 0 } });
   const taking = hold();

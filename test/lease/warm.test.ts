@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { doubtBooks } from '../../src/lease/report-only.ts';
 import { findResource, type Resource } from '../../src/ledger/resource.ts';
-import { dieAt, hold, LONG, openMemoryServer, SPEC } from './leases.ts';
+import { hold, LONG, openMemoryServer, SPEC } from './leases.ts';
 import { pauses } from './pause-shared.ts';
 
 const SIZE = { cpus: SPEC.cpus, memory_gib: SPEC.memory_gib };
@@ -292,24 +292,3 @@ test('a request that was repeated with its key gets the same lease', async (t) =
   assert.equal((await purser.lease(token, key)).body.id, one.body.id);
   assert.equal(made(purser), 1);
 });
-
-for (const name of ['identity', 'inspect', 'extend', 'destroy'] as const)
-  for (const when of ['before', 'after'] as const)
-    test(`dying ${when} ${name} leaves no machine that no row knows, and the books balance`, async (t) => {
-      const purser = await open(t);
-      const { id, token } = await purser.openWallet(LONG);
-      await dieAt(purser, token, when, name);
-      const again = await purser.lease(token, 'k');
-      assert.ok([200, 503].includes(again.status), again.text);
-      for (let i = 0; i < 3; i++) {
-        purser.clock.advance(purser.backend.absence.apartSeconds);
-        await purser.app.reaper.runOnce();
-        await purser.app.warm.tend();
-      }
-      const { resources } = (await purser.ask('GET', `/v1/wallets/${id}/resources`, { token: purser.accountKey })).body;
-      const live = resources.filter((it: { ended_at: number | null }) => it.ended_at === null);
-      assert.equal((await purser.machines()).length, live.length + warm(purser), JSON.stringify(resources));
-      const tags = [...purser.memory.machines.values()].map(({ tag }) => tag);
-      assert.equal(new Set(tags).size, tags.length);
-      assert.deepEqual(purser.problems(), []);
-    });

@@ -6,7 +6,7 @@ type Asked =
   | Exclude<keyof Backend | keyof Guest, 'name' | 'absence' | 'close' | 'doctor' | 'guest' | 'pause' | 'snapshots'>
   | `pause.${keyof Pausing}`
   | `snapshots.${Exclude<keyof Snapshots, 'price' | 'gibMax'>}`;
-type Kept = Owned & {
+export type Kept = Owned & {
   deadline: number;
   /** Whether its processes are stopped, and its processors taken away. */
   paused?: boolean;
