@@ -17,13 +17,19 @@ export type EngineProxy = {
   socket: string;
   /** The requests since `watch`, in order: method and path. */
   asked: string[];
+  /** Those of them that are no GETs. Commands one after the other, of which some wait for something, count once. */
+  changes: string[];
   /**
-   * Starts counting. `strike` runs once, at the given moment of the n-th request, or the first of its name (as in
+   * Starts counting. `strike` runs once, at the given moment of the n-th request, the n-th of `changes`, or the first of its name (as in
    * `asked`), which is then dropped.
    */
-  watch(place?: ({ nth: number } | { request: string }) & { moment: Moment; strike: () => void }): void;
+  watch(
+    place?: ({ nth: number } | { nthChange: number } | { request: string }) & { moment: Moment; strike: () => void },
+  ): void;
   /** Returns the body that the engine gets in place of a request's. */
   rewrite: ((request: string, body: Buffer) => Buffer) | undefined;
+  /** Cuts every connection and takes no more, as when the engine's client has died. */
+  cut(): void;
   /** With true, leaves every request unanswered. With false, forwards the waiting ones and all others again. */
   hang(isHanging: boolean): void;
 };
@@ -54,8 +60,15 @@ export async function openEngineProxy(
     // How often a command or a machine is asked about differs from time to time: in a row that counts once.
     if (method === 'GET' && proxy.asked.at(-1) === name) return undefined;
     proxy.asked.push(name);
+    const isChange = method !== 'GET' && !(name.endsWith('/exec') && proxy.changes.at(-1) === name);
+    if (isChange) proxy.changes.push(name);
     if (!place) return undefined;
-    const isIt = 'nth' in place ? proxy.asked.length === place.nth : proxy.asked.at(-1) === place.request;
+    const isIt =
+      'request' in place
+        ? name === place.request
+        : 'nth' in place
+          ? proxy.asked.length === place.nth
+          : isChange && proxy.changes.length === place.nthChange;
     if (!isIt) return undefined;
     const struck = place;
     place = undefined;
@@ -113,16 +126,27 @@ export async function openEngineProxy(
     upstream.pipe(client);
     upstream.once('end', () => struck?.strike());
   });
+  const open = new Set<Socket>();
+  server.on('connection', (it: Socket) => {
+    open.add(it);
+    it.once('close', () => open.delete(it));
+  });
   if (tls) server.listen(0, '127.0.0.1');
   else server.listen(socketPath);
   await once(server, 'listening');
   const proxy: EngineProxy = {
     socket: tls ? `tcp://127.0.0.1:${(server.address() as AddressInfo).port}` : `unix://${socketPath}`,
     asked: [],
+    changes: [],
     rewrite: undefined,
     watch(at) {
       proxy.asked = [];
+      proxy.changes = [];
       place = at;
+    },
+    cut() {
+      server.close();
+      for (const it of open) it.destroy();
     },
     hang(isHanging) {
       const freed = waiting ?? [];
