@@ -5,6 +5,7 @@ import type { GuestSession, SessionOrder } from '../compute/backend.ts';
 import { ScriptLost } from '../compute/machine/sftp-client.ts';
 import { SftpFault } from '../compute/machine/sftp-fault.ts';
 import { SFTP_SCRIPT } from '../compute/machine/sftp-script.ts';
+import { MalformedPacket } from '../compute/machine/sftp-wire.ts';
 import { codeOfSignal } from '../compute/machine/shell.ts';
 import { contain, containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
@@ -12,7 +13,6 @@ import { CLOSE_MILLISECONDS, type SshClient } from './clients.ts';
 import type { MemoryShare } from './memory.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
-import { MalformedPacket } from './sftp-wire.ts';
 
 /** Time limit for the sftp script to end after its input has; one that hangs is killed. */
 const EXIT_MILLISECONDS = 5000;

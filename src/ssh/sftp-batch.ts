@@ -1,5 +1,5 @@
+import { type PacketReader, REQUEST, readFields } from '../compute/machine/sftp-wire.ts';
 import { handleId } from './sftp-handles.ts';
-import { type PacketReader, REQUEST, readFields } from './sftp-wire.ts';
 
 const BATCH_BYTES_MAX = 1024 * 1024;
 

@@ -1,5 +1,5 @@
 import { entriesOf, type Facts } from '../compute/machine/sftp-facts.ts';
-import type { NamedFile } from './sftp-wire.ts';
+import type { NamedFile } from '../compute/machine/sftp-wire.ts';
 
 const KINDS = new Map([
   [0o010000, 'p'],

@@ -1,7 +1,7 @@
 import type { ScriptClient } from '../compute/machine/sftp-client.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
 import { MOVE_BYTES, READ_BYTES } from '../compute/machine/sftp-script.ts';
-import { OPEN } from './sftp-wire.ts';
+import { OPEN } from '../compute/machine/sftp-wire.ts';
 
 /** The most blocks of 64 KiB that are read ahead. */
 const BLOCK_COUNT_MAX = 16;

@@ -2,13 +2,13 @@ import type { ScriptClient } from '../compute/machine/sftp-client.ts';
 import { type FileAttributes, factsOf } from '../compute/machine/sftp-facts.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
 import { DESCRIPTORS } from '../compute/machine/sftp-script.ts';
+import { answer, OPEN, PACKET_BYTES_MAX, type PacketFields, REQUEST, uint64 } from '../compute/machine/sftp-wire.ts';
 import type { MemoryShare } from './memory.ts';
 import type { SftpWrite } from './sftp-batch.ts';
 import { createListing } from './sftp-entry.ts';
 import { type File, offsetOf, readFile, settle, writeFile } from './sftp-file.ts';
 import { createHandles, handleId } from './sftp-handles.ts';
 import { createRows } from './sftp-row.ts';
-import { answer, OPEN, PACKET_BYTES_MAX, type PacketFields, REQUEST, uint64 } from './sftp-wire.ts';
 
 /** The most bytes of a read or write: a multiple of what clients use by default, and a fraction of the read-ahead. */
 const TRANSFER_BYTES_MAX = 128 * 1024;

@@ -1,9 +1,9 @@
 import { type ScriptClient, wordOf } from '../compute/machine/sftp-client.ts';
 import { SftpFault } from '../compute/machine/sftp-fault.ts';
 import { SMALL_BYTES } from '../compute/machine/sftp-script.ts';
+import { type NamedFile, OPEN } from '../compute/machine/sftp-wire.ts';
 import type { MemoryShare } from './memory.ts';
 import { type File, type OpenOrder, openFile, settle, unopened } from './sftp-file.ts';
-import { type NamedFile, OPEN } from './sftp-wire.ts';
 
 /**
  * Files that a client opens one after another in a directory. It waits for each answer, and an answer of the machine takes some

@@ -2,10 +2,10 @@ import type { Readable } from 'node:stream';
 import type { GuestSession } from '../compute/backend.ts';
 import { createScriptClient } from '../compute/machine/sftp-client.ts';
 import { SftpFault, STATUS } from '../compute/machine/sftp-fault.ts';
+import { answer, createPacketReader, MalformedPacket, REQUEST, readFields } from '../compute/machine/sftp-wire.ts';
 import type { MemoryShare } from './memory.ts';
 import { gatherWrites } from './sftp-batch.ts';
 import { createResponder } from './sftp-respond.ts';
-import { answer, createPacketReader, MalformedPacket, REQUEST, readFields } from './sftp-wire.ts';
 
 /** The pause of a client after which a file is opened that was to be opened with its next request. */
 const PAUSE_MILLISECONDS = 50;

@@ -9,9 +9,9 @@ import ssh2, { type ServerChannel, type Session as ServerSession } from 'ssh2';
 import { followFaults } from '../../src/base/fault.ts';
 import { sshKeyFromSeed } from '../../src/base/ssh-key.ts';
 import type { GuestSession } from '../../src/compute/backend.ts';
+import { REQUEST } from '../../src/compute/machine/sftp-wire.ts';
 import { createClients, type SshClient } from '../../src/ssh/clients.ts';
 import { type SessionHost, serveSession } from '../../src/ssh/session.ts';
-import { REQUEST } from '../../src/ssh/sftp-wire.ts';
 import { openDirectory, openLocalSession } from './wire-client.ts';
 
 const MEMORY = { tryTake: () => true, close() {} };

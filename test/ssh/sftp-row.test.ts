@@ -3,7 +3,7 @@ import { existsSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } 
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { STATUS } from '../../src/compute/machine/sftp-fault.ts';
-import { OPEN, REQUEST, string, uint32 } from '../../src/ssh/sftp-wire.ts';
+import { OPEN, REQUEST, string, uint32 } from '../../src/compute/machine/sftp-wire.ts';
 import { until } from '../helper/waiting.ts';
 import { openDirectory, openLocalSession, openWireClient, withMode } from './wire-client.ts';
 

@@ -16,7 +16,7 @@ import {
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { STATUS } from '../../src/compute/machine/sftp-fault.ts';
-import { OPEN, REQUEST, string, uint32 } from '../../src/ssh/sftp-wire.ts';
+import { OPEN, REQUEST, string, uint32 } from '../../src/compute/machine/sftp-wire.ts';
 import { randomFrom, SEED } from '../helper/random.ts';
 import { openDirectory, openLocalSession, openWireClient, SHELLS, withMode } from './wire-client.ts';
 

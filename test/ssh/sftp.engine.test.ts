@@ -3,7 +3,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import test, { type TestContext } from 'node:test';
 import { STATUS } from '../../src/compute/machine/sftp-fault.ts';
-import { OPEN, REQUEST, uint32 } from '../../src/ssh/sftp-wire.ts';
+import { OPEN, REQUEST, uint32 } from '../../src/compute/machine/sftp-wire.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { openServer, testShell } from './sftp-suite.ts';
 import { SHELLS, withMode } from './wire-client.ts';

@@ -8,8 +8,8 @@ import type { GuestSession } from '../../src/compute/backend.ts';
 import { createScriptClient, ScriptLost } from '../../src/compute/machine/sftp-client.ts';
 import { factsOf } from '../../src/compute/machine/sftp-facts.ts';
 import { SftpFault, STATUS } from '../../src/compute/machine/sftp-fault.ts';
+import { MalformedPacket, OPEN, REQUEST, string, uint32 } from '../../src/compute/machine/sftp-wire.ts';
 import { longName } from '../../src/ssh/sftp-entry.ts';
-import { MalformedPacket, OPEN, REQUEST, string, uint32 } from '../../src/ssh/sftp-wire.ts';
 import { openServer, testShell } from './sftp-suite.ts';
 import { openDirectory, openLocalSession, openWireClient, withMode } from './wire-client.ts';
 

@@ -7,8 +7,8 @@ import type { TestContext } from 'node:test';
 import type { GuestSession } from '../../src/compute/backend.ts';
 import type { FileAttributes } from '../../src/compute/machine/sftp-facts.ts';
 import { SFTP_SCRIPT } from '../../src/compute/machine/sftp-script.ts';
+import { REQUEST, readFields, string, uint32, uint64 } from '../../src/compute/machine/sftp-wire.ts';
 import { serveSftp } from '../../src/ssh/sftp.ts';
-import { REQUEST, readFields, string, uint32, uint64 } from '../../src/ssh/sftp-wire.ts';
 
 /** The shells that machines have: Debian's, busybox's, and bash under the name of sh. */
 export const SHELLS: Record<string, string[]> = {

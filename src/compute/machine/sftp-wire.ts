@@ -1,6 +1,6 @@
 import type { Readable } from 'node:stream';
-import type { FileAttributes } from '../compute/machine/sftp-facts.ts';
-import type { SftpStatus } from '../compute/machine/sftp-fault.ts';
+import type { FileAttributes } from './sftp-facts.ts';
+import type { SftpStatus } from './sftp-fault.ts';
 
 /**
  * The packets of the SSH File Transfer Protocol, version 3 (draft-ietf-secsh-filexfer-02, and OpenSSH's PROTOCOL file for
@@ -29,7 +29,7 @@ export const REQUEST = {
   symlink: 20,
   extended: 200,
 } as const;
-const RESPONSE = {
+export const RESPONSE = {
   version: 2,
   status: 101,
   handle: 102,
@@ -41,7 +41,7 @@ const RESPONSE = {
 export const OPEN = { read: 1, write: 2, append: 4, create: 8, truncate: 16, exclusive: 32 } as const;
 const ATTRIBUTE = { size: 1, owner: 2, mode: 4, times: 8, extended: 0x80000000 } as const;
 
-const VERSION = 3;
+export const VERSION = 3;
 /** The longest packet, as in OpenSSH's server. */
 export const PACKET_BYTES_MAX = 256 * 1024;
 
@@ -120,7 +120,8 @@ function attributesOf({ size, owner, mode, times }: FileAttributes): Buffer {
   return Buffer.concat([uint32(flags), ...parts]);
 }
 
-function packet(type: number, ...fields: Buffer[]): Buffer {
+/** Builds a packet of a type. */
+export function packet(type: number, ...fields: Buffer[]): Buffer {
   const length = fields.reduce((sum, it) => sum + it.length, 1);
   return Buffer.concat([uint32(length), Buffer.of(type), ...fields]);
 }
