@@ -50,7 +50,7 @@ export type Created =
    */
   | {
       kind: 'refused';
-      code: 'capacity_unavailable' | 'provider_unavailable' | 'offer_not_found';
+      code: 'capacity_unavailable' | 'provider_unavailable' | 'offer_not_found' | 'lease_limit_exceeded';
       reason: string;
       words?: string;
     }
@@ -175,7 +175,7 @@ export type Taken =
       words?: string;
     };
 
-/** The snapshots of machines: their disks, kept as images of the engine. A call that throws proves nothing about its effect. */
+/** The snapshots of machines: their disks, kept by the engine. A call that throws proves nothing about its effect. */
 export type Snapshots = {
   /** Nano-dollars for a GiB and a day; undefined where none are sold. */
   price: bigint | undefined;

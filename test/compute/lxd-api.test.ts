@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Duplex, PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
+import type { Snapshots } from '../../src/compute/backend.ts';
 import { nameOf } from '../../src/compute/engines/lxd/describe.ts';
 import { keeperOf } from '../../src/compute/engines/lxd/keeper.ts';
 import { frame, MessageStream } from '../../src/compute/engines/lxd/websocket.ts';
@@ -106,6 +107,66 @@ test('a virtual machine that its guest has brought down is there until its end, 
     { ref: REF, tag: TAG, state: 'running', createdAt: 1000 },
   ]);
   assert.deepEqual(await fake.backend.find(TAG), [{ ref: REF, state: 'running' }]);
+});
+
+const SNAPSHOT = `${LXD_PREFIX}snap-fake`;
+const KEPT = nameOf(SNAPSHOT).replace('purser-', 'purser-snapshot-');
+const kept = (change: object = {}) => instance({ name: KEPT, status_code: 102, status: 'Stopped', ...change });
+const LABELS = {
+  'user.purser.snapshot': SNAPSHOT,
+  'user.purser.created': '1000',
+  'user.purser.snapshot_disk_gb': '40',
+};
+const SIZES = {
+  'user.purser.snapshot_bytes': String(19 * 1024 ** 3),
+  'user.purser.snapshot_disk_bytes': String(20 * 1024 ** 3 + 1),
+};
+/** A server that has one snapshot, and no lease. */
+const keeping = (it: object): Respond => {
+  return (_, path) => {
+    if (path === '/1.0') return sync(SERVER);
+    if (path.startsWith('/1.0/instances?')) return sync([it]);
+    if (path === `/1.0/instances/${KEPT}`) return sync(it);
+    return path.startsWith('/1.0/resources')
+      ? sync(RESOURCES)
+      : path.startsWith('/1.0/cluster')
+        ? sync([])
+        : refusal(404, 'not found');
+  };
+};
+const snapshotsOf = ({ backend }: Awaited<ReturnType<typeof openFake>>) => backend.guest.snapshots as Snapshots;
+
+test('a snapshot whose member does not answer is neither there nor gone', async (t) => {
+  const snapshots = snapshotsOf(await openFake(t, keeping(kept({ config: null, status_code: 112, status: 'Error' }))));
+  await assert.rejects(snapshots.find(SNAPSHOT), /does not say the configuration/);
+  await assert.rejects(snapshots.list(LXD_PREFIX), /the member one does not answer/);
+});
+
+test('a snapshot without its size is absent and listed, one of another name is somebody else’s', async (t) => {
+  const broken = snapshotsOf(await openFake(t, keeping(kept({ config: LABELS }))));
+  assert.equal(await broken.find(SNAPSHOT), undefined);
+  assert.deepEqual(await broken.list(LXD_PREFIX), [{ tag: SNAPSHOT, createdAt: 1000 }]);
+  const copied = kept({ name: 'copied', config: { ...LABELS, ...SIZES } });
+  assert.deepEqual(await snapshotsOf(await openFake(t, keeping(copied))).list(LXD_PREFIX), []);
+  const odd = kept({ config: { ...LABELS, 'user.purser.snapshot_bytes': 'x' } });
+  await assert.rejects(snapshotsOf(await openFake(t, keeping(odd))).find(SNAPSHOT), /how large/);
+});
+
+test('from a snapshot that is larger with its image than a smaller disk nothing is made', async (t) => {
+  const fake = await openFake(t, keeping(kept({ config: { ...LABELS, ...SIZES } })));
+  const created = await fake.backend.create({ ...(await order(fake)), snapshot: SNAPSHOT });
+  assert.deepEqual([created.kind, 'code' in created && created.code], ['refused', 'lease_limit_exceeded']);
+  assert.deepEqual(
+    fake.asked.filter((it) => !it.startsWith('GET')),
+    [],
+  );
+  // On a disk of the size that it was taken of it has had room before.
+  const same = await openFake(
+    t,
+    keeping(kept({ config: { ...LABELS, ...SIZES, 'user.purser.snapshot_disk_gb': '20' } })),
+  );
+  await same.backend.create({ ...(await order(same)), snapshot: SNAPSHOT });
+  assert.equal(same.asked.filter((it) => it.startsWith('POST')).length, 1);
 });
 
 const MACHINE = { type: 'virtual-machine' };

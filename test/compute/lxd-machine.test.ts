@@ -39,6 +39,8 @@ test('a type is set for all offers, or for one; what no virtual machine has is a
   assert.throws(() => parse({ egress: ['pypi.org'] }), /own: a virtual machine has no egress/);
   assert.throws(() => parseSized({ egress: 'public' }), /^ValiError: a virtual machine has no egress/);
   assert.throws(() => parseSized({ limits: { cpus: 0.5, memory_gib: 4 } }), /whole cpus/);
+  assert.throws(() => parseSized({ snapshot_gib_day_usd: '0.002' }), /virtual machines have no snapshots/);
+  parse({ snapshot_gib_day_usd: '0.002' });
   assert.throws(() => parse({ type: 'vm' }), /"container" \| "virtual-machine"/);
   const [shared, own] = OFFERS.offers;
   parse({ egress: ['pypi.org'], offers: [shared, { ...own, egress: 'none' }] });
@@ -62,7 +64,7 @@ test('an offer of virtual machines names its type, and a part of a processor is 
 
 test('a virtual machine has the settings that LXD takes for one, and lends its power on loopback alone', () => {
   const claim = { tag: 'purser-inst-x-res-y', cpus: 1, memoryGib: 1, offer: 'own', devices: [], diskGb: 5 };
-  const order = { claim, deadline: 5, created: 1, isIncus: false, secrets: undefined };
+  const order = { claim, deadline: 5, created: 1, isIncus: false, secrets: undefined, from: undefined };
   const { type, source, config, devices } = describeInstance(parse({}), order) as {
     [part: string]: unknown;
     config: Record<string, string>;

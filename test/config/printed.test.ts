@@ -156,7 +156,8 @@ const EVERY = {
           gpu_devices: { h100: [0, 'GPU-1'], l4: [1] },
         })),
         {
-          ...{ name: 'lxd', ...lxd, prices: { ...prices, gpu_hourly_usd: {} }, limits: { ...limits, gpus: 0 } },
+          ...{ name: 'lxd', ...lxd, snapshot_gib_day_usd: '0.002' },
+          ...{ prices: { ...prices, gpu_hourly_usd: {} }, limits: { ...limits, gpus: 0 } },
           capacity: { cpus: 64, memory_gib: 256 },
         },
         ...[kubernetes, walledKubernetes].map((it, i) => ({
@@ -196,7 +197,11 @@ const EVERY = {
           name: 'lxd',
           ...lxd,
           limits: { max_seconds: 3604 },
-          offers: [offer('d', { count: 2, image: 'debian/12', cpus: 1, type: 'virtual-machine', egress: 'none' })],
+          snapshot_gib_day_usd: '0.002',
+          offers: [
+            offer('d', { count: 2, image: 'debian/12', cpus: 1, type: 'virtual-machine', egress: 'none' }),
+            offer('h', { type: 'container' }),
+          ],
         },
         {
           ...{ name: 'k8s-0', ...kubernetes, limits: { max_seconds: 3605 } },

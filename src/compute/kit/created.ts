@@ -7,7 +7,7 @@ import type { Created } from '../backend.ts';
 export const refused = (
   reason: string,
   words?: string,
-  code: 'provider_unavailable' | 'capacity_unavailable' = 'provider_unavailable',
+  code: 'provider_unavailable' | 'capacity_unavailable' | 'lease_limit_exceeded' = 'provider_unavailable',
 ): Created & { kind: 'refused' } => ({
   kind: 'refused',
   code,

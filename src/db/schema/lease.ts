@@ -124,7 +124,7 @@ export const keeps = sqliteTable(
   ],
 );
 
-/** The disks of leases as images of their wallets, each paid for by the day (docs/decisions/0083). */
+/** The disks of leases that wallets keep, each paid for by the day (docs/decisions/0083). */
 export const snapshots = sqliteTable(
   'snapshot',
   {

@@ -1,8 +1,7 @@
-import type { Ref, Snapshots, Taken } from '../../backend.ts';
+import type { Ref, Snapshots } from '../../backend.ts';
 import { GIB } from '../../kit/claim.ts';
-import { continueProcesses, type Signals, stopProcesses } from '../../kit/pausing.ts';
-import { AUTHORITY_FILE, ROOTS_FILE } from '../../kit/trust.ts';
-import { WATCHDOG_PATH } from '../../kit/watchdog.ts';
+import type { Signals } from '../../kit/pausing.ts';
+import { createTake, type NotTaken, notTaken, OURS } from '../../kit/snapshots.ts';
 import { createCleanImage, type ImageFacts } from './clean-image.ts';
 import type { Containers } from './containers.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
@@ -18,8 +17,8 @@ const RAW = '.raw';
 export const BYTES_LABEL = 'purser.snapshot_bytes';
 /** The engine copies what the lease has written, or walks through it. */
 const COPY_MILLISECONDS = 300_000;
-/** The paths of the files that Purser puts into containers, all of them in `/`. */
-const OURS = [WATCHDOG_PATH, WATCHDOG_DIRECTORY, AUTHORITY_FILE, ROOTS_FILE];
+/** What an image is not to show. */
+const HIDDEN = [...OURS, WATCHDOG_DIRECTORY];
 
 /** Returns the name of a snapshot's image. */
 export const imageOfSnapshot = (tag: string): string => `${REPOSITORY}:${tag}`;
@@ -30,12 +29,6 @@ function bytesIn({ Config }: ImageFacts): number {
   if (Number.isSafeInteger(bytes) && bytes >= 0) return bytes;
   throw new Error('the image does not say how large its snapshot is');
 }
-
-type Gone = { kind: 'refused' } & Exclude<Taken, { kind: 'taken' }>;
-const refused = (reason: string, words?: string, code: Gone['code'] = 'provider_unavailable'): Gone => ({
-  ...{ kind: 'refused', code, reason },
-  ...(words === undefined ? {} : { words }),
-});
 
 type SnapshotParts = { containers: Containers; signals: Signals; gibMax: Snapshots['gibMax']; now: () => number };
 
@@ -75,19 +68,19 @@ export function createContainerSnapshots(
   }
 
   /** Returns why no snapshot of a container is taken; undefined if it may be. */
-  async function whyNot(ref: Ref, bytesMax: number): Promise<Gone | undefined> {
+  async function whyNot(ref: Ref, bytesMax: number): Promise<NotTaken | undefined> {
     const container = await containers.inspect(ref);
     if (!sharesKernel(container.HostConfig.Runtime))
-      return refused('Under its runtime the engine does not see what a lease writes');
+      return notTaken('Under its runtime the engine does not see what a lease writes');
     const measure = (abortSignal: AbortSignal) =>
       docker.getContainer(ref).inspect({ size: true, abortSignal } as object);
     const { SizeRw = -1 } = (await ask('size', measure, COPY_MILLISECONDS)) as { SizeRw?: number };
     // Docker says -1 where a path is too long for it.
-    if (SizeRw < 0) return refused('The engine does not say how much the lease has written');
+    if (SizeRw < 0) return notTaken('The engine does not say how much the lease has written');
     const below = await look(container.Image);
-    if (!below) return refused('The engine does not have its image');
+    if (!below) return notTaken('The engine does not have its image');
     if (SizeRw + bytesIn(below) > bytesMax)
-      return refused(
+      return notTaken(
         `With the snapshot that it was made from it takes more than the ${bytesMax / GIB} GiB of its disk`,
         undefined,
         'lease_limit_exceeded',
@@ -96,64 +89,40 @@ export function createContainerSnapshots(
     // Podman copies the layer a second time before it drops the first.
     const needed = SizeRw * ((await engine.isPodman()) ? 2 : 1);
     if (free !== undefined && free < needed)
-      return refused('There is no room for it on the disk of the engine', undefined, 'capacity_unavailable');
+      return notTaken('There is no room for it on the disk of the engine', undefined, 'capacity_unavailable');
     return undefined;
   }
 
-  /** Commits what a container has written. What runs in it stands still meanwhile. */
-  async function commit(ref: Ref, tag: string, isRunning: boolean): Promise<void> {
+  const commit = (ref: Ref, tag: string) => {
     const order = { repo: REPOSITORY, tag: tag + RAW, pause: false };
-    try {
-      // Where not all of them stop, the disk is kept as a power cut would leave it.
-      if (isRunning) await stopProcesses(signals, ref);
-      await ask(
-        'commit',
-        (abortSignal) => docker.getContainer(ref).commit({ ...order, abortSignal } as object),
-        COPY_MILLISECONDS,
-      );
-    } finally {
-      if (isRunning) await letRun(ref);
-    }
-  }
+    const committing = (abortSignal: AbortSignal) =>
+      docker.getContainer(ref).commit({ ...order, abortSignal } as object);
+    return ask('commit', committing, COPY_MILLISECONDS);
+  };
 
-  async function letRun(ref: Ref): Promise<void> {
-    const continued = await continueProcesses(signals, ref);
-    if (continued.kind !== 'done') throw new Error(continued.reason);
-  }
+  const taking = createTake({
+    ...{ signals, whyNot, remove, textOf },
+    isAnswer: (error) => statusOf(error) !== undefined,
 
-  async function take(ref: Ref, tag: string, isRunning: boolean): Promise<Taken> {
-    const { Image } = await containers.inspect(ref);
-    await commit(ref, tag, isRunning);
-    const [below, raw] = await Promise.all([look(Image), look(imageOfSnapshot(tag + RAW))]);
-    if (!below || !raw) throw new Error(`the engine does not have ${below ? 'what it has committed' : Image}`);
-    // The snapshot below may go while this one needs its layers: then nobody else pays for them.
-    const bytes = bytesIn(below) + Math.max(0, raw.Size - below.Size);
-    const config = { ...below.Config, Labels: { ...below.Config.Labels, [BYTES_LABEL]: String(bytes) } };
-    await loadImage(imageOfSnapshot(tag), { ...raw, Config: config }, { hidden: OURS, now: now() });
-    await removeImage(imageOfSnapshot(tag + RAW));
-    return { kind: 'taken', bytes };
-  }
+    async keep({ ref, tag }, whileStopped) {
+      const { Image } = await containers.inspect(ref);
+      await whileStopped(() => commit(ref, tag));
+      const [below, raw] = await Promise.all([look(Image), look(imageOfSnapshot(tag + RAW))]);
+      if (!below || !raw) throw new Error(`the engine does not have ${below ? 'what it has committed' : Image}`);
+      // The snapshot below may go while this one needs its layers: then nobody else pays for them.
+      const bytes = bytesIn(below) + Math.max(0, raw.Size - below.Size);
+      const config = { ...below.Config, Labels: { ...below.Config.Labels, [BYTES_LABEL]: String(bytes) } };
+      await loadImage(imageOfSnapshot(tag), { ...raw, Config: config }, { hidden: HIDDEN, now: now() });
+      await removeImage(imageOfSnapshot(tag + RAW));
+      return { kind: 'taken', bytes };
+    },
+  });
 
   return {
     price,
     gibMax,
-    letRun,
     remove,
-
-    async take({ ref, tag, isRunning, bytesMax }) {
-      const why = await whyNot(ref, bytesMax).catch((error) => refused('The container cannot be asked', textOf(error)));
-      if (why) return why;
-      try {
-        return await take(ref, tag, isRunning);
-      } catch (error) {
-        // An answer means that nothing is under way any more.
-        if (statusOf(error) === undefined) throw error;
-        // It may have been about the processes. While they may stand still the outcome is unknown, so that it is tried again.
-        if (isRunning) await letRun(ref);
-        await remove(tag);
-        return refused('The provider refused the snapshot', textOf(error));
-      }
-    },
+    ...taking,
 
     async find(tag) {
       const image = await look(imageOfSnapshot(tag));

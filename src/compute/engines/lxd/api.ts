@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
+import type { Duplex } from 'node:stream';
 import type { Dispatcher } from 'undici';
 import { containConnection } from '../../../net/contain.ts';
 import { readJsonAnswer } from '../../../net/json-answer.ts';
@@ -44,6 +45,8 @@ export const orAbsent = <T>(asking: Promise<T>): Promise<T | undefined> =>
     if (isAbsent(error)) return undefined;
     throw error;
   });
+/** Returns whether something is larger than the disk of its instance. */
+export const isDiskFull = (error: unknown) => /disk quota exceeded/i.test(textOf(error));
 export const textOf = (error: unknown) => (error as Error).message.trim();
 
 /** Work that LXD does in the background, as its answer shows it. */
@@ -76,6 +79,8 @@ export type LxdApi = {
   wait(id: string, signal?: AbortSignal): Promise<LxdOperation>;
   /** Connects to one of the WebSockets of an operation. */
   connect(operation: string, secret: string): Promise<MessageStream>;
+  /** Opens a connection that continues in another protocol. */
+  upgrade(path: string, protocol: string, headers?: Record<string, string>): Promise<Duplex>;
   close(): Promise<void>;
 };
 
@@ -134,6 +139,13 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
       throw error;
     });
 
+  async function upgrade(path: string, protocol: string, headers: Record<string, string> = {}): Promise<Duplex> {
+    const signal = AbortSignal.timeout(CALL_MILLISECONDS);
+    const connection = await pool.upgrade({ path: inProject(path), protocol, headers, signal });
+    containConnection(connection, 'backend');
+    return connection;
+  }
+
   const hasEnded = ({ status_code: code }: LxdOperation) => code >= STATUS.success;
 
   return {
@@ -171,15 +183,13 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
       }
     },
 
+    upgrade,
+
     async connect(operation, secret) {
-      const connection = await pool.upgrade({
-        path: inProject(`/1.0/operations/${operation}/websocket?secret=${encodeURIComponent(secret)}`),
-        protocol: 'websocket',
-        headers: { 'sec-websocket-version': '13', 'sec-websocket-key': randomBytes(16).toString('base64') },
-        signal: AbortSignal.timeout(CALL_MILLISECONDS),
-      });
-      containConnection(connection, 'backend');
-      return new MessageStream(connection);
+      const path = `/1.0/operations/${operation}/websocket?secret=${encodeURIComponent(secret)}`;
+      const key = randomBytes(16).toString('base64');
+      const headers = { 'sec-websocket-version': '13', 'sec-websocket-key': key };
+      return new MessageStream(await upgrade(path, 'websocket', headers));
     },
   };
 }

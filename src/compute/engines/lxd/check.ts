@@ -8,7 +8,7 @@ import { type LxdApi, orAbsent, textOf } from './api.ts';
 import { imagePath } from './describe.ts';
 import { membersOf, runsMachines, type Server } from './host.ts';
 import type { Keepers } from './keeper.ts';
-import { allContents, type LxdSettings } from './settings.ts';
+import { allContents, COPYING_DRIVERS, type LxdSettings } from './settings.ts';
 
 /** The remedies for errors of reaching the server, by their words: the meaning of each, and its remedy. */
 const REMEDIES: [words: RegExp, what: string][] = [
@@ -27,9 +27,6 @@ const REMEDIES: [words: RegExp, what: string][] = [
 const remedyFor = (text: string) =>
   REMEDIES.find(([words]) => words.test(text))?.[1] ??
   'Is it running, and is core.https_address set where it is another machine?';
-
-/** Drivers of storage pools that hold a root disk to its size. */
-const LIMITING_DRIVERS = ['btrfs', 'zfs', 'lvm', 'ceph'];
 
 /** Checks what a lease depends on. Never throws. */
 export async function checkLxd(lxd: LxdApi, settings: LxdSettings): Promise<CheckFinding[]> {
@@ -55,7 +52,7 @@ export async function checkLxd(lxd: LxdApi, settings: LxdSettings): Promise<Chec
     ...(environment.server_clustered ? [await checked('members', () => checkMembers(lxd))] : []),
     await checked('project', () => checkProject(lxd, settings)),
     ...(sellsMachines(settings) ? [await checked('virtual machines', () => checkDriver(server))] : []),
-    await checked('disk', () => checkPool(lxd, settings.pool)),
+    await checked('disk', () => checkPool(lxd, settings)),
     await checked('image', () => checkImages(lxd, settings)),
     await checked('limits', () => checkLimits(lxd)),
     { name: 'network', ok: true, detail: describeReach(settings) },
@@ -117,15 +114,19 @@ async function checkProject(lxd: LxdApi, settings: LxdSettings): Promise<CheckRe
   };
 }
 
-async function checkPool(lxd: LxdApi, pool: string): Promise<CheckResult> {
+async function checkPool(lxd: LxdApi, { pool, snapshot_gib_day_usd: price }: LxdSettings): Promise<CheckResult> {
   const storage = await orAbsent(lxd.ask<{ driver: string }>('GET', `/1.0/storage-pools/${encodeURIComponent(pool)}`));
   if (!storage)
     return {
       ok: false,
       detail: `there is no storage pool ${pool}. Set pool, or make it: lxc storage create ${pool} btrfs`,
     };
-  if (LIMITING_DRIVERS.includes(storage.driver))
-    return { ok: true, detail: `disk_gb is enforced by ${storage.driver}` };
+  if (COPYING_DRIVERS.includes(storage.driver)) return { ok: true, detail: `disk_gb is enforced by ${storage.driver}` };
+  if (price !== undefined)
+    return {
+      ok: false,
+      detail: `no snapshot is taken on the driver ${storage.driver} of the pool ${pool}. Use btrfs, zfs, lvm or ceph, or leave snapshot_gib_day_usd out`,
+    };
   return {
     ok: true,
     detail: warning(

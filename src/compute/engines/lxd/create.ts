@@ -4,13 +4,15 @@ import type { Claim } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
 import { IMAGE_ROOTS, ROOTS_BYTES_MAX, trustFiles } from '../../kit/trust.ts';
 import type { Deadlines } from '../../kit/watchdog.ts';
-import { type LxdApi, LxdRefusal, LxdUnreachable, textOf } from './api.ts';
-import { claimIn, describeInstance, isMachine, type LxdInstance, nameOf } from './describe.ts';
+import { isDiskFull, type LxdApi, LxdRefusal, LxdUnreachable, textOf } from './api.ts';
+import { claimIn, describeInstance, isMachine, type LxdInstance, nameOf, placeBy } from './describe.ts';
 import { filePath, putDirectory, putFile, putWatchdog } from './files.ts';
 import type { LxdHost } from './host.ts';
 import { CHANGE_MILLISECONDS, type LxdInstances, stateOf } from './instances.ts';
 import type { Keepers } from './keeper.ts';
 import { contentsOf, type LxdSettings } from './settings.ts';
+import { filesAmong } from './sftp.ts';
+import { isTooLargeFor, lookAtSnapshot } from './snapshots.ts';
 
 /** An image may have to be unpacked, and copied to another member of a cluster. */
 const CREATE_MILLISECONDS = 120_000;
@@ -18,6 +20,9 @@ const CREATE_MILLISECONDS = 120_000;
 export type LxdOrder = Parameters<Backend['create']>[0];
 
 const AGENT_POLL_MILLISECONDS = 500;
+
+/** The refusal of a lease whose disk its snapshot or its image fills. */
+const TOO_LARGE = ['What it is made from is larger than its disk', undefined, 'lease_limit_exceeded'] as const;
 
 type Needs = { host: LxdHost; instances: LxdInstances; keepers: Keepers; deadlines: Deadlines; now: () => number };
 
@@ -27,14 +32,19 @@ export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instance
   const makeInTurn = createTurns();
 
   /** Makes an instance and starts it. Throws when the outcome is unknown. */
-  async function make({ tag, deadline, secrets }: LxdOrder, claim: Claim): Promise<Created> {
+  async function make({ tag, deadline, secrets, snapshot }: LxdOrder, claim: Claim): Promise<Created> {
     const ref = nameOf(tag);
     const isContainer = contentsOf(settings, claim.offer).type === 'container';
     let isFresh = true;
     try {
       const isIncus = await host.isIncus();
-      const wanted = describeInstance(settings, { claim, deadline, created: now(), isIncus, secrets });
-      const place = isContainer ? '' : placeBy(await keepers.begin(tag, deadline, now()));
+      const from = snapshot === undefined ? undefined : await lookAtSnapshot(instances, snapshot);
+      if (snapshot !== undefined && !from) return refused('The snapshot is not on the engine');
+      if (from && !isContainer) return refused('A snapshot of a container makes no virtual machine');
+      if (from && isTooLargeFor(from, claim.diskGb as number)) return refused(...TOO_LARGE);
+      const wanted = describeInstance(settings, { claim, deadline, created: now(), isIncus, secrets, from });
+      const beside = isContainer ? from : await keepers.begin(tag, deadline, now());
+      const place = beside ? placeBy(beside) : '';
       await makeInTurn(() => lxd.run('POST', `/1.0/instances${place}`, wanted, CREATE_MILLISECONDS));
     } catch (error) {
       if (error instanceof LxdUnreachable && isContainer)
@@ -51,20 +61,20 @@ export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instance
       if (stateOf(existing) !== 'ended') return isMachine(existing) ? finish(existing) : { kind: 'created', ref };
       isFresh = false;
     }
-    const started = await start(ref, secrets);
+    const started = await start(ref, secrets, snapshot !== undefined);
     // A keeper may be that of an earlier attempt, whose machine was never made.
     if (isFresh && isContainer && started.kind === 'created') deadlines.note(ref, deadline);
     return started;
   }
 
   /** Puts the watchdog and the tenant's directory into an instance that has not started, and starts it. */
-  async function start(ref: Ref, secrets: SecretsOrder | undefined): Promise<Created> {
+  async function start(ref: Ref, secrets: SecretsOrder | undefined, isFromSnapshot: boolean): Promise<Created> {
     try {
       const instance = await instances.look(ref);
       if (!instance) return refused('The machine was removed before it started', ref);
       if (!isMachine(instance)) {
         await prepare(instance);
-        if (secrets) await putTrust(ref, secrets);
+        if (secrets) await putTrust(ref, secrets, isFromSnapshot);
       }
       await lxd.run('PUT', `/1.0/instances/${ref}/state`, { action: 'start', timeout: 30 }, CHANGE_MILLISECONDS);
       if (isMachine(instance)) return await finish(instance);
@@ -109,7 +119,9 @@ export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instance
   /** Removes an instance that exists and is of no use. Only a confirmed removal is a clear no. */
   async function withdraw(ref: Ref, error: LxdRefusal): Promise<Created> {
     if (!(await removed(ref))) throw error;
-    return refused('The provider could not start the machine', textOf(error));
+    return isDiskFull(error)
+      ? refused(...TOO_LARGE)
+      : refused('The provider could not start the machine', textOf(error));
   }
 
   /** Removes an instance and its keeper. Returns whether both are gone. */
@@ -121,9 +133,11 @@ export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instance
   }
 
   /** Puts the authority of the lease's secrets beside the roots of its image. */
-  async function putTrust(ref: Ref, secrets: SecretsOrder): Promise<void> {
+  async function putTrust(ref: Ref, secrets: SecretsOrder, isFromSnapshot: boolean): Promise<void> {
+    // A tenant may have put a pipe in the place of a file: LXD would open it, and wait for ever.
+    const paths = isFromSnapshot ? await filesAmong(lxd, ref, IMAGE_ROOTS) : IMAGE_ROOTS;
     let roots: Buffer | undefined;
-    for (const path of IMAGE_ROOTS) roots ??= await lxd.readFile(filePath(ref, path), ROOTS_BYTES_MAX);
+    for (const path of paths) roots ??= await lxd.readFile(filePath(ref, path), ROOTS_BYTES_MAX);
     for (const { path, content } of trustFiles(secrets, roots))
       await putFile(lxd, ref, path, content, { owner: 0, mode: '0444' });
   }
@@ -144,14 +158,11 @@ function createTurns() {
   };
 }
 
-/** Returns the query that has an instance made on the member of the cluster that its keeper is on. */
-const placeBy = ({ location }: LxdInstance) =>
-  location && location !== 'none' ? `?target=${encodeURIComponent(location)}` : '';
-
 /** Returns the refusal for an error of LXD that proves that nothing was made. */
 function refusedBy(error: LxdRefusal): Created {
   // Every container has 65536 users of its own, and a host has enough for a limited number of containers.
   if (/not enough uid\/gid/i.test(error.message))
     return refused('No users are left for another container', error.message, 'capacity_unavailable');
+  if (isDiskFull(error)) return refused(...TOO_LARGE);
   return refused('The provider refused the machine', error.message);
 }

@@ -36,9 +36,28 @@ export type LxdInstance = {
   location: string;
   /** Missing where the member does not answer. */
   config?: Record<string, string> | null;
+  devices?: Record<string, Record<string, string>> | null;
 };
 
 export const isMachine = ({ type }: LxdInstance): boolean => type === 'virtual-machine';
+
+/** Returns the query that has an instance made on the member of the cluster that this one is on. */
+export const placeBy = ({ location }: LxdInstance) =>
+  location && location !== 'none' ? `?target=${encodeURIComponent(location)}` : '';
+
+/** What LXD keeps for itself, and what the image says of itself. */
+const OF_THE_IMAGE = /^(volatile|image)\./;
+
+type Wanted = { config: Record<string, string>; devices: Record<string, Record<string, string>> };
+/** Returns the configuration and the devices of a copy of an instance: these alone. A copy has all those that it does not name. */
+export function withoutOthers({ config, devices }: LxdInstance, wanted: Wanted): Wanted {
+  const keys = Object.keys(config ?? {}).filter((key) => !OF_THE_IMAGE.test(key));
+  const names = Object.keys(devices ?? {});
+  return {
+    config: { ...Object.fromEntries(keys.map((key) => [key, ''])), ...wanted.config },
+    devices: { ...Object.fromEntries(names.map((name) => [name, { type: 'none' }])), ...wanted.devices },
+  };
+}
 
 const USER_KEY = 'user.';
 export const CREATED_KEY = 'user.purser.created';
@@ -90,19 +109,17 @@ type InstanceOrder = {
   created: number;
   isIncus: boolean;
   secrets: SecretsOrder | undefined;
+  /** The instance of a snapshot, which it is a copy of. */
+  from: LxdInstance | undefined;
 };
 
 /** Returns the body of `POST /1.0/instances`: a limited instance without any profile of the operator's. */
 export function describeInstance(settings: LxdSettings, order: InstanceOrder): object {
-  const { claim, created, isIncus, secrets } = order;
+  const { claim, created, isIncus, secrets, from } = order;
   const { image, type } = contentsOf(settings, claim.offer);
   const variables = Object.entries({ ...egressVariables(settings, claim.offer), ...trustVariables(secrets) });
   const labels = Object.entries(labelsOf(claim)).map(([key, value]) => [USER_KEY + key, value]);
-  return {
-    name: nameOf(claim.tag),
-    type,
-    source: { type: 'image', ...sourceOf(image) },
-    profiles: [],
+  const wanted = {
     config: {
       ...Object.fromEntries(labels),
       ...Object.fromEntries(variables.map(([name, value]) => [`environment.${name}`, value])),
@@ -117,6 +134,14 @@ export function describeInstance(settings: LxdSettings, order: InstanceOrder): o
     devices: {
       root: { type: 'disk', path: '/', pool: settings.pool, size: `${claim.diskGb}GiB` },
     },
+  };
+  return {
+    name: nameOf(claim.tag),
+    type,
+    profiles: [],
+    ...(from
+      ? { source: { type: 'copy', source: from.name, instance_only: true }, ...withoutOthers(from, wanted) }
+      : { source: { type: 'image', ...sourceOf(image) }, ...wanted }),
   };
 }
 

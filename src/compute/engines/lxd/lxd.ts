@@ -18,9 +18,10 @@ import { CREATED_KEY, claimIn, hasSecrets, isMachine, nameOf } from './describe.
 import { createHost } from './host.ts';
 import { createInstances, stateOf } from './instances.ts';
 import { createKeepers, keptTag } from './keeper.ts';
-import { createLxdPause } from './pause.ts';
+import { createLxdPause, createSignals } from './pause.ts';
 import { beginEgress, beginIn, runProgram } from './program.ts';
 import { allContents, type Contents, contentsOf, type LxdSettings } from './settings.ts';
+import { createLxdSnapshots } from './snapshots.ts';
 import { readUsage } from './usage.ts';
 
 /**
@@ -62,7 +63,9 @@ export function openLxdBackend(
         ? textOf(error)
         : undefined,
   );
-  const pause = createLxdPause(lxd, settings.user, { instances, deadlines, room: roomOfPaused(reservations, free) });
+  const signals = createSignals(lxd, settings.user);
+  const pause = createLxdPause(lxd, { signals, instances, deadlines, room: roomOfPaused(reservations, free) });
+  const gibMax = (spec: Spec) => sizeOf(settings, spec).diskGb;
   const guest = createGuest((ref, order) => beginIn(lxd, ref, order, settings), {
     relay: WATCHDOG_PATH,
     usage: (ref) => readUsage(lxd, ref),
@@ -74,7 +77,7 @@ export function openLxdBackend(
       },
     },
     pause,
-    snapshots: 'Purser takes none of LXD’s machines',
+    snapshots: createLxdSnapshots(lxd, settings, { instances, signals, gibMax, now }),
   });
   const make = createMaker(lxd, settings, { host, instances, keepers, deadlines, now });
 

@@ -1,5 +1,5 @@
 import type { Pausing, Ref } from '../../backend.ts';
-import { createPausing } from '../../kit/pausing.ts';
+import { createPausing, type Signals } from '../../kit/pausing.ts';
 import { type Deadlines, MOVE_MILLISECONDS, RUNNING_WATCHDOG, WATCHDOG_PATH } from '../../kit/watchdog.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { type LxdApi, LxdRefusal, STATUS } from './api.ts';
@@ -7,12 +7,26 @@ import { allowanceOf, claimIn } from './describe.ts';
 import { CHANGE_MILLISECONDS, type LxdInstances } from './instances.ts';
 import { runProgram } from './program.ts';
 
-type PauseNeeds = { instances: LxdInstances; deadlines: Deadlines; room: Pick<Pausing, 'takeRoom' | 'letGo'> };
-
-/** Creates the pause of instances, in which tenants' commands run as `tenant`. */
-export function createLxdPause(lxd: LxdApi, tenant: number, { instances, deadlines, room }: PauseNeeds): Pausing {
+/** Creates the calls that stop and continue what runs in containers, in which tenants' commands run as `tenant`. */
+export function createSignals(lxd: LxdApi, tenant: number): Signals {
   const run = async (ref: Ref, user: number, argv: string[]) =>
     (await runProgram(lxd, ref, user, argv, MOVE_MILLISECONDS)).exitCode;
+  return {
+    // The tenants' user may not start the program of process 1 itself.
+    signal: (ref, what) => run(ref, tenant, [WATCHDOG_PATH, what]),
+    look: (ref) => run(ref, WATCHDOG_USER, [RUNNING_WATCHDOG, 'stopped']),
+  };
+}
+
+type PauseNeeds = {
+  signals: Signals;
+  instances: LxdInstances;
+  deadlines: Deadlines;
+  room: Pick<Pausing, 'takeRoom' | 'letGo'>;
+};
+
+/** Creates the pause of instances. */
+export function createLxdPause(lxd: LxdApi, { signals, instances, deadlines, room }: PauseNeeds): Pausing {
   const pausing = createPausing(
     {
       async limitCpu(ref, to) {
@@ -21,9 +35,7 @@ export function createLxdPause(lxd: LxdApi, tenant: number, { instances, deadlin
         const config = { 'limits.cpu.allowance': allowanceOf(to === 'least' ? 0 : claimIn(instance).cpus) };
         await lxd.ask('PATCH', `/1.0/instances/${ref}`, { config });
       },
-      // The tenants' user may not start the program of process 1 itself.
-      signal: (ref, what) => run(ref, tenant, [WATCHDOG_PATH, what]),
-      look: (ref) => run(ref, WATCHDOG_USER, [RUNNING_WATCHDOG, 'stopped']),
+      ...signals,
     },
     deadlines,
     room,

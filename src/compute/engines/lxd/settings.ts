@@ -50,12 +50,18 @@ const shared = {
   egress,
   pids: v.optional(whole(16, 1_000_000), 512),
   provision_seconds: v.optional(whole(1, 86_400), 60),
+  /** The price of a GiB of a snapshot for a day. Without it none are sold. */
+  snapshot_gib_day_usd: v.optional(hourly),
 };
+
+/** Drivers of storage pools that hold a root disk to its size, and copy one by reference. */
+export const COPYING_DRIVERS = ['btrfs', 'zfs', 'lvm', 'ceph'];
 
 /** The parts of the settings that the type has a say in. */
 type Parts = {
   type: v.InferOutput<typeof type>;
   egress?: v.InferOutput<typeof egress>;
+  snapshot_gib_day_usd?: bigint | undefined;
   limits: { max_seconds: number; cpus?: number };
   offers?: {
     id: string;
@@ -70,6 +76,9 @@ function checkMachines<S extends Parts>() {
   return v.rawCheck<S>(({ dataset, addIssue }) => {
     if (!dataset.typed) return;
     const { value } = dataset;
+    const ids = value.offers?.map(({ id }) => id) ?? [undefined];
+    if (value.snapshot_gib_day_usd !== undefined && !ids.some((id) => typeOf(value, id) === 'container'))
+      addIssue({ message: 'virtual machines have no snapshots: leave snapshot_gib_day_usd out' });
     const sold = value.offers?.map(({ id, cpus }) => ({ id, cpus })) ?? [
       { id: undefined, cpus: value.limits.cpus ?? 0 },
     ];

@@ -1,0 +1,237 @@
+import assert from 'node:assert/strict';
+import { randomBytes, randomInt } from 'node:crypto';
+import { globSync, readFileSync } from 'node:fs';
+import test, { type TestContext } from 'node:test';
+import type { Snapshots } from '../../src/compute/backend.ts';
+import type { LxdInstance } from '../../src/compute/engines/lxd/describe.ts';
+import { runProgram } from '../../src/compute/engines/lxd/program.ts';
+import { WATCHDOG_PATH } from '../../src/compute/kit/watchdog.ts';
+import { until } from '../helper/waiting.ts';
+import { type Lxd, lxdSubject } from './engines/lxd.ts';
+import { COPYING_POOL, openCopyingLxd } from './engines/lxd-copying.ts';
+import { MOMENTS, openEngineProxy } from './engines/proxy.ts';
+import { conformSnapshots, GIB, nameOf, now, openOn } from './snapshot-shared.ts';
+
+const USER = 0;
+const LIMITS = { cpus: 2, memory_gib: 1, gpus: 0, disk_gb: 1, max_seconds: 3600 };
+
+const subjectOf = ({ socket }: Pick<Lxd, 'socket'>, change: object = {}) =>
+  lxdSubject(socket, { pool: COPYING_POOL, limits: LIMITS, user: USER, snapshot_gib_day_usd: 0n, ...change });
+
+async function openWith(t: TestContext, change: object = {}) {
+  const lxd = await openCopyingLxd(t);
+  if (!lxd) return undefined;
+  return {
+    ...subjectOf(lxd, change),
+    lxd,
+    staysWhileNeeded: false,
+    async stop(ref: string) {
+      await runProgram(lxd.api, ref, USER, [WATCHDOG_PATH, 'stop'], 10_000);
+    },
+  };
+}
+const open = (t: TestContext) => openWith(t);
+
+conformSnapshots('lxd', open);
+
+test('lxd: a snapshot and a machine made from it have nothing of the lease, of Purser or of templates', async (t) => {
+  const subject = await openOn(t, open);
+  if (!subject) return;
+  const { machine, take, lxd } = subject;
+  const placeholder = randomBytes(16).toString('hex');
+  const authority = '-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n';
+  const one = await machine({ secrets: { variables: { TOKEN: placeholder }, authority } });
+  assert.equal(await one.sh('echo $TOKEN; ls -a / | grep -c purser'), `${placeholder}\n3`);
+  const metadata = `/1.0/instances/${one.ref}/metadata`;
+  const planted = { '/tmp/planted': { when: ['copy', 'create', 'start'], template: 'planted.tpl', properties: {} } };
+  await lxd.api.ask('POST', `${metadata}/templates?path=planted.tpl`, Buffer.from('planted'));
+  await lxd.api.ask('PUT', metadata, { ...(await lxd.api.ask<object>('GET', metadata)), templates: planted });
+
+  const { tag } = await take(one.ref);
+  const all = await lxd.api.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1');
+  const snapshot = all.filter((it) => it.config?.['user.purser.snapshot'] === tag);
+  assert.equal(snapshot.length, 1, 'the instance of its template is gone');
+  const keys = Object.keys(snapshot[0]?.config ?? {}).filter((key) => !/^(volatile|image)\./.test(key));
+  assert.deepEqual(keys.sort(), [
+    'boot.autostart',
+    'user.purser.created',
+    'user.purser.snapshot',
+    'user.purser.snapshot_bytes',
+    'user.purser.snapshot_disk_bytes',
+    'user.purser.snapshot_disk_gb',
+  ]);
+  assert.ok(!JSON.stringify(snapshot).includes(placeholder));
+
+  const two = await machine({ snapshot: tag });
+  assert.equal(await two.sh('echo "<$TOKEN$SSL_CERT_FILE>"; ls -a / | grep purser; ls /tmp'), '<>\n.purser-watchdog');
+  const { config } = await lxd.api.ask<LxdInstance>('GET', `/1.0/instances/${two.ref}`);
+  assert.equal(config?.['user.purser.snapshot'], undefined);
+});
+
+const writable = (mebibytes: number) => `fallocate -l ${mebibytes}M /tmp/more && echo fits && rm /tmp/more`;
+
+test('lxd: disk_gb holds in a machine made from a snapshot, and on a smaller disk than it takes none is made', async (t) => {
+  const two = await openOn(t, (t) => openWith(t, { limits: { ...LIMITS, disk_gb: 2 } }));
+  const one = await openOn(t, open);
+  if (!two || !one) return;
+  const first = await two.machine();
+  assert.equal(await first.sh('fallocate -l 600M /tmp/a && echo kept'), 'kept');
+  const small = await two.take(first.ref);
+  assert.equal(await first.sh('fallocate -l 423M /tmp/b && echo kept'), 'kept');
+  const large = await two.take(first.ref); // With its image more than a GiB, without it less.
+  await two.backend.destroy(first.ref);
+
+  const same = await two.machine({ snapshot: small.tag });
+  assert.match(await same.sh(writable(1600)), /quota exceeded/i);
+  assert.equal(await same.sh(writable(1300)), 'fits');
+  await two.backend.destroy(same.ref);
+  const smaller = await one.machine({ snapshot: small.tag });
+  assert.match(await smaller.sh(writable(500)), /quota exceeded/i);
+  assert.equal(await smaller.sh(writable(300)), 'fits');
+
+  const quote = await one.backend.quote(one.spec);
+  const tag = nameOf('res');
+  const refused = await one.backend.create({ tag, quote, deadline: now() + 60, snapshot: large.tag });
+  assert.deepEqual(
+    [refused.kind, 'code' in refused && refused.code, 'reason' in refused && refused.reason],
+    ['refused', 'lease_limit_exceeded', 'What it is made from is larger than its disk. Nothing was charged.'],
+  );
+  assert.deepEqual(await one.backend.find(tag), []);
+});
+
+test('lxd: of a full disk no snapshot is taken, and the refusal says so', async (t) => {
+  const opened = await openOn(t, open);
+  if (!opened) return;
+  const { machine, snapshots } = opened;
+  const one = await machine();
+  assert.match(
+    await one.sh(
+      'fallocate -l 1000M /tmp/full; head -c 50000000 /dev/zero >/tmp/rest; head -c 20000 /dev/zero >/tmp/last',
+    ),
+    /quota/i,
+  );
+  const tag = nameOf('snap');
+  const taken = await snapshots.take({ ref: one.ref, tag, isRunning: true, bytesMax: GIB });
+  assert.deepEqual(
+    [taken.kind, 'code' in taken && taken.code, 'reason' in taken && taken.reason],
+    ['refused', 'lease_limit_exceeded', 'Its disk is full, and LXD has to write something there'],
+  );
+  assert.deepEqual([await snapshots.list(tag), await one.sh('rm /tmp/full; echo runs')], [[], 'runs']);
+});
+
+test('lxd: what a tenant puts in the place of a file of Purser or of its image breaks nothing', async (t) => {
+  const opened = await openOn(t, open);
+  if (!opened) return;
+  const { machine, take, snapshots, backend } = opened;
+  const one = await machine();
+  await one.sh('rm /.purser-watchdog; mkdir -p /.purser-watchdog/x');
+  const tag = nameOf('snap');
+  const taken = await snapshots.take({ ref: one.ref, tag, isRunning: true, bytesMax: GIB });
+  assert.equal(taken.kind, 'refused', JSON.stringify(taken));
+  assert.deepEqual(await snapshots.list(tag), []);
+
+  await one.sh('rm -r /.purser-watchdog; mkdir -p /out /etc/ssl/certs; ln -s /out/watchdog /.purser-watchdog');
+  await one.sh('mkfifo /etc/ssl/certs/ca-certificates.crt; ln -s /etc/ssl/certs/ca-certificates.crt /.purser-ca.pem');
+  const kept = await take(one.ref);
+  // Where LXD opened the pipe, this create would have no end, and nor would the removal.
+  const two = await machine({ snapshot: kept.tag, secrets: { variables: {}, authority: 'its authority' } });
+  assert.equal(
+    await two.sh('cat /.purser-ca.pem; echo; ls /out; test -p /etc/ssl/certs/ca-certificates.crt && echo pipe'),
+    'its authority\npipe',
+  );
+  await backend.destroy(two.ref);
+});
+
+for (const moment of MOMENTS.slice(0, 2))
+  test(`lxd: a take that is cut off at any request, ${moment}, leaves nothing that cannot be found and removed`, async (t) => {
+    const opened = await openOn(t, open);
+    if (!opened) return;
+    const { machine, take, snapshots, lxd } = opened;
+    const one = await machine();
+    const { bytes: all } = await take(one.ref);
+    const pid = await one.sh('sleep 500 >/dev/null 2>&1 & echo $!');
+    const proxy = await openEngineProxy(t, lxd);
+    const outcomes = new Set<string>();
+    let isWhole = false;
+    for (let nth = 1; !isWhole; nth++) {
+      let isCut = false;
+      proxy.watch({ nth, moment, strike: () => (isCut = true) });
+      // Another process each time, which has counted no image yet.
+      const { backend } = subjectOf(proxy);
+      t.after(() => backend.close());
+      const dying = backend.guest.snapshots as Snapshots;
+      const tag = nameOf('snap');
+      const order = { ref: one.ref, tag, isRunning: true, bytesMax: GIB };
+      const outcome = await dying.take(order).catch(() => ({ kind: 'unknown' }) as const);
+      isWhole = !isCut;
+      outcomes.add(outcome.kind);
+      const at = `cut at ${proxy.asked[nth - 1]}: ${JSON.stringify(outcome)}`;
+      assert.ok(isCut || outcome.kind === 'taken', at);
+      await untilIdle(lxd);
+      // As the next start does.
+      await snapshots.letRun(one.ref);
+      assert.equal(await one.sh(`cut -d' ' -f3 /proc/${pid}/stat`), 'S', at);
+      const bytes = await snapshots.find(tag);
+      if (outcome.kind === 'refused') assert.deepEqual(await snapshots.list(tag), [], at);
+      assert.ok(bytes === all || (bytes === undefined && !isWhole), `it takes ${bytes} of ${all} bytes, ${at}`);
+      await snapshots.remove(tag);
+      assert.deepEqual([await snapshots.list(tag), await snapshots.find(tag)], [[], undefined], at);
+    }
+    t.diagnostic(`${proxy.asked.length} requests: ${[...outcomes].join(', ')}`);
+    assert.deepEqual([...outcomes].sort(), ['refused', 'taken', 'unknown']);
+  });
+
+test('lxd: what runs stands still while LXD copies its disk', async (t) => {
+  const opened = await openOn(t, open);
+  if (!opened) return;
+  const { machine, lxd } = opened;
+  const one = await machine();
+  const seconds = randomInt(10 ** 8);
+  await one.sh(`sleep ${seconds} >/dev/null 2>&1 &`);
+  const command = `sleep\0${seconds}\0`;
+  const isIt = (process: string) => {
+    try {
+      return readFileSync(`${process}/cmdline`, 'utf8') === command;
+    } catch {
+      return false; // It has ended.
+    }
+  };
+  const sleeper = globSync('/proc/[0-9]*').find(isIt);
+  const state = () => /\) (.)/.exec(readFileSync(`${sleeper}/stat`, 'utf8'))?.[1];
+  const proxy = await openEngineProxy(t, lxd);
+  const { backend } = subjectOf(proxy);
+  t.after(() => backend.close());
+  const snapshots = backend.guest.snapshots as Snapshots;
+  const states: (string | undefined)[] = [state()];
+  const [first = '', second = ''] = [nameOf('snap'), nameOf('snap')];
+  const take = (tag: string) => snapshots.take({ ref: one.ref, tag, isRunning: true, bytesMax: GIB });
+  assert.equal((await take(first)).kind, 'taken'); // Its image is counted from now on.
+  const strike = () => void states.push(state());
+  proxy.watch({ request: 'POST /1.0/instances', moment: 'before it is answered', strike });
+  await assert.rejects(take(second));
+  states.push(state());
+  assert.deepEqual(states, ['S', 'T', 'S']);
+  await untilIdle(lxd);
+  for (const tag of [first, second]) await snapshots.remove(tag);
+});
+
+/** Waits until LXD does nothing in the background any more. */
+const untilIdle = (lxd: Lxd) =>
+  until('LXD is idle', async () => {
+    const operations = await lxd.api.ask<Record<string, unknown>>('GET', '/1.0/operations');
+    return !Object.keys(operations ?? {}).includes('running');
+  });
+
+test('lxd: no snapshot is taken on a pool that copies every file, and doctor says that', async (t) => {
+  const opened = await openOn(t, (t) => openWith(t, { pool: 'default' }));
+  if (!opened) return;
+  const { machine, snapshots, backend } = opened;
+  const said = (await backend.doctor?.check())?.find(({ name }) => name === 'disk');
+  assert.deepEqual([said?.ok, said?.detail.slice(0, 35)], [false, 'no snapshot is taken on the driver ']);
+  const { ref } = await machine();
+  const taken = await snapshots.take({ ref, tag: nameOf('snap'), isRunning: true, bytesMax: GIB });
+  assert.deepEqual(
+    [taken.kind, 'reason' in taken && taken.reason],
+    ['refused', 'The driver dir of its storage pool copies every file'],
+  );
+});
