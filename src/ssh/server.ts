@@ -11,7 +11,7 @@ import { endReasonOf } from '../lease/why.ts';
 import { findResource, type Resource } from '../ledger/resource.ts';
 import { contain } from '../net/contain.ts';
 import { type Address, listen } from '../net/listen.ts';
-import { keepMacKeys, SSH_ALGORITHMS, takesPackets } from '../net/ssh-algorithms.ts';
+import { SSH_ALGORITHMS, takesPackets, tunePackets } from '../net/ssh-algorithms.ts';
 import { createClients, type SshClient } from './clients.ts';
 import { forward } from './forward.ts';
 import type { MemoryShare } from './memory.ts';
@@ -61,7 +61,7 @@ export async function openSshServer(
   const ssh = new ssh2.Server({ hostKeys: [hostKey], ident: 'Purser', algorithms });
   ssh.on('connection', (connection, { ip, port, header }) => {
     connection.on('error', () => {}); // A client that disconnects is not an event.
-    keepMacKeys(connection);
+    tunePackets(connection);
     const client = bySource.get(`${ip} ${port}`);
     if (!client) return connection.end();
     client.software = header.versions.software;

@@ -3,7 +3,7 @@ import type { Duplex } from 'node:stream';
 import { Client, type ConnectConfig } from 'ssh2';
 import { reportFault } from '../../base/fault.ts';
 import { contain } from '../../net/contain.ts';
-import { keepMacKeys, SSH_ALGORITHMS } from '../../net/ssh-algorithms.ts';
+import { SSH_ALGORITHMS, tunePackets } from '../../net/ssh-algorithms.ts';
 
 const CONNECT_MILLISECONDS = 10_000;
 const PING_MILLISECONDS = 5_000;
@@ -50,7 +50,7 @@ export function connectThrough(
     reportFault('backend', error);
     client.emit('error', error);
   });
-  keepMacKeys(client);
+  tunePackets(client);
   client.setMaxListeners(0); // Every channel listens for its end.
   const settings: ConnectConfig = {
     ...login,
