@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { randomBytes } from 'node:crypto';
+import { randomUUID } from 'node:crypto';
 import type { Readable } from 'node:stream';
 import { collectPieces } from '../../net/pieces.ts';
 import type { GuestSession } from '../backend.ts';
@@ -14,6 +14,8 @@ const WORDS_BYTES_MAX = 4096;
 const JOINED_BYTES_MAX = 64 * 1024;
 /** Bytes kept to match the last line of an answer; that line is shorter. */
 const END_BYTES = 64;
+/** The last line of an answer, and of what stands on standard error. To compile an expression for each request costs more than the rest. */
+const [ANSWER_END, WORDS_END] = [/([0-9a-f]{32}) (\d{1,3})\n$/, /([0-9a-f]{32})\n$/];
 
 /** The session in the machine has ended or does not respond. The last request may or may not have taken effect. */
 export class ScriptLost extends Error {}
@@ -70,7 +72,7 @@ export function createScriptClient(
     if (lost) throw lost;
     const { promise: loss, reject } = Promise.withResolvers<never>();
     giveUp = reject;
-    const token = randomBytes(16).toString('hex');
+    const token = randomUUID().replaceAll('-', ''); // Node makes many at once.
     const silence = setTimeout(() => {
       lose(`the machine was silent for ${SILENCE_MILLISECONDS / 1000} s`);
       kill();
@@ -79,8 +81,8 @@ export function createScriptClient(
       if (giveUp === reject) silence.refresh(); // Words may come later than the answer.
     };
     try {
-      const answered = out.until(new RegExp(`${token} (\\d{1,3})\\n$`), answerBytesMax, active, take);
-      const said = err.until(new RegExp(`${token}\\n$`), WORDS_BYTES_MAX, active);
+      const answered = out.until(ANSWER_END, token, answerBytesMax, active, take);
+      const said = err.until(WORDS_END, token, WORDS_BYTES_MAX, active);
       // Small ones are written at once: each write is a call of the system, and on some roads a packet.
       const lines = `${closing}${[token, verb, ...words.map(wordOf)].join(' ')}\n`;
       closing = '';
@@ -88,7 +90,7 @@ export function createScriptClient(
       const isSmall = pieces.reduce((sum, it) => sum + it.length, 0) <= JOINED_BYTES_MAX;
       for (const it of isSmall ? [Buffer.concat(pieces)] : pieces) stdin.write(it);
       const output = await Promise.race([answered, loss]);
-      const isDone = output.end[1] === '0';
+      const isDone = output.end[2] === '0';
       // The other output is another packet, which is not waited for where nothing is to be learned from it.
       const errors = isDone && verb !== 'read' ? undefined : await Promise.race([said, loss]);
       if (isDone) {
@@ -136,7 +138,7 @@ function createListener(stream: Readable, lose: (reason: string) => void) {
     else lose('the session in the machine speaks without being asked');
   });
   return {
-    until: (end: RegExp, bytesMax: number, active: () => void, take = (_bytes: number) => true) =>
+    until: (end: RegExp, token: string, bytesMax: number, active: () => void, take = (_bytes: number) => true) =>
       new Promise<ScriptAnswer>((resolve) => {
         const pieces = collectPieces();
         let length = 0;
@@ -153,7 +155,7 @@ function createListener(stream: Readable, lose: (reason: string) => void) {
           isCut ||= length > bytesMax + END_BYTES;
           if (!isCut) pieces.add(chunk);
           const match = end.exec(last.toString('latin1'));
-          if (!match) return;
+          if (match?.[1] !== token) return;
           listen = undefined;
           const whole = pieces.whole();
           isCut ||= length - match[0].length > bytesMax;

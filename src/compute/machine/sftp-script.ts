@@ -71,7 +71,7 @@ hello() {
   printf '%s/%s %s' "$token" "$mask" "$(pwd)"
 }
 
-# Opens descriptor $1 for $2 (read, write, update, append), and prints "empty" for a file that is made or emptied; $3 whether it may, must or may not (no) be made, $4 whether
+# Opens descriptor $1 for $2 (read, write, update, append), and says "empty" for a file that is made or emptied; $3 whether it may, must or may not (no) be made, $4 whether
 # it is emptied (yes), $5 the umask with which it is made, $6 its path, $7 its mode where that umask does not give it.
 open() {
   plain "$6"
@@ -99,7 +99,7 @@ open() {
   umask "$mask"
   [ $opened = 0 ] || return 1
   [ -z "$fresh" ] || [ "$7" = - ] || chmod "$7" "$plain" || :
-  [ -z "$fresh" ] && [ "$4" = no ] || printf empty
+  [ -z "$fresh" ] && [ "$4" = no ] || said=empty
 }
 
 # Writes $6 bytes of the input; afterwards the descriptor is at $7.
@@ -127,7 +127,7 @@ several() (
     plain "$name"
     [ ! -f "$directory/$plain" ] || set -- "$@" "$directory/$plain"
   done
-  [ $# -eq 0 ] || head -v -c ${SMALL_BYTES} "$@" 2>/dev/null
+  [ $# -eq 0 ] || head -v -c ${SMALL_BYTES} "$@" 2>/dev/null | dd ibs=4096 obs=${READ_BYTES} 2>/dev/null
   exit 0
 )
 
@@ -206,6 +206,7 @@ real() {
 
 while read -r token verb a b c d e f g h <&9; do
   written=
+  said=
   case $verb in
     hello) hello ;;
     stat) target "$a"; stat -L -c "$facts" "$plain" ;;
@@ -231,7 +232,7 @@ while read -r token verb a b c d e f g h <&9; do
   esac
   code=$?
   [ "$code" = 0 ] && [ "$verb" != read ] || printf '%s\\n' "$token" >&2
-  printf '%s %s\\n' "$token" "$code"
+  printf '%s%s %s\\n' "$said" "$token" "$code"
   # What was not taken still stands in the input, up to a line that is the token.
   [ -z "$written" ] || while read -r line <&9 && [ "$line" != "$token" ]; do :; done
 done`;
