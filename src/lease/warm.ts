@@ -26,6 +26,8 @@ const RENEW_SECONDS = 1800;
 const LEASE_SECONDS = 300;
 /** Delay until another is made after one could not be, has ended, or had to make room; and until a failing pass is told again. */
 const RETRY_SECONDS = 60;
+/** Delay until another is made after one was leased, whose first command would wait for the engine otherwise. */
+const REFILL_SECONDS = 2;
 /** Delay until a machine that does not run yet is looked at again. */
 const SOON_SECONDS = 2;
 /** Seconds for which a machine whose create may still be under way is searched for. */
@@ -283,7 +285,9 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
       if (!it) return undefined;
       const ref = it.ref as Ref;
       roster.forget(id);
-      app.wakeAt(app.clock.now() + 1);
+      const refillAt = app.clock.now() + REFILL_SECONDS;
+      context.retryAt.set(it.spec, Math.max(context.retryAt.get(it.spec) ?? 0, refillAt));
+      app.wakeAt(refillAt);
       const machine = await backend.inspect(ref);
       if (fit && machine?.state === 'running') {
         app.events.leaseWarm(it.configured.slot, backend.name);

@@ -54,6 +54,8 @@ test('a lease takes a machine that was made before, with its own deadline, and a
   assert.equal(leased.expiresAt - (leased.readyAt as number), SPEC.max_seconds);
   const told = async () => (await purser.run('status', {})).backends.find((it) => it.slot === 'provider_one')?.warm;
   assert.deepEqual(await told(), { ready: 0, wanted: 1 });
+  await purser.app.warm.tend();
+  assert.equal(made(purser), 1, 'the first command of the lease is not to wait for the engine');
   await tend(purser);
   assert.deepEqual([made(purser), warm(purser)], [2, 1]);
   assert.deepEqual(await told(), { ready: 1, wanted: 1 });
