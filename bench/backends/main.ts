@@ -21,6 +21,7 @@ const HELP = `npm run bench -- backends [flags]
 const STEPS = {
   create: 'create to running',
   first: 'first exec',
+  ready: "create to the first exec's answer",
   warm: 'warm exec',
   one: 'upload of 1 MiB',
   eight: 'upload of 8 MiB',
@@ -85,10 +86,14 @@ async function measure(subject: Subject, rounds: number, stack: AsyncDisposableS
     [subject.bare, {}],
   ];
   for (const [target] of targets) await target.stop(await target.create()); // Warms up.
+  const { warm } = subject;
+  const { exec, stop } = purser;
+  if (warm) targets.push([{ create: () => purser.create(warm.cold), exec, stop }, {}]);
   for (let round = 0; round < rounds; round++)
     for (const [target, taken] of round % 2 ? targets.toReversed() : targets) await live(target, taken);
-  const [[, ours], [, theirs]] = targets as [[Machines, Taken], [Machines, Taken]];
+  const [ours, theirs, cold] = targets.map(([, taken]) => taken) as [Taken, Taken, Taken?];
   const rows = (Object.keys(STEPS) as Step[]).map((step) => row(STEPS[step], ours[step], theirs[step]));
+  if (cold) rows.push(row(`${STEPS.ready}, of a size that is not kept`, cold.ready, theirs.ready));
 
   const atOnce = async (target: Machines) => {
     const from = performance.now();
@@ -137,8 +142,11 @@ async function live(target: Machines, taken: Taken): Promise<void> {
     taken[step] = [...(taken[step] ?? []), performance.now() - from];
     return result;
   }
-  const id = await timed('create', () => target.create());
-  await timed('first', () => target.exec(id));
+  const id = await timed('ready', async () => {
+    const made = await timed('create', () => target.create());
+    await timed('first', () => target.exec(made));
+    return made;
+  });
   for (let i = 0; i < WARM_COUNT; i++) await timed('warm', () => target.exec(id));
   const { upload, ssh } = target;
   if (upload) {
@@ -150,7 +158,9 @@ async function live(target: Machines, taken: Taken): Promise<void> {
 }
 
 function row(what: string, ours?: readonly number[], theirs?: readonly number[], before = ''): Row {
-  const text = (all: readonly number[] | undefined) => (all ? figure(median(all)) : '–');
+  const spread = (all: readonly number[]) =>
+    what.startsWith(STEPS.ready) ? ` (${figure(Math.min(...all))}–${figure(Math.max(...all))})` : '';
+  const text = (all: readonly number[] | undefined) => (all ? `${figure(median(all))}${spread(all)}` : '–');
   const ratio = what === SDK_ROW && ours && theirs ? ` (${figure(median(ours) / median(theirs))} ×)` : '';
   return [what, `${before}${text(ours)} / ${text(theirs)}${ratio}`];
 }

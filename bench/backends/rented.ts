@@ -22,6 +22,8 @@ type Sandbox = { commands: { run(command: string): Promise<unknown> }; kill(): P
 
 /** A Purser that rents machines of one backend. */
 export type Rented = Required<Machines> & {
+  /** Makes a machine, of another size than the subject's if one is given. */
+  create(spec?: object): Promise<string>;
   /** Returns the arguments of OpenSSH's clients for a lease, and its address there. */
   access(id: string): Promise<{ options: string[]; port: number; address: string }>;
   /** Unpacks an archive in a directory. */
@@ -32,7 +34,7 @@ export type Rented = Required<Machines> & {
 
 /** Starts Purser with this backend, and returns it as something that rents machines over HTTP. */
 export async function openPurser(
-  { slot, settings, spec, warm = 0 }: Subject,
+  { slot, settings, spec, warm }: Subject,
   stack: AsyncDisposableStack,
 ): Promise<Rented> {
   const directory = mkdtempSync(join(tmpdir(), 'purser-bench-'));
@@ -46,7 +48,7 @@ export async function openPurser(
   const purser = await startPurser(installation);
   stack.defer(() => purser.stop());
   const ready = /^purser_warm_machines\{.*\} ([1-9]\d*)$/m;
-  while (warm > 0 && (await metricOf(installation, ready)) !== warm) await sleep(POLL_MILLISECONDS);
+  while (warm && (await metricOf(installation, ready)) !== warm.count) await sleep(POLL_MILLISECONDS);
   const [token] = (await openWallets(installation, 1, BUDGET_CENTS)) as [string];
 
   async function ask<T>(name: string, body: object): Promise<T> {
@@ -92,8 +94,8 @@ export async function openPurser(
     return answer;
   }
   return {
-    async create() {
-      const lease = await ask<Lease>('create', { provider: slot, spec: { ...spec, max_seconds: 3600 } });
+    async create(size: object = spec) {
+      const lease = await ask<Lease>('create', { provider: slot, spec: { ...size, max_seconds: 3600 } });
       await reaches(lease, 'running');
       return lease.id;
     },

@@ -40,8 +40,8 @@ export type Subject = {
   spec: object;
   /** How many machines it has room for at once. */
   room: number;
-  /** How many of them are kept made; none unless given. */
-  warm?: number;
+  /** How many of them are kept made, and another size of which none is; none unless given. */
+  warm?: { count: number; cold: object };
   bare: Bare;
 };
 
@@ -76,8 +76,11 @@ async function podman(t: Starter): Promise<Subject | undefined> {
 
 function keptWarm(subject: Subject | undefined): Subject | undefined {
   if (!subject) return undefined;
-  const { settings, spec, room: warm } = subject;
-  return { ...subject, settings: { ...settings, warm: [{ count: warm, ...spec }] }, warm };
+  const { settings, room: count } = subject;
+  // As the bare engine's: a tenth of a processor would decide how long a command takes.
+  const spec = { ...subject.spec, cpus: 1 };
+  const warm = { count, cold: { ...spec, memory_gib: 0.2 } };
+  return { ...subject, spec, settings: { ...settings, warm: [{ count, ...spec }] }, warm };
 }
 
 /** With `Init`, process 1 of the bare engine's container is its own, as Purser's is the watchdog; Debian's Podman has none. */

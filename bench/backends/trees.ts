@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { execFileSync, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { median } from '../rounds.ts';
@@ -17,6 +17,9 @@ const FILE_BYTES = 2048;
 const BIG_BYTES = 64 * 1024 ** 2;
 /** Requests in flight. */
 const REQUEST_COUNT = 64;
+/** OpenSSH's own server, of Debian's package. */
+const SFTP_SERVER = '/usr/lib/openssh/sftp-server';
+const LOADER = 'ld.so';
 
 /** Runs a program with this input, to its end. Returns its standard output. */
 async function through([program, ...args]: readonly [string, ...string[]], input: Buffer | '' = ''): Promise<Buffer> {
@@ -33,6 +36,15 @@ async function through([program, ...args]: readonly [string, ...string[]], input
 /** A way to move the files, and what it is compared with. */
 type Way = { what: string; take(round: string): Promise<unknown>; base(round: string): Promise<unknown> };
 
+/** Copies OpenSSH's own server to a directory with all that it needs to run, as the image of a lease may have another C library. */
+function copyServer(directory: string): void {
+  copyFileSync(SFTP_SERVER, join(directory, 'sftp-server'));
+  for (const line of execFileSync('ldd', [SFTP_SERVER], { encoding: 'utf8' }).split('\n')) {
+    const [, path] = /(\/\S+) \(0x/.exec(line) ?? [];
+    if (path) copyFileSync(path, join(directory, line.includes('=>') ? basename(path) : LOADER));
+  }
+}
+
 /** Moves a thousand small files and a large one in and out of a lease by each way, in turn with tar over the same road. */
 export async function measureTrees(
   subject: Subject,
@@ -42,12 +54,13 @@ export async function measureTrees(
   const local = mkdtempSync(join(tmpdir(), 'purser-trees-'));
   stack.defer(() => rmSync(local, { recursive: true, force: true }));
   const place = (name: string) => join(local, name);
-  for (const name of ['tree', 'big']) mkdirSync(place(name));
+  for (const name of ['tree', 'big', 'server']) mkdirSync(place(name));
   for (let i = 0; i < FILE_COUNT; i++) writeFileSync(join(place('tree'), `file-${i}`), randomBytes(FILE_BYTES));
   writeFileSync(join(place('big'), 'file'), randomBytes(BIG_BYTES));
   const pack = (name: string) =>
     execFileSync('tar', ['-C', place(name), '-cf', '-', '.'], { maxBuffer: 2 * BIG_BYTES });
-  const archives = { tree: pack('tree'), big: pack('big') };
+  if (existsSync(SFTP_SERVER)) copyServer(place('server'));
+  const archives = { tree: pack('tree'), big: pack('big'), server: pack('server') };
 
   // With a tenth of a processor tar is as slow as all the rest.
   const spec = 'cpus' in subject.spec ? { ...subject.spec, cpus: 1 } : subject.spec;
@@ -60,9 +73,9 @@ export async function measureTrees(
     through([...subject.bare.road(theirs), 'sh', '-c', quote(line)], input);
   // OpenSSH gives one line to a shell, other roads an argument to a program.
   const quote = (line: string) => (subject.bare.road(theirs)[0] === 'ssh' ? `'${line}'` : line);
-  const sftp = (line: string) =>
+  const sftp = (line: string, ...server: string[]) =>
     through(
-      ['sftp', ...options, '-R', String(REQUEST_COUNT), '-P', String(port), '-b', '-', address],
+      ['sftp', ...options, ...server, '-R', String(REQUEST_COUNT), '-P', String(port), '-b', '-', address],
       Buffer.from(line),
     );
   const scp = (...paths: string[]) => through(['scp', ...options, '-r', '-P', String(port), ...paths]);
@@ -73,7 +86,7 @@ export async function measureTrees(
   // The output of a Slurm step is a terminal, to which tar writes nothing.
   const out = (directory: string) => `tar cf - -C ${directory} . | cat`;
   await bare(into(`${bareAt}/tree`), archives.tree);
-  for (const name of ['tree', 'big'] as const) await ssh(into(`${at}/${name}`), archives[name]);
+  for (const name of ['tree', 'big', 'server'] as const) await ssh(into(`${at}/${name}`), archives[name]);
 
   const [tree, big] = ['1,000 files of 2 KB', 'one of 64 MB'];
   const overSsh = {
@@ -98,26 +111,47 @@ export async function measureTrees(
     { what: `${big}: sftp put`, take: (n) => sftp(`put ${place('big')}/file ${at}/${n}`), base: overSsh.in('big') },
     { what: `${big}: sftp get`, take: (n) => sftp(`get ${at}/big/file ${place(n)}`), base: overSsh.out('big') },
   ];
-  const rows: Row[] = [];
-  for (const { what, take, base } of ways.filter((it) => word === 'all' || it.what.includes(word))) {
-    const taken: [take: number, base: number][] = [];
-    for (let round = 0; round < rounds; round++) {
-      const both: [number, number] = [0, 0];
-      for (const which of round % 2 ? ([1, 0] as const) : ([0, 1] as const)) {
-        const from = performance.now();
-        await [take, base][which]?.(`round-${round}-${which}`);
-        both[which] = performance.now() - from;
-      }
-      taken.push(both);
-      await Promise.all([ssh(`rm -rf ${at}/round-*`), bare(`rm -rf ${bareAt}/round-*`)]);
-      execFileSync('sh', ['-c', 'rm -rf "$0"/round-*', local]);
-    }
-    const ratios = taken.map(([one, other]) => one / other);
-    const [least, most] = [Math.min(...ratios), Math.max(...ratios)];
-    const cell = `${figure(median(ratios))} × (${figure(least)}–${figure(most)}), ${figure(median(taken.map(([it]) => it)))} ms`;
-    process.stderr.write(`${what}: ${cell}\n`);
-    rows.push([what, cell]);
+  // What a client of one request after another takes over this road, whoever answers it inside. It asks who its user is.
+  const server = ['-s', `${at}/server/${LOADER} --library-path ${at}/server ${at}/server/sftp-server`];
+  await ssh(`grep -qs "^[^:]*:[^:]*:$(id -u):" /etc/passwd || echo "user:x:$(id -u):0::/:/bin/sh" >>/etc/passwd || :`);
+  const serves = await sftp('pwd', ...server).then(
+    () => true,
+    () => false,
+  );
+  if (serves) {
+    const what = `${tree}: OpenSSH's own sftp-server`;
+    const put = (n: string) => sftp(`put -r ${place('tree')} ${at}/${n}`, ...server);
+    const get = (n: string) => sftp(`get -r ${at}/tree ${place(n)}`, ...server);
+    ways.push({ what: `${what}, put`, take: put, base: overSsh.in('tree') });
+    ways.push({ what: `${what}, get`, take: get, base: overSsh.out('tree') });
   }
+  const clean = async () => {
+    await Promise.all([ssh(`rm -rf ${at}/round-*`), bare(`rm -rf ${bareAt}/round-*`)]);
+    execFileSync('sh', ['-c', 'rm -rf "$0"/round-*', local]);
+  };
+  const rows: Row[] = [];
+  for (const way of ways.filter((it) => word === 'all' || it.what.includes(word)))
+    rows.push(await measureWay(way, rounds, clean));
   await Promise.all([ssh(`rm -rf ${at}`), bare(`rm -rf ${bareAt}`)]);
   return rows;
+}
+
+/** Takes a way and what it is compared with in turn. */
+async function measureWay({ what, take, base }: Way, rounds: number, clean: () => Promise<void>): Promise<Row> {
+  const taken: [take: number, base: number][] = [];
+  for (let round = 0; round < rounds; round++) {
+    const both: [number, number] = [0, 0];
+    for (const which of round % 2 ? ([1, 0] as const) : ([0, 1] as const)) {
+      const from = performance.now();
+      await [take, base][which]?.(`round-${round}-${which}`);
+      both[which] = performance.now() - from;
+    }
+    taken.push(both);
+    await clean();
+  }
+  const ratios = taken.map(([one, other]) => one / other);
+  const [least, most] = [Math.min(...ratios), Math.max(...ratios)];
+  const cell = `${figure(median(ratios))} × (${figure(least)}–${figure(most)}), ${figure(median(taken.map(([it]) => it)))} ms`;
+  process.stderr.write(`${what}: ${cell}\n`);
+  return [what, cell];
 }
