@@ -20,15 +20,12 @@ import { findResource, PAGE_COUNT, type Resource } from '../ledger/resource.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
 import { extendLease } from './extend.ts';
+import { momentsOf } from './keep-moments.ts';
 import { isPaused } from './pausing.ts';
 import { endReasonOf } from './why.ts';
 
 /** Extends leases while their machines are busy (docs/decisions/0066). */
 
-/** A step is decided this long before the end of the paid time: the call to the backend takes a moment. */
-const LEAD_SECONDS = 60;
-/** The longest time over which processor time is measured before a step: older work is no reason to keep a machine. */
-const WINDOW_SECONDS_MAX = 300;
 /** A machine that is not busy when its step is due is measured again this often until its end. */
 const AGAIN_SECONDS = 10;
 
@@ -139,12 +136,6 @@ const messageOf = (waiting: string) =>
   waiting === 'idle'
     ? 'The machine was not busy when its paid time came to its end.'
     : `No step could be bought before the end of the lease (${waiting}).`;
-
-/** Returns when the measurement for the next step begins, and when that step is decided, in Unix seconds. */
-function momentsOf({ extendSeconds }: Keep, { expiresAt }: Resource): { measureAt: number; decideAt: number } {
-  const decideAt = expiresAt - LEAD_SECONDS;
-  return { decideAt, measureAt: decideAt - Math.min(extendSeconds, WINDOW_SECONDS_MAX) };
-}
 
 /** Returns the Unix seconds at which a keep has to be checked; infinity while it waits for something else. */
 function dueAt(app: KeepApp, keep: Keep): number {

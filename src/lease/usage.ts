@@ -4,6 +4,7 @@ import { INSIDE_SECONDS, readInside } from '../compute/inside-usage.ts';
 import { createRecent, type Recent } from '../compute/kit/recent.ts';
 import type { Resource } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
+import { isMeasured } from './keep-moments.ts';
 
 /**
  * The last readings of a machine. They are kept apart: a command inside, which its tenant can hold up and whose answer he can falsify,
@@ -69,10 +70,15 @@ function readingsOf(app: LeaseApp, row: Resource): Readings | undefined {
   return readings;
 }
 
-/** Returns the number of GPUs that a lease was sold with; 0 where the configuration no longer has its offer. */
-function gpusOf(app: LeaseApp, row: Resource): number {
+/**
+ * Returns the number of GPUs to read: those that a lease was sold with; 0 where the configuration no longer has its offer. None while
+ * its keep measures: where no process holds the driver, nvidia-smi starts it first, and its seconds of processor time would make an
+ * idle machine busy, and buy a step.
+ */
+function gpusOf({ slots, clock, ledger }: LeaseApp, row: Resource): number {
   try {
-    return app.slots.backendOf(row)?.guest.gpus?.(row.ref as Ref, parseJson(row.spec) as Spec) ?? 0;
+    const gpus = slots.backendOf(row)?.guest.gpus?.(row.ref as Ref, parseJson(row.spec) as Spec) ?? 0;
+    return gpus > 0 && isMeasured(ledger.read, row.id, { now: clock.now(), seconds: INSIDE_SECONDS }) ? 0 : gpus;
   } catch {
     return 0;
   }

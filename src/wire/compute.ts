@@ -206,7 +206,9 @@ const UsageSummary = v.pipe(
     gpus: v.optional(
       v.pipe(
         v.array(v.object({ utilization_percent: v.optional(count), memory_bytes: bytes })),
-        v.description('each of its GPUs at present, as nvidia-smi in it says; what that does not tell is left out'),
+        v.description(
+          'each of its GPUs at present, as nvidia-smi in it says; what that does not tell is left out, and all while a keep measures',
+        ),
       ),
     ),
   }),

@@ -88,6 +88,16 @@ test('where an engine tells nothing, a command inside tells the processor time, 
 const TWO_GPUS = '87, 1024\n0, 3\n';
 const GPU_SPEC = { gpu: 'h100', gpus: 2 };
 
+/** Returns a function that moves `performance.now()` ahead by so many seconds: readings age by it. */
+function aheadOfTime(t: TestContext) {
+  const now = performance.now.bind(performance);
+  let ahead = 0;
+  t.mock.method(performance, 'now', () => now() + ahead);
+  return (seconds: number) => {
+    ahead += seconds * 1000;
+  };
+}
+
 /** A purser that sells GPUs, the readings of its memory, and the time since they were made. */
 async function openGpuServer(t: TestContext) {
   const prices = { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005', gpu_hourly_usd: { h100: '0.10' } };
@@ -103,16 +113,12 @@ async function openGpuServer(t: TestContext) {
   const { token } = await purser.openWallet(LONG);
   purser.memory.usage = async () => USAGE;
   purser.memory.gpus = TWO_GPUS;
-  const now = performance.now.bind(performance);
-  let ahead = 0;
-  t.mock.method(performance, 'now', () => now() + ahead);
+  const later = aheadOfTime(t);
   return Object.assign(purser, {
     token,
     execs: () => purser.memory.calls.filter((it) => it === 'exec').length,
     metrics: () => purser.app.events.registry.metrics(),
-    later(seconds: number) {
-      ahead += seconds * 1000;
-    },
+    later,
     /** Looks after every lease. */
     async pass() {
       purser.clock.advance(61);
@@ -212,5 +218,51 @@ test('where an engine tells nothing, one command inside tells processor time and
   const { id } = (await purser.lease(token, 'k', GPU_SPEC)).body;
   const { cpu_seconds, gpus } = (await purser.status(token, id)).usage;
   assert.deepEqual([cpu_seconds, gpus.length, purser.execs()], [7.5, 2, 1]);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('no reading of GPUs makes an idle machine busy: none falls into the processor time that a step is decided by', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  purser.memory.usage = async () => USAGE;
+  purser.memory.gpus = TWO_GPUS;
+  let used = 0;
+  purser.memory.cpuSeconds = used;
+  const guest = purser.app.slots.list.find((it) => it.slot === 'provider_three')?.backend.guest;
+  assert.ok(guest);
+  const { exec } = guest;
+  guest.gpus = () => 2;
+  guest.exec = async (ref, order) => {
+    if (order.command.includes('purser-gpus')) used += 5;
+    purser.memory.cpuSeconds = used;
+    return exec(ref, order);
+  };
+  const later = aheadOfTime(t);
+  const { id } = (await purser.rent(token)).body;
+  const keep = (key: string, body: Record<string, number>) =>
+    purser.ask('POST', '/v1/compute/keep', { token, key, body: { id, ...body } });
+  assert.equal((await keep('on', { extend_seconds: 60, max_seconds: 600 })).status, 200);
+
+  /** Lets time pass, and looks at the lease by a pass and by a status, for each of which every earlier reading is too old. */
+  const pass = async (seconds: number) => {
+    purser.clock.advance(seconds);
+    later(301);
+    await purser.app.reaper.runOnce();
+    later(301);
+    return purser.status(token, id);
+  };
+  assert.equal((await pass(460)).usage.gpus.length, 2);
+  const before = used;
+  assert.ok(before > 0);
+  // From just before the reading that the measurement begins with, 120 s before the end, to almost the end.
+  for (const seconds of [12, 8, 30, 30, 10, 10, 10, 10, 10]) {
+    const { usage, keep } = await pass(seconds);
+    assert.deepEqual([usage.gpus, usage.cpu_seconds, keep.bought_seconds], [undefined, 12.346, 0]);
+  }
+  assert.equal(used, before);
+  assert.equal((await purser.status(token, id)).keep.reason, 'idle');
+  assert.equal((await keep('off', { extend_seconds: 0 })).status, 200);
+  later(301);
+  assert.equal((await purser.status(token, id)).usage.gpus.length, 2, 'nothing measures it any more');
   assert.deepEqual(purser.problems(), []);
 });
