@@ -176,6 +176,8 @@ for (const moment of MOMENTS.slice(0, 2))
       assert.ok(bytes === all || (bytes === undefined && !isWhole), `it takes ${bytes} of ${all} bytes, ${at}`);
       await snapshots.remove(tag);
       assert.deepEqual([await snapshots.list(tag), await snapshots.find(tag)], [[], undefined], at);
+      const left = await lxd.api.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1');
+      assert.ok(!JSON.stringify(left).includes(tag), at);
     }
     t.diagnostic(`${proxy.asked.length} requests: ${[...outcomes].join(', ')}`);
     assert.deepEqual([...outcomes].sort(), ['refused', 'taken', 'unknown']);
