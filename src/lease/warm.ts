@@ -63,6 +63,11 @@ export type WarmPool = {
    */
   lease(backend: Backend, id: string, fit: boolean): Promise<(Created & { kind: 'created' }) | undefined>;
   /**
+   * Returns whether a machine that was handed over has been proven already, once: commands ran in it, and the move of its deadline,
+   * which comes before its lease is paid for, runs a program in it again.
+   */
+  takeProof(id: string): boolean;
+  /**
    * Ends a machine if that makes room for a lease: for the whole of it, or for its processors where it has the rest. Returns whether
    * it did.
    */
@@ -151,11 +156,12 @@ async function make(context: Context, configured: ConfiguredBackend, spec: Spec)
   return roster.pool.has(id);
 }
 
-/** Returns whether a machine that was made runs yet. Throws if it has ended. */
+/** Returns whether a command runs yet in a machine that was made. Throws if it has ended. */
 async function look({ configured, ref }: Warm): Promise<'starting' | 'ready'> {
-  const machine = await configured.backend.inspect(ref as Ref);
+  const { backend } = configured;
+  const machine = await backend.inspect(ref as Ref);
   if (!machine || machine.state === 'ended') throw new Error(machine?.note ?? 'the machine is gone');
-  return machine.state === 'running' ? 'ready' : 'starting';
+  return machine.state === 'running' && (await backend.guest.prove(ref as Ref)) === undefined ? 'ready' : 'starting';
 }
 
 async function renew({ app }: Context, it: Warm): Promise<'ready'> {
@@ -250,6 +256,8 @@ async function makeRoom(context: Context, backend: Backend, spec: Spec, what?: '
 export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): WarmPool {
   const roster = openWarmRoster(file, app.installationId, tags, app.clock.now() + SEARCH_SECONDS);
   const context: Context = { app, roster, retryAt: new Map(), toldAt: new Map(), isStopped: false };
+  /** The ids of leases whose machine was proven before it was handed over. */
+  const proven = new Set<string>();
   let passing: Promise<void> | undefined;
 
   return {
@@ -290,6 +298,7 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
       app.wakeAt(refillAt);
       const machine = await backend.inspect(ref);
       if (fit && machine?.state === 'running') {
+        proven.add(id);
         app.events.leaseWarm(it.configured.slot, backend.name);
         return { kind: 'created', ref };
       }
@@ -297,6 +306,8 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
       if (machine && (await backend.inspect(ref))) throw new Error('the machine has ended and is not gone yet');
       return undefined;
     },
+
+    takeProof: (id) => proven.delete(id),
 
     makeRoom: (backend, spec, what) => makeRoom(context, backend, spec, what),
 

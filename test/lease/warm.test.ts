@@ -70,6 +70,28 @@ test('a lease takes a machine that was made before, with its own deadline, and a
   assert.deepEqual(purser.problems(), []);
 });
 
+test('a machine is warm once commands run in it, and is not tried again when it is leased', async (t) => {
+  const purser = await open(t);
+  const { token } = await purser.openWallet(LONG);
+  let fault: string | undefined = 'not yet';
+  let proofs = 0;
+  purser.backend.guest.prove = async () => {
+    proofs++;
+    return fault;
+  };
+  assert.equal((await purser.lease(token)).body.status, 'running');
+  assert.deepEqual([made(purser), proofs], [1, 0]);
+  await tend(purser);
+  assert.deepEqual([made(purser), warm(purser), proofs], [2, 0, 1]);
+  fault = undefined;
+  await tend(purser);
+  assert.deepEqual([made(purser), warm(purser), proofs], [2, 1, 2]);
+  assert.equal((await purser.lease(token)).body.status, 'running');
+  assert.deepEqual([made(purser), proofs], [2, 2]);
+  assert.equal((await purser.lease(token)).body.status, 'running');
+  assert.deepEqual([made(purser), proofs], [3, 3], 'one that is made for a lease is tried');
+});
+
 test('no machine is for two leases, however many are asked for at once', async (t) => {
   const purser = await open(t, 3);
   const wallets = [await purser.openWallet(LONG), await purser.openWallet(LONG)];

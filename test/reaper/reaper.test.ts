@@ -71,7 +71,7 @@ async function openReaper(t: TestContext) {
     slots: createSlots([]),
     leaseMutex: createKeyedMutex(),
     warm: {
-      ...{ ids: () => [], count: () => 0, take: () => undefined, giveBack() {} },
+      ...{ ids: () => [], count: () => 0, take: () => undefined, takeProof: () => false, giveBack() {} },
       ...{ async tend() {}, async lease() {}, makeRoom: async () => false, async close() {} },
     } as ReaperApp['warm'],
     egress: {
