@@ -35,7 +35,7 @@ export type LeaseEgress = Pick<Egress, 'open' | 'reached'> & {
   close(): void;
 };
 
-/** How a lease reaches the network. */
+/** The operator's list for a lease, and its machine. */
 type OperatorsList = { backend: Backend; ref: Ref; list: List };
 /** The lists of a lease, and what they were made from. */
 type Lists = { list: List | undefined; allow: string | null | undefined; lists: readonly List[] | undefined };

@@ -23,7 +23,7 @@ const RETRY_SECONDS = 10;
 /** A step whose process may die: `dueAt` is when the next one looks at it. */
 type BeginStep = { id: string; now: number; dueAt: number };
 
-/** Returns when a step that breaks off now is looked at: what its engine has got of it is carried out by then, and undoes nothing. */
+/** Returns when a step that breaks off now is looked at, in Unix seconds: by then the engine has carried out what it got of it. */
 const lookAt = (app: LeaseApp, row: Resource) =>
   app.clock.now() + (app.slots.backendOf(row)?.absence.apartSeconds ?? RETRY_SECONDS);
 

@@ -178,11 +178,11 @@ function addSlotGauges({ ledger, events, slots, outages, usages, warm }: Gauged)
   events.gauges('warm_machines', 'Machines that are kept made and wait for a lease.', slotLabels, () =>
     slots.list.map((it) => ({ labels: labelsOf(it), value: warm.count(it.backend) })),
   );
+  const liveLeases = createLiveLeases(ledger);
   for (const { name, help, by, part } of USAGE_GAUGES)
     events.gauges(`leases_${name}`, `${help} ${TOLD[by]}`, slotLabels, () => {
-      const live = ledger.client.prepare('select id, slot, backend from resource where ended_at is null').all();
       const sums = new Map<string, { labels: { slot: string; backend: string }; value: number }>();
-      for (const { id, ...labels } of live as { id: string; slot: string; backend: string }[]) {
+      for (const { id, ...labels } of liveLeases()) {
         const value = part(usages.get(id)?.[by].last() ?? {});
         if (value === undefined) continue;
         const key = `${labels.slot} ${labels.backend}`;
@@ -190,4 +190,16 @@ function addSlotGauges({ ledger, events, slots, outages, usages, warm }: Gauged)
       }
       return [...sums.values()];
     });
+}
+
+type LiveLease = { id: string; slot: string; backend: string };
+/** Creates the list of live leases, which is read again once the books have changed: each gauge of their use asks for it. */
+function createLiveLeases({ client, changeCount }: Gauged['ledger']): () => readonly LiveLease[] {
+  const sql = 'select id, slot, backend from resource where ended_at is null';
+  let known: { changes: number; leases: LiveLease[] } | undefined;
+  return () => {
+    const changes = changeCount();
+    if (known?.changes !== changes) known = { changes, leases: client.prepare(sql).all() as LiveLease[] };
+    return known.leases;
+  };
 }

@@ -92,6 +92,27 @@ test('a machine is warm once commands run in it, and is not tried again when it 
   assert.deepEqual([made(purser), proofs], [3, 3], 'one that is made for a lease is tried');
 });
 
+test('a lease that ends before it was ready leaves nothing of its warm machine in memory', async (t) => {
+  const purser = await open(t);
+  const { token } = await purser.openWallet(LONG);
+  const { clock, warm } = purser.app;
+  const handOver = warm.lease;
+  t.mock.method(warm, 'lease', async (...args: Parameters<typeof handOver>) => {
+    const made = await handOver(...args);
+    t.mock.method(clock, 'expiryBlocked', () => 'the clock is in doubt'); // So it is never captured.
+    return made;
+  });
+  const { body } = await purser.ask('POST', '/v1/compute/create?wait_seconds=0', {
+    token,
+    key: randomUUID(),
+    body: { provider: 'provider_one', spec: SPEC },
+  });
+  assert.equal(body.status, 'provisioning');
+  await purser.stop(token, body.id);
+  assert.notEqual(row(purser, body.id).endedAt, null);
+  assert.equal(warm.takeProof(body.id), false);
+});
+
 test('no machine is for two leases, however many are asked for at once', async (t) => {
   const purser = await open(t, 3);
   const wallets = [await purser.openWallet(LONG), await purser.openWallet(LONG)];

@@ -19,6 +19,21 @@ export const notTaken = (
   ...(words === undefined ? {} : { words }),
 });
 
+/** What snapshots need of any engine. */
+export type SnapshotParts = {
+  signals: Signals;
+  gibMax: Snapshots['gibMax'];
+  /** Unix seconds. */
+  now(): number;
+};
+
+/** Returns the size of a snapshot in bytes, as it is written at `where`. Throws where that is no size. */
+export function sizeIn(text: string | undefined, where: string): number {
+  const bytes = Number(text);
+  if (Number.isSafeInteger(bytes) && bytes >= 0) return bytes;
+  throw new Error(`${where} does not say how large its snapshot is`);
+}
+
 type TakeParts = {
   signals: Signals;
   /** Returns why no snapshot of a machine is taken; undefined if it may be. */

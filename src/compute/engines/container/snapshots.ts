@@ -1,7 +1,6 @@
 import type { Ref, Snapshots } from '../../backend.ts';
 import { GIB } from '../../kit/claim.ts';
-import type { Signals } from '../../kit/pausing.ts';
-import { createTake, type NotTaken, notTaken, OURS } from '../../kit/snapshots.ts';
+import { createTake, type NotTaken, notTaken, OURS, type SnapshotParts, sizeIn } from '../../kit/snapshots.ts';
 import { createCleanImage, type ImageFacts } from './clean-image.ts';
 import type { Containers } from './containers.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
@@ -17,20 +16,14 @@ const RAW = '.raw';
 export const BYTES_LABEL = 'purser.snapshot_bytes';
 /** The engine copies what the lease has written, or walks through it. */
 const COPY_MILLISECONDS = 300_000;
-/** What an image is not to show. */
+/** The paths that the image of a snapshot hides. */
 const HIDDEN = [...OURS, WATCHDOG_DIRECTORY];
 
 /** Returns the name of a snapshot's image. */
 export const imageOfSnapshot = (tag: string): string => `${REPOSITORY}:${tag}`;
 
 /** Returns the bytes of an image that a snapshot has put there: none in that of a template. */
-function bytesIn({ Config }: ImageFacts): number {
-  const bytes = Number(Config.Labels?.[BYTES_LABEL] ?? 0);
-  if (Number.isSafeInteger(bytes) && bytes >= 0) return bytes;
-  throw new Error('the image does not say how large its snapshot is');
-}
-
-type SnapshotParts = { containers: Containers; signals: Signals; gibMax: Snapshots['gibMax']; now: () => number };
+const bytesIn = ({ Config }: ImageFacts): number => sizeIn(Config.Labels?.[BYTES_LABEL] ?? '0', 'the image');
 
 /**
  * Creates the snapshots of containers: the engine commits what a container has written as a layer, and gets an image of that layer
@@ -40,7 +33,7 @@ type SnapshotParts = { containers: Containers; signals: Signals; gibMax: Snapsho
 export function createContainerSnapshots(
   engine: Engine,
   { snapshot_gib_day_usd: price }: ContainerSettings,
-  { containers, signals, gibMax, now }: SnapshotParts,
+  { containers, signals, gibMax, now }: SnapshotParts & { containers: Containers },
 ): Snapshots {
   const { docker, ask, request } = engine;
   const loadImage = createCleanImage(engine);

@@ -45,7 +45,7 @@ export const isMachine = ({ type }: LxdInstance): boolean => type === 'virtual-m
 export const placeBy = ({ location }: LxdInstance) =>
   location && location !== 'none' ? `?target=${encodeURIComponent(location)}` : '';
 
-/** What LXD keeps for itself, and what the image says of itself. */
+/** The keys in which LXD keeps the state of an instance and the facts about its image. */
 const OF_THE_IMAGE = /^(volatile|image)\./;
 
 type Wanted = { config: Record<string, string>; devices: Record<string, Record<string, string>> };

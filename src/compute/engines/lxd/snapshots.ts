@@ -1,7 +1,6 @@
 import type { Ref, Snapshots } from '../../backend.ts';
 import { GIB } from '../../kit/claim.ts';
-import type { Signals } from '../../kit/pausing.ts';
-import { createTake, type NotTaken, notTaken, OURS } from '../../kit/snapshots.ts';
+import { createTake, type NotTaken, notTaken, OURS, type SnapshotParts, sizeIn } from '../../kit/snapshots.ts';
 import { isDiskFull, type LxdApi, LxdRefusal, orAbsent, STATUS, textOf } from './api.ts';
 import {
   CREATED_KEY,
@@ -61,8 +60,6 @@ export function isTooLargeFor({ config }: LxdInstance, diskGb: number): boolean 
   return diskGb < Number(config?.[DISK_KEY]) && diskGb * GIB < Number(config?.[DISK_BYTES_KEY]);
 }
 
-type SnapshotNeeds = { instances: LxdInstances; signals: Signals; gibMax: Snapshots['gibMax']; now: () => number };
-
 /**
  * Creates the snapshots of containers: a copy of the instance that shares its blocks and never runs, without its configuration and what
  * Purser has put into it. LXD would freeze the watchdog as well while it copies; so the other processes are stopped, and LXD is told
@@ -71,7 +68,7 @@ type SnapshotNeeds = { instances: LxdInstances; signals: Signals; gibMax: Snapsh
 export function createLxdSnapshots(
   lxd: LxdApi,
   { snapshot_gib_day_usd: price }: LxdSettings,
-  { instances, signals, gibMax, now }: SnapshotNeeds,
+  { instances, signals, gibMax, now }: SnapshotParts & { instances: LxdInstances },
 ): Snapshots {
   /** The bytes of the images that templates have, by fingerprint. */
   const imageBytes = new Map<string, number>();
@@ -169,10 +166,7 @@ export function createLxdSnapshots(
 
     async find(tag) {
       const instance = await lookAtSnapshot(instances, tag);
-      if (!instance) return undefined;
-      const bytes = Number(instance.config?.[BYTES_KEY]);
-      if (Number.isSafeInteger(bytes) && bytes >= 0) return bytes;
-      throw new Error(`${instance.name} does not say how large its snapshot is`);
+      return instance && sizeIn(instance.config?.[BYTES_KEY], instance.name);
     },
 
     async list(prefix) {
