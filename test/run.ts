@@ -59,7 +59,14 @@ export async function runLayer(name: string): Promise<void> {
       tally.note(event);
       yield event;
       // The reporter tells why a test failed at the end of the run, which one that is cut off does not reach.
-      if (event.type === 'test:fail') console.log(inspect(event.data.details.error.cause));
+      if (event.type === 'test:fail') {
+        const { cause, exitCode, signal } = event.data.details.error as {
+          cause: unknown;
+          exitCode?: number;
+          signal?: string;
+        };
+        console.log(inspect(cause), ...(exitCode || signal ? [`Its process ended with ${signal ?? exitCode}.`] : []));
+      }
     }
   }
   const events = run({ files, concurrency: layer.concurrency, execArgv: ['--import=./test/helper/loading.mjs'] });

@@ -208,7 +208,8 @@ async function start(runner: Runner, { wasActive, fault }: EarlierService): Prom
 }
 
 function lastWords(): string {
-  const last = ['--unit', SERVICE.unit, '--lines', '3', '--output', 'cat', '--no-pager'];
+  runProgram('journalctl', '--sync'); // The journal reads what systemd says of a service before what the service said.
+  const last = ['--unit', SERVICE.unit, '--lines', '5', '--output', 'cat', '--no-pager'];
   return `Its last words: ${runProgram('journalctl', ...last).stdout}`;
 }
 

@@ -4,11 +4,13 @@ import { randomBytes, randomInt } from 'node:crypto';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import type { Readable, Writable } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openKubernetesBackend } from '../../src/compute/engines/kubernetes/kubernetes.ts';
 import { type KubernetesSettings, slots } from '../../src/compute/engines/kubernetes/settings.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
 import { changeResource } from '../../src/ledger/resource.ts';
 import { LONG, openWith } from '../lease/leases.ts';
 import {
@@ -442,6 +444,38 @@ test('kubernetes: how a command ended is unknown when its socket ends without sa
       fake.exec = end;
       await assert.rejects(sh(tag, 'true'), Error, `${protocol} ${what} at once`);
     }
+  }
+});
+
+test('kubernetes: input that a command leaves unread is ended before the server ends the socket, which would lose output', async (t) => {
+  for (const protocol of ['v5.channel.k8s.io', 'v4.channel.k8s.io']) {
+    const { fake, create, backend } = await openBench(t);
+    fake.protocols = [protocol];
+    const tag = freshTag();
+    await create(tag);
+    let resets = 0;
+    fake.exec = (exec) => {
+      let last: unknown;
+      exec.stdin.on('data', (data) => {
+        last = data;
+      });
+      const hasEnded = () => (exec.stdin as Writable & Readable).writableEnded || String(last) === '0\n';
+      runHere({
+        ...exec,
+        exit(code) {
+          if (!hasEnded()) resets += 1;
+          exec.exit(code);
+        },
+      });
+    };
+    const session = await backend.guest.session(tag, { command: 'echo out; exit 3', terminal: undefined });
+    session.stderr?.resume();
+    const said = collect(session.stdout, 100);
+    session.stdin.write(Buffer.alloc(300_000));
+    assert.deepEqual(await session.ended, { code: 3 }, protocol);
+    assert.equal((await said).bytes.toString(), 'out\n', protocol);
+    assert.equal(resets, 0, protocol);
+    session.stdin.write('more'); // It is discarded.
   }
 });
 

@@ -11,9 +11,13 @@ exec 3>&2 2>/dev/null
 (exec "$@" 2>&3 3>&-)
 printf '%s}%d;' "$mark" "$?" >&3`;
 
-/** Runs `$2…` as RUN_MARKED does, with the mark `$1`. */
+/**
+ * Runs `$2…` as RUN_MARKED does, with the mark `$1`, and then reads the input that the command has left unread, to its end. A server
+ * that ends a connection while input still arrives resets it, and a reset discards output that is on its way, with the exit code.
+ */
 export const MARKED = `mark=$1; shift
-${RUN_MARKED}`;
+${RUN_MARKED}
+exec cat >/dev/null`;
 
 type MarkedOutput = { begun(): void; exitCode(code: number): void; noise(text: string): void };
 

@@ -112,6 +112,7 @@ function follow(
             },
             exitCode(code) {
               seen.exitCode ??= code;
+              input.endUnread();
               quiet ??= setTimeout(finish, QUIET_MILLISECONDS);
             },
             noise(text) {
@@ -120,6 +121,7 @@ function follow(
           }),
         );
 
+  const input = createInput(socket, isFramed);
   const output = passOn(socket, () => quiet?.refresh());
   socket.on('message', (data: RawData) => {
     const bytes = data as Buffer;
@@ -154,7 +156,7 @@ function follow(
   return {
     begun: begun.promise,
     program: {
-      stdin: createInput(socket, isFramed),
+      stdin: input.stdin,
       stdout,
       stderr,
       ended: ended.promise,
@@ -228,26 +230,30 @@ function passOn(socket: WebSocket, active: () => void) {
 const sendOn = (socket: WebSocket, channel: number, bytes: Uint8Array, done?: (error?: Error | null) => void) =>
   socket.send(Buffer.concat([Buffer.of(channel), bytes]), done);
 
-/** Creates the standard input of a program. */
-function createInput(socket: WebSocket, isFramed: boolean): Writable {
+/** Creates the standard input of a program. `endUnread` ends it when the command has ended: what is written then is discarded. */
+function createInput(socket: WebSocket, isFramed: boolean): { stdin: Writable; endUnread(): void } {
+  let hasEnded = false;
+  function end(done: (error?: Error | null) => void): void {
+    const wasOpen = !hasEnded;
+    hasEnded = true;
+    if (wasOpen && isFramed) sendOn(socket, STDIN, Buffer.from('0\n'), done);
+    else if (wasOpen && socket.protocol === V5) socket.send(Buffer.of(CLOSE, STDIN), done);
+    else done();
+  }
   const stdin = new Writable({
     highWaterMark: PIECE_BYTES_MAX,
     write(chunk: Buffer, _, done) {
       void sendPieces(chunk).then(() => done(), done);
     },
-    final(done) {
-      if (isFramed) sendOn(socket, STDIN, Buffer.from('0\n'), done);
-      else if (socket.protocol === V5) socket.send(Buffer.of(CLOSE, STDIN), done);
-      else done();
-    },
+    final: end,
   });
   stdin.on('error', () => {}); // The command may leave input unread; `ended` reports a lost connection.
   async function sendPieces(chunk: Buffer): Promise<void> {
-    for (let at = 0; at < chunk.length; at += PIECE_BYTES_MAX) {
+    for (let at = 0; at < chunk.length && !hasEnded; at += PIECE_BYTES_MAX) {
       const piece = chunk.subarray(at, at + PIECE_BYTES_MAX);
       const whole = isFramed ? Buffer.concat([Buffer.from(`${piece.length}\n`), piece]) : piece;
       await new Promise<void>((done, fail) => sendOn(socket, STDIN, whole, (error) => (error ? fail(error) : done())));
     }
   }
-  return stdin;
+  return { stdin, endUnread: () => end(() => {}) };
 }
