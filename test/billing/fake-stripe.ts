@@ -3,6 +3,7 @@ import http from 'node:http';
 import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 import Stripe from 'stripe';
+import { whenRead } from '../helper/listener.ts';
 import type { Answer, TestServer } from '../helper/server.ts';
 
 export const KEY = 'sk_test_51CanaryOfTheSecretKey0123456789';
@@ -140,46 +141,47 @@ export async function openStripe(t: Pick<TestContext, 'after'>, now: () => numbe
   }
 
   // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
-  const server = http.createServer({ keepAliveTimeout: 60_000 }, async (request, response) => {
-    const chunks: Buffer[] = [];
-    for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
-    const { pathname: path, searchParams } = new URL(request.url as string, fake.url);
-    const method = request.method as string;
-    const params = method === 'GET' ? searchParams : new URLSearchParams(Buffer.concat(chunks).toString());
-    const idempotencyKey = request.headers['idempotency-key'] as string | undefined;
-    fake.calls.push({ method, path, key: idempotencyKey, params, headers: request.headers });
-    for (const it of waiting) if (fake.calls.length >= it.count) it.tell();
-    const fault = fake.down ?? fake.faults.shift();
+  const server = http.createServer(
+    { keepAliveTimeout: 60_000 },
+    whenRead(async (request, response, sent) => {
+      const { pathname: path, searchParams } = new URL(request.url as string, fake.url);
+      const method = request.method as string;
+      const params = method === 'GET' ? searchParams : new URLSearchParams(sent.toString());
+      const idempotencyKey = request.headers['idempotency-key'] as string | undefined;
+      fake.calls.push({ method, path, key: idempotencyKey, params, headers: request.headers });
+      for (const it of waiting) if (fake.calls.length >= it.count) it.tell();
+      const fault = fake.down ?? fake.faults.shift();
 
-    let [status, body] =
-      request.headers.authorization === `Bearer ${key}`
-        ? !fault || fault.accepted
-          ? route(method, path, params, idempotencyKey)
-          : [0, {}]
-        : error(401, {
-            type: 'invalid_request_error',
-            message: `Invalid API Key provided: ${request.headers.authorization?.slice(7)}`,
-          });
-    if (fault?.kind === 'status') {
-      status = fault.status;
-      body = { error: fault.error ?? { type: 'api_error', message: 'An unexpected error occurred.' } };
-      if (method === 'POST' && idempotencyKey && status >= 500)
-        kept.set(idempotencyKey, { params: params.toString(), status, body: JSON.stringify(body) });
-    }
-    if (fault?.kind === 'reset') return request.socket.resetAndDestroy();
-    if (fault?.kind === 'hang') {
-      await new Promise<void>((resolve) => hanging.add(resolve));
-      if (!response.writable) return;
-    }
-    const text = fault?.kind === 'garbage' ? '<html>a proxy</html>' : JSON.stringify(body);
-    response.writeHead(status || 200, {
-      'content-type': 'application/json',
-      'request-id': newId('req'),
-      ...(fault?.kind === 'half' ? { 'content-length': text.length + 10 } : {}),
-    });
-    if (fault?.kind === 'half') return response.write(text.slice(0, 40), () => request.socket.destroy());
-    return response.end(text);
-  });
+      let [status, body] =
+        request.headers.authorization === `Bearer ${key}`
+          ? !fault || fault.accepted
+            ? route(method, path, params, idempotencyKey)
+            : [0, {}]
+          : error(401, {
+              type: 'invalid_request_error',
+              message: `Invalid API Key provided: ${request.headers.authorization?.slice(7)}`,
+            });
+      if (fault?.kind === 'status') {
+        status = fault.status;
+        body = { error: fault.error ?? { type: 'api_error', message: 'An unexpected error occurred.' } };
+        if (method === 'POST' && idempotencyKey && status >= 500)
+          kept.set(idempotencyKey, { params: params.toString(), status, body: JSON.stringify(body) });
+      }
+      if (fault?.kind === 'reset') return request.socket.resetAndDestroy();
+      if (fault?.kind === 'hang') {
+        await new Promise<void>((resolve) => hanging.add(resolve));
+        if (!response.writable) return;
+      }
+      const text = fault?.kind === 'garbage' ? '<html>a proxy</html>' : JSON.stringify(body);
+      response.writeHead(status || 200, {
+        'content-type': 'application/json',
+        'request-id': newId('req'),
+        ...(fault?.kind === 'half' ? { 'content-length': text.length + 10 } : {}),
+      });
+      if (fault?.kind === 'half') return response.write(text.slice(0, 40), () => request.socket.destroy());
+      return response.end(text);
+    }),
+  );
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
 
   function record(type: string, object: StripeObject): StripeObject {

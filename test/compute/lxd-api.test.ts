@@ -13,6 +13,7 @@ import { frame, MessageStream } from '../../src/compute/engines/lxd/websocket.ts
 import { WITH_EXIT_MARK, withoutMark } from '../../src/compute/kit/exit-mark.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
 import { holdTimeouts } from '../helper/held-timeouts.ts';
+import { whenRead } from '../helper/listener.ts';
 import { LXD_PREFIX, lxdSubject } from './engines/lxd.ts';
 
 /** What a real LXD cannot be made to do: a server that answers as a test says. */
@@ -37,17 +38,17 @@ async function openFake(t: TestContext, respond: Respond, change: object = {}) {
   const directory = mkdtempSync(join(tmpdir(), 'purser-fake-lxd-'));
   const path = join(directory, 'socket');
   const asked: string[] = [];
-  const server = http.createServer(async (request, response) => {
-    const chunks: Buffer[] = [];
-    for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
-    const text = Buffer.concat(chunks).toString();
-    const where = (request.url ?? '').replace(/[?&]project=default/, '');
-    asked.push(`${request.method} ${where}`);
-    const isJson = request.headers['content-type'] === 'application/json';
-    const answer = await respond(request.method ?? '', where, isJson ? JSON.parse(text) : text);
-    if (answer.drop) return request.socket.destroy();
-    response.writeHead(answer.status ?? 200).end(JSON.stringify(answer.body));
-  });
+  const server = http.createServer(
+    whenRead(async (request, response, body) => {
+      const text = body.toString();
+      const where = (request.url ?? '').replace(/[?&]project=default/, '');
+      asked.push(`${request.method} ${where}`);
+      const isJson = request.headers['content-type'] === 'application/json';
+      const answer = await respond(request.method ?? '', where, isJson ? JSON.parse(text) : text);
+      if (answer.drop) return request.socket.destroy();
+      response.writeHead(answer.status ?? 200).end(JSON.stringify(answer.body));
+    }),
+  );
   await once(server.listen(path), 'listening');
   const { backend, spec } = lxdSubject(`unix://${path}`, change);
   t.after(async () => {

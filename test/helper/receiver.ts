@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import http from 'node:http';
 import type { TestContext } from 'node:test';
 import { freePort } from './free-port.ts';
+import { whenRead } from './listener.ts';
 import { waitFor } from './waiting.ts';
 
 /** A POST that a receiver of events got. */
@@ -32,23 +33,24 @@ export const status =
 export async function openReceiver(t: Pick<TestContext, 'after'>): Promise<Receiver> {
   const waiting = new Set<() => void>();
   // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
-  const server = http.createServer({ keepAliveTimeout: 60_000 }, async (request, response) => {
-    const chunks: Buffer[] = [];
-    for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
-    const got: Got = {
-      path: request.url ?? '',
-      headers: request.headers as Record<string, string>,
-      text: Buffer.concat(chunks).toString(),
-      status: 0,
-    };
-    response.on('finish', () => {
-      got.status = response.statusCode;
+  const server = http.createServer(
+    { keepAliveTimeout: 60_000 },
+    whenRead(async (request, response, body) => {
+      const got: Got = {
+        path: request.url ?? '',
+        headers: request.headers as Record<string, string>,
+        text: body.toString(),
+        status: 0,
+      };
+      response.on('finish', () => {
+        got.status = response.statusCode;
+        for (const look of waiting) look();
+      });
+      receiver.got.push(got);
       for (const look of waiting) look();
-    });
-    receiver.got.push(got);
-    for (const look of waiting) look();
-    await receiver.reply(got, response);
-  });
+      await receiver.reply(got, response);
+    }),
+  );
   const listen = async (port: number) => {
     server.listen(port, '127.0.0.1');
     await once(server, 'listening');

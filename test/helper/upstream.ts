@@ -1,6 +1,7 @@
 import http from 'node:http';
 import type { TestContext } from 'node:test';
 import { freePort } from './free-port.ts';
+import { whenRead } from './listener.ts';
 import { waitFor } from './waiting.ts';
 
 export type UpstreamCall = {
@@ -83,15 +84,16 @@ export function gate(handler: Handler = completion()): { handler: Handler; open(
 export async function openUpstream(t: Pick<TestContext, 'after'>): Promise<FakeUpstream> {
   const waiting: { count: number; tell: () => void }[] = [];
   // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
-  const server = http.createServer({ keepAliveTimeout: 60_000 }, async (request, response) => {
-    const chunks: Buffer[] = [];
-    for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
-    const text = Buffer.concat(chunks).toString();
-    const call = { path: request.url ?? '', headers: request.headers, body: JSON.parse(text || '{}'), text };
-    upstream.calls.push(call);
-    for (const it of waiting) if (upstream.calls.length >= it.count) it.tell();
-    await upstream.handle(call, response);
-  });
+  const server = http.createServer(
+    { keepAliveTimeout: 60_000 },
+    whenRead(async (request, response, body) => {
+      const text = body.toString();
+      const call = { path: request.url ?? '', headers: request.headers, body: JSON.parse(text || '{}'), text };
+      upstream.calls.push(call);
+      for (const it of waiting) if (upstream.calls.length >= it.count) it.tell();
+      await upstream.handle(call, response);
+    }),
+  );
   const listen = (port: number) => new Promise<void>((resolve) => server.listen(port, '127.0.0.1', resolve));
   const port = await freePort(); // A fixed port, on which it can listen again.
   await listen(port);

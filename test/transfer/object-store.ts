@@ -3,6 +3,7 @@ import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 import { Sha256 } from '@aws-crypto/sha256-js';
 import { getCanonicalHeaders, getSigningKey, SignatureV4 } from '@smithy/signature-v4';
+import { whenRead } from '../helper/listener.ts';
 
 export const KEYS = {
   access_key_id: 'AKIAIOSFODNN7EXAMPLE',
@@ -69,23 +70,24 @@ export async function openObjectStore(t: Pick<TestContext, 'after'>, now: () => 
   }
 
   // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
-  const server = http.createServer({ keepAliveTimeout: 60_000 }, async (request, response) => {
-    const chunks: Buffer[] = [];
-    for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
-    const url = new URL(request.url as string, store.url);
-    const fault = store.isPublic && request.method === 'GET' ? undefined : await faultOf(request, url);
-    if (fault) {
-      store.refused.push(fault);
-      response.writeHead(403).end(`<Error><Code>${fault}</Code><Message>no</Message></Error>`);
-      return;
-    }
-    const key = decodeURIComponent(url.pathname);
-    if (request.method === 'PUT') store.objects.set(key, Buffer.concat(chunks));
-    if (request.method === 'DELETE') store.objects.delete(key);
-    const object = store.objects.get(key);
-    if (request.method === 'GET' && !object) response.writeHead(404).end('<Error><Code>NoSuchKey</Code></Error>');
-    else response.end(request.method === 'GET' ? object : undefined);
-  });
+  const server = http.createServer(
+    { keepAliveTimeout: 60_000 },
+    whenRead(async (request, response, body) => {
+      const url = new URL(request.url as string, store.url);
+      const fault = store.isPublic && request.method === 'GET' ? undefined : await faultOf(request, url);
+      if (fault) {
+        store.refused.push(fault);
+        response.writeHead(403).end(`<Error><Code>${fault}</Code><Message>no</Message></Error>`);
+        return;
+      }
+      const key = decodeURIComponent(url.pathname);
+      if (request.method === 'PUT') store.objects.set(key, body);
+      if (request.method === 'DELETE') store.objects.delete(key);
+      const object = store.objects.get(key);
+      if (request.method === 'GET' && !object) response.writeHead(404).end('<Error><Code>NoSuchKey</Code></Error>');
+      else response.end(request.method === 'GET' ? object : undefined);
+    }),
+  );
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   store.url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
   t.after(async () => {

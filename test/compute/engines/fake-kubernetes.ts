@@ -7,6 +7,7 @@ import { constants } from 'node:os';
 import { type Duplex, PassThrough, type Readable } from 'node:stream';
 import type { TestContext } from 'node:test';
 import { type WebSocket, WebSocketServer } from 'ws';
+import { whenRead } from '../../helper/listener.ts';
 import type { ApiObject } from './kubernetes.ts';
 
 /** A request as it arrived. */
@@ -215,15 +216,15 @@ export async function openFakeKubernetes(t: Pick<TestContext, 'after'>): Promise
     return { status: 200, body: object };
   }
 
-  const server = http.createServer(async (request, response) => {
-    const chunks: Buffer[] = [];
-    for await (const chunk of request) chunks.push(chunk);
-    const call = callOf(request, Buffer.concat(chunks).toString());
-    fake.calls.push(call);
-    const fault = faultFor(call);
-    if (fault) fault(response, () => perform(call));
-    else answer(response, perform(call));
-  });
+  const server = http.createServer(
+    whenRead((request, response, body) => {
+      const call = callOf(request, body.toString());
+      fake.calls.push(call);
+      const fault = faultFor(call);
+      if (fault) fault(response, () => perform(call));
+      else answer(response, perform(call));
+    }),
+  );
   function faultFor(call: KubernetesCall): KubernetesFault | undefined {
     const found = faults.find(({ match, times }) => times > 0 && match(call));
     if (found) found.times -= 1;

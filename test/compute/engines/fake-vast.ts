@@ -8,6 +8,7 @@ import type { TestContext } from 'node:test';
 import ssh2 from 'ssh2';
 import { sshKeyFromSeed } from '../../../src/base/ssh-key.ts';
 import { hasComponent } from '../../helper/component.ts';
+import { whenRead } from '../../helper/listener.ts';
 import { until } from '../../helper/waiting.ts';
 
 const { Server, utils } = ssh2;
@@ -302,27 +303,27 @@ export async function openFakeVast(t: TestContext, { shared = false } = {}): Pro
     return say(200, { success: true });
   }
 
-  const server = http.createServer(async (request, response) => {
-    const chunks: Buffer[] = [];
-    for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
-    const { pathname, searchParams } = new URL(request.url ?? '/', 'http://fake');
-    const endpoint = endpointOf(request.method ?? '', pathname);
-    if (!endpoint || searchParams.has('api_key')) {
-      response.writeHead(404);
-      return void response.end('no such page');
-    }
-    const body = chunks.length ? JSON.parse(Buffer.concat(chunks).toString()) : undefined;
-    const call = {
-      endpoint,
-      method: request.method ?? '',
-      path: pathname,
-      query: searchParams,
-      headers: request.headers,
-      body,
-    };
-    fake.calls.push(call);
-    await answer(call, response);
-  });
+  const server = http.createServer(
+    whenRead(async (request, response, sent) => {
+      const { pathname, searchParams } = new URL(request.url ?? '/', 'http://fake');
+      const endpoint = endpointOf(request.method ?? '', pathname);
+      if (!endpoint || searchParams.has('api_key')) {
+        response.writeHead(404);
+        return void response.end('no such page');
+      }
+      const body = sent.length ? JSON.parse(sent.toString()) : undefined;
+      const call = {
+        endpoint,
+        method: request.method ?? '',
+        path: pathname,
+        query: searchParams,
+        headers: request.headers,
+        body,
+      };
+      fake.calls.push(call);
+      await answer(call, response);
+    }),
+  );
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
   const fake: FakeVast = {

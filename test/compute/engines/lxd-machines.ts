@@ -137,8 +137,9 @@ export async function openLxdMachines(
   }
 
   const server = http.createServer(async (request, response) => {
-    const body = Buffer.concat(await request.toArray());
-    const { status, headers, body: said } = await answer(request, body).catch(() => refusal(503, 'LXD is away'));
+    const read = request.toArray().then((chunks) => answer(request, Buffer.concat(chunks)));
+    // LXD may be away, or the client.
+    const { status, headers, body: said } = await read.catch(() => refusal(503, 'LXD is away'));
     const { 'transfer-encoding': _, ...kept } = headers;
     response.writeHead(status, { ...kept, 'content-length': said.length }).end(said);
   });

@@ -75,10 +75,9 @@ export async function openEngineProxy(
     return struck;
   }
 
-  const answer: http.RequestListener = async (request, response) => {
+  async function answer(request: http.IncomingMessage, response: http.ServerResponse): Promise<void> {
     const struck = note(request);
-    const chunks: Buffer[] = [];
-    for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
+    const sent = Buffer.concat(await request.toArray());
     if (waiting) await new Promise<void>((resolve) => waiting?.push(resolve));
     const drop = () => {
       struck?.strike();
@@ -86,24 +85,22 @@ export async function openEngineProxy(
     };
     if (struck?.moment === 'before it arrives') return drop();
     const name = proxy.asked.at(-1) ?? '';
-    const sent = Buffer.concat(chunks);
     const body = proxy.rewrite?.(name, sent) ?? sent;
     const { method, url: path } = request;
     const headers = { ...request.headers };
     if ('content-length' in headers) headers['content-length'] = String(body.length);
     const forwarded = http.request({ socketPath: engine.socket.slice('unix://'.length), agent, method, path, headers });
-    forwarded.on('error', () => response.socket?.destroy());
-    forwarded.on('response', async (answer) => {
-      const answered: Buffer[] = [];
-      for await (const chunk of answer as AsyncIterable<Buffer>) answered.push(chunk);
-      if (struck?.moment === 'before it is answered') return drop();
-      const { 'transfer-encoding': _, ...fields } = answer.headers;
-      response.writeHead(answer.statusCode ?? 500, fields);
-      response.end(Buffer.concat(answered), () => struck?.strike());
-    });
-    forwarded.end(body);
-  };
-  const server = tls ? https.createServer(optionsOf(tls), answer) : http.createServer(answer);
+    const [answered] = (await once(forwarded.end(body), 'response')) as [http.IncomingMessage];
+    const said = Buffer.concat(await answered.toArray());
+    if (struck?.moment === 'before it is answered') return drop();
+    const { 'transfer-encoding': _, ...fields } = answered.headers;
+    response.writeHead(answered.statusCode ?? 500, fields);
+    response.end(said, () => struck?.strike());
+  }
+  /** Either side may break at any time. */
+  const listener: http.RequestListener = (request, response) =>
+    void answer(request, response).catch(() => response.socket?.destroy());
+  const server = tls ? https.createServer(optionsOf(tls), listener) : http.createServer(listener);
   /** Upgraded connections carry the streams of a command in a container; they are forwarded unchanged. */
   server.on('upgrade', async (request, client: Socket, head: Buffer) => {
     const struck = note(request);
