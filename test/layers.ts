@@ -2,7 +2,7 @@
 //   x.test.ts         the gate, `npm test`: needs nothing but the project, and does the same on every machine
 //   x.engine.test.ts  `npm run test:engines`: needs a component of the machine (test/components.ts), or root
 //   x.soak.test.ts    `npm run test:soak`: long or random by nature
-// The soak also runs files of the gate whose walks have a length (test/helper/random.ts), at their whole length.
+// The soak also runs the files of the other layers whose walks have a length (test/helper/random.ts), at their whole length.
 import assert from 'node:assert/strict';
 import { existsSync, globSync, readFileSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -43,7 +43,9 @@ export const isFast = (file: string): boolean => layerOf(file) === 'gate' && !re
 
 /** Returns whether a file has walks or lists that the soak makes longer. */
 export const hasLength = (file: string): boolean =>
-  imports(file).includes('test/helper/random.ts') && /\blength\(\d/.test(readFileSync(file, 'utf8'));
+  layerOf(file) !== 'soak' &&
+  imports(file).includes('test/helper/random.ts') &&
+  /\blength\(\d/.test(readFileSync(file, 'utf8'));
 
 /** More groups than concurrent processes, so that no group runs alone for long. */
 const GROUP_COUNTS = { fast: 14, other: 8 };

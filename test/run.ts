@@ -32,7 +32,7 @@ const LAYERS: Record<string, Layer> = {
     concurrency: 5, // Most of them wait, for an engine or a real deadline.
   },
   soak: {
-    files: () => [...filesOf('soak'), ...filesOf('gate').filter(hasLength)],
+    files: () => [...filesOf('soak'), ...allFiles().filter(hasLength)],
     concurrency: 4,
     env: { PURSER_TEST_SOAK: '1' },
   },

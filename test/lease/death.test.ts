@@ -152,7 +152,7 @@ function tellAll<P extends Mortal>(open: (t: TestContext) => Promise<P>, stories
   for (const [name, story] of Object.entries(stories).filter(([name]) => IS_EVERY || !SOAKED.includes(name)))
     test(`${name}, and the server dies at any step of that`, async (t) => {
       const purser = await open(t);
-      t.diagnostic(`${await dieEverywhere(purser, story, IS_EVERY)} deaths`);
+      t.diagnostic(`${await dieEverywhere(purser, story, { isEvery: IS_EVERY })} deaths`);
     });
 }
 tellAll(openMortal, STORIES);

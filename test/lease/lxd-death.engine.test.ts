@@ -4,6 +4,7 @@ import { tagPrefix } from '../../src/compute/backend.ts';
 import { keeperOf } from '../../src/compute/engines/lxd/keeper.ts';
 import { LXD_IMAGE, type Lxd, lxdSubject, openLxd } from '../compute/engines/lxd.ts';
 import { type LxdMachines, MACHINE_IMAGE, openLxdMachines } from '../compute/engines/lxd-machines.ts';
+import { length } from '../helper/random.ts';
 import { until } from '../helper/waiting.ts';
 import { dieAt, LONG, openWith } from './leases.ts';
 import { dieEverywhere, type Story } from './mortal.ts';
@@ -104,6 +105,9 @@ for (const [when, name] of DEATHS)
     assert.deepEqual(purser.problems(), []);
   });
 
+/** Deaths of each story. The soak has one at each request. */
+const DEATHS_MAX = length(3, 1000);
+
 const MACHINE = { type: 'virtual-machine', image: MACHINE_IMAGE };
 
 /** A purser that can die at each request to LXD that changes something. Its leases are virtual machines, each with its keeper. */
@@ -160,5 +164,5 @@ const TOLD: Record<string, Story> = {
 for (const [name, story] of Object.entries(TOLD))
   test(`lxd machine: ${name}, and the server dies at any request of that`, async (t) => {
     const purser = await openMortal(t);
-    if (purser) t.diagnostic(`${await dieEverywhere(purser, story, false)} deaths`);
+    if (purser) t.diagnostic(`${await dieEverywhere(purser, story, { deathsMax: DEATHS_MAX })} deaths`);
   });

@@ -152,22 +152,26 @@ async function tell<P extends Mortal, S>(
   return { paid: used_usd, steps, died: life.isDead };
 }
 
-/** Tells a story once without a death, and then with one at each place, or `isEvery` one. Returns how many deaths there were. */
+/**
+ * Tells a story once without a death, and then with one at each place, or `isEvery` one, or at `deathsMax` of them, the last among
+ * these. Returns how many deaths there were.
+ */
 export async function dieEverywhere<P extends Mortal, S>(
   purser: P,
   story: Story<P, S>,
-  isEvery: boolean,
+  { isEvery = false, deathsMax = Number.POSITIVE_INFINITY } = {},
 ): Promise<number> {
   const { paid, steps } = await tell(purser, story, { isEvery });
   assert.ok(steps.length > 0);
-  const places: Place[] = steps.flatMap((step, at) =>
+  const all: Place[] = steps.flatMap((step, at) =>
     purser.momentsOf(step, isEvery).map((moment) => ({ nth: at + 1, moment })),
   );
   const last = steps.length;
-  if (!places.some(({ nth, moment }) => nth === last && moment === 'after'))
-    places.push({ nth: last, moment: 'after' });
+  if (!all.some(({ nth, moment }) => nth === last && moment === 'after')) all.push({ nth: last, moment: 'after' });
   // A death before the first step leaves what any restart leaves.
-  if (!isEvery && places[0]?.moment === 'before') places.shift();
+  if (!isEvery && all[0]?.moment === 'before') all.shift();
+  const count = Math.min(deathsMax, all.length);
+  const places = Array.from({ length: count }, (_, i) => all[Math.ceil(((i + 1) * all.length) / count) - 1] as Place);
   let deaths = 0;
   for (const place of places)
     try {
