@@ -4,6 +4,7 @@ import type Docker from 'dockerode';
 import type { LineSession } from '../../../egress/line.ts';
 import { containConnection } from '../../../net/contain.ts';
 import type { Ref } from '../../backend.ts';
+import { between, MARKED } from '../../kit/between.ts';
 import { egressCommand, egressSession } from '../../kit/egress.ts';
 import { newMark, takeMarks, withMark } from '../../kit/exit-mark.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
@@ -54,16 +55,40 @@ type ContainerExec = Pick<ProgramOrder, 'terminal'> & {
  */
 export async function beginIn(engine: Engine, ref: Ref, order: ProgramOrder): Promise<Program> {
   const { purpose, terminal, marker = '' } = order;
-  if (purpose !== 'exec')
-    return begin(engine, ref, argvOf(order), {
-      terminal,
-      ...(purpose === 'session' ? { needsAll: { whileRuns: marker } } : {}),
-    });
+  if (purpose === 'session') {
+    const needs = { terminal, needsAll: { whileRuns: marker } };
+    const isDrained = !terminal && (await engine.isPodman());
+    return isDrained ? beginDrained(engine, ref, argvOf(order), needs) : begin(engine, ref, argvOf(order), needs);
+  }
+  if (purpose !== 'exec') return begin(engine, ref, argvOf(order), { terminal });
   const mark = newMark();
   const argv = argvOf({ ...order, script: withMark(order.script) });
   const program = await begin(engine, ref, argv, { needsAll: 'always', mark });
   program.stdin.write(`${mark}\n`);
   return program;
+}
+
+/**
+ * Starts a command whose unread input is read once it has ended: Podman stops passing output on as soon as it cannot pass input on
+ * (4.3, containers/podman libpod/oci_conmon_attach_common.go), and writes an error of its own to standard error.
+ */
+async function beginDrained(engine: Engine, ref: Ref, argv: string[], it: ContainerExec): Promise<Program> {
+  const mark = newMark();
+  const program = await begin(engine, ref, ['/bin/sh', '-c', MARKED, 'purser', mark, ...argv], it);
+  let code: number | undefined;
+  const stderr = program.stderr.pipe(
+    between(mark, {
+      begun() {},
+      exitCode(said) {
+        code = said;
+        program.stdin.end();
+      },
+      noise() {},
+    }),
+  );
+  const ended = program.ended.then((end) => (code === undefined ? end : { code }));
+  ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
+  return { ...program, stderr, ended };
 }
 
 /** Starts a command in the container, with separate streams, or with one for a terminal. */
