@@ -245,6 +245,14 @@ const documents = ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md'].concat(
     .map((name) => join('docs', name)),
 );
 
+test('the pages stay short enough to be read', () => {
+  const words = documents.flatMap((name) => read(name).split(/\s+/)).filter((it) => /[\p{L}\p{N}]/u.test(it));
+  const decisions = documents.filter((name) => name.startsWith('docs/decisions/'));
+  assert(words.length <= 45_000, `${words.length} words`);
+  assert(decisions.length <= 30, `${decisions.length} decisions`);
+  assert(read('README.md').split('\n').length <= 120);
+});
+
 /** Returns the numbers of a document's sections, and of the items of numbered lists in them: `2`, `2.7`. */
 function sectionsOf(document: string): Set<string> {
   const numbers = new Set<string>();
