@@ -4,6 +4,7 @@ import { tagOf } from '../../src/compute/backend.ts';
 import { allLiveResources, type Resource } from '../../src/ledger/resource.ts';
 import type { Engine } from '../compute/engines/docker.ts';
 import { type EngineProxy, openEngineProxy } from '../compute/engines/proxy.ts';
+import { waitFor } from '../helper/waiting.ts';
 import type { LeaseServer } from './leases.ts';
 import { createLife, type Mortal, type Place, stepThroughWrites } from './mortal.ts';
 
@@ -80,6 +81,8 @@ export async function openMortalOn<P extends LeaseServer>(
     async succeed() {
       const { life } = purser as P & Mortal;
       life.die().catch(() => {});
+      // The next server waits for that by a clock, which is in the test's hand, and a busy engine knows another one.
+      await waitFor('the engine has carried out what it got', Promise.resolve(proxy.carriedOut));
       await connect();
       await purser.crash(life.bury);
       await purser.app.reaper.stop();

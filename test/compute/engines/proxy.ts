@@ -26,6 +26,11 @@ export type EngineProxy = {
   watch(
     place?: ({ nth: number } | { nthChange: number } | { request: string }) & { moment: Moment; strike: () => void },
   ): void;
+  /**
+   * Resolves when the engine has carried out a command that was struck before it was answered. An engine starts one that nobody waits
+   * for later, or never, and does not say which.
+   */
+  carriedOut?: Promise<unknown>;
   /** Returns the body that the engine gets in place of a request's. */
   rewrite: ((request: string, body: Buffer) => Buffer) | undefined;
   /** Cuts every connection and takes no more, as when the engine's client has died. */
@@ -113,13 +118,19 @@ export async function openEngineProxy(
     if (struck?.moment === 'before it arrives') return drop();
     const upstream = connect({ path: engine.socket.slice('unix://'.length), allowHalfOpen: true });
     upstream.on('error', () => client.destroy());
-    client.on('close', () => upstream.destroy());
+    client.on('close', () => (proxy.carriedOut ? upstream.end() : upstream.destroy()));
     const { rawHeaders, method, url } = request;
     const fields = rawHeaders.map((it, i) => (i % 2 ? `${it}\r\n` : `${it}: `)).join('');
     upstream.write(`${method} ${url} HTTP/1.1\r\n${fields}\r\n`);
     upstream.write(head);
     client.pipe(upstream);
-    if (struck?.moment === 'before it is answered') return upstream.once('data', drop);
+    if (struck?.moment === 'before it is answered') {
+      proxy.carriedOut = once(
+        upstream.once('end', () => upstream.end()),
+        'close',
+      );
+      return upstream.once('data', drop);
+    }
     upstream.pipe(client);
     upstream.once('end', () => struck?.strike());
   });
