@@ -1,9 +1,11 @@
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import test from 'node:test';
 import { newId } from '../../src/base/id.ts';
 import { openBtrfs } from './engines/btrfs.ts';
 import { LIST_WRITABLE } from './engines/disk.ts';
 import { LXD_PREFIX, lxdSubject, openLxd } from './engines/lxd.ts';
+import { ASKINGS, askForSubvolumes, MADE, NO_SUCH_CALL, REFUSED } from './engines/subvolume.ts';
 
 test('lxd: on a pool with quotas a lease writes disk_gb, and beside it memory alone; on another doctor warns', async (t) => {
   const btrfs = openBtrfs(t);
@@ -50,5 +52,15 @@ test('lxd: on a pool with quotas a lease writes disk_gb, and beside it memory al
   assert.match(await sh('fallocate -l 900M /tmp/a && fallocate -l 300M /tmp/b'), /quota exceeded/i);
   const deleted = 'exec 3>/tmp/c; rm /tmp/c; fallocate -l 300M /proc/self/fd/3';
   assert.match(await sh(deleted), /quota exceeded/i, 'what is deleted and open counts as well');
+
+  // A subvolume would have no quota. Whoever owns a directory may make one, where nothing refuses the request itself.
+  if (process.arch === 'x64') {
+    const outside = async (command: string) => execFileSync('sh', ['-c', command], { encoding: 'utf8' });
+    const there = await askForSubvolumes(`${btrfs.directory}/outside`, outside);
+    const tried = ASKINGS.map(({ call }, at) => there[at] === MADE || (call === 'x32' && there[at] === NO_SUCH_CALL));
+    assert.ok(!tried.includes(false), `the programs do what they are for: ${there}`);
+    const inside = await askForSubvolumes('/tmp/inside', sh);
+    assert.deepEqual(inside, Array(ASKINGS.length).fill(REFUSED));
+  } else t.diagnostic('the programs that ask for a subvolume are those of amd64');
   await backend.destroy(made.ref);
 });

@@ -103,6 +103,14 @@ export const rawOf = (watchdogArguments: string) =>
     'lxc.hook.mount = /bin/sh -c "ip link set lo up || :"',
   ].join('\n');
 
+/** The requests that make a subvolume of btrfs, or a snapshot of one (ioctl_btrfs(2)), each in two versions. */
+const MAKE_SUBVOLUME = ['0x5000940e', '0x50009418', '0x50009401', '0x50009417'];
+/**
+ * System calls that are refused beside those that LXD refuses itself. The owner of a directory needs no right to make a subvolume in
+ * it, whose files no quota of the instance counts. The kernel reads the lower 32 bits of a request, so no others are compared.
+ */
+const REFUSED_CALLS = MAKE_SUBVOLUME.map((it) => `ioctl errno 1 [1,${it},SCMP_CMP_MASKED_EQ,0xffffffff]`).join('\n');
+
 type InstanceOrder = {
   claim: Claim;
   deadline: number;
@@ -154,6 +162,7 @@ const configOfContainer = ({ pids }: LxdSettings, { claim, deadline }: InstanceO
   'security.nesting': 'false',
   // No other container has the same users outside.
   'security.idmap.isolated': 'true',
+  'security.syscalls.deny': REFUSED_CALLS,
   'raw.lxc': rawOf(String(deadline)),
 });
 
