@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import { randomBytes, randomInt } from 'node:crypto';
 import { globSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import type { Snapshots } from '../../src/compute/backend.ts';
 import type { LxdInstance } from '../../src/compute/engines/lxd/describe.ts';
@@ -99,6 +101,48 @@ test('lxd: disk_gb holds in a machine made from a snapshot, and on a smaller dis
   assert.deepEqual(await one.backend.find(tag), []);
 });
 
+const MEBIBYTE = 1024 ** 2;
+/** Makes files of one block that keep so many mebibytes each: btrfs keeps an extent whole while a part of it is needed. */
+const hide = (mebibytes: number, files = 1) =>
+  `for i in $(seq ${files}); do fallocate -l ${mebibytes}M /tmp/hidden$i && truncate -s 4096 /tmp/hidden$i && echo $i; done`;
+
+test('lxd: a snapshot is paid by all that its disk holds, also beyond its files', async (t) => {
+  const opened = await openOn(t, open);
+  if (!opened) return;
+  const { machine, take, snapshots, lxd } = opened;
+  const instanceOf = async (tag: string) => {
+    const all = await lxd.api.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1');
+    const own = all.filter((it) => JSON.stringify(it).includes(tag));
+    assert.equal(own.length, 1, 'nothing is left of measuring it');
+    return own[0] as LxdInstance;
+  };
+  const heldBy = (name: string) => {
+    const place = join(lxd.data, 'storage-pools', COPYING_POOL, 'containers', name);
+    const shown = execFileSync('btrfs', ['qgroup', 'show', '-f', '--raw', place], { encoding: 'utf8' });
+    return Number(/^\d+\/\d+ +(\d+)/m.exec(shown)?.[1]);
+  };
+  const one = await machine();
+  const plain = await take(one.ref);
+  const { config } = await instanceOf(plain.tag);
+  const image = Number(config?.['user.purser.snapshot_disk_bytes']) - plain.bytes;
+
+  assert.equal(await one.sh(hide(40)), '1');
+  const little = await take(one.ref);
+  assert.ok(little.bytes - plain.bytes < MEBIBYTE, `${little.bytes} bytes`);
+  for (const files of [1, 4]) {
+    assert.match(await one.sh(`rm /tmp/hidden*; ${hide(200, files)}`), new RegExp(`${files}$`));
+    const { tag, bytes } = await take(one.ref);
+    const held = heldBy((await instanceOf(tag)).name) - image;
+    t.diagnostic(`${held} bytes are held, and ${bytes} paid`);
+    assert.ok(held > (files * 200 - 2) * MEBIBYTE, `${held} bytes are held`);
+    assert.ok(bytes >= held && bytes <= (held * 9) / 8, `${held} bytes are held, and ${bytes} paid`);
+  }
+  const tag = nameOf('snap');
+  const taken = await snapshots.take({ ref: one.ref, tag, isRunning: true, bytesMax: 500 * MEBIBYTE });
+  assert.deepEqual([taken.kind, 'code' in taken && taken.code], ['refused', 'lease_limit_exceeded']);
+  assert.deepEqual([await snapshots.list(tag), await one.sh('echo runs')], [[], 'runs']);
+});
+
 test('lxd: of a full disk no snapshot is taken, and the refusal says so', async (t) => {
   const opened = await openOn(t, open);
   if (!opened) return;
@@ -148,7 +192,10 @@ for (const moment of MOMENTS.slice(0, 2))
     if (!opened) return;
     const { machine, take, snapshots, lxd } = opened;
     const one = await machine();
-    const { bytes: all } = await take(one.ref);
+    assert.equal(await one.sh(hide(70)), '1'); // So that a size is found by trying.
+    const bytesMax = 90 * MEBIBYTE;
+    const { bytes: all } = await take(one.ref, true, bytesMax);
+    assert.ok(all > 64 * MEBIBYTE && all < bytesMax, `${all} bytes`);
     const pid = await one.sh('sleep 500 >/dev/null 2>&1 & echo $!');
     const proxy = await openEngineProxy(t, lxd);
     const outcomes = new Set<string>();
@@ -161,7 +208,7 @@ for (const moment of MOMENTS.slice(0, 2))
       t.after(() => backend.close());
       const dying = backend.guest.snapshots as Snapshots;
       const tag = nameOf('snap');
-      const order = { ref: one.ref, tag, isRunning: true, bytesMax: GIB };
+      const order = { ref: one.ref, tag, isRunning: true, bytesMax };
       const outcome = await dying.take(order).catch(() => ({ kind: 'unknown' }) as const);
       isWhole = !isCut;
       outcomes.add(outcome.kind);

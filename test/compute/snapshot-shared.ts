@@ -47,10 +47,10 @@ export async function openOn<S extends SnapshotSubject>(t: TestContext, open: Op
     };
     return { ref, sh };
   }
-  async function take(ref: string, isRunning = true) {
+  async function take(ref: string, isRunning = true, bytesMax = GIB) {
     const tag = nameOf('snap');
     kept.push(tag);
-    const taken = await snapshots.take({ ref, tag, isRunning, bytesMax: 1024 * MEBIBYTE });
+    const taken = await snapshots.take({ ref, tag, isRunning, bytesMax });
     assert.equal(taken.kind, 'taken', JSON.stringify(taken));
     return { tag, bytes: taken.kind === 'taken' ? taken.bytes : 0 };
   }

@@ -12,6 +12,7 @@ import {
   SHARED_CONFIG,
   withoutOthers,
 } from './describe.ts';
+import { bytesHeld } from './disk-held.ts';
 import { diskSize } from './disk-size.ts';
 import { filePath } from './files.ts';
 import type { LxdInstances } from './instances.ts';
@@ -27,11 +28,13 @@ const DISK_BYTES_KEY = 'user.purser.snapshot_disk_bytes';
 const DISK_KEY = 'user.purser.snapshot_disk_gb';
 const FULL = 'Its disk is full, and LXD has to write something there';
 const IMAGE_KEY = 'volatile.base_image';
+/** The driver that shares blocks of a disk, and limits it by all that it holds: only there is what is held to be found out by trying. */
+const SHARING_DRIVER = 'btrfs';
 const COPY_MILLISECONDS = 300_000;
 const TEMPLATE_MILLISECONDS = 120_000;
 
 const snapshotName = (tag: string) => nameOf(tag).replace('purser-', 'purser-snapshot-');
-/** The name of the instance of a snapshot's template, which is there only while it is counted. */
+/** The name of the instance of a snapshot's template, and of copies of the snapshot: each is there only while it is measured. */
 const templateName = (tag: string) => nameOf(tag).replace('purser-', 'purser-template-');
 const namesOf = (tag: string) => [snapshotName(tag), templateName(tag)];
 const SNAPSHOT_NAME = /^purser-(snapshot|template)-[0-9a-f]{32}$/;
@@ -77,12 +80,17 @@ export function createLxdSnapshots(
     for (const name of namesOf(tag)) if (await instances.look(name)) await instances.remove(name);
   }
 
+  /** Returns the driver of the storage pool that an instance is on. */
+  async function driverOf({ devices }: LxdInstance): Promise<string> {
+    const { pool = '' } = devices?.root ?? {};
+    return (await lxd.ask<{ driver: string }>('GET', `/1.0/storage-pools/${encodeURIComponent(pool)}`)).driver;
+  }
+
   async function whyNot(ref: Ref): Promise<NotTaken | undefined> {
     const instance = await instances.look(ref);
     if (!instance) return notTaken('The machine is gone');
     if (isMachine(instance)) return notTaken('None are taken of virtual machines');
-    const { pool = '' } = instance.devices?.root ?? {};
-    const { driver } = await lxd.ask<{ driver: string }>('GET', `/1.0/storage-pools/${encodeURIComponent(pool)}`);
+    const driver = await driverOf(instance);
     if (!COPYING_DRIVERS.includes(driver))
       return notTaken(`The driver ${driver} of its storage pool copies every file`);
     const image = instance.config?.[IMAGE_KEY];
@@ -115,6 +123,26 @@ export function createLxdSnapshots(
     return bytes;
   }
 
+  /** Returns whether a disk of so many bytes holds a snapshot: LXD makes no copy of one that takes more than its limit. */
+  async function fits(tag: string, like: LxdInstance, bytes: number): Promise<boolean> {
+    const name = templateName(tag);
+    const { config, devices } = described(tag, like);
+    const wanted = {
+      ...{ name, type: 'container', profiles: [], config },
+      source: { type: 'copy', source: snapshotName(tag), instance_only: true },
+      devices: { root: { ...devices.root, size: String(bytes) } },
+    };
+    const isMade = await lxd.run('POST', `/1.0/instances${placeBy(like)}`, wanted, COPY_MILLISECONDS).then(
+      () => true,
+      (error) => {
+        if (isDiskFull(error)) return false;
+        throw error;
+      },
+    );
+    await instances.remove(name);
+    return isMade;
+  }
+
   /** Removes what was Purser's, and the templates: LXD writes those as the host's root, through links that a tenant has made. */
   async function clean(name: string): Promise<void> {
     for (const path of OURS) await orAbsent(lxd.ask('DELETE', filePath(name, path)));
@@ -143,7 +171,9 @@ export function createLxdSnapshots(
       await whileStopped(() => lxd.run('POST', `/1.0/instances${placeBy(instance)}`, wanted, COPY_MILLISECONDS));
       await orRefused(clean(name));
       const all = await orRefused(diskSize(lxd, name, below + bytesMax));
-      const bytes = Math.max(0, all - below);
+      const counted = Math.max(0, all - below);
+      const isShared = counted <= bytesMax && (await driverOf(instance)) === SHARING_DRIVER;
+      const bytes = isShared ? await bytesHeld(counted, bytesMax, (it) => fits(tag, instance, below + it)) : counted;
       if (bytes > bytesMax) {
         await remove(tag);
         return notTaken(`It takes more than the ${bytesMax / GIB} GiB of its disk`, undefined, 'lease_limit_exceeded');

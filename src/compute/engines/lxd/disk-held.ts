@@ -1,0 +1,25 @@
+/** What files hold beyond what is counted of them: their attributes, and the parts of an extent that later ones have covered. */
+const UNCOUNTED_BYTES = 64 * 1024 ** 2;
+/** A size that was found by trying is above the true one by at most this factor. */
+const FACTOR = 9 / 8;
+
+/**
+ * Returns the bytes that a snapshot holds, of which `counted` are those of its files: these, where not many more are held. Otherwise
+ * the smallest size that was found to hold it, or Infinity where `bytesMax` do not. `fits` says whether a size holds it.
+ */
+export async function bytesHeld(
+  counted: number,
+  bytesMax: number,
+  fits: (bytes: number) => Promise<boolean>,
+): Promise<number> {
+  let below = counted + UNCOUNTED_BYTES;
+  if (await fits(below)) return counted;
+  if (below >= bytesMax || !(await fits(bytesMax))) return Number.POSITIVE_INFINITY;
+  let held = bytesMax;
+  while (held > below * FACTOR) {
+    const between = Math.round(Math.sqrt(below * held));
+    if (await fits(between)) held = between;
+    else below = between;
+  }
+  return held;
+}
