@@ -6,7 +6,8 @@ import type { TestContext } from 'node:test';
 import { hasComponent } from '../../helper/component.ts';
 import { unmountBelow } from './docker.ts';
 
-const BYTES = 4 * 1024 ** 3; // Sparse: only what is written takes space.
+/** Sparse: only what is written takes space. What was deleted is free again only a while later. */
+const BYTES = 16 * 1024 ** 3;
 
 /**
  * Opens a btrfs in a file: a file system on which both engines can limit a container's disk. If there is none, returns
