@@ -18,6 +18,7 @@ import { LIST_WRITABLE } from './engines/disk.ts';
 import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 import { containerSubject } from './engines/subject.ts';
+import { ASKINGS, askForSubvolumes, FIRST, MADE, NO_SUCH_REQUEST } from './engines/subvolume.ts';
 
 const leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
 after(() => rmSync(leases, { recursive: true, force: true }));
@@ -89,11 +90,16 @@ async function configCheck(engine: Engine): Promise<string> {
   return stdout;
 }
 
-type Open = (t: TestContext, data?: string) => Promise<Engine | undefined>;
+/** Opens an engine, with `data` on btrfs, by that driver or by that of its usual disks. */
+type Open = (t: TestContext, data?: string, isUsual?: boolean) => Promise<Engine | undefined>;
 const openOn: Record<'Docker' | 'Podman', Open> = {
-  Docker: (t, data) =>
-    openDocker(t, { shared: true, ...(data === undefined ? {} : { data, flags: ['--storage-driver=btrfs'] }) }),
-  Podman: (t, data) => openPodman(t, data === undefined ? {} : { data, driver: 'btrfs' }),
+  Docker: (t, data, isUsual = data === undefined) =>
+    openDocker(t, {
+      shared: true,
+      ...(data === undefined ? {} : { data, flags: [`--storage-driver=${isUsual ? 'overlay2' : 'btrfs'}`] }),
+    }),
+  Podman: (t, data, isUsual = data === undefined) =>
+    openPodman(t, data === undefined ? {} : { data, driver: isUsual ? 'overlay' : 'btrfs' }),
 };
 
 /** Makes the longest path that there can be, and longer. Nothing that walks through it by its whole path gets to the end. */
@@ -169,8 +175,9 @@ for (const [name, driver] of [
     });
     if (!engine) return;
     const { disk, reserve, left, destroy } = await rent(engine);
-    assert.deepEqual(disk, { name: 'disk', ok: true, detail: 'disk_gb is enforced by btrfs' });
-    assert.doesNotMatch(await configCheck(engine), /disk_gb/);
+    const said = 'disk_gb is enforced by btrfs, except in subvolumes, which a lease can make: ';
+    assert.match(disk?.detail ?? '', new RegExp(`^Warning: ${said}`));
+    assert.match(await configCheck(engine), new RegExp(`warn compute.provider_three: ${said}`));
     assert.equal((await reserve(900)).exitCode, 0);
     const over = await reserve(1100);
     assert.notEqual(over.exitCode, 0);
@@ -181,7 +188,7 @@ for (const [name, driver] of [
     const tried = await trialOf(t, engine, { limits });
     assert.match(
       tried,
-      /^true: .*its disk: more than disk_gb cannot be written, deleted files that are still open included;/,
+      /^true: .*its disk: more than disk_gb cannot be written outside of subvolumes, deleted files that are still open included;/,
     );
     const slow = openEngine({ socket: engine.socket });
     t.after(() => slow.close());
@@ -199,6 +206,33 @@ for (const [name, driver] of [
     const kept = /its volumes \/data are kept in memory/.test(other.image?.detail ?? '');
     assert.equal(kept, name === 'Docker', other.image?.detail);
     await other.destroy();
+
+    if (process.arch !== 'x64') return t.diagnostic('the program that makes a subvolume is one of amd64');
+    const third = await rent(engine);
+    assert.deepEqual(await askForSubvolumes('/tmp/in', third.sh, ASKINGS.slice(0, 1)), [MADE], 'doctor says no less');
+    assert.equal((await third.reserve(1100, `/tmp/in/${FIRST}/file`)).exitCode, 0);
+    const { exceeded } = await until('it was measured', async () => {
+      const found = await third.inspect();
+      return found?.state === 'ended' && found;
+    });
+    assert.equal(exceeded, 'disk');
+    await third.destroy();
+  });
+
+  test(`${name}: no subvolume is made on ${driver}, also where that lies on btrfs`, async (t) => {
+    if (process.arch !== 'x64') return t.skip('the programs that make one are of amd64');
+    const btrfs = openBtrfs(t);
+    if (!btrfs) return;
+    const engine = await open(t, btrfs.directory, true);
+    t.after(async () => {
+      await engine?.stop();
+      btrfs.close();
+    });
+    if (!engine) return;
+    const { sh, destroy } = await rent(engine);
+    const codes = await askForSubvolumes('/tmp/in', sh);
+    assert.ok(!codes.includes(MADE) && codes.includes(NO_SUCH_REQUEST), `${codes}`);
+    await destroy();
   });
 
   test(`${name}: where the storage driver has no limits a lease that wrote too much is ended, and check says so`, async (t) => {

@@ -29,6 +29,7 @@ export const ASKINGS: Asking[] = (Object.keys(REQUESTS) as Request[]).flatMap((r
 /** The exit codes of the programs: errors of the kernel (errno(3)). */
 export const MADE = 0;
 export const REFUSED = 1;
+export const NO_SUCH_REQUEST = 25;
 export const NO_SUCH_CALL = 38;
 
 const BASE = 0x400000;
@@ -36,7 +37,8 @@ const HEADER_BYTES = 120;
 const ARGUMENT_BYTES = 4096;
 /** The places of the name in both versions of the argument. */
 const NAME_AT = { first: 8, second: 56 };
-const FIRST = 'made';
+/** The name of the first one that is made in a directory. */
+export const FIRST = 'made';
 
 const u16 = (value: number) => Buffer.from([value & 0xff, value >> 8]);
 const u32 = (value: number) => {
@@ -83,11 +85,15 @@ function programOf({ request, call, highBits }: Asking, directory: string, name:
   );
 }
 
-/** Asks for a subvolume in a directory in every way, by a shell that has what busybox has. Returns the exit code of each. */
-export async function askForSubvolumes(directory: string, sh: (command: string) => Promise<string>): Promise<number[]> {
+/** Asks for a subvolume in a directory in several ways, by a shell that has what busybox has. Returns the exit code of each. */
+export async function askForSubvolumes(
+  directory: string,
+  sh: (command: string) => Promise<string>,
+  askings = ASKINGS,
+): Promise<number[]> {
   const codes: number[] = [];
   await sh(`mkdir -p ${directory}`);
-  for (const [at, asking] of ASKINGS.entries()) {
+  for (const [at, asking] of askings.entries()) {
     const program = programOf(asking, directory, at === 0 ? FIRST : `${FIRST}${at}`).toString('base64');
     const path = `${directory}/program`;
     codes.push(Number(await sh(`echo ${program} | base64 -d >${path}; chmod +x ${path}; ${path}; echo $?`)));

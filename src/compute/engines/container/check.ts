@@ -72,11 +72,12 @@ async function checkSharedDisk(
   { DockerRootDir: root }: Info,
   books: string | undefined,
 ): Promise<CheckFinding> {
-  const { isEnforced, detail } = await checkDisk(engine, imagesOf(settings)[0] as string);
+  const { limited, detail } = await checkDisk(engine, imagesOf(settings)[0] as string);
   const full = await findFullDisk(engine, settings);
   if (full !== undefined) return { name: 'disk', ok: true, detail: warning(`${detail}. ${full}`) };
   const isShared = root !== undefined && books !== undefined && isOnSameDisk(engine.socket, root, books);
-  if (isEnforced || !isShared) return { name: 'disk', ok: true, detail };
+  if (limited === 'all' || !isShared)
+    return { name: 'disk', ok: true, detail: limited === 'some' ? warning(detail) : detail };
   const advice = `Leases (${root}) and Purser's database (${books}) are on one file system: a lease can fill it before it is measured. Give the engine a disk of its own`;
   return { name: 'disk', ok: true, detail: warning(`${detail}. ${advice}`) };
 }
@@ -201,9 +202,15 @@ function checkUsers({ SecurityOptions, Rootless }: Info): CheckFinding {
   return { name: 'users', ok: true, detail };
 }
 
+/**
+ * What of a lease's disk is limited to `disk_gb`. Some is on btrfs: whoever owns a directory may make a subvolume in it, which has no
+ * limit, and no engine's own seccomp profile tells the requests of a system call apart.
+ */
+type DiskLimit = { limited: 'all' | 'some' | 'nothing'; detail: string };
+
 /** Checks whether `disk_gb` is enforced, on a container that is never started and is removed at once. Never throws. */
-export async function checkDisk(engine: Engine, image: string): Promise<{ isEnforced: boolean; detail: string }> {
-  const no = (detail: string) => ({ isEnforced: false, detail });
+export async function checkDisk(engine: Engine, image: string): Promise<DiskLimit> {
+  const no = (detail: string): DiskLimit => ({ limited: 'nothing', detail });
   try {
     const info = await engine.request<Info>('GET', '/info', undefined, LOOK_MILLISECONDS);
     const status = new Map(info.DriverStatus ?? []);
@@ -212,16 +219,20 @@ export async function checkDisk(engine: Engine, image: string): Promise<{ isEnfo
       return no(`disk_gb is not enforced: the containerd image store (${info.Driver}) has no limits`);
     const driver = [info.Driver, status.get('Backing Filesystem')].filter(Boolean).join(' on ');
     const error = await tryDisk(engine, image);
-    if (error === undefined) return { isEnforced: true, detail: `disk_gb is enforced by ${driver}` };
+    if (error === undefined && info.Driver === 'btrfs') return { limited: 'some', detail: ON_BTRFS };
+    if (error === undefined) return { limited: 'all', detail: `disk_gb is enforced by ${driver}` };
     if (lacksImage(error)) return no('whether disk_gb is enforced can be told when the image is there');
     if (!cannotLimitDisk(error)) throw error;
     return no(
-      `disk_gb is not enforced: ${driver} has no limits. A lease that wrote more is ended within about two minutes. overlay2 on xfs with pquota has limits, btrfs and zfs too`,
+      `disk_gb is not enforced: ${driver} has no limits. A lease that wrote more is ended within about two minutes. overlay2 on xfs with pquota has limits, zfs too`,
     );
   } catch (error) {
     return no(`whether disk_gb is enforced cannot be told: ${textOf(error)}`);
   }
 }
+
+const ON_BTRFS =
+  'disk_gb is enforced by btrfs, except in subvolumes, which a lease can make: it is ended when its files there are measured, and deleted ones that are still open are not. Nor can the engine remove a subvolume that was made read-only, or too long a path. Use overlay2';
 
 /** Returns the engine's error for a container with a disk limit, if any. */
 async function tryDisk({ ask, docker }: Engine, image: string): Promise<unknown> {

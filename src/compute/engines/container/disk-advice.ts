@@ -3,7 +3,7 @@ import { note } from '../../finding.ts';
 import { type ComputeSettings, listBackends } from '../../settings.ts';
 import { imagesOf, type OffersSettings } from './settings.ts';
 
-/** Asks the engines whether they enforce the disk that offers promise. Returns a finding for each that does not. Never throws. */
+/** Asks the engines whether they enforce the disk that offers promise. Returns a finding for each that does not do so wholly. Never throws. */
 export async function findDiskLimits(compute: ComputeSettings): Promise<CheckFinding[]> {
   const findings = listBackends(compute).map(({ slotPath, settings }) =>
     settings.backend === 'container' && 'offers' in settings ? findDiskLimit(slotPath, settings) : [],
@@ -16,8 +16,8 @@ async function findDiskLimit(slotPath: string, settings: OffersSettings): Promis
   const { openEngine } = await import('./engine.ts');
   const engine = openEngine(settings);
   try {
-    const { isEnforced, detail } = await checkDisk(engine, imagesOf(settings)[0] as string);
-    return isEnforced ? [] : [note(`compute.${slotPath}`, `${detail}.`)];
+    const { limited, detail } = await checkDisk(engine, imagesOf(settings)[0] as string);
+    return limited === 'all' ? [] : [note(`compute.${slotPath}`, `${detail}.`)];
   } finally {
     engine.close();
   }

@@ -30,7 +30,8 @@ export async function tryDisk(
   const run = (command: string) => guest.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 4096 });
   const measure = () => engine.ask('size', (abortSignal) => readSize(engine, ref, abortSignal));
 
-  const { isEnforced } = await checkDisk(engine, image);
+  const { limited } = await checkDisk(engine, image);
+  const isEnforced = limited !== 'nothing';
   const before = await measure();
   const { exitCode: taken, stderr } = await run(takeDeleted(isEnforced ? (diskGb + 1) * 1024 : TRIED_MIB));
   const words = stderr.toString().trim();
@@ -38,7 +39,8 @@ export async function tryDisk(
   if (taken === NO_FILE) return `not tried, as nothing can be written to ${FILE}`;
   if (isEnforced) {
     if (taken !== 0 && !FULL.test(words)) return `not tried: ${words}`;
-    if (taken !== 0) return 'more than disk_gb cannot be written, deleted files that are still open included';
+    const where = limited === 'some' ? ' outside of subvolumes' : '';
+    if (taken !== 0) return `more than disk_gb cannot be written${where}, deleted files that are still open included`;
     throw new Error(`it wrote more than ${diskGb} GB to its disk, which the engine says it limits`);
   }
   if (taken !== 0) return `not tried: ${words}`;
