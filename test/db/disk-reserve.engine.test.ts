@@ -3,6 +3,7 @@ import { existsSync, mkdtempSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { suite, type TestContext, test } from 'node:test';
+import Client from 'better-sqlite3';
 import { createDiskReserve, type DiskReserveEvents } from '../../src/db/disk-reserve.ts';
 import { openDatabase } from '../../src/db/open.ts';
 import { openSmallDisk } from '../helper/small-disk.ts';
@@ -53,14 +54,21 @@ test('the log may grow only where the reserve is whole', (t) => {
   if (!disk) return;
   const whole = mkdtempSync(join(tmpdir(), 'purser-log-'));
   t.after(() => rmSync(whole, { recursive: true }));
-  for (const [directory, pages] of [
-    [disk.directory, 1000n],
-    [whole, 4000n],
-  ] as const) {
-    const { client } = openDatabase(join(directory, 'purser.db'), { migrate: true });
-    assert.equal(client.pragma('wal_autocheckpoint', { simple: true }), pages);
-    client.close();
-  }
+  for (const [directory, mebibytes] of [
+    [disk.directory, 4],
+    [whole, 16],
+  ] as const)
+    for (const pageBytes of [2048, 4096]) {
+      const file = join(directory, `of-${pageBytes}.db`);
+      const made = new Client(file);
+      made.exec(`pragma page_size = ${pageBytes}; vacuum`);
+      made.close();
+      const { client } = openDatabase(file, { migrate: true });
+      assert.equal(client.pragma('page_size', { simple: true }), BigInt(pageBytes));
+      const pages = client.pragma('wal_autocheckpoint', { simple: true });
+      assert.equal(Number(pages) * pageBytes, mebibytes * 1024 * 1024);
+      client.close();
+    }
 });
 
 // The reserve is made two seconds after the start: the tests wait together.

@@ -21,8 +21,8 @@ function assertCosts(counts: Counts, chats: number, limits: { statements: number
 }
 
 for (const { wallets, logBytes } of [
-  { wallets: 1, logBytes: 12_000 },
-  { wallets: 1000, logBytes: 12_700 },
+  { wallets: 1, logBytes: 7700 },
+  { wallets: 1000, logBytes: 9200 },
 ])
   test(`64 connections, ${wallets} wallets: statements and bytes of log a chat`, async (t) => {
     const writer = await openChatWriter(t, wallets);
@@ -37,5 +37,5 @@ test('one connection: statements and bytes of log a chat', async (t) => {
   await writer.chats(40, 100);
   const counts = await writer.chatsOneByOne(300);
   assert.equal(counts.commits, 600);
-  assertCosts(counts, 300, { statements: 11, logBytes: 66_000 });
+  assertCosts(counts, 300, { statements: 11, logBytes: 36_000 });
 });

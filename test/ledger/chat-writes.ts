@@ -139,12 +139,13 @@ export async function openChatWriter(t: TestContext, walletCount: number) {
 
 /** Counts the pages in a log by the table or index that they belong to. */
 function pagesOf(client: Client, log: Buffer): Map<string, number> {
-  const [HEADER, FRAME, PAGE] = [32, 24, 4096];
+  const [HEADER, FRAME] = [32, 24];
+  const pageBytes = log.readUInt32BE(8);
   const names = new Map(
     client.prepare<[], [bigint, string]>('select pageno, name from dbstat').raw().all() as [bigint, string][],
   );
   const counts = new Map<string, number>();
-  for (let at = HEADER; at < log.length; at += FRAME + PAGE) {
+  for (let at = HEADER; at < log.length; at += FRAME + pageBytes) {
     const name = names.get(BigInt(log.readUInt32BE(at))) ?? 'free';
     counts.set(name, (counts.get(name) ?? 0) + 1);
   }

@@ -61,6 +61,24 @@ test('a backup is one private file with its manifest, made while the server serv
   assert.equal((await purser.chat(token)).status, 200, 'and the server goes on');
 });
 
+test('books with pages of another size are served as they are, and their backup has pages of ours', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  const pageBytes = (it: Client.Database) => Number(it.pragma('page_size', { simple: true }));
+  const ours = pageBytes(purser.app.ledger.client);
+  await purser.reopen(() => {
+    const client = new Client(files(purser.directory).database);
+    client.pragma('journal_mode = DELETE');
+    client.exec(`pragma page_size = ${2 * ours}; vacuum`);
+    client.close();
+  });
+  assert.equal((await purser.chat(token)).status, 200);
+  assert.equal(pageBytes(purser.app.ledger.client), 2 * ours);
+  const file = newFile(t);
+  await backUpServer(purser, file);
+  assert.equal(read(file, pageBytes), ours);
+});
+
 test('books that are a backup put in place by hand are backed up like any other', async (t) => {
   const purser = await openTestServer(t);
   const { token } = await purser.openWallet();
