@@ -23,8 +23,9 @@ import { readTrace, type Step, straced } from './trace.ts';
  * that the test would see it.
  */
 const WORKER_COUNT = 6;
-/** More than a thousand pages of log: the database is checkpointed under the load, too. */
 const ANSWER_COUNT = 300;
+/** Answers of some 80 KB make a log of more than 16 MiB: it is written back to the database under the load. */
+const PADDING_COUNT = 2200;
 const CHATS_A_WALLET = 12;
 const CHARGE = 10n * 1000n + 5n * 2000n + 100_000n;
 
@@ -95,6 +96,17 @@ async function missing(directory: string, journal: Journal, acknowledged: Readon
   return { lost, fault: app.health.fault, problems: verifyLedger(client).problems };
 }
 
+/** Counts the writes to a file. */
+function writesTo(path: string, steps: readonly Step[]): number {
+  const open = new Map<number, string>();
+  let count = 0;
+  for (const step of steps) {
+    if (step.kind === 'open') open.set(step.fd, step.path);
+    if (step.kind === 'write' && open.get(step.fd) === path) count++;
+  }
+  return count;
+}
+
 type Verdict = {
   at: number;
   luck: Luck;
@@ -138,7 +150,7 @@ async function recordLoad(t: TestContext, build: readonly string[]) {
   const upstream = await openUpstream(t);
   upstream.handle = ({ headers }, response) => {
     const usage = { prompt_tokens: 10, completion_tokens: 5 };
-    const padding = randomUUID().repeat(50);
+    const padding = randomUUID().repeat(PADDING_COUNT);
     response.writeHead(200, { 'content-type': 'application/json' });
     response.end(JSON.stringify({ id: headers['idempotency-key'], choices: [], usage, padding }));
   };
@@ -175,6 +187,9 @@ const figures = (verdicts: readonly Verdict[]) => {
 test(`FULL: no power cut loses anything acknowledged (seed ${SEED})`, async (t) => {
   if (!hasComponent(t, 'strace')) return;
   const { before, steps, journal } = await recordLoad(t, BUILDS.FULL);
+  const pages = writesTo(join(before.directory, 'purser.db'), steps);
+  t.diagnostic(`FULL: ${pages} pages written back to the database`);
+  assert(pages > 1000, 'the log is written back under the load');
   const verdicts = await cutEverywhere(t, before, steps, journal, randomFrom(SEED));
   t.diagnostic(`FULL: ${figures(verdicts).text}`);
   assert.equal(verdicts.at(-1)?.acknowledged, journal.size, 'the trace has every answer');
