@@ -1,10 +1,12 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import { basename } from 'node:path';
+import { Readable } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { type Backend, type Machine, type Spec, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { cpuShare, readCpuTime } from '../../src/compute/cpu-time.ts';
 import { readInside } from '../../src/compute/inside-usage.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
 import { connectPort, PortUnreachable } from '../../src/compute/port.ts';
 import { freePort } from '../helper/free-port.ts';
 import { until } from '../helper/waiting.ts';
@@ -240,6 +242,18 @@ const INSIDE: InsideTests = {
     session.stdout.on('data', (chunk: Buffer) => chunks.push(chunk));
     assert.deepEqual(await session.ended, { code: 5 });
     await until('its output has arrived', async () => Buffer.concat(chunks).toString() === 'got hello\n');
+  },
+
+  async 'a session whose command leaves a long input unread says how it ended'({ backend, ref }) {
+    const session = await backend.guest.session(ref, {
+      command: 'head -c 1 >/dev/null; echo enough; exit 7',
+      terminal: undefined,
+    });
+    for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {}); // `ended` reports it.
+    const [stdout, stderr] = [collect(session.stdout, 100), collect(session.stderr as Readable, 100)];
+    Readable.from(Array.from({ length: 100 }, () => Buffer.alloc(64 * 1024))).pipe(session.stdin);
+    assert.deepEqual(await session.ended, { code: 7 });
+    assert.deepEqual([`${(await stdout).bytes}`, `${(await stderr).bytes}`], ['enough\n', '']);
   },
 
   async 'a port on loopback inside is reached, there and back, and a closed one says so'({ backend, ref, sh, t }) {

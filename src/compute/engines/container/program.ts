@@ -1,4 +1,4 @@
-import type { Duplex } from 'node:stream';
+import { type Duplex, PassThrough } from 'node:stream';
 import { setTimeout as pause } from 'node:timers/promises';
 import type Docker from 'dockerode';
 import type { LineSession } from '../../../egress/line.ts';
@@ -10,6 +10,7 @@ import { newMark, takeMarks, withMark } from '../../kit/exit-mark.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
 import { IS_MARKED, KILLED } from '../../machine/shell.ts';
+import { WAITING } from '../../machine/waiting.ts';
 import { type Engine, wasRemoved } from './engine.ts';
 import { partOutput } from './exec-output.ts';
 
@@ -75,12 +76,16 @@ export async function beginIn(engine: Engine, ref: Ref, order: ProgramOrder): Pr
 async function beginDrained(engine: Engine, ref: Ref, argv: string[], it: ContainerExec): Promise<Program> {
   const mark = newMark();
   const program = await begin(engine, ref, ['/bin/sh', '-c', MARKED, 'purser', mark, ...argv], it);
+  const stdin = new PassThrough(WAITING);
+  stdin.pipe(program.stdin);
   let code: number | undefined;
   const stderr = program.stderr.pipe(
     between(mark, {
       begun() {},
       exitCode(said) {
         code = said;
+        // What is written from now on is discarded.
+        stdin.unpipe(program.stdin).resume();
         program.stdin.end();
       },
       noise() {},
@@ -88,7 +93,7 @@ async function beginDrained(engine: Engine, ref: Ref, argv: string[], it: Contai
   );
   const ended = program.ended.then((end) => (code === undefined ? end : { code }));
   ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
-  return { ...program, stderr, ended };
+  return { ...program, stdin, stderr, ended };
 }
 
 /** Starts a command in the container, with separate streams, or with one for a terminal. */
