@@ -58,17 +58,23 @@ for (const moment of MOMENTS.slice(0, length(2, MOMENTS.length)))
     assert.deepEqual(log, []);
   });
 
-test('a figure that is wrong is marked and counted', async (t) => {
+test('a figure that is wrong is marked and counted, and one that is missing has its reason', async (t) => {
   const { fetch } = globalThis;
   t.mock.method(globalThis, 'fetch', async (url: string, options: RequestInit) => {
+    if (url.endsWith('/v1/compute/upload'))
+      return Response.json({ error: { code: 'provider_unavailable', message: 'It is away.' } }, { status: 503 });
     const response = await fetch(url, options);
     if (!url.endsWith('/v1/compute/extend') || !response.ok) return response;
     return Response.json({ ...((await response.json()) as object), charged_usd: '0.06' });
   });
   const { wrong, printed } = await run(t, new AbortController().signal, () => {});
   assert.deepEqual(
-    printed.filter((it) => it.includes('✗')),
-    ['  ✗ charged USD in all: 0.06 (arithmetic says 0.09)'],
+    printed.filter((it) => it.includes('✗')).map((it) => it.replace(/[0-9a-f]{64}/, 'SUM')),
+    [
+      '  ✗ SHA-256 of the file: undefined (arithmetic says SUM): 503 provider_unavailable: It is away.',
+      '  ✗ it reads the same: false (arithmetic says true)',
+      '  ✗ charged USD in all: 0.06 (arithmetic says 0.09)',
+    ],
   );
-  assert.deepEqual([wrong, printed.at(-1)], [1, '\n1 figures are wrong.']);
+  assert.deepEqual([wrong, printed.at(-1)], [3, '\n3 figures are wrong.']);
 });
