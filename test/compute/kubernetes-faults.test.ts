@@ -1,11 +1,13 @@
 import '../helper/on-disk.ts';
 import assert from 'node:assert/strict';
 import { randomBytes, randomInt } from 'node:crypto';
+import { once } from 'node:events';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
 import test, { type TestContext } from 'node:test';
+import { setTimeout as pause } from 'node:timers/promises';
 import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openKubernetesBackend } from '../../src/compute/engines/kubernetes/kubernetes.ts';
@@ -445,6 +447,34 @@ test('kubernetes: how a command ended is unknown when its socket ends without sa
       await assert.rejects(sh(tag, 'true'), Error, `${protocol} ${what} at once`);
     }
   }
+});
+
+test('kubernetes: how a command ended is known also to one who reads its messages long after', async (t) => {
+  const { create, backend } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  for (const size of [5000, 12_000, 20_000]) {
+    const command = `head -c ${size} /dev/zero >&2; exit 7`;
+    const session = await backend.guest.session(tag, { command, terminal: undefined });
+    session.stdin.end();
+    session.stdout.resume();
+    await Promise.race([session.ended, pause(1500)]);
+    const said = collect(session.stderr as Readable, size);
+    assert.deepEqual(await session.ended, { code: 7 }, `${size}`);
+    assert.equal((await said).bytes.length, size);
+  }
+});
+
+test('kubernetes: a command whose messages nobody reads ends when it is killed', async (t) => {
+  const { create, backend } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  const command = 'head -c 12000 /dev/zero >&2; exit 7';
+  const session = await backend.guest.session(tag, { command, terminal: undefined });
+  session.stdin.end();
+  await once(session.stdout.resume(), 'end');
+  session.kill();
+  await assert.rejects(session.ended, /nobody knows how it ended/);
 });
 
 test('kubernetes: input that a command leaves unread is ended before the server ends the socket, which would lose output', async (t) => {

@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto';
-import { once } from 'node:events';
 import { PassThrough, Writable } from 'node:stream';
+import { finished } from 'node:stream/promises';
 import type { RawData, WebSocket } from 'ws';
 import type { SessionOrder } from '../../backend.ts';
 import { between, MARKED } from '../../kit/between.ts';
@@ -30,6 +30,8 @@ const BEGIN_MILLISECONDS = 30_000;
  * command may still be in transit, and counts as complete after this much silence.
  */
 const QUIET_MILLISECONDS = 2_000;
+/** The time in which output that has arrived passes through the streams of a command that Purser has left. */
+const LEFT_MILLISECONDS = 1_000;
 const SIGNAL_EXIT = 128;
 
 /** Runs `$@` with the content of the pieces on standard input. A piece of 0 bytes is its end. */
@@ -98,6 +100,7 @@ function follow(
   const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<{ code: number }>()];
   for (const it of [begun, ended]) it.promise.catch(() => {}); // Callers get the rejections; this only avoids unhandled ones.
   const seen: SeenCommand = { hasMark: mark !== undefined, hasBegun: mark === undefined, noise: '', status: '' };
+  const left = new AbortController();
   let quiet: NodeJS.Timeout | undefined;
   if (seen.hasBegun) begun.resolve();
 
@@ -144,13 +147,17 @@ function follow(
   }
 
   async function settle() {
-    // The mark may still be on its way through the streams.
-    if (mark !== undefined && !stderr.writableFinished && !stderr.destroyed)
-      await once(stderr, 'finish', { signal: AbortSignal.timeout(1000) }).catch(() => {});
+    // The mark may still be on its way through the streams, behind output that waits for a slow reader.
+    if (mark !== undefined) await finished(stderr, { readable: false, signal: left.signal }).catch(() => {});
     const { code, fault } = outcomeOf(seen);
     begun.reject(fault);
     if (code === undefined) ended.reject(fault);
     else ended.resolve({ code });
+  }
+
+  function leave() {
+    setTimeout(() => left.abort(), LEFT_MILLISECONDS).unref();
+    socket.terminate();
   }
 
   return {
@@ -161,8 +168,8 @@ function follow(
       stderr,
       ended: ended.promise,
       resize: (columns, rows) => sendSize(socket, columns, rows),
-      leave: () => socket.terminate(),
-      kill: () => socket.terminate(),
+      leave,
+      kill: leave,
     },
   };
 }
