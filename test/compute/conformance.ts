@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
 import { basename } from 'node:path';
 import { Readable } from 'node:stream';
 import test, { type TestContext } from 'node:test';
@@ -254,6 +255,16 @@ const INSIDE: InsideTests = {
     Readable.from(Array.from({ length: 100 }, () => Buffer.alloc(64 * 1024))).pipe(session.stdin);
     assert.deepEqual(await session.ended, { code: 7 });
     assert.deepEqual([`${(await stdout).bytes}`, `${(await stderr).bytes}`], ['enough\n', '']);
+  },
+
+  async 'a session that is killed does not say that its command succeeded'({ backend, ref }) {
+    const session = await backend.guest.session(ref, { command: 'echo begun; sleep 600', terminal: undefined });
+    for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {}); // `ended` reports it.
+    session.stderr?.resume();
+    await once(session.stdout, 'data');
+    session.kill();
+    const end = await session.ended.catch(() => undefined);
+    assert.notDeepEqual(end, { code: 0 });
   },
 
   async 'a port on loopback inside is reached, there and back, and a closed one says so'({ backend, ref, sh, t }) {

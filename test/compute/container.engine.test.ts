@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import { mkdtempSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
@@ -26,6 +27,18 @@ async function openSharedDocker(t: TestContext): Promise<Engine | undefined> {
 async function openSharedPodman(t: TestContext): Promise<Engine | undefined> {
   engines.podman ??= await openPodman(t);
   return engines.podman;
+}
+
+/** Packs the image with another shell, which has no `cat` of its own, and a `cat` that never ends. */
+function packOdd(directory: string): string {
+  packBusybox(directory);
+  const root = join(directory, 'rootfs');
+  const archive = join(directory, 'odd.tar');
+  const make = `rm bin/sh bin/cat; cp /bin/dash bin/sh
+for it in $(ldd /bin/dash | grep -o '/[^ ]*'); do mkdir -p ".\${it%/*}"; cp -L "$it" ".$it"; done
+printf '#!/bin/sh\\nexec sleep 600\\n' >bin/cat; chmod 755 bin/cat; tar -cf "$1" .`;
+  execFileSync('sh', ['-c', make, 'sh', archive], { cwd: root });
+  return archive;
 }
 
 conform('container on Docker', async (t) => subject(await openSharedDocker(t)));
@@ -78,6 +91,35 @@ for (const name of ['Docker', 'Podman'] as const) {
       ref: tag,
     });
   };
+
+  test(`${name}: the exit code of a session is exact, whatever its command signals and whatever \`cat\` is`, async (t) => {
+    const engine = await openShared(t);
+    if (!engine) return;
+    const image = 'localhost/busybox-odd:1';
+    const opened = subject(engine, { image }) as Subject;
+    const { backend } = opened;
+    const directory = mkdtempSync(join(engine.directory, 'odd-'));
+    await importImage(engine.docker, packOdd(directory), { repo: image });
+    const tag = `${prefix}res-odd`;
+    await create(opened, tag);
+    t.after(() => backend.destroy(tag));
+    const endOf = async (command: string) => {
+      const session = await backend.guest.session(tag, { command: `echo out; ${command}`, terminal: undefined });
+      for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {}); // `ended` reports it.
+      session.stderr?.resume();
+      const said = collect(session.stdout, 100);
+      return [await session.ended, (await said).bytes.toString()];
+    };
+    const ends = await Promise.all([
+      endOf(`trap 'exit 5' TERM; kill -TERM 0; sleep 1; exit 3`),
+      endOf(`trap '' HUP INT TERM; kill -HUP 0; kill -INT 0; kill -TERM 0; exit 3`),
+      endOf('kill -KILL $$'),
+    ]);
+    assert.deepEqual(
+      ends,
+      [5, 3, 137].map((code) => [{ code }, 'out\n']),
+    );
+  });
 
   test(`${name}: commands begin in the image's WORKDIR, while it is there, and /dev/shm has the size that was set`, async (t) => {
     const engine = await openShared(t);

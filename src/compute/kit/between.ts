@@ -9,15 +9,20 @@ import { WAITING } from '../machine/waiting.ts';
 export const RUN_MARKED = `printf '%s{' "$mark" >&2
 exec 3>&2 2>/dev/null
 (exec "$@" 2>&3 3>&-)
-printf '%s}%d;' "$mark" "$?" >&3`;
+code=$?
+printf '%s}%d;' "$mark" "$code" >&3`;
 
 /**
  * Runs `$2…` as RUN_MARKED does, with the mark `$1`, and then reads the input that the command has left unread, to its end. A server
  * that ends a connection while input still arrives resets it, and a reset discards output that is on its way, with the exit code.
+ * Exits with the command's code, which counts where the mark is lost. A command that signals its process group does not end this
+ * shell: what a shell traps has its default effect in what it starts.
  */
 export const MARKED = `mark=$1; shift
+trap : HUP INT QUIT TERM USR1 USR2 ALRM
 ${RUN_MARKED}
-exec cat >/dev/null`;
+cat >/dev/null
+exit "$code"`;
 
 type MarkedOutput = { begun(): void; exitCode(code: number): void; noise(text: string): void };
 

@@ -50,6 +50,8 @@ type ContainerExec = Pick<ProgramOrder, 'terminal'> & {
   mark?: string;
 };
 
+type ContainerProgram = Program & Pick<ReturnType<typeof partOutput>, 'quiet'>;
+
 /**
  * Starts the program of an order. The whole output of a command with a limit is needed: on a busy machine Docker silently drops
  * whatever it has not read two seconds after a command has ended (moby, daemon/monitor.go, ProcessEvent).
@@ -78,26 +80,35 @@ async function beginDrained(engine: Engine, ref: Ref, argv: string[], it: Contai
   const program = await begin(engine, ref, ['/bin/sh', '-c', MARKED, 'purser', mark, ...argv], it);
   const stdin = new PassThrough(WAITING);
   stdin.pipe(program.stdin);
-  let code: number | undefined;
+  let known: { code: number } | undefined;
+  const left = Promise.withResolvers<{ code: number }>();
+  /** Leaves a command that is over, but whose unread input is not read to its end: a tenant may replace `cat`. */
+  async function leaveLate(end: { code: number }): Promise<void> {
+    await pause(LATE_MILLISECONDS, undefined, { ref: false });
+    await program.quiet();
+    left.resolve(end);
+    program.leave();
+  }
   const stderr = program.stderr.pipe(
     between(mark, {
       begun() {},
-      exitCode(said) {
-        code = said;
+      exitCode(code) {
+        known = { code };
         // What is written from now on is discarded.
         stdin.unpipe(program.stdin).resume();
         program.stdin.end();
+        void leaveLate(known);
       },
       noise() {},
     }),
   );
-  const ended = program.ended.then((end) => (code === undefined ? end : { code }));
+  const ended = Promise.race([left.promise, program.ended.then((end) => known ?? end)]);
   ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
   return { ...program, stdin, stderr, ended };
 }
 
 /** Starts a command in the container, with separate streams, or with one for a terminal. */
-async function begin(engine: Engine, ref: Ref, argv: string[], it: ContainerExec = {}): Promise<Program> {
+async function begin(engine: Engine, ref: Ref, argv: string[], it: ContainerExec = {}): Promise<ContainerProgram> {
   const { docker, ask } = engine;
   const { terminal } = it;
   const { user, directory } = it.user === undefined ? await engine.defaultsOf(ref) : { user: it.user, directory: '/' };
@@ -151,7 +162,7 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: ContainerExec
     exec.resize({ w: columns, h: rows }).catch(() => {});
   if (terminal) await resize(terminal);
   return {
-    ...{ stdin: stream, stdout: marked?.stdout ?? stdout, stderr: marked?.stderr ?? stderr, ended },
+    ...{ stdin: stream, stdout: marked?.stdout ?? stdout, stderr: marked?.stderr ?? stderr, ended, quiet },
     resize: (columns, rows) => void resize({ columns, rows }),
     leave: (reason) => abandoned.abort(reason),
     kill: () => void stream.destroy(),
