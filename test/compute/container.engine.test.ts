@@ -121,6 +121,29 @@ for (const name of ['Docker', 'Podman'] as const) {
     );
   });
 
+  test(`${name}: a session that is killed in its first moments leaves no process`, async (t) => {
+    const engine = await openShared(t);
+    if (!engine) return;
+    const opened = subject(engine) as Subject;
+    const { backend } = opened;
+    const tag = `${prefix}res-first`;
+    await create(opened, tag);
+    t.after(() => backend.destroy(tag));
+    for (const bytes of [0, 0, 3_000_000, 3_000_000]) {
+      const session = await backend.guest.session(tag, { command: 'true', terminal: undefined });
+      for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {});
+      session.stdin.write(Buffer.alloc(bytes));
+      session.kill();
+      await session.ended.catch(() => {}); // It may be unknown.
+    }
+    await until('the watchdog is alone', async () => {
+      const { Processes } = (await engine.docker.getContainer(tag).top({ ps_args: '-eo pid,args' })) as {
+        Processes: string[][];
+      };
+      return Processes.length === 1;
+    });
+  });
+
   test(`${name}: commands begin in the image's WORKDIR, while it is there, and /dev/shm has the size that was set`, async (t) => {
     const engine = await openShared(t);
     if (!engine) return;

@@ -61,7 +61,9 @@ export async function beginIn(engine: Engine, ref: Ref, order: ProgramOrder): Pr
   if (purpose === 'session') {
     const needs = { terminal, needsAll: { whileRuns: marker } };
     const isDrained = !terminal && (await engine.isPodman());
-    return isDrained ? beginDrained(engine, ref, argvOf(order), needs) : begin(engine, ref, argvOf(order), needs);
+    return isDrained
+      ? beginDrained(engine, ref, argvOf(order), needs, marker)
+      : begin(engine, ref, argvOf(order), needs);
   }
   if (purpose !== 'exec') return begin(engine, ref, argvOf(order), { terminal });
   const mark = newMark();
@@ -73,11 +75,19 @@ export async function beginIn(engine: Engine, ref: Ref, order: ProgramOrder): Pr
 
 /**
  * Starts a command whose unread input is read once it has ended: Podman stops passing output on as soon as it cannot pass input on
- * (4.3, containers/podman libpod/oci_conmon_attach_common.go), and writes an error of its own to standard error.
+ * (4.3, containers/podman libpod/oci_conmon_attach_common.go), and writes an error of its own to standard error. What reads it has the
+ * `marker`, too: Podman does not end the input of a connection that is lost in the first moments, so it is killed with the session.
  */
-async function beginDrained(engine: Engine, ref: Ref, argv: string[], it: ContainerExec): Promise<Program> {
+async function beginDrained(
+  engine: Engine,
+  ref: Ref,
+  argv: string[],
+  it: ContainerExec,
+  marker: string,
+): Promise<Program> {
   const mark = newMark();
-  const program = await begin(engine, ref, ['/bin/sh', '-c', MARKED, 'purser', mark, ...argv], it);
+  const script = `export PURSER_EXEC=${marker}\n${MARKED}`;
+  const program = await begin(engine, ref, ['/bin/sh', '-c', script, 'purser', mark, ...argv], it);
   const stdin = new PassThrough(WAITING);
   stdin.pipe(program.stdin);
   let known: { code: number } | undefined;
@@ -216,6 +226,7 @@ async function waitForEnd(
     if (typeof state?.Running !== 'boolean') throw new Error('the engine does not say whether a command runs');
     await judge(state);
     if (!state.Running && typeof state.ExitCode === 'number') {
+      if (state.ExitCode < 0) throw new Error('the engine does not know how the command ended'); // Podman's -1.
       if (!isClosed) await Promise.race([closed, rest(state.ExitCode)]);
       await judge(state);
       return state.ExitCode;
