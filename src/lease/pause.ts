@@ -116,6 +116,10 @@ async function write(app: LeaseApp, id: string, values: ResourceChange): Promise
   return row;
 }
 
+/** Notes the end of a step: what was to be looked at if it had broken off is looked at when the lease ends, at the latest. */
+const finish = (app: LeaseApp, { id, ...row }: Resource, values: ResourceChange): Promise<Resource> =>
+  write(app, id, { ...values, dueAt: Math.min(row.dueAt, values.expiresAt ?? row.expiresAt) });
+
 /** Leaves a lease to its next step, which finds out what became of a call of unknown outcome. */
 async function leaveInDoubt(app: LeaseApp, row: Resource, reason: string): Promise<never> {
   app.events.failed('pause', new Error(reason), { resource: row.id });
@@ -143,7 +147,7 @@ export function pauseLease(app: LeaseApp, id: string): Promise<Resource> {
     const stopped = () => app.ledger.write(noteStopped, stepOf(app, row));
     const begun = await attempt(() => pausing.begin(ref, row.expiresAt, stopped));
     if (begun.kind !== 'done') return runOn(app, { row, pausing, begun });
-    const paused = await write(app, id, PAUSED);
+    const paused = await finish(app, row, PAUSED);
     pausing.letGo(row.tag);
     app.roomQueue.wake(row.slot as Slot);
     if (paused.status === 'paused') app.events.leasePaused(paused);
@@ -159,7 +163,7 @@ async function runOn(
   if (begun.kind === 'unknown') return leaveInDoubt(app, row, begun.reason);
   const undone = await attempt(() => pausing.end(row.ref as string, endOf(row)));
   if (undone.kind !== 'done') return leaveInDoubt(app, row, `${begun.reason}; ${undone.reason}`);
-  await write(app, row.id, running(endOf(row)));
+  await finish(app, row, running(endOf(row)));
   throw new Refusal('provider_unavailable', `The resource was not paused and runs on: ${begun.reason}.`, {
     retryAfterSeconds: RETRY_SECONDS,
   });
@@ -193,7 +197,7 @@ export function resumeLease(app: LeaseApp, id: string): Promise<Resource> {
         retryAfterSeconds: RETRY_SECONDS,
       });
     }
-    const resumed = await write(app, id, running(until));
+    const resumed = await finish(app, row, running(until));
     if (resumed.status !== 'running') return resumed; // It was stopped in the meantime.
     app.events.leaseResumed(resumed);
     await app.egress.open(id).catch(() => {}); // It was reported, and is tried again.

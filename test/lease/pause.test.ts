@@ -391,3 +391,13 @@ for (const step of ['paused', 'pausing'] as const)
     }
     assert.deepEqual(purser.problems(), []);
   });
+
+test('a lease that is resumed with little time left ends when that is over', async (t) => {
+  const { purser, token, id } = await openPaused(t, { after: 598 });
+  const { clock } = purser;
+  clock.advance(LATER);
+  assert.equal((await purser.resume(token, id)).body.expires_at, Math.floor(clock.wall() / 1000) + 2);
+  clock.advance(2);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).end_reason, 'lease_expired');
+});

@@ -30,8 +30,11 @@ export function errorOf(status: number, { json, beginning }: Omit<JsonAnswer, 'l
 }
 
 /** Returns whether the server refused a pod because there is no RuntimeClass of its name (its admission plugin of that name). */
-export const lacksRuntimeClass = (error: unknown) =>
-  isRefusal(error) && /RuntimeClass .*not found/i.test((error as ApiError).message);
+export function lacksRuntimeClass(error: unknown): boolean {
+  if (!isRefusal(error)) return false;
+  const [, ...rest] = (error as ApiError).message.toLowerCase().split('runtimeclass ');
+  return rest.join().includes('not found');
+}
 
 /** Returns whether the object is there already, or was changed since it was read. */
 export const isConflict = (error: unknown) => error instanceof ApiError && error.status === 409;
