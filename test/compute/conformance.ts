@@ -84,6 +84,14 @@ export type Inside = {
 const run = (backend: Backend, ref: string, command: string, timeoutSeconds = 60) =>
   backend.guest.exec(ref, { command, timeoutSeconds, streamBytesMax: 1024 * 1024 });
 
+/** Begins a session without a terminal. Its streams may break: `ended` reports that. */
+export async function beginSession(backend: Backend, ref: string, command: string) {
+  const session = await backend.guest.session(ref, { command, terminal: undefined });
+  const stderr = session.stderr as Readable;
+  for (const it of [session.stdin, session.stdout, stderr]) it.on('error', () => {});
+  return { ...session, stderr };
+}
+
 /** Tests by name, each of which leaves the machine as it was. */
 export type InsideTests = Record<string, (inside: Inside) => Promise<void>>;
 
@@ -246,21 +254,16 @@ const INSIDE: InsideTests = {
   },
 
   async 'a session whose command leaves a long input unread says how it ended'({ backend, ref }) {
-    const session = await backend.guest.session(ref, {
-      command: 'head -c 1 >/dev/null; echo enough; exit 7',
-      terminal: undefined,
-    });
-    for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {}); // `ended` reports it.
-    const [stdout, stderr] = [collect(session.stdout, 100), collect(session.stderr as Readable, 100)];
+    const session = await beginSession(backend, ref, 'head -c 1 >/dev/null; echo enough; exit 7');
+    const [stdout, stderr] = [collect(session.stdout, 100), collect(session.stderr, 100)];
     Readable.from(Array.from({ length: 100 }, () => Buffer.alloc(64 * 1024))).pipe(session.stdin);
     assert.deepEqual(await session.ended, { code: 7 });
     assert.deepEqual([`${(await stdout).bytes}`, `${(await stderr).bytes}`], ['enough\n', '']);
   },
 
   async 'a session that is killed does not say that its command succeeded'({ backend, ref }) {
-    const session = await backend.guest.session(ref, { command: 'echo begun; sleep 600', terminal: undefined });
-    for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {}); // `ended` reports it.
-    session.stderr?.resume();
+    const session = await beginSession(backend, ref, 'echo begun; sleep 600');
+    session.stderr.resume();
     await once(session.stdout, 'data');
     session.kill();
     const end = await session.ended.catch(() => undefined);

@@ -10,6 +10,7 @@ import type { Guest } from '../../src/compute/backend.ts';
 import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { notes, type OffersSettings, slots } from '../../src/compute/engines/container/settings.ts';
 import { findMissing } from '../../src/compute/engines/container/trial.ts';
+import { whenRead } from '../helper/listener.ts';
 
 const offer = { cpus: 1, memory_gib: 1, max_disk_gb: 5, price_hourly_usd: '0.1' };
 const parse = (more: object) =>
@@ -32,16 +33,17 @@ async function openEngine(t: TestContext, { isPodman = false } = {}) {
     '/containers/json': [],
     '/images/debian/json': { Config: {} },
   };
-  const server = createServer(async (request, response) => {
-    const chunks = await request.toArray();
-    const [path = ''] = (request.url as string).split('?');
-    const say = (status: number, body: object) => response.writeHead(status).end(JSON.stringify(body));
-    if (request.method !== 'POST')
-      return say(path in answers ? 200 : 404, answers[path] ?? { message: 'No such container: x' });
-    const { HostConfig } = JSON.parse(Buffer.concat(chunks).toString());
-    posted.push({ path, runtime: HostConfig?.Runtime });
-    say(400, { message: `Unknown runtime specified ${HostConfig?.Runtime}` });
-  });
+  const server = createServer(
+    whenRead((request, response, body) => {
+      const [path = ''] = (request.url as string).split('?');
+      const say = (status: number, body: object) => response.writeHead(status).end(JSON.stringify(body));
+      if (request.method !== 'POST')
+        return say(path in answers ? 200 : 404, answers[path] ?? { message: 'No such container: x' });
+      const { HostConfig } = JSON.parse(body.toString());
+      posted.push({ path, runtime: HostConfig?.Runtime });
+      say(400, { message: `Unknown runtime specified ${HostConfig?.Runtime}` });
+    }),
+  );
   server.listen(join(directory, 'socket'));
   await once(server, 'listening');
   const open = (more: object) =>

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
 import { collect } from '../../src/compute/machine/collect.ts';
 import { until } from '../helper/waiting.ts';
-import { conform, type Subject } from './conformance.ts';
+import { beginSession, conform, type Subject } from './conformance.ts';
 import { type Engine, importImage, openDocker, packBusybox } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 import { containerSubject } from './engines/subject.ts';
@@ -104,9 +104,8 @@ for (const name of ['Docker', 'Podman'] as const) {
     await create(opened, tag);
     t.after(() => backend.destroy(tag));
     const endOf = async (command: string) => {
-      const session = await backend.guest.session(tag, { command: `echo out; ${command}`, terminal: undefined });
-      for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {}); // `ended` reports it.
-      session.stderr?.resume();
+      const session = await beginSession(backend, tag, `echo out; ${command}`);
+      session.stderr.resume();
       const said = collect(session.stdout, 100);
       return [await session.ended, (await said).bytes.toString()];
     };
@@ -130,8 +129,7 @@ for (const name of ['Docker', 'Podman'] as const) {
     await create(opened, tag);
     t.after(() => backend.destroy(tag));
     for (const bytes of [0, 0, 3_000_000, 3_000_000]) {
-      const session = await backend.guest.session(tag, { command: 'true', terminal: undefined });
-      for (const it of [session.stdin, session.stdout, session.stderr]) it?.on('error', () => {});
+      const session = await beginSession(backend, tag, 'true');
       session.stdin.write(Buffer.alloc(bytes));
       session.kill();
       await session.ended.catch(() => {}); // It may be unknown.

@@ -7,13 +7,13 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
 import test, { type TestContext } from 'node:test';
-import { setTimeout as pause } from 'node:timers/promises';
 import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openKubernetesBackend } from '../../src/compute/engines/kubernetes/kubernetes.ts';
 import { type KubernetesSettings, slots } from '../../src/compute/engines/kubernetes/settings.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
 import { changeResource } from '../../src/ledger/resource.ts';
+import { pause } from '../helper/waiting.ts';
 import { LONG, openWith } from '../lease/leases.ts';
 import {
   doneBut,
@@ -66,6 +66,15 @@ async function openBench(t: TestContext) {
   });
   return { fake, backend, settings, directory, ...calls(backend) };
 }
+/** Opens one with a machine, whose server speaks a protocol of exec, or all of them. */
+async function openMachine(t: TestContext, protocol?: string) {
+  const bench = await openBench(t);
+  if (protocol !== undefined) bench.fake.protocols = [protocol];
+  const tag = freshTag();
+  await bench.create(tag);
+  return { ...bench, tag };
+}
+const PROTOCOLS = ['v5.channel.k8s.io', 'v4.channel.k8s.io'];
 const calls = (backend: Backend) => ({
   create: async (tag: string = freshTag()) =>
     backend.create({ tag, quote: await backend.quote(SPEC), deadline: now() + 600 }),
@@ -228,9 +237,7 @@ test('kubernetes: a list is read to its end, begun anew when the server forgot i
 });
 
 test('kubernetes: only the API’s own word says that there is no machine', async (t) => {
-  const { fake, backend, create } = await openBench(t);
-  const tag = freshTag();
-  await create(tag);
+  const { fake, backend, tag } = await openMachine(t);
   const asksJob = isCall('GET', /\/jobs\/./);
   for (const fault of [
     saysPlain(404, 'no such page'),
@@ -247,9 +254,7 @@ test('kubernetes: only the API’s own word says that there is no machine', asyn
 });
 
 test('kubernetes: a machine is gone with its pods, and a removal that is not certain is done again', async (t) => {
-  const { fake, backend, create } = await openBench(t);
-  const tag = freshTag();
-  await create(tag);
+  const { fake, backend, tag } = await openMachine(t);
   for (const fault of [says(500, 'InternalError'), says(429, 'TooManyRequests', { 'retry-after': '1' }), dropped]) {
     fake.fault(removesJob, fault);
     await assert.rejects(backend.destroy(tag));
@@ -268,9 +273,7 @@ test('kubernetes: a machine is gone with its pods, and a removal that is not cer
 });
 
 test('kubernetes: another job that got the name meanwhile is not removed', async (t) => {
-  const { fake, backend, create } = await openBench(t);
-  const tag = freshTag();
-  await create(tag);
+  const { fake, backend, tag } = await openMachine(t);
   const [job] = fake.objects('jobs');
   fake.fault(removesJob, (response, perform) => {
     job.metadata.uid = 'another';
@@ -295,9 +298,7 @@ const EXTENDS: [what: string, KubernetesFault, kind: string, isMoved: boolean][]
 ];
 test('kubernetes: the outcome of moving a deadline is exact', async (t) => {
   for (const [what, fault, kind, isMoved] of EXTENDS) {
-    const { fake, backend, create } = await openBench(t);
-    const tag = freshTag();
-    await create(tag);
+    const { fake, backend, tag } = await openMachine(t);
     const before = (await backend.inspect(tag))?.deadline as number;
     fake.fault(movesJob, fault);
     assert.equal((await backend.extend(tag, before + 300)).kind, kind, what);
@@ -317,9 +318,7 @@ const rearmOf = (fake: FakeKubernetes) => {
 };
 
 test('kubernetes: a deadline that was moved meanwhile is not set back by the one that was read before', async (t) => {
-  const { fake, backend, create } = await openBench(t);
-  const tag = freshTag();
-  await create(tag);
+  const { fake, backend, tag } = await openMachine(t);
   const job = makeRearmDue(fake);
   fake.fault(movesJob, (response, perform) => {
     Object.assign(job.metadata, { resourceVersion: 'of an extension' });
@@ -360,9 +359,7 @@ test('kubernetes: reconcile only looks, and leaves a deadline that is to be set 
 });
 
 test('kubernetes: a deadline that the watchdog does not take is not sold', async (t) => {
-  const { fake, backend, create } = await openBench(t);
-  const tag = freshTag();
-  await create(tag);
+  const { fake, backend, tag } = await openMachine(t);
   const before = (await backend.inspect(tag))?.deadline as number;
   const answering = (code: string) => (exec: KubernetesExec) =>
     runHere({ ...exec, command: exec.command.map((it) => (it === '/proc/1/exe' ? code : it)) });
@@ -392,9 +389,7 @@ for (const protocols of [['v5.channel.k8s.io', 'v4.channel.k8s.io'], ['v5.channe
   });
 
 test('kubernetes: a server that speaks no protocol of ours, or no longer has the pod, runs nothing', async (t) => {
-  const { fake, create, sh } = await openBench(t);
-  const tag = freshTag();
-  await create(tag);
+  const { fake, sh, tag } = await openMachine(t);
   fake.protocols = ['v9.channel.k8s.io'];
   await assert.rejects(sh(tag, 'true'));
   fake.protocols = ['v5.channel.k8s.io'];
@@ -422,11 +417,8 @@ const cutAfter =
   };
 
 test('kubernetes: how a command ended is unknown when its socket ends without saying so', async (t) => {
-  for (const protocol of ['v5.channel.k8s.io', 'v4.channel.k8s.io']) {
-    const { fake, create, sh } = await openBench(t);
-    fake.protocols = [protocol];
-    const tag = freshTag();
-    await create(tag);
+  for (const protocol of PROTOCOLS) {
+    const { fake, sh, tag } = await openMachine(t, protocol);
     const ends: [string, (exec: KubernetesExec) => void][] = [
       ['closes', ({ socket }) => socket.close(1000)],
       ['breaks', ({ socket }) => socket.terminate()],
@@ -450,10 +442,8 @@ test('kubernetes: how a command ended is unknown when its socket ends without sa
 });
 
 test('kubernetes: how a command ended is known also to one who reads its messages long after', async (t) => {
-  const { create, backend } = await openBench(t);
-  const tag = freshTag();
-  await create(tag);
-  for (const size of [5000, 12_000, 20_000]) {
+  const { backend, tag } = await openMachine(t);
+  async function readLate(size: number): Promise<void> {
     const command = `head -c ${size} /dev/zero >&2; exit 7`;
     const session = await backend.guest.session(tag, { command, terminal: undefined });
     session.stdin.end();
@@ -463,12 +453,11 @@ test('kubernetes: how a command ended is known also to one who reads its message
     assert.deepEqual(await session.ended, { code: 7 }, `${size}`);
     assert.equal((await said).bytes.length, size);
   }
+  await Promise.all([5000, 12_000, 20_000].map(readLate));
 });
 
 test('kubernetes: a command whose messages nobody reads ends when it is killed', async (t) => {
-  const { create, backend } = await openBench(t);
-  const tag = freshTag();
-  await create(tag);
+  const { backend, tag } = await openMachine(t);
   const command = 'head -c 12000 /dev/zero >&2; exit 7';
   const session = await backend.guest.session(tag, { command, terminal: undefined });
   session.stdin.end();
@@ -481,11 +470,8 @@ test('kubernetes: a command whose messages nobody reads ends when it is killed',
 });
 
 test('kubernetes: input that a command leaves unread is ended before the server ends the socket, which would lose output', async (t) => {
-  for (const protocol of ['v5.channel.k8s.io', 'v4.channel.k8s.io']) {
-    const { fake, create, backend } = await openBench(t);
-    fake.protocols = [protocol];
-    const tag = freshTag();
-    await create(tag);
+  for (const protocol of PROTOCOLS) {
+    const { fake, backend, tag } = await openMachine(t, protocol);
     let resets = 0;
     fake.exec = (exec) => {
       let last: unknown;
@@ -513,9 +499,7 @@ test('kubernetes: input that a command leaves unread is ended before the server 
 });
 
 test('kubernetes: a socket that is not open yet ends with the backend', async (t) => {
-  const { fake, create, settings } = await openBench(t);
-  const tag = freshTag();
-  await create(tag);
+  const { fake, settings, tag } = await openMachine(t);
   const backend = openKubernetesBackend(v.parse(slots.provider_one, settings) as KubernetesSettings, { now });
   const asked = Promise.withResolvers<void>();
   fake.fault(
@@ -530,9 +514,7 @@ test('kubernetes: a socket that is not open yet ends with the backend', async (t
 });
 
 test('kubernetes: a server may close a stream by itself', async (t) => {
-  const { fake, create, sh } = await openBench(t);
-  const tag = freshTag();
-  await create(tag);
+  const { fake, sh, tag } = await openMachine(t);
   fake.exec = (exec) =>
     runHere({
       ...exec,

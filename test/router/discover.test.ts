@@ -6,17 +6,19 @@ import { parse } from 'yaml';
 import { checkSettings } from '../../src/config/config.ts';
 import { settingsText } from '../../src/config/template.ts';
 import { discoverServers, USUAL_SERVERS } from '../../src/router/discover.ts';
+import { whenRead } from '../helper/listener.ts';
 
 /** A server that answers these paths with JSON, or a status, or text that is none. */
 async function serverOf(t: TestContext, answers: Record<string, unknown>): Promise<number> {
-  const server = http.createServer(async (request, response) => {
-    let body = '';
-    for await (const chunk of request) body += chunk;
-    const key = body ? `${request.url} ${JSON.parse(body).model}` : (request.url as string);
-    const answer = answers[key];
-    if (typeof answer === 'number' || answer === undefined) return response.writeHead((answer as number) ?? 404).end();
-    return response.end(typeof answer === 'string' ? answer : JSON.stringify(answer));
-  });
+  const server = http.createServer(
+    whenRead((request, response, body) => {
+      const key = body.length ? `${request.url} ${JSON.parse(body.toString()).model}` : (request.url as string);
+      const answer = answers[key];
+      if (typeof answer === 'number' || answer === undefined)
+        return response.writeHead((answer as number) ?? 404).end();
+      return response.end(typeof answer === 'string' ? answer : JSON.stringify(answer));
+    }),
+  );
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   t.after(() => {
     server.closeAllConnections();

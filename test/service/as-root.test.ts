@@ -18,6 +18,7 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { putFile } from '../../src/service/roots-own.ts';
 import { EXECUTABLE } from '../helper/executable.ts';
+import { whenRead } from '../helper/listener.ts';
 
 // What root runs, where the service or another user would have it do something else.
 
@@ -55,10 +56,12 @@ async function answerIn(t: TestContext, directory: string): Promise<void> {
     'wallet.gateway-key': { api_key: 'svc_router_x', base_url: 'http://127.0.0.1:9', model: null },
     'wallet.close': wallet,
   };
-  const server = http.createServer(async (request, response) => {
-    const { name } = JSON.parse(Buffer.concat(await request.toArray()).toString());
-    response.end(JSON.stringify({ value: answers[name] }));
-  });
+  const server = http.createServer(
+    whenRead((_, response, body) => {
+      const { name } = JSON.parse(body.toString());
+      response.end(JSON.stringify({ value: answers[name] }));
+    }),
+  );
   await once(server.listen(join(directory, 'purser.sock')), 'listening');
   t.after(() => server.close());
 }

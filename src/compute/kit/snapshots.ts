@@ -19,7 +19,7 @@ export const notTaken = (
   ...(words === undefined ? {} : { words }),
 });
 
-/** What snapshots need of any engine. */
+/** The parts of snapshots that are alike on every engine. */
 export type SnapshotParts = {
   signals: Signals;
   gibMax: Snapshots['gibMax'];

@@ -4,6 +4,7 @@ import http from 'node:http';
 import { connect } from 'node:net';
 import { join } from 'node:path';
 import { hasComponent } from '../../helper/component.ts';
+import { whenRead } from '../../helper/listener.ts';
 import { hasEnded } from '../../helper/waiting.ts';
 import { LXD_IMAGE, type Lxd } from './lxd.ts';
 
@@ -136,13 +137,13 @@ export async function openLxdMachines(
     return { ...got, body: Buffer.from(JSON.stringify(json)) };
   }
 
-  const server = http.createServer(async (request, response) => {
-    const read = request.toArray().then((chunks) => answer(request, Buffer.concat(chunks)));
-    // LXD may be away, or the client.
-    const { status, headers, body: said } = await read.catch(() => refusal(503, 'LXD is away'));
-    const { 'transfer-encoding': _, ...kept } = headers;
-    response.writeHead(status, { ...kept, 'content-length': said.length }).end(said);
-  });
+  const server = http.createServer(
+    whenRead(async (request, response, body) => {
+      const { status, headers, body: said } = await answer(request, body).catch(() => refusal(503, 'LXD is away'));
+      const { 'transfer-encoding': _, ...kept } = headers;
+      response.writeHead(status, { ...kept, 'content-length': said.length }).end(said);
+    }),
+  );
   server.on('upgrade', (request, stream, head) => {
     const out = connect(far);
     const lines = Object.entries(request.headers).map(([name, value]) => `${name}: ${value}`);

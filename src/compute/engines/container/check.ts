@@ -203,8 +203,8 @@ function checkUsers({ SecurityOptions, Rootless }: Info): CheckFinding {
 }
 
 /**
- * What of a lease's disk is limited to `disk_gb`. Some is on btrfs: whoever owns a directory may make a subvolume in it, which has no
- * limit, and no engine's own seccomp profile tells the requests of a system call apart.
+ * The part of a lease's disk that is limited to `disk_gb`. On btrfs it is some of it: the owner of a directory may make a subvolume
+ * there, which has no limit, and no engine's own seccomp profile tells the requests of a system call apart.
  */
 type DiskLimit = { limited: 'all' | 'some' | 'nothing'; detail: string };
 

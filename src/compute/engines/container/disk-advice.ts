@@ -3,7 +3,7 @@ import { note } from '../../finding.ts';
 import { type ComputeSettings, listBackends } from '../../settings.ts';
 import { imagesOf, type OffersSettings } from './settings.ts';
 
-/** Asks the engines whether they enforce the disk that offers promise. Returns a finding for each that does not do so wholly. Never throws. */
+/** Asks the engines whether they enforce the whole disk that offers promise. Returns a finding for each that does not. Never throws. */
 export async function findDiskLimits(compute: ComputeSettings): Promise<CheckFinding[]> {
   const findings = listBackends(compute).map(({ slotPath, settings }) =>
     settings.backend === 'container' && 'offers' in settings ? findDiskLimit(slotPath, settings) : [],

@@ -1,4 +1,4 @@
-/** What files hold beyond what is counted of them: their attributes, and the parts of an extent that later ones have covered. */
+/** The bytes that a snapshot may hold unpaid beyond its files: attributes, and parts of extents that later ones have covered. */
 const UNCOUNTED_BYTES = 64 * 1024 ** 2;
 /** A size that was found by trying is above the true one by at most this factor. */
 const FACTOR = 9 / 8;

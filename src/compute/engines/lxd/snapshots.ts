@@ -28,7 +28,7 @@ const DISK_BYTES_KEY = 'user.purser.snapshot_disk_bytes';
 const DISK_KEY = 'user.purser.snapshot_disk_gb';
 const FULL = 'Its disk is full, and LXD has to write something there';
 const IMAGE_KEY = 'volatile.base_image';
-/** The driver that shares blocks of a disk, and limits it by all that it holds: only there is what is held to be found out by trying. */
+/** The storage driver that limits a disk by all that it holds, shared blocks included: on it the size of a snapshot is found by trying. */
 const SHARING_DRIVER = 'btrfs';
 const COPY_MILLISECONDS = 300_000;
 const TEMPLATE_MILLISECONDS = 120_000;
@@ -107,16 +107,17 @@ export function createLxdSnapshots(
     return { config: { ...SHARED_CONFIG, ...labels }, devices: { root: like.devices?.root ?? {} } };
   }
 
+  /** Makes an instance that never runs where another one is. */
+  const make = (like: LxdInstance, wanted: object, milliseconds = COPY_MILLISECONDS) =>
+    lxd.run('POST', `/1.0/instances${placeBy(like)}`, { type: 'container', profiles: [], ...wanted }, milliseconds);
+
   /** Returns the bytes of the files of an image, counted as those of a snapshot are. */
   async function bytesOfImage(fingerprint: string, tag: string, like: LxdInstance): Promise<number> {
     const known = imageBytes.get(fingerprint);
     if (known !== undefined) return known;
     const name = templateName(tag);
-    const wanted = {
-      ...{ name, type: 'container', profiles: [] },
-      ...{ source: { type: 'image', fingerprint }, ...described(tag, like) },
-    };
-    await lxd.run('POST', `/1.0/instances${placeBy(like)}`, wanted, TEMPLATE_MILLISECONDS);
+    const wanted = { name, source: { type: 'image', fingerprint }, ...described(tag, like) };
+    await make(like, wanted, TEMPLATE_MILLISECONDS);
     const bytes = await orRefused(diskSize(lxd, name, Number.POSITIVE_INFINITY));
     await instances.remove(name);
     imageBytes.set(fingerprint, bytes);
@@ -127,12 +128,9 @@ export function createLxdSnapshots(
   async function fits(tag: string, like: LxdInstance, bytes: number): Promise<boolean> {
     const name = templateName(tag);
     const { config, devices } = described(tag, like);
-    const wanted = {
-      ...{ name, type: 'container', profiles: [], config },
-      source: { type: 'copy', source: snapshotName(tag), instance_only: true },
-      devices: { root: { ...devices.root, size: String(bytes) } },
-    };
-    const isMade = await lxd.run('POST', `/1.0/instances${placeBy(like)}`, wanted, COPY_MILLISECONDS).then(
+    const source = { type: 'copy', source: snapshotName(tag), instance_only: true };
+    const limited = { root: { ...devices.root, size: String(bytes) } };
+    const isMade = await make(like, { name, source, config, devices: limited }).then(
       () => true,
       (error) => {
         if (isDiskFull(error)) return false;
@@ -163,12 +161,9 @@ export function createLxdSnapshots(
       if (!instance || image === undefined) throw new LxdRefusal('the machine is gone', 404);
       const below = await bytesOfImage(image, tag, instance);
       const name = snapshotName(tag);
-      const wanted = {
-        ...{ name, type: 'container', profiles: [] },
-        source: { type: 'copy', source: ref, instance_only: true, allow_inconsistent: true },
-        ...withoutOthers(instance, described(tag, instance)),
-      };
-      await whileStopped(() => lxd.run('POST', `/1.0/instances${placeBy(instance)}`, wanted, COPY_MILLISECONDS));
+      const source = { type: 'copy', source: ref, instance_only: true, allow_inconsistent: true };
+      const kept = withoutOthers(instance, described(tag, instance));
+      await whileStopped(() => make(instance, { name, source, ...kept }));
       await orRefused(clean(name));
       const all = await orRefused(diskSize(lxd, name, below + bytesMax));
       const counted = Math.max(0, all - below);
