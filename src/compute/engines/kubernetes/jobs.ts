@@ -3,7 +3,7 @@ import type { KubernetesApi } from './api.ts';
 import { isConflict } from './api-error.ts';
 import { jobName, LEASE_LABEL, POD_ANNOTATION, TAG_ANNOTATION } from './describe.ts';
 import type { KubernetesJob, Paths, Pod } from './objects.ts';
-import { deadlineOf, runningPod } from './state.ts';
+import { deadlineOf, endOf, runningPod } from './state.ts';
 
 /**
  * A pod this long past its deadline does not run: its watchdog and its kubelet have ended it, if its node lives. A dead node cannot
@@ -29,10 +29,14 @@ export function createJobs(api: KubernetesApi, paths: Paths, now: () => number) 
     return job;
   }
 
-  /** Reads the pods first: otherwise a pod could lack its Job only because both were made in between. */
+  /**
+   * Reads the pods first: otherwise a pod could lack its Job only because both were made in between. Those of a Job that has ended are
+   * read again: before it they may not have ended yet, and only they say why, which decides about the charge.
+   */
   async function observe(tag: string): Promise<{ job: KubernetesJob | undefined; pods: Pod[] }> {
     const pods = await podsOf(tag);
-    return { job: await findJob(tag), pods };
+    const job = await findJob(tag);
+    return { job, pods: job && endOf(job) !== undefined ? await podsOf(tag) : pods };
   }
 
   /** Deletes in the foreground: the API keeps the Job until its pods are gone, and its controller makes no other pod. */

@@ -67,8 +67,8 @@ function currentPod({ metadata }: KubernetesJob, pods: readonly Pod[]): Pod | un
 
 const containerOf = ({ status }: Pod) => status?.containerStatuses?.find((it) => it.name === CONTAINER)?.state;
 
-/** Returns why a Job has ended, in the words of its controller. */
-function endOf({ status }: KubernetesJob): string | undefined {
+/** Returns why a Job has ended, in the words of its controller; undefined while it has not. */
+export function endOf({ status }: KubernetesJob): string | undefined {
   const end = status?.conditions?.find((it) => /^(Complete|Failed)$/.test(it.type) && it.status === 'True');
   return end && (end.reason ? `${end.reason} ${end.message ?? ''}`.trim() : end.type);
 }
