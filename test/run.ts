@@ -6,6 +6,7 @@ import { spec } from 'node:test/reporters';
 import { inspect } from 'node:util';
 import { missingComponents, openTally, type TestEvent } from './helper/closing.ts';
 import { openRunDirectory, processorSeconds } from './helper/run-directory.ts';
+import { endStuck } from './helper/stuck.ts';
 import { allFiles, engineGroups, grouped, hasLength, isFast, layerOf } from './layers.ts';
 
 const filesOf = (layer: string) => allFiles().filter((it) => layerOf(it) === layer);
@@ -14,6 +15,8 @@ const filesOf = (layer: string) => allFiles().filter((it) => layerOf(it) === lay
 type Layer = {
   files(directory: string): string[];
   concurrency: number;
+  /** The time limit of a file: far above what any takes, even on a busy machine. */
+  minutesMax: number;
   env?: Record<string, string>;
   isInMemory?: boolean;
 };
@@ -26,14 +29,17 @@ const LAYERS: Record<string, Layer> = {
       return (['other', 'fast'] as const).flatMap((kind) => grouped(of(kind), kind, directory));
     },
     concurrency: 4, // Suits two cores: with three at a time, these were idle for a quarter of the time.
+    minutesMax: 40,
   },
   engines: {
     files: (directory) => engineGroups(filesOf('engine'), directory),
     concurrency: 5, // Most of them wait, for an engine or a real deadline.
+    minutesMax: 40,
   },
   soak: {
     files: () => [...filesOf('soak'), ...allFiles().filter(hasLength)],
     concurrency: 4,
+    minutesMax: 240,
     env: { PURSER_TEST_SOAK: '1' },
   },
 };
@@ -50,6 +56,7 @@ export async function runLayer(name: string): Promise<void> {
     PURSER_TEST_DISK: directory.onDisk,
     PURSER_TEST_LAYER: name,
     PURSER_TEST_RUN: directory.path,
+    PURSER_TEST_MINUTES_MAX: String(layer.minutesMax),
     // Otherwise Node's programs that tests start leave their compiled modules in the temporary directory.
     NODE_COMPILE_CACHE: resolve('node_modules/.cache/purser-tests'),
   });
@@ -69,6 +76,7 @@ export async function runLayer(name: string): Promise<void> {
       }
     }
   }
+  endStuck(layer.minutesMax);
   const events = run({ files, concurrency: layer.concurrency, execArgv: ['--import=./test/helper/loading.mjs'] });
   const shown = Readable.from(noted(events as AsyncIterable<TestEvent>)).compose(new spec());
   shown.pipe(process.stdout, { end: false });

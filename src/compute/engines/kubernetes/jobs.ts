@@ -31,7 +31,7 @@ export function createJobs(api: KubernetesApi, paths: Paths, now: () => number) 
 
   /**
    * Reads the pods first: otherwise a pod could lack its Job only because both were made in between. Those of a Job that has ended are
-   * read again: before it they may not have ended yet, and only they say why, which decides about the charge.
+   * read again: they may have ended after the first look, and only they say why.
    */
   async function observe(tag: string): Promise<{ job: KubernetesJob | undefined; pods: Pod[] }> {
     const pods = await podsOf(tag);
