@@ -194,19 +194,22 @@ function checkRestart({ LiveRestoreEnabled }: Info, isPodman: boolean): CheckFin
   return { name: 'restart', ok: true, detail };
 }
 
-function checkUsers({ SecurityOptions, Rootless }: Info): CheckFinding {
-  const isMapped = Rootless || SecurityOptions?.some((it) => /^name=(userns|rootless)/.test(it));
-  const detail = isMapped
+/** Returns whether root inside is nobody outside. */
+const hasMappedUsers = ({ SecurityOptions, Rootless }: Info): boolean =>
+  Rootless || (SecurityOptions?.some((it) => /^name=(userns|rootless)/.test(it)) ?? false);
+
+function checkUsers(info: Info): CheckFinding {
+  const detail = hasMappedUsers(info)
     ? 'root inside is nobody outside'
     : 'not mapped: root inside is root outside, without capabilities. Think of userns-remap';
   return { name: 'users', ok: true, detail };
 }
 
 /**
- * The part of a lease's disk that is limited to `disk_gb`. On btrfs it is some of it: the owner of a directory may make a subvolume
- * there, which has no limit, and no engine's own seccomp profile tells the requests of a system call apart.
+ * The part of a lease's disk that is limited to `disk_gb`. It is `some` where a lease can leave what is limited by a request of `ioctl`, as
+ * no engine's own seccomp profile tells the requests of a system call apart: `where` then says what is limited.
  */
-type DiskLimit = { limited: 'all' | 'some' | 'nothing'; detail: string };
+type DiskLimit = { limited: 'all' | 'nothing'; detail: string } | { limited: 'some'; where: string; detail: string };
 
 /** Checks whether `disk_gb` is enforced, on a container that is never started and is removed at once. Never throws. */
 export async function checkDisk(engine: Engine, image: string): Promise<DiskLimit> {
@@ -219,20 +222,41 @@ export async function checkDisk(engine: Engine, image: string): Promise<DiskLimi
       return no(`disk_gb is not enforced: the containerd image store (${info.Driver}) has no limits`);
     const driver = [info.Driver, status.get('Backing Filesystem')].filter(Boolean).join(' on ');
     const error = await tryDisk(engine, image);
-    if (error === undefined && info.Driver === 'btrfs') return { limited: 'some', detail: ON_BTRFS };
-    if (error === undefined) return { limited: 'all', detail: `disk_gb is enforced by ${driver}` };
+    if (error === undefined) return limitBy(driver, info);
     if (lacksImage(error)) return no('whether disk_gb is enforced can be told when the image is there');
     if (!cannotLimitDisk(error)) throw error;
     return no(
-      `disk_gb is not enforced: ${driver} has no limits. A lease that wrote more is ended within about two minutes. overlay2 on xfs with pquota has limits, zfs too`,
+      `disk_gb is not enforced: ${driver} has no limits. A lease that wrote more is ended within about two minutes. overlay2 on xfs with pquota and userns-remap has limits, zfs too`,
     );
   } catch (error) {
     return no(`whether disk_gb is enforced cannot be told: ${textOf(error)}`);
   }
 }
 
-const ON_BTRFS =
-  'disk_gb is enforced by btrfs, except in subvolumes, which a lease can make: it is ended when its files there are measured, and deleted ones that are still open are not. Nor can the engine remove a subvolume that was made read-only, or too long a path. Use overlay2';
+/** Returns what a storage driver limits that accepts a limit. */
+function limitBy(driver: string, info: Info): DiskLimit {
+  const some = (where: string, except: string, remedy: string): DiskLimit => ({
+    limited: 'some',
+    where,
+    detail: `disk_gb is enforced by ${driver}, except ${except}: it is ended when its files there are measured, and deleted ones that are still open are not. ${remedy}`,
+  });
+  // The owner of a directory may make a subvolume there, which has no limit.
+  if (info.Driver === 'btrfs')
+    return some(
+      'outside of subvolumes',
+      'in subvolumes, which a lease can make',
+      'Nor can the engine remove a subvolume that was made read-only, or too long a path. Use overlay2',
+    );
+  // Its limits are project quotas. The owner of a file may give it another project, unless its users are mapped (Linux,
+  // fileattr_set_prepare in fs/file_attr.c).
+  if (info.Driver?.startsWith('overlay') && !hasMappedUsers(info))
+    return some(
+      'of its project',
+      'outside of its project, whose files a lease can give another one',
+      'Use userns-remap',
+    );
+  return { limited: 'all', detail: `disk_gb is enforced by ${driver}` };
+}
 
 /** Returns the engine's error for a container with a disk limit, if any. */
 async function tryDisk({ ask, docker }: Engine, image: string): Promise<unknown> {

@@ -30,8 +30,8 @@ export async function tryDisk(
   const run = (command: string) => guest.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 4096 });
   const measure = () => engine.ask('size', (abortSignal) => readSize(engine, ref, abortSignal));
 
-  const { limited } = await checkDisk(engine, image);
-  const isEnforced = limited !== 'nothing';
+  const limit = await checkDisk(engine, image);
+  const isEnforced = limit.limited !== 'nothing';
   const before = await measure();
   const { exitCode: taken, stderr } = await run(takeDeleted(isEnforced ? (diskGb + 1) * 1024 : TRIED_MIB));
   const words = stderr.toString().trim();
@@ -39,7 +39,7 @@ export async function tryDisk(
   if (taken === NO_FILE) return `not tried, as nothing can be written to ${FILE}`;
   if (isEnforced) {
     if (taken !== 0 && !FULL.test(words)) return `not tried: ${words}`;
-    const where = limited === 'some' ? ' outside of subvolumes' : '';
+    const where = limit.limited === 'some' ? ` ${limit.where}` : '';
     if (taken !== 0) return `more than disk_gb cannot be written${where}, deleted files that are still open included`;
     throw new Error(`it wrote more than ${diskGb} GB to its disk, which the engine says it limits`);
   }
