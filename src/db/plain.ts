@@ -1,4 +1,5 @@
 import type { Database as Client } from 'better-sqlite3';
+import { type Column, type GetColumnData, getTableName } from 'drizzle-orm';
 import { onceFor, preparedLate, type Reader } from './handle.ts';
 
 type SqlValue = string | number | bigint | Buffer | null;
@@ -25,6 +26,28 @@ export function plain<Name extends string>(
     const statements = Object.entries<string>(texts).map(([name, sql]) => [name, statementOf(client, sql)]);
     return Object.fromEntries(statements) as Record<Name, PlainStatement>;
   });
+}
+
+/**
+ * Returns the list of a SELECT of these columns, and a function that makes an object of a row of it, as drizzle's queries do with a
+ * quarter of their garbage.
+ */
+export function recordOf<Columns extends Record<string, Column>>(columns: Columns) {
+  type Row = { [Name in keyof Columns]: GetColumnData<Columns[Name]> };
+  const each = Object.entries(columns);
+  const empty = Object.fromEntries(each.map(([name]) => [name, null]));
+  return {
+    list: each.map(([, { table, name }]) => `${getTableName(table)}.${name}`).join(', '),
+    from(values: readonly unknown[]): Row {
+      const row: Record<string, unknown> = { ...empty }; // Has its final size, as members are not added one by one.
+      let i = 0;
+      for (const [name, column] of each) {
+        const value = values[i++];
+        if (value !== null) row[name] = column.mapFromDriverValue(value);
+      }
+      return row as Row;
+    },
+  };
 }
 
 function statementOf(client: Client, sql: string): PlainStatement {

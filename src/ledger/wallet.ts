@@ -3,28 +3,28 @@ import { and, asc, count, desc, eq, getTableColumns, gt, gte, lt, lte, or, type 
 import { Nanos, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { plain } from '../db/plain.ts';
+import { plain, recordOf } from '../db/plain.ts';
 import { balances, wallets } from '../db/schema.ts';
 
 const { number: _, ...FIGURES } = getTableColumns(balances);
+const COLUMNS = { ...getTableColumns(wallets), ...FIGURES };
 export type Wallet = typeof wallets.$inferSelect & Omit<typeof balances.$inferSelect, 'number'>;
 
 /** Begins a query of wallets: their records with their figures. */
 export const selectWallets = (read: Reader) =>
-  read
-    .select({ ...getTableColumns(wallets), ...FIGURES })
-    .from(wallets)
-    .innerJoin(balances, eq(balances.number, wallets.number));
+  read.select(COLUMNS).from(wallets).innerJoin(balances, eq(balances.number, wallets.number));
 
 /** Lists return the latest 100 rows unless asked for fewer (interface, section 1). */
 export const LIST_COUNT_MAX = 100;
 /** A page of a list: rows before this id, at most `limit` of them. */
 export type ListPage = { before?: string | undefined; limit?: number | undefined };
 
+const record = recordOf(COLUMNS);
+const lookUps = plain({
+  byId: `select ${record.list} from wallet join balance on balance.number = wallet.number where wallet.id = ?`,
+});
+
 const reads = prepare((read: Reader) => ({
-  byId: selectWallets(read)
-    .where(eq(wallets.id, sql.placeholder('id')))
-    .prepare(),
   byToken: selectWallets(read)
     .where(eq(wallets.tokenHash, sql.placeholder('tokenHash')))
     .prepare(),
@@ -93,7 +93,8 @@ const writes = plain({
 
 /** Returns the wallet with this id, or undefined. */
 export function findWallet(read: Reader, id: string): Wallet | undefined {
-  return reads(read).byId.get({ id });
+  const row = lookUps(read).byId.get(id);
+  return row && record.from(row);
 }
 
 /** Returns the wallet whose token has this hash, or undefined. */

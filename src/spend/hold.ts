@@ -43,15 +43,12 @@ async function writeHold<A, T extends Data>(
   }
 }
 
+const walletNow = ({ ledger }: PaidApp, id: string) => findWallet(ledger.read, id) as Wallet;
+
 /** Returns a quote cut to the money that the wallet has now, if it lacks the money for all of it. */
-function fitting<A, T>({ ledger }: PaidApp, quote: PaidQuote<A, T>, walletId: string): PaidQuote<A, T> {
-  const wallet = findWallet(ledger.read, walletId) as Wallet;
+function fitting<A, T>({ ledger }: PaidApp, quote: PaidQuote<A, T>, wallet: Wallet): PaidQuote<A, T> {
   return available(wallet) < quote.order.hold ? (quote.cut?.(fundsOf(ledger.read, wallet)) ?? quote) : quote;
 }
-
-/** Returns whether the wallet is owed a refill: the write of the hold pays it, so nothing is cut before. */
-const owesRefill = ({ ledger, clock }: PaidApp, walletId: string): boolean =>
-  isOwed(findWallet(ledger.read, walletId) as Wallet, clock.now());
 
 /** Returns the verdict of the wallet on a quote, by the rows as they are. */
 function standingFor<A, T extends Data>(
@@ -81,18 +78,20 @@ export async function holdNow<A, T extends Data>(
 ): Promise<Holding<A, T>> {
   const { walletId } = unpriced;
   if (!quote.cut) return writeHold(app, writes, unpriced, quote);
-  let fit = owesRefill(app, walletId) ? quote : fitting(app, quote, walletId);
+  const wallet = walletNow(app, walletId);
+  // The write of the hold pays a refill that is owed, so nothing is cut before.
+  let fit = isOwed(wallet, app.clock.now()) ? quote : fitting(app, quote, wallet);
   for (let count = 1; ; count++) {
     try {
       return await writeHold(app, writes, unpriced, fit);
     } catch (error) {
       if (!(error instanceof Refusal) || !LACKS_MONEY.includes(error.code)) throw error;
     }
-    if (owesRefill(app, walletId)) {
+    if (isOwed(walletNow(app, walletId), app.clock.now())) {
       const data = { id: walletId, now: app.clock.now(), blocked: app.clock.holdsBlocked() };
       await app.ledger.write(refillOwed, data); // The refused hold has undone its own.
     }
-    fit = fitting(app, quote, walletId);
+    fit = fitting(app, quote, walletNow(app, walletId));
     const standing = standingFor(app, writes, unpriced, fit);
     if (standing.kind !== 'ready') throw standing.refusal;
     if (count === HOLD_COUNT_MAX) throw overtaken();
@@ -116,7 +115,7 @@ export async function holdInTurn<A, T extends Data>(
   { audience }: Pick<Waiters<A>, 'audience'>,
 ): Promise<Holding<A, T>> {
   const { walletId } = unpriced;
-  const standing = () => standingFor(app, writes, unpriced, fitting(app, quote, walletId));
+  const standing = () => standingFor(app, writes, unpriced, fitting(app, quote, walletNow(app, walletId)));
   const isHopeless = () => ['refused', 'short'].includes(standing().kind);
   /** Returns undefined if requests in flight hold the money. */
   const tryOrWait = async () => {

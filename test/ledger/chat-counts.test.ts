@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import Database, { type Statement } from 'better-sqlite3';
+import { openTestServer } from '../helper/server.ts';
 import { type Counts, openChatWriter } from './chat-writes.ts';
 
 // What a chat costs the writer, as counts: no time is measured, so a busy machine changes nothing.
@@ -38,4 +40,22 @@ test('one connection: statements and bytes of log a chat', async (t) => {
   const counts = await writer.chatsOneByOne(300);
   assert.equal(counts.commits, 600);
   assertCosts(counts, 300, { statements: 11, logBytes: 36_000 });
+});
+
+test('a chat reads its wallet once before its hold', async (t) => {
+  const reads: string[] = [];
+  const sample = new Database(':memory:').prepare('select 1');
+  const statements: { get: (this: Statement, ...values: unknown[]) => unknown } = Object.getPrototypeOf(sample);
+  const { get } = statements;
+  t.after(() => Object.assign(statements, { get }));
+  statements.get = function (...values) {
+    reads.push(this.source);
+    return get.apply(this, values);
+  };
+  const server = await openTestServer(t);
+  const { token } = await server.openWallet({ budget_cents: 1000 });
+  await server.chat(token); // The writer remembers the wallet from here on.
+  reads.length = 0;
+  assert.equal((await server.chat(token)).status, 200);
+  assert.equal(reads.filter((it) => /from wallet .* where wallet\.id = \?$/.test(it)).length, 1, reads.join('\n'));
 });
