@@ -50,6 +50,7 @@ const KNOWN: Record<string, [count: number, why: string]> = {
   'test/executable/drain.soak.test.ts': [1, SPAN],
   'test/executable/streams.soak.test.ts': [1, SPAN],
   'test/http/order.test.ts': [1, 'the time of a command, which is refused'],
+  'test/helper/stuck.ts': [1, 'the limit of a whole file, as seen by the process that runs it'],
   'test/net/watched-pool.test.ts': [2, SPAN],
   'test/notify/deliver.test.ts': [2, ITS_LIMIT],
   'test/reaper/reaper.test.ts': [1, SPAN],
