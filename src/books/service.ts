@@ -11,7 +11,7 @@ import { Refusal } from '../base/refusal.ts';
 import type { Config } from '../config/config.ts';
 import { refuseOpenToOthers } from '../config/strict-modes.ts';
 import { findChangedSchema, missingPart } from '../db/damage.ts';
-import { createDiskReserve, type DiskReserve } from '../db/disk-reserve.ts';
+import { createDiskReserve, type DiskReserve, growthAhead } from '../db/disk-reserve.ts';
 import { type Files, prepareDirectory } from '../files/data-directory.ts';
 import { fileMark } from '../files/file-mark.ts';
 import { beginNewEpoch, recordLocation, whyReportMoved } from '../lease/report-only.ts';
@@ -119,7 +119,11 @@ export async function openBooksForService(
     announced.catch((error) => events.failed('disk_event', error));
   }
   const reserveEvents = { ...events, diskLow };
-  const diskReserve = opening.adopt(createDiskReserve(at.reserve, inFlight, reserveEvents), (it) => it.stop());
+  let ahead = () => 0; // Until the database is open.
+  const diskReserve = opening.adopt(
+    createDiskReserve(at.reserve, inFlight, reserveEvents, () => ahead()),
+    (it) => it.stop(),
+  );
   const { fatal, outbox, writesHere } = options;
   const committed: LedgerOptions['committed'] = (newest, milliseconds) => {
     storage.took(milliseconds);
@@ -145,6 +149,7 @@ export async function openBooksForService(
   const readReplicas = async () => options.storage?.readReplicas?.(options.storage.readMount(config.dataDirectory));
   const replicas = opening.adopt(watchReplicas(readReplicas, events), (it) => it.stop());
   const ledger = { ...opened, write: storage.write };
+  ahead = () => growthAhead(ledger.read, at.database);
   const keyring = openKeyring(ledger.read, masterKey);
   const keySource: KeySource = { from: config.masterKey.from, path: config.masterKey.path };
   const clock = clockOf(ledger.read, at, log, time);

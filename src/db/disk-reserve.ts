@@ -5,6 +5,7 @@ import { dirname } from 'node:path';
 import { contained } from '../base/fault.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Reader, Tx } from './handle.ts';
+import { plain } from './plain.ts';
 
 /** The reserve takes at most this much, enough for some thousands of settlements. */
 const RESERVE_BYTES_MAX = 16 * 1024 * 1024;
@@ -79,8 +80,27 @@ export const isSmallDisk = (directory: string): boolean => spaceOf(directory).re
 export const freeNeeded = (reserveBytes: number, madeBytes: number): number =>
   reserveBytes / MARGIN_PART + Math.max(0, reserveBytes - madeBytes);
 
-/** Creates the reserve at `file`. `inFlight` returns how many requests still have to be settled. */
-export function createDiskReserve(file: string, inFlight: () => number, events: DiskReserveEvents): DiskReserve {
+const reads = plain({ bytes: 'select page_count * page_size from pragma_page_count, pragma_page_size' });
+
+/**
+ * Returns the bytes by which a database file will grow when its log is written back. That happens in one piece, and takes up to the
+ * length of the log.
+ */
+export function growthAhead(read: Reader, file: string): number {
+  const bytes = Number(reads(read).bytes.get<[bigint]>()?.[0]);
+  return Math.max(0, bytes - statSync(file).size);
+}
+
+/**
+ * Creates the reserve at `file`. `inFlight` returns how many requests still have to be settled, `ahead` the bytes that will be written
+ * also if none is.
+ */
+export function createDiskReserve(
+  file: string,
+  inFlight: () => number,
+  events: DiskReserveEvents,
+  ahead: () => number = () => 0,
+): DiskReserve {
   const directory = dirname(file);
   const space = () => spaceOf(directory);
   const reserved = openReserveFile(file);
@@ -93,7 +113,7 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
     const at = performance.now();
     if (seen && at - seen.at < CHECK_VALID_MILLISECONDS) return seen.shortage;
     const wasShort = shortSince !== undefined; // Does not use `seen`: that is cleared whenever the disk must be checked again.
-    seen = { at, shortage: shortageIn(directory, reserved.bytes(), inFlight()) };
+    seen = { at, shortage: shortageIn(directory, reserved.bytes(), inFlight() * IN_FLIGHT_BYTES + ahead()) };
     shortSince = seen.shortage === undefined ? undefined : (shortSince ?? at);
     if (seen.shortage && !wasShort) {
       events.diskLow(seen.shortage);
@@ -156,10 +176,10 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
   };
 }
 
-/** Returns why no new work may be started on this disk; undefined if it may. */
-function shortageIn(directory: string, madeBytes: number, inFlightCount: number): string | undefined {
+/** Returns why no new work may be started on this disk, where so many bytes are to be written in any case; undefined if it may. */
+function shortageIn(directory: string, madeBytes: number, aheadBytes: number): string | undefined {
   const { free, reserve } = spaceOf(directory);
-  const needed = freeNeeded(reserve, madeBytes) + inFlightCount * IN_FLIGHT_BYTES;
+  const needed = freeNeeded(reserve, madeBytes) + aheadBytes;
   if (free >= needed) return undefined;
   return `the disk has ${mebibytes(free)} MiB free and needs ${mebibytes(needed)} for requests in flight`;
 }
