@@ -253,6 +253,21 @@ test('kubernetes: only the API’s own word says that there is no machine', asyn
   assert.equal(await backend.inspect(freshTag()), undefined);
 });
 
+test('kubernetes: why a machine ended is known also where its pod is removed between the two looks', async (t) => {
+  const { fake, backend, tag } = await openMachine(t);
+  const [[pod], [job]] = [fake.objects('pods'), fake.objects('jobs')];
+  const [{ name }] = pod.spec.containers;
+  pod.status = { phase: 'Failed', containerStatuses: [{ name, state: { terminated: { exitCode: 153 } } }] };
+  job.status.conditions = [{ type: 'Failed', status: 'True', reason: 'BackoffLimitExceeded' }];
+  fake.fault(isCall('GET', /\/jobs\/./), (response, perform) => {
+    fake.remove('pods');
+    const { status, body } = perform();
+    response.writeHead(status).end(JSON.stringify(body));
+  });
+  const { state, exceeded, note } = (await backend.inspect(tag)) ?? {};
+  assert.deepEqual([state, exceeded], ['ended', 'disk'], note);
+});
+
 test('kubernetes: why a machine ended is known also to one who has listed its pods just before', async (t) => {
   const { fake, backend, tag } = await openMachine(t);
   fake.fault(isCall('GET', /\/jobs\/./), (response, perform) => {

@@ -31,12 +31,15 @@ export function createJobs(api: KubernetesApi, paths: Paths, now: () => number) 
 
   /**
    * Reads the pods first: otherwise a pod could lack its Job only because both were made in between. Those of a Job that has ended are
-   * read again: they may have ended after the first look, and only they say why.
+   * read again: they may have ended after the first look, and only they say why. So may those that are gone since.
    */
   async function observe(tag: string): Promise<{ job: KubernetesJob | undefined; pods: Pod[] }> {
     const pods = await podsOf(tag);
     const job = await findJob(tag);
-    return { job, pods: job && endOf(job) !== undefined ? await podsOf(tag) : pods };
+    if (!job || endOf(job) === undefined) return { job, pods };
+    const newer = await podsOf(tag);
+    const gone = pods.filter(({ metadata }) => !newer.some((it) => it.metadata.uid === metadata.uid));
+    return { job, pods: [...newer, ...gone] };
   }
 
   /** Deletes in the foreground: the API keeps the Job until its pods are gone, and its controller makes no other pod. */
