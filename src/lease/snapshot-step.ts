@@ -138,13 +138,27 @@ async function backOff({ app, row, error }: ObservedSnapshot): Promise<Snapshot>
   });
 }
 
-/** Gives the money of a snapshot back that was never taken, once a lost call can be expected to be over. */
+/** Removes what is there under the tag of a snapshot, if anything is. Throws where that is not known. */
+async function removeFrom({ app, row }: ObservedSnapshot): Promise<void> {
+  const { snapshots } = app.slots.backendOf(row)?.guest ?? {};
+  if (typeof snapshots === 'object') await snapshots.remove(row.tag);
+}
+
+/**
+ * Gives the money of a snapshot back that was never taken, once a lost call can be expected to be over. A part of it may be there: a copy
+ * that has no size yet.
+ */
 async function failWhenSure(observed: ObservedSnapshot): Promise<Snapshot> {
   const { app, row } = observed;
   const operation = operationOf(app.ledger.read, row.operationId);
   if (operation.state === 'settled') return end(observed); // The operator has decided it.
   const since = app.clock.now() - (operation.uncertainAt ?? app.clock.now());
   if (since < ABSENT_SECONDS) return note(app, row, Math.max(SOON_SECONDS, ABSENT_SECONDS - since));
+  try {
+    await removeFrom(observed);
+  } catch (error) {
+    return backOff({ ...observed, error: error as Error });
+  }
   return settle(app, row, {
     kind: 'refused',
     code: 'provider_unavailable',
@@ -160,9 +174,8 @@ async function settleThere(observed: ObservedSnapshot): Promise<Snapshot> {
   const isTooLarge = size > row.limitGib * 100;
   const { id } = row;
   if (isTooLarge || operation.outcome === 'released') {
-    const { snapshots } = app.slots.backendOf(row)?.guest ?? {};
     try {
-      if (typeof snapshots === 'object') await snapshots.remove(row.tag);
+      await removeFrom(observed);
     } catch (error) {
       return backOff({ ...observed, error: error as Error });
     }

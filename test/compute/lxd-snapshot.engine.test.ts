@@ -186,6 +186,32 @@ test('lxd: what a tenant puts in the place of a file of Purser or of its image b
   await backend.destroy(two.ref);
 });
 
+test('lxd: a take whose lease does not let its processes be continued leaves no copy', async (t) => {
+  const opened = await openOn(t, open);
+  if (!opened) return;
+  const { machine, snapshots } = opened;
+  const one = await machine();
+  await one.sh('chmod 000 /');
+  const tag = nameOf('snap');
+  const order = { ref: one.ref, tag, isRunning: true, bytesMax: GIB };
+  await snapshots.take(order).catch((error) => t.diagnostic(`unknown: ${error.message}`));
+  assert.deepEqual(await snapshots.list(tag), [], 'nobody pays for it, and only a sweep would remove it');
+});
+
+test('lxd: a lease with secrets whose snapshot has too large a file of roots is refused', async (t) => {
+  const opened = await openOn(t, open);
+  if (!opened) return;
+  const { machine, take, backend, spec } = opened;
+  const one = await machine();
+  await one.sh('mkdir -p /etc/ssl/certs; truncate -s 5M /etc/ssl/certs/ca-certificates.crt');
+  const { tag: snapshot } = await take(one.ref);
+  const tag = nameOf('res');
+  const secrets = { variables: {}, authority: 'its authority' };
+  const made = await backend.create({ tag, quote: await backend.quote(spec), deadline: now() + 60, snapshot, secrets });
+  assert.equal(made.kind, 'refused', JSON.stringify(made));
+  assert.deepEqual(await backend.find(tag), []);
+});
+
 for (const moment of MOMENTS.slice(0, 2))
   test(`lxd: a take that is cut off at any request, ${moment}, leaves nothing that cannot be found and removed`, async (t) => {
     const opened = await openOn(t, open);

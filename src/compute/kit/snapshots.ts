@@ -70,19 +70,28 @@ export function createTake(parts: TakeParts): Pick<Snapshots, 'take' | 'letRun'>
       if (why) return why;
       try {
         return await keep(order, async (copy) => {
+          let copied: Awaited<ReturnType<typeof copy>>;
           try {
             // Where not all of them stop, the disk is kept as a power cut would leave it.
             if (isRunning) await stopProcesses(signals, ref);
-            return await copy();
-          } finally {
-            if (isRunning) await letRun(ref);
+            copied = await copy();
+          } catch (error) {
+            if (isRunning && !isAnswer(error)) await letRun(ref).catch(() => {}); // It is tried again: the outcome is unknown.
+            throw error;
           }
+          // A tenant decides whether his processes go on: a take that cannot tell leaves nothing that nobody pays for.
+          if (isRunning)
+            await letRun(ref).catch(async (error) => {
+              await remove(tag);
+              throw error;
+            });
+          return copied;
         });
       } catch (error) {
         if (!isAnswer(error)) throw error;
+        await remove(tag);
         // It may have been about the processes. While they may stand still the outcome is unknown, so that it is tried again.
         if (isRunning) await letRun(ref);
-        await remove(tag);
         return meaningOf?.(error) ?? notTaken('The provider refused the snapshot', textOf(error));
       }
     },

@@ -153,15 +153,17 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
     ask,
     close: () => pool.close(),
 
-    readFile(path, bytesMax) {
+    async readFile(path, bytesMax) {
       const request = { path: inProject(path), method: 'GET' as const, headers: {}, body: null };
-      return send(request, CALL_MILLISECONDS, async ({ statusCode, headers, body }) => {
+      const file = await send(request, CALL_MILLISECONDS, async ({ statusCode, headers, body }) => {
         const isFile = [headers['x-lxd-type'], headers['x-incus-type']].includes('file');
         if (statusCode === 404 || (statusCode === 200 && !isFile)) return undefined;
-        const content = statusCode === 200 ? await readBounded(body, bytesMax) : undefined;
-        if (!content) throw new LxdRefusal('a file of the image is too large or cannot be read', statusCode);
-        return content;
+        return { statusCode, content: statusCode === 200 ? await readBounded(body, bytesMax) : undefined };
       });
+      // Outside of `send`, whose errors say that nobody knows what the server has done.
+      if (file && !file.content)
+        throw new LxdRefusal('a file of the image is too large or cannot be read', file.statusCode);
+      return file?.content;
     },
 
     async run(method, path, body, milliseconds) {

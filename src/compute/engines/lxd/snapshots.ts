@@ -15,7 +15,7 @@ import {
 import { bytesHeld } from './disk-held.ts';
 import { diskSize } from './disk-size.ts';
 import { filePath } from './files.ts';
-import type { LxdInstances } from './instances.ts';
+import { type LxdInstances, stateOf } from './instances.ts';
 import { COPYING_DRIVERS, type LxdSettings } from './settings.ts';
 
 /** The tag of a snapshot, on its instance and on that of its template. */
@@ -88,7 +88,7 @@ export function createLxdSnapshots(
 
   async function whyNot(ref: Ref): Promise<NotTaken | undefined> {
     const instance = await instances.look(ref);
-    if (!instance) return notTaken('The machine is gone');
+    if (!instance || stateOf(instance) === 'ended') return notTaken('The machine is gone');
     if (isMachine(instance)) return notTaken('None are taken of virtual machines');
     const driver = await driverOf(instance);
     if (!COPYING_DRIVERS.includes(driver))
