@@ -84,11 +84,15 @@ const reads = plain({ bytes: 'select page_count * page_size from pragma_page_cou
 
 /**
  * Returns the bytes by which a database file will grow when its log is written back. That happens in one piece, and takes up to the
- * length of the log.
+ * length of the log. Returns 0 where the file cannot be read: others report that.
  */
 export function growthAhead(read: Reader, file: string): number {
-  const bytes = Number(reads(read).bytes.get<[bigint]>()?.[0]);
-  return Math.max(0, bytes - statSync(file).size);
+  try {
+    const bytes = Number(reads(read).bytes.get<[bigint]>()?.[0]);
+    return Math.max(0, bytes - statSync(file).size);
+  } catch {
+    return 0;
+  }
 }
 
 /**

@@ -49,6 +49,7 @@ test('what the log will bring into the database needs room, until it is there', 
   assert.ok(growthAhead(read, file) > 1_000_000);
   client.pragma('wal_checkpoint(TRUNCATE)');
   assert.equal(growthAhead(read, file), 0);
+  assert.equal(growthAhead(read, `${file}-that-is-gone`), 0);
 
   const events = { diskLow() {}, diskEnough() {}, reserveUsed() {}, reserveMade() {}, failed() {} };
   const all = () => Number.MAX_SAFE_INTEGER;
