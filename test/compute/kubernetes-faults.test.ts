@@ -253,34 +253,30 @@ test('kubernetes: only the API’s own word says that there is no machine', asyn
   assert.equal(await backend.inspect(freshTag()), undefined);
 });
 
-test('kubernetes: why a machine ended is known also where its pod is removed between the two looks', async (t) => {
-  const { fake, backend, tag } = await openMachine(t);
+/** Ends the one machine of a fake as a watchdog does for what was written beside its disk. */
+function endOverDisk(fake: FakeKubernetes): void {
   const [[pod], [job]] = [fake.objects('pods'), fake.objects('jobs')];
   const [{ name }] = pod.spec.containers;
   pod.status = { phase: 'Failed', containerStatuses: [{ name, state: { terminated: { exitCode: 153 } } }] };
   job.status.conditions = [{ type: 'Failed', status: 'True', reason: 'BackoffLimitExceeded' }];
-  fake.fault(isCall('GET', /\/jobs\/./), (response, perform) => {
-    fake.remove('pods');
-    const { status, body } = perform();
-    response.writeHead(status).end(JSON.stringify(body));
+}
+const BETWEEN_LOOKS: [what: string, before: (fake: FakeKubernetes) => void, between: (fake: FakeKubernetes) => void][] =
+  [
+    ['ends', () => {}, endOverDisk],
+    ['that has ended is removed', endOverDisk, (fake) => fake.remove('pods')],
+  ];
+for (const [what, before, between] of BETWEEN_LOOKS)
+  test(`kubernetes: why a machine ended is known also where its pod ${what} between the look at the pods and that at the Job`, async (t) => {
+    const { fake, backend, tag } = await openMachine(t);
+    before(fake);
+    fake.fault(isCall('GET', /\/jobs\/./), (response, perform) => {
+      between(fake);
+      const { status, body } = perform();
+      response.writeHead(status).end(JSON.stringify(body));
+    });
+    const { state, exceeded, note } = (await backend.inspect(tag)) ?? {};
+    assert.deepEqual([state, exceeded], ['ended', 'disk'], note);
   });
-  const { state, exceeded, note } = (await backend.inspect(tag)) ?? {};
-  assert.deepEqual([state, exceeded], ['ended', 'disk'], note);
-});
-
-test('kubernetes: why a machine ended is known also to one who has listed its pods just before', async (t) => {
-  const { fake, backend, tag } = await openMachine(t);
-  fake.fault(isCall('GET', /\/jobs\/./), (response, perform) => {
-    const [[pod], [job]] = [fake.objects('pods'), fake.objects('jobs')];
-    const [{ name }] = pod.spec.containers;
-    pod.status = { phase: 'Failed', containerStatuses: [{ name, state: { terminated: { exitCode: 153 } } }] };
-    job.status.conditions = [{ type: 'Failed', status: 'True', reason: 'BackoffLimitExceeded' }];
-    const { status, body } = perform();
-    response.writeHead(status).end(JSON.stringify(body));
-  });
-  const { state, exceeded, note } = (await backend.inspect(tag)) ?? {};
-  assert.deepEqual([state, exceeded], ['ended', 'disk'], note);
-});
 
 test('kubernetes: a machine is gone with its pods, and a removal that is not certain is done again', async (t) => {
   const { fake, backend, tag } = await openMachine(t);

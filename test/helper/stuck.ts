@@ -1,4 +1,5 @@
 import { readdirSync, readFileSync } from 'node:fs';
+import { childrenOf } from './children.ts';
 
 const LOOK_MILLISECONDS = 10_000;
 /** What a file has left, after its limit, to undo its changes. */
@@ -10,7 +11,7 @@ const UNDO_MINUTES_MAX = 3;
  * has been printed.
  */
 export function endStuck(minutesMax: number): void {
-  const since = new Map<string, number>();
+  const since = new Map<number, number>();
   const look = () => {
     for (const pid of childrenOf('self')) {
       const begun = since.get(pid) ?? performance.now();
@@ -18,18 +19,15 @@ export function endStuck(minutesMax: number): void {
       if (performance.now() - begun < (minutesMax + UNDO_MINUTES_MAX) * 60_000) continue;
       console.log(`${pid} is stuck, after its limit of ${minutesMax} minutes, and is killed:\n${threadsOf(pid)}`);
       try {
-        process.kill(Number(pid), 'SIGKILL');
+        process.kill(pid, 'SIGKILL');
       } catch {} // It has ended in the meantime.
     }
   };
   setInterval(look, LOOK_MILLISECONDS).unref();
 }
 
-const childrenOf = (pid: string): string[] =>
-  tasksOf(pid).flatMap((it) => read(`/proc/${pid}/task/${it}/children`).split(' ').filter(Boolean));
-
 /** Returns, for a process and those below it, its arguments and what each thread of it waits for, as the kernel says it. */
-function threadsOf(pid: string): string {
+function threadsOf(pid: number): string {
   const tasks = tasksOf(pid).map((it) => {
     const say = (name: string) => read(`/proc/${pid}/task/${it}/${name}`).trim();
     const state = /^State:\t(.*)$/m.exec(say('status'))?.[1];
@@ -40,7 +38,7 @@ function threadsOf(pid: string): string {
   return [`${pid}: ${read(`/proc/${pid}/cmdline`).replaceAll('\0', ' ')}`, ...tasks, ...below].join('\n');
 }
 
-function tasksOf(pid: string): string[] {
+function tasksOf(pid: number): string[] {
   try {
     return readdirSync(`/proc/${pid}/task`);
   } catch {

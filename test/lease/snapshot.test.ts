@@ -226,6 +226,31 @@ test('while its engine does not answer a snapshot costs nothing, and stays', asy
   assert.deepEqual([paid(), row().attempts], [2 * DAY_NANOS, 0]);
 });
 
+test('the money of a take that left nothing whole is given back after what it may have left is removed', async (t) => {
+  const { purser, token, id } = await openLeased(t);
+  const { before, calls } = purser.memory;
+  const fails = () => {
+    throw new Error('the engine is down');
+  };
+  before['snapshots.take'] = fails;
+  assert.equal((await purser.snapshot(token, id)).body.error.code, 'operation_uncertain');
+  const heldUsd = async () => Number((await purser.budget(token)).held_usd);
+  const held = await heldUsd();
+  before['snapshots.remove'] = fails;
+  for (let i = 0; i < 3; i++) {
+    purser.clock.advance(61);
+    await purser.app.reaper.runOnce();
+    assert.deepEqual([(await purser.snapshots(token))[0].status, await heldUsd()], ['taking', held]);
+  }
+  before['snapshots.remove'] = () => {};
+  calls.length = 0;
+  purser.clock.advance(61);
+  for (let i = 0; i < 3; i++) await purser.app.reaper.runOnce();
+  assert.ok(calls.includes('snapshots.remove'));
+  assert.ok((await heldUsd()) < held);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('another engine proves nothing about a snapshot', async (t) => {
   const { purser, paid, row, token, snapshot } = await openSnapshot(t);
   purser.memory.identity = 'another';

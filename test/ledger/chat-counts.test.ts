@@ -44,8 +44,11 @@ test('one connection: statements and bytes of log a chat', async (t) => {
 
 test('a chat reads its wallet once before its hold', async (t) => {
   const reads: string[] = [];
-  const sample = new Database(':memory:').prepare('select 1');
-  const statements: { get: (this: Statement, ...values: unknown[]) => unknown } = Object.getPrototypeOf(sample);
+  const sample = new Database(':memory:');
+  const statements: { get: (this: Statement, ...values: unknown[]) => unknown } = Object.getPrototypeOf(
+    sample.prepare('select 1'),
+  );
+  sample.close();
   const { get } = statements;
   t.after(() => Object.assign(statements, { get }));
   statements.get = function (...values) {

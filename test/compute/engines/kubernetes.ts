@@ -23,6 +23,7 @@ import { fileURLToPath } from 'node:url';
 import Docker from 'dockerode';
 import { Agent, request } from 'undici';
 import { findKubernetes } from '../../components.ts';
+import { childrenOf } from '../../helper/children.ts';
 import { hasComponent } from '../../helper/component.ts';
 import { until } from '../../helper/waiting.ts';
 import { IMAGE, importImage, packBusybox } from './docker.ts';
@@ -156,7 +157,7 @@ export async function openKubernetes(
     const it = running.get(name);
     if (!it) return;
     running.delete(name);
-    const inside = childrenOf(it.child.pid);
+    const inside = childrenOf(it.child.pid as number);
     for (const pid of inside)
       try {
         process.kill(pid, 'SIGKILL');
@@ -462,14 +463,6 @@ function runKubectl(kubeconfig: string, home: string, args: readonly string[], i
     });
     child.stdin?.end(input);
   });
-}
-
-function childrenOf(pid: number | undefined): number[] {
-  try {
-    return readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean).map(Number);
-  } catch {
-    return []; // It has ended.
-  }
 }
 
 /** Returns the descendant of `pid` that is the first process of its own process namespace, if it is there. */
