@@ -413,6 +413,25 @@ for (const protocols of [['v5.channel.k8s.io', 'v4.channel.k8s.io'], ['v5.channe
     assert.ok(readFileSync(`${open}/file`).equals(content));
   });
 
+test('kubernetes: a command whose protocol is refused runs, though another one has learnt meanwhile which is spoken', async (t) => {
+  const { fake, sh, tag } = await openMachine(t);
+  // At first the backend expects v5, and then what was spoken last.
+  for (const spoken of ['v4.channel.k8s.io', 'v5.channel.k8s.io']) {
+    fake.protocols = [spoken];
+    const known = Promise.withResolvers<void>();
+    const asked = Promise.withResolvers<void>();
+    fake.fault(runs, async (response, perform) => {
+      asked.resolve();
+      await known.promise;
+      saysPlain(403, 'bad protocol')(response, perform);
+    });
+    const slow = sh(tag, 'echo slow');
+    await asked.promise;
+    await sh(tag, 'true').finally(known.resolve);
+    assert.equal((await slow).stdout.toString(), 'slow\n');
+  }
+});
+
 test('kubernetes: a server that speaks no protocol of ours, or no longer has the pod, runs nothing', async (t) => {
   const { fake, sh, tag } = await openMachine(t);
   fake.protocols = ['v9.channel.k8s.io'];

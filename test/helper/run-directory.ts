@@ -11,6 +11,7 @@ import {
   readlinkSync,
   rmSync,
   statfsSync,
+  statSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -34,6 +35,7 @@ const PREFIX = 'pt-';
 /** A killed process with a lot of memory still exists for a moment. */
 const ENDING_MILLISECONDS = 30_000;
 const LOOK_MILLISECONDS = 100;
+const LEFT_NAMES_MAX = 20;
 
 const timesIn = (directory: string) => join(directory, 'times');
 
@@ -81,13 +83,22 @@ export function openRunDirectory({ isInMemory = false } = {}): RunDirectory {
       const left = [
         ...processesOf(both),
         ...mounts.filter((it) => both.some((of) => it.includes(`${of}/`))).map((it) => `mount ${it.split(' ')[1]}`),
-        ...both.flatMap((of) => readdirSync(join(of, 't')).map((it) => `file ${join(of, 't', it)}`)),
+        ...both.flatMap((of) =>
+          readdirSync(join(of, 't')).map((it) => `file ${join(of, 't', it)}${contentOf(join(of, 't', it))}`),
+        ),
       ];
       if (!left.some((it) => it.startsWith('mount')))
         for (const it of both) rmSync(it, { recursive: true, force: true });
       return left;
     },
   };
+}
+
+/** Returns the first names in a directory that was left, which tell whose it was. */
+function contentOf(path: string): string {
+  if (!statSync(path, { throwIfNoEntry: false })?.isDirectory()) return '';
+  const names = readdirSync(path, { recursive: true, encoding: 'utf8' });
+  return `: ${names.slice(0, LEFT_NAMES_MAX).join(', ') || 'empty'}`;
 }
 
 /** Records the processor time of this process, and of those that it started and waited for, when it exits. */

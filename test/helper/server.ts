@@ -181,8 +181,12 @@ function prepareDatabase(directory: string, { masterKey }: Config): void {
   }
 }
 
+/** The last lines of a failed test's log that are printed: they say why its server refused what it did. */
+const SAID_LINES_MAX = 40;
+const isWarning = (line: string) => /^\{"level":[456]/.test(line);
+
 export async function openTestServer(
-  t: Pick<TestContext, 'after'>,
+  t: Pick<TestContext, 'after'> & { passed?: boolean },
   options: TestServerOptions = {},
 ): Promise<TestServer> {
   let directory = mkdtempSync(join(tmpdir(), 'purser-test-'));
@@ -337,6 +341,8 @@ export async function openTestServer(
   };
   server.app = await start({ isNew: true });
   t.after(async () => {
+    const said = log.filter(isWarning).slice(-SAID_LINES_MAX).join('');
+    if (t.passed === false && said) console.log(said);
     await upstream.close().catch(() => {});
     // Closed together: a server that stops waits a moment for further requests on open connections. Requests to an abandoned
     // server are not waited for: they may hang for as long as their answer may take.

@@ -13,7 +13,9 @@ const UNDO_MINUTES_MAX = 3;
 export function endStuck(minutesMax: number): void {
   const since = new Map<number, number>();
   const look = () => {
-    for (const pid of childrenOf('self')) {
+    const children = childrenOf('self');
+    for (const pid of since.keys()) if (!children.includes(pid)) since.delete(pid); // Another file may get its number.
+    for (const pid of children) {
       const begun = since.get(pid) ?? performance.now();
       since.set(pid, begun);
       if (performance.now() - begun < (minutesMax + UNDO_MINUTES_MAX) * 60_000) continue;

@@ -44,7 +44,9 @@ export function createStreams(api: KubernetesApi, pods: string) {
   let known = V5;
 
   async function connect(pod: string, argv: (protocol: string) => string[], terminal: boolean): Promise<WebSocket> {
-    for (const protocol of known === V5 ? [V5, V4] : [V4, V5]) {
+    // Read once: a call that was begun beside this one may know better before this one is refused.
+    const [first, second] = known === V5 ? ([V5, V4] as const) : ([V4, V5] as const);
+    const open = async (protocol: string) => {
       const query = new URLSearchParams({
         container: CONTAINER,
         stdin: 'true',
@@ -53,15 +55,16 @@ export function createStreams(api: KubernetesApi, pods: string) {
         tty: String(terminal),
       });
       for (const it of argv(protocol)) query.append('command', it);
-      try {
-        const socket = await api.connect(`${pods}/${pod}/exec?${query}`, protocol);
-        known = protocol;
-        return socket;
-      } catch (error) {
-        if (!refusesProtocol(error) || protocol !== known) throw error;
-      }
+      const socket = await api.connect(`${pods}/${pod}/exec?${query}`, protocol);
+      known = protocol;
+      return socket;
+    };
+    try {
+      return await open(first);
+    } catch (error) {
+      if (refusesProtocol(error)) return open(second);
+      throw error;
     }
-    throw new Error(`the API server speaks neither ${V5} nor ${V4}`);
   }
 
   return {
