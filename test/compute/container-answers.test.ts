@@ -11,6 +11,7 @@ import { beginIn } from '../../src/compute/engines/container/program.ts';
 import { whyEnded } from '../../src/compute/engines/container/why-ended.ts';
 import { createGuest } from '../../src/compute/machine/guest.ts';
 import { waitFor } from '../helper/waiting.ts';
+import { frame } from './engines/frame.ts';
 
 /** What an engine may answer: every call ends, and what cannot be read is nothing that is known. */
 
@@ -112,6 +113,18 @@ test('a log that can be read as JSON is no log', async (t) => {
   const engine = await open(t, () => json({}));
   const inspected = { Id: 'x', State: { ExitCode: 0 }, HostConfig: {} } as never;
   assert.match(await waitFor('it is said', whyEnded(engine, inspected)), /^its deadline has passed [^;]*$/);
+});
+
+test('of a log, whose first line Podman may return in part, the last five lines are told', async (t) => {
+  const engine = await open(t, (path) => {
+    const count = Number(/tail=(\d+)/.exec(path)?.[1]);
+    const lines = Array.from({ length: count }, (_, i) => frame(1, Buffer.from(`${i ? 'line' : 'ne'} ${i - count}\n`)));
+    const log = Buffer.concat(lines).toString('latin1');
+    return `HTTP/1.1 200 OK\r\ncontent-length: ${log.length}\r\n\r\n${log}`;
+  });
+  const inspected = { Id: 'x', State: { ExitCode: 38 }, HostConfig: {} } as never;
+  const words = await waitFor('it is said', whyEnded(engine, inspected));
+  assert.match(words, /the last of its output: line -5 \| line -4 \| line -3 \| line -2 \| line -1$/);
 });
 
 test('a command that the engine says runs for ever is given up after its limit', async (t) => {

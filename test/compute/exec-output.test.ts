@@ -6,7 +6,9 @@ import test from 'node:test';
 import type { GuestSession } from '../../src/compute/backend.ts';
 import { partOutput } from '../../src/compute/engines/container/exec-output.ts';
 import { createStreams } from '../../src/compute/engines/kubernetes/stream.ts';
+import { attach } from '../../src/compute/machine/attached.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
+import { runCommand } from '../../src/compute/machine/command.ts';
 import { startRun } from '../../src/compute/machine/run.ts';
 import { frame } from './engines/frame.ts';
 
@@ -111,6 +113,29 @@ test('what a text in a machine says a byte at a time waits in few pieces', async
     const waiting = unread.readableLength + unread.writableLength;
     assert(waiting <= 16 * 1024, `${waiting} pieces wait`);
   }
+});
+
+test('a session that is lost before its first word was lost: what it ran is not known', async () => {
+  const lost = new Error('the connection was lost');
+  /** The first `whole` sessions say where they have stored a text; the one after them is lost. */
+  const backendOf = (whole: number) => {
+    const session = async (): Promise<GuestSession> => {
+      const source = { stdin: new PassThrough(), stdout: new PassThrough(), stderr: new PassThrough() };
+      source.stderr.end();
+      if (whole-- > 0) {
+        source.stdin.once('data', (text) => source.stdout.end(`${String(text).split(' ')[0]} at /tmp/text\n`));
+        return { ...source, ended: Promise.resolve({ code: 0 }), resize() {}, kill() {} };
+      }
+      return { ...source, ended: Promise.reject(lost), resize() {}, kill() {} };
+    };
+    return { guest: { session, exec: async () => {} } } as never;
+  };
+  const order = { argv: ['true'] as [string], env: {}, cwd: undefined, hasInput: false, seconds: 60 };
+  const terminal = { term: 'xterm', columns: 80, rows: 24 };
+  const limits = { timeoutSeconds: 60, streamBytesMax: 100 };
+  await assert.rejects(runCommand(backendOf(0), 'ref', { command: 'true', cwd: '/', ...limits }), lost);
+  await assert.rejects(attach(backendOf(0), 'ref', { ...order, terminal: undefined }), lost);
+  await assert.rejects(attach(backendOf(1), 'ref', { ...order, terminal }), lost);
 });
 
 test('what comes from a pod in messages of one byte waits in few pieces', async () => {

@@ -85,6 +85,7 @@ const EXAMINE = `(async (rules) => {
 
 /** Returns the breaches of WCAG 2.2 AA that axe finds. The browser's debugger injects axe, past the page's own policy. */
 export async function breachesOn(page: Page, rules = ALL_RULES): Promise<string[]> {
+  await page.waitForLoadState(); // Words of a page that a click has led to are there before its style sheet.
   if (await page.evaluate('typeof axe === "undefined"')) await page.evaluate(axe());
   return (await page.evaluate(`${EXAMINE}(${JSON.stringify(rules)})`)) as string[];
 }

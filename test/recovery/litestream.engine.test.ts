@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import type { ChildProcess } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { chmodSync, copyFileSync, mkdirSync, rmSync } from 'node:fs';
@@ -10,7 +11,7 @@ import { EXECUTABLE, type Installation, installation, run, type Serving } from '
 import { openUpstream } from '../helper/upstream.ts';
 import { until } from '../helper/waiting.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
-import { litestreamFor, startBeside } from './litestream.ts';
+import { end, litestreamFor, startBeside } from './litestream.ts';
 
 const DRILL = join(import.meta.dirname, '../../docs/restore-drill.sh');
 
@@ -18,6 +19,8 @@ const DRILL = join(import.meta.dirname, '../../docs/restore-drill.sh');
 async function openReplicated(t: TestContext) {
   const litestream = litestreamFor(t);
   if (!litestream) return undefined;
+  let stream: ChildProcess | undefined;
+  t.after(() => stream && end(stream)); // First: it would make its directory beside the database again.
   const upstream = await openUpstream(t);
   const purser = installation(t, { upstream });
   const server = await purser.serve();
@@ -26,7 +29,7 @@ async function openReplicated(t: TestContext) {
   const { key } = await purser.json('key', 'create', '--account', account, '--name', 'load');
   const replica = `file://${temporaryDirectory(t)}/replica`;
   const { database } = files(purser.directory);
-  const stream = startBeside(t, [litestream, 'replicate', database, replica]);
+  stream = startBeside(t, [litestream, 'replicate', database, replica]);
   await until('Litestream has begun', async () => hasLitestreamTables(database));
   return { purser, server, key: key as string, replica, stream, litestream };
 }

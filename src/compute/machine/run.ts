@@ -120,9 +120,9 @@ export async function startRun(
       }
       // A connection of its own is closed with it; background processes continue.
       if ('destroy' in session.stdin) session.stdin.destroy();
-      word.reject(new Error('the machine ran nothing of what it was sent'));
     });
-  ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
+  // Of a session that was lost, nobody knows what it ran: its first word may have been on its way.
+  ended.then(() => word.reject(ranNothing()), word.reject);
   function kill(): void {
     session.kill();
     // What nobody reads is discarded: `ended` would wait for a reader for ever.
@@ -133,6 +133,9 @@ export async function startRun(
   }
   return { word: word.promise, stdin: session.stdin, stdout, stderr, ended, kill };
 }
+
+/** Returns the error of a session that ended without a first word. */
+export const ranNothing = () => new Error('the machine ran nothing of what it was sent');
 
 /** Passes on the output after the line with the token, and resolves its first word. */
 export function afterToken(token: string, say: (word: string) => void): Transform {

@@ -48,12 +48,13 @@ async function lastLines({ ask, docker }: Engine, id: string): Promise<string> {
     // answer in JSON.
     const log = await docker
       .getContainer(id)
-      .logs({ stdout: true, stderr: true, tail: LOG_LINES, follow: true, abortSignal });
+      .logs({ stdout: true, stderr: true, tail: LOG_LINES + 1, follow: true, abortSignal });
     return readBounded(log as AsyncIterable<Buffer>, LOG_BYTES_MAX);
   });
   if (!framed) return '';
   const { stdout, stderr } = partOutput(Readable.from([framed]), { terminal: false });
   const log = await collectBoth(stdout, stderr, { streamBytesMax: framed.length });
   const lines = `${log.stderr}${log.stdout}`.split('\n').map((it) => it.trim());
-  return lines.filter(Boolean).join(' | ').slice(-LOG_CHARACTERS);
+  // Podman keeps a line in parts as it came through the pipe, and of the first one it may return the last part alone.
+  return lines.filter(Boolean).slice(-LOG_LINES).join(' | ').slice(-LOG_CHARACTERS);
 }
