@@ -21,13 +21,16 @@ const SIGNAL_EXIT = 128;
 
 /**
  * Runs `$3…` in the job's directory `$2` as RUN_MARKED does, with the mark `$1`: `srun` writes messages of its own to standard
- * error, and its exit code may be its own as well.
+ * error, and its exit code may be its own as well. Then it reads the input that the program has left unread, to its end: where
+ * input still arrives for a step that has ended, `srun` may discard its last output, with the exit code.
  */
 export const ENTER = `mark=$1; export HOME="$2"; shift 2
 ${SURROUNDINGS}
 umask 077; [ -d "$HOME" ] || mkdir -p "$HOME"; [ -O "$HOME" ] && cd "$HOME" || exit 1
 umask 022
-${RUN_MARKED}`;
+${RUN_MARKED}
+cat >/dev/null
+exit 0`;
 
 /** A running job and its user. */
 export type RunningJob = { id: string; user: User };
@@ -111,6 +114,7 @@ async function begin(
     },
     exitCode(code) {
       exitCode ??= code;
+      child.stdin.destroy(); // It ends what is read of the input.
       drain ??= setTimeout(() => abandon(child), IDLE_MILLISECONDS);
     },
   });
