@@ -118,13 +118,13 @@ test('a log that can be read as JSON is no log', async (t) => {
 test('of a log, whose first line Podman may return in part, the last five lines are told', async (t) => {
   const engine = await open(t, (path) => {
     const count = Number(/tail=(\d+)/.exec(path)?.[1]);
-    const lines = Array.from({ length: count }, (_, i) => frame(1, Buffer.from(`${i ? 'line' : 'ne'} ${i - count}\n`)));
-    const log = Buffer.concat(lines).toString('latin1');
+    const lines = Array.from({ length: count - 1 }, (_, i) => frame(1, `${i ? 'line' : 'ne'} ${i + 1 - count}\n`));
+    const log = Buffer.concat([...lines, frame(2, 'the fault\n')]).toString('latin1');
     return `HTTP/1.1 200 OK\r\ncontent-length: ${log.length}\r\n\r\n${log}`;
   });
   const inspected = { Id: 'x', State: { ExitCode: 38 }, HostConfig: {} } as never;
   const words = await waitFor('it is said', whyEnded(engine, inspected));
-  assert.match(words, /the last of its output: line -5 \| line -4 \| line -3 \| line -2 \| line -1$/);
+  assert.match(words, /the last of its output: the fault \| line -4 \| line -3 \| line -2 \| line -1$/);
 });
 
 test('a command that the engine says runs for ever is given up after its limit', async (t) => {

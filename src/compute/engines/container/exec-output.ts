@@ -3,7 +3,8 @@ import { WAITING } from '../../machine/waiting.ts';
 
 /** Each piece begins with the number of its stream, three empty bytes and its length (Docker Engine API, attach). */
 const HEAD_BYTES = 8;
-const STDERR = 2;
+/** The number of a command's standard error. */
+export const STDERR = 2;
 /**
  * The silence after which the output counts as complete: output still in transit arrives within it, and background processes may
  * keep the stream open.

@@ -5,7 +5,7 @@ import { readBounded } from '../../../net/read-bounded.ts';
 import { WROTE_BESIDE_DISK, wroteBesideDisk } from '../../kit/watchdog.ts';
 import { collectBoth } from '../../machine/collect.ts';
 import type { Engine } from './engine.ts';
-import { partOutput } from './exec-output.ts';
+import { partOutput, STDERR } from './exec-output.ts';
 import { sharesKernel } from './settings.ts';
 
 const LOG_LINES = 5;
@@ -54,7 +54,12 @@ async function lastLines({ ask, docker }: Engine, id: string): Promise<string> {
   if (!framed) return '';
   const { stdout, stderr } = partOutput(Readable.from([framed]), { terminal: false });
   const log = await collectBoth(stdout, stderr, { streamBytesMax: framed.length });
-  const lines = `${log.stderr}${log.stdout}`.split('\n').map((it) => it.trim());
+  const linesOf = (it: Buffer) =>
+    String(it)
+      .split('\n')
+      .flatMap((line) => line.trim() || []);
+  const [errors, others] = [linesOf(log.stderr), linesOf(log.stdout)];
   // Podman keeps a line in parts as it came through the pipe, and of the first one it may return the last part alone.
-  return lines.filter(Boolean).slice(-LOG_LINES).join(' | ').slice(-LOG_CHARACTERS);
+  if (errors.length + others.length > LOG_LINES) (framed[0] === STDERR ? errors : others).shift();
+  return [...errors, ...others].join(' | ').slice(-LOG_CHARACTERS);
 }
