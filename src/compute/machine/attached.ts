@@ -4,7 +4,7 @@ import { Refusal } from '../../base/refusal.ts';
 import { inTime } from '../../net/deadline.ts';
 import type { Backend, GuestSession, Ref, SessionOrder } from '../backend.ts';
 import { NO_DIRECTORY } from './command.ts';
-import { afterToken, firstWord, ranNothing, runText, startRun } from './run.ts';
+import { afterToken, firstWord, rejectAtEnd, runText, startRun } from './run.ts';
 import { codeOfSignal, quoted } from './shell.ts';
 
 /** Programs in a machine to whose streams Purser stays attached, with arguments of their own instead of a command line. */
@@ -153,8 +153,7 @@ async function attachTerminal({ guest }: Pick<Backend, 'guest'>, ref: Ref, order
       return 'code' in end ? end.code : codeOfSignal(end.signal);
     })
     .finally(() => stdout.end());
-  ended.then(() => word.reject(ranNothing()), word.reject);
-  word.promise.catch(() => {});
+  rejectAtEnd(word, ended);
   try {
     const pid = pidOf((await inTime(word.promise, BEGIN_MILLISECONDS, 'The start of a terminal')).trim(), order);
     const { stdin, resize, kill } = session;

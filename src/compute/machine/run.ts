@@ -71,7 +71,6 @@ export async function startRun(
   const from = { stdout: session.stdout, stderr: session.stderr as Readable };
   for (const stream of [session.stdin, from.stdout, from.stderr]) stream.on('error', () => {}); // `ended` reports it.
   const word = Promise.withResolvers<string>();
-  word.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
   const [stdout, stderr] = [afterToken(token, word.resolve), new PassThrough(WAITING)];
   let heardAt = performance.now();
   let open = 2;
@@ -121,8 +120,7 @@ export async function startRun(
       // A connection of its own is closed with it; background processes continue.
       if ('destroy' in session.stdin) session.stdin.destroy();
     });
-  // Of a session that was lost, nobody knows what it ran: its first word may have been on its way.
-  ended.then(() => word.reject(ranNothing()), word.reject);
+  rejectAtEnd(word, ended);
   function kill(): void {
     session.kill();
     // What nobody reads is discarded: `ended` would wait for a reader for ever.
@@ -134,8 +132,14 @@ export async function startRun(
   return { word: word.promise, stdin: session.stdin, stdout, stderr, ended, kill };
 }
 
-/** Returns the error of a session that ended without a first word. */
-export const ranNothing = () => new Error('the machine ran nothing of what it was sent');
+/**
+ * Rejects a first word that has not come when its session ends. Of one that was lost, nobody knows what it ran: the word may have been
+ * on its way.
+ */
+export function rejectAtEnd(word: PromiseWithResolvers<string>, ended: Promise<number>): void {
+  ended.then(() => word.reject(new Error('the machine ran nothing of what it was sent')), word.reject);
+  word.promise.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
+}
 
 /** Passes on the output after the line with the token, and resolves its first word. */
 export function afterToken(token: string, say: (word: string) => void): Transform {

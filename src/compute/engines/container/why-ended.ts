@@ -57,7 +57,8 @@ async function lastLines({ ask, docker }: Engine, id: string): Promise<string> {
   const linesOf = (it: Buffer) =>
     String(it)
       .split('\n')
-      .flatMap((line) => line.trim() || []);
+      .map((line) => line.trim())
+      .filter(Boolean);
   const [errors, others] = [linesOf(log.stderr), linesOf(log.stdout)];
   // Podman keeps a line in parts as it came through the pipe, and of the first one it may return the last part alone.
   if (errors.length + others.length > LOG_LINES) (framed[0] === STDERR ? errors : others).shift();

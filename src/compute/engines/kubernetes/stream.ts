@@ -45,7 +45,7 @@ export function createStreams(api: KubernetesApi, pods: string) {
 
   async function connect(pod: string, argv: (protocol: string) => string[], terminal: boolean): Promise<WebSocket> {
     // Read once: a call that was begun beside this one may know better before this one is refused.
-    const [first, second] = known === V5 ? ([V5, V4] as const) : ([V4, V5] as const);
+    const first = known;
     const open = async (protocol: string) => {
       const query = new URLSearchParams({
         container: CONTAINER,
@@ -62,7 +62,7 @@ export function createStreams(api: KubernetesApi, pods: string) {
     try {
       return await open(first);
     } catch (error) {
-      if (refusesProtocol(error)) return open(second);
+      if (refusesProtocol(error)) return open(first === V5 ? V4 : V5);
       throw error;
     }
   }
