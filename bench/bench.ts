@@ -3,13 +3,15 @@ import { join } from 'node:path';
 import { type Filled, fillInstallation } from './filled.ts';
 import type { Flags } from './flags.ts';
 import { type Installation, install } from './purser.ts';
-import { startUpstream, type Upstream } from './upstream.ts';
+import { compileMock, startCompiledUpstream, startUpstream, type Upstream } from './upstream.ts';
 
 /** The shared resources of the rows. A row closes whatever else it opens. */
 export type Bench = Flags & {
   /** Removed when the bench ends. */
   directory: string;
+  /** Answers at once: compiled from C where that can be, so that it takes next to no time from the measured server. No streams. */
   upstream: Upstream;
+  isCompiled: boolean;
   /** Makes a new, empty installation. Its model server is the mock by default; `broken` as for `install`. */
   fresh(upstream?: Upstream, broken?: Record<string, number>): Promise<Installation>;
   /** Returns the installation with many wallets and entries. It is filled once, for all rows. */
@@ -26,7 +28,11 @@ export async function openBench(flags: Flags): Promise<Bench> {
     process.off('exit', remove);
     remove();
   });
-  const upstream = opening.adopt(await startUpstream(directory), (it) => it.stop());
+  const mock = compileMock(directory);
+  const upstream = opening.adopt(
+    await (mock ? startCompiledUpstream(directory, mock) : startUpstream(directory)),
+    (it) => it.stop(),
+  );
   let installations = 0;
   let filled: Promise<Filled> | undefined;
   const fresh = (at = upstream, broken?: Record<string, number>) =>
@@ -36,6 +42,7 @@ export async function openBench(flags: Flags): Promise<Bench> {
     ...flags,
     directory,
     upstream,
+    isCompiled: mock !== undefined,
     fresh,
     filled: () => {
       filled ??= fresh().then((it) => fillInstallation(it, flags));

@@ -1,5 +1,6 @@
 import { join } from 'node:path';
 import { run, threadMicroseconds } from './process.ts';
+import { isForWrk, sendWithWrk, wrkVersion } from './wrk.ts';
 
 /** The load generator's order. It ends after `seconds`, or after `count` requests. */
 export type LoadOrder = {
@@ -30,7 +31,7 @@ export type LoadResult = {
   perSecond: number;
   p50: number;
   p99: number;
-  /** Median time to the first byte of the answer; of a stream, to its first event. */
+  /** Median time to the first byte of the answer; of a stream, to its first event. NaN where wrk sends. */
   firstByte: number;
   /** Between two reads of one answer: median and 99th percentile. Undefined if every answer came in one piece. */
   gap50?: number;
@@ -47,20 +48,27 @@ export type Measured = LoadResult & {
 };
 export type Load = Omit<LoadOrder, 'run'> & { /** Whose processor time is counted. */ pid: number };
 
+/** The `count` of a load that ends when its connections break. */
+export const UNTIL_BROKEN = Number.MAX_SAFE_INTEGER;
+
 let runs = 0;
 
 /** Puts one load on a server, from a separate process. */
 export async function generate({ pid, ...load }: Load): Promise<Measured> {
   const order: LoadOrder = { ...load, run: `${process.pid.toString(36)}.${(runs++).toString(36)}.` };
   const before = threadMicroseconds(pid);
-  const output = await run(process.execPath, [join(import.meta.dirname, 'load.ts')], { input: JSON.stringify(order) });
-  const result = JSON.parse(output) as LoadResult;
+  const result = await (wrkVersion && isForWrk(order) ? sendWithWrk(order) : sendWithNode(order));
   const after = threadMicroseconds(pid);
   return {
     ...result,
     cpu: (after.all - before.all) / result.count,
     mainCpu: (after.main - before.main) / result.count,
   };
+}
+
+async function sendWithNode(order: LoadOrder): Promise<LoadResult> {
+  const output = await run(process.execPath, [join(import.meta.dirname, 'load.ts')], { input: JSON.stringify(order) });
+  return JSON.parse(output) as LoadResult;
 }
 
 /** Does the same, and throws unless every request succeeded: otherwise the figures would be those of refusals. */

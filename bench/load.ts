@@ -1,4 +1,4 @@
-// The load generator, a separate process: raw sockets, one request in flight on each, as few allocations per request as
+// The load generator for what wrk does not send (bench/wrk.ts), a separate process: raw sockets, one request in flight on each, as few allocations per request as
 // possible. It reads its order as JSON on stdin and prints its result as JSON.
 
 import { once } from 'node:events';
@@ -7,10 +7,9 @@ import { performance } from 'node:perf_hooks';
 import { setTimeout } from 'node:timers/promises';
 import type { LoadOrder, LoadResult } from './generate.ts';
 import { type Reply, replyReader } from './reply.ts';
+import { KEY_LENGTH, keyOf, requestOf } from './request.ts';
 
-const KEY_LENGTH = 32;
 const order = JSON.parse(await stdin()) as LoadOrder;
-const body = Buffer.from(order.body);
 const latencies: number[] = [];
 const firstBytes: number[] = [];
 const gaps: number[] = [];
@@ -26,17 +25,8 @@ let lastRefusal: string | undefined;
 type Template = { bytes: Buffer; keyAt: number };
 
 function template(token: string | undefined): Template {
-  const headers = [
-    `POST ${order.path} HTTP/1.1`,
-    `Host: 127.0.0.1:${order.port}`,
-    'Content-Type: application/json',
-    `Content-Length: ${body.length}`,
-    ...(token === undefined ? [] : [`Authorization: Bearer ${token}`]),
-    ...Object.entries(order.headers ?? {}).map(([name, value]) => `${name}: ${value}`),
-    `${order.isKeyless ? 'X-Unused' : 'Idempotency-Key'}: ${'x'.repeat(KEY_LENGTH)}`,
-  ];
-  const head = `${headers.join('\r\n')}\r\n\r\n`;
-  return { bytes: Buffer.concat([Buffer.from(head), body]), keyAt: head.length - 4 - KEY_LENGTH };
+  const { beforeKey, afterKey } = requestOf(order, token);
+  return { bytes: Buffer.from(`${beforeKey}${keyOf(order, 0)}${afterKey}`), keyAt: beforeKey.length };
 }
 
 type Client = {
@@ -81,7 +71,7 @@ async function connect(): Promise<Client> {
     firstByteAt: () => firstByteAt as number,
     send({ bytes, keyAt }, key) {
       firstByteAt = lastAt = undefined;
-      bytes.write(`${order.run}${key}`.padEnd(KEY_LENGTH, '-'), keyAt, KEY_LENGTH, 'latin1');
+      bytes.write(keyOf(order, key), keyAt, KEY_LENGTH, 'latin1');
       return new Promise((resolve) => {
         answered = resolve;
         if (socket.destroyed) settle(undefined);
@@ -120,8 +110,8 @@ async function stream(client: Client, index: number): Promise<void> {
 async function lockstep(clients: readonly Client[]): Promise<void> {
   const own = clients.map((_, i) => template(order.tokens?.[i % order.tokens.length]));
   for (let round = 0; round < (order.count ?? 1); round++) {
-    const keyOf = (i: number) => (order.sameKey ? round : round * clients.length + i);
-    await Promise.all(clients.map((client, i) => ask(client, own[i] as Template, keyOf(i))));
+    const numberOf = (i: number) => (order.sameKey ? round : round * clients.length + i);
+    await Promise.all(clients.map((client, i) => ask(client, own[i] as Template, numberOf(i))));
   }
 }
 

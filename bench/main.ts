@@ -7,6 +7,7 @@ import { readFlags } from './flags.ts';
 import { addedLatency } from './rows/added-latency.ts';
 import { chatAgainstNoLedger } from './rows/chat-against-no-ledger.ts';
 import { chatAgainstPeer } from './rows/chat-against-peer.ts';
+import { counts } from './rows/counts.ts';
 import { failOver } from './rows/fail-over.ts';
 import { fsyncs } from './rows/fsyncs.ts';
 import { headOfLine } from './rows/head-of-line.ts';
@@ -23,9 +24,11 @@ import { startToReady } from './rows/start-to-ready.ts';
 import { streaming } from './rows/streaming.ts';
 import { walletCreation } from './rows/wallet-creation.ts';
 import { figure, type Line, printLines, printMarkdown } from './table.ts';
+import { wrkVersion } from './wrk.ts';
 
-/** The rows, in the order of printing. */
+/** The rows, in the order of printing: first what is counted, which no other work on the machine changes. */
 const ROWS: Record<string, (bench: Bench) => Promise<Line[]>> = {
+  s: counts,
   a: chatAgainstPeer,
   b: chatAgainstNoLedger,
   c: fsyncs,
@@ -75,7 +78,7 @@ if (flags) {
   }
   const minutes = Math.round((performance.now() - from) / 60_000);
   console.log(
-    `${new Date().toISOString().slice(0, 10)}, ${cpus().length} × ${cpu?.model.trim()}, Node ${process.version}, ${flags.rounds} rounds of ${flags.seconds} s, medians. Load average ${loadBefore} before, ${load()} after ${minutes} minutes.\n`,
+    `${new Date().toISOString().slice(0, 10)}, ${cpus().length} × ${cpu?.model.trim()}, Node ${process.version}, ${flags.rounds} rounds of ${flags.seconds} s, medians with the least and the greatest. Load by ${wrkVersion ?? 'bench/load.ts'}, model server in ${bench.isCompiled ? 'C' : 'Node'}. Load average ${loadBefore} before, ${load()} after ${minutes} minutes.\n`,
   );
   (flags.markdown ? printMarkdown : printLines)(table);
 }

@@ -5,7 +5,7 @@
 // everything with that error.
 import { createServer, type ServerResponse } from 'node:http';
 
-const [port, delay, pause, status = 200] = process.argv.slice(2).map(Number);
+const [delay, pause, status = 200, port] = process.argv.slice(2).map(Number);
 const ANSWER = Buffer.from(
   JSON.stringify({
     id: 'chatcmpl-mock',

@@ -21,7 +21,8 @@ export async function startPortkey(directory: string, upstreamPort: number): Pro
   if (!existsSync(SERVER)) {
     try {
       console.error('Installing @portkey-ai/gateway into bench/peers …');
-      await run('npm', ['ci', '--ignore-scripts', '--no-audit', '--no-fund'], { cwd: PEERS });
+      // npm has the environment's own certificates.
+      await run('npm', ['ci', '--ignore-scripts', '--no-audit', '--no-fund'], { cwd: PEERS, env: process.env });
     } catch (error) {
       console.error(`bench/peers cannot be installed: ${(error as Error).message}`);
       return undefined;

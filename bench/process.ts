@@ -31,12 +31,12 @@ export function start(command: string, args: readonly string[], log: string, env
 export async function run(
   command: string,
   args: readonly string[],
-  options: { cwd?: string; input?: string } = {},
+  { input, ...options }: { cwd?: string; input?: string; env?: NodeJS.ProcessEnv } = {},
 ): Promise<string> {
-  const child = spawn(command, args, { ...options, stdio: ['pipe', 'pipe', 'pipe'], env: plainEnvironment() });
+  const child = spawn(command, args, { env: plainEnvironment(), ...options, stdio: ['pipe', 'pipe', 'pipe'] });
   const { ended } = adopt(child);
   child.stdin.on('error', () => {}); // The exit code tells why a program ended early.
-  child.stdin.end(options.input ?? '');
+  child.stdin.end(input ?? '');
   const [stdout, stderr] = await Promise.all([text(child.stdout), text(child.stderr), ended]);
   if (child.exitCode !== 0) throw new Error(`${command} ${args.join(' ').slice(0, 200)} failed: ${stderr || stdout}`);
   return stdout;

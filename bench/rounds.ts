@@ -1,5 +1,6 @@
 import type { Flags } from './flags.ts';
 import { generateGood, type Load, type Measured } from './generate.ts';
+import { figure } from './table.ts';
 
 /** A target's figures, each the median over the rounds, and the rounds themselves. */
 export type Figures = Pick<Measured, 'perSecond' | 'p50' | 'p99' | 'firstByte' | 'cpu' | 'mainCpu'> & {
@@ -36,7 +37,7 @@ export async function interleave<N extends string>(
 }
 
 function figuresOf(rounds: readonly Measured[]): Figures {
-  const of = (name: Exclude<keyof Figures, 'rounds'>) => median(rounds.map((it) => it[name]));
+  const of = (name: Name) => median(rounds.map((it) => it[name]));
   return {
     perSecond: of('perSecond'),
     p50: of('p50'),
@@ -48,10 +49,26 @@ function figuresOf(rounds: readonly Measured[]): Figures {
   };
 }
 
-/** Divides one target's figure by the other's in the same round, and returns the median over the rounds. */
-export function ratio(one: Figures, other: Figures, name: Exclude<keyof Figures, 'rounds'>): number {
-  return median(one.rounds.map((it, round) => it[name] / (other.rounds[round] as Measured)[name]));
+type Name = Exclude<keyof Figures, 'rounds'>;
+
+/** Divides one target's figure by the other's in the same round. */
+const ratios = (one: Figures, other: Figures, name: Name): number[] =>
+  one.rounds.map((it, round) => it[name] / (other.rounds[round] as Measured)[name]);
+
+/** The median over the rounds of the ratio of one target's figure to the other's. */
+export const ratio = (one: Figures, other: Figures, name: Name): number => median(ratios(one, other, name));
+
+/** Formats that ratio with its least and its greatest: "0.31 (0.29 to 0.33)". */
+export function times(one: Figures, other: Figures, name: Name): string {
+  const all = ratios(one, other, name);
+  return `${figure(median(all))} (${range(all)})`;
 }
+
+/** Formats how far some figures lie apart. */
+export const range = (all: readonly number[]): string => `${figure(Math.min(...all))} to ${figure(Math.max(...all))}`;
+
+/** Formats how far a target's rounds lie apart. */
+export const rangeOf = ({ rounds }: Figures, name: Name): string => range(rounds.map((it) => it[name]));
 
 /**
  * A time of a target when the machine does little else: the first quartile over the rounds. What else a host does only ever

@@ -2,7 +2,7 @@ import type { Bench } from '../bench.ts';
 import type { Load } from '../generate.ts';
 import { chatLoad } from '../loads.ts';
 import { openWallets, startPurser } from '../purser.ts';
-import { interleave, quietTime } from '../rounds.ts';
+import { interleave, quietTime, rangeOf } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
 /** Measures how much longer a single caller waits than at the bare upstream. */
@@ -17,7 +17,7 @@ export async function addedLatency(bench: Bench): Promise<Line[]> {
   const { direct, purser: own } = result;
   const added = (name: 'p50' | 'p99') => quietTime(own, name) - quietTime(direct, name);
   const beside = (name: 'p50' | 'p99') =>
-    `direct ${figure(quietTime(direct, name))} ms, purser ${figure(quietTime(own, name))} ms`;
+    `direct ${figure(quietTime(direct, name))} ms (rounds ${rangeOf(direct, name)}), purser ${figure(quietTime(own, name))} ms (${rangeOf(own, name)})`;
   return [
     {
       what: 'added latency, 1 connection, p50',

@@ -2,7 +2,7 @@ import { join } from 'node:path';
 import type { Bench } from '../bench.ts';
 import { chatLoad } from '../loads.ts';
 import { openWallets, type Server, startPurser } from '../purser.ts';
-import { interleave, ratio } from '../rounds.ts';
+import { interleave, times } from '../rounds.ts';
 import { cpuOf, figure, type Line } from '../table.ts';
 
 const WALLETS = 1000;
@@ -30,7 +30,7 @@ export async function chatAgainstNoLedger(bench: Bench): Promise<Line[]> {
     {
       what: 'the same × purser without its ledger',
       goal: '≥ 0.5',
-      measured: figure(ratio(result.purser, result.without, 'perSecond')),
+      measured: times(result.purser, result.without, 'perSecond'),
       beside: `with ${figure(result.purser.perSecond)}/s, ${cpuOf(result.purser)}; without ${figure(result.without.perSecond)}/s, ${cpuOf(result.without)}`,
     },
   ];

@@ -3,7 +3,7 @@ import type { Bench } from '../bench.ts';
 import type { Load } from '../generate.ts';
 import { chatLoad } from '../loads.ts';
 import { openRouterKeys, openWallets, startPurser } from '../purser.ts';
-import { interleave, ratio } from '../rounds.ts';
+import { interleave, times } from '../rounds.ts';
 import { cpuOf, figure, type Line } from '../table.ts';
 
 const KEYS = 1000;
@@ -30,7 +30,7 @@ export async function manyKeys(bench: Bench): Promise<Line[]> {
     {
       what: `${KEYS.toLocaleString('en-US')} gateway keys ask at the same moment: requests/s × bare proxy`,
       goal: '',
-      measured: figure(ratio(it, bare, 'perSecond')),
+      measured: times(it, bare, 'perSecond'),
       beside: `bare ${figure(bare.perSecond)}/s, p99 ${figure(bare.p99)} ms, ${cpuOf(bare)}; purser ${figure(it.perSecond)}/s, ${figure(it.p99)} ms, ${cpuOf(it)}`,
     },
   ];

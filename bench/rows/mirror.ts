@@ -1,11 +1,11 @@
 import { join } from 'node:path';
 import { type Mirror, openMirror, otherBox } from '../../test/standby/mirror.ts';
 import type { Bench } from '../bench.ts';
-import { generate } from '../generate.ts';
+import { generate, UNTIL_BROKEN } from '../generate.ts';
 import { chatBody, chatLoad } from '../loads.ts';
 import { sleep } from '../process.ts';
 import { type Installation, install, openWallets, startPurser } from '../purser.ts';
-import { interleave, median, ratio } from '../rounds.ts';
+import { interleave, median, range, times } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
 const WALLETS = 1000;
@@ -50,7 +50,7 @@ export async function mirror(bench: Bench): Promise<Line[]> {
     lines.push({
       what: `chat on a mirror of two disks, ${connections} connection${connections > 1 ? 's' : ''}: requests/s × one disk`,
       goal: '',
-      measured: figure(ratio(both, single, 'perSecond')),
+      measured: times(both, single, 'perSecond'),
       beside: `${figure(both.perSecond)}/s and ${figure(single.perSecond)}/s; p50 ${figure(both.p50)} and ${figure(single.p50)} ms`,
     });
   }
@@ -60,7 +60,7 @@ export async function mirror(bench: Bench): Promise<Line[]> {
     what: 'from the cut of a box under load to the first answer of the other',
     goal: '≤ 3 s',
     measured: `${figure(median(seconds))} s`,
-    beside: `${seconds.length} takeovers, at most ${figure(Math.max(...seconds))} s: the mount, the start and a chat`,
+    beside: `${seconds.length} takeovers, ${range(seconds)} s: the mount, the start and a chat`,
   });
   return lines;
 }
@@ -75,7 +75,7 @@ async function takeOvers(disk: Mirror, { directory }: Bench, { installation, tok
   let box: 0 | 1 = 0;
   for (let i = 0; i < TAKE_OVERS; i++) {
     const purser = await startPurser(on(box));
-    const load = generate({ ...chatLoad(purser, tokens), seconds: 60 }).catch(() => {}); // It ends when its connections break.
+    const load = generate({ ...chatLoad(purser, tokens), count: UNTIL_BROKEN }).catch(() => {});
     await sleep(LOAD_MILLISECONDS);
     const from = performance.now();
     const to = otherBox(box);

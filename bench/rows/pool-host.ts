@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { openSshBackend } from '../../src/compute/engines/ssh/ssh.ts';
 import { openSshd } from '../../test/compute/engines/sshd.ts';
-import { median } from '../rounds.ts';
+import { median, range } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
 const ROUNDS = 60;
@@ -70,7 +70,7 @@ export async function poolHost(): Promise<Line[]> {
       what: 'warm exec on a pool host with a .bashrc of 3 s, over `ssh` with ControlMaster to one with an empty one',
       goal: '≤ 1.3×',
       measured: `${figure(purser / control)}×`,
-      beside: `${figure(purser)} ms against ${figure(control)} ms`,
+      beside: `${figure(purser)} ms (${range(taken.purser)}) against ${figure(control)} ms (${range(taken.control)})`,
     },
   ];
 }

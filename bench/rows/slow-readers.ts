@@ -6,6 +6,7 @@ import { chatBody } from '../loads.ts';
 import { anonymousMegabytes, sleep } from '../process.ts';
 import { openRouterKeys, openWallets, startPurser } from '../purser.ts';
 import { figure, type Line } from '../table.ts';
+import { startUpstream } from '../upstream.ts';
 
 const READERS = 64;
 const STILL_MILLISECONDS = 3000;
@@ -14,10 +15,11 @@ const BODY = JSON.stringify({ ...JSON.parse(chatBody('long')), stream: true });
 /** Measures the private memory that a stream takes whose client reads nothing after its head, beside the bare proxy. */
 export async function slowReaders(bench: Bench): Promise<Line[]> {
   await using open = new AsyncDisposableStack();
-  const installation = await bench.fresh();
+  const upstream = open.adopt(await startUpstream(bench.directory), (it) => it.stop());
+  const installation = await bench.fresh(upstream);
   // Killed: it would read the streams of clients that have gone to their end, and they have none.
   const purser = open.adopt(await startPurser(installation), (it) => it.stop('SIGKILL'));
-  const proxy = open.adopt(await startBare(bench.directory, bench.upstream.port), (it) => it.stop());
+  const proxy = open.adopt(await startBare(bench.directory, upstream.port), (it) => it.stop());
   const keys = await openRouterKeys(installation, await openWallets(installation, READERS));
   const bare = await kilobytesOf(proxy.pid, proxy.port, keys);
   const own = await kilobytesOf(purser.child.pid, purser.port, keys);

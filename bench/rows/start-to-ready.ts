@@ -1,9 +1,9 @@
 import type { Bench } from '../bench.ts';
-import { generate } from '../generate.ts';
+import { generate, UNTIL_BROKEN } from '../generate.ts';
 import { chatLoad } from '../loads.ts';
 import { sleep } from '../process.ts';
 import { type Installation, startPurser } from '../purser.ts';
-import { median } from '../rounds.ts';
+import { median, range } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
 const STARTS = 15;
@@ -20,7 +20,7 @@ export async function startToReady(bench: Bench): Promise<Line[]> {
   let purser = await startPurser(installation);
   try {
     for (let i = 0; i < CRASHES; i++) {
-      const load = generate({ ...chatLoad(purser, tokens), seconds: 60 }).catch(() => {}); // It ends when its connections break.
+      const load = generate({ ...chatLoad(purser, tokens), count: UNTIL_BROKEN }).catch(() => {});
       await sleep(LOAD_MILLISECONDS);
       await purser.stop('SIGKILL');
       await load;
@@ -30,8 +30,7 @@ export async function startToReady(bench: Bench): Promise<Line[]> {
   } finally {
     await purser.stop();
   }
-  const spread = (all: readonly number[]) =>
-    `${all.length} starts, ${figure(Math.min(...all))} to ${figure(Math.max(...all))} ms`;
+  const spread = (all: readonly number[]) => `${all.length} starts, ${range(all)} ms`;
   return [
     { what: 'start to ready, empty', goal: '≤ 200 ms', measured: `${figure(median(empty))} ms`, beside: spread(empty) },
     {

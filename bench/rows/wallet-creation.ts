@@ -2,7 +2,7 @@ import type { Bench } from '../bench.ts';
 import { fdatasyncMilliseconds } from '../disk.ts';
 import { walletLoad } from '../loads.ts';
 import { startPurser } from '../purser.ts';
-import { interleave, quietRate, quietTime } from '../rounds.ts';
+import { interleave, quietRate, quietTime, rangeOf } from '../rounds.ts';
 import { cpuOf, figure, type Line } from '../table.ts';
 
 /** Measures opening wallets over HTTP, each durable before its answer, beside the time of the disk alone. */
@@ -21,7 +21,7 @@ export async function walletCreation(bench: Bench): Promise<Line[]> {
       what: 'wallet creation, 64 connections, durable',
       goal: '≥ 3,000/s where fdatasync takes 0.2 ms',
       measured: `${figure(quietRate(wallets))}/s`,
-      beside: `fdatasync takes ${figure(before)} ms before, ${figure(after)} ms after; p99 ${figure(quietTime(wallets, 'p99'))} ms, ${cpuOf(wallets)}`,
+      beside: `rounds ${rangeOf(wallets, 'perSecond')}/s; fdatasync takes ${figure(before)} ms before, ${figure(after)} ms after; p99 ${figure(quietTime(wallets, 'p99'))} ms, ${cpuOf(wallets)}`,
     },
   ];
 }

@@ -1,7 +1,7 @@
 import { randomBytes, randomUUID } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import type { TestContext } from 'node:test';
+import type { MockTracker, TestContext } from 'node:test';
 import type { Database as Client } from 'better-sqlite3';
 import { newId } from '../../src/base/id.ts';
 import { centsToNanos, Nanos } from '../../src/base/money.ts';
@@ -38,7 +38,10 @@ export type Counts = {
 };
 
 /** The real writer in this thread, with wallets in it, and chats in commits of a fixed size: the counts depend on no clock. */
-export async function openChatWriter(t: TestContext, walletCount: number) {
+export async function openChatWriter(
+  t: Pick<TestContext, 'after'> & { mock: Pick<MockTracker, 'method'> },
+  walletCount: number,
+) {
   t.mock.method(performance, 'now', () => 0); // A commit ends after some milliseconds otherwise.
   const file = join(temporaryDirectory(t), 'purser.db');
   const database = openDatabase(file, { migrate: true });
