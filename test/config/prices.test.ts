@@ -75,6 +75,22 @@ for (const text of [
     assert.match(faults[0] as string, /^yaml:9: .*a price that is left out would be a price of 0/);
   });
 
+for (const [where, line] of [
+  ['a model', (price: string) => [price]],
+  ['a server of a pool', (price: string) => ['upstreams:', `  - { upstream: other, ${price} }`]],
+  ['a fallback', (price: string) => ['fallbacks:', `  - { upstream: other, ${price} }`]],
+] as const)
+  for (const key of ['pricing', 'pricing_per_million'])
+    test(`half a price is refused wherever a price may stand: ${key} of ${where}`, (t) => {
+      const lines = (price: string) => model('kind: chat', ...line(`${key}: ${price}`));
+      const said = (price: string) =>
+        write(t, lines(price))
+          .faults()
+          .filter((it) => it.includes('would be a price of 0'));
+      assert.equal(said('{ prompt: 0.000001 }').length, 1);
+      assert.deepEqual(said('{ prompt: 0.000001, completion: 0.000002 }'), []);
+    });
+
 test('a price per request may stand alone, and a model may have no price at all', (t) => {
   assert.deepEqual(priceOf(t, 'pricing: { request: 0.01 }'), { request: 10_000_000n, tiers: [] });
   assert.equal(priceOf(t), undefined);

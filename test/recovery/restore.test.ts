@@ -441,3 +441,15 @@ for (const [what, ruin] of Object.entries<(at: ReturnType<typeof files>) => void
     assert.equal(await statusOf(purser, early.token), 200);
     assert.equal(currentEpoch(purser.app.ledger.read).number, restored.head.epoch);
   });
+
+test('the head file is written after the database has its place: that of books that are not there would be a loss', async (t) => {
+  const { purser, early, late, file } = await openBackedUp(t);
+  await purser.close();
+  const { head } = files(purser.directory);
+  rmSync(head);
+  mkdirSync(join(head, 'in its place'), { recursive: true });
+  await assert.rejects(restoreIn(purser.directory, file), { code: /^(EISDIR|ENOTEMPTY|EEXIST)$/ });
+  rmSync(head, { recursive: true });
+  await purser.reopen();
+  assert.deepEqual([await statusOf(purser, early.token), await statusOf(purser, late.token)], [200, 401]);
+});
