@@ -323,7 +323,7 @@ export type Backend = {
   /** Names the settings that this machine still needs and the configuration no longer has, as sentences. Calls no provider. */
   misses?(machine: { tag: string; ref: Ref | null }): string | undefined;
   /** The calls that only `doctor` makes. */
-  doctor?: Examination;
+  doctor: Examination;
   close(): Promise<void>;
 };
 

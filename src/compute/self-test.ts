@@ -140,11 +140,11 @@ async function use(
   const moved = await backend.extend(ref, now() + quote.spec.max_seconds);
   if (moved.kind !== 'done') throw new Error(`it runs, but its deadline could not be moved: ${moved.reason}`);
   const wayOut = await tryWayOut(backend, ref, quote.spec);
-  const disk = await backend.doctor?.tryDisk?.(ref, quote).catch(({ message }: Error) => {
+  const disk = await backend.doctor.tryDisk?.(ref, quote).catch(({ message }: Error) => {
     throw new Error(`it runs, but ${message}`);
   });
   // Last, since the machine may end of it.
-  const unlimited = await backend.doctor?.unlimited?.(ref, quote);
+  const unlimited = await backend.doctor.unlimited?.(ref, quote);
   if (unlimited !== undefined) throw new Error(`it runs, but ${unlimited}`);
   return {
     ok: true,

@@ -141,7 +141,7 @@ test('what does not fit on the disk, or has no image, is not available, and is n
   assert.match(huge.body.error.message, /less than 900000 GB of disk are free\. Nothing was charged\./);
   assert.equal((await purser.budget(purser.token)).held_usd, '0.00');
   assert.equal((await purser.lease('provider_three', three('huge'))).status, 200, 'a part of it fits');
-  const checks = await purser.app.slots.list[0]?.backend.doctor?.check();
+  const checks = await purser.app.slots.list[0]?.backend.doctor.check();
   assert.match(
     checks?.find((it) => it.name === 'disk')?.detail ?? '',
     /A lease may write 1000000 GB, and \d+ are free/,

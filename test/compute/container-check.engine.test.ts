@@ -34,7 +34,7 @@ async function check(socket: string, { gpus = 0, ...over }: Over = {}) {
     },
     { prefix: 'purser-inst-check-', now: () => Math.floor(Date.now() / 1000) },
   );
-  const findings = (await backend.doctor?.check()) ?? [];
+  const findings = await backend.doctor.check();
   return new Map(findings.map(({ name, ok, detail }) => [name, `${ok ? 'ok' : 'bad'}: ${detail}`]));
 }
 

@@ -288,11 +288,11 @@ test('limits are read inside: one that lies above what is leased is named', asyn
   if (!engine) return;
   const { backend, tag } = await lease(engine, IMAGE, 300);
   const quote = await backend.quote({ gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.25, max_seconds: 600 });
-  assert.equal(await backend.doctor?.unlimited?.(tag, quote), undefined);
+  assert.equal(await backend.doctor.unlimited?.(tag, quote), undefined);
   // As if no limit had been asked for: what is set is then more than what was sold.
   const smaller = { ...quote, spec: { ...quote.spec, memory_gib: 0.1 } };
   assert.match(
-    (await backend.doctor?.unlimited?.(tag, smaller)) ?? '',
+    (await backend.doctor.unlimited?.(tag, smaller)) ?? '',
     /^inside it nothing limits its memory, whatever/,
   );
   await backend.destroy(tag);

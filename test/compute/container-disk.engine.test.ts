@@ -48,7 +48,7 @@ async function rent(engine: Engine, image = IMAGE) {
       now: () => Math.floor(Date.now() / 1000),
     },
   );
-  const findings = new Map((await backend.doctor?.check())?.map((it) => [it.name, it]));
+  const findings = new Map((await backend.doctor.check()).map((it) => [it.name, it]));
   const quote = await backend.quote({ offer_id: 'small', disk_gb: 1, max_seconds: 600 });
   const tag = tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
   const created = await backend.create({ tag, quote, deadline: Math.floor(Date.now() / 1000) + 660 });

@@ -30,7 +30,7 @@ for (const rootless of [true, false])
       },
       { prefix: 'purser-inst-rootless-', now },
     );
-    const findings = new Map((await backend.doctor?.check())?.map((it) => [it.name, it.detail]));
+    const findings = new Map((await backend.doctor.check()).map((it) => [it.name, it.detail]));
     assert.match(findings.get('users') ?? '', rootless ? /^root inside is nobody outside$/ : /^not mapped/);
     const tried = await selfTest({ backend, provisionSeconds: 60 }, INSTALLATION, now);
     assert.match(tried.detail, /it was destroyed and is gone$/);

@@ -94,7 +94,7 @@ test('whoever is not the engine, and what the engine does not accept, is named, 
   ];
   for (const [settings, said] of cases) {
     const { backend, spec } = containerSubject(settings);
-    const [finding] = (await backend.doctor?.check()) ?? [];
+    const [finding] = await backend.doctor.check();
     assert.deepEqual([finding?.name, finding?.ok], ['engine', false]);
     assert.match(finding?.detail ?? '', said);
     const order = { tag: 'purser-inst-conformance-res-no', quote: await backend.quote(spec), deadline: 1e10 };
@@ -198,7 +198,7 @@ test('what a command has asked an engine over SSH leaves no connection, nor does
   await until('it is closed', async () => relay.openCount() === 0);
 
   const unusable = containerSubject({ ...engine, identity_file: remote.client.cert });
-  assert.match((await unusable.backend.doctor?.check())?.[0]?.detail ?? '', /parse privateKey/);
+  assert.match((await unusable.backend.doctor.check())[0]?.detail ?? '', /parse privateKey/);
   const usable = containerSubject(engine).backend; // The relay accepts its connection after the one before.
   await usable.listOwned('purser-');
   await usable.close();

@@ -19,7 +19,7 @@ test('the Podman of another user, who has no rights, rents out containers: by it
     },
   ]) {
     const { backend, spec } = containerSubject(settings);
-    const [found] = (await backend.doctor?.check()) ?? [];
+    const [found] = await backend.doctor.check();
     assert.match(`${found?.ok} ${found?.detail}`, /^true Podman \d+/);
     const quote = await backend.quote(spec);
     const now = Math.floor(Date.now() / 1000);

@@ -100,7 +100,7 @@ for (const isPodman of [false, true])
     const words = (created as { words?: string }).words ?? '';
     assert.match(words, isPodman ? /leave `runtime` out/ : /Unknown runtime specified kata/);
     assert.deepEqual(posted, isPodman ? [] : [{ path: '/containers/create', runtime: 'kata' }]);
-    const found = (await backend.doctor?.check())?.filter((it) => it.name.startsWith('runtime'));
+    const found = (await backend.doctor.check()).filter((it) => it.name.startsWith('runtime'));
     assert.deepEqual(
       found?.map(({ name, ok }) => [name, ok]),
       [

@@ -62,6 +62,7 @@ function scripted(
       machines = machines.filter((it) => it.ref !== ref);
     },
     guest: guest(async () => ({ exitCode: 0, stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) })),
+    doctor: { check: async () => [], trial: 'free' },
     close: async () => {},
     ...over,
   } as unknown as Backend;

@@ -141,12 +141,12 @@ test('doctor tries what a pod with egress reaches past the proxy, and says it pl
     ...exec,
     command: ['/usr/bin/env', ...variables, ...exec.command],
   }));
-  const open = await backend.doctor?.unlimited?.(tag, quote);
+  const open = await backend.doctor.unlimited?.(tag, quote);
   assert.match(open ?? '', new RegExp(`reaches the API server \\(127\\.0\\.0\\.1 port ${port}\\) past the proxy`));
   assert.match(open ?? '', /does not enforce NetworkPolicy/);
   server.close();
   await once(server, 'close');
-  assert.equal(await backend.doctor?.unlimited?.(tag, quote), undefined);
-  const network = (await backend.doctor?.check())?.find(({ name }) => name === 'network');
+  assert.equal(await backend.doctor.unlimited?.(tag, quote), undefined);
+  const network = (await backend.doctor.check()).find(({ name }) => name === 'network');
   assert.match(network?.detail ?? '', /through Purser \(pypi\.org\)\. Only a network plugin that enforces/);
 });

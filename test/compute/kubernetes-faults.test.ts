@@ -608,7 +608,7 @@ test('kubernetes: a RuntimeClass that the cluster lacks is refused, and doctor n
     (await backend.offers(60_000)).map((it) => [it.runtime, it.available]),
     [['kata', true]],
   );
-  const classes = async () => (await backend.doctor?.check())?.filter((it) => /kernel|runtime_class/.test(it.name));
+  const classes = async () => (await backend.doctor.check()).filter((it) => /kernel|runtime_class/.test(it.name));
   const name = 'runtime_class kata';
   assert.deepEqual(await classes(), [{ name, ok: true, detail: 'the API admits the pod of a lease under it' }]);
   const rejected = 'pods "x" is forbidden: pod rejected: RuntimeClass "kata" not found';
@@ -624,7 +624,7 @@ test('kubernetes: a RuntimeClass that the cluster lacks is refused, and doctor n
 
 test('kubernetes: what Purser may not do in the cluster is said by its checks', async (t) => {
   const { fake, backend } = await openBench(t);
-  const rights = async () => (await backend.doctor?.check())?.find((it) => it.name === 'rights');
+  const rights = async () => (await backend.doctor.check()).find((it) => it.name === 'rights');
   fake.denied = new Set(['create pods/exec', 'patch jobs', 'get secrets', 'list secrets', 'create rolebindings']);
   const missing = await rights();
   assert.equal(missing?.ok, false);

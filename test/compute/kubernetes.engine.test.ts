@@ -60,7 +60,7 @@ test('kubernetes: the rights of the page are enough, and what is missing has a n
   const opened = await subject(t);
   if (!opened) return;
   const { backend, cluster } = opened;
-  const findings = (await backend.doctor?.check()) ?? [];
+  const findings = await backend.doctor.check();
   assert.deepEqual(
     findings.map(({ name, ok }) => [name, ok]),
     ['cluster', 'rights', 'network', 'pod', 'kernel'].map((it) => [it, true]),
@@ -68,7 +68,7 @@ test('kubernetes: the rights of the page are enough, and what is missing has a n
   );
   assert.match(findings.find((it) => it.name === 'rights')?.detail ?? '', /^all that leases need/);
   const elsewhere = await subject(t, { namespace: 'default' });
-  const rights = (await elsewhere?.backend.doctor?.check())?.find((it) => it.name === 'rights');
+  const rights = (await elsewhere?.backend.doctor.check())?.find((it) => it.name === 'rights');
   assert.equal(rights?.ok, false);
   assert.match(rights?.detail ?? '', /may not create jobs, .*create pods\/exec/);
   const quote = await backend.quote(opened.spec);

@@ -26,7 +26,7 @@ test('lxd: on a pool with quotas a lease writes disk_gb, and beside it memory al
   const plain = lxdSubject(lxd.socket, { limits }).backend;
   t.after(() => Promise.all([backend.close(), plain.close()]));
   const diskOf = async ({ doctor }: typeof backend) =>
-    (await doctor?.check())?.find((it) => it.name === 'disk')?.detail ?? '';
+    (await doctor.check()).find((it) => it.name === 'disk')?.detail ?? '';
   assert.equal(await diskOf(backend), 'disk_gb is enforced by btrfs');
   assert.match(await diskOf(plain), /^Warning: disk_gb may not be enforced: .* driver dir,/);
 

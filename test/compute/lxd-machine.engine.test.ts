@@ -163,25 +163,25 @@ test('lxd machine: doctor asks for the driver, the wall and the keeper', async (
   const opened = await openSubject(t);
   if (!opened) return;
   const { backend, spec, lxd } = opened;
-  const findings = (await backend.doctor?.check()) ?? [];
+  const findings = await backend.doctor.check();
   assert.deepEqual(
     findings.filter(({ ok }) => !ok),
     [],
   );
   const alone = lxdSubject(lxd.socket, { type: 'virtual-machine' });
   t.after(() => alone.backend.close());
-  const faults = ((await alone.backend.doctor?.check()) ?? []).filter(({ ok }) => !ok).map(({ detail }) => detail);
+  const faults = (await alone.backend.doctor.check()).filter(({ ok }) => !ok).map(({ detail }) => detail);
   assert.match(
     faults.join('\n'),
     /runs none .*vhost_vsock[\s\S]*is the image of a container, not of a virtual-machine/,
   );
   const { ref } = await lease(t, opened);
   const quote = await backend.quote(spec);
-  assert.match((await backend.doctor?.unlimited?.(ref, quote)) ?? '', /shares the kernel of its host/);
+  assert.match((await backend.doctor.unlimited?.(ref, quote)) ?? '', /shares the kernel of its host/);
   opened.machines.qemuOf(ref).kill();
   await until('its keeper knows', async () =>
     /does not hold its power|not running/.test(
-      (await backend.doctor?.unlimited?.(ref, quote).catch((error: Error) => error.message)) ?? '',
+      (await backend.doctor.unlimited?.(ref, quote).catch((error: Error) => error.message)) ?? '',
     ),
   );
 });

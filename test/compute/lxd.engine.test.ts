@@ -87,7 +87,7 @@ test('lxd: a lease is limited and unprivileged, and sees no device, network or s
   assert.equal(await sh('ls -d /dev/lxd /dev/incus /dev/sda /dev/vda /dev/kvm 2>/dev/null'), '1');
   const [inside, outside] = (await sh('cat /proc/self/uid_map')).trim().split(/\s+/);
   assert.ok(inside === '0' && Number(outside) >= 65_536, 'root inside is nobody outside');
-  assert.equal(await backend.doctor?.unlimited?.(ref, await backend.quote(spec)), undefined);
+  assert.equal(await backend.doctor.unlimited?.(ref, await backend.quote(spec)), undefined);
   assert.match(await sh('dd if=/dev/zero of=/dev/null bs=300M count=1'), /137$/, 'more than its memory kills it');
   assert.match(await sh('for i in $(seq 80); do sleep 1 & done; wait'), /can't fork/);
   assert.match(await sh('mount -t tmpfs none /tmp'), /denied|permitted/);
@@ -100,7 +100,7 @@ test('lxd: a lease is limited and unprivileged, and sees no device, network or s
   // A limit that is not in force is named.
   await opened.lxd.api.ask('PATCH', `/1.0/instances/${ref}`, { config: { 'limits.processes': '' } });
   assert.match(
-    (await backend.doctor?.unlimited?.(ref, await backend.quote(spec))) ?? '',
+    (await backend.doctor.unlimited?.(ref, await backend.quote(spec))) ?? '',
     /nothing limits its processes/,
   );
 });
@@ -322,7 +322,7 @@ test('lxd: doctor checks what a lease depends on, and its trial leaves nothing',
   const opened = await openSubject(t);
   if (!opened) return;
   const { backend } = opened;
-  const findings = (await backend.doctor?.check()) ?? [];
+  const findings = await backend.doctor.check();
   assert.deepEqual(
     findings.map((it) => [it.name, it.ok]),
     ['engine', 'project', 'disk', 'image', 'limits', 'network', 'restart'].map((name) => [name, true]),
@@ -335,11 +335,11 @@ test('lxd: doctor checks what a lease depends on, and its trial leaves nothing',
   assert.deepEqual(await backend.listOwned(LXD_PREFIX), []);
   const wrong = lxdSubject(opened.lxd.socket, { image: 'nowhere', pool: 'nopool', project: 'noproject' });
   t.after(() => wrong.backend.close());
-  const faults = ((await wrong.backend.doctor?.check()) ?? []).filter((it) => !it.ok).map((it) => it.name);
+  const faults = (await wrong.backend.doctor.check()).filter((it) => !it.ok).map((it) => it.name);
   assert.deepEqual(faults, ['project', 'disk', 'image']);
   const nowhere = lxdSubject('unix:///nowhere/lxd.socket');
   t.after(() => nowhere.backend.close());
-  assert.match((await nowhere.backend.doctor?.check())?.[0]?.detail ?? '', /Is LXD or Incus running/);
+  assert.match((await nowhere.backend.doctor.check())[0]?.detail ?? '', /Is LXD or Incus running/);
 });
 
 test('lxd: over TLS a trusted certificate is needed, and the server must show the one that is pinned', async (t) => {
@@ -358,7 +358,7 @@ test('lxd: over TLS a trusted certificate is needed, and the server must show th
     t.after(() => subject.backend.close());
     return subject;
   };
-  const first = async ({ backend }: ReturnType<typeof over>) => (await backend.doctor?.check())?.[0];
+  const first = async ({ backend }: ReturnType<typeof over>) => (await backend.doctor.check())[0];
   const { cert, key } = client;
   const right = over({ server: join(data, 'server.crt'), cert, key });
   assert.match((await first(right))?.detail ?? '', /does not trust Purser/);

@@ -104,7 +104,7 @@ export const jobOf = (ref: string) => ref.split(':')[0] as string;
 
 /** What the check of a backend finds, by name. */
 export const checked = async (own: Cluster, change: object = {}) =>
-  new Map((await open(own, change).doctor?.check())?.map((it) => [it.name, it]));
+  new Map((await open(own, change).doctor.check()).map((it) => [it.name, it]));
 
 /** Environments of processes of this machine, which is the cluster's node, that have this variable. */
 export function environmentsOf(variable: string): string[] {

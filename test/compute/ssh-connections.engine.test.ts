@@ -163,7 +163,7 @@ test('a host that can start no second sshd is used all the same, and doctor says
   const before = it.starts();
   for (let i = 0; i < 3; i++) assert.equal(await it.sh(`echo ${i}`), `${i}\n0`);
   assert.equal(it.starts() - before, 5, 'the second sshd, the script, and three commands');
-  const [found] = (await it.backend.doctor?.check()) ?? [];
+  const [found] = await it.backend.doctor.check();
   assert.match(
     found?.detail ?? '',
     /^Warning: root's login shell takes \d\.\d s to start there, and starts for each command/,

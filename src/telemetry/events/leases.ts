@@ -13,16 +13,22 @@ const factsOfSnapshot = ({ id, walletId, slot, backend }: Snapshot) => ({
 });
 const factsOfKeep = ({ resourceId, walletId, id }: Keep) => ({ resource: resourceId, wallet: walletId, keep: id });
 
+/** Counts an event of a lease, or of its snapshot. */
+const counterOf =
+  ({ metrics }: Sinks) =>
+  ({ slot, backend }: Pick<Resource, 'slot' | 'backend'>, event: string) =>
+    metrics.leases.inc({ slot, backend, event });
+
 /** The events of leases, their machines and backends. */
 export function leaseEvents(sinks: Sinks) {
   const { log, metrics } = sinks;
-  const countLease = ({ slot, backend }: Pick<Resource, 'slot' | 'backend'>, event: string) =>
-    metrics.leases.inc({ slot, backend, event });
+  const countLease = counterOf(sinks);
 
   return {
     ...orphanEvents(sinks),
     ...keepEvents(sinks),
     ...egressEvents(sinks),
+    ...snapshotEvents(sinks),
     backendCalled(slot: string, backend: string, call: string, code: string, seconds: number) {
       metrics.backendCalls.inc({ slot, backend, call, code });
       metrics.backendSeconds.observe({ slot, backend, call }, seconds);
@@ -39,19 +45,6 @@ export function leaseEvents(sinks: Sinks) {
     leaseResumed(it: Resource) {
       countLease(it, 'resumed');
       log.info({ event: 'lease.resumed', ...factsOf(it), expires_at: it.expiresAt }, 'lease runs again');
-    },
-    snapshotTaken(it: Snapshot) {
-      countLease(it, 'snapshot_taken');
-      log.info({ event: 'snapshot.taken', ...factsOfSnapshot(it), size_gib: (it.size ?? 0) / 100 }, 'snapshot taken');
-    },
-    snapshotEnded(it: Snapshot) {
-      countLease(it, 'snapshot_ended');
-      log.info({ event: 'snapshot.ended', ...factsOfSnapshot(it), reason: it.endReason }, 'snapshot gone');
-    },
-    /** Logs the first failure, and then ever more seldom. */
-    snapshotTrouble(it: Snapshot, error: string, attempts: number) {
-      if (Math.log2(attempts) % 1 === 0)
-        log.warn({ event: 'snapshot.trouble', ...factsOfSnapshot(it), error, attempts }, 'a step of a snapshot failed');
     },
     leaseWarm: (slot: string, backend: string) => countLease({ slot, backend }, 'warm'),
     leaseAdopted(it: Resource) {
@@ -92,6 +85,26 @@ export function leaseEvents(sinks: Sinks) {
     },
     leaseTroubleEnded(where: string, seconds: number) {
       log.info({ event: 'lease.trouble_over', place: where, seconds }, 'no lease there fails any more');
+    },
+  };
+}
+
+function snapshotEvents(sinks: Sinks) {
+  const { log } = sinks;
+  const countLease = counterOf(sinks);
+  return {
+    snapshotTaken(it: Snapshot) {
+      countLease(it, 'snapshot_taken');
+      log.info({ event: 'snapshot.taken', ...factsOfSnapshot(it), size_gib: (it.size ?? 0) / 100 }, 'snapshot taken');
+    },
+    snapshotEnded(it: Snapshot) {
+      countLease(it, 'snapshot_ended');
+      log.info({ event: 'snapshot.ended', ...factsOfSnapshot(it), reason: it.endReason }, 'snapshot gone');
+    },
+    /** Logs the first failure, and then ever more seldom. */
+    snapshotTrouble(it: Snapshot, error: string, attempts: number) {
+      if (Math.log2(attempts) % 1 === 0)
+        log.warn({ event: 'snapshot.trouble', ...factsOfSnapshot(it), error, attempts }, 'a step of a snapshot failed');
     },
   };
 }

@@ -97,7 +97,7 @@ function calls(backend: Backend, ref: string): (() => Promise<unknown>)[] {
       await session.ended.finally(() => clearTimeout(kill));
     },
     async () => backend.guest.prove(ref),
-    async () => backend.doctor?.check(),
+    async () => backend.doctor.check(),
     async () => backend.strangers?.list(PREFIX),
   ];
 }
