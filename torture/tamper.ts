@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
+import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as pause } from 'node:timers/promises';
 
 const POLL_MILLISECONDS = 10;
@@ -23,7 +23,11 @@ export async function tamper(pid: number, calls: string, what: string): Promise<
   return {
     async end() {
       strace.kill('SIGTERM'); // It detaches from the process first.
-      await ended;
+      // A strace (6.1) that misses the end of the process's last thread waits for it for ever, and keeps the process a zombie.
+      while (!isOver) {
+        if (hasEnded(pid)) strace.kill('SIGKILL');
+        await Promise.race([ended, pause(POLL_MILLISECONDS)]);
+      }
     },
   };
 }
@@ -33,5 +37,15 @@ function isTraced(pid: number): boolean {
     return !/^TracerPid:\t0$/m.test(readFileSync(`/proc/${pid}/status`, 'utf8'));
   } catch {
     return false;
+  }
+}
+
+/** Says whether no thread of a process runs any more, though it may not have been waited for. */
+function hasEnded(pid: number): boolean {
+  try {
+    const threads = readdirSync(`/proc/${pid}/task`);
+    return threads.every((it) => /^State:\tZ/m.test(readFileSync(`/proc/${pid}/task/${it}/status`, 'utf8')));
+  } catch {
+    return true;
   }
 }

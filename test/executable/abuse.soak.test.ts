@@ -295,7 +295,8 @@ test('many who wait for the same answer with a large body wait in a bounded memo
       if (i % 5 === 4) await served(2);
     }
     await until(served, 'all are answered', () => all.every(isOver));
-    assert(countOf(all, 429) > 100, tally(all));
+    // On a busy machine some bodies come too slowly, and are a 408: they are not kept either.
+    assert(countOf(all, 429) + countOf(all, 408) > 100, tally(all));
     assert.equal(askedWith(upstream, 'zzzz'), 1, `${tally(all)} ${all.find((it) => statusOf(it) !== 429)?.text}`);
     return `${all.length} × 4 MiB under one key, ${tally(all)}`;
   });
