@@ -1,5 +1,5 @@
-// A model server that costs next to nothing: node:http, one canned answer. It runs as a separate process, so that it takes
-// no time from the measured one. GET /count returns how many completions it has given. A streamed request gets
+// A model server: node:http, one canned answer. mock-upstream.c takes its place for single answers where there is a compiler. It runs
+// as a separate process, so that it takes no time from the measured one. GET /count returns how many completions it has given. A streamed request gets
 // 512 chunks, one per turn of the event loop, or 16, one every `pause` milliseconds. The model "long" streams without
 // end, as fast as it is read. With a `status` it answers
 // everything with that error.
