@@ -53,6 +53,11 @@ export const UNTIL_BROKEN = Number.MAX_SAFE_INTEGER;
 
 let runs = 0;
 
+async function sendWithNode(order: LoadOrder): Promise<LoadResult> {
+  const output = await run(process.execPath, [join(import.meta.dirname, 'load.ts')], { input: JSON.stringify(order) });
+  return JSON.parse(output) as LoadResult;
+}
+
 /** Puts one load on a server, from a separate process. */
 export async function generate({ pid, ...load }: Load): Promise<Measured> {
   const order: LoadOrder = { ...load, run: `${process.pid.toString(36)}.${(runs++).toString(36)}.` };
@@ -64,11 +69,6 @@ export async function generate({ pid, ...load }: Load): Promise<Measured> {
     cpu: (after.all - before.all) / result.count,
     mainCpu: (after.main - before.main) / result.count,
   };
-}
-
-async function sendWithNode(order: LoadOrder): Promise<LoadResult> {
-  const output = await run(process.execPath, [join(import.meta.dirname, 'load.ts')], { input: JSON.stringify(order) });
-  return JSON.parse(output) as LoadResult;
 }
 
 /** Does the same, and throws unless every request succeeded: otherwise the figures would be those of refusals. */

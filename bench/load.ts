@@ -1,5 +1,5 @@
-// The load generator for what wrk does not send (bench/wrk.ts), a separate process: raw sockets, one request in flight on each, as few allocations per request as
-// possible. It reads its order as JSON on stdin and prints its result as JSON.
+// The load generator for what wrk does not send (bench/wrk.ts), a separate process: raw sockets, one request in flight on each, as few
+// allocations per request as possible. It reads its order as JSON on stdin and prints its result as JSON.
 
 import { once } from 'node:events';
 import net from 'node:net';

@@ -56,9 +56,10 @@ async function allocatedBytes(bench: Bench, wallets: number): Promise<number> {
   kill(purser.child.pid, 'SIGUSR2');
   const { count } = await generateGood({ ...load, seconds: bench.seconds * 2 });
   kill(purser.child.pid, 'SIGUSR2');
-  for (;;) {
+  while (purser.child.process.exitCode === null) {
     const bytes = /^allocated (\d+)$/m.exec(readFileSync(installation.log, 'utf8'))?.[1];
     if (bytes) return Number(bytes) / count;
     await sleep(100);
   }
+  throw new Error(`the server ended without its count: ${readFileSync(installation.log, 'utf8').slice(-2000)}`);
 }

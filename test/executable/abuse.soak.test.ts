@@ -287,16 +287,18 @@ test('a thousand wrong tokens a second cost little and disturb nobody', async (t
 test('many who wait for the same answer with a large body wait in a bounded memory', async (t) => {
   await underAttack(t, { growthMib: 500, upstreamSeconds: 30 }, async ({ connect, served, stolen, upstream }) => {
     upstream.handle = exceptHonest(hang);
-    const all = await connectAll(connect, 200);
+    const all: Awaited<ReturnType<typeof connectAll>> = [];
     const text = requestText(CHAT, stolen, chatText('z'.repeat(4 * MIB)), { 'idempotency-key': 'same' });
-    // A few at a time: what is refused is what waits, not what is on its way.
-    for (const [i, { socket }] of all.entries()) {
-      socket.write(text);
-      if (i % 5 === 4) await served(2);
+    // A few at a time: what is refused is what waits, not what is on its way, nor a connection that waits for its turn.
+    // On a busy machine some have waited to the end, and leave room to others, before the last ones come.
+    while (all.length < 200 || (countOf(all, 429) <= 100 && all.length < 2000)) {
+      const few = await connectAll(connect, 5);
+      for (const { socket } of few) socket.write(text);
+      all.push(...few);
+      await served(2);
     }
     await until(served, 'all are answered', () => all.every(isOver));
-    // On a busy machine some bodies come too slowly, and are a 408: they are not kept either.
-    assert(countOf(all, 429) + countOf(all, 408) > 100, tally(all));
+    assert(countOf(all, 429) > 100, tally(all));
     assert.equal(askedWith(upstream, 'zzzz'), 1, `${tally(all)} ${all.find((it) => statusOf(it) !== 429)?.text}`);
     return `${all.length} × 4 MiB under one key, ${tally(all)}`;
   });

@@ -11,9 +11,12 @@ const [NOW, TEN_MINUTES, TWENTY_MINUTES] = [0, 600_000, 1_200_000];
 /** Milliseconds that cost more than the wallet has. */
 const DEAR = 86_400_000;
 
-/** Without the SDK's own limit of a minute for each request, which a busy machine exceeds; its sandboxes end after 5 minutes. */
+/** Without the SDK's own limit of a minute for each request, which a busy machine exceeds. */
+const PATIENT = { requestTimeoutMs: 0 };
+/** Its sandboxes would end after 5 minutes. */
 const open = (options = {}) =>
-  Sandbox.create('base', { envs: { HOUSE: 'here' }, requestTimeoutMs: 0, timeoutMs: TEN_MINUTES, ...options });
+  Sandbox.create('base', { ...PATIENT, envs: { HOUSE: 'here' }, timeoutMs: TEN_MINUTES, ...options });
+const connect = (id, options = {}) => Sandbox.connect(id, { ...PATIENT, ...options });
 
 /** Asks a server by a host name of Purser's that this machine need not know. */
 async function ask(host, headers = {}) {
@@ -62,7 +65,7 @@ await play({
     const sandbox = await open();
     const first = await sandbox.commands.run('read line; echo "got $line"', { background: true, stdin: true });
     await first.disconnect();
-    const other = await Sandbox.connect(sandbox.sandboxId);
+    const other = await connect(sandbox.sandboxId);
     const again = await other.commands.connect(first.pid);
     await other.commands.sendStdin(first.pid, 'it\n');
     assert.equal((await again.wait()).stdout, 'got it\n');
@@ -161,12 +164,12 @@ await play({
     await assert.rejects(Sandbox.create('base', { timeoutMs: DEAR }), /402: .*needs/);
     const sandbox = await open();
     await assert.rejects(sandbox.setTimeout(DEAR), /402: .*needs/);
-    await Sandbox.connect(sandbox.sandboxId, { timeoutMs: DEAR });
+    await connect(sandbox.sandboxId, { timeoutMs: DEAR });
     assert.equal((await sandbox.commands.run('echo on')).stdout, 'on\n');
   },
   async 'two clients on one sandbox'() {
     const one = await open();
-    const two = await Sandbox.connect(one.sandboxId);
+    const two = await connect(one.sandboxId);
     await Promise.all([one.files.write('a', '1'), two.files.write('b', '2')]);
     assert.deepEqual(await Promise.all([two.files.read('a'), one.files.read('b')]), ['1', '2']);
     const sleep = await one.commands.run('sleep 1000', { background: true });
@@ -181,7 +184,7 @@ await play({
     assert.equal(await sandbox.isRunning(), false);
     await assert.rejects(sandbox.commands.run('true'), { name: 'SandboxNotFoundError' });
     await assert.rejects(sandbox.files.read('x'), { name: 'TimeoutError' });
-    await assert.rejects(Sandbox.connect(sandbox.sandboxId), { name: 'SandboxNotFoundError' });
+    await assert.rejects(connect(sandbox.sandboxId), { name: 'SandboxNotFoundError' });
   },
   async 'an Idempotency-Key gives the same sandbox again'() {
     const keyed = () => open({ apiHeaders: { 'Idempotency-Key': 'k' } });
