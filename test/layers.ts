@@ -96,10 +96,7 @@ const writeGroups = (groups: readonly (readonly string[])[], kind: string, direc
 const ALONE = [
   'test/compute/kubernetes.engine.test.ts',
   'test/executable/kubernetes-inside.engine.test.ts', // A cluster of its own, where nothing was applied before.
-  'test/executable/image-fetched.engine.test.ts',
-  'test/e2b/code-interpreter.engine.test.ts',
   'test/packaging/release.engine.test.ts',
-  'test/service/upgrade.engine.test.ts',
   'test/ui/looks.engine.test.ts',
   'test/compute/lxd.engine.test.ts',
   'test/compute/container.engine.test.ts',
@@ -110,7 +107,6 @@ const ALONE = [
   'test/compute/slurm.engine.test.ts',
   'test/ui/phone.engine.test.ts',
   'test/executable/image.engine.test.ts',
-  'test/standby/drill.engine.test.ts',
   'test/executable/page.engine.test.ts',
 ];
 

@@ -5,7 +5,7 @@ import { newId } from '../../src/base/id.ts';
 import { openBtrfs } from './engines/btrfs.ts';
 import { LIST_WRITABLE } from './engines/disk.ts';
 import { LXD_PREFIX, lxdSubject, openLxd } from './engines/lxd.ts';
-import { ASKINGS, askForSubvolumes, MADE, NO_SUCH_CALL, REFUSED } from './engines/subvolume.ts';
+import { ASKINGS, askForSubvolumes, isLacking, MADE, REFUSED } from './engines/subvolume.ts';
 
 test('lxd: on a pool with quotas a lease writes disk_gb, and beside it memory alone; on another doctor warns', async (t) => {
   const btrfs = openBtrfs(t);
@@ -57,10 +57,13 @@ test('lxd: on a pool with quotas a lease writes disk_gb, and beside it memory al
   if (process.arch === 'x64') {
     const outside = async (command: string) => execFileSync('sh', ['-c', command], { encoding: 'utf8' });
     const there = await askForSubvolumes(`${btrfs.directory}/outside`, outside);
-    const tried = ASKINGS.map(({ call }, at) => there[at] === MADE || (call === 'x32' && there[at] === NO_SUCH_CALL));
-    assert.ok(!tried.includes(false), `the programs do what they are for: ${there}`);
+    const isTried = ASKINGS.map((it, at) => there[at] === MADE || isLacking(it, there[at]));
+    assert.ok(!isTried.includes(false), `the programs do what they are for: ${there}`);
     const inside = await askForSubvolumes('/tmp/inside', sh);
-    assert.deepEqual(inside, Array(ASKINGS.length).fill(REFUSED));
+    const isRefused = ASKINGS.map(
+      (it, at) => inside[at] === REFUSED || (isLacking(it, there[at]) && inside[at] === there[at]),
+    );
+    assert.ok(!isRefused.includes(false), `${inside}`);
   } else t.diagnostic('the programs that ask for a subvolume are those of amd64');
   await backend.destroy(made.ref);
 });

@@ -20,6 +20,21 @@ export type SnapshotSubject = Pick<Subject, 'backend' | 'spec'> & {
 };
 export type OpenSubject<S extends SnapshotSubject> = (t: TestContext) => Promise<S | undefined>;
 
+/**
+ * Makes a machine with a deadline that is near. On a busy machine that may pass before all is done that `make` does: then it was
+ * too near, and is twice as far the next time.
+ */
+async function makeInTime<T>(make: (seconds: number) => Promise<T>): Promise<T> {
+  for (let seconds = 5; ; seconds *= 2) {
+    const deadline = now() + seconds;
+    try {
+      return await make(seconds);
+    } catch (error) {
+      if (now() < deadline) throw error;
+    }
+  }
+}
+
 /** Machines of an engine, and its snapshots. All of it is removed after the test. */
 export async function openOn<S extends SnapshotSubject>(t: TestContext, open: OpenSubject<S>) {
   const subject = await open(t);
@@ -119,9 +134,12 @@ export function conformSnapshots(name: string, open: OpenSubject<SnapshotSubject
     const { machine, take, backend, stop } = opened;
     const one = await machine();
     const { tag } = await take(one.ref);
-    const short = await machine({ snapshot: tag, seconds: 5 });
-    const broken = await machine({ seconds: 5 });
-    await stop(broken.ref); // As a Purser that is killed leaves it.
+    const short = await makeInTime((seconds) => machine({ snapshot: tag, seconds }));
+    const broken = await makeInTime(async (seconds) => {
+      const made = await machine({ seconds });
+      await stop(made.ref); // As a Purser that is killed leaves it.
+      return made;
+    });
     for (const { ref } of [short, broken])
       await until('it has ended', async () => (await backend.inspect(ref))?.state === 'ended');
     assert.equal((await backend.inspect(one.ref))?.state, 'running');

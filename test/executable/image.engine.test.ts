@@ -27,7 +27,7 @@ import { builderImage, cleanClone, piped, progress, ROOT } from './image-shared.
 /**
  * The Dockerfile, on a real Docker Engine that has no network. The image it starts from is not the published one but a
  * minimal Debian under its name, with what the machine's own `npm ci` made of the lock file laid where the Dockerfile would
- * make it, and the machine's `strip`. The two lines that fetch are covered by image-fetched.engine.test.ts.
+ * make it, and the machine's `strip`. The two lines that fetch are covered by image-fetched.soak.test.ts.
  */
 const IMAGE = 'purser:test';
 const IMAGE_MEGABYTES_MAX = 140;

@@ -137,7 +137,7 @@ test('every command of the page of recovery does what the page says', async (t) 
   });
   await until('the clock is accepted', async () => (await purser.json('status')).ready);
   await end(accepted);
-  // Debian has to be booted for this one: what it does is tested there, by test/service/upgrade.engine.test.ts.
+  // Debian has to be booted for this one: what it does is tested there, by test/service/upgrade.soak.test.ts.
   assert.match(next('Upgrades'), /^purser upgrade \/root\/release\/purser-[\d.]+-linux-x64\n$/);
   assert.deepEqual(blocks, [], 'no block of the page is left');
   assert.deepEqual((await purser.json('ledger', 'verify')).problems, []);

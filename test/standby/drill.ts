@@ -49,7 +49,7 @@ export type Drill = {
 export async function openDrill(
   t: TestContext,
   seed: number,
-  { withEngine = false, stallSeconds = PATIENT_SECONDS } = {},
+  { stallSeconds = PATIENT_SECONDS } = {},
 ): Promise<Drill | undefined> {
   const mirror = await openMirror(t);
   if (!mirror) return undefined;
@@ -58,7 +58,7 @@ export async function openDrill(
   const chaos: Chaos = unleash(upstream, random);
   let accountKey = '';
   const stage = { after: t.after.bind(t), skip: (why?: string) => t.diagnostic(`without machines: ${why}`) };
-  const leases = withEngine ? await openLeases(stage, () => accountKey) : undefined;
+  const leases = await openLeases(stage, () => accountKey);
 
   await mirror.open(0);
   const keyOf = (box: Box) => `box-${box}`;
@@ -170,8 +170,8 @@ const START_MILLISECONDS_MAX = 400;
 const PARTS = ['process', 'box', ...CUTS] as const;
 
 /** Cuts a part under load, takes over on the other box, and goes on there; so many times. */
-export async function takeOvers(t: TestContext, seed: number, count: number, withEngine: boolean): Promise<void> {
-  const drill = await openDrill(t, seed, { withEngine });
+export async function takeOvers(t: TestContext, seed: number, count: number): Promise<void> {
+  const drill = await openDrill(t, seed);
   if (!drill) return;
   const { mirror, random } = drill;
   const cuts = new Map<string, number>();
@@ -217,8 +217,8 @@ export async function takeOvers(t: TestContext, seed: number, count: number, wit
  * Freezes the disk under load, so many times. The server has to end what it does outside before the disk is thawed, and to do
  * nothing afterwards: in every second try another box takes over meanwhile.
  */
-export async function freezes(t: TestContext, seed: number, count: number, withEngine: boolean): Promise<void> {
-  const drill = await openDrill(t, seed, { withEngine, stallSeconds: STALL_SECONDS });
+export async function freezes(t: TestContext, seed: number, count: number): Promise<void> {
+  const drill = await openDrill(t, seed, { stallSeconds: STALL_SECONDS });
   if (!drill) return;
   const { mirror, random, leases, calls } = drill;
   const ends = new Map<string, number>();

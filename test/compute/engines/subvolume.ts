@@ -30,7 +30,9 @@ export const ASKINGS: Asking[] = (Object.keys(REQUESTS) as Request[]).flatMap((r
 export const MADE = 0;
 export const REFUSED = 1;
 export const NO_SUCH_REQUEST = 25;
-export const NO_SUCH_CALL = 38;
+const NO_SUCH_CALL = 38;
+/** What a shell says of a program that a signal ended: a kernel without system calls of 32 bits answers them by SIGSEGV. */
+const NO_SUCH_WAY = 128 + 11;
 
 const BASE = 0x400000;
 const HEADER_BYTES = 120;
@@ -85,6 +87,10 @@ function programOf({ request, call, highBits }: Asking, directory: string, name:
   );
 }
 
+/** Returns whether the kernel lacks the way by which that was asked, as the exit code of its program says. */
+export const isLacking = ({ call }: Asking, exitCode: number | undefined): boolean =>
+  (call === 'x32' && exitCode === NO_SUCH_CALL) || (call === 'int80' && exitCode === NO_SUCH_WAY);
+
 /** Asks for a subvolume in a directory in several ways, by a shell that has what busybox has. Returns the exit code of each. */
 export async function askForSubvolumes(
   directory: string,
@@ -96,7 +102,8 @@ export async function askForSubvolumes(
   for (const [at, asking] of askings.entries()) {
     const program = programOf(asking, directory, at === 0 ? FIRST : `${FIRST}${at}`).toString('base64');
     const path = `${directory}/program`;
-    codes.push(Number(await sh(`echo ${program} | base64 -d >${path}; chmod +x ${path}; ${path}; echo $?`)));
+    const said = await sh(`echo ${program} | base64 -d >${path}; chmod +x ${path}; ${path}; echo $?`);
+    codes.push(Number(said.trim().split('\n').at(-1))); // Some shells say first which signal ended it.
   }
   return codes;
 }

@@ -2,7 +2,6 @@ import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { AUTHORITY_FILE } from '../../src/compute/kit/trust.ts';
 import { deadlineInside } from '../compute/engines/docker.ts';
-import { length } from '../helper/random.ts';
 import { until } from '../helper/waiting.ts';
 import { openLeaseServer, sharedDocker } from './docker-leases.ts';
 import { dieAt, LONG } from './leases.ts';
@@ -44,9 +43,6 @@ for (const [when, name] of DEATHS.flatMap(
     assert.deepEqual(purser.problems(), []);
   });
 }
-
-/** Deaths of each story. The soak has one at each request. */
-const DEATHS_MAX = length(3, 1000);
 
 /** A purser that can die at each request to a real Docker that changes something. */
 async function openMortal(t: TestContext, change?: typeof keepingWarm): Promise<Mortal | undefined> {
@@ -125,5 +121,5 @@ const ON_DOCKER: [name: string, story: Story, change?: Change][] = [
 for (const [name, story, change] of ON_DOCKER)
   test(`Docker: ${name}, and the server dies at any request of that`, async (t) => {
     const purser = await openMortal(t, change);
-    if (purser) t.diagnostic(`${await dieEverywhere(purser, story, { deathsMax: DEATHS_MAX })} deaths`);
+    if (purser) t.diagnostic(`${await dieEverywhere(purser, story)} deaths`);
   });

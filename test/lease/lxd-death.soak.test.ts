@@ -2,77 +2,17 @@ import assert from 'node:assert/strict';
 import test, { after, type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { keeperOf } from '../../src/compute/engines/lxd/keeper.ts';
-import { LXD_IMAGE, type Lxd, lxdSubject, openLxd } from '../compute/engines/lxd.ts';
+import { lxdSubject } from '../compute/engines/lxd.ts';
 import { type LxdMachines, MACHINE_IMAGE, openLxdMachines } from '../compute/engines/lxd-machines.ts';
-import { length } from '../helper/random.ts';
 import { until } from '../helper/waiting.ts';
 import { dieAt, LONG, openWith } from './leases.ts';
+import { openLxdServer, sharedLxd } from './lxd-leases.ts';
 import { dieEverywhere, type Story } from './mortal.ts';
 import { ENGINE_SOCKET, openMortalOn } from './mortal-engine.ts';
 import { lease, STORIES, stop } from './stories.ts';
 
-let shared: Lxd | undefined;
 let machines: LxdMachines | undefined;
-after(async () => {
-  machines?.stop();
-  await shared?.stop();
-});
-
-/** A purser whose leases are containers of a real LXD. Undefined, and the test skipped, without one. */
-async function openLxdServer(t: TestContext) {
-  shared ??= await openLxd(t);
-  if (!shared) return undefined;
-  const { api, socket } = shared;
-  const compute = {
-    provider_one: {
-      backend: 'lxd',
-      socket,
-      image: LXD_IMAGE,
-      prices: { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' },
-      limits: { cpus: 2, memory_gib: 1, max_seconds: 3600 },
-      capacity: { cpus: 64, memory_gib: 64 },
-    },
-    provider_three: {
-      backend: 'lxd',
-      socket,
-      image: LXD_IMAGE,
-      offers: [{ id: 'small', cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: '0.36' }],
-    },
-  };
-  const purser = await openWith(t, 'unix:///nowhere/docker.sock', 'nowhere:1', { settings: { compute } });
-  return Object.assign(purser, {
-    machines: async () =>
-      (await api.ask<{ config: Record<string, string> }[]>('GET', '/1.0/instances?recursion=1'))
-        .map((it) => it.config['user.purser.tag'] ?? '')
-        .filter((tag) => tag.startsWith(tagPrefix(purser.app.installationId))),
-  });
-}
-
-test('lxd: a lease is rented, used, extended and stopped', async (t) => {
-  const purser = await openLxdServer(t);
-  if (!purser) return;
-  const { token } = await purser.openWallet(LONG);
-  const made = await purser.rent(token);
-  assert.equal(made.status, 200, made.text);
-  const { id } = made.body;
-  await until('it runs', async () => {
-    await purser.app.reaper.runOnce();
-    return (await purser.status(token, id)).status === 'running';
-  });
-  const ask = (path: string, body: object) => purser.ask('POST', `/v1/compute/${path}`, { token, key: id, body });
-  const file = Buffer.from('hello');
-  assert.equal((await ask('upload', { id, path: 'there', content_base64: file.toString('base64') })).status, 200);
-  const said = await ask('exec', { id, command: 'cat there; id -u; nosuchprogram', timeout: 20 });
-  assert.deepEqual([said.body.exit_code, said.body.stdout], [127, 'hello1000\n'], said.text);
-  const extended = await purser.extend(token, id, 600);
-  assert.equal(extended.status, 200, extended.text);
-  assert.equal((await purser.stop(token, id)).status, 200);
-  await until('it is gone', async () => {
-    await purser.app.reaper.runOnce();
-    return (await purser.machines()).length === 0;
-  });
-  assert.deepEqual(purser.problems(), []);
-});
+after(() => machines?.stop());
 
 /** Awaits of a life at which the process may die: the wrapped call never returns. */
 const DEATHS = [
@@ -105,18 +45,14 @@ for (const [when, name] of DEATHS)
     assert.deepEqual(purser.problems(), []);
   });
 
-/** Deaths of each story. The soak has one at each request. */
-const DEATHS_MAX = length(3, 1000);
-
 const MACHINE = { type: 'virtual-machine', image: MACHINE_IMAGE };
 
 /** A purser that can die at each request to LXD that changes something. Its leases are virtual machines, each with its keeper. */
 async function openMortal(t: TestContext) {
-  shared ??= await openLxd(t);
-  if (!shared) return undefined;
-  machines ??= await openLxdMachines(t, shared);
-  if (!machines) return undefined;
-  const { api, directory } = shared;
+  const lxd = await sharedLxd(t);
+  machines ??= lxd && (await openLxdMachines(t, lxd));
+  if (!lxd || !machines) return undefined;
+  const { api, directory } = lxd;
   const { socket } = machines;
   const provider = {
     ...{ backend: 'lxd', socket: ENGINE_SOCKET, ...MACHINE },
@@ -164,5 +100,5 @@ const TOLD: Record<string, Story> = {
 for (const [name, story] of Object.entries(TOLD))
   test(`lxd machine: ${name}, and the server dies at any request of that`, async (t) => {
     const purser = await openMortal(t);
-    if (purser) t.diagnostic(`${await dieEverywhere(purser, story, { deathsMax: DEATHS_MAX })} deaths`);
+    if (purser) t.diagnostic(`${await dieEverywhere(purser, story)} deaths`);
   });
