@@ -103,7 +103,7 @@ export async function askForSubvolumes(
     const program = programOf(asking, directory, at === 0 ? FIRST : `${FIRST}${at}`).toString('base64');
     const path = `${directory}/program`;
     const said = await sh(`echo ${program} | base64 -d >${path}; chmod +x ${path}; ${path}; echo $?`);
-    codes.push(Number(said.trim().split('\n').at(-1))); // Some shells say first which signal ended it.
+    codes.push(Number(/^\d+$/m.exec(said)?.[0])); // A shell also says which signal ended it.
   }
   return codes;
 }
