@@ -1,67 +1,18 @@
 import assert from 'node:assert/strict';
 import { join } from 'node:path';
-import test, { after, type TestContext } from 'node:test';
+import test, { type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import type { EngineSettings } from '../../src/compute/engines/container/address.ts';
 import { findDiskLimits } from '../../src/compute/engines/container/disk-advice.ts';
 import { runCommand } from '../../src/compute/machine/command.ts';
-import { hasComponent } from '../helper/component.ts';
 import { freePort } from '../helper/free-port.ts';
 import { until } from '../helper/waiting.ts';
 import { LONG, openWith, PRICE } from '../lease/leases.ts';
-import { conform } from './conformance.ts';
-import { type Daemon, IMAGE, openDocker } from './engines/docker.ts';
+import { IMAGE } from './engines/docker.ts';
+import { openRemote, overSsh, overTls, type Remote } from './engines/docker-remote.ts';
 import { type EngineProxy, openEngineProxy } from './engines/proxy.ts';
-import { type Certificates, makeCertificates, openRelay, type Relay } from './engines/remote.ts';
-import { openSshd, type Sshd } from './engines/sshd.ts';
+import { makeCertificates, openRelay, type Relay } from './engines/remote.ts';
 import { containerSubject } from './engines/subject.ts';
-
-type Remote = { engine: Daemon; port: number; client: Certificates; server: Certificates; sshd: Sshd };
-let remote: Remote | undefined;
-after(async () => {
-  await remote?.engine.stop();
-  await remote?.sshd.stop();
-});
-
-/** One Docker Engine for the whole file, behind TLS and behind an sshd. */
-async function openRemote(t: TestContext): Promise<Remote | undefined> {
-  if (remote) return remote;
-  if (!hasComponent(t, 'openssl')) return undefined;
-  const sshd = await openSshd(t, { shared: true });
-  if (!sshd) return undefined;
-  const { server, client } = makeCertificates(`${sshd.pool}/tls`);
-  const port = await freePort();
-  const flags = [
-    ...['-H', `tcp://127.0.0.1:${port}`, '--tlsverify'],
-    ...['--tlscacert', server.ca, '--tlscert', server.cert, '--tlskey', server.key],
-  ];
-  const engine = await openDocker(t, { shared: true, flags });
-  if (!engine) return undefined;
-  remote = { engine, port, client, server, sshd };
-  return remote;
-}
-
-const overTls = ({ client, ...at }: Remote, port = at.port): EngineSettings => ({
-  socket: `tcp://127.0.0.1:${port}`,
-  tls: client,
-});
-const overSsh = ({ sshd: { host }, ...at }: Remote, port = host.port, socket = at.engine.socket): EngineSettings => ({
-  socket: `ssh://root@127.0.0.1:${port}${socket.slice('unix://'.length)}`,
-  host_key: host.host_key,
-  identity_file: host.identity_file,
-});
-
-for (const [name, settings] of [
-  ['TLS', overTls],
-  ['SSH', overSsh],
-] as const)
-  conform(`container on Docker over ${name}`, async (t) => {
-    const opened = await openRemote(t);
-    if (!opened) return undefined;
-    const subject = containerSubject(settings(opened));
-    t.after(() => subject.backend.close());
-    return subject;
-  });
 
 test('whoever is not the engine, and what the engine does not accept, is named, and a create is a clear no', async (t) => {
   const opened = await openRemote(t);

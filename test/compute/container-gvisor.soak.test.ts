@@ -7,19 +7,23 @@ import { COPIED_WATCHDOG, deadlineInside, type Engine, runAsRoot } from './engin
 import { NO_WALL, openRunsc, RUNSC, UNLIMITED } from './engines/runsc.ts';
 import { containerSubject } from './engines/subject.ts';
 import { workInGuest } from './guest.ts';
+import { stayInside } from './lease-inside-shared.ts';
 
 let engine: Engine | undefined;
 after(() => engine?.stop());
 
 /** gVisor takes several threads of the host for each process, and the engine counts those. */
+const settingsOf = (runtime: string) => ({ runtime, pids: 2048 });
+const openEngine = async (t: TestContext) => (engine ??= await openRunsc(t, { shared: true }));
 async function openWith(t: TestContext, runtime: string, more: object = {}) {
-  engine ??= await openRunsc(t, { shared: true });
-  return engine && containerSubject({ socket: engine.socket }, { runtime, pids: 2048, ...more });
+  const opened = await openEngine(t);
+  return opened && containerSubject({ socket: opened.socket }, { ...settingsOf(runtime), ...more });
 }
 const subject = (t: TestContext) => openWith(t, RUNSC);
 
 conform('container under gVisor', subject);
 workInGuest('container under gVisor', subject);
+stayInside('gVisor under Docker', { engine: openEngine, settings: settingsOf(RUNSC), watchdog: COPIED_WATCHDOG });
 
 const now = () => Math.floor(Date.now() / 1000);
 
