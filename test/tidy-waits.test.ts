@@ -49,6 +49,7 @@ const KNOWN: Record<string, [count: number, why: string]> = {
   'test/executable/clients-page-shared.ts': [1, 'clients of others need some patience: three minutes'],
   'test/executable/drain.soak.test.ts': [1, SPAN],
   'test/executable/streams.soak.test.ts': [1, SPAN],
+  'test/helper/waiting.ts': [1, 'what failed after its deadline is done again with a later one'],
   'test/http/order.test.ts': [1, 'the time of a command, which is refused'],
   'test/helper/stuck.ts': [1, 'the limit of a whole file, as seen by the process that runs it'],
   'test/net/watched-pool.test.ts': [2, SPAN],

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { Spec } from '../../src/compute/backend.ts';
+import type { Extended, Spec } from '../../src/compute/backend.ts';
 import { createReservations } from '../../src/compute/kit/capacity.ts';
 import { type Claim, sizeOf } from '../../src/compute/kit/claim.ts';
 import { createPausing } from '../../src/compute/kit/pausing.ts';
@@ -71,7 +71,7 @@ test('a machine that may run has the deadline of its resumption, wherever that b
       assert.deepEqual(machine, PAUSED);
       calls.fault = { at: calls.count + at, when };
       await assert.rejects(pausing.end('x', ORIGINAL), `${when} call ${at}`);
-      if (machine.deadline === TARGET) assert.deepEqual(machine, PAUSED);
+      if (machine.deadline === TARGET) assert.ok(machine.isStopped);
       assert.deepEqual(await pausing.end('x', ORIGINAL), { kind: 'done' });
       assert.deepEqual(machine, RUNNING, 'it is finished');
     }
@@ -152,7 +152,8 @@ test('a paused machine keeps the place of its offer, even one that is no longer 
   assert.equal(await reservations.takeRoom('us-a'), undefined);
 });
 
-test('what a pause has left is noted once all has stopped, and before anything else is done', async () => {
+/** A pause whose calls are noted, and whose deadline is moved with this outcome. */
+function notedPausing(moved: Extended) {
   const asked: string[] = [];
   const pausing = createPausing(
     {
@@ -163,11 +164,29 @@ test('what a pause has left is noted once all has stopped, and before anything e
     {
       async move() {
         asked.push('move');
-        return { kind: 'done' };
+        return moved;
       },
     },
     ROOM,
   );
+  return { asked, pausing };
+}
+
+test('what a pause has left is noted once all has stopped, and before anything else is done', async () => {
+  const { asked, pausing } = notedPausing({ kind: 'done' });
   await pausing.begin('x', TARGET, async () => void asked.push('stopped'));
   assert.deepEqual(asked, ['stop', 'look', 'stopped', 'least', 'move']);
+});
+
+test('nothing is run in a machine that is resumed before it has its processor again', async () => {
+  const { asked, pausing } = notedPausing({ kind: 'done' });
+  assert.deepEqual(await pausing.end('x', ORIGINAL), { kind: 'done' });
+  assert.deepEqual(asked, ['sold', 'move', 'continue']);
+});
+
+test('a machine that is not resumed loses its processor again', async () => {
+  const refused = { kind: 'refused', reason: 'no process is left' } as const;
+  const { asked, pausing } = notedPausing(refused);
+  assert.deepEqual(await pausing.end('x', ORIGINAL), refused);
+  assert.deepEqual(asked, ['sold', 'move', 'least']);
 });

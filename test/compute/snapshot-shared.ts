@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import type { Snapshots } from '../../src/compute/backend.ts';
-import { until } from '../helper/waiting.ts';
+import { inTime, until } from '../helper/waiting.ts';
 import type { Subject } from './conformance.ts';
 
 const MEBIBYTE = 1024 ** 2;
@@ -19,21 +19,6 @@ export type SnapshotSubject = Pick<Subject, 'backend' | 'spec'> & {
   staysWhileNeeded: boolean;
 };
 export type OpenSubject<S extends SnapshotSubject> = (t: TestContext) => Promise<S | undefined>;
-
-/**
- * Makes a machine with a deadline that is near. On a busy machine that may pass before all is done that `make` does: then it was
- * too near, and is twice as far the next time.
- */
-async function makeInTime<T>(make: (seconds: number) => Promise<T>): Promise<T> {
-  for (let seconds = 5; ; seconds *= 2) {
-    const deadline = now() + seconds;
-    try {
-      return await make(seconds);
-    } catch (error) {
-      if (now() < deadline) throw error;
-    }
-  }
-}
 
 /** Machines of an engine, and its snapshots. All of it is removed after the test. */
 export async function openOn<S extends SnapshotSubject>(t: TestContext, open: OpenSubject<S>) {
@@ -134,8 +119,8 @@ export function conformSnapshots(name: string, open: OpenSubject<SnapshotSubject
     const { machine, take, backend, stop } = opened;
     const one = await machine();
     const { tag } = await take(one.ref);
-    const short = await makeInTime((seconds) => machine({ snapshot: tag, seconds }));
-    const broken = await makeInTime(async (seconds) => {
+    const short = await inTime((seconds) => machine({ snapshot: tag, seconds }));
+    const broken = await inTime(async (seconds) => {
       const made = await machine({ seconds });
       await stop(made.ref); // As a Purser that is killed leaves it.
       return made;

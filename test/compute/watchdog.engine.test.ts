@@ -64,8 +64,11 @@ async function behaves(t: TestContext, program: readonly string[], ...directory:
 /** As many as pass the number of the descriptor that the deadline has. */
 const MOUNTED_COUNT = 12;
 
-/** Grows files that are mounted into a machine, in a directory that has been moved there. Returns how the machine ends. */
-async function endOfGrowth(t: TestContext, program: readonly string[], deadline: number, ...growth: string[]) {
+/**
+ * Grows files that are mounted into a machine, in a directory that has been moved there, and then moves its deadline `seconds` ahead,
+ * if they are given. Returns how the machine ends.
+ */
+async function endOfGrowth(t: TestContext, program: readonly string[], growth: readonly string[], seconds?: number) {
   const place = mkdtempSync(join(tmpdir(), 'purser-mounted-'));
   t.after(() => rmSync(place, { recursive: true, force: true }));
   const etc = join(place, 'etc');
@@ -74,20 +77,21 @@ async function endOfGrowth(t: TestContext, program: readonly string[], deadline:
   for (const it of names.flatMap((name) => [join(place, name), join(etc, name)]))
     execFileSync('fallocate', ['--length', '64K', it]);
   const mount = `cd "$0" && for it in ${names.join(' ')}; do mount --bind $it etc/$it || exit; done && exec "$@"`;
-  const { child, ended } = startFirst(t, 'sh', '-c', mount, place, ...program, String(deadline));
+  const { child, ended } = startFirst(t, 'sh', '-c', mount, place, ...program, String(now() + 600));
   const first = await firstOf(child);
   const inside = (...argv: string[]) => spawnSync('nsenter', ['--target', first, '--pid', '--mount', ...argv]).status;
   await until('it has its deadline', async () => inside(...program) === 0);
   assert.equal(inside('mv', etc, join(place, 'moved')), 0);
   for (const name of names) execFileSync('fallocate', [...growth, join(place, name)]);
+  if (seconds !== undefined) assert.equal(inside(...program, String(now() + seconds)), 0);
   return ended;
 }
 
 /** What an engine mounts into a machine may grow by 16 MiB in all, blocks beyond its end included. */
 async function endsForGrowth(t: TestContext, ...program: string[]): Promise<void> {
-  assert.equal(await endOfGrowth(t, program, now() + 4, '--length', '1300K'), 0, 'at its deadline');
-  assert.equal(await endOfGrowth(t, program, now() + 600, '--length', '1450K'), 153);
-  assert.equal(await endOfGrowth(t, program, now() + 600, '--keep-size', '--length', '1450K'), 153);
+  assert.equal(await endOfGrowth(t, program, ['--length', '1300K'], 4), 0, 'at its deadline');
+  assert.equal(await endOfGrowth(t, program, ['--length', '1450K']), 153);
+  assert.equal(await endOfGrowth(t, program, ['--keep-size', '--length', '1450K']), 153);
 }
 
 /** Tries the stop of a tenant's processes, by a program that is the watchdog of a machine and beside it. */

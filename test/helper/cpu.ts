@@ -1,9 +1,26 @@
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 
 /** Returns the CPU time of this thread in milliseconds, which does not count other processes. */
 export function threadMilliseconds(): number {
   const { user, system } = process.threadCpuUsage();
   return (user + system) / 1000;
+}
+
+/** The kernel counts the processor time of a process in these (proc_pid_stat(5)). */
+const TICKS_PER_SECOND = 100;
+
+/** Returns the CPU time of a process and of its children that have ended, in milliseconds; 0 when it is gone. */
+export function processMilliseconds(pid: number): number {
+  try {
+    const fields = readFileSync(`/proc/${pid}/stat`, 'utf8')
+      .replace(/^.*\) /, '')
+      .split(' ');
+    const ticks = fields.slice(11, 15).reduce((sum, it) => sum + Number(it), 0); // utime, stime, cutime, cstime
+    return (ticks * 1000) / TICKS_PER_SECOND;
+  } catch {
+    return 0;
+  }
 }
 
 /** Some kernels count processor time in ticks of 10 ms: work of less than a few ticks is repeated. */

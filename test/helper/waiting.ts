@@ -45,6 +45,21 @@ export function until<T>(
   });
 }
 
+/**
+ * Does something that has to be done before a deadline, `seconds` ahead. On a busy machine that may pass before: then it was too
+ * near, and is twice as far the next time.
+ */
+export async function inTime<T>(act: (seconds: number) => Promise<T>): Promise<T> {
+  for (let seconds = 5; ; seconds *= 2) {
+    const end = Date.now() + seconds * 1000;
+    try {
+      return await act(seconds);
+    } catch (error) {
+      if (Date.now() < end) throw error;
+    }
+  }
+}
+
 /** A limit that is never reached, for calls that require one: the duration depends on how busy the machine is. */
 export const UNHURRIED_MILLISECONDS = 600_000;
 

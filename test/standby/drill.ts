@@ -6,6 +6,7 @@ import type { TestContext } from 'node:test';
 import { audit, fund } from '../executable/audit.ts';
 import { type Chaos, unleash } from '../executable/chaos.ts';
 import { openClients } from '../executable/clients.ts';
+import { processMilliseconds } from '../helper/cpu.ts';
 import { type Installation, installation, type Launched, type Serving } from '../helper/executable.ts';
 import { MODELS } from '../helper/models.ts';
 import { randomFrom } from '../helper/random.ts';
@@ -19,8 +20,6 @@ const [STALL_SECONDS, PATIENT_SECONDS] = [5, 300];
 /** A cut comes after so many chats, and then at any moment of so many milliseconds. */
 const [CHATS_MAX, MORE_MILLISECONDS_MAX] = [30, 100];
 const KEY_VARIABLE = 'HOUSE_KEY';
-/** The kernel counts processor time in these. */
-const TICKS_PER_SECOND = 100;
 
 /** Two boxes with Purser on one mirrored disk, clients that keep a journal, a model server that counts, and an engine. */
 export type Drill = {
@@ -95,7 +94,7 @@ export async function openDrill(
     async load(server) {
       const started = performance.now() - server.readyMilliseconds;
       await server.ask('GET', '/v1/account', { token: key }).then(
-        () => first.push({ wall: performance.now() - started, own: processorMilliseconds(server.pid) }),
+        () => first.push({ wall: performance.now() - started, own: processMilliseconds(server.pid) }),
         () => {}, // It is gone already.
       );
       await Promise.all([clients.load(server), leases?.load(server)]);
@@ -152,18 +151,6 @@ export async function openDrill(
       );
     },
   };
-}
-
-/** Returns the processor time of a process so far; 0 when it is gone. */
-function processorMilliseconds(pid: number): number {
-  try {
-    const fields = readFileSync(`/proc/${pid}/stat`, 'utf8')
-      .replace(/^.*\) /, '')
-      .split(' ');
-    return ((Number(fields[11]) + Number(fields[12])) * 1000) / TICKS_PER_SECOND;
-  } catch {
-    return 0;
-  }
 }
 
 const START_MILLISECONDS_MAX = 400;

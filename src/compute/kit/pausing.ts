@@ -53,7 +53,8 @@ export async function continueProcesses({ signal }: Pick<Signals, 'signal'>, ref
 
 /**
  * Creates the pause of machines whose first process is a watchdog (docs/decisions/0082). That runs on, so the deadline holds without
- * Purser. The deadline is what is moved last to pause and first to resume: where it is that of the pause, all the rest is done.
+ * Purser. To pause, the deadline is moved last; to resume, before anything of a tenant runs: so it tells how far either came. The
+ * processor comes back before that, as a command in a machine without one takes seconds, and longer beside a process that woke itself.
  */
 export function createPausing(
   { limitCpu, ...signals }: PauseCalls,
@@ -72,10 +73,10 @@ export function createPausing(
     },
 
     async end(ref, deadline): Promise<Extended> {
-      const moved = await deadlines.move(ref, deadline);
-      if (moved.kind !== 'done') return moved;
       await limitCpu(ref, 'sold');
-      return continueProcesses(signals, ref);
+      const moved = await deadlines.move(ref, deadline);
+      if (moved.kind === 'refused') await limitCpu(ref, 'least'); // It stays paused.
+      return moved.kind === 'done' ? continueProcesses(signals, ref) : moved;
     },
   };
 }

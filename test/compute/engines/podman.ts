@@ -58,7 +58,14 @@ export async function openPodman(
     `${directory}/libpod`,
   ];
   const places = [...storage, '--storage-driver', driver, '--network-config-dir', `${directory}/networks`];
-  const env: Record<string, string> = { CONTAINERS_CONF: conf, CONTAINERS_REGISTRIES_CONF: registries };
+  // For each answer to /info, Podman has `dpkg -S` search the lists of all packages for several of its programs.
+  const programs = join(directory, 'bin');
+  mkdirSync(programs);
+  writeFileSync(join(programs, 'dpkg-query'), '#!/bin/sh\nexit 1\n', { mode: 0o755 });
+  const env: Record<string, string> = {
+    ...{ CONTAINERS_CONF: conf, CONTAINERS_REGISTRIES_CONF: registries },
+    PATH: `${programs}:${process.env.PATH}`,
+  };
   const runtime = join(directory, 'runtime');
   let command = ['podman', ...places, 'system', 'service', '--time=0', socket];
   if (rootless) {
