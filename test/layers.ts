@@ -100,7 +100,6 @@ const ALONE = [
   'test/compute/container.engine.test.ts',
   'test/executable/rent.engine.test.ts',
   'test/ui/keyboard.engine.test.ts',
-  'test/ssh/scp.engine.test.ts',
   'test/compute/slurm.engine.test.ts',
   'test/ui/phone.engine.test.ts',
   'test/executable/image.engine.test.ts',
