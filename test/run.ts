@@ -89,7 +89,7 @@ export async function runLayer(name: string): Promise<void> {
   const say = (title: string, lines: readonly string[]) =>
     lines.length && console.log(`\n${title}\n${lines.map((it) => `  ${it}\n`).join('')}`.trimEnd());
   say('The slowest files:', tally.slowest(directory.processorSeconds()));
-  if (name === 'gate') say('Not on this machine, so `npm run test:engines` would leave out:', missingComponents());
+  if (name === 'gate') say('Not on this machine, so `npm run test:all` would leave out:', missingComponents());
   say('Skipped, because a component is missing (PURSER_TEST_REQUIRE=all makes that a failure):', tally.missing());
   // Not every engine removes all of its own at once, and its tools leave caches.
   const isClean = name !== 'gate' || left.length === 0;

@@ -60,7 +60,7 @@ export function openTally(): Tally {
   };
 }
 
-/** Returns each component that this machine lacks, and what `npm run test:engines` would leave out without it, a line each. */
+/** Returns each component that this machine lacks, and what `npm run test:all` would leave out without it, a line each. */
 export const missingComponents = (): string[] =>
   Object.entries(COMPONENTS)
     .filter(([, it]) => !it.isThere())

@@ -4,7 +4,7 @@ import { COMPONENTS } from '../components.ts';
 
 export { hasProgram } from '../components.ts';
 
-/** A component of the machine that tests of the engines' layer use: a name in test/components.ts. */
+/** A component of the machine that tests of the engines' layer and of the soak use: a name in test/components.ts. */
 export type Component = keyof typeof COMPONENTS;
 
 /** Cached, as some checks call other programs. */

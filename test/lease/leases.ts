@@ -5,7 +5,7 @@ import type { Backend } from '../../src/compute/backend.ts';
 import type { EngineSettings } from '../../src/compute/engines/container/address.ts';
 import { createMemory, type Memory, replaceBackend } from '../compute/engines/memory.ts';
 import { type Answer, openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
-import { waitFor } from '../helper/waiting.ts';
+import { until, waitFor } from '../helper/waiting.ts';
 
 /** A small lease, and what 600 s of it cost: (0.5 × 0.04 + 0.25 × 0.005) an hour, rounded up to a nano. */
 export const SPEC = { cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
@@ -202,4 +202,22 @@ export async function dieAt(
   lived.catch(() => {}); // What the dead life still says is heard by nobody.
   await waitFor(`it dies ${when} ${name}`, Promise.race([died.promise, lived]));
   await purser.crash(() => never.reject(new Error('it is dead')));
+}
+
+/**
+ * Leases a machine for each of the tokens, all at once, and returns their ids once all run. A create is answered in 30 s at the
+ * latest, which on a busy machine is not enough for all of them: it is asked for again by its key. `between` is done in between.
+ */
+export function leaseAtOnce(
+  purser: LeaseServer,
+  tokens: readonly string[],
+  between: () => Promise<unknown> = async () => {},
+): Promise<string[]> {
+  return until('all are running', async () => {
+    const made = await Promise.all(tokens.map((token, i) => purser.lease(token, `at-once-${i}`)));
+    await between();
+    const ids = made.map(({ body }) => body.id as string);
+    const now = await Promise.all(tokens.map((token, i) => purser.status(token, ids[i] as string)));
+    return now.every(({ status }) => status === 'running') && ids;
+  });
 }
