@@ -95,14 +95,12 @@ const writeGroups = (groups: readonly (readonly string[])[], kind: string, direc
 /** The slowest files of the engines' layer. Each has a process of its own, and they start early: none is left to the end. */
 const ALONE = [
   'test/compute/kubernetes.engine.test.ts',
-  'test/ui/looks.engine.test.ts',
   'test/compute/lxd.engine.test.ts',
   'test/compute/container.engine.test.ts',
   'test/executable/rent.engine.test.ts',
   'test/ui/keyboard.engine.test.ts',
   'test/compute/slurm.engine.test.ts',
   'test/ui/phone.engine.test.ts',
-  'test/executable/image.engine.test.ts',
   'test/executable/page.engine.test.ts',
 ];
 

@@ -67,7 +67,7 @@ const KNOWN: Record<string, [count: number, why: string]> = {
   'test/ssh/sftp.test.ts': [1, SPAN],
   'test/tracing/tracing.test.ts': [2, ITS_LIMIT],
   'test/ui/issuer.test.ts': [1, RACE],
-  'test/ui/looks.engine.test.ts': [1, 'a picture is taken all the same'],
+  'test/ui/looks.soak.test.ts': [1, 'a picture is taken all the same'],
   'test/ui/ports.engine.test.ts': [2, SPAN],
 };
 
