@@ -13,7 +13,7 @@ type Fault = { at: number; when: 'before' | 'after' } | undefined;
 /** A machine that is only remembered, and whose calls fail where a test says so. */
 function machineOf() {
   const machine = { isStopped: false, cpu: 'sold', deadline: ORIGINAL };
-  const calls = { count: 0, fault: undefined as Fault };
+  const calls = { count: 0, fault: undefined as Fault, areMovesRefused: false };
   const call = async <T>(act: () => T): Promise<T> => {
     const at = calls.count++;
     const fails = (when: 'before' | 'after') => calls.fault?.at === at && calls.fault.when === when;
@@ -38,6 +38,7 @@ function machineOf() {
     {
       move: (_, deadline) =>
         call(() => {
+          if (calls.areMovesRefused) return { kind: 'refused', reason: 'no process is left' } as const;
           machine.deadline = deadline;
           return { kind: 'done' } as const;
         }),
@@ -74,6 +75,20 @@ test('a machine that may run has the deadline of its resumption, wherever that b
       if (machine.deadline === TARGET) assert.ok(machine.isStopped);
       assert.deepEqual(await pausing.end('x', ORIGINAL), { kind: 'done' });
       assert.deepEqual(machine, RUNNING, 'it is finished');
+    }
+});
+
+test('a machine that is refused its resumption stays paused, wherever that broke off', async () => {
+  for (let at = 0; at < 3; at++)
+    for (const when of ['before', 'after'] as const) {
+      const { machine, calls, pausing } = machineOf();
+      await pausing.begin('x', TARGET);
+      calls.areMovesRefused = true;
+      calls.fault = { at: calls.count + at, when };
+      await assert.rejects(pausing.end('x', ORIGINAL), `${when} call ${at}`);
+      assert.deepEqual([machine.isStopped, machine.deadline], [true, TARGET]);
+      assert.equal((await pausing.end('x', ORIGINAL)).kind, 'refused');
+      assert.deepEqual(machine, PAUSED);
     }
 });
 
