@@ -1,5 +1,5 @@
-// The components that tests of the engines' layer and of the soak need beside the project: where each is looked for, and the tests that use it.
-// `npm run test:setup` installs them (test/setup has their Debian packages).
+// The components that tests of the engines' layer and of the soak need beside the project: where each is looked for, and the tests
+// that use it. `npm run test:setup` installs them (test/setup has their Debian packages).
 import { execFileSync } from 'node:child_process';
 import { existsSync, globSync } from 'node:fs';
 import { delimiter, join } from 'node:path';

@@ -1,11 +1,10 @@
-import assert from 'node:assert/strict';
 import test, { after, type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { keeperOf } from '../../src/compute/engines/lxd/keeper.ts';
 import { lxdSubject } from '../compute/engines/lxd.ts';
 import { type LxdMachines, MACHINE_IMAGE, openLxdMachines } from '../compute/engines/lxd-machines.ts';
-import { until } from '../helper/waiting.ts';
-import { dieAt, LONG, openWith } from './leases.ts';
+import { dieOnEngine } from './death-shared.ts';
+import { openWith } from './leases.ts';
 import { openLxdServer, sharedLxd } from './lxd-leases.ts';
 import { dieEverywhere, type Story } from './mortal.ts';
 import { ENGINE_SOCKET, openMortalOn } from './mortal-engine.ts';
@@ -14,36 +13,16 @@ import { lease, STORIES, stop } from './stories.ts';
 let machines: LxdMachines | undefined;
 after(() => machines?.stop());
 
-/** Awaits of a life at which the process may die: the wrapped call never returns. */
-const DEATHS = [
-  ['before', 'create'],
-  ['after', 'create'],
-  ['after', 'inspect'],
-  ['before', 'destroy'],
-  ['after', 'destroy'],
-] as const;
-for (const [when, name] of DEATHS)
-  test(`lxd: dying ${when} ${name} leaves no machine that no row knows, and the books balance`, async (t) => {
-    const purser = await openLxdServer(t);
-    if (!purser) return;
-    const { id, token } = await purser.openWallet(LONG);
-    await dieAt(purser, token, when, name);
-    const again = await purser.lease(token, 'k');
-    assert.ok([200, 503].includes(again.status), again.text);
-    for (let i = 0; i < 3; i++) {
-      purser.clock.advance(purser.backend.absence.apartSeconds);
-      await purser.app.reaper.runOnce();
-    }
-    const { resources } = (await purser.ask('GET', `/v1/wallets/${id}/resources`, { token: purser.accountKey })).body;
-    const live = resources.filter((it: { ended_at: number | null }) => it.ended_at === null);
-    assert.equal((await purser.machines()).length, live.length, JSON.stringify(resources));
-    await until('the wallet is closed', async () => {
-      purser.clock.advance(10);
-      return (await purser.closeWallet(id)).status === 200;
-    });
-    assert.deepEqual(await purser.machines(), []);
-    assert.deepEqual(purser.problems(), []);
-  });
+dieOnEngine('lxd', {
+  open: openLxdServer,
+  deaths: [
+    ['before', 'create'],
+    ['after', 'create'],
+    ['after', 'inspect'],
+    ['before', 'destroy'],
+    ['after', 'destroy'],
+  ],
+});
 
 const MACHINE = { type: 'virtual-machine', image: MACHINE_IMAGE };
 
