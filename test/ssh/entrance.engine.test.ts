@@ -65,6 +65,7 @@ test('a key opens its own resource, and nobody else’s key opens it', async (t)
   const other = await it.landlord.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   const spec = { cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
   const there = await reachLease(t, it.landlord, other, { provider: 'provider_one', spec });
+  t.after(there.stop);
   assert.equal((await there.ssh([], 'true')).code, 0);
   assert.equal((await it.ssh([], 'true')).code, 0);
   for (const user of [there.id, 'root', 'res_00000000000000000000000000', `${it.id} `, '']) {
@@ -239,6 +240,7 @@ test('one resource has so many connections, and takes none of another’s', asyn
   const other = await it.landlord.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   const spec = { cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
   const there = await reachLease(t, it.landlord, other, { provider: 'provider_one', spec });
+  t.after(there.stop);
   assert.equal((await there.ssh([], 'true')).code, 0);
   clients[0]?.end();
   await until('there is room again', async () => (await it.ssh([], 'true')).code === 0);

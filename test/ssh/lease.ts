@@ -92,7 +92,7 @@ export async function openLease(t: TestContext, executable = EXECUTABLE) {
   const own = executable === EXECUTABLE ? (landlord as Owner) : await openLandlord(compute, executable);
   const { server, purser, upstream, openWallet } = own;
   const lease = await reachLease(t, own, await openWallet(), ORDER);
-  t.after(() => own.ask('POST', '/v1/compute/stop', { token: lease.token, body: { id: lease.id } }));
+  t.after(lease.stop);
   if (own !== landlord) t.after(own.stop);
   /** Bytes of memory that the server has resident now. */
   const resident = () => {
@@ -187,11 +187,17 @@ export async function reachLease<L extends Landlord>(
       const list = await inside('ps -o args');
       return list.includes(words) === wanted || (wanted ? false : undefined);
     });
+  /** Gives the room of the lease back: a machine with two processors has room for two of these. */
+  const stop = () =>
+    until('the lease is stopped', async () => {
+      const { body } = await purser.ask('POST', '/v1/compute/stop', { token, body: { id } });
+      return body.status === 'stopped';
+    });
   /** A batch of sftp. */
   async function sftp(lines: string[], ...args: string[]): Promise<Ran> {
     return run('sftp', ['-b', '-', ...args, target], `${lines.join('\n')}\n`);
   }
-  return { landlord: purser, token, id, access, directory, at, know, target, run, ssh, good, inside, runs, sftp };
+  return { landlord: purser, token, id, access, directory, at, know, target, run, ssh, good, inside, runs, stop, sftp };
 }
 export type Lease = NonNullable<Awaited<ReturnType<typeof openLease>>>;
 export type LeaseInside = NonNullable<Awaited<ReturnType<typeof openLeaseInside>>>;
