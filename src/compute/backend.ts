@@ -142,11 +142,12 @@ export type GpuUsage = {
 /** The pause of machines. All of it may be repeated. */
 export type Pausing = {
   /**
-   * Stops what runs in a machine, takes its processors away and, last of all, has it end at `deadline` (Unix seconds), whether
-   * Purser runs then or not. `stopped` runs as soon as all has stopped, before the rest. What is not `done` may be so in part: `end`
-   * undoes it.
+   * Stops what runs in a machine, has it end at `deadline` (Unix seconds), whether Purser runs then or not, and takes its processors
+   * away. `stopped` runs as soon as all has stopped, before the rest. What is not `done` may be so in part: `end` undoes it.
    */
   begin(ref: Ref, deadline: number, stopped?: () => Promise<unknown>): Promise<Extended>;
+  /** Takes the processors of a machine away that has the deadline of its pause already. */
+  complete(ref: Ref): Promise<void>;
   /** Has a machine end at `deadline`, and then gives its processors back and continues what ran. `refused`: nothing was changed. */
   end(ref: Ref, deadline: number): Promise<Extended>;
   /** Takes the processors of a paused machine out of what is free, until `letGo`. Returns what is lacking, in words. */

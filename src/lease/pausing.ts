@@ -64,9 +64,13 @@ export async function finishPause(app: LeaseApp, row: Resource, machine: Machine
   const { deadline } = machine;
   if (deadline === undefined) throw new Error('the deadline of its machine cannot be read');
   const isMoved = deadline !== row.expiresAt;
-  if (row.status === 'pausing' && !isMoved) return PAUSED; // The deadline is what a pause moves last.
+  const pausing = pausingOf(app, row);
+  if (row.status === 'pausing' && !isMoved) {
+    await pausing.complete(machine.ref);
+    return PAUSED;
+  }
   const until = row.status === 'pausing' ? endOf(row) : isMoved ? deadline : resumedUntil(row, app.clock.now());
-  const ended = await attempt(() => pausingOf(app, row).end(machine.ref, until));
+  const ended = await attempt(() => pausing.end(machine.ref, until));
   if (ended.kind !== 'done') throw new Error(`its machine does not resume: ${ended.reason}`);
   return running(until);
 }

@@ -51,14 +51,17 @@ function machineOf() {
 const RUNNING = { isStopped: false, cpu: 'sold', deadline: ORIGINAL };
 const PAUSED = { isStopped: true, cpu: 'least', deadline: TARGET };
 
-test('a machine with the deadline of its pause is paused in all, wherever the pause broke off', async () => {
+test('a machine with the deadline of its pause has stopped and can be completed, wherever the pause broke off', async () => {
   for (let at = 0; at < 4; at++)
     for (const when of ['before', 'after'] as const) {
       const { machine, calls, pausing } = machineOf();
       calls.fault = { at, when };
       await assert.rejects(pausing.begin('x', TARGET), `${when} call ${at}`);
-      if (machine.deadline === TARGET) assert.deepEqual(machine, PAUSED);
-      else assert.equal(machine.deadline, ORIGINAL);
+      if (machine.deadline === TARGET) {
+        assert.ok(machine.isStopped);
+        await pausing.complete('x');
+        assert.deepEqual(machine, PAUSED);
+      } else assert.deepEqual([machine.deadline, machine.cpu], [ORIGINAL, 'sold']);
       assert.deepEqual(await pausing.end('x', ORIGINAL), { kind: 'done' });
       assert.deepEqual(machine, RUNNING, 'it is undone');
     }
@@ -190,7 +193,14 @@ function notedPausing(moved: Extended) {
 test('what a pause has left is noted once all has stopped, and before anything else is done', async () => {
   const { asked, pausing } = notedPausing({ kind: 'done' });
   await pausing.begin('x', TARGET, async () => void asked.push('stopped'));
-  assert.deepEqual(asked, ['stop', 'look', 'stopped', 'least', 'move']);
+  assert.deepEqual(asked, ['stop', 'look', 'stopped', 'move', 'least']);
+});
+
+test('a machine keeps its processor where the deadline of its pause is refused', async () => {
+  const refused: Extended = { kind: 'refused', reason: 'it has ended' };
+  const { asked, pausing } = notedPausing(refused);
+  assert.deepEqual(await pausing.begin('x', TARGET), refused);
+  assert.deepEqual(asked, ['stop', 'look', 'move']);
 });
 
 test('nothing is run in a machine that is resumed before it has its processor again', async () => {

@@ -53,8 +53,8 @@ export async function continueProcesses({ signal }: Pick<Signals, 'signal'>, ref
 
 /**
  * Creates the pause of machines whose first process is a watchdog (docs/decisions/0082). That runs on, so the deadline holds without
- * Purser. To pause, the deadline is moved last; to resume, before anything of a tenant runs: so it tells how far either came. The
- * processor comes back before that, as a command in a machine without one takes seconds, and longer beside a process that woke itself.
+ * Purser. To pause, the deadline is moved once all has stopped; to resume, before anything of a tenant runs: so it tells how far either
+ * came. The machine has its processor both times, as a command in one without takes seconds, and longer beside a process that woke itself.
  */
 export function createPausing(
   { limitCpu, ...signals }: PauseCalls,
@@ -68,9 +68,12 @@ export function createPausing(
       const fault = await stopProcesses(signals, ref);
       if (fault !== undefined) return { kind: 'refused', reason: fault };
       await stopped?.();
-      await limitCpu(ref, 'least');
-      return deadlines.move(ref, deadline);
+      const moved = await deadlines.move(ref, deadline);
+      if (moved.kind === 'done') await limitCpu(ref, 'least');
+      return moved;
     },
+
+    complete: (ref) => limitCpu(ref, 'least'),
 
     async end(ref, deadline): Promise<Extended> {
       await limitCpu(ref, 'sold');

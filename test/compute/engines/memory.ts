@@ -154,6 +154,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       found.deadline = deadline;
       return { kind: 'done' };
     },
+    async complete() {},
     async end(ref, deadline) {
       const found = memory.machines.get(ref);
       if (!found || show(found).state === 'ended') return { kind: 'refused', reason: 'the machine has ended' };

@@ -55,6 +55,9 @@ export function createLxdPause(lxd: LxdApi, { signals, instances, deadlines, roo
       await stopped?.();
       return deadlines.move(ref, deadline);
     },
+    async complete(ref) {
+      if (!(await instances.isMachine(ref))) await pausing.complete(ref);
+    },
     async end(ref, deadline) {
       if (!(await instances.isMachine(ref))) return pausing.end(ref, deadline);
       const moved = await deadlines.move(ref, deadline);
