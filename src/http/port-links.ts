@@ -14,10 +14,10 @@ export type PortLinks = {
   /** Signs a link. It is valid once, for five minutes, and not after `until`, the end of the lease in Unix seconds. */
   mint(to: PortAccess, until: number): { code: string; expiresAt: number };
   /**
-   * Exchanges a link for the session of a browser. Returns undefined for a link that is no longer valid, or is for another
-   * port.
+   * Exchanges a link for the session of a browser, which may outlive the end that the lease has now: it may be extended. Returns undefined
+   * for a link that is no longer valid, or is for another port.
    */
-  redeem(code: string, to: PortAccess, until: number): { session: string; seconds: number } | undefined;
+  redeem(code: string, to: PortAccess): { session: string; seconds: number } | undefined;
   /** Returns whether a session opens this port now. */
   opens(session: string, to: PortAccess): boolean;
 };
@@ -51,12 +51,11 @@ export function createPortLinks(masterKey: () => Buffer, now: () => number): Por
       const expiresAt = Math.min(now() + LINK_SECONDS, until);
       return { code: sign('link', to, expiresAt), expiresAt };
     },
-    redeem(code, to, until) {
+    redeem(code, to) {
       for (const [it, expiresAt] of used) if (expiresAt <= now()) used.delete(it);
       if (used.has(payloadOf(code)) || !isGood(code, 'link', to)) return undefined;
       used.set(payloadOf(code), now() + LINK_SECONDS);
-      const seconds = Math.min(SESSION_SECONDS, until - now());
-      return { session: sign('session', to, now() + seconds), seconds };
+      return { session: sign('session', to, now() + SESSION_SECONDS), seconds: SESSION_SECONDS };
     },
     opens: (session, to) => isGood(session, 'session', to),
   };

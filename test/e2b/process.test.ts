@@ -221,3 +221,16 @@ test('a body that is no message of Connect, and a call that is not served, are s
   const unknown = await rpc('process.Process/Pause');
   assert.deepEqual([unknown.status, unknown.body.code], [501, 'unimplemented']);
 });
+
+test('input after its end is refused at once, and named', async (t) => {
+  const { rpc, run } = await openInside(t);
+  const it = await run('sleep 1000', { stdin: true });
+  const process = { pid: await it.pid() };
+  const input = { stdin: base64('late') };
+  assert.equal((await rpc('process.Process/CloseStdin', { process })).status, 200);
+  for (let time = 0; time < 2; time++) {
+    const sent = await rpc('process.Process/SendInput', { process, input });
+    assert.deepEqual([sent.status, sent.body.code], [400, 'invalid_argument']);
+    assert.match(sent.body.message, /standard input was closed/);
+  }
+});

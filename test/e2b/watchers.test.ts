@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { changesOf } from '../../src/http/e2b/watchers.ts';
 import '../helper/on-disk.ts';
 import { until } from '../helper/waiting.ts';
 import { inside, openInside } from './shared.ts';
@@ -64,4 +65,21 @@ test('a sandbox has a number of watchers at most, and one that ends makes room',
   assert.deepEqual([refused.status, refused.body.code], [429, 'resource_exhausted']);
   await rpc('filesystem.Filesystem/RemoveWatcher', { watcherId: made[0]?.body.watcherId });
   await until('there is room', async () => (await create()).status === 200);
+});
+
+test('others have their turn while two views of a large directory are compared', async () => {
+  const view = (letter: string) =>
+    new Map(Array.from({ length: 200_000 }, (_, i) => [`${letter}${i}`, `${i} 81a4 1 x`] as const));
+  let turns = 0;
+  let isOver = false;
+  const count = () => {
+    turns += 1;
+    if (!isOver) setImmediate(count);
+  };
+  setImmediate(count);
+  let events = 0;
+  for await (const _ of changesOf(view('a'), view('b'))) events += 1;
+  isOver = true;
+  assert.equal(events, 600_000); // Each is moved, and there and written.
+  assert.ok(turns > 1, `${turns} turns`);
 });

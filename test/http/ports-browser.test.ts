@@ -51,7 +51,7 @@ test('a link opens a port once, for a browser, on a host name of its own', async
   assert.deepEqual([opened.status, opened.headers.location], [303, '/']);
   assert.match(
     String(opened.headers['set-cookie']),
-    /^purser-port=session\.[^;]+; Path=\/; HttpOnly; SameSite=Lax; Max-Age=600$/,
+    /^purser-port=session\.[^;]+; Path=\/; HttpOnly; SameSite=Lax; Max-Age=43200$/,
   );
   // The same signature can be written in other ways: its last character carries two bits that say nothing.
   const last = link.url.at(-1) as string;
@@ -134,6 +134,23 @@ test('a session of a browser opens its own port alone, and ends with the lease',
   await purser.stop(token, id);
   assertRefused(await page.ask('/'), 409, 'resource_not_active');
   assert.equal(tenant.heard.length, heard);
+});
+
+test('a session of a browser goes on while its lease is extended, and over a pause', async (t) => {
+  const { purser, session, token, port } = await openPort(t);
+  for (const { backend } of purser.app.slots.list) Object.assign(backend.guest, { session });
+  const { id } = (await purser.rent(token)).body;
+  purser.clock.advance(570);
+  const link = (await purser.ask('POST', '/v1/compute/port', { token, body: { id, port } })).body;
+  const page = pageOf(purser, link.url);
+  await page.open();
+  assert.equal((await purser.extend(token, id, 3600)).status, 200);
+  purser.clock.advance(100);
+  assert.equal((await page.ask('/')).status, 200, 'the end that the lease had when the browser came is over');
+  await purser.ask('POST', '/v1/compute/pause', { token, body: { id } });
+  assertRefused(await page.ask('/'), 409, 'resource_not_active');
+  await purser.ask('POST', '/v1/compute/resume', { token, body: { id } });
+  assert.equal((await page.ask('/')).status, 200);
 });
 
 test('the settings name the host names of ports; without them and without loopback there is no link', async (t) => {

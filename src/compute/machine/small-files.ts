@@ -11,6 +11,8 @@ const SECONDS = 3600;
 /** The time in which one file has to be written. */
 const FILE_MILLISECONDS = 60_000;
 const WORDS_LENGTH_MAX = 200;
+/** The most that the machine may print of one file. Its tenant decides what it prints, so more ends the session. */
+const SAID_LENGTH_MAX = 64 * 1024;
 
 /**
  * Reads a line with the length and the path of a file, then its bytes, and prints a line when it is there. The next file comes only
@@ -42,14 +44,19 @@ export async function openSmallFiles(backend: Backend, ref: Ref): Promise<SmallF
   await firstWord(run);
   let said = '';
   let hear: () => void = () => {};
+  const lost = Promise.withResolvers<never>();
+  lost.promise.catch(() => {}); // The file that waits for it has the rejection.
   run.stdout.setEncoding('utf8').on('data', (text: string) => {
+    if (said.length > SAID_LENGTH_MAX) return; // The session is being killed.
     said += text;
-    if (said.includes('\n')) hear();
+    if (said.length > SAID_LENGTH_MAX) {
+      lost.reject(new Error('the machine prints more than an upload does'));
+      run.kill();
+    } else if (said.includes('\n')) hear();
   });
-  const lost = run.ended.then(() => {
-    if (!said.includes('\n')) throw new Error('the connection was lost during an upload');
-  });
-  lost.catch(() => {}); // The file that waits for it has the rejection.
+  run.ended.then(() => {
+    if (!said.includes('\n')) lost.reject(new Error('the connection was lost during an upload'));
+  }, lost.reject);
   return {
     async store(path, content) {
       refusePath(path);
@@ -58,7 +65,7 @@ export async function openSmallFiles(backend: Backend, ref: Ref): Promise<SmallF
       });
       run.stdin.write(`${content.length} ${wordOf(path)}\n`);
       if (content.length) run.stdin.write(content);
-      await inTime(Promise.race([answered, lost]), FILE_MILLISECONDS, 'The writing of a file');
+      await inTime(Promise.race([answered, lost.promise]), FILE_MILLISECONDS, 'The writing of a file');
       const [line = '', ...rest] = said.split('\n');
       said = rest.join('\n');
       if (line === 'yes') return;

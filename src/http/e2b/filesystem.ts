@@ -91,7 +91,7 @@ const watch: Rpc = (call) => {
         share.close();
         share.take(WATCH_MEMORY * bytes);
         if (!before) await stream.send({ start: {} });
-        else for (const event of changesOf(before, now)) await stream.send({ filesystem: event });
+        else for await (const event of changesOf(before, now)) await stream.send({ filesystem: event });
         before = now;
       }).catch((error) => throwLost(app, resource.id, error));
     } finally {

@@ -212,7 +212,7 @@ function follow(
 
 /**
  * Returns the function that writes to a program, one piece after the other. It resolves when the program has read the piece, and
- * throws `invalid_request` when it has no input, has ended, or does not read in `milliseconds`.
+ * throws `invalid_request` when it has no input, or one that was closed, has ended, or does not read in `milliseconds`.
  */
 function createInput(
   { stdin }: Attached,
@@ -233,14 +233,19 @@ function createInput(
     inTime(Promise.race([waiting, over]), milliseconds, 'The input of a program').catch(() => {
       throw refusal();
     });
+  function refuseClosed() {
+    if (stdin.writableEnded) throw new Refusal('invalid_request', 'process: its standard input was closed.');
+  }
   return async (bytes) => {
     if (!order.hasInput && !order.terminal)
       throw new Refusal('invalid_request', 'process: it was started without standard input.');
+    refuseClosed();
     let isWritten = false;
     if (!isOver) memory.take(bytes.length);
     try {
       while (drained && !isOver) await inputTime(drained, unread);
       if (isOver) throw noProcess();
+      refuseClosed(); // Meanwhile.
       isWritten = true;
       const written = Promise.withResolvers<void>();
       const isRead = stdin.write(bytes, () => memory.release(bytes.length));

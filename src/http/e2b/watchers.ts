@@ -3,6 +3,7 @@ import { whenStopping } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { watchEntries } from '../../compute/machine/entries.ts';
 import { inTime } from '../../net/deadline.ts';
+import { turnWhenDue } from '../../net/turn.ts';
 import { createConcurrency } from '../concurrency.ts';
 import type { HttpApp } from '../endpoint.ts';
 import type { Running } from './envd.ts';
@@ -26,26 +27,33 @@ const EVENT_BYTES = 128;
 
 /** An event of a watch, in E2B's form. */
 export type WatchEvent = { name: string; type: string };
-/** Returns the events that lead from one view of a directory to the next. */
-export function changesOf(before: ReadonlyMap<string, string>, now: ReadonlyMap<string, string>): WatchEvent[] {
+/** Yields the events that lead from one view of a directory to the next. Others have their turn meanwhile: a view may be large. */
+export async function* changesOf(
+  before: ReadonlyMap<string, string>,
+  now: ReadonlyMap<string, string>,
+): AsyncGenerator<WatchEvent> {
   const part = (facts: string, at: number) => facts.split(' ')[at];
-  const inodes = new Set([...now].filter(([name]) => !before.has(name)).map(([, facts]) => part(facts, 0)));
-  const changes: WatchEvent[] = [];
-  for (const [name, facts] of before)
-    if (!now.has(name))
-      changes.push({ name, type: inodes.has(part(facts, 0)) ? 'EVENT_TYPE_RENAME' : 'EVENT_TYPE_REMOVE' });
+  const inodes = new Set<string | undefined>();
   for (const [name, facts] of now) {
+    await turnWhenDue();
+    if (!before.has(name)) inodes.add(part(facts, 0));
+  }
+  for (const [name, facts] of before) {
+    await turnWhenDue();
+    if (!now.has(name)) yield { name, type: inodes.has(part(facts, 0)) ? 'EVENT_TYPE_RENAME' : 'EVENT_TYPE_REMOVE' };
+  }
+  for (const [name, facts] of now) {
+    await turnWhenDue();
     const earlier = before.get(name);
     if (earlier === facts) continue;
     const isNew = earlier === undefined || part(earlier, 0) !== part(facts, 0);
-    if (earlier === undefined) changes.push({ name, type: 'EVENT_TYPE_CREATE' });
+    if (earlier === undefined) yield { name, type: 'EVENT_TYPE_CREATE' };
     const content = (it: string) => it.split(' ').slice(2).join(' ');
     const isFile = (Number.parseInt(part(facts, 1) as string, 16) & TYPE_BITS) === FILE;
     if (isFile && (isNew ? part(facts, 2) !== '0' : content(facts) !== content(earlier as string)))
-      changes.push({ name, type: 'EVENT_TYPE_WRITE' });
-    if (!isNew && part(earlier as string, 1) !== part(facts, 1)) changes.push({ name, type: 'EVENT_TYPE_CHMOD' });
+      yield { name, type: 'EVENT_TYPE_WRITE' };
+    if (!isNew && part(earlier as string, 1) !== part(facts, 1)) yield { name, type: 'EVENT_TYPE_CHMOD' };
   }
-  return changes;
 }
 
 type Watcher = { resourceId: string; take(): WatchEvent[]; end(): void };
@@ -101,11 +109,12 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
           seen = 0;
           return over.abort();
         }
-        const changes = before ? changesOf(before, now) : [];
-        const more = changes.reduce((sum, it) => sum + it.name.length + EVENT_BYTES, 0);
-        if (events.length + changes.length > EVENT_COUNT_MAX || !memory.tryTake(more)) return over.abort();
-        events.push(...changes);
-        bytes += more;
+        for await (const event of changesOf(before ?? now, now)) {
+          const more = event.name.length + EVENT_BYTES;
+          if (events.length >= EVENT_COUNT_MAX || !memory.tryTake(more)) return over.abort();
+          events.push(event);
+          bytes += more;
+        }
         if (!before) watchers.set(id, watcher);
         before = now;
         begun.resolve(id);

@@ -154,7 +154,7 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
     return RESPONSE_ALREADY_SENT;
   }
   if (c.req.path === OPEN_PATH && c.req.method === 'GET') {
-    const redeemed = resource && app.portLinks.redeem(c.req.query('code') ?? '', access, resource.expiresAt);
+    const redeemed = resource && app.portLinks.redeem(c.req.query('code') ?? '', access);
     if (!redeemed) throw unauthenticated('This link was used already, is too old, or is not for this address.');
     const attributes = `Path=/; HttpOnly; SameSite=Lax; Max-Age=${redeemed.seconds}${isSecure ? '; Secure' : ''}`;
     const headers = {
