@@ -1,7 +1,7 @@
 import type { IncomingHttpHeaders } from 'node:http';
-import { parseNested } from '../base/json-text.ts';
 import { Refusal } from '../base/refusal.ts';
 import { SESSION_HEADERS } from './conversation.ts';
+import { parseObject } from './dialects/json.ts';
 
 /** A tag: a name and a value that a caller gives a paid request, to find its spending again. */
 export type Tag = [name: string, value: string];
@@ -43,8 +43,7 @@ function claudeIds(text: string): Tag[] {
   if (text.length > CLAUDE_USER_LENGTH_MAX) return [];
   let user: unknown;
   let session: unknown;
-  if (text.startsWith('{'))
-    ({ device_id: user, session_id: session } = (parseNested(text)?.value ?? {}) as Record<string, unknown>);
+  if (text.startsWith('{')) ({ device_id: user, session_id: session } = parseObject(text) ?? {});
   else [, user, session] = CLAUDE_USER.exec(text) ?? [];
   return Object.entries({ user, session }).filter((it): it is Tag => isValue(it[1]));
 }

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { tagsOf, tagsOfBody } from '../../src/http/tags.ts';
+import { openGateway } from '../helper/gateway.ts';
 import { openTestServer } from '../helper/server.ts';
 import { assertRefused } from './refused.ts';
 
@@ -44,6 +45,20 @@ test('the ids that Claude Code and Codex send become user and session', () => {
     a: 'b',
     session: 'c2',
   });
+});
+
+test('an id that is no JSON, or JSON beyond what a body may be, is left out, and its request is served', async (t) => {
+  const deep = `{"device_id":"d","a":${'['.repeat(450)}${']'.repeat(450)}}`;
+  for (const user_id of [deep, `{"device_id":"d"${']'.repeat(450)}`, '{"device_id":'])
+    assert.deepEqual(tagsOfBody({ metadata: { user_id, team: 'red' } }).slice(-1), [['team', 'red']], user_id);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const messages = [{ role: 'user', content: 'hi' }];
+  const metadata = { user_id: deep };
+  assert.equal((await gateway.chat({ metadata })).status, 200);
+  const body = { model: 'chat', max_tokens: 10, metadata, messages };
+  assert.equal((await gateway.ask('POST', '/messages', { body })).status, 200);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('tags are stored with the hold, shown, and summed; a header wins over metadata', async (t) => {

@@ -54,7 +54,7 @@ export const namesGiven = (members: Json, names: readonly string[]): string[] =>
 export const given = (members: Json): Json =>
   Object.fromEntries(Object.entries(members).filter(([, value]) => value !== undefined && value !== null));
 
-/** Parses the arguments of a call; undefined if they are no object, or have more levels or values than a body may have. */
+/** Parses an object inside a string; undefined if it is none, or has more levels or values than a body may have. */
 export function parseObject(text: string): Json | undefined {
   try {
     const value = parseNested(text)?.value;
