@@ -199,10 +199,10 @@ function inBooks({ ledger, clock, inFlight, events, tenantOf, keptAnswers }: Ret
       return isOpen(attempt, operation) || hasAnswer(operation);
     },
 
-    /** Stores an answer that could not be delivered. */
+    /** Stores an answer that could not be delivered, unless its settlement has stored it. */
     store(attempt: UnkeyedAttempt, answer: Buffer): void {
       const operation = operationOf(attempt);
-      if (operation?.outcome !== 'charged') return;
+      if (operation?.outcome !== 'charged' || hasAnswer(operation)) return;
       if (!keptAnswers.tryKeep(tenantOf(attempt.walletId), answer.length, UNDELIVERED_SECONDS)) return;
       const until = now() + UNDELIVERED_SECONDS;
       attempt.stored = ledger

@@ -5,6 +5,7 @@ import { openGateway } from '../helper/gateway.ts';
 import { openTestServer } from '../helper/server.ts';
 import { completionStream } from '../helper/sse.ts';
 import { completion, gate } from '../helper/upstream.ts';
+import { call, vacant } from './retry-shared.ts';
 
 // Answers cost their wallet next to nothing for their bytes, and are stored on the disk of all.
 
@@ -118,3 +119,29 @@ test('an answer that is not stored is charged once: those who wait for it get it
   }
   assert.deepEqual(purser.problems(), []);
 });
+
+for (const stream of [false, true])
+  test(`an answer whose client left before it came is counted once, ${stream ? 'streamed' : 'whole'}`, async (t) => {
+    const purser = await openTestServer(t);
+    const gateway = await openGateway(purser);
+    const { tryKeep } = purser.app.keptAnswers;
+    let countedBytes = 0;
+    purser.app.keptAnswers.tryKeep = (owner, bytes, seconds) => {
+      countedBytes += bytes;
+      return tryKeep(owner, bytes, seconds);
+    };
+    const late = gate(stream ? completionStream() : completion());
+    purser.upstream.handle = late.handler;
+    const gone = call(purser, gateway, { stream });
+    await purser.upstream.arrived(1);
+    gone.leave();
+    await vacant(purser);
+    late.open();
+    await gateway.quiet();
+    const stored = purser.app.ledger.client.prepare('select sum(length(body)) from answer').pluck().get();
+    assert.equal((await call(purser, gateway, { stream }).answer)?.headers['idempotent-replayed'], 'true');
+    assert.equal(countedBytes, Number(stored));
+    assert(countedBytes > 0);
+    assert.equal(purser.upstream.calls.length, 1);
+    assert.deepEqual(purser.problems(), []);
+  });
