@@ -203,21 +203,16 @@ async function ask(
   cancelOf: ((route: Route) => AbortSignal) | undefined,
 ): Promise<{ route: Route; reply: Reply; began: number }> {
   const { accountId } = app.tenantOf(operation.walletId);
-  const misconfigured = ({ upstream }: Route, { fault }: Refused) =>
-    fault && app.events.misconfigured(operation, upstream, fault);
   try {
-    const skipped = (route: Route, refused: Refused) => {
-      app.events.upstreamSkipped(operation, route.upstream, refused.reason);
-      app.upstreamOutages.report(route.upstream, refused, accountId);
-      misconfigured(route, refused);
-    };
-    const counted = (route: Route, reply: Reply, timing: Timing) =>
+    const skipped = ({ upstream }: Route, { reason }: Refused) =>
+      app.events.upstreamSkipped(operation, upstream, reason);
+    const called = (route: Route, reply: Reply, timing: Timing) => {
       app.events.upstreamCalled(operation, route, reply, stream, timing);
+      app.upstreamOutages.report(route.upstream, reply, accountId);
+      if (reply.kind === 'refused' && reply.fault) app.events.misconfigured(operation, route.upstream, reply.fault);
+    };
     const { id } = operation;
-    const called = await callInOrder({ ...entered, upstreams }, bounded, id, stream, skipped, counted, cancelOf);
-    app.upstreamOutages.report(called.route.upstream, called.reply, accountId);
-    if (called.reply.kind === 'refused') misconfigured(called.route, called.reply);
-    return called;
+    return await callInOrder({ ...entered, upstreams }, bounded, id, stream, skipped, called, cancelOf);
   } catch (cause) {
     const reason = `the call ended without an answer: ${(cause as Error).message}`;
     return { route: entered.routes[0] as Route, reply: { kind: 'unknown', reason }, began: performance.now() };

@@ -13,9 +13,10 @@ export const secondsSince = (began: number): number => (performance.now() - bega
 
 /**
  * Asks the routes of a request in order, once each. Moves on only after a definite refusal that is not about the request
- * itself, never after an unknown outcome. A route whose circuit is open, or whose upstream has no free place, refuses.
- * Returns the reply that counts, its route, and the time of its call (`performance.now()`). Calls `passedOver` for each
- * route skipped. `cancelOf` returns the signal that ends the call of a route for a stream.
+ * itself, never after an unknown outcome. A route whose circuit is open, or whose upstream has no free place, refuses without
+ * being asked. Returns the reply that counts, its route, and the time of its call (`performance.now()`). Calls `called` for
+ * each upstream that was asked, and `passedOver` for each route skipped. `cancelOf` returns the signal that ends the call of a
+ * route for a stream.
  */
 export async function callInOrder(
   {
@@ -40,10 +41,12 @@ export async function callInOrder(
     const onFirstByte = () => {
       firstByteSeconds ??= secondsSince(began);
     };
-    const reply = await pass.ask(route, (over) =>
-      upstream.ask({ ...bounded.askedOf(route), reader }, operationId, stream, onFirstByte, over, cancelOf(route)),
-    );
-    called(route, reply, { seconds: secondsSince(began), firstByteSeconds });
+    let wasAsked = false;
+    const reply = await pass.ask(route, (over) => {
+      wasAsked = true;
+      return upstream.ask({ ...bounded.askedOf(route), reader }, operationId, stream, onFirstByte, over, cancelOf(route));
+    });
+    if (wasAsked) called(route, reply, { seconds: secondsSince(began), firstByteSeconds });
     if (reply.kind !== 'refused' || !reply.elsewhere || route === last) return { route, reply, began };
     passedOver(route, reply);
   }

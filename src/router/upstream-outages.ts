@@ -134,7 +134,7 @@ function healthOf(reply: Reply): Health | undefined {
     return { isUp: false, isCertain: false, isUnreachable: false, reason: reply.reason };
   if (reply.kind === 'cancelled') return undefined;
   if (reply.kind !== 'refused') return { isUp: true };
-  if (reply.code === 'rate_limited') return undefined; // The server itself may not have been asked.
+  if (reply.code === 'rate_limited') return undefined; // A limit on the way to the server may say so.
   if (reply.code !== 'gateway_unavailable') return { isUp: true }; // It refused the request, so it works.
   const { fault, isUnreachable = false, reason } = reply;
   return { isUp: false, isCertain: fault !== undefined || isUnreachable, isUnreachable, reason: fault ?? reason };

@@ -150,3 +150,46 @@ test('the next upstream is asked while the circuit of the first is open', async 
   assert.equal((await gateway.chat({ user: 'next' })).status, 200);
   assert.deepEqual([purser.upstream.calls.length, other.calls.length], [3, 1]);
 });
+
+test('a route that is not asked says nothing of its upstream, which answers for other models, and counts as no call', async (t) => {
+  const other = await openUpstream(t);
+  const purser = await openTestServer(t, {
+    change: (all) => ({
+      ...all,
+      router: {
+        upstreams: [
+          { ...all.router.upstreams[0], max_concurrent: 1 },
+          { name: 'other', base_url: other.url },
+        ],
+        models: [{ ...all.router.models[0], fallbacks: [{ upstream: 'other' }] }, ...all.router.models.slice(1)],
+      },
+    }),
+  });
+  const { upstream } = purser;
+  const gateway = await openGateway(purser);
+  let count = 0;
+  const ask = async (model: string) => (await gateway.chat({ model, seed: count++ })).status;
+  upstream.handle = (call, response) => (call.body.model === 'flat' ? completion() : reset)(call, response);
+  for (let i = 0; i < 3; i++) assert.deepEqual([await ask('chat'), await ask('flat')], [503, 200]);
+  for (let i = 0; i < 4; i++) assert.equal(await ask('chat'), 200);
+  assert.deepEqual([upstream.calls.length, other.calls.length], [6, 4]);
+
+  purser.clock.advance(5);
+  const slow = gate(completion());
+  upstream.handle = slow.handler;
+  const busy = ask('flat');
+  await upstream.arrived(7);
+  for (let i = 0; i < 4; i++) assert.equal(await ask('chat'), 200);
+  slow.open();
+  assert.equal(await busy, 200);
+
+  const metrics = await purser.app.events.registry.metrics();
+  const counts = [...metrics.matchAll(/upstream_calls_total\{model="(\w+)",upstream="(\w+)",code="(\w+)"\} (\d+)/g)];
+  assert.deepEqual(counts.map(([, ...it]) => it.join(' ')).sort(), [
+    'chat local unknown 3',
+    'chat other answered 8',
+    'flat local answered 4',
+  ]);
+  assert(!purser.log.some((line) => /"event":"upstream\.(down|back)"/.test(line)));
+  assert.deepEqual(purser.problems(), []);
+});
