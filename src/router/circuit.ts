@@ -9,7 +9,7 @@ const UNKNOWN_COUNT_MAX = 3;
 const BUSY_RETRY_SECONDS = 1;
 
 /**
- * The circuits of all routes. An unknown outcome costs its caller a hold, so a route with several of them is not asked for
+ * The circuits of all models at their upstreams, each shared by the routes to it. An unknown outcome costs its caller a hold, so a route with several of them is not asked for
  * a while. Then one request at a time tries whether it answers again.
  */
 export type Circuits = {
@@ -45,22 +45,25 @@ export function createCircuits(
   changed: (route: Route, isOpen: boolean, whose?: string) => void,
   countMax = UNKNOWN_COUNT_MAX,
 ): Circuits {
-  const circuits = new WeakMap<Route, ReturnType<typeof createCircuit>>();
-  const circuitOf = (route: Route) => {
-    let circuit = circuits.get(route);
-    if (!circuit) {
-      circuit = createCircuit(now, (isOpen, whose) => changed(route, isOpen, whose), countMax);
-      circuits.set(route, circuit);
-    }
+  /** By the name of the model there. A reload replaces routes, but keeps unchanged upstreams. */
+  const circuits = new WeakMap<Upstream, Map<string, ReturnType<typeof createCircuit>>>();
+  const circuitOf = (upstream: Upstream, route: Route) => {
+    const own = circuits.get(upstream) ?? new Map();
+    circuits.set(upstream, own);
+    const circuit =
+      own.get(route.upstreamModel) ??
+      createCircuit(now, (isOpen, whose) => changed(route, isOpen, whose), countMax);
+    own.set(route.upstreamModel, circuit);
     return circuit;
   };
 
   return {
     enter(routes, tenant, upstreams) {
       const begin = (route: Route): Begun | WaitingRefusal => {
-        const trial = circuitOf(route).begin(tenant);
+        const upstream = upstreams.get(route.upstream) as Upstream;
+        const trial = circuitOf(upstream, route).begin(tenant);
         if (typeof trial === 'number') return circuitOpen(trial);
-        const over = upstreams.get(route.upstream)?.enter(tenant, now());
+        const over = upstream.enter(tenant, now());
         if (over) return { trial, over };
         trial.leave();
         return BUSY;

@@ -5,7 +5,7 @@ import test from 'node:test';
 import { parse, stringify } from 'yaml';
 import { openReceiver, status } from '../helper/receiver.ts';
 import { MODELS, openTestServer, type TestServer } from '../helper/server.ts';
-import { completion, failure, gate, openUpstream } from '../helper/upstream.ts';
+import { completion, failure, gate, openUpstream, reset } from '../helper/upstream.ts';
 
 type Settings = Record<string, any>;
 
@@ -163,6 +163,39 @@ test('a reload keeps the counts of limits that did not change, and the bounds th
   });
   await purser.run('reload', {});
   assert.equal((await purser.chat(wallet.token)).status, 200);
+});
+
+test('a reload keeps open circuits, which close with the next answer; those of a changed upstream start anew', async (t) => {
+  const purser = await openTestServer(t);
+  const wallet = await purser.openWallet();
+  const asked = async (user: string) => {
+    const { status, text } = await purser.chat(wallet.token, { user });
+    return text.includes('circuit_open') ? 'circuit_open' : status;
+  };
+  const circuits = () => purser.log.flatMap((line) => /"event":"upstream\.(circuit_\w+)"/.exec(line)?.[1] ?? []);
+  const open = async (name: string) => {
+    purser.upstream.handle = reset;
+    for (let i = 0; i < 3; i++) assert.equal(await asked(`${name} ${i}`), 503);
+    assert.equal(await asked(`${name} 3`), 'circuit_open');
+  };
+  await open('first');
+  rewrite(purser, ({ router }) => {
+    router.models[0].pricing.request = '0.0002';
+  });
+  await purser.run('reload', {});
+  assert.equal(await asked('after a reload'), 'circuit_open');
+  purser.upstream.handle = completion();
+  purser.clock.advance(5);
+  assert.equal(await asked('trial'), 200);
+  assert.deepEqual(circuits(), ['circuit_open', 'circuit_closed']);
+
+  await open('second');
+  purser.upstream.handle = completion();
+  rewrite(purser, ({ router }) => {
+    router.upstreams[0].timeout_seconds = 99;
+  });
+  assert.deepEqual((await purser.run('reload', {})).upstreams.changed, ['local']);
+  assert.equal(await asked('after a change'), 200);
 });
 
 test('a body that was measured before its model changed is refused, and a retry is measured anew', async (t) => {
