@@ -6,6 +6,13 @@ const END_SECONDS = 2;
 /** The time limits of one call: to its first byte, and as a whole. */
 export type CallLimits = {
   firstByte(): void;
+  /**
+   * Follows the wait of an answer for its room, during which its server cannot go on: the wait and the rest of the call after it
+   * may each take as long as a whole call. Resolves when the wait is over.
+   */
+  holdBack(wait: Promise<void>): Promise<void>;
+  /** Returns whether the answer has waited for its room: its server works then, however the call ends. */
+  wasHeldBack(): boolean;
   /** Limits the rest of the call to two seconds. */
   endSoon(): void;
   exceeded(): string | undefined;
@@ -22,7 +29,14 @@ export function startLimits(config: UpstreamConfig, abort: () => void, onByte: (
       abort();
     }, seconds * 1000).unref();
   let end: NodeJS.Timeout | undefined;
-  const whole = after(config.timeout_seconds, 'no answer');
+  let isOver = false;
+  let wasHeldBack = false;
+  let whole = after(config.timeout_seconds, 'no answer');
+  const restart = (what: string) => {
+    if (isOver) return;
+    clearTimeout(whole);
+    whole = after(config.timeout_seconds, what);
+  };
   const first =
     config.first_byte_timeout_seconds === undefined
       ? undefined
@@ -32,11 +46,19 @@ export function startLimits(config: UpstreamConfig, abort: () => void, onByte: (
       clearTimeout(first);
       onByte();
     },
+    async holdBack(wait) {
+      wasHeldBack = true;
+      restart('no room for its answer');
+      await wait;
+      restart('no end of its answer');
+    },
+    wasHeldBack: () => wasHeldBack,
     endSoon() {
       end ??= after(END_SECONDS, 'no end');
     },
     exceeded: () => exceeded,
     clear() {
+      isOver = true;
       clearTimeout(whole);
       clearTimeout(first);
       clearTimeout(end);

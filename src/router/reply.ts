@@ -36,8 +36,8 @@ export type Reply =
   | { kind: 'streaming'; events: AsyncIterable<readonly SaidRun[]>; endSoon: () => void }
   | Refused
   /**
-   * `isAlive`: the server works, but its answer is unknown, as it is longer than the limit or takes longer than the call
-   * may. `isLate`: the time of the call was over, here or at a server on the way.
+   * `isAlive`: the server works, but its answer is unknown, as it is longer than the limit, takes longer than the call may, or
+   * was held back here for too long. `isLate`: the time of the call was over, here or at a server on the way.
    */
   | { kind: 'unknown'; reason: string; isAlive?: true; isLate?: true }
   /** Purser ended the call before an answer began. `isSent`: the server may have begun to work. */

@@ -154,7 +154,7 @@ async function askForWhole(server: ModelServer, { request, api, reader, onByte, 
   const exchange = server.pool.exchange(request, {
     onHead: limits.firstByte,
     bytesMax: answerBytesMax,
-    room: { freeBytes: LARGE_BYTES, enter: () => entered(reader.enter(), over) },
+    room: { freeBytes: LARGE_BYTES, enter: () => entered(reader.enter(), over, limits) },
   });
   try {
     return await replyOf(await exchange.answer, api, server.label, reader.apart);
@@ -198,7 +198,7 @@ async function askForStream(server: ModelServer, call: UpstreamCall): Promise<Re
       return reply;
     }
     limits.firstByte();
-    const body = withRoom(head.body, () => Promise.race([entered(reader.enter(), over), ended.promise]));
+    const body = withRoom(head.body, () => Promise.race([entered(reader.enter(), over, limits), ended.promise]));
     return await replyOf(await readWhole({ ...head, body }), api, label, reader.apart);
   } catch (error) {
     exchange.abort(); // The rest of an unreadable answer is not read.
@@ -221,8 +221,12 @@ function failure({ label }: ModelServer, error: unknown, isSent: boolean, limits
       isUnreachable: true,
     };
   const exceeded = limits.exceeded();
-  if (exceeded !== undefined) return { kind: 'unknown', reason: `${label.name}: ${exceeded}`, isLate: true };
-  return { kind: 'unknown', reason: `${label.name}: ${label.clean(code ?? message)}` };
+  return {
+    kind: 'unknown',
+    reason: `${label.name}: ${exceeded ?? label.clean(code ?? message)}`,
+    ...(exceeded === undefined ? {} : { isLate: true }),
+    ...(limits.wasHeldBack() ? { isAlive: true } : {}),
+  };
 }
 
 /** Streams a body once. undici keeps a body until its answer has ended; this one frees it once it is read. */
@@ -238,10 +242,11 @@ function once(body: Buffer): Readable {
 
 const isEventStream = ({ headers }: AnswerHead) => /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
 
-/** Gives back the place of an answer that has to wait for its room: its server is done with it. */
-function entered(entering: Promise<void> | undefined, over: () => void): Promise<void> | undefined {
-  if (entering) over();
-  return entering;
+/** Gives back the place of an answer that has to wait for its room, and does not count the wait: its server is done with it. */
+function entered(entering: Promise<void> | undefined, over: () => void, limits: CallLimits): Promise<void> | undefined {
+  if (!entering) return undefined;
+  over();
+  return limits.holdBack(entering);
 }
 
 /** Yields the bytes of a body. A large body waits for its room after the first bytes. */

@@ -3,12 +3,15 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { type IncomingMessage, request as send } from 'node:http';
 import test, { type TestContext } from 'node:test';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { createReadingThread, readerOfAnswers } from '../../src/http/reading-thread.ts';
 import { createAnswerRooms } from '../../src/router/answer-room.ts';
+import { READ_HERE } from '../../src/router/apart.ts';
+import { openUpstream as openClient } from '../../src/router/upstream.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { openTestServer } from '../helper/server.ts';
 import { addTenant, walletOf } from '../helper/tenants.ts';
-import { gate } from '../helper/upstream.ts';
+import { gate, openUpstream } from '../helper/upstream.ts';
 import { until } from '../helper/waiting.ts';
 
 // A small request may have a large answer, which costs its wallet next to nothing: what it costs everybody else is bounded.
@@ -87,6 +90,79 @@ for (const stream of [false, true])
     await gateway.quiet();
     assert.deepEqual(purser.problems(), []);
   });
+
+for (const stream of [false, true]) {
+  /** Asks a server whose answer waits for its room until `enter`, under limits of 100 seconds. Their clock is the test's. */
+  async function askWithoutRoom(t: TestContext) {
+    t.mock.timers.enable({ apis: ['setTimeout'] });
+    const upstream = await openUpstream(t);
+    const client = openClient({
+      name: 'it',
+      base_url: upstream.url,
+      timeout_seconds: 100,
+      connect_timeout_seconds: 100,
+    });
+    t.after(() => client.close());
+    const [waits, room] = Array.from({ length: 2 }, () => Promise.withResolvers<void>());
+    const rest = Promise.withResolvers<'whole' | 'broken'>();
+    const late = gate(async (_, response) => {
+      response.writeHead(200, { 'content-type': 'application/json' });
+      const bytes = answerOf(400_000);
+      response.write(bytes.subarray(0, 200_000));
+      if ((await rest.promise) === 'whole') response.end(bytes.subarray(200_000));
+      else response.destroy();
+    });
+    upstream.handle = late.handler;
+    let isEntered = false;
+    const enter = () => {
+      waits?.resolve();
+      return isEntered ? undefined : room?.promise;
+    };
+    const asked = { api: 'chat', body: Buffer.from('{}'), reader: { ...READ_HERE, enter } } as const;
+    const reply = client.ask(asked, 'op_test', stream);
+    await upstream.arrived(1);
+    t.mock.timers.tick(90_000);
+    late.open();
+    await waits?.promise;
+    return {
+      reply,
+      async enter() {
+        isEntered = true;
+        room?.resolve();
+        await nextTurn();
+      },
+      end: rest.resolve,
+    };
+  }
+  const way = stream ? 'streamed' : 'whole';
+
+  test(`the time for which an answer is held back here is not its server's, ${way}`, async (t) => {
+    const { reply, enter, end } = await askWithoutRoom(t);
+    t.mock.timers.tick(90_000);
+    await enter();
+    t.mock.timers.tick(90_000);
+    end('whole');
+    assert.equal((await reply).kind, 'answered');
+  });
+
+  test(`an answer that is held back here for too long, or breaks off then, is no failure of its server, ${way}`, async (t) => {
+    const late = { kind: 'unknown', isLate: true, isAlive: true };
+    const waiting = await askWithoutRoom(t);
+    t.mock.timers.tick(100_000);
+    assert.deepEqual(await waiting.reply, { ...late, reason: 'upstream it: no room for its answer within 100 s' });
+    t.mock.timers.reset();
+    const reading = await askWithoutRoom(t);
+    await reading.enter();
+    t.mock.timers.tick(100_000);
+    assert.deepEqual(await reading.reply, { ...late, reason: 'upstream it: no end of its answer within 100 s' });
+    t.mock.timers.reset();
+    const broken = await askWithoutRoom(t);
+    await broken.enter();
+    broken.end('broken');
+    const { reason: _, ...outcome } = (await broken.reply) as { reason?: string };
+    assert.deepEqual(outcome, { kind: 'unknown', isAlive: true });
+  });
+}
 
 test('large answers are read in turns of accounts, and of the trees of an account', async () => {
   const thread = createReadingThread();
