@@ -44,7 +44,14 @@ export async function callInOrder(
     let wasAsked = false;
     const reply = await pass.ask(route, (over) => {
       wasAsked = true;
-      return upstream.ask({ ...bounded.askedOf(route), reader }, operationId, stream, onFirstByte, over, cancelOf(route));
+      return upstream.ask(
+        { ...bounded.askedOf(route), reader },
+        operationId,
+        stream,
+        onFirstByte,
+        over,
+        cancelOf(route),
+      );
     });
     if (wasAsked) called(route, reply, { seconds: secondsSince(began), firstByteSeconds });
     if (reply.kind !== 'refused' || !reply.elsewhere || route === last) return { route, reply, began };

@@ -51,8 +51,7 @@ export function createCircuits(
     const own = circuits.get(upstream) ?? new Map();
     circuits.set(upstream, own);
     const circuit =
-      own.get(route.upstreamModel) ??
-      createCircuit(now, (isOpen, whose) => changed(route, isOpen, whose), countMax);
+      own.get(route.upstreamModel) ?? createCircuit(now, (isOpen, whose) => changed(route, isOpen, whose), countMax);
     own.set(route.upstreamModel, circuit);
     return circuit;
   };
