@@ -108,7 +108,7 @@ export function openRouterKey(
   now: number,
 ): { key: RouterKey; isNew: boolean } {
   const wallet = findWallet(tx, walletId) as Wallet; // Read again: it may have been closed since authentication.
-  refuseInactive(wallet, now);
+  refuseInactive(tx, wallet, now);
   const { models, max_price_usd: maxPriceUsd } = options;
   const text = canonicalJson({
     ...(models ? { models: [...new Set(models)].sort() } : {}),

@@ -183,7 +183,7 @@ export async function createLease(
       async quote() {
         const configured = app.slots.find(slot);
         // Fail fast, before asking a provider for a price; the hold checks again.
-        refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
+        refuseInactive(app.ledger.read, findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
         quoted = await quoteLease(
           app,
           configured,

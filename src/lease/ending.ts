@@ -13,7 +13,7 @@ import {
 } from '../ledger/operation.ts';
 import { type EndReason, findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
 import { hasSandboxEnded } from '../ledger/sandbox.ts';
-import { findWallet, statusAt } from '../ledger/wallet.ts';
+import { endedBy, findWallet, statusAt } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
 import type { Transition } from './step.ts';
 
@@ -35,10 +35,10 @@ export function reasonToEnd({ now, isInDoubt }: Time, read: Reader, row: Resourc
   assert(wallet, 'a resource belongs to a wallet');
   // The operator released an uncertain create: a machine that turns up afterwards is not paid for.
   if (row.readyAt === null && operationOf(read, row.operationId).outcome === 'released') return 'create_failed';
-  if (isInDoubt) return wallet.status === 'active' ? null : 'wallet_closed';
+  if (isInDoubt) return endedBy(read, wallet) ? 'wallet_closed' : null;
   if (row.readyAt !== null && now >= row.expiresAt) return 'lease_expired';
   if (hasSandboxEnded(read, row, now)) return 'requested';
-  if (statusAt(wallet, now) !== 'active') return 'wallet_closed';
+  if (statusAt(read, wallet, now) !== 'active') return 'wallet_closed';
   if (row.readyAt === null && now >= row.readyBy) return 'create_failed';
   return null;
 }

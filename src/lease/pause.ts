@@ -35,7 +35,7 @@ const stepOf = (app: LeaseApp, row: Resource): BeginStep => ({
 
 /** Throws a refusal when a lease may not be paused or resumed. */
 function refuseStep(tx: Tx, row: Resource, now: number): void {
-  refuseInactive(findWallet(tx, row.walletId) as Wallet, now);
+  refuseInactive(tx, findWallet(tx, row.walletId) as Wallet, now);
   if (row.quarantinedAt === null) return;
   const message = `This lease cannot be paused or resumed at the moment: ${REPORT_ONLY}.`;
   throw new Refusal('read_only', message, { retryAfterSeconds: 60 });

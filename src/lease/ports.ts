@@ -41,7 +41,7 @@ export function accessible(
   const now = app.clock.now();
   if (resource?.status !== 'running' || resource.endWanted !== null || resource.expiresAt <= now) return undefined;
   const wallet = findWallet(app.ledger.read, resource.walletId);
-  return wallet && statusAt(wallet, now) === 'active' ? { resource, wallet } : undefined;
+  return wallet && statusAt(app.ledger.read, wallet, now) === 'active' ? { resource, wallet } : undefined;
 }
 
 /** Creates the registry of connections. `enter` counts one of them against the limits of its resource and its wallet. */

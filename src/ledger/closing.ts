@@ -14,16 +14,17 @@ import { available, findWallet, statusAt, type Wallet } from './wallet.ts';
 export type CloseReason = (typeof CLOSE_REASONS)[number];
 
 /**
- * Begins to close a wallet; from now on it spends nothing. `active` becomes `closing`, or `expired` when that is the reason.
- * Does nothing in any other status, so closing is idempotent.
+ * Begins to close a wallet; from now on neither it nor a wallet below it spends. `active` becomes `closing`, or `expired` when that
+ * is the reason. `since` is when it stopped spending, for one that ended with the wallet above it. Does nothing in any other status,
+ * so closing is idempotent.
  */
-export function beginClosing(tx: Tx, id: string, reason: CloseReason, now: number): Wallet {
+export function beginClosing(tx: Tx, id: string, reason: CloseReason, now: number, since = now): Wallet {
   const wallet = findWallet(tx, id);
   assert(wallet, 'only wallets that were found are ended');
   if (wallet.status !== 'active') return wallet;
-  const closeReason = statusAt(wallet, now) === 'expired' ? 'expired' : reason;
+  const closeReason = statusAt(tx, wallet, now) === 'expired' ? 'expired' : reason;
   const status: Wallet['status'] = closeReason === 'expired' ? 'expired' : 'closing';
-  const ending = withNewChecksum(wallets, wallet, { status, closeReason, closingSince: now });
+  const ending = withNewChecksum(wallets, wallet, { status, closeReason, closingSince: since });
   tx.update(wallets).set(ending).where(eq(wallets.id, id)).run();
   return { ...wallet, ...ending };
 }

@@ -228,8 +228,9 @@ export function operationFrom(order: OperationOrder, { number, holdEntry, seal }
 
 /** Throws a refusal when a wallet may not spend at the moment, whatever its funds. */
 function refuseHolds(read: Reader, memory: RowMemory, wallet: Wallet, now: number, blocked: string | undefined): void {
-  refuseInactive(wallet, now);
-  refuseFrozen(read, wallet, (_, id) => memory.recall(id, () => findWallet(read, id)));
+  const find = (_: Reader, id: string) => memory.recall(id, () => findWallet(read, id));
+  refuseInactive(read, wallet, now, find);
+  refuseFrozen(read, wallet, find);
   const account = memory.recall(wallet.accountId, () => accountOf(read, wallet.accountId));
   if (account.suspendedAt !== null) throw new Refusal('account_suspended');
   refuseFrozenInstallation(memory.recall('installation', () => installationOf(read)));

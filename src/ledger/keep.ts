@@ -110,7 +110,7 @@ export const changeKeep = defineWrite('keep.change', (tx, { order, now }: Change
 });
 
 function refuseToKeep(tx: Tx, { walletId, resourceId }: KeepOrder, now: number): void {
-  refuseInactive(findWallet(tx, walletId) as Wallet, now);
+  refuseInactive(tx, findWallet(tx, walletId) as Wallet, now);
   const row = findResource(tx, resourceId);
   assert(row, 'only leases that were found are kept');
   const hasEnded = row.readyAt !== null && row.expiresAt <= now;

@@ -92,7 +92,7 @@ export const openWallet = defineWrite('wallet.open', (tx, data: OpenWallet): { w
     return { wallet: earlier, isNew: false };
   }
   const parent = order.parentId === null ? undefined : findWallet(tx, order.parentId);
-  if (parent) refuseInactive(parent, now);
+  if (parent) refuseInactive(tx, parent, now);
   refuseNewBudget(tx, order.accountId, blocked);
   if (parent) refuseAnotherChild(tx, parent, data);
 

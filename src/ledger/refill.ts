@@ -99,7 +99,7 @@ type SetRefill = { id: string; refill: Refill | null; now: number; blocked: stri
 export const setRefill = defineWrite('wallet.set_refill', (tx, { id, refill, now, blocked }: SetRefill): Wallet => {
   const current = findWallet(tx, id) as Wallet;
   const wallet = refillIfOwed(tx, current, now, blocked)?.wallet ?? current;
-  refuseInactive(wallet, now);
+  refuseInactive(tx, wallet, now);
   if (refill && wallet.parentId !== null)
     throw new Refusal('invalid_request', 'A child wallet has no refill: its budget comes from its parent.');
   const before = refillOf(wallet);
@@ -161,7 +161,7 @@ export function refillParent(tx: Tx, child: Pick<Wallet, 'parentId'> | undefined
 
 function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {
   const refill = refillOf(wallet);
-  if (!refill || statusAt(wallet, now) !== 'active') return;
+  if (!refill || statusAt(tx, wallet, now) !== 'active') return;
   if (blocked) return; // The clock is in doubt: a boundary may not have passed.
   const { date, start, next } = periodAt(refill.every, refill.zone, now);
   // A refill of this date from before this period belongs to another zone or rhythm, and to another boundary.

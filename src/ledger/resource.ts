@@ -22,7 +22,7 @@ import { type END_REASONS, PAUSE_STEPS } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { resources, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { type ListPage, TREE } from './wallet.ts';
+import { type ListPage, liveBelow, TREE } from './wallet.ts';
 
 export type Resource = typeof resources.$inferSelect;
 export type EndReason = (typeof END_REASONS)[number];
@@ -52,6 +52,12 @@ const reads = prepare((read: Reader) => ({
     .select()
     .from(resources)
     .where(and(eq(resources.walletId, sql.placeholder('walletId')), isNull(resources.endedAt)))
+    .prepare(),
+  liveBelow: read
+    .select()
+    .from(resources)
+    .where(sql`${resources.id} in ${liveBelow('resource')}`)
+    .orderBy(asc(resources.id))
     .prepare(),
   live: read.select().from(resources).where(isNull(resources.endedAt)).orderBy(asc(resources.id)).prepare(),
   unreachable: read
@@ -127,6 +133,11 @@ export function listResourcesBelow(
 /** Returns the wallet's resources that have not been confirmed as ended. */
 export function liveResources(read: Reader, walletId: string): Resource[] {
   return reads(read).liveOfWallet.all({ walletId });
+}
+
+/** Returns the resources of a wallet and of all below it that have not been confirmed as ended. */
+export function liveResourcesBelow(read: Reader, walletId: string): Resource[] {
+  return reads(read).liveBelow.all({ walletId });
 }
 
 /** Returns the live resources of all backends. */
@@ -266,9 +277,9 @@ export const wakeResources = defineWrite(
   },
 );
 
-/** Marks every live lease of a wallet to be ended. */
-export function endResourcesOfWallet(tx: Tx, walletId: string, reason: EndReason, now: number): void {
-  for (const { id, endWanted } of liveResources(tx, walletId))
+/** Marks every live lease of a wallet, and of all below it, to be ended. */
+export function endResourcesBelow(tx: Tx, walletId: string, reason: EndReason, now: number): void {
+  for (const { id, endWanted } of liveResourcesBelow(tx, walletId))
     if (endWanted === null) updateIfLive(tx, id, { endWanted: reason, dueAt: now, attempts: 0 });
 }
 

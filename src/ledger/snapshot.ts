@@ -13,7 +13,7 @@ import { placeHold } from './hold.ts';
 import { reportOnlyOf } from './installation.ts';
 import { type Operation, type Outcome, settle } from './operation.ts';
 import { PAGE_COUNT } from './resource.ts';
-import { type ListPage, TREE } from './wallet.ts';
+import { type ListPage, liveBelow, TREE } from './wallet.ts';
 
 /** The rows of snapshots, and the money of their days (docs/decisions/0083). */
 export type Snapshot = typeof snapshots.$inferSelect;
@@ -47,6 +47,12 @@ const reads = prepare((read: Reader) => ({
     .select()
     .from(snapshots)
     .where(and(eq(snapshots.walletId, sql.placeholder('walletId')), isNull(snapshots.endedAt)))
+    .prepare(),
+  liveBelow: read
+    .select()
+    .from(snapshots)
+    .where(sql`${snapshots.id} in ${liveBelow('snapshot')}`)
+    .orderBy(asc(snapshots.id))
     .prepare(),
   due: read
     .select({ id: snapshots.id, dueAt: snapshots.dueAt })
@@ -108,6 +114,11 @@ export function listSnapshotsBelow(
 /** Returns the snapshots of a wallet that have not been confirmed as removed. */
 export function liveSnapshots(read: Reader, walletId: string): Snapshot[] {
   return reads(read).liveOfWallet.all({ walletId });
+}
+
+/** Returns the snapshots of a wallet and of all below it that have not been confirmed as removed. */
+export function liveSnapshotsBelow(read: Reader, walletId: string): Snapshot[] {
+  return reads(read).liveBelow.all({ walletId });
 }
 
 export type DueSnapshot = { id: string; dueAt: number };
@@ -228,9 +239,9 @@ export const deleteSnapshot = defineWrite('snapshot.delete', (tx, order: EndSnap
   return wantEnd(tx, order);
 });
 
-/** Has every snapshot of a wallet go. */
-export function endSnapshotsOfWallet(tx: Tx, walletId: string, now: number): void {
-  for (const { id } of liveSnapshots(tx, walletId)) wantEnd(tx, { id, reason: 'wallet_closed', now });
+/** Has every snapshot of a wallet, and of all below it, go. */
+export function endSnapshotsBelow(tx: Tx, walletId: string, now: number): void {
+  for (const { id } of liveSnapshotsBelow(tx, walletId)) wantEnd(tx, { id, reason: 'wallet_closed', now });
 }
 
 /** Notes that a snapshot is gone: removed, or `lost` where nothing asked for that. */

@@ -51,7 +51,7 @@ export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, bloc
   const earlier = repeated(tx, order);
   if (earlier) return earlier;
   const wallet = walletOf(tx, order.walletId);
-  refuseInactive(wallet, now);
+  refuseInactive(tx, wallet, now);
   const isRaise = order.cents > 0;
   if (isRaise) refuseNewBudget(tx, wallet.accountId, blocked);
   const cents = isRaise ? order.cents : -Math.min(-order.cents, nanosToCentsDown(available(wallet)));
@@ -78,7 +78,7 @@ export const extendWallet = defineWrite('wallet.extend', (tx, { order, now }: Ex
   const earlier = repeated(tx, { ...order, idempotencyKey }) ?? repeated(tx, order, 'extend');
   if (earlier) return earlier;
   const wallet = walletOf(tx, order.walletId);
-  refuseInactive(wallet, now);
+  refuseInactive(tx, wallet, now);
   if (wallet.expiresAt === null) throw new Refusal('invalid_request', `The wallet ${wallet.id} never expires.`);
   const expiresAt = wallet.expiresAt + order.seconds;
   const last = wallet.parentId === null ? null : walletOf(tx, wallet.parentId).expiresAt;
@@ -100,7 +100,7 @@ type FreezeWallet = { id: string; frozenAt: number | null; reason: string | null
  */
 export const freezeWallet = defineWrite('wallet.freeze', (tx, { id, frozenAt, reason, now }: FreezeWallet): Wallet => {
   const wallet = walletOf(tx, id);
-  refuseInactive(wallet, now);
+  refuseInactive(tx, wallet, now);
   const freeze = freezeAfter(wallet, frozenAt, reason);
   if (!freeze) return wallet;
   const change = withNewChecksum(wallets, wallet, freeze);

@@ -75,7 +75,7 @@ const reads = prepare((read: Reader) => ({
     .limit(1)
     .prepare(),
   ending: read
-    .select({ id: wallets.id })
+    .select({ id: wallets.id, parentId: wallets.parentId })
     .from(wallets)
     .where(and(sql`${wallets.status} in ('closing', 'expired')`, gt(wallets.id, sql.placeholder('after'))))
     .orderBy(asc(wallets.id))
@@ -233,17 +233,27 @@ export const shownAvailable = (wallet: Balances & Pick<Wallet, 'status'>): Nanos
   wallet.status === 'closed' ? ZERO : available(wallet);
 
 /**
- * Returns the effective status at `now`: expiry is computed, so a late reaper never changes an answer (design, section
- * 9).
+ * Returns the effective status at `now`: expiry is computed, and a wallet ends with the ones above it, so a late reaper never
+ * changes an answer (design, section 9).
  */
-export function statusAt(wallet: Wallet, now: number): Wallet['status'] {
-  const expired = wallet.status === 'active' && wallet.expiresAt !== null && wallet.expiresAt <= now;
-  return expired ? 'expired' : wallet.status;
+export function statusAt(read: Reader, wallet: Wallet, now: number, find = findWallet): Wallet['status'] {
+  if (wallet.status !== 'active') return wallet.status;
+  if (wallet.expiresAt !== null && wallet.expiresAt <= now) return 'expired';
+  return endedBy(read, wallet, find)?.status ?? 'active';
+}
+
+/**
+ * Returns the wallet whose end this one shares: itself, or the nearest above it whose row says that it spends no more. Undefined
+ * where all are active.
+ */
+export function endedBy(read: Reader, wallet: Wallet, find = findWallet): Wallet | undefined {
+  for (const it of lineage(read, wallet, find)) if (it.status !== 'active') return it;
+  return undefined;
 }
 
 /** Throws `wallet_closed` or `wallet_expired` unless the wallet may spend at `now`. */
-export function refuseInactive(wallet: Wallet, now: number): void {
-  const status = statusAt(wallet, now);
+export function refuseInactive(read: Reader, wallet: Wallet, now: number, find = findWallet): void {
+  const status = statusAt(read, wallet, now, find);
   if (status === 'active') return;
   const byExpiry = status === 'expired' || wallet.closeReason === 'expired';
   throw new Refusal(
@@ -283,6 +293,17 @@ export const TREE = sql`(
     select ${sql.placeholder('walletId')} union all select wallet.id from wallet join tree on wallet.parent_id = tree.id
   ) select id from tree)`;
 
+/**
+ * The ids of the live leases or snapshots of a wallet and of all below it: a subquery with the placeholder `walletId`. It walks
+ * upwards from what is live, as a tree may have many more wallets than machines.
+ */
+export const liveBelow = (table: 'resource' | 'snapshot') => sql`(
+  with recursive above(live, id) as (
+    select id, wallet_id from ${sql.identifier(table)} where ended_at is null and (wallet_id = ${sql.placeholder('walletId')}
+      or exists (select 1 from wallet where parent_id is not null and parent_id = ${sql.placeholder('walletId')}))
+    union all select live, wallet.parent_id from wallet join above on wallet.id = above.id where wallet.parent_id is not null
+  ) select live from above where id = ${sql.placeholder('walletId')})`;
+
 /** Returns the open wallets of an account whose budget comes from the account itself, oldest first. */
 export function openWalletsOf(read: Reader, accountId: string): Wallet[] {
   return reads(read).openOfAccount.all({ accountId });
@@ -291,11 +312,6 @@ export function openWalletsOf(read: Reader, accountId: string): Wallet[] {
 /** Returns the open children of a wallet, oldest first, at most `max`. */
 export function openChildren(read: Reader, parentId: string, max = 2 ** 31): Wallet[] {
   return reads(read).openChildren.all({ parentId, max });
-}
-
-/** Returns all open wallets below this one, each before those below it. */
-export function openDescendants(read: Reader, id: string): Wallet[] {
-  return openChildren(read, id).flatMap((child) => [child, ...openDescendants(read, child.id)]);
 }
 
 /**
@@ -340,6 +356,6 @@ export function closingSince({ status, closingSince: noted, expiresAt }: Wallet)
 }
 
 /** Returns wallets that are closing or expired and not yet closed, by id, at most 100, after `after`. */
-export function endingWallets(read: Reader, after = ''): { id: string }[] {
+export function endingWallets(read: Reader, after = ''): Pick<Wallet, 'id' | 'parentId'>[] {
   return reads(read).ending.all({ after });
 }

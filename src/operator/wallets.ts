@@ -71,7 +71,7 @@ export const wallets = {
         fingerprint: fingerprint(body),
         requestId,
       });
-      return { ...allocation(wallet, token, app.state.baseUrl, app.clock.now()), expires_at: wallet.expiresAt };
+      return { ...allocation(wallet, token, app.state.baseUrl), expires_at: wallet.expiresAt };
     },
   ),
   /** Lists wallets, newest first. `total` counts all pages. */
@@ -94,7 +94,7 @@ export const wallets = {
   'wallet.show': command(v.strictObject({ id: Id }), (app, { id }) => record(app, walletWith(app, id))),
   'wallet.token': command(v.strictObject({ id: Id }), (app, { id }) => {
     const wallet = walletWith(app, id);
-    refuseInactive(wallet, app.clock.now());
+    refuseInactive(app.ledger.read, wallet, app.clock.now());
     return { agent_token: walletToken(app.keyring, wallet) };
   }),
   'wallet.gateway-keys': command(v.strictObject({ id: Id }), (app, { id }) => ({
@@ -109,7 +109,7 @@ export const wallets = {
     async (app, { id, model: modelId }) => {
       const wallet = walletWith(app, id);
       const now = app.clock.now();
-      refuseInactive(wallet, now); // The master key of a closed one may be gone.
+      refuseInactive(app.ledger.read, wallet, now); // The master key of a closed one may be gone.
       const model = modelId === undefined ? firstChatModel(app.catalogue) : app.catalogue.find(modelId, 'chat');
       const order = { walletId: wallet.id, options: {}, fresh: routerCredential(app.keyring, wallet) };
       const { key, isNew } = await app.ledger.write(openRouterKey, { order, now });
@@ -160,7 +160,7 @@ export const wallets = {
     v.strictObject({ account: Id, reason: v.optional(Reason) }),
     async (app, { account, reason }) => {
       const open = openWalletsOf(app.ledger.read, accountWith(app.ledger.read, account).id);
-      const active = open.filter((it) => statusAt(it, app.clock.now()) === 'active');
+      const active = open.filter((it) => statusAt(app.ledger.read, it, app.clock.now()) === 'active');
       return { wallets: await freezeEach(app, active, true, reason ?? null) };
     },
   ),

@@ -18,10 +18,19 @@ import { dueRefills, nextRefill, refillWallet } from '../ledger/refill.ts';
 import { type DueResource, dueResources, nextDueResource, PAGE_COUNT } from '../ledger/resource.ts';
 import { endedSandboxes, nextSandboxEnd } from '../ledger/sandbox.ts';
 import { type DueSnapshot, dueSnapshots, nextDueSnapshot } from '../ledger/snapshot.ts';
-import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
+import {
+  type DueCursor,
+  dueWallets,
+  endedBy,
+  endingWallets,
+  findWallet,
+  LIST_COUNT_MAX,
+  nextExpiry,
+  type Wallet,
+} from '../ledger/wallet.ts';
 import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
 import { recover } from '../spend/recover.ts';
-import { endSpending, tryClose } from '../wallet/close.ts';
+import { CLOSE_COUNT_MAX, endSpending, windUp } from '../wallet/close.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
 
 /** Interval between sweeps for orphans. */
@@ -40,11 +49,15 @@ const PAYMENTS_WAIT_SECONDS = 5;
  * failing does not block the others.
  */
 
-/** Turns `active` wallets past their expiry into `expired`. Expiry is computed anyway; this is only tidying. */
+/**
+ * Turns `active` wallets past their expiry into `expired`, as many as a pass has time for. Expiry is computed anyway; this is only
+ * tidying.
+ */
 export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
   if (app.clock.expiryBlocked()) return;
   const now = app.clock.now();
   for (let cursor: DueCursor | undefined; ; ) {
+    if (reaped.expired >= CLOSE_COUNT_MAX) return noteRest(reaped);
     const page = dueWallets(app.ledger.read, now, cursor);
     const ended = await Promise.allSettled(
       page.map(({ id }) => app.ledger.write(endSpending, { id, reason: 'expired', now })),
@@ -169,13 +182,25 @@ export async function recoverInterrupted(app: ReaperApp): Promise<void> {
   await recover(app);
 }
 
-/** Drives `closing` and `expired` wallets to `closed`. Runs after their due leases were stepped. */
+/**
+ * Drives `closing` and `expired` wallets, and those below them, to `closed`, as many as a pass has time for. Runs after their due
+ * leases were stepped.
+ */
 export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
+  const { read } = app.ledger;
   for (let after = ''; ; ) {
-    const page = endingWallets(app.ledger.read, after);
-    const results = await Promise.allSettled(page.map(({ id }) => tryClose(app, id)));
-    for (const it of results)
+    const page = endingWallets(read, after);
+    const tops = page.filter(
+      ({ parentId }) => parentId === null || !endedBy(read, findWallet(read, parentId) as Wallet),
+    );
+    const attempts = await windUp(
+      app,
+      tops.map(({ id }) => id),
+      CLOSE_COUNT_MAX - reaped.closed,
+    );
+    for (const it of attempts)
       tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
+    if (reaped.closed >= CLOSE_COUNT_MAX) return noteRest(reaped);
     after = page.at(-1)?.id ?? '';
     if (page.length < LIST_COUNT_MAX) return;
   }
@@ -271,6 +296,11 @@ async function inTime<T>(app: ReaperApp, runs: Promise<T>[]): Promise<(PromiseSe
   await app.inFlight.waitFor(Promise.all(all.filter((_, i) => !hung.has(runs[i] as object))), WAIT_SECONDS);
   for (const [i, run] of runs.entries()) if (!results[i]) hung.add(run);
   return results;
+}
+
+/** Notes that a chore has left something to the next pass, so that the other chores have their turn. */
+function noteRest(reaped: Reaped): void {
+  reaped.rest++;
 }
 
 function tally(

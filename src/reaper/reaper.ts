@@ -62,6 +62,8 @@ export type Reaped = {
   pruned: number;
   keysDropped: number;
   failed: number;
+  /** Chores that have left something to the next pass, which follows at once. */
+  rest: number;
 };
 
 export type Reaper = {
@@ -88,6 +90,7 @@ const nothing = (): Reaped => ({
   pruned: 0,
   keysDropped: 0,
   failed: 0,
+  rest: 0,
 });
 
 /** The chores of a pass, in their order. */
@@ -155,14 +158,15 @@ export function createReaper(app: ReaperApp): Reaper {
     timerAt = Number.POSITIVE_INFINITY;
     wanted = undefined;
     running = runOnce()
-      .then(({ pending, failed }) => ({ due: nextDue(app), again: pending + failed > 0 }))
+      .then(({ pending, failed, rest }) => ({ due: nextDue(app), again: pending + failed > 0, atOnce: rest > 0 }))
       .catch((error) => {
         app.events.failed('reaper', error);
-        return { due: Number.POSITIVE_INFINITY, again: true };
+        return { due: Number.POSITIVE_INFINITY, again: true, atOnce: false };
       })
-      .then(({ due, again }) => {
+      .then(({ due, again, atOnce }) => {
         running = undefined;
         const now = app.clock.now();
+        if (atOnce) return sleepUntil(now);
         const retry = again ? now + AGAIN_SECONDS : Number.POSITIVE_INFINITY;
         // Due work that cannot be done now (after a clock jump) is not retried in a tight loop.
         sleepUntil(

@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict';
 import { ZERO } from '../base/money.ts';
 import type { Config } from '../config/config.ts';
 import type { Reader } from '../db/handle.ts';
@@ -9,9 +10,9 @@ import { advance } from '../lease/step.ts';
 import { beginClosing, type CloseReason, closeWallet, noteCleanup } from '../ledger/closing.ts';
 import { reportOnlyOf } from '../ledger/installation.ts';
 import { hasOpenOperations, openOperations, resolveByPolicy } from '../ledger/operation.ts';
-import { endResourcesOfWallet, liveResources, type Resource } from '../ledger/resource.ts';
-import { endSnapshotsOfWallet, liveSnapshots, type Snapshot } from '../ledger/snapshot.ts';
-import { findWallet, openChildren, openDescendants, statusAt, type Wallet } from '../ledger/wallet.ts';
+import { endResourcesBelow, liveResources, liveResourcesBelow, type Resource } from '../ledger/resource.ts';
+import { endSnapshotsBelow, liveSnapshots, liveSnapshotsBelow, type Snapshot } from '../ledger/snapshot.ts';
+import { endedBy, findWallet, openChildren, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 
 export type CloseApp = LeaseApp & {
@@ -20,9 +21,13 @@ export type CloseApp = LeaseApp & {
 
 /** Interval between attempts: a backend needs a moment to confirm that a machine is destroyed. */
 const AGAIN_MILLISECONDS = 250;
+/** The number of wallets whose closing is tried at a time. */
+const AT_ONCE_COUNT = 100;
+/** The most wallets that end or are closed before other work has its turn: a second or two. */
+export const CLOSE_COUNT_MAX = 500;
 
 /**
- * Ends the spending of a wallet and of all below it, and works on closing them for at most `close_wait_seconds`, the
+ * Ends the spending of a wallet and of all below it, and works on closing them for about `close_wait_seconds`, the
  * deepest first: ends their leases, waits for requests in flight, resolves uncertain chats by their policy, settles the
  * rest and returns what is left. Returns the wallet as it is then: `closed`, or still `closing` or `expired` while the
  * reaper continues (design 2.10). Idempotent.
@@ -33,43 +38,43 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   if (ending.status === 'closed') return ending;
   const deadline = performance.now() + app.config.close_wait_seconds * 1000;
   const secondsRemaining = () => Math.max(0, (deadline - performance.now()) / 1000);
-  await endLeases(app, walletId, secondsRemaining());
-  const wallet = await tryClose(app, walletId);
-  if (wallet.status === 'closed') return wallet;
+  const attempt = async () => {
+    await endLeases(app, walletId, secondsRemaining());
+    const attempts = await windUp(app, [walletId]);
+    for (const it of attempts) if (it.status === 'rejected') throw it.reason;
+    return { wallet: findWallet(app.ledger.read, walletId) as Wallet, isCut: closedIn(attempts) >= CLOSE_COUNT_MAX };
+  };
+  const first = await attempt();
+  if (first.wallet.status === 'closed') return first.wallet;
   await app.inFlight.whenWalletIdle(walletId, secondsRemaining());
   for (;;) {
-    await endLeases(app, walletId, secondsRemaining());
-    const attempted = await tryClose(app, walletId);
-    if (attempted.status === 'closed') return attempted;
-    const isHeldBack = leasesBelow(app, walletId).some(
+    const { wallet, isCut } = await attempt();
+    if (wallet.status === 'closed') return wallet;
+    const isHeldBack = liveResourcesBelow(app.ledger.read, walletId).some(
       (it) => it.quarantinedAt !== null || it.unreachableSince !== null,
     );
     if (isHeldBack || reportOnlyOf(app.ledger.read) || secondsRemaining() === 0 || app.inFlight.isCutOff()) {
       app.wakeAt(app.clock.now() + 1); // The reaper continues.
-      return attempted;
+      return wallet;
     }
-    await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));
+    if (!isCut) await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));
   }
 }
 
 type EndSpending = { id: string; reason: CloseReason; now: number };
 /**
- * Begins to close a wallet and all below it, in one write: from then on nothing in the tree can spend. Does nothing where the
+ * Begins to close a wallet: from then on nothing in its tree can spend, and every lease and snapshot of the tree has to end. The
+ * rows of the wallets below it, of which there may be any number, stay as they are until they are closed. Does nothing where the
  * reason was its expiry, and it has been extended since that was read.
  */
-export const endSpending = defineWrite('wallet.end_spending', (tx, { id: walletId, reason, now }: EndSpending) => {
-  const wallet = findWallet(tx, walletId);
-  if (wallet && reason === 'expired' && statusAt(wallet, now) === 'active') return wallet;
-  for (const { id } of openDescendants(tx, walletId)) endOne(id);
-  return endOne(walletId);
-
-  function endOne(id: string): Wallet {
-    const wallet = beginClosing(tx, id, reason, now);
-    if (wallet.status === 'closed') return wallet;
-    endResourcesOfWallet(tx, id, 'wallet_closed', now);
-    endSnapshotsOfWallet(tx, id, now);
-    return wallet;
-  }
+export const endSpending = defineWrite('wallet.end_spending', (tx, { id, reason, now }: EndSpending) => {
+  const before = findWallet(tx, id);
+  if (before && reason === 'expired' && statusAt(tx, before, now) === 'active') return before;
+  const wallet = beginClosing(tx, id, reason, now);
+  if (wallet.status === 'closed') return wallet;
+  endResourcesBelow(tx, id, 'wallet_closed', now);
+  endSnapshotsBelow(tx, id, now);
+  return wallet;
 });
 
 type CloseWallet = {
@@ -78,9 +83,16 @@ type CloseWallet = {
   busyLeases: readonly string[];
   now: number;
 };
-/** Closes a wallet if nothing is left of it, or records what is left. Returns the wallet if this write has closed it. */
+/**
+ * Closes a wallet that has ended, by itself or with one above it, if nothing is left of it; otherwise records what is left. Returns
+ * the wallet if this write has closed it.
+ */
 const closeIfSettled = defineWrite('wallet.close', (tx, { id, busyLeases, now }: CloseWallet) => {
-  if (findWallet(tx, id)?.status === 'closed') return undefined; // Something else closed it first, and announced it.
+  const wallet = findWallet(tx, id) as Wallet;
+  if (wallet.status === 'closed') return undefined; // Something else closed it first, and announced it.
+  const ended = endedBy(tx, wallet);
+  assert(ended, 'a wallet is closed after it, or one above it, has ended');
+  beginClosing(tx, id, ended.closeReason as CloseReason, now, ended.closingSince ?? now);
   const [live] = liveResources(tx, id);
   const [snapshot] = liveSnapshots(tx, id);
   const [child] = openChildren(tx, id, 1);
@@ -93,36 +105,49 @@ const closeIfSettled = defineWrite('wallet.close', (tx, { id, busyLeases, now }:
   return closeWallet(tx, id, now);
 });
 
-/** Returns the ids of a wallet and of the open ones below it. */
-const tree = (app: CloseApp, walletId: string): string[] => [
-  walletId,
-  ...openDescendants(app.ledger.read, walletId).map(({ id }) => id),
-];
-
-/** Returns the leases of a wallet and of all below it that have not ended. */
-const leasesBelow = (app: CloseApp, walletId: string): Resource[] =>
-  tree(app, walletId).flatMap((id) => liveResources(app.ledger.read, id));
-
 /**
  * Runs one step of each lease of a wallet and of all below it, then one of each snapshot, and waits at most `seconds`; the steps of
  * a backend that hangs continue on their own.
  */
 async function endLeases(app: CloseApp, walletId: string, seconds: number): Promise<void> {
   const steps = async () => {
-    await Promise.all(leasesBelow(app, walletId).map(({ id }) => advance(app, id)));
-    const kept = tree(app, walletId).flatMap((id) => liveSnapshots(app.ledger.read, id));
+    await Promise.all(liveResourcesBelow(app.ledger.read, walletId).map(({ id }) => advance(app, id)));
+    const kept = liveSnapshotsBelow(app.ledger.read, walletId);
     await Promise.all(kept.map(({ id }) => advanceSnapshot(app, id)));
   };
   await app.inFlight.waitFor(steps(), seconds);
 }
 
+/** Returns the number of wallets that attempts have closed. */
+const closedIn = (attempts: readonly PromiseSettledResult<Wallet>[]): number =>
+  attempts.filter((it) => it.status === 'fulfilled' && it.value.status === 'closed').length;
+
 /**
- * Makes one attempt to close a wallet that has begun to close: closes its children first, resolves the chats for which there
- * will never be evidence, and closes it if nothing is left. Attempts driven by this process are left to end on their own.
+ * Makes one attempt to close each of these wallets, which have begun to close, and all below them, the deepest first. Makes no more
+ * once `max` or more are closed. Returns how each attempt ended; one that fails keeps no other from being made.
  */
-export async function tryClose(app: CloseApp, walletId: string): Promise<Wallet> {
-  for (const child of openChildren(app.ledger.read, walletId))
-    if (child.status === 'closing' || child.status === 'expired') await tryClose(app, child.id);
+export async function windUp(
+  app: CloseApp,
+  ids: readonly string[],
+  max = CLOSE_COUNT_MAX,
+): Promise<PromiseSettledResult<Wallet>[]> {
+  const attempts: PromiseSettledResult<Wallet>[] = [];
+  const room = () => max - closedIn(attempts);
+  for (const id of ids) {
+    const children = openChildren(app.ledger.read, id).map((it) => it.id);
+    if (children.length) attempts.push(...(await windUp(app, children, room())));
+    if (room() <= 0) return attempts;
+  }
+  for (let i = 0; i < ids.length && room() > 0; i += AT_ONCE_COUNT)
+    attempts.push(...(await Promise.allSettled(ids.slice(i, i + AT_ONCE_COUNT).map((id) => tryClose(app, id)))));
+  return attempts;
+}
+
+/**
+ * Makes one attempt to close a wallet whose children are closed: resolves the chats for which there will never be evidence, and
+ * closes it if nothing is left. Attempts driven by this process are left to end on their own.
+ */
+async function tryClose(app: CloseApp, walletId: string): Promise<Wallet> {
   const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.inFlight.drives(it.id));
   // A lease waits for evidence; a reserved operation is about to be driven, or to be found uncertain.
   const doubtful = undecided.filter(({ kind, state }) => kind === 'chat' && state === 'uncertain');

@@ -50,6 +50,6 @@ export async function open(
     if (wallet.expiresAt !== null) app.wakeAt(wallet.expiresAt);
     return { wallet, token: fresh, isNew };
   }
-  refuseInactive(wallet, app.clock.now());
+  refuseInactive(app.ledger.read, wallet, app.clock.now());
   return { wallet, token: walletToken(app.keyring, wallet), isNew };
 }

@@ -4,7 +4,7 @@ import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, 
 import { CLOSE_REASONS, WALLET_STATUSES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
 import { type Refill, refillOf } from '../ledger/refill.ts';
-import { frozenAncestor, shownAvailable, statusAt, type Wallet } from '../ledger/wallet.ts';
+import { endedBy, frozenAncestor, shownAvailable, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { Cents, checked, name, Time, text, Usd, wholeNumber } from './parts.ts';
 
 const DAY_SECONDS = 86_400;
@@ -138,7 +138,7 @@ export const RunClosed = v.object({
 /** Builds the body of a wallet at `now` (Unix seconds), without its token. */
 export function walletRecord(read: Reader, wallet: Wallet, now: number): v.InferOutput<typeof WalletRecord> {
   const frozen = frozenAncestor(read, wallet);
-  const status = statusAt(wallet, now);
+  const status = statusAt(read, wallet, now);
   return {
     id: wallet.id,
     name: wallet.name,
@@ -158,7 +158,7 @@ export function walletRecord(read: Reader, wallet: Wallet, now: number): v.Infer
     created_at: wallet.createdAt,
     expires_at: wallet.expiresAt,
     closed_at: wallet.closedAt,
-    close_reason: wallet.closeReason ?? (status === 'expired' ? 'expired' : null),
+    close_reason: status === 'expired' ? 'expired' : (endedBy(read, wallet)?.closeReason ?? null),
     cleanup: {
       pending: status === 'closing' || status === 'expired',
       attempts: wallet.cleanupAttempts,
@@ -173,15 +173,10 @@ function refillRecord(refill: Refill | null, at: number | null): v.InferOutput<t
 }
 
 /** Builds the body of the answer to an opening: the token, and the environment that an agent needs. */
-export function allocation(
-  wallet: Wallet,
-  token: string,
-  baseUrl: string,
-  now: number,
-): v.InferOutput<typeof Allocation> {
+export function allocation(wallet: Wallet, token: string, baseUrl: string): v.InferOutput<typeof Allocation> {
   return {
     id: wallet.id,
-    status: statusAt(wallet, now),
+    status: wallet.status,
     agent_token: token,
     env: { SVC_BROKER_URL: baseUrl, SVC_BROKER_TOKEN: token },
   };

@@ -12,6 +12,7 @@ import {
 import { openOperations, reservedOperations } from '../../src/ledger/operation.ts';
 import { nextDelivery, nextDeliveryAt, nextStaleEvent, waitingCount } from '../../src/ledger/outbox.ts';
 import { hasPaymentsSince } from '../../src/ledger/payment-events.ts';
+import { liveResourcesBelow } from '../../src/ledger/resource.ts';
 import { dueWallets, endingWallets, nextExpiry } from '../../src/ledger/wallet.ts';
 import { openBooks } from './books.ts';
 
@@ -39,6 +40,7 @@ test('what the reaper and the budget ask walks what is due, never what exists', 
   reservedOperations(read);
   dueWallets(read, 1);
   endingWallets(read);
+  liveResourcesBelow(read, 'wal_x');
   nextExpiry(read);
   dueCheckouts(read, 1);
   nextDueCheckout(read);
@@ -63,6 +65,10 @@ test('what the reaper and the budget ask walks what is due, never what exists', 
   assert.match(planned(/"state" = 'reserved'/), /operation_open/);
   assert.match(planned(/"expires_at" <= \?/), /wallet_expiry/);
   assert.match(planned(/"status" in \('closing', 'expired'\)/), /wallet_ending/);
+  assert.match(
+    planned(/above\(live, id\)/),
+    /resource_live.* SCAN above \| SEARCH wallet USING INDEX wallet_id \(id=\?\)/,
+  );
   assert.match(planned(/"checkout"."due_at" <= \?/), /checkout_due/);
   assert.match(planned(/"due_at" is not null/), /checkout_due/);
   assert.match(planned(/"status" in \('mismatch', 'abandoned'\)/), /checkout_trouble/);

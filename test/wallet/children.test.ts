@@ -1,6 +1,14 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openTestServer } from '../helper/server.ts';
+import type { Database as Client } from 'better-sqlite3';
+import { Nanos } from '../../src/base/money.ts';
+import { openWallet } from '../../src/ledger/open-wallet.ts';
+import { listWallets } from '../../src/ledger/wallet.ts';
+import { CLOSE_COUNT_MAX, endSpending } from '../../src/wallet/close.ts';
+import { writeWith } from '../helper/closures.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
+import { childOf } from '../helper/tenants.ts';
+import { opening, walletOrder } from '../ledger/books.ts';
 import { post, recordOf } from './moves-shared.ts';
 
 test('a child spends its part, and gives back the rest to the nano', async (t) => {
@@ -163,4 +171,94 @@ test('the timeline of a wallet has the request that opened a child, and none for
     ['recovered', null],
   ]);
   assert.deepEqual((await requests(child.body.id))[0], ['opened', childBy]);
+});
+
+/** Opens a wallet with five children that have 110 of their own each, and returns it with the first of the five. */
+async function openLarge(purser: TestServer) {
+  const { id, token } = await purser.openWallet({ expires_in_seconds: 7200 });
+  const { ledger, clock } = purser.app;
+  const { masterKeyId } = purser.wallet(id);
+  const children: { id: string; token: string }[] = [];
+  for (let i = 0; i < 5; i++) children.push(await childOf(purser, token, '1'));
+  const orders = children.flatMap(({ id: parentId }) =>
+    Array.from({ length: 110 }, () => ({ parentId, budget: Nanos(1n), expiresInSeconds: 3600, masterKeyId })),
+  );
+  await Promise.all(
+    orders.map((it) => ledger.write(openWallet, opening(walletOrder(purser.accountId, it), clock.now()))),
+  );
+  return { id, token, child: children[0] as { id: string; token: string } };
+}
+
+/** Runs passes until everything is closed. Returns what each has closed. */
+async function closedByPass(purser: TestServer, id: string): Promise<number[]> {
+  const closed: number[] = [];
+  while (purser.wallet(id).status !== 'closed') {
+    const pass = await purser.app.reaper.runOnce();
+    assert.equal(pass.failed, 0);
+    assert(pass.closed < CLOSE_COUNT_MAX + 100, `${pass.closed} in one pass`);
+    closed.push(pass.closed);
+    assert.equal(pass.rest > 0, Math.max(pass.closed, pass.expired) >= CLOSE_COUNT_MAX);
+  }
+  return closed;
+}
+
+test('a large tree expires and closes in passes of which each closes a part', async (t) => {
+  const purser = await openTestServer(t);
+  await purser.app.reaper.stop();
+  const { id, child } = await openLarge(purser);
+  purser.clock.advance(7200);
+  const { expired } = await purser.app.reaper.runOnce();
+  assert.equal(expired, CLOSE_COUNT_MAX);
+  assert.equal((await closedByPass(purser, id)).length, 1);
+  assert.deepEqual(
+    listWallets(purser.app.ledger.read, { parentId: child.id, now: 0 }, { limit: 1000 }).map((it) => it.closeReason),
+    Array(110).fill('expired'),
+  );
+  assert.deepEqual([purser.wallet(id).delegated, purser.wallet(id).spent], [0n, 0n]);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('the end of a large tree is one row, and from then on nothing in it spends, also after a crash', async (t) => {
+  const purser = await openTestServer(t, { settings: { close_wait_seconds: 0 } });
+  await purser.app.reaper.stop();
+  const { id, token, child } = await openLarge(purser);
+  const grandchild = await childOf(purser, child.token, '0.5');
+  const changed = await writeWith(purser.app.ledger, (tx) => {
+    const { $client } = tx as unknown as { $client: Client };
+    const changes = () => $client.prepare('select total_changes()').pluck().get() as bigint;
+    const before = changes();
+    endSpending.run(tx, { id, reason: 'agent_request', now: purser.app.clock.now() });
+    return Number(changes() - before);
+  });
+  assert.equal(changed, 1);
+  await purser.reopen(); // It ended before anything was closed.
+  await purser.app.reaper.stop();
+  assert.equal(purser.wallet(grandchild.id).status, 'active', 'its row is as it was');
+
+  for (const below of [child, grandchild]) {
+    const refusals = await Promise.all([
+      purser.chat(below.token),
+      purser.ask('POST', '/v1/run/wallets', { token: below.token, key: 'x', body: { name: 'x', budget_usd: '0.1' } }),
+      purser.ask('POST', '/v1/router/key', { token: below.token, body: {} }),
+      purser.ask('GET', `/v1/wallets/${below.id}/token`, { token: purser.accountKey }),
+      post(purser, `/v1/wallets/${below.id}/budget`, { add_cents: 1 }, `raise ${below.id}`),
+      post(purser, `/v1/wallets/${below.id}/budget`, { add_cents: -1 }, `lower ${below.id}`),
+      post(purser, `/v1/wallets/${below.id}/extend`, { seconds: 1 }, `extend ${below.id}`),
+      post(purser, `/v1/wallets/${below.id}/freeze`, {}),
+    ]);
+    assert.deepEqual(
+      refusals.map(({ body }) => body.error?.code),
+      refusals.map(() => 'wallet_closed'),
+    );
+    const { status, close_reason: reason, cleanup } = await recordOf(purser, below.id);
+    assert.deepEqual([status, reason, cleanup.pending], ['closing', 'agent_request', true]);
+    assert.equal((await purser.budget(below.token)).status, 'closing');
+  }
+  const seen = await purser.ask('GET', '/v1/run/wallets', { token });
+  assert(seen.body.wallets.every((it: any) => it.status === 'closing'));
+
+  assert.equal((await closedByPass(purser, id)).length, 2);
+  assert.deepEqual([purser.wallet(id).delegated, purser.wallet(id).spent], [0n, 0n]);
+  assert.equal(purser.wallet(grandchild.id).closingSince, purser.wallet(id).closingSince);
+  assert.deepEqual(purser.problems(), []);
 });

@@ -78,7 +78,7 @@ export function active(
 ): { wallet: Wallet; resource: Resource; backend: Backend; ref: string } {
   const resource = resourceOf(app.ledger.read, walletId, id);
   const wallet = findWallet(app.ledger.read, walletId) as Wallet;
-  refuseInactive(wallet, app.clock.now());
+  refuseInactive(app.ledger.read, wallet, app.clock.now());
   const { ref, status } = resource;
   const endReason = endReasonOf(app, id);
   if (endReason !== null) throw leaseEnded(endReason);

@@ -63,7 +63,7 @@ export const createRouterKey = endpoint({
     const wallet = findWallet(app.ledger.read, principal.wallet.id) as Wallet;
     for (const id of body.models ?? []) app.catalogue.find(id);
     const now = app.clock.now();
-    refuseInactive(wallet, now); // The master key of a closed wallet may be gone.
+    refuseInactive(app.ledger.read, wallet, now); // The master key of a closed wallet may be gone.
     const order = { walletId: wallet.id, options: body, fresh: routerCredential(app.keyring, wallet) };
     const { key, isNew } = await app.ledger.write(openRouterKey, { order, now });
     if (isNew) app.events.routerKeyOpened(key);

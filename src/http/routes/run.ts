@@ -87,7 +87,7 @@ export const createChild = endpoint({
       fingerprint: fingerprint(raw),
       requestId,
     });
-    return { body: allocation(wallet, token, app.state.baseUrl, app.clock.now()), replayed: !isNew };
+    return { body: allocation(wallet, token, app.state.baseUrl), replayed: !isNew };
   },
 });
 

@@ -26,7 +26,7 @@ export const signTransfer = endpoint({
     if (!app.signer) throw new Refusal('transfer_not_configured');
     const now = app.clock.now();
     const wallet = findWallet(app.ledger.read, principal.wallet.id) as Wallet;
-    refuseInactive(wallet, now);
+    refuseInactive(app.ledger.read, wallet, now);
     // Never past the wallet's expiry: a signed URL cannot be revoked.
     const seconds = Math.min(body.expires_seconds, (wallet.expiresAt ?? Number.POSITIVE_INFINITY) - now);
     const method = body.operation === 'get' ? 'GET' : 'PUT';

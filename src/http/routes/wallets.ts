@@ -112,7 +112,7 @@ export const createWallet = endpoint({
       fingerprint: fingerprint(raw),
       requestId,
     });
-    return { body: allocation(wallet, token, app.state.baseUrl, app.clock.now()), replayed: !isNew };
+    return { body: allocation(wallet, token, app.state.baseUrl), replayed: !isNew };
   },
 });
 
@@ -133,7 +133,7 @@ export const readWalletToken = endpoint({
   example: { answer: { agent_token: 'svc_agent_…' } },
   run(app, call) {
     const wallet = namedIn(app, call);
-    refuseInactive(wallet, app.clock.now());
+    refuseInactive(app.ledger.read, wallet, app.clock.now());
     return { body: { agent_token: walletToken(app.keyring, wallet) } };
   },
 });

@@ -139,7 +139,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
   return {
     title: named(wallet.id, wallet.name),
     body,
-    aside: html`<span class="row">${state(stateOf(wallet, now))}${wallet.status === 'active' && (wallet.frozenAt === null ? buttonLink(`/wallets/${wallet.id}/freeze`, 'Freeze', 'danger') : form({ action: `/wallets/${wallet.id}/unfreeze`, submit: 'Unfreeze', tone: 'primary', isInline: true }))}</span>`,
+    aside: html`<span class="row">${state(stateOf(visit, wallet))}${wallet.status === 'active' && (wallet.frozenAt === null ? buttonLink(`/wallets/${wallet.id}/freeze`, 'Freeze', 'danger') : form({ action: `/wallets/${wallet.id}/unfreeze`, submit: 'Unfreeze', tone: 'primary', isInline: true }))}</span>`,
     ...below('/wallets'),
     ...(wallet.status === 'closed' ? {} : { stream: `/live?wallet=${wallet.id}&${streamOf(leases)}` }),
   };
@@ -386,7 +386,7 @@ function spendByModel(rows: Awaited<ReturnType<typeof sumSpending>>['rows'], tot
  */
 export function confirmFreeze(visit: Visit): Page {
   const wallet = walletIn(visit);
-  refuseInactive(wallet, visit.now);
+  refuseInactive(visit.app.ledger.read, wallet, visit.now);
   const body = card(
     'Stop its spending now?',
     html`<p>From now on every new request of this wallet and of the wallets below it is refused. Requests that are in flight are settled, and leases run on to their deadlines. You can unfreeze it at any time.</p>${form(

@@ -53,8 +53,8 @@ export const LIVES: readonly (readonly [string, string])[] = [
 ];
 
 /** Returns the displayed state of a wallet: its status, or that it is frozen. */
-export const stateOf = (wallet: Wallet, now: number): string => {
-  const status = statusAt(wallet, now);
+export const stateOf = ({ app, now }: Visit, wallet: Wallet): string => {
+  const status = statusAt(app.ledger.read, wallet, now);
   return status === 'active' && wallet.frozenAt !== null ? 'frozen' : status;
 };
 
@@ -95,11 +95,10 @@ export function walletTable(
   empty: Html,
   { withAccount = false, sortOf }: { withAccount?: boolean; sortOf?: (by: WalletColumn) => Column['sort'] } = {},
 ): Html {
-  const { app, now } = visit;
-  const { read } = app.ledger;
+  const { read } = visit.app.ledger;
   const rows = wallets.map((it) => [
     html`${link(`/wallets/${it.id}`, named(it.id, it.name))}${it.parentId !== null && html` <span class="weak">child</span>`}`,
-    state(stateOf(it, now)),
+    state(stateOf(visit, it)),
     miniBar(it),
     money(it.spent),
     money(shownAvailable(it)),
