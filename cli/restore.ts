@@ -70,9 +70,11 @@ function describeCarried(carried: Restored['carried_over']): string | undefined 
   if (!carried)
     return 'What was revoked, suspended, frozen or closed since the backup is not known here, and works again: see `purser key list`, `operator-key list`, `passkey list`, `account list` and `wallet list`.';
   const parts = [
-    ...counted(carried.revoked_keys, 'revoked key'),
+    ...counted(carried.revoked_keys, 'revoked key or passkey', 'revoked keys and passkeys'),
     ...counted(carried.suspended_accounts, 'suspended account'),
     ...counted(carried.frozen_wallets, 'wallet that was frozen or closed', 'wallets that were frozen or closed'),
+    ...counted(carried.ended_orders, 'refill or extension that had ended', 'refills and extensions that had ended'),
+    ...counted(carried.narrowed_leases, 'narrowed list of egress', 'narrowed lists of egress'),
     ...(carried.frozen_installation ? ['the freeze of the installation'] : []),
   ];
   return parts.length

@@ -43,6 +43,9 @@ export const passkeysAt = (read: Reader, origin: string): Passkey[] =>
 export const findPasskey = (read: Reader, credentialId: Buffer): Passkey | undefined =>
   reads(read).byCredential.get({ credentialId });
 
+/** Returns the passkey with this id, even if removed. */
+export const findPasskeyById = (read: Reader, id: string): Passkey | undefined => reads(read).byId.get({ id });
+
 /** Returns the name under which authenticators know the operator of an installation. */
 export const handleOf = (installationId: string): Buffer => hash('sha256', `operator\n${installationId}`, 'buffer');
 
@@ -82,6 +85,16 @@ export function usePasskey(tx: Tx, id: string, useCount: number, now: number): P
   const used = withNewChecksum(passkeys, passkey, { useCount, lastUsedAt: now });
   tx.update(passkeys).set(used).where(eq(passkeys.id, id)).run();
   return { ...passkey, ...used };
+}
+
+/** Notes that a passkey was used at least this often, so that an older copy of it is noticed. */
+export function notePasskeyUses(tx: Tx, id: string, useCount: number): void {
+  const passkey = reads(tx).byId.get({ id });
+  if (!passkey || passkey.useCount >= useCount) return;
+  tx.update(passkeys)
+    .set(withNewChecksum(passkeys, passkey, { useCount }))
+    .where(eq(passkeys.id, id))
+    .run();
 }
 
 /** Removes a passkey for good; a second call changes nothing. Throws `not_found`. */

@@ -14,19 +14,32 @@ import {
 import { basename, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
+import { getTableColumns, getTableName, is } from 'drizzle-orm';
+import { SQLiteTable } from 'drizzle-orm/sqlite-core';
 import { generateMasterKey } from '../../src/access/master-key.ts';
 import { auditFiles } from '../../src/books/examine.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { takeLock } from '../../src/db/lock.ts';
+import { openDatabase } from '../../src/db/open.ts';
+import * as schema from '../../src/db/schema.ts';
 import { files, LockedError } from '../../src/files/data-directory.ts';
+import { findAccount, setDisputed } from '../../src/ledger/account.ts';
 import { currentEpoch, reportOnlyOf } from '../../src/ledger/installation.ts';
+import { keepOf } from '../../src/ledger/keep.ts';
+import { changeResource, findResource } from '../../src/ledger/resource.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { type Restored, restore } from '../../src/recovery/restore.ts';
+import { readRestrictions } from '../../src/recovery/restrictions.ts';
 import { layFixture } from '../fixtures/dump.ts';
+import { writeWith } from '../helper/closures.ts';
+import { freePort } from '../helper/free-port.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
+import { openKept } from '../lease/keep-shared.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
+import { openAuthenticator } from '../ui/authenticator.ts';
+import { at, byLink, here, make, signIn } from '../ui/passkeys-shared.ts';
 
 /** What `purser restore` does in a data directory, without what it prints. */
 function restoreIn(directory: string, file: string, options: { force?: boolean; env?: Record<string, string> } = {}) {
@@ -64,7 +77,14 @@ test('the restored books are those of the backup, in a new epoch, and the others
     head: { ...backup.head, epoch: 2 },
     kept,
     lost_to_seq: known,
-    carried_over: { revoked_keys: 0, suspended_accounts: 0, frozen_wallets: 0, frozen_installation: false },
+    carried_over: {
+      revoked_keys: 0,
+      suspended_accounts: 0,
+      frozen_wallets: 0,
+      ended_orders: 0,
+      narrowed_leases: 0,
+      frozen_installation: false,
+    },
   } satisfies Restored);
   assert.match(basename(kept), /^purser\.db\.before-restore-\d{8}T\d{6}Z$/);
   assert.equal(readFileSync(head, 'utf8').split(' ')[2], '2');
@@ -119,6 +139,8 @@ test('what was revoked, suspended, frozen or closed since the backup stays stopp
     revoked_keys: 3,
     suspended_accounts: 1,
     frozen_wallets: 2,
+    ended_orders: 0,
+    narrowed_leases: 0,
     frozen_installation: true,
   } satisfies Restored['carried_over']);
   assert.deepEqual((await auditFiles(files(purser.directory))).problems, []);
@@ -141,6 +163,115 @@ test('what was revoked, suspended, frozen or closed since the backup stays stopp
   await purser.close();
   writeFileSync(files(purser.directory).database, 'these are no books');
   assert.equal((await restoreIn(purser.directory, file)).carried_over, null, 'nobody knows what they stopped');
+});
+
+test('a passkey that was removed since the backup signs nobody in, nor does a copy of one that was used since', async (t) => {
+  // A passkey signs in at the address where it was made.
+  const purser = await openTestServer(t, { settings: { listen: `127.0.0.1:${await freePort()}` } });
+  const operator = await byLink(purser);
+  const [lost, used] = [openAuthenticator(here(purser)), openAuthenticator(here(purser))];
+  for (const [name, it] of Object.entries({ lost, used }))
+    assert.equal((await make(operator, it, {}, name)).status, 303, name);
+  const file = join(temporaryDirectory(t), 'backup.db');
+  await backUp(purser.directory, file, '1.2.3', 1_790_000_000);
+
+  const { passkeys } = await purser.run('passkey.list', {});
+  const [removed] = passkeys.filter((it) => it.name === 'lost');
+  await purser.run('passkey.remove', { id: removed?.id as string });
+  assert.equal((await signIn(at(purser), used, { count: 9 })).status, 303);
+  await purser.close();
+  assert.equal((await restoreIn(purser.directory, file)).carried_over?.revoked_keys, 1);
+  await purser.reopen();
+  assert.equal((await signIn(at(purser), lost)).status, 401);
+  assert.equal((await signIn(at(purser), used, { count: 9 })).status, 401);
+  assert.equal((await signIn(at(purser), used, { count: 10 })).status, 303);
+  assert.deepEqual(purser.problems(), []);
+
+  // Books of a release without passkeys still tell the rest.
+  await purser.close();
+  const older = new Client(files(purser.directory).database);
+  older.exec('pragma foreign_keys = off; drop table browser_session; drop table passkey');
+  older.close();
+  assert.equal((await restoreIn(purser.directory, file)).carried_over?.revoked_keys, 0);
+});
+
+test('what had ended or was narrowed since the backup neither goes on nor reaches more in the restored books', async (t) => {
+  const purser = await openKept(t);
+  const { id, walletId } = purser;
+  assert.equal((await purser.keep()).status, 200);
+  const refill = { cents: 500, every: 'day' } as const;
+  await purser.run('wallet.refill', { id: walletId, refill });
+  const { id: filledId } = await purser.openWallet();
+  await purser.run('wallet.refill', { id: filledId, refill });
+  const file = join(temporaryDirectory(t), 'backup.db');
+  await backUp(purser.directory, file, '1.2.3', 1_790_000_000);
+
+  assert.equal((await purser.keep({ extend_seconds: 0 })).body.keep.reason, 'requested');
+  await purser.run('wallet.refill', { id: walletId, refill: null });
+  await purser.app.ledger.write(changeResource, { id, values: { egressAllow: '["pypi.org"]' } });
+  const { ledger } = purser.app;
+  await writeWith(ledger, (tx) => setDisputed(tx, purser.accountId, purser.app.clock.now()));
+  await purser.close();
+  const { carried_over: carried } = await restoreIn(purser.directory, file);
+  assert.deepEqual([carried?.ended_orders, carried?.narrowed_leases], [2, 1]);
+  await purser.reopen();
+  const { read } = purser.app.ledger;
+  assert.notEqual(keepOf(read, id)?.endedAt, null);
+  assert.equal(purser.wallet(walletId).refill, null);
+  assert.notEqual(purser.wallet(filledId).refill, null, 'it was not ended');
+  assert.equal(findResource(read, id)?.egressAllow, '["pypi.org"]');
+  assert.notEqual(findAccount(read, purser.accountId)?.disputedAt, null);
+  assert.deepEqual(purser.problems(), []);
+});
+
+/** Whether a restore carries over what a column stops, or why it need not. */
+const STOPPING: Record<string, 'carried over' | string> = {
+  'account.disputed_at': 'carried over',
+  'account.suspended_at': 'carried over',
+  'delivery.gave_up_at': 'a receiver that gets an event again knows it by its id',
+  'installation.frozen_at': 'carried over',
+  'keep.ended_at': 'carried over',
+  'key.revoked_at': 'carried over',
+  'master_key.retired_at': 'restored books need the key of their time',
+  'passkey.removed_at': 'carried over',
+  'resource.abandoned_reason': 'books that were restored only report',
+  'resource.egress_allow': 'carried over',
+  'resource.end_wanted': 'its time is paid, and its machine is looked for',
+  'resource.ended_at': 'its machine is looked for, and is gone',
+  'resource.questioned_at': 'every live lease is in quarantine',
+  'router_key.revoked_at': 'carried over',
+  'snapshot.end_wanted': 'its disk is looked for before a day is paid',
+  'snapshot.ended_at': 'its disk is looked for before a day is paid',
+  'wallet.closed_at': 'carried over',
+  'wallet.frozen_at': 'carried over',
+  'wallet.refill': 'carried over',
+};
+
+test('for each column that stops something it is decided whether a restore carries that over', (t) => {
+  const { client: books } = openDatabase(join(temporaryDirectory(t), 'purser.db'), { migrate: true });
+  t.after(() => books.close());
+  const columns = Object.values(schema).flatMap((table) =>
+    is(table, SQLiteTable)
+      ? Object.values(getTableColumns(table)).map(({ name }) => `${getTableName(table)}.${name}`)
+      : [],
+  );
+  const stops =
+    /\.(.*(revoked|removed|suspended|frozen|disputed|retired|ended|closed|gave_up|questioned|abandoned|wanted|blocked|disabled|denied).*|egress_allow|refill)$/;
+  assert.deepEqual(columns.filter((it) => stops.test(it)).sort(), Object.keys(STOPPING).sort());
+  const asked: string[] = [];
+  const prepare = books.prepare.bind(books);
+  books.prepare = ((sql: string) => {
+    asked.push(sql);
+    return prepare(sql);
+  }) as typeof books.prepare;
+  readRestrictions(books);
+  for (const [column, decision] of Object.entries(STOPPING)) {
+    const [table, name] = column.split('.') as [string, string];
+    const isRead = asked.some(
+      (it) => new RegExp(`from ${table}\\b`).test(it) && (it.includes(name) || name === 'closed_at'),
+    );
+    assert(isRead || decision !== 'carried over', column);
+  }
 });
 
 test('a backup made before a rotation is restored with the key that the rotation kept', async (t) => {
