@@ -54,6 +54,7 @@ const STEP_COUNT = 500;
 const reads = plain({
   newest: 'select max(number) from operation',
   begun: 'select created_at from operation where number = ?',
+  wentBack: 'select 1 from epoch join entry on entry.seq = epoch.after_seq where entry.at > epoch.started_at limit 1',
   numberUpTo: 'select number from operation where id <= ? order by id desc limit 1',
   idOf: 'select id from operation where number = ?',
   tree: `with recursive tree(id) as (
@@ -123,12 +124,10 @@ export async function searchOperations(
   filter: OperationFilter,
   { after, limit = LIST_COUNT_MAX, first = 'newest', examinedMax = Number.POSITIVE_INFINITY, signal }: SearchPage = {},
 ): Promise<FoundOperations> {
-  const { since, until } = filter;
   const before = after === undefined ? undefined : numberUpTo(read, after);
   if (filter.state === 'reserved' || filter.state === 'uncertain')
     return cut(openMatching(read, filter, before, limit + 1, first), limit);
-  const lowest = since === undefined ? 1 : firstBegunFrom(read, since);
-  const end = until === undefined ? newestNumber(read) + 1 : firstBegunFrom(read, until);
+  const { lowest, end } = boundsOf(read, filter);
   const next = stepsOf(read, filter, lowest);
   const matching = matchingIn(read, filter, limit + 1);
   const found: Operation[] = [];
@@ -207,7 +206,19 @@ const idOf = (read: Reader, number: number): string | undefined => reads(read).i
 /** Returns the number of the operation with this id, or of the one with the id before it; 0 where there is none. */
 const numberUpTo = (read: Reader, id: string): number => Number(reads(read).numberUpTo.get<[bigint]>(id)?.[0] ?? 0n);
 
-/** Returns the number of the first operation that began at or after `at` (Unix seconds): their times have the order of their numbers. */
+/**
+ * Returns the numbers between which all operations of the filter's time are, the second one excluded. In books that went back to an
+ * earlier time (docs/decisions/0047) they may be anywhere.
+ */
+function boundsOf(read: Reader, { since, until }: OperationFilter): { lowest: number; end: number } {
+  const isInOrder = !reads(read).wentBack.get();
+  return {
+    lowest: since !== undefined && isInOrder ? firstBegunFrom(read, since) : 1,
+    end: until !== undefined && isInOrder ? firstBegunFrom(read, until) : newestNumber(read) + 1,
+  };
+}
+
+/** Returns the number of the first operation that began at or after `at` (Unix seconds), where their times have the order of their numbers. */
 function firstBegunFrom(read: Reader, at: number): number {
   const { begun } = reads(read);
   let [low, high] = [1, newestNumber(read) + 1];

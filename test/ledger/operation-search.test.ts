@@ -5,6 +5,7 @@ import { idsFrom } from '../../src/base/id.ts';
 import { Nanos } from '../../src/base/money.ts';
 import type { Reader } from '../../src/db/handle.ts';
 import { operations } from '../../src/db/schema.ts';
+import { goBackTo } from '../../src/ledger/accepted-clock.ts';
 import { placeHold } from '../../src/ledger/hold.ts';
 import { type Operation, settle } from '../../src/ledger/operation.ts';
 import { countOperations, type OperationFilter, searchOperations } from '../../src/ledger/operation-search.ts';
@@ -126,6 +127,26 @@ test(`pages of a search have each operation that matches once, whatever is sough
   assert.ok(seen.cut > 10 && seen.pages > 200 && seen.found > 5000, JSON.stringify(seen));
   const counted = [{}, { walletId: wallets[0] }, { accountId: accounts[1], state: 'settled' as const }];
   for (const filter of counted) assert.equal(typeof countOperations(read, filter), 'number');
+});
+
+test('a search by time finds what began after the books went back to an earlier time', async (t) => {
+  const books = await openBooks(t);
+  const { id } = await books.wallet(await books.account());
+  const begun = async (at: number) => (await books.hold(id, 1n, {}, at)).createdAt;
+  for (const at of [100, 200, 300, 90_000, 90_100]) await begun(at);
+  await books.ledger.write((tx) => goBackTo(tx, 'the clock was wrong', 400));
+  for (const at of [400, 500, 600, 700]) await begun(at);
+  for (const [since, until, wanted] of [
+    [200, 90_000, [700, 600, 500, 400, 300, 200]],
+    [500, undefined, [700, 600, 500, 90_100, 90_000]],
+    [undefined, 90_000, [700, 600, 500, 400, 300, 200, 100]],
+  ] as const) {
+    const { operations: found } = await searchOperations(books.ledger.read, { since, until });
+    assert.deepEqual(
+      found.map(({ createdAt }) => createdAt),
+      wanted,
+    );
+  }
 });
 
 const text = (_: string, value: unknown) => (typeof value === 'bigint' ? String(value) : value);
