@@ -1,10 +1,14 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
+import { is } from 'drizzle-orm';
+import { getTableConfig, SQLiteTable } from 'drizzle-orm/sqlite-core';
+import * as schema from '../src/db/schema.ts';
 import { currentEpoch } from '../src/ledger/installation.ts';
 import { journalHead } from '../src/ledger/journal.ts';
 import { type HandClock, handClock, openTestServer } from './helper/server.ts';
 import { completion, reset } from './helper/upstream.ts';
+import { inWrongFuture } from './helper/wrong-future.ts';
 import { asAccount } from './ui/sample.ts';
 
 const DAY = 86_400;
@@ -238,6 +242,148 @@ test('on the way back from a wrong future no browser stays signed in, and no ans
   await purser.app.reaper.runOnce();
   assert.equal(count('answer'), 0);
   assert.deepEqual(purser.problems(), []);
+});
+
+test('a wallet of a wrong future is as long as it was opened for, however often a clock goes back', async (t) => {
+  const purser = await openTestServer(t);
+  const child = { name: 'child', budget_usd: '0.10', expires_in_seconds: 7200 };
+  const opened = await inWrongFuture(purser, async () => {
+    await purser.app.reaper.stop();
+    const parent = await purser.openWallet({ expires_in_seconds: 3600 });
+    const made = await purser.ask('POST', '/v1/run/wallets', { token: parent.token, key: 'c', body: child });
+    const other = await purser.openWallet({ expires_in_seconds: 3600 });
+    const asked = { token: purser.accountKey, key: 'e', body: { seconds: DAY } };
+    assert.equal((await purser.ask('POST', `/v1/wallets/${other.id}/extend`, asked)).status, 200);
+    return { parent: parent.id, below: made.body.id as string, prolonged: other.id };
+  });
+  const left = (id: string) => (purser.wallet(id).expiresAt as number) - purser.app.clock.now();
+  const all = () => Object.values(opened).map(left);
+  const within = (least: number) => {
+    const [first = 0, second = 0, third = 0] = all();
+    assert.ok(
+      first > least && first <= 3600 && second <= first && third > DAY + least && third <= DAY + 3600,
+      `${all()}`,
+    );
+  };
+  within(3590);
+  await inWrongFuture(purser, () => purser.openWallet(), DAY / 24 / 2);
+  within(3000);
+  purser.clock.advance(3600);
+  await purser.app.reaper.runOnce();
+  await purser.app.reaper.runOnce();
+  assert.deepEqual([purser.wallet(opened.parent).status, purser.wallet(opened.below).status], ['closed', 'closed']);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('an event of a wrong future waits for its receiver no longer than another', async (t) => {
+  const deaf = { name: 'deaf', url: 'http://127.0.0.1:9/', secret: `whsec_${'A'.repeat(32)}` };
+  const purser = await openTestServer(t, { settings: { events: { receivers: [deaf] } } });
+  await inWrongFuture(purser, async () => {
+    const { id } = await purser.openWallet();
+    await purser.run('wallet.freeze', { id });
+  });
+  const [waiting] = purser.app.ledger.read.select().from(schema.deliveries).all();
+  assert.ok(waiting);
+  const { queuedAt, dueAt } = waiting;
+  const now = purser.app.clock.now();
+  assert.ok(queuedAt <= now && dueAt <= now + 3600, `${queuedAt - now} ${dueAt - now}`);
+  assert.deepEqual(purser.problems(), []);
+});
+
+/**
+ * What becomes of each column with a time when the clock goes back: `goBackTo` brings it back, or why it need not. Add a column here with
+ * what you have decided, and a test above for one that is brought back.
+ */
+const BACK = 'goBackTo';
+const PAST = 'nothing waits for it, or is measured from it';
+const TIMES: Record<string, string> = {
+  'account.created_at': PAST,
+  'account.disputed_at': PAST,
+  'account.suspended_at': PAST,
+  'answer.kept_until': BACK,
+  'browser_session.created_at': 'goBack deletes the sessions',
+  'browser_session.expires_at': 'goBack deletes the sessions',
+  'browser_session.last_used_at': 'goBack deletes the sessions',
+  'checkout.created_at': BACK,
+  'checkout.due_at': BACK,
+  'checkout.expires_at': BACK,
+  'checkout.paid_at': 'refunds of it are asked for until later',
+  'delivery.delivered_at': PAST,
+  'delivery.due_at': BACK,
+  'delivery.gave_up_at': PAST,
+  'delivery.queued_at': BACK,
+  'entry.at': 'the journal keeps it',
+  'epoch.started_at': 'the new epoch has the right one',
+  'event.created_at': 'events are kept until later',
+  'funding.created_at': PAST,
+  'identity.created_at': PAST,
+  'installation.created_at': PAST,
+  'installation.frozen_at': PAST,
+  'installation.moved_at': PAST,
+  'installation.moved_written_at': 'machines that were made before it are told apart by their rows',
+  'installation.report_only_since': PAST,
+  'installation.trusted_at': 'the operator has looked at all that was made before it',
+  'keep.created_at': PAST,
+  'keep.ended_at': PAST,
+  'key.created_at': PAST,
+  'key.last_used_at': PAST,
+  'key.revoked_at': PAST,
+  'learned_bound.factor_at': 'a bound fades later: it holds more, and charges nothing',
+  'learned_bound.learned_at': 'a bound fades later: it holds more, and charges nothing',
+  'learned_bound.overhead_at': 'a bound fades later: it holds more, and charges nothing',
+  'master_key.created_at': PAST,
+  'master_key.retired_at': PAST,
+  'operation.answered_at': PAST,
+  'operation.created_at': PAST,
+  'operation.settled_at': PAST,
+  'operation.target_at': 'applyExtension moves a lease by the seconds that were bought at most',
+  'operation.uncertain_at': BACK,
+  'passkey.created_at': PAST,
+  'passkey.last_used_at': PAST,
+  'passkey.removed_at': PAST,
+  'payment_event.received_at': PAST,
+  'payment_feed.due_at': BACK,
+  'payment_feed.read_to': BACK,
+  'resource.absent_since': BACK,
+  'resource.created_at': BACK,
+  'resource.due_at': BACK,
+  'resource.ended_at': PAST,
+  'resource.ends_by': 'the date of its provider',
+  'resource.expires_at': BACK,
+  'resource.paused_at': BACK,
+  'resource.questioned_at': PAST,
+  'resource.ready_at': BACK,
+  'resource.ready_by': BACK,
+  'resource.unreachable_since': PAST,
+  'reversal.as_of': 'the time of the payment provider',
+  'reversal.created_at': PAST,
+  'router_key.created_at': PAST,
+  'router_key.revoked_at': PAST,
+  'sandbox.delivered_at': PAST,
+  'sandbox.ends_at': BACK,
+  'snapshot.created_at': PAST,
+  'snapshot.due_at': BACK,
+  'snapshot.ended_at': PAST,
+  'snapshot.paid_until': BACK,
+  'wallet.closed_at': PAST,
+  'wallet.closing_since': PAST,
+  'wallet.created_at': BACK,
+  'wallet.expires_at': BACK,
+  'wallet.frozen_at': PAST,
+  'wallet.refill_at': BACK,
+  'wallet_change.created_at': PAST,
+  'wallet_change.expires_at': PAST,
+};
+
+test('for every time in the books it is decided what becomes of it when the clock goes back', () => {
+  const isTime = /(^|_)(at|by|until|since|to|of|due|ends?)$/;
+  const times = Object.values(schema).flatMap((it) => {
+    if (!is(it, SQLiteTable)) return [];
+    const { name: table, columns } = getTableConfig(it);
+    const found = columns.filter((column) => column.getSQLType() === 'integer' && isTime.test(column.name));
+    return found.map((column) => `${table}.${column.name}`);
+  });
+  assert.deepEqual(times.sort(), Object.keys(TIMES).sort());
 });
 
 test('a clock that is behind the books and synchronized is believed too', async (t) => {

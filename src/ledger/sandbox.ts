@@ -166,6 +166,12 @@ export function lengthenSandbox(tx: Tx, resourceId: string, paidUntil: number): 
   if (sandbox) update(tx, resourceId, { endsAt: Math.max(sandbox.endsAt ?? 0, paidUntil) });
 }
 
+/** Brings the end that was set for a lease's sandbox, if it is one, forward by the seconds by which that of its lease comes earlier. */
+export function shortenSandbox(tx: Tx, resourceId: string, seconds: number): void {
+  const sandbox = seconds > 0 ? findSandbox(tx, resourceId) : undefined;
+  if (sandbox?.endsAt != null) update(tx, resourceId, { endsAt: sandbox.endsAt - seconds });
+}
+
 type EndSandbox = { id: string; endsAt: number; onlyLater: boolean; now: number };
 /**
  * Sets the end of a sandbox within the paid time of its lease; with `onlyLater`, unless it ends later anyway. Throws `not_found`

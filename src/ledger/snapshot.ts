@@ -54,6 +54,7 @@ const reads = prepare((read: Reader) => ({
     .where(sql`${snapshots.id} in ${liveBelow('snapshot')}`)
     .orderBy(asc(snapshots.id))
     .prepare(),
+  live: read.select().from(snapshots).where(isNull(snapshots.endedAt)).prepare(),
   due: read
     .select({ id: snapshots.id, dueAt: snapshots.dueAt })
     .from(snapshots)
@@ -265,6 +266,18 @@ export function wakeSnapshotOf(tx: Tx, operationId: string, now: number): void {
   if (row) update(tx, row.id, { dueAt: now });
 }
 
+/**
+ * Has every live snapshot looked at by `now`, a time earlier than the newest in the books: none is paid for longer than the day that
+ * may have begun.
+ */
+export function goBackWithSnapshots(tx: Tx, now: number): void {
+  for (const { id, dueAt, paidUntil } of reads(tx).live.all())
+    update(tx, id, {
+      dueAt: Math.min(dueAt, now),
+      paidUntil: paidUntil && Math.min(paidUntil, now + DAY_SECONDS),
+    });
+}
+
 /** Returns the end of the day that has begun: days that are over were not paid, and are not paid any more. */
 const endOfDay = (paidUntil: number, now: number): number =>
   paidUntil + DAY_SECONDS * (Math.floor((now - paidUntil) / DAY_SECONDS) + 1);
@@ -280,8 +293,8 @@ export const buyDay = defineWrite('snapshot.buy_day', (tx, { id, now, blocked }:
   if (row.status !== 'ready' || size === null || paidUntil === null || paidUntil > now) return undefined;
   const until = endOfDay(paidUntil, now);
   const outcome = paidDay(row, size);
-  // The day has one key whenever it is tried, so it is paid once.
-  const idempotencyKey = `${id}.${until - DAY_SECONDS}`;
+  // The day has one key whenever it is tried, so it is paid once; and none that another day had before the clock was set back.
+  const idempotencyKey = `${id}.${row.days}`;
   const order = {
     ...{ id: newId('op'), walletId, kind: 'snapshot' as const, route: DAY_ROUTE, idempotencyKey },
     ...{ fingerprint: fingerprint(idempotencyKey), requestId: newId('req'), hold: outcome.charge },

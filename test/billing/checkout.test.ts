@@ -3,11 +3,14 @@ import { randomUUID } from 'node:crypto';
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
+import { checkouts } from '../../src/db/schema.ts';
+import type { Checkout } from '../../src/ledger/checkout.ts';
 import { AUDIENCE, openIssuer } from '../access/issuer.ts';
 import { holdTimeouts } from '../helper/held-timeouts.ts';
 import { until } from '../helper/waiting.ts';
+import { inWrongFuture } from '../helper/wrong-future.ts';
 import { deliver, type Fault, KEY, WEBHOOK_SECRET } from './fake-stripe.ts';
-import { ask, begin, CENTS, events, figures, openShop, rowOf, sessionsOf } from './paid.ts';
+import { ask, begin, CENTS, events, figures, openShop, pass, rowOf, sessionsOf } from './paid.ts';
 
 test('a checkout is a session to pay at; the same key is the same one, another body a conflict', async (t) => {
   const { purser, stripe, now } = await openShop(t);
@@ -292,4 +295,19 @@ test('nothing of the payer and no key is on disk or in the log', async (t) => {
   for (const secret of [KEY, WEBHOOK_SECRET, 'payer@example.com', 'P. Ayer'])
     assert.equal(places.includes(secret), false, secret);
   assert.deepEqual(await figures(purser), [CENTS, 0]);
+});
+
+test('a checkout of a wrong future expires as long after the clock is right as it could be paid', async (t) => {
+  const { purser, stripe } = await openShop(t);
+  await inWrongFuture(purser, async () => {
+    await purser.app.reaper.stop();
+    stripe.down = { kind: 'reset' };
+    assert.equal((await ask(purser)).body.error.code, 'operation_uncertain');
+    stripe.down = undefined;
+  });
+  const row = () => purser.app.ledger.read.select().from(checkouts).get() as Checkout;
+  assert.deepEqual([row().status, row().dueAt], ['creating', row().expiresAt]);
+  assert.ok(row().expiresAt <= purser.app.clock.now() + 3 * 3600);
+  await pass(purser, 3 * 3600);
+  assert.equal(row().status, 'expired');
 });

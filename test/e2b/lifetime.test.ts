@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { waitFor } from '../helper/waiting.ts';
+import { inWrongFuture } from '../helper/wrong-future.ts';
 import { hold } from '../lease/leases.ts';
 import { inside, openE2b } from './shared.ts';
 
@@ -104,3 +105,20 @@ test('time that Purser’s own interface sells of a sandbox moves its end as wel
   assert.equal((await purser.extend(wallet.token, `res_${made.sandboxID}`, 600)).status, 409);
   assert.deepEqual(purser.problems(), []);
 });
+
+for (const isSet of [false, true])
+  test(`a sandbox of a wrong future ends when it was to end, ${isSet ? 'as set since' : 'as created'}, and not with its lease`, async (t) => {
+    const { purser, create, api } = await openE2b(t, { wallet: { expires_in_seconds: 0 } });
+    const path = await inWrongFuture(purser, async () => {
+      const path = `/sandboxes/${(await create({ timeout: 10 })).body.sandboxID}`;
+      if (isSet) await api('POST', `${path}/timeout`, { body: { timeout: 20 } });
+      return path;
+    });
+    const shown = await api('GET', path);
+    assert.equal(shown.status, 200, shown.text);
+    const left = Date.parse(shown.body.endAt) / 1000 - purser.app.clock.now();
+    assert.ok(left > 0 && left <= (isSet ? 20 : 10), `${left} s are left`);
+    purser.clock.advance(20);
+    await purser.app.reaper.runOnce();
+    assert.deepEqual([await purser.machines(), purser.problems()], [[], []]);
+  });

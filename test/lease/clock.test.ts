@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { until } from '../helper/waiting.ts';
+import { inWrongFuture } from '../helper/wrong-future.ts';
 import { LONG, openMemoryServer, PRICE } from './leases.ts';
 
 const DAY = 86_400;
@@ -113,18 +114,17 @@ test('a lease that became ready in a wrong future keeps its length when the cloc
   purser.memory.ready = false;
   const { id } = (await purser.rent(token)).body;
   await until('it has a machine', () => purser.memory.machines.size === 1);
-  const bootWith = (seconds: number) => () => {
-    purser.clock.bootAgain();
-    purser.clock.leap(seconds);
+  const makeReady = async () => {
+    for (const it of purser.memory.machines.values()) it.state = 'running';
+    await purser.app.reaper.runOnce();
+    assert.equal((await purser.status(token, id)).status, 'running');
   };
-  await purser.reopen(bootWith(800));
-  for (const it of purser.memory.machines.values()) it.state = 'running';
-  await purser.app.reaper.runOnce();
-  assert.equal((await purser.status(token, id)).status, 'running');
-  await purser.reopen(bootWith(-800));
-  await purser.reopen(undefined, { acceptClock: true });
-  const { expires_at: end, purchased_seconds: seconds } = await purser.status(token, id);
-  assert.equal(end - purser.app.clock.now(), seconds);
+  await inWrongFuture(purser, makeReady, 800);
+  const left = async () => (await purser.status(token, id)).expires_at - purser.app.clock.now();
+  assert.equal(await left(), (await purser.status(token, id)).purchased_seconds);
+  const before = await left();
+  await inWrongFuture(purser, () => purser.openWallet(), DAY);
+  assert.equal(await left(), before, 'a second wrong future takes nothing of it');
   assert.deepEqual(purser.problems(), []);
 });
 

@@ -2,8 +2,9 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { tagOf } from '../../src/compute/backend.ts';
 import { advanceSnapshot } from '../../src/lease/snapshot-step.ts';
-import { noteSnapshot } from '../../src/ledger/snapshot.ts';
+import { findSnapshot, noteSnapshot, type Snapshot } from '../../src/ledger/snapshot.ts';
 import { waitFor } from '../helper/waiting.ts';
+import { AHEAD, inWrongFuture } from '../helper/wrong-future.ts';
 import { hold, type LeaseServer, LONG, openMemoryServer } from './leases.ts';
 import { DAY, GIB, MONTH, openLeased, openSnapshot, snapshotting } from './snapshot-shared.ts';
 
@@ -551,3 +552,54 @@ test('the operator decides a snapshot whose engine does not answer', async (t) =
 });
 
 void [CENT, LONG];
+
+test('a snapshot of a wrong future is paid for its days once the clock is right', async (t) => {
+  const { purser, token, id } = await openLeased(t);
+  await purser.stop(token, id);
+  const snapshot = await inWrongFuture(purser, async () => {
+    const lease = (await purser.lease(token)).body;
+    return (await purser.snapshot(token, lease.id)).body.snapshot_id as string;
+  });
+  const row = () => findSnapshot(purser.app.ledger.read, snapshot) as Snapshot;
+  for (let day = 1; day <= 8; day++) {
+    assert.equal(row().days, day);
+    purser.clock.advance(DAY);
+    await purser.app.reaper.runOnce();
+  }
+  assert.equal(row().status, 'ready');
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a snapshot that is to go, or whose take is in doubt, does not wait for the end of a wrong future', async (t) => {
+  const { purser, token, snapshot, row } = await openSnapshot(t);
+  const { memory } = purser;
+  await inWrongFuture(purser, async () => {
+    const lease = (await purser.lease(token)).body;
+    const down = () => {
+      throw new Error('it is down');
+    };
+    Object.assign(memory.before, { 'snapshots.take': down, 'snapshots.find': down, 'snapshots.remove': down });
+    assert.equal((await purser.snapshot(token, lease.id)).body.error.code, 'operation_uncertain');
+    await purser.forget(token, snapshot);
+    await purser.app.reaper.runOnce();
+  });
+  memory.before = {};
+  for (const seconds of [1, 62]) {
+    purser.clock.advance(seconds);
+    await purser.app.reaper.runOnce();
+  }
+  assert.deepEqual([row().status, memory.snapshots.size], ['deleted', 0]);
+  assert.equal((await purser.budget(token)).held_usd, '0.00');
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a day that begins at the very time at which one began in a wrong future is paid', async (t) => {
+  const { purser, snapshot, row, paid } = await openSnapshot(t);
+  const begun = (row().paidUntil as number) + AHEAD - DAY;
+  await inWrongFuture(purser, () => purser.app.reaper.runOnce());
+  assert.deepEqual([row().days, paid()], [2, 2 * DAY_NANOS], 'it was paid there');
+  await purser.app.ledger.write(noteSnapshot, { id: snapshot, change: { paidUntil: begun, dueAt: begun } as never });
+  purser.clock.advance(begun - purser.app.clock.now());
+  await purser.app.reaper.runOnce();
+  assert.deepEqual([row().days, row().lastError, paid()], [3, null, 3 * DAY_NANOS]);
+});
