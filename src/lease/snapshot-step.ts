@@ -76,8 +76,11 @@ export function advanceSnapshot(app: LeaseApp, id: string): Promise<Snapshot> {
 async function step(app: LeaseApp, row: Snapshot): Promise<Snapshot> {
   const state = row.status as SnapshotState;
   if (reportOnlyOf(app.ledger.read)) return note(app, row, WATCH_SECONDS, REPORT_ONLY);
-  // The end of a day, and with it what is charged, follows from the time.
-  if (state !== 'deleting' && app.clock.expiryBlocked()) return row;
+  // The end of a day, and with it what is charged, follows from the time. What a take has stopped goes on whatever that is.
+  if (state !== 'deleting' && app.clock.expiryBlocked()) {
+    if (state === 'taking') await letRun(app, row).catch(() => {}); // The next pass tries again.
+    return row;
+  }
   if (state === 'deleting' && leaseFrom(app.ledger.read, row.id) !== undefined) return note(app, row, WATCH_SECONDS);
   const { finding, ...seen } = await observe(app, row);
   return SNAPSHOT_ACTIONS[state][finding]({ app, row, ...seen });
@@ -89,27 +92,35 @@ async function observe(
   row: Snapshot,
 ): Promise<Pick<ObservedSnapshot, 'bytes' | 'error'> & { finding: SnapshotFinding }> {
   try {
-    const backend = app.slots.backendOf(row);
-    const snapshots = backend?.guest.snapshots;
-    if (!backend || typeof snapshots !== 'object')
-      throw new Error(`the backend ${row.backend} of ${row.slot} is not configured any more, or has no snapshots`);
-    if (row.status === 'taking') await letRun(app, row, snapshots);
-    const bytes = await look(backend, snapshots, row);
+    if (row.status === 'taking') await letRun(app, row);
+    const bytes = await look(app, row);
     return { finding: bytes === undefined ? 'absent' : 'there', bytes: bytes ?? 0, error: undefined };
   } catch (error) {
     return { finding: 'unreachable', bytes: 0, error: error as Error };
   }
 }
 
-/** Lets the lease go on that a take which broke off may have stopped. */
-async function letRun(app: LeaseApp, { resourceId }: Snapshot, snapshots: Snapshots): Promise<void> {
-  await app.leaseMutex(resourceId, async () => {
-    const { ref, status } = findResource(app.ledger.read, resourceId) as Resource;
-    if (status === 'running' && ref !== null) await snapshots.letRun(ref);
+function engineOfSnapshot(app: LeaseApp, row: Snapshot): { backend: Backend; snapshots: Snapshots } {
+  const backend = app.slots.backendOf(row);
+  const snapshots = backend?.guest.snapshots;
+  if (backend && typeof snapshots === 'object') return { backend, snapshots };
+  throw new Error(`the backend ${row.backend} of ${row.slot} is not configured any more, or has no snapshots`);
+}
+
+/**
+ * Lets the lease go on that a take which broke off may have stopped, unless it is in quarantine. Throws when the engine cannot be
+ * asked.
+ */
+export async function letRun(app: LeaseApp, row: Snapshot): Promise<void> {
+  const { snapshots } = engineOfSnapshot(app, row);
+  await app.leaseMutex(row.resourceId, async () => {
+    const { ref, status, quarantinedAt } = findResource(app.ledger.read, row.resourceId) as Resource;
+    if (status === 'running' && ref !== null && quarantinedAt === null) await snapshots.letRun(ref);
   });
 }
 
-async function look(backend: Backend, snapshots: Snapshots, row: Snapshot): Promise<number | undefined> {
+async function look(app: LeaseApp, row: Snapshot): Promise<number | undefined> {
+  const { backend, snapshots } = engineOfSnapshot(app, row);
   const { tag } = row;
   const { engine, seen } = await lookAt(backend, async (engine) => {
     if ((engine ?? null) !== row.engine) return undefined;

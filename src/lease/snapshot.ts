@@ -31,7 +31,7 @@ import { definePaidWrites } from '../spend/writes.ts';
 import type { LeaseApp } from './create.ts';
 import { engineOf } from './engine.ts';
 import { REPORT_ONLY } from './report-only.ts';
-import { advanceSnapshot } from './snapshot-step.ts';
+import { advanceSnapshot, letRun } from './snapshot-step.ts';
 import { advance } from './step.ts';
 
 /** The longest that taking one may last; after that its row is looked at again. */
@@ -202,6 +202,12 @@ export function abandonSnapshot(app: LeaseApp, id: string, reason: string): Prom
     if (!row) throw new Refusal('not_found', 'There is no such snapshot.');
     if (row.endedAt !== null) throw new Refusal('conflict', `The snapshot ${id} has ended (${row.endReason}).`);
     if (app.inFlight.drives(row.operationId)) throw new Refusal('conflict', `The snapshot ${id} is being taken.`);
+    // Nothing else would continue what this take may have stopped. Where the engine is gone, neither does this.
+    if (row.status === 'taking')
+      await app.inFlight.waitFor(
+        letRun(app, row).catch(() => {}),
+        app.config.close_wait_seconds,
+      );
     const ended = await app.ledger.write(endAbandoned, { id, reason, now: app.clock.now() });
     app.events.snapshotEnded(ended);
     app.wakeAt(app.clock.now());

@@ -603,3 +603,30 @@ test('a day that begins at the very time at which one began in a wrong future is
   await purser.app.reaper.runOnce();
   assert.deepEqual([row().days, row().lastError, paid()], [3, null, 3 * DAY_NANOS]);
 });
+
+for (const how of ['while the clock is in doubt', 'when the operator gives it up'] as const)
+  test(`what a take that broke off has stopped goes on ${how}`, async (t) => {
+    const { purser, token, id } = await openLeased(t);
+    const { memory } = purser;
+    memory.before['snapshots.take'] = () => {
+      throw new Error('the connection was reset');
+    };
+    assert.equal((await purser.snapshot(token, id)).body.error.code, 'operation_uncertain');
+    memory.before = {};
+    const hasAsked = () => memory.calls.includes('snapshots.letRun');
+    assert.equal(hasAsked(), false);
+    if (how === 'while the clock is in doubt') {
+      await purser.reopen(() => purser.clock.leap(DAY));
+      assert.ok(purser.app.clock.doubt());
+      await purser.app.reaper.runOnce();
+      assert.equal((await purser.snapshots(token))[0].status, 'taking');
+    } else {
+      memory.after['snapshots.letRun'] = () => {
+        throw new Error('the engine is gone');
+      };
+      const [{ snapshot_id: taking }] = await purser.snapshots(token);
+      await purser.run('resource.abandon', { id: taking, reason: 'that box burned down' });
+      assert.equal((await purser.snapshots(token))[0].end_reason, 'abandoned');
+    }
+    assert.ok(hasAsked());
+  });
