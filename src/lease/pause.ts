@@ -8,13 +8,22 @@ import { changeResource, findResource, type Resource, type ResourceChange, updat
 import { findSandbox } from '../ledger/sandbox.ts';
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
-import { attempt, endOf, isPaused, notRunning, PAUSED, pausingOf, resumedUntil, running } from './pausing.ts';
+import {
+  attempt,
+  endOf,
+  endOfPause,
+  followWallet,
+  isPaused,
+  notRunning,
+  PAUSED,
+  pausingOf,
+  resumedUntil,
+  running,
+} from './pausing.ts';
 import { REPORT_ONLY } from './report-only.ts';
 import { advance } from './step.ts';
 import { endReasonOf } from './why.ts';
 
-/** The longest pause of a lease whose wallet never expires. */
-const PAUSE_SECONDS_MAX = 30 * 24 * 3600;
 /** Sessions and connections are cut within this time, before the processes are stopped that they belong to. */
 const CUT_MILLISECONDS = 3000;
 const LOOK_MILLISECONDS = 50;
@@ -54,7 +63,7 @@ const beginPause = defineWrite('lease.begin_pause', (tx, { id, now, dueAt }: Beg
     throw new Refusal('operation_uncertain', 'An extension of this lease is not resolved yet. Retry.', {
       retryAfterSeconds: RETRY_SECONDS,
     });
-  const expiresAt = Math.min(wallet.expiresAt ?? now + PAUSE_SECONDS_MAX, row.endsBy ?? Number.POSITIVE_INFINITY);
+  const expiresAt = endOfPause(row, wallet, now);
   if (expiresAt <= row.expiresAt)
     throw new Refusal(
       'lease_limit_exceeded',
@@ -120,6 +129,17 @@ async function write(app: LeaseApp, id: string, values: ResourceChange): Promise
 const finish = (app: LeaseApp, { id, ...row }: Resource, values: ResourceChange): Promise<Resource> =>
   write(app, id, { ...values, dueAt: Math.min(row.dueAt, values.expiresAt ?? row.expiresAt) });
 
+/** Returns the row of a paused lease, which ends when its wallet ends now. */
+async function followed(app: LeaseApp, row: Resource): Promise<Resource> {
+  const values = await followWallet(app, row).catch((cause: unknown) => {
+    throw new Refusal('provider_unavailable', 'The provider cannot be reached. The resource stays paused.', {
+      retryAfterSeconds: RETRY_SECONDS,
+      cause,
+    });
+  });
+  return values ? write(app, row.id, values) : row;
+}
+
 /** Leaves a lease to its next step, which finds out what became of a call of unknown outcome. */
 async function leaveInDoubt(app: LeaseApp, row: Resource, reason: string): Promise<never> {
   app.events.failed('pause', new Error(reason), { resource: row.id });
@@ -129,14 +149,15 @@ async function leaveInDoubt(app: LeaseApp, row: Resource, reason: string): Promi
 
 /**
  * Pauses a running lease: its processes are stopped and its processors given back, and the paid time that it has left is kept until it
- * is resumed, at most until its wallet expires. Returns the lease, also where it is paused already. Throws `resource_not_active`,
+ * is resumed, at most until its wallet expires. Returns the lease, also where it is paused already: that pause then ends with the
+ * wallet as it is now. Throws `resource_not_active`,
  * `invalid_request` where it cannot be paused, `lease_limit_exceeded` where a pause would keep nothing, `provider_unavailable` where
  * it runs on, `operation_uncertain`, `read_only`, and the refusals of an inactive wallet.
  */
 export function pauseLease(app: LeaseApp, id: string): Promise<Resource> {
   return alone(app, id, async () => {
     const before = rowOf(app, id);
-    if (before.status === 'paused') return before;
+    if (before.status === 'paused') return followed(app, before);
     const pausing = pausingOf(app, before);
     const spec = parseJson(before.spec) as Spec;
     if ('gpus' in spec && spec.gpus > 0)
@@ -182,9 +203,10 @@ async function untilCut(app: LeaseApp, id: string): Promise<void> {
  */
 export function resumeLease(app: LeaseApp, id: string): Promise<Resource> {
   return alone(app, id, async () => {
-    const before = rowOf(app, id);
-    if (before.status === 'running') return before;
-    if (!isPaused(before)) throw new Refusal('resource_not_active', notRunning(before));
+    const found = rowOf(app, id);
+    if (found.status === 'running') return found;
+    if (!isPaused(found)) throw new Refusal('resource_not_active', notRunning(found));
+    const before = await followed(app, found);
     const pausing = pausingOf(app, before);
     const row = await takeRoom(app, before, pausing);
     const now = app.clock.now();

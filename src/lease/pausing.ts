@@ -2,6 +2,7 @@ import { Refusal } from '../base/refusal.ts';
 import type { Extended, Machine, Pausing } from '../compute/backend.ts';
 import { PAUSE_STEPS } from '../db/enums.ts';
 import type { Resource, ResourceChange } from '../ledger/resource.ts';
+import { findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
 
 /**
@@ -10,9 +11,17 @@ import type { LeaseApp } from './create.ts';
  *
  * - `pausing`: no paid time passes once all has stopped, unless the machine turns out to run on: then the lease ends when it would
  *   have ended.
- * - `paused`: the machine has the deadline `expiresAt`, that of its wallet, and the lease has `secondsLeft`.
- * - `resuming`, since `pausedAt`: as `paused`, until the machine has another deadline: from then on that is the end of the lease.
+ * - `paused`: the machine has the deadline `expiresAt`, that of its wallet, and the lease has `secondsLeft`. Where the wallet is prolonged,
+ *   the machine's deadline moves before the row does.
+ * - `resuming`, since `pausedAt`: as `paused`, until the machine has an earlier deadline: from then on that is the end of the lease.
  */
+
+/** The longest pause of a lease whose wallet never expires. */
+const PAUSE_SECONDS_MAX = 30 * 24 * 3600;
+
+/** Returns when a pause that begins now ends, Unix seconds: with its wallet, and not after its provider's own end. */
+export const endOfPause = ({ endsBy }: Resource, { expiresAt }: Wallet, now: number): number =>
+  Math.min(expiresAt ?? now + PAUSE_SECONDS_MAX, endsBy ?? Number.POSITIVE_INFINITY);
 
 /** Returns whether a lease is paused, or on the way there or back: its machine is not to be entered. */
 export const isPaused = ({ status }: Pick<Resource, 'status'>): boolean =>
@@ -63,16 +72,34 @@ export async function finishPause(app: LeaseApp, row: Resource, machine: Machine
   if (row.status !== 'pausing' && row.status !== 'resuming') return undefined;
   const { deadline } = machine;
   if (deadline === undefined) throw new Error('the deadline of its machine cannot be read');
-  const isMoved = deadline !== row.expiresAt;
   const pausing = pausingOf(app, row);
-  if (row.status === 'pausing' && !isMoved) {
+  if (row.status === 'pausing' && deadline === row.expiresAt) {
     await pausing.complete(machine.ref);
     return PAUSED;
   }
-  const until = row.status === 'pausing' ? endOf(row) : isMoved ? deadline : resumedUntil(row, app.clock.now());
+  const until = row.status === 'pausing' ? endOf(row) : Math.min(deadline, resumedUntil(row, app.clock.now()));
   const ended = await attempt(() => pausing.end(machine.ref, until));
   if (ended.kind !== 'done') throw new Error(`its machine does not resume: ${ended.reason}`);
   return running(until);
+}
+
+/**
+ * Has a paused lease end when its wallet ends now: that was prolonged, or brought back with the clock. Moves the machine's deadline and
+ * returns the change of the row; undefined where they agree. Throws when the machine
+ * does not take it, and `provider_not_configured`.
+ */
+export async function followWallet(app: LeaseApp, row: Resource): Promise<ResourceChange | undefined> {
+  if (row.status !== 'paused' || app.clock.expiryBlocked()) return undefined;
+  const wallet = findWallet(app.ledger.read, row.walletId) as Wallet;
+  const end = endOfPause(row, wallet, app.clock.now());
+  // The pause of a wallet that never expires is as long as it was when it began.
+  const expiresAt = wallet.expiresAt === null ? Math.min(end, row.expiresAt) : end;
+  if (expiresAt === row.expiresAt) return undefined;
+  const backend = app.slots.backendOf(row);
+  if (!backend) throw new Refusal('provider_not_configured');
+  const moved = await attempt(() => backend.extend(row.ref as string, expiresAt));
+  if (moved.kind !== 'done') throw new Error(`the deadline of its pause does not move: ${moved.reason}`);
+  return { expiresAt };
 }
 
 /** Returns when a lease that is resumed now ends: after what it has left, and not later than it would have ended paused. */

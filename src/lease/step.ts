@@ -27,7 +27,7 @@ import {
   verdictsOn,
 } from './extension.ts';
 import { type Finding, type LeaseState, type Observed, observe, stateOf } from './observe.ts';
-import { endOf, finishPause } from './pausing.ts';
+import { endOf, finishPause, followWallet } from './pausing.ts';
 import { REPORT_ONLY } from './report-only.ts';
 
 /** Delay until the next step while something is about to happen, and while nothing is. */
@@ -348,16 +348,16 @@ function keepWatch({ app, backend, row, machines }: Observed): Transition {
   return settleVerdicts(app, row, verdicts, { nextSeconds });
 }
 
-/** Looks after a paused lease now and then, and finishes a pause or a resumption that was left open. */
+/** Looks after a paused lease now and then: finishes a pause or a resumption that was left open, and follows the end of its wallet. */
 async function keepPaused(observed: Observed): Promise<Transition> {
   const { app, row, machines } = observed;
   // A call of unknown outcome may still arrive, and would undo what is done before.
   if (row.status !== 'paused' && row.attempts === 0 && row.dueAt > app.clock.now()) return unchanged(row);
   // By a wrong time its machine would end at once, or after more than was paid.
   if (row.status === 'resuming' && app.clock.expiryBlocked()) return waitAndSee(observed);
-  const values = await finishPause(app, row, machines[0] as Machine);
+  const values = (await finishPause(app, row, machines[0] as Machine)) ?? (await followWallet(app, row));
   const dueAt = Math.min(values?.expiresAt ?? row.expiresAt, app.clock.now() + WATCH_SECONDS);
-  const finished = change(row, { ...(values ?? answeredAgain(row)), dueAt });
+  const finished = change(row, { ...answeredAgain(row), ...values, dueAt });
   return {
     ...finished,
     announce(written) {

@@ -11,6 +11,7 @@ import { freezeAfter } from './installation.ts';
 import { insertChange, moveBudget, type WalletChange } from './move.ts';
 import { tellBudgetChanged, tellFrozen } from './notices.ts';
 import { refillIfOwed, refillParent } from './refill.ts';
+import { liveResources, updateIfLive } from './resource.ts';
 import { available, findWallet, refuseInactive, type Wallet } from './wallet.ts';
 
 const reads = prepare((read: Reader) => ({
@@ -90,6 +91,8 @@ export const extendWallet = defineWrite('wallet.extend', (tx, { order, now }: Ex
   const change = insertChange(tx, { ...order, idempotencyKey, kind: 'extend', amount: ZERO, expiresAt }, now);
   const extended = withNewChecksum(wallets, wallet, { expiresAt });
   tx.update(wallets).set(extended).where(eq(wallets.id, wallet.id)).run();
+  for (const { id, status } of liveResources(tx, wallet.id))
+    if (status === 'paused') updateIfLive(tx, id, { dueAt: now }); // Its pause ends with the wallet.
   return { wallet: { ...wallet, ...extended }, change, isNew: true };
 });
 

@@ -9,10 +9,12 @@ export async function changeWalletBudget(app: OpenApp, order: ChangeOrder & { ce
   return announced(app, await app.ledger.write(changeBudget, { order, now, blocked }));
 }
 
-/** Moves a wallet's expiry further. Throws what `extendWallet` throws. */
+/** Moves a wallet's expiry further, and has the pauses of its leases follow. Throws what `extendWallet` throws. */
 export async function extend(app: OpenApp, order: ChangeOrder & { seconds: number }): Promise<Changed> {
   const now = app.clock.now();
-  return announced(app, await app.ledger.write(extendWallet, { order, now }));
+  const changed = announced(app, await app.ledger.write(extendWallet, { order, now }));
+  app.wakeAt(now);
+  return changed;
 }
 
 function announced(app: OpenApp, changed: Changed): Changed {

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
+import { findResource, type Resource } from '../../src/ledger/resource.ts';
 import { waitFor } from '../helper/waiting.ts';
+import { AHEAD, inWrongFuture } from '../helper/wrong-future.ts';
 import { LONG, openMemoryServer, PRICE } from './leases.ts';
 import { openPaused, type PauseServer, pauses } from './pause-shared.ts';
 
@@ -361,10 +363,10 @@ test('a lease whose last second passes while it is resumed has expired', async (
 });
 
 for (const step of ['paused', 'pausing'] as const)
-  test(`a lease that is ${step} when the clock is set back, and that is accepted, keeps its paid time and its end`, async (t) => {
+  test(`a lease that is ${step} when the clock is set back, and that is accepted, keeps its paid time, and ends with its wallet`, async (t) => {
     const DAY = 86_400;
     const purser = pauses(await openMemoryServer(t));
-    const { token } = await purser.openWallet({ ...LONG, expires_in_seconds: 3 * DAY });
+    const { id: wallet, token } = await purser.openWallet({ ...LONG, expires_in_seconds: 3 * DAY });
     const { id } = (await purser.lease(token)).body;
     purser.clock.advance(100);
     if (step === 'pausing')
@@ -383,7 +385,11 @@ for (const step of ['paused', 'pausing'] as const)
     assert.equal(purser.memory.machines.get('m1')?.deadline, it.expires_at, 'no more life than its row');
     const now = Math.floor(purser.clock.wall() / 1000);
     if (step === 'paused') {
-      assert.deepEqual([it.status, it.seconds_left, it.expires_at], ['paused', 500, end]);
+      assert.deepEqual([it.status, it.seconds_left, it.expires_at], ['paused', 500, purser.wallet(wallet).expiresAt]);
+      assert.ok(
+        it.expires_at <= end - DAY + 101,
+        'which was brought back by the day, less what no entry of the journal saw',
+      );
       assert.equal((await purser.resume(token, id)).body.expires_at, now + 500);
     } else {
       assert.equal(it.status, 'running');
@@ -391,6 +397,162 @@ for (const step of ['paused', 'pausing'] as const)
     }
     assert.deepEqual(purser.problems(), []);
   });
+
+const WEEKS = { budget_cents: 500, expires_in_seconds: 3 * AHEAD };
+
+test('a lease that is resumed in a wrong future has no more left afterwards than it bought', async (t) => {
+  const purser = pauses(await openMemoryServer(t));
+  const { token } = await purser.openWallet(WEEKS);
+  const { id } = (await purser.lease(token)).body;
+  purser.clock.advance(100);
+  await purser.pause(token, id);
+  const resumed = await inWrongFuture(purser, () => purser.resume(token, id));
+  assert.equal(resumed.body.status, 'running');
+  const now = () => purser.app.clock.now();
+  assert.equal((await purser.status(token, id)).expires_at - now(), 600);
+  assert.equal((await purser.pause(token, id)).body.seconds_left, 600);
+  assert.equal((await purser.resume(token, id)).body.expires_at - now(), 600);
+  purser.clock.advance(600);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).end_reason, 'lease_expired');
+  assert.deepEqual([await purser.machines(), purser.problems()], [[], []]);
+});
+
+for (const call of ['pause', 'resume'] as const)
+  test(`a ${call} that was left open in a wrong future gives no more than was left`, async (t) => {
+    const purser = pauses(await openMemoryServer(t));
+    const { memory, clock } = purser;
+    const { token } = await purser.openWallet(WEEKS);
+    const { id } = (await purser.rent(token)).body;
+    await purser.extend(token, id, 1200);
+    clock.advance(100);
+    if (call === 'resume') await purser.pause(token, id);
+    await inWrongFuture(
+      purser,
+      async () => {
+        const lost = () => {
+          throw new Error('the connection was reset');
+        };
+        if (call === 'pause') memory.before['pause.begin'] = lost;
+        else memory.after['pause.end'] = lost;
+        assert.equal((await purser[call](token, id)).body.error.code, 'operation_uncertain');
+      },
+      900,
+    );
+    memory.before = {};
+    memory.after = {};
+    clock.advance(12);
+    await purser.app.reaper.runOnce();
+    const it = await purser.status(token, id);
+    const most = { pause: 1700 - 900, resume: 1700 }[call];
+    assert.equal(it.status, 'running');
+    assert.ok(it.expires_at - purser.app.clock.now() <= most, `${it.expires_at - purser.app.clock.now()} s are left`);
+    assert.equal(memory.machines.get('m1')?.deadline, it.expires_at);
+    assert.deepEqual(purser.problems(), []);
+  });
+
+for (const seconds of [20 * 86_400, 0])
+  test(`a pause ends with a wallet of a wrong future as that is brought back (${seconds} s)`, async (t) => {
+    const purser = pauses(await openMemoryServer(t));
+    const { token, id } = await inWrongFuture(purser, async () => {
+      const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: seconds });
+      const { id } = (await purser.lease(token)).body;
+      await purser.pause(token, id);
+      return { token, id };
+    });
+    await purser.app.reaper.runOnce();
+    const { status, seconds_left, expires_at } = await purser.status(token, id);
+    assert.deepEqual([status, seconds_left], ['paused', 600]);
+    assert.ok(expires_at - purser.app.clock.now() <= (seconds || 30 * 86_400));
+    assert.equal(purser.memory.machines.get('m1')?.deadline, expires_at);
+    assert.deepEqual(purser.problems(), []);
+  });
+
+/** Prolongs the wallet of a lease by a day. Returns its new end. */
+async function prolong(
+  purser: PauseServer,
+  { wallet_id: id, expires_at: end }: { wallet_id: string; expires_at: number },
+) {
+  const asked = { token: purser.accountKey, key: 'e', body: { seconds: 86_400 } };
+  assert.equal((await purser.ask('POST', `/v1/wallets/${id}/extend`, asked)).status, 200);
+  return end + 86_400;
+}
+
+for (const way of ['by itself', 'where it is paused again', 'where it is resumed at once'] as const)
+  test(`a paused lease follows its wallet that is prolonged, ${way}`, async (t) => {
+    const { purser, token, id, wallet } = await openPaused(t, { after: 100 });
+    purser.clock.advance(7000);
+    await purser.app.reaper.runOnce();
+    const end = await prolong(purser, wallet);
+    if (way === 'where it is resumed at once') {
+      const { body } = await purser.resume(token, id);
+      assert.deepEqual([body.status, body.expires_at], ['running', purser.app.clock.now() + 500]);
+      return;
+    }
+    if (way === 'by itself') await purser.app.reaper.runOnce();
+    else assert.equal((await purser.pause(token, id)).body.expires_at, end);
+    const [machine] = purser.memory.machines.values();
+    assert.deepEqual([machine?.deadline, machine?.paused], [end, true]);
+    purser.clock.advance(7200);
+    await purser.app.reaper.runOnce();
+    const it = await purser.status(token, id);
+    assert.deepEqual([it.status, it.seconds_left, it.expires_at], ['paused', 500, end]);
+    assert.equal((await purser.resume(token, id)).body.expires_at, purser.app.clock.now() + 500);
+    assert.deepEqual(purser.problems(), []);
+  });
+
+test('a lease whose pause was prolonged by a call of unknown outcome has what was left, also where its resumption breaks off', async (t) => {
+  const { purser, token, id, wallet } = await openPaused(t, { after: 100 });
+  const { memory, clock } = purser;
+  const machine = () => memory.machines.get('m1');
+  const end = await prolong(purser, wallet);
+  const lost = () => {
+    throw new Error('the connection was reset');
+  };
+  memory.after.extend = lost;
+  await purser.app.reaper.runOnce();
+  assert.equal(machine()?.deadline, end, 'the machine has it, and the row has not');
+  assert.equal((await purser.resume(token, id)).body.error.code, 'provider_unavailable');
+  assert.equal((await purser.status(token, id)).status, 'paused');
+  memory.after = {};
+  memory.before['pause.end'] = lost;
+  assert.equal((await purser.resume(token, id)).body.error.code, 'operation_uncertain');
+  memory.before = {};
+  clock.advance(12);
+  await purser.app.reaper.runOnce();
+  const it = await purser.status(token, id);
+  assert.deepEqual([it.status, it.expires_at], ['running', purser.app.clock.now() + 500]);
+  assert.equal(machine()?.deadline, it.expires_at);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a machine whose pause broke off before its processors were taken away loses them before it counts as paused', async (t) => {
+  const purser = pauses(await openMemoryServer(t));
+  const { memory, clock } = purser;
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  const machine = () => memory.machines.get('m1');
+  memory.before['pause.begin'] = async (_: string, deadline: number, stopped: () => Promise<unknown>) => {
+    await stopped();
+    Object.assign(machine() ?? {}, { paused: true, deadline });
+    throw new Error('the connection was reset');
+  };
+  memory.before['pause.complete'] = () => {
+    throw new Error('the engine is busy');
+  };
+  assert.equal((await purser.pause(token, id)).body.error.code, 'operation_uncertain');
+  const row = () => findResource(purser.app.ledger.read, id) as Resource;
+  clock.advance(12);
+  await purser.app.reaper.runOnce();
+  assert.deepEqual([row().status, row().lastError, machine()?.limited], ['pausing', 'the engine is busy', undefined]);
+  memory.before = {};
+  clock.advance(12);
+  await purser.app.reaper.runOnce();
+  assert.deepEqual([row().status, row().secondsLeft, machine()?.limited], ['paused', 600, true]);
+  assert.equal((await purser.resume(token, id)).body.expires_at, purser.app.clock.now() + 600);
+  assert.equal(machine()?.limited, false);
+  assert.deepEqual(purser.problems(), []);
+});
 
 test('a lease that is resumed with little time left ends when that is over', async (t) => {
   const { purser, token, id } = await openPaused(t, { after: 598 });

@@ -8,8 +8,9 @@ type Asked =
   | `snapshots.${Exclude<keyof Snapshots, 'price' | 'gibMax'>}`;
 export type Kept = Owned & {
   deadline: number;
-  /** Whether its processes are stopped, and its processors taken away. */
+  /** Whether its processes are stopped; whether its processors are taken away. */
   paused?: boolean;
+  limited?: boolean;
   /** The snapshot that it was made from. */
   from?: string | undefined;
 };
@@ -151,14 +152,16 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       found.paused = true;
       if (memory.pauseRefused !== undefined) return { kind: 'refused', reason: memory.pauseRefused };
       await stopped?.();
-      found.deadline = deadline;
+      Object.assign(found, { deadline, limited: true });
       return { kind: 'done' };
     },
-    async complete() {},
+    async complete(ref) {
+      Object.assign(memory.machines.get(ref) ?? {}, { limited: true });
+    },
     async end(ref, deadline) {
       const found = memory.machines.get(ref);
       if (!found || show(found).state === 'ended') return { kind: 'refused', reason: 'the machine has ended' };
-      Object.assign(found, { deadline, paused: false });
+      Object.assign(found, { deadline, paused: false, limited: false });
       return { kind: 'done' };
     },
     takeRoom: async () => memory.lacking,
@@ -186,7 +189,8 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     replace(own, snapshots, 'snapshots.');
   }
   backend.guest.pause = { ...pause };
-  replace(backend.guest.pause, { begin: pause.begin, end: pause.end, takeRoom: pause.takeRoom }, 'pause.');
+  const { begin, complete, end, takeRoom } = pause;
+  replace(backend.guest.pause, { begin, complete, end, takeRoom }, 'pause.');
   backend.guest.usage = async (ref) => (await memory.usage?.(ref)) ?? {};
   backend.guest.prove = async () => undefined;
   replace(backend, calls);
