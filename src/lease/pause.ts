@@ -150,9 +150,9 @@ async function leaveInDoubt(app: LeaseApp, row: Resource, reason: string): Promi
 /**
  * Pauses a running lease: its processes are stopped and its processors given back, and the paid time that it has left is kept until it
  * is resumed, at most until its wallet expires. Returns the lease, also where it is paused already: that pause then ends with the
- * wallet as it is now. Throws `resource_not_active`,
- * `invalid_request` where it cannot be paused, `lease_limit_exceeded` where a pause would keep nothing, `provider_unavailable` where
- * it runs on, `operation_uncertain`, `read_only`, and the refusals of an inactive wallet.
+ * wallet as it is now. Throws `resource_not_active`, `invalid_request` where it cannot be paused, `lease_limit_exceeded` where a pause
+ * would keep nothing, `provider_unavailable` where it runs on, `operation_uncertain`, `read_only`, and the refusals of an inactive
+ * wallet.
  */
 export function pauseLease(app: LeaseApp, id: string): Promise<Resource> {
   return alone(app, id, async () => {

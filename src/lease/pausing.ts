@@ -85,11 +85,11 @@ export async function finishPause(app: LeaseApp, row: Resource, machine: Machine
 
 /**
  * Has a paused lease end when its wallet ends now: that was prolonged, or brought back with the clock. Moves the machine's deadline and
- * returns the change of the row; undefined where they agree. Throws when the machine
- * does not take it, and `provider_not_configured`.
+ * returns the change of the row; undefined where they agree, and for a lease in quarantine. Throws when the machine does not take it,
+ * and `provider_not_configured`.
  */
 export async function followWallet(app: LeaseApp, row: Resource): Promise<ResourceChange | undefined> {
-  if (row.status !== 'paused' || app.clock.expiryBlocked()) return undefined;
+  if (row.status !== 'paused' || row.quarantinedAt !== null || app.clock.expiryBlocked()) return undefined;
   const wallet = findWallet(app.ledger.read, row.walletId) as Wallet;
   const end = endOfPause(row, wallet, app.clock.now());
   // The pause of a wallet that never expires is as long as it was when it began.

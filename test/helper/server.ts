@@ -318,6 +318,9 @@ export async function openTestServer(
       const dead = server.app;
       await dead.reaper.stop();
       await dead.notifier.stop();
+      // The copy below ends this process's locks on these files. Another one that examines them would be the first to have them open, by
+      // what it sees, and cut short the index that is mapped here: that is a SIGBUS.
+      await dead.booksWatch.stop();
       const copy = mkdtempSync(join(tmpdir(), 'purser-test-'));
       const left = directory;
       // The thread of the abandoned server may still be writing.

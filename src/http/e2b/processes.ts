@@ -234,7 +234,8 @@ function createInput(
       throw refusal();
     });
   function refuseClosed() {
-    if (stdin.writableEnded) throw new Refusal('invalid_request', 'process: its standard input was closed.');
+    if ('writableEnded' in stdin && stdin.writableEnded)
+      throw new Refusal('invalid_request', 'process: its standard input was closed.');
   }
   return async (bytes) => {
     if (!order.hasInput && !order.terminal)
