@@ -156,7 +156,11 @@ test('the executable for arm64 serves under emulation, on the libraries of its i
   const demo = spawnSync('qemu-aarch64-static', ['-L', root, executable, 'demo', '--once'], { encoding: 'utf8' });
   // A demo of more than a minute looks at its books, for which it starts itself: the kernel does not emulate that process.
   const errors = demo.stderr.split('\n').filter((line) => line !== '' && !line.includes('"event":"books.failed"'));
-  assert.deepEqual([demo.status, errors], [0, []], 'nothing is missing, and V8 takes the code of the build');
+  assert.deepEqual(
+    [demo.status, errors],
+    [0, []],
+    `nothing is missing, and V8 takes the code of the build:\n${demo.stdout.slice(-2000)}`,
+  );
   assert.match(demo.stdout, /Every figure is what arithmetic says\./);
 });
 
