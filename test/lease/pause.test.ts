@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
-import { findResource, type Resource } from '../../src/ledger/resource.ts';
+import { changeResource, findResource, type Resource } from '../../src/ledger/resource.ts';
 import { waitFor } from '../helper/waiting.ts';
 import { AHEAD, inWrongFuture } from '../helper/wrong-future.ts';
 import { LONG, openMemoryServer, PRICE } from './leases.ts';
@@ -500,6 +500,19 @@ for (const way of ['by itself', 'where it is paused again', 'where it is resumed
     assert.equal((await purser.resume(token, id)).body.expires_at, purser.app.clock.now() + 500);
     assert.deepEqual(purser.problems(), []);
   });
+
+test('a paused lease in quarantine does not follow its wallet: nothing is asked of its engine', async (t) => {
+  const { purser, token, id, wallet } = await openPaused(t);
+  await purser.app.ledger.write(changeResource, { id, values: { quarantinedAt: purser.app.clock.now() } });
+  await prolong(purser, wallet);
+  const machine = () => purser.memory.machines.get('m1');
+  assert.equal((await purser.pause(token, id)).body.expires_at, wallet.expires_at);
+  await purser.app.reaper.runOnce();
+  assert.equal(machine()?.deadline, wallet.expires_at);
+  await purser.app.ledger.write(changeResource, { id, values: { quarantinedAt: null } });
+  assert.equal((await purser.pause(token, id)).body.expires_at, wallet.expires_at + 86_400);
+  assert.equal(machine()?.deadline, wallet.expires_at + 86_400);
+});
 
 test('a lease whose pause was prolonged by a call of unknown outcome has what was left, also where its resumption breaks off', async (t) => {
   const { purser, token, id, wallet } = await openPaused(t, { after: 100 });
