@@ -75,6 +75,11 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
     'one file of the page writes times, in the zone of the reader',
   ],
   [/\.(only|skip|todo)\(/, /^test\/helper\/component\.ts$/, 'no test is left out'],
+  [
+    /\.resetAndDestroy\(/,
+    /^test\/helper\/reset\.ts$/,
+    'on a connection that was ended it leaves a process that never ends',
+  ],
   [/@ts-ignore|@ts-nocheck/, /^$/, 'the compiler is not silenced'],
 ];
 

@@ -4,6 +4,7 @@ import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 import Stripe from 'stripe';
 import { whenRead } from '../helper/listener.ts';
+import { resetConnection } from '../helper/reset.ts';
 import type { Answer, TestServer } from '../helper/server.ts';
 
 export const KEY = 'sk_test_51CanaryOfTheSecretKey0123456789';
@@ -167,7 +168,7 @@ export async function openStripe(t: Pick<TestContext, 'after'>, now: () => numbe
         if (method === 'POST' && idempotencyKey && status >= 500)
           kept.set(idempotencyKey, { params: params.toString(), status, body: JSON.stringify(body) });
       }
-      if (fault?.kind === 'reset') return request.socket.resetAndDestroy();
+      if (fault?.kind === 'reset') return resetConnection(request.socket);
       if (fault?.kind === 'hang') {
         await new Promise<void>((resolve) => hanging.add(resolve));
         if (!response.writable) return;

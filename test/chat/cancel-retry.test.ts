@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { resetConnection } from '../helper/reset.ts';
 import { completionStream, counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { hang } from '../helper/upstream.ts';
 import { until } from '../helper/waiting.ts';
@@ -58,7 +59,7 @@ test('of several clients on one key only the last to leave ends the stream', asy
 
 test('a retry on the hold of an unknown outcome that leaves before its answer leaves the hold; after that it pays what came', async (t) => {
   const { purser, grace, gateway } = await open(t);
-  purser.upstream.handle = (_, response) => response.socket?.resetAndDestroy();
+  purser.upstream.handle = (_, response) => resetConnection(response.socket);
   assert.equal((await gateway.streamed()).body.error.code, 'operation_uncertain');
   const { held } = purser.wallet(gateway.walletId);
   purser.upstream.handle = hang;

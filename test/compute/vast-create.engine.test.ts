@@ -5,6 +5,7 @@ import { type AddressInfo, createServer, type Socket } from 'node:net';
 import test from 'node:test';
 import type { Created } from '../../src/compute/backend.ts';
 import { openVastBackend } from '../../src/compute/engines/vast/vast.ts';
+import { resetConnection } from '../helper/reset.ts';
 import { freshTag, leases, now, openBench, QUICK, refOf, settingsOf } from './vast-shared.ts';
 
 test('only a clear no is a refusal; everything else is unknown', async (t) => {
@@ -77,7 +78,7 @@ test('a create is refused only where not a byte of it was sent, whatever the err
   assert.match((made as { reason: string }).reason, /EHOSTUNREACH/);
 
   // A connection that breaks during the TLS handshake says ECONNRESET, before anything was sent.
-  const deaf = createServer((socket) => socket.once('data', () => socket.resetAndDestroy()));
+  const deaf = createServer((socket) => socket.once('data', () => resetConnection(socket)));
   deaf.listen(0, '127.0.0.1');
   await once(deaf, 'listening');
   t.after(() => deaf.close());

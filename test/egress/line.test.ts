@@ -15,6 +15,7 @@ import {
   WINDOW,
 } from '../../src/egress/line.ts';
 import { freePort } from '../helper/free-port.ts';
+import { resetConnection } from '../helper/reset.ts';
 import { until } from '../helper/waiting.ts';
 
 const ARCHITECTURE = process.arch === 'x64' ? 'amd64' : process.arch;
@@ -83,7 +84,7 @@ test('a connection that is cut ends on the other side, whichever side cuts it', 
   other.write('x');
   await until('it is there', async () => streams.length === 2);
   await once(streams[1] as Duplex, 'readable');
-  other.resetAndDestroy();
+  resetConnection(other);
   await until('its end is there', async () => streams[1]?.destroyed ?? false);
   await until('no stream is left', async () => line.streamCount() === 0);
 });

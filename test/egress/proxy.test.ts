@@ -7,6 +7,7 @@ import { covers, type ListEntry, parseList } from '../../src/egress/list.ts';
 import { createHeadReader } from '../../src/egress/request-head.ts';
 import { createTally } from '../../src/egress/tally.ts';
 import { assertLinear } from '../helper/cpu.ts';
+import { resetConnection } from '../helper/reset.ts';
 import { until } from '../helper/waiting.ts';
 import { clientHello, openProxy, openSite, PUBLIC } from './proxy-shared.ts';
 
@@ -236,7 +237,7 @@ test('a server that is gone before the ClientHello has come ends the tunnel, and
   const it = proxy.open();
   it.client.write('CONNECT a.test:443 HTTP/1.1\r\n\r\n');
   await until('the tunnel is open', async () => it.said().startsWith('HTTP/1.1 200') && site.sockets.length > 0);
-  site.sockets[0]?.resetAndDestroy();
+  resetConnection(site.sockets[0]);
   await until('the server is gone', async () => servers[0]?.closed ?? false);
   it.client.write(clientHello(['a.test']));
   await it.served;
@@ -252,7 +253,7 @@ test('a server that resets its connections, however many, is no fault of the ser
   const tunnel = proxy.open();
   tunnel.client.write('CONNECT a.test:443 HTTP/1.1\r\n\r\nx');
   await until('the server was reached', async () => site.said[0] === 'x');
-  site.sockets[0]?.resetAndDestroy();
+  resetConnection(site.sockets[0]);
   await tunnel.over;
   assert.deepEqual(faults, []);
 });

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import type http from 'node:http';
 import { Agent, request as send } from 'undici';
+import { resetConnection } from './reset.ts';
 import type { UpstreamCall } from './upstream.ts';
 
 /** One step of a stream: text or bytes to write, or a function to run and wait for. */
@@ -56,7 +57,7 @@ export async function breakOff(response: http.ServerResponse) {
 }
 export async function resetIt(response: http.ServerResponse) {
   await flushed(response);
-  response.socket?.resetAndDestroy();
+  resetConnection(response.socket);
 }
 /** A step that never ends; freed when the connection closes. */
 export const forever = (response: http.ServerResponse) => new Promise((resolve) => response.once('close', resolve));

@@ -2,6 +2,7 @@ import http from 'node:http';
 import type { TestContext } from 'node:test';
 import { freePort } from './free-port.ts';
 import { whenRead } from './listener.ts';
+import { resetConnection } from './reset.ts';
 import { waitFor } from './waiting.ts';
 
 export type UpstreamCall = {
@@ -60,7 +61,7 @@ export function failure(
 export const hang: Handler = () => {};
 
 /** Reads the whole request, then resets the connection. */
-export const reset: Handler = (_, response) => response.socket?.resetAndDestroy();
+export const reset: Handler = (_, response) => resetConnection(response.socket);
 
 /** Announces more than it sends, then ends the connection. */
 export const halfBody: Handler = (_, response) => {

@@ -3,6 +3,7 @@ import { randomUUID } from 'node:crypto';
 import { connect } from 'node:net';
 import test, { suite } from 'node:test';
 import { openedOnce } from '../helper/opened-once.ts';
+import { resetConnection } from '../helper/reset.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { bodyBytesMax, type Line, WITH_BODY } from './interface.ts';
 import { type RawAsked, sendRaw } from './raw.ts';
@@ -222,7 +223,7 @@ test('a client that goes away in the middle of its body is refused, and is no er
     const start = 'POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nIdempotency-Key: gone';
     const head = `${start}\r\nAuthorization: Bearer ${token}`;
     socket.write(`${head}\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"model":`, () =>
-      socket.resetAndDestroy(),
+      resetConnection(socket),
     );
     assert.equal(await heard.promise, 'invalid_request');
   });

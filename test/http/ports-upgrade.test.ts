@@ -4,6 +4,7 @@ import { type IncomingMessage, request } from 'node:http';
 import { type AddressInfo, connect, createServer as createTcpServer } from 'node:net';
 import test from 'node:test';
 import { WebSocket } from 'undici';
+import { resetConnection } from '../helper/reset.ts';
 import { until } from '../helper/waiting.ts';
 import { begin, openPort } from './ports-shared.ts';
 
@@ -61,7 +62,7 @@ test('no client that breaks the protocol of an upgrade harms the server', async 
     socket.on('error', () => {});
     socket.write(how === 'early' ? `${head}${'x'.repeat(100_000)}` : head);
     if (how !== 'early') await once(socket, 'data');
-    if (how === 'reset') socket.resetAndDestroy();
+    if (how === 'reset') resetConnection(socket);
     else if (how === 'end') socket.end();
     else socket.destroy();
   }

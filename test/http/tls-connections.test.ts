@@ -10,6 +10,7 @@ import { openTlsDoor } from '../../src/http/tls-door.ts';
 import type { Certificate } from '../../src/net/certificate.ts';
 import { makePair } from '../helper/certificate.ts';
 import { openLine, requestText } from '../helper/line.ts';
+import { resetConnection } from '../helper/reset.ts';
 import { openTestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
 import { begin, MIB, openPort } from './ports-shared.ts';
@@ -91,7 +92,7 @@ test('a handshake that fails is closed and not counted any more', async (t) => {
   const left = await dial();
   left.client.end(Buffer.from([0x16, 0x03]));
   const gone = await dial();
-  gone.client.resetAndDestroy();
+  resetConnection(gone.client);
   left.client.destroy();
   await until('none is counted any more', () => limit.count() === 0);
 });

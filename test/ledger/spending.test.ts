@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { formatUsd, Nanos } from '../../src/base/money.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
+import { resetConnection } from '../helper/reset.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure, type hang } from '../helper/upstream.ts';
 
@@ -63,7 +64,7 @@ test(`after random operations every sum is the journal's (seed ${SEED})`, async 
     purser.upstream.handle = {
       answered: completion(usage),
       refused: failure(400),
-      reset: ((_, response) => response.socket?.resetAndDestroy()) as typeof hang,
+      reset: ((_, response) => resetConnection(response.socket)) as typeof hang,
       noUsage: completion(undefined),
     }[what];
     const tag = random.pick(['red', 'blue', undefined]);

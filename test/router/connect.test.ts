@@ -3,6 +3,7 @@ import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
 import test, { type TestContext } from 'node:test';
 import { openUpstream } from '../../src/router/upstream.ts';
+import { resetConnection } from '../helper/reset.ts';
 import { openUpstream as openFake } from '../helper/upstream.ts';
 
 const BODY = Buffer.from('{"model":"m"}');
@@ -64,7 +65,7 @@ eachWay('a server that stops while it connects has asked nobody', async (t, stre
 eachWay('a request that was written and not answered is unknown, however it ended', async (t, stream) => {
   const fake = await openFake(t);
   const ends: [string, (response: http.ServerResponse) => unknown][] = [
-    ['reset', (response) => response.socket?.resetAndDestroy()],
+    ['reset', (response) => resetConnection(response.socket)],
     ['closed', (response) => response.socket?.destroy()],
     ['never', () => {}],
   ];
@@ -117,7 +118,7 @@ eachWay(
   async (t, stream) => {
     const server = net.createServer((socket) => {
       socket.on('error', () => {});
-      socket.once('data', () => socket.resetAndDestroy());
+      socket.once('data', () => resetConnection(socket));
     });
     await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
     const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1`;

@@ -6,6 +6,7 @@ import { followFaults } from '../../src/base/fault.ts';
 import { Secret } from '../../src/base/secret.ts';
 import { openUpstream } from '../../src/router/upstream.ts';
 import { createRandom, length, type Random, SEED } from '../helper/random.ts';
+import { resetConnection } from '../helper/reset.ts';
 import { framed, hostileAnswer, mutated } from '../http/hostile-http.ts';
 
 const usage = { prompt_tokens: 10, completion_tokens: 5, total_tokens: 15 };
@@ -92,7 +93,7 @@ test(`hostile answers of a model server fail their calls only (seed ${SEED})`, a
           framed(random, status, JSON.stringify(random.whole(1, 4) === 1 ? WHOLE : mutated(random, WHOLE)) ?? ''),
         );
       socket.write(`HTTP/1.1 ${status} OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n`);
-      if (random.whole(1, 20) === 1) socket.resetAndDestroy();
+      if (random.whole(1, 20) === 1) resetConnection(socket);
       else socket.end(hostileEvents(random));
     });
   });

@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import type ssh2 from 'ssh2';
 import { EXECUTABLE } from '../helper/executable.ts';
+import { resetConnection } from '../helper/reset.ts';
 import { completion, gate } from '../helper/upstream.ts';
 import { waitFor } from '../helper/waiting.ts';
 import { type Lease, openClient, openLease } from './lease.ts';
@@ -87,7 +88,7 @@ const ATTACKS: Record<string, (t: TestContext, it: Lease) => Promise<unknown>> =
   async 'a line that breaks between open and exec'(t, it) {
     for (const how of [
       (socket: Socket) => socket.destroy(),
-      (socket: Socket) => socket.resetAndDestroy(),
+      (socket: Socket) => resetConnection(socket),
       (socket: Socket) => socket.end(),
     ]) {
       const client = await openRaw(t, it);
@@ -98,7 +99,7 @@ const ATTACKS: Record<string, (t: TestContext, it: Lease) => Promise<unknown>> =
   async 'a line that breaks just after exec'(t, it) {
     const client = await openRaw(t, it);
     client._protocol.exec?.(await openSession(client), 'sleep 3400', true);
-    await end(client, (socket) => socket.resetAndDestroy());
+    await end(client, (socket) => resetConnection(socket));
     await it.runs('sleep 3400', false);
   },
   async 'channels that are not there, and requests in no order'(t, it) {

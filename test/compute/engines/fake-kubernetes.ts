@@ -8,6 +8,7 @@ import { type Duplex, PassThrough, type Readable } from 'node:stream';
 import type { TestContext } from 'node:test';
 import { type WebSocket, WebSocketServer } from 'ws';
 import { whenRead } from '../../helper/listener.ts';
+import { resetConnection } from '../../helper/reset.ts';
 import type { ApiObject } from './kubernetes.ts';
 
 /** A request as it arrived. */
@@ -80,11 +81,11 @@ export const saysPlain =
   (response) =>
     response.writeHead(status, { 'content-type': 'text/plain' }).end(text);
 /** Breaks the connection and does nothing. */
-export const dropped: KubernetesFault = (response) => response.socket?.resetAndDestroy();
+export const dropped: KubernetesFault = (response) => resetConnection(response.socket);
 /** Does it, and breaks the connection. */
 export const lost: KubernetesFault = (response, perform) => {
   perform();
-  response.socket?.resetAndDestroy();
+  resetConnection(response.socket);
 };
 /** Does it, and answers half. */
 export const halved: KubernetesFault = (response, perform) => {

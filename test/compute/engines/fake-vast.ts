@@ -9,6 +9,7 @@ import ssh2 from 'ssh2';
 import { sshKeyFromSeed } from '../../../src/base/ssh-key.ts';
 import { hasComponent } from '../../helper/component.ts';
 import { whenRead } from '../../helper/listener.ts';
+import { resetConnection } from '../../helper/reset.ts';
 import { until } from '../../helper/waiting.ts';
 
 const { Server, utils } = ssh2;
@@ -248,7 +249,7 @@ export async function openFakeVast(t: TestContext, { shared = false } = {}): Pro
       const [{ id: contract, key }] = made as [Instance];
       const well = { success: true, new_contract: contract, instance_api_key: key };
       const then = faults.createThen.shift();
-      if (then === 'reset') return void response.socket?.resetAndDestroy();
+      if (then === 'reset') return void resetConnection(response.socket);
       if (then === 'hang') return;
       if (then === '500') return say(500, { success: false, error: 'server_error' });
       if (then === 'garbage') return say(200, '<html>gateway</html>');

@@ -25,6 +25,7 @@ import { Agent, request } from 'undici';
 import { findKubernetes } from '../../components.ts';
 import { childrenOf } from '../../helper/children.ts';
 import { hasComponent } from '../../helper/component.ts';
+import { resetConnection } from '../../helper/reset.ts';
 import { until } from '../../helper/waiting.ts';
 import { IMAGE, importImage, packBusybox } from './docker.ts';
 import { makeCertificates } from './remote.ts';
@@ -419,7 +420,7 @@ function openFront(socket: string) {
   let server: Server | undefined;
   let port = 0;
   const cut = () => {
-    for (const it of open) it.resetAndDestroy();
+    for (const it of open) resetConnection(it);
   };
   return {
     port: () => port,

@@ -4,6 +4,7 @@ import { mkdirSync } from 'node:fs';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
+import { resetConnection } from '../../helper/reset.ts';
 
 /** The files of one side of TLS: the authority it trusts, and what it shows itself. */
 export type Certificates = { ca: string; cert: string; key: string };
@@ -68,7 +69,7 @@ export async function openRelay(t: Pick<TestContext, 'after'>, to: number): Prom
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
   const cut = () => {
-    for (const it of open) it.resetAndDestroy();
+    for (const it of open) resetConnection(it);
   };
   t.after(async () => {
     cut();
