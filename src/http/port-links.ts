@@ -14,8 +14,8 @@ export type PortLinks = {
   /** Signs a link. It is valid once, for five minutes, and not after `until`, the end of the lease in Unix seconds. */
   mint(to: PortAccess, until: number): { code: string; expiresAt: number };
   /**
-   * Exchanges a link for the session of a browser, which may outlive the end that the lease has now: it may be extended. Returns undefined
-   * for a link that is no longer valid, or is for another port.
+   * Exchanges a link for the session of a browser. Its length does not depend on the end of the lease, which may be extended. Returns
+   * undefined for a link that is no longer valid, or is for another port.
    */
   redeem(code: string, to: PortAccess): { session: string; seconds: number } | undefined;
   /** Returns whether a session opens this port now. */

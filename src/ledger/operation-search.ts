@@ -218,7 +218,7 @@ function boundsOf(read: Reader, { since, until }: OperationFilter): { lowest: nu
   };
 }
 
-/** Returns the number of the first operation that began at or after `at` (Unix seconds), where their times have the order of their numbers. */
+/** Returns the number of the first operation that began at or after `at`, Unix seconds. Their times have the order of their numbers. */
 function firstBegunFrom(read: Reader, at: number): number {
   const { begun } = reads(read);
   let [low, high] = [1, newestNumber(read) + 1];

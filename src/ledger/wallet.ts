@@ -40,7 +40,9 @@ const reads = prepare((read: Reader) => ({
     )
     .orderBy(asc(wallets.id))
     .prepare(),
-  openChildren: selectWallets(read)
+  openChildren: read
+    .select({ id: wallets.id })
+    .from(wallets)
     .where(
       and(
         sql`${wallets.parentId} is not null`,
@@ -309,9 +311,11 @@ export function openWalletsOf(read: Reader, accountId: string): Wallet[] {
   return reads(read).openOfAccount.all({ accountId });
 }
 
-/** Returns the open children of a wallet, oldest first, at most `max`. */
-export function openChildren(read: Reader, parentId: string, max = 2 ** 31): Wallet[] {
-  return reads(read).openChildren.all({ parentId, max });
+/** Returns the ids of the open children of a wallet, oldest first, at most `max`. */
+export function openChildren(read: Reader, parentId: string, max = 2 ** 31): string[] {
+  return reads(read)
+    .openChildren.all({ parentId, max })
+    .map((it) => it.id);
 }
 
 /**

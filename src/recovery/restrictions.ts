@@ -13,7 +13,7 @@ import { findWallet, statusAt } from '../ledger/wallet.ts';
 import { freezeWallet } from '../ledger/wallet-change.ts';
 
 /**
- * What was stopped or narrowed in the books that a restore replaces, by id. An older backup would let it continue.
+ * The restrictions in the books that a restore replaces, by id: an older backup would let go on what was stopped or narrowed there.
  * test/recovery/restore.test.ts has the decision for each column of the schema that stops something.
  */
 export type Restrictions = {

@@ -9,8 +9,8 @@ const UNKNOWN_COUNT_MAX = 3;
 const BUSY_RETRY_SECONDS = 1;
 
 /**
- * The circuits of all models at their upstreams, each shared by the routes to it. An unknown outcome costs its caller a hold, so a route with several of them is not asked for
- * a while. Then one request at a time tries whether it answers again.
+ * The circuits of all models at their upstreams, each shared by the routes to it. An unknown outcome costs its caller a hold, so a route
+ * with several of them is not asked for a while. Then one request at a time tries whether it answers again.
  */
 export type Circuits = {
   /**
@@ -48,11 +48,16 @@ export function createCircuits(
   /** By the name of the model there. A reload replaces routes, but keeps unchanged upstreams. */
   const circuits = new WeakMap<Upstream, Map<string, ReturnType<typeof createCircuit>>>();
   const circuitOf = (upstream: Upstream, route: Route) => {
-    const own = circuits.get(upstream) ?? new Map();
-    circuits.set(upstream, own);
-    const circuit =
-      own.get(route.upstreamModel) ?? createCircuit(now, (isOpen, whose) => changed(route, isOpen, whose), countMax);
-    own.set(route.upstreamModel, circuit);
+    let own = circuits.get(upstream);
+    if (!own) {
+      own = new Map();
+      circuits.set(upstream, own);
+    }
+    let circuit = own.get(route.upstreamModel);
+    if (!circuit) {
+      circuit = createCircuit(now, (isOpen, whose) => changed(route, isOpen, whose), countMax);
+      own.set(route.upstreamModel, circuit);
+    }
     return circuit;
   };
 

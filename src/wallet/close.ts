@@ -97,7 +97,7 @@ const closeIfSettled = defineWrite('wallet.close', (tx, { id, busyLeases, now }:
   const [snapshot] = liveSnapshots(tx, id);
   const [child] = openChildren(tx, id, 1);
   if (live || snapshot || child || hasOpenOperations(tx, id)) {
-    const inFlight = child ? `its child ${child.id} is not closed yet` : 'requests are still in flight';
+    const inFlight = child ? `its child ${child} is not closed yet` : 'requests are still in flight';
     const trouble = live ? troubleOf(live, busyLeases.includes(live.id)) : snapshot && troubleOfSnapshot(tx, snapshot);
     noteCleanup(tx, id, trouble ?? inFlight);
     return undefined;
@@ -134,7 +134,7 @@ export async function windUp(
   const attempts: PromiseSettledResult<Wallet>[] = [];
   const room = () => max - closedIn(attempts);
   for (const id of ids) {
-    const children = openChildren(app.ledger.read, id).map((it) => it.id);
+    const children = openChildren(app.ledger.read, id);
     if (children.length) attempts.push(...(await windUp(app, children, room())));
     if (room() <= 0) return attempts;
   }

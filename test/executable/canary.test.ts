@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { createHash, randomBytes, randomUUID } from 'node:crypto';
-import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import net from 'node:net';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -8,6 +8,7 @@ import { deriveToken, mintToken, TOKEN_PREFIX } from '../../src/access/token.ts'
 import { AUDIENCE, type FakeIssuer, openIssuer } from '../access/issuer.ts';
 import { type FakeStripe, openStripe, signatureOf } from '../billing/fake-stripe.ts';
 import { type Installation, installation, run, type Serving } from '../helper/executable.ts';
+import { filesOf } from '../helper/files.ts';
 import { freePort } from '../helper/free-port.ts';
 import { openReceiver } from '../helper/receiver.ts';
 import { completionStream, DONE, event, said, streaming } from '../helper/sse.ts';
@@ -54,16 +55,9 @@ function findPieces(places: Places, secrets: Record<string, string>): string[] {
   return [...found];
 }
 
-/** Every file of the data directory, without the addon that was unpacked there. A running server may rename one meanwhile. */
-function filesOf(purser: Installation, moment: string): Places {
-  const places: Places = new Map();
-  for (const { name } of readdirSync(purser.directory, { withFileTypes: true }).filter((it) => it.isFile()))
-    try {
-      places.set(`${name} (${moment})`, readFileSync(join(purser.directory, name)));
-    } catch (error) {
-      if (!name.endsWith('.new') || (error as NodeJS.ErrnoException).code !== 'ENOENT') throw error;
-    }
-  return places;
+/** Every file of the data directory, without the addon that was unpacked there. */
+function placesOf(purser: Installation, moment: string): Places {
+  return new Map([...filesOf(purser.directory)].map(([name, { bytes }]) => [`${name} (${moment})`, bytes]));
 }
 
 /** Sends bytes that are no HTTP, and waits for the end of the connection. */
@@ -272,7 +266,7 @@ async function live(t: TestContext, env: Record<string, string>) {
   const planted = `planted-${randomUUID()}`;
   const last = { token: account, key: 'planted', body: { name: planted, budget_cents: 100 } };
   assert.equal((await server.ask('POST', '/v1/wallets', last)).status, 201);
-  const places: Places = filesOf(purser, 'while it runs');
+  const places: Places = placesOf(purser, 'while it runs');
   places.set('error bodies', Buffer.from(errors.join('\n')));
   places.set('/metrics', Buffer.from(text));
   places.set('cmdline', readFileSync(`/proc/${server.pid}/cmdline`));
@@ -333,7 +327,7 @@ async function end({ purser, server, places, wallet, collector }: Awaited<Return
   };
   await collector.until(() => collector.got.some(({ text }) => text.includes(wallet.id))); // Spans are collected for a second.
   await server.stop('SIGKILL');
-  add(filesOf(purser, 'after kill -9'));
+  add(placesOf(purser, 'after kill -9'));
   const next = await purser.serve();
   for (const args of [
     ['operation', 'list'],
@@ -350,7 +344,7 @@ async function end({ purser, server, places, wallet, collector }: Awaited<Return
     places.set(args.join(' '), Buffer.from(Object.values(await purser.cli(...args)).join('\n')));
   await next.stop();
   places.set('spans', Buffer.from(collector.got.map(({ text }) => text).join('\n')));
-  add(filesOf(purser, 'after SIGTERM'));
+  add(placesOf(purser, 'after SIGTERM'));
   places.set('stdout', Buffer.from(server.output.stdout + next.output.stdout));
   places.set('stderr', Buffer.from(server.output.stderr + next.output.stderr));
 }
@@ -398,9 +392,9 @@ test('a generated master key is in its own file and nowhere else', async (t) => 
   const { agent_token: token } = await walletWith(purser);
   const body = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 50 };
   assert.equal((await server.ask('POST', '/v1/chat/completions', { token, key: 'one', body })).status, 200);
-  const places = filesOf(purser, 'while it runs');
+  const places = placesOf(purser, 'while it runs');
   const add = (moment: string) => {
-    for (const [name, bytes] of filesOf(purser, moment)) places.set(name, bytes);
+    for (const [name, bytes] of placesOf(purser, moment)) places.set(name, bytes);
   };
   await server.stop('SIGKILL');
   add('after kill -9');

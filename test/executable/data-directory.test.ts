@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import Client from 'better-sqlite3';
 import { installation } from '../helper/executable.ts';
+import { filesOf } from '../helper/files.ts';
 
 test('serve creates the installation on its first start, says so, and everything in it is its owner’s alone', async (t) => {
   const parent = mkdtempSync(join(tmpdir(), 'purser-new-'));
@@ -18,8 +19,8 @@ test('serve creates the installation on its first start, says so, and everything
   assert.equal(server.output.stdout, '');
   assert.equal((await server.ask('GET', '/readyz')).status, 200);
   assert.equal(statSync(directory).mode & 0o777, 0o700);
-  for (const name of readdirSync(directory)) assert.equal(statSync(join(directory, name)).mode & 0o077, 0, name);
   assert.equal(statSync(join(directory, 'purser.sock')).mode & 0o777, 0o600);
+  for (const [name, { mode }] of filesOf(directory)) assert.equal(mode & 0o077, 0, name);
   assert.deepEqual(await server.stop(), { code: 0, signal: null });
   assert(!existsSync(join(directory, 'purser.sock')), 'the socket goes with the server');
 

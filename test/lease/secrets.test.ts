@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:https';
 import { type AddressInfo, connect } from 'node:net';
 import { join } from 'node:path';
@@ -12,6 +12,7 @@ import type { SecretsOrder } from '../../src/compute/backend.ts';
 import { createAuthority } from '../../src/egress/authority.ts';
 import { WATCHDOG } from '../compute/engines/host-session.ts';
 import { PUBLIC } from '../egress/proxy-shared.ts';
+import { filesOf } from '../helper/files.ts';
 import { freePort } from '../helper/free-port.ts';
 import { until } from '../helper/waiting.ts';
 import { LONG, openMemoryServer } from './leases.ts';
@@ -148,10 +149,9 @@ test('a lease uses a secret that it never has: over restarts, a change of the va
 
   const { body } = await purser.ask('POST', '/v1/compute/status', { token, body: { id: created.body.id } });
   assert.equal(body.egress[0].host, HOST);
-  const stored = readdirSync(purser.directory, { recursive: true, encoding: 'utf8' })
-    .map((name) => join(purser.directory, name))
-    .filter((name) => statSync(name).isFile() && !name.endsWith('purser.yaml'))
-    .map((name) => readFileSync(name, 'latin1'));
+  const stored = [...filesOf(purser.directory, true)]
+    .filter(([name]) => name !== 'purser.yaml')
+    .map(([, { bytes }]) => bytes.toString('latin1'));
   for (const secret of [VALUE, placeholders[0], placeholders[1]])
     for (const text of [...stored, ...purser.log]) assert(!text.includes(secret));
   assert.deepEqual(purser.problems(), []);
