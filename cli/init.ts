@@ -5,7 +5,7 @@ import { Refusal } from '../src/base/refusal.ts';
 import { dataDirectoryOf, settingsFile } from '../src/config/config.ts';
 import { EXAMPLE_PRICES, settingsText } from '../src/config/template.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
-import type { FoundServer } from '../src/router/discover.ts';
+import type { DiscoveredServer } from '../src/router/discover.ts';
 import { askYesOrNo } from './confirm.ts';
 import { example, type Globals, output, repeated } from './context.ts';
 import { say } from './report.ts';
@@ -73,7 +73,7 @@ export async function firstSettings(command: Command, { server: others, yes }: I
   const { discoverServers } = await import('../src/router/discover.ts');
   const discovered = await whileWaiting('looking for model servers', discoverServers(others));
   const isInteractive = !yes && !globals.json && canAsk();
-  const servers: FoundServer[] = [];
+  const servers: DiscoveredServer[] = [];
   for (const it of discovered) {
     say(describe(it));
     if (
@@ -100,14 +100,14 @@ export const offered = (models: readonly { id: string }[]): string[] =>
       ]
     : [];
 
-function describe({ software, baseUrl, models, isLocked }: FoundServer): string {
+function describe({ software, baseUrl, models, isLocked }: DiscoveredServer): string {
   if (isLocked) return `${baseUrl} wants a key: add it to the file by hand, with api_key.`;
   if (!models.length) return `${software} at ${baseUrl} has no models.`;
   const listed = models.map(({ id, contextLength }) => (contextLength ? `${id} (${contextLength} tokens)` : id));
   return `${software} at ${baseUrl} has ${listed.join(', ')}.`;
 }
 
-const record = ({ software, baseUrl, models, isLocked, is_offered }: FoundServer & { is_offered: boolean }) => ({
+const record = ({ software, baseUrl, models, isLocked, is_offered }: DiscoveredServer & { is_offered: boolean }) => ({
   software,
   base_url: baseUrl,
   is_locked: isLocked,

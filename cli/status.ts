@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { duration } from '../src/base/shown.ts';
+import { duration, relative } from '../src/base/shown.ts';
 import { describeReplicas, hasFullCopy, type Replicas } from '../src/files/drbd.ts';
 import type { CommandOutput } from '../src/operator/commands.ts';
 import { example, type Globals } from './context.ts';
@@ -45,7 +45,7 @@ const copies = (replicas: Replicas): [string, string] => {
 };
 
 function screen(it: ServerStatus): string {
-  const ago = (at: number | null) => (at === null ? 'never' : `${duration(it.clock.now - at, 1)} ago`);
+  const ago = (at: number | null) => (at === null ? 'never' : relative(at, it.clock.now, 1));
   const holds = ({ count, amount_usd, oldest_at }: ServerStatus['uncertain']) =>
     count ? `${count} with ${amount_usd} USD, the oldest ${ago(oldest_at)}` : 'none';
   const upOrDown = (up: boolean, name: string, why: string) =>

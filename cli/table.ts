@@ -3,7 +3,7 @@ import { Refusal } from '../src/base/refusal.ts';
 import { toneOf } from '../src/base/shown.ts';
 import { visible } from '../src/base/visible.ts';
 import { cut, plain, type Tone, terminalWidth, toned, widthOf, wrap } from './terminal.ts';
-import { exactAndAgo, isTime, relative } from './time.ts';
+import { exactAndAgo, fromNow, isTime } from './time.ts';
 
 type Row = Record<string, unknown>;
 
@@ -88,7 +88,7 @@ const NARROWER: ((columns: TableColumn[], width: number, secondary: readonly str
 function columnOf(name: string, rows: readonly Row[]): TableColumn {
   const values = rows.map((row) => row[name]);
   const amounts = isAmount(name);
-  const cells = values.map((it) => (isTime(name, it) ? relative(it) : cell(name, it)));
+  const cells = values.map((it) => (isTime(name, it) ? fromNow(it) : cell(name, it)));
   return resized({
     name,
     heading: [titleOf(name).toUpperCase()],

@@ -1,5 +1,5 @@
 import { systemTime } from '../src/base/clock.ts';
-import { duration } from '../src/base/shown.ts';
+import { relative } from '../src/base/shown.ts';
 
 /** Returns whether a member of a record is a time: Unix seconds, under a name that ends in `at`. */
 export const isTime = (name: string, value: unknown): value is number =>
@@ -10,11 +10,7 @@ export function exact(at: number | null | undefined): string {
   return at == null ? '-' : new Date(at * 1000).toISOString().replace('T', ' ').replace('.000Z', 'Z');
 }
 
-const nowSeconds = () => Math.floor(systemTime.wall() / 1000);
+/** Formats Unix seconds against the clock of this machine: "3 min ago", "in 23 h". */
+export const fromNow = (at: number): string => relative(at, Math.floor(systemTime.wall() / 1000), 1);
 
-/** Formats Unix seconds against now: "3 min ago", "in 23 h". */
-export function relative(at: number, now = nowSeconds()): string {
-  return at <= now ? `${duration(now - at, 1)} ago` : `in ${duration(at - now, 1)}`;
-}
-
-export const exactAndAgo = (at: number) => `${exact(at)} (${relative(at)})`;
+export const exactAndAgo = (at: number) => `${exact(at)} (${fromNow(at)})`;

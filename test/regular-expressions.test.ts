@@ -46,7 +46,7 @@ const MADE: Record<string, number> = {
   'cli/terminal.ts': 1,
   'src/compute/engines/container/address.ts': 2,
   'src/compute/engines/slurm/step.ts': 1,
-  'src/compute/inside-usage.ts': 1, // Its input is bounded: a line for each GPU.
+  'src/compute/guest-usage.ts': 1, // Its input is bounded: a line for each GPU.
   'src/config/variables.ts': 1,
   'src/http/page.ts': 1,
   'src/http/port-proxy.ts': 2,

@@ -112,8 +112,8 @@ const LAYERS: RegExp[][] = [
   [/^src\/telemetry\//],
   [/^src\/(router|access|transfer)\//],
   [/^src\/config\//],
-  [/^src\/ledger\//],
-  [/^src\/(db|compute)\//],
+  [/^src\/(ledger|compute)\//],
+  [/^src\/db\//],
   [/^src\/egress\//],
   [/^src\/(net|files)\//],
   [/^src\/base\//],
@@ -226,11 +226,53 @@ test('no file imports one that imports it back', () => {
 test('no two types of the product share a name', () => {
   const declaredIn = new Map<string, string[]>();
   for (const name of files.filter((it) => /^(src|cli)\//.test(it)))
-    for (const [, type] of read(name).matchAll(/^(?:export )?(?:type|interface|(?:abstract )?class) (\w+)/gm))
+    for (const [, type] of read(name).matchAll(
+      /^ *(?:export )?(?:type|interface|(?:abstract )?class) (\w+)\b(?=[^'"]*[={])/gm,
+    ))
       declaredIn.set(type as string, [...(declaredIn.get(type as string) ?? []), name]);
   assert(declaredIn.size > 500);
   const shared = [...declaredIn].filter(([, names]) => names.length > 1);
   assert.deepEqual(shared, []);
+});
+
+/** Exports that build.mjs and the packaging import. */
+const IMPORTED_ELSEWHERE = ['src/files/read-bundle.ts readBundle', 'src/service/release-file.ts NAMESPACE'];
+
+test('what a file of the product exports, another file imports', () => {
+  const sources = files.filter((it) => it.endsWith('.ts')).map((name) => [name, read(name)] as const);
+  const imported = new Set<string>();
+  for (const [name, source] of sources) {
+    const targetOf = (path: string) => normalize(join(dirname(name), path));
+    for (const [, names = '', path = ''] of source.matchAll(
+      /(?:import|export)(?: type)? \{([^}]*)\} from '(\.[^']+)'/g,
+    ))
+      for (const it of names.split(','))
+        imported.add(
+          `${targetOf(path)} ${
+            it
+              .replace(/^\s*type /, '')
+              .trim()
+              .split(' ')[0]
+          }`,
+        );
+    // One that is imported as a whole, or when it is needed, may be used by any of its names.
+    for (const [, path = ''] of source.matchAll(/(?:\* as \w+ from |import\(|new URL\()\s*'(\.[^']+)'/g))
+      for (const [word] of source.matchAll(/\b\w+\b/g)) imported.add(`${targetOf(path)} ${word}`);
+  }
+  const schema = [...read('src/db/schema.ts').matchAll(/export \* from '\.\/(schema\/\w+\.ts)'/g)].map(([, it]) => it);
+  for (const it of [...imported].filter((it) => it.startsWith('src/db/schema.ts ')))
+    for (const part of schema) imported.add(it.replace('schema.ts', `${part}`));
+  const exported = sources.flatMap(([name, source]) =>
+    /^(src|cli)\//.test(name)
+      ? [
+          ...source.matchAll(
+            /^export (?:declare )?(?:async )?(?:type|const|let|function\*?|class|abstract class) (\w+)/gm,
+          ),
+        ].map(([, it]) => `${name} ${it}`)
+      : [],
+  );
+  assert(exported.length > 1500, `${exported.length} exports`);
+  assert.deepEqual(exported.filter((it) => !imported.has(it)).sort(), IMPORTED_ELSEWHERE);
 });
 
 test('a mark in a comment has its reason', () => {

@@ -60,7 +60,7 @@ export type Ceremony = { challenge: string; origin: string };
 /** A new passkey: its public key is in the form of COSE (RFC 9052). */
 export type Credential = { credentialId: Buffer; publicKey: Buffer; useCount: number };
 /** An answer of an authenticator, not verified yet. */
-export type AuthenticatorAnswer = v.InferOutput<typeof Shown>;
+type AuthenticatorAnswer = v.InferOutput<typeof Shown>;
 
 /** Returns what the browser needs to make a passkey. `known` are the passkeys that exist already. */
 export const creationOptions = (

@@ -49,3 +49,7 @@ export function duration(seconds: number, unitsMax = 2): string {
   }
   return parts.filter(Boolean).join(' ') || '0 s';
 }
+
+/** Formats a time against now, both in Unix seconds, with at most `unitsMax` units: "3 min ago", "in 23 h". */
+export const relative = (at: number, now: number, unitsMax = 2): string =>
+  at <= now ? `${duration(now - at, unitsMax)} ago` : `in ${duration(at - now, unitsMax)}`;

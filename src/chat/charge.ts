@@ -1,10 +1,10 @@
 import { Nanos } from '../base/money.ts';
 import type { Operation } from '../ledger/operation.ts';
+import type { AnswerData } from '../router/answer-data.ts';
 import { type Route, routeNameOf } from '../router/catalogue.ts';
 import { costOf } from '../router/price.ts';
 import type { Heard } from '../router/stream-reader.ts';
-import type { ToldAnswer } from '../router/told.ts';
-import { describeUsage, type TokenUsage, toldIn } from '../router/usage.ts';
+import { describeUsage, type TokenUsage, usageIn } from '../router/usage.ts';
 import { type LearnApp, learnBound } from './learn.ts';
 import type { Detail } from './quote.ts';
 
@@ -12,7 +12,7 @@ import type { Detail } from './quote.ts';
 export type AnswerSize = Pick<Heard, 'counts' | 'isCounted' | 'tokensDelivered'>;
 
 /** Returns the size of a complete answer. */
-export const sizeOf = ({ usage, generatedBytes }: ToldAnswer): AnswerSize => ({
+export const sizeOf = ({ usage, generatedBytes }: AnswerData): AnswerSize => ({
   counts: usage,
   isCounted: true,
   tokensDelivered: generatedBytes,
@@ -33,7 +33,7 @@ export function charge(
 ): { charge: Nanos; usage: string } {
   const max = bounded.maxUsage(route);
   const { images } = max;
-  const reported = toldIn(counts, bounded.apiOf(route), max.promptTokens);
+  const reported = usageIn(counts, bounded.apiOf(route), max.promptTokens);
   // A server that does not know the count yet reports 0 at the beginning; no prompt has 0 tokens.
   const isPromptReported = reported.promptTokens !== undefined && (isCounted || reported.promptTokens > 0);
   const isAnswerReported = isCounted && reported.completionTokens !== undefined;

@@ -11,7 +11,7 @@ export function chat(app: ChatApp, request: ChatRequest): Promise<Answered<Buffe
   const { claim } = request;
   return spendOnModel(app, request, false, ({ operation, detail, route, reply }) => {
     if (reply.kind !== 'answered') throw new Error('a stream is not asked for here');
-    const charged = charge(app, operation, detail, route, sizeOf(reply.told));
+    const charged = charge(app, operation, detail, route, sizeOf(reply.data));
     claim?.offer(() => reply.body);
     const kept = detail.keep(() => reply.body);
     return { outcome: { kind: 'done', ...charged, ...kept }, answer: () => reply.body };

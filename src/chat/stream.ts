@@ -1,12 +1,12 @@
 import { Refusal } from '../base/refusal.ts';
 import { isWire } from '../config/router.ts';
+import type { ReadRun } from '../router/answer-data.ts';
 import type { AnswerStream } from '../router/answer-stream.ts';
 import { isLarge } from '../router/apart.ts';
 import { secondsSince } from '../router/call.ts';
 import { createNativeReader } from '../router/native-reader.ts';
 import type { Reply } from '../router/reply.ts';
 import { createStreamReader, type Heard, type StreamReader } from '../router/stream-reader.ts';
-import type { SaidRun } from '../router/told.ts';
 import { createTranscript } from '../router/transcript.ts';
 import { inTurns } from '../router/turns.ts';
 import type { Answered } from '../spend/spend.ts';
@@ -22,7 +22,7 @@ export type Listener = {
    * Resolves when more can be written; at once when the client has disconnected. `events` are those in the bytes, where they
    * have been told apart.
    */
-  write(bytes: Buffer, events?: readonly SaidRun[]): Promise<void> | undefined;
+  write(bytes: Buffer, events?: readonly ReadRun[]): Promise<void> | undefined;
 };
 type StreamRequest = ChatRequest & {
   /** True if the caller asked for the usage chunk (stream_options.include_usage). */
@@ -46,7 +46,7 @@ export function streamChat(
   return spendOnModel<Buffer | null>(app, request, true, async (answering) => {
     const { operation, detail, route, reply, began, isCancelled, memory } = answering;
     const transcript = claim || !isKeyMadeUp ? createTranscript(memory) : undefined;
-    const sendPiece = (bytes: Buffer, events?: readonly SaidRun[]) => {
+    const sendPiece = (bytes: Buffer, events?: readonly ReadRun[]) => {
       transcript?.push(bytes);
       return listener.write(bytes, events);
     };
@@ -64,7 +64,7 @@ export function streamChat(
         );
     if (isStream) app.events.streamEnded(operation, route, secondsSince(began));
     // A complete answer is charged by its own usage, even if it could not be turned into a stream.
-    const charged = charge(app, operation, detail, route, isStream ? heard : sizeOf(reply.told));
+    const charged = charge(app, operation, detail, route, isStream ? heard : sizeOf(reply.data));
     if (!heard.isWhole && isCancelled()) return cancelled(operation, charged);
     if (!heard.isWhole)
       return {
@@ -99,7 +99,7 @@ type Passed = {
   broken: string;
 };
 
-type SendEvents = (bytes: Buffer, events?: readonly SaidRun[]) => Promise<void> | undefined;
+type SendEvents = (bytes: Buffer, events?: readonly ReadRun[]) => Promise<void> | undefined;
 
 /** Forwards the stream made of a complete answer, for an upstream that does not stream. */
 async function passWhole({ events, ...stream }: AnswerStream, tell: SendEvents): Promise<Passed> {
@@ -118,7 +118,7 @@ async function pass(
 ): Promise<Passed> {
   let usageEvent: Buffer | undefined;
   let broken = 'the stream ended early';
-  let pending: SaidRun[] = [];
+  let pending: ReadRun[] = [];
   const flush = () => {
     const events = pending;
     const [one] = events;
@@ -156,7 +156,7 @@ async function pass(
 }
 
 /** Joins events. Those of one chunk lie beside each other in memory, so they are not copied. */
-function joined(first: Buffer, all: readonly SaidRun[]): Buffer {
+function joined(first: Buffer, all: readonly ReadRun[]): Buffer {
   if (all.length === 1) return first;
   let length = 0;
   for (const { raw } of all) {

@@ -157,7 +157,7 @@ export type Pausing = {
 };
 
 /** The order of a snapshot. */
-export type SnapshotOrder = {
+type SnapshotOrder = {
   ref: Ref;
   /** The name that the engine finds it by; it follows from the installation and the snapshot. */
   tag: string;

@@ -82,7 +82,7 @@ export async function selfTest(
 }
 
 /** The offers that a trial is for: those with this runtime, or all. */
-export type TrialOf = Pick<Offer, 'runtime'> | undefined;
+type TrialOf = Pick<Offer, 'runtime'> | undefined;
 /** Returns the name of a trial's finding. */
 export const trialName = (only: TrialOf) => (only?.runtime === undefined ? 'trial' : `trial ${only.runtime}`);
 

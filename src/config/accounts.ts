@@ -60,5 +60,4 @@ export const Accounts = v.record(
     ),
   }),
 );
-export type AccountSettings = v.InferOutput<typeof Accounts>;
 export type LeaseSecretSettings = { name: string; host: string; header: string; value: Secret };

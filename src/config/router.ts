@@ -69,7 +69,7 @@ const tokenCount = v.pipe(
   v.transform(Number),
   whole(1, 1e8),
 );
-const LEFT_OUT = 'give prompt and completion, or request alone: a price that is left out would be a price of 0';
+const MISSING_PRICE = 'give prompt and completion, or request alone: a price that is left out would be a price of 0';
 const pricing = (decimals: number) =>
   v.pipe(
     v.strictObject({
@@ -96,7 +96,7 @@ const pricing = (decimals: number) =>
     v.check(
       ({ prompt, request, tiers, image: _, ...special }) =>
         prompt !== undefined || (request !== undefined && !tiers.length && !Object.keys(special).length),
-      LEFT_OUT,
+      MISSING_PRICE,
     ),
   );
 
@@ -193,7 +193,7 @@ const Model = v.pipe(
         const value = it[key];
         const { prompt, completion } = partsOf(value);
         if (prompt !== undefined && completion === undefined)
-          addIssue({ message: LEFT_OUT, path: [{ type: 'object', origin: 'value', input: it, key, value }] });
+          addIssue({ message: MISSING_PRICE, path: [{ type: 'object', origin: 'value', input: it, key, value }] });
       }
   }),
 );

@@ -33,19 +33,19 @@ export function plain<Name extends string>(
  * quarter of their garbage.
  */
 export function recordOf<Columns extends Record<string, Column>>(columns: Columns) {
-  type Row = { [Name in keyof Columns]: GetColumnData<Columns[Name]> };
+  type PlainRow = { [Name in keyof Columns]: GetColumnData<Columns[Name]> };
   const each = Object.entries(columns);
   const empty = Object.fromEntries(each.map(([name]) => [name, null]));
   return {
     list: each.map(([, { table, name }]) => `${getTableName(table)}.${name}`).join(', '),
-    from(values: readonly unknown[]): Row {
+    from(values: readonly unknown[]): PlainRow {
       const row: Record<string, unknown> = { ...empty }; // Has its final size, as members are not added one by one.
       let i = 0;
       for (const [name, column] of each) {
         const value = values[i++];
         if (value !== null) row[name] = column.mapFromDriverValue(value);
       }
-      return row as Row;
+      return row as PlainRow;
     },
   };
 }

@@ -13,7 +13,7 @@ import { ECHO_MODEL, openEchoModel } from './echo-model.ts';
 import { CHIP, DEMO_COMPUTE } from './providers.ts';
 import { DEMO_PRICING, runScenario } from './scenario.ts';
 
-export type DemoOptions = {
+type DemoOptions = {
   log: Log;
   print: (line: string) => void;
   /** Ends the demo at any point. */

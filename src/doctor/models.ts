@@ -112,7 +112,7 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
     for (const wire of route.wires) await tryWire(upstream, wire, route, faults);
     await tryStream(upstream, boundChat(model, ask, true).askedOf(route), faults);
   }
-  const usage = readUsage(reply.told, model.kind);
+  const usage = readUsage(reply.data, model.kind);
   if (!usage) return { detail: '', faults: [`It reports no readable usage: ${ESTIMATED}`, ...faults] };
   const most = bounded.maxUsage(route);
   if (usage.promptTokens > most.promptTokens)
@@ -124,7 +124,7 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
       `It counted ${usage.completionTokens} completion tokens though ${route.outputLimit} was ${most.completionTokens}: set output_limit to the name that it obeys.`,
     );
   const cost = Nanos(costOf(route.price, usage, 0));
-  const statedCost = reply.told.usage?.cost;
+  const statedCost = reply.data.usage?.cost;
   if (typeof statedCost === 'number' && statedCost > Number(cost) / 1e9)
     faults.push(`It says that this cost ${statedCost} USD; by our price it is ${formatUsd(cost)} USD.`);
   const detail = `${usage.promptTokens} prompt and ${usage.completionTokens} completion tokens, ${formatUsd(cost)} USD by our price`;
@@ -147,14 +147,14 @@ async function tryWire(upstream: Upstream, wire: NativeWire, { upstreamModel: mo
     faults.push(
       `It is said to speak ${wire}: ${reply.kind === 'streaming' ? 'it streams unasked.' : reply.reason} Take it out of wires if it does not.`,
     );
-  else if (!readUsage(reply.told, wire)) faults.push(`In ${wire} it reports no readable usage: ${ESTIMATED}`);
+  else if (!readUsage(reply.data, wire)) faults.push(`In ${wire} it reports no readable usage: ${ESTIMATED}`);
 }
 
 /** Sends the request as a stream and checks that it has an end and a usage. */
 async function tryStream(upstream: Upstream, request: UpstreamRequest, faults: string[]): Promise<void> {
   const reply = await upstream.ask(request, newId('op'), true);
   if (reply.kind === 'answered') {
-    if (!readUsage(reply.told, 'chat')) faults.push(`Asked for a stream, it reports no readable usage: ${ESTIMATED}`);
+    if (!readUsage(reply.data, 'chat')) faults.push(`Asked for a stream, it reports no readable usage: ${ESTIMATED}`);
     return;
   }
   if (reply.kind !== 'streaming') {

@@ -12,7 +12,7 @@ const SERVER_NAME = 0;
 const ENCRYPTED_CLIENT_HELLO = 0xfe0d;
 
 /** The server that a client names, or what is wrong with what it sent. */
-export type Hello = { serverName: string } | { fault: string };
+type Hello = { serverName: string } | { fault: string };
 
 type HelloReader = {
   /** Takes the next bytes. Returns undefined while the message is not complete. */

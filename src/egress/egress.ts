@@ -22,7 +22,7 @@ const LASTING_MILLISECONDS = 60_000;
 const ENDED_PER_MINUTE = 300;
 
 /** The parts of a server that the ways out call. */
-export type EgressNeeds = {
+type EgressNeeds = {
   outside: Outside;
   /**
    * Returns the lists of a lease that may be used now, the same array while they are the same; undefined otherwise. Called for each

@@ -20,7 +20,7 @@ export type ListEntry = { ports: readonly number[] } & (
 export type List = readonly ListEntry[];
 
 /** The target of a connection. */
-export type Host = { kind: 'name'; name: string } | { kind: 'address'; address: IpAddress };
+type Host = { kind: 'name'; name: string } | { kind: 'address'; address: IpAddress };
 export type Target = { host: Host; port: number };
 
 /** The proxy's port on loopback inside each lease, beyond those that systems hand out by themselves. */

@@ -3,7 +3,7 @@ export type Reached = { host: string; bytes: number; refused: number };
 
 /** Places for hosts that were reached, and for hosts that were refused; each further one counts as `OTHER`. */
 const HOST_COUNT_MAX = 64;
-export const OTHER = 'other';
+const OTHER = 'other';
 
 export type Tally = {
   /** Counts bytes of an allowed host, either way. */

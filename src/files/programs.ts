@@ -18,7 +18,7 @@ export async function outputOf(program: string, ...args: string[]): Promise<stri
 }
 
 /** The result of asking a program: its output; that it failed or could not be started; or no answer within the time limit. */
-export type ProgramAnswer = { outcome: 'done'; output: string } | { outcome: 'refused' | 'unknown'; reason: string };
+type ProgramAnswer = { outcome: 'done'; output: string } | { outcome: 'refused' | 'unknown'; reason: string };
 
 /**
  * Asks a program, and tells what failed. Resolves within seconds, also where the program cannot even be killed because the

@@ -1,10 +1,10 @@
 import { parseAnswer } from '../base/json-text.ts';
 import type { Json } from '../base/parse-json.ts';
 import type { NativeWire } from '../config/router.ts';
+import { parseEvent } from '../router/answer-data.ts';
 import { READINGS, type ReadBy } from '../router/apart.ts';
 import { isAnswerOf, isLastEvent, isNativeEvent } from '../router/native.ts';
 import { eventIn } from '../router/sse.ts';
-import { parseEvent } from '../router/told.ts';
 import { plainChunks } from './dialects/chunk.ts';
 import type { KeptState } from './dialects/dialect.ts';
 import { objectOf } from './dialects/json.ts';

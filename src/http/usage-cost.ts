@@ -1,9 +1,9 @@
 import { formatUsd, type Nanos } from '../base/money.ts';
 import { type Json, parseJson } from '../base/parse-json.ts';
 import { findOperationByKey } from '../ledger/operation.ts';
+import { parseEvent } from '../router/answer-data.ts';
 import { isLarge } from '../router/apart.ts';
 import { DONE_EVENT, eventIn, eventOf } from '../router/sse.ts';
-import { parseEvent } from '../router/told.ts';
 import { objectOf } from './dialects/json.ts';
 import type { HttpApp } from './endpoint.ts';
 import type { EventStream } from './event-stream.ts';

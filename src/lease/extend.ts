@@ -16,7 +16,7 @@ import { isPaused, notRunning } from './pausing.ts';
 import { REPORT_ONLY } from './report-only.ts';
 import { advance } from './step.ts';
 
-export type ExtendRequest = Omit<PaidRequest, 'kind'> & {
+type ExtendRequest = Omit<PaidRequest, 'kind'> & {
   resource: Resource;
   additionalSeconds: number;
   /** The keep that this extension is a step of. */

@@ -19,7 +19,7 @@ export type SecretsApp = Pick<LeaseApp, 'ledger'> & {
 };
 
 /** The secrets of leases, as the settings have them at each call. */
-export type LeaseSecrets = {
+type LeaseSecrets = {
   /** Returns the secrets that a new machine is given, or undefined. */
   orderOf(row: Resource): SecretsOrder | undefined;
   /** Returns whether the new machines of a wallet are given any. */

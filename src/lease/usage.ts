@@ -1,6 +1,6 @@
 import { parseJson } from '../base/parse-json.ts';
 import type { Backend, Ref, Spec, Usage } from '../compute/backend.ts';
-import { INSIDE_SECONDS, readInside } from '../compute/inside-usage.ts';
+import { GUEST_USAGE_SECONDS, readGuestUsage } from '../compute/guest-usage.ts';
 import { createRecent, type Recent } from '../compute/kit/recent.ts';
 import type { Resource } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
@@ -78,7 +78,7 @@ function readingsOf(app: LeaseApp, row: Resource): Readings | undefined {
 function gpusOf({ slots, clock, ledger }: LeaseApp, row: Resource): number {
   try {
     const gpus = slots.backendOf(row)?.guest.gpus?.(row.ref as Ref, parseJson(row.spec) as Spec) ?? 0;
-    return gpus > 0 && isMeasured(ledger.read, row.id, { now: clock.now(), seconds: INSIDE_SECONDS }) ? 0 : gpus;
+    return gpus > 0 && isMeasured(ledger.read, row.id, { now: clock.now(), seconds: GUEST_USAGE_SECONDS }) ? 0 : gpus;
   } catch {
     return 0;
   }
@@ -91,10 +91,10 @@ function createInside(ref: Ref) {
     const begunAt = performance.now();
     const gpus = begunAt < quietUntil ? 0 : sold;
     try {
-      return await readInside(backend, ref, { cpu: !backend.guest.usage, gpus });
+      return await readGuestUsage(backend, ref, { cpu: !backend.guest.usage, gpus });
     } finally {
       const now = performance.now();
-      if (gpus > 0 && now - begunAt >= INSIDE_SECONDS * 1000) quietUntil = now + HUNG_MILLISECONDS;
+      if (gpus > 0 && now - begunAt >= GUEST_USAGE_SECONDS * 1000) quietUntil = now + HUNG_MILLISECONDS;
     }
   };
 }

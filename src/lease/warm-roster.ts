@@ -23,7 +23,7 @@ export type Warm = {
   settled: Promise<unknown>;
 };
 /** A machine that has to end, and may not have been made yet. It is searched for until `until`, Unix seconds. */
-export type LeftMachine = { slot: Slot; backend: string; until: number };
+type Leftover = { slot: Slot; backend: string; until: number };
 
 /** Returns the text that is the same for equal machines, whatever the time they are leased for. */
 export function machineOf({ max_seconds: _, ...machine }: Spec): string {
@@ -38,18 +38,18 @@ export type WarmRoster = ReturnType<typeof openWarmRoster>;
  */
 export function openWarmRoster(file: string, installationId: string, tags: Set<string>, until: number) {
   const pool = new Map<string, Warm>();
-  const left = new Map<string, LeftMachine>(readLeft(file, until));
+  const leftovers = new Map<string, Leftover>(readLeftovers(file, until));
   const tagFor = (id: string) => tagOf(installationId, id);
   let lastRecord = Promise.resolve();
 
   function forget(id: string): void {
     pool.delete(id);
-    left.delete(id);
+    leftovers.delete(id);
     tags.delete(tagFor(id));
   }
   return {
     pool: pool as ReadonlyMap<string, Warm>,
-    left: left as ReadonlyMap<string, LeftMachine>,
+    leftovers: leftovers as ReadonlyMap<string, Leftover>,
     tagFor,
     of: (backend: Backend) => [...pool.values()].filter((it) => it.configured.backend === backend),
     add(it: Warm): void {
@@ -60,14 +60,14 @@ export function openWarmRoster(file: string, installationId: string, tags: Set<s
     /** Notes that a machine has to end: it may still be there, or come. */
     leave({ id, configured: { slot, backend } }: Warm, until: number): void {
       forget(id);
-      left.set(id, { slot, backend: backend.name, until });
+      leftovers.set(id, { slot, backend: backend.name, until });
     },
     /** Writes the ids of all machines that may exist and have no row. */
     record(): Promise<void> {
       const write = async () => {
         const listed = [
           ...[...pool.values()].map(({ id, configured: { slot, backend } }) => ({ id, slot, backend: backend.name })),
-          ...[...left].map(([id, { slot, backend }]) => ({ id, slot, backend })),
+          ...[...leftovers].map(([id, { slot, backend }]) => ({ id, slot, backend })),
         ];
         if (listed.length) await writeDurably(file, JSON.stringify(listed));
         else rmSync(file, { force: true });
@@ -80,7 +80,7 @@ export function openWarmRoster(file: string, installationId: string, tags: Set<s
 }
 
 /** Reads which machines an earlier process left. */
-function* readLeft(file: string, until: number): Iterable<[string, LeftMachine]> {
+function* readLeftovers(file: string, until: number): Iterable<[string, Leftover]> {
   try {
     const listed = parseJson(readFileSync(file, 'utf8')) as { id: string; slot: Slot; backend: string }[];
     for (const { id, slot, backend } of listed) yield [id, { slot, backend, until }];

@@ -175,7 +175,7 @@ async function renew({ app }: Context, it: Warm): Promise<'ready'> {
 /** Ends the machines that have to end, until none has been found for a while. */
 async function endLeft(context: Context, { slot, backend }: ConfiguredBackend): Promise<void> {
   const { app, roster } = context;
-  for (const [id, it] of roster.left) {
+  for (const [id, it] of roster.leftovers) {
     if (it.slot !== slot || it.backend !== backend.name) continue;
     if (isLeased(context, id)) {
       roster.forget(id);
@@ -219,9 +219,9 @@ async function tendBackend(context: Context, configured: ConfiguredBackend): Pro
 async function tend(context: Context): Promise<void> {
   if (!mayAct(context)) return;
   const { app, roster, toldAt } = context;
-  for (const [id, { slot, backend, until }] of roster.left)
+  for (const [id, { slot, backend, until }] of roster.leftovers)
     if (!app.slots.configuredOf({ slot, backend }) && app.clock.now() >= until) roster.forget(id);
-  const some = app.slots.list.filter((it) => it.warm.length || roster.left.size);
+  const some = app.slots.list.filter((it) => it.warm.length || roster.leftovers.size);
   const tended = (it: ConfiguredBackend) =>
     tendBackend(context, it).catch((error) => {
       const now = app.clock.now();
@@ -261,7 +261,7 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
   let passing: Promise<void> | undefined;
 
   return {
-    ids: () => [...roster.pool.keys(), ...roster.left.keys()],
+    ids: () => [...roster.pool.keys(), ...roster.leftovers.keys()],
     count: (backend) => roster.of(backend).filter((it) => it.state === 'ready').length,
 
     tend() {
@@ -315,7 +315,7 @@ export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): W
       context.isStopped = true;
       const ended = async () => {
         await passing;
-        if (reportOnlyOf(app.ledger.read) || !(roster.pool.size || roster.left.size)) return;
+        if (reportOnlyOf(app.ledger.read) || !(roster.pool.size || roster.leftovers.size)) return;
         await Promise.all([...roster.pool.values()].map((it) => (it.state === 'taken' ? undefined : end(context, it))));
         await roster.record();
       };

@@ -39,7 +39,7 @@ type SearchPage = {
   signal?: AbortSignal;
 };
 
-export type FoundOperations = {
+type OperationPage = {
   operations: Operation[];
   /** The id behind which the list goes on; undefined at its end. */
   goesOnAfter: string | undefined;
@@ -123,7 +123,7 @@ export async function searchOperations(
   read: Reader,
   filter: OperationFilter,
   { after, limit = LIST_COUNT_MAX, first = 'newest', examinedMax = Number.POSITIVE_INFINITY, signal }: SearchPage = {},
-): Promise<FoundOperations> {
+): Promise<OperationPage> {
   const before = after === undefined ? undefined : numberUpTo(read, after);
   if (filter.state === 'reserved' || filter.state === 'uncertain')
     return cut(openMatching(read, filter, before, limit + 1, first), limit);
@@ -168,7 +168,7 @@ const matchingIn = (read: Reader, filter: OperationFilter, limit: number) =>
     .prepare();
 
 /** Separates a page from what was found beyond it. */
-function cut(found: readonly Operation[], limit: number): FoundOperations {
+function cut(found: readonly Operation[], limit: number): OperationPage {
   const page = found.slice(0, limit);
   return { operations: page, goesOnAfter: found.length > limit ? page.at(-1)?.id : undefined, isCut: false };
 }

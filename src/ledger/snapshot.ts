@@ -177,7 +177,7 @@ export function insertSnapshot(tx: Tx, order: NewSnapshot, operation: Operation,
   tx.insert(snapshots).values(row).run();
 }
 
-export type SnapshotChange = Partial<Omit<Snapshot, 'id' | 'seal'>>;
+type SnapshotChange = Partial<Omit<Snapshot, 'id' | 'seal'>>;
 
 /** Changes a snapshot. One that has ended stays as it is. */
 function update(tx: Tx, id: string, change: SnapshotChange): Snapshot {

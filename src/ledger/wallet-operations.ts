@@ -21,7 +21,7 @@ const reads = plain({
 });
 
 /** The numbers of the first and of the newest operation. */
-export type NumberRange = { first: number; last: number };
+type NumberRange = { first: number; last: number };
 
 /** Returns the span of the operations of these wallets; undefined where they have none. */
 export function spanOf(read: Reader, walletIds: readonly string[]): NumberRange | undefined {

@@ -6,7 +6,7 @@ import { isIP } from 'node:net';
  * a certificate, and each library that does is larger than everything else that is said over TLS here.
  */
 
-export type CertificateOrder = {
+type CertificateOrder = {
   subject: string;
   /** The public key, on a curve of NIST. */
   publicKey: KeyObject;

@@ -19,7 +19,7 @@ import { status } from './status.ts';
 import { wallets } from './wallets.ts';
 
 /** All commands of the CLI. The same table serves in process and over the socket (design, section 4). */
-export const COMMANDS = {
+const COMMANDS = {
   ...accounts,
   ...checkouts,
   ...keys,

@@ -10,7 +10,7 @@ import type { Files } from '../files/data-directory.ts';
 import { giveName, removeDatabase } from '../files/database-files.ts';
 import { type Manifest, manifestOf, writeManifest } from './manifest.ts';
 
-export type Backup = Manifest & { file: string; bytes: number };
+type Backup = Manifest & { file: string; bytes: number };
 
 /**
  * Writes a complete copy of the books of a data directory to `file` while the server runs: one snapshot, read by this process, so

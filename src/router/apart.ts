@@ -1,8 +1,8 @@
+import { parseEvent, readAnswer, readEvent } from './answer-data.ts';
 import type { AnswerRoom } from './answer-room.ts';
 import { streamOfAnswer } from './answer-stream.ts';
 import type { Api } from './native.ts';
 import { eventIn } from './sse.ts';
-import { parseEvent, readAnswer, readEvent } from './told.ts';
 
 /**
  * Bytes from outside beyond this size are read in another thread: the main one would keep all other requests waiting, 50 ms
@@ -18,9 +18,9 @@ export const READINGS = {
   /** Reads the last event of a stream that lacks its blank line. Throws when the event is incomplete. */
   last(raw: Buffer, api: Api) {
     const event = eventIn(raw);
-    const said = readEvent(event, api);
-    if (typeof said === 'object' && parseEvent(event.data ?? '') === undefined) throw new Error(UNFINISHED);
-    return said;
+    const content = readEvent(event, api);
+    if (typeof content === 'object' && parseEvent(event.data ?? '') === undefined) throw new Error(UNFINISHED);
+    return content;
   },
   stream: streamOfAnswer,
 };

@@ -1,13 +1,13 @@
 import { isWire } from '../config/router.ts';
 import type { AnswerBody } from '../net/watched-pool.ts';
+import { type ReadRun, readEvent } from './answer-data.ts';
 import { isLarge, type ReadApart } from './apart.ts';
 import type { CallLimits } from './call-limits.ts';
 import type { Api } from './native.ts';
 import { createPlainText } from './plain-text.ts';
 import { errorReply, type Label, type Reply } from './reply.ts';
 import { createEventSplitter, DONE, type SseRun } from './sse.ts';
-import { readEvent, type SaidRun } from './told.ts';
-import { toldIn } from './usage.ts';
+import { usageIn } from './usage.ts';
 
 /** Limits on the wait, in milliseconds and bytes, after the end of a stream, so that its connection can be reused. */
 const REST = { bytesMax: 64 * 1024, milliseconds: 2000 };
@@ -27,10 +27,11 @@ type StreamParts = {
  */
 export async function beginStream(body: AnswerBody, { api, apart, label, limits, over }: StreamParts): Promise<Reply> {
   const next = eventsOf(body, limits, api, apart);
-  const held: SaidRun[] = [];
-  const isPromptTold = () => held.some(({ said }) => typeof said === 'object' && toldIn(said.usage, api).promptTokens);
+  const held: ReadRun[] = [];
+  const isPromptTold = () =>
+    held.some(({ content }) => typeof content === 'object' && usageIn(content.usage, api).promptTokens);
   const empty = { kind: 'unknown', reason: `${label.name} answered 200 with a stream that holds no answer` } as const;
-  const streaming = (more: SaidRun[], rest = next): Reply => ({
+  const streaming = (more: ReadRun[], rest = next): Reply => ({
     kind: 'streaming',
     events: follow([...held, ...more], rest, body, { label, limits, over }),
     endSoon: limits.endSoon,
@@ -40,19 +41,19 @@ export async function beginStream(body: AnswerBody, { api, apart, label, limits,
       const events = await next();
       if (!events) return isPromptTold() ? streaming([]) : empty;
       for (const [at, event] of events.entries()) {
-        const said = event.textBytes === undefined ? (event.said ?? readEvent(event, api)) : 'text';
-        if (said === undefined) continue; // A comment, which keeps the connection alive.
-        if (said === DONE) {
+        const content = event.textBytes === undefined ? (event.content ?? readEvent(event, api)) : 'text';
+        if (content === undefined) continue; // A comment, which keeps the connection alive.
+        if (content === DONE) {
           if (isPromptTold()) return streaming([event]);
           body.leave(REST);
           return empty;
         }
-        if (said !== 'text' && said.error) {
+        if (content !== 'text' && content.error) {
           body.leave(REST);
-          return errorReply(said.error, label);
+          return errorReply(content.error, label);
         }
-        if (said === 'text' || !said.isBeforeAnswer) return streaming(events.slice(at));
-        held.push({ raw: event.raw, data: undefined, said });
+        if (content === 'text' || !content.isBeforeAnswer) return streaming(events.slice(at));
+        held.push({ raw: event.raw, data: undefined, content });
       }
     }
   } catch (error) {
@@ -63,13 +64,13 @@ export async function beginStream(body: AnswerBody, { api, apart, label, limits,
 
 /** Yields the events read so far, then the rest. */
 async function* follow(
-  first: SaidRun[],
-  next: () => Promise<SaidRun[] | undefined>,
+  first: ReadRun[],
+  next: () => Promise<ReadRun[] | undefined>,
   body: AnswerBody,
   { label, limits, over }: Pick<StreamParts, 'label' | 'limits' | 'over'>,
-): AsyncGenerator<readonly SaidRun[], void, void> {
+): AsyncGenerator<readonly ReadRun[], void, void> {
   try {
-    for (let events: SaidRun[] | undefined = first; events; events = await next()) yield events;
+    for (let events: ReadRun[] | undefined = first; events; events = await next()) yield events;
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
     throw new Error(`${label.name}: ${limits.exceeded() ?? label.clean(code ?? message)}`);
@@ -85,16 +86,16 @@ function eventsOf(
   limits: CallLimits,
   api: Api,
   apart: ReadApart,
-): () => Promise<SaidRun[] | undefined> {
+): () => Promise<ReadRun[] | undefined> {
   const splitter = createEventSplitter(isWire(api) ? undefined : createPlainText());
   let isOver = false;
   /** Reads nothing more before a large event has been read: this keeps the order, and bounds the unread part of a stream. */
-  async function withLarge(events: SseRun[]): Promise<SaidRun[]> {
-    const all: SaidRun[] = [];
+  async function withLarge(events: SseRun[]): Promise<ReadRun[]> {
+    const all: ReadRun[] = [];
     for (const event of events) {
       const { raw } = event;
       const isApart = isLarge(raw) && event.textBytes === undefined;
-      all.push(isApart ? { raw, data: undefined, said: await apart('event', raw, api) } : event);
+      all.push(isApart ? { raw, data: undefined, content: await apart('event', raw, api) } : event);
     }
     return all;
   }
@@ -108,6 +109,6 @@ function eventsOf(
     }
     const last = isOver ? undefined : splitter.end();
     isOver = true;
-    return last && [{ raw: last.raw, data: undefined, said: await apart('last', last.raw, api) }];
+    return last && [{ raw: last.raw, data: undefined, content: await apart('last', last.raw, api) }];
   };
 }

@@ -13,7 +13,7 @@ export const secondsSince = (began: number): number => (performance.now() - bega
 
 /**
  * Asks the routes of a request in order, once each. Moves on only after a definite refusal that is not about the request
- * itself, never after an unknown outcome. A route whose circuit is open, or whose upstream has no free place, refuses without
+ * itself, never after an unknown outcome. A route whose circuit is open, or whose upstream has no free permit, refuses without
  * being asked. Returns the reply that counts, its route, and the time of its call (`performance.now()`). Calls `called` for
  * each upstream that was asked, and `passedOver` for each route skipped. `cancelOf` returns the signal that ends the call of a
  * route for a stream.

@@ -15,7 +15,7 @@ const BUSY_RETRY_SECONDS = 1;
 export type Circuits = {
   /**
    * Admits a caller to one of these routes before anything is held for it: a route whose circuit is closed to the caller,
-   * and whose upstream has a free place, which is taken. Refuses if there is none.
+   * and whose upstream has a free permit, which is taken. Refuses if there is none.
    */
   enter(routes: readonly Route[], tenant: () => Tenant, upstreams: ReadonlyMap<string, Upstream>): Pass | Refused;
 };
@@ -23,11 +23,11 @@ export type Circuits = {
 /** The permission of a caller to ask. */
 export type Pass = {
   /**
-   * Asks by the route, or refuses if its circuit is open or its upstream has no free place. `ask` gets a function to call
+   * Asks by the route, or refuses if its circuit is open or its upstream has no free permit. `ask` gets a function to call
    * when the call is over: a stream continues after its reply.
    */
   ask(route: Route, ask: (over: () => void) => Promise<Reply>): Promise<Reply>;
-  /** Ends it: another caller may try if this one would have been the trial, and its places are given back. */
+  /** Ends it: another caller may try if this one would have been the trial, and its permits are given back. */
   leave(): void;
 };
 

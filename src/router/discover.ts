@@ -12,12 +12,12 @@ export const USUAL_SERVERS: readonly { software: string; port: number }[] = [
   { software: 'SGLang', port: 30_000 },
 ];
 
-type FoundModel = { id: string; kind: 'chat' | 'embeddings'; contextLength: number | undefined };
-export type FoundServer = {
+type DiscoveredModel = { id: string; kind: 'chat' | 'embeddings'; contextLength: number | undefined };
+export type DiscoveredServer = {
   software: string;
   /** The base of its OpenAI-compatible API. */
   baseUrl: string;
-  models: FoundModel[];
+  models: DiscoveredModel[];
   /** True if it requires a key and states nothing without one. */
   isLocked: boolean;
 };
@@ -44,7 +44,7 @@ const SOFTWARE_BY_OWNER: Record<string, string> = {
 export async function discoverServers(
   others: readonly string[] = [],
   usualServers = others.length ? [] : USUAL_SERVERS,
-): Promise<FoundServer[]> {
+): Promise<DiscoveredServer[]> {
   const usual = usualServers.map(({ software, port }) => ({ software, address: `http://127.0.0.1:${port}` }));
   const named = others.map((it) => ({
     software: 'model server',
@@ -75,7 +75,7 @@ async function ask(url: string, body?: object): Promise<ServerAnswer | undefined
 async function lookAt({ software: usual, address }: { software: string; address: string }) {
   const list = await ask(`${address}/v1/models`);
   if (!list) return undefined;
-  const found = (software: string, models: FoundModel[], isLocked = false): FoundServer => ({
+  const found = (software: string, models: DiscoveredModel[], isLocked = false): DiscoveredServer => ({
     software,
     baseUrl: `${address}/v1`,
     models,
@@ -87,7 +87,7 @@ async function lookAt({ software: usual, address }: { software: string; address:
   const owner = member((data ?? [])[0], 'owned_by');
   const software = SOFTWARE_BY_OWNER[wordOf(owner)] ?? usual;
   const models = [...readStatedModels(list.json)].map(
-    ([id, { contextLength }]): FoundModel => ({ id, kind: 'chat', contextLength }),
+    ([id, { contextLength }]): DiscoveredModel => ({ id, kind: 'chat', contextLength }),
   );
   const detailed = DETAILS[software];
   return found(software, detailed ? await detailed(address, models.slice(0, ASKED_COUNT_MAX)) : models);
@@ -100,7 +100,7 @@ const positive = (value: unknown) =>
 const listOf = (value: unknown) => (Array.isArray(value) ? (value as unknown[]) : []);
 
 /** Reads the details that `GET /v1/models` leaves out, by software. */
-const DETAILS: Record<string, (address: string, models: FoundModel[]) => Promise<FoundModel[]>> = {
+const DETAILS: Record<string, (address: string, models: DiscoveredModel[]) => Promise<DiscoveredModel[]>> = {
   /** Reads the context of the loaded models, else `num_ctx` of the model, which is below the limit of its training. */
   async Ollama(address, models) {
     const running = listOf(member((await ask(`${address}/api/ps`))?.json, 'models'));

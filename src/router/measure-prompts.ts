@@ -2,9 +2,9 @@ import type { Json } from '../base/parse-json.ts';
 import { FREE_MEMBERS } from './free-members.ts';
 import {
   CHOICE_COUNT_MAX,
+  DROPPED_MEMBERS,
   inputsOf,
   invalid,
-  LEFT_OUT,
   type Measured,
   type MeasuredFor,
   namedBytes,
@@ -23,7 +23,7 @@ const COMPLETED = new Set<string>([
   ...['stop', 'seed', 'logit_bias', 'logprobs', 'user', ...FREE_MEMBERS],
 ]);
 /** Members that are read here and rewritten, or not passed on. */
-const READ = new Set(['model', 'stream', 'n', 'max_tokens', 'metadata', ...LEFT_OUT]);
+const READ = new Set(['model', 'stream', 'n', 'max_tokens', 'metadata', ...DROPPED_MEMBERS]);
 /** Answers of one request, for all of its prompts. */
 const COMPLETION_COUNT_MAX = 2048;
 /** Members of a ranking that may be forwarded. Left out are those that cut a document into pieces, each with the query. */

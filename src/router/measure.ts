@@ -44,10 +44,10 @@ const FORWARDED = new Set([
  */
 const HANDLED = new Set<string>(HANDLED_MEMBERS);
 /** Hints for a cache that cost nothing, and that some servers refuse: they go only where the settings name them. */
-export const LEFT_OUT = ['prompt_cache_key', 'prompt_cache_retention'];
+export const DROPPED_MEMBERS = ['prompt_cache_key', 'prompt_cache_retention'];
 
 /** Every member of a chat completion that may be sent to a model whose settings name no others. */
-export const CHAT_MEMBERS: readonly string[] = [...HANDLED_MEMBERS, ...FORWARDED, ...LEFT_OUT];
+export const CHAT_MEMBERS: readonly string[] = [...HANDLED_MEMBERS, ...FORWARDED, ...DROPPED_MEMBERS];
 
 export type ChatBody = Readonly<Record<string, unknown>> & {
   model: string;
@@ -143,7 +143,7 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
   for (const name of Object.keys(own)) {
     if (FORWARDED.has(name)) forwarded.push(name);
     else if (model.forward.includes(name)) byRoute[name] = own[name];
-    else if (!HANDLED.has(name) && !LEFT_OUT.includes(name) && !(stream && name === 'stream_options'))
+    else if (!HANDLED.has(name) && !DROPPED_MEMBERS.includes(name) && !(stream && name === 'stream_options'))
       throw unsupported(name);
   }
   const images = refuseContent(request.messages, model);

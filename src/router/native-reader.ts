@@ -1,8 +1,8 @@
 import type { NativeWire } from '../config/router.ts';
+import { readEvent } from './answer-data.ts';
 import { DONE } from './sse.ts';
 import type { Heard, Reading, StreamReader } from './stream-reader.ts';
-import { readEvent } from './told.ts';
-import { type Counts, mergeCounts, toldIn } from './usage.ts';
+import { type Counts, mergeCounts, usageIn } from './usage.ts';
 
 /** The end of a message whose stream gave its stop reason but ended without its last event. */
 const MESSAGE_END = Buffer.from('event: message_stop\ndata: {"type":"message_stop"}\n\n');
@@ -21,28 +21,28 @@ export function createNativeReader(wire: NativeWire): StreamReader {
 
   function count(given: Counts): void {
     counts = mergeCounts(counts, given);
-    if (toldIn(given, wire).completionTokens === undefined) return;
+    if (usageIn(given, wire).completionTokens === undefined) return;
     countedBytes = bytes;
     isCountedSinceError = hasFailed;
   }
 
   return {
     read(event): Reading {
-      const said = event.said ?? readEvent(event, wire);
-      if (said === undefined) return hasFailed ? 'drop' : 'pass'; // A comment.
-      if (said === DONE) return isStopped || hasFailed ? 'end' : 'drop';
-      if (said.error) {
+      const content = event.content ?? readEvent(event, wire);
+      if (content === undefined) return hasFailed ? 'drop' : 'pass'; // A comment.
+      if (content === DONE) return isStopped || hasFailed ? 'end' : 'drop';
+      if (content.error) {
         hasFailed = true;
-        isContextFull ||= said.error.isContextFull;
+        isContextFull ||= content.error.isContextFull;
       }
-      if (said.usage) count(said.usage);
-      if (hasFailed) return said.error ? 'error' : 'drop';
-      if (said.isLast) {
+      if (content.usage) count(content.usage);
+      if (hasFailed) return content.error ? 'error' : 'drop';
+      if (content.isLast) {
         end = event.raw;
         return 'end';
       }
-      if (said.stops) isStopped = true;
-      bytes += said.generatedBytes;
+      if (content.stops) isStopped = true;
+      bytes += content.generatedBytes;
       return 'pass';
     },
     heard(): Heard {

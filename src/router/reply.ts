@@ -1,8 +1,8 @@
 import type { RefusalCode } from '../base/refusal.ts';
 import type { Whole } from '../net/watched-pool.ts';
+import type { AnswerData, AnswerError, ReadRun } from './answer-data.ts';
 import type { ReadApart } from './apart.ts';
 import { type Api, PATHS } from './native.ts';
-import type { SaidRun, ToldAnswer, ToldError } from './told.ts';
 
 // What an answer of a model server means for the money: answered, refused, or unknown.
 
@@ -28,12 +28,12 @@ export type Refused = {
 };
 /** The reply of an upstream. Only `answered` has certainly cost money; `unknown` may have. */
 export type Reply =
-  | { kind: 'answered'; body: Buffer; told: ToldAnswer }
+  | { kind: 'answered'; body: Buffer; data: AnswerData }
   /**
    * The first events have arrived. Later errors are thrown while reading; the events must be read or returned. After
    * `endSoon`, the stream breaks within two seconds.
    */
-  | { kind: 'streaming'; events: AsyncIterable<readonly SaidRun[]>; endSoon: () => void }
+  | { kind: 'streaming'; events: AsyncIterable<readonly ReadRun[]>; endSoon: () => void }
   | Refused
   /**
    * `isAlive`: the server works, but its answer is unknown, as it is longer than the limit, takes longer than the call may, or
@@ -58,28 +58,28 @@ export async function replyOf(
 ): Promise<Reply> {
   // The status of a redirect or a 4xx is conclusive, even if its body breaks off; an error of the server has to be whole.
   if (broken && !(status >= 300 && status < 500)) throw broken;
-  const told = bytes && (await apart('answer', bytes, api));
+  const data = bytes && (await apart('answer', bytes, api));
   if (status === 200) {
     if (!bytes)
       return { kind: 'unknown', reason: `${name} answered 200 with more than ${ANSWER_MIB_MAX} MiB`, isAlive: true };
-    if (!told) return { kind: 'unknown', reason: `${name} answered 200 with a body that cannot be read` };
-    const error = told.isFilled ? undefined : told.error;
-    if (!error && !told.isAnswer)
+    if (!data) return { kind: 'unknown', reason: `${name} answered 200 with a body that cannot be read` };
+    const error = data.isFilled ? undefined : data.error;
+    if (!error && !data.isAnswer)
       return { kind: 'unknown', reason: `${name} answered 200 with something else than an answer of ${PATHS[api]}` };
-    return error ? errorReply(error, { name, clean }) : { kind: 'answered', body: bytes, told };
+    return error ? errorReply(error, { name, clean }) : { kind: 'answered', body: bytes, data };
   }
   if (TIME_OUTS.has(status)) return { kind: 'unknown', reason: `${name} answered ${status}`, isLate: true };
   if (status < 300) return { kind: 'unknown', reason: `${name} answered ${status}` };
-  if (told?.isFilled) return { kind: 'unknown', reason: `${name} answered ${status} with an answer in its body` };
-  return refusal(status, clean(told?.message ?? ''), name, {
-    isContextFull: told?.isContextFull ?? false,
+  if (data?.isFilled) return { kind: 'unknown', reason: `${name} answered ${status} with an answer in its body` };
+  return refusal(status, clean(data?.message ?? ''), name, {
+    isContextFull: data?.isContextFull ?? false,
     retryAfter: retryAfter(headers['retry-after']),
     location: addressIn(headers.location, clean),
   });
 }
 
 /** Maps a status 200 with an error in place of an answer to a refusal, by the status that the error names, if any. */
-export function errorReply({ status, message, isContextFull }: ToldError, { name, clean }: Label): Refused {
+export function errorReply({ status, message, isContextFull }: AnswerError, { name, clean }: Label): Refused {
   // A request that timed out may still be running: it is not charged, and no other upstream is asked.
   const elsewhere = !TIME_OUTS.has(status);
   if (elsewhere && status >= 400 && status < 500) return refusal(status, clean(message), name, { isContextFull });

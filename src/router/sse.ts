@@ -8,7 +8,7 @@ import { collectChunks } from '../net/pieces.ts';
 export type SseEvent = {
   readonly raw: Buffer;
   readonly data: string | Buffer | undefined;
-  /** The value of the data, once it has been parsed (told.ts). */
+  /** The value of the data, once it has been parsed (answer-data.ts). */
   parsed?: { value: unknown } | undefined;
 };
 

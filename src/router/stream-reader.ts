@@ -1,6 +1,6 @@
+import { type ReadRun, readEvent } from './answer-data.ts';
 import { DONE, DONE_EVENT } from './sse.ts';
-import { readEvent, type SaidRun } from './told.ts';
-import { type Counts, mergeCounts, readUsage, toldIn } from './usage.ts';
+import { type Counts, mergeCounts, readUsage, usageIn } from './usage.ts';
 
 /**
  * The treatment of an event, or of several of plain text: forward it (`pass`), hold it back until the charge is on disk
@@ -23,7 +23,7 @@ export type Heard = {
 };
 
 export type StreamReader = {
-  read(event: SaidRun): Reading;
+  read(event: ReadRun): Reading;
   heard(): Heard;
   /** Returns the bytes that end the stream for the client, once it is whole. */
   end(): Buffer;
@@ -52,19 +52,19 @@ export function createStreamReader(choices: number): StreamReader {
         isCounted = false;
         return 'pass';
       }
-      const said = event.said ?? readEvent(event, 'chat');
-      if (said === undefined) return 'pass'; // A comment.
-      if (said === DONE) {
+      const content = event.content ?? readEvent(event, 'chat');
+      if (content === undefined) return 'pass'; // A comment.
+      if (content === DONE) {
         if (!hasFailed) isEnded = true;
         return 'end';
       }
-      const { error, usage: given, choices: list } = said;
+      const { error, usage: given, choices: list } = content;
       if (error) {
         hasFailed = true;
         isContextFull ||= error.isContextFull;
       }
       if (given) counts = mergeCounts(counts, given);
-      const countsAnswer = given !== undefined && toldIn(given, 'chat').completionTokens !== undefined;
+      const countsAnswer = given !== undefined && usageIn(given, 'chat').completionTokens !== undefined;
       if (hasFailed) {
         isCountedSinceError ||= countsAnswer;
         return error ? 'error' : 'drop';
@@ -76,9 +76,9 @@ export function createStreamReader(choices: number): StreamReader {
         return isRead ? 'usage' : given === undefined ? 'pass' : 'drop';
       }
       isCounted = false;
-      bytes += said.generatedBytes;
+      bytes += content.generatedBytes;
       if (countsAnswer) countedBytes = bytes;
-      for (const it of said.finished) finished.add(it);
+      for (const it of content.finished) finished.add(it);
       return 'pass';
     },
     heard() {

@@ -9,7 +9,7 @@ import { type AnswerReader, LARGE_BYTES, READ_HERE } from './apart.ts';
 import { beginStream } from './begun-stream.ts';
 import { type CallLimits, startLimits } from './call-limits.ts';
 import { type Api, PATHS } from './native.ts';
-import { createPlaces } from './places.ts';
+import { createPermits } from './permits.ts';
 import { answerBytesMax, type Reply, replyOf } from './reply.ts';
 
 /** The largest request body kept in memory while its answer is streamed. */
@@ -31,7 +31,7 @@ export type UpstreamRequest = {
 
 export type Upstream = {
   /**
-   * Takes a place for a call of a tenant, at a moment (Unix seconds). Returns a function that gives it back; undefined where
+   * Takes a permit for a call of a tenant, at a moment (Unix seconds). Returns a function that gives it back; undefined where
    * the number of concurrent calls is limited and none is free for this tenant. The caller of `ask` must have entered.
    */
   enter(tenant: () => Tenant, now: number): (() => void) | undefined;
@@ -77,19 +77,19 @@ type UpstreamCall = {
 /** Opens the connections to one model server. Its key is sent as a bearer token; to Messages in Anthropic's header. */
 export function openUpstream(config: UpstreamConfig): Upstream {
   const server = connectTo(config);
-  const places = config.max_concurrent === undefined ? undefined : createPlaces(config.max_concurrent);
+  const permits = config.max_concurrent === undefined ? undefined : createPermits(config.max_concurrent);
   let callCount = 0;
   return {
     enter(tenant, now) {
-      const over = places?.take(tenant(), now);
-      if (places && !over) return undefined;
+      const release = permits?.take(tenant(), now);
+      if (permits && !release) return undefined;
       callCount++;
       let isOver = false;
       return () => {
         if (isOver) return;
         isOver = true;
         callCount--;
-        over?.();
+        release?.();
       };
     },
     callCount: () => callCount,
@@ -242,7 +242,7 @@ function once(body: Buffer): Readable {
 
 const isEventStream = ({ headers }: AnswerHead) => /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
 
-/** Gives back the place of an answer that has to wait for its room, and does not count the wait: its server is done with it. */
+/** Gives back the permit of an answer that has to wait for its room, and does not count the wait: its server is done with it. */
 function entered(entering: Promise<void> | undefined, over: () => void, limits: CallLimits): Promise<void> | undefined {
   if (!entering) return undefined;
   over();

@@ -65,12 +65,12 @@ export function mergeCounts(earlier: Counts | undefined, later: Counts): Counts 
 }
 
 /** The counts of a usage. A count that is absent, negative or not whole is undefined, and so is one that follows from it. */
-type Told = Omit<TokenUsage, 'promptTokens' | 'completionTokens'> & {
+type ReportedUsage = Omit<TokenUsage, 'promptTokens' | 'completionTokens'> & {
   promptTokens: number | undefined;
   completionTokens: number | undefined;
 };
 
-const NOTHING_TOLD: Told = {
+const NO_USAGE: ReportedUsage = {
   promptTokens: undefined,
   completionTokens: undefined,
   cacheReadTokens: 0,
@@ -85,17 +85,17 @@ const NOTHING_TOLD: Told = {
  * the total shows are prompt if a prompt of at most `promptBound` tokens can have them (cached tokens that are counted
  * separately), else completion (reasoning: xAI, Gemini).
  */
-export function toldIn(usage: unknown, api: Api, promptBound = 0): Told {
-  if (!isObject(usage)) return NOTHING_TOLD;
-  if (api === 'messages') return toldByMessages(usage);
-  return api === 'responses' ? toldByResponses(usage, promptBound) : toldByChat(usage, api, promptBound);
+export function usageIn(usage: unknown, api: Api, promptBound = 0): ReportedUsage {
+  if (!isObject(usage)) return NO_USAGE;
+  if (api === 'messages') return usageOfMessages(usage);
+  return api === 'responses' ? usageOfResponses(usage, promptBound) : usageOfChat(usage, api, promptBound);
 }
 
-function toldByChat(usage: Json, api: Api, promptBound: number): Told {
+function usageOfChat(usage: Json, api: Api, promptBound: number): ReportedUsage {
   const generates = api === 'chat' || api === 'completions';
   const prompt = objectOf(usage.prompt_tokens_details);
   const kept = objectOf(prompt.cache_creation_token_details ?? prompt.cache_creation);
-  return toldOf(
+  return reportedUsage(
     {
       // Servers that rank count under either name.
       prompt: api === 'rerank' ? largestOf([usage.prompt_tokens, usage.total_tokens]) : usage.prompt_tokens,
@@ -115,9 +115,9 @@ function toldByChat(usage: Json, api: Api, promptBound: number): Told {
   );
 }
 
-function toldByResponses(usage: Json, promptBound: number): Told {
+function usageOfResponses(usage: Json, promptBound: number): ReportedUsage {
   const input = objectOf(usage.input_tokens_details);
-  return toldOf(
+  return reportedUsage(
     {
       prompt: usage.input_tokens,
       completion: usage.output_tokens,
@@ -135,10 +135,10 @@ function toldByResponses(usage: Json, promptBound: number): Told {
  * Reads a usage of Anthropic's Messages, which counts cached and written tokens apart from the others: if one of the three
  * cannot be read, the prompt count is unknown.
  */
-function toldByMessages(usage: Json): Told {
+function usageOfMessages(usage: Json): ReportedUsage {
   const { input_tokens: plain, cache_read_input_tokens: read, cache_creation_input_tokens: write } = usage;
   const parts = [plain, read ?? 0, write ?? 0];
-  return toldOf({
+  return reportedUsage({
     prompt: parts.every(isCount) ? sum(parts) : undefined,
     completion: usage.output_tokens,
     total: undefined,
@@ -151,7 +151,7 @@ function toldByMessages(usage: Json): Told {
 
 type Read = Record<'prompt' | 'completion' | 'total' | 'read' | 'write' | 'hour' | 'reasoning', unknown>;
 
-function toldOf(all: Read, promptBound = 0): Told {
+function reportedUsage(all: Read, promptBound = 0): ReportedUsage {
   const [read, write, reasoning] = [countOr0(all.read), countOr0(all.write), countOr0(all.reasoning)];
   let prompt = isCount(all.prompt) ? withBeside(all.prompt, besidePrompt(all.prompt, read, write)) : undefined;
   let completion = isCount(all.completion)
@@ -193,8 +193,8 @@ function withBeside(count: number, beside: number): number {
 
 /** Reads the usage of an answer; undefined unless it reports both the prompt and the completion. */
 export function readUsage(answer: unknown, api: Api): TokenUsage | undefined {
-  const told = toldIn(objectOf(answer).usage, api);
-  return told.promptTokens === undefined || told.completionTokens === undefined ? undefined : (told as TokenUsage);
+  const usage = usageIn(objectOf(answer).usage, api);
+  return usage.promptTokens === undefined || usage.completionTokens === undefined ? undefined : (usage as TokenUsage);
 }
 
 /** Formats a usage for the operation's row, with the name of the route that was taken where there was a choice. */

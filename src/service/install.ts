@@ -17,7 +17,7 @@ const COMPLETIONS = {
   zsh: '/usr/local/share/zsh/site-functions/_purser',
   fish: '/usr/local/share/fish/vendor_completions.d/purser.fish',
 };
-export type Shell = keyof typeof COMPLETIONS;
+type Shell = keyof typeof COMPLETIONS;
 
 /** Returns whether dpkg has settings of a package that was removed and not purged; false where there is no dpkg. */
 const hasRemainsOfPackage = (): boolean =>

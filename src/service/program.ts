@@ -4,7 +4,7 @@ import { type SpawnSyncOptions, spawnSync } from 'node:child_process';
 const RUN_MILLISECONDS = 30_000;
 
 /** The user, the directory and the variables of a program; by default those of this process. */
-export type RunAs = Pick<SpawnSyncOptions, 'uid' | 'gid' | 'cwd' | 'env'>;
+type RunAs = Pick<SpawnSyncOptions, 'uid' | 'gid' | 'cwd' | 'env'>;
 
 /** How a program of the system ended: `status` is its exit code; null where the program does not exist. */
 export type Ran = { status: number | null; stdout: string; stderr: string };

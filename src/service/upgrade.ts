@@ -24,7 +24,7 @@ const [STAGED, FORMER] = ['new', 'former'].map((it) => join(DIRECTORY, it)) as [
 const SIGNALS = ['SIGHUP', 'SIGINT', 'SIGTERM'] as const;
 
 type UpgradeOrder = { file: string; insecure: boolean };
-export type Upgraded = { from: string; to: string; done: string[] };
+type Upgraded = { from: string; to: string; done: string[] };
 
 /**
  * An upgrade that has begun to change the machine, on disk until it has ended: whoever finds it knows that its process did not live

@@ -36,7 +36,7 @@ export function askFor(
 }
 
 /** Returns what the answer of this browser must be for, once. Throws `invalid_request` when it was asked for nothing. */
-export function askedFor({ app, incoming, address, challenges }: Asking, purpose: string): Ceremony {
+export function ceremonyOf({ app, incoming, address, challenges }: Asking, purpose: string): Ceremony {
   const { origin } = address;
   const kept = cookieOf(incoming, address, CHALLENGE) ?? '';
   const challenge = challenges.take(kept, `${purpose} ${origin}`, app.clock.now());
@@ -45,7 +45,7 @@ export function askedFor({ app, incoming, address, challenges }: Asking, purpose
 }
 
 /** The cookie that ends the challenge of a browser. */
-export const askedNoMore = (address: PageAddress): string => cookie(address, CHALLENGE, '', 0);
+export const clearedChallenge = (address: PageAddress): string => cookie(address, CHALLENGE, '', 0);
 
 /** Returns why there are no passkeys at this address; undefined where there are. */
 export function whyNone({ state }: Pick<UiApp, 'state'>, { origin }: PageAddress): string | undefined {
@@ -82,14 +82,14 @@ function refuseIssuers(visit: Visit): void {
 export async function add(visit: Visit): Promise<Go> {
   const { app, form, address, now } = visit;
   refuseIssuers(visit);
-  const expected = askedFor(visit, purposeOf(visit));
+  const expected = ceremonyOf(visit, purposeOf(visit));
   const { readCreation } = await import('../access/webauthn.ts');
   const credential = await readCreation(form.get('credential') ?? '', expected);
   const name = (form.get('name') ?? '').trim();
   const order = { ...credential, name, origin: expected.origin };
   const passkey = await app.ledger.write(writes.addPasskey, { order, now });
   app.events.passkeyAdded(passkey);
-  return { to: '/settings?done=passkey-added#passkeys', cookies: [askedNoMore(address)] };
+  return { to: '/settings?done=passkey-added#passkeys', cookies: [clearedChallenge(address)] };
 }
 
 /** Shows the passkeys, and the form that makes one; elsewhere than at a suitable address it says why there is none. */

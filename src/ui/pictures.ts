@@ -108,7 +108,7 @@ function timesBelow({ starts, every }: Bars, label: (at: number) => string): Htm
 }
 
 /** The bars of a picture: where each begins, in order, and how long they are. */
-export type Bars = { starts: readonly number[]; every: 'minute' | 'hour' | 'day' | 'week' | 'month'; zone: string };
+type Bars = { starts: readonly number[]; every: 'minute' | 'hour' | 'day' | 'week' | 'month'; zone: string };
 
 /** Draws spending over time as stacked bars, one colour for each of the largest keys. A cell begins where a bar does. */
 export function spendingChart(title: string, cells: readonly Cell[], { what, ...bars }: Bars & { what: string }): Html {

@@ -13,7 +13,7 @@ import { ATTEMPT, cookie, cookieOf, type PageAddress, SESSION } from './guard.ts
 import { html } from './html.ts';
 import { assets, type Page } from './layout.ts';
 import { buttonLink, card, form } from './parts.ts';
-import { askedFor, askedNoMore, askFor, whyNone } from './passkeys.ts';
+import { askFor, ceremonyOf, clearedChallenge, whyNone } from './passkeys.ts';
 import { sessionOf } from './viewer.ts';
 import { operatorOnly, type UiApp, type Viewer } from './visit.ts';
 
@@ -155,7 +155,7 @@ export async function signInByPasskey(arrival: Arrival): Promise<Go> {
   app.events.operatorSignedIn('passkey', null, passkey.id);
   return {
     to: ownPath(form.get('next')),
-    cookies: [cookie(address, SESSION, token, COOKIE_SECONDS), askedNoMore(address)],
+    cookies: [cookie(address, SESSION, token, COOKIE_SECONDS), clearedChallenge(address)],
   };
 }
 
@@ -164,7 +164,7 @@ async function verified(arrival: Arrival): Promise<{ passkey: Passkey; useCount:
   const { app, address, form } = arrival;
   try {
     const { checkAnswer, readAnswer } = await import('../access/webauthn.ts');
-    const expected = askedFor(arrival, PASSKEY_PURPOSE);
+    const expected = ceremonyOf(arrival, PASSKEY_PURPOSE);
     const answer = readAnswer(form.get('credential') ?? '');
     const passkey = findPasskey(app.ledger.read, Buffer.from(answer.id, 'base64url'));
     if (!passkey || passkey.origin !== address.origin || !isUsable(passkey))

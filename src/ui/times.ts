@@ -1,4 +1,4 @@
-import { duration } from '../base/shown.ts';
+import { relative } from '../base/shown.ts';
 import { type Html, html } from './html.ts';
 
 /** The reader of a page: the time zone, and the time, in Unix seconds. A visit has both. */
@@ -56,5 +56,5 @@ export function when(
 /** Writes how long ago a time is, or how far ahead, with the time itself as a hint. */
 export function ago(at: number | null | undefined, { zone, now }: PageReader, otherwise = '–'): Html | string {
   if (at == null) return otherwise;
-  return timeElement(at, zone, at > now ? `in ${duration(at - now)}` : `${duration(now - at)} ago`);
+  return timeElement(at, zone, relative(at, now));
 }

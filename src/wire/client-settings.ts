@@ -9,7 +9,7 @@ type GatewayAccess = {
   apiKey: string | undefined;
 };
 type NamedModel = Pick<Model, 'id' | 'contextLength' | 'maxOutputTokens'>;
-export type Gateway = GatewayAccess & { model: NamedModel };
+type Gateway = GatewayAccess & { model: NamedModel };
 
 /** Environment variables by name; undefined has the value of OPENAI_API_KEY. */
 type Variables = Record<string, string | undefined>;

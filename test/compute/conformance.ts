@@ -6,7 +6,7 @@ import { Readable } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { type Backend, type Machine, type Spec, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { cpuShare, readCpuTime } from '../../src/compute/cpu-time.ts';
-import { readInside } from '../../src/compute/inside-usage.ts';
+import { readGuestUsage } from '../../src/compute/guest-usage.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
 import { connectPort, PortUnreachable } from '../../src/compute/port.ts';
 import { freePort } from '../helper/free-port.ts';
@@ -184,7 +184,7 @@ const INSIDE: InsideTests = {
     const exec: Backend['guest']['exec'] = (_, order) =>
       backend.guest.exec(ref, { ...order, command: `PATH=${folder}:$PATH\n${order.command}` });
     const machine = { ...backend, guest: { ...backend.guest, exec } };
-    const { cpuSeconds, gpus } = await readInside(machine, ref, { cpu: true, gpus: 2 });
+    const { cpuSeconds, gpus } = await readGuestUsage(machine, ref, { cpu: true, gpus: 2 });
     assert.ok(cpuSeconds !== undefined, 'it says');
     assert.deepEqual(gpus, [{ utilizationPercent: 87, memoryBytes: 1024 ** 3 }, { memoryBytes: 3 * 1024 ** 2 }]);
   },

@@ -4,11 +4,11 @@ import * as v from 'valibot';
 import { Refusal } from '../../src/base/refusal.ts';
 import { Router } from '../../src/config/router.ts';
 import { boundRequest, type ModelRequestKind, readModelRequest, validRequest } from '../../src/http/model-request.ts';
+import { readAnswer, readEvent } from '../../src/router/answer-data.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { measuredFor } from '../../src/router/measure.ts';
 import type { Api } from '../../src/router/native.ts';
-import { readAnswer, readEvent } from '../../src/router/told.ts';
-import { toldIn } from '../../src/router/usage.ts';
+import { usageIn } from '../../src/router/usage.ts';
 
 // Whatever stands in the place of a member, in a request or an answer, is refused or left out: nothing throws what nobody expects.
 
@@ -225,6 +225,6 @@ test('an answer and an event may have anything in the place of a member', () => 
 });
 
 function assertCounts(usage: unknown, api: Api): void {
-  for (const count of Object.values(toldIn(usage, api)))
+  for (const count of Object.values(usageIn(usage, api)))
     assert(count === undefined || (Number.isSafeInteger(count) && count >= 0), String(count));
 }

@@ -11,7 +11,7 @@ const GRACE_MILLISECONDS = 30_000;
 const OWN_OUTPUT_BYTES = 4096;
 
 /** The requirements that a machine has to meet before it is paid for. */
-export type Proof = {
+type Proof = {
   /** The number of GPUs that were sold. */
   gpus?: number | undefined;
   /** Lets a machine without nvidia-smi pass. */

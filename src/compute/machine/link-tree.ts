@@ -5,7 +5,7 @@ type Node = { isLink: boolean; below: Map<string, Node> | undefined };
 const NODE_BYTES = 256;
 
 /** Symbolic links by the parts of their paths, so that finding one on a path takes one look for each part. */
-export type LinkTree = {
+type LinkTree = {
   /** Adds a link. Returns false where `take` has no memory left for it. */
   add(path: string): boolean;
   /** Removes the link at a path, if there is one. */

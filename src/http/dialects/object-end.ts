@@ -1,5 +1,5 @@
 /** Follows a JSON object that comes in pieces to find its end, without reading any part of it twice. */
-export type ObjectEnd = {
+type ObjectEnd = {
   push(piece: string): void;
   /** Returns whether all its brackets are closed, with only white space behind them. */
   isClosed(): boolean;

@@ -37,7 +37,7 @@ const STATUSES = {
   unavailable: GONE_STATUS,
   deadline_exceeded: 504,
 } as const;
-export type ConnectCode = keyof typeof STATUSES;
+type ConnectCode = keyof typeof STATUSES;
 
 /** An error with a code of Connect, where that of a refusal would not do. */
 export class ConnectFault extends Error {

@@ -10,7 +10,7 @@ import type { HttpApp } from '../endpoint.ts';
 /** How often an extension is computed anew because another one came first. */
 const TRY_COUNT_MAX = 5;
 
-export type Lengthening = {
+type Lengthening = {
   /** Seconds from now. */
   seconds: number;
   requestId: string;

@@ -10,7 +10,7 @@ const CRLF = '\r\n';
 
 const broken = (what: string) => new Refusal('invalid_request', `The body is no multipart/form-data: ${what}.`);
 
-export type Part = {
+type Part = {
   /** The names of the field and of the file, without their escapes. */
   name: string;
   filename: string | undefined;

@@ -49,7 +49,7 @@ export type SandboxProcess = {
   noteSignal(name: string): void;
 };
 
-export type ProcessOrder = AttachedOrder & {
+type ProcessOrder = AttachedOrder & {
   tag: string | undefined;
   /** Milliseconds after which it is killed; undefined without a limit. */
   limit: number | undefined;

@@ -52,7 +52,7 @@ export function refuseUnserved(order: CreateSandbox): void {
 
 const LIMIT_MAX = 100;
 /** The parameters of a list. */
-export type ListParameters = {
+type ListParameters = {
   metadata: [string, string][];
   isRunningWanted: boolean;
   template: string | undefined;

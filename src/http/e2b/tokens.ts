@@ -7,7 +7,7 @@ import type { Wallet } from '../../ledger/wallet.ts';
 /** The doors of a sandbox, each with a token of its own: its files and commands, and its ports. */
 export type SandboxDoor = 'envd' | 'traffic';
 
-type Keys = { keyring: Keyring };
+type TokenApp = { keyring: Keyring };
 type OfWallet = Pick<Wallet, 'masterKeyId'>;
 
 /**
@@ -15,7 +15,7 @@ type OfWallet = Pick<Wallet, 'masterKeyId'>;
  * is stored nowhere. Undefined once that key is gone, with the last wallet that needed it.
  */
 export function sandboxToken(
-  { keyring }: Keys,
+  { keyring }: TokenApp,
   { masterKeyId }: OfWallet,
   { id }: Pick<Resource, 'id'>,
   door: SandboxDoor,

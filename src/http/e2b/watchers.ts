@@ -26,7 +26,7 @@ const EVENT_COUNT_MAX = 4096;
 const EVENT_BYTES = 128;
 
 /** An event of a watch, in E2B's form. */
-export type WatchEvent = { name: string; type: string };
+type WatchEvent = { name: string; type: string };
 /** Yields the events that lead from one view of a directory to the next. Others have their turn meanwhile: a view may be large. */
 export async function* changesOf(
   before: ReadonlyMap<string, string>,

@@ -3,10 +3,10 @@ import * as v from 'valibot';
 import { chat } from '../../chat/chat.ts';
 import { streamChat, transcriptOf } from '../../chat/stream.ts';
 import { findWallet, type Wallet } from '../../ledger/wallet.ts';
+import { jsonIn, type ReadRun } from '../../router/answer-data.ts';
 import { isLarge } from '../../router/apart.ts';
 import { isLastEvent, isNativeEvent } from '../../router/native.ts';
 import { createEventSplitter, DONE, type SseEvent } from '../../router/sse.ts';
-import { jsonIn, type SaidRun } from '../../router/told.ts';
 import { inTurns } from '../../router/turns.ts';
 import type { AnswerReadings } from '../answer-readings.ts';
 import type { Dialect, StreamTranslator } from '../dialects/dialect.ts';
@@ -149,11 +149,11 @@ function translateStream(
   }
 
   /** Returns the events one by one. Runs of plain text, and those that another thread has read, are not told apart yet. */
-  const apartIn = (events: readonly SaidRun[]): readonly SseEvent[] =>
+  const apartIn = (events: readonly ReadRun[]): readonly SseEvent[] =>
     events.some(isUnsplit) ? events.flatMap((it) => (isUnsplit(it) ? splitter.push(it.raw) : it)) : events;
-  const isUnsplit = (it: SaidRun) => it.textBytes !== undefined || it.said !== undefined;
+  const isUnsplit = (it: ReadRun) => it.textBytes !== undefined || it.content !== undefined;
 
-  function writePiece(bytes: Buffer, runs?: readonly SaidRun[]): Promise<void> | undefined {
+  function writePiece(bytes: Buffer, runs?: readonly ReadRun[]): Promise<void> | undefined {
     const events = runs ? apartIn(runs) : splitter.push(bytes);
     return events[0] && isLarge(events[0].raw) ? writeBehindLarge(events) : writeAll(events);
   }

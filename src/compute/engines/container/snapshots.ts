@@ -13,7 +13,7 @@ const REPOSITORY = 'localhost/purser-snapshot';
 /** The image as the engine commits it, with the settings of the lease, until the one without them is there. */
 const RAW = '.raw';
 /** The label with the bytes that a snapshot keeps beyond the template's image. */
-export const BYTES_LABEL = 'purser.snapshot_bytes';
+const BYTES_LABEL = 'purser.snapshot_bytes';
 /** The engine copies what the lease has written, or walks through it. */
 const COPY_MILLISECONDS = 300_000;
 /** The paths that the image of a snapshot hides. */

@@ -22,18 +22,18 @@ const END_MILLISECONDS = 15_000;
 const POLL_MILLISECONDS = 250;
 const NOT_FOUND = 127;
 
-type Inside = { engine: Engine; containers: Containers; guest: Guest; ref: Ref };
+type TriedMachine = { engine: Engine; containers: Containers; guest: Guest; ref: Ref };
 
 /**
  * Returns what a running container lacks of the limits and the kernel that it is sold with; undefined if nothing is missing. One
  * with a kernel of its own may be ended by this: it has to use more than its memory to show that it cannot.
  */
 export async function findMissing(
-  inside: Inside,
+  machine: TriedMachine,
   settings: ContainerSettings,
   spec: Spec,
 ): Promise<string | undefined> {
-  const { guest, ref } = inside;
+  const { guest, ref } = machine;
   const size = sizeOf(settings, spec);
   const { runtime } = contentsOf(settings, size.offer);
   if (sharesKernel(runtime)) {
@@ -42,21 +42,21 @@ export async function findMissing(
   }
   // A kernel of its own does not show the control groups that limit it from outside.
   return (
-    (await findSharedKernel(inside, runtime as string)) ??
-    (await findOveruse(inside, size, settings.pids)) ??
-    (await takeMemory(inside, size))
+    (await findSharedKernel(machine, runtime as string)) ??
+    (await findOveruse(machine, size, settings.pids)) ??
+    (await takeMemory(machine, size))
   );
 }
 
 const order = (command: string, timeoutSeconds: number) => ({ command, timeoutSeconds, streamBytesMax: 4096 });
 
-async function findSharedKernel({ engine, guest, ref }: Inside, runtime: string): Promise<string | undefined> {
-  const { KernelVersion: outside } = await engine.request<{ KernelVersion?: string }>('GET', '/info');
+async function findSharedKernel({ engine, guest, ref }: TriedMachine, runtime: string): Promise<string | undefined> {
+  const { KernelVersion: hosts } = await engine.request<{ KernelVersion?: string }>('GET', '/info');
   const { stdout } = await guest.exec(ref, order('read -r line </proc/version && echo "$line"', 10));
-  const inside = VERSION.exec(stdout.toString())?.[1];
-  if (inside === undefined || !outside) return `nobody says whether it has a kernel of its own under ${runtime}`;
-  if (inside !== outside) return undefined;
-  return `it shares the kernel of its host (${outside}), and ${runtime} is sold as a wall. Correct that runtime in the engine's daemon.json, or name another`;
+  const own = VERSION.exec(stdout.toString())?.[1];
+  if (own === undefined || !hosts) return `nobody says whether it has a kernel of its own under ${runtime}`;
+  if (own !== hosts) return undefined;
+  return `it shares the kernel of its host (${hosts}), and ${runtime} is sold as a wall. Correct that runtime in the engine's daemon.json, or name another`;
 }
 
 const words = (what: string, found: string) =>
@@ -64,7 +64,7 @@ const words = (what: string, found: string) =>
 
 /** Keeps more processors busy than were sold, and compares what the kernel of the host counted; its processes likewise. */
 async function findOveruse(
-  { engine, guest, ref }: Inside,
+  { engine, guest, ref }: TriedMachine,
   { cpus }: LeaseSize,
   pids: number,
 ): Promise<string | undefined> {
@@ -83,8 +83,8 @@ async function findOveruse(
 }
 
 /** Takes more memory than was sold. Where that is limited, the engine ends the program, or the whole container. */
-async function takeMemory(inside: Inside, { memoryGib }: LeaseSize): Promise<string | undefined> {
-  const { engine, containers, guest, ref } = inside;
+async function takeMemory(machine: TriedMachine, { memoryGib }: LeaseSize): Promise<string | undefined> {
+  const { engine, containers, guest, ref } = machine;
   const mib = Math.ceil(memoryGib * MIB_PER_GIB * 1.25) + 64;
   if (mib > TAKEN_MIB_MAX) {
     const { memoryMaxBytes: limit } = await readCounters(engine, ref);

@@ -5,7 +5,7 @@ import { refused } from '../../kit/created.ts';
 import { IMAGE_ROOTS, ROOTS_BYTES_MAX, trustFiles } from '../../kit/trust.ts';
 import type { Deadlines } from '../../kit/watchdog.ts';
 import { isDiskFull, type LxdApi, LxdRefusal, LxdUnreachable, textOf } from './api.ts';
-import { claimIn, describeInstance, isMachine, type LxdInstance, nameOf, placeBy } from './describe.ts';
+import { claimIn, describeInstance, isMachine, type LxdInstance, nameOf, targetOf } from './describe.ts';
 import { filePath, putDirectory, putFile, putWatchdog } from './files.ts';
 import type { LxdHost } from './host.ts';
 import { CHANGE_MILLISECONDS, type LxdInstances, stateOf } from './instances.ts';
@@ -44,7 +44,7 @@ export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instance
       if (from && isTooLargeFor(from, claim.diskGb as number)) return refused(...TOO_LARGE);
       const wanted = describeInstance(settings, { claim, deadline, created: now(), isIncus, secrets, from });
       const beside = isContainer ? from : await keepers.begin(tag, deadline, now());
-      const place = beside ? placeBy(beside) : '';
+      const place = beside ? targetOf(beside) : '';
       await makeInTurn(() => lxd.run('POST', `/1.0/instances${place}`, wanted, CREATE_MILLISECONDS));
     } catch (error) {
       if (error instanceof LxdUnreachable && isContainer)

@@ -42,7 +42,7 @@ export type LxdInstance = {
 export const isMachine = ({ type }: LxdInstance): boolean => type === 'virtual-machine';
 
 /** Returns the query that has an instance made on the member of the cluster that this one is on. */
-export const placeBy = ({ location }: LxdInstance) =>
+export const targetOf = ({ location }: LxdInstance) =>
   location && location !== 'none' ? `?target=${encodeURIComponent(location)}` : '';
 
 /** The keys in which LXD keeps the state of an instance and the facts about its image. */

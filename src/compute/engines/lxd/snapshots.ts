@@ -8,8 +8,8 @@ import {
   isMachine,
   type LxdInstance,
   nameOf,
-  placeBy,
   SHARED_CONFIG,
+  targetOf,
   withoutOthers,
 } from './describe.ts';
 import { bytesHeld } from './disk-held.ts';
@@ -109,7 +109,7 @@ export function createLxdSnapshots(
 
   /** Makes an instance that never runs where another one is. */
   const make = (like: LxdInstance, wanted: object, milliseconds = COPY_MILLISECONDS) =>
-    lxd.run('POST', `/1.0/instances${placeBy(like)}`, { type: 'container', profiles: [], ...wanted }, milliseconds);
+    lxd.run('POST', `/1.0/instances${targetOf(like)}`, { type: 'container', profiles: [], ...wanted }, milliseconds);
 
   /** Returns the bytes of the files of an image, counted as those of a snapshot are. */
   async function bytesOfImage(fingerprint: string, tag: string, like: LxdInstance): Promise<number> {

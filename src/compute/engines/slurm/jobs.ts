@@ -90,7 +90,7 @@ export type SlurmJobs = ReturnType<typeof createJobs>;
 
 /** Returns the reference of a job. It names the job and its user, so that a job number alone is never trusted. */
 export const refOf = (jobId: string, tag: string) => `${jobId}:${tag}`;
-export function parseRef(ref: string): { jobId: string; tag: string } {
+function parseRef(ref: string): { jobId: string; tag: string } {
   const [, jobId, tag] = /^(\d+):(.+)$/.exec(ref) ?? [];
   if (jobId === undefined || tag === undefined) throw new Error(`not the reference of a job: ${ref}`);
   return { jobId, tag };

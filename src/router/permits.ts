@@ -1,12 +1,12 @@
 import type { Tenant } from '../ledger/tenant.ts';
 
-/** Seconds for which a refused caller takes precedence and a free place is kept for it: longer than its Retry-After. */
+/** Seconds for which a refused caller takes precedence and a free permit is kept for it: longer than its Retry-After. */
 const TURN_SECONDS = 3;
 
-/** The places of an upstream: the calls that it may have at a time. */
-export type Places = {
+/** The permits of an upstream: the calls that it may have at a time. */
+export type Permits = {
   /**
-   * Takes a place at a moment (Unix seconds). Returns a function that gives it back; undefined if none is free for this
+   * Takes a permit at a moment (Unix seconds). Returns a function that gives it back; undefined if none is free for this
    * tenant.
    */
   take(tenant: Tenant, now: number): (() => void) | undefined;
@@ -15,12 +15,12 @@ export type Places = {
 /** A tree of wallets, or an account with its trees below it. */
 type Member = {
   name: string;
-  /** The places that it has. */
+  /** The permits that it has. */
   taken: number;
   /** The number of its refused calls that have not come back; 0 again at `until`. */
   wanted: number;
   until: number;
-  /** A free place is kept for it. Further refusals do not extend this. */
+  /** A free permit is kept for it. Further refusals do not extend this. */
   isKept: boolean;
   /** The position at which it began to wait, in the order of all. */
   turn: number;
@@ -31,17 +31,17 @@ type Group = { members: Map<string, Member>; waiting: Set<Member> };
 const createGroup = (): Group => ({ members: new Map(), waiting: new Set() });
 
 /**
- * Creates `countMax` places, none of them taken. A single tenant may take all. A place that becomes free is kept for
- * tenants that were refused a moment ago: first for the account with the fewest places, in it for the tree with the fewest,
- * among equals for the one that has waited longest. So no tenant with more than its share gets another place while others
+ * Creates `countMax` permits, none of them taken. A single tenant may take all. A permit that becomes free is kept for
+ * tenants that were refused a moment ago: first for the account with the fewest permits, in it for the tree with the fewest,
+ * among equals for the one that has waited longest. So no tenant with more than its share gets another permit while others
  * wait.
  */
-export function createPlaces(countMax: number): Places {
+export function createPermits(countMax: number): Permits {
   const accounts = createGroup();
   let takenCount = 0;
   let turnCount = 0;
 
-  /** Returns the number of places that go to the others of a group before a member with `taken` places gets one more. */
+  /** Returns the number of permits that go to the others of a group before a member with `taken` permits gets one more. */
   function countBefore(group: Group, own: Member, taken: number, now: number): number {
     let count = 0;
     for (const it of group.waiting) {
@@ -61,7 +61,7 @@ export function createPlaces(countMax: number): Places {
     if (!it.isKept) it.until = now + TURN_SECONDS;
   }
 
-  /** Counts a place as taken. If the member was waiting for it, the next one goes to others. */
+  /** Counts a permit as taken. If the member was waiting for it, the next one goes to others. */
   function add(group: Group, it: Member, isAwaited: boolean, now: number): void {
     group.members.set(it.name, it);
     it.taken++;
@@ -104,7 +104,7 @@ export function createPlaces(countMax: number): Places {
   };
 }
 
-/** Returns the member of a group; one that it does not have yet has no places. */
+/** Returns the member of a group; one that it does not have yet has no permits. */
 function memberOf({ members }: Group, name: string): Member {
   const none = { name, taken: 0, wanted: 0, until: 0, isKept: false, turn: Number.POSITIVE_INFINITY };
   return members.get(name) ?? { ...none, below: createGroup() };
@@ -118,7 +118,7 @@ function stopWaiting(group: Group, it: Member): void {
   forget(group, it);
 }
 
-/** Removes a member that has no places and waits for none. */
+/** Removes a member that has no permits and waits for none. */
 function forget({ members }: Group, it: Member): void {
   if (!it.taken && !it.wanted) members.delete(it.name);
 }

@@ -27,15 +27,15 @@ const objectOf = (value: unknown): Json => (typeof value === 'object' && value !
  * An error in place of an answer: the status that it names, or NaN, its message, and whether it says that the prompt does not
  * fit the model's context.
  */
-export type ToldError = { status: number; message: string; isContextFull: boolean };
+export type AnswerError = { status: number; message: string; isContextFull: boolean };
 
 /** The part of a complete answer that is read. */
-export type ToldAnswer = {
+export type AnswerData = {
   /** It holds generated output, an embedding or ranks. */
   isFilled: boolean;
   /** It has the shape of an answer of its API. An answer with only a usage counts as done, too. */
   isAnswer: boolean;
-  error: ToldError | undefined;
+  error: AnswerError | undefined;
   /** The message of an error with a status of its own, and whether it says that the prompt does not fit the context. */
   message: string;
   isContextFull: boolean;
@@ -45,10 +45,10 @@ export type ToldAnswer = {
 };
 
 /** The part of an event that is read. */
-type ToldEvent = {
+type EventReading = {
   /** An error right after it is a definite refusal. */
   isBeforeAnswer: boolean;
-  error: ToldError | undefined;
+  error: AnswerError | undefined;
   usage: Counts | undefined;
   generatedBytes: number;
   /** In a chunk: whether it has choices, or an empty list of them. */
@@ -61,10 +61,10 @@ type ToldEvent = {
 };
 
 /** The data read from an event of a stream: undefined for a comment. */
-type Said = ToldEvent | typeof DONE | undefined;
+type EventContent = EventReading | typeof DONE | undefined;
 
 /** An event, or a run of them, with the data already read from it: by another thread for a large one. */
-export type SaidRun = SseRun & { readonly said?: Said };
+export type ReadRun = SseRun & { readonly content?: EventContent };
 
 /** A longer message is cut before it is searched for secrets. */
 const MESSAGE_LENGTH_MAX = 64 * 1024;
@@ -73,7 +73,7 @@ const FINISHED_COUNT_MAX = 1000;
 const INDEX_LENGTH_MAX = 20;
 
 /** Reads a complete answer. Returns undefined if it is not a JSON object, or has more than 100 levels. */
-export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
+export function readAnswer(bytes: Buffer, api: Api): AnswerData | undefined {
   let json: unknown;
   try {
     json = parseBytes(bytes)?.value;
@@ -85,7 +85,7 @@ export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
   return {
     isFilled: isFilled(api, json),
     isAnswer: holdsAnswer(api, json),
-    error: error && toldError(error, json),
+    error: error && answerError(error, json),
     message: messageIn(json),
     isContextFull: tellsFullContext(json),
     usage: countsIn(objectOf(json).usage),
@@ -94,7 +94,7 @@ export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
 }
 
 /** Reads an event. Throws if it has more than 100 levels. */
-export function readEvent(event: Pick<SseEvent, 'data' | 'parsed'>, api: Api): Said {
+export function readEvent(event: Pick<SseEvent, 'data' | 'parsed'>, api: Api): EventContent {
   const { data } = event;
   if (data === undefined || data === DONE) return data;
   const json = jsonIn(event, data);
@@ -105,7 +105,7 @@ export function readEvent(event: Pick<SseEvent, 'data' | 'parsed'>, api: Api): S
   const given = isNative ? usage || objectOf(holder).usage : usage;
   return {
     isBeforeAnswer: isNative ? !isNativeEvent(json) || isPreamble(json) : !holdsAnswer(api, json),
-    error: error && toldError(error, json),
+    error: error && answerError(error, json),
     usage: countsIn(given),
     generatedBytes: isNative ? generatedInEvent(objectOf(json)) : generatedBytes(json),
     choices: Array.isArray(choices) ? (choices.length ? 'some' : 'none') : undefined,
@@ -161,7 +161,7 @@ function holdsAnswer(api: Api, json: unknown): boolean {
   return isFilledList(list) || readUsage(json, api) !== undefined;
 }
 
-const toldError = (error: object, json: unknown): ToldError => {
+const answerError = (error: object, json: unknown): AnswerError => {
   const isContextFull = tellsFullContext(json);
   const status = Number(codeIn(error));
   // OpenAI names it by a word, where others name a status.
@@ -179,6 +179,6 @@ function messageIn(json: unknown): string {
 /** Returns the code in an error body: a status, a word, or nothing. */
 function codeIn(json: object): unknown {
   const { error, code } = json as Json;
-  const told = typeof error === 'object' && error !== null ? (error as Json).code : code;
-  return typeof told === 'object' && told !== null ? undefined : told;
+  const given = typeof error === 'object' && error !== null ? (error as Json).code : code;
+  return typeof given === 'object' && given !== null ? undefined : given;
 }

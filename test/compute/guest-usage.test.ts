@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { Backend, ExecOrder } from '../../src/compute/backend.ts';
-import { readInside } from '../../src/compute/inside-usage.ts';
+import { readGuestUsage } from '../../src/compute/guest-usage.ts';
 
 const MIB = 1024 ** 2;
 
@@ -11,7 +11,7 @@ const read = (output: string, gpus: number) => {
     const stdout = Buffer.from(output);
     return { stdout: stdout.subarray(0, streamBytesMax), stdoutTruncated: stdout.length > streamBytesMax };
   };
-  return readInside({ guest: { exec } } as unknown as Backend, 'm1', { cpu: true, gpus });
+  return readGuestUsage({ guest: { exec } } as unknown as Backend, 'm1', { cpu: true, gpus });
 };
 const said = async (text: string, sold = 2) => (await read(`purser-gpus\n${text}`, sold)).gpus;
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import type http from 'node:http';
 import test, { type TestContext } from 'node:test';
-import { createPlaces, type Places } from '../../src/router/places.ts';
+import { createPermits, type Permits } from '../../src/router/permits.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
 import { openTestServer } from '../helper/server.ts';
 import { addTenant, childOf, walletOf } from '../helper/tenants.ts';
@@ -31,7 +31,7 @@ async function openFour(t: TestContext) {
   const child = await childOf(purser, attacker.token);
   let count = 0;
   const ask = (token: string, body: object = {}) => purser.chat(token, { user: `request ${count++}`, ...body });
-  /** The attacker and its child take all places. */
+  /** The attacker and its child take all permits. */
   async function fill() {
     const answers = [];
     for (const { token } of [attacker, child, attacker, child]) {
@@ -49,7 +49,7 @@ async function openFour(t: TestContext) {
   return { purser, second, mine, attacker, child, ask, fill, endCall, rowsOf };
 }
 
-test('a place that a tree of wallets had gives way to others who were refused, before anything is held', async (t) => {
+test('a permit that a tree of wallets had gives way to others who were refused, before anything is held', async (t) => {
   const { purser, mine, attacker, child, ask, fill, endCall, rowsOf } = await openFour(t);
   const neighbour = await walletOf(purser, mine);
   const stranger = await walletOf(purser, await addTenant(purser, 'other'));
@@ -66,13 +66,13 @@ test('a place that a tree of wallets had gives way to others who were refused, b
   await endCall(0);
   assert.equal((await four[0])?.status, 200);
   for (const { token } of [attacker, child]) assert.equal((await ask(token)).status, 429);
-  assert.equal((await ask(neighbour.token)).status, 429, 'an account that has places waits for one that has none');
+  assert.equal((await ask(neighbour.token)).status, 429, 'an account that has permits waits for one that has none');
   const first = ask(stranger.token);
   await purser.upstream.arrived(5);
   await endCall(1);
   assert.equal((await four[1])?.status, 200);
   assert.equal((await ask(child.token)).status, 429);
-  // The account has two places and the other one, so the next is the stranger's; who does not come leaves it after a moment.
+  // The account has two permits and the other one, so the next is the stranger's; who does not come leaves it after a moment.
   assert.equal((await ask(neighbour.token)).status, 429);
   purser.clock.advance(3);
   const next = ask(neighbour.token);
@@ -82,7 +82,7 @@ test('a place that a tree of wallets had gives way to others who were refused, b
   assert.deepEqual(purser.problems(), []);
 });
 
-test('a request that cannot be paid gives its place back, and alone a wallet has them all', async (t) => {
+test('a request that cannot be paid gives its permit back, and alone a wallet has them all', async (t) => {
   const { purser, mine, ask, fill, endCall } = await openFour(t);
   const poor = await walletOf(purser, mine, { budget_cents: 100 });
   await childOf(purser, poor.token, '1.00'); // All that it has.
@@ -92,7 +92,7 @@ test('a request that cannot be paid gives its place back, and alone a wallet has
   for (const it of await Promise.all(four)) assert.equal(it.status, 200);
 });
 
-test('who finds no place at the first upstream of a model is served by the next, and has the first again in turn', async (t) => {
+test('who finds no permit at the first upstream of a model is served by the next, and has the first again in turn', async (t) => {
   const { purser, second, mine, attacker, ask, fill, endCall } = await openFour(t);
   const other = await walletOf(purser, mine);
   const four = await fill();
@@ -101,7 +101,7 @@ test('who finds no place at the first upstream of a model is served by the next,
   await endCall(0);
   assert.equal((await four[0])?.status, 200);
   assert.equal((await ask(attacker.token, { model: 'either' })).status, 200);
-  assert.equal(second.calls.length, 2, 'the free place is kept');
+  assert.equal(second.calls.length, 2, 'the free permit is kept');
   const again = ask(other.token, { model: 'either' });
   await purser.upstream.arrived(5);
   await endCall(1);
@@ -113,21 +113,21 @@ test('who finds no place at the first upstream of a model is served by the next,
   for (const it of await Promise.all([...four, again, last])) assert.equal(it.status, 200);
 });
 
-/** Takes and gives back places for trees, written `account/tree`. */
-function takers(places: Places) {
+/** Takes and gives back permits for trees, written `account/tree`. */
+function takers(permits: Permits) {
   const all: { name: string; give: () => void }[] = [];
   return {
     all,
     take(name: string, now = 0): boolean {
       const [accountId = '', treeId = ''] = name.split('/');
-      const give = places.take({ accountId, treeId }, now);
+      const give = permits.take({ accountId, treeId }, now);
       if (give) all.push({ name, give });
       return give !== undefined;
     },
     give(name: string): void {
       const at = all.findIndex((it) => it.name === name);
       const [it] = all.splice(at, 1);
-      assert(at >= 0 && it, `${name} has a place`);
+      assert(at >= 0 && it, `${name} has a permit`);
       it.give();
       it.give(); // Counts once.
     },
@@ -136,7 +136,7 @@ function takers(places: Places) {
 }
 
 test('those who always want more have even shares: each account, and in it each tree', () => {
-  const { all, take, give, countOf } = takers(createPlaces(12));
+  const { all, take, give, countOf } = takers(createPermits(12));
   const random = createRandom(SEED);
   for (let i = 0; i < 12; i++) assert(take('one/greedy'), 'alone it may have all');
   const names = ['one/greedy', 'one/greedy', 'one/greedy', 'one/modest', 'two/a', 'three/b'];
@@ -156,8 +156,8 @@ test('those who always want more have even shares: each account, and in it each 
   );
 });
 
-test('one place goes from each to the next who waits', () => {
-  const { take, give } = takers(createPlaces(1));
+test('one permit goes from each to the next who waits', () => {
+  const { take, give } = takers(createPermits(1));
   const names = ['one/a', 'two/b', 'three/c'];
   assert(take('one/a'));
   assert(!take('two/b') && !take('three/c'));
@@ -169,8 +169,8 @@ test('one place goes from each to the next who waits', () => {
   }
 });
 
-test('trees that are refused and never come keep a place for a moment only, however many they are', () => {
-  const { take, give } = takers(createPlaces(1));
+test('trees that are refused and never come keep a permit for a moment only, however many they are', () => {
+  const { take, give } = takers(createPermits(1));
   assert(take('one/a'));
   let tree = 0;
   for (let now = 0; now < 60; now += 20) {
@@ -186,12 +186,12 @@ test('trees that are refused and never come keep a place for a moment only, howe
   }
 });
 
-test(`whatever is asked for, a place is refused only where none is free or others asked a moment ago (seed ${SEED})`, () => {
+test(`whatever is asked for, a permit is refused only where none is free or others asked a moment ago (seed ${SEED})`, () => {
   const random = createRandom(SEED);
   for (let round = 0; round < length(500, 20_000); round++) {
     const countMax = random.whole(1, 5);
-    const places = createPlaces(countMax);
-    const { all, take, give } = takers(places);
+    const permits = createPermits(countMax);
+    const { all, take, give } = takers(permits);
     const names = Array.from({ length: random.whole(1, 6) }, () => `${random.whole(1, 3)}/${random.whole(1, 3)}`);
     const asked = new Map<string, number>();
     let now = 0;

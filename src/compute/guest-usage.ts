@@ -2,7 +2,7 @@ import type { Backend, GpuUsage, Ref, Usage } from './backend.ts';
 import { CPU_BYTES_MAX, cpuTimeIn, READ_CPU } from './cpu-time.ts';
 
 /** The time limit of the command, in seconds. A command that its machine cannot kill takes longer. */
-export const INSIDE_SECONDS = 10;
+export const GUEST_USAGE_SECONDS = 10;
 /** The most bytes that the line of a GPU takes, and the mark before them. */
 const LINE_BYTES_MAX = 64;
 
@@ -20,18 +20,18 @@ const PERCENT_MAX = 100;
 const MIB = 1024 ** 2;
 
 /** The parts of a machine's use that are to be read: its processor time, and the GPUs that it was sold with. */
-export type InsideParts = { cpu: boolean; gpus: number };
+type UsageParts = { cpu: boolean; gpus: number };
 
 /**
  * Reads the use of a machine by one command inside it. Its tenant can falsify the answer, so nothing is charged by it. Throws when
  * the machine cannot be asked.
  */
-export async function readInside(backend: Backend, ref: Ref, { cpu, gpus }: InsideParts): Promise<Usage> {
+export async function readGuestUsage(backend: Backend, ref: Ref, { cpu, gpus }: UsageParts): Promise<Usage> {
   const parts = [...(cpu ? [`(${READ_CPU}\n)`] : []), ...(gpus > 0 ? [READ_GPUS] : [])];
   if (!parts.length) return {};
   const { stdout, stdoutTruncated } = await backend.guest.exec(ref, {
     command: parts.join('\n'),
-    timeoutSeconds: INSIDE_SECONDS,
+    timeoutSeconds: GUEST_USAGE_SECONDS,
     streamBytesMax: CPU_BYTES_MAX + LINE_BYTES_MAX * (gpus + 1),
   });
   const output = stdout.toString('latin1');
