@@ -5,7 +5,7 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import type { Transform } from 'node:stream';
+import { PassThrough, type Transform } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { killAll } from '../../src/compute/engines/local/kill.ts';
 import { beginIn } from '../../src/compute/engines/local/process.ts';
@@ -188,6 +188,29 @@ test('a log has an end, which its command does not notice', async (t) => {
   const order = { id, offset: -4, bytesMax: 0, follow: { timeoutSeconds: 60 } };
   const { process } = await readLog(backend, tag, order);
   assert.deepEqual([process?.exitCode, process?.logBytes, process?.logTruncated], [4, LOG_BYTES_MAX, true]);
+});
+
+test('a log whose following ends before it has begun is read from there later', async (t) => {
+  const { backend, tag } = await openLease(t);
+  const { id } = await startProcess(backend, tag, { command: 'sleep 4449' });
+  const session = backend.guest.session.bind(backend.guest);
+  // The machine is never sent what to do.
+  t.mock.method(backend.guest, 'session', async (...args: Parameters<typeof session>) =>
+    Object.create(await session(...args), { stdin: { value: new PassThrough() } }),
+  );
+  for (const follow of [{ timeoutSeconds: 600, signal: AbortSignal.abort() }, { timeoutSeconds: 1 }]) {
+    const begun: number[] = [];
+    const order = { id, offset: 7, bytesMax: 0, follow, onBegin: (offset: number) => void begun.push(offset) };
+    assert.deepEqual(await readLog(backend, tag, order), { offset: 7, bytes: Buffer.alloc(0), process: null });
+    assert.deepEqual(begun, [7]);
+  }
+  const lost = t.mock.method(backend.guest, 'session', async (...args: Parameters<typeof session>) => {
+    const it = await session(...args);
+    it.kill();
+    return it;
+  });
+  await assert.rejects(readLog(backend, tag, { id, offset: 7, bytesMax: 0, follow: { timeoutSeconds: 600 } }));
+  lost.mock.restore();
 });
 
 test('the oldest processes that have ended make room, and those that run do not', async (t) => {

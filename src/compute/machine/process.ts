@@ -261,7 +261,7 @@ type LogOrder = {
   follow?: { timeoutSeconds: number; signal?: AbortSignal | undefined } | undefined;
   bytesMax: number;
   budget?: OutputBudget | undefined;
-  /** Called once, with the offset in bytes, before the first piece. */
+  /** Called once before the first piece, with the offset in bytes: as it was ordered if the reading ended before it began. */
   onBegin?: (offset: number) => void;
   onOutput?: OutputListener;
 };
@@ -290,6 +290,9 @@ say "ok $at"
 ${follow ? followed : `head -c ${bytesMax} <&3`}
 token=${mark}; record "$it" >&2`;
   const timeoutSeconds = follow?.timeoutSeconds ?? SECONDS;
+  const began = performance.now();
+  const hasEnded = () =>
+    follow && (follow.signal?.aborted || performance.now() - began >= follow.timeoutSeconds * 1000);
   const run = await startRun(backend, ref, { text, timeoutSeconds });
   const output = Promise.all([
     collect(run.stdout, follow ? 0 : bytesMax, budget, onOutput),
@@ -300,8 +303,12 @@ token=${mark}; record "$it" >&2`;
   follow?.signal?.addEventListener('abort', kill);
   if (follow?.signal?.aborted) kill();
   try {
-    const from = Number(checked(await firstWord(run)));
+    const word = await firstWord(run).catch((error) => {
+      if (!hasEnded()) throw error;
+    });
+    const from = word === undefined ? offset : Number(checked(word));
     onBegin?.(from);
+    if (word === undefined) return { offset: from, bytes: Buffer.alloc(0), process: null };
     await run.ended.catch((error) => {
       if (!follow?.signal?.aborted) throw error; // Killing breaks some connections.
     });
