@@ -16,7 +16,7 @@ export type WriterOptions = {
   committed?: (newest: CommitMark | undefined, milliseconds: number) => void;
   /** Called when the callers of a batch's writes have their results. */
   answered?: () => void;
-  /** Called when a COMMIT or fsync failed: must stop the process without answering. */
+  /** Called when a COMMIT or fsync failed: what was written is unknown, and the process must end (docs/decisions/0078). */
   fatal: (error: unknown) => void;
 };
 
