@@ -1,8 +1,8 @@
 import { attachReserve, type DiskReserve } from '../db/disk-reserve.ts';
 import type { Database } from '../db/open.ts';
 import { createWriter, type Writer } from '../db/writer.ts';
-import { type CommitMark, headOf } from './head.ts';
-import { countQuietCommit, findInstallation } from './installation.ts';
+import { type CommitMark, findHead } from './head.ts';
+import { countQuietCommit } from './installation.ts';
 import { headIn, journalHead, rememberHead } from './journal.ts';
 import { attachMemory } from './memory.ts';
 import { attachOutbox, type Outbox } from './outbox.ts';
@@ -43,7 +43,7 @@ export function openWriter({ client, read, tx }: Database, options: WriterOption
     },
     committing() {
       if (headIn(tx).seq === (newest?.seq ?? seq)) countQuietCommit(tx);
-      next = findInstallation(tx) && headOf(tx); // Read in this transaction: a transaction of its own would cost more than the read.
+      next = findHead(tx); // Read in this transaction: a transaction of its own would cost more than the read.
     },
     committed(milliseconds) {
       newest = next ?? newest;

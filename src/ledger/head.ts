@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict';
 import { closeSync, openSync, readFileSync, writeSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { crc32 } from 'node:zlib';
@@ -6,17 +7,17 @@ import { prepare, type Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 import { entries } from '../db/schema.ts';
 import { writeDurably } from '../files/durable-file.ts';
-import { currentEpoch, installationOf } from './installation.ts';
+import { currentEpoch, findInstallation, installationOf } from './installation.ts';
 import { GENESIS, HASHED_COLUMNS, hashEntryHex, journalHead } from './journal.ts';
 
 /** Number of the newest entries that are checked before serving; `ledger verify` and the background check cover all. */
 const TAIL_COUNT = 10_000;
 
 /**
- * The newest commit known to be on disk, kept outside the database (design, section 6): the newest entry and the number
- * of commits that moved no money. Two files hold it. `ledger.head` is replaced and synced at most a second later, and
- * is never ahead of the database. `ledger.tip` is overwritten after every commit and never synced: it is exact after
- * the process dies, and holds whatever reached the disk after a power cut (docs/decisions/0013).
+ * The newest commit known to be on disk, kept outside the database (design, section 6): the newest entry and the number of commits
+ * that moved no money. Two files hold it. `ledger.head` is replaced and synced at most a second later, and is never ahead of the
+ * database. `ledger.tip` is overwritten after every commit and never synced: it is exact after the process dies, and holds whatever
+ * reached the disk after a power cut (docs/decisions/0013).
  */
 export type CommitMark = { seq: number; hash: string; epoch: number; quietCommits: number };
 
@@ -96,16 +97,27 @@ export function openTipFile(file: string): { write(head: CommitMark): void; clos
   };
 }
 
-/** Returns the current content of the head file. On the hot path: runs at the end of every transaction that writes. */
-export function headOf(read: Reader): CommitMark {
+/**
+ * Returns the current content of the head file, or undefined before the first start has finished. On the hot path: runs at the end of
+ * every transaction that writes.
+ */
+export function findHead(read: Reader): CommitMark | undefined {
   const row = quick(read).mark.get<[seq: bigint, hash: Buffer, epoch: bigint, quietCommits: bigint]>();
-  const [seq, hash, epoch, quiet] = row ?? [
-    0,
-    GENESIS.hash,
-    currentEpoch(read).number,
-    installationOf(read).quietCommits,
-  ];
-  return { seq: Number(seq), hash: hash.toString('hex'), epoch: Number(epoch), quietCommits: Number(quiet) };
+  if (row) {
+    const [seq, hash, epoch, quiet] = row;
+    return { seq: Number(seq), hash: hash.toString('hex'), epoch: Number(epoch), quietCommits: Number(quiet) };
+  }
+  const installation = findInstallation(read);
+  if (!installation) return undefined;
+  const { quietCommits } = installation;
+  return { seq: 0, hash: GENESIS.hash.toString('hex'), epoch: currentEpoch(read).number, quietCommits };
+}
+
+/** Returns the current content of the head file. Asserts that the first start has finished. */
+export function headOf(read: Reader): CommitMark {
+  const head = findHead(read);
+  assert(head, 'the first start writes the installation');
+  return head;
 }
 
 /**

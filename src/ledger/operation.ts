@@ -47,8 +47,8 @@ export type Outcome<A> =
       callerReason?: string;
       retryAfterSeconds?: number;
     } & Cancelled)
-  /** `asked` names the route that was asked, where there was a choice. */
-  | { kind: 'unknown'; reason: string; asked?: { upstream?: string; upstream_model?: string } };
+  /** `route` is the one that was called, where there was a choice. */
+  | { kind: 'unknown'; reason: string; route?: { upstream?: string; upstream_model?: string } };
 
 /** The state that follows each outcome. Nothing leads back, and a settled operation stays settled. */
 export const AFTER: Record<Operation['state'], Record<Outcome<never>['kind'], Operation['state'] | 'too_late'>> = {
@@ -151,6 +151,7 @@ const reads = prepare((read: Reader) => ({
 const SETTLED = `state = 'settled', outcome = ?, settled_by = ?, charge_nanos = ?, usage = ?, reason = ?, settled_at = ?, settle_entry = ?,
   seal = ?`;
 const plainReads = plain({
+  hasKey: 'select 1 from operation where key_digest = ? and freed is null',
   begun: 'select created_at from operation where number = ?',
   chargedInBlock: `select count(*), sum(charge_nanos) filter (where settled_at >= ?) from operation
     where number >> 8 = ? and wallet_id = ?`,
@@ -178,7 +179,9 @@ export function operationOf(read: Reader, id: string): Operation {
  * key.
  */
 export function findOperationByKey(read: Reader, walletId: string, route: string, key: string): Operation | undefined {
-  return reads(read).byKey.get({ digest: keyDigest(walletId, route, key) });
+  const digest = keyDigest(walletId, route, key);
+  // Nearly every request is the first with its key: the whole query costs a chat more than this one.
+  return plainReads(read).hasKey.get(digest) && reads(read).byKey.get({ digest });
 }
 
 /**
@@ -290,7 +293,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
 
   if (outcome.kind === 'unknown') {
     if (operation.state === 'uncertain') return KEPT;
-    const usage = outcome.asked?.upstream === undefined ? null : JSON.stringify(outcome.asked);
+    const usage = outcome.route?.upstream === undefined ? null : JSON.stringify(outcome.route);
     const change = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason, usage };
     tx.update(operations)
       .set(withNewChecksum(operations, operation, change))
@@ -343,8 +346,8 @@ function insertAnswer(tx: Tx, { number, id }: Operation, body: Buffer, keptUntil
 }
 
 /**
- * Records that an operation is being answered 200 while its outcome is still open: from then on its key is never free
- * again. Returns false if the operation was already released; its key is free then, and a 200 would be wrong.
+ * Records that an operation is being answered 200 while its outcome is open: its key is never free again. Returns false if the
+ * operation was already released: its key is free then, and a 200 would be wrong.
  */
 export const keepKey = defineWrite('operation.keep_key', (tx, { id, now }: { id: string; now: number }): boolean => {
   const operation = operationOf(tx, id);

@@ -39,7 +39,7 @@ test('one connection: statements and bytes of log a chat', async (t) => {
   await writer.chats(40, 100);
   const counts = await writer.chatsOneByOne(300);
   assert.equal(counts.commits, 600);
-  assertCosts(counts, 300, { statements: 11, logBytes: 36_000 });
+  assertCosts(counts, 300, { statements: 9, logBytes: 36_000 });
 });
 
 test('a chat reads its wallet once before its hold', async (t) => {
