@@ -293,7 +293,8 @@ const documents = ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md'].concat(
 );
 
 test('the pages stay short enough to be read', () => {
-  const words = documents.flatMap((name) => read(name).split(/\s+/)).filter((it) => /[\p{L}\p{N}]/u.test(it));
+  const pages = documents.filter((name) => name !== 'CONTRIBUTING.md');
+  const words = pages.flatMap((name) => read(name).split(/\s+/)).filter(Boolean); // As `wc -w` counts.
   const decisions = documents.filter((name) => name.startsWith('docs/decisions/'));
   assert(words.length <= 45_000, `${words.length} words`);
   assert(decisions.length <= 30, `${decisions.length} decisions`);
