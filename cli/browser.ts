@@ -16,9 +16,9 @@ export function isDesktop(): boolean {
 }
 
 /**
- * Opens a link in the browser of the desktop, by way of a private file that leads there: every user of the machine may read
- * the arguments of a program, and the link signs in. The file exists until `isWaiting` returns that the link was used or is
- * over, or a signal ends the waiting. Resolves with false where no browser could be opened.
+ * Opens a link in the browser of the desktop, by way of a private file that leads there: every user of the machine may read the
+ * arguments of a program, and the link signs in. The file exists until `isWaiting` returns that the link was used or is over, or a
+ * signal ends the waiting. Resolves with false where no browser could be opened.
  */
 export async function openInBrowser(link: string, file: string, isWaiting: () => Promise<boolean>): Promise<boolean> {
   const ended = new AbortController();

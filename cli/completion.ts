@@ -84,8 +84,8 @@ const NAMED_BELOW: Record<string, (typeof NAMED)[keyof typeof NAMED]> = { wallet
 const NAMES_MILLISECONDS = 2000;
 
 /**
- * Asks the running server for the names of wallets that are not closed, accounts or models. None where no server answers: a
- * shell must not wait for a lock. A name that a shell would split, or that is not the only one, is given as its id.
+ * Asks the running server for the names of open wallets, accounts or models. None where no server answers: a shell must not wait
+ * for a lock. A name that a shell would split, or that repeats, becomes its id.
  */
 async function namesOf(what: (typeof NAMED)[keyof typeof NAMED], words: readonly string[]): Promise<string[]> {
   const at = words.indexOf('--data');

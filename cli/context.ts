@@ -194,7 +194,7 @@ export function parseBudget(value: string): number {
   return cents;
 }
 
-/** Parses whole cents, for options whose name says so. Throws a usage error otherwise. */
+/** Parses whole cents, for options whose name asks for them. Throws a usage error otherwise. */
 export function parseCents(value: string): number {
   if (!/^\d{1,12}$/.test(value)) throw new InvalidArgumentError('It must be a whole number of cents.');
   return Number(value);

@@ -92,7 +92,7 @@ export async function firstSettings(command: Command, { server: others, yes }: I
   return { discovered, servers, ...settingsText(servers) };
 }
 
-/** Says which models the first settings offer, and that their prices are examples. */
+/** Names the models that the first settings offer, and notes that their prices are examples. */
 export const offered = (models: readonly { id: string }[]): string[] =>
   models.length
     ? [

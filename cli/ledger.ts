@@ -4,8 +4,8 @@ import { print, printLine } from './report.ts';
 import { whileWorking } from './spinner.ts';
 
 /**
- * Returns the paths of the database for `verify` and `export`. Both read a snapshot in this process, so the server is not
- * slowed down and nothing is written. They do not read the configuration, so they work even if it is invalid.
+ * Returns the paths of the database for `verify` and `export`. Both read a snapshot in this process: they write nothing and do not
+ * slow the server. They do not read the configuration, so they work even if it is invalid.
  */
 async function booksOf(command: Command) {
   const [{ dataDirectoryOf }, { enterDirectory }] = await Promise.all([

@@ -14,11 +14,11 @@ const TRY_MILLISECONDS = 100;
 const COMMIT_FAILED = 'A commit failed, so the command may or may not have taken effect. Check before you repeat it.';
 
 /**
- * Runs one operator command: over the socket while `serve` runs, otherwise in this process, which takes the lock, opens the
- * App, runs the command and closes the App. So there is always a single writer (design, section 4). The configuration is read
- * only in the second case: a running server has its own, and its secrets need not be in this terminal's environment. Throws
- * the command's refusals, ConfigurationFault, `operation_uncertain` when the server hangs, and LockedError when another
- * process holds the lock for 10 s without listening.
+ * Runs one operator command: over the socket while `serve` runs, otherwise in this process, which takes the lock, opens the App,
+ * runs the command and closes the App. So there is always a single writer (design, section 4). The configuration is read only in
+ * the second case: a running server has its own, and its secrets need not be in this terminal's environment. Throws the command's
+ * refusals, ConfigurationFault, `operation_uncertain` when the server hangs, and LockedError when another process holds the lock
+ * for 10 s without listening.
  */
 export async function ask<N extends CommandName>(
   command: Command,

@@ -22,8 +22,8 @@ setTimeout(() => setInterval(() => {
 
 /**
  * Runs `work`, and turns a spinner on stderr once it takes longer than a second, if stderr is a terminal. `what` describes the
- * work, such as "verifying the books". The line is cleared at the end. `work` may block this thread; for work that only waits
- * there is `whileWaiting`, which starts no thread before a second has passed.
+ * work, such as "verifying the books". The line is cleared at the end. `work` may block this thread; for work that only waits there
+ * is `whileWaiting`, which starts no thread before a second has passed.
  */
 export async function whileWorking<T>(what: string, work: () => T | Promise<T>): Promise<T> {
   if (!process.stderr.isTTY) return work();

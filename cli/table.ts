@@ -32,11 +32,11 @@ type TableColumn = {
 export type View = { wide?: boolean; columns?: readonly string[] };
 
 /**
- * Formats records as a table with a heading; an empty list as `(none)`. Amounts are in USD, right-aligned and with the same
- * number of decimals; Unix seconds in `_at` are relative to now. A name that ends in `?` is that of a secondary column. A table
- * that is wider than `width` (default: the terminal's; a pipe has none) is made narrower step by step, and names the columns
- * that it then lacks; a record is always one line. A wide view, and one with chosen columns, are as wide as they are. Throws
- * `invalid_request` for a chosen column that does not exist.
+ * Formats records as a table with a heading; an empty list as `(none)`. Amounts are in USD, right-aligned and with the same number
+ * of decimals; Unix seconds in `_at` are relative to now. A name that ends in `?` is that of a secondary column. A table that is
+ * wider than `width` (default: the terminal's; a pipe has none) is made narrower step by step, and names the columns that it then
+ * lacks; a record is always one line. A wide view, and one with chosen columns, are as wide as they are. Throws `invalid_request`
+ * for a chosen column that does not exist.
  */
 export function table(
   rows: readonly Row[],
@@ -113,7 +113,7 @@ function sameDecimals(cells: string[]): string[] {
   return cells.map((it) => (/^-?\d+\.\d+$/.test(it) ? it + '0'.repeat(most - decimalsOf(it)) : it));
 }
 
-/** Rounds the amounts of a column to at most so many decimals. One that would be shown as zero is shown as below the least. */
+/** Rounds the amounts of a column to at most `most` decimals. One that would be shown as zero is shown as below the least. */
 function withDecimals(column: TableColumn, most: number): TableColumn {
   if (!isAmount(column.name)) return column;
   const least = `0.${'0'.repeat(most - 1)}1`;

@@ -33,7 +33,7 @@ async function printEnv(id: string, options: { for: ClientName; model?: string }
   sayWhere(settings);
 }
 
-/** Says on stderr where the block belongs, as stdout has nothing else. */
+/** Prints on stderr where the block belongs, as stdout has nothing else. */
 function sayWhere({ file, start }: ClientSettings): void {
   const then = start === null ? '' : `Then run: ${start}`;
   if (file !== null) say(`This is ${file}. ${then}`);

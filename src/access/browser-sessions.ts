@@ -65,7 +65,10 @@ export function addBrowserSession(tx: Tx, order: BrowserSessionOrder, now: numbe
   return row;
 }
 
-/** Returns the condition for the sessions that were opened in the same way: by a key, by a passkey, by a person at the identity provider, or by links. */
+/**
+ * Returns the condition for the sessions that were opened in the same way: by a key, by a passkey, by a person at the identity
+ * provider, or by links.
+ */
 function openedBy({ accountId, keyId, passkeyId, subject }: Omit<Owner, 'rule'>): SQL | undefined {
   const is = (column: SQLiteColumn, value: string | null) => (value === null ? isNull(column) : eq(column, value));
   return and(

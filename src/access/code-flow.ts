@@ -10,7 +10,10 @@ import type { Sessions } from './sessions.ts';
 const CALL_MILLISECONDS = 10_000;
 const ANSWER_BYTES_MAX = 256 * 1024;
 const RANDOM_BYTES = 32;
-/** The scopes that a sign-in asks for where the issuer offers them; a claim that is asked for may be a scope of its own, such as `groups`. */
+/**
+ * The scopes that a sign-in asks for where the issuer offers them; a claim that is asked for may be a scope of its own, such as
+ * `groups`.
+ */
 const SCOPES = ['openid', 'email', 'profile'];
 
 /** The secrets of one sign-in, which the browser keeps between its two halves. */
@@ -23,9 +26,8 @@ export type CodeFlow = {
   /** Returns the issuer's page to send the browser to. Throws `provider_unavailable`. */
   begin(redirectUri: string): Promise<{ url: string; attempt: SignInAttempt }>;
   /**
-   * Exchanges the code that the browser came back with, and returns who signed in. An operator gets no account. `issuer` is the parameter `iss` (RFC 9207),
-   * if there was one. Throws `unauthenticated` for a code or a state that is not this attempt's, and what `Sessions.admit`
-   * throws.
+   * Exchanges the code from the browser, and returns who signed in; an operator gets no account. `issuer` is the parameter `iss`
+   * (RFC 9207). Throws `unauthenticated` for a code or a state of another attempt, and the errors of `Sessions.admit`.
    */
   finish(
     back: { state: string | null; code: string | null; issuer: string | null; redirectUri: string },
@@ -115,7 +117,7 @@ export function createCodeFlow(
   };
 }
 
-/** Returns the scopes to ask for: those that the issuer offers, where it says which. */
+/** Returns the scopes to ask for: those that the issuer offers, where it lists them. */
 function scopesOf({ scopes_supported: offered }: Discovery, settings: IdentitySettings): string[] {
   if (!Array.isArray(offered)) return SCOPES;
   const claims = [settings.required_claim?.name, settings.operators?.claim].filter((it) => it !== undefined);

@@ -9,9 +9,9 @@ const FRESH_MILLISECONDS = 600_000;
 class Unavailable extends Error {}
 
 /**
- * Caches the published keys of an issuer. While the issuer is down, cached keys stay valid however old they are, so an
- * outage locks no user out; an unknown key may be a new one, and throws Unavailable instead of rejecting the token.
- * `milliseconds` is a monotonic clock; `failed` is called once per cooldown during an outage.
+ * Caches the published keys of an issuer. While the issuer is down, cached keys stay valid however old they are, so an outage locks
+ * no user out; an unknown key may be a new one, and throws Unavailable instead of rejecting the token. `milliseconds` is a
+ * monotonic clock; `failed` is called once per cooldown during an outage.
  */
 export function createKeySet(
   load: () => Promise<JSONWebKeySet>,

@@ -32,7 +32,7 @@ const reads = prepare((read: Reader) => ({
 /** Returns all passkeys, newest first, removed ones too. */
 export const listPasskeys = (read: Reader): Passkey[] => reads(read).all.all();
 
-/** Returns whether a passkey signs in: one that was made for a user of the identity provider does not, as nobody asked it. */
+/** Returns whether a passkey signs in: not where it was made for a user of the identity provider, which would not be asked. */
 export const isUsable = ({ removedAt, rule }: Passkey): boolean => removedAt === null && rule === null;
 
 /** Returns the passkeys that sign in to the page at this origin. */
@@ -78,7 +78,7 @@ export function addPasskey(tx: Tx, order: PasskeyOrder, now: number): Passkey {
 export const isCopy = (passkey: Passkey, useCount: number): boolean =>
   (useCount > 0 || passkey.useCount > 0) && useCount <= passkey.useCount;
 
-/** Notes a use of a passkey. Throws `unauthenticated` for one that was removed meanwhile, or used as often already. */
+/** Notes a use of a passkey. Throws `unauthenticated` for one that has been removed, or used as often already. */
 export function usePasskey(tx: Tx, id: string, useCount: number, now: number): Passkey {
   const passkey = reads(tx).byId.get({ id });
   if (!passkey || !isUsable(passkey) || isCopy(passkey, useCount)) throw new Refusal('unauthenticated');

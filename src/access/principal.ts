@@ -38,9 +38,9 @@ export function bearerOf(authorization: string | undefined): string {
 }
 
 /**
- * Authenticates a token. Purser's own tokens are looked up synchronously. Where sign-in is configured, any other string is
- * verified by `sessions`; one with the prefix of our own tokens never is (design 2.13). Throws `unauthenticated` for an
- * unknown, revoked or malformed token, and the refusals of `Sessions.signIn`.
+ * Authenticates a token. Purser's own are looked up synchronously. Where sign-in is configured, `sessions` verifies any other
+ * string without their prefix (design 2.13). Throws `unauthenticated` for an unknown, revoked or malformed token, and the refusals
+ * of `Sessions.signIn`.
  */
 export function authenticate(
   { tokens, sessions }: { tokens: Tokens; sessions: Sessions | undefined },

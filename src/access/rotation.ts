@@ -19,11 +19,11 @@ export type KeySource = Pick<MasterKeySource, 'from' | 'path'>;
 type RotationApp = { ledger: Ledger; keyring: Keyring; keySource: KeySource };
 
 /**
- * Makes `next` the master key (docs/decisions/0014). One commit wraps every older key with it, and wraps it with the
- * configured key, so that a start with either key opens the database wherever a crash falls. Then the key file in the data
- * directory is replaced, and the old one is kept beside it: returns its new name, or null. A key from the environment or from
- * the operator's own file is left to the operator to replace; until then a start with the old key unwraps the new one. Throws
- * `conflict` for a key that was used before, and `read_only` when the key file cannot be written.
+ * Makes `next` the master key (docs/decisions/0014). One commit wraps every older key with it, and wraps it with the configured
+ * key, so that a start with either key opens the database wherever a crash falls. Then the key file in the data directory is
+ * replaced, and the old one is kept beside it: returns its new name, or null. A key from the environment or from the operator's own
+ * file is left to the operator to replace; until then a start with the old key unwraps the new one. Throws `conflict` for a key
+ * that was used before, and `read_only` when the key file cannot be written.
  */
 export async function rotate(
   { ledger, keyring, keySource }: RotationApp,
@@ -45,9 +45,8 @@ export async function rotate(
 }
 
 /**
- * Completes a rotation: replaces the key file in the data directory if it still holds the previous key, and drops the
- * wrapped copy of the current key once the current key is the configured one. Returns the name under which the previous key
- * file was kept, or null.
+ * Completes a rotation: replaces the key file in the data directory if it still holds the previous key, and drops the wrapped copy
+ * of the current key once that is the configured one. Returns the name of the file with the previous key, or null.
  */
 export async function finishRotation({ ledger, keyring, keySource }: RotationApp): Promise<string | null> {
   const { current } = keyring;
@@ -72,8 +71,8 @@ export function warnOfOldKey({ keyring, keySource }: Omit<RotationApp, 'ledger'>
 }
 
 /**
- * Drops the retired keys that no live wallet needs any more; returns how many. `scanned` maps each key to the wallet up to
- * which none needs it. No new wallet uses a retired key and no closed one reopens, so that part is not scanned again.
+ * Drops the retired keys that no live wallet needs any more; returns how many. `scanned` maps each key to the wallet up to which
+ * none needs it: that part is not scanned again, as no new wallet uses a retired key and no closed one reopens.
  */
 export async function dropRetiredKeys(
   { ledger, keyring }: Omit<RotationApp, 'keySource'>,

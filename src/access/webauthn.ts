@@ -22,7 +22,10 @@ const CREDENTIAL_BYTES_MAX = 1023;
 const UNREADABLE = 'the browser’s answer cannot be read';
 const ANOTHER_PAGE = 'it was asked for by another page';
 
-/** The reasons that the reader is given for the library's errors, in the order of its checks. Any other means an answer that cannot be read. */
+/**
+ * The reasons that the reader is given for the library's errors, in the order of its checks. Any other means an answer that cannot
+ * be read.
+ */
 const REASONS: readonly (readonly [error: RegExp, why: string])[] = [
   [/^Unexpected \w+ response type/, 'it answers another question'],
   [/^Unexpected \w+ response challenge/, 'it answers another challenge'],

@@ -23,8 +23,8 @@ export function periodAt(every: Period, zone: string, at: number): CalendarSpan 
 }
 
 /**
- * Returns the day of a date such as "2026-03-31" in a zone; undefined where there is no such date from 2000 to 2099. A picture of a
- * thousand years has a bar for each month, which would take half a second.
+ * Returns the day of a date such as "2026-03-31" in a zone; undefined for no such date from 2000 to 2099: a picture of a thousand
+ * years has a bar for each month, which would take half a second.
  */
 export function dayOf(date: string, zone: string): CalendarSpan | undefined {
   if (!/^20\d\d-\d\d-\d\d$/.test(date)) return undefined;

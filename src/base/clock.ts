@@ -3,8 +3,8 @@ import { uptime } from 'node:os';
 import type { Log } from './log.ts';
 
 /**
- * A forward jump of the wall clock by more than this is quarantined (design, section 6). Time services correct less than this,
- * and a clock without one drifts less in weeks. At a start it is the bound in both directions.
+ * A forward jump of the wall clock by more than this is quarantined (design, section 6). Time services correct less, and a clock
+ * without one drifts less in weeks. At a start it bounds both directions.
  */
 const FORWARD_JUMP_SECONDS = 5 * 60;
 /** Seconds that a forward jump must last before it is accepted as the time. */
@@ -71,9 +71,9 @@ function readBootId(): string | null {
 }
 
 /**
- * Returns the leap between the books and a wall clock (Unix seconds), or undefined where the downtime explains it. Within one
- * boot of the machine its length is known. Across boots every downtime up to a week is believed. Books without a sighting do
- * not record when they were last served: those of a new or restored database, or of an earlier version.
+ * Returns the leap between the books and a wall clock (Unix seconds), or undefined where the downtime explains it. Within one boot
+ * of the machine its length is known. Across boots every downtime up to a week is believed. Books without a sighting do not record
+ * when they were last served: those of a new or restored database.
  */
 export function findLeap(wall: number, { at, sighting }: KnownTime, boot: Boot | undefined): Leap | undefined {
   if (at === 0) return undefined;
@@ -111,14 +111,13 @@ function startingTime(time: TimeSource, known: KnownTime, doubt: Leap | undefine
 }
 
 /**
- * Creates the clock by the time rule of design, section 6. `now` is the later of the newest time in the books and the wall
- * clock at the start, plus monotonic time since; the wall clock only moves it forward. A forward jump is quarantined: until it
- * has lasted five minutes, `now` continues as if it had not happened, and there are no new holds and no expiry. After a
- * backward jump `now` continues too, ahead of the wall clock, and there are no new holds until the wall clock has caught up.
+ * Creates the clock by the time rule of design, section 6. `now` is the later of the newest time in the books and the wall clock at
+ * the start, plus monotonic time since; the wall clock only moves it forward. A forward jump is quarantined: until it has lasted
+ * five minutes, `now` continues as if it had not happened, and there are no new holds and no expiry. After a backward jump `now`
+ * continues too, ahead of the wall clock, and there are no new holds until the wall clock has caught up.
  *
- * A leap since the books were last served puts the clock in doubt, until it is believed or the clock has been set right. While
- * in doubt there are no new holds and no expiry, and `now` is the earlier of the two times, so that no record lies in the
- * future.
+ * A leap since the books were last served puts the clock in doubt, until it is believed or the clock has been set right. While in
+ * doubt there are no new holds and no expiry, and `now` is the earlier of the two times, so that no record lies in the future.
  */
 export function createClock(time: TimeSource, known: KnownTime, log: Pick<Log, 'warn' | 'info'>): Clock {
   const seconds = () => time.wall() / 1000;

@@ -58,8 +58,8 @@ export function contained<A extends unknown[]>(
 }
 
 /**
- * Keeps the process running after an exception or a rejection that nothing has caught: it is reported, and the work that it
- * interrupted runs into its time limit. An error that must end the process does so on its own (`fatal` of the ledger).
+ * Keeps the process running after an uncaught exception or rejection: it is reported, and the interrupted work runs into its time
+ * limit. An error that must end the process does so on its own (`fatal` of the ledger).
  */
 export function containProcess(): Disposable {
   const net = (error: unknown) => reportFault('process', error);

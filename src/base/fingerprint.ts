@@ -39,8 +39,8 @@ export function fingerprint(body: unknown): Buffer {
 }
 
 /**
- * Returns the fingerprint of a scanned text, without the members of the outermost object that `isOmitted` names. The canonical
- * JSON is never made as a whole: its pieces, most of them longer than a value, go from the text to the hash by a block.
+ * Returns the fingerprint of a scanned text, without the members of the outermost object that `isOmitted` names. The canonical JSON
+ * is never made as a whole: its pieces go from the text to the hash by a block.
  */
 export function fingerprintOf(text: ScannedText, isOmitted?: (name: string) => boolean): Buffer {
   const pieces = new PieceHash(text.bytes);

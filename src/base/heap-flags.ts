@@ -11,8 +11,8 @@ const FLAGS = [
 ];
 
 /**
- * Sets V8's flags for all threads of a server. Called once a server has loaded its modules: with any of these flags V8 does not
- * take the code that it has compiled before, of Node's modules or of ours, and a start takes a third longer.
+ * Sets V8's flags for all threads of a server, once it has loaded its modules: with any of these flags V8 does not reuse compiled
+ * code, of Node's modules or of ours, and a start takes a third longer.
  */
 export function setHeapFlags(): void {
   for (const flag of FLAGS) setFlagsFromString(flag);

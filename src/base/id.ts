@@ -30,9 +30,9 @@ const pool = new Uint8Array(4096);
 let used = pool.length;
 
 /**
- * Returns a new id: the prefix, then 48 bits of milliseconds and 80 random bits in base 32. Within a millisecond the
- * first 40 of the random bits count up, so that the ids of one thread sort in the order in which they are made. Lists
- * and indexes use the order; nothing about money depends on it.
+ * Returns a new id: the prefix, then 48 bits of milliseconds and 80 random bits in base 32. Within a millisecond the first 40 of
+ * the random bits count up, so that the ids of one thread sort in the order in which they are made. Lists and indexes use the
+ * order; nothing about money depends on it.
  */
 export function newId(prefix: IdPrefix): string {
   if (used + RANDOM_CHARACTERS > pool.length) {

@@ -17,9 +17,9 @@ type Thread = {
 };
 
 /**
- * Returns memory to the system, once, when the calling thread has been busy and is idle again: V8 by itself keeps much of what
- * a burst has taken (docs/decisions/0062). A collection blocks the thread for about a millisecond per MB in use; `collected`
- * is called after each. Does nothing without a collector.
+ * Returns memory to the system, once, when the calling thread has been busy and is idle again: V8 by itself keeps much of what a
+ * burst has taken (docs/decisions/0062). A collection blocks the thread for about a millisecond per MB in use; `collected` is
+ * called after each. Does nothing without a collector.
  */
 export function collectWhenIdle(
   collected: () => void = () => {},

@@ -1,6 +1,6 @@
 /**
- * Reads a JSON text once, in its bytes: checks the grammar, counts, and notes where each value is. No string is made of the
- * text, however long it is. V8 makes a string of more than 128 KB in new memory, which costs milliseconds.
+ * Reads a JSON text once, in its bytes: checks the grammar, counts, and notes where each value is. Makes no string of the text: V8
+ * makes one of more than 128 KB in new memory, which costs milliseconds.
  */
 
 /** The deepest nesting that a body may have. No honest request needs it, and it bounds recursive work on a body. */

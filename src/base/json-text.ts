@@ -33,9 +33,9 @@ export type Outline = Pick<Scan, 'memberCount'> & {
   /** The members of the outermost object, in their order, duplicates included. */
   members: TextMember[];
   /**
-   * True if no other reader finds more in it than JSON.parse does: no gap of more than one white space, no number that exceeds
-   * its shortest form by more than prices allow for, and no escape in a name, which a server that runs on V8 may take for
-   * another name (parse-json.ts). Duplicate names are not detected here.
+   * True if no other reader finds more in it than JSON.parse does: no gap of more than one white space, no number that exceeds its
+   * shortest form by more than prices allow for, and no escape in a name, which a server that runs on V8 may take for another name
+   * (parse-json.ts). Duplicate names are not detected here.
    */
   isPlain: boolean;
 };
@@ -44,10 +44,10 @@ export type Outline = Pick<Scan, 'memberCount'> & {
 export type ParsedText = { text: ScannedText; outline: Outline; value: unknown };
 
 /**
- * Parses a body of at most 100 levels and 50,000 values, or `valuesMax`. `take` gets the counts of values and numbers before
- * any value is created; an exception that it throws ends the parsing. Up to `numbersMax` numbers directly in lists do not
- * count as values. Long strings in the outermost member `keptIn` may be LongTexts. Throws `invalid_json` for a body that is not
- * JSON in UTF-8.
+ * Parses a body of at most 100 levels and 50,000 values, or `valuesMax`. `take` gets the counts of values and numbers before any
+ * value is created; an exception that it throws ends the parsing. Up to `numbersMax` numbers directly in lists do not count as
+ * values. Long strings in the outermost member `keptIn` may be LongTexts. Throws `invalid_json` for a body that is not JSON in
+ * UTF-8.
  */
 export function parseText(
   bytes: Buffer,
@@ -210,8 +210,8 @@ function inPieces(
 }
 
 /**
- * Parses JSON in bytes from outside that have no limit of values, a long text in pieces. Bytes that are not UTF-8 are read as
- * their replacement. Returns undefined for a text that is not JSON. Throws UncountedJson for one of more than 100 levels.
+ * Parses JSON from outside without a limit of values, a long text in pieces. Bytes that are not UTF-8 are replaced. Returns
+ * undefined for a text that is not JSON. Throws UncountedJson for one of more than 100 levels.
  */
 export function parseBytes(bytes: Buffer): { value: unknown } | undefined {
   if (bytes.length <= PIECE_BYTES) return parseNested(bytes.toString('utf8'), undefined, Number.POSITIVE_INFINITY);
@@ -256,9 +256,9 @@ function replaced(bytes: Buffer): Buffer {
 export class UncountedJson extends Error {}
 
 /**
- * Parses JSON inside a string, whose levels and values were not counted with those of the text around it. Every such text must
- * be parsed by this function. Returns undefined for a text that is not JSON, and for one longer than `lengthMax`. Throws
- * UncountedJson, without parsing it, for a text that may be JSON of more than 100 levels or `valuesMax` values.
+ * Parses JSON inside a string, whose levels and values were not counted with those of the text around it; must be used for every
+ * such text. Returns undefined for a text that is not JSON, and for one longer than `lengthMax`. Throws UncountedJson, without
+ * parsing it, for a text that may be JSON of more than 100 levels or `valuesMax` values.
  */
 export function parseNested(
   text: string,

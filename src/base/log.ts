@@ -29,9 +29,8 @@ export function redact(text: string): string {
 }
 
 /**
- * Creates the logger: lines on stderr, buffered (`LineBuffer`). Tokens are redacted here, where the logger is made,
- * and not where it is called. `secrets` are literal strings that must never appear, such as upstream keys and the master
- * key; more may be added while the log is open.
+ * Creates the logger: lines on stderr, buffered (`LineBuffer`). Tokens are redacted here, for all its callers. `secrets` are
+ * literal strings that must never appear, such as upstream keys and the master key; more may be added later.
  */
 export function createLog(
   level: LogLevel,
@@ -106,9 +105,9 @@ const END_MILLISECONDS = 1000;
 const WARN = 40;
 
 /**
- * Lines on their way to a file descriptor that does not block. The lines of one turn of the event loop are one write. Lines
- * that the reader does not take wait within a bound; further ones are lost and counted, and a line reports their number once
- * the reader has caught up.
+ * Lines on their way to a file descriptor that does not block. The lines of one turn of the event loop are one write. Lines that
+ * the reader does not take wait within a bound; further ones are lost and counted, and a line reports their number once the reader
+ * has caught up.
  */
 type LineBuffer = {
   write(line: string): void;

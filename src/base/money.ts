@@ -1,7 +1,6 @@
 /**
- * Money. Internally an amount is `Nanos`: a whole number of nano-dollars in a bigint (INTEGER in SQLite). The account
- * API uses whole cents, the agent API exact decimal USD strings (interface, section 1). Every conversion is here, with
- * its rounding in its name.
+ * Money. Internally an amount is `Nanos`: whole nano-dollars in a bigint (INTEGER in SQLite). The account API uses whole cents, the
+ * agent API exact decimal USD strings (interface, section 1). Every conversion is here, with its rounding in its name.
  */
 declare const nanos: unique symbol;
 

@@ -2,11 +2,10 @@
 export type Json = Record<string, unknown>;
 
 /**
- * Parses JSON as JSON.parse is specified. JSON.parse of V8 13.6 (Node 24) may take a name with an escape for another name that
- * it has seen before, in any text that this thread has parsed: where an object continued with a name `caf\`, it reads
- * `"caf\u00e9"` as that name in the next. One sender's text would change how the texts of others are read. A text with such a
- * name is therefore read value by value, and every text with a part from outside must be parsed by this function. Throws a
- * SyntaxError for a text that is not JSON.
+ * Parses JSON as JSON.parse is specified. JSON.parse of V8 13.6 (Node 24) may take a name with an escape for another name that it
+ * has seen before, in any text that this thread has parsed: where an object continued with a name `caf\`, it reads `"caf\u00e9"` as
+ * that name in the next. One sender's text would change how others are read. A text with such a name is therefore read value by
+ * value, and every text with a part from outside must be parsed by this function. Throws a SyntaxError for a text that is not JSON.
  */
 export function parseJson(text: string): unknown {
   const value: unknown = JSON.parse(text);

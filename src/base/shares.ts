@@ -10,7 +10,7 @@ export type Shares = {
 
 /**
  * Creates shares, with nothing taken. An owner may have `each`. Beyond `all` together an owner is still admitted up to an even
- * share: a few cannot shut out the rest, and the sum grows with no more than the logarithm of the number of owners.
+ * share: a few cannot shut out the rest, and the sum grows at most logarithmically with their number.
  */
 export function createShares(max: { each: number; all: number }): Shares {
   const taken = new Map<string, number>();

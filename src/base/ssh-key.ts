@@ -13,8 +13,8 @@ export type SshKey = {
 };
 
 /**
- * Returns the ed25519 key of a seed of 32 bytes, in the formats of OpenSSH: the same seed gives the same key, byte for byte.
- * ssh2's own generator is not used, as it makes a malformed key about once in 300.
+ * Returns the ed25519 key of a seed of 32 bytes, in the formats of OpenSSH: equal seeds give equal keys, byte for byte. ssh2's own
+ * generator makes a malformed key about once in 300.
  */
 export function sshKeyFromSeed(seed: Buffer, comment: string): SshKey {
   if (seed.length !== SEED_BYTES) throw new RangeError(`a seed has ${SEED_BYTES} bytes, not ${seed.length}`);

@@ -4,8 +4,8 @@ const CALL_MILLISECONDS = 5000;
 const REMEDY = 'Purser polls Stripe meanwhile. Check public_url, the proxy in front of it, and its certificate.';
 
 /**
- * Checks, as far as possible from here, that the public URL leads to this server's webhook endpoint, which answers a GET
- * with 405. Sends nothing that could be taken for an event. Throws an error with the cause and the remedy.
+ * Checks, as far as possible from here, that the public URL leads to this server's webhook endpoint, which answers a GET with 405.
+ * Sends no possible event. Throws an error with the cause and the remedy.
  */
 export async function findWebhook(publicUrl: string): Promise<string> {
   const at = `${publicUrl.replace(/\/$/, '')}/webhooks/stripe`;

@@ -32,12 +32,12 @@ const REFUSED_RETRY_SECONDS = 30;
 const ROUTE = 'billing/checkout';
 
 /**
- * Creates a hosted checkout. Our row is written first; then the provider's session is created under the row's id. The same
- * key and body never create a second one: a repetition joins the running attempt, or returns the row in its current state.
- * An attempt with an unknown outcome is repeated under the same id.
+ * Creates a hosted checkout. Our row is written first; then the provider's session is created under the row's id. The same key and
+ * body never create a second one: a repetition joins the running attempt, or returns the row in its current state. An attempt with
+ * an unknown outcome is repeated under the same id.
  *
- * Throws `idempotency_conflict`, `idempotency_in_progress`, `billing_not_configured`, `rate_limited`, `provider_unavailable`
- * when the provider clearly refused, and `operation_uncertain` when the outcome is unknown.
+ * Throws `idempotency_conflict`, `idempotency_in_progress`, `billing_not_configured`, `rate_limited`, `provider_unavailable` when
+ * the provider clearly refused, and `operation_uncertain` when the outcome is unknown.
  */
 export async function checkout(
   app: BillingApp,

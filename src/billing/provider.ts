@@ -34,9 +34,8 @@ export type Provider = {
   /** Reads the state of a session. Throws ProviderDown when the provider is unavailable, another Error if only this session fails. */
   read(sessionId: string): Promise<MarkedPayment>;
   /**
-   * Reads the events of refunds and disputes since a time in Unix seconds, oldest first. Where they are too many for one call
-   * it reads only those before `until`, a time up to `now`; `until` is undefined when all of them were read. Throws like
-   * `read`.
+   * Reads the events of refunds and disputes since a time in Unix seconds, oldest first. Of too many for one call it reads those
+   * before `until`, a time up to `now`; undefined when all were read. Throws like `read`.
    */
   readEvents(since: number, now: number): Promise<{ events: ProviderEvent[]; until: number | undefined }>;
   /** Verifies and parses a signed webhook message at `now` (Unix seconds). Throws `invalid_request` when it is not authentic. */

@@ -5,9 +5,8 @@ import type { BillingApp } from './checkout.ts';
 import type { MarkedPayment, ProviderEvent } from './provider.ts';
 
 /**
- * Applies one event of the provider exactly once; the change is on disk when this resolves. Events arrive by webhook or by
- * polling, possibly repeated, late and in any order. Throws for an event without its documented form, so that the provider
- * sends it again.
+ * Applies one event of the provider exactly once, and resolves when the change is on disk. Events may repeat, and arrive late and
+ * in any order. Throws for an event without its documented form: the provider sends it again.
  */
 export async function receive(app: BillingApp, event: ProviderEvent): Promise<void> {
   if (event.fault !== undefined) throw new Error(`event ${event.id}: ${event.fault}`);

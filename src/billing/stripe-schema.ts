@@ -42,7 +42,10 @@ export function paymentOf(session: StripeSession, hasFailed = false): MarkedPaym
   };
 }
 
-/** States of an intent whose payment has failed: the session alone does not show that (docs.stripe.com/payments/paymentintents/lifecycle). */
+/**
+ * States of an intent whose payment has failed: the session alone does not show that
+ * (docs.stripe.com/payments/paymentintents/lifecycle).
+ */
 const HAS_FAILED = new Set(['requires_payment_method', 'canceled']);
 
 function outcomeOf({ status, payment_status: payment, payment_intent: intent }: StripeSession, hasFailed: boolean) {
@@ -66,7 +69,7 @@ type StripeReversal = v.InferOutput<typeof StripeReversal>;
 const refundState = (status: string | null | undefined): ReversalState =>
   status === 'failed' || status === 'canceled' ? 'returned' : 'taken';
 
-/** Unknown states count as `taken`: the money is gone until an event says otherwise. */
+/** Unknown states count as `taken`: the money is gone until an event reports otherwise. */
 const DISPUTE_STATES: Record<string, ReversalState> = {
   warning_needs_response: 'inquiry',
   warning_under_review: 'inquiry',

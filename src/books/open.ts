@@ -23,9 +23,8 @@ type DirectoryNeeds = {
 };
 
 /**
- * Enters a data directory: checks its owner and takes the lock that the caller needs. Returns the paths of its files;
- * disposing them releases the lock. Throws NoDatabaseError, OtherOwnerError, LockedError, and `read_only` where nothing can
- * be written or the disk is full.
+ * Enters a data directory: checks its owner and takes the lock that the caller needs. Returns the paths of its files; disposing
+ * them releases the lock. Throws NoDatabaseError, OtherOwnerError, LockedError, and `read_only` for an unwritable or full disk.
  */
 export async function enterDirectory(
   directory: string,
@@ -59,8 +58,8 @@ export type WritableBooks = Ledger & AsyncDisposable;
 /**
  * Opens a database file as books. `read` may run beside a server and needs no lock: it writes nothing and migrates nothing. `write`
  * opens the ledger with its writer, and needs the lock of the directory. Throws when the file is missing, older (without `migrate`)
- * or newer than this program, or too damaged for SQLite to open it, and `read_only` where the disk has no room for the files that
- * SQLite makes beside it.
+ * or newer than this program, or too damaged for SQLite to open it, and `read_only` where the disk has no room for SQLite's files
+ * beside it.
  */
 export function openBooks(file: string, needs: { access: 'read' }): ReadableBooks;
 export function openBooks(file: string, needs: { access: 'write' } & LedgerOptions): WritableBooks;
@@ -87,7 +86,10 @@ export function openBooks(
 export const keyringOf = (read: Reader, source: MasterKeySource): Keyring =>
   openKeyring(read, readMasterKey(source, { create: false }));
 
-/** Returns the times that these books know: their newest, and the time at which they were last served, by the file of their directory. */
+/**
+ * Returns the times that these books know: their newest, and the time at which they were last served, by the file of their
+ * directory.
+ */
 export function knownTimeOf(read: Reader, at: Pick<Files, 'clock'>): KnownTime {
   const sighting = readSighting(at.clock);
   return { at: Math.max(newestTime(read), Math.floor(sighting?.at ?? 0)), sighting };

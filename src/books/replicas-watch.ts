@@ -19,19 +19,19 @@ export function watchReplicas(
   read: () => Promise<Replicas | undefined>,
   events: Pick<Events, 'replicaMissing' | 'replicaBack'>,
 ): ReplicasWatch {
-  let found: Replicas | undefined;
+  let latest: Replicas | undefined;
   let wasFull = true;
   let looking: Promise<void> | undefined;
   let timer: NodeJS.Timeout | undefined;
 
   async function lookNow(): Promise<void> {
-    found = await read();
-    if (!found || found.unknown !== null) return;
-    const isFull = hasFullCopy(found);
+    latest = await read();
+    if (!latest || latest.unknown !== null) return;
+    const isFull = hasFullCopy(latest);
     if (isFull === wasFull) return;
     wasFull = isFull;
-    if (isFull) events.replicaBack(found);
-    else events.replicaMissing(found);
+    if (isFull) events.replicaBack(latest);
+    else events.replicaMissing(latest);
   }
   /** At most one look at a time: a program that hangs is not started over and over. */
   const look = () =>
@@ -39,7 +39,7 @@ export function watchReplicas(
       looking = undefined;
     }));
   return {
-    now: () => found,
+    now: () => latest,
     look,
     start() {
       void look();

@@ -91,10 +91,10 @@ const COMMAND_MILLISECONDS = 60_000;
 const EVENT_SPACE_BYTES = 512 * 1024;
 
 /**
- * Opens the books for the one process that may write them: directory, lock, master key, ledger, clock. Examines them, and
- * sets `health.fault` where they may not be served. Adds what it opens to `opening`, which closes it in the opposite order.
- * `inFlight` returns the number of requests that will need to be settled on a full disk. Throws as `enterDirectory`,
- * `openBooks` and `openKeyring` do, OpenToOthersError, and UntrustedStorageError.
+ * Opens the books for the one process that may write them: directory, lock, master key, ledger, clock. Examines them, and sets
+ * `health.fault` where they may not be served. Adds what it opens to `opening`, which closes it in the opposite order. `inFlight`
+ * returns the number of requests that will need to be settled on a full disk. Throws as `enterDirectory`, `openBooks` and
+ * `openKeyring` do, OpenToOthersError, and UntrustedStorageError.
  */
 export async function openBooksForService(
   config: Config,
@@ -139,7 +139,7 @@ export async function openBooksForService(
   const failed = (error: unknown) => storage.fail(error);
   const needs = { migrate: create, migrated, diskReserve, committed, fatal: failed, outbox, writesHere };
   const opened = opening.use(openBooks(at.database, { access: 'write', ...needs }));
-  if (judged) log.warn({ event: 'storage.unsafe' }, judged.wrong); // Not before: a start that is refused says only why.
+  if (judged) log.warn({ event: 'storage.unsafe' }, judged.wrong); // Not before: a start that is refused reports only its reason.
   const time = options.time ?? systemTime;
   const damaged = (error: unknown) => events.failed('books', error);
   const stallSeconds = () => config.storage.stall_seconds;
@@ -257,7 +257,10 @@ async function examine(
   return fault;
 }
 
-/** Notes where these books are served. Returns the move, where they come from another machine. Begins the report-only state where they may be a copy. */
+/**
+ * Notes where these books are served. Returns the move, where they come from another machine. Begins the report-only state where
+ * they may be a copy.
+ */
 async function recognise(
   ledger: Ledger,
   at: Files,
@@ -267,18 +270,18 @@ async function recognise(
   if (machineId === undefined) return undefined;
   const known = installationOf(ledger.read);
   const current = machineHash(machineId, known.installationId);
-  const place: BooksLocation = { machineHash: current, host: hostname(), fileMark: fileMark(at.database) };
+  const location: BooksLocation = { machineHash: current, host: hostname(), fileMark: fileMark(at.database) };
   const isSame = known.machineHash?.equals(current) ?? false;
-  if (isSame && known.host === place.host && known.fileMark === place.fileMark) return undefined;
+  if (isSame && known.host === location.host && known.fileMark === location.fileMark) return undefined;
   if (isSame || known.machineHash === null) {
-    await ledger.write(recordLocation, { place, move: undefined, because: undefined, now }).catch((error) => {
+    await ledger.write(recordLocation, { location, move: undefined, because: undefined, now }).catch((error) => {
       // A full disk does not prevent the start: the next one notes it.
       if (!(error instanceof Refusal) || error.code !== 'read_only') throw error;
     });
     return undefined;
   }
   const move = { from: known.host, host: hostname(), writtenAt: knownTimeOf(ledger.read, at).at };
-  await ledger.write(recordLocation, { place, move, because: whyReportMoved(ledger.read, known, place), now });
+  await ledger.write(recordLocation, { location, move, because: whyReportMoved(ledger.read, known, location), now });
   return move;
 }
 

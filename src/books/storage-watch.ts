@@ -23,8 +23,8 @@ export type StorageWatch = {
   /** The ledger's write. When the storage has failed, it rejects, also for callers that are waiting. */
   write: Ledger['write'];
   /**
-   * Resolves when a commit that was made after the call is on disk: what the caller knew before is still true of these books. A
-   * full disk will do, since it is there. Throws `operation_uncertain` or `read_only` when the storage has failed.
+   * Resolves when a commit that was made after the call is on disk: the caller's knowledge is still true of these books. A full
+   * disk counts, since it is there. Throws `operation_uncertain` or `read_only` when the storage has failed.
    */
   confirm(): Promise<void>;
   /**
@@ -32,7 +32,7 @@ export type StorageWatch = {
    * disk, another server may have the books by now: then resolves like `confirm`.
    */
   confirmAfterPause(): Promise<void> | undefined;
-  /** Notes that somebody uses the books, so that they are written to within seconds. */
+  /** Notes a use of the books, so that they are written to within seconds. */
   used(): void;
   /** Begins to look at the disk. `isBusy` returns whether something is leased or in flight. */
   start(isBusy: () => boolean): void;
@@ -43,8 +43,8 @@ export type StorageWatch = {
   /** Reports a commit that failed. */
   fail(error: unknown): void;
   /**
-   * Reports an error of a read. Where it is the disk's, the storage has failed; where the books seem damaged, a commit shows which it
-   * is, and damaged books are served no longer. Returns the refusal of what read; undefined for any other error.
+   * Reports an error of a read. After an error of the disk the storage has failed; where the books seem damaged, a commit decides,
+   * and damaged books are served no longer. Returns the read's refusal; undefined for other errors.
    */
   failedRead(error: unknown): Refusal | undefined;
   /** Sets what answers those who wait and ends all that goes out, before the process ends. */
@@ -78,7 +78,7 @@ export function watchStorage(parts: StorageWatchParts): StorageWatch {
   const { end, beforeEnd } = createEnd(parts, commits, () => clearInterval(timer));
   const failedRead = createReadJudge(parts, { end, failure, checkDisk });
   const findLostDirectory = createDirectoryCheck(parts.directory);
-  let checkedAt = 0; // When the disk was last checked, or nobody used the books.
+  let checkedAt = 0; // When the disk was last checked, or the books were unused.
   let isUsed = false;
   let isBeating = false;
   let isBusy = () => false;
@@ -256,7 +256,7 @@ function createAwaitedCommits(commit: Ledger['write']) {
       commit(it, data).then(
         (value) => {
           answered();
-          resolve(value); // Without effect for a caller that was refused meanwhile.
+          resolve(value); // Without effect for a caller that has been refused.
         },
         (error) => {
           answered();
@@ -271,11 +271,11 @@ function createAwaitedCommits(commit: Ledger['write']) {
       try {
         await write(beat, {});
       } catch (error) {
-        // A disk that says that it is full is there.
+        // A disk that reports that it is full is there.
         if (why !== undefined || !(error instanceof Refusal) || error.code !== 'read_only') throw error;
       }
     },
-    /** Refuses all further writes, and answers all callers that are waiting; the commits themselves go on. */
+    /** Refuses all further writes, and answers all waiting callers; the commits themselves continue. */
     fail(reason: string): void {
       why = reason;
       for (const it of waiting) it.reject(uncertain(reason));

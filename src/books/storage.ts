@@ -14,15 +14,15 @@ export type StorageOptions = {
 
 /**
  * Judges the file system of a data directory before it is locked. Throws UntrustedStorageError where two servers could write the
- * same books, unless any is accepted. Returns what is wrong with one that is accepted, and whether that is why it would be refused:
- * otherwise it does not outlive the machine or the container.
+ * same books, unless any is accepted. Returns the fault of an accepted one, and whether it would be refused for it: otherwise it
+ * does not outlive the machine or the container.
  */
 export function judgeStorage(
   directory: string,
   { readMount, isAnyAccepted }: StorageOptions,
 ): { wrong: string; isUntrusted: boolean } | undefined {
   const mount = readMount(directory);
-  if (!mount) return undefined; // Not known: `purser doctor` says so.
+  if (!mount) return undefined; // Not known: `purser doctor` reports it.
   const is = `${directory} is on ${mount.type} (${mount.source})`;
   const untrusted = whyUntrusted(mount);
   if (untrusted && !isAnyAccepted)

@@ -19,10 +19,9 @@ export const sizeOf = ({ usage, generatedBytes }: AnswerData): AnswerSize => ({
 });
 
 /**
- * Returns the charge for an answer by its usage, and the usage as text. Reported counts are charged as reported. Only
- * missing ones are estimated, and never too low: the prompt at its bound, and the completion, if it was not counted at its
- * end, by the delivered text. The charge is never above the hold (design, section 8). Emits the events of the charge, and
- * learns from counts of the prompt.
+ * Returns the charge for an answer by its usage, and the usage as text. Reported counts are charged as reported. Only missing ones
+ * are estimated, and never too low: the prompt at its bound, the completion by the delivered text. The charge is never above the
+ * hold (design, section 8). Emits the events of the charge, and learns from counts of the prompt.
  */
 export function charge(
   app: LearnApp,

@@ -19,9 +19,9 @@ export type KeptAnswers = {
 };
 
 /**
- * Creates the count, with nothing stored. An answer of many MiB may cost its wallet a millionth of a dollar, and all
- * answers share one disk: without a bound one tree of wallets, or one account with many, would fill it, and no holds could
- * be placed (docs/decisions/0078). `now` returns Unix seconds, `freeBytes` the free disk space.
+ * Creates the count, with nothing stored. An answer of many MiB may cost its wallet a millionth of a dollar, and all answers share
+ * one disk: without a bound one tree of wallets, or one account with many, would fill it, and no holds could be placed
+ * (docs/decisions/0078). `now` returns Unix seconds, `freeBytes` the free disk space.
  */
 export function createKeptAnswers(now: () => number, freeBytes: () => number): KeptAnswers {
   /** The bytes of each tree and account, by the step in which they are deleted. */

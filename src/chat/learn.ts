@@ -25,11 +25,10 @@ const basisOf = ({ contextLength, tokensPerByte, promptOverheadTokens }: Route):
   `context_length ${contextLength}, tokens_per_byte ${tokensPerByte}, prompt_overhead_tokens ${promptOverheadTokens}`;
 
 /**
- * Raises the bound of a route so that it covers `counted` prompt tokens, and renews the learned values as long as they are
- * seen. The new bound applies at once, and is stored in the books: its write is queued before the settlement of the same
- * request. Requests with images, or with switches for the template, teach nothing about text: one image above
- * `image_tokens`, or a template that writes pages for a switch, would raise the bound of every caller's text, by as much as
- * its sender likes.
+ * Raises the bound of a route so that it covers `counted` prompt tokens, and renews the learned values as long as they are seen.
+ * The new bound applies at once, and is stored in the books: its write is queued before the settlement of the same request.
+ * Requests with images, or with switches for the template, teach nothing about text: one image above `image_tokens`, or a template
+ * that writes pages for a switch, would raise the bound of every caller's text, by as much as its sender likes.
  */
 export function learnBound(
   { ledger, clock, events }: LearnApp,

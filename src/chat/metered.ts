@@ -42,10 +42,10 @@ type Silent = { kind: 'refused' | 'unknown' | 'cancelled' };
 type PreparedDetail = Omit<Detail, 'keep'>;
 
 /**
- * Runs one metered request to a model: holds the bound, asks the routes in order, and settles the result that `take` makes
- * of the answer. A stream is stopped when no client has waited for it for a while, if the settings allow it. Throws
- * `unsupported_parameter`, `idempotency_key_expired`, `answer_lost`, `operation_uncertain`, definite refusals of the model
- * server, and PAID_REFUSALS.
+ * Runs one metered request to a model: holds the bound, asks the routes in order, and settles the result that `take` makes of the
+ * answer. A stream is stopped when no client has waited for it for a while, if the settings allow it. Throws
+ * `unsupported_parameter`, `idempotency_key_expired`, `answer_lost`, `operation_uncertain`, definite refusals of the model server,
+ * and PAID_REFUSALS.
  */
 export function spendOnModel<A extends Buffer | null>(
   app: ChatApp,
@@ -220,8 +220,8 @@ async function ask(
 }
 
 /**
- * Ends a call whose clients left before an answer began. The prompt is assumed to have been processed unless it was not
- * sent. On a hold that was taken over, this does not resolve the earlier attempt, so the hold stays.
+ * Ends a call whose clients left before an answer began. A sent prompt is assumed to have been processed. On a hold that was taken
+ * over, this does not resolve the earlier attempt, so the hold stays.
  */
 function cancelledEarly(
   app: ChatApp,
@@ -259,7 +259,7 @@ function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): 
   return {
     kind: 'unknown',
     reason: reply.kind === 'unknown' ? reply.reason : 'the upstream streamed although no stream was requested',
-    asked: routeNameOf(model, route),
+    route: routeNameOf(model, route),
   };
 }
 

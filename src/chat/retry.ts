@@ -61,9 +61,9 @@ export type RetryClaim = {
 };
 
 /**
- * Recognises the retry of a request without an Idempotency-Key: most clients send none, and repeat the request. An attempt
- * is abandoned when its client leaves without its answer, or is refused because the outcome is not known. The next request
- * with the same question under the same gateway key claims it (design, section 14).
+ * Recognises the retry of a request without an Idempotency-Key: most clients send none, and repeat the request. An attempt is
+ * abandoned when its client leaves without its answer, or is refused because the outcome is not known. The next request with the
+ * same question under the same gateway key claims it (design, section 14).
  */
 export type Retries = {
   /** Claims the latest abandoned attempt at this request, or a new one. */

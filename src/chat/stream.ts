@@ -19,8 +19,8 @@ export type Listener = {
   /** Starts the stream: from now on the response is a stream. */
   begin(): void;
   /**
-   * Resolves when more can be written; at once when the client has disconnected. `events` are those in the bytes, where they
-   * have been told apart.
+   * Resolves when more can be written; at once when the client has disconnected. `events` are those in the bytes, where they have
+   * been split.
    */
   write(bytes: Buffer, events?: readonly ReadRun[]): Promise<void> | undefined;
 };
@@ -30,12 +30,11 @@ type StreamRequest = ChatRequest & {
 };
 
 /**
- * Runs one metered chat completion as a stream: the hold is on disk before the first byte, and the end of the stream is
- * sent only when the charge is on disk. Returns the packed transcript, or null when it is too long, or neither stored nor
- * wanted by another client. Refusals before the stream begins are thrown as usual. A stream that breaks later is charged by
- * the usage if the upstream still reports it, else by the delivered text, and `answer_lost` is thrown, or
- * `context_length_exceeded` if the upstream said so. A stream that is stopped because its clients have gone throws
- * `answer_lost`, too.
+ * Runs one metered chat completion as a stream: the hold is on disk before the first byte, and the end of the stream is sent only
+ * when the charge is on disk. Returns the packed transcript, or null when it is too long, or neither stored nor wanted by another
+ * client. Refusals before the stream begins are thrown as usual. A stream that breaks later is charged by the usage if the upstream
+ * still reports it, else by the delivered text, and throws `answer_lost`, or `context_length_exceeded` if that is the upstream's
+ * reason. A stream that is stopped because its clients have gone throws `answer_lost`, too.
  */
 export function streamChat(
   app: ChatApp,
@@ -108,8 +107,8 @@ async function passWhole({ events, ...stream }: AnswerStream, tell: SendEvents):
 }
 
 /**
- * Forwards a stream until it ends and reads its usage. Events that arrived in one chunk are forwarded in one write.
- * Back-pressure: reads no faster than the client. After an error, waits a moment for the usage, which may still follow.
+ * Forwards a stream until it ends and reads its usage. Events of one chunk are forwarded in one write, and read no faster than by
+ * the client. After an error, waits a moment for the usage, which may still follow.
  */
 async function pass(
   { events: source, endSoon }: Extract<Reply, { kind: 'streaming' }>,

@@ -97,8 +97,8 @@ export const cutTo = (terms: ChatTerms, amount: Nanos): ChatTerms =>
 const ENOUGH_TOKENS = 8192;
 
 /**
- * Returns the terms cut to the money of a wallet that lacks the money for them, if they can be cut so far. With `waits` the
- * caller waits for requests in flight rather than get a short answer, as long as they hold the money for a longer one.
+ * Returns the terms cut to the money of a wallet that lacks the money for them, if they can be cut so far. With `waits` the caller
+ * waits while requests in flight hold the money for a longer answer.
  */
 export function cutToFunds(terms: ChatTerms, { available, soon }: Funds, waits: boolean): ChatTerms {
   const now = cut(terms, available);

@@ -29,7 +29,7 @@ export type Offer = {
   spec: Spec;
   /** The most that it has, where that is known. */
   size?: { cpus: number; memoryGib: number; gpus: number };
-  /** The prices of one more CPU and one more GiB, where the spec says how many. */
+  /** The prices of one more CPU and one more GiB, for a spec with chosen sizes. */
   unitPrices?: { cpu: bigint; memoryGib: bigint };
   /** The runtime that its machines run under, by its engine's name for it, where the settings name one. */
   runtime?: string | undefined;
@@ -57,9 +57,8 @@ export type Created =
   | { kind: 'unknown'; reason: string };
 
 /**
- * A machine as the backend sees it. An `ended` one still has to be destroyed; `note` says why it does not run, for the
- * operator. `waitsFor` tells the tenant why it is provisioning, without details of the backend. A machine that wrote more
- * than its disk limit counts as `ended`, with `exceeded`.
+ * A machine as the backend sees it. An `ended` one, also one beyond its disk limit (`exceeded`), still has to be destroyed. `note`
+ * explains to the operator why it does not run; `waitsFor` explains `provisioning` to the tenant, without internals.
  */
 export type Machine = {
   ref: Ref;
@@ -97,7 +96,7 @@ export type ExecResult = {
   timedOut: boolean;
 };
 
-/** One live session inside a machine, for the SSH gateway. */
+/** A live session inside a machine, for the SSH gateway. */
 export type GuestSession = {
   stdin: Duplex | NodeJS.WritableStream;
   stdout: Readable;
@@ -118,21 +117,21 @@ export type SessionOrder = {
 export type CheckFinding = { name: string; ok: boolean; detail: string };
 
 /**
- * The use of a machine: since its start for processor and network, at present for memory and disk. A member that its engine cannot
- * tell is left out.
+ * The use of a machine: since its start for processor and network, at present for memory and disk. A member that its engine does
+ * not report is left out.
  */
 export type Usage = {
   cpuSeconds?: number | undefined;
-  /** The memory that it holds; where the engine tells, without the part of its file cache that the kernel drops first. */
+  /** The memory that it holds; where the engine reports it, without the part of its file cache that the kernel drops first. */
   memoryBytes?: number | undefined;
   /** The bytes on its disk that it wrote and has not removed, when they were last measured. */
   diskBytes?: number | undefined;
   /** Received and sent together, beside what it sent to itself. */
   networkBytes?: number | undefined;
-  /** One for each GPU, in the order of the machine's own list. Only a command inside tells it. */
+  /** Of each GPU, in the order of the machine's own list. Only a command inside can read it. */
   gpus?: GpuUsage[] | undefined;
 };
-/** The use of a GPU at present. A member that its driver does not tell is left out. */
+/** The use of a GPU at present. A member that its driver does not report is left out. */
 export type GpuUsage = {
   /** The part of its last moments in which anything ran on it, 0 to 100. */
   utilizationPercent?: number | undefined;
@@ -142,8 +141,8 @@ export type GpuUsage = {
 /** The pause of machines. All of it may be repeated. */
 export type Pausing = {
   /**
-   * Stops what runs in a machine, has it end at `deadline` (Unix seconds), whether Purser runs then or not, and takes its processors
-   * away. `stopped` runs as soon as all has stopped, before the rest. What is not `done` may be so in part: `end` undoes it.
+   * Stops all processes in a machine, has it end at `deadline` (Unix seconds), also without Purser, and takes its processors away.
+   * `stopped` runs once all has stopped, before the rest. A result other than `done` may be partial: `end` undoes it.
    */
   begin(ref: Ref, deadline: number, stopped?: () => Promise<unknown>): Promise<Extended>;
   /** Takes the processors of a machine away that has the deadline of its pause already. */
@@ -183,13 +182,16 @@ export type Snapshots = {
   /** Returns the GiB that a snapshot of a machine of this spec takes at most. */
   gibMax(spec: Spec): number;
   /**
-   * Keeps the disk of a machine, with the settings of the image that its lease was made from and nothing that Purser has put there. What
-   * runs in the machine stands still meanwhile, where the engine can do that without its watchdog.
+   * Keeps the disk of a machine, with the settings of its lease's image and without Purser's own files. Its processes stand still
+   * during the copy, where the engine can do that without its watchdog.
    */
   take(order: SnapshotOrder): Promise<Taken>;
   /** Lets run what a take that broke off has stopped. Does nothing where nothing is stopped. */
   letRun(ref: Ref): Promise<void>;
-  /** Returns the bytes that a snapshot keeps beyond the image of its template, with those of the snapshot below; undefined when the engine confirms that there is none. */
+  /**
+   * Returns the bytes that a snapshot keeps beyond the image of its template, with those of the snapshot below; undefined when the
+   * engine confirms that there is none.
+   */
   find(tag: string): Promise<number | undefined>;
   /** Removes a snapshot, and what a take that broke off has left of it; succeeds if it is gone already. `find` confirms its absence. */
   remove(tag: string): Promise<void>;
@@ -208,7 +210,7 @@ export type Guest = {
    * Reliable only until a tenant has been inside.
    */
   prove(ref: Ref): Promise<string | undefined>;
-  /** Asks the engine what a machine uses. Without it, only what a command inside can tell is known. */
+  /** Asks the engine what a machine uses. Without it, only a command inside can measure that. */
   usage?(ref: Ref): Promise<Usage>;
   /**
    * Returns the number of GPUs that a machine was sold with, as far as that is known without a call. May throw where the configuration
@@ -220,7 +222,7 @@ export type Guest = {
    * the tools of the image are used.
    */
   relay?: string;
-  /** The way out of machines that have a list of what they reach. Without it, the backend's settings alone say what they reach. */
+  /** The way out of machines that have a list of what they reach. Without it, the backend's settings alone decide that. */
   egress?: {
     /** Returns what machines of this spec reach; nothing where they have no way out. Throws `offer_not_found`. */
     listOf(spec: Spec): List;
@@ -240,11 +242,11 @@ type Examination = {
   /** The cost of making a machine only to try the backend. One that costs money is not made. */
   trial: 'free' | 'costs_money';
   /**
-   * Says which limit or wall a running machine lacks; undefined if none. Reliable only until a tenant has been inside. The machine
-   * may end of it.
+   * Returns the limit or wall that a running machine lacks; undefined if none. Reliable only until a tenant has been inside. May
+   * end the machine.
    */
   unlimited?(ref: Ref, quote: MachineQuote): Promise<string | undefined>;
-  /** Says what of a running machine's disk counts, in words for `doctor`. Throws where its limit does not hold. */
+  /** Describes what of a running machine's disk counts, for `doctor`. Throws where its limit does not hold. */
   tryDisk?(ref: Ref, quote: MachineQuote): Promise<string>;
 };
 
@@ -257,14 +259,14 @@ export type SecretsOrder = {
 };
 
 /**
- * The machines behind a slot (design, section 7). Every call has its own time limit and, unless its result says
- * otherwise, throws when the backend cannot be asked. A call that throws proves nothing about its effect.
+ * The machines behind a slot (design, section 7). Every call has its own time limit and, unless its result says otherwise, throws
+ * when the backend cannot be asked. An error proves nothing about the effect.
  */
 export type Backend = {
   name: string;
   /**
-   * Returns the identity of the engine that answers: it keeps its own, and no other has it. Undefined where the engine does not tell
-   * it; without this call there is only one engine. Throws when the engine cannot be asked: then nothing is known.
+   * Returns the identity of the engine that answers: it keeps its own, and no other has it. Undefined where it reports none;
+   * without this call there is only one engine. Throws when the engine cannot be asked: then nothing is known.
    */
   identity?(): Promise<string | undefined>;
   /**
@@ -277,12 +279,14 @@ export type Backend = {
    * it has to.
    */
   quote(spec: Spec): Promise<MachineQuote>;
-  /** Returns how many more machines of this spec fit, as of a few seconds ago. Without it, `offers` says whether one does. */
+  /**
+   * Returns how many more machines of this spec fit, as of a few seconds ago. Without this call, `offers` shows whether one does.
+   */
   freeFor?(spec: Spec): Promise<number>;
   /**
    * Makes one machine with `tag` that ends by itself at `deadline` (Unix seconds). Machines of different wallets must not reach
-   * each other; one without a wallet must not be reached by any other. Of one for a trial the backend may keep more, so that it can
-   * say why it ended. Secrets are given to machines with `guest.egress` alone.
+   * each other; one without a wallet must not be reached by any. Of one for a trial the backend may keep more, to explain its end.
+   * Secrets are given to machines with `guest.egress` alone.
    */
   create(order: {
     tag: string;

@@ -1,9 +1,9 @@
 import type { Backend, Guest } from './backend.ts';
 
 /**
- * Returns a backend that does the same as this one, and awaits `confirm` before it ends or extends a machine, or removes a snapshot. What is to be done
- * rests on rows and lists that were read before: on a disk that another server has taken over they mean nothing, and the machine
- * may be that server's.
+ * Returns a backend that does the same as this one, and awaits `confirm` before it ends or extends a machine, or removes a
+ * snapshot. These orders rest on rows and lists that were read before: on a disk that another server has taken over they mean
+ * nothing, and the machine may be that server's.
  */
 export function confirmedBackend(backend: Backend, confirm: () => Promise<void>): Backend {
   const after =

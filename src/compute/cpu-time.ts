@@ -1,8 +1,8 @@
 import type { Backend, Ref } from './backend.ts';
 
 /**
- * The processor time that a machine has used, and when, by the machine's own clock since its host was booted. It is read from the
- * machine's control group, or from its own processes one by one; `none` where neither can be told apart from the rest of the host.
+ * The processor time that a machine has used, by its own clock since its host was booted. It is read from the machine's control
+ * group, or from its processes; `none` where neither is distinguishable from the host's.
  */
 export type CpuTime =
   | { source: 'cgroup' | 'processes'; usedSeconds: number; uptimeSeconds: number }
@@ -13,14 +13,14 @@ const READ_SECONDS = 10;
 export const CPU_BYTES_MAX = 256;
 
 /**
- * Prints `purser-cpu SOURCE VALUE UNIT UPTIME`, with the unit in parts of a second. A machine is not always the whole of
- * what its commands can see, so the group of processes is chosen by the mark of the lease:
+ * Prints `purser-cpu SOURCE VALUE UNIT UPTIME`, with the unit in parts of a second. Commands may see more than their machine, so
+ * the mark of the lease chooses the processes:
  * - PURSER_LEASE (local): the processes that have it in their environment;
  * - SLURM_JOB_ID: the job's control group, else the processes that have it in their environment;
  * - a user whose slice the command is in (a pool host): that slice;
  * - a user of a pool host without systemd: the user's processes;
- * - otherwise the machine is a container: its root control group where that is not the host's own, else all processes
- *   of its process namespace.
+ * - otherwise the machine is a container: its root control group where that is not the host's own, else all processes of its
+ *   process namespace.
  * It needs sh and /proc, and grep where a mark is looked for. Linux counts 100 ticks a second for programs (USER_HZ).
  */
 export const READ_CPU = `read -r up rest < /proc/uptime || exit 1
@@ -101,8 +101,8 @@ export function cpuTimeIn(output: string): CpuTime {
 }
 
 /**
- * Returns the part of one processor that a machine has used between two readings, 1 for the whole of it; undefined where
- * they cannot be compared. Processes may take their time with them when they end, so it can be below 0.
+ * Returns the part of one processor that a machine has used between two readings, 1 for the whole; undefined where they cannot be
+ * compared. It can be below 0, as processes may take their time with them when they end.
  */
 export function cpuShare(before: CpuTime, after: CpuTime): number | undefined {
   if (before.source === 'none' || after.source !== before.source) return undefined;

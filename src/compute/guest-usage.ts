@@ -13,7 +13,7 @@ const LINE_BYTES_MAX = 64;
 const READ_GPUS = `echo purser-gpus
 nvidia-smi --query-gpu=utilization.gpu,memory.used --format=csv,noheader,nounits`;
 
-/** A whole number, or the driver's word for what it does not tell: `[N/A]` of a divided GPU, or `[Insufficient Permissions]`. */
+/** A whole number, or the driver's word for what it does not report: `[N/A]` of a divided GPU, or `[Insufficient Permissions]`. */
 const FIELD = String.raw`(\d{1,7}|\[[\w /!]+\]|N/A|ERR!)`;
 const GPU_LINE = new RegExp(`^${FIELD}, ${FIELD}$`, 'gm');
 const PERCENT_MAX = 100;
@@ -43,8 +43,8 @@ export async function readGuestUsage(backend: Backend, ref: Ref, { cpu, gpus }: 
 }
 
 /**
- * Returns what is printed of GPUs; undefined where that tells nothing. Where more are listed than were sold, it is not known which
- * those are, and nothing is told.
+ * Reads what was printed of GPUs; undefined where that is nothing, and where more are listed than were sold: it is not known which
+ * those are.
  */
 function gpusIn(output: string, sold: number): GpuUsage[] | undefined {
   const [, listed = ''] = output.split('purser-gpus\n', 2);

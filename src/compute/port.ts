@@ -2,7 +2,7 @@ import { Duplex, type Readable } from 'node:stream';
 import { deadline } from '../net/deadline.ts';
 import type { Backend, GuestSession, Ref } from './backend.ts';
 
-/** No server listens on the port, or the machine has no program that could connect to it. The message tells the tenant which. */
+/** No server listens on the port, or the machine has no program that could connect to it. The message names the cause. */
 export class PortUnreachable extends Error {}
 
 /** The line that a relay writes once it is connected. */
@@ -74,9 +74,9 @@ kill "$up" 2>/dev/null
 exit 0`;
 
 /**
- * Connects standard input and output to the port `$1` on loopback, by the program `$2` if it exists, else by the first tool that
- * the image has. Those of the last group do not report that they are connected: the kernel's table shows whether the port has a
- * listener. nc tries 127.0.0.1 alone, and socat would end half a second after its input.
+ * Connects standard input and output to the port `$1` on loopback, by the program `$2` if it exists, else by the first tool of the
+ * image. Those of the last group do not report a connection: the kernel's table shows whether the port has a listener. nc tries
+ * 127.0.0.1 alone, and socat would end half a second after its input.
  */
 const RELAY = `[ -x "$2" ] && "$2" relay 2>/dev/null && exec "$2" relay "$1"
 has() { command -v "$1" >/dev/null 2>&1; }

@@ -26,8 +26,8 @@ const OFFERS_MILLISECONDS = 20_000;
 const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /**
- * Makes one machine of the cheapest offer that is free, of those that `only` names if it is given, waits until it runs, finds it by
- * its tag, runs `true` in it, moves its deadline, destroys it, and checks that it is gone. Its tag names this installation and no
+ * Makes one machine of the cheapest free offer, of those that `only` names if it is given. Waits until it runs, finds it by its
+ * tag, runs `true` in it, moves its deadline, destroys it, and checks that it is gone. Its tag names this installation and no
  * resource, so that the orphan sweep removes it if this process dies half-way. Leased machines are not touched. Never throws.
  */
 export async function selfTest(

@@ -104,7 +104,7 @@ export type ComputeSettings = Omit<v.InferOutput<typeof Compute>, 'templates'>;
 export type LocalCompute = { [S in Slot]?: LocalSettings | undefined };
 
 type BackendSettings = { [S in Slot]: SettingsFor<S> }[Slot] | LocalSettings;
-/** One backend as configured. `slotPath` names it in logs and files: its slot, and its name where the slot has several. */
+/** A backend as configured. `slotPath` names it in logs and files: its slot, and its name where the slot has several. */
 export type PlacedSettings = { slot: Slot; name: string; slotPath: string; settings: BackendSettings };
 
 /** Returns the backends of every slot, in slot order, each slot's in the order of its list. */

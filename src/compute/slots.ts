@@ -5,7 +5,7 @@ import type { Backend, Slot } from './backend.ts';
 import type { WarmOrder } from './kit/warm.ts';
 import type { Fill } from './settings.ts';
 
-/** One configured backend of a slot (design, section 7). */
+/** A configured backend of a slot (design, section 7). */
 export type ConfiguredBackend = {
   slot: Slot;
   /** The unique name: the slot, and its own name where the slot has several. */

@@ -6,7 +6,7 @@ const spec = <const E extends v.ObjectEntries>(entries: E) => v.strictObject(ent
 /** A command that runs in each new sandbox, before its client has it. */
 const start = v.optional(v.pipe(v.string(), v.minLength(1), v.maxLength(65_536)));
 
-/** One template: an offer as POST /v1/compute/create takes it, without `max_seconds`, which each create brings. */
+/** A template: an offer as POST /v1/compute/create takes it, without `max_seconds`, which each create brings. */
 const Template = v.variant('provider', [
   v.strictObject({
     provider: v.literal('provider_one'),

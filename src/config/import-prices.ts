@@ -35,9 +35,8 @@ const OUTPUT_TOKENS_MAX = 8192;
 const EACH = new Set(['request', 'image']);
 
 /**
- * Compares the prices of a settings file with a price list, and writes the list's into a copy of its text. `file` is only
- * named in faults. Throws ConfigurationFault for a file that cannot be edited, and for models or an upstream to be added that
- * are not there.
+ * Compares the prices of a settings file with a price list, and writes the list's into a copy of its text. `file` names it in
+ * faults. Throws ConfigurationFault for a file that cannot be edited, and for missing models or upstreams.
  */
 export function importPrices(file: string, source: string, { list, names, add }: ImportOrder): ImportedPrices {
   const hidden = hideVariables(source);

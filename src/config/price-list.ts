@@ -30,9 +30,9 @@ const isRecord = (it: unknown): it is PriceEntry => typeof it === 'object' && it
 const count = (it: unknown) => (Number.isSafeInteger(it) && (it as number) > 0 ? (it as number) : undefined);
 
 /**
- * Reads a price list by the names that it gives to models: LiteLLM's model_prices_and_context_window.json, or the answer of
- * OpenRouter's GET /api/v1/models. Models that are neither chat nor embeddings are left out, and so are those without a
- * price of a token. Throws an Error for any other file.
+ * Reads a price list by its names of models: LiteLLM's model_prices_and_context_window.json, or the answer of OpenRouter's GET
+ * /api/v1/models. Leaves out models that are neither chat nor embeddings, or without a token price. Throws an Error for other
+ * files.
  */
 export function readPriceList(text: string): Map<string, ListedModel> {
   let list: unknown;

@@ -171,7 +171,7 @@ const Model = v.pipe(
     ['default_output_tokens'],
   ),
   v.rawCheck(({ dataset, addIssue }) => {
-    if (typeof dataset.value !== 'object' || dataset.value === null) return; // Another fault says so.
+    if (typeof dataset.value !== 'object' || dataset.value === null) return; // Another fault is reported.
     const model = partsOf(dataset.value);
     const fault = (key: 'upstream' | 'upstreams' | 'balance' | 'fallbacks', message: string) =>
       addIssue({ message, path: [{ type: 'object', origin: 'value', input: model, key, value: model[key] }] });

@@ -12,8 +12,8 @@ const origin = v.pipe(
 );
 
 /**
- * Claims that many issuers let a user write (OpenID Connect Core 1.0, 5.1; the metadata of Auth0, Supabase and Clerk), those that
- * follow what the browser asked for, and those that every user of an issuer has. None of them may make an operator.
+ * Claims that many issuers let a user write (OpenID Connect Core 1.0, 5.1; the metadata of Auth0, Supabase and Clerk), that the
+ * browser's request decides, or that every user of an issuer has. None of them may make an operator.
  */
 const OWN_WORDS = new Set([
   ...['name', 'given_name', 'family_name', 'middle_name', 'nickname', 'preferred_username', 'profile', 'picture'],

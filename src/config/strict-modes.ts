@@ -8,9 +8,9 @@ const octal = ({ mode }: Stats) => (mode & 0o7777).toString(8);
 const isWritable = ({ mode }: Stats) => (mode & 0o022) !== 0;
 
 /**
- * Refuses, as sshd's StrictModes does, a data directory or a configuration that others may write, and a master key that
- * others may read. Throws OpenToOthersError with every fault and its remedy. Only warns of a readable master key outside the
- * data directory: container runtimes mount secrets like that.
+ * Refuses, as sshd's StrictModes does, a data directory or a configuration that others may write, and a master key that others may
+ * read. Throws OpenToOthersError with every fault and its remedy. Only warns of a readable master key elsewhere: container runtimes
+ * mount secrets like that.
  */
 export function refuseOpenToOthers(
   { dataDirectory, file, masterKey }: Pick<Config, 'dataDirectory' | 'file' | 'masterKey'>,

@@ -1,8 +1,8 @@
 import { isCollection, isPair, isSeq, type Node, type Pair, stringify, type YAMLMap, type YAMLSeq } from 'yaml';
 
 /**
- * Changes of a YAML text at the places of its nodes. Everything else stays as it was written: `yaml`'s own
- * Document would write a price of 0.0000006 as 6e-7, and fold and indent the rest anew.
+ * Changes of a YAML text at the places of its nodes. Everything else stays as it was written: `yaml`'s own Document would write a
+ * price of 0.0000006 as 6e-7, and fold and indent the rest again.
  */
 type YamlEdits = {
   replace(node: Node, value: string): void;

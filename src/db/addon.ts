@@ -13,10 +13,10 @@ export function connect(file: string, options: Client.Options = {}, directory = 
 }
 
 /**
- * Returns the SQLite addon for better-sqlite3's `nativeBinding`, or undefined when running from source, where the
- * package finds its own prebuilt file. A `.node` file cannot be loaded from inside the executable, so the asset is
- * written into `directory` once under its hash; later starts check that copy by its hash before loading it (design,
- * section 5), and replace one that they cannot read.
+ * Returns the SQLite addon for better-sqlite3's `nativeBinding`, or undefined when running from source, where the package finds its
+ * own prebuilt file. A `.node` file cannot be loaded from inside the executable, so the asset is written into `directory` once
+ * under its hash; later starts check that copy by its hash before loading it (design, section 5), and replace one that they cannot
+ * read.
  */
 function sqliteAddon(directory: string): object | undefined {
   if (!sea.isSea()) return undefined;

@@ -30,9 +30,8 @@ import {
 } from './schema.ts';
 
 /**
- * The tables whose rows carry a checksum (column `seal`) over the table's name and columns, to detect bits flipped by a
- * disk or memory (docs/decisions/0013). It is no signature: any program that can write the file can compute it. Journal
- * entries have their hash chain instead.
+ * The tables whose rows carry a checksum (column `seal`) over the table's name and columns, to detect bits flipped by disk or
+ * memory (docs/decisions/0013). It is no signature: any program can compute it. Journal entries have their hash chain.
  */
 export const CHECKED_TABLES = [
   installation,

@@ -54,7 +54,7 @@ const OF_SQLITE = /^sqlite_(sequence|stat\d)$/;
 
 /**
  * Reports any of our tables, indexes or triggers that is missing or changed, in less than a millisecond. Foreign tables and views,
- * such as Litestream's, are no fault; an index or a trigger on one of our tables is: they act when a command of ours writes.
+ * such as Litestream's, are no fault; an index or a trigger on our tables is: it acts on our writes.
  */
 export function findChangedSchema(client: Client, fault: (text: string) => void): void {
   const there = schemaOf(client);

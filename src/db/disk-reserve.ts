@@ -11,7 +11,7 @@ import { plain } from './plain.ts';
 const RESERVE_BYTES_MAX = 16 * 1024 * 1024;
 /** The reserve takes one part in this many of a small disk. */
 const RESERVE_PART = 8;
-/** One part in this many of the reserve must be free besides it before new work is started. */
+/** The part of the reserve that must be free besides it before new work is started: one in this many. */
 const MARGIN_PART = 4;
 /** Space counted for settling one request in flight: its rows, its log pages and an ordinary answer. */
 const IN_FLIGHT_BYTES = 64 * 1024;
@@ -26,9 +26,8 @@ const SLICE_BYTES = 1024 * 1024;
 const RETRY_SECONDS = 5;
 
 /**
- * The disk space reserved for settlements (docs/decisions/0078): a file of real blocks beside the database. Starting
- * new work needs free space besides the reserve and is refused early; settling work gets the reserve when the disk
- * turns out to be full.
+ * The disk space reserved for settlements (docs/decisions/0078): a file of real blocks beside the database. New work needs free
+ * space besides it and is refused early; settling work gets the reserve when the disk is full.
  */
 export type DiskReserve = {
   /** Returns why no new work may be started, or undefined. */
@@ -83,8 +82,8 @@ export const freeNeeded = (reserveBytes: number, madeBytes: number): number =>
 const reads = plain({ bytes: 'select page_count * page_size from pragma_page_count, pragma_page_size' });
 
 /**
- * Returns the bytes by which a database file will grow when its log is written back. That happens in one piece, and takes up to the
- * length of the log. Returns 0 where the file cannot be read: others report that.
+ * Returns the bytes by which a database file will grow when its log is written back: in one piece, up to the length of the log.
+ * Returns 0 where the file cannot be read: others report that.
  */
 export function growthAhead(read: Reader, file: string): number {
   try {
@@ -180,7 +179,7 @@ export function createDiskReserve(
   };
 }
 
-/** Returns why no new work may be started on this disk, where so many bytes are to be written in any case; undefined if it may. */
+/** Returns why no new work may be started on this disk, where `aheadBytes` are written in any case; undefined if it may. */
 function shortageIn(directory: string, madeBytes: number, aheadBytes: number): string | undefined {
   const { free, reserve } = spaceOf(directory);
   const needed = freeNeeded(reserve, madeBytes) + aheadBytes;

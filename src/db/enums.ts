@@ -26,7 +26,10 @@ export const CHANGE_KINDS = ['raise', 'lower', 'extend', 'refill'] as const;
 export const OPERATION_KINDS = ['chat', 'compute_create', 'compute_extend', 'snapshot'] as const;
 export const OPERATION_STATES = ['reserved', 'uncertain', 'settled'] as const;
 export const OPERATION_OUTCOMES = ['charged', 'released'] as const;
-/** The source of an outcome: the answer to the call, the cancellation of the call when its clients left, the policy, or the operator. */
+/**
+ * The source of an outcome: the answer to the call, the cancellation of the call when its clients left, the policy, or the
+ * operator.
+ */
 export const SETTLED_BY = ['answer', 'cancelled', 'policy', 'operator'] as const;
 /** The statuses of a resource, as the API shows them. */
 export const RESOURCE_STATUSES = [
@@ -51,8 +54,8 @@ export const END_REASONS = [
   'disk_exceeded',
 ] as const;
 /**
- * The source of a machine's processor time: its control group, or its own processes one by one; `none` where neither can be told
- * apart from the rest of the host.
+ * The source of a machine's processor time: its control group, or its own processes one by one; `none` where neither can be
+ * distinguished from the rest of the host.
  */
 export const CPU_SOURCES = ['cgroup', 'processes', 'none'] as const;
 

@@ -15,8 +15,8 @@ type Statements<S> = { [Name in keyof S]: Pick<S[Name], Extract<keyof S[Name], '
 
 /**
  * Declares the statements of one source file; the function returned gives them for a handle. drizzle builds each query once for a
- * process; building it on every call would cost twenty times the raw statement. What runs for every chat, or reads thousands of
- * rows, is in plain SQL instead (`plain.ts`).
+ * process: on every call that would cost twenty times the raw statement. Queries of every chat, and those of thousands of rows, are
+ * in plain SQL instead (`plain.ts`).
  */
 export function prepare<H extends Reader, S extends Record<string, object>>(
   build: (handle: H) => S,

@@ -20,11 +20,11 @@ export type LockPatience = {
 };
 
 /**
- * Locks the data directory for this process: there is only ever one writer (design, section 4). The lock is SQLite's own
- * lock on a file beside the database, so the kernel releases it however the process ends. `who` names this process to others
- * that want the lock. Throws LockedError at once when a running server holds it, after 5 s when that may be a server in another
- * namespace of processes, and when another process still holds it after 5 s, or after `patience`. Throws `read_only` when the file
- * system cannot be written.
+ * Locks the data directory for this process: there is only ever one writer (design, section 4). The lock is SQLite's own lock on a
+ * file beside the database, so the kernel releases it however the process ends. `who` names this process to others that want the
+ * lock. Throws LockedError at once when a running server holds it, after 5 s when that may be a server in another namespace of
+ * processes, and when another process still holds it after 5 s, or after `patience`. Throws `read_only` when the file system cannot
+ * be written.
  */
 export async function takeLock(file: string, who: string, patience?: LockPatience): Promise<{ release(): void }> {
   const directory = dirname(file);
@@ -72,9 +72,9 @@ function name(file: string, who: string): void {
 }
 
 /**
- * Returns the name of the lock's holder, and whether it is a running server, which keeps the lock for as long as it lives. A
- * killed server leaves its name behind, and then another process holds the lock. The id of a process means nothing in another
- * namespace, where the server may run.
+ * Returns the name of the lock's holder, and whether it is a running server, which keeps the lock for as long as it lives. A killed
+ * server leaves its name behind, and then another process holds the lock. The id of a process means nothing in another namespace,
+ * where the server may run.
  */
 function holderOf(file: string): { holder: string; server: 'none' | 'runs' | 'unknown' } {
   let [holder, namespace]: (string | undefined)[] = [];
@@ -96,7 +96,7 @@ function isAlive(pid: number): boolean {
   }
 }
 
-/** Returns what tells this namespace of processes from all others on this machine, and the machine. */
+/** Returns the identity of this namespace of processes among all on this machine, and of the machine. */
 function namespaceOf(): string {
   try {
     return `${readlinkSync('/proc/self/ns/pid')} ${hostname()}`;
@@ -107,8 +107,8 @@ function namespaceOf(): string {
 
 /**
  * Makes sure that no other process has this database open under another name. A hard link has a log and a lock file of its own, so
- * only SQLite's lock on the database itself shows the other process. Processes that read under this name are in nobody's way.
- * Throws LockedError when another is still there after 5 s.
+ * only SQLite's lock on the database itself shows the other process. Processes that read under this name do not matter. Throws
+ * LockedError when another is still there after 5 s.
  */
 export async function refuseOtherName(database: string): Promise<void> {
   if (statSync(database).nlink < 2) return;
@@ -140,8 +140,8 @@ function isOpenElsewhere(database: string): boolean {
 }
 
 /**
- * Returns the ids of the processes that lock this database under another name: they have not opened the index of the log beside
- * it. Undefined where the kernel shows none at all: they are in another namespace, or there is no /proc.
+ * Returns the ids of the processes that lock this database under another name: they have not opened the index of the log beside it.
+ * Undefined where the kernel shows none at all: for another namespace, or without /proc.
  */
 function usersOf(database: string): number[] | undefined {
   const { ino } = statSync(database);

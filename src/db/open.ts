@@ -14,13 +14,13 @@ import { holdSnapshots } from './snapshots.ts';
 const BUSY_MILLISECONDS = 5000;
 const WAL_BYTES_KEPT = 64 * 1024 * 1024;
 /**
- * The size of pages in a new file, and in every copy that SQLite makes; a file with other pages keeps them. A commit writes each page
- * that it has changed as a whole: with SQLite's own 4 KiB the log of a chat is half as long again.
+ * The size of pages in a new file, and in every copy that SQLite makes; a file with other pages keeps them. A commit writes each
+ * changed page as a whole: with SQLite's own 4 KiB the log of a chat is half as long again.
  */
 const PAGE_BYTES = 2048;
 /**
- * The length of the log from which a commit writes its pages to the database. Many are changed again and again, and each
- * write-back costs two more fsyncs, for which all writes wait: at SQLite's 4 MB, five times a second under load.
+ * The length of the log from which a commit writes its pages to the database. Pages change repeatedly, and each write-back costs
+ * two more fsyncs, for which all writes wait: at SQLite's 4 MB, five times a second under load.
  */
 const LOG_BYTES = 16 * 1024 * 1024;
 /**

@@ -15,9 +15,9 @@ type PlainStatement = {
 };
 
 /**
- * Declares statements in plain SQL by name: those that run for every chat, and those that read thousands of rows. Their callers bind
- * values and read columns themselves, in half the time of drizzle's queries. A bound LIMIT would make SQLite compile a statement
- * anew each time.
+ * Declares statements in plain SQL by name: those that run for every chat, and those that read thousands of rows. Their callers
+ * bind values and read columns themselves, in half the time of drizzle's queries. A bound LIMIT would make SQLite compile a
+ * statement each time.
  */
 export function plain<Name extends string>(
   texts: Readonly<Record<Name, string>>,

@@ -6,9 +6,9 @@ import type { Tx } from './handle.ts';
 import { answers, browserSessions, operations, tallies } from './schema.ts';
 
 /**
- * The tables whose rows are not counted so that a lost row is noticed (docs/decisions/0013): operations and most answers are counted on
- * their wallets, and sessions of the page may end at any time. Entries, which carry no checksum either, are numbered and chained. A
- * trigger of every other table counts the added rows.
+ * The tables whose rows are not counted so that a lost row is noticed (docs/decisions/0013): operations and most answers are
+ * counted on their wallets, and sessions of the page may end at any time. Entries, which carry no checksum either, are numbered and
+ * chained. A trigger of every other table counts the added rows.
  */
 const UNCOUNTED_TABLES: ReadonlySet<CheckedTable> = new Set([operations, answers, browserSessions]);
 type CountedTable = Exclude<CheckedTable, typeof operations | typeof browserSessions>;

@@ -80,11 +80,10 @@ export type WriterEvents = {
 };
 
 /**
- * Creates the one writer, with group commit (design, section 6): closures wait in a queue; once per turn of the event
- * loop they run in one BEGIN IMMEDIATE … COMMIT with a single fsync. A closure that throws undoes only itself. Nearly all
- * of them throw before they write, so a savepoint around each would be wasted: if one throws after it has written, the
- * batch is rolled back and runs again with savepoints. So a closure may run more than once, and must change rows and
- * nothing else.
+ * Creates the one writer, with group commit (design, section 6): closures wait in a queue; once per turn of the event loop they run
+ * in one BEGIN IMMEDIATE … COMMIT with a single fsync. A closure that throws undoes only itself. Nearly all of them throw before
+ * they write, so a savepoint around each would be wasted: if one throws after it has written, the batch is rolled back and runs
+ * again with savepoints. So a closure may run more than once, and must change rows and nothing else.
  */
 export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writer {
   let waiting: WriteJob[] = [];
@@ -130,7 +129,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     conclude(ran);
   }
 
-  /** Gives the callers of a batch their results, and goes on with the queue. */
+  /** Gives the callers of a batch their results, and continues with the queue. */
   function conclude({ count, results, undone }: RanBatch): void {
     waiting = waiting.slice(count);
     alone = Math.max(0, alone - 1);

@@ -27,9 +27,9 @@ type DemoOptions = {
 const canRent = () => existsSync('/proc/self/environ');
 
 /**
- * Runs the demo against embedded parts: a real server on a temporary data directory, a model behind real HTTP on loopback,
- * and leases that are processes of this machine. Returns how many figures were wrong, or undefined if the signal came
- * before the last of them. Leaves neither a process nor a file behind.
+ * Runs the demo against embedded parts: a real server on a temporary data directory, a model behind real HTTP on loopback, and
+ * leases that are processes of this machine. Returns how many figures were wrong, or undefined if the signal came before the last
+ * of them. Leaves neither a process nor a file behind.
  */
 export async function runDemo(options: DemoOptions): Promise<number | undefined> {
   const { print, signal } = options;

@@ -11,8 +11,8 @@ type SshAccess = { host: string; port: number; username: string; private_key: st
 const REACH_SECONDS = 20;
 
 /**
- * Runs a command in a lease by this machine's own ssh client, with the key and the host key in files of `directory`.
- * Returns its stdout, or its stderr if that is empty. Undefined if this machine has no client that this user can run.
+ * Runs a command in a lease by this machine's own ssh client, with both keys in files of `directory`. Returns its stdout, or its
+ * stderr if that is empty. Undefined without a client that this user can run.
  */
 export async function runBySsh(
   access: SshAccess,

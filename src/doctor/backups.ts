@@ -8,8 +8,8 @@ import type { ServerExamination } from './server.ts';
 const BACKUP_LATE_SECONDS = 900;
 
 /**
- * Checks that the server's own backups (`backup` in purser.yaml) can be made, by a running server's word or by this user's rights, and that none is overdue at `now` (Unix seconds).
- * Returns the finding; throws an Error for a fault.
+ * Checks that the server's own backups (`backup` in purser.yaml) can be made, by a running server's word or by this user's rights,
+ * and that none is overdue at `now` (Unix seconds). Returns the finding; throws an Error for a fault.
  */
 export function judgeBackups(
   { directory, every }: NonNullable<Config['backup']>,

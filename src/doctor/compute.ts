@@ -16,8 +16,8 @@ const IDENTITY_MILLISECONDS = 30_000;
 
 /**
  * Checks every backend of the configured slots: its requirements, as the running server finds them if there is one with these
- * settings, and, if that costs nothing, whether it can make, find and destroy a machine. Without an installation id no machine is made, because its owner could not be identified. `now` is in
- * Unix seconds.
+ * settings, and, if that costs nothing, whether it can make, find and destroy a machine. Without an installation id it makes no
+ * machine, whose owner could not be identified. `now` is in Unix seconds.
  */
 export async function examineSlots(
   config: Config,
@@ -33,7 +33,7 @@ export async function examineSlots(
   return [...findings.flat(), ...judgeEngines(known)];
 }
 
-/** The engine of a backend, as it says itself, and the address at which it answered. */
+/** The engine of a backend, by its own report, and the address at which it answered. */
 type KnownEngine = { slotPath: string; identity: string; address: string };
 
 /** Warns of engines at different addresses with one identity: a list of one would be taken for one of the other. */
@@ -88,7 +88,7 @@ async function examineBackend(
   if (!configured) return [named(opened)];
   const { backend } = configured;
   try {
-    // A server that runs with other settings says nothing of these.
+    // A server that runs with other settings reports nothing of these.
     const { slot, name } = placed;
     const { digest } = configured;
     const seen = server?.backends.find((it) => it.slot === slot && it.name === name && it.digest === digest);

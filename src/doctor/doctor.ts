@@ -194,7 +194,7 @@ async function examineBooks(
   return await examineBusiness(check, books, at, config, server);
 }
 
-/** Checks what the rows of the books say: leases, backups, freezes, the time, and what waits for the operator. */
+/** Checks the rows of the books: leases, backups, freezes, the time, and what waits for the operator. */
 async function examineBusiness(
   check: RunCheck,
   { read }: ReadableBooks,
@@ -251,9 +251,8 @@ async function examineBusiness(
 }
 
 /**
- * Describes how operations of unknown outcome, which are given with the oldest first, will be resolved: those of models by a
- * policy, those of leases only by the backend's evidence (design 2.9). Throws where a policy is overdue at `now`, Unix
- * seconds.
+ * Describes how operations of unknown outcome, given oldest first, will be resolved: those of models by a policy, those of leases
+ * only by the backend's evidence (design 2.9). Throws where a policy is overdue at `now`, Unix seconds.
  */
 export function judgeUncertain(
   waiting: readonly Pick<Operation, 'id' | 'resourceId' | 'uncertainAt' | 'subject' | 'usage'>[],

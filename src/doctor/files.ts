@@ -79,7 +79,10 @@ export function judgeFiles(directory: string): string {
   return `${written.length} files, all owned by user ${owner}`;
 }
 
-/** Checks every file that holds a secret, inside or outside the data directory, and the configuration, which decides where secrets go. */
+/**
+ * Checks every file that holds a secret, inside or outside the data directory, and the configuration, which decides where secrets
+ * go.
+ */
 export function judgeSecrets(config: Config): string {
   const holding = secretFiles(config).filter((it) => existsSync(it));
   for (const file of holding) {

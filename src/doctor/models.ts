@@ -55,9 +55,9 @@ export function readLearned(dataDirectory: string, catalogue: Catalogue, now = 0
 }
 
 /**
- * Sends a one-token request to every route of every model, charged to no wallet; chats are sent once more as a stream.
- * Compares the token counts with the bound, and the price and context length with those that the upstream states, if any.
- * Costs as much as these requests cost. A route that does not answer within `routeSeconds` is reported as a fault.
+ * Sends a one-token request to every route of every model, charged to no wallet; chats are sent once more as a stream. Compares the
+ * token counts with the bound, and the price and context length with those that the upstream states, if any. Costs as much as these
+ * requests cost. A route that does not answer within `routeSeconds` is reported as a fault.
  */
 export async function checkModels(
   catalogue: Catalogue,
@@ -103,14 +103,14 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
       : kind === 'embeddings'
         ? boundEmbeddings(model, { model: id, input: PROBE.content })
         : boundRanking(model, { model: id, query: PROBE.content, documents: [PROBE.content] });
-  const reply = await upstream.ask(bounded.askedOf(route), newId('op'));
+  const reply = await upstream.ask(bounded.requestFor(route), newId('op'));
   if (reply.kind !== 'answered') {
     const fault = reply.kind === 'streaming' ? 'It streams although no stream was requested.' : reply.reason;
     return { detail: '', faults: [(reply.kind === 'refused' && reply.fault) || fault] };
   }
   if (model.kind === 'chat') {
     for (const wire of route.wires) await tryWire(upstream, wire, route, faults);
-    await tryStream(upstream, boundChat(model, ask, true).askedOf(route), faults);
+    await tryStream(upstream, boundChat(model, ask, true).requestFor(route), faults);
   }
   const usage = readUsage(reply.data, model.kind);
   if (!usage) return { detail: '', faults: [`It reports no readable usage: ${ESTIMATED}`, ...faults] };

@@ -9,9 +9,9 @@ const LIMIT_MILLISECONDS = 120_000;
 const OUTPUT_BYTES_MAX = 4 * 1024 * 1024;
 
 /**
- * Returns the function with which a server examines its installation by `purser doctor` in another process, as the books are read as
- * a whole. Calls at the same time get the same findings. It throws `conflict` when the process does not end in time. The signal of
- * a stop ends the process.
+ * Returns the function with which a server examines its installation by `purser doctor` in another process, as the books are read
+ * as a whole. Concurrent calls share their findings. Throws `conflict` when the process does not end in time. The signal of a stop
+ * ends it.
  */
 export function createDoctor(
   { dataDirectory, file }: Pick<Config, 'dataDirectory' | 'file'>,

@@ -13,7 +13,7 @@ import { makeCertificate } from '../net/x509.ts';
 
 /** The authority of one lease, whose certificates only that lease trusts. */
 export type Authority = {
-  /** Its certificate, in PEM. */
+  /** The authority's certificate, in PEM. */
   certificate: string;
   /** Returns the context of a TLS server that is this host towards the lease. */
   contextOf(host: string): SecureContext;
@@ -44,7 +44,7 @@ export function createAuthority(seed: Buffer, id: string, since: number): Author
       if (known) return known;
       if (contexts.size >= CONTEXT_COUNT_MAX) contexts.clear();
       const cert = makeCertificate({ subject: 'Purser', publicKey: server.publicKey, issuer, ...dates, names: [host] });
-      // The tickets of a context are under a key of its own: no session goes on in another lease.
+      // The tickets of a context are under a key of its own: no session is resumed in another lease.
       const made = createSecureContext({
         ...{ cert, key, ca: certificate, minVersion: TLS_VERSION_MIN },
         secureOptions: constants.SSL_OP_NO_RENEGOTIATION,

@@ -37,9 +37,9 @@ type EgressNeeds = {
   /** Counts one connection's memory; throws if its wallet uses too much. Returns what releases it. */
   enter(id: string): () => void;
   passed(bytes: number): void;
-  /** Told of the first refusal of each place of the tally, and how many in all. */
+  /** Called with the first refusal of each host of the tally, and the number of all. */
   refused(id: string, host: string, reason: string, isNews: boolean): void;
-  /** Told when a way out was lost or could not be opened, and is tried again. */
+  /** Called when a way out was lost or could not be opened, and is tried again. */
   failed(id: string, error: unknown): void;
 };
 
@@ -139,7 +139,7 @@ function createOpener(needs: EgressNeeds) {
     }
     if (!way.isWanted) line.close();
     const openedAt = performance.now();
-    void line.over.then((reason) => {
+    void line.ended.then((reason) => {
       if (way.line !== line || !way.isWanted) return;
       way.line = undefined;
       if (performance.now() - openedAt > LASTING_MILLISECONDS) way.retryMilliseconds = RETRY_MILLISECONDS.min;
@@ -162,7 +162,7 @@ function createOpener(needs: EgressNeeds) {
     }
   }
 
-  /** Opens a way out for the first time. Rejects if that fails, and goes on trying. */
+  /** Opens a way out for the first time. Rejects if that fails, and continues to try. */
   return (way: Way): Promise<void> => {
     way.opening = openOnce(way);
     return way.opening.catch((error) => {

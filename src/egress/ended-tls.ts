@@ -8,7 +8,9 @@ import { inTime } from '../net/deadline.ts';
 /** Both halves of TLS that the proxy ends: it is the server towards the lease, and the client towards the server. */
 
 const HANDSHAKE_MILLISECONDS = 10_000;
-/** The silence of a server after which it hears of a client's end: if it has said nothing since the client has, and otherwise. */
+/**
+ * The silence of a server after which it gets a client's end: if it has sent nothing since the client's last piece, and otherwise.
+ */
 const SILENCE_MILLISECONDS = { owing: 60_000, otherwise: 1000 };
 /** The requests are read, so they must be of the protocol that is read here. */
 const ALPNProtocols = ['http/1.1'];
@@ -37,8 +39,8 @@ export async function beServer(client: Duplex, secureContext: SecureContext, nam
 }
 
 /**
- * Passes a client's end on to a server when that has ended too, or says nothing for long: many a server takes the end of TLS for
- * the end of the connection, and drops the answer that it owes. Called before either is read.
+ * Passes a client's end on to a server that has ended too, or is silent for long: many a server takes the end of TLS for the
+ * connection's, and drops the rest of its answer. Called before either is read.
  */
 export function holdEnd(client: Duplex, server: Duplex): void {
   let owesAnswer = false;

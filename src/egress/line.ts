@@ -2,7 +2,7 @@ import { Duplex, type Readable } from 'node:stream';
 
 /**
  * Purser's side of a lease's way out: the connections of a lease as streams, over the input and output of the program inside
- * (compute/kit/watchdog/egress.h, which says what the frames mean). What comes is checked, since it comes from a tenant's machine.
+ * (compute/kit/watchdog/egress.h defines the frames). Input is checked, since it comes from a tenant's machine.
  */
 
 const KIND = { open: 1, data: 2, end: 3, close: 4, credit: 5, ping: 6 } as const;
@@ -23,11 +23,11 @@ const PIECE_BYTES_LEAST = 1024;
 /** The frames that may wait for the engine, however small they are: a program may read nothing. */
 const FRAME_COUNT_MAX = 256;
 /**
- * The time after which the program is told of streams that are closed. Only then may it use their numbers again, so a lease opens at
- * most STREAM_COUNT_MAX connections in this time, however many it asks for at once.
+ * The delay after which closed streams are reported to the program, which only then may use their numbers again. So a lease opens
+ * at most STREAM_COUNT_MAX connections in this time.
  */
 const CLOSE_MILLISECONDS = 20;
-/** A program that says nothing for this long is gone. It is asked four times within that. */
+/** A program that sends nothing for this long is gone. It is asked four times within that. */
 const SILENCE_MILLISECONDS = 60_000;
 
 /** The program has sent what no such program sends, or nothing for too long. */
@@ -74,7 +74,7 @@ const frameOf = (kind: Kind, stream: number, content: Buffer = EMPTY): Buffer =>
   return content.length ? Buffer.concat([head, content]) : head;
 };
 
-/** One connection of the lease. */
+/** A connection of the lease. */
 class LeaseStream extends Duplex {
   readonly #line: StreamLine;
   readonly #number: number;
@@ -117,7 +117,7 @@ class LeaseStream extends Duplex {
   }
   takeClose(): void {
     this.isClosedThere = true;
-    // Where both have said everything, the rest can still be read.
+    // Where both sides have ended, the rest can still be read.
     if (!this.#hasEnded || !this.#hasSentEnd) this.destroy();
   }
 
@@ -183,10 +183,10 @@ class LeaseStream extends Duplex {
   }
 }
 
-/** What a stream needs of its line. */
+/** The part of a line that a stream needs. */
 type StreamLine = {
   send(kind: Kind, stream: number, content?: Buffer): void;
-  /** Says that a stream is closed, soon. */
+  /** Reports that a stream is closed, soon. */
   sendClose(stream: number): void;
   /** Has `passOn` called once all that has come is read. */
   touch(stream: LeaseStream): void;
@@ -208,7 +208,7 @@ export type Line = {
   /** Resolves once the program listens inside. Rejects if it cannot. */
   ready: Promise<void>;
   /** Resolves to the reason when the line is over; its streams are destroyed then. Never rejects. */
-  over: Promise<Error>;
+  ended: Promise<Error>;
   streamCount(): number;
   /** Bytes that its streams keep in memory. */
   keptBytes(): number;
@@ -246,7 +246,7 @@ function createOutput(stdin: NodeJS.WritableStream, resume: () => void) {
 function createStreams({ send, hasRoom, isStopped }: ReturnType<typeof createOutput>) {
   const streams = new Map<number, LeaseStream>();
   const touched = new Set<LeaseStream>();
-  /** The streams that are closed here, and of which the program was not yet told. */
+  /** The streams that are closed here, which the program does not know yet. */
   const closing = new Set<number>();
   /** True once the pause since the last such message is over. */
   let isDue = false;
@@ -261,7 +261,7 @@ function createStreams({ send, hasRoom, isStopped }: ReturnType<typeof createOut
     touch: (stream) => void touched.add(stream),
   };
 
-  /** Frees the number of a stream of which both sides have said that it is closed. */
+  /** Frees the number of a stream that both sides have reported as closed. */
   function forget(number: number): void {
     const stream = streams.get(number);
     if (stream?.isClosedThere && stream.destroyed && !closing.has(number)) streams.delete(number);
@@ -328,7 +328,7 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
   const output = createOutput(stdin, () => streams.resume());
   const streams = createStreams(output);
   const ready = Promise.withResolvers<void>();
-  const over = Promise.withResolvers<Error>();
+  const ended = Promise.withResolvers<Error>();
   ready.promise.catch(() => {}); // Callers get it; this only avoids an unhandled one.
   let heardAt = performance.now();
 
@@ -339,7 +339,7 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
     streams.destroy();
     session.kill();
     ready.reject(reason);
-    over.resolve(reason);
+    ended.resolve(reason);
   }
 
   const asking = setInterval(() => {
@@ -368,7 +368,7 @@ export function openLine(session: LineSession, accept: (stream: Duplex) => void,
   );
   return {
     ready: ready.promise,
-    over: over.promise,
+    ended: ended.promise,
     streamCount: streams.count,
     keptBytes: streams.keptBytes,
     close: () => end(new Error('the way out was closed')),

@@ -113,7 +113,7 @@ export function admits(list: List, { host, port }: Target): boolean {
   });
 }
 
-/** Returns whether a list admits every public host at this port: then a name in TLS says nothing more. */
+/** Returns whether a list admits every public host at this port: then a name in TLS makes no difference. */
 export const admitsPublic = (list: List, port: number): boolean =>
   list.some((it) => it.kind === 'public' && it.ports.includes(port));
 

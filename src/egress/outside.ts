@@ -9,7 +9,10 @@ import { type IpAddress, parseAddress } from './addresses.ts';
 
 /** The world outside as the proxy uses it: name servers, connections, and the addresses of this machine. */
 export type Outside = {
-  /** Looks up the addresses of a name at the machine's name servers. Returns none where they know none. Throws if they cannot be asked. */
+  /**
+   * Looks up the addresses of a name at the machine's name servers. Returns none where they know none. Throws if they cannot be
+   * asked.
+   */
   lookUp(name: string, giveUp: AbortSignal): Promise<string[]>;
   /** Begins a connection to an address. */
   dial(address: string, port: number): Socket;
@@ -30,7 +33,10 @@ const NOT_FOUND = ['ENODATA', 'ENOTFOUND'];
 /** Made when it is first needed: one for each connection would take a millisecond. */
 let trusted: SecureContext | undefined;
 
-/** The machine's own, and the authorities that Node trusts. Names of /etc/hosts, and short names that it would complete, are not known to it. */
+/**
+ * The machine's own, and the authorities that Node trusts. Names of /etc/hosts, and short names that it would complete, are not
+ * known to it.
+ */
 export const systemOutside: Outside = {
   async lookUp(name, giveUp) {
     const resolver = new Resolver({ timeout: QUERY_MILLISECONDS, tries: QUERY_TRIES });

@@ -38,7 +38,7 @@ export type Gate = {
   watch(check: () => void): () => void;
   /** Counts bytes of a host that was reached. */
   passed(host: string, bytes: number): void;
-  /** Told of each refusal, with its reason in words. */
+  /** Called for each refusal, with its reason in words. */
   refused(host: string, reason: string): void;
   secrets: Secrets;
 };
@@ -98,7 +98,7 @@ function refuse(client: Duplex, status: number, message: string): void {
     'connection: close',
   ];
   client.end(`${head.join('\r\n')}\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`);
-  client.resume(); // What it still says is of no interest; but its end is.
+  client.resume(); // The rest of its input is discarded; its end is awaited.
   const late = setTimeout(() => client.destroy(), FIRST_MILLISECONDS);
   client.once('close', () => clearTimeout(late));
 }
@@ -106,7 +106,7 @@ function refuse(client: Duplex, status: number, message: string): void {
 /** Gives each piece of a stream to `take`, until that returns something. The stream can be read on afterwards. */
 function readFirst<T>(client: Duplex, take: (piece: Buffer) => T | undefined, onEnd: () => Error): Promise<T> {
   const first = new Promise<T>((resolve, reject) => {
-    const over = () => done(() => reject(onEnd()));
+    const fail = () => done(() => reject(onEnd()));
     const listen = () => {
       for (let piece = client.read(); piece !== null; piece = client.read()) {
         const found = take(piece);
@@ -114,10 +114,10 @@ function readFirst<T>(client: Duplex, take: (piece: Buffer) => T | undefined, on
       }
     };
     const done = (end: () => void) => {
-      client.off('readable', listen).off('end', over).off('close', over);
+      client.off('readable', listen).off('end', fail).off('close', fail);
       end();
     };
-    client.on('readable', listen).on('end', over).on('close', over);
+    client.on('readable', listen).on('end', fail).on('close', fail);
   });
   return deadline(first, FIRST_MILLISECONDS, () => {
     client.removeAllListeners('readable');
@@ -139,7 +139,7 @@ function listsOf(gate: Gate): readonly List[] {
   return lists;
 }
 
-/** A server that is connected, whom TLS to it trusts, and whether lists let a connection to it go on. */
+/** A server that is connected, whom TLS to it trusts, and whether lists admit the connection. */
 type ReachedServer = { server: Socket; trust: Outside['trust']; mayPass(lists: readonly List[]): boolean };
 
 /** Connects to the target of a request, if all lists admit it and one of its addresses. */
@@ -213,7 +213,7 @@ async function serveRequest(
     if (request.kind === 'plain') {
       const body = rest.subarray(0, request.bodyBytes);
       const first = Buffer.concat([request.head, body]);
-      return relay(client, reached, { host, first, gate, bodyLeft: request.bodyBytes - body.length });
+      return relay(client, reached, { host, first, gate, bodyRestBytes: request.bodyBytes - body.length });
     }
     if (target.host.kind === 'name' && gate.secrets.replacements(target.host.name, target.port).length)
       return await relayEnded(client, reached, { name: target.host.name, request, rest, gate });
@@ -276,20 +276,20 @@ async function readHello(client: Duplex, rest: Buffer, name: string): Promise<Bu
 
 type Passing = {
   host: string;
-  /** What the server gets first. */
+  /** The first bytes for the server. */
   first: Buffer;
   gate: Gate;
   /** The bytes that the client may still send, where that is known. */
-  bodyLeft?: number;
+  bodyRestBytes?: number;
   /** Returns what the server gets for what the client has sent. Throws RequestFault. */
   rewrite?: (piece: Buffer) => Buffer;
 };
 
 /** Passes bytes on, each way no faster than they are taken, until both ends are done or the lists no longer let them. */
 function relay(client: Duplex, { server, mayPass }: ReachedServer, passing: Passing): void {
-  const { host, first, gate, bodyLeft, rewrite = (piece) => piece } = passing;
+  const { host, first, gate, bodyRestBytes, rewrite = (piece) => piece } = passing;
   if (client.destroyed || server.destroyed) throw new Error('one end has gone');
-  let left = bodyLeft ?? Number.POSITIVE_INFINITY;
+  let remainingBytes = bodyRestBytes ?? Number.POSITIVE_INFINITY;
   let uncounted = 0;
   const end = () => {
     client.destroy();
@@ -305,7 +305,7 @@ function relay(client: Duplex, { server, mayPass }: ReachedServer, passing: Pass
     return isOpen;
   };
   client.once('close', gate.watch(check));
-  /** Counts what came: the difference would tell a tenant how long a value is. */
+  /** Counts the client's own bytes: those sent would show a tenant how long a value is. */
   const pass = (from: Duplex, to: Duplex, piece: Buffer, came = piece.length) => {
     if (!check()) return;
     gate.passed(host, came);
@@ -323,8 +323,8 @@ function relay(client: Duplex, { server, mayPass }: ReachedServer, passing: Pass
   };
   client.on('data', (piece: Buffer) => {
     if (isRefused) return;
-    const wanted = piece.length > left ? piece.subarray(0, left) : piece;
-    left -= wanted.length;
+    const wanted = piece.length > remainingBytes ? piece.subarray(0, remainingBytes) : piece;
+    remainingBytes -= wanted.length;
     try {
       uncounted += wanted.length;
       const sent = rewrite(wanted);

@@ -1,8 +1,8 @@
 import { parseHost, parsePort, type Target } from './list.ts';
 
 /**
- * The head of a request to the proxy (RFC 9112, sections 2 and 3). It is read strictly: what another reader could understand
- * otherwise is refused. Of a body only one of known length is taken, so that no second request can hide behind the first.
+ * The head of a request to the proxy (RFC 9112, sections 2 and 3). Anything that another reader could understand otherwise is
+ * refused. A body must have a known length, so that no second request can hide behind the first.
  */
 
 const BYTES_MAX = 16 * 1024;
@@ -114,7 +114,7 @@ export function headOf(first: string, host: string, headers: HeadLines['headers'
   return Buffer.from(`${lines.join('\r\n')}\r\n\r\n`, 'latin1');
 }
 
-/** Returns whether a header, in lower case, goes from a client to a server as it is, and says nothing of how to read a request. */
+/** Returns whether a header, in lower case, goes from a client to a server as it is, and does not change how a request is read. */
 export const isPassedOn = (name: string): boolean =>
   !OWN_HEADERS.test(name) && ![...SINGLE, 'transfer-encoding', 'expect'].includes(name);
 

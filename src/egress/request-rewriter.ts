@@ -13,14 +13,14 @@ import {
 } from './request-head.ts';
 
 /**
- * The requests to a host inside TLS that the proxy has ended. Each goes on as it is read here: a server that read its length
- * otherwise could take a header with a value in it for a part of a body, which it may show to anybody.
+ * The requests to a host inside TLS that the proxy has ended. Each is sent on as it was read here: a server that read its length
+ * otherwise could take a header with a secret for a part of a body, and show it to anybody.
  */
 
 /** The value that takes the place of a placeholder in one header, whose name is in lower case. */
 export type Replacement = { header: string; placeholder: string; value: Secret };
 
-/** A request that does not go on. */
+/** A request that is not sent on. */
 export class RequestFault extends Error {
   readonly code: HeadFault['code'];
   constructor({ code, fault }: HeadFault) {
@@ -32,7 +32,7 @@ export class RequestFault extends Error {
 /** Those of each header. */
 type Replacements = ReadonlyMap<string, readonly Replacement[]>;
 
-type BodyLength = { left: number } | 'chunks' | 'none';
+type BodyLength = { remainingBytes: number } | 'chunks' | 'none';
 
 /** The longest header in which a placeholder is replaced: servers show the beginning of one that is too long for them. */
 const HEADER_LENGTH_MAX = 1024;
@@ -40,7 +40,7 @@ const SIZE_LINE = /^[0-9A-Fa-f]{1,12}$/;
 const SIZE_LINE_LENGTH_MAX = 14;
 const LF = 10;
 
-/** A server that carries these out says the request, with its headers, to whoever asks. */
+/** A server that carries these out returns the request, with its headers, to any client. */
 const ECHOES = ['TRACE', 'TRACK'];
 /** Methods whose body some servers leave unread. */
 const BODILESS = ['GET', 'HEAD', 'DELETE', 'OPTIONS'];
@@ -57,31 +57,31 @@ export function createRequestRewriter(
   const place = placeOf(host, port);
   let current: Replacements | undefined;
   const head = createReader((lines) => {
-    if (isOver) return refuse('the one before it was the last of its connection');
+    if (hasEnded) return refuse('the one before it was the last of its connection');
     current ??= Map.groupBy(replacements(), ({ header }) => header);
     return rewrite(lines, place, current);
   });
   let body: BodyLength = 'none';
-  let isOver = false;
+  let hasEnded = false;
   const chunks = createChunkReader();
 
-  /** Takes the beginning of what came. Returns what goes on, and the rest. */
+  /** Takes the beginning of a piece. Returns what is sent on, and the rest. */
   function takeOne(piece: Buffer): { sent?: Buffer; rest: Buffer } {
     if (body === 'chunks') {
-      const { count, isOver: isWhole } = chunks(piece);
+      const { count, isWhole } = chunks(piece);
       if (isWhole) body = 'none';
       return { sent: piece.subarray(0, count), rest: piece.subarray(count) };
     }
     if (body !== 'none') {
-      const sent = piece.subarray(0, body.left);
-      body.left -= sent.length;
-      if (body.left === 0) body = 'none';
+      const sent = piece.subarray(0, body.remainingBytes);
+      body.remainingBytes -= sent.length;
+      if (body.remainingBytes === 0) body = 'none';
       return { sent, rest: piece.subarray(sent.length) };
     }
     const read = head.take(piece);
     if (!read) return { rest: piece.subarray(piece.length) };
     if ('fault' in read) throw new RequestFault(read);
-    ({ body, isLast: isOver } = read.request);
+    ({ body, isLast: hasEnded } = read.request);
     return { sent: read.request.head, rest: read.rest };
   }
 
@@ -128,12 +128,15 @@ function rewrite(
   const isLast = mayBeUnread || valuesOf(values, 'connection').some((it) => /\bclose\b/i.test(it));
   return {
     head: headOf(`${method} ${url} HTTP/1.1`, authority, filled, isLast),
-    body: isChunked ? 'chunks' : length ? { left: length } : 'none',
+    body: isChunked ? 'chunks' : length ? { remainingBytes: length } : 'none',
     isLast,
   };
 }
 
-/** Returns a header's value with the values of the placeholders that are once in it; the password of basic authentication counts as well. */
+/**
+ * Returns a header's value with the values of the placeholders that are once in it; the password of basic authentication counts as
+ * well.
+ */
 function fill(text: string, own: readonly Replacement[] | undefined): string {
   if (!own || text.length > HEADER_LENGTH_MAX || !/^[\x20-\x7e]*$/.test(text)) return text;
   // Not by a pattern or a plain text: `$&` in a value would be read.
@@ -151,13 +154,13 @@ function fill(text: string, own: readonly Replacement[] | undefined): string {
 }
 
 /**
- * Creates a reader of bodies in chunks (RFC 9112, section 7.1), one after another. It counts the bytes that belong to a body, and
- * says whether that is over. It throws RequestFault, also for extensions and trailers, which few servers read alike.
+ * Creates a reader of successive bodies in chunks (RFC 9112, section 7.1). It counts the bytes that belong to a body, and returns
+ * whether it is whole. Throws RequestFault, also for extensions and trailers, which few servers read alike.
  */
-function createChunkReader(): (piece: Buffer) => { count: number; isOver: boolean } {
+function createChunkReader(): (piece: Buffer) => { count: number; isWhole: boolean } {
   let line = '';
   /** The bytes of the chunk that are still to come; its line is read first, and an empty one after it. */
-  let left = 0;
+  let remainingBytes = 0;
   let next: 'size' | 'data' | 'end of chunk' | 'end' = 'size';
 
   function takeLine(): boolean {
@@ -168,8 +171,8 @@ function createChunkReader(): (piece: Buffer) => { count: number; isOver: boolea
       next = 'size';
       return true;
     }
-    if (next === 'size') left = Number.parseInt(line, 16);
-    next = next === 'end of chunk' ? 'size' : left ? 'data' : 'end';
+    if (next === 'size') remainingBytes = Number.parseInt(line, 16);
+    next = next === 'end of chunk' ? 'size' : remainingBytes ? 'data' : 'end';
     line = '';
     return false;
   }
@@ -177,10 +180,10 @@ function createChunkReader(): (piece: Buffer) => { count: number; isOver: boolea
   return (piece) => {
     for (let at = 0; at < piece.length; ) {
       if (next === 'data') {
-        const count = Math.min(left, piece.length - at);
-        left -= count;
+        const count = Math.min(remainingBytes, piece.length - at);
+        remainingBytes -= count;
         at += count;
-        if (left === 0) next = 'end of chunk';
+        if (remainingBytes === 0) next = 'end of chunk';
         continue;
       }
       const byte = piece[at++] as number;
@@ -194,9 +197,9 @@ function createChunkReader(): (piece: Buffer) => { count: number; isOver: boolea
       line = line.slice(0, -1);
       if (takeLine()) {
         line = '';
-        return { count: at, isOver: true };
+        return { count: at, isWhole: true };
       }
     }
-    return { count: piece.length, isOver: false };
+    return { count: piece.length, isWhole: false };
   };
 }

@@ -1,4 +1,4 @@
-/** What a lease reached and what it was refused, by host, since the server's start. */
+/** The hosts that a lease reached, and those it was refused, since the server's start. */
 export type Reached = { host: string; bytes: number; refused: number };
 
 /** Places for hosts that were reached, and for hosts that were refused; each further one counts as `OTHER`. */

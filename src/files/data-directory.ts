@@ -39,9 +39,8 @@ export const files = (directory: string) => ({
 });
 
 /**
- * Checks that the data directory is a directory and belongs to this user. With `create` a missing one is made, mode 0700;
- * without it, throws NoDatabaseError if there is no database. Throws OtherOwnerError if it belongs to another user, and
- * `read_only` where its disk is full.
+ * Checks that the data directory exists, as a directory of this user. With `create` makes a missing one, mode 0700; without it,
+ * throws NoDatabaseError if there is no database. Throws OtherOwnerError for another owner, and `read_only` on a full disk.
  */
 export function prepareDirectory(directory: string, create: boolean): void {
   if (create && !existsSync(directory)) {
@@ -75,9 +74,9 @@ function makeDirectories(directory: string): void {
 }
 
 /**
- * Returns whether the file system has become read-only. One that was remounted after an I/O error still looks writable to
- * access(2) and statfs(2), so a file is opened for writing: the one that names the lock's holder, because it always exists
- * and closing it releases nothing (closing the database or the lock would release SQLite's locks).
+ * Returns whether the file system has become read-only. One that was remounted after an I/O error still looks writable to access(2)
+ * and statfs(2), so a file is opened for writing: the one that names the lock's holder, because it always exists and closing it
+ * releases nothing (closing the database or the lock would release SQLite's locks).
  */
 export function isReadOnly(directory: string): boolean {
   try {

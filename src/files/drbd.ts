@@ -8,7 +8,7 @@ import { askProgram, findPrograms } from './programs.ts';
 export type Replica = { peer: string; state: (typeof REPLICA_STATES)[number] };
 export const REPLICA_STATES = ['up_to_date', 'behind', 'away'] as const;
 
-/** The copies of a disk that replicates itself; `unknown` says why nothing is known of them. */
+/** The copies of a disk that replicates itself; `unknown` is the reason why nothing is known of them. */
 export type Replicas = { device: string; peers: Replica[]; unknown: string | null };
 
 type DrbdSources = {
@@ -88,7 +88,7 @@ function peersOf(json: string, minor: number): Replica[] | undefined {
 
 const SAYS = { up_to_date: 'is up to date', behind: 'is behind', away: 'is not connected' };
 
-/** Says in words what is known of the copies. */
+/** Describes what is known of the copies. */
 export function describeReplicas({ device, peers, unknown }: Replicas): string {
   if (unknown !== null) return `whether another copy of ${device} is up to date is not known: ${unknown}`;
   if (!peers.length) return `${device} has no other copy`;

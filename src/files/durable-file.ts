@@ -13,8 +13,8 @@ export function syncDirectory(directory: string): void {
 }
 
 /**
- * Writes `FILE.new` anew, never through a link that another user has put there, with this mode and owner (default: the
- * user's own), and syncs it. Returns its path, for a rename or a link. A file that could not be written whole is removed.
+ * Writes a new `FILE.new`, never through another user's link, with this mode and owner (default: the user's own), and syncs it.
+ * Returns its path, for a rename or a link. Removes a file that could not be written whole.
  */
 export function writeFresh(
   file: string,

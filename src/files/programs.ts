@@ -21,8 +21,8 @@ export async function outputOf(program: string, ...args: string[]): Promise<stri
 type ProgramAnswer = { outcome: 'done'; output: string } | { outcome: 'refused' | 'unknown'; reason: string };
 
 /**
- * Asks a program, and tells what failed. Resolves within seconds, also where the program cannot even be killed because the
- * kernel waits for a device. Never throws.
+ * Asks a program, and reports what failed. Resolves within seconds, also where the program cannot even be killed because the kernel
+ * waits for a device. Never throws.
  */
 export function askProgram(program: string, ...args: string[]): Promise<ProgramAnswer> {
   const name = basename(program);

@@ -10,9 +10,8 @@ export const VALUE_BYTES = 64;
 export const NUMBER_BYTES = 16;
 
 /**
- * Reads the whole body, at most `max` bytes. Throws `payload_too_large`, before reading when Content-Length announces the
- * size; `rate_limited` when the memory quota is used up; `invalid_request` when the body breaks off; and the error with
- * which the body was failed (http/unreadable.ts).
+ * Reads the whole body, at most `max` bytes. Throws `payload_too_large`, by Content-Length before reading; `rate_limited` when the
+ * memory quota is used up; `invalid_request` when the body breaks off; and the error of a failed body (http/unreadable.ts).
  */
 export async function readBody(request: IncomingMessage, max: number, share: Allowance): Promise<Buffer> {
   const announced = Number(request.headers['content-length'] ?? 0);
@@ -161,9 +160,9 @@ export function refuseMediaType(request: IncomingMessage, others: readonly strin
 }
 
 /**
- * Parses a body of at most 100 levels and 50,000 values, or `valuesMax`. Levels and values are counted before parsing, and
- * the memory that they will need is taken from `share`. Throws `invalid_json` for a body that is not UTF-8, not JSON, nested
- * too deep or has too many values, and `rate_limited` when the memory quota is used up.
+ * Parses a body of at most 100 levels and 50,000 values, or `valuesMax`. Both are counted before parsing, and the memory that they
+ * need is taken from `share`. Throws `invalid_json` for a body that is not UTF-8, not JSON or beyond these limits, and
+ * `rate_limited` when the memory quota is used up.
  */
 export function parseBody(bytes: Buffer, share: Allowance, valuesMax?: number): ParsedText {
   const take = ({ values, numbers }: { values: number; numbers: number }) =>

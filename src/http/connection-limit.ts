@@ -31,14 +31,14 @@ type ConnectionLimit = {
 };
 
 /**
- * Caps open connections at `max`. When full, closes one. First choice is an unauthenticated connection (those in
- * `authenticated` have shown a valid token) that is idle or whose request is still arriving; then an idle authenticated
- * one. Among these, it takes the network with the most of them, and there the connection that has been in this state
- * longest. Last choice is a connection that has only just been opened, as its request may be on its way. A flood therefore
- * evicts itself, also when it begins requests that it does not end, unless it comes from so many networks that none has
- * more than the others. A request that has arrived completely, or has shown a token, is never cut off. Requests on one
- * connection are answered one after the other (RFC 9112, section 9.3.2), so no client has more requests in flight than
- * connections. A client that reads nothing of its response for `stallMilliseconds` is disconnected.
+ * Caps open connections at `max`. When full, closes one: first an unauthenticated connection (`authenticated` have shown a valid
+ * token) that is idle or whose request is still arriving; then an idle authenticated one. Among these, it takes the network with
+ * the most of them, and there the one that has been in this state longest. Last comes a connection that has only just been opened,
+ * as its request may be on its way. A flood therefore evicts itself, also with requests that never end, unless it comes from so
+ * many networks that none has more than the others. A request that has arrived completely, or has shown a token, is never cut off.
+ *
+ * Requests on one connection are answered one after the other (RFC 9112, section 9.3.2), so no client has more requests in flight
+ * than connections. A client that reads nothing of its response for `stallMilliseconds` is disconnected.
  */
 export function limitConnections(
   max: number,

@@ -26,9 +26,9 @@ export type Connections = {
   /** Returns the response to the latest request of a connection, whether it is over or not. */
   latest(socket: Socket): ServerResponse | undefined;
   /**
-   * Closes the server without resetting accepted connections. New connections are refused. Every request that has arrived
-   * or still arrives on an open connection is answered; the last response announces the end of its connection. `drain`
-   * receives a promise that resolves when all requests have been answered, and may cut the rest short before then.
+   * Closes the server without resetting accepted connections. Refuses new ones. Answers every request that has arrived or still
+   * arrives; the last response ends its connection. `drain` receives a promise that all requests have been answered, and may cut
+   * the rest short.
    */
   stop(drain: (answered: Promise<void>) => Promise<void>): Promise<void>;
 };

@@ -16,8 +16,8 @@ const BYTES_MAX = 256 * 1024;
 const VALUE_BYTES = 64;
 
 /**
- * Returns the conversation that a body belongs to, as a hash: by `prompt_cache_key`, else by its system prompt and the first
- * message of its user, in any of the APIs. Undefined for a request that continues nothing, such as a list of inputs.
+ * Returns a hash of the conversation of a body: by `prompt_cache_key`, else by its system prompt and its user's first message, in
+ * any of the APIs. Undefined for a request that continues nothing, such as a list of inputs.
  */
 export function conversationOf(body: Json): string | undefined {
   const { prompt_cache_key: key, system, instructions, messages, input, prompt } = body;
@@ -53,18 +53,18 @@ export function conversationIn(
 }
 
 /**
- * Returns a hash of the beginning of a JSON value: of a long text its ends, and of very many values the first. A conversation need
- * not be told from all others, and the time that this takes is bounded.
+ * Returns a hash of the beginning of a JSON value: of a long text its ends, and of very many values the first. The time is bounded;
+ * conversations may share a hash.
  */
 function hashOf(kind: string, value: unknown): string {
   const hash = createHash('sha256').update(kind);
-  let left = BYTES_MAX;
+  let remainingBytes = BYTES_MAX;
   add(value);
   return hash.digest('base64url');
 
   function add(it: unknown): void {
-    if (left <= 0) return;
-    left -= VALUE_BYTES;
+    if (remainingBytes <= 0) return;
+    remainingBytes -= VALUE_BYTES;
     if (it instanceof LongText) {
       hash.update(`long ${it.byteLength}:`);
       for (const end of it.ends(END_LENGTH)) take(end);
@@ -82,7 +82,7 @@ function hashOf(kind: string, value: unknown): string {
   }
 
   function take(data: string | Buffer): void {
-    left -= data.length;
+    remainingBytes -= data.length;
     hash.update(data);
   }
 }

@@ -19,10 +19,9 @@ function giveDue(): void {
 }
 
 /**
- * Joins the short pieces that one read of a socket yields before they are pushed. Node makes a piece of each chunk, even of
- * one byte; a waiting piece takes two hundred bytes of memory, and every reader down the line is called for it and writes
- * another chunk. A socket that yields such pieces is not read further in this turn, nor, where many do so, before its own
- * turn.
+ * Joins the short pieces that one read of a socket yields before they are pushed. Node makes a piece of each chunk, even of one
+ * byte; a waiting piece takes two hundred bytes of memory, and every reader down the line is called for it. A socket that yields
+ * such pieces is not read further in this turn, nor, where many do so, before its own turn.
  */
 export function joinCrumbs(push: Push): Push {
   let crumbs = collectPieces();

@@ -114,7 +114,7 @@ export type Env = {
   Variables: { requestId?: string; allow?: string; routerWallet?: string };
 };
 
-/** The largest body unless the endpoint says otherwise: 64 KiB (design 2.20). */
+/** The largest body of an endpoint without a limit of its own: 64 KiB (design 2.20). */
 export const BODY_BYTES_MAX = 64 * 1024;
 /** Responses up to this size fit into the kernel's buffers, so they are not counted while their client reads them. */
 const ANSWER_BYTES_SMALL = 64 * 1024;
@@ -165,7 +165,7 @@ export type EndpointReply =
       breaksOff?: boolean;
     };
 
-/** One endpoint of the interface: its request, its response and its handler. The OpenAPI document is generated from these. */
+/** An endpoint of the interface: its request, its response and its handler. The OpenAPI document is generated from these. */
 export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.GenericSchema> = {
   summary: string;
   scope: S;
@@ -410,8 +410,8 @@ export function readIdempotencyKey(key: unknown): string {
 }
 
 /**
- * Builds the error response for requests that never reach a route: unreadable as HTTP, refused by their head, or failed
- * outside `onError`. A `fault` that is not a Refusal is an internal error. `request` is the part that is known of it.
+ * Builds the error response for requests that reach no route: unreadable as HTTP, refused by their head, or failed outside
+ * `onError`. A `fault` that is not a Refusal is an internal error. `request` is the known part of it.
  */
 export function unparsableRequest(
   app: Pick<HttpApp, 'events' | 'storage'>,

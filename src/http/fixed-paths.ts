@@ -2,9 +2,9 @@ import type { Result, Router } from 'hono/router';
 import { TrieRouter } from 'hono/router/trie-router';
 
 /**
- * Creates Hono's router, with a memory of what it found for the paths of the table that have no parameters: it would search, sort
- * and make lists for each request. There the first handler alone counts, and each handler of the table answers. The memory is
- * bounded by the paths and by the methods that Node's parser takes.
+ * Creates Hono's router, with a memory of its results for the paths of the table without parameters: it would search, sort and make
+ * lists for each request. There the first handler alone counts, and each handler of the table answers. The memory is bounded by the
+ * paths and by the methods of Node's parser.
  */
 export function createRouter<T>(): Router<T> {
   const router = new TrieRouter<T>();

@@ -8,8 +8,8 @@ import { TAG_HEADER } from './tags.ts';
 const DOT_SEGMENT = /(^|\/)(\.|%2e){1,2}(\/|$)|\\/i;
 
 /**
- * The headers that Purser reads as one value. A request may have each of them once: of two lines Node takes the first, or
- * joins them to a value that was never sent, while a proxy before Purser may have read the last.
+ * The headers that Purser reads as one value. A request may have each of them once: of two lines Node takes the first or joins
+ * both, while a proxy before Purser may have read the last.
  */
 export const SINGLE_HEADERS: ReadonlySet<string> = new Set([
   'anthropic-version',
@@ -71,9 +71,9 @@ function repeatedHeader(rawHeaders: readonly string[]): string | undefined {
 const seen = new Set<string>();
 
 /**
- * Returns the refusal that a request gets by its head alone, if any: for an HTTP version that is not supported, a missing
- * Host, a repeated header with a single value, an unknown coding, too many headers (RFC 9112, sections 2.3, 3.2 and 6.1),
- * or a path that normalizes to another one, which could bypass a proxy that filters by path.
+ * Returns the refusal that a request gets by its head alone, if any: for an HTTP version that is not supported, a missing Host, a
+ * repeated header with a single value, an unknown coding, too many headers (RFC 9112, sections 2.3, 3.2 and 6.1), or a path that
+ * normalizes to another one, which could bypass a proxy that filters by path.
  */
 export function faultOfHead(request: IncomingMessage): Refusal | undefined {
   const { method, httpVersion, headers, rawHeaders, url = '' } = request;

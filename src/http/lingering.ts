@@ -6,9 +6,9 @@ const LINGER_BYTES_MAX = 64 * 1024 * 1024;
 const POLL_MILLISECONDS = 100;
 
 /**
- * Lets a client read a response that is sent before the end of its request body. Closing a connection on which bytes are
- * still arriving resets it, and the client may lose the response (RFC 9112, section 9.6). So the connection is first closed
- * for writing only, and the rest of the body is discarded, within limits of time and size.
+ * Lets a client read a response that is sent before the end of its request body. Closing a connection on which bytes still arrive
+ * resets it, and the client may lose the response (RFC 9112, section 9.6). So the connection is first closed for writing only, and
+ * the rest of the body is discarded, within limits of time and size.
  */
 export function lingerAfter(request: IncomingMessage, response: ServerResponse): void {
   const { 'content-length': length = '0', 'transfer-encoding': coding } = request.headers;

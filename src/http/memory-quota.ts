@@ -23,9 +23,9 @@ export type Allowance = {
 };
 
 /**
- * Limits the memory that callers use: a body until it has been forwarded or processed, the output of a command while it
- * runs, a response until the client has read it, and listings and unread input of SSH clients. Neither slow senders nor
- * slow readers nor many concurrent requests can exhaust memory.
+ * Limits the memory that callers use: for bodies until they have been forwarded or processed, the output of running commands,
+ * responses until they have been read, and listings and unread input of SSH clients. Neither slow senders nor slow readers nor many
+ * concurrent requests can exhaust memory.
  */
 export type MemoryQuota = {
   open(caller: string): Allowance;

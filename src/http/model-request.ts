@@ -135,9 +135,9 @@ export function readModelRequest(
 }
 
 /**
- * Members that are not part of the question: they name the caller, give tags, or control how the answer is stored or
- * counted. A retry without a key may differ in them (design 2.7). Each with the one value to which that applies, or null if
- * any value does. docs/clients.md lists them.
+ * Members that are not part of the question: they name the caller, give tags, or control how the answer is stored or counted. A
+ * retry without a key may differ in them (design 2.7). Each with the one value to which that applies, or null for any
+ * (docs/clients.md).
  */
 export const BESIDE_THE_QUESTION: ReadonlyMap<string, unknown> = new Map<string, unknown>([
   ['client_metadata', null],
@@ -234,10 +234,9 @@ function measureTranslated(
 }
 
 /**
- * Bounds a request. Throws the refusal of a request that cannot be priced, and `gateway_unavailable` if the model changed
- * after it was measured. Its body is freed with the returned object. With `cutsNamed`, an output limit set by the caller
- * may be lowered, too. `now` decides how much of the learned bound is left. `headers` are those of the request: some of
- * another API are passed on.
+ * Bounds a request. Throws the refusal of a request that cannot be priced, and `gateway_unavailable` if the model changed after it
+ * was measured. Its body is freed with the returned object. With `cutsNamed`, an output limit set by the caller may be lowered,
+ * too. `now` decides how much of the learned bound is left. Some of `headers` are passed on for another API.
  */
 export function boundRequest(
   model: Model,

@@ -45,7 +45,7 @@ const TYPES: Record<number, string> = {
 
 /**
  * Returns the status of a code. `funds_held` is a 429 here: stock clients wait that out, and never repeat a 402 (design 2.8). A
- * frozen wallet is a 402: agents show its sentence and stop, while of a 403 some report a wrong key.
+ * frozen wallet is a 402: agents show it and stop; some call a 403 a wrong key.
  */
 export function gatewayStatus(code: RefusalCode): number {
   if (code === 'funds_held') return REFUSALS.rate_limited.status;

@@ -21,9 +21,8 @@ function isValue(value: unknown): value is string {
 }
 
 /**
- * Returns the tags in the body of a request to a model: the string members of `metadata`, and the ids of user and session
- * that Claude Code (`metadata.user_id`) and Codex (`prompt_cache_key`) send. Invalid tags are left out: metadata has other
- * uses, with wider limits.
+ * Returns the tags in the body of a request to a model: the string members of `metadata`, and the ids of user and session of Claude
+ * Code (`metadata.user_id`) and Codex (`prompt_cache_key`). Leaves out invalid tags: metadata has wider limits.
  */
 export function tagsOfBody({ metadata, prompt_cache_key: cacheKey }: Record<string, unknown>): Tag[] {
   const tags: Tag[] = [];
@@ -49,10 +48,9 @@ function claudeIds(text: string): Tag[] {
 }
 
 /**
- * Returns the tags of a request as the JSON that is stored with its operation, or null without any: those of the headers
- * `X-Purser-Tag-NAME`, then those of the body, then the session that a client names in a header of its own. The first of
- * each name counts, and the first eight in all. Throws `invalid_request` for a header that is not a valid tag, and for more
- * than eight of them.
+ * Returns the tags of a request as the JSON that is stored with its operation, or null without any: from the headers
+ * `X-Purser-Tag-NAME`, then the body, then the session that a client names in a header of its own. The first of each name counts,
+ * and the first eight in all. Throws `invalid_request` for an invalid tag in a header, and for more than eight of them.
  */
 export function tagsOf(headers: IncomingHttpHeaders, ofBody: readonly Tag[] = []): string | null {
   const tags = tagsOfHeaders(headers);

@@ -31,9 +31,9 @@ type DoorLimits = {
 export const isSecure = (socket: Socket): boolean => (socket as Partial<TLSSocket>).encrypted === true;
 
 /**
- * Creates the listener of an HTTP server that speaks TLS, not yet listening. Connections are passed to the HTTP server once they
- * have TLS. So are those that begin without, in the clear: the server has to refuse them (`isSecure`), which an HTTP client
- * understands, unlike an alert of TLS. A connection that does neither in time is closed.
+ * Creates the listener of an HTTP server that speaks TLS, not yet listening. It passes connections to the HTTP server once they
+ * have TLS. Those that begin in the clear are passed on as well, so that the server refuses them (`isSecure`) in HTTP, which their
+ * client understands. A connection that does neither in time is closed.
  */
 export function openTlsDoor(
   server: HttpServer,

@@ -27,9 +27,9 @@ function failBody(request: IncomingMessage, refusal: Refusal): void {
 }
 
 /**
- * Answers requests that Node's parser cannot read, in the shape of every other refusal, after the answers to earlier
- * requests on the connection. If the body cannot be read, it fails with the refusal, and its reader answers. The connection
- * ends in either case. Returns a function that returns whether nothing more is read from a connection.
+ * Answers requests that Node's parser cannot read like every other refusal, after the answers to earlier requests on the
+ * connection. A body that cannot be read fails with the refusal, and its reader answers. The connection ends in either case.
+ * Returns a function that returns whether nothing more is read from a connection.
  */
 export function answerUnreadable(
   app: Pick<HttpApp, 'events' | 'storage'>,

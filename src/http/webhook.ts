@@ -11,9 +11,9 @@ import { type Env, type HttpApp, requestIdOf } from './endpoint.ts';
 const WEBHOOK_BYTES_MAX = 256 * 1024;
 
 /**
- * Handles `POST /webhooks/stripe`, the payment provider's notifications. They carry no token: the signature over the raw
- * bytes authenticates them, and nothing is parsed before it is verified. Answers 200 only once the change is on disk; the
- * provider sends everything else again.
+ * Handles `POST /webhooks/stripe`, the payment provider's notifications. They carry no token: the signature over the raw bytes
+ * authenticates them, and is verified before any parsing. Answers 200 only once the change is on disk; the provider sends
+ * everything else again.
  */
 export function stripeWebhook(app: HttpApp, payments: Provider): Handler<Env> {
   return async function handle(c: Context<Env>) {

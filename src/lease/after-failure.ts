@@ -13,8 +13,8 @@ const WAIT_SECONDS = 5;
 const AGAIN_MILLISECONDS = 100;
 
 /**
- * Checks a lease because a call into its machine failed: if the machine is gone, the lease begins to end now and not at its next
- * step. Returns why the lease has ended, or is being ended; null if no end is known.
+ * Checks a lease because a call into its machine failed: if the machine is gone, the lease begins to end at once. Returns why the
+ * lease has ended, or is being ended; null if no end is known.
  */
 export async function checkAfterFailure(app: LeaseApp, id: string): Promise<EndReason | null> {
   if (endReasonOf(app, id) === null) await app.inFlight.waitFor(checkOnce(app, id), WAIT_SECONDS);
@@ -22,9 +22,9 @@ export async function checkAfterFailure(app: LeaseApp, id: string): Promise<EndR
 }
 
 /**
- * Checks a lease because a command in it was killed, as commands are when their machine ends. An engine reports the command
- * first and the machine a moment later, so another command is tried: if it does not run, the lease is checked until its
- * machine is known to have ended; after 5 s no further check begins. Returns as `checkAfterFailure` does.
+ * Checks a lease because a command in it was killed, as commands are when their machine ends. An engine reports the command first
+ * and the machine a moment later, so another command is tried: if it does not run, the lease is checked until its machine is known
+ * to have ended; no check begins after 5 s. Returns as `checkAfterFailure` does.
  */
 export async function checkAfterKill(
   app: LeaseApp,

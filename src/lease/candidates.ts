@@ -14,7 +14,7 @@ import { recentEngineOf, refusedBy } from './engine.ts';
 
 /** A backend that has the requested machine, and its quote. All candidates of a create sell it at the same price. */
 type Candidate = ConfiguredBackend & { quote: MachineQuote; engine: Promise<CandidateEngine> };
-/** The identity of a candidate's engine, null where it does not tell; the error where it cannot be asked. */
+/** The identity of a candidate's engine, null where it reports none; the error where it cannot be asked. */
 type CandidateEngine = { identity: string | null } | { error: Error };
 export type Candidates = [Candidate, ...Candidate[]];
 
@@ -22,17 +22,17 @@ export type Candidates = [Candidate, ...Candidate[]];
 const QUOTE_SECONDS = 20;
 
 /**
- * Asks all backends of a slot for a price. Those without the requested machine, or with another price than the first backend that
- * has it, are left out. Returns the others in the order in which they are asked for the machine, with what all of them sell. Throws
- * the most telling refusal, and `lease_limit_exceeded`.
+ * Asks all backends of a slot for a price. Leaves out those without the requested machine, or with another price than the first one
+ * that has it. Returns the others in the order in which they are asked for the machine, with what all of them sell. Throws the most
+ * telling refusal, and `lease_limit_exceeded`.
  */
 export async function candidatesOf(
   app: LeaseApp,
   { fill, backends }: ReturnType<Slots['find']>,
-  asked: Spec,
+  requested: Spec,
 ): Promise<{ candidates: Candidates; spec: Spec; priceHourly: bigint }> {
-  const seconds = asked.max_seconds;
-  const results = await Promise.allSettled(backends.map((it) => askForQuote(app, it, asked)));
+  const seconds = requested.max_seconds;
+  const results = await Promise.allSettled(backends.map((it) => askForQuote(app, it, requested)));
   const quoted = results.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
   const [first] = quoted;
   if (!first) throw mostTelling(results.flatMap((it) => (it.status === 'rejected' ? [it.reason] : [])));
@@ -47,7 +47,7 @@ export async function candidatesOf(
     );
   // If only a part of a backend fails, the backend itself is not in this list: another part may have room.
   const failing = app.outages.list().map(({ unit }) => unit);
-  const candidates = await ordered([one, ...others], fill, asked, ({ slotPath }) => failing.includes(slotPath));
+  const candidates = await ordered([one, ...others], fill, requested, ({ slotPath }) => failing.includes(slotPath));
   return { candidates, spec, priceHourly };
 }
 
@@ -67,7 +67,10 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
   return { ...configured, quote, engine };
 }
 
-/** Returns the identity of a candidate's engine. A step corrects one that is out of date when it finds the machine elsewhere. Never throws. */
+/**
+ * Returns the identity of a candidate's engine. A step corrects one that is out of date when it finds the machine elsewhere. Never
+ * throws.
+ */
 async function askForEngine(app: LeaseApp, backend: Backend): Promise<CandidateEngine> {
   const asking = recentEngineOf(backend, app.clock.now()).then(
     (identity): CandidateEngine => ({ identity: identity ?? null }),
@@ -86,8 +89,8 @@ function mostTelling(refusals: readonly Refusal[]): Refusal {
 }
 
 /**
- * Asks one backend after another until one does not clearly refuse. The row names each backend before it is asked: a machine
- * whose answer was lost is searched for there, and no other backend is asked for one in the meantime.
+ * Asks one backend after another until one does not clearly refuse. The row names each backend before it is asked: a machine whose
+ * answer was lost is searched for there, and no other backend is asked in between.
  */
 export async function askInTurn(
   app: LeaseApp,

@@ -75,7 +75,7 @@ type CreateRequest = Omit<PaidRequest, 'kind'> & {
   waitSeconds?: number | undefined;
   /** True if it waits as long for room where its slot is full. */
   waitsForRoom?: boolean;
-  /** What E2B's wire adds to a lease, where it was ordered by that. */
+  /** The additions of E2B's wire, for a lease that it ordered. */
   sandbox?: SandboxOrder | undefined;
   /** The id of the wallet's snapshot that its machine is made from. */
   snapshotId?: string | undefined;
@@ -149,11 +149,11 @@ const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
 });
 
 /**
- * Creates a prepaid lease: holds the whole price together with the resource's row, asks the backend, and captures the price
- * when the machine is ready. Returns the resource: `running` if it is ready within `answerSeconds`, else in its current
- * state, usually `provisioning`; the backend's create then continues under its driver and the reaper. One that `waitsForRoom` holds
- * nothing while its slot is full, and is tried again in its turn. Throws `provider_not_configured`, `offer_not_found`,
- * `invalid_request`, `lease_limit_exceeded`, `provider_unavailable`, `capacity_unavailable`, `read_only` and PAID_REFUSALS.
+ * Creates a prepaid lease: holds the whole price together with the resource's row, asks the backend, and captures the price when
+ * the machine is ready. Returns the resource: `running` if it is ready within `answerSeconds`, else in its current state, usually
+ * `provisioning`; its driver and the reaper then continue. One that `waitsForRoom` holds nothing while its slot is full, and is
+ * tried again in its turn. Throws `provider_not_configured`, `offer_not_found`, `invalid_request`, `lease_limit_exceeded`,
+ * `provider_unavailable`, `capacity_unavailable`, `read_only` and PAID_REFUSALS.
  */
 export async function createLease(
   app: LeaseApp,
@@ -233,12 +233,17 @@ function begunBy(app: LeaseApp, { walletId, route, idempotencyKey }: Omit<PaidRe
 async function quoteLease(
   app: LeaseApp,
   slot: ReturnType<Slots['find']>,
-  { spec: asked, sandbox, snapshotId, walletId }: Pick<CreateRequest, 'spec' | 'sandbox' | 'snapshotId' | 'walletId'>,
+  {
+    spec: requested,
+    sandbox,
+    snapshotId,
+    walletId,
+  }: Pick<CreateRequest, 'spec' | 'sandbox' | 'snapshotId' | 'walletId'>,
   waiting: Pick<WaitingCreate, 'answerAt' | 'created'>,
 ): Promise<LeaseQuote> {
   const snapshot = snapshotId === undefined ? undefined : snapshotOf(app.ledger.read, walletId, snapshotId);
   const having = snapshot ? backendWith(slot, snapshot) : slot;
-  const { candidates, spec, priceHourly } = await candidatesOf(app, having, asked);
+  const { candidates, spec, priceHourly } = await candidatesOf(app, having, requested);
   const [first] = candidates;
   if (snapshot) refuseSmall(snapshot, first);
   const { backend } = first;
@@ -252,8 +257,8 @@ async function quoteLease(
   return {
     leave: () => app.warm.giveBack(resourceId),
     order: {
-      hold: priceOfSeconds(priceHourly, asked.max_seconds),
-      price: leasePriceSnapshot(priceHourly, asked.max_seconds),
+      hold: priceOfSeconds(priceHourly, requested.max_seconds),
+      price: leasePriceSnapshot(priceHourly, requested.max_seconds),
       subject: first.slot,
       resourceId,
     },
@@ -316,8 +321,8 @@ type WaitingCreate = Waiters<Resource> & {
 };
 
 /**
- * Asks the backend for the machine and records its reference as soon as it is known; holds the lease's lock, so that no
- * step comes between. A machine that was made is not settled here: its lease captures the price when it is ready.
+ * Asks the backend for the machine and records its reference once it is known. Holds the lease's lock, so that no step comes
+ * between. Settles nothing for a made machine: its lease captures the price when it is ready.
  */
 async function startLease(
   app: LeaseApp,
@@ -405,9 +410,8 @@ async function untilReady(app: LeaseApp, id: string, answerAt: number): Promise<
 }
 
 /**
- * Returns the resource as the answer of its create. An uncaptured price may still be released, so the fact that it was
- * answered 200 is written first; its key then rents no second machine (design 2.7). Throws a refusal if it was already
- * released.
+ * Returns the resource as the answer of its create. An uncaptured price may still be released, so the answer is recorded first: its
+ * key then rents no second machine (design 2.7). Throws a refusal after a release.
  */
 async function answered(app: LeaseApp, { id, operationId }: Resource): Promise<Resource> {
   const { outcome, answeredAt } = operationOf(app.ledger.read, operationId);

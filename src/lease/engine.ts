@@ -2,8 +2,8 @@ import type { Backend } from '../compute/backend.ts';
 import type { Resource } from '../ledger/resource.ts';
 
 /**
- * Which engine a machine is on (docs/decisions/0080). Another engine may answer at an address than before: on another machine, or
- * behind an address that moved. What it does not have proves nothing about the one that was asked for the machine.
+ * The engine of a machine (docs/decisions/0080). Another engine may answer at an address than before: on another machine, or behind
+ * an address that moved. A machine missing there may still exist at the engine that was asked for it.
  */
 
 /** Seconds for which an answer will do where a wrong one is corrected later. */
@@ -12,7 +12,7 @@ const KEPT_SECONDS = 60;
 type KnownIdentity = { identity: string | undefined; at: number };
 const lastKnown = new WeakMap<Backend, KnownIdentity>();
 
-/** Returns the identity of the engine that answers now; undefined where there is only one, or it does not tell. */
+/** Returns the identity of the engine that answers now; undefined where there is only one, or it reports none. */
 export async function engineOf(backend: Backend): Promise<string | undefined> {
   const identity = await backend.identity?.();
   if (lastKnown.get(backend)?.identity !== identity) lastKnown.delete(backend);

@@ -51,11 +51,11 @@ const extendWrites = definePaidWrites<ExtensionTerms>('compute_extend', {
 const RETRY_SECONDS = 10;
 
 /**
- * Prepays more seconds on a running lease, as an operation of its own. Records the absolute new deadline, so that an
- * uncertain extension is resolved by reading the backend's deadline. Holds the lease's lock from hold to settlement, so that
- * each extension starts where the one before it ended. Throws `extension_not_supported`, `provider_not_configured`,
- * `resource_not_active`, `lease_limit_exceeded`, `read_only`, `operation_uncertain`, and PAID_REFUSALS. A step of a keep
- * also throws `conflict` when the keep or the lease has changed, and an exact one when the lease has.
+ * Prepays more seconds on a running lease, as an operation of its own. Records the absolute new deadline, so that an uncertain
+ * extension is resolved by the backend's deadline. Holds the lease's lock from hold to settlement, so that each extension starts
+ * where the one before it ended. Throws `extension_not_supported`, `provider_not_configured`, `resource_not_active`,
+ * `lease_limit_exceeded`, `read_only`, `operation_uncertain`, and PAID_REFUSALS. A step of a keep also throws `conflict` when the
+ * keep or the lease has changed, and an exact one when the lease has.
  */
 export function extendLease(
   app: LeaseApp,

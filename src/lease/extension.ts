@@ -78,8 +78,8 @@ export function extensionOutcome(operation: Operation, result: ExtensionResult):
 }
 
 /**
- * Releases an extension whose lease no longer runs (design, section 7), or is being ended because its time was over: its deadline
- * was not seen moved in time, and a later move is of no use, since its machine is being destroyed.
+ * Releases an extension whose lease no longer runs (design, section 7), or ends because its time was over: its deadline was not
+ * seen moved in time, and a later move is useless for a machine that is being destroyed.
  */
 export function judgeExtension<O extends Outcome<Buffer | null>>(
   tx: Tx,
@@ -126,8 +126,8 @@ function applyResolution(tx: Tx, operation: Operation, now: number): void {
 }
 
 /**
- * Moves the end of a lease to the target of its extension, which has just been charged, by at most the extension's own seconds:
- * since its hold the clock may have been set back, and the end of the lease with it, but not the target.
+ * Moves the end of a lease to the target of its extension, which has just been charged, by at most the extension's seconds: since
+ * its hold the clock may have been set back, with the lease's end but not the target.
  */
 export function applyExtension(tx: Tx, operation: Operation): Resource {
   const row = findResource(tx, operation.resourceId as string) as Resource;

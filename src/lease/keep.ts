@@ -50,9 +50,8 @@ export const createKeepMemory = (): KeepMemory => ({ readings: new Map(), checks
 export type KeepApp = LeaseApp & { config: Pick<Config, 'keep'>; keeps: KeepMemory };
 
 /**
- * Begins to keep a lease while it is busy and ends its earlier keep, if any; with `extendSeconds` 0 it only ends that one.
- * Moves no money: each step is an extension of its own. Throws `extension_not_supported`, `provider_not_configured`, and the
- * refusals of `changeKeep`.
+ * Begins to keep a lease while it is busy, in place of its earlier keep; `extendSeconds` 0 only ends that one. Moves no money: each
+ * step is an extension. Throws `extension_not_supported`, `provider_not_configured`, and the refusals of `changeKeep`.
  */
 export async function keepLease(app: LeaseApp, resource: Resource, order: KeepOrder): Promise<{ replayed: boolean }> {
   if (!canExtend(resource.slot)) throw new Refusal('extension_not_supported');

@@ -6,7 +6,7 @@ import { elsewhere, lookAt, recentEngineOf } from './engine.ts';
 import { isPaused } from './pausing.ts';
 import { noteUsage } from './usage.ts';
 
-// What the backend of a lease says of its machine. What follows from that is decided in step.ts.
+// The backend's view of a lease's machine. step.ts decides what follows from it.
 
 /**
  * The states of a lease that has not ended, derived from its row by `stateOf`:
@@ -19,9 +19,9 @@ import { noteUsage } from './usage.ts';
 export type LeaseState = 'searching' | 'starting' | 'running' | 'paused' | 'ending';
 
 /**
- * The backend's report on a lease's machine. `missing` is an absence that is not proven yet (see
- * `Backend.absence`), `absent` a proven one; an `ended` machine still has to be destroyed; `unreachable` covers every
- * failure to find out; `elsewhere` is the absence from another engine than the one that was asked for the machine.
+ * The backend's report on a lease's machine. `missing` is an absence that is not proven yet (see `Backend.absence`), `absent` a
+ * proven one; an `ended` machine still has to be destroyed; `unreachable` covers every failure to find out; `elsewhere` is an
+ * absence at another engine than the one that was asked for the machine.
  */
 export type Finding = 'unreachable' | 'elsewhere' | 'missing' | 'absent' | 'starting' | 'running' | 'ended';
 
@@ -46,7 +46,7 @@ export type Observed = {
   machines: Machine[];
   /** The error, if the finding is `unreachable` or `elsewhere`. */
   error?: Error;
-  /** The engine that has the machine, if it is not the one in the row; null where it does not tell. */
+  /** The engine that has the machine, if it is not the one in the row; null where it reports none. */
   engine?: string | null;
   /** The empty lists so far, this one included, if it was searched for by its tag. */
   absence?: Absence;
@@ -54,8 +54,8 @@ export type Observed = {
 type Absence = Pick<Resource, 'absentSince' | 'absentCount'>;
 
 /**
- * Observes the machine, at the engine that was asked for it: only that one proves an absence, and another one is asked to destroy
- * nothing. A machine that another engine has is there, wherever the row says that it is. Throws when an engine cannot be asked.
+ * Observes the machine, at the engine that was asked for it: only that one proves an absence, and no other is asked to
+ * destroy anything. A machine that another engine has exists, wherever its row locates it. Throws when an engine cannot be asked.
  */
 export async function observe(app: LeaseApp, backend: Backend, row: Resource): Promise<Observed> {
   const state = stateOf(row);
@@ -82,7 +82,7 @@ export async function observe(app: LeaseApp, backend: Backend, row: Resource): P
   return { ...seen, finding: 'elsewhere', error: new Error(elsewhere(row, engine)) };
 }
 
-/** Returns whether a running machine seems to be on another engine than its row says. Where that cannot be told, it does not. */
+/** Returns whether a running machine seems to be on another engine than its row names. False where that is not known. */
 async function isOfAnother({ clock }: LeaseApp, backend: Backend, { engine }: Resource): Promise<boolean> {
   const recent = await recentEngineOf(backend, clock.now()).catch(() => undefined);
   return recent !== undefined && recent !== engine;
@@ -91,9 +91,8 @@ async function isOfAnother({ clock }: LeaseApp, backend: Backend, { engine }: Re
 /** Observes the machine, by the state of its lease. Throws when the backend cannot be asked. */
 const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resource) => Promise<Observed>> = {
   /**
-   * Queries by tag: an uncertain create may have left one machine, several, or none. The row names the backend that was
-   * asked last, and its answers prove an absence. The slot's others are asked as well: a row that comes from a backup may name
-   * one that refused.
+   * Queries by tag: an uncertain create may have left one machine, several, or none. The row names the backend that was asked last,
+   * whose answers prove an absence. The slot's others are asked as well: a row from a backup may name one that refused.
    */
   async searching(app, backend, row) {
     const askedAt = app.clock.now();
@@ -130,8 +129,8 @@ const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resourc
 
 type MachineFinding = { backend: Backend; machines: Machine[] };
 /**
- * Returns the machines with the tag of a lease whose reference is not known: those of the backend that its row names, or
- * else of another of its slot. Throws when the former cannot be asked; failures of the others are ignored.
+ * Returns the machines with the tag of a lease without a known reference: those of the backend that its row names, or else of
+ * another of its slot. Throws when the former cannot be asked; ignores failures of the others.
  */
 export async function findByTag(app: LeaseApp, named: Backend, { slot, tag }: Resource): Promise<MachineFinding> {
   const own: MachineFinding = { backend: named, machines: await named.find(tag) };
@@ -154,8 +153,7 @@ const findingOf = ({ state }: Machine): 'starting' | 'running' | 'ended' =>
 
 /**
  * Counts the empty lists that prove an absence, including the one that was requested at `askedAt` and answered `now`. List n + 1
- * counts only if it was requested n × `apartSeconds` or more after the answer to the first: a late answer may describe the time of
- * its request.
+ * counts if it was requested n × `apartSeconds` or more after the answer to the first: a late answer may be old.
  */
 function countedAbsence(row: Resource, { absence }: Backend, askedAt: number, now: number): Absence {
   const absentSince = row.absentSince ?? now;

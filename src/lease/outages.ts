@@ -1,4 +1,4 @@
-/** While a backend fails, one of its leases is tried this often, so that its return is noticed; the others back off. */
+/** The interval at which one lease of a failing backend is tried, so that its return is noticed; the others back off. */
 const PROBE_SECONDS = 10;
 /** Shortest time between two wake-ups, and from the first failure to the first wake-up: before that the back-off is short anyway. */
 const WAKE_APART_SECONDS = 10;
@@ -11,14 +11,14 @@ const LOG_APART_SECONDS = 600;
  */
 export type Outages = {
   /**
-   * Records a failed step of a lease that would be retried after `delay` seconds. Returns the delay to use, and whether
-   * the failure is worth a log line: the first of a unit, then one every ten minutes or when twice as many leases fail.
+   * Records a failed step of a lease that would be retried after `delay` seconds. Returns the delay to use, and whether to log the
+   * failure: a unit's first, then one every ten minutes or when twice as many leases fail.
    */
   failed(unit: string, id: string, delay: number, now: number): { delay: number; isNews: boolean };
   /**
-   * Records that the backend answered for a lease. Returns whether leases of that unit that back off are to be woken, and
-   * the units where no lease fails any more, with how long they had failed. Where the lease failed before its part was
-   * known, that is the whole backend.
+   * Records that the backend answered for a lease. Returns whether backed-off leases of that unit are to be woken, and the units
+   * where no lease fails any more, with the length of their failure. A lease that failed before its part was known counts for the
+   * whole backend.
    */
   answered(unit: string, id: string, now: number): { wake: boolean; recovered: { unit: string; seconds: number }[] };
   /** Returns where leases fail, since when, and how many; with `at`, only there and at its parts. */

@@ -148,11 +148,11 @@ async function leaveInDoubt(app: LeaseApp, row: Resource, reason: string): Promi
 }
 
 /**
- * Pauses a running lease: its processes are stopped and its processors given back, and the paid time that it has left is kept until it
+ * Pauses a running lease: its processes are stopped and its processors given back, and the rest of its paid time is kept until it
  * is resumed, at most until its wallet expires. Returns the lease, also where it is paused already: that pause then ends with the
- * wallet as it is now. Throws `resource_not_active`, `invalid_request` where it cannot be paused, `lease_limit_exceeded` where a pause
- * would keep nothing, `provider_unavailable` where it runs on, `operation_uncertain`, `read_only`, and the refusals of an inactive
- * wallet.
+ * wallet as it is now. Throws `resource_not_active`, `invalid_request` where it cannot be paused, `lease_limit_exceeded` where a
+ * pause would keep nothing, `provider_unavailable` where it runs on, `operation_uncertain`, `read_only`, and the refusals of an
+ * inactive wallet.
  */
 export function pauseLease(app: LeaseApp, id: string): Promise<Resource> {
   return alone(app, id, async () => {
@@ -198,7 +198,7 @@ async function untilCut(app: LeaseApp, id: string): Promise<void> {
 }
 
 /**
- * Resumes a paused lease: it ends after the paid time that it had left, at most when its wallet expires. Returns the lease, also where
+ * Resumes a paused lease, which ends after its remaining paid time, at most when its wallet expires. Returns the lease, also where
  * it runs already. Throws `capacity_unavailable` where its processors are taken, and as `pauseLease` does; then it stays paused.
  */
 export function resumeLease(app: LeaseApp, id: string): Promise<Resource> {

@@ -31,7 +31,7 @@ export const isPaused = ({ status }: Pick<Resource, 'status'>): boolean =>
 export const shownStatus = ({ status }: Pick<Resource, 'status'>) =>
   status === 'pausing' || status === 'resuming' ? 'paused' : status;
 
-/** Says that a lease does not run; of one that is paused also how to resume it. */
+/** Returns the message for a lease that does not run; for a paused one with the way to resume it. */
 export const notRunning = (it: Pick<Resource, 'id' | 'status'>): string =>
   isPaused(it)
     ? `The resource is paused. Resume it first: POST /v1/compute/resume {"id": "${it.id}"}.`
@@ -41,7 +41,10 @@ export const notRunning = (it: Pick<Resource, 'id' | 'status'>): string =>
 export const endOf = (row: Resource): number =>
   row.status === 'pausing' || row.status === 'resuming' ? resumedUntil(row, row.pausedAt as number) : row.expiresAt;
 
-/** Returns the pause of a lease's backend. Throws `invalid_request` where its machine cannot be paused, and `provider_not_configured`. */
+/**
+ * Returns the pause of a lease's backend. Throws `invalid_request` where its machine cannot be paused, and
+ * `provider_not_configured`.
+ */
 export function pausingOf(app: LeaseApp, row: Resource): Pausing {
   const backend = app.slots.backendOf(row);
   if (!backend) throw new Refusal('provider_not_configured');
@@ -65,8 +68,8 @@ export const running = (expiresAt: number) =>
   }) satisfies ResourceChange;
 
 /**
- * Finishes what a dead process, or a call of unknown outcome, left of a pause or of a resumption, by the deadline that the machine has.
- * Returns the change of the row; undefined where there is nothing to finish. Throws when the engine cannot be asked.
+ * Finishes what a dead process, or a call of unknown outcome, left of a pause or a resumption, by the machine's deadline. Returns
+ * the row's change; undefined where nothing is to be finished. Throws when the engine cannot be asked.
  */
 export async function finishPause(app: LeaseApp, row: Resource, machine: Machine): Promise<ResourceChange | undefined> {
   if (row.status !== 'pausing' && row.status !== 'resuming') return undefined;
@@ -84,9 +87,9 @@ export async function finishPause(app: LeaseApp, row: Resource, machine: Machine
 }
 
 /**
- * Has a paused lease end when its wallet ends now: that was prolonged, or brought back with the clock. Moves the machine's deadline and
- * returns the change of the row; undefined where they agree, and for a lease in quarantine. Throws when the machine does not take it,
- * and `provider_not_configured`.
+ * Has a paused lease end when its wallet, prolonged or brought back with the clock, ends now. Moves the machine's deadline and
+ * returns the change of the row; undefined where they agree, and in quarantine. Throws when the machine refuses it, and
+ * `provider_not_configured`.
  */
 export async function followWallet(app: LeaseApp, row: Resource): Promise<ResourceChange | undefined> {
   if (row.status !== 'paused' || row.quarantinedAt !== null || app.clock.expiryBlocked()) return undefined;

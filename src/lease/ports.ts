@@ -21,9 +21,9 @@ type PortsApp = LeaseApp & {
 /** The connections to ports of leases, over HTTP and over SSH. */
 export type Ports = {
   /**
-   * Connects to a port on loopback inside a lease. The stream is destroyed when the lease ends or its wallet may not use it
-   * any more. Throws `resource_not_active` for a lease that does not run, `read_only` while the server stops, `rate_limited`
-   * at the limits of connections and of memory, `port_unreachable`, `provider_not_configured` and `provider_unavailable`.
+   * Connects to a port on loopback inside a lease. The stream is destroyed when the lease ends or its wallet may not use it any
+   * more. Throws `resource_not_active` for a lease that does not run, `read_only` while the server stops, `rate_limited` at the
+   * limits of connections and of memory, `port_unreachable`, `provider_not_configured` and `provider_unavailable`.
    */
   connect(resourceId: string, port: number): Promise<Duplex>;
   /** The number of open connections. */

@@ -18,8 +18,8 @@ export const REPORT_ONLY = 'this installation only reports until the operator ru
 
 /**
  * Begins the report-only state: no machine is destroyed that these books may not own. After a restore, an accepted loss or on
- * another machine they may be a copy, and the machines production's (docs/decisions/0010). Live leases are quarantined; later
- * ones are certainly ours. A second reason does not replace the first.
+ * another machine they may be a copy, and the machines production's (docs/decisions/0010). Live leases are quarantined; later ones
+ * are certainly ours. A second reason does not replace the first.
  */
 export function beginReportOnly(tx: Tx, reason: string, now: number): void {
   if (!reportOnlyOf(tx)) setReportOnly(tx, { since: now, reason });
@@ -48,20 +48,25 @@ export const beginNewEpoch = defineWrite(
   },
 );
 
-type RecordedLocation = { place: BooksLocation; move: BooksMove | undefined; because: string | undefined; now: number };
+type RecordedLocation = {
+  location: BooksLocation;
+  move: BooksMove | undefined;
+  because: string | undefined;
+  now: number;
+};
 /** Records where this installation runs. Begins the report-only state for the reason `because`, if there is one. */
 export const recordLocation = defineWrite(
   'installation.place',
-  (tx, { place, move, because, now }: RecordedLocation) => {
-    setLocation(tx, place, move, now);
+  (tx, { location, move, because, now }: RecordedLocation) => {
+    setLocation(tx, location, move, now);
     if (because !== undefined) beginReportOnly(tx, because, now);
   },
 );
 
 /**
- * Returns why books on another machine than at the last start may only report, or undefined. A disk that moved has the same file;
- * a copy has another one, and the original may have been served since. Leases whose engine is not known would be taken for gone
- * where another engine answers.
+ * Returns why books on another machine than at the last start may only report, or undefined. A disk that moved has the same file; a
+ * copy has another one, and the original may have been served since. Another engine would make leases whose engine is not known
+ * appear gone.
  */
 export function whyReportMoved(read: Reader, known: BooksLocation, now: BooksLocation): string | undefined {
   const moved = 'this is another machine than at the last start';

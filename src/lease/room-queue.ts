@@ -37,7 +37,7 @@ type RoomTurn = {
 
 /**
  * The lines of creates that wait for room: one for each slot. First come, first served among those for which there is room: a large
- * machine that does not fit keeps nobody from a small one.
+ * machine that does not fit does not delay a small one.
  */
 export type RoomQueue = {
   /** Returns whether creates wait for machines of this kind. */
@@ -222,9 +222,9 @@ export function createRoomQueue(
 const triedAs = ({ walletId, machine }: RoomWaiter) => `${walletId} ${machine}`;
 
 /**
- * Makes a create that waits for room: repeats `attempt` in the create's turn while the slot is full, until `answerAt`. `isFull` returns
- * whether an error is the refusal of a full slot, after which nothing is held. The first attempt `isBehind` those who wait for such a
- * machine. An attempt calls `created` when it has its machine, which may be long before that runs.
+ * Makes a create that waits for room: repeats `attempt` in the create's turn while the slot is full, until `answerAt`. `isFull`
+ * returns whether an error is the refusal of a full slot, after which nothing is held. The first attempt `isBehind` those who wait
+ * for such a machine. An attempt calls `created` when it has its machine, which may be long before that runs.
  */
 export async function inTurn<A>(
   queue: RoomQueue,

@@ -31,8 +31,8 @@ type LeaseSecrets = {
 };
 
 /**
- * Creates the secrets of leases. Placeholders and authorities are derived from the master key of the wallet, so that they are the
- * same after a restart and stored nowhere, and those of one lease say nothing of another's.
+ * Creates the secrets of leases. Placeholders and authorities are derived from the master key of the wallet: they are the same
+ * after a restart and stored nowhere, and those of one lease reveal nothing of another's.
  */
 export function createLeaseSecrets(app: SecretsApp): LeaseSecrets {
   const authorities = new Map<string, Authority>();

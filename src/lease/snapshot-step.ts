@@ -38,8 +38,8 @@ const FROZEN_SECONDS = 7 * DAY_SECONDS;
 /** The states of a snapshot that has not ended, as its row has them. */
 export type SnapshotState = 'taking' | 'ready' | 'deleting';
 /**
- * The finding of its engine: `unreachable` is every failure to find out, also where another engine answers than the one that has it. What
- * is to go is removed before it is looked for.
+ * The finding of its engine: `unreachable` is every failure to find out, also where another engine answers than the one that has
+ * it. What is to go is removed before it is looked for.
  */
 export type SnapshotFinding = 'unreachable' | 'absent' | 'there';
 
@@ -59,7 +59,10 @@ export const SNAPSHOT_ACTIONS: Record<SnapshotState, Record<SnapshotFinding, Sna
   deleting: { unreachable: backOff, absent: end, there: tryAgain },
 };
 
-/** Takes the next step of a snapshot, serialized with every other step of it. Waiting callers share one. Throws what cannot be written. */
+/**
+ * Takes the next step of a snapshot, serialized with every other step of it. Waiting callers share one. Throws what cannot be
+ * written.
+ */
 export function advanceSnapshot(app: LeaseApp, id: string): Promise<Snapshot> {
   return app.leaseMutex.shared(id, async () => {
     const row = findSnapshot(app.ledger.read, id);
@@ -76,7 +79,7 @@ export function advanceSnapshot(app: LeaseApp, id: string): Promise<Snapshot> {
 async function step(app: LeaseApp, row: Snapshot): Promise<Snapshot> {
   const state = row.status as SnapshotState;
   if (reportOnlyOf(app.ledger.read)) return note(app, row, WATCH_SECONDS, REPORT_ONLY);
-  // The end of a day, and with it what is charged, follows from the time. What a take has stopped goes on whatever that is.
+  // The end of a day, and its charge, follow from the time alone. Processes that a take has stopped are resumed in any case.
   if (state !== 'deleting' && app.clock.expiryBlocked()) {
     if (state === 'taking') await letRun(app, row).catch(() => {}); // The next pass tries again.
     return row;
@@ -108,8 +111,7 @@ function engineOfSnapshot(app: LeaseApp, row: Snapshot): { backend: Backend; sna
 }
 
 /**
- * Lets the lease go on that a take which broke off may have stopped, unless it is in quarantine. Throws when the engine cannot be
- * asked.
+ * Resumes the lease that an interrupted take may have stopped, unless it is in quarantine. Throws when the engine cannot be asked.
  */
 export async function letRun(app: LeaseApp, row: Snapshot): Promise<void> {
   const { snapshots } = engineOfSnapshot(app, row);
@@ -156,8 +158,8 @@ async function removeFrom({ app, row }: ObservedSnapshot): Promise<void> {
 }
 
 /**
- * Gives the money of a snapshot back that was never taken, once a lost call can be expected to be over. A part of it may be there: a copy
- * that has no size yet.
+ * Gives the money of a snapshot back that was never taken, once a lost call can be expected to be over. A part of it may be there:
+ * a copy that has no size yet.
  */
 async function failWhenSure(observed: ObservedSnapshot): Promise<Snapshot> {
   const { app, row } = observed;
@@ -204,7 +206,7 @@ async function settle(app: LeaseApp, row: Snapshot, outcome: Parameters<typeof s
   return written;
 }
 
-/** Pays for the day that has begun. A snapshot that nobody pays for has to go. */
+/** Pays for the day that has begun. A snapshot that no wallet pays for has to go. */
 async function payWhenDue({ app, row }: ObservedSnapshot): Promise<Snapshot> {
   const now = app.clock.now();
   const { id } = row;
@@ -229,8 +231,8 @@ async function payWhenDue({ app, row }: ObservedSnapshot): Promise<Snapshot> {
 }
 
 /**
- * Returns the seconds after the end of its paid time for which a snapshot waits, by the refusal of its day. No disk is lost for what
- * its owner cannot help and the operator undoes: days that pass unpaid are not charged later.
+ * Returns the seconds for which an unpaid snapshot waits, by the refusal of its day. No disk is lost for what its owner cannot help
+ * and the operator undoes; days that pass unpaid are not charged later.
  */
 function patienceWith({ code }: Refusal): number {
   if (code === 'read_only') return Number.POSITIVE_INFINITY;
@@ -243,7 +245,7 @@ async function end({ app, row }: ObservedSnapshot): Promise<Snapshot> {
   return app.ledger.write(endSnapshot, { id: row.id, now: app.clock.now() });
 }
 
-/** Its engine has not removed it yet. */
+/** The engine has not removed it yet. */
 async function tryAgain({ app, row }: ObservedSnapshot): Promise<Snapshot> {
   return note(app, row, SOON_SECONDS);
 }

@@ -82,8 +82,8 @@ type SnapshotRequest = Omit<PaidRequest, 'kind'> & { resource: Resource };
 
 /**
  * Takes a snapshot of a lease that runs or is paused: holds the price of a day for the whole disk together with the snapshot's row,
- * asks the engine, and charges the day for what the snapshot takes. Holds the lease's lock meanwhile, so that its machine stays as
- * it is. Throws `invalid_request`, `provider_not_configured`, `resource_not_active`, `lease_limit_exceeded`, `capacity_unavailable`,
+ * asks the engine, and charges the day for the bytes taken. Holds the lease's lock, so that its machine stays as it is. Throws
+ * `invalid_request`, `provider_not_configured`, `resource_not_active`, `lease_limit_exceeded`, `capacity_unavailable`,
  * `provider_unavailable` and PAID_REFUSALS.
  */
 export function takeSnapshot(app: LeaseApp, { resource, ...request }: SnapshotRequest): Promise<Answered<Snapshot>> {
@@ -180,7 +180,7 @@ async function take(app: LeaseApp, snapshots: Snapshots, order: NewSnapshot): Pr
 }
 
 /**
- * Removes a snapshot, without a refund of the day that has begun. Notes that it is to go at once, and waits for one step, at most
+ * Removes a snapshot, without a refund of the day that has begun. Records the removal, and waits for one step, at most
  * `close_wait_seconds`; the reaper continues. Idempotent. Throws `read_only` while these books may be a copy.
  */
 export async function removeSnapshot(app: LeaseApp, id: string): Promise<Snapshot> {

@@ -110,8 +110,8 @@ export function advance(app: LeaseApp, id: string): Promise<Resource> {
 }
 
 /**
- * Takes steps until none is due at once. Each starts from the rows alone, so that any step can be repeated after a
- * crash. A failed step is recorded on the row and retried later; throws only if that cannot be written either.
+ * Takes steps until none is due at once. Each starts from the rows alone, so that it can be repeated after a crash. A failed step
+ * is recorded on the row and retried later; throws only if that write fails.
  */
 async function takeSteps(app: LeaseApp, id: string): Promise<Resource> {
   for (;;) {
@@ -321,9 +321,9 @@ async function tighten(app: LeaseApp, backend: Backend, row: Resource) {
   let [last, longest] = [0, 0];
   for (let tries = TIGHTEN_COUNT; tries > 0; tries--) {
     const isLastTry = tries === 1;
-    const askedAt = app.clock.now();
+    const calledAt = app.clock.now();
     // Never after `readyBy`, which was checked against the wallet's expiry and the offer's end.
-    const readyAt = Math.min(askedAt + (isLastTry ? 2 * longest : last), row.readyBy);
+    const readyAt = Math.min(calledAt + (isLastTry ? 2 * longest : last), row.readyBy);
     const expiresAt = readyAt + row.purchasedSeconds;
     const tightened = await backend.extend(row.ref as string, expiresAt);
     if (tightened.kind !== 'done') throw new Error(`the backend did not accept the deadline: ${tightened.reason}`);
@@ -333,7 +333,7 @@ async function tighten(app: LeaseApp, backend: Backend, row: Resource) {
     // A lease that has to end is not captured, so its machine is not kept alive for another call.
     if ((!isLate && !isEarly) || whyToEnd(app, findResource(app.ledger.read, row.id) as Resource) !== null)
       return { readyAt, expiresAt };
-    last = now - askedAt;
+    last = now - calledAt;
     longest = Math.max(longest, last);
   }
   throw new Error(`the backend took ${longest} s to set the deadline`);

@@ -11,8 +11,8 @@ function missedBy(resource: Resource, slots: Slots): string | undefined {
 
 /**
  * Throws when a backend with live resources is missing from the configuration (design, section 7): no step could end them, and
- * another backend would count a lease that it does not find as gone. The message names what is missing, which resources need it,
- * and the remedies. Makes no external calls.
+ * another backend would count a lease that it does not find as gone. The message names the missing backends, their resources, and
+ * the remedies. Makes no external calls.
  */
 export function refuseStranded(read: Reader, slots: Slots): void {
   const missing = new Map<string, string[]>();

@@ -16,18 +16,18 @@ type Orphan = Owned & { destroyed: boolean };
  * State of one sweep over all backends. Two slots may share an engine, so machines already seen are skipped. With
  * `showAll`, machines that are spared for their age, or that the backend may not end, are reported as well.
  */
-export type SweepPass = { showAll: boolean; seen: Set<string>; killsLeft: number };
+export type SweepPass = { showAll: boolean; seen: Set<string>; remainingKills: number };
 /** Starts a sweep. With `report` it destroys nothing. */
 export const newPass = ({ report = false, showAll = false } = {}): SweepPass => ({
   showAll,
   seen: new Set(),
-  killsLeft: report ? 0 : KILL_COUNT_MAX,
+  remainingKills: report ? 0 : KILL_COUNT_MAX,
 });
 
 /**
- * Lists the backend's machines and snapshots with this installation's tag and destroys those that no live row knows (design, section 7): only
- * machines older than a grace period, only a few per sweep, nothing if the list failed or is partial, and nothing while the
- * installation is in report-only mode. Machines without the tag that the backend may end are treated the same.
+ * Lists the backend's machines and snapshots with this installation's tag and destroys those that no live row knows (design,
+ * section 7): only machines older than a grace period, only a few per sweep, nothing if the list failed or is partial, and nothing
+ * in report-only mode. Machines without the tag that the backend may end are treated the same.
  */
 export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: SweepPass): Promise<Orphan[]> {
   const prefix = tagPrefix(app.installationId);
@@ -54,8 +54,8 @@ export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: 
     const isYoung = now - it.createdAt < GRACE_SECONDS;
     if ((isYoung && !pass.showAll) || pass.seen.has(name)) return;
     pass.seen.add(name);
-    const spared = !end || isYoung || pass.killsLeft <= 0 || reportOnlyOf(app.ledger.read) !== undefined;
-    if (!spared) pass.killsLeft--;
+    const spared = !end || isYoung || pass.remainingKills <= 0 || reportOnlyOf(app.ledger.read) !== undefined;
+    if (!spared) pass.remainingKills--;
     orphans.push({ ...it, destroyed: !spared && (await destroy(app, backend, it, end)) });
   }
 
@@ -75,8 +75,8 @@ export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: 
 }
 
 /**
- * Returns whether another copy of these books made a machine or a snapshot, since they moved to this machine or the operator looked: each
- * has a row before it is made, and rows stay.
+ * Returns whether another copy of these books made a machine or a snapshot, since they moved to this machine or the operator
+ * looked: each has a row before it is made, and rows stay.
  */
 function isOfAnotherCopy(
   { ledger: { read }, installationId }: LeaseApp,

@@ -12,7 +12,7 @@ export type Warm = {
   /** The machine, as `machineOf` names it. */
   machine: string;
   spec: Spec;
-  /** The identity of its engine; null where that does not tell. */
+  /** The identity of its engine; null where that reports none. */
   engine: string | null;
   ref: Ref | undefined;
   /** Unix seconds. */

@@ -14,9 +14,9 @@ import type { RoomQueue } from './room-queue.ts';
 import { machineOf, openWarmRoster, type Warm, type WarmRoster } from './warm-roster.ts';
 
 /**
- * Warm machines: made before anyone asks for them, each under the id of the lease that it may become, so that its tag is that of the
- * lease. Nothing of a tenant has been inside. A file lists their ids before they are made, as the row of a lease is written before its
- * machine is: a later process ends those that have become no lease.
+ * Warm machines: made in advance, each under the id of the lease that it may become, so that its tag is that of the lease. Nothing
+ * of a tenant has been inside. A file lists their ids before they are made, as the row of a lease is written before its machine is:
+ * a later process ends those that have become no lease.
  */
 
 /** The deadline of a warm machine, in seconds from when it was set: it is moved while the server runs. */
@@ -24,7 +24,9 @@ const LIFE_SECONDS = 3600;
 /** A machine with less time left gets a new deadline, and one with less than the second is not leased. */
 const RENEW_SECONDS = 1800;
 const LEASE_SECONDS = 300;
-/** Delay until another is made after one could not be, has ended, or had to make room; and until a failing pass is told again. */
+/**
+ * Delay until another is made after one could not be, has ended, or had to make room; and until a failing pass is reported again.
+ */
 const RETRY_SECONDS = 60;
 /** Delay until another is made after one was leased, whose first command would wait for the engine otherwise. */
 const REFILL_SECONDS = 2;
@@ -58,8 +60,8 @@ export type WarmPool = {
   /** Gives back a machine that was taken for a lease which was refused. */
   giveBack(id: string): void;
   /**
-   * Hands the machine over to its lease, whose row is written. Returns undefined if there is none, and nothing with the lease's tag;
-   * one that is not `fit` for the lease is ended. Throws where that cannot be told.
+   * Hands the machine over to its lease, whose row is written. Returns undefined if there is none, and nothing with the lease's
+   * tag; one that is not `fit` for the lease is ended. Throws where that is not known.
    */
   lease(backend: Backend, id: string, fit: boolean): Promise<(Created & { kind: 'created' }) | undefined>;
   /**
@@ -82,8 +84,8 @@ type Context = {
   roster: WarmRoster;
   /** Unix seconds from which another machine of a spec is tried. */
   retryAt: Map<Spec, number>;
-  /** Unix seconds at which a backend's failing pass was last told. */
-  toldAt: Map<Backend, number>;
+  /** Unix seconds at which a backend's failing pass was last reported. */
+  notifiedAt: Map<Backend, number>;
   isStopped: boolean;
 };
 
@@ -96,7 +98,7 @@ const failed = ({ app }: Context, { slot, backend }: ConfiguredBackend, error: u
 const leave = ({ app, roster }: Context, it: Warm) => roster.leave(it, app.clock.now() + SEARCH_SECONDS);
 const retryLater = ({ app, retryAt }: Context, spec: Spec) => retryAt.set(spec, app.clock.now() + RETRY_SECONDS);
 
-/** Does something about a machine while nobody else may. It is `starting` afterwards unless `work` says otherwise. */
+/** Works on a machine, which is `busy` for others. Its state is `starting` afterwards unless `work` returns another. */
 function busyWith(context: Context, it: Warm, work: () => Promise<Warm['state'] | undefined>): Promise<void> {
   it.state = 'busy';
   const settled = work()
@@ -173,7 +175,7 @@ async function renew({ app }: Context, it: Warm): Promise<'ready'> {
 }
 
 /** Ends the machines that have to end, until none has been found for a while. */
-async function endLeft(context: Context, { slot, backend }: ConfiguredBackend): Promise<void> {
+async function endLeftovers(context: Context, { slot, backend }: ConfiguredBackend): Promise<void> {
   const { app, roster } = context;
   for (const [id, it] of roster.leftovers) {
     if (it.slot !== slot || it.backend !== backend.name) continue;
@@ -205,7 +207,7 @@ async function fill(context: Context, configured: ConfiguredBackend, { spec, cou
 async function tendBackend(context: Context, configured: ConfiguredBackend): Promise<void> {
   const { app, roster } = context;
   const { backend } = configured;
-  await endLeft(context, configured);
+  await endLeftovers(context, configured);
   for (const it of roster.of(backend)) {
     if (it.state === 'taken' && it.deadline <= app.clock.now()) leave(context, it); // Its lease was never asked for.
     if (it.state === 'starting') await busyWith(context, it, () => look(it));
@@ -218,15 +220,15 @@ async function tendBackend(context: Context, configured: ConfiguredBackend): Pro
 
 async function tend(context: Context): Promise<void> {
   if (!mayAct(context)) return;
-  const { app, roster, toldAt } = context;
+  const { app, roster, notifiedAt } = context;
   for (const [id, { slot, backend, until }] of roster.leftovers)
     if (!app.slots.configuredOf({ slot, backend }) && app.clock.now() >= until) roster.forget(id);
   const some = app.slots.list.filter((it) => it.warm.length || roster.leftovers.size);
   const tended = (it: ConfiguredBackend) =>
     tendBackend(context, it).catch((error) => {
       const now = app.clock.now();
-      if (now < (toldAt.get(it.backend) ?? 0) + RETRY_SECONDS) return; // A busy server has several passes a second.
-      toldAt.set(it.backend, now);
+      if (now < (notifiedAt.get(it.backend) ?? 0) + RETRY_SECONDS) return; // A busy server has several passes a second.
+      notifiedAt.set(it.backend, now);
       failed(context, it, error);
     });
   await Promise.all(some.map(tended));
@@ -255,7 +257,7 @@ async function makeRoom(context: Context, backend: Backend, spec: Spec, what?: '
 /** Creates the pool. `file` lists the ids; `tags` are those that backends count as free, and is kept up to date. */
 export function createWarmPool(app: WarmApp, file: string, tags: Set<string>): WarmPool {
   const roster = openWarmRoster(file, app.installationId, tags, app.clock.now() + SEARCH_SECONDS);
-  const context: Context = { app, roster, retryAt: new Map(), toldAt: new Map(), isStopped: false };
+  const context: Context = { app, roster, retryAt: new Map(), notifiedAt: new Map(), isStopped: false };
   /** The ids of leases whose machine was proven before it was handed over. */
   const proven = new Set<string>();
   let passing: Promise<void> | undefined;

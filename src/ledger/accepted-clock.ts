@@ -66,9 +66,9 @@ const reads = prepare((read: Reader) => ({
 }));
 
 /**
- * Returns the newest time that the books know, in Unix seconds: that of the newest entry if it is later than the last entry
- * before the current epoch, else the start of the epoch; 0 before the installation. After `goBackTo`, new entries repeat the
- * time of the last one before it until the clock has passed that.
+ * Returns the newest time that the books know, in Unix seconds: that of the newest entry if it is later than the last entry before
+ * the current epoch, else the start of the epoch; 0 before the installation. After `goBackTo`, new entries repeat the time of the
+ * last one before it until the clock has passed that.
  */
 export function newestTime(read: Reader): number {
   const head = journalHead(read);
@@ -153,7 +153,8 @@ export function goBackTo(tx: Tx, reason: string, now: number): void {
 
 /**
  * Returns when a lease ends after going back, Unix seconds. One of the later time keeps its length: its paid time begins when its
- * machine is ready, or it is resumed, and no lease has more left than it bought. The end of a pause is no length, and follows the wallet.
+ * machine is ready, or it is resumed, and no lease keeps more than it bought. The end of a pause is no length, and follows the
+ * wallet.
  */
 function endOfLease(it: Resource, now: number, earlier: (at: number) => number): number {
   if (it.pausedAt !== null) return it.expiresAt;

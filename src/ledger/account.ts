@@ -107,10 +107,10 @@ const CENTS_MAX = 100_000_000_000; // USD 1,000,000,000: nanos of a few such sum
 
 type FundAccount = { order: FundingOrder; now: number };
 /**
- * Credits or debits an account. A credit first pays off the account's debt. Repeating an order with the same key has no
- * further effect; reusing the key for a different order throws `conflict`. Throws `invalid_request` for a bad amount,
- * `insufficient_funds` for a debit above the available credit, and `conflict` above the lifetime limit of an account. Also
- * throws `not_found`, and `read_only` for an operator's or welcome credit on a full disk.
+ * Credits or debits an account. A credit first pays off the account's debt. Repeating an order with the same key has no further
+ * effect; reusing the key for a different order throws `conflict`. Throws `invalid_request` for a bad amount, `insufficient_funds`
+ * for a debit above the available credit, `conflict` above the lifetime limit of an account, `not_found`, and `read_only` for an
+ * operator's or welcome credit on a full disk.
  */
 export const fundAccount = defineWrite('account.fund', (tx, { order, now }: FundAccount): Account => {
   const account = accountOf(tx, order.accountId);
@@ -216,9 +216,9 @@ export function clawBack(
 
 type SuspendAccount = { id: string; at: number | null };
 /**
- * Suspends an account since `at` (Unix seconds), or resumes it with null. A suspended account gets no new wallets, holds
- * or keys; cleanup continues. Resuming also lifts the block that an open dispute puts on the account; money taken by that
- * dispute stays taken until it is decided. Throws `not_found`.
+ * Suspends an account since `at` (Unix seconds), or resumes it with null. A suspended account gets no new wallets, holds or keys;
+ * cleanup continues. Resuming also lifts the block of an open dispute; money taken by that dispute stays taken until it is decided.
+ * Throws `not_found`.
  */
 export const suspendAccount = defineWrite('account.suspend', (tx, { id, at }: SuspendAccount): Account => {
   const account = accountOf(tx, id);
@@ -231,7 +231,10 @@ export const suspendAccount = defineWrite('account.suspend', (tx, { id, at }: Su
   return { ...account, ...change };
 });
 
-/** Records that a payment of the account is disputed (since `disputedAt`, Unix seconds), or with null that none is disputed any more. */
+/**
+ * Records that a payment of the account is disputed (since `disputedAt`, Unix seconds), or with null that none is disputed any
+ * more.
+ */
 export function setDisputed(tx: Tx, accountId: string, disputedAt: number | null): void {
   const change = withNewChecksum(accounts, accountOf(tx, accountId), { disputedAt });
   tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();

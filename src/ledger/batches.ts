@@ -12,7 +12,10 @@ export type WriterOptions = {
   diskReserve?: Pick<DiskReserve, 'shortage' | 'release'>;
   /** Receivers of events. Without it no events are written. */
   outbox?: Outbox | undefined;
-  /** Called after each commit, before its promises resolve; with the content of the head file, unless nothing is installed yet, and the time that it took. */
+  /**
+   * Called after each commit, before its promises resolve; with the content of the head file, unless nothing is installed yet, and
+   * the time that it took.
+   */
   committed?: (newest: CommitMark | undefined, milliseconds: number) => void;
   /** Called when the callers of a batch's writes have their results. */
   answered?: () => void;

@@ -259,9 +259,8 @@ export const reportPayment = defineWrite('payment.report', (tx, { report, event,
 });
 
 /**
- * Applies a report on a session. If it was paid in USD with exactly the amount in our row, the account is credited once
- * per session, however often or in whatever order it is reported. Any other payment is a `mismatch`, and nothing is
- * credited.
+ * Applies a report on a session. A payment in USD of exactly the amount in our row credits the account once per session, however
+ * often or in what order it is reported. Any other payment is a `mismatch`: nothing is credited.
  */
 function applyReport(tx: Tx, report: PaymentReport, now: number): Reported {
   const { sessionId } = report;

@@ -14,9 +14,8 @@ import { available, findWallet, statusAt, type Wallet } from './wallet.ts';
 export type CloseReason = (typeof CLOSE_REASONS)[number];
 
 /**
- * Begins to close a wallet; from now on neither it nor a wallet below it spends. `active` becomes `closing`, or `expired` when that
- * is the reason. `since` is when it stopped spending, for one that ended with the wallet above it. Does nothing in any other status,
- * so closing is idempotent.
+ * Begins to close a wallet; from now on no wallet of its tree spends. `active` becomes `closing`, or `expired` for that reason;
+ * other statuses stay. `since` is when it stopped spending, for one that ended with the wallet above it.
  */
 export function beginClosing(tx: Tx, id: string, reason: CloseReason, now: number, since = now): Wallet {
   const wallet = findWallet(tx, id);
@@ -30,10 +29,9 @@ export function beginClosing(tx: Tx, id: string, reason: CloseReason, now: numbe
 }
 
 /**
- * Settles a wallet that is closing. To its account (design 2.1): the spent amount, rounded up to a cent, is kept; the
- * rest returns, where it pays off debt first; the difference is a `rounding` line in the journal. To its parent: the
- * rest returns to the nano (design, section 13). Asserts that no operation is unresolved and no child open. Does nothing
- * for a closed wallet.
+ * Settles a wallet that is closing. To its account (design 2.1): the spent amount, rounded up to a cent, is kept; the rest returns,
+ * where it pays off debt first; the difference is a `rounding` line in the journal. To its parent: the rest returns to the nano
+ * (design, section 13). Asserts that no operation is unresolved and no child open. Does nothing for a closed wallet.
  */
 export function closeWallet(tx: Tx, id: string, now: number): Wallet {
   const wallet = findWallet(tx, id);

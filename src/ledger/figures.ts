@@ -67,8 +67,8 @@ const reads = prepare((read: Reader) => ({
 export type Holds = { count: number; amount: Nanos; oldestAt: number | null };
 
 /**
- * The money of an account, or of all: `spent` is what the journal charged in all wallets, with the rounding of closed ones
- * to a cent; `inWallets` is what open wallets may still spend, holds included; the three are the credit that came in.
+ * The money of an account, or of all: `spent` is the journal's charges in all wallets, with the rounding of closed ones to a cent;
+ * `inWallets` is what open wallets may still spend, holds included; the three are the credit.
  */
 export type AccountMoney = { spent: Nanos; inWallets: Nanos; available: Nanos };
 

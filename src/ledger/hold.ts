@@ -71,10 +71,9 @@ export const HOLD_REFUSALS = [
 ] as const satisfies readonly RefusalCode[];
 
 /**
- * Reserves the maximum price. The paid path has looked the key up and runs one attempt per key at a time; a unique index
- * refuses the insert otherwise. Checks run in the documented order of refusals: state first, then money. Throws
- * `HOLD_REFUSALS`, and `read_only` when all new holds are stopped: by the operator's freeze, a full disk, or `blocked`
- * (a sentence about the clock).
+ * Reserves the maximum price. The paid path has looked the key up and runs one attempt per key at a time; a unique index refuses
+ * the insert otherwise. Checks run in the documented order of refusals: state first, then money. Throws `HOLD_REFUSALS`, and
+ * `read_only` when all new holds are stopped: by the operator's freeze, a full disk, or `blocked` (a sentence about the clock).
  */
 export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: string): Operation {
   assert(order.hold >= 0n, 'a bound is never negative; a free model holds 0');

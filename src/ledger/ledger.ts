@@ -23,7 +23,10 @@ export type Ledger = {
   failure(): string | undefined;
   /** Returns the number of commits so far: each is one fsync of the write-ahead log. */
   commitCount(): number;
-  /** Returns a number that grows with every write except those of paid requests. As long as it is the same, no credential has changed. */
+  /**
+   * Returns a number that grows with every write except those of paid requests. As long as it is the same, no credential has
+   * changed.
+   */
   changeCount(): number;
   close(): Promise<void>;
 };

@@ -10,8 +10,8 @@ const reads = plain({
 });
 
 /**
- * Rows that the writer remembers from one hold or settlement to the next instead of reading them again. A remembered row is the row
- * in the file: holds and settlements note each row that they change, and any other change makes the writer forget all rows.
+ * Rows that the writer remembers between holds and settlements instead of reading them again. They equal the rows in the file:
+ * holds and settlements note each row that they change, and any other change makes the writer forget all.
  */
 export type RowMemory = {
   /** Returns a remembered row, or remembers the one that `find` reads. */
@@ -45,7 +45,7 @@ export function memoryOf(handle: Reader): RowMemory {
 
 /**
  * Gives a handle a memory. `forget` must be called when rows have been undone. `wasOvertaken` must be called in each transaction
- * before its first change: it returns whether another connection has written since the last one, and forgets all rows if so.
+ * before its first change: it returns whether another connection has written since, and then forgets all rows.
  */
 export function attachMemory(tx: Tx): { forget(): void; wasOvertaken(): boolean } {
   const rows = new Map<string, object>();

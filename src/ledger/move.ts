@@ -36,8 +36,8 @@ const writes = prepare((tx: Tx) => ({
 /**
  * Moves budget between an account and a wallet, or between a wallet and its child, in either direction (design, section 13):
  * changes both sides and posts the journal entry. Money returned to an account pays off its debt first. Throws `insufficient_funds`
- * where the giving side has less available, and `funds_held` where requests in flight hold the missing money. With `opens`,
- * the receiving wallet has just been inserted with this budget.
+ * where the giving side has less available, and `funds_held` where requests in flight hold the missing money. With `opens`, the
+ * receiving wallet has just been inserted with this budget.
  */
 export function move(tx: Tx, order: Move, { opens = false } = {}): void {
   assert(order.amount > 0n, 'a movement has an amount');

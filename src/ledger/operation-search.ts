@@ -8,7 +8,7 @@ import { IS_OPEN, type Operation } from './operation.ts';
 import { LIST_COUNT_MAX, TREE } from './wallet.ts';
 import { BLOCK_COUNT, blockOf, numbersIn, spanOf } from './wallet-operations.ts';
 
-/** What the operations of a list have in common. */
+/** The filter that the operations of a list have in common. */
 export type OperationFilter = {
   walletId?: string | undefined;
   /** The wallet at the top of a tree: itself, and all below it. */
@@ -41,9 +41,9 @@ type SearchPage = {
 
 type OperationPage = {
   operations: Operation[];
-  /** The id behind which the list goes on; undefined at its end. */
+  /** The id after which the list continues; undefined at its end. */
   goesOnAfter: string | undefined;
-  /** True if it goes on because enough operations were examined, whether or not others match. */
+  /** True if it continues because enough operations were examined, whether or not others match. */
   isCut: boolean;
 };
 
@@ -116,8 +116,8 @@ function testedBy({ accountId, state, subject, tag, since, until, costMin, costM
 
 /**
  * Returns operations, in the order in which they began: newest first unless asked otherwise. No list is read from its beginning:
- * those that hold money are found by their index; others are read backwards from where the time or the page begins, in steps between
- * which other work runs, until the page is full or `examinedMax` is reached.
+ * those that hold money are found by their index; others are read backwards from the time or the page, in steps between which other
+ * work runs, until the page is full or `examinedMax` is reached.
  */
 export async function searchOperations(
   read: Reader,
@@ -130,21 +130,20 @@ export async function searchOperations(
   const { lowest, end } = boundsOf(read, filter);
   const next = stepsOf(read, filter, lowest);
   const matching = matchingIn(read, filter, limit + 1);
-  const found: Operation[] = [];
+  const operations: Operation[] = [];
   let examined = 0;
   let last = 0;
   for (let to = Math.min(end, before ?? end); to > lowest; ) {
     const { from, rows, numbers } = next(to);
-    if (rows) found.push(...matching.all({ from, to, numbers: JSON.stringify(numbers) }));
-    if (found.length > limit || signal?.aborted) return cut(found, limit);
+    if (rows) operations.push(...matching.all({ from, to, numbers: JSON.stringify(numbers) }));
+    if (operations.length > limit || signal?.aborted) return cut(operations, limit);
     to = from;
     last = numbers ? (numbers.at(-1) ?? last) : from;
     examined += rows;
-    if (to > lowest && examined >= examinedMax)
-      return { operations: found, goesOnAfter: idOf(read, last), isCut: true };
+    if (to > lowest && examined >= examinedMax) return { operations, goesOnAfter: idOf(read, last), isCut: true };
     await new Promise<void>((resolve) => setImmediate(resolve));
   }
-  return cut(found, limit);
+  return cut(operations, limit);
 }
 
 /** Returns the query of the operations that match in a step. */

@@ -274,7 +274,10 @@ export function uncertainOperations(
 export const isUnanswered = ({ state, outcome, settledBy }: Operation): boolean =>
   state === 'uncertain' || (outcome === 'charged' && (settledBy === 'policy' || settledBy === 'operator'));
 
-/** `moved` is false if the operation had been settled before. `available` is the money that its wallet may spend now, if money moved. */
+/**
+ * `moved` is false if the operation had been settled before. `available` is the money that its wallet may spend now, if money
+ * moved.
+ */
 export type Settlement = { moved: boolean; available: Nanos | undefined };
 const UNMOVED: Settlement = { moved: false, available: undefined };
 /** The operation is uncertain, and keeps its hold. */

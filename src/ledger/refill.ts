@@ -20,7 +20,10 @@ export type Refill = {
   every: Period;
   /** The time zone whose midnights, Mondays and firsts are the boundaries. */
   zone: string;
-  /** `none` sets the available amount to `cents`, `all` adds them, a number of cents adds them up to at most that much (0: as `none`). */
+  /**
+   * `none` sets the available amount to `cents`, `all` adds them, a number of cents adds them up to at most that much (0: as
+   * `none`).
+   */
   carry: 'none' | 'all' | number;
 };
 

@@ -8,7 +8,7 @@ import type { Result, WorkerSettings, WriteOrder, WriteReport } from './writer-w
 /**
  * A message waits for at most this many turns of the event loop, until it has GATHER_COUNT_MAX writes, and only while each turn
  * brings more: a single write does not wait. Under load this makes fewer and larger commits; but were all requests in one message,
- * the thread that writes and the one that answers would wait for each other in turn.
+ * the writing and the answering thread would wait for each other in turn.
  */
 const GATHER_TURNS_MAX = 8;
 const GATHER_COUNT_MAX = 20;
@@ -31,7 +31,7 @@ type RemoteOptions = Omit<WriterOptions, 'told'>;
 
 /**
  * Starts the thread that writes to this file. The writes of one turn of the event loop go to it as one message, which waits a few
- * turns while each brings more. The end of the thread, and an exception in the messages between the two, ends the process: it calls
+ * turns while each brings more. The end of the thread, and an exception in the messages between the two, ends the process by
  * `fatal`.
  */
 export function startWriter(file: string, options: RemoteOptions): RemoteWriter {
@@ -157,7 +157,7 @@ function createPending(worker: Worker) {
   };
 }
 
-/** Tells the thread, which waits with the rest of its batch, whether there is space now. */
+/** Informs the thread, which waits with the rest of its batch, whether there is space now. */
 function answerReserve(reserve: SharedArrayBuffer, isReleased: boolean): void {
   const answer = new Int32Array(reserve);
   Atomics.store(answer, 1, isReleased ? 1 : 0);
@@ -183,7 +183,7 @@ function createGathering(send: () => void) {
     add(write: QueuedWrites[number]): void {
       if (queued.push(write) === 1) setImmediate(gather, 1, GATHER_TURNS_MAX);
     },
-    /** Returns what has gathered; what comes from now on is gathered anew. */
+    /** Returns the gathered writes; later ones are gathered separately. */
     take(): QueuedWrites {
       const writes = queued;
       queued = [];

@@ -200,7 +200,9 @@ export function pageResources(
   return { page, next: rows.length > limit ? page.at(-1)?.id : undefined };
 }
 
-/** Returns the live resource whose deadline comes first, or last, among those that are not told to end; undefined if there is none. */
+/**
+ * Returns the live resource whose deadline comes first, or last, among those without an ordered end; undefined if there is none.
+ */
 export function liveByDeadline(read: Reader, filter: ResourceFilter, which: 'first' | 'last'): Resource | undefined {
   const [by, then] =
     which === 'first' ? [asc(resources.expiresAt), asc(resources.id)] : [desc(resources.expiresAt), desc(resources.id)];

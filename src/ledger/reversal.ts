@@ -108,8 +108,8 @@ function changeReversal(tx: Tx, reversal: Reversal, change: Partial<Reversal>): 
 }
 
 /**
- * Takes from the account the amount that the refunds and disputes of a paid checkout claim, at most its credit, or gives back the
- * amount that they no longer claim. While a dispute is undecided the account gets no new wallets.
+ * Takes from the account the amount that the refunds and disputes of a paid checkout claim, at most its credit, or gives back what
+ * they no longer claim. During an undecided dispute the account gets no new wallets.
  */
 export function settleReversals(
   tx: Tx,

@@ -165,7 +165,10 @@ export type NewSnapshot = Pick<
   'id' | 'resourceId' | 'slot' | 'backend' | 'engine' | 'tag' | 'limitGib' | 'price'
 >;
 
-/** Inserts the row of a snapshot that is about to be taken, with the hold of its first day. It is due when nothing drives it any more. */
+/**
+ * Inserts the row of a snapshot that is about to be taken, with the hold of its first day. It is due when nothing drives it any
+ * more.
+ */
 export function insertSnapshot(tx: Tx, order: NewSnapshot, operation: Operation, dueAt: number): void {
   const { walletId, id: operationId, createdAt } = operation;
   const row = withChecksum(snapshots, {

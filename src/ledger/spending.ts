@@ -107,8 +107,10 @@ const reads = prepare((read: Reader) => ({
  * Sums charges by model, wallet, account, UTC day, tag or kind: the journal's entries to sales, with the tokens of their
  * operations. An operation belongs to the second in which it was charged. Rows are ordered by day, or else by amount, largest
  * first: at most `rowsMax`, with the sum of all `others`. By tag, an operation counts for each of its tags, one without any under
- * the empty key; the total counts it once. A sum of `only` some charges has no rounding, which belongs to no charge. The total, and the rows together with the rest, are exact; with more than 10,000 keys a
- * row may lack charges from before its key was among the largest. Reads by pages and lets other work run between them.
+ * the empty key; the total counts it once. A sum of `only` some charges has no rounding, which belongs to no charge.
+ *
+ * The total, and the rows together with the rest, are exact; with more than 10,000 keys a row may lack charges from before its key
+ * was among the largest. Reads by pages and lets other work run between them.
  */
 export async function sumSpending(read: Reader, order: SpendOrder, rowsMax = KEY_COUNT_MAX): Promise<Spending> {
   const rows = new Map<string, SpendRow>();

@@ -16,7 +16,7 @@ type CheckedRow = [
 
 /**
  * Reports a gap in the numbers of operations, a digest that is not of its key, an operation without money that names entries, a
- * wallet whose balance counts or names other operations than it has, and an answer with another operation's number.
+ * wallet whose balance counts or names operations not its own, and answers with another operation's number.
  */
 export function verifyOperations(client: Client, fault: (text: string) => void): void {
   const page = client

@@ -62,16 +62,19 @@ export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, bloc
   return { wallet: walletOf(tx, wallet.id), change, isNew: true };
 });
 
-/** Returns the amount by which the change of a wallet with this key moved its budget, below 0 for a lower; undefined if there is none. */
+/**
+ * Returns the amount by which the change of a wallet with this key moved its budget, below 0 for a lower; undefined if there is
+ * none.
+ */
 export function movedBy(read: Reader, walletId: string, key: string): Nanos | undefined {
   return reads(read).byKey.get({ walletId, key })?.amount;
 }
 
 type ExtendWallet = { order: ChangeOrder & { seconds: number }; now: number };
 /**
- * Moves a wallet's expiry `seconds` further. Its keys are apart from those of budget changes (design 2.7), and a header
- * cannot hold the line feed that tells them apart. Throws `wallet_closed`, `wallet_expired`, `idempotency_conflict`,
- * `invalid_request` for a wallet that never expires, and `wallet_limit_exceeded` beyond the expiry of its parent.
+ * Moves a wallet's expiry `seconds` further. Its keys are apart from those of budget changes (design 2.7), by a line feed, which a
+ * header cannot hold. Throws `wallet_closed`, `wallet_expired`, `idempotency_conflict`, `invalid_request` for a wallet that never
+ * expires, and `wallet_limit_exceeded` beyond the expiry of its parent.
  */
 export const extendWallet = defineWrite('wallet.extend', (tx, { order, now }: ExtendWallet): Changed => {
   const idempotencyKey = order.idempotencyKey === null ? null : `extend\n${order.idempotencyKey}`;

@@ -3,9 +3,9 @@ import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 
 /**
- * The operations of a wallet, by their numbers. An index has them by wallet within each block of 256 successive numbers: so those
- * that are new stand side by side in it, whatever their wallets, and a hold changes a page that other holds change too. Whoever
- * reads those of one wallet asks block by block, between its first and its newest.
+ * The operations of a wallet, by their numbers. An index has them by wallet within each block of 256 successive numbers: so new
+ * ones stand side by side in it, whatever their wallets, and a hold changes a page that other holds change too. The operations of
+ * one wallet are read block by block, between its first and its newest.
  */
 export const BLOCK_COUNT = 256;
 export const blockOf = (number: number): number => Math.floor(number / BLOCK_COUNT);

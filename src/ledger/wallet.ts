@@ -245,8 +245,8 @@ export function statusAt(read: Reader, wallet: Wallet, now: number, find = findW
 }
 
 /**
- * Returns the wallet whose end this one shares: itself, or the nearest above it whose row says that it spends no more. Undefined
- * where all are active.
+ * Returns the wallet whose end this one shares: itself, or the nearest above it that spends no more by its row. Undefined where all
+ * are active.
  */
 export function endedBy(read: Reader, wallet: Wallet, find = findWallet): Wallet | undefined {
   for (const it of lineage(read, wallet, find)) if (it.status !== 'active') return it;
@@ -319,8 +319,8 @@ export function openChildren(read: Reader, parentId: string, max = 2 ** 31): str
 }
 
 /**
- * Adds an operation and its hold to a wallet's figures, and returns the wallet after it. The caller has checked that it fits and posts the
- * entry.
+ * Adds an operation and its hold to a wallet's figures, and returns the wallet after it. The caller has checked that it fits and
+ * posts the entry.
  */
 export function raiseHeld(tx: Tx, wallet: Wallet, { number, hold }: { number: number; hold: Nanos }): Wallet {
   assert.equal(writes(tx).hold.run(hold, number, wallet.number), 1);

@@ -67,8 +67,8 @@ import type { CertificateWatch } from './certificate-watch.ts';
 import { addGauges } from './gauges.ts';
 
 /**
- * Caps on client connections and on paid requests in flight, as two thirds and one third of the descriptors that the process
- * does not need for itself. A paid request may hold a connection to a model server after its client has gone.
+ * Caps on client connections and on paid requests in flight: two thirds and one third of the descriptors that the process can
+ * spare. A paid request may hold a connection to a model server after its client has gone.
  */
 const CONNECTION_COUNT_MAX = 16_384;
 const IN_FLIGHT_COUNT_MAX = 16_384;

@@ -22,8 +22,8 @@ export type CertificateWatch = {
 };
 
 /**
- * Serves the certificate in `files` as it changes: programs that renew certificates replace files or symbolic links, and do not tell
- * Purser. What cannot be served is reported, and the one of before goes on. `now` returns Unix seconds.
+ * Serves the certificate in `files` as it changes: programs that renew certificates replace files or symbolic links, without a
+ * signal. An unusable certificate is reported, and the earlier one stays. `now` returns Unix seconds.
  */
 export function watchCertificate(
   files: CertificateFiles,

@@ -7,7 +7,7 @@ import { countFrozen } from '../ledger/frozen.ts';
 import { journalHead } from '../ledger/journal.ts';
 import type { App } from './app.ts';
 
-/** What the tables of the books say: the name of a gauge, its help, and its query. A gauge whose query gives null is left out. */
+/** The gauges of the tables of the books: the name, its help, and its query. A gauge whose query gives null is left out. */
 const QUERIES: [name: string, help: string, sql: string][] = [
   ...['available', 'reserved', 'spent'].map((state): [string, string, string] => [
     `accounts_${state}_cents`,
@@ -120,11 +120,11 @@ function addBooksGauges({ ledger, events }: Gauged): void {
     });
 }
 
-/** The metrics of what live leases use: where it is told, and the part of a reading that is added up. */
+/** The metrics of the use of live leases: its source, and the part of a reading that is added up. */
 const USAGE_GAUGES: {
   name: string;
   help: string;
-  by: 'engine' | 'inside';
+  by: 'engine' | 'guest';
   part: (usage: Usage) => number | undefined;
 }[] = [
   {
@@ -141,23 +141,23 @@ const USAGE_GAUGES: {
     by: 'engine',
     part: (it) => it.networkBytes,
   },
-  { name: 'gpus', help: 'GPUs of live leases whose use is known.', by: 'inside', part: (it) => it.gpus?.length },
+  { name: 'gpus', help: 'GPUs of live leases whose use is known.', by: 'guest', part: (it) => it.gpus?.length },
   {
     name: 'gpu_utilization_percent',
     help: 'Utilization of the GPUs of live leases, 100 for each in full use.',
-    by: 'inside',
+    by: 'guest',
     part: (it) => it.gpus?.reduce((sum, gpu) => sum + (gpu.utilizationPercent ?? 0), 0),
   },
   {
     name: 'gpu_memory_bytes',
     help: 'Memory that live leases hold on GPUs.',
-    by: 'inside',
+    by: 'guest',
     part: (it) => it.gpus?.reduce((sum, gpu) => sum + (gpu.memoryBytes ?? 0), 0),
   },
 ];
-const TOLD = {
+const SOURCE_HELP = {
   engine: 'Only where the engine tells; none where it tells of no lease.',
-  inside: 'As nvidia-smi in their machines said minutes ago, which their tenants can falsify.',
+  guest: 'As nvidia-smi in their machines said minutes ago, which their tenants can falsify.',
 };
 
 function addSlotGauges({ ledger, events, slots, outages, usages, warm }: Gauged): void {
@@ -180,7 +180,7 @@ function addSlotGauges({ ledger, events, slots, outages, usages, warm }: Gauged)
   );
   const liveLeases = createLiveLeases(ledger);
   for (const { name, help, by, part } of USAGE_GAUGES)
-    events.gauges(`leases_${name}`, `${help} ${TOLD[by]}`, slotLabels, () => {
+    events.gauges(`leases_${name}`, `${help} ${SOURCE_HELP[by]}`, slotLabels, () => {
       const sums = new Map<string, { labels: { slot: string; backend: string }; value: number }>();
       for (const { id, ...labels } of liveLeases()) {
         const value = part(usages.get(id)?.[by].last() ?? {});

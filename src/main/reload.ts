@@ -28,9 +28,9 @@ function refuseLost({ file }: Config, next: Config): void {
 }
 
 /**
- * Creates the reload of a running server. `read` reads the settings again. Everything is checked and opened before anything
- * changes. A request that was priced keeps its model, its price and its upstreams. Unchanged upstreams keep their connections,
- * unchanged limits their counts, and unchanged receivers of events keep running.
+ * Creates the reload of a running server. `read` reads the settings again. Checks and opens everything before anything changes. A
+ * priced request keeps its model, price and upstreams. Unchanged upstreams keep their connections, limits their counts, and
+ * receivers of events keep running.
  */
 export function createReload(app: App, read: () => Config): Reload {
   let last: Promise<unknown> = Promise.resolve();

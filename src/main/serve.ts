@@ -70,9 +70,8 @@ export type Served = App & {
 
 /**
  * Opens the App and everything that listens: the API, the SSH server, the operator's socket, the metrics. Disposing it closes the
- * listeners first: no new connections, accepted requests are answered (at most `drain_seconds`), then the App closes.
- * Throws, with nothing left open, where live resources need settings that the configuration no longer has, or the certificate
- * cannot be served.
+ * listeners first: no new connections, accepted requests are answered (at most `drain_seconds`), then the App closes. Throws, with
+ * nothing left open, where live resources need settings that the configuration no longer has, or the certificate cannot be served.
  */
 export async function serve(config: Config, options: AppOptions): Promise<Served> {
   const certificate = certificateOf(config);

@@ -3,9 +3,8 @@ import { buildConnector } from 'undici';
 import { containConnection } from './contain.ts';
 
 /**
- * Creates undici's own connector with two changes: an exception of undici on a socket event ends only that socket, and over
- * TLS it offers only HTTP/1.1, for which it is known, and proven by tests, what was sent and what certainly was not
- * (docs/decisions/0062).
+ * Creates undici's own connector with two changes: an exception of undici on a socket event ends only that socket, and over TLS it
+ * offers only HTTP/1.1, for which tests prove what was sent and what certainly was not (docs/decisions/0062).
  */
 export function containedConnector(timeoutMilliseconds: number, tls: ConnectionOptions = {}): buildConnector.connector {
   const connect = buildConnector({

@@ -3,8 +3,8 @@ import { collectPieces } from './pieces.ts';
 import { turnWhenDue } from './turn.ts';
 
 /**
- * JSON answers of servers, which may be as long as a list of all their machines. They are parsed as they arrive, value by
- * value, with turns for other work: JSON.parse of the whole would block the main thread for seconds.
+ * JSON answers of servers, which may be as long as a list of all their machines. They are parsed as they arrive, with turns for
+ * other work: JSON.parse of the whole would block the main thread for seconds.
  */
 
 /** The levels of lists and objects that are opened. Values below them are parsed as a whole. */

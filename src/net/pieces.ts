@@ -12,9 +12,8 @@ type PieceCollector = {
 };
 
 /**
- * Collects bytes in blocks. A list of the pieces would cost an object of more than a hundred bytes each, so a client that
- * sends one byte at a time would use a hundred times the memory that is counted. `announced` is the expected number of
- * bytes, if known.
+ * Collects bytes in blocks. A list of the pieces would cost more than a hundred bytes each: a client that sends single bytes would
+ * use a hundred times the counted memory. `announced` is the expected number of bytes, if known.
  */
 export function collectPieces(announced = 0): PieceCollector {
   let full: Buffer[] = [];
@@ -61,8 +60,8 @@ type Chunks = {
 };
 
 /**
- * Collects chunks without copying them, unlike `collectPieces`. Only a long run of short ones is joined: a server may send
- * one byte in each, and an object for each would take a hundred times its memory, and seconds of garbage collection.
+ * Collects chunks without copying them, unlike `collectPieces`. Only a long run of short ones is joined: a server may send single
+ * bytes, and an object for each would take a hundred times its memory, and seconds of garbage collection.
  */
 export function collectChunks(): Chunks {
   let chunks: Buffer[] = [];

@@ -5,9 +5,8 @@ let turnedAt = performance.now();
 let turn: Promise<void> | undefined;
 
 /**
- * Returns a promise for the next turn of the event loop if the last awaited turn was some time ago, undefined otherwise.
- * Work that never waits for input or output awaits it between its steps: a chain of resolved promises blocks everything
- * else, including timers and other connections.
+ * Returns a promise for the next turn of the event loop if the last awaited turn was some time ago, undefined otherwise. Work
+ * without input or output awaits it between its steps: a chain of resolved promises blocks everything else.
  */
 export function turnWhenDue(): Promise<void> | undefined {
   if (turn || performance.now() - turnedAt < TURN_MILLISECONDS) return turn;

@@ -73,9 +73,8 @@ type StreamedAnswer = AnswerHead & { body: AnswerBody };
 /** The body of an answer as it arrives. It has to be read to its end or left. */
 export type AnswerBody = AsyncIterable<Buffer> & {
   /**
-   * Returns all bytes that have arrived since the last call, waiting for the first of them; undefined at the end. Throws
-   * when the body has broken off and all earlier bytes have been read. Between calls, at most 64 KiB and a chunk are read
-   * from the server.
+   * Returns all bytes that have arrived since the last call, waiting for the first of them; undefined at the end. Throws when the
+   * body has broken off and all earlier bytes have been read. Between calls, at most 64 KiB and a chunk are read from the server.
    */
   next(): Promise<Buffer | undefined>;
   /**
@@ -86,9 +85,9 @@ export type AnswerBody = AsyncIterable<Buffer> & {
 };
 
 /**
- * A connection pool that tells a request that certainly never went out from one that may have. A request counts as sent
- * from the moment undici begins to write it to a connection. Error codes cannot tell the two apart: Linux reports
- * EHOSTUNREACH on an established connection too, and ECONNRESET comes before the first byte as well as after the last.
+ * A connection pool that distinguishes a request that certainly never went out from one that may have. A request counts as sent
+ * from the moment undici begins to write it to a connection. Error codes do not show the difference: Linux reports EHOSTUNREACH on
+ * an established connection too, and ECONNRESET comes before the first byte as well as after the last.
  */
 export function openWatchedPool(
   origin: string,
@@ -143,7 +142,7 @@ export function openWatchedPool(
 /** The common part of both ways to read an answer. undici calls `onRequestStart` when it begins to write the request. */
 abstract class SentHandler implements Sent {
   protected controller: Dispatcher.DispatchController | undefined;
-  protected isOver = false;
+  protected hasEnded = false;
 
   wasSent() {
     return this.controller !== undefined;
@@ -156,7 +155,7 @@ abstract class SentHandler implements Sent {
   }
 
   onRequestStart(controller: Dispatcher.DispatchController) {
-    if (this.isOver)
+    if (this.hasEnded)
       controller.abort(new Error('the exchange was ended')); // It is then not written.
     else this.controller = controller;
   }
@@ -220,7 +219,7 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Po
     controller.pause();
     void entering.then(() => {
       this.#isWaiting = false;
-      if (!this.isOver) controller.resume();
+      if (!this.hasEnded) controller.resume();
     });
   }
 
@@ -229,8 +228,8 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Po
   }
 
   #settle(bytes: Buffer | undefined, error: Error | undefined) {
-    if (this.isOver) return;
-    this.isOver = true;
+    if (this.hasEnded) return;
+    this.hasEnded = true;
     if (this.#head) this.#resolve({ ...this.#head, bytes, error });
     else this.#reject(error ?? new Error('there was no answer'));
   }
@@ -294,7 +293,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
   }
 
   async next() {
-    if (this.#chunks.isEmpty() && !this.isOver) {
+    if (this.#chunks.isEmpty() && !this.hasEnded) {
       await new Promise<void>((resolve) => {
         this.#wake = resolve;
       });
@@ -310,7 +309,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
       this.#length = 0;
       // Not at once: libuv would then read 2 MiB of one fast server before timers and other connections have a turn.
       setImmediate(() => {
-        if (!this.isOver && !this.#left) this.controller?.resume();
+        if (!this.hasEnded && !this.#left) this.controller?.resume();
       });
     }
     return bytes;
@@ -319,7 +318,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
   leave({ bytesMax, milliseconds }: { bytesMax: number; milliseconds: number }) {
     this.#chunks.clear();
     this.#length = 0;
-    if (this.isOver) return;
+    if (this.hasEnded) return;
     this.#left = { bytesMax, timer: setTimeout(() => this.abort(), milliseconds) };
     this.controller?.resume();
   }
@@ -328,13 +327,13 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
     try {
       for (let bytes = await this.next(); bytes; bytes = await this.next()) yield bytes;
     } finally {
-      if (!this.isOver) this.abort(); // Its reader has stopped early.
+      if (!this.hasEnded) this.abort(); // Its reader has stopped early.
     }
   }
 
   protected end(error?: Error) {
-    if (this.isOver) return;
-    this.isOver = true;
+    if (this.hasEnded) return;
+    this.hasEnded = true;
     this.#error = error;
     clearTimeout(this.#left?.timer);
     this.#fail(error ?? new Error('there was no answer')); // No effect once an answer has begun.

@@ -2,8 +2,8 @@ import { hash, type KeyObject, randomBytes, sign } from 'node:crypto';
 import { isIP } from 'node:net';
 
 /**
- * Certificates (RFC 5280), signed by ECDSA with SHA-256. Only what strict verifiers ask for is in them: Node has no call that makes
- * a certificate, and each library that does is larger than everything else that is said over TLS here.
+ * Certificates (RFC 5280), signed by ECDSA with SHA-256, with only what strict verifiers ask for: Node has no call that makes a
+ * certificate, and each library that does is larger than everything else about TLS here.
  */
 
 type CertificateOrder = {

@@ -45,8 +45,8 @@ export type Notifier = {
 };
 
 /**
- * Creates the notifier, which sends the events of the outbox. Each receiver has its own queue, so that a slow one or one that
- * is down delays no other. A delivery is recorded after the receiver has accepted it, so a crash in between sends it again.
+ * Creates the notifier, which sends the events of the outbox. Each receiver has its own queue, so that a slow or failing one delays
+ * no other. Deliveries are recorded once accepted, so a crash in between sends one again.
  */
 export async function createNotifier(app: NotifierApp, config: EventConfig): Promise<Notifier> {
   let opened = new Map<string, { queue: Queue; receiver: ReceiverConfig }>();

@@ -14,8 +14,8 @@ function writeFault(directory: string): string | null {
 }
 
 /**
- * What only the server's own process can know, as its user, its unit or its container decide it: where it may write, what its
- * backends can reach, and its limits.
+ * The facts that only the server's own process can know, as its user, its unit or its container decide them: where it may write,
+ * what its backends can reach, and its limits.
  */
 export const examination = {
   'server.examine': command(NOTHING, async ({ config: { backup }, slots }) => ({

@@ -6,8 +6,8 @@ import { command } from './command.ts';
 
 export const masterKey = {
   /**
-   * Rotates at once to `key`, or to a fresh master key. `kept` is the file with the previous key. The answer contains the key
-   * only if it was generated here and the operator has to put it in place: no other copy exists.
+   * Rotates at once to `key`, or to a fresh master key. `kept` is the file with the previous key. The answer contains a generated
+   * key only if the operator has to put it in place: no other copy exists.
    */
   'master-key.rotate': command(v.strictObject({ key: v.optional(v.string()) }), (app, { key }) =>
     app.leaseMutex('master key', async () => {

@@ -12,10 +12,9 @@ import type { OperatorApp } from './command.ts';
 const ASK_SECONDS = 30;
 
 /**
- * Compares the rows with the backends. Without `apply` it changes nothing and reports the orphans that a sweep would
- * destroy, and for each quarantined lease the state of its machine and how it would end. With `apply` it ends report-only
- * (docs/decisions/0010), destroys the orphans and advances those leases; the reaper continues what takes longer than
- * `close_wait_seconds`.
+ * Compares the rows with the backends. Without `apply` it changes nothing and reports the orphans that a sweep would destroy, and
+ * for each quarantined lease the state of its machine and how it would end. With `apply` it ends report-only (docs/decisions/0010),
+ * destroys the orphans and advances those leases; the reaper continues what takes longer than `close_wait_seconds`.
  */
 export async function reconcile(app: OperatorApp, apply: boolean) {
   const reportOnly = describeReportOnly(app.ledger.read);

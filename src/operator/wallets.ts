@@ -101,8 +101,8 @@ export const wallets = {
     keys: listRouterKeys(app.ledger.read, walletWith(app, id).id).map(routerKeyRecord),
   })),
   /**
-   * Returns a gateway key of the wallet, the base URL for it, and a chat model: the named one, else the first, else null.
-   * That is what a client of models needs. Throws `model_not_found` for a named model that is not there, or not for chats.
+   * Returns the settings of a client of models: a gateway key of the wallet, its base URL, and a chat model: the named one, the
+   * first, or null. Throws `model_not_found` for a named model that is missing, or not for chats.
    */
   'wallet.gateway-key': command(
     v.strictObject({ id: Id, model: v.optional(v.string()) }),

@@ -29,9 +29,8 @@ export type BooksWatch = {
 };
 
 /**
- * Runs `purser ledger verify` on the books periodically, in a separate process: it reads for minutes, and needs the memory only
- * then. A new fault turns `readyz` red and stops service, as a broken chain does; an accepted fault that is gone is no longer
- * accepted.
+ * Runs `purser ledger verify` on the books periodically, in a separate process, which needs its memory for minutes only. A new
+ * fault turns `readyz` red and stops service, as a broken chain does; an accepted fault that is gone is no longer accepted.
  */
 export function watchBooks(
   directory: string,

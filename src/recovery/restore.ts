@@ -38,10 +38,10 @@ export type Restored = {
 
 /**
  * Replaces the database with a backup (docs/decisions/0010). All work is done on a copy beside it; the replacement is one rename.
- * The restored books begin a new epoch and are report-only until `resource reconcile --apply`. Throws `not_found` when there is no
- * such file; `conflict` for another master key, a newer or damaged file, a database in use, and, without `force`, a file without a
- * manifest or books of another installation; LockedError while a server runs. `withoutKey` restores books whose master key is lost,
- * which must get another before they are served.
+ * The restored books begin a new epoch and are report-only until `resource reconcile --apply`. `withoutKey` restores books whose
+ * master key is lost, which must get another before they are served. Throws `not_found` when there is no such file; `conflict` for
+ * another master key, a newer or damaged file, a database in use, and, without `force`, a file without a manifest or books of
+ * another installation; LockedError while a server runs.
  */
 export async function restore(
   config: Config,
@@ -224,8 +224,8 @@ function refuseOtherKey({ read }: WritableBooks, masterKey: MasterKeySource, fil
 /**
  * Links the old database under another name, so that the rename which replaces it is the only step that counts. Its write-ahead log
  * is checkpointed first: otherwise it would be taken for the new database's. If it cannot be checkpointed, the log is renamed as
- * well; so is that of a database which is gone, because it may hold all that is left. Returns the path of the kept database, or
- * null when there was none.
+ * well; so is that of a missing database, because it may hold all that is left. Returns the path of the kept database, or null when
+ * there was none.
  */
 function setAside(database: string): string | null {
   const isThere = existsSync(database);
@@ -252,9 +252,9 @@ function setAside(database: string): string | null {
 }
 
 /**
- * Checkpoints the write-ahead log into the database. Returns false if the database is too damaged to be opened; its log
- * then stays beside it. Throws `conflict` while another process has the database open, even between transactions:
- * Litestream would continue with the old file's pages and the new file's log.
+ * Checkpoints the write-ahead log into the database. Returns false if the database is too damaged to be opened; its log then stays
+ * beside it. Throws `conflict` while another process has the database open, even between transactions: Litestream would continue
+ * with the old file's pages and the new file's log.
  */
 function foldLog(database: string): boolean {
   try {

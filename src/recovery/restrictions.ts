@@ -13,7 +13,7 @@ import { findWallet, statusAt } from '../ledger/wallet.ts';
 import { freezeWallet } from '../ledger/wallet-change.ts';
 
 /**
- * The restrictions in the books that a restore replaces, by id: an older backup would let go on what was stopped or narrowed there.
+ * The restrictions in the books that a restore replaces, by id: an older backup lacks what was stopped or narrowed there.
  * test/recovery/restore.test.ts has the decision for each column of the schema that stops something.
  */
 export type Restrictions = {
@@ -42,7 +42,7 @@ export type KeptRestrictions = {
   frozen_wallets: number;
   /** Refills, and orders to extend a lease while it is busy. */
   ended_orders: number;
-  /** Leases that reach what their agents said last. */
+  /** Leases whose list is again the one that their agents set last. */
   narrowed_leases: number;
   frozen_installation: boolean;
 };
@@ -89,8 +89,8 @@ export function readRestrictions(client: Database['client']): Restrictions {
 }
 
 /**
- * Revokes, suspends, freezes, ends and narrows in restored books everything that was in the replaced ones. A wallet that was closed
- * there and is active here is frozen: its rest may go back to its account, but must not be spent.
+ * Revokes, suspends, freezes, ends and narrows in restored books everything that was in the replaced ones. Freezes an active wallet
+ * that was closed there: its rest may go back to its account, but must not be spent.
  */
 export function keepRestrictions(tx: Tx, from: Restrictions, now: number): KeptRestrictions {
   const wallets = from.wallets.filter(({ id }) => {
@@ -131,7 +131,7 @@ function revoke(tx: Tx, from: Restrictions, now: number): number {
   return keys.length + routerKeys.length + removed.length;
 }
 
-/** Ends what would go on to spend by itself: refills, and the extension of busy leases. Returns how many had not ended. */
+/** Ends what would spend by itself: refills, and the extension of busy leases. Returns how many had not ended. */
 function endOrders(tx: Tx, { unfilled, keeps }: Restrictions, now: number): number {
   const refills = unfilled.filter(({ id }) => {
     const known = findWallet(tx, id);

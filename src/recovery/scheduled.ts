@@ -26,7 +26,7 @@ type BackupsApp = {
   installationId: string;
   ledger: Pick<Ledger, 'read'>;
 };
-/** What came of a backup. */
+/** The outcome of a backup. */
 type BackupOutcome = { file: string } | { error: Error };
 /** Makes one backup. The signal aborts it. Throws the reason when none was made. */
 type MakeBackup = (file: string, signal: AbortSignal) => Promise<void>;
@@ -36,8 +36,8 @@ type Backups = {
   /** Ends a backup that is being made. */
   stop(): Promise<void>;
   /**
-   * Makes a backup whether one is due or not, after one that is being made, and returns its file. It is none of the planned ones:
-   * it makes none of them superfluous, and is never removed. Throws `conflict` with the reason why there is none.
+   * Makes a backup whether one is due or not, after one that is being made, and returns its file. It replaces no planned backup,
+   * and is never removed. Throws `conflict` with the reason why there is none.
    */
   makeNow(): Promise<string>;
   /** Makes a backup if one is due and none is being made, and removes those beyond `keep`. Never throws. */
@@ -65,8 +65,8 @@ function manualPath(directory: string, installationId: string, now: number): str
 }
 
 /**
- * Returns the finished planned backups of an installation by the times in their names, the oldest first; before them those with a time in
- * the future, because the clock went back: their age is unknown. Throws when the directory cannot be read.
+ * Returns the finished planned backups of an installation by the times in their names, oldest first. Those with a future time,
+ * after the clock went back, come first: their age is unknown. Throws when the directory cannot be read.
  */
 function backupsIn(directory: string, installationId: string, now: number): { file: string; at: number }[] {
   const name = nameOf(installationId);
@@ -81,8 +81,8 @@ function backupsIn(directory: string, installationId: string, now: number): { fi
 }
 
 /**
- * Returns the Unix seconds of the newest planned backup of an installation without a time in the future. Throws when the directory cannot
- * be read.
+ * Returns the Unix seconds of the newest planned backup of an installation without a time in the future. Throws when the directory
+ * cannot be read.
  */
 export function newestBackup(directory: string, installationId: string, now: number): number | undefined {
   const at = backupsIn(directory, installationId, now).at(-1)?.at;

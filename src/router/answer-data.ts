@@ -24,8 +24,8 @@ import { type Counts, countsIn, readUsage } from './usage.ts';
 const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});
 
 /**
- * An error in place of an answer: the status that it names, or NaN, its message, and whether it says that the prompt does not
- * fit the model's context.
+ * An error in place of an answer: its status, or NaN, its message, and whether it states that the prompt does not fit the model's
+ * context.
  */
 export type AnswerError = { status: number; message: string; isContextFull: boolean };
 
@@ -36,7 +36,7 @@ export type AnswerData = {
   /** It has the shape of an answer of its API. An answer with only a usage counts as done, too. */
   isAnswer: boolean;
   error: AnswerError | undefined;
-  /** The message of an error with a status of its own, and whether it says that the prompt does not fit the context. */
+  /** The message of an error with a status of its own, and whether it states that the prompt does not fit the context. */
   message: string;
   isContextFull: boolean;
   usage: Counts | undefined;

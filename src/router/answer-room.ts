@@ -14,9 +14,8 @@ export type AnswerRoom = {
 export type AnswerRooms = (owner: string) => AnswerRoom;
 
 /**
- * Creates the rooms for large answers, `countMax` for each owner. An existing answer has been paid for and cannot be
- * refused, and a small request may have a large one. Beyond the limit, the rest of an owner's answers therefore waits at
- * the model server, first come first served.
+ * Creates the rooms for large answers, `countMax` for each owner. An existing answer has been paid for and cannot be refused, and
+ * may be large for any request. Further answers of an owner wait at the model server, first come first served.
  */
 export function createAnswerRooms(countMax = COUNT_MAX): AnswerRooms {
   const owners = new Map<string, { taken: number; waiting: Set<() => void> }>();

@@ -11,16 +11,16 @@ const CONVERSATION_COUNT_MAX = { each: 1024, all: 16_384 };
  * requests may be better.
  */
 const TRIAL_SECONDS = { same: 15, other: 10 };
-/** A conversation leaves its server for a request while that has so many more calls in flight than another one. */
+/** A conversation leaves its server for a request while that has this many more calls in flight than another one. */
 const EXCESS_CALLS_MAX = 4;
 
 /** The order in which the servers of a model's pool are asked. */
 export type Balancer = {
   /**
-   * Returns the routes of a request in the order in which they are asked: those of its pool, then the fallbacks. In a pool
-   * the server of the conversation comes first while it is up and not much busier than others, if the model is `sticky`; a
-   * conversation without one gets the first of the others. These are in the order of their calls in flight. Those whose
-   * context is too short for the prompt and its answer come after them, and those that are down for this tenant last.
+   * Returns the routes of a request in the order in which they are asked: those of its pool, then the fallbacks. In a pool the
+   * server of the conversation comes first while it is up and not much busier than others, if the model is `sticky`; a conversation
+   * without one gets the first of the others, which are in the order of their calls in flight. Those whose context is too short for
+   * the prompt and its answer come after them, and those that are down for this tenant last.
    */
   order(
     model: Model,
@@ -52,7 +52,7 @@ export function createBalancer(now: () => number, isDown: (upstream: string, acc
       if (model.poolSize === 1) return routes;
       const equals = model.routes.slice(0, model.poolSize);
       const key = model.balance === 'sticky' && conversation ? `${model.id}\n${conversation}` : undefined;
-      // A server refuses an output limit that does not fit beside the prompt, and nobody else is asked then.
+      // A server refuses an output limit that does not fit beside the prompt, and no other is asked then.
       const isTooShort = (route: Route) =>
         route.contextLength < estimate + route.promptOverheadTokens + maxUsage(route).completionTokens / choices;
       const ranked = routes
@@ -86,8 +86,8 @@ export function createBalancer(now: () => number, isDown: (upstream: string, acc
 type Conversations = { count: number; trees: Map<string, Map<string, string>> };
 
 /**
- * Creates the memory of the server of each conversation. A tree of wallets that has too many forgets its own. With too many in
- * all, the account that has most forgets one: so an account with many wallets takes no more than its share.
+ * Creates the memory of the server of each conversation. A tree of wallets that has too many forgets its own. With too many in all,
+ * the account with the most forgets one: many wallets give no account a larger share.
  */
 function createHomes() {
   const accounts = new Map<string, Conversations>();

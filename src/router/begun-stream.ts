@@ -18,33 +18,33 @@ type StreamParts = {
   label: Label;
   limits: CallLimits;
   /** Called once the events have been read or returned. */
-  over: () => void;
+  onEnd: () => void;
 };
 
 /**
- * Waits for the first event with content: an error there is a definite refusal, before anything was forwarded. A stream
- * that ends before such an event counts as begun if it has reported its prompt: that part of its cost is known.
+ * Waits for the first event with content: an error there is a definite refusal, before anything was forwarded. A stream that ends
+ * before has begun if it has reported its prompt: that part of its cost is known.
  */
-export async function beginStream(body: AnswerBody, { api, apart, label, limits, over }: StreamParts): Promise<Reply> {
+export async function beginStream(body: AnswerBody, { api, apart, label, limits, onEnd }: StreamParts): Promise<Reply> {
   const next = eventsOf(body, limits, api, apart);
   const held: ReadRun[] = [];
-  const isPromptTold = () =>
+  const isPromptKnown = () =>
     held.some(({ content }) => typeof content === 'object' && usageIn(content.usage, api).promptTokens);
   const empty = { kind: 'unknown', reason: `${label.name} answered 200 with a stream that holds no answer` } as const;
   const streaming = (more: ReadRun[], rest = next): Reply => ({
     kind: 'streaming',
-    events: follow([...held, ...more], rest, body, { label, limits, over }),
+    events: follow([...held, ...more], rest, body, { label, limits, onEnd }),
     endSoon: limits.endSoon,
   });
   try {
     for (;;) {
       const events = await next();
-      if (!events) return isPromptTold() ? streaming([]) : empty;
+      if (!events) return isPromptKnown() ? streaming([]) : empty;
       for (const [at, event] of events.entries()) {
         const content = event.textBytes === undefined ? (event.content ?? readEvent(event, api)) : 'text';
         if (content === undefined) continue; // A comment, which keeps the connection alive.
         if (content === DONE) {
-          if (isPromptTold()) return streaming([event]);
+          if (isPromptKnown()) return streaming([event]);
           body.leave(REST);
           return empty;
         }
@@ -57,7 +57,7 @@ export async function beginStream(body: AnswerBody, { api, apart, label, limits,
       }
     }
   } catch (error) {
-    if (!isPromptTold()) throw error;
+    if (!isPromptKnown()) throw error;
     return streaming([], () => Promise.reject(error));
   }
 }
@@ -67,7 +67,7 @@ async function* follow(
   first: ReadRun[],
   next: () => Promise<ReadRun[] | undefined>,
   body: AnswerBody,
-  { label, limits, over }: Pick<StreamParts, 'label' | 'limits' | 'over'>,
+  { label, limits, onEnd }: Pick<StreamParts, 'label' | 'limits' | 'onEnd'>,
 ): AsyncGenerator<readonly ReadRun[], void, void> {
   try {
     for (let events: ReadRun[] | undefined = first; events; events = await next()) yield events;
@@ -75,7 +75,7 @@ async function* follow(
     const { code, message } = error as NodeJS.ErrnoException;
     throw new Error(`${label.name}: ${limits.exceeded() ?? label.clean(code ?? message)}`);
   } finally {
-    over();
+    onEnd();
     body.leave(REST);
   }
 }
@@ -88,7 +88,7 @@ function eventsOf(
   apart: ReadApart,
 ): () => Promise<ReadRun[] | undefined> {
   const splitter = createEventSplitter(isWire(api) ? undefined : createPlainText());
-  let isOver = false;
+  let hasEnded = false;
   /** Reads nothing more before a large event has been read: this keeps the order, and bounds the unread part of a stream. */
   async function withLarge(events: SseRun[]): Promise<ReadRun[]> {
     const all: ReadRun[] = [];
@@ -100,15 +100,15 @@ function eventsOf(
     return all;
   }
   return async () => {
-    while (!isOver) {
+    while (!hasEnded) {
       const chunk = await body.next();
       limits.firstByte();
       if (!chunk) break;
       const events = splitter.push(chunk);
       if (events.length) return events.some(({ raw }) => isLarge(raw)) ? withLarge(events) : events;
     }
-    const last = isOver ? undefined : splitter.end();
-    isOver = true;
+    const last = hasEnded ? undefined : splitter.end();
+    hasEnded = true;
     return last && [{ raw: last.raw, data: undefined, content: await apart('last', last.raw, api) }];
   };
 }

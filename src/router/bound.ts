@@ -10,9 +10,9 @@ import type { MaxUsage } from './price.ts';
 import type { UpstreamRequest } from './upstream.ts';
 
 /**
- * Prompt tokens besides the values of a request, which the template writes around them. Per request: a preamble (the date,
- * a short default system prompt) and the opening of the answer. For tools: the explanation of how to call them (Claude: up
- * to 530). Tokens that a server adds beyond that are `prompt_overhead_tokens`.
+ * Prompt tokens besides the values of a request, which the template writes around them. Per request: a preamble (the date, a short
+ * default system prompt) and the opening of the answer. For tools: how to call them (Claude: up to 530). Tokens that a server adds
+ * beyond that are `prompt_overhead_tokens`.
  */
 const TOKENS_PER_REQUEST = 128;
 const TOKENS_PER_MESSAGE = 40;
@@ -62,7 +62,7 @@ export type Bounded = {
   /** Returns the API in which the upstream of this route is asked. */
   apiOf(route: Route): Api;
   /** Returns the request in the form that is sent to the upstream of this route. */
-  askedOf(route: Route): UpstreamRequest;
+  requestFor(route: Route): UpstreamRequest;
   /** An estimate of the longest prompt's tokens, close for prose: unlike the bound it may be too low. 0 if nothing is generated. */
   estimate: number;
   /** Frees the bodies once no other route will be asked. */
@@ -111,8 +111,8 @@ export function boundRanking(model: Model, raw: Readonly<Record<string, unknown>
 }
 
 /**
- * Bounds a measured request by the settings and by the part of the learned bound that is left at `now`. The output limit of
- * the reservation is written into its body. With `cutsNamed`, an output limit that the caller named may be lowered, too.
+ * Bounds a measured request by the settings and the rest of the learned bound at `now`. Writes the reserved output limit into its
+ * body. With `cutsNamed`, an output limit that the caller named may be lowered, too.
  */
 export function bound(
   model: Model,
@@ -274,7 +274,7 @@ function bodies(
   forwards: Forwards,
   native: Native | undefined,
   written: (route: Route) => Record<string, unknown>,
-): Pick<Bounded, 'bodyFor' | 'apiOf' | 'askedOf' | 'release'> {
+): Pick<Bounded, 'bodyFor' | 'apiOf' | 'requestFor' | 'release'> {
   let kept: { forwards: Forwards; native: Forwards | undefined } | undefined = { forwards, native: native?.forwards };
   let last: { route: Route; body: Buffer } | undefined;
   const wire = native?.wire;
@@ -291,7 +291,7 @@ function bodies(
   return {
     bodyFor,
     apiOf,
-    askedOf(route) {
+    requestFor(route) {
       const api = apiOf(route);
       return { api, body: bodyFor(route), ...(isWire(api) && headers ? { headers } : {}) };
     },

@@ -7,8 +7,8 @@ const END_SECONDS = 2;
 export type CallLimits = {
   firstByte(): void;
   /**
-   * Follows the wait of an answer for its room, during which its server cannot go on: the wait and the rest of the call after it
-   * may each take as long as a whole call. Resolves when the wait is over.
+   * Follows the wait of an answer for its room, during which its server stands still: the wait and the rest of the call may each
+   * take as long as a whole call. Resolves when the wait is over.
    */
   holdBack(wait: Promise<void>): Promise<void>;
   /** Returns whether the answer has waited for its room: its server works then, however the call ends. */
@@ -29,11 +29,11 @@ export function startLimits(config: UpstreamConfig, abort: () => void, onByte: (
       abort();
     }, seconds * 1000).unref();
   let end: NodeJS.Timeout | undefined;
-  let isOver = false;
+  let hasEnded = false;
   let wasHeldBack = false;
   let whole = after(config.timeout_seconds, 'no answer');
   const restart = (what: string) => {
-    if (isOver) return;
+    if (hasEnded) return;
     clearTimeout(whole);
     whole = after(config.timeout_seconds, what);
   };
@@ -58,7 +58,7 @@ export function startLimits(config: UpstreamConfig, abort: () => void, onByte: (
     },
     exceeded: () => exceeded,
     clear() {
-      isOver = true;
+      hasEnded = true;
       clearTimeout(whole);
       clearTimeout(first);
       clearTimeout(end);

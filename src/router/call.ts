@@ -12,11 +12,10 @@ export type Timing = { seconds: number; firstByteSeconds: number | undefined };
 export const secondsSince = (began: number): number => (performance.now() - began) / 1000;
 
 /**
- * Asks the routes of a request in order, once each. Moves on only after a definite refusal that is not about the request
- * itself, never after an unknown outcome. A route whose circuit is open, or whose upstream has no free permit, refuses without
- * being asked. Returns the reply that counts, its route, and the time of its call (`performance.now()`). Calls `called` for
- * each upstream that was asked, and `passedOver` for each route skipped. `cancelOf` returns the signal that ends the call of a
- * route for a stream.
+ * Asks the routes of a request in order, once each. Moves on only after a definite refusal that is not about the request itself,
+ * never after an unknown outcome. A route whose circuit is open, or whose upstream has no free permit, refuses without being asked.
+ * Returns the reply that counts, its route, and the time of its call (`performance.now()`). Calls `called` for each upstream that
+ * was asked, and `skipped` for each route skipped. `cancelOf` returns the signal that ends a route's call for a stream.
  */
 export async function callInOrder(
   {
@@ -28,7 +27,7 @@ export async function callInOrder(
   bounded: Bounded,
   operationId: string,
   stream: boolean,
-  passedOver: (route: Route, refused: Refused) => void,
+  skipped: (route: Route, refused: Refused) => void,
   called: (route: Route, reply: Reply, timing: Timing) => void = () => {},
   cancelOf: (route: Route) => AbortSignal | undefined = () => undefined,
 ): Promise<{ route: Route; reply: Reply; began: number }> {
@@ -41,21 +40,21 @@ export async function callInOrder(
     const onFirstByte = () => {
       firstByteSeconds ??= secondsSince(began);
     };
-    let wasAsked = false;
-    const reply = await pass.ask(route, (over) => {
-      wasAsked = true;
+    let wasCalled = false;
+    const reply = await pass.ask(route, (onEnd) => {
+      wasCalled = true;
       return upstream.ask(
-        { ...bounded.askedOf(route), reader },
+        { ...bounded.requestFor(route), reader },
         operationId,
         stream,
         onFirstByte,
-        over,
+        onEnd,
         cancelOf(route),
       );
     });
-    if (wasAsked) called(route, reply, { seconds: secondsSince(began), firstByteSeconds });
+    if (wasCalled) called(route, reply, { seconds: secondsSince(began), firstByteSeconds });
     if (reply.kind !== 'refused' || !reply.elsewhere || route === last) return { route, reply, began };
-    passedOver(route, reply);
+    skipped(route, reply);
   }
   throw new Error('a request has at least one route');
 }

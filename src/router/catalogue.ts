@@ -106,7 +106,7 @@ export type Model = {
 /** The names of a route in an operation's usage and price. */
 export type RouteName = { upstream?: string; upstream_model?: string };
 
-/** Returns the names that tell a route of a model from its others; none for the only one. */
+/** Returns the names that distinguish a route of a model from its others; none for the only one. */
 export function routeNameOf({ routes }: Pick<Model, 'routes'>, { upstream, upstreamModel }: Route): RouteName {
   if (routes.length === 1) return {};
   const isOneOfSeveral = routes.filter((it) => it.upstream === upstream).length > 1;

@@ -9,8 +9,8 @@ const UNKNOWN_COUNT_MAX = 3;
 const BUSY_RETRY_SECONDS = 1;
 
 /**
- * The circuits of all models at their upstreams, each shared by the routes to it. An unknown outcome costs its caller a hold, so a route
- * with several of them is not asked for a while. Then one request at a time tries whether it answers again.
+ * The circuits of all models at their upstreams, shared by the routes to them. An unknown outcome costs its caller a hold: after
+ * several, a route is not asked for a while, and then by one request at a time.
  */
 export type Circuits = {
   /**
@@ -26,7 +26,7 @@ export type Pass = {
    * Asks by the route, or refuses if its circuit is open or its upstream has no free permit. `ask` gets a function to call
    * when the call is over: a stream continues after its reply.
    */
-  ask(route: Route, ask: (over: () => void) => Promise<Reply>): Promise<Reply>;
+  ask(route: Route, ask: (onEnd: () => void) => Promise<Reply>): Promise<Reply>;
   /** Ends it: another caller may try if this one would have been the trial, and its permits are given back. */
   leave(): void;
 };
@@ -34,7 +34,7 @@ export type Pass = {
 /** Returns whether a caller may ask. */
 export const isPass = (it: Pass | Refused): it is Pass => 'ask' in it;
 
-type Begun = { trial: Trial; over: () => void };
+type Begun = { trial: Trial; leave: () => void };
 
 /**
  * Creates the circuits, all closed. `now` returns Unix seconds; `changed` is called when a circuit opens or closes, with
@@ -67,8 +67,8 @@ export function createCircuits(
         const upstream = upstreams.get(route.upstream) as Upstream;
         const trial = circuitOf(upstream, route).begin(tenant);
         if (typeof trial === 'number') return circuitOpen(trial);
-        const over = upstream.enter(tenant, now());
-        if (over) return { trial, over };
+        const leave = upstream.enter(tenant, now());
+        if (leave) return { trial, leave };
         trial.leave();
         return BUSY;
       };
@@ -91,7 +91,7 @@ function passFor(
   begin: (route: Route) => Begun | Refused,
 ): Pass {
   let unused: Begun | undefined = first;
-  const taken = [first.over];
+  const taken = [first.leave];
   return {
     async ask(route, ask) {
       const before = refused.get(route);
@@ -99,13 +99,13 @@ function passFor(
       const begun = (route === entered && unused) || begin(route);
       if (!('trial' in begun)) return begun;
       if (begun === unused) unused = undefined;
-      else taken.push(begun.over);
-      return begun.trial.run(() => ask(begun.over));
+      else taken.push(begun.leave);
+      return begun.trial.run(() => ask(begun.leave));
     },
     leave() {
       unused?.trial.leave();
       unused = undefined;
-      for (const over of taken) over();
+      for (const leave of taken) leave();
     },
   };
 }

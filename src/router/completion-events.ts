@@ -2,9 +2,8 @@ import type { Json } from '../base/parse-json.ts';
 import { DONE, DONE_EVENT, eventOf, type SseEvent } from './sse.ts';
 
 /**
- * Converts a complete chat completion into stream events, for an upstream that does not stream: a content chunk and a
- * finish chunk for each choice, then one for the usage. Throws if there are no choices: such an answer cannot be
- * expressed in chunks.
+ * Converts a complete chat completion into stream events, for an upstream that does not stream: a content chunk and a finish chunk
+ * for each choice, then one for the usage. Throws without choices: chunks cannot express such an answer.
  */
 export function eventsOfCompletion(completion: unknown): SseEvent[] {
   const { choices, usage, object: _, ...head } = completion as Json;

@@ -26,7 +26,7 @@ export type DiscoveredServer = {
 const ANSWER_MILLISECONDS = 3000;
 const BYTES_MAX = 4 * 1024 * 1024;
 /** Maximum number of models that are queried one by one. */
-const ASKED_COUNT_MAX = 100;
+const DETAILED_COUNT_MAX = 100;
 
 /** The `owned_by` of a model by the software that lists it. */
 const SOFTWARE_BY_OWNER: Record<string, string> = {
@@ -50,8 +50,8 @@ export async function discoverServers(
     software: 'model server',
     address: it.replace(/\/+$/, '').replace(/\/v1$/, ''),
   }));
-  const found = await Promise.all([...usual, ...named].map(lookAt));
-  return found.filter((it) => it !== undefined);
+  const answers = await Promise.all([...usual, ...named].map(lookAt));
+  return answers.filter((it) => it !== undefined);
 }
 
 type ServerAnswer = { status: number; json: unknown };
@@ -75,13 +75,13 @@ async function ask(url: string, body?: object): Promise<ServerAnswer | undefined
 async function lookAt({ software: usual, address }: { software: string; address: string }) {
   const list = await ask(`${address}/v1/models`);
   if (!list) return undefined;
-  const found = (software: string, models: DiscoveredModel[], isLocked = false): DiscoveredServer => ({
+  const serverOf = (software: string, models: DiscoveredModel[], isLocked = false): DiscoveredServer => ({
     software,
     baseUrl: `${address}/v1`,
     models,
     isLocked,
   });
-  if (list.json === undefined) return found(usual, [], true);
+  if (list.json === undefined) return serverOf(usual, [], true);
   const { data } = (list.json ?? {}) as { data?: unknown };
   if (data !== null && !Array.isArray(data)) return undefined; // Another kind of server.
   const owner = member((data ?? [])[0], 'owned_by');
@@ -90,7 +90,7 @@ async function lookAt({ software: usual, address }: { software: string; address:
     ([id, { contextLength }]): DiscoveredModel => ({ id, kind: 'chat', contextLength }),
   );
   const detailed = DETAILS[software];
-  return found(software, detailed ? await detailed(address, models.slice(0, ASKED_COUNT_MAX)) : models);
+  return serverOf(software, detailed ? await detailed(address, models.slice(0, DETAILED_COUNT_MAX)) : models);
 }
 
 const member = (value: unknown, name: string): unknown =>

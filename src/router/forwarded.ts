@@ -7,9 +7,9 @@ import { countMembers, type ParsedText, type TextMember } from '../base/json-tex
 export type Forwarded = { bytes: Buffer; ranges: [start: number, end: number][] };
 
 /**
- * Returns the members of these names where they are in the body. A body that other parsers might read differently from
- * JSON.parse is rewritten: one with duplicate names (a server may count the first, and we price the last), with longer
- * numbers or with more white space than is priced. The priced bytes are the sent bytes.
+ * Returns the members of these names where they are in the body. A body that other parsers might read differently from JSON.parse
+ * is rewritten: one with duplicate names (a server may count the first, and we price the last), with longer numbers or with more
+ * white space than is priced. The priced bytes are the sent bytes.
  */
 export function forwardedFrom(
   bytes: Buffer,

@@ -1,8 +1,8 @@
 /**
- * Members of a chat completion beyond OpenAI's own that model servers understand and that cost nothing but their bytes:
- * with any value, the answer stays within the output limit. Left out are those that choose code, templates, slots, adapters
- * or limits (`logits_processors`, `chat_template`, `id_slot`, `lora_path`, `n_predict`, `options`) and those that generate
- * text which is not returned (`best_of`, `use_beam_search`).
+ * Members of a chat completion beyond OpenAI's own that model servers understand and that cost nothing but their bytes: with any
+ * value, the answer stays within the output limit. Left out are those that choose code, templates, slots, adapters or limits
+ * (`logits_processors`, `chat_template`, `id_slot`, `lora_path`, `n_predict`, `options`) and those that generate text which is not
+ * returned (`best_of`, `use_beam_search`).
  */
 export const FREE_MEMBERS = [
   // Samplers: vLLM, SGLang, llama.cpp, Ollama.

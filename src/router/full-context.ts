@@ -12,7 +12,7 @@ const SENTENCES = [
   ...['greater than the context length', 'exceeds the maximum number of tokens'],
 ];
 
-/** Returns whether an error, in the shapes that model servers use, says that the prompt does not fit the model's context. */
+/** Returns whether an error, in the shapes that model servers use, states that the prompt does not fit the model's context. */
 export function tellsFullContext(json: unknown): boolean {
   const { error, response } = objectOf(json);
   return [json, error, objectOf(response).error].some((it) => {

@@ -1,9 +1,8 @@
 import type { Json } from '../base/parse-json.ts';
 
 /**
- * Returns the bytes of text that a model generated in an answer or a chunk: content, refusals, reasoning and tool
- * arguments, or the text of a legacy completion. A token covers at least one byte, so this bounds the delivered completion
- * tokens.
+ * Returns the bytes of text that a model generated in an answer or a chunk: content, refusals, reasoning and tool arguments, or a
+ * legacy completion. A token covers at least one byte, so this bounds the delivered completion tokens.
  */
 export function generatedBytes(answer: unknown): number {
   const choices = (answer as { choices?: unknown } | null)?.choices;

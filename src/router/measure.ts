@@ -126,9 +126,9 @@ export type Measured = {
 };
 
 /**
- * Measures a chat completion: the bytes of its prompt as a model server renders it (rendered.ts). With `stream`, the
- * upstream will be asked to stream, with usage. `others` are the members of the original request in another API. Throws
- * `unsupported_parameter` for members that are not priced and `invalid_request` for malformed ones.
+ * Measures a chat completion: the bytes of its prompt as a model server renders it (rendered.ts). With `stream`, the upstream will
+ * be asked to stream, with usage. `others` are the members of the original request in another API. Throws `unsupported_parameter`
+ * for members that are not priced and `invalid_request` for malformed ones.
  */
 export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, others: Others = NO_OTHERS): Measured {
   const own = withoutNulls(raw);
@@ -156,7 +156,7 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
   const { store, service_tier: tier } = request;
   if (tier !== undefined && tier !== 'default' && tier !== 'auto') throw unsupported('service_tier');
   if (store !== undefined) written.store = store;
-  if (tier === 'default') written.service_tier = tier; // "auto" is what a server does that is told nothing.
+  if (tier === 'default') written.service_tier = tier; // "auto" is the default of a server.
   if (request.modalities !== undefined && JSON.stringify(request.modalities) !== '["text"]')
     throw unsupported('modalities');
 

@@ -1,9 +1,8 @@
 import type { Json } from '../base/parse-json.ts';
 
 /**
- * Applies `change` to the value and to every object below it that is reached through members of these names only, in lists
- * or not: the inner ones first. Copies only what changes. No name may occur twice: each level of nesting would double the
- * work.
+ * Applies `change` to the value and to every object below it that is reached through members of these names only, in lists or not:
+ * inner ones first. Copies only changes. Names must be distinct: each level would double the work.
  */
 export function changeNested(
   value: Readonly<Json>,

@@ -31,10 +31,9 @@ type Group = { members: Map<string, Member>; waiting: Set<Member> };
 const createGroup = (): Group => ({ members: new Map(), waiting: new Set() });
 
 /**
- * Creates `countMax` permits, none of them taken. A single tenant may take all. A permit that becomes free is kept for
- * tenants that were refused a moment ago: first for the account with the fewest permits, in it for the tree with the fewest,
- * among equals for the one that has waited longest. So no tenant with more than its share gets another permit while others
- * wait.
+ * Creates `countMax` permits, none of them taken. A single tenant may take all. A permit that becomes free is kept for tenants that
+ * were refused a moment ago: first for the account with the fewest permits, in it for the tree with the fewest, among equals for
+ * the longest wait. So no tenant with more than its share gets another permit while others wait.
  */
 export function createPermits(countMax: number): Permits {
   const accounts = createGroup();

@@ -2,9 +2,9 @@ import { parseNested, UncountedJson } from '../base/json-text.ts';
 import { isText, LongText, type Text } from '../base/long-text.ts';
 
 /**
- * Upper bounds of the bytes that a model server can make of a value when it renders the prompt. Every tokenizer in use
- * makes at most one token per byte, so these also bound tokens. A server does not tokenize the request's bytes: it
- * parses the JSON, and its chat template writes the values again, with other spacing, escapes and number formats.
+ * Upper bounds of the bytes that a model server can make of a value when it renders the prompt. Every tokenizer in use makes at
+ * most one token per byte, so these also bound tokens. A server does not tokenize the request's bytes: it parses the JSON, and its
+ * chat template writes the values again, with other spacing, escapes and number formats.
  */
 
 /** The size of the chunks in which text is written, in UTF-16 units. */

@@ -43,7 +43,7 @@ export type Reply =
   /** Purser ended the call before an answer began. `isSent`: the server may have begun to work. */
   | { kind: 'cancelled'; reason: string; isSent: boolean };
 
-/** How messages name a model server, and what strikes its key from the texts that it sends. */
+/** The name of a model server in messages, and the function that strikes its key from the texts that it sends. */
 export type Label = { name: string; clean: (text: string) => string };
 
 /** Statuses of a time-out somewhere on the way: it is unknown whether anything was generated (design, section 8). */

@@ -1,7 +1,7 @@
 import type { Json } from '../base/parse-json.ts';
 /**
- * The events of an item in OpenAI's Responses: its beginning, each of its texts, its end. A text belongs to a part of the
- * item or, in a call, to the item itself, which then takes the role of the part.
+ * The events of an item in OpenAI's Responses: its beginning, each of its texts, its end. A text belongs to a part of the item or,
+ * in a call, to the item itself, in the role of the part.
  */
 
 export type ResponseEvent = Json & { type: string };

@@ -8,7 +8,7 @@ const WAIT_SECONDS_MAX = 60;
 /** Members whose requests came back unanswered try this much later than others, whose requests may be better. */
 const AFTER_OTHERS_SECONDS = 5;
 
-/** One call of a route. */
+/** A call of a route. */
 export type Trial = {
   /** Makes the call. A reply without information about the server is marked as coming from a working server. */
   run(ask: () => Promise<Reply>): Promise<Reply>;

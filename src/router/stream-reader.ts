@@ -16,7 +16,7 @@ export type Heard = {
   isCounted: boolean;
   /** An upper bound of the completion tokens delivered: the bytes of their text. */
   tokensDelivered: number;
-  /** True if an error said that the context of the model is full. */
+  /** True if an error stated that the context of the model is full. */
   isContextFull?: true;
   /** True if it is complete: `[DONE]`, a finish reason for every choice, or a usage without choices after all text. */
   isWhole: boolean;

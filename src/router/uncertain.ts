@@ -4,9 +4,8 @@ import type { UncertainPolicy } from '../config/router.ts';
 import type { Operation } from '../ledger/operation.ts';
 
 /**
- * Returns the policy for a chat with an unknown outcome, and the seconds after which it applies: the policy of the upstream
- * that was asked, else `router.uncertain`. If the process died during the call to a model with several upstreams, the
- * policy of the first applies.
+ * Returns the policy for a chat with an unknown outcome, and the seconds after which it applies: that of the upstream that was
+ * asked, else `router.uncertain`. If a process died during a call to one of several upstreams, the first decides.
  */
 export function uncertainPolicyOf(
   { upstreams, models, uncertain }: Config['router'],

@@ -48,9 +48,8 @@ type OutagesApp = {
 };
 
 /**
- * Creates the record of the upstreams that are down. An upstream is down at once if it cannot be reached or refuses this
- * gateway's key or address, and after three unanswered calls in a row; it is up with its next answer. The outbox holds the
- * events sent before a restart.
+ * Creates the record of the upstreams that are down: at once if one cannot be reached or refuses this gateway's key or address, or
+ * after three unanswered calls in a row; up with the next answer. The outbox holds the events sent before a restart.
  */
 export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
   type State = {
@@ -134,7 +133,7 @@ function healthOf(reply: Reply): Health | undefined {
     return { isUp: false, isCertain: false, isUnreachable: false, reason: reply.reason };
   if (reply.kind === 'cancelled') return undefined;
   if (reply.kind !== 'refused') return { isUp: true };
-  if (reply.code === 'rate_limited') return undefined; // A limit on the way to the server may say so.
+  if (reply.code === 'rate_limited') return undefined; // A limit on the way to the server may be the cause.
   if (reply.code !== 'gateway_unavailable') return { isUp: true }; // It refused the request, so it works.
   const { fault, isUnreachable = false, reason } = reply;
   return { isUp: false, isCertain: fault !== undefined || isUnreachable, isUnreachable, reason: fault ?? reason };

@@ -32,14 +32,14 @@ export type UpstreamRequest = {
 export type Upstream = {
   /**
    * Takes a permit for a call of a tenant, at a moment (Unix seconds). Returns a function that gives it back; undefined where
-   * the number of concurrent calls is limited and none is free for this tenant. The caller of `ask` must have entered.
+   * concurrent calls are limited and none is free. The caller of `ask` must have entered.
    */
   enter(tenant: () => Tenant, now: number): (() => void) | undefined;
   /** Returns the number of callers that have entered. */
   callCount(): number;
   /**
    * Posts one request, with `operationId` as the Idempotency-Key. Never throws. Calls `onByte` when the answer begins, and
-   * perhaps again; `over` when the call is over, which for a stream is when its events have been read or returned.
+   * perhaps again; `onEnd` when the call has ended, which for a stream is when its events have been read or returned.
    * `cancelled` ends the call for a stream at any time, and its connection: data received by then can still be read, and
    * then reading throws.
    */
@@ -48,7 +48,7 @@ export type Upstream = {
     operationId: string,
     stream?: boolean,
     onByte?: () => void,
-    over?: () => void,
+    onEnd?: () => void,
     cancelled?: AbortSignal,
   ): Promise<Reply>;
   close(): Promise<void>;
@@ -64,13 +64,13 @@ type ModelServer = {
   label: { name: string; clean: (text: string) => string };
 };
 
-/** A request that is posted, and who hears how it goes on, as for `ask`. */
+/** A request that is posted, with the listeners of its call, as for `ask`. */
 type UpstreamCall = {
   request: Dispatcher.DispatchOptions;
   api: Api;
   reader: AnswerReader;
   onByte: () => void;
-  over: () => void;
+  onEnd: () => void;
   cancelled: AbortSignal | undefined;
 };
 
@@ -93,9 +93,9 @@ export function openUpstream(config: UpstreamConfig): Upstream {
       };
     },
     callCount: () => callCount,
-    async ask(asked, operationId, stream = false, onByte = () => {}, over = () => {}, cancelled) {
+    async ask(asked, operationId, stream = false, onByte = () => {}, onEnd = () => {}, cancelled) {
       const { api, reader = READ_HERE } = asked;
-      const call = { request: requestOf(server, asked, operationId, stream), api, reader, onByte, over, cancelled };
+      const call = { request: requestOf(server, asked, operationId, stream), api, reader, onByte, onEnd, cancelled };
       return stream ? askForStream(server, call) : askForWhole(server, call);
     },
     close: server.pool.close,
@@ -149,12 +149,12 @@ function keyHeaders({ apiKey }: ModelServer, api: Api): Record<string, string> {
   return apiKey ? { authorization: `Bearer ${apiKey}` } : {};
 }
 
-async function askForWhole(server: ModelServer, { request, api, reader, onByte, over }: UpstreamCall): Promise<Reply> {
+async function askForWhole(server: ModelServer, { request, api, reader, onByte, onEnd }: UpstreamCall): Promise<Reply> {
   const limits = startLimits(server.config, () => exchange.abort(), onByte);
   const exchange = server.pool.exchange(request, {
     onHead: limits.firstByte,
     bytesMax: answerBytesMax,
-    room: { freeBytes: LARGE_BYTES, enter: () => entered(reader.enter(), over, limits) },
+    room: { freeBytes: LARGE_BYTES, enter: () => entered(reader.enter(), onEnd, limits) },
   });
   try {
     return await replyOf(await exchange.answer, api, server.label, reader.apart);
@@ -162,12 +162,12 @@ async function askForWhole(server: ModelServer, { request, api, reader, onByte, 
     return failure(server, error, exchange.wasSent(), limits);
   } finally {
     limits.clear();
-    over();
+    onEnd();
   }
 }
 
 async function askForStream(server: ModelServer, call: UpstreamCall): Promise<Reply> {
-  const { api, reader, over, cancelled } = call;
+  const { api, reader, onEnd, cancelled } = call;
   const { config, label } = server;
   const ended = Promise.withResolvers<void>();
   const limits = startLimits(
@@ -187,18 +187,18 @@ async function askForStream(server: ModelServer, call: UpstreamCall): Promise<Re
   const end = () => {
     limits.clear();
     cancelled?.removeEventListener('abort', cut);
-    over();
+    onEnd();
   };
   let streams = false;
   try {
     const head = await exchange.head;
     if (head.statusCode === 200 && isEventStream(head)) {
-      const reply = await beginStream(head.body, { api, apart: reader.apart, label, limits, over: end });
+      const reply = await beginStream(head.body, { api, apart: reader.apart, label, limits, onEnd: end });
       streams = reply.kind === 'streaming';
       return reply;
     }
     limits.firstByte();
-    const body = withRoom(head.body, () => Promise.race([entered(reader.enter(), over, limits), ended.promise]));
+    const body = withRoom(head.body, () => Promise.race([entered(reader.enter(), onEnd, limits), ended.promise]));
     return await replyOf(await readWhole({ ...head, body }), api, label, reader.apart);
   } catch (error) {
     exchange.abort(); // The rest of an unreadable answer is not read.
@@ -243,9 +243,13 @@ function once(body: Buffer): Readable {
 const isEventStream = ({ headers }: AnswerHead) => /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
 
 /** Gives back the permit of an answer that has to wait for its room, and does not count the wait: its server is done with it. */
-function entered(entering: Promise<void> | undefined, over: () => void, limits: CallLimits): Promise<void> | undefined {
+function entered(
+  entering: Promise<void> | undefined,
+  onEnd: () => void,
+  limits: CallLimits,
+): Promise<void> | undefined {
   if (!entering) return undefined;
-  over();
+  onEnd();
   return limits.holdBack(entering);
 }
 

@@ -79,11 +79,11 @@ const NO_USAGE: ReportedUsage = {
 };
 
 /**
- * Reads a usage count by count: an unreadable one leaves its neighbours as they are, and an unreadable detail is charged at
- * the plain rate. Besides OpenAI's fields it knows the others in use for cached prompts (DeepSeek's
- * `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`, LiteLLM's and Qwen's `cache_creation_…`). Tokens that only
- * the total shows are prompt if a prompt of at most `promptBound` tokens can have them (cached tokens that are counted
- * separately), else completion (reasoning: xAI, Gemini).
+ * Reads a usage count by count: an unreadable one leaves its neighbours as they are, and an unreadable detail is charged at the
+ * plain rate. Besides OpenAI's fields it knows the others in use for cached prompts (DeepSeek's `prompt_cache_hit_tokens`,
+ * OpenRouter's `cache_write_tokens`, LiteLLM's and Qwen's `cache_creation_…`). Tokens that only the total shows are prompt if a
+ * prompt of at most `promptBound` tokens can have them (cached tokens that are counted separately), else completion (reasoning:
+ * xAI, Gemini).
  */
 export function usageIn(usage: unknown, api: Api, promptBound = 0): ReportedUsage {
   if (!isObject(usage)) return NO_USAGE;

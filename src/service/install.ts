@@ -95,10 +95,10 @@ export const isInstalled = () =>
     readFileSync(UNIT, 'utf8').split('\n').includes(it),
   );
 
-/** Returns whether an administrator has a unit of his own: a file, as a link is replaced. */
+/** Returns whether an administrator has their own unit: a file, as a link is replaced. */
 const isAnothersUnit = () => lstatSync(UNIT, { throwIfNoEntry: false })?.isFile() === true && !isInstalled();
 
-/** Refuses where an administrator has a unit of his own, or a removed package has a claim to the settings. */
+/** Refuses where an administrator has their own unit, or a removed package has a claim to the settings. */
 function refuseAnothers(): void {
   if (isAnothersUnit())
     throw new Refusal(
@@ -233,7 +233,7 @@ function start(hasChanged: boolean, done: string[]): void {
   else done.push('The service runs.');
 }
 
-/** Stops the service and removes what `install` made, but not the settings, the books, the key and the user. Says what it did. */
+/** Stops the service and removes what `install` made, but not the settings, the books, the key and the user. Returns a report. */
 export function remove(): string[] {
   refuseElsewhere();
   refuseDuringUpgrade();

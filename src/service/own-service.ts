@@ -8,7 +8,7 @@ import { mustRun, type Ran, runProgram, runWithin } from './program.ts';
 import { isVersion } from './release-file.ts';
 import { SERVICE } from './unit.ts';
 
-/** What the service's user keeps, below the data directory: a backup, the books as they were, and a copy to try. */
+/** The files of the service's user below the data directory: a backup, the books as they were, and a copy to try. */
 const WORK = 'upgrade';
 /** Books of ten million entries are copied and verified in a few minutes. */
 const BOOKS_MILLISECONDS = 30 * 60_000;
@@ -26,7 +26,7 @@ if [ -e ${WORK}/return/purser.db ]; then rm -f purser.db-wal purser.db-shm; fi
 for it; do if [ -e "${WORK}/return/$it" ]; then mv -f "${WORK}/return/$it" .; fi; done
 sync; rmdir ${WORK}/return`;
 
-/** How the service was before an upgrade: whether it was active, and why it was not ready. */
+/** The service before an upgrade: whether it was active, and why it was not ready. */
 type EarlierService = { wasActive: boolean; fault?: string | undefined };
 
 export const refused = (why: string) => new Refusal('conflict', why);
@@ -66,7 +66,7 @@ function openRunner() {
   };
   const env = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LANG: 'C.UTF-8', HOME: data };
   const { database, head, tip, clock } = files(data);
-  // Without the index of the log (-shm), which SQLite makes anew.
+  // Without the index of the log (-shm), which SQLite makes again.
   const books = [database, `${database}-wal`, head, tip, clock].map((it) => basename(it));
 
   /** Runs a program on no settings. */
@@ -80,13 +80,13 @@ function openRunner() {
   return { data, environment, run, runAsService, shell };
 }
 
-/** Throws with what a program said, unless it succeeded. */
+/** Throws with the output of a program, unless it succeeded. */
 function succeeded({ status, stdout, stderr }: Ran, what: string): string {
   if (status !== 0) throw refused(`${what}: ${stderr || stdout || `exit code ${status}`}`);
   return stdout;
 }
 
-/** Returns the version and the digest of an executable. Throws where it says neither. */
+/** Returns the version and the digest of an executable. Throws where it prints neither. */
 function versionOf({ run }: Runner, executable: string): { version: string; bundle_sha256: string } {
   const said = run(CHECK_MILLISECONDS, executable, 'version', '--json');
   const text = succeeded(said, `${executable} does not say its version`);
@@ -96,12 +96,12 @@ function versionOf({ run }: Runner, executable: string): { version: string; bund
   return { version, bundle_sha256: digest };
 }
 
-/** Lets the staged version check the settings, and migrate and verify a copy of the books. Throws with what it says. */
+/** Lets the staged version check the settings, and migrate and verify a copy of the books. Throws with its output. */
 function tryOnCopy(runner: Runner, staged: string, to: string): void {
   const { runAsService, shell } = runner;
   const check = (executable: string) => runAsService(CHECK_MILLISECONDS, executable, 'config', 'check');
   const found = check(staged);
-  // What the installed version says as well is known, and keeps nobody from a better version.
+  // A fault that the installed version reports as well is known, and does not keep a better version out.
   if (found.status !== 0 && check(SERVICE.executable).stdout !== found.stdout)
     succeeded(found, `Nothing was changed: ${to} does not take the settings`);
   shell(`umask 077; rm -rf ${WORK}; mkdir ${WORK}`);
@@ -181,7 +181,7 @@ function headOf({ data, runAsService }: Runner): { seq: number; hash: string } |
   return said.status === 0 && typeof seq === 'number' && typeof entry === 'string' ? { seq, hash: entry } : undefined;
 }
 
-/** Returns why the service is not ready, as its executable says; undefined if it is. */
+/** Returns why the service is not ready, by its executable; undefined if it is. */
 function faultOf({ data, runAsService }: Runner): string | undefined {
   const said = runAsService(CHECK_MILLISECONDS, SERVICE.executable, '--data', data, '--json', 'status');
   const it = (parse(said.stdout) ?? {}) as { ready?: unknown; uptime_seconds?: unknown; reason?: unknown };
@@ -208,7 +208,7 @@ async function start(runner: Runner, { wasActive, fault }: EarlierService): Prom
 }
 
 function lastWords(): string {
-  runProgram('journalctl', '--sync'); // The journal reads what systemd says of a service before what the service said.
+  runProgram('journalctl', '--sync'); // The journal lists systemd's lines on a service before the service's own.
   const last = ['--unit', SERVICE.unit, '--lines', '5', '--output', 'cat', '--no-pager'];
   return `Its last words: ${runProgram('journalctl', ...last).stdout}`;
 }

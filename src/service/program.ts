@@ -6,7 +6,7 @@ const RUN_MILLISECONDS = 30_000;
 /** The user, the directory and the variables of a program; by default those of this process. */
 type RunAs = Pick<SpawnSyncOptions, 'uid' | 'gid' | 'cwd' | 'env'>;
 
-/** How a program of the system ended: `status` is its exit code; null where the program does not exist. */
+/** The end of a program of the system: `status` is its exit code; null where the program does not exist. */
 export type Ran = { status: number | null; stdout: string; stderr: string };
 
 /** Runs a program of the system. Throws where it did not end in time, as its outcome is unknown then. */
@@ -32,7 +32,7 @@ export function runWithin(milliseconds: number, as: RunAs, program: string, ...a
   return { status, stdout: stdout.trim(), stderr: stderr.trim() };
 }
 
-/** Runs a program that has to succeed, and returns its output. Throws with what it said. */
+/** Runs a program that has to succeed, and returns its output. Throws with its output otherwise. */
 export const mustRun = (program: string, ...args: string[]): string =>
   mustRunWithin(RUN_MILLISECONDS, program, ...args);
 

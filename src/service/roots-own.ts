@@ -19,7 +19,7 @@ import { dirname } from 'node:path';
 import { Refusal } from '../base/refusal.ts';
 import { syncDirectory, writeFresh } from '../files/durable-file.ts';
 
-/** What root writes for the service, in directories where only root can put something else in its place. */
+/** Root's files for the service, in directories where only root can put something else in their place. */
 
 /** Refuses a directory that another user than root can change, or one above it, by its own path and behind links. */
 export function refuseOthersDirectory(directory: string): void {
@@ -91,8 +91,8 @@ function linked(fresh: string, path: string): boolean {
 }
 
 /**
- * Makes a directory of the service's user, mode 0700, unless it is there; an empty one of root's, as of a new disk, is handed over.
- * Returns whether it was made. Throws `conflict` where what is there is not a directory, or belongs to another user.
+ * Makes a directory of the service's user, mode 0700, unless it exists; hands an empty one of root's, as of a new disk, over.
+ * Returns whether it was made. Throws `conflict` for anything but a directory, and for another owner.
  */
 export function makeUsersDirectory(directory: string, { uid, gid }: { uid: number; gid: number }): boolean {
   const there = statSync(directory, { throwIfNoEntry: false });

@@ -1,14 +1,14 @@
 /** The service of a machine. `purser install` and the Debian package make the same, but for the place of the executable. */
 export const SERVICE = {
   unit: 'purser.service',
-  /** Where `purser install` puts the executable. */
+  /** The path at which `purser install` puts the executable. */
   executable: '/usr/local/bin/purser',
   user: 'purser',
   data: '/var/lib/purser',
   settings: '/etc/purser/purser.yaml',
   /** Variables that the settings name, as keys of model servers: root's alone, since any user may ask systemd for a unit's own. */
   variables: '/etc/purser/purser.env',
-  /** What `purser upgrade` keeps: root's own, as root runs it and writes it into the place of the executable. */
+  /** The directory of what `purser upgrade` keeps: root's own, as root runs it and puts it in the place of the executable. */
   upgrades: '/usr/local/lib/purser',
 } as const;
 

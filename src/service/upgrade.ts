@@ -27,8 +27,8 @@ type UpgradeOrder = { file: string; insecure: boolean };
 type Upgraded = { from: string; to: string; done: string[] };
 
 /**
- * An upgrade that has begun to change the machine, on disk until it has ended: whoever finds it knows that its process did not live
- * to the end. `back`: the books may have been put back in part.
+ * An upgrade that has begun to change the machine, on disk until it has ended: a process that finds it knows that the upgrade died.
+ * `back`: the books may have been put back in part.
  */
 type UpgradeState = {
   step: 'swap' | 'back';

@@ -7,14 +7,13 @@ export type OnResponseEnd = (listener: (isDelivered: boolean) => void) => void;
 /** The clients that wait for an attempt. */
 export type Audience = {
   /**
-   * Counts a client until its response is over. A client that got a whole response before the attempt ended was asked to
-   * come back: it counts until it has had the time to do so. Without `onResponseEnd` the client counts for good.
+   * Counts a client until its response is over. A client that got a whole response before the attempt ended was asked to come back:
+   * it counts until it has had time for that. Without `onResponseEnd` the client counts for good.
    */
   admit(onResponseEnd: OnResponseEnd | undefined): void;
   /**
-   * Calls `listener` once there has been no client for some seconds. `patience` returns their number when the last client
-   * leaves, or now if there is none; undefined means no limit. Returns a function that ends the watch. Only one watch at a
-   * time.
+   * Calls `listener` once there has been no client for `patience` seconds, read when the last client leaves, or now if there is
+   * none; undefined means no limit. Returns a function that ends the watch. There is one at a time.
    */
   watch(patience: () => number | undefined, listener: () => void): () => void;
   /** Returns whether the attempt has been given up: a watch ended without a client. */

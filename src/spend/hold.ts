@@ -67,8 +67,8 @@ function standingFor<A, T extends Data>(
 }
 
 /**
- * Places a hold for a quote, cut to the money of the wallet if it lacks the money for all of it. The cut is made before the
- * write, from rows that other requests may change first: then the quote is cut again by what they left.
+ * Places a hold for a quote, cut to the money of the wallet if it lacks the money for all of it. The cut is made before the write,
+ * from rows that other requests may change first: then the quote is cut again by what they left.
  */
 export async function holdNow<A, T extends Data>(
   app: PaidApp,
@@ -103,9 +103,9 @@ const LACKS_MONEY: readonly RefusalCode[] = ['insufficient_funds', 'funds_held']
 const HOLD_COUNT_MAX = 8;
 
 /**
- * Places a hold as soon as requests in flight have released the money for it, after the earlier requests of its wallet.
- * While it waits it has none of the call's resources. Throws the errors of `holdNow`, `funds_held` when its time is over, and
- * `read_only` when the server is stopping.
+ * Places a hold as soon as requests in flight have released the money for it, after the earlier requests of its wallet. A waiting
+ * request has none of the call's resources. Throws the errors of `holdNow`, `funds_held` when its time is over, and `read_only`
+ * when the server is stopping.
  */
 export async function holdInTurn<A, T extends Data>(
   app: PaidApp,

@@ -41,8 +41,8 @@ export type InFlight = {
   find(walletId: string, route: string, idempotencyKey: string): Attempt | undefined;
   /**
    * Registers the attempt before its first await and removes it when it has ended. An attempt continues when its client
-   * disconnects, unless it watches its audience. Throws `rate_limited` at the limit of attempts in flight, in all or of this wallet and those of its tree, and
-   * `read_only` after the cut-off.
+   * disconnects, unless it watches its audience. Throws `rate_limited` at the limit of attempts in flight, in all or of this wallet
+   * and those of its tree, and `read_only` after the cut-off.
    */
   drive<A>(key: Driving, run: RunAttempt<A>): Promise<A>;
   /**
@@ -73,8 +73,8 @@ export const stopping = () =>
   new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 });
 
 /**
- * Creates the registry of attempts. At most `max` run at a time, and at most a quarter of them for one owner, the wallets of
- * a tree; beyond half of them each owner has an even share. `ownerOf` returns the owner of a wallet.
+ * Creates the registry of attempts. At most `max` run at a time, and at most a quarter of them for one owner, the wallets of a
+ * tree; beyond half of them each owner has an even share.
  */
 export function createInFlight(
   max = Number.POSITIVE_INFINITY,

@@ -7,10 +7,10 @@ import type { InFlight } from './in-flight.ts';
 import { recoverOperation } from './writes.ts';
 
 /**
- * Recovers operations after a crash: an operation that is `reserved` and not driven by this process was in flight when the
- * process died. Its outcome is unknown, so it becomes `uncertain`, keeps its hold, and waits for its policy or for
- * evidence. A lease with a known machine is an exception: it continues towards ready. Runs at the start, before the first
- * request, and in the reaper. Returns the number of operations that became uncertain.
+ * Recovers operations after a crash: an operation that is `reserved` and not driven by this process was in flight when the process
+ * died. Its outcome is unknown, so it becomes `uncertain`, keeps its hold, and waits for its policy or for evidence. A lease with a
+ * known machine is an exception: it continues towards ready. Runs at the start, before the first request, and in the reaper.
+ * Returns the number of operations that became uncertain.
  */
 export async function recover(app: {
   ledger: Ledger;

@@ -132,8 +132,8 @@ export const PAID_REFUSALS = [
 /**
  * The paid path: hold, call, settle. It makes two committed writes with one call between them (design, section 6).
  *
- * The same key and body never have a second effect: while the first attempt runs, a second request joins it; afterwards
- * the second request gets the same answer. Throws PAID_REFUSALS and the refusals of the steps.
+ * The same key and body never have a second effect: while the first attempt runs, a second request joins it; afterwards the second
+ * request gets the same answer. Throws PAID_REFUSALS and the refusals of the steps.
  */
 export async function spend<A, T extends Data>(
   app: PaidApp,
@@ -203,9 +203,8 @@ async function attemptOnce<A, T extends Data>(
 }
 
 /**
- * Makes the call again on the hold of an unanswered operation. A definite refusal does not resolve the first attempt, so
- * the hold stays. If the hold does not cover the request, or the operation has been answered or released in the meantime, a
- * new request is made.
+ * Repeats the call on the hold of an unanswered operation. A definite refusal does not resolve the first attempt, so the hold
+ * stays. Makes a new request where the hold is too small, or the operation has been answered or released.
  */
 async function attemptAgain<A, T extends Data>(
   app: PaidApp,

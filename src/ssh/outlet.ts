@@ -42,9 +42,8 @@ export function createOutlet(channel: ServerChannel, socket: Socket, gone: Abort
 }
 
 /**
- * Works around a fault of ssh2 1.17: a channel keeps the last chunk that waited for the window after it was sent, and sends
- * it again when the other stream waits; of two waiting chunks it loses one. So writes are serialized, and the kept chunk is
- * dropped after each.
+ * Works around a fault of ssh2 1.17: a channel keeps the last chunk that waited for the window, and sends it again when the other
+ * stream waits; of two waiting chunks it loses one. So writes are serialized, and the kept chunk is dropped after each.
  */
 function forgetChunk(channel: ServerChannel): void {
   Object.assign(channel, { _chunk: undefined, _chunkcb: undefined, _chunkErr: undefined, _chunkcbErr: undefined });

@@ -37,9 +37,8 @@ const NOT_RUNNING = 'the resource is not running';
 export type SshServer = { address: Address; close(): Promise<void> };
 
 /**
- * Opens the SSH gateway (design, section 7). One key opens one resource, through a session of its backend. Shell, exec and
- * sftp are served, and connections to ports of that resource; every other kind of forwarding is refused. Open connections
- * end with the lease.
+ * Opens the SSH gateway (design, section 7). One key opens one resource, through a session of its backend. Serves shell, exec, sftp
+ * and connections to its ports; refuses every other kind of forwarding. Open connections end with the lease.
  */
 export async function openSshServer(
   app: SshApp,
@@ -158,7 +157,7 @@ function createHost(app: SshApp, idleMilliseconds: number): SessionHost {
       if (!lease || !backend || lease.resource.ref === null) throw new Error(NOT_RUNNING);
       const { id, ref } = lease.resource;
       return backend.guest.session(ref, order).catch(async (error) => {
-        await checkAfterFailure(app, id); // If its machine is gone, `reason` tells the client.
+        await checkAfterFailure(app, id); // If its machine is gone, `reason` is sent to the client.
         throw error;
       });
     },

@@ -35,7 +35,10 @@ export type SessionHost = {
   failed(client: SshClient, error: unknown): void;
   /** Returns a counter of the client's memory against its wallet's quota. */
   memory(client: SshClient): MemoryShare;
-  /** Returns a number as long as the client's one session is all that is open into its resource, and another one once anything else was. */
+  /**
+   * Returns a number as long as the client's one session is all that is open into its resource, and another one once anything else
+   * was.
+   */
   alone(client: SshClient): number | undefined;
   /** Unix seconds. */
   now(): number;
@@ -135,7 +138,9 @@ async function openSession(host: SessionHost, client: SshClient, order: SessionO
   return session;
 }
 
-/** Returns what a client is told of the error that ended its session, and reports one that it did not cause to the operator. */
+/**
+ * Returns the message to a client about the error that ended its session, and reports one that it did not cause to the operator.
+ */
 function wordsFor(host: SessionHost, client: SshClient, error: Error): string {
   if (CLIENT_ERRORS.some((kind) => error instanceof kind)) return error.message;
   const endMessage = host.endMessage(client);
@@ -225,7 +230,7 @@ async function transfer({ host, client, channel, session, outlet, signal, active
   await unless(signal, serveSftp(sftpClient, session, host.now)).finally(memory.close);
   session.stdin.end();
   const hangs = setTimeout(() => session.kill(), EXIT_MILLISECONDS);
-  // The client has had an answer to each request: how the script ends says nothing about them.
+  // The client has had an answer to each request: the end of the script adds nothing to them.
   const ended = session.ended.catch(() => {});
   await unless<unknown>(signal, ended).finally(() => clearTimeout(hangs));
   channel.exit(0);

@@ -18,7 +18,7 @@ export type File = {
   flags: number;
   /** The order of a file that has not been opened in the machine yet. */
   order: OpenOrder | undefined;
-  /** Why it could not be opened, where that was found after its client was told that it is open. */
+  /** The reason why it could not be opened, found after the client had the answer that it is open. */
   fault: SftpFault | undefined;
   /** The size, as far as it follows from what was done with this handle. */
   size: number | undefined;

@@ -6,8 +6,8 @@ import type { MemoryShare } from './memory.ts';
 import { type File, type OpenOrder, openFile, settle, unopened } from './sftp-file.ts';
 
 /**
- * Files that a client opens one after another in a directory. It waits for each answer, and an answer of the machine takes some
- * milliseconds: so the second file of a row and those behind it are opened together with their first write, or read several at a time.
+ * Files that a client opens one after another in a directory. It waits for each answer of the machine, which takes milliseconds: so
+ * the second file of a row and later ones are opened together with their first write, or read several at a time.
  */
 
 const FILE_COUNT_MAX = 64;
@@ -24,7 +24,7 @@ const SLASH = '/'.charCodeAt(0);
 /** The bytes of the line that `several` prints above a file, less its path. */
 const LINE_BYTES = '\n==> / <==\n'.length;
 
-/** The small files of a directory, as its client was told of them, and the memory that they use. */
+/** The small files of a directory, as listed to its client, and the memory that they use. */
 type Listed = { names: { name: Buffer; size: number }[]; next: number; bytes: number };
 type Fetched = { content: Map<string, Buffer>; bytes: number; at: number; alone: number };
 
@@ -38,7 +38,7 @@ function plainKeyOf(directory: Buffer): string {
 const directoryOf = (path: Buffer) => path.subarray(0, Math.max(path.lastIndexOf(SLASH), 0));
 const writesAnew = ({ flags }: OpenOrder) => (flags & ~OPEN.truncate) === (OPEN.write | OPEN.create);
 
-/** Keeps the names of directories that a client was told of. Their memory is counted. */
+/** Keeps the names of directories that were listed to a client. Their memory is counted. */
 function createNames(memory: MemoryShare) {
   const listed = new Map<string, Listed>();
   function forget(key: string): void {
@@ -61,7 +61,7 @@ function createNames(memory: MemoryShare) {
         row.bytes += bytes;
       }
     },
-    /** Forgets the names of a directory that is listed anew, and those of the oldest where there are too many. */
+    /** Forgets the names of a directory that is listed again, and those of the oldest where there are too many. */
     unlist(directory: Buffer): void {
       forget(plainKeyOf(directory));
       if (listed.size >= DIRECTORY_COUNT_MAX) forget(listed.keys().next().value as string);
@@ -139,8 +139,8 @@ function createReadRows(script: ScriptClient, memory: MemoryShare, alone: () => 
 }
 
 /**
- * Creates the rows of a client. What was read of files is counted in `memory`. `alone` returns a number as long as the client alone
- * works in the machine, and another one once anything else has: what was read before that is not used.
+ * Creates the rows of a client. `memory` counts the bytes read of files. `alone` returns a number as long as the client alone works
+ * in the machine, and another later: what was read before that is not used.
  */
 export function createRows(script: ScriptClient, memory: MemoryShare, alone: () => number | undefined) {
   const read = createReadRows(script, memory, alone);
@@ -168,7 +168,10 @@ export function createRows(script: ScriptClient, memory: MemoryShare, alone: () 
 
     /** Returns whether a file that its client takes for open is not open yet. */
     hasPromised: () => promised?.order !== undefined,
-    /** Opens the file that was promised before anything else is done than with `file`. The client is told of a fault when it uses it. */
+    /**
+     * Opens the file that was promised before anything else is done than with `file`. The client gets a fault when it uses the
+     * file.
+     */
     async keepPromise(file?: File): Promise<void> {
       if (!promised || promised === file) return;
       const kept = promised;

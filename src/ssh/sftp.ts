@@ -33,9 +33,9 @@ type SftpClient = {
 };
 
 /**
- * Serves sftp, version 3, for the files of the machine in which `session` runs `SFTP_SCRIPT`. Handles requests one at a time
- * with back-pressure to the client. Resolves at the end of the client's input. Throws SftpFault when the machine cannot
- * serve, MalformedPacket, ScriptLost, and the errors of `client.send`.
+ * Serves sftp, version 3, for the files of the machine in which `session` runs `SFTP_SCRIPT`. Handles requests one at a time with
+ * back-pressure to the client. Resolves at the end of the client's input. Throws SftpFault when the machine cannot serve,
+ * MalformedPacket, ScriptLost, and the errors of `client.send`.
  */
 export async function serveSftp(client: SftpClient, session: GuestSession, now: () => number): Promise<void> {
   const packets = createPacketReader(client.source);

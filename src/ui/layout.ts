@@ -79,7 +79,7 @@ const DONE: Record<string, string> = {
   'signed-out-everywhere': 'All these sessions have ended.',
 };
 
-/** Returns the sentence of the word in the address; a budget that was lowered in part says by how much. */
+/** Returns the sentence of the word in the address; for a budget that was lowered in part with the amount. */
 function doneSentence(word: string): string | undefined {
   if (Object.hasOwn(DONE, word)) return DONE[word];
   const [, moved, wanted] = /^lowered-(\d{1,9})-of-(\d{1,9})$/.exec(word) ?? [];
@@ -98,14 +98,14 @@ function menu(viewer: Viewer, section: string | undefined): Html {
 }
 
 /** The zone of a page's times: the reader's own, or one that its address asks for; and the address that shows it in another. */
-export type PageTimes = { zone: string; isAsked: boolean; other?: string | undefined };
+export type PageTimes = { zone: string; isRequested: boolean; other?: string | undefined };
 
 /** Builds the whole document. `done` is the word for the result of a form. */
 export function documentOf(
   page: Page,
   viewer: Viewer | undefined,
   done?: string | null,
-  { zone, isAsked, other }: PageTimes = { zone: 'UTC', isAsked: false },
+  { zone, isRequested, other }: PageTimes = { zone: 'UTC', isRequested: false },
 ): Html {
   const { title, body, aside = EMPTY, path = [], stream, section } = page;
   const crumbs = path.length
@@ -116,5 +116,5 @@ export function documentOf(
   const liveMark = stream && html`<span class="live" id="live" hidden>live</span>`;
   return html`<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark"><title>${title} · Purser</title><link rel="stylesheet" href="${assets['page.css'].path}"><link rel="icon" href="${assets['icon.svg'].path}"><script src="${assets['page.js'].path}" defer></script></head>
-<body class="${viewer ? 'app' : 'outside'}"${stream && html` data-stream="${stream}${isAsked && html`&amp;zone=${encodeURIComponent(zone)}`}"`}><a class="skip" href="#main">Skip to the content</a>${viewer && menu(viewer, section)}<main id="main" tabindex="-1">${notice}${crumbs}<div class="title"><h1>${title}</h1>${liveMark}${aside}</div>${body}<footer>Purser ${VERSION}. Times are ${zone}${other && html` (${link(other, zone === 'UTC' ? 'show your time zone' : 'show UTC')})`}, amounts US dollars.</footer></main></body></html>`;
+<body class="${viewer ? 'app' : 'outside'}"${stream && html` data-stream="${stream}${isRequested && html`&amp;zone=${encodeURIComponent(zone)}`}"`}><a class="skip" href="#main">Skip to the content</a>${viewer && menu(viewer, section)}<main id="main" tabindex="-1">${notice}${crumbs}<div class="title"><h1>${title}</h1>${liveMark}${aside}</div>${body}<footer>Purser ${VERSION}. Times are ${zone}${other && html` (${link(other, zone === 'UTC' ? 'show your time zone' : 'show UTC')})`}, amounts US dollars.</footer></main></body></html>`;
 }

@@ -18,10 +18,9 @@ export type Once = {
 };
 
 /**
- * Creates the memory of sent forms, for actions without an idempotency key in the books: a form has its own key in the
- * field `key`. Within a minute a repeated form gets the first answer; later it is a `conflict`, since a shown secret is not
- * kept. A failed form may be sent again. A form that was shown before the server started is also a `conflict`: whether it
- * was sent is no longer known.
+ * Creates the memory of sent forms, for actions without an idempotency key in the books: a form has its own key in the field `key`.
+ * Within a minute a repeated form gets the first answer; later it is a `conflict`, since a shown secret is not kept. A failed form
+ * may be sent again. A form that was shown before the server started is also a `conflict`: whether it was sent is no longer known.
  */
 export function createOnce(): Once {
   const sent = new Map<string, { answer: Promise<unknown> | undefined }>();

@@ -80,7 +80,7 @@ export const copyButton = (text: string, what: string): Html =>
 /** Renders an id in full, with a button that copies it. */
 export const id = (text: string): Html => html`<code class="id">${text}</code> ${copyButton(text, text)}`;
 
-/** Returns the end of an id, the part that people can tell apart. */
+/** Returns the end of an id, the part that people can distinguish. */
 const endOf = (id: string): string => `…${id.slice(-6)}`;
 export const shortId = (text: string): Html => html`<code class="id" title="${text}">${endOf(text)}</code>`;
 
@@ -89,13 +89,13 @@ export type Column = {
   kind?: 'text' | 'number' | 'money' | 'time' | 'actions';
   /** The address of the list sorted by this column, and how it is sorted by it now. */
   sort?: { to: string; is: 'ascending' | 'descending' | undefined };
-  /** A narrow list begins each row with this column; unless said otherwise with the first of text, and of money. */
+  /** A narrow list begins each row with this column; by default with the first of text, and of money. */
   isFirst?: boolean;
 };
 
 /**
- * Renders a table. Where it is narrow, each row is a card: name, amount and button, then the other cells with their labels. The
- * roles keep it a table for screen readers then. `empty` advises what to do when there are no rows.
+ * Renders a table. A narrow one shows each row as a card: name, amount and button, then the other cells with their labels; roles
+ * keep it a table for screen readers. `empty` advises what to do without rows.
  */
 export function table(
   caption: string,
@@ -188,7 +188,7 @@ type FormOrder = {
   tone?: 'primary' | 'danger' | '';
   hidden?: Record<string, string>;
   isInline?: boolean;
-  /** Where the page's script gets what a passkey answers; the answer is sent in the field `credential`. */
+  /** The path at which the page's script gets the question to a passkey; the answer is sent in the field `credential`. */
   passkey?: string;
 };
 
@@ -239,9 +239,8 @@ export function cutPage<T>(rows: readonly T[], length: number): { page: readonly
 }
 
 /**
- * Returns one page of a list that shares its page with other lists, and the links to its other pages. The parameter `name`
- * of the address has the index of the first row, and `name` is also the card of the list. `words` are the texts of the
- * links.
+ * Returns one page of a list that shares its page with other lists, and the links to its other pages. The parameter `name` of the
+ * address has the index of the first row, and is also the list's card. `words` are the texts of the links.
  */
 export function pagesOf<T>(
   { path, query }: { path: string; query: URLSearchParams },

@@ -73,7 +73,7 @@ export async function optionsOfNew(visit: Visit): Promise<ScriptData> {
 
 const isIssuers = ({ viewer }: Visit) => viewer.kind === 'operator' && viewer.subject !== null;
 
-/** Throws `conflict` for an operator whom the identity provider names: only at its own sign-in is it asked whether he still is one. */
+/** Throws `conflict` for an operator whom the identity provider names: only at its own sign-in is it asked whether they still are one. */
 function refuseIssuers(visit: Visit): void {
   if (isIssuers(visit)) throw new Refusal('conflict', ISSUERS);
 }
@@ -92,7 +92,7 @@ export async function add(visit: Visit): Promise<Go> {
   return { to: '/settings?done=passkey-added#passkeys', cookies: [clearedChallenge(address)] };
 }
 
-/** Shows the passkeys, and the form that makes one; elsewhere than at a suitable address it says why there is none. */
+/** Shows the passkeys, and the form that makes one; elsewhere than at a suitable address the reason why there is none. */
 export function passkeyCard(visit: Visit): Html {
   const { app, address } = visit;
   const rows = listPasskeys(app.ledger.read)

@@ -70,12 +70,12 @@ function niceMaximum(value: bigint): bigint {
   return (ROUND.find((it) => it * step >= value) as bigint) * step;
 }
 
-/** How the ends of a length of time are written: with days where it is longer than two. */
+/** The format of the ends of a length of time: with days where it is longer than two. */
 const CLOCK = { hour: '2-digit', minute: '2-digit', timeZoneName: 'short' } as const;
 const DAY = { day: 'numeric', month: 'short', year: 'numeric' } as const;
 const endsIn = (zone: string, length: number) => timesIn(zone, length > 2 * DAY_SECONDS ? DAY : CLOCK);
 
-/** How the time of a bar is written, on the axis and in full. */
+/** The format of the time of a bar, on the axis and in full. */
 const FORMATS: Record<Bars['every'], Record<'short' | 'long', Intl.DateTimeFormatOptions>> = {
   minute: {
     short: { hour: '2-digit', minute: '2-digit' },
@@ -89,7 +89,7 @@ const FORMATS: Record<Bars['every'], Record<'short' | 'long', Intl.DateTimeForma
   week: { short: { day: 'numeric', month: 'short', year: '2-digit' }, long: { dateStyle: 'full' } },
   month: { short: { month: 'short', year: 'numeric' }, long: { month: 'long', year: 'numeric' } },
 };
-/** At most so many times stand below a picture, so that they fit a phone. */
+/** The most times that stand below a picture, so that they fit a phone. */
 const TIME_COUNT_MAX = { minute: 6, hour: 3, day: 5, week: 4, month: 4 };
 /** A text stands in the middle below its bar between these parts of the width, in percent: others would leave the card. */
 const [LEFT_END, RIGHT_END] = [4, 88];
@@ -123,7 +123,7 @@ export function spendingChart(title: string, cells: readonly Cell[], { what, ...
   if (ranked.length > names.length || totals.has(OTHERS)) names.push(OTHERS);
   const seriesOf = (key: string) => (names.includes(key) ? key : OTHERS);
 
-  const places = new Map(starts.map((at, place) => [at, place]));
+  const positions = new Map(starts.map((at, place) => [at, place]));
   const width = WIDTH / Math.max(1, starts.length);
   const stacks = new Map<number, Map<string, bigint>>();
   for (const { at, key, amount } of cells) {
@@ -142,7 +142,7 @@ export function spendingChart(title: string, cells: readonly Cell[], { what, ...
       if (!amount) return [];
       const height = Number(scaled(amount, maximum, HEIGHT));
       y -= height;
-      const x = (places.get(at) ?? 0) * width;
+      const x = (positions.get(at) ?? 0) * width;
       const inner = Math.max(1, width - Math.min(2, width / 5));
       return [
         html`<rect class="s${series}" x="${x.toFixed(1)}" y="${y.toFixed(1)}" width="${inner.toFixed(1)}" height="${height.toFixed(1)}"><title>${long(at)}: ${outside(name)} ${dollars(amount as Nanos)}</title></rect>`,
@@ -193,7 +193,7 @@ export type Lease = {
   until: number;
   isLive: boolean;
   /** The rest of its time in words, or that it has ended. */
-  timeLeft: string;
+  remainingTime: string;
   href: string;
 };
 
@@ -209,7 +209,7 @@ export function ganttOf(leases: readonly Lease[], { now, zone }: { now: number; 
   const rows = leases.map((it) => {
     const ready = it.readyAt ?? it.until;
     const shapes = html`<rect class="waiting" x="${x(it.from)}" width="${width(it.from, ready)}" y="4" height="12"></rect><rect class="${it.isLive ? 'used' : 'over'}" x="${x(ready)}" width="${width(ready, it.until)}" y="4" height="12"></rect>${it.isLive && html`<rect class="past" x="${x(ready)}" width="${width(ready, now)}" y="4" height="12"></rect>`}<rect class="now" x="${x(now)}" width="1" height="20"></rect>`;
-    return html`<li><a href="${it.href}">${outside(it.label)}</a><svg role="img" aria-label="${outside(it.label)}: ${it.timeLeft}" width="100%" height="20">${shapes}</svg><span class="left"${it.isLive && html` data-live="${it.id}.left"`}>${it.timeLeft}</span></li>`;
+    return html`<li><a href="${it.href}">${outside(it.label)}</a><svg role="img" aria-label="${outside(it.label)}: ${it.remainingTime}" width="100%" height="20">${shapes}</svg><span class="left"${it.isLive && html` data-live="${it.id}.left"`}>${it.remainingTime}</span></li>`;
   });
   return html`<figure class="gantt"><ol>${rows}</ol><div class="x" aria-hidden="true"><span>${label(from)}</span><span>${label(to)}</span></div></figure>`;
 }

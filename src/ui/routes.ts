@@ -57,7 +57,7 @@ const FORM_BYTES_MAX = 16 * 1024;
 const ZONE_LENGTH_MAX = 64;
 const ASSET_SECONDS = 365 * 86_400;
 
-/** What a page or a form answers: a page, a redirection, data for the page's script, or a file. */
+/** The answer of a page or a form: a page, a redirection, data for the page's script, or a file. */
 type Shown = Page | Go | ScriptData | CsvFile;
 type Show = (visit: Visit) => Shown | Promise<Shown>;
 type PageRoute = readonly [method: 'GET' | 'POST', path: string, show: Show, bytesMax?: number];
@@ -287,7 +287,7 @@ function visiting(
     if (!signed) return turnAway(c, address);
     admitViewer(app, c, signed.viewer);
     await noteUse(app, signed.session);
-    // Only an operator may send much: others are told at once that there is no such page.
+    // Only an operator may send much: others get at once the answer that there is no such page.
     const form = await formOf(app, c, signed.viewer.kind === 'operator' ? bytesMax : FORM_BYTES_MAX);
     // A form may arrive slowly: a session that has ended by then must not complete its request.
     const viewer = signedIn(app, c.env.incoming, address)?.viewer;
@@ -399,7 +399,7 @@ function result(c: Context<Env>, shown: Shown, query: URLSearchParams, visit?: V
 function timesOf({ path, query, zone }: Visit, hasAddress: boolean): PageTimes {
   const isAsked = query.has('zone');
   const other = addressWith(path, query, { zone: zone === 'UTC' ? undefined : 'UTC' });
-  return { zone, isAsked, other: hasAddress && (isAsked || zone !== 'UTC') ? other : undefined };
+  return { zone, isRequested: isAsked, other: hasAddress && (isAsked || zone !== 'UTC') ? other : undefined };
 }
 
 function answer(c: Context<Env>, document: Html, status: number): Response {

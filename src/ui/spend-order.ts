@@ -11,7 +11,7 @@ const DAY = 86_400;
 const NAMED_COUNT_MAX = 1000;
 const RANGE_DEFAULT = '7d';
 
-/** What the query of the page of spending asks for. */
+/** The query of the page of spending. */
 export type SpendView = TimeSpan & {
   by: SpendBy;
   and: SpendBy | undefined;
@@ -24,7 +24,7 @@ export type SpendView = TimeSpan & {
   /** The length of a bar of the picture. */
   every: 'hour' | Period;
   scope: SpendScope;
-  /** What the scope is, for a heading. */
+  /** The scope in words, for a heading. */
   scopeName: string;
   only: { model?: string; tag?: string; kind?: string } | undefined;
 };

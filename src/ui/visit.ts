@@ -25,7 +25,10 @@ export type UiApp = HttpApp &
     runDoctor?: () => Promise<CheckFinding[]>;
   };
 
-/** The parts of the page beside the App: the settings without secrets, the spending of the last hour, the sent forms, and the changes that were shown. */
+/**
+ * The parts of the page beside the App: the settings without secrets, the spending of the last hour, the sent forms, and the
+ * changes that were shown.
+ */
 export type UiParts = { settings: () => string; pulse: Pulse; once: Once; previews: Previews };
 
 /** A list as a file that the browser saves. */

@@ -27,10 +27,10 @@ const AT_ONCE_COUNT = 100;
 export const CLOSE_COUNT_MAX = 500;
 
 /**
- * Ends the spending of a wallet and of all below it, and works on closing them for about `close_wait_seconds`, the
- * deepest first: ends their leases, waits for requests in flight, resolves uncertain chats by their policy, settles the
- * rest and returns what is left. Returns the wallet as it is then: `closed`, or still `closing` or `expired` while the
- * reaper continues (design 2.10). Idempotent.
+ * Ends the spending of a wallet and of all below it, and works on closing them for about `close_wait_seconds`, the deepest first:
+ * ends their leases, waits for requests in flight, resolves uncertain chats by their policy, settles the rest and returns what is
+ * left. Returns the wallet as it is then: `closed`, or still `closing` or `expired` while the reaper continues (design 2.10).
+ * Idempotent.
  */
 export async function close(app: CloseApp, walletId: string, reason: CloseReason): Promise<Wallet> {
   const now = app.clock.now();
@@ -123,8 +123,8 @@ const closedIn = (attempts: readonly PromiseSettledResult<Wallet>[]): number =>
   attempts.filter((it) => it.status === 'fulfilled' && it.value.status === 'closed').length;
 
 /**
- * Makes one attempt to close each of these wallets, which have begun to close, and all below them, the deepest first. Makes no more
- * once `max` or more are closed. Returns how each attempt ended; one that fails keeps no other from being made.
+ * Makes one attempt to close each of these wallets, which have begun to close, and all below them, deepest first. Stops once `max`
+ * or more are closed. Returns each attempt's outcome; a failed one does not prevent the others.
  */
 export async function windUp(
   app: CloseApp,

@@ -2,7 +2,7 @@ import { Refusal } from '../base/refusal.ts';
 import { visible } from '../base/visible.ts';
 import type { Catalogue, Model } from '../router/catalogue.ts';
 
-/** What a client needs to spend from a wallet by its gateway. */
+/** The settings of a client that spends from a wallet by its gateway. */
 type GatewayAccess = {
   baseUrl: string;
   /** The gateway key. Undefined where the client takes it from its variable OPENAI_API_KEY. */
@@ -223,7 +223,7 @@ function exportsOf(variables: Variables): string[] {
 const inShell = (text: string): string =>
   /^[\w./:@%+,-]+$/.test(text) ? text : `'${text.replaceAll("'", String.raw`'\''`)}'`;
 
-/** What clients replace inside the text of their files: `{env:NAME}`, `{file:PATH}`, `${NAME}`, `${{ NAME }}`. */
+/** The placeholders that clients replace inside the text of their files: `{env:NAME}`, `{file:PATH}`, `${NAME}`, `${{ NAME }}`. */
 const REPLACED = /\{(?:env|file):|\$\{/;
 
 function refuseUnwritable(text: string, client: string, inFile: boolean): void {

@@ -196,7 +196,7 @@ export const UploadRequest = v.object({
 
 const count = v.pipe(v.number(), v.integer());
 const bytes = v.optional(count);
-/** What a machine uses, as `status` says it. */
+/** The use of a machine, as `status` returns it. */
 const UsageSummary = v.pipe(
   v.object({
     cpu_seconds: v.optional(v.number()),

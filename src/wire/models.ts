@@ -56,7 +56,7 @@ export function modelRecord(model: Model, created: number): v.InferOutput<typeof
   };
 }
 
-/** One model in the shape of Anthropic's list. */
+/** A model in the shape of Anthropic's list. */
 export const AnthropicModel = v.object({
   type: v.literal('model'),
   id: v.string(),

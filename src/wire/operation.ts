@@ -30,7 +30,7 @@ const OperationRecord = v.object({
   settled_at: v.nullable(Time),
 });
 
-/** What a list of operations can be limited to by its state: also the outcomes of settled ones. */
+/** The states to which a list of operations can be limited: also the outcomes of settled ones. */
 export const LISTED_STATES = [...OPERATION_STATES, ...OPERATION_OUTCOMES] as const;
 const Amount = v.optional(
   v.pipe(v.string(), v.regex(/^\d{1,7}(\.\d{1,9})?$/, 'must be an amount in USD, as "0.05"'), v.description('USD')),

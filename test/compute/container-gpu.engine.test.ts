@@ -212,7 +212,7 @@ test('a tenant with an nvidia-smi of his own can falsify or flood the use of his
   const { id } = (await lease()).body;
   const usage = await until('all of it was read', async () => {
     const { body } = await ask('POST', '/v1/compute/status', { token, body: { id } });
-    return app.usages.get(id)?.inside.last() && body.usage?.memory_bytes !== undefined && body.usage;
+    return app.usages.get(id)?.guest.last() && body.usage?.memory_bytes !== undefined && body.usage;
   });
   assert.equal('gpus' in usage, false);
   assert.ok(usage.cpu_seconds < 9, JSON.stringify(usage));

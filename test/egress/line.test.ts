@@ -171,7 +171,7 @@ test('a program that sends more than it may, or what no program sends, ends its 
   for (const it of broken) {
     const fake = openFake();
     fake.stdout.write(it);
-    assert((await fake.line.over) instanceof LineBroken, it.subarray(0, 40).toString('hex'));
+    assert((await fake.line.ended) instanceof LineBroken, it.subarray(0, 40).toString('hex'));
     assert(fake.streams.every((stream) => stream.destroyed));
   }
 });
@@ -213,7 +213,7 @@ function openDeaf(accept: (stream: Duplex) => void) {
   const ended = Promise.withResolvers<void>();
   const line = openLine({ stdin, stdout, ended: ended.promise, kill: () => ended.resolve() }, accept);
   let isOver = false;
-  void line.over.then(() => {
+  void line.ended.then(() => {
     isOver = true;
   });
   return { stdin, stdout, line, said, isOver: () => isOver, take: () => held.shift()?.() };
@@ -227,7 +227,7 @@ test('what a program that reads nothing is to be told stays in bounds: it can op
     await pause(50); // However long it waits.
   }
   assert(rounds < 10, String(rounds));
-  assert((await opening.line.over) instanceof LineBroken);
+  assert((await opening.line.ended) instanceof LineBroken);
   assert(opening.stdin.writableLength < 2048, String(opening.stdin.writableLength));
 
   const sending = openDeaf((stream) => stream.resume());
@@ -239,7 +239,7 @@ test('what a program that reads nothing is to be told stays in bounds: it can op
     await immediate();
   }
   assert(count < 600, String(count));
-  assert((await sending.line.over) instanceof LineBroken);
+  assert((await sending.line.ended) instanceof LineBroken);
   assert(sending.stdin.writableLength < 4096, `${sending.stdin.writableLength} after ${count} pieces`);
 });
 

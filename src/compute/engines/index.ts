@@ -1,7 +1,6 @@
 /**
- * The backends that purser.yaml may name, each by the name of its folder. A settings.ts exports `slots` (the schema for
- * each slot it can serve), `notes` (what the operator should know about given settings) and `open`, which alone loads the
- * backend's code: commands and idle starts stay quick.
+ * The backends that purser.yaml may name, by their folders. A settings.ts exports `slots` (the schema for each slot), `notes` (on
+ * given settings, for the operator) and `open`, which alone loads the backend's code: commands and idle starts stay quick.
  */
 export * as container from './container/settings.ts';
 export * as kubernetes from './kubernetes/settings.ts';

@@ -2,9 +2,8 @@ import { Transform } from 'node:stream';
 import { WAITING } from '../machine/waiting.ts';
 
 /**
- * Runs `$@`, marks on standard error, with `$mark`, where its output begins and ends, and prints its exit code there. The engine's
- * own messages on that stream can thus be told apart from the command's output. This shell's message about a command that a signal
- * ended, such as "Terminated", is discarded.
+ * Runs `$@`, marks on standard error, with `$mark`, where its output begins and ends, and prints its exit code there: so the
+ * engine's messages stand apart. Discards this shell's message about a command that a signal ended, such as "Terminated".
  */
 export const RUN_MARKED = `printf '%s{' "$mark" >&2
 exec 3>&2 2>/dev/null
@@ -13,10 +12,10 @@ code=$?
 printf '%s}%d;' "$mark" "$code" >&3`;
 
 /**
- * Runs `$2…` as RUN_MARKED does, with the mark `$1`, and then reads the input that the command has left unread, to its end. A server
- * that ends a connection while input still arrives resets it, and a reset discards output that is on its way, with the exit code.
- * Exits with the command's code, which counts where the mark is lost. A command that signals its process group does not end this
- * shell: what a shell traps has its default effect in what it starts.
+ * Runs `$2…` as RUN_MARKED does, with the mark `$1`, and then reads the unread input to its end. A server that ends a connection
+ * while input still arrives resets it, and a reset discards output that is on its way, with the exit code. Exits with the command's
+ * code, which counts where the mark is lost. A command that signals its process group does not end this shell: a trapped signal has
+ * its default effect in the shell's children.
  */
 export const MARKED = `mark=$1; shift
 trap : HUP INT QUIT TERM USR1 USR2 ALRM

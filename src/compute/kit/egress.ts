@@ -16,7 +16,7 @@ export const egress = v.optional(
   v.union([v.picklist(['none', 'public']), v.array(entry)], 'must be none, public or a list of entries'),
 );
 
-/** The same setting where leases have another way out, which passes by Purser: always a fault, which says what they reach. */
+/** The same setting where leases have another way out, which passes by Purser: always a fault, which names what they reach. */
 export const noEgress = (reach: string) => v.optional(v.never(`cannot be set for this backend: ${reach}`));
 
 /** Settings with a network that is not Purser's. */
@@ -50,7 +50,7 @@ export function egressLists(settings: Settings): (offer: string | undefined) => 
 
 const PROXY = `http://127.0.0.1:${EGRESS_PORT}`;
 const LOOPBACK = 'localhost,127.0.0.1,::1';
-/** Tells programs of the way out. Some read the names in one letter case only. */
+/** The variables that point programs to the way out. Some read the names in one letter case only. */
 export const PROXY_VARIABLES: Readonly<Record<string, string>> = Object.fromEntries(
   Object.entries({ http_proxy: PROXY, https_proxy: PROXY, all_proxy: PROXY, no_proxy: LOOPBACK }).flatMap(
     ([name, value]) => [
@@ -60,7 +60,7 @@ export const PROXY_VARIABLES: Readonly<Record<string, string>> = Object.fromEntr
   ),
 );
 
-/** Returns the variables of a machine of an offer: those that tell of its way out, or none. */
+/** Returns the variables of a machine of an offer: those that point to its way out, or none. */
 export const egressVariables = (settings: Settings, offer: string | undefined): Readonly<Record<string, string>> =>
   ofOffer(settings, offer).length ? PROXY_VARIABLES : {};
 
@@ -70,7 +70,7 @@ export const egressCommand = (watchdog: string): string[] => [watchdog, 'egress'
 /** Returns the streams of that program, for its line. It ends with its input. */
 export function egressSession(program: LineSession): LineSession {
   program.ended.catch(() => {});
-  // Its stream alone says whether it is there: a question to the engine that fails must not cut what the stream carries.
+  // The stream alone decides whether it is there: a question to the engine that fails must not cut its connections.
   const ended = new Promise<void>((resolve) => program.stdout.once('close', resolve));
   return { ...program, ended };
 }
@@ -83,7 +83,7 @@ export const haveWayOut = (settings: Settings): boolean =>
 
 const SHOWN_COUNT = 5;
 
-/** Returns what leases without a network reach, as `doctor` says it. */
+/** Describes, for `doctor`, what leases without a network reach. */
 export function describeReach(settings: Settings): string {
   const reach = offerIds(settings).flatMap((id) => {
     const entries = ofOffer(settings, id);

@@ -5,14 +5,14 @@ import { partOf } from './between.ts';
 
 /**
  * Runs a command and prints its exit code behind a mark, as the last output on standard error. LXD before 5.21 reports the end of a
- * command only when no process holds its output any more: a process that the command left in the background would delay the report.
+ * command only when no process holds its output, not even in the background.
  */
 export const WITH_EXIT_MARK =
   'cd "$1" 2>/dev/null; mark=$2; shift 2; "$@"; code=$?; echo "$mark$code" >&2; exit "$code"';
 
 /**
- * Returns a script for an engine that may lose the end of a command's output: its exit code behind a mark is the last on both
- * outputs. The mark is the first line of its input, because a command may print the arguments of any process.
+ * Returns a script for an engine that may lose the end of a command's output: both outputs end with its exit code behind a mark.
+ * The mark is the first line of its input: commands may read any process's arguments.
  */
 export const withMark = (script: string) => `IFS= read -r purser_mark
 trap 'code=$?; echo "$purser_mark$code"; echo "$purser_mark$code" >&2' EXIT

@@ -14,8 +14,8 @@ limit CPU cpu.max cpu/cpu.cfs_quota_us`;
 export const READ_LIMITS: ExecOrder = { command: SCRIPT, timeoutSeconds: 10, streamBytesMax: 4096 };
 
 /**
- * Returns the limit that is missing in the output of `READ_LIMITS`, if any. An engine may claim to limit memory and not do so, as
- * rootless Podman with control groups of version 1. A limit that cannot be read counts as missing.
+ * Returns the limit that is missing in the output of `READ_LIMITS`, if any. Some engines claim to limit memory and do not: rootless
+ * Podman with control groups of version 1. An unreadable limit counts as missing.
  */
 export function findUnlimited(printed: string, memoryGib: number): string | undefined {
   const isSet = (name: string, value: string) => {

@@ -52,9 +52,10 @@ export async function continueProcesses({ signal }: Pick<Signals, 'signal'>, ref
 }
 
 /**
- * Creates the pause of machines whose first process is a watchdog (docs/decisions/0082). That runs on, so the deadline holds without
- * Purser. To pause, the deadline is moved once all has stopped; to resume, before anything of a tenant runs: so it tells how far either
- * came. The machine has its processor both times, as a command in one without takes seconds, and longer beside a process that woke itself.
+ * Creates the pause of machines whose first process is a watchdog (docs/decisions/0082). That runs on, so the deadline holds
+ * without Purser. A pause moves the deadline once all has stopped, a resumption before anything of a tenant runs: so it shows how
+ * far either came. The machine has its processor both times: without one a command takes seconds, and longer beside a process that
+ * woke itself.
  */
 export function createPausing(
   { limitCpu, ...signals }: PauseCalls,

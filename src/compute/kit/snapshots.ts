@@ -79,7 +79,7 @@ export function createTake(parts: TakeParts): Pick<Snapshots, 'take' | 'letRun'>
             if (isRunning && !isAnswer(error)) await letRun(ref).catch(() => {}); // It is tried again: the outcome is unknown.
             throw error;
           }
-          // A tenant decides whether his processes go on: a take that cannot tell leaves nothing that nobody pays for.
+          // A tenant decides whether their processes continue: where that is not known, no unpaid snapshot is left behind.
           if (isRunning)
             await letRun(ref).catch(async (error) => {
               await remove(tag);

@@ -35,7 +35,7 @@ export function checkNoNetwork<S extends WarmSetting & { network: string }>() {
 /** A number of machines that are kept made. */
 export type WarmOrder = { spec: Spec; count: number };
 
-/** Returns the machines that a backend keeps made: none where its settings do not say. */
+/** Returns the machines that a backend keeps made: none by default. */
 export function warmOf({ limits: { max_seconds }, warm = [], offers = [] }: WarmSetting): WarmOrder[] {
   const sized = warm.map(({ count, ...size }) => ({ count, spec: { gpu: null, gpus: 0, ...size, max_seconds } }));
   const offered = offers.map((it) => {

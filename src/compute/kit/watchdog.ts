@@ -13,14 +13,14 @@ export const WATCHDOG_PATH = '/.purser-watchdog';
 /** The program that runs as process 1, even if its file was removed. Under gVisor no engine can start it. */
 export const RUNNING_WATCHDOG = '/proc/1/exe';
 /**
- * The name of the copy that a watchdog puts into its directory, if it has one: into a directory of its user alone, where it also
- * keeps its deadline. The copy is told that directory as well, after all other arguments.
+ * The name of the copy that a watchdog puts into its directory, if it has one: a directory of its user alone, which also holds its
+ * deadline. The copy gets that directory as well, after all other arguments.
  */
 export const COPIED_WATCHDOG = 'watchdog';
 export const MOVE_MILLISECONDS = 15_000;
 /** Returns whether a watchdog with this exit code ended its machine for what was written beside its disk (watchdog/mounts.h). */
 export const wroteBesideDisk = (exitCode: number | undefined) => exitCode === 153;
-/** Says why such a machine ended. */
+/** Describes why such a machine ended. */
 export const WROTE_BESIDE_DISK = 'it wrote more than 16 MiB to files that the engine mounts into it beside its disk';
 
 const ARCHITECTURES = ['amd64', 'arm64'];

@@ -3,8 +3,8 @@ import { createLinkTree } from './link-tree.ts';
 import { KEPT_OUT_PATH } from './shell.ts';
 
 /**
- * Reads a tar archive as it comes (POSIX.1-2017, pax; the long names of GNU), checks every entry before any of it is passed on, and
- * writes the entries anew in one plain form. So it does not matter which tar unpacks them, nor how that one reads unusual archives.
+ * Reads a tar archive as it comes (POSIX.1-2017, pax; the long names of GNU), checks every entry before it is passed on, and writes
+ * it again in one plain form: so the tar that unpacks it, and how that reads unusual archives, do not matter.
  */
 
 const BLOCK_BYTES = 512;
@@ -38,7 +38,7 @@ export class ArchiveFault extends Error {}
 type Destination = {
   /** The absolute path of the directory, in which no part is a symbolic link. */
   directory: string;
-  /** The user and the group of its commands, if it says so. */
+  /** The user and the group of its commands, if it names them. */
   owner: { user: number; group: number } | undefined;
   /** The symbolic links that are in the directory already, relative to it, in Latin-1. */
   links: Iterable<string>;
@@ -88,7 +88,7 @@ function createMetaHeaders() {
   };
 }
 
-/** Returns what the content of a header says of the next entry. */
+/** Returns what the content of a header states about the next entry. */
 function valuesOf(type: string, content: Buffer): ExtendedHeader {
   if (type === 'x') return parseExtended(content);
   if (type !== 'g') return { [type === 'L' ? 'name' : 'linkName']: textOf(content) };
@@ -117,7 +117,7 @@ export function readArchive(destination: Destination): ArchiveReader {
   const check = checkFor(destination);
   const [blocks, meta, progress] = [createBlocks(), createMetaHeaders(), createProgress()];
   /** The content that is expected: of an entry, of a long name or extended header, and the padding after either. */
-  let left = 0;
+  let remainingBytes = 0;
   let zeros = 0;
   let bytes = 0;
 
@@ -134,37 +134,37 @@ export function readArchive(destination: Destination): ArchiveReader {
     const parsed = parseHeader(block, at);
     if ('LKxg'.includes(parsed.type)) {
       meta.begin(parsed);
-      left = padded(parsed.size);
-      if (left === 0) meta.end();
+      remainingBytes = padded(parsed.size);
+      if (remainingBytes === 0) meta.end();
       return;
     }
     const entry = meta.apply(parsed);
     const checked = check(entry);
-    left = isFile(entry) ? padded(entry.size) : 0;
+    remainingBytes = isFile(entry) ? padded(entry.size) : 0;
     if (!checked) {
-      if (left) throw new ArchiveFault('has content for its own directory');
+      if (remainingBytes) throw new ArchiveFault('has content for its own directory');
       return;
     }
     progress.begin(checked.name);
     out.push(headerOf(checked));
-    if (left === 0) progress.end();
+    if (remainingBytes === 0) progress.end();
   }
 
   /** Takes a part of the content that is expected. */
   function content(part: Buffer, out: Buffer[]): void {
     bytes += part.length;
-    left -= part.length;
+    remainingBytes -= part.length;
     const isMeta = meta.isReading();
     if (isMeta) meta.take(part);
     else out.push(part);
-    if (left === 0) (isMeta ? meta : progress).end();
+    if (remainingBytes === 0) (isMeta ? meta : progress).end();
   }
 
   function read(piece: Buffer, out: Buffer[]): void {
     for (let at = 0; at < piece.length; ) {
-      const part = piece.subarray(at, at + (left || blocks.missing()));
+      const part = piece.subarray(at, at + (remainingBytes || blocks.missing()));
       at += part.length;
-      if (left > 0) content(part, out);
+      if (remainingBytes > 0) content(part, out);
       else blocks.add(part, (block) => header(block, out));
     }
   }

@@ -31,7 +31,7 @@ export type AttachedOrder = {
 };
 
 export type Attached = {
-  /** Its process id inside the machine. */
+  /** The process id inside the machine. */
   pid: number;
   stdin: GuestSession['stdin'];
   /** Has to be read: it is taken from the machine no faster. */
@@ -114,8 +114,8 @@ async function attachStreams({ guest }: Pick<Backend, 'guest'>, ref: Ref, order:
 /** The time for a file with a text to be written, or removed. */
 const TEXT_SECONDS = 30;
 /**
- * Stores a text in a file of the machine that its user alone can read, and returns its path. It goes there over standard input: the
- * command line of a terminal appears in lists of processes and in logs, and the text has the variables of its user.
+ * Stores a text in a file of the machine that its user alone can read, and returns its path. The text comes over standard input, as
+ * it has variables of its user: the command line of a terminal appears in lists of processes and in logs.
  */
 async function storeText({ guest }: Pick<Backend, 'guest'>, ref: Ref, token: string, text: string): Promise<string> {
   const store = `umask 077

@@ -38,7 +38,7 @@ export type Entry = {
 
 /**
  * Sets `$it` to the path. `print` prints entries: the token, a slash, the facts, a slash and the path; `links` the token, an equals
- * sign, the path, NUL and where a link leads. A token and an exclamation mark end what is whole.
+ * sign, the path, NUL and the target. A token and an exclamation mark end complete output.
  */
 const opening = (token: string, path: string) => `export LC_ALL=C
 cd "\${HOME:-/}" 2>/dev/null || cd /

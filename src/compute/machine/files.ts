@@ -126,8 +126,7 @@ export function readPart(
 
 /**
  * Describes the file at a path, a link not followed, and lists it where it is, or leads to, a directory: at most 10,000 entries by
- * name, those that begin with a dot first. Throws refusals for a path that cannot be read, and `rate_limited` where `take` has no
- * room.
+ * name, those with a leading dot first. Throws refusals for an unreadable path, and `rate_limited` where `take` has no room.
  */
 export function listFiles(
   backend: Backend,

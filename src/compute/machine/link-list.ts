@@ -2,9 +2,9 @@
 const END = '\n//\n';
 
 /**
- * Reads a list of names, one a line, up to the line `//`, as it comes: however small its pieces are, each is looked at once.
- * `push` returns the names, and what follows the list, when the piece has its end; and `tooLong` when the list has more than
- * `bytesMax` before its end.
+ * Reads a list of names, one a line, up to the line `//`, as it comes: however small its pieces are, each is looked at once. `push`
+ * returns the names, and the bytes after the list in the piece with its end; `tooLong` when the list has more than `bytesMax`
+ * before its end.
  */
 export function createLinkListReader(bytesMax: number) {
   const pieces: string[] = [];

@@ -47,7 +47,7 @@ export type Process = {
 
 /**
  * The file with the process id of the machine's launcher, in the home, where there is one: on SIGUSR1 it starts the waiting
- * keepers. Without one, the session of the request starts them, as processes that a session leaves behind survive on other engines.
+ * keepers. Without one, the session of the request starts them: on other engines processes survive their session.
  */
 export const LAUNCHER = '.purser-launcher';
 export const PROCESSES = '.purser-processes';

@@ -7,9 +7,8 @@ const LIST = 'nvidia-smi -L';
 const NO_TOOL = 'no nvidia-smi';
 
 /**
- * Tries a machine before it is sold: a command has to run in it, and `nvidia-smi -L` has to show the GPUs that were requested.
- * Returns the fault, or undefined. Where `mayLackTool` is set, a machine without nvidia-smi passes: its GPUs may be of another
- * vendor.
+ * Tries a machine before it is sold: a command has to run, and `nvidia-smi -L` to show the requested GPUs. Returns the fault, or
+ * undefined. With `mayLackTool`, a machine without nvidia-smi passes: its GPUs may be of another vendor.
  */
 export async function faultOf(
   exec: (order: ExecOrder) => Promise<ExecResult>,

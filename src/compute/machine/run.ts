@@ -17,10 +17,10 @@ const QUIET_MILLISECONDS = 500;
 const NOISE_BYTES_MAX = 64 * 1024;
 
 /**
- * Reads a line with a token and the length of the text, then the text, and runs it. The text ends with the token: a text that was
- * cut is not run. `say` prints the line with the token and the first word of the text; then the input comes on standard input.
- * Standard input is descriptor 7 here, as a shell gives its background processes none. The text may set its tenant's variables,
- * whose names do not begin with PURSER_, before it calls `say`.
+ * Reads a line with a token and the length of the text, then the text, and runs it. The text ends with the token: one that was cut
+ * is not run. `say` prints the line with the token and the first word of the text; then the input comes on standard input, which is
+ * descriptor 7 here, as a shell gives its background processes none. The text may set its tenant's variables, whose names do not
+ * begin with PURSER_, before it calls `say`.
  */
 const READ_AND_RUN = `exec <&7 7<&-
 read -r PURSER_TOKEN length
@@ -40,7 +40,7 @@ const KILL_SECONDS = 30;
 type RunOrder = {
   /** The script. It prints its first word with `say`, at once or after its checks. */
   text: string;
-  /** Its standard input; `fed` if the caller writes it to `stdin` of the run, after the first word. */
+  /** The standard input; `fed` if the caller writes it to `stdin` of the run, after the first word. */
   input?: Buffer | 'fed' | undefined;
   /** After this time all processes of the text are killed inside the machine. */
   timeoutSeconds: number;
@@ -123,7 +123,7 @@ export async function startRun(
   rejectAtEnd(word, ended);
   function kill(): void {
     session.kill();
-    // What nobody reads is discarded: `ended` would wait for a reader for ever.
+    // Unread output is discarded: `ended` would wait for a reader for ever.
     for (const it of [stdout, stderr]) if (!it.listenerCount('data') && !it.listenerCount('readable')) it.resume();
     // The text has a mark of its own: that of the session also marks the guard, which must not end itself.
     const command = `set -- ${marker}\n${KILL_MARKED}`;
@@ -133,8 +133,8 @@ export async function startRun(
 }
 
 /**
- * Rejects a first word that has not come when its session ends. Of one that was lost, nobody knows what it ran: the word may have been
- * on its way.
+ * Rejects a first word that has not come when its session ends. It is not known what a lost one ran: the word may have been on its
+ * way.
  */
 export function rejectAtEnd(word: PromiseWithResolvers<string>, ended: Promise<number>): void {
   ended.then(() => word.reject(new Error('the machine ran nothing of what it was sent')), word.reject);

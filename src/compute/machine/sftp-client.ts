@@ -14,7 +14,10 @@ const WORDS_BYTES_MAX = 4096;
 const JOINED_BYTES_MAX = 64 * 1024;
 /** Bytes kept to match the last line of an answer; that line is shorter. */
 const END_BYTES = 64;
-/** The last line of an answer, and of what stands on standard error. To compile an expression for each request costs more than the rest. */
+/**
+ * The last line of an answer, and of what stands on standard error. To compile an expression for each request costs more than the
+ * rest.
+ */
 const [ANSWER_END, WORDS_END] = [/([0-9a-f]{32}) (\d{1,3})\n$/, /([0-9a-f]{32})\n$/];
 
 /** The session in the machine has ended or does not respond. The last request may or may not have taken effect. */
@@ -33,8 +36,8 @@ type ScriptRequest = {
 
 export type ScriptClient = {
   /**
-   * Runs a verb. Returns its standard output, the token of the request, and what `read` said on standard error. Throws SftpFault
-   * and ScriptLost.
+   * Runs a verb. Returns its standard output, the token of the request, and the standard error of `read`. Throws SftpFault and
+   * ScriptLost.
    */
   ask(question: ScriptRequest): Promise<{ output: Buffer; token: string; words: string }>;
   /** Closes a descriptor in the machine. It has no answer, and takes its place before the next request. */
@@ -82,7 +85,7 @@ export function createScriptClient(
     };
     try {
       const answered = out.until(ANSWER_END, token, answerBytesMax, active, take);
-      const said = err.until(WORDS_END, token, WORDS_BYTES_MAX, active);
+      const errorText = err.until(WORDS_END, token, WORDS_BYTES_MAX, active);
       // Small ones are written at once: each write is a call of the system, and on some roads a packet.
       const lines = `${closing}${[token, verb, ...words.map(wordOf)].join(' ')}\n`;
       closing = '';
@@ -92,7 +95,7 @@ export function createScriptClient(
       const output = await Promise.race([answered, loss]);
       const isDone = output.end[2] === '0';
       // The other output is another packet, which is not waited for where nothing is to be learned from it.
-      const errors = isDone && verb !== 'read' ? undefined : await Promise.race([said, loss]);
+      const errors = isDone && verb !== 'read' ? undefined : await Promise.race([errorText, loss]);
       if (isDone) {
         if (output.isCut) throw faultOf('the answer is too large');
         return { output: output.bytes, token, words: errors?.bytes.toString() ?? '' };

@@ -1,11 +1,12 @@
 /**
- * The script that executes sftp requests in a machine: POSIX sh, and the `TOOLS` of coreutils or busybox. It reads one
- * request per line, `token verb word…`. Each answer ends with the token, the exit code and a newline, which flushes line buffers on
- * the way, and standard error with the token where a request failed, and after `read`. `close` has no answer. Requests are never
- * evaluated: words are data with unsafe bytes in octal. Only a descriptor's digit is used in `eval`, because a redirection takes no variable there.
+ * The script that executes sftp requests in a machine: POSIX sh, and the `TOOLS` of coreutils or busybox. It reads one request per
+ * line, `token verb word…`. Each answer ends with the token, the exit code and a newline, which flushes line buffers on the way,
+ * and standard error with the token where a request failed, and after `read`. `close` has no answer. Requests are never evaluated:
+ * words are data with unsafe bytes in octal. Only a descriptor's digit is used in `eval`, because a redirection takes no variable
+ * there.
  *
- * Open files are descriptors 3 to 8, so that a transfer continues with its file when that is renamed. Requests come one at
- * a time, so a tool cannot read another request's input ahead.
+ * Open files are descriptors 3 to 8, so that a transfer continues with its file when that is renamed. Requests come one at a time,
+ * so a tool cannot read another request's input ahead.
  */
 
 const TOOLS = 'cat chmod chown dd head ln mkdir mv readlink rm rmdir stat touch';

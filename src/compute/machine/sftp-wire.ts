@@ -73,17 +73,17 @@ export function readFields(packet: Buffer) {
     string,
     attributes(): FileAttributes {
       const flags = uint32();
-      const found: FileAttributes = {};
-      if (flags & ATTRIBUTE.size) found.size = uint64();
-      if (flags & ATTRIBUTE.owner) found.owner = { uid: uint32(), gid: uint32() };
-      if (flags & ATTRIBUTE.mode) found.mode = uint32();
-      if (flags & ATTRIBUTE.times) found.times = { accessed: uint32(), modified: uint32() };
+      const attributes: FileAttributes = {};
+      if (flags & ATTRIBUTE.size) attributes.size = uint64();
+      if (flags & ATTRIBUTE.owner) attributes.owner = { uid: uint32(), gid: uint32() };
+      if (flags & ATTRIBUTE.mode) attributes.mode = uint32();
+      if (flags & ATTRIBUTE.times) attributes.times = { accessed: uint32(), modified: uint32() };
       if (flags & ATTRIBUTE.extended)
         for (let pairs = uint32(); pairs > 0; pairs--) {
           string();
           string();
         }
-      return found;
+      return attributes;
     },
   };
 }
@@ -159,12 +159,12 @@ export type PacketReader = {
 export function createPacketReader(source: Readable): PacketReader {
   let length: number | undefined;
   let packet: Buffer | undefined;
-  let isOver = false;
+  let hasEnded = false;
   let wake = () => {};
   source.on('readable', () => wake());
   for (const event of ['end', 'close', 'error'])
     source.on(event, () => {
-      isOver = true;
+      hasEnded = true;
       wake();
     });
 
@@ -192,7 +192,7 @@ export function createPacketReader(source: Readable): PacketReader {
           length = undefined;
           return found;
         }
-        if (isOver) return undefined;
+        if (hasEnded) return undefined;
         await new Promise<void>((resolve) => {
           wake = resolve;
         });

@@ -5,9 +5,9 @@ import { Refusal } from '../../base/refusal.ts';
 export const quoted = (text: string) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 /**
- * `find_marked MARKER` sets `entries` to the entry of every process that has `PURSER_EXEC=MARKER` in its environment, with one
- * grep over all of /proc: a process for each entry would take seconds on a busy machine. It falls back where the image has
- * less: a grep without -z, more entries than fit one argument list, no grep at all. It changes the directory to /proc.
+ * `find_marked MARKER` sets `entries` to the entry of every process that has `PURSER_EXEC=MARKER` in its environment, by one grep
+ * over all of /proc: a process for each entry would take seconds on a busy machine. It falls back where the image has a grep
+ * without -z or none, or more entries than fit one argument list. It changes the directory to /proc.
  */
 const FIND_FUNCTION = `find_marked() {
   entries=
@@ -40,12 +40,14 @@ export const KILL_HOLDERS = `for entry in /proc/[0-9]*/fd/8; do
 done`;
 
 /**
- * Runs `$3` with a limit of `$2` seconds. Everything it starts inherits two marks, whatever session or group it makes
- * for itself: `$1` in its environment, and descriptor 8, a file of this very process. At the limit every process with
- * either mark is killed, first those with the descriptor: that takes no fork, so it works where no more processes can
- * be made. Only a process that clears its environment and closes its inherited descriptors survives, until its lease
- * ends. The guard lives inside the machine, so the limit holds while Purser is down too. A command may end at once, so the
- * guard may be stopped at any of its steps; its `sleep` is killed by a signal that a process about to be `sleep` cannot lose.
+ * Runs `$3` with a limit of `$2` seconds. Everything it starts inherits two marks, whatever session or group it makes for itself:
+ * `$1` in its environment, and descriptor 8, a file of this very process. At the limit every process with either mark is killed,
+ * first those with the descriptor: that takes no fork, so it works where no more processes can be made. Only a process that clears
+ * its environment and closes its inherited descriptors survives, until its lease ends. The guard lives inside the machine, so the
+ * limit holds while Purser is down too.
+ *
+ * A command may end at once, so the guard may be stopped at any of its steps; its `sleep` is killed by a signal that a process
+ * about to be `sleep` cannot lose.
  */
 export const LIMITED = `${KILL_FUNCTION}
 own=/proc/$$/comm; [ -r "$own" ] || own=/dev/null
@@ -90,10 +92,10 @@ const CUT_SHORT = 22;
 const KEPT_OUT = 23;
 
 /**
- * Writes standard input to the path `$1`, relative to the directory that a command starts in. Makes parents, replaces
- * the file whole or not at all, and keeps the mode of an earlier one. Exits with one of the codes above if the path is
- * a directory or not writable, or if `check` finds that `$fresh` is not whole (a broken connection looks like the end of the
- * input). `atEnd` runs before the rest of the input is discarded.
+ * Writes standard input to the path `$1`, relative to the directory that a command starts in. Makes parents, replaces the file
+ * whole or not at all, and keeps the mode of an earlier one. Exits with one of the codes above if the path is a directory or not
+ * writable, or if `check` finds that `$fresh` is not whole (a broken connection looks like the end of the input). `atEnd` runs
+ * before the rest of the input is discarded.
  */
 const receive = (check: string, atEnd = '') => `set -e
 fresh=

@@ -12,11 +12,11 @@ const SECONDS = 3600;
 const FILE_MILLISECONDS = 60_000;
 const WORDS_LENGTH_MAX = 200;
 /** The most that the machine may print of one file. Its tenant decides what it prints, so more ends the session. */
-const SAID_LENGTH_MAX = 64 * 1024;
+const OUTPUT_LENGTH_MAX = 64 * 1024;
 
 /**
  * Reads a line with the length and the path of a file, then its bytes, and prints a line when it is there. The next file comes only
- * after that, since the `head` of busybox reads ahead. Each is replaced whole or not at all, and keeps the mode of an earlier one.
+ * after that, since the `head` of busybox reads ahead. Each is replaced whole or not at all, and keeps its mode.
  */
 const RECEIVE_EACH = `say ok
 while read -r length path; do
@@ -42,20 +42,20 @@ export async function openSmallFiles(backend: Backend, ref: Ref): Promise<SmallF
   const run = await startRun(backend, ref, { text: RECEIVE_EACH, input: 'fed', timeoutSeconds: SECONDS });
   run.stderr.resume();
   await firstWord(run);
-  let said = '';
+  let output = '';
   let hear: () => void = () => {};
   const lost = Promise.withResolvers<never>();
   lost.promise.catch(() => {}); // The file that waits for it has the rejection.
   run.stdout.setEncoding('utf8').on('data', (text: string) => {
-    if (said.length > SAID_LENGTH_MAX) return; // The session is being killed.
-    said += text;
-    if (said.length > SAID_LENGTH_MAX) {
+    if (output.length > OUTPUT_LENGTH_MAX) return; // The session is being killed.
+    output += text;
+    if (output.length > OUTPUT_LENGTH_MAX) {
       lost.reject(new Error('the machine prints more than an upload does'));
       run.kill();
-    } else if (said.includes('\n')) hear();
+    } else if (output.includes('\n')) hear();
   });
   run.ended.then(() => {
-    if (!said.includes('\n')) lost.reject(new Error('the connection was lost during an upload'));
+    if (!output.includes('\n')) lost.reject(new Error('the connection was lost during an upload'));
   }, lost.reject);
   return {
     async store(path, content) {
@@ -66,8 +66,8 @@ export async function openSmallFiles(backend: Backend, ref: Ref): Promise<SmallF
       run.stdin.write(`${content.length} ${wordOf(path)}\n`);
       if (content.length) run.stdin.write(content);
       await inTime(Promise.race([answered, lost.promise]), FILE_MILLISECONDS, 'The writing of a file');
-      const [line = '', ...rest] = said.split('\n');
-      said = rest.join('\n');
+      const [line = '', ...rest] = output.split('\n');
+      output = rest.join('\n');
       if (line === 'yes') return;
       const words = line.replace(/^no /, '').slice(0, WORDS_LENGTH_MAX);
       throw new Refusal('invalid_request', `path: cannot be written there: ${words}`);

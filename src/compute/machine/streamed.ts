@@ -82,7 +82,7 @@ async function feed(content: Content, writer: ProgramInput, pass: (piece: Buffer
   }
 }
 
-/** Ends the input of a program, and waits for its end. `whole` says whether it has all of its input. */
+/** Ends the input of a program, and waits for its end: longer where `isWhole`, when it has all of its input. */
 async function endOf(run: Run, isWhole: boolean): Promise<number> {
   run.stdin.end();
   const milliseconds = isWhole ? END_MILLISECONDS : CLEAN_MILLISECONDS;
@@ -130,7 +130,7 @@ export async function storeFile(
       isWhole = true;
     }
   } catch (error) {
-    await endOf(run, false).catch(() => {}); // The first fault is told.
+    await endOf(run, false).catch(() => {}); // Only the first fault is reported.
     throw error;
   }
   const code = await endOf(run, isWhole);
@@ -151,8 +151,8 @@ function directoryOf(path: string): string {
 }
 
 /**
- * Unpacks an archive in the directory `$1`, and makes that. After the first word come the symbolic links that are there already, a
- * line `//`, and when tar has ended `whole` or `failed`: whole is what has the last entry, the file `$2`.
+ * Unpacks an archive in the directory `$1`, and makes that. After the first word come the existing symbolic links, a line `//`, and
+ * when tar has ended `whole` or `failed`: whole is what has the last entry, the file `$2`.
  */
 const UNPACK = `command -v tar >/dev/null || { say tarless; exit 0; }
 fresh=
@@ -173,8 +173,8 @@ cat >/dev/null`;
 type Unpacked = Received & { entries: number };
 
 /**
- * Unpacks a tar archive of any length in a directory, which is made. The entries are checked as they come (`archive.ts`): a
- * refusal says what was written before. `take` counts memory, and `confirm` is called when all of it has come.
+ * Unpacks a tar archive of any length in a directory, which is made. Its entries are checked as they come (`archive.ts`): a refusal
+ * names what was written before. `take` counts memory; `confirm` is called when all of it has come.
  */
 export async function storeTree(
   backend: Backend,
@@ -230,7 +230,7 @@ export async function storeTree(
     const passed = reader?.passed();
     // What was passed on of a whole entry is unpacked: the archive is ended as it should be.
     if (passed && passed.begun === undefined) run.stdin.write(endOfArchive());
-    await endOf(run, false).catch(() => {}); // The first fault is told.
+    await endOf(run, false).catch(() => {}); // Only the first fault is reported.
     if (error instanceof ArchiveFault) throw refusalOf(error, reader);
     throw error;
   }
@@ -298,8 +298,8 @@ const tooManyLinks = () =>
   );
 
 /**
- * Prints the directory `$1` as an archive, after its size in KiB. It goes through `cat`: the output of a Slurm step is a terminal, to
- * which tar writes no archive. GNU's tar ends with 1 where a file changed meanwhile.
+ * Prints the directory `$1` as an archive, after its size in KiB. `cat` makes it a pipe: the output of a Slurm step is a terminal,
+ * to which tar writes no archive. GNU's tar ends with 1 where a file changed.
  */
 const PACK = `if [ ! -d "$1" ]; then
   if [ -e "$1" ] || [ -L "$1" ]; then say file; else say missing; fi
@@ -317,8 +317,8 @@ fi
 exit "$code"`;
 
 /**
- * Reads a directory as a tar archive. `begin` is called before the first `send`, and before it nothing has been sent. Throws
- * refusals for a path that is no directory, and for one with more than `bytesMax`: where only the archive shows that, in the middle.
+ * Reads a directory as a tar archive. `begin` is called before the first `send`. Throws refusals for a path that is no directory,
+ * and for one with more than `bytesMax`: where only the archive shows that, in the middle.
  */
 export async function readTree(
   backend: Backend,

@@ -54,7 +54,7 @@ export const passkeys = sqliteTable(
     publicKey: blob('public_key', { mode: 'buffer' }).notNull(),
     /** The number of uses as the authenticator counts them; 0 if it does not count. */
     useCount: count('use_count').notNull(),
-    /** Null: the identity provider signs its users in itself. A passkey that has both signs nobody in. */
+    /** Null: the identity provider signs its users in itself. A passkey that has both signs no user in. */
     subject: text(),
     rule: hash('rule'),
     createdAt: count('created_at').notNull(),

@@ -2,7 +2,7 @@ import { sql } from 'drizzle-orm';
 import { blob, check, sqliteTable, text } from 'drizzle-orm/sqlite-core';
 import { count, hash, seal } from './columns.ts';
 
-/** One row: the state of this installation. */
+/** The state of this installation, in one row. */
 export const installation = sqliteTable(
   'installation',
   {

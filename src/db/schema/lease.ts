@@ -44,7 +44,10 @@ export const resources = sqliteTable(
     absentSince: count('absent_since'),
     /** The operator's reason for abandoning it: its machine is not confirmed as gone. */
     abandonedReason: text('abandoned_reason'),
-    /** The time at which it was quarantined: its machine may belong to another installation, so it is left alone (docs/decisions/0010). */
+    /**
+     * The time at which it was quarantined: its machine may belong to another installation, so it is left alone
+     * (docs/decisions/0010).
+     */
     quarantinedAt: count('questioned_at'),
     /** The identity of the engine that was asked for its machine; null where that is not known (docs/decisions/0080). */
     engine: text(),
@@ -189,7 +192,7 @@ export const sandboxes = sqliteTable(
     metadata: text().notNull(),
     /** The variables of its commands, as encrypted JSON; null where there are none. */
     environment: blob({ mode: 'buffer' }),
-    /** The seconds for which it was created. Its lease may be longer: it ends so long after it was ready. */
+    /** The seconds for which it was created. Its lease may be longer: it ends this long after it was ready. */
     seconds: count().notNull(),
     /** The end that was set since; null before that. */
     endsAt: count('ends_at'),

@@ -45,11 +45,14 @@ export const operations = sqliteTable(
     /** The caller's tags: a JSON object of strings, or null. */
     tags: text(),
     /**
-     * 1 if its key is free again: it was released, and never answered 200 (design 2.7). A trigger holds the column to that. A
-     * settlement that charges leaves it as it is, so that SQLite leaves the index of the keys alone.
+     * 1 if its key is free again: it was released, and never answered 200 (design 2.7), which a trigger enforces. A settlement that
+     * charges does not set it, so that SQLite leaves the index of the keys alone.
      */
     freed: count(),
-    /** The digest of wallet, route and key (`keyDigest`). The unique index of the keys has it in their place, in a quarter of the space. */
+    /**
+     * The digest of wallet, route and key (`keyDigest`). The unique index of the keys has it in their place, in a quarter of the
+     * space.
+     */
     keyDigest: blob('key_digest', { mode: 'buffer' }).notNull(),
     /** The number of the journal's entry for the hold, and of the first for the settlement; null where no money moved. */
     holdEntry: count('hold_entry'),

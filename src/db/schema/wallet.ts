@@ -71,8 +71,8 @@ export const wallets = sqliteTable(
 );
 
 /**
- * The figures of each wallet that a chat changes. They are apart from its record, so that a page has those of a hundred wallets. A
- * trigger adds the row of a new wallet, and triggers hold `held + spent + delegated <= budget`.
+ * The figures of each wallet that a chat changes, apart from its record, so that a page has those of a hundred wallets. A trigger
+ * adds a new wallet's row; triggers hold `held + spent + delegated <= budget`.
  */
 export const balances = sqliteTable(
   'balance',

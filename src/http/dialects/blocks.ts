@@ -79,9 +79,9 @@ function beginsAnother(block: GrowingBlock, piece: CallPiece): boolean {
 }
 
 /**
- * Creates a reader of blocks. Chat completions may interleave the deltas of parallel calls, and other APIs may not: the
- * first open block is passed on as it comes, the others wait until it is complete. A text is complete when something
- * else begins, a call when its arguments are a JSON object.
+ * Creates a reader of blocks. Chat completions may interleave the deltas of parallel calls, other APIs may not: the first open
+ * block is passed on as it comes, the others once complete. A text is complete when something else begins, a call when its
+ * arguments are a JSON object.
  */
 export function createBlockReader(): BlockReader {
   const blocks: GrowingBlock[] = [];

@@ -38,7 +38,7 @@ export type KeptState = Readonly<Record<string, unknown>>;
 export type NativeRequest = {
   /** The request without the removed inner parts: the same object if nothing is removed. */
   value: Json;
-  /** Its members that are passed on unchanged. */
+  /** The members that are passed on unchanged. */
   names: string[];
   /** The data on which the rewritten members depend. */
   kept: KeptState;

@@ -19,7 +19,7 @@ export type Attempts = {
     key: string;
     /** True if it takes over an abandoned create. */
     isTakenOver: boolean;
-    /** Its client has gone or has its answer. */
+    /** Notes that its client has gone or has its answer. */
     leave(): void;
     /** The create is over. */
     end(): void;
@@ -49,7 +49,7 @@ export function createAttempts({ ledger, clock }: Pick<HttpApp, 'ledger' | 'cloc
       attempts.add(attempt);
       attempt.waiting += 1;
       attempt.running += 1;
-      const over = () => {
+      const forgetEnded = () => {
         if (attempt.waiting + attempt.running === 0) attempts.delete(attempt);
       };
       return {
@@ -57,11 +57,11 @@ export function createAttempts({ ledger, clock }: Pick<HttpApp, 'ledger' | 'cloc
         isTakenOver: earlier !== undefined,
         leave() {
           attempt.waiting -= 1;
-          over();
+          forgetEnded();
         },
         end() {
           attempt.running -= 1;
-          over();
+          forgetEnded();
         },
       };
     },

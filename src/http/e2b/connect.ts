@@ -19,7 +19,7 @@ const PART_BYTES_MAX = 1024 * 1024;
 const HEAD_BYTES = 5;
 const COMPRESSED = 1;
 const LAST = 2;
-/** Seconds of silence after which a stream says that it still lives, unless the client asks for others. */
+/** Seconds of silence after which a stream sends a sign of life, unless the client asks for others. */
 const KEEPALIVE_SECONDS = { standard: 50, min: 1, max: 90 };
 
 /** The codes of Connect that are used here, with their statuses (connectrpc.com/docs/protocol). */
@@ -191,7 +191,7 @@ export type ConnectStream = {
   /** Resolves when the client has room for more, or has gone. */
   send(message: object): Promise<void> | undefined;
   /** Resolves when the client has gone or the server stops. */
-  left: Promise<'gone' | 'stopping'>;
+  interrupted: Promise<'gone' | 'stopping'>;
 };
 
 /**
@@ -206,16 +206,16 @@ export async function answerStream(
 ): Promise<Response> {
   const outgoing = c.env.outgoing as Parameters<typeof openEventStream>[0];
   const events = openEventStream(outgoing, () => headersFor(c), app.stallMilliseconds);
-  const left = Promise.withResolvers<'gone' | 'stopping'>();
-  onceClosed(c, () => left.resolve('gone'));
-  using _ = whenStopping(app.health, () => left.resolve('stopping'));
+  const interruption = Promise.withResolvers<'gone' | 'stopping'>();
+  onceClosed(c, () => interruption.resolve('gone'));
+  using _ = whenStopping(app.health, () => interruption.resolve('stopping'));
   const asked = Number(c.req.header('keepalive-ping-interval') ?? KEEPALIVE_SECONDS.standard);
   const { min, max, standard } = KEEPALIVE_SECONDS;
   const seconds = Number.isFinite(asked) ? Math.min(Math.max(asked, min), max) : standard;
   const begin = () => {
     if (!events.hasBegun()) events.begin(STREAM);
   };
-  // A client that does not read is sent no more: each write would begin the time anew after which it is cut off.
+  // A client that does not read is sent no more: each write would restart the time after which it is cut off.
   let isFull = false;
   function write(bytes: Buffer): Promise<void> | undefined {
     const room = events.write(bytes);
@@ -234,7 +234,7 @@ export async function answerStream(
         silence.refresh();
         return write(envelope(0, message));
       },
-      left: left.promise,
+      interrupted: interruption.promise,
     });
     begin();
     await events.write(envelope(LAST, {}));

@@ -5,13 +5,13 @@ import { isE2bApi } from './paths.ts';
 
 /** Errors in E2B's shape. Its SDKs decide by the number in the body. */
 
-/** The status of an outcome that is not known: a 503 tells users of E2B that nothing has happened. */
+/** The status of an outcome that is not known: a 503 would mean to users of E2B that nothing has happened. */
 const UNCERTAIN = 504;
 
 /** The codes of a sandbox that is over. */
 const GONE = new Set<RefusalCode>(['resource_not_active', 'wallet_closed', 'wallet_expired']);
 export const isGone = (code: RefusalCode): boolean => GONE.has(code);
-/** What E2B answers for a call into a sandbox that is gone. */
+/** Returns E2B's error for a call into a sandbox that is gone. */
 export const GONE_STATUS = 502;
 
 /** Returns the status of a code for E2B's SDKs: `isInside` for a call into a sandbox. */

@@ -125,12 +125,12 @@ async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<R
     body = streamBody(incoming, app.stallMilliseconds, share);
     const streamed = body;
     let home: string | undefined;
-    const placeOf = async (asked: string | undefined): Promise<string> => {
+    const pathOf = async (asked: string | undefined): Promise<string> => {
       if (!asked) throw new Refusal('invalid_request', 'path: is required.');
       if (!asked.startsWith('/')) home ??= await callInto({ app }, running, SECONDS, () => homeOf(backend, ref));
       return posix.resolve(home ?? '/', asked.replace(/^~(?=\/|$)/, home ?? ''));
     };
-    // A sandbox that has ended meanwhile takes no more.
+    // A sandbox that has ended takes no more.
     const confirm = () => void runningOf(app, running);
     const note = (path: string) => {
       share.take(NOTE_BYTES + 2 * path.length);
@@ -140,14 +140,14 @@ async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<R
       await callInto({ app }, running, TRANSFER_SECONDS, () => storeFile(backend, ref, { path, content, confirm }));
       note(path);
     };
-    if (type === BYTES) await store(await placeOf(named), streamed);
+    if (type === BYTES) await store(await pathOf(named), streamed);
     else
       for await (const part of partsOf(streamed, boundaryOf(incoming.headers['content-type'] ?? ''))) {
         if (part.name !== 'file') throw new Refusal('invalid_request', 'The body has a part that is not named "file".');
         if (named !== undefined && written.length) throw new Refusal('invalid_request', 'path: is of one file alone.');
         if (written.length >= FILE_COUNT_MAX)
           throw new Refusal('payload_too_large', `At most ${FILE_COUNT_MAX} files are written by one request.`);
-        const path = await placeOf(named ?? part.filename);
+        const path = await pathOf(named ?? part.filename);
         const { small, content } = await beginningOf(part);
         if (named !== undefined || !small) {
           await store(path, content);
@@ -161,7 +161,7 @@ async function write(app: HttpApp, c: Context<Env>, running: Running): Promise<R
       }
     return new Response(JSON.stringify(written), { status: 200, headers: headersFor(c) });
   } catch (error) {
-    // A server that stops refuses the rest of a form, and its 503 would say that nothing was written.
+    // A server that stops refuses the rest of a form, and its 503 would mean that nothing was written.
     const isCutOff = error instanceof Refusal && error.code === 'read_only' && written.length > 0;
     throw isCutOff ? guestUncertain(error) : error;
   } finally {

@@ -73,19 +73,19 @@ const watch: Rpc = (call) => {
     const { resource, backend, ref } = runningOf(app, opened);
     const leaveConcurrency = app.concurrency.enter(resource.id, resource.walletId);
     const share = app.memory.open(ownerOf(call));
-    const over = new AbortController();
+    const ending = new AbortController();
     let isLate = false;
     const timer =
       limit === undefined
         ? undefined
         : setTimeout(() => {
             isLate = true;
-            over.abort();
+            ending.abort();
           }, limit);
-    void stream.left.then(() => over.abort());
+    void stream.interrupted.then(() => ending.abort());
     let before: Map<string, string> | undefined;
     const seconds = limit === undefined ? WATCH_SECONDS_MAX : Math.ceil(limit / 1000) + 2;
-    const order = { path, isRecursive: recursive, seconds, signal: over.signal };
+    const order = { path, isRecursive: recursive, seconds, signal: ending.signal };
     try {
       await watchEntries(backend, ref, order, async (now, bytes) => {
         share.close();
@@ -101,7 +101,7 @@ const watch: Rpc = (call) => {
     }
     if (isLate) throw new ConnectFault('deadline_exceeded', 'The watch took longer than its timeout.');
     runningOf(app, opened);
-    if (!over.signal.aborted) throw new ConnectFault('unknown', 'The watch was cut off.');
+    if (!ending.signal.aborted) throw new ConnectFault('unknown', 'The watch was cut off.');
   });
 };
 

@@ -7,7 +7,7 @@ import type { HttpApp } from '../endpoint.ts';
 
 /** The end of a sandbox. Its lease is paid for up to its own end, which may be later. */
 
-/** How often an extension is computed anew because another one came first. */
+/** The number of times that an extension is computed again because another one came first. */
 const TRY_COUNT_MAX = 5;
 
 type Lengthening = {
@@ -69,7 +69,7 @@ export async function setTimeoutOf(app: HttpApp, id: string, order: Lengthening)
 export async function prolong(app: HttpApp, id: string, order: Lengthening): Promise<SandboxLease> {
   const endsAt = app.clock.now() + order.seconds;
   const isPaid = await buyUntil(app, id, endsAt, order).catch((error) => {
-    // Money may have been spent where the outcome is not known: its caller has to hear of that.
+    // Money may have been spent where the outcome is not known: the caller gets that error.
     if (!(error instanceof Refusal) || error.code === 'operation_uncertain') throw error;
     return false;
   });

@@ -4,15 +4,15 @@ import type { Resource } from '../../ledger/resource.ts';
 import type { HttpApp } from '../endpoint.ts';
 import { callGuest } from '../routes/guest-call.ts';
 
-/** What a sandbox uses at the moment, as its own kernel tells. */
+/** Returns what a sandbox uses now, by its own kernel. */
 
 const SECONDS = 10;
 const OUTPUT_BYTES_MAX = 4096;
 const KIB = 1024;
 
 /**
- * Prints the microseconds of processor time that the control group has used, twice, half a second apart; its bytes of memory, and
- * its limit; those of its cache; then the line of `df` of the root. Control groups of both versions are read.
+ * Prints the microseconds of processor time of the control group, twice, half a second apart; then its bytes of memory, its limit
+ * and its cache; then the line of `df` of the root. Reads control groups of both versions.
  */
 const MEASURE = `at=/sys/fs/cgroup
 if [ -r $at/memory.current ]; then
@@ -44,7 +44,7 @@ type Metric = {
   diskTotal: number;
 };
 
-/** Measures a running machine; undefined where its kernel does not tell. */
+/** Measures a running machine; undefined where its kernel does not report it. */
 export async function readMetrics(
   app: HttpApp,
   resource: Resource,

@@ -71,7 +71,7 @@ const isLateEnd = (end: End): end is { isLate: true } => 'isLate' in end;
 /** Passes on a program up to its end, or until the client leaves. */
 async function followTo({ app, opened }: Envd, stream: ConnectStream, process: SandboxProcess): Promise<void> {
   const { id } = opened.resource;
-  const end = await Promise.race([process.ended, stream.left]).catch(async (error) => {
+  const end = await Promise.race([process.ended, stream.interrupted]).catch(async (error) => {
     throw await explainFailure(app, id, guestLost(error));
   });
   if (end === 'gone') return;
@@ -103,7 +103,7 @@ const start: Rpc = (call) => {
       tag,
       limit,
     };
-    // The first event names the process; what it prints meanwhile waits.
+    // The first event names the process; earlier output waits.
     const named = Promise.withResolvers<void>();
     const listener = async (output: Output) => {
       await named.promise;

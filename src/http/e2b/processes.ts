@@ -22,20 +22,20 @@ const ORDER_BYTES_MAX = 256 * 1024;
 /** The SDKs give up after 60 s. */
 const INPUT_MILLISECONDS_MAX = 30_000;
 
-/** What a listener hears: output as it comes. Resolves when its client has room for more. */
+/** Receives output as it comes. Resolves when its client has room for more. */
 export type Output = { name: 'stdout' | 'stderr' | 'pty'; bytes: Buffer };
 type ProcessListener = (output: Output) => Promise<void> | undefined;
 
-/** How a program ended. `signal` names the signal of this wire that ended it. */
+/** The end of a program. `signal` is the signal of this wire that ended it. */
 export type End = { exitCode: number; signal?: string } | { isLate: true };
 
 export type SandboxProcess = {
   pid: number;
   tag: string | undefined;
   order: AttachedOrder;
-  /** Hears its output from now on. Returns a function that ends that. */
+  /** Subscribes to its output from now on. Returns a function that ends that. */
   listen(listener: ProcessListener): () => void;
-  /** Rejects when the connection to the machine was lost. Resolves after the last output was heard. */
+  /** Rejects when the connection to the machine was lost. Resolves after the last output was passed on. */
   ended: Promise<End>;
   /**
    * Writes to its standard input or terminal. Throws `rate_limited` where it has not read what came before, and
@@ -56,7 +56,7 @@ type ProcessOrder = AttachedOrder & {
 };
 
 export type Processes = {
-  /** Starts a program; `listener` hears all of its output. Throws the refusals of `attach`, and `rate_limited`. */
+  /** Starts a program; `listener` gets all of its output. Throws the refusals of `attach`, and `rate_limited`. */
   start(
     at: { resource: Resource; backend: Backend; ref: string },
     order: ProcessOrder,
@@ -112,7 +112,7 @@ export function createProcesses(
       const leave = concurrency.enter(resource.id, resource.walletId);
       const idle = app.activity.begin(resource.id);
       const memory = app.memory.open(app.tenantOf(resource.walletId).treeId);
-      const over = () => {
+      const release = () => {
         memory.close();
         idle();
         leave();
@@ -123,10 +123,10 @@ export function createProcesses(
         const forget = process.listen(listener);
         register(resource.id, process);
         process.begin();
-        process.ended.then(over, over);
+        process.ended.then(release, release);
         return { process, leave: forget };
       } catch (error) {
-        over();
+        release();
         throw error;
       }
     },
@@ -211,8 +211,8 @@ function follow(
 }
 
 /**
- * Returns the function that writes to a program, one piece after the other. It resolves when the program has read the piece, and
- * throws `invalid_request` when it has no input, or one that was closed, has ended, or does not read in `milliseconds`.
+ * Returns the function that writes pieces to a program, in order. It resolves when the program has read the piece. It throws
+ * `invalid_request` without an input, for a closed or ended one, and for one not read in `milliseconds`.
  */
 function createInput(
   { stdin }: Attached,
@@ -221,16 +221,16 @@ function createInput(
   ended: Promise<End>,
   milliseconds: number,
 ): SandboxProcess['write'] {
-  let isOver = false;
-  const over = ended
+  let hasEnded = false;
+  const whenEnded = ended
     .catch(() => {})
     .then(() => {
-      isOver = true;
+      hasEnded = true;
     });
   /** Resolves when the program has read what was written last; undefined while it has. */
   let drained: Promise<void> | undefined;
   const inputTime = (waiting: Promise<void>, refusal: () => Refusal) =>
-    inTime(Promise.race([waiting, over]), milliseconds, 'The input of a program').catch(() => {
+    inTime(Promise.race([waiting, whenEnded]), milliseconds, 'The input of a program').catch(() => {
       throw refusal();
     });
   function refuseClosed() {
@@ -242,11 +242,11 @@ function createInput(
       throw new Refusal('invalid_request', 'process: it was started without standard input.');
     refuseClosed();
     let isWritten = false;
-    if (!isOver) memory.take(bytes.length);
+    if (!hasEnded) memory.take(bytes.length);
     try {
-      while (drained && !isOver) await inputTime(drained, unread);
-      if (isOver) throw noProcess();
-      refuseClosed(); // Meanwhile.
+      while (drained && !hasEnded) await inputTime(drained, unread);
+      if (hasEnded) throw noProcess();
+      refuseClosed(); // Again, after the wait.
       isWritten = true;
       const written = Promise.withResolvers<void>();
       const isRead = stdin.write(bytes, () => memory.release(bytes.length));

@@ -32,7 +32,7 @@ export const ConnectSandbox = v.looseObject({
 });
 export const TimeoutOfSandbox = v.looseObject({ timeout: wholeNumber(0, LIFE_SECONDS_MAX) });
 
-/** The members of `network` that are true of every sandbox here, whatever they say. */
+/** The members of `network` that are true of every sandbox here, whatever their value. */
 const OF_PORTS = new Set(['allowPublicTraffic', 'maskRequestHost']);
 const isEmpty = (it: unknown) => it == null || (typeof it === 'object' && Object.keys(it).length === 0);
 

@@ -214,7 +214,7 @@ export const createSandbox = (attempts: Attempts): ApiHandler =>
     }
   };
 
-/** Throws the error of a write after a sandbox was paid for: the 503 of one that is refused would say that nothing has happened. */
+/** Throws the error of a write after a sandbox was paid for: a refusal's 503 would mean that nothing has happened. */
 function tellPaid(cause: unknown): never {
   if (!(cause instanceof Refusal) || cause.code !== 'read_only') throw cause;
   throw new Refusal('operation_uncertain', 'The sandbox is paid for. The same create again takes it over.', { cause });

@@ -11,7 +11,7 @@ const START_SECONDS = 30;
 /** The time that a create waits for the command. */
 const WAIT_SECONDS = 20;
 
-/** Where the first start leaves its mark, and the id that its processes have in their environment. */
+/** The mark that the first start leaves, and the id that its processes have in their environment. */
 const SHARED = `PURSER_START=\${HOME:-/}/.purser-template`;
 
 /** Runs the command in the first of these scripts alone: a create that is taken over must not start it again. */
@@ -49,8 +49,8 @@ listens() {
 until [ -e "$PURSER_START/ended" ] || listens; do sleep 0.1 || sleep 1; done`;
 
 /**
- * Starts the command of a template, once in the life of a sandbox, and waits until it has ended or listens on a port. It may go on
- * for as long as the sandbox; after 20 s it is not waited for.
+ * Starts the command of a template, once in the life of a sandbox. Waits until it ends or listens on a port, at most 20 s; it may
+ * run for as long as the sandbox.
  */
 export async function startTemplate(
   app: HttpApp,

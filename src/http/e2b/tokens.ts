@@ -11,8 +11,8 @@ type TokenApp = { keyring: Keyring };
 type OfWallet = Pick<Wallet, 'masterKeyId'>;
 
 /**
- * Derives a token of a sandbox from the master key of its wallet, so that it is the same for all clients and after a restart, and
- * is stored nowhere. Undefined once that key is gone, with the last wallet that needed it.
+ * Derives a token of a sandbox from the master key of its wallet. So it is the same for all clients and after a restart, and is
+ * stored nowhere. Undefined once the last wallet that needed that key is gone.
  */
 export function sandboxToken(
   { keyring }: TokenApp,

@@ -8,7 +8,7 @@ import { createConcurrency } from '../concurrency.ts';
 import type { HttpApp } from '../endpoint.ts';
 import type { Running } from './envd.ts';
 
-/** Watches of directories: the events that views of one tell, and watches whose clients ask for those from time to time. */
+/** Watches of directories: the events between views of one, and watches whose clients ask for those from time to time. */
 
 /** Longer than any lease: the limit of a watch that has none. */
 export const WATCH_SECONDS_MAX = 30 * 86_400;
@@ -27,7 +27,7 @@ const EVENT_BYTES = 128;
 
 /** An event of a watch, in E2B's form. */
 type WatchEvent = { name: string; type: string };
-/** Yields the events that lead from one view of a directory to the next. Others have their turn meanwhile: a view may be large. */
+/** Yields the events that lead from one view of a directory to the next. A view may be large, so other work runs in between. */
 export async function* changesOf(
   before: ReadonlyMap<string, string>,
   now: ReadonlyMap<string, string>,
@@ -86,7 +86,7 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
     async open({ resource, backend, ref }, order) {
       const leave = concurrency.enter(resource.id, resource.walletId);
       const memory = app.memory.open(app.tenantOf(resource.walletId).treeId);
-      const over = new AbortController();
+      const ending = new AbortController();
       const id = randomUUID();
       const begun = Promise.withResolvers<string>();
       let [events, bytes]: [WatchEvent[], number] = [[], 0];
@@ -98,7 +98,7 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
           [events, bytes] = [[], 0];
           return taken;
         },
-        end: () => over.abort(),
+        end: () => ending.abort(),
       };
       let before: Map<string, string> | undefined;
       let seen = 0;
@@ -107,11 +107,11 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
         seen = WATCH_MEMORY * size;
         if (!memory.tryTake(seen)) {
           seen = 0;
-          return over.abort();
+          return ending.abort();
         }
         for await (const event of changesOf(before ?? now, now)) {
           const more = event.name.length + EVENT_BYTES;
-          if (events.length >= EVENT_COUNT_MAX || !memory.tryTake(more)) return over.abort();
+          if (events.length >= EVENT_COUNT_MAX || !memory.tryTake(more)) return ending.abort();
           events.push(event);
           bytes += more;
         }
@@ -119,8 +119,8 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
         before = now;
         begun.resolve(id);
       };
-      const stopping = whenStopping(app.health, () => over.abort());
-      watchEntries(backend, ref, { ...order, seconds: WATCH_SECONDS_MAX, signal: over.signal }, see)
+      const stopping = whenStopping(app.health, () => ending.abort());
+      watchEntries(backend, ref, { ...order, seconds: WATCH_SECONDS_MAX, signal: ending.signal }, see)
         .then(() => begun.reject(new Error('the watch was cut off')), begun.reject)
         .finally(() => {
           watchers.delete(id);
@@ -129,7 +129,7 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
           leave();
         });
       return inTime(begun.promise, BEGIN_MILLISECONDS, 'The start of a watch').catch((error) => {
-        over.abort();
+        ending.abort();
         throw error;
       });
     },

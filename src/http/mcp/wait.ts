@@ -35,7 +35,7 @@ export const waitCompute = endpoint({
   async run(app, { principal, body: { id, process_id: processId, seconds }, whenGone }) {
     const unwanted = new AbortController();
     whenGone(() => unwanted.abort());
-    using _ = whenStopping(app.health, () => unwanted.abort()); // A stopping server does not wait: its caller can go on afterwards.
+    using _ = whenStopping(app.health, () => unwanted.abort()); // A stopping server does not wait: its caller can continue afterwards.
     const { signal } = unwanted;
     if (processId === undefined) {
       const resource = await untilReady(app, principal.wallet.id, { id, seconds, signal });

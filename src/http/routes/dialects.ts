@@ -148,7 +148,7 @@ function translateStream(
     await writeAll(others);
   }
 
-  /** Returns the events one by one. Runs of plain text, and those that another thread has read, are not told apart yet. */
+  /** Returns the events one by one. Runs of plain text, and those that another thread has read, are not split yet. */
   const apartIn = (events: readonly ReadRun[]): readonly SseEvent[] =>
     events.some(isUnsplit) ? events.flatMap((it) => (isUnsplit(it) ? splitter.push(it.raw) : it)) : events;
   const isUnsplit = (it: ReadRun) => it.textBytes !== undefined || it.content !== undefined;

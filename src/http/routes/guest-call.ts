@@ -73,9 +73,9 @@ export async function explainFailure(app: HttpApp, id: string, error: unknown): 
 const MAY_BE_GONE = new Set(['provider_unavailable', 'resource_not_active']);
 
 /**
- * Like `reach`, for calls that change a machine: limits the time to `seconds` and a grace period, and tracks the call so
- * that a stopping server waits for it or answers `operation_uncertain`. The call counts towards the concurrency limits
- * until the backend has finished. Throws `rate_limited` at those limits.
+ * Like `reach`, for calls that change a machine: limits the time to `seconds` and a grace period, and tracks the call: a stopping
+ * server waits for it or answers `operation_uncertain`. Until the backend has finished, it counts towards the concurrency limits.
+ * Throws `rate_limited` at those.
  */
 export function callGuest<T>(app: HttpApp, resource: Resource, seconds: number, call: () => Promise<T>): Promise<T> {
   async function counted(): Promise<T> {

@@ -121,8 +121,8 @@ const decoded = (text: string) =>
   text.replace(/%([0-9a-f]{2})/gi, (_, digits: string) => String.fromCharCode(Number.parseInt(digits, 16)));
 
 /**
- * Builds the application of the ports' own host names, for browsers. A link sets a cookie, and the cookie opens the port.
- * None of Purser's own paths is answered there. A client of E2B's shows the token of a sandbox's ports instead.
+ * Builds the application of the ports' own host names, for browsers. A link sets a cookie, which opens the port. None of Purser's
+ * own paths is answered there. E2B's clients show the token of a sandbox's ports instead.
  */
 export function createPortPages(app: HttpApp): {
   isFor(request: IncomingMessage): boolean;

@@ -259,22 +259,22 @@ function generating(
     answer,
     example: { answer: {} },
     async run(app, call) {
-      const { request: asked, isKeyMadeUp } = call;
-      refuseOthers(call.principal, asked.model);
+      const { request: modelRequest, isKeyMadeUp } = call;
+      refuseOthers(call.principal, modelRequest.model);
       const { request, headers } = await requestOf(app, call, route, 'chat');
-      if (!asked.stream) {
+      if (!modelRequest.stream) {
         const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
-        const body = asked.includeCost ? await withUsageCost(app, request, answer) : answer;
+        const body = modelRequest.includeCost ? await withUsageCost(app, request, answer) : answer;
         return { body, replayed, headers: { ...paidHeaders(app, request, paid), ...headers() } };
       }
       return {
         async stream(client: EventStream, share: Allowance) {
-          const { includeCost } = asked;
+          const { includeCost } = modelRequest;
           const plain = withComment(client, () => paidComment(app, request));
           const commented = includeCost ? withCostChunk(app, request, plain) : plain;
           const begin = (more?: Record<string, string>) => commented.begin({ ...headers(), ...more });
           const events = { ...commented, begin };
-          const includeUsage = asked.includeUsage && !includeCost; // The chunk with the cost has the usage, too.
+          const includeUsage = modelRequest.includeUsage && !includeCost; // The chunk with the cost has the usage, too.
           const streamed = adviseCaller(
             isKeyMadeUp,
             streamChat(app, { ...request, includeUsage }, events),
@@ -282,7 +282,7 @@ function generating(
           );
           const { answer, replayed } = await streamed;
           if (!replayed) return;
-          asked.measured = undefined; // A replay never prepares, so the body is still referenced.
+          modelRequest.measured = undefined; // A replay never prepares, so the body is still referenced.
           await replayTranscript(transcriptOf(answer), events, share);
         },
       };

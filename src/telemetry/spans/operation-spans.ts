@@ -12,9 +12,9 @@ import { newContext, readTraceparent, type SpanContext } from './trace-context.t
 const REMEMBERED_COUNT_MAX = 20_000;
 
 /**
- * Makes one span of each operation when it is settled: for an uncertain one that is when its outcome is decided. Makes one of
- * each lease, too, when it has ended. Attributes are those of the semantic conventions for generative AI, and `purser.*`; they
- * contain no part of a prompt, an answer, or another text from outside.
+ * Makes one span of each operation when it is settled: for an uncertain one that is when its outcome is decided. Makes one of each
+ * lease, too, when it has ended. Attributes are those of the semantic conventions for generative AI, and `purser.*`; they contain
+ * no part of a prompt, an answer, or another text from outside.
  */
 export type OperationSpans = {
   /** An attempt has its hold. `traceparent` is the header that its caller sent, if any. */
@@ -124,7 +124,7 @@ export function createOperationSpans(
   };
 }
 
-/** Returns what an answer or a refusal says of the end of an operation. */
+/** Returns what an answer or a refusal states about the end of an operation. */
 function endOf(outcome: Exclude<Outcome<unknown>, { kind: 'unknown' }>): OperationEnd {
   const settledBy = outcome.isCancelled ? 'cancelled' : 'answer';
   if (outcome.kind === 'refused')

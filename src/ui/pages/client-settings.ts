@@ -18,8 +18,8 @@ export function clientCard({ app, query }: Visit, walletId: string): Html {
   const models = app.catalogue.list.filter(({ kind }) => kind === 'chat');
   const model = models.find(({ id }) => id === query.get('model')) ?? firstChatModel(app.catalogue);
   if (!model) return EMPTY;
-  const asked = query.get('client') ?? '';
-  const client = isClientName(asked) ? asked : 'openai';
+  const requested = query.get('client') ?? '';
+  const client = isClientName(requested) ? requested : 'openai';
   const form = filters(
     `/wallets/${walletId}#client`,
     [
@@ -29,7 +29,7 @@ export function clientCard({ app, query }: Visit, walletId: string): Html {
     { submit: 'Show' },
   );
   const gateway = { baseUrl: `${app.state.baseUrl}/v1/router`, apiKey: undefined, model };
-  return html`<details class="card" id="client"${asked !== '' && html` open`}><summary>Use it in a client of models</summary><div class="stack">${form}${shown(() => clientSettings(client, gateway))}<p class="hint">OPENAI_API_KEY is a gateway key of this wallet. <code>purser wallet env ${walletId} --for ${client}</code> fills it in; an agent gets one by <code>POST /v1/router/key</code> with its token.</p></div></details>`;
+  return html`<details class="card" id="client"${requested !== '' && html` open`}><summary>Use it in a client of models</summary><div class="stack">${form}${shown(() => clientSettings(client, gateway))}<p class="hint">OPENAI_API_KEY is a gateway key of this wallet. <code>purser wallet env ${walletId} --for ${client}</code> fills it in; an agent gets one by <code>POST /v1/router/key</code> with its token.</p></div></details>`;
 }
 
 function shown(settings: () => ClientSettings): Html {

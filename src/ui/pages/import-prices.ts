@@ -160,7 +160,7 @@ export async function write({ app, parts, viewer, form }: Visit): Promise<Go> {
   return { to: '/models?done=imported' };
 }
 
-/** Puts the settings back as they were, unless they were edited meanwhile. Throws `conflict` where that cannot be written. */
+/** Puts the settings back as they were, unless they have been edited since. Throws `conflict` where that cannot be written. */
 function putBack({ file, before, after }: Preview): void {
   try {
     if (readFileSync(file, 'utf8') === after) replaceSettings(file, before);

@@ -179,7 +179,7 @@ export function listPage(visit: Visit): Page {
     readyAt: it.readyAt,
     until: it.expiresAt,
     isLive: true,
-    timeLeft: timeOf(it, now).text,
+    remainingTime: timeOf(it, now).text,
     href: `/leases/${it.id}`,
   }));
   const empty = app.slots.list.length
@@ -268,7 +268,7 @@ export async function leasePage(visit: Visit): Promise<Page> {
     ${summary.status_reason !== undefined && html`<p class="notice info">${outside(summary.status_reason)}</p>`}
     ${card(
       'Time',
-      html`${ganttOf([{ id: it.id, label: whatIs(it), from: it.createdAt, readyAt: it.readyAt, until: it.endedAt ?? it.expiresAt, isLive: it.endedAt === null, timeLeft: timeOf(it, now).text, href: `/leases/${it.id}` }], visit)}${facts(
+      html`${ganttOf([{ id: it.id, label: whatIs(it), from: it.createdAt, readyAt: it.readyAt, until: it.endedAt ?? it.expiresAt, isLive: it.endedAt === null, remainingTime: timeOf(it, now).text, href: `/leases/${it.id}` }], visit)}${facts(
         [
           ['Ordered', when(it.createdAt, visit)],
           ['Ready', when(it.readyAt, visit)],

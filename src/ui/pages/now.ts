@@ -133,7 +133,7 @@ export async function nowFigures({ parts, now, zone }: Pick<Visit, 'parts' | 'no
   };
 }
 
-/** Says how long money lasts at a rate per day, in days from one day on. */
+/** Describes how long money lasts at a rate per day, in days from one day on. */
 function lasting(money: Nanos, daily: Nanos): string {
   if (daily <= 0n) return 'nothing is spent';
   const seconds = (money * BigInt(DAY)) / daily;

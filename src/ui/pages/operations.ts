@@ -168,7 +168,7 @@ export const tagsOf = ({ tags }: Operation): [name: string, value: string][] =>
 
 /**
  * Renders the route that a request took: the model server, and where that has several routes of the model, its name there; for a
- * lease the backend. The books do not repeat it for a model with one route: it is then the one that the model has now.
+ * lease the backend. The books do not repeat it for a model with one route: it is then the model's present one.
  */
 export function routeOf({ app }: Visit, { usage, resourceId, subject }: Operation): HtmlValue {
   if (resourceId !== null) return findResource(app.ledger.read, resourceId)?.backend ?? '';

@@ -50,7 +50,7 @@ export async function settingsPage(visit: Visit): Promise<Page> {
   return { title: 'Settings', body, section: '/settings' };
 }
 
-/** Says which sessions *Sign out everywhere* ends. */
+/** Describes which sessions *Sign out everywhere* ends. */
 function ownSessions({ viewer }: Visit): HtmlValue {
   if (viewer.kind !== 'operator') throw new Error('the page is the operator’s');
   if (viewer.subject !== null)

@@ -173,7 +173,10 @@ function limitsOf(key: RouterKey): Html {
   return html`${outside(models?.join(', ') ?? 'all models')}${price && `, at most $${price} a request`}`;
 }
 
-/** Makes a gateway key, or finds the one with the same limits, and shows it. Throws `model_not_found` for a model that is not on offer. */
+/**
+ * Makes a gateway key, or finds the one with the same limits, and shows it. Throws `model_not_found` for a model that is not on
+ * offer.
+ */
 export async function createGatewayKey(visit: Visit): Promise<Page> {
   const { form: sent } = visit;
   const wallet = walletSeen(visit, visit.params.id as string);

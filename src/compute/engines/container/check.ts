@@ -194,7 +194,7 @@ function checkRestart({ LiveRestoreEnabled }: Info, isPodman: boolean): CheckFin
   return { name: 'restart', ok: true, detail };
 }
 
-/** Returns whether root inside is nobody outside. */
+/** Returns whether root inside is an unprivileged user outside. */
 const hasMappedUsers = ({ SecurityOptions, Rootless }: Info): boolean =>
   Rootless || (SecurityOptions?.some((it) => /^name=(userns|rootless)/.test(it)) ?? false);
 
@@ -206,8 +206,8 @@ function checkUsers(info: Info): CheckFinding {
 }
 
 /**
- * The part of a lease's disk that is limited to `disk_gb`. It is `some` where a lease can leave what is limited by a request of `ioctl`, as
- * no engine's own seccomp profile tells the requests of a system call apart: `where` then says what is limited.
+ * The part of a lease's disk that is limited to `disk_gb`. It is `some` where a lease can leave its limit by an `ioctl`, as no
+ * engine's own seccomp profile distinguishes these requests: `where` then names the limited part.
  */
 type DiskLimit = { limited: 'all' | 'nothing'; detail: string } | { limited: 'some'; where: string; detail: string };
 

@@ -28,13 +28,13 @@ type CleanOrder = {
 };
 
 /**
- * Creates the call that makes an image of layers which the engine has, and of these settings alone. A commit keeps the settings of
- * the container, whatever it is told; an archive whose layers the engine has already need not contain them.
+ * Creates the call that makes an image of layers that the engine has, with these settings alone. A commit would keep the settings
+ * of the container; an archive need not contain layers that the engine has.
  */
 export function createCleanImage({ docker, ask, isPodman }: Engine) {
   return async function load(name: string, facts: ImageFacts, { hidden, now }: CleanOrder): Promise<void> {
     const file = (path: string, content: Buffer) => ({ name: path, content, mode: 0o644, owner: 0 });
-    // A layer says by this name that a file of those below is gone.
+    // A layer marks by this name that a file of those below is gone.
     const cover = pack(...hidden.map((path) => file(`.wh.${path.slice(1)}`, Buffer.alloc(0))));
     const diffIds = [...facts.RootFS.Layers, digestOf(cover)];
     const config = json({

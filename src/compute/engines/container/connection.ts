@@ -152,8 +152,8 @@ async function connectSocket(at: Exclude<EngineAddress, { kind: 'ssh' }>, { tls 
 }
 
 /**
- * One kept SSH connection, with a channel to the engine's socket for each request. The channels are forwarded by sshd
- * (direct-streamlocal), so nothing runs on the host, and MaxSessions does not count them.
+ * A kept SSH connection, with a channel to the engine's socket for each request. sshd forwards the channels (direct-streamlocal),
+ * so nothing runs on the host, and MaxSessions does not count them.
  */
 function openSshLine(
   { user, host, port, path }: Extract<EngineAddress, { kind: 'ssh' }>,

@@ -43,9 +43,8 @@ type ContainerSurroundings = {
 };
 
 /**
- * Opens the containers of a Docker Engine or Podman. The tag is the container's name, its label and its reference; its first
- * process is a watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the engine may run
- * on another machine.
+ * Opens the containers of a Docker Engine or Podman. The tag is a container's name, label and reference; process 1 is a watchdog,
+ * which keeps the deadline. Nothing of this machine's file system is used: the engine may be remote.
  */
 export function openContainerBackend(
   settings: ContainerSettings,

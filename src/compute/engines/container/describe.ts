@@ -32,8 +32,8 @@ type ContainerSpec = OfferContents & {
 const LOG_BYTES = 64 * 1024;
 
 /**
- * Creates a container without starting it. If the engine says that its storage driver cannot limit a disk, the
- * container is created without a disk limit; `check` and `config check` tell the operator.
+ * Creates a container without starting it. Where the engine's storage driver cannot limit a disk, the container has no disk limit;
+ * `check` and `config check` report that.
  */
 export async function makeContainer(engine: Engine, wanted: ContainerSpec): Promise<void> {
   const isPodman = await engine.isPodman();
@@ -67,7 +67,7 @@ const withoutQuotas = new WeakSet<Engine>();
 export const cannotLimitDisk = (error: unknown) =>
   statusOf(error) !== undefined && /storage-opt|quota/i.test(textOf(error));
 
-/** Says why Podman makes no container with a runtime. */
+/** Describes why Podman makes no container with a runtime. */
 export const ONE_RUNTIME =
   'Podman runs all its containers under one runtime, which its containers.conf names: leave `runtime` out';
 
@@ -89,8 +89,8 @@ const OOM_SCORE = 500;
 const USER = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
 
 /**
- * The watchdog's directory is a mount, which root without capabilities can neither enter, rename nor cover: only the user that it
- * belongs to may change anything below it. It has room for two files on a kernel with pages of 64 KiB.
+ * The watchdog's directory is a mount, which root without capabilities can neither enter, rename nor cover: only its owner may
+ * change anything below it. It has room for two files on a kernel with pages of 64 KiB.
  */
 const PRIVATE_MOUNT = {
   [WATCHDOG_DIRECTORY]: `rw,exec,nosuid,nodev,size=256k,mode=0700,uid=${WATCHDOG_USER},gid=${WATCHDOG_USER}`,

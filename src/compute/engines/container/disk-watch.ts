@@ -86,7 +86,7 @@ export async function readSize(
   try {
     const { SizeRw } = (await container.inspect(options)) as { SizeRw?: unknown };
     if (typeof SizeRw !== 'number' || SizeRw < 0) return 'failed';
-    // Podman says 0 when it fails as well; then it cannot list what was changed either.
+    // Podman reports 0 when it fails as well; then it cannot list the changes either.
     if (SizeRw === 0) await container.changes({ abortSignal });
     return SizeRw;
   } catch (error) {

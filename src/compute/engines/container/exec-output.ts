@@ -21,8 +21,8 @@ type ExecOutput = {
 };
 
 /**
- * The output of a command through an engine: one stream of a terminal, or two streams in one that are separated here. It is read
- * from the engine no faster than by its reader, so unread output stays with the command.
+ * The output of a command through an engine: one stream of a terminal, or two in one that are separated here. It is read no faster
+ * than by its reader, so unread output stays with the command.
  */
 export function partOutput(stream: Readable, { terminal }: { terminal: boolean }): ExecOutput {
   const [stdout, stderr] = [new PassThrough(WAITING), new PassThrough(WAITING)];

@@ -1,10 +1,10 @@
 import { type Engine, statusOf, textOf } from './engine.ts';
 
 /**
- * Leases of different wallets must not reach each other, so no lease is in the network that the operator named: each
- * wallet gets a bridge like it (docs/decisions/0033-isolation-between-leases.md). Engines do not pass packets from one
- * bridge to another; Podman only with an option. The operator's own containers in the named network are connected to
- * the wallets' networks as well, since the network exists for them.
+ * Leases of different wallets must not reach each other, so no lease is in the network that the operator named: each wallet gets a
+ * bridge like it (docs/decisions/0033-isolation-between-leases.md). Engines do not pass packets between bridges; Podman only with
+ * an option. The operator's own containers in the named network, which exists for them, are connected to the wallets' networks as
+ * well.
  */
 
 /** The label with a network's name, on the network and on its containers. */

@@ -32,7 +32,9 @@ const UNSTARTED = 125;
 const UNSTARTED_WORDS = /^Error: .*: OCI runtime error$/m;
 const NONE_IS_MARKED = 1;
 
-/** Runs `$2…` in the directory `$1`. A tenant may have removed that directory: an engine told to start in it would then run nothing. */
+/**
+ * Runs `$2…` in the directory `$1`. A tenant may have removed that directory: an engine that starts in it would then run nothing.
+ */
 const IN_DIRECTORY = 'cd "$1" 2>/dev/null; shift; exec "$@"';
 
 type ExecState = { Running: boolean; ExitCode: number | null };
@@ -41,9 +43,9 @@ type ContainerExec = Pick<ProgramOrder, 'terminal'> & {
   /** The user; by default the image's, in the image's working directory. */
   user?: string;
   /**
-   * Rejects when the connection is lost, because the rest of the output is lost too: always, or only if the command still runs. The
-   * engine itself breaks the connection of a command that has ended and left input unread. With `whileRuns`, the marker in the
-   * command's environment shows whether it runs. Without it, the exit code is awaited.
+   * Rejects when the connection is lost, and with it the rest of the output: always, or only if the command still runs. The engine
+   * itself breaks the connection of a command that has ended and left input unread. With `whileRuns`, the marker in the command's
+   * environment shows whether it runs. Without it, the exit code is awaited.
    */
   needsAll?: 'always' | { whileRuns: string };
   /** The mark that ends both outputs. It is awaited, and removed from them. */
@@ -74,9 +76,9 @@ export async function beginIn(engine: Engine, ref: Ref, order: ProgramOrder): Pr
 }
 
 /**
- * Starts a command whose unread input is read once it has ended: Podman stops passing output on as soon as it cannot pass input on
- * (4.3, containers/podman libpod/oci_conmon_attach_common.go), and writes an error of its own to standard error. What reads it has the
- * `marker`, too: Podman does not end the input of a connection that is lost in the first moments, so it is killed with the session.
+ * Starts a command whose unread input is read once it has ended: Podman passes no output on once it cannot pass input on (4.3,
+ * containers/podman libpod/oci_conmon_attach_common.go), and writes an error of its own to standard error. The reader has the
+ * `marker`, too, and is killed with the session: Podman does not end the input of a connection that is lost in the first moments.
  */
 async function beginDrained(
   engine: Engine,
@@ -91,12 +93,12 @@ async function beginDrained(
   const stdin = new PassThrough(WAITING);
   stdin.pipe(program.stdin);
   let known: { code: number } | undefined;
-  const left = Promise.withResolvers<{ code: number }>();
+  const lateEnd = Promise.withResolvers<{ code: number }>();
   /** Leaves a command that is over, but whose unread input is not read to its end: a tenant may replace `cat`. */
   async function leaveLate(end: { code: number }): Promise<void> {
     await pause(LATE_MILLISECONDS, undefined, { ref: false });
     await program.quiet();
-    left.resolve(end);
+    lateEnd.resolve(end);
     program.leave();
   }
   const stderr = program.stderr.pipe(
@@ -112,7 +114,7 @@ async function beginDrained(
       noise() {},
     }),
   );
-  const ended = Promise.race([left.promise, program.ended.then((end) => known ?? end)]);
+  const ended = Promise.race([lateEnd.promise, program.ended.then((end) => known ?? end)]);
   ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
   return { ...program, stdin, stderr, ended };
 }
@@ -188,7 +190,7 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: ContainerExec
 
 /**
  * Waits for the exit code. It comes at the end of the stream, or from the engine if a background process keeps the stream open:
- * then `rest` waits for the missing output. `judge` rejects when the exit code is no longer awaited.
+ * then `rest` waits for the missing output. `judge` rejects to stop waiting.
  */
 async function waitForEnd(
   ask: Engine['ask'],

@@ -207,7 +207,10 @@ export const runtimesOf = (settings: ContainerSettings): (string | undefined)[] 
 /** Runtimes whose containers run on the kernel of their host, as settings and engines name them. `oci` is Podman's word for any. */
 const SHARE_THE_KERNEL = ['', 'runc', 'io.containerd.runc.v2', 'oci', 'crun', 'youki', 'nvidia'];
 
-/** Returns whether containers under a runtime run on the kernel of their host. An engine's default (undefined) most often is such a one. */
+/**
+ * Returns whether containers under a runtime run on the kernel of their host. An engine's default (undefined) most often is such a
+ * one.
+ */
 export const sharesKernel = (runtime: string | undefined): boolean => SHARE_THE_KERNEL.includes(runtime ?? '');
 
 export function notes(it: ContainerSettings): string[] {

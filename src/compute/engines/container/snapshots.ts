@@ -27,8 +27,8 @@ const bytesIn = ({ Config }: ImageFacts): number => sizeIn(Config.Labels?.[BYTES
 
 /**
  * Creates the snapshots of containers: the engine commits what a container has written as a layer, and gets an image of that layer
- * with the settings of the image below it. The engine's own pause would stop process 1, and with it the deadline, for as long as the
- * copy takes; so only the other processes are stopped (docs/decisions/0083).
+ * with the settings of the image below it. The engine's own pause would stop process 1, and with it the deadline; so only the other
+ * processes are stopped (docs/decisions/0083).
  */
 export function createContainerSnapshots(
   engine: Engine,
@@ -68,7 +68,7 @@ export function createContainerSnapshots(
     const measure = (abortSignal: AbortSignal) =>
       docker.getContainer(ref).inspect({ size: true, abortSignal } as object);
     const { SizeRw = -1 } = (await ask('size', measure, COPY_MILLISECONDS)) as { SizeRw?: number };
-    // Docker says -1 where a path is too long for it.
+    // Docker reports -1 where a path is too long for it.
     if (SizeRw < 0) return notTaken('The engine does not say how much the lease has written');
     const below = await look(container.Image);
     if (!below) return notTaken('The engine does not have its image');
@@ -102,7 +102,7 @@ export function createContainerSnapshots(
       await whileStopped(() => commit(ref, tag));
       const [below, raw] = await Promise.all([look(Image), look(imageOfSnapshot(tag + RAW))]);
       if (!below || !raw) throw new Error(`the engine does not have ${below ? 'what it has committed' : Image}`);
-      // The snapshot below may go while this one needs its layers: then nobody else pays for them.
+      // The snapshot below may go while this one needs its layers: then no other snapshot pays for them.
       const bytes = bytesIn(below) + Math.max(0, raw.Size - below.Size);
       const config = { ...below.Config, Labels: { ...below.Config.Labels, [BYTES_LABEL]: String(bytes) } };
       await loadImage(imageOfSnapshot(tag), { ...raw, Config: config }, { hidden: HIDDEN, now: now() });

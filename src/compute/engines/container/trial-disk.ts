@@ -22,7 +22,7 @@ fallocate -l ${mib}M /proc/self/fd/3 && { sleep ${OPEN_SECONDS} </dev/null >/dev
 /** Makes a file of this length, which takes no space. */
 const makeLong = (bytes: number) => `dd if=/dev/zero of=${FILE} bs=1 count=0 seek=${bytes} 2>/dev/null`;
 
-/** Says what of a container's disk counts. Throws where its limit does not hold. */
+/** Describes what of a container's disk counts. Throws where its limit does not hold. */
 export async function tryDisk(
   { engine, guest, ref }: { engine: Engine; guest: Guest; ref: Ref },
   { image, diskGb }: { image: string; diskGb: number },

@@ -25,8 +25,8 @@ const NOT_FOUND = 127;
 type TriedMachine = { engine: Engine; containers: Containers; guest: Guest; ref: Ref };
 
 /**
- * Returns what a running container lacks of the limits and the kernel that it is sold with; undefined if nothing is missing. One
- * with a kernel of its own may be ended by this: it has to use more than its memory to show that it cannot.
+ * Returns what a running container lacks of its sold limits and kernel; undefined if nothing. May end one with a kernel of its own,
+ * which has to use more than its memory to show that it cannot.
  */
 export async function findMissing(
   machine: TriedMachine,

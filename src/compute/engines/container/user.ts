@@ -12,8 +12,8 @@ type Calls = Pick<Engine, 'ask' | 'docker'>;
 export type ImageDefaults = { user: string; directory: string };
 
 /**
- * Returns the defaults of an image (USER, WORKDIR). A user's name is looked up in the image and not left to the engine: that would
- * read the container's own /etc/passwd, in which a tenant who is root there could give their name the watchdog's number.
+ * Returns the defaults of an image (USER, WORKDIR). A user's name is looked up in the image, not by the engine: that would read the
+ * container's own /etc/passwd, where a root tenant could give their name the watchdog's number.
  */
 export async function imageDefaults(calls: Calls, image: string): Promise<ImageDefaults> {
   const { Config } = await calls.ask('inspect', () => calls.docker.getImage(image).inspect());

@@ -17,8 +17,8 @@ import { runAs } from './program.ts';
 export const WATCHDOG_DIRECTORY = '/.purser';
 
 /**
- * Puts the watchdog into a container that has not started, through the engine: no path of this machine is mounted. Where it is to have
- * a directory, that takes the place of a link in the image, which the mount would follow and root could replace.
+ * Puts the watchdog into a container that has not started, through the engine: no path of this machine is mounted. A directory for
+ * it replaces a link in the image, which the mount would follow and root could replace.
  */
 export async function putWatchdog({ ask, docker }: Engine, container: string, it: Watchdog): Promise<void> {
   const owner = WATCHDOG_USER; // So that the tenant's root cannot write it either.

@@ -8,9 +8,9 @@ import { parse } from 'yaml';
 import { parseJson } from '../../../base/parse-json.ts';
 
 /**
- * The address of a cluster's API server, and Purser's credentials there: from a kubeconfig file, or from the service account of the
- * pod that Purser runs in. Files are read again after a minute, or when the server refused the credentials in them, since tokens
- * and certificates rotate. No message contains a secret.
+ * The address of a cluster's API server, and Purser's credentials there: from a kubeconfig file, or from the service account of
+ * Purser's own pod. Files are read again after a minute, or when the server refused their credentials, since tokens and
+ * certificates rotate. No message contains a secret.
  */
 
 /** The proofs of a connection: the credentials of the client, and those that the server must present. */

@@ -21,7 +21,7 @@ export function createDeadlines(
   /**
    * Makes the controller look at a moved deadline again. That of the tests' real cluster (1.20) forgets a deadline that was moved
    * back, once it has looked at the earlier one; any other value, set after that, makes it look again. A Job that was changed since
-   * it was read is left as it is, since its deadline may be another: the next inspection sees that.
+   * it was read is left alone, since its deadline may be another: the next inspection sees that.
    */
   async function rearm({ metadata, spec }: KubernetesJob): Promise<void> {
     const at = Number(metadata.annotations?.[REARM_ANNOTATION] ?? Number.POSITIVE_INFINITY);

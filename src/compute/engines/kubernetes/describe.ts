@@ -40,9 +40,8 @@ const KUBELET_SLACK_SECONDS = 60;
 const EXIT_NO_WATCHDOG = 78;
 
 /**
- * Turns the first process of a lease into the watchdog, which keeps its deadline while neither Purser nor the cluster's control
- * plane can be reached (kit/watchdog/watchdog.c). The program for the node's architecture is in the arguments, and after it the
- * watchdog's directory where it needs one.
+ * Makes the watchdog the first process of a lease; it keeps the deadline while neither Purser nor the control plane can be reached
+ * (kit/watchdog/watchdog.c). The arguments hold the program for the node's architecture, then its directory if it needs one.
  */
 const BECOME_WATCHDOG = `case $(uname -m) in
   x86_64) program=$2 ;;
@@ -53,7 +52,7 @@ umask 022
 printf %s "$program" | base64 -d > ${WATCHDOG_PATH} && chmod 555 ${WATCHDOG_PATH} || exit ${EXIT_NO_WATCHDOG}
 exec ${WATCHDOG_PATH} "$1" \${4+"$4"}`;
 
-/** Returns, in words, why process 1 ended with this exit code; undefined if the code says nothing. */
+/** Describes why process 1 ended with this exit code; undefined if the code is inconclusive. */
 export function meaningOf(exitCode: number): string | undefined {
   if (exitCode === 0) return "its deadline has passed by its node's clock";
   if (exitCode === 143) return 'somebody stopped it';

@@ -30,8 +30,8 @@ export function createJobs(api: KubernetesApi, paths: Paths, now: () => number) 
   }
 
   /**
-   * Reads the pods first: otherwise a pod could lack its Job only because both were made in between. Those of a Job that has ended are
-   * read again: they may have ended after the first look, and only they say why. So may those that are gone since.
+   * Reads the pods first: otherwise a pod could lack its Job only because both were made in between. Reads those of an ended Job,
+   * and those gone since, again: they may have ended later, and only they show why.
    */
   async function observe(tag: string): Promise<{ job: KubernetesJob | undefined; pods: Pod[] }> {
     const pods = await podsOf(tag);

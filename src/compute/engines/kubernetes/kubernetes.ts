@@ -31,8 +31,8 @@ type KubernetesSurroundings = {
 };
 
 /**
- * Jobs of a Kubernetes cluster, one a lease, of one pod each. The tag is the reference; the Job's name is made of it, so a
- * second create is refused by the API, and a lease is found without a list.
+ * The Jobs of a Kubernetes cluster, one per lease, with one pod each. The tag is the reference and makes the Job's name: the API
+ * refuses a second create, and a lease is found without a list.
  */
 export function openKubernetesBackend(
   settings: KubernetesSettings,

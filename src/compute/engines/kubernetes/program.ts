@@ -26,7 +26,7 @@ export async function beginIn(streams: Streams, pod: string, order: ProgramOrder
   return { ...program, begunAt };
 }
 
-/** Starts the program of the way out. It runs as the tenant, as all in a pod does: whoever ends it closes their own way out. */
+/** Starts the program of the way out. It runs as the tenant, like all in a pod: a tenant who ends it closes their own way out. */
 export async function beginEgress(streams: Streams, pod: Pod): Promise<LineSession> {
   const [watchdog] = watchdogOf(pod);
   const program = await streams.begin(pod.metadata.name, egressCommand(watchdog));

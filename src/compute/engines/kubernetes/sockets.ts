@@ -46,7 +46,7 @@ export function createSockets({ prepare, renew, closing }: Pick<ApiExchange, 'pr
           .then((answer) => reject(errorOf(response.statusCode ?? 0, answer)))
           .finally(() => {
             response.destroy();
-            forget(); // It never says that it is closed.
+            forget(); // It never reports that it is closed.
           });
       });
     });

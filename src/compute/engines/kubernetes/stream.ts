@@ -14,8 +14,8 @@ import { parseStatus } from './status.ts';
 
 /**
  * A process in a pod through the API's exec: one WebSocket with a channel in the first byte of each message (k8s.io/apimachinery,
- * remotecommand). Protocol v5 can end the standard input. v4 cannot, and only the real cluster of the tests (1.20) has nothing newer:
- * there the input is sent in pieces, each after a line with its length, and a small shell script reassembles it.
+ * remotecommand). Protocol v5 can end the standard input. v4 cannot, and only the real cluster of the tests (1.20) has nothing
+ * newer: there the input is sent in pieces, each after a line with its length, and a small shell script reassembles it.
  */
 
 const V5 = 'v5.channel.k8s.io';
@@ -31,7 +31,7 @@ const BEGIN_MILLISECONDS = 30_000;
  */
 const QUIET_MILLISECONDS = 2_000;
 /** The time in which output that has arrived passes through the streams of a command that Purser has left. */
-const LEFT_MILLISECONDS = 1_000;
+const DRAIN_MILLISECONDS = 1_000;
 const SIGNAL_EXIT = 128;
 
 /** Runs `$@` with the content of the pieces on standard input. A piece of 0 bytes is its end. */
@@ -103,7 +103,7 @@ function follow(
   const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<{ code: number }>()];
   for (const it of [begun, ended]) it.promise.catch(() => {}); // Callers get the rejections; this only avoids unhandled ones.
   const seen: SeenCommand = { hasMark: mark !== undefined, hasBegun: mark === undefined, noise: '', status: '' };
-  const left = new AbortController();
+  const drainEnd = new AbortController();
   let quiet: NodeJS.Timeout | undefined;
   if (seen.hasBegun) begun.resolve();
 
@@ -151,7 +151,7 @@ function follow(
 
   async function settle() {
     // The mark may still be on its way through the streams, behind output that waits for a slow reader.
-    if (mark !== undefined) await finished(stderr, { readable: false, signal: left.signal }).catch(() => {});
+    if (mark !== undefined) await finished(stderr, { readable: false, signal: drainEnd.signal }).catch(() => {});
     const { code, fault } = outcomeOf(seen);
     begun.reject(fault);
     if (code === undefined) ended.reject(fault);
@@ -159,7 +159,7 @@ function follow(
   }
 
   function leave() {
-    setTimeout(() => left.abort(), LEFT_MILLISECONDS).unref();
+    setTimeout(() => drainEnd.abort(), DRAIN_MILLISECONDS).unref();
     socket.terminate();
   }
 
@@ -194,7 +194,7 @@ type SeenCommand = {
   status: string;
 };
 
-/** Returns the exit code of a command whose socket is closed, if it is known, and what to say if it is not. */
+/** Returns the exit code of a command whose socket is closed, if it is known, else the reason. */
 function outcomeOf({ hasMark, hasBegun, exitCode, noise, status }: SeenCommand): {
   code: number | undefined;
   fault: Error;
@@ -205,7 +205,7 @@ function outcomeOf({ hasMark, hasBegun, exitCode, noise, status }: SeenCommand):
   return { code: exitCode ?? (isServers ? code : undefined), fault: faultOf(hasBegun, [onOneLine(noise), fault]) };
 }
 
-/** Returns the error of a command without an exit code, with what was said of it. */
+/** Returns the error of a command without an exit code, with its reported reason. */
 function faultOf(hasBegun: boolean, said: (string | undefined)[]): Error {
   const words = said.filter(Boolean).join('; ');
   if (words !== '' && !hasBegun) return new Error(`nothing can be run in the pod: ${words}`);

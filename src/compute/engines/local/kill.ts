@@ -3,12 +3,12 @@ import { setTimeout as sleep } from 'node:timers/promises';
 
 /** Finds processes of this machine by their environment (proc(5)). */
 
-/** The search path for programs of this machine, the same whatever Purser's own environment says. */
+/** The search path for programs of this machine, whatever Purser's own environment has. */
 export const PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 
 const END_MILLISECONDS = 10_000;
 const LOOK_MILLISECONDS = 20;
-/** One pass may miss a process that has just been forked: its environment is empty for a moment. */
+/** A pass may miss a process that has just been forked: its environment is empty for a moment. */
 const LOOK_COUNT = 2;
 
 /** Kills the processes that have one of these variables (`NAME=VALUE`), until there are none. Throws if some stay. */

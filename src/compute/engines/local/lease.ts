@@ -19,10 +19,10 @@ import type { Machine } from '../../backend.ts';
 import { createDeadlineFiles } from './deadline-files.ts';
 import { killAll, PATH } from './kill.ts';
 
-/** One lease on this machine: a directory with its marks, a keeper, and the processes that carry its tag. */
+/** A lease on this machine: a directory with its marks, a keeper, and the processes that carry its tag. */
 
 /**
- * The variable with the tag that every process of a lease inherits: all of them are found by it. The keeper has its own.
+ * The variable with the tag that every process of a lease inherits, and is found by. The keeper has its own.
  * @NOTE A process that clears its environment, or hides it as ssh-agent does, is not found: a demo is not worth a namespace.
  */
 const LEASED = 'PURSER_LEASE';
@@ -33,8 +33,7 @@ const END_MILLISECONDS = 10_000;
 
 /**
  * The lease's watchdog: at the deadline in the directory `$1`, or when Purser (the process `$3`) is gone, it kills every process
- * that carries the tag `$2`, and removes the directory. A deadline that cannot be read counts as passed. It starts only if this
- * machine's grep can find the tag.
+ * with the tag `$2`, and removes the directory. An unreadable deadline counts as passed. It needs a grep that can find the tag.
  */
 const KEEPER = `directory=$1 tag=$2 owner=$3
 grep -qzxF "${KEEPING}=$tag" "/proc/$$/environ" && echo $$ > "$directory/keeper" && echo ready || exit 1

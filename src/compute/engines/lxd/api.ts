@@ -160,7 +160,7 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
         if (statusCode === 404 || (statusCode === 200 && !isFile)) return undefined;
         return { statusCode, content: statusCode === 200 ? await readBounded(body, bytesMax) : undefined };
       });
-      // Outside of `send`, whose errors say that nobody knows what the server has done.
+      // Outside of `send`, whose errors mean that the outcome at the server is unknown.
       if (file && !file.content)
         throw new LxdRefusal('a file of the image is too large or cannot be read', file.statusCode);
       return file?.content;

@@ -146,8 +146,8 @@ export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instance
 }
 
 /**
- * Creates a function that makes one instance after the other: LXD 5.0 chooses the users of an instance by those of the others, and
- * takes an instance that it is still making for one without any. Of several made at once some then cannot start.
+ * Creates a function that makes one instance after another: LXD 5.0 chooses the users of an instance by those of the others, but
+ * ignores an instance that is still being made. Of several made at once some could not start.
  */
 function createTurns() {
   let last: Promise<unknown> = Promise.resolve();

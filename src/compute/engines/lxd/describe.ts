@@ -15,8 +15,8 @@ export const allowanceOf = (cpus: number) =>
   `${Math.max(1, Math.round(cpus * CPU_PERIOD_MILLISECONDS))}ms/${CPU_PERIOD_MILLISECONDS}ms`;
 
 /**
- * Returns the name of a tag's instance. A name has at most 63 characters, fewer than a tag, so the tag itself is kept in the
- * instance's configuration. The same tag always makes the same name: LXD refuses a second instance of that name.
+ * Returns the name of a tag's instance, always the same: LXD refuses a second instance of that name. A name has at most 63
+ * characters, fewer than a tag, so the tag itself is in the instance's configuration.
  */
 export const nameOf = (tag: string) => `purser-${createHash('sha256').update(tag).digest('hex').slice(0, 32)}`;
 /** Returns whether an instance may be a lease, judged by its name. */
@@ -89,9 +89,8 @@ export const STAYING = { 'cluster.evacuate': 'stop' };
 
 /**
  * Returns the configuration that LXD has no setting for (lxc.container.conf(5)): process 1 is the watchdog, no process inside has
- * or gains a capability, and there is a loopback. In a container without a network it is down, and no process inside may change
- * that. The hook runs before process 1, by the `ip` of LXD's machine; where that lacks it, a lease has no loopback. liblxc adds
- * arguments, which the shell ignores.
+ * or gains a capability, and there is a loopback, down in a container without a network. The hook runs before process 1, by the
+ * `ip` of LXD's machine; where that lacks it, a lease has no loopback. liblxc adds arguments, which the shell ignores.
  */
 export const rawOf = (watchdogArguments: string) =>
   [
@@ -106,8 +105,8 @@ export const rawOf = (watchdogArguments: string) =>
 /** The requests that make a subvolume of btrfs, or a snapshot of one (ioctl_btrfs(2)), each in two versions. */
 const MAKE_SUBVOLUME = ['0x5000940e', '0x50009418', '0x50009401', '0x50009417'];
 /**
- * System calls that are refused beside those that LXD refuses itself. The owner of a directory needs no right to make a subvolume in
- * it, whose files no quota of the instance counts. The kernel reads the lower 32 bits of a request, so no others are compared.
+ * System calls that are refused beside those that LXD refuses. The owner of a directory may make a subvolume in it, whose files no
+ * quota of the instance counts. The kernel reads only the lower 32 bits of a request.
  */
 const REFUSED_CALLS = MAKE_SUBVOLUME.map((it) => `ioctl errno 1 [1,${it},SCMP_CMP_MASKED_EQ,0xffffffff]`).join('\n');
 

@@ -4,8 +4,8 @@ const UNCOUNTED_BYTES = 64 * 1024 ** 2;
 const FACTOR = 9 / 8;
 
 /**
- * Returns the bytes that a snapshot holds, of which `counted` are those of its files: these, where not many more are held. Otherwise
- * the smallest size that was found to hold it, or Infinity where `bytesMax` do not. `fits` says whether a size holds it.
+ * Returns the bytes that a snapshot holds: `counted`, those of its files, where not many more are held; otherwise the smallest size
+ * found to hold it, or Infinity above `bytesMax`. `fits` returns whether a size holds it.
  */
 export async function bytesHeld(
   counted: number,

@@ -13,8 +13,8 @@ const WAITING_MAX = 100_000;
 const COUNT_MILLISECONDS = 200_000;
 
 /**
- * Returns the bytes of all files of an instance that does not run; no more than a little above `bytesMax`. The storage drivers each
- * count something else, of a copy on btrfs nothing. No link is followed. Throws where they cannot be counted.
+ * Returns the bytes of all files of a stopped instance, up to a little above `bytesMax`. The storage drivers each count something
+ * else, of a copy on btrfs nothing. Follows no link. Throws where they cannot be counted.
  */
 export const diskSize = (lxd: LxdApi, ref: Ref, bytesMax: number): Promise<number> =>
   readDisk(lxd, ref, COUNT_MILLISECONDS, (disk) => countAll(disk, bytesMax));

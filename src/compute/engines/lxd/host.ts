@@ -33,7 +33,10 @@ export type LxdHost = {
   identity(): Promise<string | undefined>;
   /** Returns the CPUs and the memory, of all members of a cluster that are online. */
   capacity(): Promise<Capacity>;
-  /** Returns the bytes that are free in a storage pool, of a cluster where the most are; undefined where the server does not say. */
+  /**
+   * Returns the bytes that are free in a storage pool, of a cluster where the most are; undefined where the server does not report
+   * them.
+   */
   diskFree(pool: string): Promise<number | undefined>;
   /** Returns those of the contents that the server cannot make: it has no image of that type, or runs no virtual machines. */
   missing(contents: readonly Contents[]): Promise<Contents[]>;
@@ -88,7 +91,7 @@ export function createHost(lxd: LxdApi): LxdHost {
     async missing(contents) {
       const sellsMachines = contents.some(({ type }) => type === 'virtual-machine');
       const [hasMachines, found] = await Promise.all([
-        // Asked each time: a server that was started anew may have lost its driver, or have got it.
+        // Asked each time: a restarted server may have lost its driver, or have got it.
         sellsMachines ? lxd.ask<Server>('GET', '/1.0').then(runsMachines) : false,
         Promise.all(contents.map(({ image }) => orAbsent(lxd.ask<{ type: string }>('GET', imagePath(image))))),
       ]);

@@ -13,9 +13,9 @@ import { runProgram } from './program.ts';
 import type { LxdSettings } from './settings.ts';
 
 /**
- * The keeper of a virtual machine: a container beside it whose first process is the watchdog, and which nobody else is in. It holds
- * the machine's deadline, and the power of the machine: the chardev of a management controller that QEMU lends it. It has no rights
- * in LXD. Inside, root can talk to that controller, and neither take it out nor speak for the other side.
+ * The keeper of a virtual machine: a container beside it whose first process is the watchdog. It holds the machine's deadline and
+ * its power: the chardev of a management controller that QEMU lends it. It has no rights in LXD. Root inside the machine can talk
+ * to that controller, but neither remove it nor speak for the other side.
  */
 
 const KEEPS_KEY = 'user.purser.keeps';

@@ -25,9 +25,9 @@ import { createLxdSnapshots } from './snapshots.ts';
 import { readUsage } from './usage.ts';
 
 /**
- * Opens unprivileged containers and virtual machines of LXD or Incus. The name comes from the tag, which is in the configuration; the
- * first process of a container is a watchdog, which keeps the deadline; that of a virtual machine is kept beside it. Nothing of this machine's file system is used, so the server may be another machine or a
- * cluster.
+ * Opens unprivileged containers and virtual machines of LXD or Incus. The name comes from the tag, which is in the configuration.
+ * The watchdog, which keeps the deadline, is the first process of a container, and runs beside a virtual machine. Nothing of this
+ * machine's file system is used, so the server may be another machine or a cluster.
  */
 export function openLxdBackend(
   settings: LxdSettings,

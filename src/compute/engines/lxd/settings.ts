@@ -57,7 +57,7 @@ const shared = {
 /** Drivers of storage pools that hold a root disk to its size, and copy one by reference. */
 export const COPYING_DRIVERS = ['btrfs', 'zfs', 'lvm', 'ceph'];
 
-/** The parts of the settings that the type has a say in. */
+/** The parts of the settings that depend on the type. */
 type Parts = {
   type: v.InferOutput<typeof type>;
   egress?: v.InferOutput<typeof egress>;

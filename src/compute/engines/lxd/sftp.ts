@@ -19,7 +19,7 @@ import { type LxdApi, LxdRefusal, textOf } from './api.ts';
  * other end of a pipe, and could never remove the instance again.
  */
 
-/** The bits of a mode that say what kind of file it is (inode(7)). */
+/** The bits of a mode that hold the kind of file (inode(7)). */
 const KIND = { mask: 0o170000, file: 0o100000, directory: 0o040000 } as const;
 
 /** A name in a directory: its bytes, each as one character. */
@@ -123,14 +123,14 @@ function refusalOf({ kind, fields }: SftpAnswer): Error & { status: number } {
 
 /** Creates the requests of one connection. Any number may be under way. */
 function createRequests(connection: Duplex): SftpRequests {
-  const asked = new Map<number, PromiseWithResolvers<SftpAnswer>>();
+  const pending = new Map<number, PromiseWithResolvers<SftpAnswer>>();
   let nextId = 1;
   let failure: Error | undefined;
 
   function fail(error: Error): void {
     failure ??= error;
-    for (const it of asked.values()) it.reject(failure);
-    asked.clear();
+    for (const it of pending.values()) it.reject(failure);
+    pending.clear();
   }
   async function readAll(): Promise<never> {
     const packets = createPacketReader(connection);
@@ -141,8 +141,8 @@ function createRequests(connection: Duplex): SftpRequests {
       const kind = fields.byte();
       // The answer to the first request has no number.
       const id = kind === RESPONSE.version ? 0 : fields.uint32();
-      asked.get(id)?.resolve({ kind, fields });
-      asked.delete(id);
+      pending.get(id)?.resolve({ kind, fields });
+      pending.delete(id);
     }
   }
   readAll().catch(fail);
@@ -153,7 +153,7 @@ function createRequests(connection: Duplex): SftpRequests {
       if (failure) throw failure;
       const id = kind === REQUEST.init ? 0 : nextId++;
       const answer = Promise.withResolvers<SftpAnswer>();
-      asked.set(id, answer);
+      pending.set(id, answer);
       connection.write(packet(kind, ...(id === 0 ? [] : [uint32(id)]), body));
       return answer.promise;
     },

@@ -28,7 +28,10 @@ const DISK_BYTES_KEY = 'user.purser.snapshot_disk_bytes';
 const DISK_KEY = 'user.purser.snapshot_disk_gb';
 const FULL = 'Its disk is full, and LXD has to write something there';
 const IMAGE_KEY = 'volatile.base_image';
-/** The storage driver that limits a disk by all that it holds, shared blocks included: on it the size of a snapshot is found by trying. */
+/**
+ * The storage driver that limits a disk by all that it holds, shared blocks included: on it the size of a snapshot is found by
+ * trying.
+ */
 const SHARING_DRIVER = 'btrfs';
 const COPY_MILLISECONDS = 300_000;
 const TEMPLATE_MILLISECONDS = 120_000;
@@ -64,9 +67,8 @@ export function isTooLargeFor({ config }: LxdInstance, diskGb: number): boolean 
 }
 
 /**
- * Creates the snapshots of containers: a copy of the instance that shares its blocks and never runs, without its configuration and what
- * Purser has put into it. LXD would freeze the watchdog as well while it copies; so the other processes are stopped, and LXD is told
- * that nothing need be (docs/decisions/0083).
+ * Creates the snapshots of containers: copies of the instance that share its blocks and never run, without its configuration and
+ * Purser's files. LXD would freeze the watchdog during the copy; so Purser stops the other processes instead (docs/decisions/0083).
  */
 export function createLxdSnapshots(
   lxd: LxdApi,
@@ -124,7 +126,7 @@ export function createLxdSnapshots(
     return bytes;
   }
 
-  /** Returns whether a disk of so many bytes holds a snapshot: LXD makes no copy of one that takes more than its limit. */
+  /** Returns whether a disk of this size holds a snapshot: LXD makes no copy of one that takes more than its limit. */
   async function fits(tag: string, like: LxdInstance, bytes: number): Promise<boolean> {
     const name = templateName(tag);
     const { config, devices } = described(tag, like);

@@ -1,7 +1,7 @@
 import type { Ref, Usage } from '../../backend.ts';
 import type { LxdApi } from './api.ts';
 
-/** The parts of the answer to `GET /1.0/instances/NAME/state` that are read. LXD says 0 or -1 where it does not know. */
+/** The parts of the answer to `GET /1.0/instances/NAME/state` that are read. 0 or -1 where LXD does not know. */
 type InstanceState = {
   cpu?: { usage?: number } | null;
   memory?: { usage?: number } | null;
@@ -16,7 +16,7 @@ const BYTES_MAX = 1024 * 1024;
 
 const known = (value: number | undefined) => (value !== undefined && value > 0 ? value : undefined);
 
-/** Asks the server what an instance uses. Its memory is with its whole file cache: LXD does not tell the parts. */
+/** Asks the server what an instance uses. Its memory includes its whole file cache: LXD does not report the parts. */
 export async function readUsage(lxd: LxdApi, ref: Ref): Promise<Usage> {
   const options = { milliseconds: MILLISECONDS, bytesMax: BYTES_MAX };
   const state = await lxd.ask<InstanceState>('GET', `/1.0/instances/${ref}/state`, undefined, options);

@@ -5,9 +5,9 @@ import { WAITING } from '../../machine/waiting.ts';
 /**
  * The part of WebSockets (RFC 6455) that the exec of LXD and Incus needs, on a connection that was upgraded already.
  *
- * The package `ws` does not keep the limits of this one. Its `pause()` does not stop data that it has read already: of 64 KiB in
- * frames of one byte, which a command causes that writes a byte at a time, all others still come as messages, thousands of pieces
- * that wait for a reader. It takes six times as long for them, and holds a fragmented message until it has the last fragment.
+ * The package `ws` does not keep these limits. Its `pause()` does not stop data that it has read: of 64 KiB in frames of one byte,
+ * as from a command that writes single bytes, all the others still come as messages. It takes six times as long for them, and holds
+ * a fragmented message until the last fragment.
  */
 
 const CONTINUATION = 0;
@@ -20,7 +20,7 @@ const MASK_BYTES = 4;
 /** The longest head of a frame that is not masked. */
 const HEAD_BYTES_MAX = 10;
 
-/** One frame, masked as a client's has to be. */
+/** Encodes one frame, masked as a client's has to be. */
 export function frame(opcode: number, payload: Buffer): Buffer {
   const { length } = payload;
   const extended = length < 126 ? 0 : length < 65_536 ? 2 : 8;
@@ -39,9 +39,9 @@ export function frame(opcode: number, payload: Buffer): Buffer {
 
 /**
  * The binary messages of one WebSocket as a stream of bytes. Either side marks the end of its data with a text message. The stream
- * is read no faster than its reader reads. It never fails: a connection that breaks ends it, and `isWhole` stays false.
+ * is read no faster than its reader reads. It never fails: a broken connection ends it, and `isWhole` stays false.
  *
- * Pings are not answered. LXD and Incus do not wait for that; and Node at once closes a connection that can no longer be written,
+ * Pings are not answered: LXD and Incus do not wait for that. And Node at once closes a connection that can no longer be written,
  * together with all unread input.
  */
 export class MessageStream extends Duplex {

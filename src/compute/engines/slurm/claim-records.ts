@@ -4,9 +4,9 @@ import { join } from 'node:path';
 import { writeDurablySync } from '../../../files/durable-file.ts';
 
 /**
- * Keeps records, by user id, of the submissions whose outcome is not known, written before Slurm is asked. A process reads the
- * records of others: of the one before it, which may have been killed in between, and of a doctor or a server that runs beside it.
- * Such a user may have a job that no list shows yet.
+ * Keeps records, by user id, of submissions with an unknown outcome, written before Slurm is asked: such a user may have a job that
+ * no list shows yet. A process reads the records of others, too: of the one before it, which may have been killed, and of a doctor
+ * or a server beside it.
  */
 export function createClaimRecords(root: string, now: () => number) {
   const owner = randomUUID();

@@ -23,15 +23,15 @@ export const SURROUNDINGS = `export TMPDIR="$HOME" SHELL=/bin/sh LANG=C.UTF-8
 unset SLURM_CONF LC_ALL`;
 
 /**
- * The job's script. It removes the remains of earlier jobs of its user, then waits until it has to end. At the end it
- * kills every process with the job's number in its environment, including daemons that escaped a cluster which tracks
- * processes by descent, and removes the job's directory. With PURSER_ALONE it kills every process of its user.
+ * The job's script. It removes the remains of earlier jobs of its user, then waits until it has to end. At the end it kills every
+ * process with the job's number in its environment, including daemons that escaped a cluster that tracks processes by descent, and
+ * removes the job's directory. With PURSER_ALONE it kills every process of its user.
  *
- * Slurm's time limit is enforced by the controller alone. So the script asks the controller for the job's end: at the
- * start, when it is signalled, and when that end has come. If the controller cannot be asked then, for `lostSeconds`, the
- * script ends the job itself. If it never learnt an end (Slurm's programs are not on the node), it waits.
+ * Slurm's time limit is enforced by the controller alone. So the script asks the controller for the job's end: at the start, on a
+ * signal, and when that end has come. If the controller cannot be asked then, for `lostSeconds`, the script ends the job itself. If
+ * it never learnt an end (Slurm's programs are not on the node), it waits.
  *
- * It is the launcher of background processes: of a step Slurm ends all with its first process, where it tracks by control groups.
+ * It is the launcher of background processes: Slurm ends a step with its first process, where it tracks by control groups.
  */
 export const scriptOf = (lostSeconds: number) => `#!/bin/sh
 umask 077

@@ -19,8 +19,8 @@ const NOT_EXTENDED =
 
 /**
  * Opens the jobs of a Slurm cluster, by its own programs. The tag is the job's name and comment, the deadline is the job's end
- * time, and a job that waits in the queue is `provisioning`. Everything runs as `job_user`, or as one of `job_users`; only
- * root may say so (`man sbatch`, --uid).
+ * time, and a queued job is `provisioning`. Everything runs as `job_user`, or as one of `job_users`, which root alone may order
+ * (`man sbatch`, --uid).
  */
 export function openSlurmBackend(
   settings: SlurmSettings,

@@ -21,8 +21,8 @@ const SIGNAL_EXIT = 128;
 
 /**
  * Runs `$3…` in the job's directory `$2` as RUN_MARKED does, with the mark `$1`: `srun` writes messages of its own to standard
- * error, and its exit code may be its own as well. Then it reads the input that the program has left unread, to its end: where
- * input still arrives for a step that has ended, `srun` may discard its last output, with the exit code.
+ * error, and may have an exit code of its own. Then it reads the unread input to its end: where input still arrives for an ended
+ * step, `srun` may discard its last output, with the exit code.
  */
 export const ENTER = `mark=$1; export HOME="$2"; shift 2
 ${SURROUNDINGS}
@@ -171,9 +171,8 @@ async function begin(
 }
 
 /**
- * Removes Slurm's own messages about a step of the job that it kills: its line on the end, wherever it is, as the command may have
- * output after it; and, where the shell around the command did not live long enough to print its exit code, all of Slurm's last
- * lines.
+ * Removes Slurm's own messages about a step that it kills: its line on the end, wherever it is, as the command may have output
+ * after it; and all of Slurm's last lines, where the shell around the command was killed before it printed its exit code.
  */
 export function withoutSlurm(stderr: Buffer, jobId: string, wasCut: boolean): Buffer {
   const end = new RegExp(

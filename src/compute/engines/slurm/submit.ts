@@ -60,7 +60,7 @@ export function createSubmitter(
       const reason = 'The job could not be submitted. Nothing was charged.';
       return { kind: 'refused', code: 'provider_unavailable', reason, words: (error as Error).message };
     };
-    // Such a job would wait in the queue, with its money held, for a node that somebody has to repair.
+    // Such a job would wait in the queue, with its money held, for a node that has to be repaired.
     if (areAllDown((await nodes.get()) ?? []))
       return {
         kind: 'refused',

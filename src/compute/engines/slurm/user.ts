@@ -11,8 +11,8 @@ export type JobUsers = {
   /** All job users, in the order configured. Throws when one cannot be found. */
   all(): Promise<readonly [User, ...User[]]>;
   /**
-   * Claims the user for a new job: `job_user`, or the first of `job_users` that has no job and no claim. Undefined when
-   * none is free. The claim has to be settled when Slurm has answered; until then no other job gets that user.
+   * Claims the user for a new job: `job_user`, or the first of `job_users` without a job or a claim; undefined when none is free.
+   * No other job gets that user until the claim is settled, once Slurm has answered.
    */
   claim(busy: () => Promise<ReadonlySet<number>>): Promise<UserClaim | undefined>;
   /** The user that `claim` would claim now. */

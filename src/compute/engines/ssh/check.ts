@@ -51,7 +51,7 @@ async function checkHost(host: PoolHost, now: () => number): Promise<string> {
   return `${leased}; the host key is the pinned one, this is root there; ${gpus} GPUs answer (${host.gpus} configured); ${kept}`;
 }
 
-/** Says what root's login shell costs where it starts slowly; undefined where it does not. */
+/** Reports the time of root's login shell where it starts slowly; undefined otherwise. */
 function slowShell(host: PoolHost): string | undefined {
   const { milliseconds, isForEachLine } = host.shell();
   if (milliseconds < SLOW_SHELL_MILLISECONDS) return undefined;

@@ -5,7 +5,7 @@ import { writeDurablySync } from '../../../files/durable-file.ts';
 /** Records older than this belong to no lease that could still be alive. */
 const KEPT_SECONDS = 90 * 86_400;
 
-/** A host's name, and its `identity`, which tells whether it is still the same host. */
+/** A host's name, and its `identity`, by which the same host is recognised. */
 type RecordedHost = { name: string; identity: string };
 
 /**

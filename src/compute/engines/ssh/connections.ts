@@ -14,8 +14,8 @@ const CHANNEL_COUNT_MAX = 10;
 const HANDSHAKE_COUNT_MAX = 4;
 const IDLE_MILLISECONDS = 60_000;
 /**
- * The number of times that a connection without channels may refuse one before it is given up, with pauses of 20, 40, 80 … ms.
- * A refusal proves little: sshd may count a session for a moment after its channel was closed.
+ * The number of times that a connection without channels may refuse one before it is given up, with pauses of 20, 40, 80 … ms. A
+ * refusal proves little: sshd may count a session just after its channel was closed.
  */
 const REFUSAL_COUNT_MAX = 6;
 const REFUSAL_PAUSE_MILLISECONDS = 20;
@@ -46,9 +46,9 @@ type KeptConnections = Channels & {
 };
 
 /**
- * Keeps connections to one host, and runs each line on a channel of one of them. There are as many connections as its
- * channels need, since sshd limits the sessions of a connection and not the connections of a client. A line that was
- * never sent, because its connection had died or took no further channel, is begun again on another.
+ * Keeps connections to one host, and runs each line on a channel of one of them. There are as many connections as its channels
+ * need: sshd limits the sessions of a connection, not the connections of a client. A line that was never sent, because its
+ * connection had died or took no further channel, is begun again on another.
  */
 export function keepConnections(connect: () => Promise<Client>, idleMilliseconds = IDLE_MILLISECONDS): KeptConnections {
   const turns = createTurns();

@@ -18,12 +18,12 @@ const ANSWER_BYTES_MAX = 64 * 1024;
 
 /** The host cannot be used, and received nothing of the request. */
 export class HostUnreachable extends NeverSent {}
-/** The host key differs: another machine answers there, or the host was reinstalled. Only the operator can tell. */
+/** The host key differs: another machine answers there, or the host was reinstalled. Only the operator can know which. */
 export class HostKeyMismatch extends HostUnreachable {}
 
 type HostAnswer = { code: number; output: string; fault: string };
 
-/** One of the operator's own hosts. */
+/** A host of the operator's own. */
 export type PoolHost = {
   /** `address:port`. */
   name: string;
@@ -73,7 +73,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
         shellMilliseconds = performance.now() - from;
         if (second) return second;
         noSecondUntil = performance.now() + SECOND_AGAIN_MILLISECONDS;
-        client.end(); // sshd may go on counting the channel.
+        client.end(); // sshd may still count the channel.
         return await connect();
       }
       const order = { input: Buffer.from(POOL_SCRIPT), streamBytesMax: 4096, milliseconds: CALL_MILLISECONDS };

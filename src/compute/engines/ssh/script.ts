@@ -12,13 +12,16 @@ const DISK_LEAST_KIB = 1024 * 1024;
 const END_ROUNDS = 75;
 
 /**
- * Purser's side of a pool host: `sh FILE POOL VERB …`, run as root. Debian's essential packages, `passwd` and util-linux
- * are all it needs. POOL is a directory of root's own with
- * `tenant/` the one tenant, made by a rename, so that it exists with all its fields or not at all: `tag`, `user`,
- * `uid`, `created`, `boot`, `deadline`; `ready` when its user is, `ending` from when it has to go ·
- * `quarantine` why the host may not be used: only the operator removes it · `next_uid` · `last` how the last tenant's end
- * went · `lock`, over every change of `tenant` · `gate`, held shared by every process about to become the tenant's
- * user · `end.lock`, held by the process that is ending the tenant · `second-…`, the keys of the second sshd (`second-sshd.ts`).
+ * Purser's side of a pool host: `sh FILE POOL VERB …`, run as root. It needs Debian's essential packages, `passwd` and util-linux.
+ * POOL is a directory of root's own with
+ * - `tenant/`: the one tenant, made by a rename, so that it exists with all its fields or not at all: `tag`, `user`, `uid`, `created`,
+ *   `boot`, `deadline`; `ready` when its user is, `ending` from when it has to go;
+ * - `quarantine`: why the host may not be used; only the operator removes it;
+ * - `next_uid`, and `last`: how the last tenant's end went;
+ * - `lock`, over every change of `tenant`;
+ * - `gate`, held shared by every process about to become the tenant's user;
+ * - `end.lock`, held by the process that is ending the tenant;
+ * - `second-…`, the keys of the second sshd (`second-sshd.ts`).
  */
 export const POOL_SCRIPT = `set -u
 umask 077

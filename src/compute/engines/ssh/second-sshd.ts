@@ -10,8 +10,8 @@ const START_MILLISECONDS = 45_000;
 
 /**
  * The settings of the second sshd that are not the defaults. `SHLVL=1` keeps bash from reading ~/.bashrc, which it does only in an
- * outermost shell. PAM is off, since the first sshd has asked it already. The modes of the directory of the keys are not examined:
- * only root can write there.
+ * outermost shell. PAM is off, since the first sshd has asked it. The modes of the directory of the keys are not examined: only
+ * root can write there.
  */
 const SETTINGS = [
   'SetEnv=SHLVL=1',
@@ -36,7 +36,7 @@ export function installLine(pool: string): string {
 /**
  * Writes the pool script as `installLine` does, starts a second sshd on that channel, and returns a connection to it, which ends
  * with the first. sshd starts root's login shell for each line, and bash then reads ~/.bashrc, which may take seconds; the second
- * one is told otherwise. Returns undefined where it cannot be started: without OpenSSH 7.8 or newer.
+ * sshd prevents that. Undefined where it cannot be started: without OpenSSH 7.8 or newer.
  */
 export async function startSecondSshd(
   first: Client,

@@ -13,8 +13,8 @@ import type { SshSettings } from './settings.ts';
 export type SshBackend = Backend & { health(): Promise<HostHealth[]> };
 
 /**
- * Opens a pool of the operator's own hosts, each with one tenant at a time: a throw-away user, and a deadline that the host
- * keeps by itself. The record of a tenant is kept on its host (`script.ts`). The reference is `address:port/user`.
+ * Opens a pool of the operator's own hosts, each with one tenant at a time: a throw-away user, with a deadline that the host keeps
+ * by itself. The tenant's record is on its host (`script.ts`). The reference is `address:port/user`.
  */
 export function openSshBackend(
   settings: SshSettings,

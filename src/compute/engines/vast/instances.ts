@@ -132,7 +132,7 @@ function instanceOf(raw: unknown): VastInstance | undefined {
 
 /**
  * Returns the state of an instance. `offline`, `unknown` and `frozen` may recover: before a machine is ready its provisioning time
- * decides, after that its lease continues. A stopped machine costs its disk and never comes back by itself: it has ended.
+ * decides, later its lease continues. A stopped machine costs its disk and never returns by itself: it has ended.
  */
 function statusOf(it: Record<string, unknown>): Machine['state'] {
   const { actual_status: status, status_msg: message } = it;

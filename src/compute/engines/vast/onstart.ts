@@ -6,10 +6,10 @@ const DIRECTORY = '/run/purser';
 const ONSTART_CHARACTERS_MAX = 4096; // Vast's limit, arguments included.
 
 /**
- * The start script of a rented machine: a dead man's switch. Once the deadline in its file has passed, it destroys its
- * own rental with the key that Vast gives each container for this. If that keeps failing, it ends everything that runs,
- * so that only the disk is still paid for. The tenant is root there, so this guards against costs while Purser is down
- * and is no security boundary. A restart keeps the deadline.
+ * The start script of a rented machine: a dead man's switch. Once the deadline in its file has passed, it destroys its own rental
+ * with the key that Vast gives each container for this. If that keeps failing, it ends all processes, so that only the disk is paid
+ * for. The tenant is root there: this guards against costs while Purser is down, and is no security boundary. A restart keeps the
+ * deadline.
  */
 export function onstart(baseUrl: string, deadline: number): string {
   const script = `touch ~/.no_auto_tmux

@@ -5,13 +5,13 @@ import { createVastRecords } from './records.ts';
 type Rental = {
   /** The latest known state, for its address and its contract's end. */
   instance?: VastInstance | undefined;
-  /** Its SSH server has accepted our key. */
+  /** The SSH server of the machine has accepted our key. */
   isReached: boolean;
   /** The time of `performance.now()` at which a key was last sent to it. */
   keySentAt: number;
   /** Unix seconds at which it was first seen, if Vast has no start date of it. */
   firstSeenAt?: number;
-  /** Its tag when it was destroyed, or an empty text: its absence is still to be confirmed. */
+  /** The tag of a destroyed machine, or an empty text: its absence is still to be confirmed. */
   destroyedTag?: string;
 };
 

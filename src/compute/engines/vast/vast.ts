@@ -24,9 +24,9 @@ type VastOptions = {
 };
 
 /**
- * Opens machines rented at Vast.ai. The tag is the instance's label, which Vast can search but does not keep unique. Vast
- * cannot end a machine at a chosen time: the deadline is a dead man's switch inside it, and the end of its contract
- * only stops it. Everything inside goes over SSH, with a separate key for each machine.
+ * Opens machines rented at Vast.ai. The tag is the instance's label, which Vast can search but does not keep unique. Vast cannot
+ * end a machine at a chosen time: the deadline is a dead man's switch inside it; the end of its contract only stops it. Everything
+ * inside goes over SSH, with a key of its own for each machine.
  */
 export function openVastBackend(
   settings: VastSettings,
