@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
-import { is } from 'drizzle-orm';
+import { eq, is } from 'drizzle-orm';
 import { getTableConfig, SQLiteTable } from 'drizzle-orm/sqlite-core';
+import { withNewChecksum } from '../src/db/checksum.ts';
 import * as schema from '../src/db/schema.ts';
 import { currentEpoch } from '../src/ledger/installation.ts';
 import { journalHead } from '../src/ledger/journal.ts';
+import { writeWith } from './helper/closures.ts';
 import { type HandClock, handClock, openTestServer } from './helper/server.ts';
 import { completion, reset } from './helper/upstream.ts';
 import { inWrongFuture } from './helper/wrong-future.ts';
@@ -275,6 +277,46 @@ test('a wallet of a wrong future is as long as it was opened for, however often 
   assert.deepEqual(purser.problems(), []);
 });
 
+test('a refill of a wrong future does not take the place of the one of its right date, however often a clock goes back', async (t) => {
+  const purser = await openTestServer(t);
+  const open = async (carry: 'none' | 'all') => {
+    const wallet = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 0 });
+    await purser.run('wallet.refill', { id: wallet.id, refill: { cents: 500, every: 'day', carry } });
+    return wallet;
+  };
+  const [full, used, adding] = [await open('none'), await open('none'), await open('all')];
+  for (let count = 0; count < 2; count++) {
+    await inWrongFuture(
+      purser,
+      async () => {
+        await purser.app.reaper.stop();
+        await purser.chat(used.token, { model: 'flat' }); // One cent. The refill of the full one moves nothing.
+        await purser.app.reaper.runOnce();
+      },
+      3 * DAY,
+    );
+    await purser.app.reaper.stop();
+  }
+  const shown = async () =>
+    (await Promise.all([full, used, adding].map(({ token }) => purser.budget(token)))).map((it) => it.available_usd);
+  const added = 3; // The amount of the first budget and of two wrong futures.
+  for (let day = 1; day <= 5; day++) {
+    for (const { token } of [full, used]) await purser.chat(token, { model: 'flat' });
+    purser.clock.advance(DAY);
+    await purser.app.reaper.runOnce();
+    assert.deepEqual(await shown(), ['5.00', '5.00', `${5 * (added + day)}.00`], `day ${day}`);
+  }
+
+  // A boundary that comes again, as by new rules of a zone, brings nothing.
+  await writeWith(purser.app.ledger, (tx) => {
+    const change = withNewChecksum(schema.wallets, purser.wallet(adding.id), { refillAt: purser.app.clock.now() });
+    tx.update(schema.wallets).set(change).where(eq(schema.wallets.id, adding.id)).run();
+  });
+  await purser.app.reaper.runOnce();
+  assert.deepEqual((await shown())[2], `${5 * (added + 5)}.00`);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('an event of a wrong future waits for its receiver no longer than another', async (t) => {
   const deaf = { name: 'deaf', url: 'http://127.0.0.1:9/', secret: `whsec_${'A'.repeat(32)}` };
   const purser = await openTestServer(t, { settings: { events: { receivers: [deaf] } } });
@@ -371,7 +413,7 @@ const TIMES: Record<string, string> = {
   'wallet.expires_at': BACK,
   'wallet.frozen_at': PAST,
   'wallet.refill_at': BACK,
-  'wallet_change.created_at': PAST,
+  'wallet_change.created_at': 'a refill of a future that was left takes the place of no other',
   'wallet_change.expires_at': PAST,
 };
 

@@ -6,7 +6,7 @@ export const PERIODS = ['day', 'week', 'month'] as const;
 export type Period = (typeof PERIODS)[number];
 
 /** A day, week or month of a time zone: its first local date, and where it and the next one begin, in Unix seconds. */
-type CalendarSpan = { date: string; start: number; next: number };
+export type CalendarSpan = { date: string; start: number; next: number };
 
 /**
  * Returns the period that `at` (Unix seconds) falls in. Weeks begin on Monday. A day begins at its first moment in the

@@ -6,7 +6,7 @@ import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Tx } from '../db/handle.ts';
 import { walletChanges, wallets } from '../db/schema.ts';
-import { accountOf, reserveBudget, settleBudget } from './account.ts';
+import { type Account, accountOf, reserveBudget, settleBudget } from './account.ts';
 import { book, post } from './journal.ts';
 import { tellIfLow } from './notices.ts';
 import { available, findWallet, type Wallet } from './wallet.ts';
@@ -52,15 +52,20 @@ export function move(tx: Tx, order: Move, { opens = false } = {}): void {
 function reserve(tx: Tx, { amount, causeId, at }: Move, accountId: string, walletId: string, opens: boolean): void {
   const cents = wholeCents(amount);
   const account = accountOf(tx, accountId);
-  if (account.availableCents < cents)
-    throw new Refusal(
-      'insufficient_funds',
-      `The budget needs ${formatCents(cents)} USD; the account has ${formatCents(account.availableCents)} available and ${formatCents(account.reservedCents)} reserved in open wallets.`,
-    );
+  refuseBeyondCredit(account, cents);
   reserveBudget(tx, accountId, cents);
   tellIfLow(tx, account, -cents, at);
   if (!opens) changeBudget(tx, walletOf(tx, walletId), amount);
   post(tx, [{ at, causeId, debit: book.account(accountId), credit: book.wallet(walletId), amount }]);
+}
+
+/** Throws `insufficient_funds` unless an account can give this much to a budget. */
+export function refuseBeyondCredit({ availableCents, reservedCents }: Account, cents: number): void {
+  if (availableCents >= cents) return;
+  throw new Refusal(
+    'insufficient_funds',
+    `The budget needs ${formatCents(cents)} USD; the account has ${formatCents(availableCents)} available and ${formatCents(reservedCents)} reserved in open wallets.`,
+  );
 }
 
 function returnTo(tx: Tx, { amount, causeId, at }: Move, walletId: string, accountId: string): void {

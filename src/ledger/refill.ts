@@ -1,15 +1,15 @@
-import { and, asc, eq, gt, isNull, lte, or, sql } from 'drizzle-orm';
-import { type Period, periodAt } from '../base/calendar.ts';
+import { and, asc, eq, gt, gte, isNull, lt, lte, or, sql } from 'drizzle-orm';
+import { type CalendarSpan, type Period, periodAt } from '../base/calendar.ts';
 import { newId } from '../base/id.ts';
 import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import { withNewChecksum } from '../db/checksum.ts';
-import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { onceFor, prepare, type Reader, type Tx } from '../db/handle.ts';
 import { balances, walletChanges, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { refuseNewBudget } from './account.ts';
-import { insertChange, moveBudget, type WalletChange } from './move.ts';
+import { accountOf, refuseNewBudget } from './account.ts';
+import { insertChange, moveBudget, refuseBeyondCredit, type WalletChange } from './move.ts';
 import { tellRefilled, tellRefillShort } from './notices.ts';
 import { available, findWallet, LIST_COUNT_MAX, refuseInactive, statusAt, type Wallet } from './wallet.ts';
 
@@ -29,6 +29,21 @@ export type Refill = {
 
 /** Seconds until a refill that the account could not pay is tried again. */
 const RETRY_SECONDS = 60;
+
+/**
+ * Whether a change was made in a future that the books have gone back from: an epoch that began at an earlier time comes after its
+ * entry. Where a refill moved nothing, the order is unknown; any such epoch but the first counts as later.
+ */
+const LEFT_FUTURE = sql<0 | 1>`exists (
+  select 1 from epoch where started_at < ${walletChanges.createdAt} and after_seq >= coalesce(
+    (select min(seq) from entry where cause_id = ${walletChanges.id} and substr(cause_id, 1, 3) <> 'op_'), 1))`;
+
+/**
+ * The amount that a wallet and all below it have spent, by its id, as it was when its account could not pay a refill. It only
+ * grows, so the requests that wait for the refill need not each walk the wallets below. The reaper adds it up anew, as a full disk
+ * may have undone a charge.
+ */
+const knownSpent = onceFor(() => new Map<string, Nanos>());
 
 const reads = prepare((read: Reader) => ({
   due: read
@@ -66,13 +81,14 @@ const reads = prepare((read: Reader) => ({
           where child.parent_id is not null and child.status <> 'closed'
       ) select id from below)`)
     .prepare(),
-  ofPeriod: read
-    .select({ createdAt: walletChanges.createdAt })
+  ofDate: read
+    .select({ createdAt: walletChanges.createdAt, isLeft: LEFT_FUTURE })
     .from(walletChanges)
     .where(
       and(
         eq(walletChanges.walletId, sql.placeholder('walletId')),
-        eq(walletChanges.period, sql.placeholder('period')),
+        gte(walletChanges.period, sql.placeholder('date')),
+        lt(walletChanges.period, sql.placeholder('end')),
         sql`${walletChanges.period} is not null`,
       ),
     )
@@ -114,6 +130,11 @@ export const setRefill = defineWrite('wallet.set_refill', (tx, { id, refill, now
   });
 });
 
+/** Ends the refill of a wallet, whatever its state, and pays none that is owed. Returns the wallet after it. */
+export function endRefill(tx: Tx, wallet: Wallet): Wallet {
+  return write(tx, wallet, { refill: null, refillAt: null });
+}
+
 const isDue = ({ refillAt }: Wallet, now: number): boolean => refillAt !== null && refillAt <= now;
 
 /** Returns whether a refill is due, or was tried in the current period and fell short. */
@@ -142,10 +163,11 @@ export function refillIfOwed(tx: Tx, wallet: Wallet, now: number, blocked?: stri
   return isOwed(wallet, now) ? refillNow(tx, wallet, now, blocked) : undefined;
 }
 
-/** Refills a wallet that is due. Throws no refusal. */
-export const refillWallet = defineWrite('wallet.refill', (tx, { id, now }: { id: string; now: number }) =>
-  refillIfDue(tx, findWallet(tx, id) as Wallet, now),
-);
+/** Refills a wallet that is due. Throws no refusal. A reason that the account cannot pay has the exact amount. */
+export const refillWallet = defineWrite('wallet.refill', (tx, { id, now }: { id: string; now: number }) => {
+  const wallet = findWallet(tx, id) as Wallet;
+  return isDue(wallet, now) ? refillNow(tx, wallet, now, undefined, { isExact: true }) : undefined;
+});
 
 type OwedRefill = { id: string; now: number; blocked: string | undefined };
 /** Refills a wallet as `refillIfOwed`, for a request that is cut to the money of its wallet. */
@@ -162,21 +184,25 @@ export function refillParent(tx: Tx, child: Pick<Wallet, 'parentId'> | undefined
   if (parent) refillIfOwed(tx, parent, now, blocked);
 }
 
-function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {
+function refillNow(
+  tx: Tx,
+  wallet: Wallet,
+  now: number,
+  blocked?: string,
+  { isExact = false } = {},
+): Refilled | undefined {
   const refill = refillOf(wallet);
   if (!refill || statusAt(tx, wallet, now) !== 'active') return;
   if (blocked) return; // The clock is in doubt: a boundary may not have passed.
-  const { date, start, next } = periodAt(refill.every, refill.zone, now);
-  // A refill of this date from before this period belongs to another zone or rhythm, and to another boundary.
-  const earlier = reads(tx).ofPeriod.get({ walletId: wallet.id, period: date });
-  const period = earlier && earlier.createdAt < start ? `${date} ${refill.every} ${refill.zone}` : date;
-  if (reads(tx).ofPeriod.get({ walletId: wallet.id, period })) {
+  const span = periodAt(refill.every, refill.zone, now);
+  const { next } = span;
+  const period = unpaidPeriod(tx, wallet.id, refill, span);
+  if (period === undefined) {
     write(tx, wallet, { refillAt: next });
     return;
   }
-  const amount = amountOf(refill, available(wallet), Nanos(wallet.held + parkedBelow(tx, wallet)));
   try {
-    if (amount > 0n) refuseNewBudget(tx, wallet.accountId);
+    const amount = payableAmount(tx, wallet, refill, isExact);
     const id = newId('chg');
     moveBudget(tx, wallet, { id, amount }, now); // Refuses before it writes, so that a short refill leaves nothing.
     const change = insertChange(tx, { id, walletId: wallet.id, kind: 'refill', amount, period }, now);
@@ -191,13 +217,54 @@ function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refil
   }
 }
 
+/** Returns the name that the refill of a period gets, or undefined if the wallet has had it. */
+function unpaidPeriod(tx: Tx, walletId: string, { every, zone }: Refill, { date, start }: CalendarSpan) {
+  const taken = reads(tx).ofDate.all({ walletId, date, end: `${date}!` }); // The space after a date sorts before "!".
+  // One from before this period belongs to another zone or rhythm, and to another boundary.
+  if (taken.some((it) => it.createdAt >= start && !it.isLeft)) return undefined;
+  if (!taken.length) return date;
+  return `${date} ${every} ${zone}${taken.length > 1 ? ` ${taken.length}` : ''}`;
+}
+
+/**
+ * Returns the amount that a refill moves. Throws the refusal of the account where that cannot pay it. Unless the refusal has to name
+ * the exact amount, the wallets below are added up only where the account can pay the least amount that they may leave.
+ */
+function payableAmount(tx: Tx, wallet: Wallet, refill: Refill, isExact: boolean): Nanos {
+  const known = knownSpent(tx);
+  const own = available(wallet);
+  if (refill.carry === 'all' || wallet.delegated === 0n) {
+    const amount = amountOf(refill, own, wallet.held);
+    refuseUnpayable(tx, wallet, amount);
+    return amount;
+  }
+  if (!isExact) {
+    const spentBefore = known.get(wallet.id) ?? wallet.spent;
+    const spent = spentBefore > wallet.spent ? spentBefore : wallet.spent;
+    refuseUnpayable(tx, wallet, amountOf(refill, own, Nanos(wallet.budget - spent - own)));
+  }
+  const bound = Nanos(wallet.held + parkedBelow(tx, wallet));
+  const amount = amountOf(refill, own, bound);
+  known.set(wallet.id, Nanos(wallet.budget - own - bound));
+  refuseUnpayable(tx, wallet, amount);
+  known.delete(wallet.id);
+  return amount;
+}
+
+/** Throws a refusal unless the account of a wallet can pay this amount, if it is above 0. */
+function refuseUnpayable(tx: Tx, { accountId }: Wallet, amount: Nanos): void {
+  if (amount <= 0n) return;
+  refuseNewBudget(tx, accountId);
+  refuseBeyondCredit(accountOf(tx, accountId), nanosToCentsUp(amount));
+}
+
 /**
  * Returns the amount that the open wallets below a wallet may still spend, or hold. It comes back when they close, so it counts as
  * unspent: otherwise an agent would keep any sum across a refill by parking it in a child. Held money comes back as well, except
  * for its charge, which counts as spent once it is charged.
  */
-function parkedBelow(tx: Tx, { id: walletId, delegated }: Wallet): Nanos {
-  return Nanos(delegated === 0n ? 0n : (reads(tx).parked.get({ walletId })?.nanos ?? 0n));
+function parkedBelow(tx: Tx, { id: walletId }: Wallet): Nanos {
+  return Nanos(reads(tx).parked.get({ walletId })?.nanos ?? 0n);
 }
 
 /**

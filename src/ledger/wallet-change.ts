@@ -107,13 +107,18 @@ type FreezeWallet = { id: string; frozenAt: number | null; reason: string | null
 export const freezeWallet = defineWrite('wallet.freeze', (tx, { id, frozenAt, reason, now }: FreezeWallet): Wallet => {
   const wallet = walletOf(tx, id);
   refuseInactive(tx, wallet, now);
+  return freezeAny(tx, wallet, { frozenAt, reason, now });
+});
+
+/** Freezes a wallet, whatever its state, or unfreezes it. Returns the wallet after it. */
+export function freezeAny(tx: Tx, wallet: Wallet, { frozenAt, reason, now }: Omit<FreezeWallet, 'id'>): Wallet {
   const freeze = freezeAfter(wallet, frozenAt, reason);
   if (!freeze) return wallet;
   const change = withNewChecksum(wallets, wallet, freeze);
-  tx.update(wallets).set(change).where(eq(wallets.id, id)).run();
+  tx.update(wallets).set(change).where(eq(wallets.id, wallet.id)).run();
   if (frozenAt !== null && wallet.frozenAt === null) tellFrozen(tx, { wallet }, reason, now);
   return { ...wallet, ...change };
-});
+}
 
 /** Returns the change of an earlier order with this key, of this kind alone if one is named. */
 function repeated(

@@ -2,15 +2,15 @@ import { findKey, type Key, revokeKey } from '../access/keys.ts';
 import { findPasskeyById, notePasskeyUses } from '../access/passkeys.ts';
 import { findRouterKey, revokeRouterKey } from '../access/router-keys.ts';
 import { removePasskey } from '../access/writes.ts';
-import type { Tx } from '../db/handle.ts';
+import type { Reader, Tx } from '../db/handle.ts';
 import type { Database } from '../db/open.ts';
 import { findAccount, setDisputed, suspendAccount } from '../ledger/account.ts';
 import { freeze, isFrozen } from '../ledger/installation.ts';
 import { endKeep, findKeep } from '../ledger/keep.ts';
-import { setRefill } from '../ledger/refill.ts';
+import { endRefill } from '../ledger/refill.ts';
 import { changeResource, findResource } from '../ledger/resource.ts';
-import { findWallet, statusAt } from '../ledger/wallet.ts';
-import { freezeWallet } from '../ledger/wallet-change.ts';
+import { endedBy, findWallet, type Wallet } from '../ledger/wallet.ts';
+import { freezeAny } from '../ledger/wallet-change.ts';
 
 /**
  * The restrictions in the books that a restore replaces, by id: an older backup lacks what was stopped or narrowed there.
@@ -23,8 +23,8 @@ export type Restrictions = {
   passkeys: { id: string; useCount: number; isRemoved: 0 | 1 }[];
   accounts: { id: string }[];
   disputed: { id: string; at: number }[];
-  /** The frozen wallets, and with `isClosed` those that were closed or have expired. */
-  wallets: { id: string; reason: string | null; isClosed: 0 | 1 }[];
+  /** The frozen wallets, and with `hasEnded` those that had ended, by themselves or with one above them. */
+  wallets: { id: string; reason: string | null; hasEnded: 0 | 1 }[];
   /** The wallets that get no refill. */
   unfilled: { id: string }[];
   /** The orders to extend a lease while it is busy that have ended. */
@@ -47,8 +47,13 @@ export type KeptRestrictions = {
   frozen_installation: boolean;
 };
 
-const CLOSED_SINCE = 'it had ended in the books that were replaced by a backup of before';
-const RESTORING = 'the books are being restored';
+const ENDED_SINCE = 'it had ended in the books that were replaced by a backup of before';
+/** The wallets that had ended, as `endedBy` says: one below another keeps its own row until it is closed. */
+const FROZEN_OR_ENDED = `with recursive ended(id) as (
+    select id from wallet where status <> 'active'
+    union select wallet.id from wallet join ended on wallet.parent_id = ended.id where wallet.parent_id is not null
+  )
+  select id, freeze_reason as reason, id in ended as hasEnded from wallet where frozen_at is not null or id in ended`;
 
 /** Reads the restrictions from books of any version that has them. Throws the errors of SQLite. */
 export function readRestrictions(client: Database['client']): Restrictions {
@@ -74,9 +79,7 @@ export function readRestrictions(client: Database['client']): Restrictions {
       'disputed_at',
       'select id, disputed_at as at from account where disputed_at is not null',
     ),
-    wallets: all(
-      "select id, freeze_reason as reason, status <> 'active' as isClosed from wallet where frozen_at is not null or status <> 'active'",
-    ),
+    wallets: all(FROZEN_OR_ENDED),
     unfilled: since('wallet', 'refill', "select id from wallet where status = 'active' and refill is null"),
     keeps: since('keep', 'ended_at', 'select id from keep where ended_at is not null'),
     egress: since(
@@ -90,15 +93,13 @@ export function readRestrictions(client: Database['client']): Restrictions {
 
 /**
  * Revokes, suspends, freezes, ends and narrows in restored books everything that was in the replaced ones. Freezes an active wallet
- * that was closed there: its rest may go back to its account, but must not be spent.
+ * that had ended there: its rest may go back to its account, but must not be spent. The rows alone say what is active, as the clock
+ * of the machine may be wrong.
  */
 export function keepRestrictions(tx: Tx, from: Restrictions, now: number): KeptRestrictions {
-  const wallets = from.wallets.filter(({ id }) => {
-    const known = findWallet(tx, id);
-    return known && known.frozenAt === null && statusAt(tx, known, now) === 'active';
-  });
-  for (const { id, reason, isClosed } of wallets)
-    freezeWallet.run(tx, { id, frozenAt: now, reason: isClosed ? CLOSED_SINCE : reason, now });
+  const wallets = from.wallets.filter(({ id }) => findActive(tx, id)?.frozenAt === null);
+  for (const { id, reason, hasEnded } of wallets)
+    freezeAny(tx, findWallet(tx, id) as Wallet, { frozenAt: now, reason: hasEnded ? ENDED_SINCE : reason, now });
   const accounts = from.accounts.filter(({ id }) => findAccount(tx, id)?.suspendedAt === null);
   for (const { id } of accounts) suspendAccount.run(tx, { id, at: now });
   for (const { id, at } of from.disputed) if (findAccount(tx, id)?.disputedAt === null) setDisputed(tx, id, at);
@@ -113,6 +114,12 @@ export function keepRestrictions(tx: Tx, from: Restrictions, now: number): KeptR
     narrowed_leases: narrow(tx, from),
     frozen_installation: freezes,
   };
+}
+
+/** Returns a wallet that may spend by the rows, whatever the time. */
+function findActive(read: Reader, id: string): Wallet | undefined {
+  const wallet = findWallet(read, id);
+  return wallet && !endedBy(read, wallet) ? wallet : undefined;
 }
 
 /** Revokes keys and gateway keys, removes passkeys, and notes the uses of the others. Returns the number of those that worked. */
@@ -133,11 +140,11 @@ function revoke(tx: Tx, from: Restrictions, now: number): number {
 
 /** Ends what would spend by itself: refills, and the extension of busy leases. Returns how many had not ended. */
 function endOrders(tx: Tx, { unfilled, keeps }: Restrictions, now: number): number {
-  const refills = unfilled.filter(({ id }) => {
-    const known = findWallet(tx, id);
-    return known && known.refill !== null && statusAt(tx, known, now) === 'active';
+  const refills = unfilled.flatMap(({ id }) => {
+    const known = findActive(tx, id);
+    return known && known.refill !== null ? [known] : [];
   });
-  for (const { id } of refills) setRefill.run(tx, { id, refill: null, now, blocked: RESTORING });
+  for (const wallet of refills) endRefill(tx, wallet);
   const active = keeps.filter(({ id }) => findKeep(tx, id)?.endedAt === null);
   for (const { id } of active) endKeep.run(tx, { id, reason: 'requested', message: null, now });
   return refills.length + active.length;

@@ -1,7 +1,11 @@
 import assert from 'node:assert/strict';
-import test from 'node:test';
+import test, { type TestContext } from 'node:test';
 import Database, { type Statement } from 'better-sqlite3';
+import { centsToNanos } from '../../src/base/money.ts';
+import { refillOwed, refillWallet, setRefill } from '../../src/ledger/refill.ts';
+import { available, findWallet } from '../../src/ledger/wallet.ts';
 import { openTestServer } from '../helper/server.ts';
+import { done, openBooks } from './books.ts';
 import { type Counts, openChatWriter } from './chat-writes.ts';
 
 // What a chat costs the writer, as counts: no time is measured, so a busy machine changes nothing.
@@ -42,7 +46,8 @@ test('one connection: statements and bytes of log a chat', async (t) => {
   assertCosts(counts, 300, { statements: 9, logBytes: 36_000 });
 });
 
-test('a chat reads its wallet once before its hold', async (t) => {
+/** Returns the list of the statements that read one row in this process from now on. */
+function readsHere(t: TestContext): string[] {
   const reads: string[] = [];
   const sample = new Database(':memory:');
   const statements: { get: (this: Statement, ...values: unknown[]) => unknown } = Object.getPrototypeOf(
@@ -55,6 +60,11 @@ test('a chat reads its wallet once before its hold', async (t) => {
     reads.push(this.source);
     return get.apply(this, values);
   };
+  return reads;
+}
+
+test('a chat reads its wallet once before its hold', async (t) => {
+  const reads = readsHere(t);
   const server = await openTestServer(t);
   const { token } = await server.openWallet({ budget_cents: 1000 });
   await server.chat(token); // The writer remembers the wallet from here on.
@@ -62,3 +72,46 @@ test('a chat reads its wallet once before its hold', async (t) => {
   assert.equal((await server.chat(token)).status, 200);
   assert.equal(reads.filter((it) => /from wallet .* where wallet\.id = \?$/.test(it)).length, 1, reads.join('\n'));
 });
+
+for (const { carry, creditCents, walks } of [
+  { carry: 'none', creditCents: 500, walks: 0 }, // Less than is missing even if the children had spent nothing.
+  { carry: 'none', creditCents: 1500, walks: 1 },
+  { carry: 100, creditCents: 1500, walks: 1 },
+  { carry: 'all', creditCents: 1500, walks: 0 },
+] as const)
+  test(`of the holds that wait for a refill which carries ${carry}, with ${creditCents} cents of credit, ${walks} walks the wallets below`, async (t) => {
+    const reads = readsHere(t);
+    const { ledger, ...books } = await openBooks(t);
+    const accountId = await books.account(1000 + creditCents);
+    const { id } = await books.wallet(accountId, { budget: centsToNanos(1000) });
+    const refill = { cents: 2000, every: 'day', zone: 'UTC', carry } as const;
+    await ledger.write(setRefill, { id, refill, now: 1, blocked: undefined });
+    const child = await books.wallet(accountId, { parentId: id, budget: centsToNanos(999) });
+    await books.settle((await books.hold(child.id, child.budget)).id, done(child.budget));
+
+    const now = 86_400;
+    const needed = centsToNanos(500);
+    const walked = () => reads.splice(0).filter((it) => it.includes('with recursive below')).length;
+    walked();
+    for (let count = 0; count < 10; count++) {
+      await assert.rejects(books.hold(id, needed, {}, now), { code: 'insufficient_funds' });
+      await ledger.write(refillOwed, { id, now, blocked: undefined }); // As a request that is cut to its money does.
+    }
+    assert.equal(walked(), walks);
+
+    const missingCents = carry === 'none' ? 1999 : 2000;
+    const tried = await ledger.write(refillWallet, { id, now: now + 60 });
+    assert(tried?.kind === 'short');
+    assert.match(
+      tried.reason,
+      new RegExp(`^The budget needs ${missingCents / 100}`),
+      'the reaper tells the whole amount',
+    );
+    walked();
+    await books.fund({ accountId, kind: 'credit', amountCents: missingCents - creditCents });
+    await books.hold(id, needed, {}, now + 60);
+    assert.equal(walked(), carry === 'all' ? 0 : 1);
+    const after = findWallet(ledger.read, id);
+    assert(after);
+    assert.equal(available(after) + after.held, centsToNanos(carry === 'none' ? 2000 : 2001));
+  });

@@ -30,16 +30,20 @@ import { changeResource, findResource } from '../../src/ledger/resource.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { type Restored, restore } from '../../src/recovery/restore.ts';
 import { readRestrictions } from '../../src/recovery/restrictions.ts';
+import { endSpending } from '../../src/wallet/close.ts';
 import { layFixture } from '../fixtures/dump.ts';
 import { writeWith } from '../helper/closures.ts';
 import { freePort } from '../helper/free-port.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
-import { openTestServer, type TestServer } from '../helper/server.ts';
+import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
+import { childOf } from '../helper/tenants.ts';
 import { openKept } from '../lease/keep-shared.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { openAuthenticator } from '../ui/authenticator.ts';
 import { at, byLink, here, make, signIn } from '../ui/passkeys-shared.ts';
+
+const DAY = 86_400;
 
 /** What `purser restore` does in a data directory, without what it prints. */
 function restoreIn(directory: string, file: string, options: { force?: boolean; env?: Record<string, string> } = {}) {
@@ -221,6 +225,58 @@ test('what had ended or was narrowed since the backup neither goes on nor reache
   assert.notEqual(purser.wallet(filledId).refill, null, 'it was not ended');
   assert.equal(findResource(read, id)?.egressAllow, '["pypi.org"]');
   assert.notEqual(findAccount(read, purser.accountId)?.disputedAt, null);
+  assert.deepEqual(purser.problems(), []);
+});
+
+/** Returns how a chat of each of these wallets is answered: the code of its refusal, or its status. */
+const answersOf = (purser: TestServer, wallets: { token: string }[]) =>
+  Promise.all(wallets.map(({ token }) => purser.chat(token).then((it) => it.body.error?.code ?? it.status)));
+
+test('what was stopped since the backup stays stopped, also where the clock of the machine is ahead at the restore', async (t) => {
+  const time = handClock();
+  time.leap(-30 * DAY); // The right time: a restore reads the clock of the machine.
+  const purser = await openTestServer(t, { time });
+  const open = () => purser.openWallet({ expires_in_seconds: 2 * DAY });
+  const [closed, frozen, filled, left] = [await open(), await open(), await open(), await open()];
+  const below = await childOf(purser, closed.token);
+  await purser.run('wallet.refill', { id: filled.id, refill: { cents: 500, every: 'day' } });
+  const file = join(temporaryDirectory(t), 'backup.db');
+  await backUp(purser.directory, file, '1.2.3', 1_790_000_000);
+  await purser.run('wallet.close', { id: closed.id });
+  await purser.run('wallet.freeze', { id: frozen.id });
+  await purser.run('wallet.refill', { id: filled.id, refill: null });
+  await purser.close();
+  const { carried_over: carried } = await restoreIn(purser.directory, file);
+  assert.deepEqual([carried?.frozen_wallets, carried?.ended_orders], [3, 1]);
+  await purser.reopen(undefined, { acceptClock: true }); // The clock has been set right.
+  const stopped = Array(3).fill('wallet_frozen');
+  assert.deepEqual(await answersOf(purser, [closed, below, frozen, filled, left]), [...stopped, 200, 200]);
+  assert.equal(purser.wallet(filled.id).refill, null);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('every wallet that had ended since the backup comes back frozen, however far the closing of the ones above it had come', async (t) => {
+  const purser = await openTestServer(t);
+  await purser.app.reaper.stop();
+  const [top, other] = [await purser.openWallet({ expires_in_seconds: 0 }), await purser.openWallet()];
+  const [closed, parent] = [await childOf(purser, top.token), await childOf(purser, top.token)];
+  const tree = [top, closed, parent, await childOf(purser, parent.token, '0.10')];
+  const beside = [other, await childOf(purser, other.token)];
+  const file = join(temporaryDirectory(t), 'backup.db');
+  await backUp(purser.directory, file, '1.2.3', 1_790_000_000);
+  await purser.run('wallet.close', { id: closed.id });
+  // Closing has begun and nothing is closed yet, as after a crash.
+  await purser.app.ledger.write(endSpending, { id: top.id, reason: 'account_request', now: purser.app.clock.now() });
+  await purser.close();
+  const { carried_over: carried } = await restoreIn(purser.directory, file);
+  assert.equal(carried?.frozen_wallets, tree.length);
+  await purser.reopen();
+  for (const it of tree) {
+    const frozen = tree.slice(tree.indexOf(it));
+    assert.deepEqual(await answersOf(purser, frozen), Array(frozen.length).fill('wallet_frozen'));
+    await purser.run('wallet.unfreeze', { id: it.id });
+  }
+  assert.deepEqual(await answersOf(purser, [...tree, ...beside]), Array(tree.length + beside.length).fill(200));
   assert.deepEqual(purser.problems(), []);
 });
 

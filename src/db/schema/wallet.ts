@@ -104,8 +104,8 @@ export const walletChanges = sqliteTable(
     /** For an extension: the expiry afterwards, Unix seconds. */
     expiresAt: count('expires_at'),
     /**
-     * For a refill: the local date of its boundary, with rhythm and zone if another boundary of that date came before. A wallet
-     * gets one refill a period.
+     * For a refill: the local date of its boundary; with rhythm and zone, and a number from the third on, where there was another of
+     * that date: of another boundary, or in a future that the books have gone back from. A wallet gets one refill a period.
      */
     period: text(),
     idempotencyKey: text('idempotency_key'),
