@@ -212,7 +212,7 @@ async function examineBusiness(
   if (backup && installationId)
     await check('backups', () => judgeBackups(backup, installationId, Math.floor(Date.now() / 1000), server));
   await check('frozen', () => {
-    const frozen = describeFrozen(read);
+    const frozen = describeFrozen(read, Math.floor(Date.now() / 1000));
     return frozen
       ? warning(`${frozen}. End it with: purser unfreeze, purser wallet unfreeze, purser account resume`)
       : 'nothing';

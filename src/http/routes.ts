@@ -156,7 +156,7 @@ export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<En
       const fault = unreadyReason(app);
       if (fault) return json(c, 503, JSON.stringify({ ready: false, reason: fault }));
       const reportOnly = describeReportOnly(app.ledger.read)?.sentence; // Report-only does not stop payments, so the server is ready.
-      const frozen = describeFrozen(app.ledger.read); // The operator's own doing.
+      const frozen = describeFrozen(app.ledger.read, app.clock.now()); // The operator's own doing.
       const { unsafeStorage } = app;
       const states = {
         ...(reportOnly ? { report_only: reportOnly } : {}),

@@ -9,21 +9,21 @@ import { settleBudget } from './account.ts';
 import { book, post } from './journal.ts';
 import { tellClosed, tellThresholds } from './notices.ts';
 import { hasOpenOperations } from './operation.ts';
-import { available, findWallet, statusAt, type Wallet } from './wallet.ts';
+import { available, endOf, findWallet, type Wallet } from './wallet.ts';
 
 export type CloseReason = (typeof CLOSE_REASONS)[number];
 
 /**
  * Begins to close a wallet; from now on no wallet of its tree spends. `active` becomes `closing`, or `expired` for that reason;
- * other statuses stay. `since` is when it stopped spending, for one that ended with the wallet above it.
+ * other statuses stay. One that has ended already, by its expiry or with a wallet above it, keeps the reason and the time of that.
  */
-export function beginClosing(tx: Tx, id: string, reason: CloseReason, now: number, since = now): Wallet {
+export function beginClosing(tx: Tx, id: string, reason: CloseReason, now: number): Wallet {
   const wallet = findWallet(tx, id);
   assert(wallet, 'only wallets that were found are ended');
   if (wallet.status !== 'active') return wallet;
-  const closeReason = statusAt(tx, wallet, now) === 'expired' ? 'expired' : reason;
+  const { closeReason, closingSince } = endOf(tx, wallet, now) ?? { closeReason: reason, closingSince: now };
   const status: Wallet['status'] = closeReason === 'expired' ? 'expired' : 'closing';
-  const ending = withNewChecksum(wallets, wallet, { status, closeReason, closingSince: since });
+  const ending = withNewChecksum(wallets, wallet, { status, closeReason, closingSince: closingSince ?? now });
   tx.update(wallets).set(ending).where(eq(wallets.id, id)).run();
   return { ...wallet, ...ending };
 }

@@ -5,8 +5,9 @@ import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 import { balances, operations, wallets } from '../db/schema.ts';
 import { IS_OPEN, type Operation } from './operation.ts';
-import { LIST_COUNT_MAX, TREE } from './wallet.ts';
-import { BLOCK_COUNT, blockOf, numbersIn, spanOf } from './wallet-operations.ts';
+import { LIST_COUNT_MAX } from './wallet.ts';
+import { BLOCK_COUNT, blockOf, numbersIn, rowsInBlock, spendersIn } from './wallet-operations.ts';
+import { walletsBelow } from './wallet-tree.ts';
 
 /** The filter that the operations of a list have in common. */
 export type OperationFilter = {
@@ -57,34 +58,32 @@ const reads = plain({
   wentBack: 'select 1 from epoch join entry on entry.seq = epoch.after_seq where entry.at > epoch.started_at limit 1',
   numberUpTo: 'select number from operation where id <= ? order by id desc limit 1',
   idOf: 'select id from operation where number = ?',
-  tree: `with recursive tree(id) as (
-      select ? union all select wallet.id from wallet join tree on wallet.parent_id = tree.id)
-    select id from tree`,
 });
 
 /** The next operations of a search: from this number on, and of wallets only theirs, newest first. */
 type SearchStep = { from: number; rows: number; numbers?: number[] };
 
 /** Returns what gives the steps of a search, each of `STEP_COUNT` operations or the last, below a number and down to `lowest`. */
-function stepsOf(read: Reader, { walletId, rootId }: OperationFilter, lowest: number): (to: number) => SearchStep {
+async function stepsOf(
+  read: Reader,
+  { walletId, rootId }: OperationFilter,
+  lowest: number,
+  signal?: AbortSignal,
+): Promise<(to: number) => SearchStep> {
   if (rootId === undefined && walletId === undefined)
     return (to) => {
       const from = Math.max(lowest, to - STEP_COUNT);
       return { from, rows: to - from };
     };
-  const among =
-    rootId === undefined
-      ? [walletId as string]
-      : reads(read)
-          .tree.all<[string]>(rootId)
-          .map(([id]) => id);
-  const { first, last } = spanOf(read, among) ?? { first: Number.POSITIVE_INFINITY, last: 0 };
-  const below = numbersIn(read, among);
+  const among = rootId === undefined ? [[walletId as string]] : walletsBelow(read, rootId);
+  const { ids, first, last } = await spendersIn(read, among, signal);
+  const below = numbersIn(read, ids);
+  const blocksMax = STEP_COUNT / rowsInBlock(ids);
   const begin = Math.max(lowest, first);
   return (to) => {
     const numbers: number[] = [];
     let from = Math.min(to, last + 1);
-    for (let blocks = 0; from > begin && numbers.length < STEP_COUNT && blocks < STEP_COUNT; blocks++) {
+    for (let blocks = 0; from > begin && numbers.length < STEP_COUNT && blocks < blocksMax; blocks++) {
       const block = blockOf(from - 1);
       const end = from;
       numbers.push(...below(block).filter((it) => it >= begin && it < end));
@@ -128,7 +127,7 @@ export async function searchOperations(
   if (filter.state === 'reserved' || filter.state === 'uncertain')
     return cut(openMatching(read, filter, before, limit + 1, first), limit);
   const { lowest, end } = boundsOf(read, filter);
-  const next = stepsOf(read, filter, lowest);
+  const next = await stepsOf(read, filter, lowest, signal);
   const matching = matchingIn(read, filter, limit + 1);
   const operations: Operation[] = [];
   let examined = 0;
@@ -172,6 +171,13 @@ function cut(found: readonly Operation[], limit: number): OperationPage {
   return { operations: page, goesOnAfter: found.length > limit ? page.at(-1)?.id : undefined, isCut: false };
 }
 
+/** The ids of the wallet of an operation and of all above it: a subquery. */
+const ABOVE_OPERATION = sql`(
+  with recursive above(id) as (
+    select ${operations.walletId}
+    union all select wallet.parent_id from wallet join above on wallet.id = above.id where wallet.parent_id is not null
+  ) select id from above)`;
+
 /** Reads those that hold money. There are few: of them alone there is an index, from which `+number` does not lead away. */
 function openMatching(
   read: Reader,
@@ -188,15 +194,14 @@ function openMatching(
       and(
         IS_OPEN,
         filter.walletId === undefined ? undefined : eq(operations.walletId, filter.walletId),
-        filter.rootId === undefined ? undefined : sql`${operations.walletId} in ${TREE}`,
+        filter.rootId === undefined ? undefined : sql`${filter.rootId} in ${ABOVE_OPERATION}`,
         after === undefined ? undefined : first === 'newest' ? lt(byNumber, after) : gt(byNumber, after),
         ...testedBy(filter),
       ),
     )
     .orderBy(first === 'newest' ? desc(byNumber) : asc(byNumber))
     .limit(limit)
-    .prepare()
-    .all({ walletId: filter.rootId });
+    .all();
 }
 
 const newestNumber = (read: Reader): number => Number(reads(read).newest.get<[bigint | null]>()?.[0] ?? 0n);

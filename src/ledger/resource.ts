@@ -22,13 +22,17 @@ import { type END_REASONS, PAUSE_STEPS } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { resources, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
-import { type ListPage, liveBelow, TREE } from './wallet.ts';
+import { hasChildren, type ListPage, liveBelow } from './wallet.ts';
+import { newestBelow } from './wallet-tree.ts';
 
 export type Resource = typeof resources.$inferSelect;
 export type EndReason = (typeof END_REASONS)[number];
 
 /** Page size of lists (interface, section 8). */
 export const PAGE_COUNT = 100;
+
+/** The most leases, or snapshots, that one write marks to be ended: some 100 ms of the writer. */
+export const END_COUNT_MAX = 100;
 
 const reads = prepare((read: Reader) => ({
   byId: read
@@ -41,13 +45,6 @@ const reads = prepare((read: Reader) => ({
     .from(resources)
     .where(eq(resources.operationId, sql.placeholder('operationId')))
     .prepare(),
-  ofTree: read
-    .select()
-    .from(resources)
-    .where(and(sql`${resources.walletId} in ${TREE}`, lt(resources.id, sql.placeholder('before'))))
-    .orderBy(desc(resources.id))
-    .limit(sql.placeholder('limit'))
-    .prepare(),
   liveOfWallet: read
     .select()
     .from(resources)
@@ -58,6 +55,20 @@ const reads = prepare((read: Reader) => ({
     .from(resources)
     .where(sql`${resources.id} in ${liveBelow('resource')}`)
     .orderBy(asc(resources.id))
+    .prepare(),
+  unmarkedOfWallet: read
+    .select({ id: resources.id })
+    .from(resources)
+    .where(
+      and(eq(resources.walletId, sql.placeholder('walletId')), isNull(resources.endedAt), isNull(resources.endWanted)),
+    )
+    .limit(END_COUNT_MAX)
+    .prepare(),
+  unmarkedBelow: read
+    .select({ id: resources.id })
+    .from(resources)
+    .where(and(sql`${resources.id} in ${liveBelow('resource')}`, isNull(resources.endWanted)))
+    .limit(END_COUNT_MAX)
     .prepare(),
   live: read.select().from(resources).where(isNull(resources.endedAt)).orderBy(asc(resources.id)).prepare(),
   unreachable: read
@@ -102,6 +113,8 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
+const idsBelow = newestBelow('resource');
+
 /** Returns the resource with this id, or undefined. */
 export function findResource(read: Reader, id: string): Resource | undefined {
   return reads(read).byId.get({ id });
@@ -121,13 +134,14 @@ export function resourceOfOperation(read: Reader, operationId: string): Resource
   return reads(read).byOperation.get({ operationId });
 }
 
-/** Returns the resources of a wallet and of all below it, newest first, before the id `before`. */
-export function listResourcesBelow(
+/** Returns the resources of a wallet and of all below it, newest first, before the id `before`, at most 100. */
+export async function listResourcesBelow(
   read: Reader,
   walletId: string,
   { before = '~', limit = PAGE_COUNT }: ListPage = {},
-): Resource[] {
-  return reads(read).ofTree.all({ walletId, before, limit });
+): Promise<Resource[]> {
+  const ids = await idsBelow(read, walletId, { before, limit });
+  return ids.map((id) => findResource(read, id) as Resource);
 }
 
 /** Returns the wallet's resources that have not been confirmed as ended. */
@@ -137,7 +151,14 @@ export function liveResources(read: Reader, walletId: string): Resource[] {
 
 /** Returns the resources of a wallet and of all below it that have not been confirmed as ended. */
 export function liveResourcesBelow(read: Reader, walletId: string): Resource[] {
-  return reads(read).liveBelow.all({ walletId });
+  return hasChildren(read, walletId) ? reads(read).liveBelow.all({ walletId }) : liveResources(read, walletId);
+}
+
+/** Returns the ids of live resources of a wallet, and of all below it, that are not marked to be ended, at most `END_COUNT_MAX`. */
+export function unmarkedResourcesBelow(read: Reader, walletId: string): string[] {
+  const { unmarkedBelow, unmarkedOfWallet } = reads(read);
+  const unmarked = hasChildren(read, walletId) ? unmarkedBelow : unmarkedOfWallet;
+  return unmarked.all({ walletId }).map(({ id }) => id);
 }
 
 /** Returns the live resources of all backends. */
@@ -279,10 +300,11 @@ export const wakeResources = defineWrite(
   },
 );
 
-/** Marks every live lease of a wallet, and of all below it, to be ended. */
-export function endResourcesBelow(tx: Tx, walletId: string, reason: EndReason, now: number): void {
-  for (const { id, endWanted } of liveResourcesBelow(tx, walletId))
-    if (endWanted === null) updateIfLive(tx, id, { endWanted: reason, dueAt: now, attempts: 0 });
+/** Marks live leases of a wallet, and of all below it, to be ended, at most `END_COUNT_MAX`. Returns their number. */
+export function endResourcesBelow(tx: Tx, walletId: string, reason: EndReason, now: number): number {
+  const ids = unmarkedResourcesBelow(tx, walletId);
+  for (const id of ids) updateIfLive(tx, id, { endWanted: reason, dueAt: now, attempts: 0 });
+  return ids.length;
 }
 
 /** Quarantines every live lease: its machine may belong to another installation (docs/decisions/0010). */

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { and, asc, desc, eq, gt, isNull, lt, lte, or, sql } from 'drizzle-orm';
+import { and, asc, eq, gt, isNull, lte, or, sql } from 'drizzle-orm';
 import { fingerprint } from '../base/fingerprint.ts';
 import { newId } from '../base/id.ts';
 import { formatUsd, Nanos } from '../base/money.ts';
@@ -12,8 +12,9 @@ import { defineWrite } from '../db/write.ts';
 import { placeHold } from './hold.ts';
 import { reportOnlyOf } from './installation.ts';
 import { type Operation, type Outcome, settle } from './operation.ts';
-import { PAGE_COUNT } from './resource.ts';
-import { type ListPage, liveBelow, TREE } from './wallet.ts';
+import { END_COUNT_MAX, PAGE_COUNT } from './resource.ts';
+import { hasChildren, type ListPage, liveBelow } from './wallet.ts';
+import { newestBelow } from './wallet-tree.ts';
 
 /** The rows of snapshots, and the money of their days (docs/decisions/0083). */
 export type Snapshot = typeof snapshots.$inferSelect;
@@ -36,13 +37,6 @@ const reads = prepare((read: Reader) => ({
     .from(snapshots)
     .where(eq(snapshots.operationId, sql.placeholder('operationId')))
     .prepare(),
-  ofTree: read
-    .select()
-    .from(snapshots)
-    .where(and(sql`${snapshots.walletId} in ${TREE}`, lt(snapshots.id, sql.placeholder('before'))))
-    .orderBy(desc(snapshots.id))
-    .limit(sql.placeholder('limit'))
-    .prepare(),
   liveOfWallet: read
     .select()
     .from(snapshots)
@@ -53,6 +47,20 @@ const reads = prepare((read: Reader) => ({
     .from(snapshots)
     .where(sql`${snapshots.id} in ${liveBelow('snapshot')}`)
     .orderBy(asc(snapshots.id))
+    .prepare(),
+  unmarkedOfWallet: read
+    .select({ id: snapshots.id })
+    .from(snapshots)
+    .where(
+      and(eq(snapshots.walletId, sql.placeholder('walletId')), isNull(snapshots.endedAt), isNull(snapshots.endWanted)),
+    )
+    .limit(END_COUNT_MAX)
+    .prepare(),
+  unmarkedBelow: read
+    .select({ id: snapshots.id })
+    .from(snapshots)
+    .where(and(sql`${snapshots.id} in ${liveBelow('snapshot')}`, isNull(snapshots.endWanted)))
+    .limit(END_COUNT_MAX)
     .prepare(),
   live: read.select().from(snapshots).where(isNull(snapshots.endedAt)).prepare(),
   due: read
@@ -86,6 +94,8 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
+const idsBelow = newestBelow('snapshot');
+
 /** Returns the snapshot with this id, or undefined. */
 export function findSnapshot(read: Reader, id: string): Snapshot | undefined {
   return reads(read).byId.get({ id });
@@ -103,13 +113,14 @@ export function snapshotOfOperation(read: Reader, operationId: string): Snapshot
   return reads(read).byOperation.get({ operationId });
 }
 
-/** Returns the snapshots of a wallet and of all below it, newest first, before the id `before`. */
-export function listSnapshotsBelow(
+/** Returns the snapshots of a wallet and of all below it, newest first, before the id `before`, at most 100. */
+export async function listSnapshotsBelow(
   read: Reader,
   walletId: string,
   { before = '~', limit = PAGE_COUNT }: ListPage = {},
-): Snapshot[] {
-  return reads(read).ofTree.all({ walletId, before, limit });
+): Promise<Snapshot[]> {
+  const ids = await idsBelow(read, walletId, { before, limit });
+  return ids.map((id) => findSnapshot(read, id) as Snapshot);
 }
 
 /** Returns the snapshots of a wallet that have not been confirmed as removed. */
@@ -119,7 +130,14 @@ export function liveSnapshots(read: Reader, walletId: string): Snapshot[] {
 
 /** Returns the snapshots of a wallet and of all below it that have not been confirmed as removed. */
 export function liveSnapshotsBelow(read: Reader, walletId: string): Snapshot[] {
-  return reads(read).liveBelow.all({ walletId });
+  return hasChildren(read, walletId) ? reads(read).liveBelow.all({ walletId }) : liveSnapshots(read, walletId);
+}
+
+/** Returns the ids of live snapshots of a wallet, and of all below it, that are not marked to go, at most `END_COUNT_MAX`. */
+export function unmarkedSnapshotsBelow(read: Reader, walletId: string): string[] {
+  const { unmarkedBelow, unmarkedOfWallet } = reads(read);
+  const unmarked = hasChildren(read, walletId) ? unmarkedBelow : unmarkedOfWallet;
+  return unmarked.all({ walletId }).map(({ id }) => id);
 }
 
 export type DueSnapshot = { id: string; dueAt: number };
@@ -243,9 +261,11 @@ export const deleteSnapshot = defineWrite('snapshot.delete', (tx, order: EndSnap
   return wantEnd(tx, order);
 });
 
-/** Has every snapshot of a wallet, and of all below it, go. */
-export function endSnapshotsBelow(tx: Tx, walletId: string, now: number): void {
-  for (const { id } of liveSnapshotsBelow(tx, walletId)) wantEnd(tx, { id, reason: 'wallet_closed', now });
+/** Marks snapshots of a wallet, and of all below it, to go, at most `END_COUNT_MAX`. Returns their number. */
+export function endSnapshotsBelow(tx: Tx, walletId: string, now: number): number {
+  const ids = unmarkedSnapshotsBelow(tx, walletId);
+  for (const id of ids) wantEnd(tx, { id, reason: 'wallet_closed', now });
+  return ids.length;
 }
 
 /** Notes that a snapshot is gone: removed, or `lost` where nothing asked for that. */

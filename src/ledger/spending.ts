@@ -1,12 +1,12 @@
-import { eq, sql } from 'drizzle-orm';
 import { periodAt } from '../base/calendar.ts';
 import { Nanos, ZERO } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
-import { prepare, type Reader } from '../db/handle.ts';
+import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
-import { type operations, wallets } from '../db/schema.ts';
-import { findWallet, TREE } from './wallet.ts';
-import { blockOf, spanOf } from './wallet-operations.ts';
+import type { operations } from '../db/schema.ts';
+import { findWallet } from './wallet.ts';
+import { blockOf, spansOf } from './wallet-operations.ts';
+import { walletsBelow, walletsOfAccount } from './wallet-tree.ts';
 
 export const SPEND_BY = ['model', 'wallet', 'account', 'day', 'tag', 'kind'] as const;
 export type SpendBy = (typeof SPEND_BY)[number];
@@ -93,15 +93,6 @@ const pages = plain({
     where closed_at >= ? and closed_at < ? and id = ? and parent_id is null`,
   ofWallet: `select ${COLUMNS} from operation where number >> 8 = ? and wallet_id = ? order by number`,
 });
-
-const reads = prepare((read: Reader) => ({
-  walletsOfTree: read.select({ id: wallets.id }).from(wallets).where(sql`${wallets.id} in ${TREE}`).prepare(),
-  walletsOfAccount: read
-    .select({ id: wallets.id })
-    .from(wallets)
-    .where(eq(wallets.accountId, sql.placeholder('accountId')))
-    .prepare(),
-}));
 
 /**
  * Sums charges by model, wallet, account, UTC day, tag or kind: the journal's entries to sales, with the tokens of their
@@ -317,25 +308,20 @@ async function* chargedIn(
       await nextTurn();
     }
   }
-  const ids =
-    'wallet' in scope
-      ? reads(read).walletsOfTree.all({ walletId: scope.wallet })
-      : reads(read).walletsOfAccount.all({ accountId: scope.account });
+  const walletIds = 'wallet' in scope ? walletsBelow(read, scope.wallet) : walletsOfAccount(read, scope.account);
   const counts = (it: Charged) =>
     it.outcome === 'charged' && (it.settledAt as number) >= since && (it.settledAt as number) < until;
   let rows = 0;
-  for (const { id: walletId } of ids) {
-    const { first, last } = spanOf(read, [walletId]) ?? { first: 0, last: -1 };
-    rows++; // A wallet without operations takes a query as well.
-    for (let block = blockOf(first); block <= blockOf(last); block++) {
-      const page = pages(read).ofWallet.all<ChargedRow>(block, walletId).map(chargedFrom);
-      yield* page.filter(counts);
-      rows += page.length + 1;
-      if (rows < PAGE_COUNT) continue;
-      rows = 0;
-      await nextTurn();
-    }
-  }
+  for await (const ids of walletIds)
+    for (const { id: walletId, first, last } of spansOf(read, ids))
+      for (let block = blockOf(first); block <= blockOf(last); block++) {
+        const page = pages(read).ofWallet.all<ChargedRow>(block, walletId).map(chargedFrom);
+        yield* page.filter(counts);
+        rows += page.length + 1;
+        if (rows < PAGE_COUNT) continue;
+        rows = 0;
+        await nextTurn();
+      }
 }
 
 const nextTurn = () => new Promise<void>((resolve) => setImmediate(resolve));

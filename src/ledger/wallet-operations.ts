@@ -14,8 +14,8 @@ export const blockOf = (number: number): number => Math.floor(number / BLOCK_COU
 const LOOKED_UP_COUNT = 32;
 
 const reads = plain({
-  span: `select min(first_operation), max(last_operation) from wallet join balance using (number)
-    where id in (select value from json_each(?))`,
+  spans: `select id, first_operation, last_operation from wallet join balance using (number)
+    where id in (select value from json_each(?)) and first_operation is not null`,
   inBlock: 'select number from operation where number >> 8 = ? and wallet_id in (select value from json_each(?))',
   ofBlock: 'select number, wallet_id from operation where number >> 8 = ?',
 });
@@ -23,20 +23,45 @@ const reads = plain({
 /** The numbers of the first and of the newest operation. */
 type NumberRange = { first: number; last: number };
 
-/** Returns the span of the operations of these wallets; undefined where they have none. */
-export function spanOf(read: Reader, walletIds: readonly string[]): NumberRange | undefined {
-  const [first, last] = reads(read).span.get(JSON.stringify(walletIds)) as [bigint | null, bigint | null];
-  return first === null ? undefined : { first: Number(first), last: Number(last) };
+/** Returns those among some hundred wallets that have operations, with the span of these. */
+export const spansOf = (read: Reader, walletIds: readonly string[]): (NumberRange & { id: string })[] =>
+  reads(read)
+    .spans.all<[string, bigint, bigint]>(JSON.stringify(walletIds))
+    .map(([id, first, last]) => ({ id, first: Number(first), last: Number(last) }));
+
+/** Wallets that have operations, and the span of those. */
+type Spenders = NumberRange & { ids: ReadonlySet<string> };
+
+/** Returns those among these wallets that have operations. They are given some hundred at a time; `signal` ends the search. */
+export async function spendersIn(
+  read: Reader,
+  walletIds: AsyncIterable<string[]> | Iterable<string[]>,
+  signal?: AbortSignal,
+): Promise<Spenders> {
+  const ids = new Set<string>();
+  let [first, last] = [Number.POSITIVE_INFINITY, 0];
+  for await (const some of walletIds) {
+    for (const span of spansOf(read, some)) {
+      ids.add(span.id);
+      first = Math.min(first, span.first);
+      last = Math.max(last, span.last);
+    }
+    if (signal?.aborted) break;
+  }
+  return { ids, first, last };
 }
 
+/** Returns the number of rows that it takes to find the operations of these wallets in a block. */
+export const rowsInBlock = ({ size }: ReadonlySet<string>): number => (size <= LOOKED_UP_COUNT ? size : BLOCK_COUNT);
+
 /** Returns a function that gives the numbers of the operations of these wallets in a block, newest first. */
-export function numbersIn(read: Reader, walletIds: readonly string[]): (block: number) => number[] {
+export function numbersIn(read: Reader, walletIds: ReadonlySet<string>): (block: number) => number[] {
   const { inBlock, ofBlock } = reads(read);
-  const [ids, among] = [JSON.stringify(walletIds), new Set(walletIds)];
+  const ids = walletIds.size <= LOOKED_UP_COUNT ? JSON.stringify([...walletIds]) : undefined;
   const rows =
-    walletIds.length <= LOOKED_UP_COUNT
+    ids !== undefined
       ? (block: number) => inBlock.all<[bigint]>(block, ids)
-      : (block: number) => ofBlock.all<[bigint, string]>(block).filter(([, walletId]) => among.has(walletId));
+      : (block: number) => ofBlock.all<[bigint, string]>(block).filter(([, walletId]) => walletIds.has(walletId));
   return (block) =>
     rows(block)
       .map(([number]) => Number(number))

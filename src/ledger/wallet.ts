@@ -1,5 +1,20 @@
 import assert from 'node:assert/strict';
-import { and, asc, count, desc, eq, getTableColumns, gt, gte, lt, lte, or, type SQL, sql } from 'drizzle-orm';
+import {
+  and,
+  asc,
+  count,
+  desc,
+  eq,
+  getTableColumns,
+  gt,
+  gte,
+  lt,
+  lte,
+  or,
+  type Placeholder,
+  type SQL,
+  sql,
+} from 'drizzle-orm';
 import { Nanos, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
@@ -39,6 +54,12 @@ const reads = prepare((read: Reader) => ({
       ),
     )
     .orderBy(asc(wallets.id))
+    .prepare(),
+  anyChild: read
+    .select({ id: wallets.id })
+    .from(wallets)
+    .where(and(sql`${wallets.parentId} is not null`, eq(wallets.parentId, sql.placeholder('parentId'))))
+    .limit(1)
     .prepare(),
   openChildren: read
     .select({ id: wallets.id })
@@ -132,24 +153,38 @@ export type WalletFilter = {
   now: number;
 };
 
+/**
+ * Returns what `statusAt` returns, in SQL. It looks upwards from an active child, to the nearest above it that has ended, and only
+ * while wallets are ending: a closed one has no active child.
+ */
+const effectiveStatus = (now: number | Placeholder): SQL => {
+  const isExpired = sql`(wallet.expires_at is not null and wallet.expires_at <= ${now})`;
+  const endedAbove = sql`(
+    with recursive above(parent_id, status, since) as (
+      select parent_id, status, closing_since from wallet as it where it.id = wallet.parent_id
+      union all select it.parent_id, it.status, it.closing_since
+        from above join wallet as it on it.id = above.parent_id where above.status = 'active'
+    ) select status from above where status <> 'active' and (not ${isExpired} or since < wallet.expires_at))`;
+  const mayBeEnded = sql`wallet.parent_id is not null
+    and exists (select 1 from wallet as ending where ending.status in ('closing', 'expired'))`;
+  return sql`case when wallet.status <> 'active' then wallet.status
+    else coalesce(iif(${mayBeEnded}, ${endedAbove}, null), iif(${isExpired}, 'expired', 'active')) end`;
+};
+
+/** Holds for wallets that are frozen and may otherwise spend. Its first part must match the partial index's condition. */
+export const isFrozenOnly = (now: number | Placeholder): SQL =>
+  sql`${wallets.frozenAt} is not null and ${wallets.status} = 'active' and ${effectiveStatus(now)} = 'active'`;
+
 function matching(
   { accountId, parentId, status, since, isFrozen, named, now }: WalletFilter,
   before?: string,
 ): SQL | undefined {
-  const isExpired = sql`${wallets.expiresAt} is not null and ${wallets.expiresAt} <= ${now}`;
   return and(
     accountId === undefined ? undefined : eq(wallets.accountId, accountId),
     parentId === undefined ? undefined : and(sql`${wallets.parentId} is not null`, eq(wallets.parentId, parentId)),
-    status === undefined
-      ? undefined
-      : status === 'active'
-        ? sql`${wallets.status} = 'active' and not (${isExpired})`
-        : status === 'expired'
-          ? sql`(${wallets.status} = 'expired' or (${wallets.status} = 'active' and ${isExpired}))`
-          : eq(wallets.status, status),
+    status === undefined ? undefined : sql`${effectiveStatus(now)} = ${status}`,
     since === undefined ? undefined : gte(wallets.createdAt, since),
-    // must match the partial index's condition
-    isFrozen ? sql`${wallets.frozenAt} is not null and ${wallets.status} = 'active'` : undefined,
+    isFrozen ? isFrozenOnly(now) : undefined,
     named === undefined ? undefined : sql`instr(lower(${wallets.name}), lower(${named})) > 0`,
     before === undefined ? undefined : lt(wallets.id, before),
   );
@@ -189,8 +224,7 @@ const IN_USE = '(balance.spent_nanos + balance.held_nanos + wallet.delegated_nan
 /** Returns what each order compares; null comes last in either direction. */
 const sortKeys = (now: number): Record<WalletColumn, SQL> => ({
   name: sql`lower(wallet.name)`,
-  state: sql`case when wallet.status <> 'active' then wallet.status when wallet.expires_at <= ${now} then 'expired'
-    when wallet.frozen_at is not null then 'frozen' else 'active' end`,
+  state: sql`iif(${isFrozenOnly(now)}, 'frozen', ${effectiveStatus(now)})`,
   used: sql.raw(`case wallet.budget_nanos when 0 then null else ${IN_USE} * 1.0 / wallet.budget_nanos end`),
   spent: sql`balance.spent_nanos`,
   available: sql.raw(`case wallet.status when 'closed' then 0 else wallet.budget_nanos - ${IN_USE} end`),
@@ -240,8 +274,20 @@ export const shownAvailable = (wallet: Balances & Pick<Wallet, 'status'>): Nanos
  */
 export function statusAt(read: Reader, wallet: Wallet, now: number, find = findWallet): Wallet['status'] {
   if (wallet.status !== 'active') return wallet.status;
-  if (wallet.expiresAt !== null && wallet.expiresAt <= now) return 'expired';
-  return endedBy(read, wallet, find)?.status ?? 'active';
+  return endOf(read, wallet, now, find)?.status ?? 'active';
+}
+
+type WalletEnd = Pick<Wallet, 'status' | 'closeReason' | 'closingSince'>;
+
+/**
+ * Returns how a wallet with an active row has ended at `now`: by its own expiry, or with one above it, whichever came first, so that
+ * the answer stays the same. Undefined while it may spend.
+ */
+export function endOf(read: Reader, wallet: Wallet, now: number, find = findWallet): WalletEnd | undefined {
+  const ended = endedBy(read, wallet, find);
+  const { expiresAt } = wallet;
+  if (expiresAt === null || expiresAt > now || (ended?.closingSince ?? now) < expiresAt) return ended;
+  return { status: 'expired', closeReason: 'expired', closingSince: now };
 }
 
 /**
@@ -289,20 +335,13 @@ export function* lineage(read: Reader, wallet: Wallet, find = findWallet): Gener
     yield it;
 }
 
-/** The ids of a wallet and of all below it, closed ones included: a subquery with the placeholder `walletId`. */
-export const TREE = sql`(
-  with recursive tree(id) as (
-    select ${sql.placeholder('walletId')} union all select wallet.id from wallet join tree on wallet.parent_id = tree.id
-  ) select id from tree)`;
-
 /**
  * The ids of the live leases or snapshots of a wallet and of all below it: a subquery with the placeholder `walletId`. It walks
- * upwards from what is live, as a tree may have many more wallets than machines.
+ * upwards from all that is live, as a tree may have many more wallets than machines: for a wallet with children only.
  */
 export const liveBelow = (table: 'resource' | 'snapshot') => sql`(
   with recursive above(live, id) as (
-    select id, wallet_id from ${sql.identifier(table)} where ended_at is null and (wallet_id = ${sql.placeholder('walletId')}
-      or exists (select 1 from wallet where parent_id is not null and parent_id = ${sql.placeholder('walletId')}))
+    select id, wallet_id from ${sql.identifier(table)} where ended_at is null
     union all select live, wallet.parent_id from wallet join above on wallet.id = above.id where wallet.parent_id is not null
   ) select live from above where id = ${sql.placeholder('walletId')})`;
 
@@ -310,6 +349,13 @@ export const liveBelow = (table: 'resource' | 'snapshot') => sql`(
 export function openWalletsOf(read: Reader, accountId: string): Wallet[] {
   return reads(read).openOfAccount.all({ accountId });
 }
+
+/** Returns whether a wallet has, or had, children: the answer takes no longer for one that has had very many. */
+export const hasChildren = (read: Reader, parentId: string): boolean =>
+  reads(read).anyChild.get({ parentId }) !== undefined;
+
+/** Returns whether a wallet has open children. */
+export const hasOpenChildren = (read: Reader, id: string): boolean => openChildren(read, id, 1).length > 0;
 
 /** Returns the ids of the open children of a wallet, oldest first, at most `max`. */
 export function openChildren(read: Reader, parentId: string, max = 2 ** 31): string[] {

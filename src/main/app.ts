@@ -292,7 +292,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
       );
     app.retries.recall();
   }
-  reportLimits(ledger.read, events, options);
+  reportLimits(books, events, options);
   const chain = opening.adopt(watchChain(ledger.read, health, app.storage, events), (it) => it.stop());
   const booksWatch = opening.adopt(watchBooks(config.dataDirectory, ledger, health, app.storage, events), (it) =>
     it.stop(),
@@ -356,10 +356,14 @@ function createParts(config: Config, connectionCountMax: number, time: TimeSourc
 }
 
 /** Reports at the start what keeps leases from being ended and holds from being taken. */
-function reportLimits(read: Books['ledger']['read'], events: Events, { create }: AppOptions): void {
+function reportLimits(
+  { ledger: { read }, clock }: Pick<Books, 'ledger' | 'clock'>,
+  events: Events,
+  { create }: AppOptions,
+): void {
   const reportOnly = describeReportOnly(read);
   if (reportOnly) events.reportOnly(reportOnly.reason, reportOnly.leases);
-  const frozen = create ? describeFrozen(read) : undefined; // Only a server logs it, not each command.
+  const frozen = create ? describeFrozen(read, clock.now()) : undefined; // Only a server logs it, not each command.
   if (frozen) events.frozen(frozen);
 }
 

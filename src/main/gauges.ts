@@ -105,11 +105,15 @@ function addStorageGauges(app: Gauged): void {
   );
 }
 
-function addBooksGauges({ ledger, events }: Gauged): void {
+function addBooksGauges({ ledger, clock, events }: Gauged): void {
   events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
   events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
   for (const scope of ['installation', 'account', 'wallet'] as const)
-    events.gauge(`frozen_${scope}s`, `What takes no new holds: ${scope}s.`, () => countFrozen(ledger.read)[scope]);
+    events.gauge(
+      `frozen_${scope}s`,
+      `What takes no new holds: ${scope}s.`,
+      () => countFrozen(ledger.read, clock.now())[scope],
+    );
   events.gauge('report_only', '1 while leases of before are only reported.', () =>
     describeReportOnly(ledger.read) ? 1 : 0,
   );

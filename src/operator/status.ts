@@ -30,7 +30,7 @@ export const status = {
     const now = clock.now();
     const reason = health.serving ? unreadyReason(app) : (health.fault ?? NO_SERVER);
     const { accounts, wallets, reserved, uncertain, leases } = figures(ledger.read);
-    const frozen = countFrozen(ledger.read);
+    const frozen = countFrozen(ledger.read, now);
     return {
       version: VERSION,
       uptime_seconds: health.serving ? Math.floor(process.uptime()) : null,
@@ -40,8 +40,8 @@ export const status = {
         installation: frozen.installation === 1,
         accounts: frozen.account,
         wallets: frozen.wallet,
-        sentence: describeFrozen(ledger.read) ?? null,
-        since: frozenSince(ledger.read),
+        sentence: describeFrozen(ledger.read, now) ?? null,
+        since: frozenSince(ledger.read, now),
       },
       moved: movedOf(ledger.read),
       clock: { now, holds_blocked: clock.holdsBlocked() ?? null, expiry_blocked: clock.expiryBlocked() },

@@ -1,6 +1,7 @@
 import { dropRetiredKeys } from '../access/rotation.ts';
 import type { Backend } from '../compute/backend.ts';
 import type { ConfiguredBackend } from '../compute/slots.ts';
+import type { Reader } from '../db/handle.ts';
 import { checkKeeps, nextKeep } from '../lease/keep.ts';
 import { advanceSnapshot } from '../lease/snapshot-step.ts';
 import { advance } from '../lease/step.ts';
@@ -24,13 +25,14 @@ import {
   endedBy,
   endingWallets,
   findWallet,
+  hasOpenChildren,
   LIST_COUNT_MAX,
   nextExpiry,
   type Wallet,
 } from '../ledger/wallet.ts';
 import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
 import { recover } from '../spend/recover.ts';
-import { CLOSE_COUNT_MAX, endSpending, windUp } from '../wallet/close.ts';
+import { CLOSE_COUNT_MAX, endAllBelow, endSpending, windUp } from '../wallet/close.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
 
 /** Interval between sweeps for orphans. */
@@ -188,19 +190,39 @@ export async function recoverInterrupted(app: ReaperApp): Promise<void> {
  */
 export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
   const { read } = app.ledger;
-  for (let after = ''; ; ) {
-    const page = endingWallets(read, after);
+  const room = () => CLOSE_COUNT_MAX - reaped.closed;
+  /** Returns whether it has left some. */
+  const closeSome = async (ids: readonly string[], max: number): Promise<boolean> => {
+    const before = reaped.closed;
+    for (const it of await windUp(app, ids, max))
+      tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
+    return reaped.closed - before >= max;
+  };
+  const trees: string[] = [];
+  for (const page of pagesOfEnding(read)) {
     const tops = page.filter(
       ({ parentId }) => parentId === null || !endedBy(read, findWallet(read, parentId) as Wallet),
     );
-    const attempts = await windUp(
-      app,
-      tops.map(({ id }) => id),
-      CLOSE_COUNT_MAX - reaped.closed,
-    );
-    for (const it of attempts)
-      tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
-    if (reaped.closed >= CLOSE_COUNT_MAX) return noteRest(reaped);
+    for (const { id } of tops) await endAllBelow(app, id);
+    const alone: string[] = [];
+    for (const { id } of tops) (hasOpenChildren(read, id) ? trees : alone).push(id);
+    if (alone.length && (await closeSome(alone, room()))) return noteRest(reaped);
+  }
+  // Each tree has its share of a pass, however large the others are.
+  let isCut = false;
+  for (const [i, id] of trees.entries()) {
+    if (room() <= 0) return noteRest(reaped);
+    const share = Math.max(1, Math.floor(room() / (trees.length - i)));
+    isCut = (await closeSome([id], share)) || isCut;
+  }
+  if (isCut) noteRest(reaped);
+}
+
+/** Yields the wallets that have ended by themselves and are not closed yet, in pages. */
+function* pagesOfEnding(read: Reader): Generator<ReturnType<typeof endingWallets>> {
+  for (let after = ''; ; ) {
+    const page = endingWallets(read, after);
+    yield page;
     after = page.at(-1)?.id ?? '';
     if (page.length < LIST_COUNT_MAX) return;
   }

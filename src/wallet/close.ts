@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { ZERO } from '../base/money.ts';
 import type { Config } from '../config/config.ts';
-import type { Reader } from '../db/handle.ts';
+import type { Reader, Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
 import type { LeaseApp } from '../lease/create.ts';
 import { REPORT_ONLY } from '../lease/report-only.ts';
@@ -10,8 +10,20 @@ import { advance } from '../lease/step.ts';
 import { beginClosing, type CloseReason, closeWallet, noteCleanup } from '../ledger/closing.ts';
 import { reportOnlyOf } from '../ledger/installation.ts';
 import { hasOpenOperations, openOperations, resolveByPolicy } from '../ledger/operation.ts';
-import { endResourcesBelow, liveResources, liveResourcesBelow, type Resource } from '../ledger/resource.ts';
-import { endSnapshotsBelow, liveSnapshots, liveSnapshotsBelow, type Snapshot } from '../ledger/snapshot.ts';
+import {
+  endResourcesBelow,
+  liveResources,
+  liveResourcesBelow,
+  type Resource,
+  unmarkedResourcesBelow,
+} from '../ledger/resource.ts';
+import {
+  endSnapshotsBelow,
+  liveSnapshots,
+  liveSnapshotsBelow,
+  type Snapshot,
+  unmarkedSnapshotsBelow,
+} from '../ledger/snapshot.ts';
 import { endedBy, findWallet, openChildren, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 
@@ -21,7 +33,7 @@ export type CloseApp = LeaseApp & {
 
 /** Interval between attempts: a backend needs a moment to confirm that a machine is destroyed. */
 const AGAIN_MILLISECONDS = 250;
-/** The number of wallets whose closing is tried at a time. */
+/** The number of wallets whose closing is tried at a time, and of leases and snapshots that take a step. */
 const AT_ONCE_COUNT = 100;
 /** The most wallets that end or are closed before other work has its turn: a second or two. */
 export const CLOSE_COUNT_MAX = 500;
@@ -36,14 +48,10 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   const now = app.clock.now();
   const ending = await app.ledger.write(endSpending, { id: walletId, reason, now });
   if (ending.status === 'closed') return ending;
+  await endAllBelow(app, walletId);
   const deadline = performance.now() + app.config.close_wait_seconds * 1000;
   const secondsRemaining = () => Math.max(0, (deadline - performance.now()) / 1000);
-  const attempt = async () => {
-    await endLeases(app, walletId, secondsRemaining());
-    const attempts = await windUp(app, [walletId]);
-    for (const it of attempts) if (it.status === 'rejected') throw it.reason;
-    return { wallet: findWallet(app.ledger.read, walletId) as Wallet, isCut: closedIn(attempts) >= CLOSE_COUNT_MAX };
-  };
+  const attempt = () => attemptOf(app, walletId, secondsRemaining());
   const first = await attempt();
   if (first.wallet.status === 'closed') return first.wallet;
   await app.inFlight.whenWalletIdle(walletId, secondsRemaining());
@@ -61,21 +69,59 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   }
 }
 
+type ClosingAttempt = { wallet: Wallet; isCut: boolean };
+/** The attempts that run, by wallet. */
+const running = new WeakMap<CloseApp, Map<string, Promise<ClosingAttempt>>>();
+
+/** Makes one attempt to close a wallet and all below it, or joins the one that runs: closes of one wallet cost what one costs. */
+function attemptOf(app: CloseApp, walletId: string, seconds: number): Promise<ClosingAttempt> {
+  let attempts = running.get(app);
+  if (!attempts) {
+    attempts = new Map();
+    running.set(app, attempts);
+  }
+  const before = attempts.get(walletId);
+  if (before) return before;
+  const attempt = makeAttempt(app, walletId, seconds).finally(() => attempts.delete(walletId));
+  attempts.set(walletId, attempt);
+  return attempt;
+}
+
+async function makeAttempt(app: CloseApp, walletId: string, seconds: number): Promise<ClosingAttempt> {
+  await endLeases(app, walletId, seconds);
+  const attempts = await windUp(app, [walletId]);
+  for (const it of attempts) if (it.status === 'rejected') throw it.reason;
+  return { wallet: findWallet(app.ledger.read, walletId) as Wallet, isCut: closedIn(attempts) >= CLOSE_COUNT_MAX };
+}
+
 type EndSpending = { id: string; reason: CloseReason; now: number };
 /**
- * Begins to close a wallet: from then on nothing in its tree can spend, and every lease and snapshot of the tree has to end. The
- * rows of the wallets below it, of which there may be any number, stay as they are until they are closed. Does nothing where the
- * reason was its expiry, and it has been extended since that was read.
+ * Begins to close a wallet: from then on nothing in its tree can spend, and every lease and snapshot of the tree has to end. There may
+ * be any number below: their wallets' rows stay as they are until they are closed, and a page of leases and snapshots is marked here,
+ * the rest by `endAllBelow`. Does nothing where the reason was its expiry, and it has been extended since that was read.
  */
 export const endSpending = defineWrite('wallet.end_spending', (tx, { id, reason, now }: EndSpending) => {
   const before = findWallet(tx, id);
   if (before && reason === 'expired' && statusAt(tx, before, now) === 'active') return before;
   const wallet = beginClosing(tx, id, reason, now);
-  if (wallet.status === 'closed') return wallet;
-  endResourcesBelow(tx, id, 'wallet_closed', now);
-  endSnapshotsBelow(tx, id, now);
+  if (wallet.status !== 'closed') markBelow(tx, id, now);
   return wallet;
 });
+
+const markBelow = (tx: Tx, id: string, now: number): void => {
+  endResourcesBelow(tx, id, 'wallet_closed', now);
+  endSnapshotsBelow(tx, id, now);
+};
+
+const endBelow = defineWrite('wallet.end_below', (tx, { id, now }: { id: string; now: number }) =>
+  markBelow(tx, id, now),
+);
+
+/** Marks all leases and snapshots in the tree of a wallet that has ended, a page in each write, so that others have their turn. */
+export async function endAllBelow({ ledger, clock }: CloseApp, id: string): Promise<void> {
+  while (unmarkedResourcesBelow(ledger.read, id).length || unmarkedSnapshotsBelow(ledger.read, id).length)
+    await ledger.write(endBelow, { id, now: clock.now() });
+}
 
 type CloseWallet = {
   id: string;
@@ -92,7 +138,7 @@ const closeIfSettled = defineWrite('wallet.close', (tx, { id, busyLeases, now }:
   if (wallet.status === 'closed') return undefined; // Something else closed it first, and announced it.
   const ended = endedBy(tx, wallet);
   assert(ended, 'a wallet is closed after it, or one above it, has ended');
-  beginClosing(tx, id, ended.closeReason as CloseReason, now, ended.closingSince ?? now);
+  beginClosing(tx, id, ended.closeReason as CloseReason, now);
   const [live] = liveResources(tx, id);
   const [snapshot] = liveSnapshots(tx, id);
   const [child] = openChildren(tx, id, 1);
@@ -106,16 +152,24 @@ const closeIfSettled = defineWrite('wallet.close', (tx, { id, busyLeases, now }:
 });
 
 /**
- * Runs one step of each lease of a wallet and of all below it, then one of each snapshot, and waits at most `seconds`; the steps of
- * a backend that hangs continue on their own.
+ * Runs one step of each lease of a wallet and of all below it, then one of each snapshot, a page of them at a time, and waits at most
+ * `seconds`; the steps of a backend that hangs continue on their own.
  */
 async function endLeases(app: CloseApp, walletId: string, seconds: number): Promise<void> {
   const steps = async () => {
-    await Promise.all(liveResourcesBelow(app.ledger.read, walletId).map(({ id }) => advance(app, id)));
-    const kept = liveSnapshotsBelow(app.ledger.read, walletId);
-    await Promise.all(kept.map(({ id }) => advanceSnapshot(app, id)));
+    await forEachOf(liveResourcesBelow(app.ledger.read, walletId), ({ id }) => advance(app, id));
+    await forEachOf(liveSnapshotsBelow(app.ledger.read, walletId), ({ id }) => advanceSnapshot(app, id));
   };
   await app.inFlight.waitFor(steps(), seconds);
+}
+
+/** Takes a step for each item, for `AT_ONCE_COUNT` of them at a time. */
+async function forEachOf<T>(items: readonly T[], step: (item: T) => Promise<unknown>): Promise<void> {
+  const rest = items.values();
+  const take = async () => {
+    for (const it of rest) await step(it);
+  };
+  await Promise.all(Array.from({ length: Math.min(AT_ONCE_COUNT, items.length) }, take));
 }
 
 /** Returns the number of wallets that attempts have closed. */
@@ -138,8 +192,10 @@ export async function windUp(
     if (children.length) attempts.push(...(await windUp(app, children, room())));
     if (room() <= 0) return attempts;
   }
-  for (let i = 0; i < ids.length && room() > 0; i += AT_ONCE_COUNT)
-    attempts.push(...(await Promise.allSettled(ids.slice(i, i + AT_ONCE_COUNT).map((id) => tryClose(app, id)))));
+  for (let from = 0, to = 0; from < ids.length && room() > 0; from = to) {
+    to = from + Math.min(AT_ONCE_COUNT, room());
+    attempts.push(...(await Promise.allSettled(ids.slice(from, to).map((id) => tryClose(app, id)))));
+  }
   return attempts;
 }
 

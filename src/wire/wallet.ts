@@ -4,7 +4,7 @@ import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, 
 import { CLOSE_REASONS, WALLET_STATUSES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
 import { type Refill, refillOf } from '../ledger/refill.ts';
-import { endedBy, frozenAncestor, shownAvailable, statusAt, type Wallet } from '../ledger/wallet.ts';
+import { endOf, frozenAncestor, shownAvailable, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { Cents, checked, name, Time, text, Usd, wholeNumber } from './parts.ts';
 
 const DAY_SECONDS = 86_400;
@@ -158,7 +158,7 @@ export function walletRecord(read: Reader, wallet: Wallet, now: number): v.Infer
     created_at: wallet.createdAt,
     expires_at: wallet.expiresAt,
     closed_at: wallet.closedAt,
-    close_reason: status === 'expired' ? 'expired' : (endedBy(read, wallet)?.closeReason ?? null),
+    close_reason: (wallet.status === 'active' ? endOf(read, wallet, now)?.closeReason : wallet.closeReason) ?? null,
     cleanup: {
       pending: status === 'closing' || status === 'expired',
       attempts: wallet.cleanupAttempts,

@@ -1,9 +1,13 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { findResource } from '../../src/ledger/resource.ts';
+import { Nanos } from '../../src/base/money.ts';
+import { openWallet } from '../../src/ledger/open-wallet.ts';
+import { END_COUNT_MAX, findResource } from '../../src/ledger/resource.ts';
 import { endSpending } from '../../src/wallet/close.ts';
 import { childOf } from '../helper/tenants.ts';
+import { opening, walletOrder } from '../ledger/books.ts';
 import { LONG, openMemoryServer } from './leases.ts';
+import { openSnapshot } from './snapshot-shared.ts';
 
 test('a parent sees the leases of its children, and closing it ends them', async (t) => {
   const purser = await openMemoryServer(t);
@@ -40,3 +44,42 @@ test('the leases of a child end when its parent begins to close, whoever continu
   assert.equal(purser.wallet(id).status, 'active');
   assert.deepEqual(purser.problems(), []);
 });
+
+for (const [by, finish] of [
+  [
+    'its close',
+    async ({ purser, wallet }) =>
+      void (await purser.ask('POST', `/v1/wallets/${wallet}/close`, { token: purser.accountKey })),
+  ],
+  ['the reaper', async ({ purser }) => void (await purser.app.reaper.runOnce())],
+] as [string, (it: Awaited<ReturnType<typeof openSnapshot>>) => Promise<void>][])
+  test(`the end of a tree with many snapshots is many writes, and its engine is asked for a page at a time, by ${by}`, async (t) => {
+    const leased = await openSnapshot(t);
+    const { purser, wallet } = leased;
+    const { ledger, clock, reaper } = purser.app;
+    await reaper.stop();
+    const { masterKeyId } = purser.wallet(wallet);
+    const child = () => walletOrder(purser.accountId, { parentId: wallet, budget: Nanos(1n), masterKeyId });
+    for (let i = 0; i < 15; i++) await ledger.write(openWallet, opening(child(), clock.now()));
+    // Each child has the 16 snapshots that a wallet may have.
+    const change: Record<string, string> = { wallet_id: 'wal' };
+    for (const it of ['id', 'tag', 'operation_id']) change[it] = `${it} || wal || i`;
+    const columns = (ledger.client.pragma('table_info(snapshot)') as { name: string }[]).map(({ name }) => name);
+    purser.tamper(`pragma foreign_keys = off; with recursive n(i) as (select 1 union all select i + 1 from n where i < 16)
+      insert into snapshot select ${columns.map((it) => change[it] ?? it).join(', ')} from (select * from snapshot limit 1), n,
+        (select id as wal from wallet where parent_id = '${wallet}')`);
+    const count = (where: string) =>
+      Number(ledger.client.prepare(`select count(*) from snapshot where ${where}`).pluck().get());
+    assert.equal(count('ended_at is null'), 15 * 16 + 1);
+    let [asked, most] = [0, 0];
+    purser.memory.before['snapshots.find'] = async () => {
+      most = Math.max(most, ++asked);
+      await new Promise((resolve) => setImmediate(resolve));
+      asked--;
+    };
+    await ledger.write(endSpending, { id: wallet, reason: 'agent_request', now: clock.now() });
+    assert.equal(count('end_wanted is not null'), END_COUNT_MAX, 'in one write');
+    for (let i = 0; i < 9 && purser.wallet(wallet).status !== 'closed'; i++) await finish(leased);
+    assert.deepEqual([purser.wallet(wallet).status, count('ended_at is null')], ['closed', 0]);
+    assert(most > 1 && most <= END_COUNT_MAX, `${most} at once`);
+  });

@@ -231,10 +231,42 @@ test('a search in a tree of wallets reads a part of it at a time, and other work
     assert.doesNotMatch(plan, /SCAN operation/, `${sql}: ${plan}`);
     if (/ >> /.test(sql)) assert.match(plan, /operation_wallet \(<expr>=\? AND wallet_id=\?\)/, `${sql}: ${plan}`);
   }
+  const [open, ...others] = await plansOf(books, async (read) => {
+    assert.ok((await searchOperations(read, { rootId, state: 'uncertain' })).operations.length > 0);
+  });
+  assert.match(open?.plan ?? '', /^SCAN operation USING INDEX operation_open .*SEARCH wallet USING INDEX wallet_id/);
+  assert.doesNotMatch(open?.plan ?? '', /wallet_parent|SCAN wallet/, 'upwards from what holds money');
+  assert.equal(others.length, 0);
   const ended = await searchOperations(
     books.ledger.read,
     { rootId, tag: 'team=none' },
     { signal: AbortSignal.abort() },
   );
   assert.equal(ended.isCut, false);
+});
+
+test('a search in a tree of many spenders reads few rows of others at a time', async (t) => {
+  const books = await openBooks(t);
+  const account = await books.account(10_000_000);
+  const [root, other] = [await books.wallet(account), await books.wallet(account)];
+  const count = length(4000, 40_000);
+  await books.hold(root.id, 1n);
+  for (let i = 0; i < 40; i++) {
+    const { id } = await books.wallet(account, { parentId: root.id, budget: Nanos(1n) });
+    await books.hold(id, 1n);
+  }
+  for (let i = 0; i < count; i += 500)
+    await books.ledger.write((tx) => {
+      for (let n = 0; n < 500; n++) placeHold(tx, holdOrder(other.id, 1n), 1);
+    });
+  await books.hold(root.id, 1n);
+  let turns = 0;
+  let next = setImmediate(function turn() {
+    turns++;
+    next = setImmediate(turn);
+  });
+  const { operations: found } = await searchOperations(books.ledger.read, { rootId: root.id });
+  clearImmediate(next);
+  assert.equal(found.length, 42);
+  assert.ok(turns >= count / 600, `${turns} turns for ${count} operations of another`);
 });

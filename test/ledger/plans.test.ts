@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { Database as Client } from 'better-sqlite3';
+import { Nanos } from '../../src/base/money.ts';
 import type { Tx } from '../../src/db/handle.ts';
 import {
   dueCheckouts,
@@ -12,7 +13,8 @@ import {
 import { openOperations, reservedOperations } from '../../src/ledger/operation.ts';
 import { nextDelivery, nextDeliveryAt, nextStaleEvent, waitingCount } from '../../src/ledger/outbox.ts';
 import { hasPaymentsSince } from '../../src/ledger/payment-events.ts';
-import { liveResourcesBelow } from '../../src/ledger/resource.ts';
+import { liveResourcesBelow, unmarkedResourcesBelow } from '../../src/ledger/resource.ts';
+import { liveSnapshotsBelow, unmarkedSnapshotsBelow } from '../../src/ledger/snapshot.ts';
 import { dueWallets, endingWallets, nextExpiry } from '../../src/ledger/wallet.ts';
 import { openBooks } from './books.ts';
 
@@ -27,6 +29,8 @@ test('what the reaper and the budget ask walks what is due, never what exists', 
   const books = await openBooks(t);
   const { ledger } = books;
   const accountId = await books.account(1000);
+  const parent = await books.wallet(accountId);
+  await books.wallet(accountId, { parentId: parent.id, budget: Nanos(1n) });
   const asked: string[] = [];
   const { client } = ledger;
   const prepare = client.prepare.bind(client);
@@ -40,7 +44,12 @@ test('what the reaper and the budget ask walks what is due, never what exists', 
   reservedOperations(read);
   dueWallets(read, 1);
   endingWallets(read);
-  liveResourcesBelow(read, 'wal_x');
+  for (const id of [parent.id, 'wal_x']) {
+    liveResourcesBelow(read, id);
+    unmarkedResourcesBelow(read, id);
+    liveSnapshotsBelow(read, id);
+    unmarkedSnapshotsBelow(read, id);
+  }
   nextExpiry(read);
   dueCheckouts(read, 1);
   nextDueCheckout(read);
@@ -69,6 +78,12 @@ test('what the reaper and the budget ask walks what is due, never what exists', 
     planned(/above\(live, id\)/),
     /resource_live.* SCAN above \| SEARCH wallet USING INDEX wallet_id \(id=\?\)/,
   );
+  for (const table of ['resource', 'snapshot']) // Those of one wallet, whatever others have.
+    for (const part of [
+      `"${table}"."ended_at" is null\\)$`,
+      `"ended_at" is null and "${table}"."end_wanted" is null\\)`,
+    ])
+      assert.match(planned(new RegExp(part)), new RegExp(`^SEARCH ${table} USING INDEX ${table}_live_wallet`));
   assert.match(planned(/"checkout"."due_at" <= \?/), /checkout_due/);
   assert.match(planned(/"due_at" is not null/), /checkout_due/);
   assert.match(planned(/"status" in \('mismatch', 'abandoned'\)/), /checkout_trouble/);

@@ -1,6 +1,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { endSpending } from '../../src/wallet/close.ts';
 import { openTestServer } from '../helper/server.ts';
+import { childOf } from '../helper/tenants.ts';
+import { openMemoryServer } from '../lease/leases.ts';
 import { asAccount, asOperator, type Browser, tableOf } from './sample.ts';
 
 const namesOn = (html: string) => tableOf(html, 'Wallets').map((it) => (it.Name as string).split(' ')[0] as string);
@@ -128,4 +131,67 @@ test('a sorted list goes on by pages, and begins anew where it is sorted otherwi
   assert.equal(linkOf(html, 'Name'), '/wallets?sort=name');
   for (const from of ['-1', '1e3', '999999999', 'x'])
     assert.equal((await browser.get(`/wallets?sort=budget&from=${from}`)).status, 200, from);
+});
+
+test('a wallet that has ended with the one above it says so, and is offered nothing that is refused', async (t) => {
+  const purser = await openTestServer(t);
+  await purser.app.reaper.stop();
+  const { ledger, clock } = purser.app;
+  const { id, token } = await purser.openWallet({ expires_in_seconds: 0 });
+  const child = await childOf(purser, token, '1');
+  const frozen = await childOf(purser, token, '1');
+  assert.equal((await purser.chat(child.token)).status, 200);
+  await purser.run('wallet.freeze', { id: frozen.id });
+  const [account, operator] = [await asAccount(purser), await asOperator(purser)];
+  const seen = async (it: string) => {
+    const { html } = await account.get(`/wallets/${it}`);
+    return {
+      state: /<span class="row">.*?<span[^>]*>(\w+)/s.exec(html)?.[1],
+      offers: ['/freeze"', '/unfreeze"', '/budget"', 'Change it: '].filter((part) => html.includes(part)),
+      says: /class="notice warn">(It spends nothing any more since)/.exec(html)?.[1],
+    };
+  };
+  assert.deepEqual(await seen(child.id), { state: 'active', offers: ['/freeze"', 'Change it: '], says: undefined });
+  assert.deepEqual((await seen(frozen.id)).offers, ['/unfreeze"', 'Change it: ']);
+  const states = (html: string, caption: string) => tableOf(html, caption).map((it) => it.State);
+  const shown = async () => {
+    const pages: Record<string, unknown> = {};
+    for (const it of ['active', 'closing', 'frozen'])
+      pages[it] = states((await operator.get(`/wallets?state=${it}`)).html, 'Wallets').length;
+    pages.sorted = states((await operator.get('/wallets?sort=state')).html, 'Wallets');
+    pages.home = states((await account.get('/')).html, 'Open wallets').length;
+    const { html } = await operator.get('/');
+    pages.now = [/1 wallet frozen/, new RegExp(`/wallets/${child.id}/freeze`)].map((it) => it.test(html));
+    return pages;
+  };
+  const before = {
+    active: 3,
+    closing: 0,
+    frozen: 1,
+    sorted: ['active', 'active', 'frozen'],
+    home: 3,
+    now: [true, true],
+  };
+  assert.deepEqual(await shown(), before);
+  await ledger.write(endSpending, { id, reason: 'account_request', now: clock.now() });
+  const ended = { state: 'closing', offers: [], says: 'It spends nothing any more since' };
+  for (const it of [id, child.id, frozen.id]) assert.deepEqual(await seen(it), ended);
+  const sorted = ['closing', 'closing', 'closing'];
+  assert.deepEqual(await shown(), { active: 0, closing: 3, frozen: 0, sorted, home: 0, now: [false, false] });
+});
+
+test('the question before a close tells the number of all leases that end, those of the wallets below too', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+  const child = await childOf(purser, token, '2');
+  const browser = await asAccount(purser);
+  const asked = async () => {
+    const { html } = await browser.get(`/wallets/${id}/close`);
+    return /\d+ running leases? ends?\./.exec(html)?.[0];
+  };
+  assert.equal(await asked(), undefined);
+  assert.equal((await purser.lease(child.token)).status, 200);
+  assert.equal(await asked(), '1 running lease ends.');
+  for (let i = 0; i < 20; i++) assert.equal((await purser.lease(token)).status, 200);
+  assert.equal(await asked(), '21 running leases end.');
 });

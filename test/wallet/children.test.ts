@@ -7,7 +7,7 @@ import { listWallets } from '../../src/ledger/wallet.ts';
 import { CLOSE_COUNT_MAX, endSpending } from '../../src/wallet/close.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
-import { childOf } from '../helper/tenants.ts';
+import { addTenant, childOf, walletOf } from '../helper/tenants.ts';
 import { opening, walletOrder } from '../ledger/books.ts';
 import { post, recordOf } from './moves-shared.ts';
 
@@ -261,4 +261,95 @@ test('the end of a large tree is one row, and from then on nothing in it spends,
   assert.deepEqual([purser.wallet(id).delegated, purser.wallet(id).spent], [0n, 0n]);
   assert.equal(purser.wallet(grandchild.id).closingSince, purser.wallet(id).closingSince);
   assert.deepEqual(purser.problems(), []);
+});
+
+test('a large tree of one tenant does not keep those of others from being closed in the same pass', async (t) => {
+  const purser = await openTestServer(t);
+  await purser.app.reaper.stop();
+  const { ledger, clock } = purser.app;
+  const { id } = await openLarge(purser);
+  const other = await addTenant(purser, 'other');
+  const [alone, above] = [await walletOf(purser, other), await walletOf(purser, other)];
+  await childOf(purser, above.token, '1');
+  for (const it of [id, alone.id, above.id])
+    await ledger.write(endSpending, { id: it, reason: 'agent_request', now: clock.now() });
+  const { rest, closed } = await purser.app.reaper.runOnce();
+  assert(rest > 0 && closed <= CLOSE_COUNT_MAX, `${closed} closed`);
+  assert.deepEqual(
+    [id, alone.id, above.id].map((it) => purser.wallet(it).status),
+    ['closing', 'closed', 'closed'],
+  );
+  while ((await purser.app.reaper.runOnce()).rest > 0);
+  assert.equal(purser.wallet(id).status, 'closed');
+});
+
+test('closes of one wallet at the same time cost what one costs', async (t) => {
+  const purser = await openTestServer(t);
+  await purser.app.reaper.stop();
+  const { id, token } = await purser.openWallet();
+  for (let i = 0; i < 3; i++) await childOf(purser, token, '1');
+  const { write } = purser.app.ledger;
+  const closings: unknown[] = [];
+  t.mock.method(purser.app.ledger, 'write', (work: { name: string }, order: never) => {
+    if (work.name === 'wallet.close') closings.push(order);
+    return write(work as never, order);
+  });
+  const closed = await Promise.all(Array.from({ length: 10 }, () => purser.ask('POST', '/v1/run/close', { token })));
+  assert.deepEqual(new Set(closed.map(({ status }) => status)), new Set([200]));
+  assert.equal(purser.wallet(id).status, 'closed');
+  assert.equal(closings.length, 4);
+});
+
+test('what has ended with a wallet above it keeps the reason and the time of that, whatever ends it later', async (t) => {
+  const purser = await openTestServer(t, { settings: { close_wait_seconds: 0 } });
+  await purser.app.reaper.stop();
+  const { id, token } = await purser.openWallet({ expires_in_seconds: 0 });
+  const body = { name: 'c', budget_usd: '1', expires_in_seconds: 60 };
+  const { body: child } = await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body });
+  const below = await childOf(purser, child.agent_token, '0.5');
+  const since = purser.app.clock.now();
+  await purser.app.ledger.write(endSpending, { id, reason: 'account_request', now: since });
+  const shown = async () => {
+    const records = [await recordOf(purser, child.id), await recordOf(purser, below.id)];
+    const { body } = await purser.chat(child.agent_token);
+    return [...records.map((it) => [it.status, it.close_reason]), body.error.code];
+  };
+  const ended = ['closing', 'account_request'];
+  assert.deepEqual(await shown(), [ended, ended, 'wallet_closed']);
+  purser.clock.advance(100); // Past the expiry of both.
+  assert.deepEqual(await shown(), [ended, ended, 'wallet_closed']);
+  assert.equal((await purser.ask('POST', '/v1/run/close', { token: child.agent_token })).status, 200);
+  await purser.app.reaper.runOnce();
+  for (const it of [child.id, below.id])
+    assert.deepEqual([purser.wallet(it).closeReason, purser.wallet(it).closingSince], ['account_request', since]);
+
+  const first = await purser.openWallet({ expires_in_seconds: 0 });
+  const { body: expired } = await purser.ask('POST', '/v1/run/wallets', { token: first.token, key: 'c', body });
+  purser.clock.advance(100);
+  await purser.app.ledger.write(endSpending, { id: first.id, reason: 'account_request', now: purser.app.clock.now() });
+  const { status, close_reason: reason } = await recordOf(purser, expired.id);
+  assert.deepEqual([status, reason], ['expired', 'expired'], 'that came first');
+});
+
+test('a list by status has a child that has ended with its parent under the status in its record', async (t) => {
+  const purser = await openTestServer(t);
+  await purser.app.reaper.stop();
+  const { id, token } = await purser.openWallet({ expires_in_seconds: 0 });
+  const child = await childOf(purser, token, '1');
+  const other = await purser.openWallet({ expires_in_seconds: 0 });
+  await purser.app.ledger.write(endSpending, { id, reason: 'agent_request', now: purser.app.clock.now() });
+  const shown = (wallets: { id: string; status: string }[]) => wallets.map((it) => [it.id, it.status]);
+  const wanted = { active: [other.id], closing: [child.id, id], expired: [], closed: [] };
+  for (const [status, ids] of Object.entries(wanted) as [keyof typeof wanted, string[]][]) {
+    const rows = ids.map((it) => [it, status]);
+    const run = await purser.ask('GET', `/v1/run/wallets?status=${status}`, { token });
+    assert.deepEqual(
+      shown(run.body.wallets),
+      rows.filter(([it]) => it === child.id),
+    );
+    const own = await purser.ask('GET', `/v1/wallets?status=${status}`, { token: purser.accountKey });
+    assert.deepEqual(shown(own.body.wallets), rows);
+    const { wallets, total } = await purser.run('wallet.list', { status });
+    assert.deepEqual([shown(wallets), total], [rows, rows.length]);
+  }
 });

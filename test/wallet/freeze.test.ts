@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { endSpending } from '../../src/wallet/close.ts';
 import { openTestServer } from '../helper/server.ts';
+import { childOf } from '../helper/tenants.ts';
 import { post, recordOf } from './moves-shared.ts';
 
 test('a frozen wallet takes no holds, and all below it none; reads go on', async (t) => {
@@ -98,4 +100,26 @@ test('what is frozen is said by readyz, the doctor’s books, the log of every s
   await purser.run('unfreeze', {});
   await purser.run('wallet.unfreeze', { id });
   assert.deepEqual(await ready(), { ready: true });
+});
+
+test('what is frozen and has ended, by itself or with one above it, is not counted: no unfreeze brings it back', async (t) => {
+  const purser = await openTestServer(t);
+  await purser.app.reaper.stop();
+  const { id, token } = await purser.openWallet({ expires_in_seconds: 0 });
+  const child = await childOf(purser, token, '1');
+  const short = await purser.openWallet({ expires_in_seconds: 60 });
+  for (const it of [child, short]) await purser.run('wallet.freeze', { id: it.id });
+  const shown = async () => {
+    const { frozen } = await purser.run('status', {});
+    const ready = await purser.ask('GET', '/readyz', {});
+    const [, gauge] = /^purser_frozen_wallets (\d+)$/m.exec(await purser.app.events.registry.metrics()) ?? [];
+    return [frozen.wallets, frozen.since.wallets !== null, frozen.sentence, ready.body.frozen, Number(gauge)];
+  };
+  const [two, one] = ['2 wallets are frozen: no new holds', '1 wallet is frozen: no new holds'];
+  assert.deepEqual(await shown(), [2, true, two, two, 2]);
+  purser.clock.advance(100);
+  assert.deepEqual(await shown(), [1, true, one, one, 1]);
+  await purser.app.ledger.write(endSpending, { id, reason: 'account_request', now: purser.app.clock.now() });
+  assert.deepEqual(await shown(), [0, false, null, undefined, 0]);
+  assert.deepEqual(await purser.run('wallet.unfreeze-account', { account: purser.accountId }), { wallets: [] });
 });

@@ -143,8 +143,8 @@ export const listCompute = endpoint({
   answer: ResourceList,
   refusals: ['invalid_cursor'],
   example: { answer: { resources: [] } },
-  run(app, { principal: { wallet }, query }) {
-    const page = listResourcesBelow(app.ledger.read, wallet.id, pageOf(query, 'res'));
+  async run(app, { principal: { wallet }, query }) {
+    const page = await listResourcesBelow(app.ledger.read, wallet.id, pageOf(query, 'res'));
     return { body: { resources: page.map((it) => summaryOf(app, it)) } };
   },
 });

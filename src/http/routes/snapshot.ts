@@ -76,8 +76,8 @@ export const listComputeSnapshots = endpoint({
   answer: SnapshotList,
   refusals: ['invalid_cursor'],
   example: { answer: { snapshots: [EXAMPLE] } },
-  run(app, { principal: { wallet }, query }) {
-    const page = listSnapshotsBelow(app.ledger.read, wallet.id, pageOf(query, 'snap'));
+  async run(app, { principal: { wallet }, query }) {
+    const page = await listSnapshotsBelow(app.ledger.read, wallet.id, pageOf(query, 'snap'));
     return { body: { snapshots: page.map(snapshotSummary) } };
   },
 });

@@ -29,6 +29,7 @@ import { chargedDaily, chargedSince, PULSE_SECONDS, spendersOf } from '../pulse.
 import { ago } from '../times.ts';
 import { run, type Visit } from '../visit.ts';
 import { serverTable } from './models.ts';
+import { stateOf } from './wallets.ts';
 
 type Status = CommandOutput<'status'>;
 type Attention = { tone: StateTone; what: HtmlValue; since?: number | null; to?: string; act?: string };
@@ -57,7 +58,7 @@ export async function nowPage(visit: Visit): Promise<Page> {
     const wallet = findWallet(app.ledger.read, it.walletId);
     const [first, ...others] = it.models;
     const on = html`${outside(first?.model ?? '')}${others.length > 0 && html` <span class="weak">and ${plural(others.length, 'other')}</span>`}`;
-    const stop = wallet && wallet.status === 'active' && wallet.frozenAt === null;
+    const stop = wallet && stateOf(visit, wallet) === 'active';
     return [
       link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name)),
       on,

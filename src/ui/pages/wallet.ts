@@ -3,6 +3,7 @@ import { newId } from '../../base/id.ts';
 import { Nanos, nanosToCentsDown, ZERO } from '../../base/money.ts';
 import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
+import type { Reader } from '../../db/handle.ts';
 import {
   changeBudget as changeBudgetEndpoint,
   closeWallet,
@@ -14,17 +15,19 @@ import {
 import { findAccount } from '../../ledger/account.ts';
 import { type Operation, openOperations } from '../../ledger/operation.ts';
 import { countOperations, searchOperations } from '../../ledger/operation-search.ts';
-import { countResources, pageResources } from '../../ledger/resource.ts';
+import { countResources, liveResourcesBelow, pageResources } from '../../ledger/resource.ts';
 import { spendingByPeriod, sumSpending } from '../../ledger/spending.ts';
 import { isTimelineWithin, type TimelineStep, timeline } from '../../ledger/timeline.ts';
 import {
   available,
   closingSince,
   countWallets,
+  endedBy,
   findWallet,
   frozenAncestor,
   listWallets,
   refuseInactive,
+  statusAt,
   type Wallet,
 } from '../../ledger/wallet.ts';
 import { movedBy } from '../../ledger/wallet-change.ts';
@@ -86,6 +89,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
   const { app, viewer, now, zone } = visit;
   const { read } = app.ledger;
   const wallet = walletIn(visit);
+  const isActive = statusAt(read, wallet, now) === 'active';
   const order = { scope: { wallet: wallet.id } };
   const isWhole = isTimelineWithin(read, wallet.id, WHOLE_LIFE_COUNT_MAX);
   const since = Math.max(wallet.createdAt, now - SPEND_DAYS * DAY_SECONDS);
@@ -124,9 +128,9 @@ export async function walletPage(visit: Visit): Promise<Page> {
         account !== undefined && ['Account', link(`/accounts/${wallet.accountId}`, named(account.id, account.name))],
         parent !== undefined && ['Child of', link(`/wallets/${parent.id}`, named(parent.id, parent.name))],
         ['Id', id(wallet.id)],
-      ])}${wallet.status === 'active' && wallet.parentId === null && budgetForm(wallet)}`,
+      ])}${isActive && wallet.parentId === null && budgetForm(wallet)}`,
     )}
-    ${wallet.status === 'active' && html`<details class="card"><summary>Change it: refill, expiry, child wallets, token, close</summary>${changes(wallet)}</details>${gatewayKeyCard(visit, wallet)}${clientCard(visit, wallet.id)}`}
+    ${isActive && html`<details class="card"><summary>Change it: refill, expiry, child wallets, token, close</summary>${changes(wallet)}</details>${gatewayKeyCard(visit, wallet)}${clientCard(visit, wallet.id)}`}
     ${steps.length > 0 && card('Its life', walletLife(momentsOf(wallet, steps), wallet.closedAt ?? now, zone), 'what it could spend, and what was held')}
     <div class="two">
       ${card('Spent by model', spendByModel(byModel.rows, byModel.total), `${dollars(byModel.total)} in all`)}
@@ -139,7 +143,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
   return {
     title: named(wallet.id, wallet.name),
     body,
-    aside: html`<span class="row">${state(stateOf(visit, wallet))}${wallet.status === 'active' && (wallet.frozenAt === null ? buttonLink(`/wallets/${wallet.id}/freeze`, 'Freeze', 'danger') : form({ action: `/wallets/${wallet.id}/unfreeze`, submit: 'Unfreeze', tone: 'primary', isInline: true }))}</span>`,
+    aside: html`<span class="row">${state(stateOf(visit, wallet))}${isActive && (wallet.frozenAt === null ? buttonLink(`/wallets/${wallet.id}/freeze`, 'Freeze', 'danger') : form({ action: `/wallets/${wallet.id}/unfreeze`, submit: 'Unfreeze', tone: 'primary', isInline: true }))}</span>`,
     ...below('/wallets'),
     ...(wallet.status === 'closed' ? {} : { stream: `/live?wallet=${wallet.id}&${streamOf(leases)}` }),
   };
@@ -157,14 +161,23 @@ export function walletFigures({ app }: Pick<Visit, 'app'>, walletId: string): Fi
 }
 
 function stateNotice(visit: Visit, wallet: Wallet): Html {
-  const { app } = visit;
-  const frozen = frozenAncestor(app.ledger.read, wallet);
-  if (frozen && wallet.status === 'active')
+  const { app, now } = visit;
+  const { read } = app.ledger;
+  const status = statusAt(read, wallet, now);
+  const frozen = frozenAncestor(read, wallet);
+  if (frozen && status === 'active')
     return html`<p class="notice warn">Frozen ${ago(frozen.frozenAt, visit)}${frozen.id !== wallet.id && html` with ${link(`/wallets/${frozen.id}`, named(frozen.id, frozen.name))}`}${frozen.freezeReason !== null && html`: ${outside(frozen.freezeReason)}`}. It spends nothing; what was running goes on and is settled.</p>`;
-  const since = closingSince(wallet);
-  if (wallet.status === 'closing' || wallet.status === 'expired')
-    return html`<p class="notice warn">It spends nothing any more${since !== null && html` since ${when(since, visit)} (${ago(since, visit)})`}, and closes as soon as everything is settled. ${wallet.cleanupAttempts > 0 && html`Attempt ${wallet.cleanupAttempts}: ${outside(wallet.cleanupError ?? 'requests are in flight')}.`}</p>`;
-  return EMPTY;
+  if (status === 'active' || status === 'closed') return EMPTY;
+  const since = endedSince(read, wallet, now);
+  return html`<p class="notice warn">It spends nothing any more${since !== null && html` since ${when(since, visit)} (${ago(since, visit)})`}, and closes as soon as everything is settled. ${wallet.cleanupAttempts > 0 && html`Attempt ${wallet.cleanupAttempts}: ${outside(wallet.cleanupError ?? 'requests are in flight')}.`}</p>`;
+}
+
+/** Returns since when a wallet that has ended spends nothing: by its own expiry, or with the one above it, whichever came first. */
+function endedSince(read: Reader, wallet: Wallet, now: number): number | null {
+  const ended = endedBy(read, wallet);
+  const times = [ended && closingSince(ended), wallet.status === 'active' ? wallet.expiresAt : null];
+  const past = times.filter((it) => it != null && it <= now) as number[];
+  return past.length ? Math.min(...past) : null;
 }
 
 /** Renders the form that raises or lowers the budget, at hand without unfolding anything. */
@@ -457,14 +470,10 @@ export async function token(visit: Visit): Promise<Page> {
 export function confirmClose(visit: Visit): Page {
   const wallet = walletIn(visit);
   if (wallet.status === 'closed') throw new Refusal('conflict', 'This wallet is closed. That is final.');
-  const { page: leases } = pageResources(
-    visit.app.ledger.read,
-    { walletId: wallet.id, isLive: true },
-    { limit: LEASE_COUNT },
-  );
+  const { length } = liveResourcesBelow(visit.app.ledger.read, wallet.id);
   const body = card(
     'Close it for good?',
-    html`<p>${leases.length > 0 && html`${plural(leases.length, 'running lease')} ends. `}What is in flight is settled, its children close first, and ${dollars(available(wallet))}${wallet.delegated > 0n && ', with what the children return,'} goes back to where it came from. This cannot be undone.</p>${form({ action: `/wallets/${wallet.id}/close`, submit: 'Close the wallet', tone: 'danger' })}<p class="actions">${buttonLink(`/wallets/${wallet.id}`, 'Leave it open')}</p>`,
+    html`<p>${length > 0 && html`${plural(length, 'running lease')} ${length === 1 ? 'ends' : 'end'}. `}What is in flight is settled, its children close first, and ${dollars(available(wallet))}${wallet.delegated > 0n && ', with what the children return,'} goes back to where it came from. This cannot be undone.</p>${form({ action: `/wallets/${wallet.id}/close`, submit: 'Close the wallet', tone: 'danger' })}<p class="actions">${buttonLink(`/wallets/${wallet.id}`, 'Leave it open')}</p>`,
   );
   return sub(wallet, `Close ${named(wallet.id, wallet.name)}`, body);
 }
