@@ -49,8 +49,8 @@ export function openEventStream(
     },
     write(bytes) {
       if (isGone() || response.write(bytes)) return undefined;
-      // Node closes the connection when the client has read nothing for this long.
-      response.socket?.setTimeout(stallMilliseconds);
+      // Node closes the connection when the client has read nothing for this long, whatever else is written meanwhile.
+      if (!waiting.length) response.socket?.setTimeout(stallMilliseconds);
       return new Promise((resolve) => waiting.push(resolve));
     },
     end() {

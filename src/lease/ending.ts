@@ -15,6 +15,7 @@ import { type EndReason, findResource, type Resource, updateIfLive } from '../le
 import { hasSandboxEnded } from '../ledger/sandbox.ts';
 import { endedBy, findWallet, statusAt } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
+import { isTimeOver } from './pausing.ts';
 import type { Transition } from './step.ts';
 
 /** The end of leases: why one has to end, and what ends its row. */
@@ -36,7 +37,7 @@ export function reasonToEnd({ now, isInDoubt }: Time, read: Reader, row: Resourc
   // The operator released an uncertain create: a machine that turns up afterwards is not paid for.
   if (row.readyAt === null && operationOf(read, row.operationId).outcome === 'released') return 'create_failed';
   if (isInDoubt) return endedBy(read, wallet) ? 'wallet_closed' : null;
-  if (row.readyAt !== null && now >= row.expiresAt) return 'lease_expired';
+  if (isTimeOver(row, wallet, now)) return 'lease_expired';
   if (hasSandboxEnded(read, row, now)) return 'requested';
   if (statusAt(read, wallet, now) !== 'active') return 'wallet_closed';
   if (row.readyAt === null && now >= row.readyBy) return 'create_failed';

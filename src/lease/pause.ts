@@ -169,11 +169,16 @@ export function pauseLease(app: LeaseApp, id: string): Promise<Resource> {
     const begun = await attempt(() => pausing.begin(ref, row.expiresAt, stopped));
     if (begun.kind !== 'done') return runOn(app, { row, pausing, begun });
     const paused = await finish(app, row, PAUSED);
-    pausing.letGo(row.tag);
-    app.roomQueue.wake(row.slot as Slot);
+    giveRoom(app, row, pausing);
     if (paused.status === 'paused') app.events.leasePaused(paused);
     return paused;
   });
+}
+
+/** Gives the processors of a paused lease to who waits for them. */
+function giveRoom({ roomQueue }: LeaseApp, { tag, slot }: Resource, pausing: Pausing): void {
+  pausing.letGo(tag);
+  roomQueue.wake(slot as Slot);
 }
 
 /** Undoes a pause that did not come about. */
@@ -215,6 +220,7 @@ export function resumeLease(app: LeaseApp, id: string): Promise<Resource> {
     if (ended.kind === 'unknown') return leaveInDoubt(app, row, ended.reason);
     if (ended.kind === 'refused') {
       await write(app, id, { ...PAUSED, pausedAt: before.pausedAt, dueAt: now });
+      giveRoom(app, row, pausing);
       throw new Refusal('provider_unavailable', `The resource was not resumed: ${ended.reason}.`, {
         retryAfterSeconds: RETRY_SECONDS,
       });

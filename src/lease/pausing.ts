@@ -14,6 +14,8 @@ import type { LeaseApp } from './create.ts';
  * - `paused`: the machine has the deadline `expiresAt`, that of its wallet, and the lease has `secondsLeft`. Where the wallet is prolonged,
  *   the machine's deadline moves before the row does.
  * - `resuming`, since `pausedAt`: as `paused`, until the machine has an earlier deadline: from then on that is the end of the lease.
+ *
+ * Both follow a wallet in a write of their own, so that the next move of the deadline is told from the one before.
  */
 
 /** The longest pause of a lease whose wallet never expires. */
@@ -22,6 +24,22 @@ const PAUSE_SECONDS_MAX = 30 * 24 * 3600;
 /** Returns when a pause that begins now ends, Unix seconds: with its wallet, and not after its provider's own end. */
 export const endOfPause = ({ endsBy }: Resource, { expiresAt }: Wallet, now: number): number =>
   Math.min(expiresAt ?? now + PAUSE_SECONDS_MAX, endsBy ?? Number.POSITIVE_INFINITY);
+
+/** Returns when the pause of a lease ends as its wallet is now, Unix seconds: its row and its machine may have to follow. */
+function pauseEndNow(row: Resource, wallet: Wallet, now: number): number {
+  const end = endOfPause(row, wallet, now);
+  // The pause of a wallet that never expires is as long as it was when it began.
+  return wallet.expiresAt === null ? Math.min(end, row.expiresAt) : end;
+}
+
+/**
+ * Returns whether the time of a lease is over, by its row; ignores doubts about the clock. A pause whose wallet was prolonged is
+ * not over while its machine has yet to follow, except in quarantine, where that is never asked to.
+ */
+export function isTimeOver(row: Resource, wallet: Wallet, now: number): boolean {
+  if (row.readyAt === null || now < row.expiresAt) return false;
+  return !isPaused(row) || row.quarantinedAt !== null || now >= pauseEndNow(row, wallet, now);
+}
 
 /** Returns whether a lease is paused, or on the way there or back: its machine is not to be entered. */
 export const isPaused = ({ status }: Pick<Resource, 'status'>): boolean =>
@@ -69,7 +87,8 @@ export const running = (expiresAt: number) =>
 
 /**
  * Finishes what a dead process, or a call of unknown outcome, left of a pause or a resumption, by the machine's deadline. Returns
- * the row's change; undefined where nothing is to be finished. Throws when the engine cannot be asked.
+ * the row's change, after which it may still be `resuming` or have to follow its wallet; undefined where nothing is to be finished.
+ * Throws when the engine cannot be asked.
  */
 export async function finishPause(app: LeaseApp, row: Resource, machine: Machine): Promise<ResourceChange | undefined> {
   if (row.status !== 'pausing' && row.status !== 'resuming') return undefined;
@@ -80,6 +99,9 @@ export async function finishPause(app: LeaseApp, row: Resource, machine: Machine
     await pausing.complete(machine.ref);
     return PAUSED;
   }
+  const wasResumed = row.status === 'resuming' && deadline < row.expiresAt;
+  const followed = wasResumed ? undefined : await followWallet(app, row);
+  if (followed) return followed;
   const until = row.status === 'pausing' ? endOf(row) : Math.min(deadline, resumedUntil(row, app.clock.now()));
   const ended = await attempt(() => pausing.end(machine.ref, until));
   if (ended.kind !== 'done') throw new Error(`its machine does not resume: ${ended.reason}`);
@@ -92,11 +114,9 @@ export async function finishPause(app: LeaseApp, row: Resource, machine: Machine
  * `provider_not_configured`.
  */
 export async function followWallet(app: LeaseApp, row: Resource): Promise<ResourceChange | undefined> {
-  if (row.status !== 'paused' || row.quarantinedAt !== null || app.clock.expiryBlocked()) return undefined;
+  if (row.status === 'pausing' || row.quarantinedAt !== null || app.clock.expiryBlocked()) return undefined;
   const wallet = findWallet(app.ledger.read, row.walletId) as Wallet;
-  const end = endOfPause(row, wallet, app.clock.now());
-  // The pause of a wallet that never expires is as long as it was when it began.
-  const expiresAt = wallet.expiresAt === null ? Math.min(end, row.expiresAt) : end;
+  const expiresAt = pauseEndNow(row, wallet, app.clock.now());
   if (expiresAt === row.expiresAt) return undefined;
   const backend = app.slots.backendOf(row);
   if (!backend) throw new Refusal('provider_not_configured');
@@ -105,6 +125,11 @@ export async function followWallet(app: LeaseApp, row: Resource): Promise<Resour
   return { expiresAt };
 }
 
-/** Returns when a lease that is resumed now ends: after what it has left, and not later than it would have ended paused. */
-export const resumedUntil = ({ expiresAt, secondsLeft }: Resource, now: number): number =>
-  Math.min(expiresAt, now + (secondsLeft as number));
+/**
+ * Returns when a lease that is resumed now ends: after what it has left, and a second before it would have ended paused, so that the
+ * deadline of its machine shows that it was resumed.
+ */
+export const resumedUntil = (
+  { expiresAt, secondsLeft }: Pick<Resource, 'expiresAt' | 'secondsLeft'>,
+  now: number,
+): number => Math.min(expiresAt - 1, now + (secondsLeft as number));

@@ -27,7 +27,7 @@ import {
   verdictsOn,
 } from './extension.ts';
 import { type Finding, type LeaseState, type Observed, observe, stateOf } from './observe.ts';
-import { endOf, finishPause, followWallet } from './pausing.ts';
+import { endOf, finishPause, followWallet, isPaused } from './pausing.ts';
 import { REPORT_ONLY } from './report-only.ts';
 
 /** Delay until the next step while something is about to happen, and while nothing is. */
@@ -39,6 +39,9 @@ const TIGHTEN_COUNT = 4;
 const TIGHTEN_SECONDS = 2;
 /** Longest delay between two attempts of a step that keeps failing. */
 const BACK_OFF_SECONDS_MAX = 300;
+/** Seconds before the end of a pause from when on a step that fails is repeated soon: its wallet may have been prolonged. */
+const PAUSE_MARGIN_SECONDS = 60;
+const PAUSE_RETRY_SECONDS = 10;
 /** The number of consecutive failures of a step after which receivers get an event: a single failure may mean nothing. */
 const TROUBLE_COUNT = 3;
 
@@ -348,7 +351,10 @@ function keepWatch({ app, backend, row, machines }: Observed): Transition {
   return settleVerdicts(app, row, verdicts, { nextSeconds });
 }
 
-/** Looks after a paused lease now and then: finishes a pause or a resumption that was left open, and follows the end of its wallet. */
+/**
+ * Looks after a paused lease now and then: finishes a pause or a resumption that was left open, and follows the end of its wallet. A
+ * pause that is finished is on disk before it follows: until then the machine's deadline has to be the one that it began with.
+ */
 async function keepPaused(observed: Observed): Promise<Transition> {
   const { app, row, machines } = observed;
   // A call of unknown outcome may still arrive, and would undo what is done before.
@@ -356,10 +362,13 @@ async function keepPaused(observed: Observed): Promise<Transition> {
   // By a wrong time its machine would end at once, or after more than was paid.
   if (row.status === 'resuming' && app.clock.expiryBlocked()) return waitAndSee(observed);
   const values = (await finishPause(app, row, machines[0] as Machine)) ?? (await followWallet(app, row));
-  const dueAt = Math.min(values?.expiresAt ?? row.expiresAt, app.clock.now() + WATCH_SECONDS);
+  const isFinished = row.status === 'paused' || values?.status === 'running';
+  const watchSeconds = isFinished ? WATCH_SECONDS : 0;
+  const dueAt = Math.min(values?.expiresAt ?? row.expiresAt, app.clock.now() + watchSeconds);
   const finished = change(row, { ...answeredAgain(row), ...values, dueAt });
   return {
     ...finished,
+    again: () => !isFinished,
     announce(written) {
       if (written.status === row.status) return;
       const pause = app.slots.backendOf(row)?.guest.pause;
@@ -392,8 +401,14 @@ function retryLater(app: LeaseApp, row: Resource, error: Error): Transition {
   const unit = unitOf(app, row);
   const { delay, isNews } = app.outages.failed(unit, row.id, backOff, now);
   app.events.leaseTrouble(row, lastError, attempts, isNews);
-  const values = { attempts, dueAt: now + delay, lastError };
+  const values = { attempts, dueAt: retryAt(row, now, delay), lastError };
   return { write: (ledger) => ledger.write(noteFailedStep, { id: row.id, values, now }) };
+}
+
+/** Returns when a step that failed is repeated. That of a paused lease is, before its machine ends for want of a later deadline. */
+function retryAt(row: Resource, now: number, delay: number): number {
+  if (!isPaused(row) || row.expiresAt <= now) return now + delay;
+  return now + Math.min(delay, Math.max(PAUSE_RETRY_SECONDS, row.expiresAt - PAUSE_MARGIN_SECONDS - now));
 }
 
 /** Leaves a lease alone until its own engine answers, and asks again now and then. Its backend is well, so this is no outage of it. */
@@ -405,7 +420,8 @@ function waitForEngine({ app, row, error }: Observed): Transition {
   const lastError = (error as Error).message.slice(0, 500);
   if (unreachableSince === null) app.events.leaseUnreachable(row, lastError);
   const since = unreachableSince ?? now;
-  const values = { attempts: attempts + 1, dueAt: now + WATCH_SECONDS, lastError, unreachableSince: since };
+  const dueAt = retryAt(row, now, WATCH_SECONDS);
+  const values = { attempts: attempts + 1, dueAt, lastError, unreachableSince: since };
   return { write: (ledger) => ledger.write(noteFailedStep, { id: row.id, values, now }) };
 }
 

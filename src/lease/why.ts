@@ -1,6 +1,8 @@
 import { type EndReason, findResource, type Resource } from '../ledger/resource.ts';
+import { findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { LeaseApp } from './create.ts';
 import { whyToEnd } from './ending.ts';
+import { isTimeOver } from './pausing.ts';
 
 /**
  * Returns why a lease has ended or has to end; null while it lives. When paid time is over, it is over for its tenant even while
@@ -9,7 +11,7 @@ import { whyToEnd } from './ending.ts';
 export function endReasonOf(app: LeaseApp, id: string): EndReason | null {
   const row = findResource(app.ledger.read, id) as Resource;
   if (row.endedAt !== null) return row.endReason;
-  const hasEnded = row.readyAt !== null && row.expiresAt <= app.clock.now();
+  const hasEnded = isTimeOver(row, findWallet(app.ledger.read, row.walletId) as Wallet, app.clock.now());
   return whyToEnd(app, row) ?? (hasEnded ? 'lease_expired' : null);
 }
 

@@ -105,7 +105,8 @@ const PROCESS = {
 };
 export const ProcessRecord = v.object(PROCESS);
 export const ProcessList = v.object({ id: v.string(), processes: v.array(ProcessRecord) });
-export const ProcessLog = v.object({ ...PROCESS, offset: count, next_offset: count, output: v.string() });
+const LogOffset = v.pipe(count, v.description('bytes from the beginning of the log'));
+export const ProcessLog = v.object({ ...PROCESS, offset: LogOffset, next_offset: LogOffset, output: v.string() });
 
 /** Builds the record of a process of a resource. */
 export const processOf = (id: string, it: Process): v.InferOutput<typeof ProcessRecord> => ({

@@ -198,11 +198,16 @@ test('a log whose following ends before it has begun is read from there later', 
   t.mock.method(backend.guest, 'session', async (...args: Parameters<typeof session>) =>
     Object.create(await session(...args), { stdin: { value: new PassThrough() } }),
   );
-  for (const follow of [{ timeoutSeconds: 600, signal: AbortSignal.abort() }, { timeoutSeconds: 1 }]) {
+  const aborted = { timeoutSeconds: 600, signal: AbortSignal.abort() };
+  for (const [offset, follow] of [
+    [7, aborted],
+    [-7, aborted],
+    [7, { timeoutSeconds: 1 }],
+  ] as const) {
     const begun: number[] = [];
-    const order = { id, offset: 7, bytesMax: 0, follow, onBegin: (offset: number) => void begun.push(offset) };
-    assert.deepEqual(await readLog(backend, tag, order), { offset: 7, bytes: Buffer.alloc(0), process: null });
-    assert.deepEqual(begun, [7]);
+    const order = { id, offset, bytesMax: 0, follow, onBegin: (it: number) => void begun.push(it) };
+    assert.deepEqual(await readLog(backend, tag, order), { offset, bytes: Buffer.alloc(0), process: null });
+    assert.deepEqual(begun, [offset]);
   }
   const lost = t.mock.method(backend.guest, 'session', async (...args: Parameters<typeof session>) => {
     const it = await session(...args);

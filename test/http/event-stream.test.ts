@@ -4,6 +4,8 @@ import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
 import test, { type TestContext } from 'node:test';
 import { openEventStream } from '../../src/http/event-stream.ts';
+import { namedEvents } from '../../src/http/named-events.ts';
+import { until } from '../helper/waiting.ts';
 
 /** More than the sockets of both sides hold. */
 const PLENTY = Buffer.alloc(64 * 1024 * 1024);
@@ -94,6 +96,24 @@ test('a client that takes nothing for too long is gone, and nobody waits for it 
   assert(response.destroyed);
   assert.equal(events.write(PLENTY), undefined);
   events.end();
+});
+
+test('a client that takes nothing is gone at its time, whatever else is written for it meanwhile', async (t) => {
+  const { client, response, events } = await connected(t, 50);
+  client.pause();
+  const silence = t.mock.method(globalThis, 'setInterval', (call: () => void) => {
+    silence.mock.restore();
+    return setInterval(call, 5);
+  });
+  const named = namedEvents(events);
+  t.after(named.end);
+  named.begin();
+  const comments = t.mock.method(response, 'write');
+  const gone = events.write(PLENTY);
+  // Timers of this process: however busy the machine is, more of them do not come first.
+  await until('it is gone', () => response.destroyed || comments.mock.callCount() > 200);
+  assert(response.destroyed);
+  await gone;
 });
 
 test('a client that reads slowly is not gone, however long one event takes', async (t) => {

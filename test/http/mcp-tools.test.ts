@@ -8,6 +8,7 @@ import { openTestServer } from '../helper/server.ts';
 import { completion } from '../helper/upstream.ts';
 import { until } from '../helper/waiting.ts';
 import { openMemoryServer, SPEC } from '../lease/leases.ts';
+import { openPaused } from '../lease/pause-shared.ts';
 import { openLeased } from '../lease/snapshot-shared.ts';
 import { openLocalLease } from './trees-shared.ts';
 
@@ -161,6 +162,27 @@ test('a machine that is not ready is waited for until it runs', async (t) => {
   const other = await purser.openWallet();
   const stranger = await connectMcp(t, purser.url, other.token);
   assert.equal((await stranger.tool('compute_wait', { id: body.id })).structuredContent.error.code, 'not_found');
+});
+
+test('a paused machine is not waited for, as nobody may resume it, and one that is being resumed is', async (t) => {
+  const { purser, token, id } = await openPaused(t);
+  const client = await connectMcp(t, purser.url, token);
+  await client.listTools();
+  const wait = async (seconds: number) => {
+    const { done, resource } = (await client.tool('compute_wait', { id, seconds })).structuredContent;
+    return [done, resource.status];
+  };
+  assert.deepEqual(await wait(50), [true, 'paused']);
+  purser.memory.before['pause.end'] = () => {
+    throw new Error('the connection was reset');
+  };
+  assert.equal((await purser.resume(token, id)).body.error.code, 'operation_uncertain');
+  assert.deepEqual(await wait(1), [false, 'paused']);
+  purser.memory.before = {};
+  const waiting = wait(50);
+  purser.clock.advance(12);
+  await purser.app.reaper.runOnce();
+  assert.deepEqual(await waiting, [true, 'running']);
 });
 
 test('a server that stops does not wait for a machine or a command, and says that neither is done', async (t) => {

@@ -147,10 +147,22 @@ test('a session of a browser goes on while its lease is extended, and over a pau
   assert.equal((await purser.extend(token, id, 3600)).status, 200);
   purser.clock.advance(100);
   assert.equal((await page.ask('/')).status, 200, 'the end that the lease had when the browser came is over');
+  const other = pageOf(purser, (await purser.ask('POST', '/v1/compute/port', { token, body: { id, port } })).body.url);
   await purser.ask('POST', '/v1/compute/pause', { token, body: { id } });
-  assertRefused(await page.ask('/'), 409, 'resource_not_active');
+  for (const answer of [await page.ask('/'), await other.open()]) {
+    assertRefused(answer, 409, 'resource_not_active');
+    assert.match(answer.body.error.message, /is paused\. Resume it first: POST \/v1\/compute\/resume/);
+  }
+  assertRefused(await pageOf(purser, link.url).open(), 401, 'unauthenticated');
   await purser.ask('POST', '/v1/compute/resume', { token, body: { id } });
   assert.equal((await page.ask('/')).status, 200);
+  assert.equal((await other.open()).status, 303, 'the link is not used up');
+  const last = pageOf(purser, (await purser.ask('POST', '/v1/compute/port', { token, body: { id, port } })).body.url);
+  await purser.stop(token, id);
+  for (const answer of [await page.ask('/'), await last.open()]) {
+    assertRefused(answer, 409, 'resource_not_active');
+    assert.match(answer.body.error.message, /is over/);
+  }
 });
 
 test('the settings name the host names of ports; without them and without loopback there is no link', async (t) => {

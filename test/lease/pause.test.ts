@@ -4,7 +4,7 @@ import { changeResource, findResource, type Resource } from '../../src/ledger/re
 import { waitFor } from '../helper/waiting.ts';
 import { AHEAD, inWrongFuture } from '../helper/wrong-future.ts';
 import { LONG, openMemoryServer, PRICE } from './leases.ts';
-import { openPaused, type PauseServer, pauses } from './pause-shared.ts';
+import { openPaused, type PauseServer, pauses, prolong } from './pause-shared.ts';
 
 const LATER = 3000;
 
@@ -467,16 +467,6 @@ for (const seconds of [20 * 86_400, 0])
     assert.equal(purser.memory.machines.get('m1')?.deadline, expires_at);
     assert.deepEqual(purser.problems(), []);
   });
-
-/** Prolongs the wallet of a lease by a day. Returns its new end. */
-async function prolong(
-  purser: PauseServer,
-  { wallet_id: id, expires_at: end }: { wallet_id: string; expires_at: number },
-) {
-  const asked = { token: purser.accountKey, key: 'e', body: { seconds: 86_400 } };
-  assert.equal((await purser.ask('POST', `/v1/wallets/${id}/extend`, asked)).status, 200);
-  return end + 86_400;
-}
 
 for (const way of ['by itself', 'where it is paused again', 'where it is resumed at once'] as const)
   test(`a paused lease follows its wallet that is prolonged, ${way}`, async (t) => {

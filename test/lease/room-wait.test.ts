@@ -2,13 +2,15 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import { followFaults } from '../../src/base/fault.ts';
-import type { Spec } from '../../src/compute/backend.ts';
+import type { Pausing, Spec } from '../../src/compute/backend.ts';
 import { createRoomQueue } from '../../src/lease/room-queue.ts';
+import { findResource } from '../../src/ledger/resource.ts';
 import { createAudience } from '../../src/spend/audience.ts';
 import { holdTimeouts } from '../helper/held-timeouts.ts';
 import type { Answer } from '../helper/server.ts';
 import { UNHURRIED_MILLISECONDS, until } from '../helper/waiting.ts';
 import { hold, type LeaseServer, LONG, openMemoryServer, SPEC } from './leases.ts';
+import { pauses } from './pause-shared.ts';
 
 /** A create with `wait_seconds` waits for room where its slot is full (design 2.18). */
 
@@ -59,6 +61,27 @@ test('a create waits for a machine to be given back, holds nothing meanwhile, an
   assert.deepEqual(one.headers['idempotent-replayed'] ?? other.headers['idempotent-replayed'], 'true');
   assert.deepEqual([purser.memory.made, purser.app.roomQueue.count()], [2, 0]);
   assert.deepEqual(purser.problems(), []);
+});
+
+test('the processors of a resumption that its engine refuses go to who waits', async (t) => {
+  const purser = pauses(await open(t));
+  const { memory, backend, token, first } = purser;
+  assert.equal((await purser.pause(token, first)).status, 200);
+  const pausing = backend.guest.pause as Pausing;
+  const { status } = purser;
+  // A machine takes a place unless its row says that it is paused, and the slot counts anew where that may have changed.
+  t.mock.method(pausing, 'letGo', () => {
+    memory.room = findResource(purser.app.ledger.read, first)?.status === 'paused' ? 2 : 1;
+  });
+  let made: Promise<Answer> | undefined;
+  t.mock.method(pausing, 'end', async () => {
+    made = create(purser);
+    await waiting(purser, 1);
+    return { kind: 'refused', reason: 'the engine is busy' };
+  });
+  assert.deepEqual(codeOf(await purser.resume(token, first)), [503, 'provider_unavailable']);
+  assert.equal((await status(token, first)).status, 'paused');
+  assert.equal((await made)?.body.status, 'running');
 });
 
 test('without wait_seconds, with 0, and when its time is up a create is refused as the backend said', async (t) => {

@@ -261,7 +261,7 @@ type LogOrder = {
   follow?: { timeoutSeconds: number; signal?: AbortSignal | undefined } | undefined;
   bytesMax: number;
   budget?: OutputBudget | undefined;
-  /** Called once before the first piece, with the offset in bytes: as it was ordered if the reading ended before it began. */
+  /** Called once before the first piece, with the offset in bytes: as it was ordered, also below 0, if the reading ended before it began. */
   onBegin?: (offset: number) => void;
   onOutput?: OutputListener;
 };

@@ -186,7 +186,7 @@ export const TOOLS: Record<string, Tool> = {
   compute_wait: {
     title: 'Wait',
     description:
-      'Wait until a machine runs (after compute_create said provisioning) or has stopped, or, with process_id, until a background command has ended. Free. Returns done, and the resource or the process as it is then. done is false where that took longer than seconds (at most 50): call it again.',
+      'Wait until a machine runs (after compute_create said provisioning) or has stopped, or, with process_id, until a background command has ended. Free. A paused machine is not waited for: done is true, and status paused, until compute_resume. Returns done, and the resource or the process as it is then. done is false where that took longer than seconds (at most 50): call it again.',
     endpoint: waitCompute,
     annotations: READS,
   },

@@ -18,7 +18,7 @@ const AFTER_LOG_BYTES = 2 ** 40;
 
 /** Waits for a machine, or for a command in its background. Only the tools have it: clients of the API follow a log. */
 export const waitCompute = endpoint({
-  summary: 'Wait until a resource runs or has ended, or until a background command of it has ended',
+  summary: 'Wait until a resource runs, is paused or has ended, or until a background command of it has ended',
   scope: 'wallet',
   body: v.object({
     id: Id,
@@ -52,10 +52,11 @@ export const waitCompute = endpoint({
   },
 });
 
+/** A paused resource is not waited for, as nobody may resume it; one on the way there or back is. */
 const isReady = ({ readyAt, endedAt, status }: Resource) =>
-  endedAt !== null || (readyAt !== null && status !== 'stopping');
+  endedAt !== null || (readyAt !== null && (status === 'running' || status === 'paused'));
 
-/** Looks at the row of a resource until it runs or has ended. Takes no step of it: its driver and the reaper do. */
+/** Looks at the row of a resource until it runs, is paused or has ended. Takes no step of it: its driver and the reaper do. */
 async function untilReady(
   app: HttpApp,
   walletId: string,

@@ -4,7 +4,10 @@ import { type Context, type Handler, Hono } from 'hono';
 import { admit } from '../../access/principal.ts';
 import { refuseFault } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
+import { isPaused, notRunning } from '../../lease/pausing.ts';
 import { accessible } from '../../lease/ports.ts';
+import { endReasonOf } from '../../lease/why.ts';
+import { findResource } from '../../ledger/resource.ts';
 import { PortLink, PortRequest } from '../../wire/port.ts';
 import { authenticateAndLimit } from '../caller.ts';
 import { OF_TRAFFIC, openPorts, TRAFFIC_TOKEN } from '../e2b/envd.ts';
@@ -154,7 +157,9 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
     return RESPONSE_ALREADY_SENT;
   }
   if (c.req.path === OPEN_PATH && c.req.method === 'GET') {
-    const redeemed = resource && app.portLinks.redeem(c.req.query('code') ?? '', access);
+    const code = c.req.query('code') ?? '';
+    if (!resource && app.portLinks.isUnused(code, access)) throw notOpen(app, access.resourceId);
+    const redeemed = app.portLinks.redeem(code, access);
     if (!redeemed) throw unauthenticated('This link was used already, is too old, or is not for this address.');
     const attributes = `Path=/; HttpOnly; SameSite=Lax; Max-Age=${redeemed.seconds}${isSecure ? '; Secure' : ''}`;
     const headers = {
@@ -170,7 +175,7 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
   const sessions = shown.filter((it) => it.startsWith(`${cookie}=`)).map((it) => it.slice(cookie.length + 1));
   if (!sessions.some((it) => app.portLinks.opens(it, access))) throw unauthenticated('This port was not opened here.');
   refuseOtherSites(incoming, origin);
-  if (!resource) throw new Refusal('resource_not_active', 'The lease is over, and with it whatever ran in it.');
+  if (!resource) throw notOpen(app, access.resourceId);
   app.authenticated.add(incoming.socket);
   const path = pathOf(urlOf(incoming));
   await app.portProxy.forward(incoming, outgoing as ServerResponse, {
@@ -182,6 +187,16 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
     cookie,
   });
   return RESPONSE_ALREADY_SENT;
+}
+
+/** Returns the refusal of a port whose lease does not run: it is paused, or over. */
+function notOpen(app: HttpApp, id: string): Refusal {
+  const row = findResource(app.ledger.read, id);
+  const message =
+    row && isPaused(row) && endReasonOf(app, id) === null
+      ? notRunning(row)
+      : 'The lease is over, and with it whatever ran in it.';
+  return new Refusal('resource_not_active', message);
 }
 
 const unauthenticated = (what: string) =>

@@ -104,7 +104,7 @@ export const readComputeProcessLog = endpoint({
   answer: ProcessLog,
   otherAnswers: {
     'text/event-stream':
-      'the events `output` with `offset`, `next_offset` and `output`, as the log grows, then `exit` with the record of the process, or `timeout`, or `error`; where the request accepts no JSON',
+      'the events `output` with `offset`, `next_offset` and `output`, as the log grows, then `exit` with the record of the process, or `timeout` with the `next_offset` to follow on from (the `offset` of the request, also one below 0, where the log had not begun), or `error`; where the request accepts no JSON',
   },
   refusals: GUEST_REFUSALS,
   example: {
