@@ -201,6 +201,12 @@ test('a directory of many entries is listed whole, and counted while it is', asy
   const refused = await fs('ListDir', { path: 'd', depth: 1 });
   assert.deepEqual([refused.status, refused.body.code], [400, 'invalid_argument']);
   share.close();
+  // What the machine prints has room, four times as it is counted, but not the answer.
+  const printed = listed.body.entries.reduce((sum: number, it: { path: string }) => sum + 80 + it.path.length, 0);
+  share.add(64 * 1024 * 1024 - 4 * printed - listed.text.length / 2);
+  const unanswered = await fs('ListDir', { path: 'd', depth: 1 });
+  assert.deepEqual([unanswered.status, unanswered.body.code], [429, 'resource_exhausted']);
+  share.close();
   assert.equal((await fs('ListDir', { path: 'd', depth: 1 })).status, 200);
 });
 

@@ -1,9 +1,12 @@
 import assert from 'node:assert/strict';
-import { request } from 'node:http';
+import { once } from 'node:events';
+import { type IncomingMessage, request } from 'node:http';
 import { PassThrough, Readable } from 'node:stream';
 import test from 'node:test';
 import type { Guest, GuestSession } from '../../src/compute/backend.ts';
 import { collectGarbage } from '../helper/garbage.ts';
+import { longestTurn } from '../helper/turns.ts';
+import { until } from '../helper/waiting.ts';
 import { inside, openE2b } from './shared.ts';
 
 const MIB = 1024 * 1024;
@@ -115,4 +118,101 @@ test('what a machine prints without end is kept by no call', async (t) => {
   await over;
   form.destroy();
   assert.ok(flood.kept < KEPT_BYTES_MAX, `a form keeps ${(flood.kept / MIB).toFixed(0)} MiB`);
+});
+
+/** A session of a machine whose answers `answer` writes, once it has the token and the text of the script. */
+function answeringSession(answer: (it: { token: string; text: string; stdout: PassThrough }) => Promise<void>) {
+  const [stdin, stdout, stderr] = [new PassThrough(), new PassThrough(), new PassThrough()];
+  stderr.end();
+  const ended = Promise.withResolvers<{ code: number }>();
+  let isOver = false;
+  const end = () => {
+    isOver = true;
+    stdout.end();
+    ended.resolve({ code: 0 });
+  };
+  stdin.once('data', (bytes: Buffer) => {
+    const text = bytes.toString('latin1');
+    const [token = ''] = text.split(/[ \n]/);
+    void answer({ token, text, stdout });
+  });
+  const session: GuestSession = { stdin, stdout, stderr, resize() {}, ended: ended.promise, kill: end };
+  return { session, end, isOver: () => isOver };
+}
+
+const ENTRY_COUNT = 80_000;
+/** Far longer than a turn takes with others between the entries. */
+const TURN_MILLISECONDS_MAX = 250;
+
+test('a directory of very many entries leaves others their turn while it is read and listed', async (t) => {
+  const { purser, create } = await openE2b(t);
+  const { headers } = inside(purser, (await create()).body);
+  const session = async (): Promise<GuestSession> => {
+    const it = answeringSession(async ({ token, text, stdout }) => {
+      const mark = /mark=([0-9a-f]{32})/.exec(text)?.[1];
+      stdout.write(`${token} ok\n`);
+      for (let i = 0; i < ENTRY_COUNT; ) {
+        let piece = '';
+        for (; piece.length < PIECE_BYTES && i < ENTRY_COUNT; i++) piece += `${mark}/81a4 0 1 0:0:a:a//${i}\n`;
+        if (!stdout.write(piece)) await once(stdout, 'drain');
+        await new Promise((resolve) => setImmediate(resolve)); // In a turn of its own, as from a socket.
+      }
+      stdout.write(`${mark}!`);
+      it.end();
+    });
+    return it.session;
+  };
+  for (const { backend } of purser.app.slots.list) Object.assign(backend.guest, { session });
+  let answer: Buffer[] = [];
+  const turn = await longestTurn(async () => {
+    const asked = request(`${purser.url}/v1/e2b/envd/filesystem.Filesystem/ListDir`, {
+      method: 'POST',
+      agent: false,
+      headers: { ...headers, 'content-type': 'application/json' },
+    });
+    asked.end(JSON.stringify({ path: '/', depth: 1 }));
+    const [it] = (await once(asked, 'response')) as [IncomingMessage];
+    answer = await it.toArray();
+  });
+  const { entries } = JSON.parse(Buffer.concat(answer).toString());
+  assert.deepEqual([entries.length, entries.at(-1).path], [ENTRY_COUNT, `/${ENTRY_COUNT - 1}`]);
+  assert.ok(turn < TURN_MILLISECONDS_MAX, `a turn of ${turn.toFixed(0)} ms`);
+});
+
+/** The limits of what opens the session of a form: its own, and that of its caller. */
+const OPENING_MILLISECONDS = [60_000, 75_000];
+
+test('a session for small files that opens too late, or says its first word too late, is closed', async (t) => {
+  const { purser, create } = await openE2b(t);
+  const { headers } = inside(purser, (await create()).body);
+  const real = setTimeout;
+  let expire: (() => void)[] = [];
+  t.mock.method(globalThis, 'setTimeout', (call: () => void, milliseconds: number) => {
+    if (OPENING_MILLISECONDS.includes(milliseconds)) expire.push(call);
+    return real(call, milliseconds);
+  });
+  for (const isSilent of [true, false]) {
+    expire = [];
+    const late = Promise.withResolvers<void>();
+    const it = answeringSession(async ({ token, stdout }) => {
+      if (isSilent) await late.promise;
+      stdout.write(`${token} ok\n`);
+    });
+    let isAsked = false;
+    const session = async (): Promise<GuestSession> => {
+      isAsked = true;
+      if (!isSilent) await late.promise;
+      return it.session;
+    };
+    for (const { backend } of purser.app.slots.list) Object.assign(backend.guest, { session });
+    const sent = purser.ask('POST', '/v1/e2b/envd/files', {
+      headers: { ...headers, 'content-type': 'multipart/form-data; boundary=b' },
+      body: '--b\r\nContent-Disposition: form-data; name="file"; filename="/tmp/x"\r\n\r\nhi\r\n--b--\r\n',
+    });
+    await until('a session is asked for', () => isAsked);
+    for (const call of expire) call();
+    assert.equal((await sent).status, 504);
+    late.resolve();
+    await until('the session is closed', it.isOver);
+  }
 });

@@ -86,17 +86,81 @@ test('input that a program reads slowly arrives whole', async (t) => {
   assert.equal(Number(it.printed('stdout')), 8 * MIB);
 });
 
+test('input is said to be read where it was, also when the program ends or its input is closed meanwhile', async (t) => {
+  const { rpc, run } = await openInside(t);
+  const stdin = Buffer.alloc(2 * MIB, 'x').toString('base64');
+  /** A program that reads one byte, so that all of the input is on its way, and goes on when it is told to. */
+  const begun = async (name: string, then: string) => {
+    const wait = `head -c 1 >/dev/null; echo begun; while [ ! -e ${name} ]; do sleep 0.05; done; ${then}`;
+    const it = await run(wait, { stdin: true });
+    const process = { pid: await it.pid() };
+    const send = () => rpc('process.Process/SendInput', { process, input: { stdin } });
+    const sent = send();
+    await it.until('begun');
+    return { it, process, send, sent };
+  };
+  const go = (name: string) => rpc('filesystem.Filesystem/MakeDir', { path: name });
+
+  const closed = await begun('read', 'wc -c; sleep 1000');
+  const second = closed.send();
+  assert.equal((await rpc('process.Process/CloseStdin', { process: closed.process })).status, 200);
+  await go('read');
+  await closed.it.until(String(2 * MIB - 1));
+  assert.equal((await closed.sent).status, 200, (await closed.sent).text);
+  assert.match((await second).text, /standard input was closed/);
+
+  const ended = await begun('ended', 'exit 3');
+  await go('ended');
+  assert.equal((await ended.it.end()).end.exitCode, 3);
+  const { status, body } = await ended.sent;
+  assert.deepEqual([status, body.code], [500, 'unknown']);
+  assert.match(body.message, /has not read all/);
+});
+
+test('those who follow programs are limited in number, served together, and counted until they leave', async (t) => {
+  const { rpc, run, stream, hasRoom } = await openHurried(t);
+  const it = await run('echo on; while [ ! -e go ]; do sleep 0.05; done; echo said; sleep 1000', { tag: 'long' });
+  await it.until('on');
+  const follow = () => stream('process.Process/Connect', { process: { tag: 'long' } });
+  const followers = await Promise.all(Array.from({ length: 64 }, follow));
+  for (const one of followers) await one.pid();
+  assert.ok(!hasRoom(QUOTA - 64 * 64 * 1024), 'each is counted');
+  assert.equal((await (await follow()).end()).error.code, 'resource_exhausted');
+  const written = t.mock.method(Buffer.prototype, 'toString');
+  await rpc('filesystem.Filesystem/MakeDir', { path: 'go' });
+  for (const one of followers) await one.until('said');
+  const encoded = written.mock.calls.filter((call: { arguments: unknown[] }) => call.arguments[0] === 'base64').length;
+  written.mock.restore();
+  assert.ok(encoded < 8, `a piece of output is encoded ${encoded} times`);
+  followers[0]?.leave();
+  await until('there is room for another', async () => {
+    const another = await follow();
+    await another.begun();
+    return another.messages[0]?.isLast === false;
+  });
+  await rpc('process.Process/SendSignal', { process: { tag: 'long' }, signal: 'SIGNAL_SIGKILL' });
+  for (const one of followers.slice(1)) assert.equal((await one.end()).end.exitCode, -1);
+  await until('nothing is held', async () => hasRoom(QUOTA - 1024));
+});
+
 test('what is kept of a program while it runs is counted, and has a limit', async (t) => {
-  const { rpc, run, hasRoom } = await openHurried(t);
+  const { purser, wallet, rpc, run, hasRoom } = await openHurried(t);
   for (const more of [
     { tag: 'x'.repeat(300_000) },
     { envs: Object.fromEntries(['A', 'B', 'C'].map((it) => [it, 'x'.repeat(90_000)])) },
+    { envs: { A: '\x01'.repeat(50_000) } }, // Each takes six bytes in a list.
   ])
     assert.equal((await (await run('true', more)).end()).error.code, 'invalid_argument');
   assert.deepEqual((await rpc('process.Process/List')).body.processes, []);
   const it = await run('echo on; sleep 1000', { tag: 'x'.repeat(200_000) });
   await it.until('on');
   assert.ok(!hasRoom(QUOTA - 200_000));
+  const share = purser.app.memory.open(purser.app.tenantOf(wallet.id).treeId);
+  assert.ok(share.tryTake(QUOTA - 400_000));
+  const refused = await rpc('process.Process/List');
+  assert.deepEqual([refused.status, refused.body.code], [429, 'resource_exhausted'], 'a list that has no room');
+  share.close();
+  assert.equal((await rpc('process.Process/List')).body.processes.length, 1);
   await rpc('process.Process/SendSignal', { process: { pid: await it.pid() }, signal: 'SIGNAL_SIGKILL' });
   await it.end();
   await until('nothing is held', async () => hasRoom(QUOTA - 1024));

@@ -85,14 +85,17 @@ export async function openStream(url: string, path: string, headers: Record<stri
         look();
       }),
     );
+  const begun = () => until('the start', () => messages.length > 0);
   const printed = (name: 'stdout' | 'stderr' | 'pty') =>
     Buffer.concat(messages.map((it) => Buffer.from(it.body.event?.data?.[name] ?? '', 'base64'))).toString();
   return {
     messages,
     printed,
+    /** Resolves when the first message is there. */
+    begun,
     /** The process id, from the first event. */
     async pid(): Promise<number> {
-      await until('the start', () => messages.length > 0);
+      await begun();
       assert.equal(typeof messages[0]?.body.event?.start?.pid, 'number', JSON.stringify(messages[0]));
       return messages[0]?.body.event.start.pid;
     },

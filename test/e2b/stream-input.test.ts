@@ -2,9 +2,10 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { type IncomingMessage, request } from 'node:http';
 import test from 'node:test';
-import { openInside } from './shared.ts';
+import { longestTurn } from '../helper/turns.ts';
+import { inside, openE2b, openInside } from './shared.ts';
 
-type Inside = Awaited<ReturnType<typeof openInside>>;
+type Inside = Pick<Awaited<ReturnType<typeof openInside>>, 'purser' | 'headers'>;
 const base64 = (text: string) => Buffer.from(text).toString('base64');
 
 function envelope(message: object): Buffer {
@@ -60,4 +61,23 @@ test('a stream of input that names no program, or breaks off, is refused', async
   assert.match(await sent(envelope({ start: { process: { pid: 1 } } }), data), /not_found/);
   assert.match(await sent(data.subarray(0, -1)), /invalid_argument.*breaks off/);
   assert.match(await sent(Buffer.from([0, 255, 255, 255, 255])), /invalid_argument/);
+});
+
+const MESSAGE_COUNT = 40_000;
+/** Far longer than a turn takes with others between the messages. */
+const TURN_MILLISECONDS_MAX = 200;
+
+test('many small messages of input, which come at once, leave others their turn, and are let in together', async (t) => {
+  const { purser, create } = await openE2b(t);
+  const { headers } = inside(purser, (await create()).body);
+  const part = envelope({});
+  const flood = Buffer.concat(Array.from({ length: MESSAGE_COUNT }, () => part));
+  const looks = t.mock.method(purser.app.clock, 'now'); // Each look whether the sandbox still runs reads the clock.
+  const turn = await longestTurn(async () => {
+    const input = openInput({ purser, headers });
+    await input.write(flood);
+    assert.equal(await input.end(), '\0\0\0\0\x02{}\x02\0\0\0\x02{}');
+  });
+  assert.ok(turn < TURN_MILLISECONDS_MAX, `${flood.length} bytes take a turn of ${turn.toFixed(0)} ms`);
+  assert.ok(looks.mock.callCount() < MESSAGE_COUNT / 10, `${looks.mock.callCount()} looks`);
 });

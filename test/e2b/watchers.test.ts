@@ -5,6 +5,9 @@ import '../helper/on-disk.ts';
 import { until } from '../helper/waiting.ts';
 import { inside, openInside } from './shared.ts';
 
+/** What a caller may have in memory at once. */
+const QUOTA = 64 * 1024 * 1024;
+
 test('a watcher tells each event once, to those who ask', async (t) => {
   const { rpc, run } = await openInside(t);
   const fs = (name: string, body: object) => rpc(`filesystem.Filesystem/${name}`, body);
@@ -38,7 +41,7 @@ test('a watcher tells each event once, to those who ask', async (t) => {
 
 test('a watcher is its own sandbox’s, and ends when too many events wait for its client', async (t) => {
   const { purser, wallet, rpc, run } = await openInside(t);
-  await rpc('filesystem.Filesystem/MakeDir', { path: 'w' });
+  await rpc('filesystem.Filesystem/MakeDir', { path: 'w/seen' });
   const { watcherId } = (await rpc('filesystem.Filesystem/CreateWatcher', { path: 'w', recursive: true })).body;
   const other = await purser.ask('POST', '/v1/e2b/v2/sandboxes', {
     headers: { 'x-api-key': wallet.token },
@@ -46,14 +49,27 @@ test('a watcher is its own sandbox’s, and ends when too many events wait for i
   });
   const stranger = await inside(purser, other.body).rpc('filesystem.Filesystem/GetWatcherEvents', { watcherId });
   assert.deepEqual([stranger.status, stranger.body.code], [404, 'not_found']);
-  // All of them come in one view: to ask for events makes room for others.
+  // All of them come in one view.
   await (
     await run('mkdir many; cd many; i=0; while [ $i -lt 4200 ]; do : >$i; i=$((i+1)); done; mv ../many ../w')
   ).end();
-  await until(
-    'the watch has ended',
-    async () => (await rpc('filesystem.Filesystem/GetWatcherEvents', { watcherId })).status === 404,
-  );
+  // To ask for events would make room for others. What the watch has seen is counted until its end.
+  const share = purser.app.memory.open(purser.app.tenantOf(wallet.id).treeId);
+  await until('the watch has ended', () => share.tryTake(QUOTA));
+  share.close();
+  assert.equal((await rpc('filesystem.Filesystem/GetWatcherEvents', { watcherId })).status, 404);
+});
+
+test('a watcher for which there is no memory is refused as that', async (t) => {
+  const { purser, wallet, rpc, run } = await openInside(t);
+  await (await run('mkdir w && cd w && seq 1 100 | xargs touch')).end();
+  const share = purser.app.memory.open(purser.app.tenantOf(wallet.id).treeId);
+  await until('nothing else is in memory', () => share.tryTake(QUOTA - 8 * 1024));
+  const create = () => rpc('filesystem.Filesystem/CreateWatcher', { path: 'w' });
+  const refused = await create();
+  assert.deepEqual([refused.status, refused.body.code], [429, 'resource_exhausted']);
+  share.close();
+  assert.equal((await create()).status, 200);
 });
 
 test('a sandbox has a number of watchers at most, and one that ends makes room', async (t) => {

@@ -5,7 +5,7 @@ import { collectPieces } from '../../net/pieces.ts';
 import { turnWhenDue } from '../../net/turn.ts';
 import type { Backend, OutputBudget, Ref } from '../backend.ts';
 import { fromHome } from './attached.ts';
-import { firstWord, runText, startRun } from './run.ts';
+import { beginRun, firstWord, runText, startRun } from './run.ts';
 
 /** Files and directories of a machine by their paths, each call by one script. Paths are absolute or from the home. */
 
@@ -70,29 +70,45 @@ function acceptedWord(word: string, accepted: readonly string[] = ['ok']): strin
   throw refuse ? refuse(words) : new Error('the machine says what cannot be understood');
 }
 
-/** Reads the entries of an output. Throws where it was cut. */
-async function entriesIn(output: Buffer, token: string): Promise<Entry[]> {
-  const entries = new Map<string, Entry>();
-  let isWhole = false;
-  for (const part of output.toString().split(token).slice(1)) {
+/** Yields what follows each token of an output, with turns for others. An output may have a hundred thousand of them. */
+async function* partsIn(output: Buffer, token: string): AsyncGenerator<string> {
+  for (let at = output.indexOf(token); at >= 0; ) {
+    const start = at + token.length;
+    at = output.indexOf(token, start);
+    yield output.toString('utf8', start, at < 0 ? output.length : at);
     await turnWhenDue();
-    const match = /^\/([0-9a-f]+) (\d+) (-?\d+) (\d+):(\d+):([^:/]*):([^/]*)\/(.*)\n$/s.exec(part);
-    if (match) {
-      const [, mode = '', size, modified, uid = '', gid = '', user = '', name = '', path = ''] = match;
-      const [owner, group] = [user === NAMELESS ? uid : user, name === NAMELESS ? gid : name];
-      entries.set(path, {
-        ...{ path, owner, group, size: Number(size), modified: Number(modified) },
-        mode: Number.parseInt(mode, 16),
-      });
-    } else if (part.startsWith('=')) {
+  }
+}
+
+/** Returns the targets of the links of an output, by their paths. Throws where it was cut. */
+async function targetsIn(output: Buffer, token: string): Promise<Map<string, string>> {
+  const targets = new Map<string, string>();
+  let isWhole = false;
+  for await (const part of partsIn(output, token)) {
+    if (part.startsWith('=')) {
       const [path = '', target = ''] = part.slice(1).split('\0');
-      const entry = entries.get(path);
-      if (entry) entry.target = target;
+      targets.set(path, target);
     } else if (part.startsWith('!')) isWhole = true;
   }
   if (!isWhole)
     throw new Refusal('invalid_request', 'path: has more than can be listed at once. List a part of it, or less deep.');
-  return [...entries.values()];
+  return targets;
+}
+
+/** Yields the entries of an output. They are read as they are needed: all of them take several times its memory. */
+async function* entriesIn(output: Buffer, token: string, targets: ReadonlyMap<string, string>): AsyncGenerator<Entry> {
+  for await (const part of partsIn(output, token)) {
+    const match = /^\/([0-9a-f]+) (\d+) (-?\d+) (\d+):(\d+):([^:/]*):([^/]*)\/(.*)\n$/s.exec(part);
+    if (!match) continue;
+    const [, mode = '', size, modified, uid = '', gid = '', user = '', name = '', path = ''] = match;
+    const [owner, group] = [user === NAMELESS ? uid : user, name === NAMELESS ? gid : name];
+    const target = targets.get(path);
+    yield {
+      ...{ path, owner, group, size: Number(size), modified: Number(modified) },
+      mode: Number.parseInt(mode, 16),
+      ...(target === undefined ? {} : { target }),
+    };
+  }
 }
 
 /** Runs a script on a path. Returns its first word, and what it printed of entries where that is `ok`, as far as `budget` goes. */
@@ -103,13 +119,14 @@ async function ask(
   script: string,
   accepted: readonly string[] = ['ok'],
   budget?: OutputBudget,
-): Promise<{ word: string; entries: Entry[] }> {
+): Promise<{ word: string; entries: AsyncIterable<Entry> }> {
   refuseOddPath(path);
   const token = randomBytes(16).toString('hex');
   const order = { text: `${opening(token, path)}${script}\nexit 0`, timeoutSeconds: SECONDS };
   const { word, stdout } = await runText(backend, ref, { ...order, streamBytesMax: OUTPUT_BYTES_MAX, budget });
   const first = acceptedWord(word, accepted);
-  return { word: first, entries: first === 'ok' ? await entriesIn(stdout, token) : [] };
+  const targets = first === 'ok' ? await targetsIn(stdout, token) : new Map();
+  return { word: first, entries: entriesIn(stdout, token, targets) };
 }
 
 /** Throws `invalid_request` for a path that no file has. */
@@ -118,10 +135,10 @@ function refuseOddPath(path: string): void {
     throw new Refusal('invalid_request', 'path: must be 1 to 4096 characters without NUL.');
 }
 
-const theOne = ([entry]: Entry[]): Entry => {
-  if (!entry) throw REFUSALS.none?.('') as Refusal;
-  return entry;
-};
+async function theOne(entries: AsyncIterable<Entry>): Promise<Entry> {
+  for await (const entry of entries) return entry;
+  throw REFUSALS.none?.('') as Refusal;
+}
 
 /** Describes what is at a path; a link is not followed. Throws `not_found`. */
 export async function statEntry(backend: Backend, ref: Ref, path: string): Promise<Entry> {
@@ -130,13 +147,13 @@ export async function statEntry(backend: Backend, ref: Ref, path: string): Promi
 }
 
 /** Lists a directory down to a depth; links are not followed. Throws `not_found`, and `invalid_request` for a file. */
-export async function listEntries(
+export async function* listEntries(
   backend: Backend,
   ref: Ref,
   path: string,
   depth: number,
   budget: OutputBudget,
-): Promise<Entry[]> {
+): AsyncGenerator<Entry> {
   const deep = `find "$it/" -mindepth 1 -maxdepth ${Math.min(Math.max(depth, 1), DEPTH_MAX)}`;
   const { entries } = await ask(
     backend,
@@ -152,7 +169,7 @@ printf '%s!' "$mark"`,
     ['ok'],
     budget,
   );
-  return entries.map((it) => ({ ...it, path: it.path.replace(/\/{2,}/g, '/') }));
+  for await (const it of entries) yield { ...it, path: it.path.replace(/\/{2,}/g, '/') };
 }
 
 /** Makes a directory with its parents. Returns undefined where it is there already. */
@@ -220,10 +237,9 @@ export async function openFile(backend: Backend, ref: Ref, path: string, timeout
 [ -f "$it" ] && [ -r "$it" ] || { say denied cannot be read.; exit 0; }
 say ok
 exec cat <"$it"`;
-  const run = await startRun(backend, ref, { text, timeoutSeconds });
-  run.stderr.resume();
+  const { run, word } = await beginRun(backend, ref, { text, timeoutSeconds }, SECONDS * 1000);
   try {
-    acceptedWord(await inTime(firstWord(run), SECONDS * 1000, 'The beginning of a call'));
+    acceptedWord(word);
   } catch (error) {
     run.kill();
     throw error;

@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { PassThrough, type Readable, Transform } from 'node:stream';
 import { Refusal } from '../../base/refusal.ts';
+import { inTime } from '../../net/deadline.ts';
 import type { Backend, GuestSession, OutputBudget, Ref } from '../backend.ts';
 import { collectBoth } from './collect.ts';
 import { codeOfSignal, KILL_MARKED, LIMITED, quoted } from './shell.ts';
@@ -170,6 +171,30 @@ export async function firstWord(run: Run): Promise<string> {
     throw new Refusal('invalid_request', 'The image of this resource has no `head`, which this request needs.');
   if (word === 'cut') throw new Error('the connection was lost before the machine had all of the request');
   return word;
+}
+
+/**
+ * Starts a text that has to say its first word within a time. One that opens too late, or says none, is killed. Its standard error
+ * is dropped.
+ */
+export async function beginRun(
+  backend: Pick<Backend, 'guest'>,
+  ref: Ref,
+  order: RunOrder,
+  milliseconds: number,
+): Promise<{ run: Run; word: string }> {
+  const starting = startRun(backend, ref, order);
+  const beginning = starting.then(async (run) => {
+    run.stderr.resume();
+    return { run, word: await firstWord(run) };
+  });
+  return inTime(beginning, milliseconds, 'The beginning of a call').catch((error) => {
+    starting.then(
+      (late) => late.kill(),
+      () => {},
+    );
+    throw error;
+  });
 }
 
 /** Runs a text to its end and keeps its output. Throws unless it exits with 0. */

@@ -1,13 +1,15 @@
 import { Refusal } from '../../base/refusal.ts';
 import { inTime } from '../../net/deadline.ts';
 import type { Backend, Ref } from '../backend.ts';
-import { firstWord, startRun } from './run.ts';
+import { beginRun } from './run.ts';
 import { wordOf } from './sftp-client.ts';
 import { refusePath } from './shell.ts';
 
 /** Many small files in one session: a session for each would take a minute for a thousand. */
 
 const SECONDS = 3600;
+/** The time in which the session has to begin. Its caller, who closes it, waits for longer. */
+const BEGIN_MILLISECONDS = 60_000;
 /** The time in which one file has to be written. */
 const FILE_MILLISECONDS = 60_000;
 const WORDS_LENGTH_MAX = 200;
@@ -39,9 +41,8 @@ export type SmallFiles = {
 
 /** Opens a session that writes files. */
 export async function openSmallFiles(backend: Backend, ref: Ref): Promise<SmallFiles> {
-  const run = await startRun(backend, ref, { text: RECEIVE_EACH, input: 'fed', timeoutSeconds: SECONDS });
-  run.stderr.resume();
-  await firstWord(run);
+  const order = { text: RECEIVE_EACH, input: 'fed' as const, timeoutSeconds: SECONDS };
+  const { run } = await beginRun(backend, ref, order, BEGIN_MILLISECONDS);
   let output = '';
   let hear: () => void = () => {};
   const lost = Promise.withResolvers<never>();

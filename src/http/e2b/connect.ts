@@ -4,10 +4,12 @@ import type * as v from 'valibot';
 import { whenStopping } from '../../base/health.ts';
 import { Refusal, type RefusalCode } from '../../base/refusal.ts';
 import { collectPieces } from '../../net/pieces.ts';
+import { turnWhenDue } from '../../net/turn.ts';
 import { parseBody, readBody, streamBody, validate } from '../body.ts';
 import { countAnswer, describeError, type Env, type HttpApp, requestIdOf } from '../endpoint.ts';
-import { openEventStream } from '../event-stream.ts';
+import { openEventStream, writePieces } from '../event-stream.ts';
 import { onceClosed } from '../exchange.ts';
+import type { Allowance } from '../memory-quota.ts';
 import { GONE_STATUS, headersFor, isGone } from './errors.ts';
 
 /** The protocol Connect with JSON, as E2B's SDKs speak it. */
@@ -17,6 +19,8 @@ const BODY_BYTES_MAX = 8 * 1024 * 1024;
 /** The most bytes of one message of a stream of them. */
 const PART_BYTES_MAX = 1024 * 1024;
 const HEAD_BYTES = 5;
+/** About the length of a piece of a long answer. */
+const PIECE_LENGTH = 64 * 1024;
 const COMPRESSED = 1;
 const LAST = 2;
 /** Seconds of silence after which a stream sends a sign of life, unless the client asks for others. */
@@ -114,12 +118,16 @@ export async function readMessage<S extends v.GenericSchema>(
   }
 }
 
-/** Yields the messages of a request that is a stream, as they come. `owner` pays for the memory of each until the next. */
+/**
+ * Yields the messages of a request that is a stream, as they come, with turns for others where many come at once. `owner` pays for
+ * the memory of each until the next. `confirm` is called whenever more of the body has come, and may throw.
+ */
 export async function* readMessages<S extends v.GenericSchema>(
   app: HttpApp,
   c: Context<Env>,
   owner: string,
   schema: S,
+  confirm: () => void,
 ): AsyncGenerator<v.InferOutput<S>> {
   const unread = app.memory.open(owner);
   const body = streamBody(c.env.incoming, app.stallMilliseconds, unread);
@@ -131,6 +139,7 @@ export async function* readMessages<S extends v.GenericSchema>(
     while (pieces.length() < count) {
       const piece = await body.next();
       if (!piece) break;
+      confirm();
       unread.take(piece.length);
       pieces.add(piece);
     }
@@ -152,6 +161,7 @@ export async function* readMessages<S extends v.GenericSchema>(
         }
         waiting = waiting.subarray(HEAD_BYTES + length);
         unread.release(HEAD_BYTES + length);
+        await turnWhenDue();
         continue;
       }
       if (!(await reach(HEAD_BYTES + length))) break;
@@ -169,6 +179,70 @@ export function answerMessage(app: HttpApp, c: Context<Env>, owner: string, mess
   countAnswer(app, c, owner, text);
   return new Response(text, { status: 200, headers: headersFor(c) });
 }
+
+/** A message whose list may be long, in pieces: to make it, or to join it, takes longer than a turn may. */
+export class WrittenList {
+  readonly pieces: readonly Buffer<ArrayBuffer>[];
+
+  constructor(pieces: readonly Buffer<ArrayBuffer>[]) {
+    this.pieces = pieces;
+  }
+}
+
+/** Writes a message with one list, with turns for others. `count` is called with the bytes of each piece, and may throw. */
+export async function writeList(
+  name: string,
+  items: Iterable<object> | AsyncIterable<object>,
+  count: Allowance['take'],
+): Promise<WrittenList> {
+  const pieces: Buffer<ArrayBuffer>[] = [];
+  let text = `{${JSON.stringify(name)}:[`;
+  function cut() {
+    const piece = Buffer.from(text);
+    count(piece.length);
+    pieces.push(piece);
+    text = '';
+  }
+  let separator = '';
+  for await (const item of items) {
+    text += separator + JSON.stringify(item);
+    separator = ',';
+    if (text.length >= PIECE_LENGTH) cut();
+    await turnWhenDue();
+  }
+  text += ']}';
+  cut();
+  return new WrittenList(pieces);
+}
+
+/** Answers a unary call with a list. `owner` pays for its memory until its client has it. */
+export async function answerList(
+  app: HttpApp,
+  c: Context<Env>,
+  owner: string,
+  { pieces }: WrittenList,
+): Promise<Response> {
+  const [whole, ...more] = pieces;
+  if (whole && !more.length) {
+    countAnswer(app, c, owner, whole);
+    return new Response(whole, { status: 200, headers: headersFor(c) });
+  }
+  const share = app.memory.open(owner);
+  share.add(pieces.reduce((sum, it) => sum + it.length, 0));
+  const outgoing = c.env.outgoing as Parameters<typeof openEventStream>[0];
+  const events = openEventStream(outgoing, () => headersFor(c), app.stallMilliseconds);
+  try {
+    events.begin({ 'content-type': 'application/json' });
+    await writePieces(events, pieces);
+  } finally {
+    events.end();
+    share.close();
+  }
+  return RESPONSE_ALREADY_SENT;
+}
+
+/** Returns the bytes of a message of a stream, for one that is sent to several. */
+export const encodeMessage = (message: object): Buffer => envelope(0, message);
 
 function envelope(flags: number, message: object): Buffer {
   const text = Buffer.from(JSON.stringify(message));
@@ -188,8 +262,8 @@ export function timeLimitOf(c: Context<Env>): number | undefined {
 }
 
 export type ConnectStream = {
-  /** Resolves when the client has room for more, or has gone. */
-  send(message: object): Promise<void> | undefined;
+  /** Sends a message, or one that `encodeMessage` made. Resolves when the client has room for more, or has gone. */
+  send(message: object | Buffer): Promise<void> | undefined;
   /** Resolves when the client has gone or the server stops. */
   interrupted: Promise<'gone' | 'stopping'>;
 };
@@ -232,7 +306,7 @@ export async function answerStream(
       send(message) {
         begin();
         silence.refresh();
-        return write(envelope(0, message));
+        return write(Buffer.isBuffer(message) ? message : encodeMessage(message));
       },
       interrupted: interruption.promise,
     });

@@ -9,10 +9,9 @@ import {
   statEntry,
   watchEntries,
 } from '../../compute/machine/entries.ts';
-import { turnWhenDue } from '../../net/turn.ts';
 import { text, wholeNumber } from '../../wire/parts.ts';
 import type { Allowance } from '../memory-quota.ts';
-import { answerStream, ConnectFault, readMessage, timeLimitOf } from './connect.ts';
+import { answerStream, ConnectFault, readMessage, timeLimitOf, writeList } from './connect.ts';
 import { type Running, runningOf } from './envd.ts';
 import { callInto, ownerOf, type Rpc, throwLost, unary } from './rpc.ts';
 import { changesOf, FILE, TYPE_BITS, WATCH_MEMORY, WATCH_SECONDS_MAX } from './watchers.ts';
@@ -52,6 +51,10 @@ function entryOf({ path, mode, size, owner, group, modified, target }: Entry): o
     modifiedTime: new Date(Math.min(Math.max(modified, TIME.min), TIME.max) * 1000).toISOString(),
     ...(target === undefined ? {} : { symlinkTarget: target }),
   };
+}
+
+async function* shown(entries: AsyncIterable<Entry>): AsyncGenerator<object> {
+  for await (const it of entries) yield entryOf(it);
 }
 
 /** Turns a call on the machine of a running sandbox into a handler. */
@@ -105,7 +108,7 @@ const watch: Rpc = (call) => {
   });
 };
 
-/** The memory that each byte takes of what a machine prints of its entries: as it comes, read, and as the answer. */
+/** The memory that each byte takes of what a machine prints of its entries: as it comes, joined, and as targets of links. */
 const LIST_MEMORY = 4;
 
 /** The calls of the service, by their names. */
@@ -117,12 +120,7 @@ export const FILESYSTEM_CALLS: Record<string, Rpc> = {
     v.looseObject({ path: Path, depth: v.optional(wholeNumber(0, 2 ** 32 - 1), 1) }),
     async ({ backend, ref }, { path, depth }, share) => {
       const budget = { take: (piece: Buffer) => share.tryTake(LIST_MEMORY * piece.length), unwanted: NEVER };
-      const entries: object[] = [];
-      for (const it of await listEntries(backend, ref, path, depth, budget)) {
-        entries.push(entryOf(it));
-        await turnWhenDue();
-      }
-      return { entries };
+      return writeList('entries', shown(listEntries(backend, ref, path, depth, budget)), share.take);
     },
   ),
   MakeDir: onMachine(OfPath, async ({ backend, ref }, { path }) => {
@@ -147,9 +145,15 @@ export const FILESYSTEM_CALLS: Record<string, Rpc> = {
     const watcherId = await opening.catch((error) => throwLost(app, running.resource.id, error));
     return { watcherId };
   }),
-  GetWatcherEvents: unary(OfWatcher, ({ opened, watchers }, { watcherId }) => ({
-    events: watchers.take(opened.resource.id, watcherId),
-  })),
+  GetWatcherEvents: unary(OfWatcher, async (call, { watcherId }) => {
+    const share = call.app.memory.open(ownerOf(call));
+    try {
+      // They were counted while they waited, and would be lost by a refusal.
+      return await writeList('events', call.watchers.take(call.opened.resource.id, watcherId), share.add);
+    } finally {
+      share.close();
+    }
+  }),
   RemoveWatcher: unary(OfWatcher, ({ opened, watchers }, { watcherId }) => {
     watchers.remove(opened.resource.id, watcherId);
     return {};

@@ -4,11 +4,19 @@ import { endReasonOf } from '../../lease/why.ts';
 import { text, wholeNumber } from '../../wire/parts.ts';
 import { leaseEnded } from '../routes/compute.ts';
 import { callGuest, explainFailure } from '../routes/guest-call.ts';
-import { answerStream, ConnectFault, type ConnectStream, readMessage, readMessages, timeLimitOf } from './connect.ts';
+import {
+  answerStream,
+  ConnectFault,
+  type ConnectStream,
+  readMessage,
+  readMessages,
+  timeLimitOf,
+  writeList,
+} from './connect.ts';
 import { runningOf } from './envd.ts';
 import { openVariables } from './environment.ts';
 import { guestLost } from './errors.ts';
-import type { End, Output, SandboxProcess } from './processes.ts';
+import type { End, SandboxProcess } from './processes.ts';
 import { type Envd, ownerOf, type Rpc, throwLost, unary } from './rpc.ts';
 
 /** The service `process.Process` of E2B's agent. */
@@ -55,8 +63,6 @@ const Signal = v.looseObject({
 const Update = v.looseObject({ ...Selector.entries, pty: v.optional(Size) });
 
 const KEEPALIVE = { event: { keepalive: {} } };
-const sendTo = (stream: ConnectStream) => (output: Output) =>
-  stream.send({ event: { data: { [output.name]: output.bytes.toString('base64') } } });
 
 /** Returns the event of an end. A program that a signal of its client ended has -1, as with E2B. */
 function endEvent(end: Exclude<End, { isLate: true }>): object {
@@ -105,9 +111,9 @@ const start: Rpc = (call) => {
     };
     // The first event names the process; earlier output waits.
     const named = Promise.withResolvers<void>();
-    const listener = async (output: Output) => {
+    const listener = async (output: Buffer) => {
       await named.promise;
-      await sendTo(stream)(output);
+      await stream.send(output);
     };
     const starting = processes.start(running, order, listener);
     const { process, leave } = await starting.catch((error) => throwLost(app, resource.id, error));
@@ -128,10 +134,9 @@ const connect: Rpc = (call) => {
   return answerStream(app, c, KEEPALIVE, async (stream) => {
     const { process: which } = await readMessage(app, c, ownerOf(call), Selector);
     const limit = timeLimitOf(c);
-    runningOf(app, opened);
-    const process = processes.find(opened.resource.id, which);
-    await stream.send({ event: { start: { pid: process.pid } } });
-    const leave = process.listen(sendTo(stream));
+    const { resource } = runningOf(app, opened);
+    const process = processes.find(resource.id, which);
+    const leave = processes.join(resource, process, stream.send);
     let timer: NodeJS.Timeout | undefined;
     const late = new Promise<never>((_, reject) => {
       if (limit === undefined) return;
@@ -143,6 +148,7 @@ const connect: Rpc = (call) => {
     });
     late.catch(() => {}); // The race below has it.
     try {
+      await stream.send({ event: { start: { pid: process.pid } } });
       await Promise.race([followTo(call, stream, process), late]);
     } finally {
       clearTimeout(timer);
@@ -151,12 +157,21 @@ const connect: Rpc = (call) => {
   });
 };
 
-const list = unary(v.looseObject({}), ({ opened, processes }) => ({
-  processes: processes.list(opened.resource.id).map(({ pid, tag, order: { argv, env, cwd } }) => {
-    const [cmd, ...args] = argv;
-    return { pid, ...(tag === undefined ? {} : { tag }), config: { cmd, args, envs: env, ...(cwd ? { cwd } : {}) } };
-  }),
-}));
+/** Describes a program as E2B's agent does. */
+function infoOf({ pid, tag, order: { argv, env, cwd } }: SandboxProcess): object {
+  const [cmd, ...args] = argv;
+  return { pid, ...(tag === undefined ? {} : { tag }), config: { cmd, args, envs: env, ...(cwd ? { cwd } : {}) } };
+}
+
+const list = unary(v.looseObject({}), async (call) => {
+  const share = call.app.memory.open(ownerOf(call));
+  try {
+    const running = call.processes.list(call.opened.resource.id);
+    return await writeList('processes', running.values().map(infoOf), share.take);
+  } finally {
+    share.close(); // The answer counts it from here on.
+  }
+});
 
 function bytesOf({ stdin, pty }: v.InferOutput<typeof ProcessInput>): Buffer {
   const encoded = stdin ?? pty ?? '';
@@ -174,8 +189,8 @@ const streamInput: Rpc = (call) => {
   const { app, c, opened, processes } = call;
   return answerStream(app, c, {}, async (stream) => {
     let process: SandboxProcess | undefined;
-    for await (const { start, data } of readMessages(app, c, ownerOf(call), InputPart)) {
-      runningOf(app, opened);
+    const confirm = () => void runningOf(app, opened);
+    for await (const { start, data } of readMessages(app, c, ownerOf(call), InputPart, confirm)) {
       if (start) process = processes.find(opened.resource.id, start.process);
       if (data && !process) throw new Refusal('invalid_request', 'start: must come first, and name the process.');
       if (data) await process?.write(bytesOf(data.input));

@@ -7,6 +7,7 @@ import { inTime } from '../../net/deadline.ts';
 import { createConcurrency } from '../concurrency.ts';
 import type { HttpApp } from '../endpoint.ts';
 import type { Allowance } from '../memory-quota.ts';
+import { encodeMessage } from './connect.ts';
 
 /**
  * The programs that E2B's SDKs have started in sandboxes. One survives its client, as E2B's do, and ends with its own limit, with
@@ -15,16 +16,18 @@ import type { Allowance } from '../memory-quota.ts';
 
 /** Each keeps a connection to its machine. */
 const COUNT_MAX = { resource: 64, wallet: 256 };
-/** The memory of what is on its way between a program and its clients. */
+/** The clients that follow a program which runs already. */
+const FOLLOWER_COUNT_MAX = { resource: 64, wallet: 256 };
+/** The memory of what is on its way between a program and a client. */
 const BYTES = 64 * 1024;
-/** The most bytes of the arguments, variables and names of a program: they are kept for as long as it runs. */
+/** The most bytes, as JSON, of the arguments, variables and names of a program: they are kept while it runs, and listed. */
 const ORDER_BYTES_MAX = 256 * 1024;
 /** The SDKs give up after 60 s. */
 const INPUT_MILLISECONDS_MAX = 30_000;
 
-/** Receives output as it comes. Resolves when its client has room for more. */
-export type Output = { name: 'stdout' | 'stderr' | 'pty'; bytes: Buffer };
-type ProcessListener = (output: Output) => Promise<void> | undefined;
+/** Receives output as it comes, each piece as a message of a stream. Resolves when its client has room for more. */
+type ProcessListener = (message: Buffer) => Promise<void> | undefined;
+type OutputName = 'stdout' | 'stderr' | 'pty';
 
 /** The end of a program. `signal` is the signal of this wire that ended it. */
 export type End = { exitCode: number; signal?: string } | { isLate: true };
@@ -39,7 +42,7 @@ export type SandboxProcess = {
   ended: Promise<End>;
   /**
    * Writes to its standard input or terminal. Throws `rate_limited` where it has not read what came before, and
-   * `operation_uncertain` where it does not read this in time.
+   * `operation_uncertain` where it does not read this in time, or not all of it before it ends.
    */
   write(bytes: Buffer): Promise<void>;
   closeInput(): void;
@@ -62,6 +65,8 @@ export type Processes = {
     order: ProcessOrder,
     listener: ProcessListener,
   ): Promise<{ process: SandboxProcess; leave: () => void }>;
+  /** Passes its output from now on to one more client. Returns a function that ends that. Throws `rate_limited`. */
+  join(resource: Resource, process: SandboxProcess, listener: ProcessListener): () => void;
   /** Returns the running programs of a sandbox. */
   list(resourceId: string): SandboxProcess[];
   /** Returns one by its process id or its tag. Throws `not_found`. */
@@ -74,17 +79,20 @@ const unread = () =>
 const unreadYet = () =>
   new Refusal('operation_uncertain', 'The program has not read this input in time. It gets it when it reads on.');
 
+const unreadAtEnd = () =>
+  new Refusal('operation_uncertain', 'The program has ended or closed its input, and has not read all of this.');
+
 const SIGNALS = new Map([
   [codeOfSignal('KILL'), 'killed'],
   [codeOfSignal('TERM'), 'terminated'],
 ]);
 
 function sizeOf({ argv, env, cwd = '', tag = '' }: ProcessOrder): number {
-  const bytes = [...argv, ...Object.entries(env).flat(), cwd, tag].reduce((sum, it) => sum + Buffer.byteLength(it), 0);
+  const bytes = Buffer.byteLength(JSON.stringify([argv, env, cwd, tag]));
   if (bytes <= ORDER_BYTES_MAX) return bytes;
   throw new Refusal(
     'invalid_request',
-    `process: its arguments, variables and tag have more than ${ORDER_BYTES_MAX} bytes together.`,
+    `process: its arguments, variables and tag have more than ${ORDER_BYTES_MAX} bytes of JSON together.`,
   );
 }
 
@@ -95,6 +103,7 @@ export function createProcesses(
   const inputMilliseconds = Math.min(INPUT_MILLISECONDS_MAX, app.stallMilliseconds);
   const running = new Map<string, Set<SandboxProcess>>();
   const concurrency = createConcurrency(COUNT_MAX, 'programs');
+  const followers = createConcurrency(FOLLOWER_COUNT_MAX, 'connections to programs');
 
   function register(resourceId: string, process: SandboxProcess): void {
     const all = running.get(resourceId) ?? new Set();
@@ -129,6 +138,22 @@ export function createProcesses(
         release();
         throw error;
       }
+    },
+    join(resource, process, listener) {
+      const leave = followers.enter(resource.id, resource.walletId);
+      const memory = app.memory.open(app.tenantOf(resource.walletId).treeId);
+      try {
+        memory.take(BYTES);
+      } catch (error) {
+        leave();
+        throw error;
+      }
+      const forget = process.listen(listener);
+      return () => {
+        forget();
+        memory.close();
+        leave();
+      };
     },
     list: (resourceId) => [...(running.get(resourceId) ?? [])],
     find(resourceId, { pid, tag }) {
@@ -166,9 +191,13 @@ function follow(
 
   const write = createInput(attached, order, memory, ended.promise, inputMilliseconds);
 
-  async function pass(name: Output['name'], stream: AsyncIterable<Buffer>): Promise<void> {
+  async function pass(name: OutputName, stream: AsyncIterable<Buffer>): Promise<void> {
     try {
-      for await (const bytes of stream) await Promise.all([...listeners].map((it) => it({ name, bytes })));
+      for await (const bytes of stream) {
+        if (!listeners.size) continue;
+        const message = encodeMessage({ event: { data: { [name]: bytes.toString('base64') } } });
+        await Promise.all([...listeners].map((it) => it(message)));
+      }
     } catch {} // `ended` reports it.
   }
   function endOf(code: number): End {
@@ -210,10 +239,7 @@ function follow(
   };
 }
 
-/**
- * Returns the function that writes pieces to a program, in order. It resolves when the program has read the piece. It throws
- * `invalid_request` without an input, for a closed or ended one, and for one not read in `milliseconds`.
- */
+/** Returns the function that writes pieces to a program, in order. Each is to be read in `milliseconds`. */
 function createInput(
   { stdin }: Attached,
   order: ProcessOrder,
@@ -226,15 +252,16 @@ function createInput(
     .catch(() => {})
     .then(() => {
       hasEnded = true;
+      return false;
     });
-  /** Resolves when the program has read what was written last; undefined while it has. */
-  let drained: Promise<void> | undefined;
-  const inputTime = (waiting: Promise<void>, refusal: () => Refusal) =>
+  /** Resolves with whether the program has read what was written last; undefined while nothing waits. */
+  let reading: Promise<boolean> | undefined;
+  const inputTime = (waiting: Promise<boolean>, refusal: () => Refusal) =>
     inTime(Promise.race([waiting, whenEnded]), milliseconds, 'The input of a program').catch(() => {
       throw refusal();
     });
   function refuseClosed() {
-    if ('writableEnded' in stdin && stdin.writableEnded)
+    if (('writableEnded' in stdin && stdin.writableEnded) || ('destroyed' in stdin && stdin.destroyed))
       throw new Refusal('invalid_request', 'process: its standard input was closed.');
   }
   return async (bytes) => {
@@ -244,18 +271,21 @@ function createInput(
     let isWritten = false;
     if (!hasEnded) memory.take(bytes.length);
     try {
-      while (drained && !hasEnded) await inputTime(drained, unread);
+      while (reading && !hasEnded) await inputTime(reading, unread);
       if (hasEnded) throw noProcess();
       refuseClosed(); // Again, after the wait.
       isWritten = true;
-      const written = Promise.withResolvers<void>();
-      const isRead = stdin.write(bytes, () => memory.release(bytes.length));
-      if (isRead) return;
-      stdin.once('drain', written.resolve);
-      drained = written.promise.then(() => {
-        drained = undefined;
+      const written = Promise.withResolvers<boolean>();
+      // No `drain` comes once the input was closed.
+      const hasRoom = stdin.write(bytes, (error) => {
+        memory.release(bytes.length);
+        written.resolve(!error);
       });
-      await inputTime(drained, unreadYet);
+      if (hasRoom) return;
+      reading = written.promise.finally(() => {
+        reading = undefined;
+      });
+      if (!(await inputTime(reading, unreadYet))) throw unreadAtEnd();
     } finally {
       if (!isWritten) memory.release(bytes.length);
     }

@@ -3,7 +3,7 @@ import type * as v from 'valibot';
 import { Refusal } from '../../base/refusal.ts';
 import type { Env, HttpApp } from '../endpoint.ts';
 import { callGuest, explainFailure } from '../routes/guest-call.ts';
-import { answerMessage, readMessage } from './connect.ts';
+import { answerList, answerMessage, readMessage, WrittenList } from './connect.ts';
 import { type Opened, type Running, runningOf } from './envd.ts';
 import { guestLost } from './errors.ts';
 import type { Processes } from './processes.ts';
@@ -16,7 +16,7 @@ export type Rpc = (call: Envd) => Promise<Response>;
 /** Returns who pays for the memory of a call. */
 export const ownerOf = ({ app, opened }: Envd): string => app.tenantOf(opened.wallet.id).treeId;
 
-/** Turns a unary call on a running sandbox into a handler. */
+/** Turns a unary call on a running sandbox into a handler. A list that may be long is returned as `writeList` makes it. */
 export const unary =
   <S extends v.GenericSchema>(
     schema: S,
@@ -25,6 +25,7 @@ export const unary =
   async (call) => {
     const message = await readMessage(call.app, call.c, ownerOf(call), schema);
     const answer = await run({ ...call, running: runningOf(call.app, call.opened) }, message);
+    if (answer instanceof WrittenList) return answerList(call.app, call.c, ownerOf(call), answer);
     return answerMessage(call.app, call.c, ownerOf(call), answer);
   };
 

@@ -22,7 +22,7 @@ const COUNT_MAX = { resource: 16, wallet: 64 };
 const BEGIN_MILLISECONDS = 60_000;
 /** The most events that wait for their client. */
 const EVENT_COUNT_MAX = 4096;
-/** About what an event takes beside its name. */
+/** About what an event takes beside its name, as JSON. */
 const EVENT_BYTES = 128;
 
 /** An event of a watch, in E2B's form. */
@@ -104,14 +104,13 @@ export function createWatchers(app: Pick<HttpApp, 'health' | 'memory' | 'tenantO
       let seen = 0;
       const see = async (now: Map<string, string>, size: number) => {
         memory.release(seen);
+        seen = 0;
+        memory.take(WATCH_MEMORY * size);
         seen = WATCH_MEMORY * size;
-        if (!memory.tryTake(seen)) {
-          seen = 0;
-          return ending.abort();
-        }
         for await (const event of changesOf(before ?? now, now)) {
-          const more = event.name.length + EVENT_BYTES;
-          if (events.length >= EVENT_COUNT_MAX || !memory.tryTake(more)) return ending.abort();
+          const more = JSON.stringify(event.name).length + EVENT_BYTES;
+          if (events.length >= EVENT_COUNT_MAX) return ending.abort();
+          memory.take(more);
           events.push(event);
           bytes += more;
         }
