@@ -1,3 +1,4 @@
+import { forEachAtOnce } from '../base/at-once.ts';
 import { type Checkout, type CheckoutCursor, dueCheckouts, nextDueCheckout, recordPoll } from '../ledger/checkout.ts';
 import { findFeed, firstCheckoutAt, hasPaymentsSince, setFeed } from '../ledger/payment-events.ts';
 import { LIST_COUNT_MAX } from '../ledger/wallet.ts';
@@ -59,11 +60,7 @@ export function createPaymentPoller(app: FeedApp): PaymentPoller {
     const now = app.clock.now();
     for (let cursor: CheckoutCursor | undefined; ; ) {
       const page = dueCheckouts(app.ledger.read, now, cursor);
-      const queue = page.values();
-      const work = async () => {
-        for (const it of queue) await pollCheckout(it, polled);
-      };
-      await Promise.all(Array.from({ length: AT_ONCE_COUNT }, work));
+      await forEachAtOnce(page, AT_ONCE_COUNT, (it) => pollCheckout(it, polled));
       cursor = page.at(-1);
       if (page.length < LIST_COUNT_MAX) return;
     }

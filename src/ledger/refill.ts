@@ -31,8 +31,8 @@ export type Refill = {
 const RETRY_SECONDS = 60;
 
 /**
- * Whether a change was made in a future that the books have gone back from: an epoch that began at an earlier time comes after its
- * entry. Where a refill moved nothing, the order is unknown; any such epoch but the first counts as later.
+ * True of a change that was made in a future that the books have gone back from: an epoch that began at an earlier time comes after
+ * its entry. Where a refill moved nothing, the order is unknown; any such epoch but the first counts as later.
  */
 const LEFT_FUTURE = sql<0 | 1>`exists (
   select 1 from epoch where started_at < ${walletChanges.createdAt} and after_seq >= coalesce(

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { forEachAtOnce } from '../base/at-once.ts';
 import { ZERO } from '../base/money.ts';
 import type { Config } from '../config/config.ts';
 import type { Reader, Tx } from '../db/handle.ts';
@@ -157,19 +158,11 @@ const closeIfSettled = defineWrite('wallet.close', (tx, { id, busyLeases, now }:
  */
 async function endLeases(app: CloseApp, walletId: string, seconds: number): Promise<void> {
   const steps = async () => {
-    await forEachOf(liveResourcesBelow(app.ledger.read, walletId), ({ id }) => advance(app, id));
-    await forEachOf(liveSnapshotsBelow(app.ledger.read, walletId), ({ id }) => advanceSnapshot(app, id));
+    const { read } = app.ledger;
+    await forEachAtOnce(liveResourcesBelow(read, walletId), AT_ONCE_COUNT, ({ id }) => advance(app, id));
+    await forEachAtOnce(liveSnapshotsBelow(read, walletId), AT_ONCE_COUNT, ({ id }) => advanceSnapshot(app, id));
   };
   await app.inFlight.waitFor(steps(), seconds);
-}
-
-/** Takes a step for each item, for `AT_ONCE_COUNT` of them at a time. */
-async function forEachOf<T>(items: readonly T[], step: (item: T) => Promise<unknown>): Promise<void> {
-  const rest = items.values();
-  const take = async () => {
-    for (const it of rest) await step(it);
-  };
-  await Promise.all(Array.from({ length: Math.min(AT_ONCE_COUNT, items.length) }, take));
 }
 
 /** Returns the number of wallets that attempts have closed. */

@@ -289,24 +289,15 @@ export async function answerStream(
   const begin = () => {
     if (!events.hasBegun()) events.begin(STREAM);
   };
-  // A client that does not read is sent no more: each write would restart the time after which it is cut off.
-  let isFull = false;
-  function write(bytes: Buffer): Promise<void> | undefined {
-    const room = events.write(bytes);
-    isFull = room !== undefined;
-    return room?.then(() => {
-      isFull = false;
-    });
-  }
   const silence = setInterval(() => {
-    if (events.hasBegun() && !isFull) void write(envelope(0, keepalive));
+    if (events.hasBegun()) void events.write(envelope(0, keepalive));
   }, seconds * 1000);
   try {
     await run({
       send(message) {
         begin();
         silence.refresh();
-        return write(Buffer.isBuffer(message) ? message : encodeMessage(message));
+        return events.write(Buffer.isBuffer(message) ? message : encodeMessage(message));
       },
       interrupted: interruption.promise,
     });
