@@ -111,6 +111,7 @@ const ended = (exitCode: number, reason = 'Error') => inside('Failed', { termina
 test('what a Job and its pod say is one machine, in plain words', () => {
   const deadline = Date.parse('2026-01-01T00:10:00Z') / 1000;
   const failed = { conditions: [{ type: 'Failed', status: 'True', reason: 'DeadlineExceeded' }] };
+  const failing = { conditions: [{ type: 'FailureTarget', status: 'True', reason: 'DeadlineExceeded' }] };
   const table: [KubernetesJob | undefined, Pod[], object | undefined][] = [
     [undefined, [], undefined],
     [undefined, [ended(0)], { state: 'ended', note: /its Job is gone/ }],
@@ -118,6 +119,8 @@ test('what a Job and its pod say is one machine, in plain words', () => {
     [job(), [inside('Running', { running: {} })], { state: 'running', deadline }],
     [job({}), [inside('Running', { running: {} })], { state: 'running', deadline: undefined }],
     [job(failed), [], { state: 'ended', note: /DeadlineExceeded/ }],
+    [job(failing, { 'purser.pod': 'p1' }), [], { state: 'ended', note: /DeadlineExceeded/ }],
+    [job(failing), [inside('Running', { running: {} })], { state: 'ended', note: /DeadlineExceeded/ }],
     [job(), [ended(0)], { state: 'ended', note: /its deadline has passed/ }],
     [job(), [ended(143)], { state: 'ended', exceeded: undefined, note: /somebody stopped it/ }],
     [job(failed), [ended(153)], { state: 'ended', exceeded: 'disk', note: /more than 16 MiB to files/ }],

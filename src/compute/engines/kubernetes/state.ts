@@ -67,9 +67,14 @@ function currentPod({ metadata }: KubernetesJob, pods: readonly Pod[]): Pod | un
 
 const containerOf = ({ status }: Pod) => status?.containerStatuses?.find((it) => it.name === CONTAINER)?.state;
 
-/** Returns why a Job has ended, in the words of its controller; undefined while it has not. */
+/**
+ * Returns why a Job has ended, or why its controller is ending it (`FailureTarget`, while its pods are removed), in the words of
+ * the controller; undefined while neither holds.
+ */
 export function endOf({ status }: KubernetesJob): string | undefined {
-  const end = status?.conditions?.find((it) => /^(Complete|Failed)$/.test(it.type) && it.status === 'True');
+  const end = status?.conditions?.find(
+    (it) => /^(Complete|Failed|FailureTarget)$/.test(it.type) && it.status === 'True',
+  );
   return end && (end.reason ? `${end.reason} ${end.message ?? ''}`.trim() : end.type);
 }
 
