@@ -5,6 +5,8 @@ import { stopping } from './in-flight.ts';
 
 /** Maximum number of waiting requests of one wallet, of a tree of wallets, and of all. */
 const WAITING_COUNT_MAX = { wallet: 64, tree: 256, all: 1024 };
+/** The most wallets remembered for their lack of money; beyond it the first of them are forgotten. */
+const SHORT_COUNT_MAX = 10_000;
 /** Number of wallets whose first request is checked in one turn of the event loop. */
 const LOOKED_AT_COUNT = 32;
 
@@ -45,6 +47,9 @@ export type FundsQueue = {
    * again.
    */
   changed(count: number): void;
+  /** Returns whether the last request of a wallet found less money than it asked for: a guess, so that the next one looks first. */
+  isShort(walletId: string): boolean;
+  setShort(walletId: string, isShort: boolean): void;
   /** Ends all waits. */
   stop(): void;
   count(): number;
@@ -73,6 +78,7 @@ export function createFundsQueue(
   let isStopped = false;
   /** The wallets still to be checked, the longest waiting first. */
   const unseen = new Set<string>();
+  const short = new Set<string>();
 
   function look(walletId: string): void {
     const first = lines.get(walletId)?.[0];
@@ -131,6 +137,13 @@ export function createFundsQueue(
       seen = now;
       if (!unseen.size && lines.size) setImmediate(lookAtSome);
       for (const walletId of lines.keys()) unseen.add(walletId);
+    },
+
+    isShort: (walletId) => short.has(walletId),
+    setShort(walletId, isShort) {
+      if (isShort) short.add(walletId);
+      else short.delete(walletId);
+      if (short.size > SHORT_COUNT_MAX) short.delete(short.values().next().value as string);
     },
 
     stop() {

@@ -4,7 +4,8 @@ import { completion } from '../helper/upstream.ts';
 import { until } from '../helper/waiting.ts';
 import { ask, DEAR, later, open, refusalOf, waiting } from './funds-wait-shared.ts';
 
-// A request is cut to the money of its wallet before its hold is written. Here the money changes between the two.
+// A request is cut to the money of its wallet where that lacked some: before its hold is written if it lacked some last time, and else
+// when the write has refused it. Here the money changes between the two.
 
 type Opened = Awaited<ReturnType<typeof open>>;
 const AT_ONCE = { limits: { funds_wait_seconds: 0 } };
@@ -40,17 +41,19 @@ async function take({ purser, gateway }: Opened, tokens: number) {
 const calls = ({ purser }: Opened) => purser.upstream.calls.map(({ body }) => body.max_tokens);
 const used = (tokens: number) => completion({ prompt_tokens: 1, completion_tokens: tokens, total_tokens: 1 + tokens });
 
-test('a request that loses money to another one after it was cut is cut again, and holds what is left to the token', async (t) => {
-  const it = await open(t, AT_ONCE);
-  const holds = before(it, async (count) => count === 1 && (await take(it, 600)));
-  const cut = ask(it.gateway, 900);
-  await it.purser.upstream.arrived(2);
-  assert.deepEqual([calls(it), holds()], [[600, 400], 2]);
-  assert.equal(it.purser.wallet(it.gateway.walletId).held, 10_000_000_000n);
-  for (const { answer } of it.calls) answer();
-  assert.equal((await cut).headers['x-purser-max-tokens'], '400');
-  assert.deepEqual(it.purser.problems(), []);
-});
+for (const isShort of [false, true])
+  test(`a request that loses money to another one ${isShort ? 'after it was cut is cut again' : 'is cut'}, and holds what is left to the token`, async (t) => {
+    const it = await open(t, AT_ONCE);
+    it.purser.app.fundsQueue.setShort(it.gateway.walletId, isShort);
+    const holds = before(it, async (count) => count === 1 && (await take(it, 600)));
+    const cut = ask(it.gateway, 900);
+    await it.purser.upstream.arrived(2);
+    assert.deepEqual([calls(it), holds()], [[600, 400], 2]);
+    assert.equal(it.purser.wallet(it.gateway.walletId).held, 10_000_000_000n);
+    for (const { answer } of it.calls) answer();
+    assert.equal((await cut).headers['x-purser-max-tokens'], '400');
+    assert.deepEqual(it.purser.problems(), []);
+  });
 
 test('the strict endpoint, too, where no limit is named', async (t) => {
   const it = await open(t, AT_ONCE);
@@ -101,18 +104,22 @@ test('one that loses the money each time gives up, with a refusal that passes', 
 
 test('money that comes after the cut: the answer is as long as it was cut to, and the next one has all of it', async (t) => {
   const it = await open(t, { ...AT_ONCE, wallet: { budget_cents: 400 } });
+  const earlier = ask(it.gateway, 900, { seed: 0 });
+  await it.purser.upstream.arrived(1);
+  it.calls[0]?.answer(used(0));
+  await earlier;
   before(it, (count) =>
     count === 1 ? later(it.purser, `/v1/wallets/${it.gateway.walletId}/budget`, { add_cents: 600 }) : Promise.resolve(),
   );
   const cut = ask(it.gateway, 900);
-  await it.purser.upstream.arrived(1);
-  it.calls[0]?.answer();
-  await cut;
-  const whole = ask(it.gateway, 900, { seed: 1 });
   await it.purser.upstream.arrived(2);
   it.calls[1]?.answer();
+  await cut;
+  const whole = ask(it.gateway, 900, { seed: 1 });
+  await it.purser.upstream.arrived(3);
+  it.calls[2]?.answer();
   await whole;
-  assert.deepEqual(calls(it), [400, 900]);
+  assert.deepEqual(calls(it), [400, 400, 900]);
 });
 
 test('what is in force at the hold decides: a freeze between the two is the refusal', async (t) => {

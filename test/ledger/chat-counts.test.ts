@@ -63,15 +63,28 @@ function readsHere(t: TestContext): string[] {
   return reads;
 }
 
-test('a chat reads its wallet once before its hold', async (t) => {
-  const reads = readsHere(t);
-  const server = await openTestServer(t);
-  const { token } = await server.openWallet({ budget_cents: 1000 });
-  await server.chat(token); // The writer remembers the wallet from here on.
-  reads.length = 0;
-  assert.equal((await server.chat(token)).status, 200);
-  assert.equal(reads.filter((it) => /from wallet .* where wallet\.id = \?$/.test(it)).length, 1, reads.join('\n'));
-});
+for (const { what, budget, chat, count } of [
+  { what: 'that has the money is not read', budget: 1000, chat: {}, count: 0 },
+  {
+    what: 'that lacked the money is read once',
+    budget: 300,
+    chat: { model: 'dear', max_tokens: undefined },
+    count: 1,
+  },
+])
+  test(`the wallet of a chat ${what} before its hold`, async (t) => {
+    const reads = readsHere(t);
+    const server = await openTestServer(t);
+    const { token } = await server.openWallet({ budget_cents: budget });
+    await server.chat(token, chat); // The writer remembers the wallet from here on.
+    reads.length = 0;
+    assert.equal((await server.chat(token, chat)).status, 200);
+    assert.equal(
+      reads.filter((it) => /from wallet .* where wallet\.id = \?$/.test(it)).length,
+      count,
+      reads.join('\n'),
+    );
+  });
 
 for (const { carry, creditCents, walks } of [
   { carry: 'none', creditCents: 500, walks: 0 }, // Less than is missing even if the children had spent nothing.
