@@ -4,11 +4,12 @@ import type { Data } from '../db/write.ts';
 import {
   FUNDS_HELD_RETRY_SECONDS,
   fundsOf,
+  keyOwned,
   type OperationOrder,
   operationFrom,
   type Standing,
 } from '../ledger/hold.ts';
-import type { Operation } from '../ledger/operation.ts';
+import { findOperationByKey, type Operation } from '../ledger/operation.ts';
 import { isOwed, refillOwed } from '../ledger/refill.ts';
 import { available, findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { WaitEnd } from './funds-queue.ts';
@@ -22,7 +23,7 @@ type Writes<T> = Pick<PaidWrites<T>, 'hold' | 'standing'>;
 /** The part of an order that its quote does not decide. */
 type Unpriced = Omit<OperationOrder, keyof PaidQuote<never, never>['order']>;
 /** An operation whose hold is on disk, and the quote that it was held for. */
-type Holding<A, T> = { operation: Operation; quote: PaidQuote<A, T> };
+export type Holding<A, T> = { operation: Operation; quote: PaidQuote<A, T> };
 
 /** Places a hold. Gives back the resources of the call if that is refused. */
 async function writeHold<A, T extends Data>(
@@ -118,8 +119,8 @@ const HOLD_COUNT_MAX = 8;
 
 /**
  * Places a hold as soon as requests in flight have released the money for it, after the earlier requests of its wallet. A waiting
- * request has none of the call's resources. Throws the errors of `holdNow`, `funds_held` when its time is over, and `read_only`
- * when the server is stopping.
+ * request has none of the call's resources. Throws the errors of `holdNow`, `funds_held` when its time is over, `read_only` when the
+ * server is stopping, and `idempotency_in_progress` instead of waiting where its key is known.
  */
 export async function holdInTurn<A, T extends Data>(
   app: PaidApp,
@@ -146,6 +147,8 @@ export async function holdInTurn<A, T extends Data>(
     const held = await tryOrWait();
     if (held) return held;
   }
+  // One whose answer is there waits for no money.
+  if (findOperationByKey(app.ledger.read, walletId, unpriced.route, unpriced.idempotencyKey)) throw keyOwned();
   const turn = app.fundsQueue.join(walletId);
   if (!turn) throw heldBack(standing());
   let end: WaitEnd = 'refused';
