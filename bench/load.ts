@@ -4,7 +4,7 @@
 import { once } from 'node:events';
 import net from 'node:net';
 import { performance } from 'node:perf_hooks';
-import { setTimeout } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { LoadOrder, LoadResult } from './generate.ts';
 import { type Reply, replyReader } from './reply.ts';
 import { KEY_LENGTH, keyOf, requestOf } from './request.ts';
@@ -99,7 +99,7 @@ async function ask(client: Client, from: Template, key: number): Promise<boolean
 async function stream(client: Client, index: number): Promise<void> {
   const tokens = order.tokens ?? [undefined];
   const own = tokens.filter((_, i) => i % order.connections === index % tokens.length).map(template);
-  if (order.spreadMilliseconds) await setTimeout((order.spreadMilliseconds * index) / order.connections);
+  if (order.spreadMilliseconds) await sleep((order.spreadMilliseconds * index) / order.connections);
   for (let turn = 0; performance.now() < endsAt && asked < (order.count ?? Number.POSITIVE_INFINITY); turn++) {
     const from = own[turn % own.length] as Template;
     if (!(await ask(client, from, asked++))) return;

@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { rmSync, writeFileSync } from 'node:fs';
-import { setTimeout } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { inheritedEnvironment } from '../src/config/config.ts';
 
 const OPENER = 'xdg-open';
@@ -32,7 +32,7 @@ export async function openInBrowser(link: string, file: string, isWaiting: () =>
     writeFileSync(file, pageTo(link), { flag: 'wx', mode: 0o600 });
     if (!(await run(file))) return false;
     while (!ended.signal.aborted && (await isWaiting()))
-      await setTimeout(LOOK_MILLISECONDS, undefined, { signal: ended.signal }).catch(() => {});
+      await sleep(LOOK_MILLISECONDS, undefined, { signal: ended.signal }).catch(() => {});
     return true;
   } finally {
     rmSync(file, { force: true });

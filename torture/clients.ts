@@ -1,4 +1,4 @@
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Chance } from './chance.ts';
 import type { Kind } from './engine.ts';
 import type { Journal, OrderEntry, WalletEntry } from './journal.ts';
@@ -67,7 +67,7 @@ export function openClients(journal: Journal, orders: Orders, chance: Chance, ki
 
   async function freezeAWhile(wallet: WalletEntry, chance: Chance): Promise<void> {
     await orders.freeze(wallet, true).catch(patient);
-    await pause(chance.between(100, 1500));
+    await sleep(chance.between(100, 1500));
     for (let attempts = 5; attempts && !stopped && isOpen(wallet) && wallet.frozen.state !== 'no'; attempts--)
       await orders.freeze(wallet, false).catch(patient);
   }
@@ -77,7 +77,7 @@ export function openClients(journal: Journal, orders: Orders, chance: Chance, ki
     for (let attempts = chance.whole(1, 4); attempts && !stopped; attempts--) {
       await orders.send(order).catch(patient);
       if (order.outcome !== 'unknown' && !(order.outcome === 'refused' && chance.of(0.2))) return;
-      await pause(chance.between(0, 500));
+      await sleep(chance.between(0, 500));
     }
   }
 
@@ -113,7 +113,7 @@ export function openClients(journal: Journal, orders: Orders, chance: Chance, ki
       const order = await orders.stream(wallet, chance, true);
       if (!order) return;
       await orders.leave(order, chance.whole(0, LEAVE_MILLISECONDS)).catch(patient);
-      await pause(chance.between(0, 2 * LEAVE_MILLISECONDS)); // Within the grace, or after it.
+      await sleep(chance.between(0, 2 * LEAVE_MILLISECONDS)); // Within the grace, or after it.
       return insist(order, chance);
     }
     const order = orders.chat(wallet, chance);
@@ -139,7 +139,7 @@ export function openClients(journal: Journal, orders: Orders, chance: Chance, ki
   async function untilStopped(act: () => Promise<void>, think: number): Promise<void> {
     while (!stopped) {
       await act().catch(patient);
-      await pause(chance.between(0, think));
+      await sleep(chance.between(0, think));
     }
   }
 
@@ -172,5 +172,5 @@ const depthOf = ({ parent }: WalletEntry): number => (parent ? 1 + depthOf(paren
 /** Waits a little after a request without an answer. Rethrows any other error. */
 async function patient(error: unknown): Promise<void> {
   if (!(error instanceof Gone)) throw error;
-  await pause(GONE_MILLISECONDS);
+  await sleep(GONE_MILLISECONDS);
 }

@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import { existsSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Said } from '../test/helper/executable.ts';
 import type { CreditEntry } from './journal.ts';
 import { count } from './journal.ts';
@@ -64,7 +64,7 @@ const COMMANDS: Record<string, Command> = {
   'master-key rotate': plain('master-key', 'rotate'),
   freeze: async (rig, step) => {
     const frozen = await plain('freeze')(rig, step);
-    while ((await plain('unfreeze')(rig, step))?.code !== 0) await pause(AGAIN_MILLISECONDS);
+    while ((await plain('unfreeze')(rig, step))?.code !== 0) await sleep(AGAIN_MILLISECONDS);
     return frozen;
   },
   backup: async ({ site, directory, journal }, { number }) => {

@@ -1,4 +1,4 @@
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { waitFor } from '../test/helper/waiting.ts';
 import type { Chance } from './chance.ts';
 import { runCommand } from './commands.ts';
@@ -10,7 +10,7 @@ import { tamper } from './tamper.ts';
 /** Causes one fault, and undoes what it can. Returns `left out` if it cannot be caused here. */
 type Fault = (rig: Rig, step: Step) => Promise<unknown>;
 
-const seconds = (count: number) => pause(count * 1000);
+const seconds = (count: number) => sleep(count * 1000);
 const PAST_EXPIRIES = 3;
 
 /** Makes system calls of the server fail, come late or kill it, through strace. `fatal` says that this may end the server. */

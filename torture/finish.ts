@@ -1,4 +1,4 @@
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { credit } from './commands.ts';
 import type { Machine } from './engine.ts';
 import type { OrderEntry } from './journal.ts';
@@ -84,7 +84,7 @@ export async function machinesLeft({ engines }: Rig): Promise<Machine[]> {
 
 async function until(isSo: () => Promise<boolean>, milliseconds: number): Promise<void> {
   const deadline = performance.now() + milliseconds;
-  while (!(await isSo()) && performance.now() < deadline) await pause(AGAIN_MILLISECONDS);
+  while (!(await isSo()) && performance.now() < deadline) await sleep(AGAIN_MILLISECONDS);
 }
 
 /** Acts on the items, a few at a time. An item without an answer is left for the next round. */

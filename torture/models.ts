@@ -1,5 +1,5 @@
 import type { ServerResponse } from 'node:http';
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { breakOff, DONE, event, forever, resetIt, streaming } from '../test/helper/sse.ts';
 import { failure, halfBody, hang, openUpstream, reset, type UpstreamCall } from '../test/helper/upstream.ts';
 import type { Chance } from './chance.ts';
@@ -52,7 +52,7 @@ const LATE_MILLISECONDS = 300;
 const late =
   (handle: Handle): Handle =>
   async (asked, response) => {
-    await pause(LATE_MILLISECONDS);
+    await sleep(LATE_MILLISECONDS);
     return handle(asked, response);
   };
 const SLOW_MILLISECONDS = 1500;
@@ -60,7 +60,7 @@ const SLOW_MILLISECONDS = 1500;
 const slow: Handle = (asked, response) =>
   streaming(
     ...begun(asked),
-    () => pause(SLOW_MILLISECONDS),
+    () => sleep(SLOW_MILLISECONDS),
     delta(asked, '', 'stop'),
     chunk(asked, [], asked.usage),
     DONE,

@@ -1,6 +1,6 @@
 import { appendFileSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { delimiter, join } from 'node:path';
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { searchPath } from '../src/config/config.ts';
 import { hasComponent } from '../test/helper/component.ts';
 import { type Ended, type Installation, installation, type Launched, type Serving } from '../test/helper/executable.ts';
@@ -125,7 +125,7 @@ export function openSite(t: Stage, options: NonNullable<Parameters<typeof instal
         serving.reject(error);
         return;
       }
-      await pause(AGAIN_MILLISECONDS);
+      await sleep(AGAIN_MILLISECONDS);
     }
   };
   /** Returns why a server that answers does not serve its books, if so. */

@@ -1,4 +1,4 @@
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { FAULTS } from './faults.ts';
 import type { Flags } from './flags.ts';
 import { count } from './journal.ts';
@@ -22,11 +22,11 @@ export async function strike(rig: Rig, { minutes, seed, only }: Flags, say: (tex
   }
   async function run(lane: Lane): Promise<void> {
     for (const step of stepsOf(lane, seed, only)) {
-      await pause(Math.max(0, Math.min(until - performance.now(), step.after * 1000)));
+      await sleep(Math.max(0, Math.min(until - performance.now(), step.after * 1000)));
       if (performance.now() >= until) return;
       await once(step);
     }
-    await pause(until - performance.now()); // None of its faults is selected.
+    await sleep(until - performance.now()); // None of its faults is selected.
   }
   await Promise.all((Object.keys(LANES) as Lane[]).map(run));
   return struck;

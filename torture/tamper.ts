@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync, readFileSync } from 'node:fs';
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 
 const POLL_MILLISECONDS = 10;
 
@@ -18,7 +18,7 @@ export async function tamper(pid: number, calls: string, what: string): Promise<
     .then(() => {
       isOver = true;
     });
-  while (!isOver && !isTraced(pid)) await pause(POLL_MILLISECONDS);
+  while (!isOver && !isTraced(pid)) await sleep(POLL_MILLISECONDS);
   if (isOver) return undefined;
   return {
     async end() {
@@ -26,7 +26,7 @@ export async function tamper(pid: number, calls: string, what: string): Promise<
       // A strace (6.1) that misses the end of the process's last thread waits for it for ever, and keeps the process a zombie.
       while (!isOver) {
         if (hasEnded(pid)) strace.kill('SIGKILL');
-        await Promise.race([ended, pause(POLL_MILLISECONDS)]);
+        await Promise.race([ended, sleep(POLL_MILLISECONDS)]);
       }
     },
   };

@@ -1,4 +1,4 @@
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { nanos } from '../test/executable/books.ts';
 import type { Chance } from './chance.ts';
 import type { Engine, Engines } from './engine.ts';
@@ -84,7 +84,7 @@ export function watch(
       await check().catch((error) => {
         if (!(error instanceof Gone)) throw error;
       });
-      await pause(milliseconds);
+      await sleep(milliseconds);
     }
   };
   const running = Promise.all([

@@ -1,5 +1,6 @@
 import type { Log } from '../base/log.ts';
 import { Refusal } from '../base/refusal.ts';
+import { nextTurn } from '../base/turn.ts';
 import type { MasterKeySource } from '../config/config.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
@@ -86,7 +87,7 @@ export async function dropRetiredKeys(
     let at = last?.id ?? '';
     let walk = walletNeeding(ledger.read, id, at);
     while (walk.needed === undefined && walk.next !== undefined) {
-      await new Promise((resolve) => setImmediate(resolve)); // Lets requests run between two pages.
+      await nextTurn(); // Lets requests run between two pages.
       at = walk.next;
       walk = walletNeeding(ledger.read, id, at);
     }

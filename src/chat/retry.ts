@@ -1,6 +1,7 @@
 import type { Clock } from '../base/clock.ts';
 import { Refusal } from '../base/refusal.ts';
 import { createKept } from '../base/shares.ts';
+import { nextTurn } from '../base/turn.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
   answerBytes,
@@ -308,4 +309,3 @@ const newAttempt = (it: Pick<UnkeyedAttempt, 'walletId' | 'route' | 'name' | 'ke
   answer: nothing,
   stored: Promise.resolve(),
 });
-const nextTurn = () => new Promise<void>((resolve) => setImmediate(resolve));

@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto';
-import { setTimeout } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { formatUsd, Nanos, parseUsd } from '../base/money.ts';
 import type { Narrator } from './narrator.ts';
 import { runBySsh } from './plain-ssh.ts';
@@ -91,7 +91,7 @@ export async function rent(
     let stopped = await compute('stop', { id });
     // The answer waits for some seconds only, and a busy machine may take longer.
     while (stopped.body.status === 'stopping') {
-      await setTimeout(STOPPING_MILLISECONDS, undefined, { signal });
+      await sleep(STOPPING_MILLISECONDS, undefined, { signal });
       stopped = await compute('stop', { id });
     }
     check(provider, stopped.body.status, 'stopped');

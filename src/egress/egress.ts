@@ -1,5 +1,5 @@
 import type { Duplex } from 'node:stream';
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { contained } from '../base/fault.ts';
 import { createLimit } from '../base/limits.ts';
 import { containConnection } from '../net/contain.ts';
@@ -151,7 +151,7 @@ function createOpener(needs: EgressNeeds) {
   /** Opens a way out again, with longer and longer pauses. Never rejects. */
   async function keepOpening(way: Way): Promise<void> {
     while (way.isWanted) {
-      await pause(way.retryMilliseconds, undefined, { ref: false });
+      await sleep(way.retryMilliseconds, undefined, { ref: false });
       way.retryMilliseconds = Math.min(way.retryMilliseconds * 2, RETRY_MILLISECONDS.max);
       try {
         if (way.isWanted && needs.isLive(way.id)) await openOnce(way);

@@ -1,5 +1,6 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import net, { type Server as Listener, type Socket } from 'node:net';
+import { nextTurn } from '../base/turn.ts';
 
 /** Interval at which a stopping server checks which connections are still open. */
 const POLL_MILLISECONDS = 20;
@@ -87,7 +88,7 @@ export function followConnections(server: Server, listener: Listener = server): 
     async stop(drain) {
       stopping = true;
       // The kernel may have accepted connections already: a full turn of the event loop takes them in.
-      for (let turn = 0; turn < 2; turn++) await new Promise((resolve) => setImmediate(resolve));
+      for (let turn = 0; turn < 2; turn++) await nextTurn();
       // http's own close ends idle connections at once and loses requests on their way.
       const closed = new Promise((resolve) => net.Server.prototype.close.call(listener, resolve));
       for (const connection of connections.values()) announceEnd(connection, true);

@@ -1,6 +1,6 @@
 import type { ServerResponse } from 'node:http';
+import { turnWhenDue } from '../base/turn.ts';
 import type { Listener } from '../chat/stream.ts';
-import { turnWhenDue } from '../net/turn.ts';
 
 /** A response of server-sent events, written directly to the client's connection. */
 export type EventStream = Listener & {

@@ -1,4 +1,4 @@
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Backend } from '../compute/backend.ts';
 import type { EndReason } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
@@ -40,7 +40,7 @@ export async function checkAfterKill(
   if (await app.inFlight.waitFor(lives, WAIT_SECONDS)) return null;
   while (endReasonOf(app, id) === null && performance.now() < giveUpAt && !app.inFlight.isCutOff()) {
     await app.inFlight.waitFor(advance(app, id), WAIT_SECONDS);
-    if (endReasonOf(app, id) === null) await pause(AGAIN_MILLISECONDS);
+    if (endReasonOf(app, id) === null) await sleep(AGAIN_MILLISECONDS);
   }
   return endReasonOf(app, id);
 }

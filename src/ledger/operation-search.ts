@@ -1,5 +1,6 @@
 import { and, asc, count, desc, eq, gt, gte, lt, type SQL, sql } from 'drizzle-orm';
 import type { Nanos } from '../base/money.ts';
+import { nextTurn } from '../base/turn.ts';
 import type { OPERATION_OUTCOMES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
@@ -140,7 +141,7 @@ export async function searchOperations(
     last = numbers ? (numbers.at(-1) ?? last) : from;
     examined += rows;
     if (to > lowest && examined >= examinedMax) return { operations, goesOnAfter: idOf(read, last), isCut: true };
-    await new Promise<void>((resolve) => setImmediate(resolve));
+    await nextTurn();
   }
   return cut(operations, limit);
 }

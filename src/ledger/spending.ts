@@ -1,6 +1,7 @@
 import { periodAt } from '../base/calendar.ts';
 import { Nanos, ZERO } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
+import { nextTurn } from '../base/turn.ts';
 import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 import type { operations } from '../db/schema.ts';
@@ -323,5 +324,3 @@ async function* chargedIn(
         await nextTurn();
       }
 }
-
-const nextTurn = () => new Promise<void>((resolve) => setImmediate(resolve));

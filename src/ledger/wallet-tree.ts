@@ -1,4 +1,4 @@
-import { setImmediate as nextTurn } from 'node:timers/promises';
+import { nextTurn } from '../base/turn.ts';
 import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 import { LIST_COUNT_MAX } from './wallet.ts';

@@ -1,6 +1,6 @@
 import { parseJson, parseString, setMember } from '../base/parse-json.ts';
+import { turnWhenDue } from '../base/turn.ts';
 import { collectPieces } from './pieces.ts';
-import { turnWhenDue } from './turn.ts';
 
 /**
  * JSON answers of servers, which may be as long as a list of all their machines. They are parsed as they arrive, with turns for

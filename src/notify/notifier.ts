@@ -1,4 +1,4 @@
-import { setTimeout as wait } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Clock } from '../base/clock.ts';
 import { isSame } from '../base/secret.ts';
 import type { EventConfig, ReceiverConfig } from '../config/events.ts';
@@ -250,7 +250,7 @@ async function recordSurely(
     } catch (error) {
       if (isFirst) app.events.failed('event_outcome', error, { receiver });
     }
-    await wait(WRITE_AGAIN_MILLISECONDS, undefined, { ref: false, signal: stopping }).catch(() => {});
+    await sleep(WRITE_AGAIN_MILLISECONDS, undefined, { ref: false, signal: stopping }).catch(() => {});
     if (stopping.aborted) return false;
   }
 }

@@ -1,4 +1,4 @@
-import { setImmediate as nextTurn } from 'node:timers/promises';
+import { nextTurn } from '../base/turn.ts';
 
 const TURN_BYTES = 64 * 1024;
 

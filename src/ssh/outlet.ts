@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import type { Socket } from 'node:net';
 import type { Writable } from 'node:stream';
 import type { ServerChannel } from 'ssh2';
-import { turnWhenDue } from '../net/turn.ts';
+import { turnWhenDue } from '../base/turn.ts';
 
 export type Outlet = {
   /** Resolves when more can be written. Rejects when the client has disconnected. */

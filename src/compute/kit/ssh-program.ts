@@ -1,5 +1,5 @@
 import { PassThrough } from 'node:stream';
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { ExecResult } from '../backend.ts';
 import { finish, type Program, type ProgramLimits, type ProgramOrder } from '../machine/program.ts';
 import { quoted } from '../machine/shell.ts';
@@ -86,7 +86,7 @@ function programOf(begun: RunningLine, mark?: string): Program {
   const passedOn = ended.then(async (end) => {
     noteOutput();
     while (!isComplete() && performance.now() - outputAt < LATE_MILLISECONDS)
-      await Promise.race([closed, pause(LOOK_MILLISECONDS), ...(marked ? [marked.whole] : [])]);
+      await Promise.race([closed, sleep(LOOK_MILLISECONDS), ...(marked ? [marked.whole] : [])]);
     for (const [from, to] of [[channel, stdout] as const, [channel.stderr, stderr] as const]) {
       from.unpipe(to);
       to.end();

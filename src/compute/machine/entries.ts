@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import { Refusal } from '../../base/refusal.ts';
+import { turnWhenDue } from '../../base/turn.ts';
 import { inTime } from '../../net/deadline.ts';
 import { collectPieces } from '../../net/pieces.ts';
-import { turnWhenDue } from '../../net/turn.ts';
 import type { Backend, OutputBudget, Ref } from '../backend.ts';
 import { fromHome } from './attached.ts';
 import { beginRun, firstWord, runText, startRun } from './run.ts';

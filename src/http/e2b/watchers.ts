@@ -1,9 +1,9 @@
 import { randomUUID } from 'node:crypto';
 import { whenStopping } from '../../base/health.ts';
 import { Refusal } from '../../base/refusal.ts';
+import { turnWhenDue } from '../../base/turn.ts';
 import { watchEntries } from '../../compute/machine/entries.ts';
 import { inTime } from '../../net/deadline.ts';
-import { turnWhenDue } from '../../net/turn.ts';
 import { createConcurrency } from '../concurrency.ts';
 import type { HttpApp } from '../endpoint.ts';
 import type { Running } from './envd.ts';

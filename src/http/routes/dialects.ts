@@ -1,5 +1,5 @@
-import { setImmediate as nextTurn } from 'node:timers/promises';
 import * as v from 'valibot';
+import { nextTurn } from '../../base/turn.ts';
 import { chat } from '../../chat/chat.ts';
 import { streamChat, transcriptOf } from '../../chat/stream.ts';
 import { findWallet, type Wallet } from '../../ledger/wallet.ts';

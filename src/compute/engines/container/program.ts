@@ -1,5 +1,5 @@
 import { type Duplex, PassThrough } from 'node:stream';
-import { setTimeout as pause } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type Docker from 'dockerode';
 import type { LineSession } from '../../../egress/line.ts';
 import { containConnection } from '../../../net/contain.ts';
@@ -96,7 +96,7 @@ async function beginDrained(
   const lateEnd = Promise.withResolvers<{ code: number }>();
   /** Leaves a command that is over, but whose unread input is not read to its end: a tenant may replace `cat`. */
   async function leaveLate(end: { code: number }): Promise<void> {
-    await pause(LATE_MILLISECONDS, undefined, { ref: false });
+    await sleep(LATE_MILLISECONDS, undefined, { ref: false });
     await program.quiet();
     lateEnd.resolve(end);
     program.leave();
@@ -160,7 +160,7 @@ async function begin(engine: Engine, ref: Ref, argv: string[], it: ContainerExec
   const marked = it.mark === undefined ? undefined : takeMarks(it.mark, stdout, stderr);
   const rest = async (code: number) => {
     if (marked && code < UNSENT)
-      await Promise.race([marked.whole, pause(LATE_MILLISECONDS, undefined, { ref: false })]);
+      await Promise.race([marked.whole, sleep(LATE_MILLISECONDS, undefined, { ref: false })]);
     await quiet();
   };
   const ended = waitForEnd(ask, exec, stream, rest, judge)
@@ -212,7 +212,7 @@ async function waitForEnd(
   // An idle session of an hour must not be asked about ten times a second.
   for (let wait = WAIT_MILLISECONDS_LEAST; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
     const wasClosed = isClosed;
-    await (isClosed ? pause(wait) : Promise.race([closed, pause(wait)]));
+    await (isClosed ? sleep(wait) : Promise.race([closed, sleep(wait)]));
     await judge();
     // The command has mostly ended by now; but a tenant may close the streams of a program that continues.
     if (isClosed && !wasClosed) wait = WAIT_MILLISECONDS_LEAST / 2;
@@ -222,7 +222,7 @@ async function waitForEnd(
         throw error;
       }
       // An engine may forget the container before the end of the stream is here; with gVisor that never comes.
-      await Promise.race([closed, pause(REMOVED_MILLISECONDS, undefined, { ref: false })]);
+      await Promise.race([closed, sleep(REMOVED_MILLISECONDS, undefined, { ref: false })]);
       return { Running: false, ExitCode: KILLED };
     });
     if (typeof state?.Running !== 'boolean') throw new Error('the engine does not say whether a command runs');

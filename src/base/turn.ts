@@ -19,3 +19,6 @@ export function turnWhenDue(): Promise<void> | undefined {
   );
   return turn;
 }
+
+/** Returns a promise for the next turn of the event loop: requests that have arrived are served before. */
+export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
