@@ -1,4 +1,5 @@
 import sea from 'node:sea';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Command } from 'commander';
 import { Refusal } from '../src/base/refusal.ts';
 import { files } from '../src/files/data-directory.ts';
@@ -59,7 +60,7 @@ async function untilServing(): Promise<boolean> {
   const deadline = performance.now() + READY_MILLISECONDS;
   while (performance.now() < deadline) {
     if (await askServer(socket, 'status', {})) return true;
-    await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+    await sleep(TRY_MILLISECONDS);
   }
   return false;
 }

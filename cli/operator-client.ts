@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Command } from 'commander';
 import { Refusal } from '../src/base/refusal.ts';
 import { dataDirectoryOf } from '../src/config/config.ts';
@@ -37,7 +38,7 @@ export async function ask<N extends CommandName>(
     } catch (error) {
       if (!(error instanceof LockedError) || performance.now() > deadline) throw error;
     }
-    await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+    await sleep(TRY_MILLISECONDS);
   }
 }
 

@@ -1,5 +1,6 @@
 import { spawn } from 'node:child_process';
 import { constants } from 'node:os';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Command } from 'commander';
 import { Refusal } from '../src/base/refusal.ts';
 import { dataDirectoryOf, inheritedEnvironment } from '../src/config/config.ts';
@@ -182,7 +183,7 @@ async function closeAndReport(socket: string, id: string): Promise<undefined> {
       }
       say(error.message);
     }
-    await new Promise((resolve) => setTimeout(resolve, CLOSE_AGAIN_MILLISECONDS));
+    await sleep(CLOSE_AGAIN_MILLISECONDS);
   }
 }
 

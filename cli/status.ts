@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Command } from 'commander';
 import { duration, relative } from '../src/base/shown.ts';
 import { describeReplicas, hasFullCopy, type Replicas } from '../src/files/drbd.ts';
@@ -35,7 +36,7 @@ async function status({ watch }: { watch?: boolean }, command: Command): Promise
     if (json) print(JSON.stringify(it));
     else show(screen(it));
     if (!watch || process.stdout.errored) return;
-    await new Promise((resolve) => setTimeout(resolve, WATCH_MILLISECONDS));
+    await sleep(WATCH_MILLISECONDS);
   }
 }
 

@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { formatCents, formatUsd, Nanos, parseUsd, ZERO } from '../src/base/money.ts';
 import { Refusal } from '../src/base/refusal.ts';
@@ -302,7 +303,7 @@ async function closeWallets(id: string | undefined, options: CloseOptions, comma
       return;
     }
     say(`${pending.length} are still closing`);
-    await new Promise((resolve) => setTimeout(resolve, WAIT_MILLISECONDS));
+    await sleep(WAIT_MILLISECONDS);
   }
 }
 
@@ -318,6 +319,6 @@ async function closeWallet(id: string, options: CloseOptions, command: Command):
       if (!options.wait) throw new Refusal(error.code, `${error.message} Repeat the command, or give --wait.`);
       say(error.message);
     }
-    await new Promise((resolve) => setTimeout(resolve, WAIT_MILLISECONDS));
+    await sleep(WAIT_MILLISECONDS);
   }
 }

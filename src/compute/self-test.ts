@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import { newId } from '../base/id.ts';
 import { openLine } from '../egress/line.ts';
 import { inTime } from '../net/deadline.ts';
@@ -22,8 +23,6 @@ const TRIAL_SECONDS = 120;
 const EXEC_SECONDS = 20;
 /** A busy engine gets as long to report its free capacity as to describe itself: a slow engine is not a full one. */
 const OFFERS_MILLISECONDS = 20_000;
-
-const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /**
  * Makes one machine of the cheapest free offer, of those that `only` names if it is given. Waits until it runs, finds it by its

@@ -1,6 +1,7 @@
 import { readdirSync, readFileSync, readlinkSync, type Stats, statSync, writeFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { dirname, join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Refusal } from '../base/refusal.ts';
 import { isReadOnly, LockedError } from '../files/data-directory.ts';
 import { connect } from './addon.ts';
@@ -60,7 +61,7 @@ export async function takeLock(file: string, who: string, patience?: LockPatienc
         patience?.waits(holder);
       }
     }
-    await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+    await sleep(TRY_MILLISECONDS);
   }
 }
 
@@ -120,7 +121,7 @@ export async function refuseOtherName(database: string): Promise<void> {
       throw new LockedError(
         `${database} has a second name (a hard link), under which it is in use by ${users ? `process ${users.join(', ')} on ${hostname()}` : 'a process that this one cannot see'}. Only one process may write it. Stop the other, or remove the other name.`,
       );
-    await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+    await sleep(TRY_MILLISECONDS);
   }
 }
 

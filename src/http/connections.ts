@@ -1,5 +1,6 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import net, { type Server as Listener, type Socket } from 'node:net';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { nextTurn } from '../base/turn.ts';
 
 /** Interval at which a stopping server checks which connections are still open. */
@@ -63,7 +64,6 @@ export function followConnections(server: Server, listener: Listener = server): 
   function closeIdle() {
     for (const [socket, it] of connections) if (isIdle(socket, it)) socket.destroySoon();
   }
-  const pause = () => new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
 
   return {
     take({ socket }, response) {
@@ -96,7 +96,8 @@ export function followConnections(server: Server, listener: Listener = server): 
       let drained = false;
       const lingerUntil = performance.now() + LINGER_MILLISECONDS;
       async function answered() {
-        while (!drained && connections.size && (isAnyBusy() || performance.now() < lingerUntil)) await pause();
+        while (!drained && connections.size && (isAnyBusy() || performance.now() < lingerUntil))
+          await sleep(POLL_MILLISECONDS);
       }
       await drain(answered());
       drained = true;
@@ -104,7 +105,7 @@ export function followConnections(server: Server, listener: Listener = server): 
       const flushUntil = performance.now() + FLUSH_MILLISECONDS;
       while (connections.size && performance.now() < flushUntil) {
         closeIdle();
-        await pause();
+        await sleep(POLL_MILLISECONDS);
       }
       server.closeAllConnections();
       for (const socket of connections.keys()) socket.destroy(); // The server no longer tracks upgraded connections.

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { newId } from '../base/id.ts';
 import { Nanos, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
@@ -405,7 +406,7 @@ async function untilReady(app: LeaseApp, id: string, answerAt: number): Promise<
     if (performance.now() > answerAt || app.inFlight.isCutOff()) return resource;
     const { min, max } = POLL_MILLISECONDS;
     const pause = Math.min(max, Math.max(min, (performance.now() - beganAt) * POLL_SHARE));
-    await new Promise((resolve) => setTimeout(resolve, pause));
+    await sleep(pause);
   }
 }
 

@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Extended, Pausing, Slot, Spec } from '../compute/backend.ts';
@@ -198,8 +199,7 @@ async function runOn(
 /** Waits until sessions and connections of a lease are cut. A command that still runs after some seconds is stopped where it is. */
 async function untilCut(app: LeaseApp, id: string): Promise<void> {
   const giveUpAt = performance.now() + CUT_MILLISECONDS;
-  while (app.activity.open(id) > 0 && performance.now() < giveUpAt)
-    await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
+  while (app.activity.open(id) > 0 && performance.now() < giveUpAt) await sleep(LOOK_MILLISECONDS);
 }
 
 /**

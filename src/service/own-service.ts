@@ -1,5 +1,6 @@
 import { statSync } from 'node:fs';
 import { basename, join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { parseJson } from '../base/parse-json.ts';
 import { Refusal } from '../base/refusal.ts';
 import { files } from '../files/data-directory.ts';
@@ -201,7 +202,7 @@ async function start(runner: Runner, { wasActive, fault }: EarlierService): Prom
     reason = faultOf(runner);
     if (reason === undefined || (reason === fault && reason !== NO_ANSWER)) return undefined;
     hasEnded = runProgram('systemctl', 'is-failed', SERVICE.unit).status === 0;
-    await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+    await sleep(TRY_MILLISECONDS);
   }
   const how = hasEnded ? 'It ended soon' : `It is not ready within ${READY_MILLISECONDS / 1000} s: ${reason}`;
   return `${how}. ${lastWords()}`;

@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Clock } from '../base/clock.ts';
 import { newId } from '../base/id.ts';
 import type { Limit } from '../base/limits.ts';
@@ -370,6 +371,6 @@ export async function writeOutcome<D, R>(
       reject(uncertain());
       if (app.inFlight.isCutOff()) throw uncertain(); // The next start finds it in flight.
     }
-    await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));
+    await sleep(AGAIN_MILLISECONDS);
   }
 }

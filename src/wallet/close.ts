@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { forEachAtOnce } from '../base/at-once.ts';
 import { ZERO } from '../base/money.ts';
 import type { Config } from '../config/config.ts';
@@ -66,7 +67,7 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
       app.wakeAt(app.clock.now() + 1); // The reaper continues.
       return wallet;
     }
-    if (!isCut) await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));
+    if (!isCut) await sleep(AGAIN_MILLISECONDS);
   }
 }
 

@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto';
 import { PassThrough, type Readable, Transform } from 'node:stream';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Refusal } from '../../base/refusal.ts';
 import { inTime } from '../../net/deadline.ts';
 import type { Backend, GuestSession, OutputBudget, Ref } from '../backend.ts';
@@ -102,7 +103,7 @@ export async function startRun(
     while (open > 0) {
       const isRead = !stdout.writableNeedDrain && !stderr.writableNeedDrain;
       if (isRead && performance.now() - heardAt >= QUIET_MILLISECONDS) return;
-      await new Promise((resolve) => setTimeout(resolve, QUIET_MILLISECONDS / 20));
+      await sleep(QUIET_MILLISECONDS / 20);
     }
   }
   const ended = session.ended

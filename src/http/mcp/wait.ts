@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import * as v from 'valibot';
 import { whenStopping } from '../../base/health.ts';
 import { readLog } from '../../compute/machine/process.ts';
@@ -66,6 +67,6 @@ async function untilReady(
   for (;;) {
     const resource = resourceOf(app.ledger.read, walletId, id);
     if (isReady(resource) || signal.aborted || performance.now() >= until) return resource;
-    await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
+    await sleep(LOOK_MILLISECONDS);
   }
 }

@@ -1,4 +1,5 @@
 import { PassThrough, type Readable, Writable } from 'node:stream';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { WAITING } from '../../machine/waiting.ts';
 
 /** Each piece begins with the number of its stream, three empty bytes and its length (Docker Engine API, attach). */
@@ -80,7 +81,7 @@ export function partOutput(stream: Readable, { terminal }: { terminal: boolean }
     async quiet() {
       for (;;) {
         const before = chunks;
-        await new Promise((resolve) => setTimeout(resolve, QUIET_MILLISECONDS));
+        await sleep(QUIET_MILLISECONDS);
         if (stream.destroyed) return;
         if (chunks === before && !stdout.writableNeedDrain && !stderr.writableNeedDrain) return;
       }

@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Machine, Ref } from '../../backend.ts';
 import { isAbsent, type LxdApi, STATUS, textOf } from './api.ts';
 import { isLeaseName, isMachine, isOwnName, type LxdInstance } from './describe.ts';
@@ -38,7 +39,7 @@ export function createInstances(lxd: LxdApi, restartMilliseconds = RESTART_MILLI
       const instance = await look(ref);
       const mayRestart = instance && isMachine(instance) && stateOf(instance) === 'ended';
       if (!mayRestart || performance.now() > until) return instance;
-      await new Promise((resolve) => setTimeout(resolve, RESTART_POLL_MILLISECONDS));
+      await sleep(RESTART_POLL_MILLISECONDS);
     }
   }
 
@@ -99,7 +100,7 @@ async function whenIdle<T>(work: () => Promise<T>): Promise<T> {
       return await work();
     } catch (error) {
       if (!/is busy running/i.test(textOf(error)) || performance.now() > until) throw error;
-      await new Promise((resolve) => setTimeout(resolve, BUSY_POLL_MILLISECONDS));
+      await sleep(BUSY_POLL_MILLISECONDS);
     }
 }
 

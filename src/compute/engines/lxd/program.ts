@@ -1,6 +1,7 @@
 import { constants } from 'node:os';
 import { type Duplex, PassThrough } from 'node:stream';
 import { finished } from 'node:stream/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { LineSession } from '../../../egress/line.ts';
 import type { Ref } from '../../backend.ts';
 import { egressCommand, egressSession } from '../../kit/egress.ts';
@@ -156,7 +157,7 @@ async function quiet(pipes: Pipe[]): Promise<void> {
   for (const { from } of pipes) from.on('data', count);
   for (let before = -1; before !== noteOutput || pipes.some(({ to }) => to.writableNeedDrain); ) {
     before = noteOutput;
-    await new Promise((resolve) => setTimeout(resolve, QUIET_MILLISECONDS));
+    await sleep(QUIET_MILLISECONDS);
   }
   for (const { from } of pipes) from.off('data', count);
 }

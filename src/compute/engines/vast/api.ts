@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Dispatcher } from 'undici';
 import { redact } from '../../../base/log.ts';
 import { parseJson } from '../../../base/parse-json.ts';
@@ -126,7 +127,7 @@ export function openVastApi(
       for (let attempt = 1; ; attempt++) {
         const answer = await send(endpoint, method, path, body);
         if (answer.status !== 429 || attempt === READ_ATTEMPTS) return answer;
-        await new Promise((resolve) => setTimeout(resolve, spacing[endpoint]));
+        await sleep(spacing[endpoint]);
       }
     },
     isBusy: turn.isBusy,

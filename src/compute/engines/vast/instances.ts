@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import { wordOf } from '../../../base/parse-json.ts';
 import type { Machine } from '../../backend.ts';
 import type { VastAnswer, VastApi } from './api.ts';
@@ -58,7 +59,7 @@ export function createInstances(api: VastApi) {
   function listInBatch(label: string): Promise<VastInstance[]> {
     if (!batch || batch.labels.size >= LIST_LIMIT) {
       const labels = new Set<string>();
-      const rows = new Promise((resolve) => setTimeout(resolve, BATCH_MILLISECONDS)).then(() => {
+      const rows = sleep(BATCH_MILLISECONDS).then(() => {
         if (batch?.labels === labels) batch = undefined;
         return list({ in: [...labels] });
       });
