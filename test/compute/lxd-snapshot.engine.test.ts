@@ -6,32 +6,11 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import type { Snapshots } from '../../src/compute/backend.ts';
 import type { LxdInstance } from '../../src/compute/engines/lxd/describe.ts';
-import { runProgram } from '../../src/compute/engines/lxd/program.ts';
-import { WATCHDOG_PATH } from '../../src/compute/kit/watchdog.ts';
-import { until } from '../helper/waiting.ts';
-import { type Lxd, lxdSubject } from './engines/lxd.ts';
-import { COPYING_POOL, openCopyingLxd } from './engines/lxd-copying.ts';
-import { MOMENTS, openEngineProxy } from './engines/proxy.ts';
+import { COPYING_POOL } from './engines/lxd-copying.ts';
+import { openEngineProxy } from './engines/proxy.ts';
+import { hide, LIMITS, MEBIBYTE, openWith, subjectOf, untilIdle } from './lxd-snapshot-shared.ts';
 import { conformSnapshots, GIB, nameOf, now, openOn } from './snapshot-shared.ts';
 
-const USER = 0;
-const LIMITS = { cpus: 2, memory_gib: 1, gpus: 0, disk_gb: 1, max_seconds: 3600 };
-
-const subjectOf = ({ socket }: Pick<Lxd, 'socket'>, change: object = {}) =>
-  lxdSubject(socket, { pool: COPYING_POOL, limits: LIMITS, user: USER, snapshot_gib_day_usd: 0n, ...change });
-
-async function openWith(t: TestContext, change: object = {}) {
-  const lxd = await openCopyingLxd(t);
-  if (!lxd) return undefined;
-  return {
-    ...subjectOf(lxd, change),
-    lxd,
-    staysWhileNeeded: false,
-    async stop(ref: string) {
-      await runProgram(lxd.api, ref, USER, [WATCHDOG_PATH, 'stop'], 10_000);
-    },
-  };
-}
 const open = (t: TestContext) => openWith(t);
 
 conformSnapshots('lxd', open);
@@ -100,11 +79,6 @@ test('lxd: disk_gb holds in a machine made from a snapshot, and on a smaller dis
   );
   assert.deepEqual(await one.backend.find(tag), []);
 });
-
-const MEBIBYTE = 1024 ** 2;
-/** Makes files of one block that keep so many mebibytes each: btrfs keeps an extent whole while a part of it is needed. */
-const hide = (mebibytes: number, files = 1) =>
-  `for i in $(seq ${files}); do fallocate -l ${mebibytes}M /tmp/hidden$i && truncate -s 4096 /tmp/hidden$i && echo $i; done`;
 
 test('lxd: a snapshot is paid by all that its disk holds, also beyond its files', async (t) => {
   const opened = await openOn(t, open);
@@ -212,55 +186,6 @@ test('lxd: a lease with secrets whose snapshot has too large a file of roots is 
   assert.deepEqual(await backend.find(tag), []);
 });
 
-for (const moment of MOMENTS.slice(0, 2))
-  test(`lxd: a take that is cut off at any request, ${moment}, leaves nothing that cannot be found and removed`, async (t) => {
-    const opened = await openOn(t, open);
-    if (!opened) return;
-    const { machine, take, snapshots, lxd } = opened;
-    const one = await machine();
-    assert.equal(await one.sh(hide(70)), '1'); // So that a size is found by trying.
-    const bytesMax = 90 * MEBIBYTE;
-    const { bytes: all } = await take(one.ref, true, bytesMax);
-    assert.ok(all > 64 * MEBIBYTE && all < bytesMax, `${all} bytes`);
-    const pid = await one.sh('sleep 500 >/dev/null 2>&1 & echo $!');
-    const instances = () => lxd.api.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1');
-    const before = (await instances()).map((it) => it.name);
-    const proxy = await openEngineProxy(t, lxd);
-    const outcomes = new Set<string>();
-    let isWhole = false;
-    for (let nth = 1; !isWhole; nth++) {
-      let isCut = false;
-      proxy.watch({ nth, moment, strike: () => (isCut = true) });
-      // Another process each time, which has counted no image yet.
-      const { backend } = subjectOf(proxy);
-      t.after(() => backend.close());
-      const dying = backend.guest.snapshots as Snapshots;
-      const tag = nameOf('snap');
-      const order = { ref: one.ref, tag, isRunning: true, bytesMax };
-      const outcome = await dying.take(order).catch(() => ({ kind: 'unknown' }) as const);
-      isWhole = !isCut;
-      outcomes.add(outcome.kind);
-      const at = `cut at ${proxy.asked[nth - 1]}: ${JSON.stringify(outcome)}`;
-      assert.ok(isCut || outcome.kind === 'taken', at);
-      await untilIdle(lxd);
-      // As the next start does.
-      await snapshots.letRun(one.ref);
-      assert.equal(await one.sh(`cut -d' ' -f3 /proc/${pid}/stat`), 'S', at);
-      const bytes = await snapshots.find(tag);
-      if (outcome.kind === 'refused') assert.deepEqual(await snapshots.list(tag), [], at);
-      assert.ok(bytes === all || (bytes === undefined && !isWhole), `it takes ${bytes} of ${all} bytes, ${at}`);
-      const made = (await instances()).filter((it) => !before.includes(it.name));
-      // Each of them is found by itself: a removal may die as well, behind any of them.
-      for (const { name, config } of made) assert.equal(config?.['user.purser.snapshot'], tag, `${name}, ${at}`);
-      assert.equal((await snapshots.list(tag)).length, made.length, at);
-      await snapshots.remove(tag);
-      assert.deepEqual([await snapshots.list(tag), await snapshots.find(tag)], [[], undefined], at);
-      assert.deepEqual((await instances()).map((it) => it.name).sort(), before.sort(), at);
-    }
-    t.diagnostic(`${proxy.asked.length} requests: ${[...outcomes].join(', ')}`);
-    assert.deepEqual([...outcomes].sort(), ['refused', 'taken', 'unknown']);
-  });
-
 test('lxd: what runs stands still while LXD copies its disk', async (t) => {
   const opened = await openOn(t, open);
   if (!opened) return;
@@ -294,13 +219,6 @@ test('lxd: what runs stands still while LXD copies its disk', async (t) => {
   await untilIdle(lxd);
   for (const tag of [first, second]) await snapshots.remove(tag);
 });
-
-/** Waits until LXD does nothing in the background any more. */
-const untilIdle = (lxd: Lxd) =>
-  until('LXD is idle', async () => {
-    const operations = await lxd.api.ask<Record<string, unknown>>('GET', '/1.0/operations');
-    return !Object.keys(operations ?? {}).includes('running');
-  });
 
 test('lxd: no snapshot is taken on a pool that copies every file, and doctor says that', async (t) => {
   const opened = await openOn(t, (t) => openWith(t, { pool: 'default' }));
