@@ -41,11 +41,11 @@ const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.
 /** Returns whether a file of the gate needs no build and starts at once: `npm run test:fast`. */
 export const isFast = (file: string): boolean => layerOf(file) === 'gate' && !reaches(file, NEEDS_MORE);
 
-/** Returns whether a file has walks or lists that the soak makes longer. */
+/** Returns whether a file has walks, lists or properties that the soak makes longer. */
 export const hasLength = (file: string): boolean =>
   layerOf(file) !== 'soak' &&
-  imports(file).includes('test/helper/random.ts') &&
-  /\blength\(\d/.test(readFileSync(file, 'utf8'));
+  (imports(file).includes('test/helper/property.ts') ||
+    (imports(file).includes('test/helper/random.ts') && /\blength\(\d/.test(readFileSync(file, 'utf8'))));
 
 /** More groups than concurrent processes, so that no group runs alone for long. */
 const GROUP_COUNTS = { fast: 14, other: 8 };

@@ -46,6 +46,17 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
     /^(src\/compute\/engines\/lxd\/|src\/(notify|telemetry\/spans)\/|src\/net\/(contained-connector|request|watched-pool|web-classes)\.ts|test\/|bench\/)/,
     'calls go over HTTP/1.1, and what they throw is contained',
   ],
+  [/from 'fast-check'/, /^test\/helper\/property\.ts$/, 'properties are tried from the seed of the run'],
+  [
+    /\bseed\b.* = .*(randomInt|Math\.random)\(/i,
+    /^(test\/helper\/random\.ts$|bench\/|torture\/)/,
+    'only the soak draws a seed',
+  ],
+  [
+    /\(resolve\) => (setTimeout|setImmediate)\(resolve/,
+    /^(src\/base\/turn\.ts$|test\/|bench\/|torture\/)/,
+    'a wait is `sleep` of node:timers/promises, and a turn `nextTurn`',
+  ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
   [
     /from 'hono|from '@hono/,

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
 import { createLimit, type Limit } from '../../src/base/limits.ts';
 import { Refusal } from '../../src/base/refusal.ts';
+import fc from '../helper/property.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure } from '../helper/upstream.ts';
 import { assertNothingMoves, assertRefused } from '../http/refused.ts';

@@ -4,7 +4,6 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { crc32 } from 'node:zlib';
-import fc from 'fast-check';
 import {
   deriveToken,
   hashToken,
@@ -14,6 +13,7 @@ import {
   mintToken,
   type TokenKind,
 } from '../../src/access/token.ts';
+import fc from '../helper/property.ts';
 import { openTestServer } from '../helper/server.ts';
 
 const PREFIXES: Record<TokenKind, string> = {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
 import { createClock } from '../../src/base/clock.ts';
+import fc from '../helper/property.ts';
 import { type HandClock, handClock } from '../helper/server.ts';
 
 /** Creates a clock on a time source that the test controls, started on a whole second, and collects its warnings. */

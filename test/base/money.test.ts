@@ -1,6 +1,5 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
 import {
   centsToNanos,
   formatDecimal,
@@ -14,6 +13,7 @@ import {
   ZERO,
 } from '../../src/base/money.ts';
 import { affordableCompletion, costOf, holdOf, type Price } from '../../src/router/price.ts';
+import fc from '../helper/property.ts';
 
 const INT64_MAX = 2n ** 63n - 1n;
 const NANOS_PER_USD = 10n ** 9n;

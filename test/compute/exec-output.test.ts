@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { randomBytes, randomInt } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import { EventEmitter } from 'node:events';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
@@ -10,22 +10,24 @@ import { attach } from '../../src/compute/machine/attached.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
 import { runCommand } from '../../src/compute/machine/command.ts';
 import { startRun } from '../../src/compute/machine/run.ts';
+import { createRandom, SEED } from '../helper/random.ts';
 import { frame } from './engines/frame.ts';
 
 const [STDOUT, STDERR] = [1, 2];
 const MIB = 1024 * 1024;
 
-test('two streams in one are parted, wherever the pieces are cut', async () => {
+test(`two streams in one are parted, wherever the pieces are cut (seed ${SEED})`, async () => {
+  const { whole: number, pick } = createRandom(SEED);
   const pieces = Array.from({ length: 200 }, () => ({
-    stream: randomInt(2) ? STDOUT : STDERR,
-    content: randomBytes(randomInt(40_000)),
+    stream: pick([STDOUT, STDERR]),
+    content: randomBytes(number(0, 40_000)),
   }));
   const source = new PassThrough();
   const { stdout, stderr } = partOutput(source, { terminal: false });
   const said = [collect(stdout, 100 * MIB), collect(stderr, 100 * MIB)];
   const whole = Buffer.concat(pieces.map(({ stream, content }) => frame(stream, content)));
   for (let at = 0; at < whole.length; ) {
-    const length = randomInt(4) ? randomInt(1, 20) : randomInt(1, 60_000);
+    const length = number(0, 3) ? number(1, 20) : number(1, 60_000);
     if (!source.write(whole.subarray(at, at + length))) await new Promise((resolve) => source.once('drain', resolve));
     at += length;
   }

@@ -1,6 +1,6 @@
 import '../helper/on-disk.ts';
 import assert from 'node:assert/strict';
-import { randomBytes, randomInt } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -13,6 +13,7 @@ import { openKubernetesBackend } from '../../src/compute/engines/kubernetes/kube
 import { type KubernetesSettings, slots } from '../../src/compute/engines/kubernetes/settings.ts';
 import { collect } from '../../src/compute/machine/collect.ts';
 import { changeResource } from '../../src/ledger/resource.ts';
+import { createRandom, SEED } from '../helper/random.ts';
 import { pause } from '../helper/waiting.ts';
 import { LONG, openWith } from '../lease/leases.ts';
 import {
@@ -180,13 +181,8 @@ test('kubernetes: a server that is not there is refused; one that no longer take
 });
 
 test('kubernetes: whatever happens to creates, in any order, a tag has one machine at most and the outcomes are true', async (t) => {
-  const seed = randomInt(2 ** 31);
-  t.diagnostic(`seed ${seed}`);
-  let state = seed;
-  const random = (below: number) => {
-    state = (Math.imul(state, 1_103_515_245) + 12_345) & 0x7fffffff;
-    return Math.floor((state / 2 ** 31) * below);
-  };
+  t.diagnostic(`seed ${SEED}`);
+  const { whole, pick } = createRandom(SEED);
   const { fake, create, backend } = await openBench(t);
   const faults = CREATES.map(([, , fault]) => fault).filter((it) => it !== CREATES.at(-1)?.[2]);
   for (let round = 0; round < 150; round++) {
@@ -194,9 +190,9 @@ test('kubernetes: whatever happens to creates, in any order, a tag has one machi
     const before = jobsOf(fake);
     let isMade = false;
     for (let attempt = 0; attempt < 3; attempt++) {
-      const calls = fake.calls.length + random(3);
-      const fault = faults[random(faults.length)] as KubernetesFault;
-      if (random(4)) fake.fault(() => fake.calls.length > calls, fault);
+      const calls = fake.calls.length + whole(0, 2);
+      const fault = pick(faults);
+      if (whole(0, 3)) fake.fault(() => fake.calls.length > calls, fault);
       const { kind } = await create(tag);
       fake.clear();
       const there = jobsOf(fake) - before;

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { parse, stringify } from 'yaml';
 import { changeResource, findResource, type Resource } from '../../src/ledger/resource.ts';
+import { randomFrom, SEED } from '../helper/random.ts';
 import { until } from '../helper/waiting.ts';
 import { LONG, openMemoryPool, PRICE } from './leases.ts';
 
@@ -320,14 +321,8 @@ function assertOneEach({ memories }: Pool) {
 }
 
 test('under random refusals, lost answers and crashes no lease ever has two machines', async (t) => {
-  const seed = Number(process.env.SEED ?? Math.floor(Math.random() * 2 ** 31));
-  t.diagnostic(`SEED=${seed}`);
-  let state = seed;
-  const random = () => {
-    // Park and Miller's generator.
-    state = (state * 48_271 + 1) % 2_147_483_647;
-    return state / 2_147_483_647;
-  };
+  t.diagnostic(`seed ${SEED}`);
+  const random = randomFrom(SEED);
   const purser = await openMemoryPool(t, ['a', 'b', 'c']);
   const { id: walletId, token } = await purser.openWallet({ ...LONG, budget_cents: 5000 });
   const memories = Object.values(purser.memories);

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
-import fc from 'fast-check';
 import { openGateway } from '../helper/gateway.ts';
+import fc from '../helper/property.ts';
 import { length, SEED } from '../helper/random.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, DONE, event, FINISHED, resetIt, type Step, said, streaming } from '../helper/sse.ts';
@@ -144,7 +144,7 @@ async function fuzz(t: TestContext, isStream: boolean) {
         assert.equal(purser.upstream.calls.length, calls);
       await gateway.quiet();
     }),
-    { seed: SEED, numRuns: RUN_COUNT },
+    { numRuns: RUN_COUNT },
   );
   t.diagnostic([...seen].map(([kind, times]) => `${kind}: ${times}`).join(', '));
   const faults = purser.log.map((line) => JSON.parse(line)).filter((it) => it.level >= 50);

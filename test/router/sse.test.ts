@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
 import { READINGS } from '../../src/router/apart.ts';
 import { createEventSplitter, errorIn, type SseEvent } from '../../src/router/sse.ts';
+import fc from '../helper/property.ts';
 
 const MEBIBYTE = 1024 * 1024;
 

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import fc from 'fast-check';
 import { createPlainText } from '../../src/router/plain-text.ts';
 import { createEventSplitter } from '../../src/router/sse.ts';
 import { createStreamReader, type Heard, type Reading } from '../../src/router/stream-reader.ts';
+import fc from '../helper/property.ts';
 import { counted, DONE, event, FINISHED, said } from '../helper/sse.ts';
 
 /** Events of the same treatment may be one piece. */

@@ -33,19 +33,18 @@ export const blocks = [
   ...readFileSync(join(ROOT, 'docs/sdk.md'), 'utf8').matchAll(/^```(python|js)\n([\s\S]*?)^```$/gm),
 ].map(([, language, code], index) => ({ language, code: code as string, prints: PRINTS[index]?.[1] as RegExp }));
 
-/** The interpreters of this machine: a Python by the name of its version, once each. */
-export async function pythons(): Promise<Map<string, string>> {
+/** The interpreters of this machine from Python 3.9 on: of each minor version one, by its version, the oldest first. */
+export async function pythons(): Promise<[version: string, program: string][]> {
   const versions = join(homedir(), '.pyenv/versions');
   const kept = existsSync(versions) ? readdirSync(versions).map((it) => join(versions, it, 'bin/python')) : [];
-  const found = new Map<string, string>();
+  const found = new Map<number, [version: string, program: string]>();
   for (const it of ['python3', '/usr/bin/python3', ...kept])
     try {
       const { stdout } = await run(it, ['-c', 'import sys; print("%d.%d.%d" % sys.version_info[:3])']);
       const [major = 0, minor = 0] = stdout.split('.').map(Number);
-      if (major === 3 && minor >= 9)
-        found.set(`${stdout.trim()} ${it.startsWith('/usr') ? 'of the system' : ''}`.trim(), it);
+      if (major === 3 && minor >= 9 && !found.has(minor)) found.set(minor, [stdout.trim(), it]);
     } catch {} // It is not there.
-  return found;
+  return [...found].sort(([a], [b]) => a - b).map(([, it]) => it);
 }
 
 /** A wallet of ten dollars, and a directory with the clients as the server gives them. */

@@ -1,5 +1,6 @@
 import { connect } from 'node:net';
 import type { Duplex } from 'node:stream';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Client, type ConnectConfig } from 'ssh2';
 import { reportFault } from '../../base/fault.ts';
 import { contain } from '../../net/contain.ts';
@@ -105,7 +106,7 @@ export async function connectAgain<T>(open: () => Promise<T>): Promise<T> {
     } catch (error) {
       if (!wasDropped(error as SshFault) || performance.now() + pause > until) throw error;
     }
-    await new Promise((resolve) => setTimeout(resolve, pause * (0.5 + Math.random())));
+    await sleep(pause * (0.5 + Math.random()));
   }
 }
 
