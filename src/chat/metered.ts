@@ -94,7 +94,6 @@ export function spendOnModel<A extends Buffer | null>(
     { ...request, kind: 'chat' },
     {
       writes: chatWrites,
-      holdsFirst: true,
       quote: () => quoteChat(prepareOnce(), chat, callOf(prepareOnce())),
       quoteWithin: (earlier) => quoteWithin(prepareOnce(), chat, callOf(prepareOnce(), earlier), earlier),
       refuse: (operation, outcome) => refuse(app, operation, outcome),

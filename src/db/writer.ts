@@ -23,18 +23,17 @@ const AGAIN = new Error('there is space now');
 const WITH_SAVEPOINTS = new Error('a closure threw after it had written');
 
 const DISK_FAULT = /^SQLITE_(IOERR|CORRUPT|NOTADB|READONLY)/;
-/** Returns SQLite's code of an error, such as `SQLITE_FULL`; an empty text for others. */
-export const sqliteCodeOf = (error: unknown) => (error as { code?: string }).code ?? '';
+const codeOf = (error: unknown) => (error as { code?: string }).code ?? '';
 
 function isClean(error: unknown): boolean {
-  const code = sqliteCodeOf(error);
+  const code = codeOf(error);
   return CLEAN_FAILURES.some((clean) => code === clean || code.startsWith(`${clean}_`));
 }
 
-const isFull = (error: unknown) => sqliteCodeOf(error).startsWith('SQLITE_FULL');
+const isFull = (error: unknown) => codeOf(error).startsWith('SQLITE_FULL');
 
 function refuseForNow(error: unknown): Refusal {
-  const message = `Nothing can be written at the moment (${sqliteCodeOf(error)}). Retry later.`;
+  const message = `Nothing can be written at the moment (${codeOf(error)}). Retry later.`;
   return new Refusal('read_only', message, { retryAfterSeconds: 5, cause: error });
 }
 
@@ -212,7 +211,7 @@ function createBatch(client: Client, tx: Tx, events: WriterEvents) {
         results.push(() => job.resolve(value));
       } catch (error) {
         // SQLite ended the whole batch, or the disk is faulty: undo every closure.
-        if (!client.inTransaction || DISK_FAULT.test(sqliteCodeOf(error))) throw error;
+        if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
         if (isFull(error) && events.releaseReserve?.()) throw AGAIN;
         changed = changes.get();
         if (changed !== before) {

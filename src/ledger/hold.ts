@@ -7,12 +7,11 @@ import type { Reader, Tx } from '../db/handle.ts';
 import { keyDigest } from '../db/key-digest.ts';
 import { plain } from '../db/plain.ts';
 import { operations } from '../db/schema.ts';
-import { sqliteCodeOf } from '../db/writer.ts';
 import { accountOf } from './account.ts';
 import { installationOf, refuseFrozenInstallation } from './installation.ts';
 import { book, headIn, post } from './journal.ts';
 import { memoryOf, type RowMemory } from './memory.ts';
-import { isKeyOwned, isUnanswered, type Operation, operationOf, uncertainHeld } from './operation.ts';
+import { isUnanswered, type Operation, operationOf, uncertainHeld } from './operation.ts';
 import { refillIfDue, refillIfOwed } from './refill.ts';
 import { available, findWallet, raiseHeld, refuseFrozen, refuseInactive, type Wallet } from './wallet.ts';
 
@@ -72,9 +71,9 @@ export const HOLD_REFUSALS = [
 ] as const satisfies readonly RefusalCode[];
 
 /**
- * Reserves the maximum price. A unique index decides whether the key is known: throws `idempotency_in_progress`, and the paid path,
- * which runs one attempt per key at a time, looks the key up. Checks run in the documented order of refusals: state first, then
- * money. Throws `HOLD_REFUSALS`, and `read_only` when all new holds are stopped: by the operator's freeze, a full disk, or `blocked` (a sentence about the clock).
+ * Reserves the maximum price. The paid path has looked the key up and runs one attempt per key at a time; a unique index refuses
+ * the insert otherwise. Checks run in the documented order of refusals: state first, then money. Throws `HOLD_REFUSALS`, and
+ * `read_only` when all new holds are stopped: by the operator's freeze, a full disk, or `blocked` (a sentence about the clock).
  */
 export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: string): Operation {
   assert(order.hold >= 0n, 'a bound is never negative; a free model holds 0');
@@ -106,21 +105,9 @@ function refuseLimited(read: Reader, wallet: Wallet, { limited, limits }: HoldOr
   limits?.(read, wallet);
 }
 
-/** The refusal of a hold whose key an earlier operation owns. */
-export const keyOwned = (): Refusal => new Refusal('idempotency_in_progress', undefined, { retryAfterSeconds: 1 });
-
 /** Adds a row and returns its number. */
 function insert(tx: Tx, it: Operation): number {
-  try {
-    return insertRow(tx, it);
-  } catch (error) {
-    if (sqliteCodeOf(error) === 'SQLITE_CONSTRAINT_UNIQUE' && isKeyOwned(tx, it.keyDigest)) throw keyOwned();
-    throw error;
-  }
-}
-
-const insertRow = (tx: Tx, it: Operation): number =>
-  writes(tx).insert.insert(
+  return writes(tx).insert.insert(
     it.id,
     it.walletId,
     it.kind,
@@ -139,6 +126,7 @@ const insertRow = (tx: Tx, it: Operation): number =>
     it.holdEntry,
     it.seal,
   );
+}
 
 /** The money that a wallet has for one more request. */
 export type Funds = {

@@ -180,12 +180,9 @@ export function operationOf(read: Reader, id: string): Operation {
  */
 export function findOperationByKey(read: Reader, walletId: string, route: string, key: string): Operation | undefined {
   const digest = keyDigest(walletId, route, key);
-  // Nearly every request is the first with its key: the whole query costs more than this one.
-  return isKeyOwned(read, digest) ? reads(read).byKey.get({ digest }) : undefined;
+  // Nearly every request is the first with its key: the whole query costs a chat more than this one.
+  return plainReads(read).hasKey.get(digest) && reads(read).byKey.get({ digest });
 }
-
-/** Returns whether an operation owns the key with this digest. */
-export const isKeyOwned = (read: Reader, digest: Buffer): boolean => plainReads(read).hasKey.get(digest) !== undefined;
 
 /**
  * Returns the charge of the operation that owns this key, null while it has none, and the money that its wallet may still spend, as

@@ -4,12 +4,11 @@ import type { Data } from '../db/write.ts';
 import {
   FUNDS_HELD_RETRY_SECONDS,
   fundsOf,
-  keyOwned,
   type OperationOrder,
   operationFrom,
   type Standing,
 } from '../ledger/hold.ts';
-import { findOperationByKey, type Operation } from '../ledger/operation.ts';
+import type { Operation } from '../ledger/operation.ts';
 import { isOwed, refillOwed } from '../ledger/refill.ts';
 import { available, findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { WaitEnd } from './funds-queue.ts';
@@ -23,9 +22,8 @@ type Writes<T> = Pick<PaidWrites<T>, 'hold' | 'standing'>;
 /** The part of an order that its quote does not decide. */
 type Unpriced = Omit<OperationOrder, keyof PaidQuote<never, never>['order']>;
 /** An operation whose hold is on disk, and the quote that it was held for. */
-export type Holding<A, T> = { operation: Operation; quote: PaidQuote<A, T> };
+type Holding<A, T> = { operation: Operation; quote: PaidQuote<A, T> };
 
-/** Places a hold. Gives back the resources of the call if that is refused. */
 async function writeHold<A, T extends Data>(
   app: PaidApp,
   { hold }: Writes<T>,
@@ -35,13 +33,8 @@ async function writeHold<A, T extends Data>(
   const now = app.clock.now();
   const order = { ...unpriced, ...quote.order };
   const data = { order, terms: quote.terms, now, blocked: app.clock.holdsBlocked() };
-  try {
-    const placed = await app.ledger.write(hold, { ...data, limited: refusedNow(app, quote, order.walletId) });
-    return { operation: operationFrom(order, placed, now), quote };
-  } catch (error) {
-    quote.leave?.();
-    throw error;
-  }
+  const placed = await app.ledger.write(hold, { ...data, limited: refusedNow(app, quote, order.walletId) });
+  return { operation: operationFrom(order, placed, now), quote };
 }
 
 const walletNow = ({ ledger }: PaidApp, id: string) => findWallet(ledger.read, id) as Wallet;
@@ -81,10 +74,25 @@ function cutIfShort<A, T>(app: PaidApp, quote: PaidQuote<A, T>, walletId: string
 }
 
 /**
- * Places a hold for a quote, cut to the money of the wallet if it lacks the money for all of it. The cut is made outside of the write,
- * from rows that other requests may change first: then the quote is cut again by what they left.
+ * Places a hold for a quote, cut to the money of the wallet if it lacks the money for all of it. Gives back the resources of the call
+ * if that is refused; one that is cut keeps those that it has.
  */
 export async function holdNow<A, T extends Data>(
+  app: PaidApp,
+  writes: Writes<T>,
+  unpriced: Unpriced,
+  quote: PaidQuote<A, T>,
+): Promise<Holding<A, T>> {
+  try {
+    return await holdOrCut(app, writes, unpriced, quote);
+  } catch (error) {
+    quote.leave?.();
+    throw error;
+  }
+}
+
+/** The cut is made outside of the write, from rows that other requests may change first: then the quote is cut again by what they left. */
+async function holdOrCut<A, T extends Data>(
   app: PaidApp,
   writes: Writes<T>,
   unpriced: Unpriced,
@@ -119,8 +127,8 @@ const HOLD_COUNT_MAX = 8;
 
 /**
  * Places a hold as soon as requests in flight have released the money for it, after the earlier requests of its wallet. A waiting
- * request has none of the call's resources. Throws the errors of `holdNow`, `funds_held` when its time is over, `read_only` when the
- * server is stopping, and `idempotency_in_progress` instead of waiting where its key is known.
+ * request has none of the call's resources. Throws the errors of `holdNow`, `funds_held` when its time is over, and `read_only`
+ * when the server is stopping.
  */
 export async function holdInTurn<A, T extends Data>(
   app: PaidApp,
@@ -147,8 +155,6 @@ export async function holdInTurn<A, T extends Data>(
     const held = await tryOrWait();
     if (held) return held;
   }
-  // One whose answer is there waits for no money.
-  if (findOperationByKey(app.ledger.read, walletId, unpriced.route, unpriced.idempotencyKey)) throw keyOwned();
   const turn = app.fundsQueue.join(walletId);
   if (!turn) throw heldBack(standing());
   let end: WaitEnd = 'refused';

@@ -12,7 +12,7 @@ import type { TenantOf } from '../ledger/tenant.ts';
 import type { Events } from '../telemetry/events.ts';
 import { type Audience, COME_BACK_SECONDS, type OnResponseEnd } from './audience.ts';
 import type { FundsQueue } from './funds-queue.ts';
-import { type Holding, holdInTurn, holdNow, refusedNow } from './hold.ts';
+import { holdInTurn, holdNow, refusedNow } from './hold.ts';
 import type { InFlight, RegisterId, RejectWaiters, RespondEarly } from './in-flight.ts';
 import { type PaidWrites, takeOverHold } from './writes.ts';
 
@@ -82,8 +82,6 @@ export type Called<A> =
 type PaidSteps<A, T> = {
   /** The writes of its kind. */
   writes: PaidWrites<T>;
-  /** True if the write of the hold finds out that the key is known: then it is looked up only where nothing was held. */
-  holdsFirst?: boolean;
   /**
    * Runs the whole request when it may: while holding a lock, where it must not overlap with others, or in its turn. May run it again
    * after a definite refusal that its caller has not seen.
@@ -103,7 +101,8 @@ export type NotDone = Exclude<Outcome<never>, { kind: 'done' }>;
 /** The charge of an operation, and the available money of its wallet after the settlement. */
 export type Paid = { charge: Nanos; available: Nanos };
 /** An answer and, if it was charged in this call, the payment. */
-export type Answered<A> = { answer: A; paid: Paid | undefined; replayed: boolean };
+type Given<A> = { answer: A; paid: Paid | undefined };
+export type Answered<A> = Given<A> & { replayed: boolean };
 export type PaidApp = {
   /**
    * Counts, for each wallet, the operations that were held and then refused by the model server or the backend, and for
@@ -142,78 +141,45 @@ export async function spend<A, T extends Data>(
   request: PaidRequest,
   steps: PaidSteps<A, T>,
 ): Promise<Answered<A>> {
-  const { walletId, route, idempotencyKey, isKeyMadeUp, takesOver } = request;
+  const { walletId, route, idempotencyKey, isKeyMadeUp } = request;
   const attempt = isKeyMadeUp ? undefined : app.inFlight.find(walletId, route, idempotencyKey);
-  if (attempt?.fingerprint.equals(request.fingerprint)) {
+  if (attempt) {
+    if (!attempt.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
     attempt.audience.admit(request.onResponseEnd);
-    const answered = await attempt.join(
-      takesOver ? TAKE_OVER_SECONDS : (request.joinSeconds ?? JOIN_SECONDS),
+    const given = await attempt.join(
+      request.takesOver ? TAKE_OVER_SECONDS : (request.joinSeconds ?? JOIN_SECONDS),
       inProgress,
     );
-    return { ...(answered as Answered<A>), replayed: true };
+    return { ...(given as Given<A>), replayed: true };
   }
-  const find = () => (isKeyMadeUp ? undefined : findOperationByKey(app.ledger.read, walletId, route, idempotencyKey));
-  const earlier = attempt || takesOver || !steps.holdsFirst ? find() : undefined;
-  if (earlier) return answerEarlier(app, request, earlier, steps);
-  if (attempt) throw new Refusal('idempotency_conflict');
-  /** Answers by the attempt that owns the key, as nothing was held. Throws `error` where there is none. */
-  const answerKnown = async (error: unknown): Promise<Answered<A>> => {
-    const known = find();
-    if (!known) throw error;
-    return answerEarlier(app, request, known, steps);
-  };
-  // No await since the look for an attempt: no other code can have begun to drive this key, and there is no other process.
-  let hasBegun = false;
-  const driven = app.inFlight.drive<Answered<A>>(request, (registerId, ...waiting) => {
-    hasBegun = true;
+  const earlier = isKeyMadeUp ? undefined : findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
+  if (earlier) {
+    if (!earlier.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
+    // An answer may have been stored since a policy's charge, by a retry whose client has gone as well.
+    const asksAgain = isUnanswered(earlier) && answerBytes(app.ledger.read, earlier.id, app.clock.now()) === undefined;
+    if (!request.takesOver || !asksAgain) return { ...unpaid(await steps.replay(earlier)), replayed: true };
+    const given = await app.inFlight.drive<Given<A>>(request, (registerId, ...waiting) =>
+      attemptAgain(app, request, earlier, steps, registerId, waitersOf(...waiting)),
+    );
+    return { ...given, replayed: false };
+  }
+  // No await since the lookup: no other code can have begun to drive this key, and there is no other process.
+  const given = await app.inFlight.drive<Given<A>>(request, (registerId, ...waiting) => {
     const waiters = waitersOf<A>(...waiting);
-    const run = () => attemptOnce(app, request, steps, registerId, waiters, answerKnown);
+    const run = () => attemptOnce(app, request, steps, registerId, waiters);
     return steps.schedule ? steps.schedule(run, waiters.audience) : run();
   });
-  return driven.catch((error) => {
-    if (hasBegun) throw error;
-    return answerKnown(error);
-  });
+  return { ...given, replayed: false };
 }
 
-/** Answers a request by an earlier attempt with its key, which is not running. */
-async function answerEarlier<A, T extends Data>(
-  app: PaidApp,
-  request: PaidRequest,
-  earlier: Operation,
-  steps: PaidSteps<A, T>,
-): Promise<Answered<A>> {
-  if (!earlier.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
-  // An answer may have been stored since a policy's charge, by a retry whose client has gone as well.
-  const asksAgain = isUnanswered(earlier) && answerBytes(app.ledger.read, earlier.id, app.clock.now()) === undefined;
-  if (!request.takesOver || !asksAgain) return { ...unpaid(await steps.replay(earlier)), replayed: true };
-  return app.inFlight.drive<Answered<A>>(request, (registerId, ...waiting) =>
-    attemptAgain(app, request, earlier, steps, registerId, waitersOf(...waiting)),
-  );
-}
-
-const unpaid = <A>(answer: A): Answered<A> => ({ answer, paid: undefined, replayed: false });
-const waitersOf = <A>(reject: RejectWaiters, respond: RespondEarly<Answered<A>>, audience: Audience): Waiters<A> => ({
+const unpaid = <A>(answer: A): Given<A> => ({ answer, paid: undefined });
+const waitersOf = <A>(reject: RejectWaiters, respond: RespondEarly<Given<A>>, audience: Audience): Waiters<A> => ({
   reject,
   answer: (answer) => respond(unpaid(answer)),
   audience,
 });
 
-/** Prices, holds, calls and settles. Where nothing was held, `refused` answers. */
-const attemptOnce = <A, T extends Data>(
-  app: PaidApp,
-  request: PaidRequest,
-  steps: PaidSteps<A, T>,
-  registerId: RegisterId,
-  waiters: Waiters<A>,
-  refused?: (error: unknown) => Promise<Answered<A>>,
-): Promise<Answered<A>> =>
-  quoteAndHold(app, request, steps, registerId, waiters).then(
-    ({ operation, quote }) => callAndSettle(app, operation, quote, steps, waiters),
-    refused,
-  );
-
-async function quoteAndHold<A, T extends Data>(
+async function attemptOnce<A, T extends Data>(
   app: PaidApp,
   {
     isKeyMadeUp: _,
@@ -224,17 +190,17 @@ async function quoteAndHold<A, T extends Data>(
     waitsForFunds,
     ...request
   }: PaidRequest,
-  { quote: makeQuote, writes }: PaidSteps<A, T>,
+  steps: PaidSteps<A, T>,
   registerId: RegisterId,
   waiters: Waiters<A>,
-): Promise<Holding<A, T>> {
-  const quote = await makeQuote();
+): Promise<Given<A>> {
+  const quote = await steps.quote();
   const id = newId('op');
   registerId(id); // Before the write, so that there is never a hold without a driver.
-  const held = await (waitsForFunds ? holdInTurn : holdNow)(app, writes, { id, ...request }, quote, waiters);
+  const held = await (waitsForFunds ? holdInTurn : holdNow)(app, steps.writes, { id, ...request }, quote, waiters);
   app.fundsQueue.wake(request.walletId); // The hold may have refilled the wallet.
   app.events.held(held.operation, traceparent);
-  return held;
+  return callAndSettle(app, held.operation, held.quote, steps, waiters);
 }
 
 /**
@@ -248,11 +214,11 @@ async function attemptAgain<A, T extends Data>(
   steps: PaidSteps<A, T>,
   registerId: RegisterId,
   waiters: Waiters<A>,
-): Promise<Answered<A>> {
+): Promise<Given<A>> {
   const startAgain = () => {
     // Also registered under its own key, so that a later retry can join it.
     const own = { ...request, idempotencyKey: request.requestId };
-    return app.inFlight.drive<Answered<A>>(own, (registerId, ...waiting) =>
+    return app.inFlight.drive<Given<A>>(own, (registerId, ...waiting) =>
       attemptOnce(app, own, steps, registerId, waitersOf(...waiting)),
     );
   };
@@ -278,7 +244,7 @@ async function callAndSettle<A, T>(
   { call }: Pick<PaidQuote<A, T>, 'call'>,
   steps: PaidSteps<A, T>,
   waiters: Waiters<A>,
-): Promise<Answered<A>> {
+): Promise<Given<A>> {
   const confirmed = app.storage.confirmAfterPause();
   if (confirmed) await confirmed;
   const called = await call(operation, waiters);
@@ -293,7 +259,7 @@ async function callAndSettle<A, T>(
     throw refusalOf(operation, called.outcome, steps);
   }
   const { outcome, moved, paid } = await settleCalled(app, operation, called.outcome, steps, waiters.reject);
-  if (outcome.kind === 'done' && moved) return { answer: await called.answer(), paid, replayed: false };
+  if (outcome.kind === 'done' && moved) return { answer: await called.answer(), paid };
   // If it was settled by other means in the meantime, a retry gets that outcome.
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }

@@ -1,8 +1,11 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { completion } from '../helper/upstream.ts';
+import { openTestServer } from '../helper/server.ts';
+import { addTenant, walletOf } from '../helper/tenants.ts';
+import { completion, gate } from '../helper/upstream.ts';
 import { until } from '../helper/waiting.ts';
 import { ask, DEAR, later, open, refusalOf, waiting } from './funds-wait-shared.ts';
+import { askedSince, countsOf, openPool } from './pools-shared.ts';
 
 // A request is cut to the money of its wallet where that lacked some: before its hold is written if it lacked some last time, and else
 // when the write has refused it. Here the money changes between the two.
@@ -14,7 +17,7 @@ const AT_ONCE = { limits: { funds_wait_seconds: 0 } };
  * Runs `between` before each write of a hold, which the request has been cut for by then, until it returns false. Returns the
  * function that counts the writes of holds.
  */
-function before({ purser }: Opened, between: (count: number) => Promise<unknown>): () => number {
+function before({ purser }: Pick<Opened, 'purser'>, between: (count: number) => Promise<unknown>): () => number {
   const { ledger } = purser.app;
   const { write } = ledger;
   let count = 0;
@@ -224,4 +227,47 @@ test('a named limit above the price limit of its key is refused, though the mone
     /^This request needs 6\.00 USD at most, and this gateway key allows 5\.00 USD for one request\. It asked for up to 600 output tokens; with max_tokens 400 it would fit\.$/,
   );
   assert.equal(purser.upstream.calls.length, 0);
+});
+
+test('one that is cut keeps the place at the model server that it had', async (t) => {
+  const purser = await openTestServer(t, {
+    change: (all: any) => ({
+      ...all,
+      router: { ...all.router, upstreams: all.router.upstreams.map((it: object) => ({ ...it, max_concurrent: 2 })) },
+    }),
+  });
+  const other = await walletOf(purser, await addTenant(purser, 'other'));
+  const [running, short] = [await purser.openWallet(), await purser.openWallet({ budget_cents: 400 })];
+  const held = gate();
+  purser.upstream.handle = held.handler;
+  const first = purser.chat(running.token);
+  await purser.upstream.arrived(1);
+  before({ purser }, async (count) => {
+    if (count === 1) assert.equal((await purser.chat(other.token)).body.error.code, 'rate_limited');
+  });
+  const cut = purser.chat(short.token, { ...DEAR, max_tokens: undefined });
+  await purser.upstream.arrived(2);
+  held.open();
+  assert.deepEqual([(await cut).status, (await first).status], [200, 200]);
+});
+
+test('one that is cut tries the server that was down, and its turn is not lost', async (t) => {
+  const priced = { balance: 'least_busy', max_output_tokens: 1000, pricing: { prompt: '0', completion: '0.01' } };
+  const pool = await openPool(t, priced, {}, { unknownCountMax: 1000 });
+  const { purser, a } = pool;
+  const [rich, short] = [
+    await purser.openWallet({ budget_cents: 90_000 }),
+    await purser.openWallet({ budget_cents: 400 }),
+  ];
+  const askPool = (token: string, body: object = {}) => purser.chat(token, { model: 'pool', ...body });
+  assert.equal((await askPool(rich.token)).status, 200);
+  const back = await a.leave();
+  for (let i = 0; i < 12; i++) await askPool(rich.token);
+  await back();
+  purser.clock.advance(16);
+  const earlier = countsOf(pool);
+  const cut = await askPool(short.token, { max_tokens: undefined });
+  assert.deepEqual([cut.status, cut.headers['x-purser-max-tokens']], [200, '400'], cut.text);
+  for (let i = 0; i < 5; i++) assert.equal((await askPool(rich.token)).status, 200);
+  assert(askedSince(pool, earlier).includes(0), 'the server that is up again is tried');
 });

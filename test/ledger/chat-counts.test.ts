@@ -63,21 +63,6 @@ function readsHere(t: TestContext): string[] {
   return reads;
 }
 
-test('the key of a chat is not looked up before its hold', async (t) => {
-  const reads = readsHere(t);
-  const server = await openTestServer(t);
-  const { token } = await server.openWallet({ budget_cents: 1000 });
-  for (const [key, count] of [
-    ['new', 0],
-    ['another', 0],
-    ['new', 3], // By the write that was refused, for its answer, and for the headers that say what was paid.
-  ] as const) {
-    reads.length = 0;
-    assert.equal((await server.chat(token, {}, key)).status, 200);
-    assert.equal(reads.filter((it) => /where key_digest = \?/.test(it)).length, count, reads.join('\n'));
-  }
-});
-
 for (const { what, budget, chat, count } of [
   { what: 'that has the money is not read', budget: 1000, chat: {}, count: 0 },
   {

@@ -6,8 +6,8 @@ import { type Answer, openTestServer, type TestServer } from '../helper/server.t
 import { completionStream } from '../helper/sse.ts';
 import { completion, gate, reset } from '../helper/upstream.ts';
 
-// The write of a chat's hold finds out whether its key is known, and the key is looked up only where nothing was held. So whatever
-// refuses a new request must let the answer of an earlier one through, and the conflict of another body.
+// A key is looked up before anything else (docs/decisions/0062): whatever refuses a new request lets the answer of an earlier one
+// through, and the conflict of another body. Neither writes, waits, nor takes a place.
 
 /** Of a wallet of a dollar; a token costs a cent. */
 const DEAR = { model: 'dear', max_tokens: 90 };
@@ -54,6 +54,23 @@ const REFUSALS: Record<string, { code: string; begin: (it: Opened) => unknown }>
   },
 };
 
+/** Returns the list of what a request does from now on, beside reading. */
+function effectsOf({ app }: TestServer): string[] {
+  const effects: string[] = [];
+  for (const [of, name] of [
+    [app.ledger, 'write'],
+    [app.circuits, 'enter'],
+    [app.inFlight, 'drive'],
+  ] as [Record<string, (...args: unknown[]) => unknown>, string][]) {
+    const real = of[name] as (...args: unknown[]) => unknown;
+    of[name] = (...args) => {
+      effects.push(name);
+      return real(...args);
+    };
+  }
+  return effects;
+}
+
 for (const [cause, { code, begin }] of Object.entries(REFUSALS))
   for (const isStream of [false, true])
     test(`a known key is answered, ${isStream ? 'streamed, ' : ''}though ${cause}`, async (t) => {
@@ -70,27 +87,17 @@ for (const [cause, { code, begin }] of Object.entries(REFUSALS))
       await begin({ purser, gateway, ask });
       const { held, spent } = purser.wallet(gateway.walletId);
       const count = purser.upstream.calls.length;
+      const effects = effectsOf(purser);
       const again = await ask({}, 'known');
       assert.deepEqual([again.status, again.headers['idempotent-replayed']], [200, 'true'], again.text);
       assert.equal(again.text, first.text);
       assert.equal((await ask({ seed: 99 }, 'known')).body.error.code, 'idempotency_conflict');
+      assert.deepEqual(effects, [], 'neither writes, asks for a place, nor counts as in flight');
       assert.equal((await ask({}, 'new')).body.error.code, code);
       assert.equal(purser.upstream.calls.length, count, 'nobody outside was asked');
       assert.deepEqual([purser.wallet(gateway.walletId).held, purser.wallet(gateway.walletId).spent], [held, spent]);
       assert.deepEqual(purser.problems(), []);
     });
-
-/** Runs `meanwhile` while the write of a chat's hold is on its way. */
-function duringHold({ app }: TestServer, meanwhile: () => Promise<unknown>): void {
-  const { write } = app.ledger;
-  app.ledger.write = async (it, data) => {
-    if (it.name === 'chat.hold') {
-      app.ledger.write = write;
-      await meanwhile();
-    }
-    return write(it, data);
-  };
-}
 
 test('a known key waits for no money', async (t) => {
   const purser = await openTestServer(t, {
@@ -110,46 +117,4 @@ test('a known key waits for no money', async (t) => {
   assert.equal(purser.app.fundsQueue.count(), 0);
   held.open();
   await holding;
-});
-
-test('while another body tries its key, the right one is answered; those that try with it are in conflict as well', async (t) => {
-  const purser = await openTestServer(t);
-  const { token } = await purser.openWallet();
-  const first = await purser.chat(token, {}, 'known');
-  duringHold(purser, async () => {
-    const [right, wrong] = await Promise.all([
-      purser.chat(token, {}, 'known'),
-      purser.chat(token, { seed: 2 }, 'known'),
-    ]);
-    assert.deepEqual([right.headers['idempotent-replayed'], right.text], ['true', first.text]);
-    assert.equal(wrong.body.error.code, 'idempotency_conflict');
-  });
-  const other = await purser.chat(token, { seed: 1 }, 'known');
-  assert.equal(other.body.error.code, 'idempotency_conflict');
-  assert.equal(purser.upstream.calls.length, 1);
-});
-
-test('those that join a request with a known key get the same answer, replayed, and nothing is held', async (t) => {
-  const purser = await openTestServer(t);
-  const { token, id } = await purser.openWallet();
-  const first = await purser.chat(token, {}, 'known');
-  const joined: Promise<Answer>[] = [];
-  duringHold(purser, async () => {
-    for (let i = 0; i < 5; i++) joined.push(purser.chat(token, {}, 'known'));
-    await purser.budget(token); // They have arrived by now, or are answered by the lookup.
-  });
-  const answers = [await purser.chat(token, {}, 'known'), ...(await Promise.all(joined))];
-  for (const it of answers) assert.deepEqual([it.headers['idempotent-replayed'], it.text], ['true', first.text]);
-  assert.equal(answers.length, 6);
-  assert.deepEqual([purser.wallet(id).held, purser.wallet(id).operationCount], [0n, 1]);
-  assert.deepEqual(purser.problems(), []);
-});
-
-test('a key that was freed before the lookup is in progress, and its retry a new attempt', async (t) => {
-  const purser = await openTestServer(t);
-  const { token } = await purser.openWallet();
-  duringHold(purser, () => Promise.reject(new Refusal('idempotency_in_progress', undefined, { retryAfterSeconds: 1 })));
-  const refused = await purser.chat(token, {}, 'k');
-  assert.deepEqual([refused.body.error.code, refused.headers['retry-after']], ['idempotency_in_progress', '1']);
-  assert.equal((await purser.chat(token, {}, 'k')).status, 200);
 });
