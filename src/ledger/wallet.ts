@@ -287,7 +287,7 @@ export function endOf(read: Reader, wallet: Wallet, now: number, find = findWall
   const ended = endedBy(read, wallet, find);
   const { expiresAt } = wallet;
   if (expiresAt === null || expiresAt > now || (ended?.closingSince ?? now) < expiresAt) return ended;
-  return { status: 'expired', closeReason: 'expired', closingSince: now };
+  return { status: 'expired', closeReason: 'expired', closingSince: expiresAt };
 }
 
 /**
@@ -345,6 +345,26 @@ export const liveBelow = (table: 'resource' | 'snapshot') => sql`(
     union all select live, wallet.parent_id from wallet join above on wallet.id = above.id where wallet.parent_id is not null
   ) select live from above where id = ${sql.placeholder('walletId')})`;
 
+/**
+ * Returns the ids of the wallets that have ended by themselves and have, or have below them, live leases or snapshots that are not marked
+ * to be ended.
+ */
+export const endedWithUnmarked = (read: Reader): Set<string> =>
+  new Set(
+    unmarked(read)
+      .owners.all<[string]>()
+      .map(([id]) => id),
+  );
+
+const LIVE_UNMARKED = 'where ended_at is null and end_wanted is null';
+const unmarked = plain({
+  owners: `with recursive above(id) as (
+      select wallet_id from resource ${LIVE_UNMARKED}
+      union select wallet_id from snapshot ${LIVE_UNMARKED}
+      union select parent_id from wallet join above on wallet.id = above.id where parent_id is not null
+    ) select above.id from above join wallet on wallet.id = above.id where status in ('closing', 'expired')`,
+});
+
 /** Returns the open wallets of an account whose budget comes from the account itself, oldest first. */
 export function openWalletsOf(read: Reader, accountId: string): Wallet[] {
   return reads(read).openOfAccount.all({ accountId });
@@ -399,10 +419,14 @@ export function nextExpiry(read: Reader): number | undefined {
   return reads(read).nextExpiry.get()?.at ?? undefined;
 }
 
-/** Returns the Unix seconds since which a closing wallet spends nothing; null for others, and where they were not recorded. */
-export function closingSince({ status, closingSince: noted, expiresAt }: Wallet): number | null {
+/**
+ * Returns since when a wallet that has ended and is not closed spends nothing (Unix seconds); null for others, and where that was not
+ * recorded.
+ */
+export function endedSince(read: Reader, wallet: Wallet, now: number): number | null {
+  const { status, closingSince, expiresAt } = { ...wallet, ...endOf(read, wallet, now) };
   if (status !== 'closing' && status !== 'expired') return null;
-  return noted ?? (status === 'expired' ? expiresAt : null);
+  return closingSince ?? (status === 'expired' ? expiresAt : null);
 }
 
 /** Returns wallets that are closing or expired and not yet closed, by id, at most 100, after `after`. */

@@ -23,6 +23,7 @@ import {
   type DueCursor,
   dueWallets,
   endedBy,
+  endedWithUnmarked,
   endingWallets,
   findWallet,
   hasOpenChildren,
@@ -198,12 +199,12 @@ export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<voi
       tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
     return reaped.closed - before >= max;
   };
+  for (const id of endedWithUnmarked(read)) await endAllBelow(app, id);
   const trees: string[] = [];
   for (const page of pagesOfEnding(read)) {
     const tops = page.filter(
       ({ parentId }) => parentId === null || !endedBy(read, findWallet(read, parentId) as Wallet),
     );
-    for (const { id } of tops) await endAllBelow(app, id);
     const alone: string[] = [];
     for (const { id } of tops) (hasOpenChildren(read, id) ? trees : alone).push(id);
     if (alone.length && (await closeSome(alone, room()))) return noteRest(reaped);

@@ -25,7 +25,7 @@ export type Restrictions = {
   disputed: { id: string; at: number }[];
   /** The frozen wallets, and with `hasEnded` those that had ended, by themselves or with one above them. */
   wallets: { id: string; reason: string | null; hasEnded: 0 | 1 }[];
-  /** The wallets that get no refill. */
+  /** The active wallets that get no refill. */
   unfilled: { id: string }[];
   /** The orders to extend a lease while it is busy that have ended. */
   keeps: { id: string }[];
@@ -139,8 +139,9 @@ function revoke(tx: Tx, from: Restrictions, now: number): number {
 }
 
 /** Ends what would spend by itself: refills, and the extension of busy leases. Returns how many had not ended. */
-function endOrders(tx: Tx, { unfilled, keeps }: Restrictions, now: number): number {
-  const refills = unfilled.flatMap(({ id }) => {
+function endOrders(tx: Tx, { wallets, unfilled, keeps }: Restrictions, now: number): number {
+  const ids = new Set([...unfilled, ...wallets.filter((it) => it.hasEnded)].map((it) => it.id));
+  const refills = [...ids].flatMap((id) => {
     const known = findActive(tx, id);
     return known && known.refill !== null ? [known] : [];
   });

@@ -255,6 +255,26 @@ test('what was stopped since the backup stays stopped, also where the clock of t
   assert.deepEqual(purser.problems(), []);
 });
 
+test('the refill of a wallet that had ended since the backup does not go on', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 10_000 });
+  const { id } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 0 });
+  await purser.run('wallet.refill', { id, refill: { cents: 1000, every: 'day', carry: 'all' } });
+  const file = join(temporaryDirectory(t), 'backup.db');
+  await backUp(purser.directory, file, '1.2.3', 1_790_000_000);
+  await purser.run('wallet.close', { id });
+  await purser.close();
+  assert.equal((await restoreIn(purser.directory, file)).carried_over?.ended_orders, 1);
+  await purser.reopen();
+  const credit = async () => (await purser.run('account.show', { id: purser.accountId })).available_cents;
+  const before = await credit();
+  for (let day = 0; day < 3; day++) {
+    purser.clock.advance(DAY);
+    await purser.app.reaper.runOnce();
+  }
+  assert.equal(await credit(), before, 'it takes nothing more from its account');
+  assert.equal(purser.wallet(id).refill, null);
+});
+
 test('every wallet that had ended since the backup comes back frozen, however far the closing of the ones above it had come', async (t) => {
   const purser = await openTestServer(t);
   await purser.app.reaper.stop();

@@ -195,3 +195,21 @@ test('the question before a close tells the number of all leases that end, those
   for (let i = 0; i < 20; i++) assert.equal((await purser.lease(token)).status, 200);
   assert.equal(await asked(), '21 running leases end.');
 });
+
+test('the time since which an expired wallet spends nothing stays the same when its end is written down', async (t) => {
+  const purser = await openTestServer(t);
+  await purser.app.reaper.stop();
+  const { ledger, clock } = purser.app;
+  const { id } = await purser.openWallet({ expires_in_seconds: 3600 });
+  purser.clock.advance(3 * 3600); // The server was down.
+  const browser = await asOperator(purser);
+  const since = async () =>
+    /It spends nothing any more since(.*?),/s
+      .exec((await browser.get(`/wallets/${id}`)).html)?.[1]
+      ?.replace(/<.*?>/g, '');
+  const before = await since();
+  assert.match(`${before}`, /2 h ago/);
+  await ledger.write(endSpending, { id, reason: 'expired', now: clock.now() });
+  assert.equal(await since(), before);
+  assert.equal(purser.wallet(id).closingSince, purser.wallet(id).expiresAt);
+});

@@ -1,12 +1,16 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
+import type { Statement } from 'better-sqlite3';
 import type { Reader } from '../../src/db/handle.ts';
 import { searchOperations } from '../../src/ledger/operation-search.ts';
 import { listResourcesBelow } from '../../src/ledger/resource.ts';
 import { listSnapshotsBelow } from '../../src/ledger/snapshot.ts';
 import { sumSpending } from '../../src/ledger/spending.ts';
+import { windUpWallets } from '../../src/reaper/chores.ts';
+import { endSpending } from '../../src/wallet/close.ts';
 import { length } from '../helper/random.ts';
 import { childOf } from '../helper/tenants.ts';
+import { LONG, openMemoryServer } from '../lease/leases.ts';
 import { openSnapshot } from '../lease/snapshot-shared.ts';
 
 const CHILD_COUNT = length(5000, 50_000);
@@ -46,7 +50,7 @@ async function openWide(t: TestContext) {
       wallet_id: `'${child.id}' || (i * 4001 % 1999)`,
       ...Object.fromEntries(['tag', 'operation_id'].map((it) => [it, `${it} || i`])),
     });
-  return { purser, wallet, read, client };
+  return { purser, wallet, copy, read, client };
 }
 
 /** Runs something, and returns its result and how often other work could run meanwhile. */
@@ -96,4 +100,58 @@ test('what an agent lists is read some hundred wallets at a time, however many c
     assert.equal(result.rows.find(({ key }) => key === 'chat')?.operations, 1);
     assert(turns >= CHILD_COUNT / 500, `${turns} turns`);
   }
+});
+
+test('while a list is read, what is made newer hides nothing that is older than what is shown', async (t) => {
+  const { wallet, copy, read, client } = await openWide(t);
+  const add = (name: string, owner: string) => {
+    const change = { id: `'res_zzzz' || '${name}'`, wallet_id: `'${owner}'`, tag: `tag || 'z${name}'` };
+    copy('resource', 'true', 1, { ...change, operation_id: `operation_id || 'z${name}'` });
+  };
+  const wallets = client
+    .prepare('select id from wallet where parent_id = ? order by id')
+    .pluck()
+    .all(wallet) as string[];
+  const earlier = await listResourcesBelow(read, wallet, { limit: 2 });
+  let turns = 0;
+  const turn = () => {
+    if (++turns < 4) return void setImmediate(turn);
+    add('1', wallets[0] as string); // It has been looked at,
+    add('2', wallets.at(-1) as string); // and this one has not.
+  };
+  setImmediate(turn);
+  const page = await listResourcesBelow(read, wallet, { limit: 2 });
+  assert.equal(turns, 4);
+  assert.deepEqual(page, earlier);
+  const ids = (await listResourcesBelow(read, wallet, { limit: 3 })).map(({ id }) => id);
+  assert.deepEqual(ids, ['res_zzzz2', 'res_zzzz1', page[0]?.id]);
+});
+
+test('trees that have ended and wait look at all live leases once in a pass, not once for each tree', async (t) => {
+  const purser = await openMemoryServer(t);
+  await purser.app.reaper.stop();
+  const { ledger, clock } = purser.app;
+  const tops: string[] = [];
+  for (let i = 0; i < 12; i++) {
+    const { id, token } = await purser.openWallet({ ...LONG, budget_cents: 500 });
+    const child = await childOf(purser, token, '4');
+    assert.equal((await purser.lease(child.token)).status, 200);
+    tops.push(id);
+  }
+  purser.memory.before.destroy = () => Promise.reject(new Error('the engine is away'));
+  for (const id of tops) await ledger.write(endSpending, { id, reason: 'account_request', now: clock.now() });
+  const reads: string[] = [];
+  const statements: { all: (this: Statement, ...values: unknown[]) => unknown } = Object.getPrototypeOf(
+    ledger.client.prepare('select 1'),
+  );
+  const { all } = statements;
+  t.after(() => Object.assign(statements, { all }));
+  statements.all = function (...values) {
+    if (/recursive above/.test(this.source)) reads.push(this.source);
+    return all.apply(this, values);
+  };
+  const reaped = { closed: 0, pending: 0 } as Parameters<typeof windUpWallets>[1];
+  await windUpWallets(purser.app, reaped);
+  assert.equal(reaped.closed, 0);
+  assert.equal(reads.length, 1, reads.join('\n'));
 });

@@ -24,6 +24,9 @@ export type Program = Pick<GuestSession, 'stdin' | 'ended' | 'resize'> & {
   judge?(exitCode: number, stderr: Buffer): Buffer;
 };
 
+/** The error of input that is written to a program that has ended: it reads none of it, or not all. */
+export const unreadInput = () => new Error('the program has ended, and has not read all of its input');
+
 export type ProgramOrder = {
   /** Determines the guarantees of the engine. The output of `upload` and `kill` may be cut short. */
   purpose: 'exec' | 'upload' | 'session' | 'kill';

@@ -42,7 +42,8 @@ export type SandboxProcess = {
   ended: Promise<End>;
   /**
    * Writes to its standard input or terminal. Throws `rate_limited` where it has not read what came before, and
-   * `operation_uncertain` where it does not read this in time, or not all of it before it ends.
+   * `operation_uncertain` where it does not take this in time, or not all of it before it ends. What its machine keeps for it may stay
+   * unread all the same.
    */
   write(bytes: Buffer): Promise<void>;
   closeInput(): void;

@@ -4,7 +4,7 @@ import { duration, type StateTone } from '../../base/shown.ts';
 import { describeReplicas, hasFullCopy } from '../../files/drbd.ts';
 import { describeReportOnly } from '../../lease/report-only.ts';
 import { countCheckouts, listCheckouts } from '../../ledger/checkout.ts';
-import { closingSince, endingWallets, findWallet, type Wallet } from '../../ledger/wallet.ts';
+import { endedSince, endingWallets, findWallet, type Wallet } from '../../ledger/wallet.ts';
 import type { CommandOutput } from '../../operator/commands.ts';
 import { type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
@@ -199,7 +199,7 @@ function addBusiness(add: Add, { app }: Visit): void {
       'warn',
       html`${named(wallet.id, wallet.name)} does not close: ${outside(wallet.cleanupError ?? 'requests are in flight')}`,
       {
-        since: closingSince(wallet),
+        since: endedSince(read, wallet, app.clock.now()),
         to: `/wallets/${wallet.id}`,
         act: 'Look',
       },

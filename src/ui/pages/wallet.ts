@@ -3,7 +3,6 @@ import { newId } from '../../base/id.ts';
 import { Nanos, nanosToCentsDown, ZERO } from '../../base/money.ts';
 import { parseJson } from '../../base/parse-json.ts';
 import { Refusal } from '../../base/refusal.ts';
-import type { Reader } from '../../db/handle.ts';
 import {
   changeBudget as changeBudgetEndpoint,
   closeWallet,
@@ -20,9 +19,8 @@ import { spendingByPeriod, sumSpending } from '../../ledger/spending.ts';
 import { isTimelineWithin, type TimelineStep, timeline } from '../../ledger/timeline.ts';
 import {
   available,
-  closingSince,
   countWallets,
-  endedBy,
+  endedSince,
   findWallet,
   frozenAncestor,
   listWallets,
@@ -170,14 +168,6 @@ function stateNotice(visit: Visit, wallet: Wallet): Html {
   if (status === 'active' || status === 'closed') return EMPTY;
   const since = endedSince(read, wallet, now);
   return html`<p class="notice warn">It spends nothing any more${since !== null && html` since ${when(since, visit)} (${ago(since, visit)})`}, and closes as soon as everything is settled. ${wallet.cleanupAttempts > 0 && html`Attempt ${wallet.cleanupAttempts}: ${outside(wallet.cleanupError ?? 'requests are in flight')}.`}</p>`;
-}
-
-/** Returns since when a wallet that has ended spends nothing: by its own expiry, or with the one above it, whichever came first. */
-function endedSince(read: Reader, wallet: Wallet, now: number): number | null {
-  const ended = endedBy(read, wallet);
-  const times = [ended && closingSince(ended), wallet.status === 'active' ? wallet.expiresAt : null];
-  const past = times.filter((it) => it != null && it <= now) as number[];
-  return past.length ? Math.min(...past) : null;
 }
 
 /** Renders the form that raises or lowers the budget, at hand without unfolding anything. */

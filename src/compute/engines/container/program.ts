@@ -1,4 +1,4 @@
-import { type Duplex, PassThrough } from 'node:stream';
+import { type Duplex, Writable } from 'node:stream';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type Docker from 'dockerode';
 import type { LineSession } from '../../../egress/line.ts';
@@ -8,7 +8,7 @@ import { between, MARKED } from '../../kit/between.ts';
 import { egressCommand, egressSession } from '../../kit/egress.ts';
 import { newMark, takeMarks, withMark } from '../../kit/exit-mark.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
-import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
+import { argvOf, finish, type Program, type ProgramOrder, unreadInput } from '../../machine/program.ts';
 import { IS_MARKED, KILLED } from '../../machine/shell.ts';
 import { WAITING } from '../../machine/waiting.ts';
 import { type Engine, wasRemoved } from './engine.ts';
@@ -90,9 +90,25 @@ async function beginDrained(
   const mark = newMark();
   const script = `export PURSER_EXEC=${marker}\n${MARKED}`;
   const program = await begin(engine, ref, ['/bin/sh', '-c', script, 'purser', mark, ...argv], it);
-  const stdin = new PassThrough(WAITING);
-  stdin.pipe(program.stdin);
   let known: { code: number } | undefined;
+  let unsent: ((error?: Error | null) => void) | undefined;
+  const stdin = new Writable({
+    ...WAITING,
+    write(chunk: Buffer, _, done) {
+      if (known) return done(unreadInput());
+      unsent = done;
+      program.stdin.write(chunk, (error) => {
+        if (unsent !== done) return; // The command has ended meanwhile.
+        unsent = undefined;
+        done(error);
+      });
+    },
+    final(done) {
+      program.stdin.end();
+      done();
+    },
+  });
+  stdin.on('error', () => {}); // A command may leave input unread.
   const lateEnd = Promise.withResolvers<{ code: number }>();
   /** Leaves a command that is over, but whose unread input is not read to its end: a tenant may replace `cat`. */
   async function leaveLate(end: { code: number }): Promise<void> {
@@ -106,8 +122,8 @@ async function beginDrained(
       begun() {},
       exitCode(code) {
         known = { code };
-        // What is written from now on is discarded.
-        stdin.unpipe(program.stdin).resume();
+        unsent?.(unreadInput());
+        unsent = undefined;
         program.stdin.end();
         void leaveLate(known);
       },

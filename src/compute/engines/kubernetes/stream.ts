@@ -5,7 +5,7 @@ import type { RawData, WebSocket } from 'ws';
 import type { SessionOrder } from '../../backend.ts';
 import { between, MARKED } from '../../kit/between.ts';
 import { onOneLine } from '../../kit/one-line.ts';
-import type { Program } from '../../machine/program.ts';
+import { type Program, unreadInput } from '../../machine/program.ts';
 import { WAITING } from '../../machine/waiting.ts';
 import type { KubernetesApi } from './api.ts';
 import { ApiError } from './api-error.ts';
@@ -240,7 +240,7 @@ function passOn(socket: WebSocket, active: () => void) {
 const sendOn = (socket: WebSocket, channel: number, bytes: Uint8Array, done?: (error?: Error | null) => void) =>
   socket.send(Buffer.concat([Buffer.of(channel), bytes]), done);
 
-/** Creates the standard input of a program. `endUnread` ends it when the command has ended: what is written then is discarded. */
+/** Creates the standard input of a program. `endUnread` ends it when the command has ended: what is written then fails. */
 function createInput(socket: WebSocket, isFramed: boolean): { stdin: Writable; endUnread(): void } {
   let hasEnded = false;
   function end(done: (error?: Error | null) => void): void {
@@ -259,10 +259,12 @@ function createInput(socket: WebSocket, isFramed: boolean): { stdin: Writable; e
   });
   stdin.on('error', () => {}); // The command may leave input unread; `ended` reports a lost connection.
   async function sendPieces(chunk: Buffer): Promise<void> {
-    for (let at = 0; at < chunk.length && !hasEnded; at += PIECE_BYTES_MAX) {
+    if (hasEnded) throw unreadInput();
+    for (let at = 0; at < chunk.length; at += PIECE_BYTES_MAX) {
       const piece = chunk.subarray(at, at + PIECE_BYTES_MAX);
       const whole = isFramed ? Buffer.concat([Buffer.from(`${piece.length}\n`), piece]) : piece;
       await new Promise<void>((done, fail) => sendOn(socket, STDIN, whole, (error) => (error ? fail(error) : done())));
+      if (hasEnded && at + piece.length < chunk.length) throw unreadInput();
     }
   }
   return { stdin, endUnread: () => end(() => {}) };
