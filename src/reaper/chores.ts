@@ -199,12 +199,14 @@ export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<voi
       tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
     return reaped.closed - before >= max;
   };
-  for (const id of endedWithUnmarked(read)) await endAllBelow(app, id);
   const trees: string[] = [];
+  let unmarked: Set<string> | undefined; // Asked for once, as it looks at everything live; and not where nothing is ending.
   for (const page of pagesOfEnding(read)) {
     const tops = page.filter(
       ({ parentId }) => parentId === null || !endedBy(read, findWallet(read, parentId) as Wallet),
     );
+    if (page.length) unmarked ??= endedWithUnmarked(read);
+    for (const { id } of tops) if (unmarked?.has(id)) await endAllBelow(app, id);
     const alone: string[] = [];
     for (const { id } of tops) (hasOpenChildren(read, id) ? trees : alone).push(id);
     if (alone.length && (await closeSome(alone, room()))) return noteRest(reaped);
