@@ -101,9 +101,15 @@ const full =
     disk.fill(freeBytes); // Takes the reserve too, which the server has released for settlements.
     await seconds(lasts / 2);
     disk.free();
-    await seconds(1);
+    await untilReady(site); // Or a server that could not write has ended meanwhile, and the next one is ready.
     allowance.end();
   };
+
+/** Resolves when the server is ready: one whose commit has failed never is again. */
+async function untilReady(site: Rig['site']): Promise<void> {
+  const status = async () => (await (await site.server()).ask('GET', '/readyz').catch(() => ({ status: 0 }))).status;
+  while ((await status()) !== 200) await seconds(0.2);
+}
 
 const losing =
   (moment: Parameters<typeof lose>[1]): Fault =>
