@@ -5,6 +5,7 @@ import { Nanos } from '../../src/base/money.ts';
 import { beginClosing, closeWallet } from '../../src/ledger/closing.ts';
 import { countFrozen, frozenSince } from '../../src/ledger/frozen.ts';
 import {
+  available,
   countWallets,
   findWallet,
   frozenAncestor,
@@ -24,6 +25,9 @@ const DEPTH_MAX = 4;
 /** The wallets whose children are listed. */
 const PARENT_COUNT = 15;
 
+/** The budget of a child, which its parent has for some. */
+const budgetAt = (depth: number) => Nanos(10n ** BigInt(11 - 2 * depth));
+
 /** Books with trees of wallets that were frozen, ended and closed, and that expire, in any order. */
 async function fill(t: TestContext) {
   const random = createRandom(SEED);
@@ -33,19 +37,19 @@ async function fill(t: TestContext) {
   const made: { id: string; depth: number }[] = [];
   let at = 1000;
   const rowOf = ({ id }: { id: string }) => findWallet(read, id) as Wallet;
-  for (let i = 0; i < length(200, 2000); i++) {
+  for (let i = 0; i < length(200, 500); i++) {
     at += random.whole(0, 5);
     const may = made.filter((it) => statusAt(read, rowOf(it), at) === 'active' && !frozenAncestor(read, rowOf(it)));
     const ended = made.filter((it) => ['closing', 'expired'].includes(rowOf(it).status));
     const what = random.weighted({ open: 6, freeze: 2, end: 1, close: 2 });
     if (what === 'open') {
-      const free = may.filter(({ depth }) => depth < DEPTH_MAX);
+      const free = may.filter((it) => it.depth < DEPTH_MAX && available(rowOf(it)) >= budgetAt(it.depth + 1));
       const above = random.whole(0, 3) > 0 && free.length ? random.pick(free) : undefined;
       const depth = above ? above.depth + 1 : 0;
       const { id } = await books.wallet(
         above ? rowOf(above).accountId : random.pick(accounts),
         {
-          ...(above && { parentId: above.id, budget: Nanos(10n ** BigInt(12 - 2 * depth - 1)) }),
+          ...(above && { parentId: above.id, budget: budgetAt(depth) }),
           expiresInSeconds: random.pick([0, 0, 200, 2000]),
         },
         at,
