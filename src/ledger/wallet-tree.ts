@@ -56,14 +56,14 @@ type NewestPage = { before: string; limit: number };
 export function newestBelow(table: 'resource' | 'snapshot') {
   const lists = plain({
     owners: `select value from json_each(?) where exists (select 1 from ${table} where wallet_id = value)`,
-    newest: `select max(id) from ${table}`,
+    newestId: `select max(id) from ${table}`,
     ofWallet: `select id from ${table} where wallet_id = ? and id < ? and id <= ? and id > ? order by id desc limit ${LIST_COUNT_MAX}`,
   });
   return async (read: Reader, rootId: string, { before, limit }: NewestPage): Promise<string[]> => {
-    const { owners, newest: newestOfAll, ofWallet } = lists(read);
+    const { owners, newestId, ofWallet } = lists(read);
     let newest: string[] = [];
     // None that is made while the list is read: it would be on the page, and one made before it in a wallet that was read already not.
-    const end = newestOfAll.get<[string | null]>()?.[0] ?? '';
+    const end = newestId.get<[string | null]>()?.[0] ?? '';
     for await (const walletIds of walletsBelow(read, rootId))
       for (const [walletId] of owners.all<[string]>(JSON.stringify(walletIds))) {
         const after = newest.length === limit ? (newest.at(-1) as string) : '';

@@ -14,8 +14,8 @@ type Opened = Awaited<ReturnType<typeof open>>;
 const AT_ONCE = { limits: { funds_wait_seconds: 0 } };
 
 /**
- * Runs `between` before each write of a hold, which the request has been cut for by then, until it returns false. Returns the
- * function that counts the writes of holds.
+ * Runs `between` before each write of a hold, with its number: the request has been cut for the second by then, and for the first
+ * where its wallet was short last time. Returns the function that counts the writes of holds.
  */
 function before({ purser }: Pick<Opened, 'purser'>, between: (count: number) => Promise<unknown>): () => number {
   const { ledger } = purser.app;
