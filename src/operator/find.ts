@@ -51,13 +51,14 @@ const beginningOf = (read: Reader, table: Table, prefix: string, text: string): 
     : [];
 
 /** Returns the only candidate, or undefined if there is none. Throws `conflict` where there are more. */
-function onlyOne(what: string, text: string, [first, ...others]: { id: string }[]): string | undefined {
-  if (first && others.length)
+function onlyOne(what: string, text: string, candidates: readonly { id: string }[]): string | undefined {
+  const [first, ...others] = new Set(candidates.map(({ id }) => id));
+  if (first !== undefined && others.length)
     throw new Refusal(
       'conflict',
-      `${JSON.stringify(text)} may be more than one ${what}: ${[first, ...others].map((it) => it.id).join(', ')}. Give more of the id.`,
+      `${JSON.stringify(text)} may be more than one ${what}: ${[first, ...others].join(', ')}. Give more of the id.`,
     );
-  return first?.id;
+  return first;
 }
 
 const none = (what: string, text: string, names: readonly string[] = []) =>
@@ -93,12 +94,15 @@ export const pageAfter = <P extends { before?: string | undefined }>(
   find: (read: Reader, text: string) => { id: string },
 ): P => (page.before === undefined ? page : { ...page, before: find(read, page.before).id });
 
-/** Returns the account with this id, unique beginning of an id, or name. Throws `not_found` and `conflict`. */
+/**
+ * Returns the account with this id, unique beginning of an id, or name. Throws `not_found` and `conflict`. A name does not win over
+ * a beginning: who chooses it could give it that of another's id, and would get what the operator meant for that one.
+ */
 export function accountWith(read: Reader, text: string): Account {
   const whole = findAccount(read, text);
   if (whole) return whole;
   const named = read.select({ id: accounts.id }).from(accounts).where(eq(accounts.name, text)).all();
-  const id = onlyOne('account', text, named.length ? named : beginningOf(read, accounts, 'acct', text));
+  const id = onlyOne('account', text, [...named, ...beginningOf(read, accounts, 'acct', text)]);
   const row = id === undefined ? undefined : findAccount(read, id);
   if (!row) throw none('account', text, namesOf(read, accounts));
   return row;
@@ -106,7 +110,8 @@ export function accountWith(read: Reader, text: string): Account {
 
 /**
  * Returns the wallet with this id, unique beginning of an id, or name; of several with the same name, the only one that is not
- * closed. Throws `not_found` and `conflict`.
+ * closed. Throws `not_found` and `conflict`, the latter also where one has the beginning of another's id for a name: agents choose
+ * names.
  */
 export function walletWith(read: Reader, text: string): Wallet {
   const whole = findWallet(read, text);
@@ -120,7 +125,7 @@ export function walletWith(read: Reader, text: string): Wallet {
       .all();
   const open = named(true);
   const candidates = open.length ? open : named(false);
-  const id = onlyOne('wallet', text, candidates.length ? candidates : beginningOf(read, wallets, 'wal', text));
+  const id = onlyOne('wallet', text, [...candidates, ...beginningOf(read, wallets, 'wal', text)]);
   const row = id === undefined ? undefined : findWallet(read, id);
   if (!row) throw none('wallet', text, namesOf(read, wallets));
   return row;

@@ -67,6 +67,25 @@ test('the operator finds by name, by a unique beginning, and an operation by its
   await assert.rejects(purser.run('operation.show', { id: 'req_00000000000000000000000000' }), { code: 'not_found' });
 });
 
+test('a name that is the beginning of an id leads no command of the operator to another', async (t) => {
+  const purser = await openTestServer(t);
+  const { id } = await purser.openWallet({ name: 'runaway' });
+  const shown = id.slice(0, -2);
+  assert.equal((await purser.run('wallet.show', { id: shown })).id, id);
+  const decoy = await purser.openWallet({ name: shown });
+  const ambiguous = { code: 'conflict', message: new RegExp(`${decoy.id}, ${id}\\.`) };
+  await assert.rejects(purser.run('wallet.freeze', { id: shown }), ambiguous);
+  await purser.run('wallet.close', { id: decoy.id });
+  await assert.rejects(purser.run('wallet.close', { id: shown }), ambiguous, 'a closed one has its name too');
+  assert.equal((await purser.run('wallet.show', { id })).status, 'active');
+  assert.equal((await purser.run('wallet.show', { id: decoy.id })).status, 'closed');
+
+  const account = purser.accountId.slice(0, -2);
+  assert.equal((await purser.run('account.show', { id: account })).id, purser.accountId);
+  await purser.run('account.create', { name: account });
+  await assert.rejects(purser.run('account.debit', { id: account, cents: 1, reason: 'x' }), { code: 'conflict' });
+});
+
 test('lists of the operator count what they do not show, and a statement has every reason', async (t) => {
   const purser = await openTestServer(t);
   for (let i = 0; i < 5; i++) await purser.openWallet({ name: `w${i}` });
