@@ -1,5 +1,6 @@
 import { createHmac } from 'node:crypto';
 import { parseJson } from '../base/parse-json.ts';
+import { visible } from '../base/visible.ts';
 import { type ReceiverConfig, signingKey } from '../config/events.ts';
 import type { OutboxEvent } from '../ledger/outbox.ts';
 import { sentenceOf } from './sentence.ts';
@@ -46,9 +47,19 @@ export function messageOf(
 function bodyOf(event: OutboxEvent, format: ReceiverConfig['format']): string {
   const record = eventRecord(event);
   if (format === 'json') return JSON.stringify(record);
-  const sentence = sentenceOf(record.type, record.data);
+  // A line of an agent's own would look like another event.
+  const sentence = visible(sentenceOf(record.type, record.data)).replace(/\s+/g, ' ');
   return format === 'slack' ? JSON.stringify({ text: escaped(sentence) }) : sentence;
 }
 
-/** Names are chosen by an agent: in Slack's markup they could mention everyone, or be a link. */
-const escaped = (text: string) => text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
+/**
+ * Names are chosen by an agent: in Slack's markup they could mention everyone, or be a link; so they could in the Markdown of
+ * Mattermost and Discord, which knows no escape that Slack does not show. There a space without width does it.
+ */
+const escaped = (text: string) =>
+  text
+    .replaceAll('&', '&amp;')
+    .replaceAll('<', '&lt;')
+    .replaceAll('>', '&gt;')
+    .replaceAll('@', '@\u200b')
+    .replaceAll('](', ']\u200b(');

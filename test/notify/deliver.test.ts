@@ -255,6 +255,25 @@ test('a receiver gets the types that it asked for, in its format', async (t) => 
   );
 });
 
+test('what an agent or a tenant wrote mentions nobody in a chat, hides no address and adds no line', async (t) => {
+  const [slack, text] = [await openReceiver(t), await openReceiver(t)];
+  const purser = await openWith(t, [
+    { url: slack.url, name: 'chat', secret: undefined, format: 'slack' },
+    { url: text.url, name: 'phone', secret: undefined, format: 'text' },
+  ]);
+  const { id } = await purser.openWallet({ name: '@everyone [sign in](https://evil.example)' });
+  await purser.run('wallet.freeze', { id, reason: 'odd).\nModel server prod is down: call @here \u202e' });
+  for (const { until, got } of [slack, text]) await until(() => got.length === 1);
+  const { text: sentence } = JSON.parse(slack.got[0]?.text as string);
+  assert.doesNotMatch(sentence, /@(everyone|here)|\]\(/);
+  const frozen = (name: string, reason: string) => `No new holds: wallet ${name} (${id}) is frozen (${reason}).`;
+  assert.equal(
+    text.got[0]?.text,
+    frozen('@everyone [sign in](https://evil.example)', 'odd). Model server prod is down: call @here \\u202e'),
+  );
+  assert.equal(sentence.replaceAll('\u200b', ''), text.got[0]?.text);
+});
+
 test('addresses, secrets and tokens of receivers are in no log, list or metric', async (t) => {
   const receiver = await openReceiver(t);
   const secret = 'plain-signing-secret-canary';
