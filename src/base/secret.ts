@@ -46,11 +46,13 @@ export function secretsIn(value: unknown): Secret[] {
 
 /**
  * Returns the texts that a log must redact for these settings: every secret, and its longer words, as an answer may repeat a
- * key without the `Bearer` before it.
+ * key without the `Bearer` before it. Each also as JSON writes it, as the lines of a log are JSON.
  */
 export function redactedTexts(settings: unknown): string[] {
   const texts = secretsIn(settings).map((it) => it.reveal());
-  return texts.flatMap((it) => [it, ...it.split(' ').filter((word) => word.length >= WORD_LENGTH_MIN && word !== it)]);
+  return texts
+    .flatMap((it) => [it, ...it.split(' ').filter((word) => word.length >= WORD_LENGTH_MIN && word !== it)])
+    .flatMap((it) => [...new Set([it, JSON.stringify(it).slice(1, -1)])]);
 }
 
 /** Returns whether two values of settings are the same, with their secrets, and with their members in the same order. */

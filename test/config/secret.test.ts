@@ -37,6 +37,19 @@ test('every secret of a value is found at any depth, and a log redacts its words
   assert.deepEqual(redactedTexts(all), ['another-secret', `Bearer ${CANARY}`, CANARY, '']);
 });
 
+test('a log redacts a secret with characters that JSON escapes, as JSON and as text', () => {
+  for (const key of ['pa"ss-0123456789', 'pa\\ss-0123456789', `Basic "${CANARY}\\"`])
+    for (const format of ['json', 'text'] as const) {
+      const lines: string[] = [];
+      const log = createLog('info', redactedTexts(settings(key)), (line) => lines.push(line), format);
+      log.info({ reason: `it says ${key}`, err: new Error(`no ${key}`) }, `said ${key}`);
+      const [line = ''] = lines;
+      assert(!line.includes('0123456789'), line);
+      assert.equal(line.split('[redacted]').length - 1 >= 3, true, line);
+      if (format === 'json') assert.equal(JSON.parse(line).reason, 'it says [redacted]');
+    }
+});
+
 test('two settings are the same only with the same secrets', () => {
   assert(isSame(settings(), settings()));
   assert(!isSame(settings(), settings('another-secret')));
