@@ -220,11 +220,17 @@ export const parseExpiry = (value: string): number => (value === 'never' ? 0 : p
 export function parseTime(value: string): number {
   if (/^\d{1,12}$/.test(value)) return Number(value);
   if (DURATION.test(value)) return Math.floor(systemTime.wall() / 1000) - parseDuration(value);
-  const at = /^\d{4}-\d\d-\d\d$/.test(value) || /^\d{4}-\d\d-\d\dT.*(Z|[+-]\d\d:\d\d)$/.test(value);
-  const milliseconds = at ? Date.parse(value) : Number.NaN;
+  const [, day] = /^(\d{4}-\d\d-\d\d)(?:T.*(?:Z|[+-]\d\d:\d\d))?$/.exec(value) ?? [];
+  const milliseconds = day !== undefined && isDay(day) ? Date.parse(value) : Number.NaN;
   if (Number.isNaN(milliseconds) || milliseconds < 0)
     throw new InvalidArgumentError('It must be how long ago ("12h", "7d"), a date ("2026-11-22"), or Unix seconds.');
   return Math.floor(milliseconds / 1000);
+}
+
+/** Returns whether there is this day: Date takes the 31st of February for a day of March. */
+function isDay(day: string): boolean {
+  const milliseconds = Date.parse(day);
+  return !Number.isNaN(milliseconds) && new Date(milliseconds).toISOString().startsWith(day);
 }
 
 type PageOptions = { since?: number; before?: string; limit?: number; all?: boolean };
