@@ -20,8 +20,12 @@ import type { Delivered, Sender } from './sender.ts';
 const AGAIN_SECONDS = { min: 5, max: 3600 };
 /** Seconds for which a receiver that is down gets no delivery at all; they double, too. */
 const PAUSE_SECONDS = { min: 1, max: 60 };
-/** A delivery that has failed for this long is given up. */
+/**
+ * A delivery that has failed for this long is given up; not before its receiver has been tried for as long as the pauses grow, as
+ * the server may have been off for days, or the receiver not configured.
+ */
 const GIVEN_UP_SECONDS = 3 * 86_400;
+const TRIED_SECONDS_MIN = AGAIN_SECONDS.max;
 /** Longest sleep: the wall clock may have moved. */
 const SLEEP_SECONDS_MAX = 60;
 /** Milliseconds until the outcome of an attempt is written again if that failed, for example on a full disk. */
@@ -124,6 +128,7 @@ const doubled = ({ min, max }: { min: number; max: number }, times: number) => M
 function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender): Queue {
   const { name } = receiver;
   const stopping = new AbortController();
+  const openedAt = app.clock.now();
   let isStarted = false;
   let running: Promise<void> | undefined;
   let isWanted = false;
@@ -146,7 +151,7 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
     const sent = await sender.send(messageOf(event, receiver, app.clock.now()));
     if (stopping.signal.aborted && sent.kind === 'failed') return; // The stop aborted it: no fault of the receiver.
     const now = app.clock.now();
-    const attempt = attemptOf(sent, delivery, now);
+    const attempt = attemptOf(sent, delivery, { now, openedAt });
     const outcome = { delivery, attempt, isBack: sent.kind === 'accepted' && health.isDown(), now };
     if (!(await recordSurely(app, outcome, name, stopping.signal))) return;
     health.record(sent);
@@ -202,10 +207,14 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender)
   }
 }
 
-function attemptOf(sent: Delivered, { queuedAt, attempts }: Delivery, now: number): DeliveryResult {
+function attemptOf(
+  sent: Delivered,
+  { queuedAt, attempts }: Delivery,
+  { now, openedAt }: { now: number; openedAt: number },
+): DeliveryResult {
   if (sent.kind === 'accepted') return { kind: 'delivered' };
   const { error } = sent;
-  if (now - queuedAt >= GIVEN_UP_SECONDS) return { kind: 'gave_up', error };
+  if (now - queuedAt >= GIVEN_UP_SECONDS && now - openedAt >= TRIED_SECONDS_MIN) return { kind: 'gave_up', error };
   return { kind: 'failed', error, dueAt: now + doubled(AGAIN_SECONDS, attempts) };
 }
 

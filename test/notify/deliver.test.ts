@@ -213,6 +213,27 @@ test('what waits at a stop or a crash is delivered after it', async (t) => {
   await recorded(purser, () => purser.app.notifier.waiting() === 0);
 });
 
+test('what could not be tried for days is not given up at the first attempt after them', async (t) => {
+  const receiver = await openReceiver(t);
+  const purser = await openWith(t, [{ url: receiver.url }]);
+  receiver.reply = status(503);
+  const id = await closeOne(purser);
+  await recorded(purser, async () => (await deliveriesOf(purser))[0]?.failed_attempts === 1);
+  await purser.reopen(() => purser.clock.advance(4 * DAY));
+  await recorded(purser, async () => (await deliveriesOf(purser))[0]?.failed_attempts === 2);
+  assert.equal((await deliveriesOf(purser))[0]?.state, 'waiting', 'the receiver may start as late as the network');
+  receiver.reply = status(204);
+  pass(purser, 60);
+  await receiver.until(() => idsOf(receiver).includes(id));
+  await recorded(purser, async () => (await deliveriesOf(purser))[0]?.state === 'delivered');
+
+  receiver.reply = status(503);
+  await closeOne(purser);
+  await recorded(purser, async () => (await deliveriesOf(purser))[0]?.failed_attempts === 1);
+  pass(purser, 3 * DAY);
+  await recorded(purser, async () => (await deliveriesOf(purser))[0]?.state === 'given_up');
+});
+
 test('an event that a receiver took when the process died is sent again, with the same id', async (t) => {
   const receiver = await openReceiver(t);
   const purser = await openWith(t, [{ url: receiver.url }]);
