@@ -2,13 +2,14 @@ import type { NativeWire } from '../config/router.ts';
 import { readEvent } from './answer-data.ts';
 import { DONE } from './sse.ts';
 import type { Heard, Reading, StreamReader } from './stream-reader.ts';
-import { type Counts, mergeCounts, usageIn } from './usage.ts';
+import { type Counts, mergeCounts, mergeMessagesCounts, usageIn } from './usage.ts';
 
 /** The end of a message whose stream gave its stop reason but ended without its last event. */
 const MESSAGE_END = Buffer.from('event: message_stop\ndata: {"type":"message_stop"}\n\n');
 
 /** Reads a stream for its usage and its end. */
 export function createNativeReader(wire: NativeWire): StreamReader {
+  const merge = wire === 'messages' ? mergeMessagesCounts : mergeCounts;
   /** Anthropic reports the prompt at the beginning and the answer at the end. */
   let counts: Counts | undefined;
   let bytes = 0;
@@ -20,7 +21,7 @@ export function createNativeReader(wire: NativeWire): StreamReader {
   let isContextFull = false;
 
   function count(given: Counts): void {
-    counts = mergeCounts(counts, given);
+    counts = merge(counts, given);
     if (usageIn(given, wire).completionTokens === undefined) return;
     countedBytes = bytes;
     isCountedSinceError = hasFailed;

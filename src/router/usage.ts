@@ -64,6 +64,18 @@ export function mergeCounts(earlier: Counts | undefined, later: Counts): Counts 
   return merged;
 }
 
+/**
+ * Returns the same for two usages of Anthropic's Messages, where the plain tokens of a prompt are those that its cached and written
+ * ones leave. Kimi and QwenCloud count all tokens of a prompt as plain at first, and tell at the end which of them were cached.
+ */
+export function mergeMessagesCounts(earlier: Counts | undefined, later: Counts): Counts {
+  const merged = mergeCounts(earlier, later);
+  const [before, after] = [usageOfMessages(earlier ?? {}).promptTokens, usageOfMessages(later).promptTokens];
+  if (before === undefined || after === undefined) return merged;
+  const { cache_read_input_tokens: read, cache_creation_input_tokens: write } = merged;
+  return { ...merged, input_tokens: Math.max(0, Math.max(before, after) - countOr0(read) - countOr0(write)) };
+}
+
 /** The counts of a usage. A count that is absent, negative or not whole is undefined, and so is one that follows from it. */
 type ReportedUsage = Omit<TokenUsage, 'promptTokens' | 'completionTokens'> & {
   promptTokens: number | undefined;
