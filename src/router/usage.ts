@@ -25,7 +25,7 @@ const COUNTS = [
   ...['cached_tokens', 'prompt_cache_hit_tokens', 'reasoning_tokens', 'cache_write_tokens', 'cache_creation_tokens'],
   ...['cache_creation_input_tokens', 'cache_creation_token_details', 'cache_creation', 'ephemeral_1h_input_tokens'],
   ...['input_tokens', 'output_tokens', 'cache_read_input_tokens', 'output_tokens_details', 'thinking_tokens'],
-  ...['input_tokens_details', 'cost'],
+  ...['input_tokens_details', 'num_cached_tokens', 'cost'],
 ];
 const COUNT_LEVELS = 3;
 /** Represents a value that is not a count. */
@@ -92,10 +92,10 @@ const NO_USAGE: ReportedUsage = {
 
 /**
  * Reads a usage count by count: an unreadable one leaves its neighbours as they are, and an unreadable detail is charged at the
- * plain rate. Besides OpenAI's fields it knows the others in use for cached prompts (DeepSeek's `prompt_cache_hit_tokens`,
- * OpenRouter's `cache_write_tokens`, LiteLLM's and Qwen's `cache_creation_…`). Tokens that only the total shows are prompt if a
- * prompt of at most `promptBound` tokens can have them (cached tokens that are counted separately), else completion (reasoning:
- * xAI, Gemini).
+ * plain rate. Besides OpenAI's fields it knows the others in use for cached prompts (DeepSeek's `prompt_cache_hit_tokens`, Moonshot's
+ * and Together's `cached_tokens`, Mistral's `num_cached_tokens`, OpenRouter's `cache_write_tokens`, LiteLLM's and Qwen's
+ * `cache_creation_…`). Tokens that only the total shows are prompt if a prompt of at most `promptBound` tokens can have them (cached
+ * tokens that are counted separately), else completion (reasoning: xAI, Gemini).
  */
 export function usageIn(usage: unknown, api: Api, promptBound = 0): ReportedUsage {
   if (!isObject(usage)) return NO_USAGE;
@@ -113,7 +113,9 @@ function usageOfChat(usage: Json, api: Api, promptBound: number): ReportedUsage 
       prompt: api === 'rerank' ? largestOf([usage.prompt_tokens, usage.total_tokens]) : usage.prompt_tokens,
       completion: generates ? usage.completion_tokens : 0,
       total: generates ? usage.total_tokens : undefined,
-      read: [prompt.cached_tokens, usage.prompt_cache_hit_tokens].find(isCount),
+      read: [prompt.cached_tokens, usage.prompt_cache_hit_tokens, usage.cached_tokens, usage.num_cached_tokens].find(
+        isCount,
+      ),
       write: [
         prompt.cache_write_tokens,
         prompt.cache_creation_tokens,

@@ -62,6 +62,13 @@ const CASES: Case[] = [
     usage(100, 0, { prompt_cache_hit_tokens: 90, prompt_cache_miss_tokens: 10 }),
     10n * 1000n + 90n * 100n,
   ],
+  ['cached tokens as Moonshot counts them', 'special', usage(100, 0, { cached_tokens: 90 }), 10n * 1000n + 90n * 100n],
+  [
+    'cached tokens as Mistral counts them',
+    'special',
+    usage(100, 0, { num_cached_tokens: 90, prompt_tokens_details: null }),
+    10n * 1000n + 90n * 100n,
+  ],
   [
     'tokens read from the cache and written to it',
     'special',
