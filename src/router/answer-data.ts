@@ -14,7 +14,7 @@ import {
   isPreamble,
 } from './native.ts';
 import { DONE, type SseEvent, type SseRun } from './sse.ts';
-import { type Counts, countsIn, readUsage } from './usage.ts';
+import { type Counts, countsIn, readUsage, usageOf } from './usage.ts';
 
 /**
  * The data read from answers and events of model servers: plain, and small for any source, so that another thread can read
@@ -50,6 +50,8 @@ type EventReading = {
   isBeforeAnswer: boolean;
   error: AnswerError | undefined;
   usage: Counts | undefined;
+  /** The usage is that of one choice. */
+  isUsageOfChoice: boolean;
   generatedBytes: number;
   /** In a chunk: whether it has choices, or an empty list of them. */
   choices: 'some' | 'none' | undefined;
@@ -88,7 +90,7 @@ export function readAnswer(bytes: Buffer, api: Api): AnswerData | undefined {
     error: error && answerError(error, json),
     message: messageIn(json),
     isContextFull: tellsFullContext(json),
-    usage: countsIn(objectOf(json).usage),
+    usage: countsIn(usageOf(json)),
     generatedBytes: isWire(api) ? generatedInAnswer(json) : generatedBytes(json),
   };
 }
@@ -102,11 +104,12 @@ export function readEvent(event: Pick<SseEvent, 'data' | 'parsed'>, api: Api): E
   const { type, message, response, usage, choices, delta } = objectOf(json);
   const isNative = isWire(api);
   const holder = type === 'message_start' ? message : response;
-  const given = isNative ? usage || objectOf(holder).usage : usage;
+  const given = isNative ? usage || objectOf(holder).usage : usageOf(json);
   return {
     isBeforeAnswer: isNative ? !isNativeEvent(json) || isPreamble(json) : !holdsAnswer(api, json),
     error: error && answerError(error, json),
     usage: countsIn(given),
+    isUsageOfChoice: !isNative && given !== usage,
     generatedBytes: isNative ? generatedInEvent(objectOf(json)) : generatedBytes(json),
     choices: Array.isArray(choices) ? (choices.length ? 'some' : 'none') : undefined,
     finished: isNative || !Array.isArray(choices) ? [] : finishedIn(choices),

@@ -58,7 +58,8 @@ export function createStreamReader(choices: number): StreamReader {
         if (!hasFailed) isEnded = true;
         return 'end';
       }
-      const { error, usage: given, choices: list } = content;
+      const { error, choices: list } = content;
+      const given = content.isUsageOfChoice && choices > 1 ? undefined : content.usage;
       if (error) {
         hasFailed = true;
         isContextFull ||= error.isContextFull;

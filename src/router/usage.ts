@@ -31,6 +31,16 @@ const COUNT_LEVELS = 3;
 /** Represents a value that is not a count. */
 const NO_COUNT = -1;
 
+/**
+ * Returns the usage of an answer or a chunk. Moonshot writes it into the last chunk's choice: of several choices, each then has its
+ * own.
+ */
+export function usageOf(answer: unknown): unknown {
+  const { usage, choices } = objectOf(answer);
+  if (usage || !Array.isArray(choices) || choices.length !== 1) return usage;
+  return objectOf(choices[0]).usage ?? usage;
+}
+
 /** Returns the part of a usage that is read; `readUsage` gives the same result for it. Undefined if there is none. */
 export function countsIn(usage: unknown): Counts | undefined {
   if (usage === undefined || usage === null) return undefined;
@@ -207,7 +217,7 @@ function withBeside(count: number, beside: number): number {
 
 /** Reads the usage of an answer; undefined unless it reports both the prompt and the completion. */
 export function readUsage(answer: unknown, api: Api): TokenUsage | undefined {
-  const usage = usageIn(objectOf(answer).usage, api);
+  const usage = usageIn(usageOf(answer), api);
   return usage.promptTokens === undefined || usage.completionTokens === undefined ? undefined : (usage as TokenUsage);
 }
 

@@ -80,6 +80,13 @@ const STREAMS: [what: string, steps: string[], heard: Heard, passed: number[], r
     ['pass', 'end'],
   ],
   [
+    'a usage in the last choice, as Moonshot writes it',
+    [said('ab'), event({ choices: [{ index: 0, delta: {}, finish_reason: 'stop', usage: counts }] }), DONE],
+    { ...TOLD, tokensDelivered: 2, isWhole: true },
+    [0, 1],
+    ['pass', 'end'],
+  ],
+  [
     'a usage without choices between text',
     [said('a'), counted(), said('bc'), said('d'), DONE],
     { counts, isCounted: false, tokensDelivered: 4, isWhole: true },
@@ -126,6 +133,15 @@ for (const [what, steps, heard, passed, readings] of STREAMS)
       assert.deepEqual(hear([bytes.subarray(0, at), bytes.subarray(at)]), expected, `cut at byte ${at}`);
     assert.deepEqual(hear(Array.from(bytes, (it) => Buffer.of(it))), expected, 'byte by byte');
   });
+
+test('a usage of one of several choices is not that of the answer', () => {
+  const reader = createStreamReader(2);
+  const splitter = createEventSplitter();
+  const finished = (index: number) =>
+    event({ choices: [{ index, delta: { content: 'a' }, finish_reason: 'stop', usage: counts }] });
+  for (const it of splitter.push(Buffer.from(finished(0) + finished(1) + DONE))) reader.read(it);
+  assert.deepEqual(reader.heard(), { ...UNTOLD, tokensDelivered: 2, isWhole: true });
+});
 
 test('events of plain text with the same members are one piece, which is not looked into', () => {
   const steps = [said('hel'), said('lo'), said(' th'), said('ere', { usage: null }), said('!', { usage: null })];
