@@ -119,8 +119,8 @@ function usageOfChat(usage: Json, api: Api, promptBound: number): ReportedUsage 
   const kept = objectOf(prompt.cache_creation_token_details ?? prompt.cache_creation);
   return reportedUsage(
     {
-      // Servers that rank count under either name.
-      prompt: api === 'rerank' ? largestOf([usage.prompt_tokens, usage.total_tokens]) : usage.prompt_tokens,
+      // Where nothing is generated, servers count the prompt under either name: those that rank, and Voyage.
+      prompt: generates ? usage.prompt_tokens : largestOf([usage.prompt_tokens, usage.total_tokens]),
       completion: generates ? usage.completion_tokens : 0,
       total: generates ? usage.total_tokens : undefined,
       read: [prompt.cached_tokens, usage.prompt_cache_hit_tokens, usage.cached_tokens, usage.num_cached_tokens].find(

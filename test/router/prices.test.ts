@@ -277,6 +277,16 @@ test('embeddings are charged by their prompt, and their answer is passed on', as
   );
 });
 
+test('embeddings whose server counts a total alone are charged by it, as Voyage does', async (t) => {
+  const purser = await openTestServer(t, settings);
+  const gateway = await openGateway(purser);
+  const data = [{ embedding: [0.5], index: 0 }];
+  purser.upstream.handle = failure(200, { object: 'list', data, usage: { total_tokens: 7 } });
+  const body = { model: 'embedding', input: 'a text that is bounded by more than 7 tokens' };
+  assert.equal((await gateway.ask('POST', '/embeddings', { body })).status, 200);
+  assert.equal(purser.wallet(gateway.walletId).spent, 7n * 20n + 1000n);
+});
+
 test('embeddings and chats are asked of models of their kind only, with what is priced', async (t) => {
   const purser = await openTestServer(t, settings);
   const gateway = await openGateway(purser);
