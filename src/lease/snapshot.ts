@@ -112,7 +112,9 @@ export function takeSnapshot(app: LeaseApp, { resource, ...request }: SnapshotRe
         const decided = findOperation(app.ledger.read, operationId) as Operation;
         if (decided.state !== 'settled') throw uncertain();
         if (decided.outcome === 'released') throw new Refusal('provider_unavailable', NOT_TAKEN);
-        return findSnapshot(app.ledger.read, id) as Snapshot;
+        const taken = findSnapshot(app.ledger.read, id) as Snapshot;
+        if (taken.status === 'taking') throw uncertain(); // The operator has charged it, and its engine has not shown it yet.
+        return taken;
       },
     },
   );

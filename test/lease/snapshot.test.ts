@@ -551,6 +551,23 @@ test('the operator decides a snapshot whose engine does not answer', async (t) =
   }
 });
 
+test('a take that the operator has charged is answered once its snapshot is known to be there', async (t) => {
+  const { purser, token, id } = await openLeased(t);
+  const fail = () => {
+    throw new Error('the connection was reset');
+  };
+  purser.memory.after['snapshots.take'] = fail;
+  purser.memory.before['snapshots.find'] = fail;
+  assert.equal((await purser.snapshot(token, id, 'k')).status, 503);
+  const [operation] = (await purser.run('operation.list', { uncertain: true })).operations;
+  await purser.run('operation.resolve', { id: operation?.id as string, decision: 'charge', reason: 'by hand' });
+  const unknown = await purser.snapshot(token, id, 'k');
+  assert.deepEqual([unknown.status, unknown.body.error?.code], [503, 'operation_uncertain'], unknown.text);
+  purser.memory.before = {};
+  const known = await purser.snapshot(token, id, 'k');
+  assert.deepEqual([known.status, known.body.size_gib], [200, 0.25], known.text);
+});
+
 void [CENT, LONG];
 
 test('a snapshot of a wrong future is paid for its days once the clock is right', async (t) => {
