@@ -105,14 +105,27 @@ function created(value: unknown): Creation {
 
 type Reach = <T>(call: () => Promise<T>) => Promise<T>;
 
-/** Reads the events of a time, or of a first part of it that has not too many; see `Provider`. */
+/**
+ * Reads the events of a time, or of a first part of it that has not too many; see `Provider`. A part that ends before `since`, as
+ * where many were refunded at once just before it, is followed by the next one: a read that goes no further would be repeated for
+ * ever.
+ */
 async function readEvents(stripe: Stripe, reach: Reach, since: number, now: number) {
-  for (let until: number | undefined; ; ) {
-    const events = await listEvents(stripe, reach, since - CLOCK_SECONDS, until);
-    if (events) return { events, until };
-    until = since + Math.floor(((until ?? now) - since) / 2);
-    if (until <= since)
-      throw new Error(`more than ${PAGE_COUNT * PAGE_COUNT_MAX} refunds and disputes at once, at ${since}`);
+  const read: ProviderEvent[] = [];
+  let from = since - CLOCK_SECONDS;
+  for (let seconds: number | undefined; ; ) {
+    const until = seconds === undefined ? undefined : from + seconds;
+    const events = await listEvents(stripe, reach, from, until);
+    if (events) {
+      read.push(...events);
+      if (until === undefined || until >= now) return { events: read, until: undefined };
+      if (until > since) return { events: read, until };
+      from = until;
+    } else {
+      seconds = Math.floor((seconds ?? now - from) / 2);
+      if (seconds < 1)
+        throw new Error(`more than ${PAGE_COUNT * PAGE_COUNT_MAX} refunds and disputes at once, at ${from}`);
+    }
   }
 }
 

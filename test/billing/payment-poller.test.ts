@@ -200,6 +200,23 @@ test('thousands of foreign refunds do not keep ours from being read', async (t) 
   assert.deepEqual(await figures(purser), [CENTS - 100, 0]);
 });
 
+test('thousands of foreign refunds within a few minutes do not keep ours from being read, nor what comes after them', async (t) => {
+  const { purser, stripe } = await openShop(t, NAT);
+  const [early, late] = [await begin(purser), await begin(purser)];
+  for (const id of [early, late]) stripe.pay(id);
+  await pass(purser, 60);
+  for (let i = 0; i < 2400; i++) {
+    if (i % 800 === 0) purser.clock.advance(60);
+    stripe.tell('refund.created', { id: `re_foreign${i}`, amount: 1, currency: 'usd', payment_intent: null });
+  }
+  stripe.refund(early, { amount: 100 });
+  await pass(purser, 400);
+  stripe.refund(late, { amount: 100 });
+  for (let i = 0; i < 20; i++) await pass(purser, 60);
+  assert.deepEqual(await figures(purser), [2 * (CENTS - 100), 0]);
+  assert.deepEqual(events(purser, 'payments.failed'), []);
+});
+
 test('an event of the list that is not as documented is an error, and the others are taken', async (t) => {
   const { purser, stripe } = await openShop(t, NAT);
   const id = await begin(purser);
