@@ -52,7 +52,7 @@ export function admitIdentity(
     reason: 'first sign-in',
     key: null,
   };
-  return { account: fundAccount.run(tx, { order, now }), isNew: true };
+  return { account: fundAccount.run(tx, { order, now }).account, isNew: true };
 }
 
 /** Builds a readable and unique account name. It is for display only. */

@@ -76,7 +76,7 @@ export const openAccount = defineWrite('account.open', (tx, { name, creditCents,
   tx.insert(accounts).values(account).run();
   if (creditCents === 0) return account;
   const credit = { kind: 'credit' as const, amountCents: creditCents, reason: 'opening credit', key: null };
-  return fundAccount.run(tx, { order: { accountId: account.id, ...credit }, now });
+  return fundAccount.run(tx, { order: { accountId: account.id, ...credit }, now }).account;
 });
 
 /** Opens the account of new account keys for which no other account is named. */
@@ -106,13 +106,14 @@ export type FundingOrder = {
 const CENTS_MAX = 100_000_000_000; // USD 1,000,000,000: nanos of a few such sums still fit an INTEGER
 
 type FundAccount = { order: FundingOrder; now: number };
+type Funded = { account: Account; isNew: boolean };
 /**
  * Credits or debits an account. A credit first pays off the account's debt. Repeating an order with the same key has no further
- * effect; reusing the key for a different order throws `conflict`. Throws `invalid_request` for a bad amount, `insufficient_funds`
- * for a debit above the available credit, `conflict` above the lifetime limit of an account, `not_found`, and `read_only` for an
- * operator's or welcome credit on a full disk.
+ * effect, and is not new; reusing the key for a different order throws `conflict`. Throws `invalid_request` for a bad amount,
+ * `insufficient_funds` for a debit above the available credit, `conflict` above the lifetime limit of an account, `not_found`, and
+ * `read_only` for an operator's or welcome credit on a full disk.
  */
-export const fundAccount = defineWrite('account.fund', (tx, { order, now }: FundAccount): Account => {
+export const fundAccount = defineWrite('account.fund', (tx, { order, now }: FundAccount): Funded => {
   const account = accountOf(tx, order.accountId);
   if (!Number.isSafeInteger(order.amountCents) || order.amountCents < 1 || order.amountCents > CENTS_MAX)
     throw new Refusal(
@@ -126,7 +127,7 @@ export const fundAccount = defineWrite('account.fund', (tx, { order, now }: Fund
         'conflict',
         `The key ${JSON.stringify(order.key)} was used for another amount on this account.`,
       );
-    return account;
+    return { account, isNew: false };
   }
   // A payment made through the provider is credited even when the disk is nearly full: the money has already arrived.
   if (order.kind === 'credit' || order.kind === 'welcome') refuseOnLowDisk(tx);
@@ -159,7 +160,7 @@ export const fundAccount = defineWrite('account.fund', (tx, { order, now }: Fund
       { ...line, debit: book.funding, credit: owed, amount: centsToNanos(debtCents) },
       { ...line, debit: book.funding, credit: own, amount: centsToNanos(order.amountCents - debtCents) },
     ]);
-  return { ...account, ...change };
+  return { account: { ...account, ...change }, isNew: true };
 });
 
 /**

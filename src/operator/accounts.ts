@@ -52,8 +52,8 @@ const fundingLine = (it: Funding) => ({
 
 async function fund(app: OperatorApp, order: FundingOrder): Promise<Account> {
   const now = app.clock.now();
-  const account = await app.ledger.write(fundAccount, { order, now });
-  app.events.funded(account, order.kind, order.amountCents);
+  const { account, isNew } = await app.ledger.write(fundAccount, { order, now });
+  if (isNew) app.events.funded(account, order.kind, order.amountCents);
   return account;
 }
 

@@ -108,6 +108,27 @@ test('lists of the operator count what they do not show, and a statement has eve
   );
 });
 
+test('a credit or a debit that is repeated with its key moves money once, and the log has it once', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 0 });
+  for (const [command, cents] of [
+    ['account.credit', 700],
+    ['account.debit', 200],
+  ] as const) {
+    const order = { id: purser.accountId, cents, reason: 'invoice 17', key: command };
+    await Promise.all([1, 2, 3].map(() => purser.run(command, order)));
+    await assert.rejects(purser.run(command, { ...order, cents: cents + 1 }), { code: 'conflict' });
+  }
+  assert.equal((await purser.run('account.show', { id: purser.accountId })).available_cents, 500);
+  const told = purser.log.map((it) => JSON.parse(it)).filter((it) => it.event === 'account.funded');
+  assert.deepEqual(
+    told.map((it) => [it.kind, it.cents]),
+    [
+      ['credit', 700],
+      ['debit', 200],
+    ],
+  );
+});
+
 test('status has every part, and what it says of money is true', async (t) => {
   const purser = await openTestServer(t);
   const { token } = await purser.openWallet();
