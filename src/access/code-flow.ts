@@ -5,7 +5,7 @@ import type { IdentitySettings } from '../config/services.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
 import { addressOf, type Claims, type Discovery, type Issuer } from './issuer.ts';
-import type { Sessions } from './sessions.ts';
+import { claimOf, type Sessions } from './sessions.ts';
 
 const CALL_MILLISECONDS = 10_000;
 const ANSWER_BYTES_MAX = 256 * 1024;
@@ -72,15 +72,20 @@ export function createCodeFlow(
     throw new Refusal('provider_unavailable', `The identity provider answered ${status}.`);
   }
 
-  /** Returns claims that the ID token may lack: from the access token, if it is one for us, otherwise from the userinfo endpoint. */
-  async function moreClaims(accessToken: unknown, subject: string, now: number): Promise<Record<string, unknown>> {
-    if (typeof accessToken !== 'string') return {};
-    const own = await issuer.verify(accessToken, now).catch(() => undefined);
-    if (own) return own.sub === subject ? own : {};
+  /**
+   * Returns the claims of an ID token, with those that it lacks: from the access token, if it is one for us, and where a claim that
+   * decides is in neither, from the userinfo endpoint.
+   */
+  async function withMoreClaims(own: Claims, accessToken: unknown, now: number): Promise<Claims> {
+    if (typeof accessToken !== 'string') return own;
+    const access = await issuer.verify(accessToken, now).catch(() => undefined);
+    if (access && access.sub !== own.sub) return own;
+    const known: Claims = { ...access, ...own };
+    if (access && decidingClaims(settings).every((name) => claimOf(known, name) !== undefined)) return known;
     const at = addressOf((await issuer.discover()).userinfo_endpoint, settings.issuer);
-    if (!at) return {};
+    if (!at) return known;
     const { status, body } = await call(at, { authorization: `Bearer ${accessToken}` });
-    return status === 200 && body.sub === subject ? body : {};
+    return status === 200 && body.sub === own.sub ? { ...body, ...known } : known;
   }
 
   return {
@@ -111,17 +116,23 @@ export function createCodeFlow(
       if (typeof tokens.id_token !== 'string')
         throw new Refusal('unauthenticated', 'The identity provider sent no ID token.');
       const own = await issuer.verifyIdToken(tokens.id_token, clientId, attempt.nonce, now);
-      const claims = { ...(await moreClaims(tokens.access_token, own.sub, now)), ...own } as Claims;
+      const claims = await withMoreClaims(own, tokens.access_token, now);
       return sessions.isOperator(claims) ? { operator: own.sub } : sessions.admit(claims);
     },
   };
 }
 
+/** Returns the names of the claims that say who may sign in, and who is an operator. */
+function decidingClaims({ required_claim: required, operators, require_verified_email: isAsked }: IdentitySettings) {
+  const verified = isAsked || operators?.claim === 'email' ? 'email_verified' : undefined;
+  return [required?.name, operators?.claim, verified].filter((it) => it !== undefined);
+}
+
 /** Returns the scopes to ask for: those that the issuer offers, where it lists them. */
 function scopesOf({ scopes_supported: offered }: Discovery, settings: IdentitySettings): string[] {
   if (!Array.isArray(offered)) return SCOPES;
-  const claims = [settings.required_claim?.name, settings.operators?.claim].filter((it) => it !== undefined);
-  return [...new Set([...SCOPES, ...claims])].filter((it) => it === 'openid' || offered.includes(it));
+  const wanted = new Set([...SCOPES, ...decidingClaims(settings)]);
+  return [...wanted].filter((it) => it === 'openid' || offered.includes(it));
 }
 
 /** Returns an endpoint that the issuer publishes. Throws `provider_unavailable`. */

@@ -75,7 +75,7 @@ function namesOperator({ claim: name, value }: { claim: string; value: string },
 }
 
 /** Returns a claim by its name, or else by the name as a dotted path (Keycloak: realm_access.roles). */
-function claimOf(claims: Claims, name: string): unknown {
+export function claimOf(claims: Claims, name: string): unknown {
   if (Object.hasOwn(claims, name)) return claims[name];
   let value: unknown = claims;
   for (const part of name.split('.')) {

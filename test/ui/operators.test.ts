@@ -148,6 +148,30 @@ test('a token that is not for this page, or not of this user, makes no operator'
   assert.equal(await whoIs(browser), 'operator', 'the user information of this user');
 });
 
+test('a claim that neither token has is asked for at the userinfo endpoint, also where the access token is one for us', async (t) => {
+  const { purser, issuer } = await open(t, {
+    operators: OPERATORS,
+    required_claim: { name: 'groups', value: 'agents' },
+  });
+  const both = ['purser-admins', 'agents'];
+  const signedIn = async (access: object, told: object): Promise<[number, Awaited<ReturnType<typeof whoIs>>]> => {
+    const browser = openBrowser(purser);
+    issuer.answers['/userinfo'] = async () => told;
+    const status = await signIn(issuer, browser, async (nonce) => ({
+      id_token: await issuer.token({ aud: CLIENT, nonce }, { typ: 'JWT' }),
+      access_token: await issuer.token(access),
+    }));
+    return [status, await whoIs(browser)];
+  };
+  assert.deepEqual(await signedIn({}, { sub: 'alice', groups: both }), [303, 'operator']);
+  assert.deepEqual(await signedIn({}, { sub: 'alice', groups: ['agents'] }), [303, 'account']);
+  assert.deepEqual(await signedIn({}, { sub: 'alice' }), [403, 'nobody']);
+  assert.deepEqual(await signedIn({}, { sub: 'root', groups: both }), [403, 'nobody'], 'of another user');
+  const ofAgent = { groups: ['agents'] };
+  assert.deepEqual(await signedIn(ofAgent, { sub: 'alice', groups: both }), [303, 'account'], 'a token comes first');
+  assert.deepEqual(await signedIn({ sub: 'root' }, { sub: 'alice', groups: both }), [403, 'nobody']);
+});
+
 test('the claim in the ID token is the word that counts: an access token does not add to it', async (t) => {
   const { purser, issuer } = await open(t);
   const browser = openBrowser(purser);
