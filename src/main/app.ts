@@ -378,6 +378,7 @@ export function createLimits({ limits }: Pick<Config, 'limits'>, time: TimeSourc
       milliseconds,
       'requests that a model server or a backend refused',
     ),
+    unspent: createLimit(limits.released_per_minute, milliseconds, 'child wallets that were closed with nothing spent'),
     webhook: createLimit(WEBHOOKS_PER_MINUTE, milliseconds),
   };
 }

@@ -115,6 +115,7 @@ const LIMITS = {
   account: 'account_requests_per_minute',
   failedAuth: 'failed_auth_per_minute',
   released: 'released_per_minute',
+  unspent: 'released_per_minute',
 } as const;
 
 /** Creates the limits of new settings. A limit whose setting has not changed keeps its counts. */

@@ -105,8 +105,8 @@ type Given<A> = { answer: A; paid: Paid | undefined };
 export type Answered<A> = Given<A> & { replayed: boolean };
 export type PaidApp = {
   /**
-   * Counts, for each wallet, the operations that were held and then refused by the model server or the backend, and for
-   * each tree of wallets the children that spent nothing. They cost nothing and stay in the books.
+   * Counts, for each wallet, the operations that were held and then refused by the model server or the backend. They cost nothing
+   * and stay in the books.
    */
   limits: { released: Limit };
   tenantOf: TenantOf;

@@ -28,9 +28,11 @@ import {
 } from '../ledger/snapshot.ts';
 import { endedBy, findWallet, openChildren, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
+import type { OpenApp } from './open.ts';
 
 export type CloseApp = LeaseApp & {
   config: Pick<Config, 'close_wait_seconds' | 'router'>;
+  limits: Pick<OpenApp['limits'], 'unspent'>;
 };
 
 /** Interval between attempts: a backend needs a moment to confirm that a machine is destroyed. */
@@ -217,7 +219,7 @@ async function tryClose(app: CloseApp, walletId: string): Promise<Wallet> {
   if (closed) {
     app.events.walletClosed(closed);
     // It has cost nothing and stays in the books, like an operation that was refused.
-    if (closed.parentId !== null && closed.spent === ZERO) app.limits.released.count(app.tenantOf(walletId).treeId);
+    if (closed.parentId !== null && closed.spent === ZERO) app.limits.unspent.count(app.tenantOf(walletId).treeId);
   }
   return closed ?? (findWallet(app.ledger.read, walletId) as Wallet);
 }

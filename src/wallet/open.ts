@@ -15,7 +15,8 @@ export type OpenApp = {
   events: Events;
   keyring: Keyring;
   config: Pick<Config, 'child_wallets'>;
-  limits: { released: Limit };
+  /** Counts, for each tree of wallets, the children that were closed with nothing spent. They stay in the books. */
+  limits: { unspent: Limit };
   tenantOf: TenantOf;
   /** Wakes the reaper by this time (Unix seconds). */
   wakeAt: (at: number) => void;
@@ -37,7 +38,7 @@ export async function open(
   const order = { ...request, id, ...row };
   const { depth, open: openChildren } = app.config.child_wallets;
   const limited =
-    request.parentId === null ? undefined : refusalOfLimit(app.limits.released, app.tenantOf(request.parentId).treeId);
+    request.parentId === null ? undefined : refusalOfLimit(app.limits.unspent, app.tenantOf(request.parentId).treeId);
   const { wallet, isNew } = await app.ledger.write(openWallet, {
     order,
     now,

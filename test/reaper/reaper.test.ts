@@ -65,7 +65,7 @@ async function openReaper(t: TestContext) {
         cancel_grace_seconds: 3,
       },
     },
-    limits: { released: createLimit(0, time.monotonic) },
+    limits: { released: createLimit(0, time.monotonic), unspent: createLimit(0, time.monotonic) },
     storage: { confirmAfterPause: () => undefined },
     wakeAt() {},
     slots: createSlots([]),

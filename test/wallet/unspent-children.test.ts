@@ -3,6 +3,7 @@ import { randomUUID } from 'node:crypto';
 import test from 'node:test';
 import { openTestServer } from '../helper/server.ts';
 import { childOf, walletOf } from '../helper/tenants.ts';
+import { failure } from '../helper/upstream.ts';
 
 const LIMITS = { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 };
 
@@ -33,6 +34,7 @@ test('children that spend nothing are limited for the tree of their parent, and 
   for (const { token } of [attacker, below]) {
     const { status, body, headers } = await order(token);
     assert.deepEqual([status, body.error.code], [429, 'rate_limited']);
+    assert.match(body.error.message, /child wallets that were closed with nothing spent/);
     assert(Number(headers['retry-after']) > 0);
   }
   assert.equal(
@@ -40,8 +42,18 @@ test('children that spend nothing are limited for the tree of their parent, and 
     409,
     'a repetition is answered as ever: that child is closed',
   );
-  assert.equal((await purser.chat(open.token)).status, 200, 'what is open goes on');
+  for (const { token } of [open, below, attacker])
+    assert.equal((await purser.chat(token)).status, 200, 'what is open goes on, the wallet at the top too');
   await close(other.token, (await order(other.token)).body.id);
   assert.equal((await order(other.token)).status, 201);
   assert.deepEqual(purser.problems(), []);
+});
+
+test('requests that the model server refuses keep no wallet of their tree from opening a child', async (t) => {
+  const purser = await openTestServer(t, { settings: { limits: { ...LIMITS, released_per_minute: 1 } } });
+  const { token } = await walletOf(purser, { accountId: purser.accountId, accountKey: purser.accountKey });
+  purser.upstream.handle = failure(400, { error: { message: 'No.' } });
+  assert.equal((await purser.chat(token)).status, 400);
+  assert.equal((await purser.chat(token)).status, 429);
+  await childOf(purser, token);
 });
