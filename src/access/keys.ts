@@ -1,4 +1,4 @@
-import { and, asc, count, eq, lt, sql } from 'drizzle-orm';
+import { and, asc, count, desc, eq, isNull, lt, sql } from 'drizzle-orm';
 import { newId } from '../base/id.ts';
 import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
@@ -62,10 +62,28 @@ export function listKeys(
   return reads(read).ofAccount.all({ accountId, kind: 'account', before, limit });
 }
 
-/** Counts the account keys of an account. */
-export function countKeys(read: Reader, accountId: string): number {
-  const isOne = and(eq(keys.accountId, accountId), eq(keys.kind, 'account'));
-  return Number(read.select({ count: count() }).from(keys).where(isOne).get()?.count);
+const ofAccount = (accountId: string, isValid: boolean) =>
+  and(eq(keys.accountId, accountId), eq(keys.kind, 'account'), isValid ? isNull(keys.revokedAt) : undefined);
+
+/** Counts the account keys of an account, those that were not revoked alone with `isValid`. */
+export function countKeys(read: Reader, accountId: string, isValid = false): number {
+  return Number(read.select({ count: count() }).from(keys).where(ofAccount(accountId, isValid)).get()?.count);
+}
+
+/** Returns a part of the keys that `countKeys` counts, newest first. */
+export function sliceKeys(
+  read: Reader,
+  accountId: string,
+  { isValid, from, limit }: { isValid: boolean; from: number; limit: number },
+): Key[] {
+  return read
+    .select()
+    .from(keys)
+    .where(ofAccount(accountId, isValid))
+    .orderBy(desc(keys.id))
+    .limit(limit)
+    .offset(from)
+    .all();
 }
 
 /** Returns all operator keys, oldest first. A row has the hash of its token, never the token. */

@@ -238,6 +238,9 @@ export function cutPage<T>(rows: readonly T[], length: number): { page: readonly
   return { page: rows.slice(0, length), goesOnAfter: rows.length > length ? rows[length - 1] : undefined };
 }
 
+/** A list of which parts are taken, as an array or as a query of the books. */
+export type Rows<T> = { length: number; slice(from: number, to: number): readonly T[] };
+
 /**
  * Returns one page of a list that shares its page with other lists, and the links to its other pages. The parameter `name` of the
  * address has the index of the first row, and is also the list's card. `words` are the texts of the links.
@@ -245,11 +248,11 @@ export function cutPage<T>(rows: readonly T[], length: number): { page: readonly
 export function pagesOf<T>(
   { path, query }: { path: string; query: URLSearchParams },
   name: string,
-  rows: readonly T[],
+  rows: Rows<T>,
   length: number,
   [first, next] = NEWEST_FIRST,
 ): { shown: readonly T[]; pages: Html } {
-  const from = Math.max(0, Math.floor(Number(query.get(name)) || 0));
+  const from = Math.min(Math.max(0, Math.floor(Number(query.get(name)) || 0)), rows.length);
   const shown = rows.slice(from, from + length);
   if (from === 0 && rows.length <= length) return { shown, pages: EMPTY };
   const to = (at: number) => `${address(path, query, { [name]: at ? String(at) : undefined })}#${name}`;

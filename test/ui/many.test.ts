@@ -1,10 +1,12 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import type { Statement } from 'better-sqlite3';
+import { createKey, listKeys, listOperatorKeys, revokeKey } from '../../src/access/keys.ts';
 import { changeBudget } from '../../src/ledger/wallet-change.ts';
 import { writeWith } from '../helper/closures.ts';
 import { length } from '../helper/random.ts';
 import { openTestServer } from '../helper/server.ts';
-import { asOperator, openMany } from './sample.ts';
+import { asAccount, asOperator, type Browser, openMany } from './sample.ts';
 
 /** The fast tests take fewer. */
 const WALLET_COUNT = length(1500, 10_500);
@@ -53,6 +55,49 @@ test(`${WALLET_COUNT} wallets make no page slow or long, and each is found by pa
   assert.deepEqual(names(second).length, 50);
   assert.ok(!names(second).some((name) => names(first).includes(name)), 'a page repeats another');
   assert.deepEqual(names((await browser.get('/wallets?name=agent-1234')).html), ['agent-1234']);
+});
+
+test('an account may make any number of keys: a page reads those that it shows, and each key is found', async (t) => {
+  const purser = await openTestServer(t);
+  const KEY_COUNT = 300;
+  const order = { kind: 'account' as const, accountId: purser.accountId, mintedBy: 'session' };
+  await writeWith(purser.app.ledger, (tx) => {
+    for (let i = 0; i < KEY_COUNT; i++) {
+      const { key } = createKey(tx, { ...order, name: `key-${i}` }, 1);
+      if (i % 2) revokeKey(tx, key.id, 'account', 1);
+    }
+  });
+  const oldest = listKeys(purser.app.ledger.read, purser.accountId, { limit: 1000 }).find((it) => it.name === 'key-0');
+  const statements: { all: (this: Statement, ...values: unknown[]) => unknown[] } = Object.getPrototypeOf(
+    purser.app.ledger.client.prepare('select 1'),
+  );
+  const { all } = statements;
+  t.after(() => Object.assign(statements, { all }));
+  let most = 0;
+  statements.all = function (...values) {
+    const rows = all.apply(this, values);
+    most = Math.max(most, rows.length);
+    return rows;
+  };
+  const names = (html: string) => [...html.matchAll(/>(key-\d+)</g)].map(([, name]) => name);
+  const operator = await asOperator(purser);
+  const of = async (browser: Browser, path: string) => {
+    const { status, html } = await browser.get(path);
+    assert.equal(status, 200, path);
+    return html;
+  };
+  const account = await asAccount(purser);
+  const [first, second] = [await of(account, '/keys'), await of(account, '/keys?keys=25')];
+  assert.deepEqual([names(first)[0], names(second)[0]], ['key-299', 'key-274']);
+  assert.deepEqual(names(await of(account, '/keys?keys=1e300')), []);
+  const valid = await of(operator, `/accounts/${purser.accountId}?keys=25`);
+  assert.deepEqual([names(valid)[0], names(valid).length], ['key-248', 25]);
+  const asked = await of(operator, `/accounts/${purser.accountId}/keys/${oldest?.id}/revoke`);
+  assert.match(asked, /Revoke key-0/);
+  const [operatorsOwn] = listOperatorKeys(purser.app.ledger.read);
+  const other = await operator.get(`/accounts/${purser.accountId}/keys/${operatorsOwn?.id}/revoke`);
+  assert.equal(other.status, 404, 'an operator key is none of the account');
+  assert.ok(most < 100, `${most} rows were read at once`);
 });
 
 test('the whole life of a wallet is shown up to 2,000 requests, children and changes of both', async (t) => {

@@ -122,7 +122,7 @@ export async function accountPage(visit: Visit): Promise<Page> {
   const { lines } = await run(visit, 'account.statement', { id: account.id });
   const wallets = listWallets(read, { accountId: account.id, now }, { limit: WALLET_COUNT });
   const total = countWallets(read, { accountId: account.id, now });
-  const keys = keysOf(visit, account.id).filter((it) => it.revokedAt === null);
+  const keys = keysOf(visit, account.id, { isValid: true });
   const sessions = countBrowserSessionsOf(read, account.id, now);
   const { shown, pages } = pagesOf(visit, 'statement', lines.toReversed(), LINE_COUNT);
   const statement = table(

@@ -1,9 +1,9 @@
-import { type Key, listKeys } from '../../access/keys.ts';
+import { countKeys, findKey, type Key, sliceKeys } from '../../access/keys.ts';
 import { Refusal } from '../../base/refusal.ts';
 import { createAccountKey, deleteKey } from '../../http/routes/keys.ts';
 import { type Html, html } from '../html.ts';
 import type { Page } from '../layout.ts';
-import { badge, buttonLink, card, copyButton, form, named, pagesOf, table } from '../parts.ts';
+import { badge, buttonLink, card, copyButton, form, named, pagesOf, type Rows, table } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
 import { ago, when } from '../times.ts';
 import { callEndpoint, isPerson, type Visit } from '../visit.ts';
@@ -17,12 +17,17 @@ function ownAccount({ viewer }: Visit): string {
   throw new Refusal('not_found', 'The operator has no keys of an account: they are on the pages of the accounts.');
 }
 
-/** Returns all account keys of an account, newest first. */
-export const keysOf = ({ app }: Visit, accountId: string): Key[] =>
-  listKeys(app.ledger.read, accountId, { limit: Number.MAX_SAFE_INTEGER });
+/**
+ * Returns the account keys of an account, newest first, those that were not revoked alone with `isValid`. Only the part that is
+ * shown is read: whoever signs in may have made any number.
+ */
+export const keysOf = ({ app }: Visit, accountId: string, { isValid = false } = {}): Rows<Key> => ({
+  length: countKeys(app.ledger.read, accountId, isValid),
+  slice: (from, to) => sliceKeys(app.ledger.read, accountId, { isValid, from, limit: to - from }),
+});
 
 /** Renders a table of account keys, in pages. Keys below `at` can be revoked; undefined if the viewer may not revoke them. */
-export function keyTable(visit: Visit, keys: readonly Key[], at: string | undefined): Html {
+export function keyTable(visit: Visit, keys: Rows<Key>, at: string | undefined): Html {
   const { shown, pages } = pagesOf(visit, 'keys', keys, KEY_COUNT);
   const rows = shown.map((it) => [
     named(it.id, it.name),
@@ -97,8 +102,8 @@ export function confirmRevoke(visit: Visit): Page {
 
 /** Asks before a key of an account is revoked. Throws `not_found` for a key of another account. */
 export function revokePage(visit: Visit, accountId: string, keyId: string, at: string): Page {
-  const key = keysOf(visit, accountId).find((it) => it.id === keyId);
-  if (!key) throw new Refusal('not_found', 'There is no such key.');
+  const key = findKey(visit.app.ledger.read, keyId);
+  if (key?.kind !== 'account' || key.accountId !== accountId) throw new Refusal('not_found', 'There is no such key.');
   const body = card(
     'Revoke it for good?',
     html`<p>Every program that uses this key is refused at once, and sessions that it opened end. This cannot be undone.</p>${form({ action: `${at}/${keyId}/revoke`, submit: 'Revoke the key', tone: 'danger' })}`,
