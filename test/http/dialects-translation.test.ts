@@ -374,3 +374,29 @@ test('parallel calls that share an index and have no id are calls of their own',
     ['look', 'write'],
   );
 });
+
+test('a call whose pieces come under other ids than its beginning is one call', () => {
+  const delta = (it: object) => ({
+    ...head,
+    choices: [{ index: 0, delta: { tool_calls: [it] }, finish_reason: null }],
+  });
+  const call = (id: string, name: string, args: string) => [
+    delta({ index: 0, id, type: 'function', function: { name, arguments: '' } }),
+    ...[...args, ''].map((it, i) => delta({ index: 0, id: `${id}_${i}`, function: { name: '', arguments: it } })),
+  ];
+  const chunks = [
+    ...call('a', 'look', '{"a":0}'),
+    ...call('b', 'write', '{"a":{"b":1}}'),
+    { ...head, choices: [{ index: 0, delta: {}, finish_reason: 'tool_calls' }] },
+  ];
+  const [responses, order] = ASKS.responses as [Dialect, object];
+  assert.deepEqual(
+    streamOf(responses, order, chunks)
+      .at(-1)
+      .response.output.map((it: any) => [it.call_id, it.name, it.arguments]),
+    [
+      ['a', 'look', '{"a":0}'],
+      ['b', 'write', '{"a":{"b":1}}'],
+    ],
+  );
+});

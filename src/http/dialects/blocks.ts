@@ -71,11 +71,13 @@ function pieceOf(call: Json): CallPiece {
 
 /**
  * Returns whether a piece of a call begins another one than `block`: some servers number all parallel calls 0, and some of
- * these give them no id.
+ * these give them no id. Others give each piece of a call an id of its own, and a name to the first (Poolside).
  */
 function beginsAnother(block: GrowingBlock, piece: CallPiece): boolean {
-  if (piece.id !== undefined && block.id !== undefined) return piece.id !== block.id;
-  return piece.name !== '' && piece.text.trimStart().startsWith('{') && block.isComplete();
+  const isNamed = piece.name !== '';
+  const hasOther = () => piece.text.trimStart().startsWith('{') && block.isComplete();
+  if (piece.id !== undefined && block.id !== undefined) return piece.id !== block.id && (isNamed || hasOther());
+  return isNamed && hasOther();
 }
 
 /**
