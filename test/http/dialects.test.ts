@@ -145,6 +145,12 @@ test('what is malformed is refused by the name of its field, and nobody is asked
       { ...response, input: [{ type: 'reasoning', summary: [] }] },
       /input: must have at least one message/,
     ],
+    ['/messages', { ...ASKED, output_config: { effort: 'constructor' } }, /output_config.effort: must be low, medium/],
+    [
+      '/messages',
+      { ...ASKED, tools: [{ name: 'look', input_schema: {} }], tool_choice: { type: 'toString' } },
+      /tool_choice.type: must be auto, any, tool or none/,
+    ],
     ['/responses', { model: 'chat' }, /input: must be a text or an array/],
     ['/responses', { ...response, max_output_tokens: 0 }, /max_output_tokens: must be a whole number from 1/],
   ] as const) {

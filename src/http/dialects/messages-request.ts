@@ -23,7 +23,19 @@ const CLIENT_TOOLS = /^(bash|computer|memory|text_editor)_\d{8}$/;
 export const isClientTool = (tool: unknown) => CLIENT_TOOLS.test(wordOf(objectOf(tool).type));
 const SERVER_SIDE = 'the model server would run this itself, which is not offered here';
 /** The efforts of chat completions that every model server knows. */
-const EFFORTS: Record<string, string> = { low: 'low', medium: 'medium', high: 'high', xhigh: 'high', max: 'high' };
+const EFFORTS = new Map([
+  ['low', 'low'],
+  ['medium', 'medium'],
+  ['high', 'high'],
+  ['xhigh', 'high'],
+  ['max', 'high'],
+]);
+/** The choices of tools that name none, as chat completions call them. */
+const SIMPLE_CHOICES = new Map([
+  ['auto', 'auto'],
+  ['any', 'required'],
+  ['none', 'none'],
+]);
 
 /**
  * Translates a request of Anthropic's Messages API to a chat completion. Its marks for prompt caches go along. Throws
@@ -206,7 +218,7 @@ function toolsOf(value: unknown): Json[] {
 function choiceOfTools(choice: unknown): Json {
   if (choice === undefined || choice === null) return {};
   const { type, name, disable_parallel_tool_use: isSingle } = objectOf(choice);
-  const simple = { auto: 'auto', any: 'required', none: 'none' }[wordOf(type)];
+  const simple = SIMPLE_CHOICES.get(wordOf(type));
   if (!simple && type !== 'tool') throw invalid('tool_choice.type', 'must be auto, any, tool or none');
   return {
     tool_choice: simple ?? { type: 'function', function: { name: textOf(name, 'tool_choice.name') } },
@@ -226,7 +238,7 @@ function formatOf(format: unknown): Json | undefined {
 
 function effortOf(effort: unknown): string | undefined {
   if (effort === undefined || effort === null) return undefined;
-  const known = EFFORTS[wordOf(effort)];
+  const known = EFFORTS.get(wordOf(effort));
   if (known === undefined) throw invalid('output_config.effort', 'must be low, medium, high, xhigh or max');
   return known;
 }
