@@ -146,6 +146,7 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
     else if (!HANDLED.has(name) && !DROPPED_MEMBERS.includes(name) && !(stream && name === 'stream_options'))
       throw unsupported(name);
   }
+  refuseTemplate(request.chat_template_kwargs);
   const images = refuseContent(request.messages, model);
   if (request.functions !== undefined && !Array.isArray(request.functions))
     throw invalid('functions', 'must be an array');
@@ -332,6 +333,22 @@ export function wholeNumber(
   if (value === undefined) return undefined;
   if (Number.isSafeInteger(value) && (value as number) >= 1 && (value as number) <= max) return value as number;
   throw invalid(name, `must be a whole number from 1${max < 1e6 ? ` to ${max}` : ''}`);
+}
+
+/**
+ * Parameters of Transformers' `apply_chat_template`, to which SGLang and older versions of vLLM pass the switches of a template:
+ * they choose the template itself, or a length to which the prompt is filled. Neither is bounded by its bytes.
+ */
+const NO_SWITCHES = new Set([
+  ...['chat_template', 'tokenize', 'padding', 'truncation', 'max_length', 'tokenizer_kwargs'],
+  ...['return_tensors', 'return_dict', 'return_assistant_tokens_mask'],
+]);
+
+/** Refuses switches of a template that are none. */
+function refuseTemplate(switches: unknown): void {
+  if (typeof switches !== 'object' || switches === null) return;
+  const name = Object.keys(switches).find((it) => NO_SWITCHES.has(it));
+  if (name !== undefined) throw unsupported(`chat_template_kwargs.${name}`);
 }
 
 /** Text fields in which reasoning models answer besides the content, and which clients send back in tool loops. */

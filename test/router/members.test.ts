@@ -46,6 +46,27 @@ test('what runs code, swaps templates or goes around the output limit does not p
   assert.deepEqual(purser.upstream.calls, []);
 });
 
+test('a switch that is none does not pass in any API: it would choose the template, or the length of the prompt', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  for (const [path, asked] of [
+    ['/chat/completions', { messages: [{ role: 'user', content: 'hi' }] }],
+    ['/messages', { messages: [{ role: 'user', content: 'hi' }], max_tokens: 100 }],
+    ['/responses', { input: 'hi' }],
+  ] as const)
+    for (const [name, value] of [
+      ['chat_template', "{{ 'a ' * 100000 }}"],
+      ['padding', 'max_length'],
+      ['tokenizer_kwargs', { padding: 'max_length', max_length: 100_000 }],
+    ] as const) {
+      const body = { model: 'chat', ...asked, chat_template_kwargs: { enable_thinking: false, [name]: value } };
+      const { status, text } = await gateway.ask('POST', path, { body });
+      assert.equal(status, 400, `${path} ${name}`);
+      assert.match(text, new RegExp(`chat_template_kwargs.${name}`));
+    }
+  assert.deepEqual(purser.upstream.calls, []);
+});
+
 test('`forward` adds members for one upstream; another upstream of the model does not get them', async (t) => {
   const other = await openUpstream(t);
   const purser = await openTestServer(t, {
