@@ -363,8 +363,8 @@ async function keepPaused(observed: Observed): Promise<Transition> {
   if (row.status === 'resuming' && app.clock.expiryBlocked()) return waitAndSee(observed);
   const values = (await finishPause(app, row, machines[0] as Machine)) ?? (await followWallet(app, row));
   const isFinished = row.status === 'paused' || values?.status === 'running';
-  const watchSeconds = isFinished ? WATCH_SECONDS : 0;
-  const dueAt = Math.min(values?.expiresAt ?? row.expiresAt, app.clock.now() + watchSeconds);
+  const now = app.clock.now();
+  const dueAt = nextLook(values?.expiresAt ?? row.expiresAt, isFinished ? now + WATCH_SECONDS : now, now);
   const finished = change(row, { ...answeredAgain(row), ...values, dueAt });
   return {
     ...finished,
@@ -383,6 +383,13 @@ async function keepPaused(observed: Observed): Promise<Transition> {
     },
   };
 }
+
+/**
+ * Returns when a lease is looked at again, Unix seconds: at `next`, or at its end if that is earlier. One that is over and lives on
+ * waits for a clock in doubt: due at its end, it would be looked at without a pause until then.
+ */
+const nextLook = (end: number, next: number, now: number): number =>
+  end > now ? Math.min(end, next) : now + SOON_SECONDS;
 
 function backOff({ app, row, error }: Observed): Transition {
   return retryLater(app, row, error as Error);
@@ -452,12 +459,12 @@ async function askForVerdicts(
 }
 
 type SettleExtensions = { id: string; verdicts: readonly ExtensionVerdict[]; next: number | undefined; now: number };
-/** Settles extensions. Their lease is due at `next`, or at its end if that is earlier; without `next` its row stays. */
+/** Settles extensions. Their lease is due as `nextLook` has it; without `next` its row stays. */
 const settleExtensions = defineWrite('lease.settle_extensions', (tx, { id, verdicts, next, now }: SettleExtensions) => {
   const settled = verdicts.map((it) => settleExtensionIn(tx, it.operation, it.result, now));
   const row = findResource(tx, id) as Resource;
   if (next === undefined || row.endedAt !== null) return { settled, row };
-  const dueAt = Math.min(row.expiresAt, next);
+  const dueAt = nextLook(row.expiresAt, next, now);
   return { settled, row: updateIfLive(tx, id, { dueAt, attempts: 0, lastError: null }) };
 });
 

@@ -67,6 +67,32 @@ test('a lease whose own time ends while a leap is doubted takes no commands, and
   assert.equal((await purser.status(token, id)).status, 'stopped');
 });
 
+for (const state of ['running', 'paused'] as const)
+  test(`a ${state} lease whose time ends while a leap is doubted is looked at now and then, not without a pause`, async (t) => {
+    const purser = await openMemoryServer(t);
+    const { token } = await purser.openWallet({ ...LONG, expires_in_seconds: 1000 });
+    const { id } = (await purser.rent(token)).body;
+    if (state === 'paused') await purser.ask('POST', '/v1/compute/pause', { token, body: { id } });
+    const { expires_at: end } = await purser.status(token, id);
+    for (const it of purser.memory.machines.values()) it.deadline += DAY; // Only Purser's own clock is at stake here.
+    purser.clock.advance(end - 10 - purser.app.clock.now());
+    purser.clock.leap(DAY);
+    for (let i = 0; i < 3; i++) {
+      purser.clock.advance(20);
+      await purser.app.reaper.runOnce();
+      const { status, due_at: dueAt } = await purser.run('resource.show', { id });
+      assert.equal(status, state);
+      assert.ok(
+        dueAt > purser.app.clock.now(),
+        `after ${i + 1} passes it is due ${purser.app.clock.now() - dueAt} s ago`,
+      );
+    }
+    purser.clock.advance(300);
+    await purser.app.reaper.runOnce();
+    assert.equal((await purser.status(token, id)).status, 'stopped');
+    assert.equal(purser.memory.machines.size, 0);
+  });
+
 test('a machine that becomes ready while a leap is doubted is paid for when the time is known again', async (t) => {
   const purser = await openMemoryServer(t);
   purser.app.answerSeconds = 0.1;
