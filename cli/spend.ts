@@ -45,8 +45,16 @@ async function spend({ csv, ...options }: SpendOptions & ListView, command: Comm
   const { names, ...body } = await ask(command, 'spend', withoutView(options));
   if (command.optsWithGlobals<Globals>().json) return print(JSON.stringify(body));
   const columns = ['key', 'operations', 'prompt_tokens', 'completion_tokens', 'charged_usd'] as const;
+  const { others, rounding_usd } = body;
+  const isRounded = rounding_usd !== '0.00';
   if (csv) {
-    const all = body.others ? [...body.rows, { key: '(others)', ...body.others }] : body.rows;
+    // Whoever adds up the lines gets what was spent.
+    const rounding = { key: '(rounding)', operations: 0, prompt_tokens: 0, completion_tokens: 0 };
+    const all = [
+      ...body.rows,
+      ...(others ? [{ key: '(others)', ...others }] : []),
+      ...(isRounded ? [{ ...rounding, charged_usd: rounding_usd }] : []),
+    ];
     const lines = all.map((row) => columns.map((name) => csvCell(row[name])).join(','));
     return print([columns.join(','), ...lines].join('\n'));
   }
@@ -56,11 +64,9 @@ async function spend({ csv, ...options }: SpendOptions & ListView, command: Comm
     name: names[row.key] ?? undefined,
   }));
   const isNamed = options.by === 'wallet' || options.by === 'account';
-  const { others } = body;
   const rest = others ? [{ ...others, key: '', name: undefined, [options.by as string]: '(others)' }] : [];
   const sums = sumsOf(options.by, others ? [...body.rows, others] : body.rows);
-  const rounding =
-    body.rounding_usd === '0.00' ? [] : [{ [options.by as string]: '(rounding)', charged_usd: body.rounding_usd }];
+  const rounding = isRounded ? [{ [options.by as string]: '(rounding)', charged_usd: rounding_usd }] : [];
   const total = { [options.by as string]: 'total', charged_usd: body.spent_usd, ...sums };
   const all = [...rows, ...rest, ...rounding, total];
   const shown = [

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
 import test from 'node:test';
 import { promisify } from 'node:util';
+import { formatUsd, Nanos, parseUsd } from '../../src/base/money.ts';
 import { EXECUTABLE } from '../helper/executable.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { reset } from '../helper/upstream.ts';
@@ -50,6 +51,11 @@ test('spend, status, lists and the timeline as an operator types them', async (t
   assert.match(await type('status'), /^wallets +2 open: 0\.01012 of 20\.00 USD used/m);
   await purser.run('wallet.close', { id: 'agent-7' });
   assert.match(await type('spend', '--by', 'kind'), /^chat .*0\.01012\n\(rounding\) .*0\.00988\ntotal .*0\.02000$/m);
+  for (const by of ['kind', 'wallet', 'day']) {
+    const [, ...rows] = (await type('spend', '--by', by, '--csv')).trimEnd().split('\n');
+    const nanos = rows.reduce((total, row) => total + parseUsd(row.slice(row.lastIndexOf(',') + 1)), 0n);
+    assert.equal(formatUsd(Nanos(nanos)), '0.02', `the lines by ${by} add up to what was spent`);
+  }
 
   await purser.close();
   const alone = JSON.parse(await type('status', '--json'));
