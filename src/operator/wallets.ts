@@ -188,12 +188,13 @@ export const wallets = {
       );
     return record(app, wallet);
   }),
-  'wallet.timeline': command(v.strictObject({ id: Id }), (app, { id }) => {
+  'wallet.timeline': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const wallet = walletWith(app, id);
-    return {
-      wallet: record(app, wallet),
-      steps: timeline(app.ledger.read, wallet).map(timelineStep),
-      open: openOperations(app.ledger.read, wallet.id).map(operationRecord),
-    };
+    // First, as the steps end with what was newest when they were begun.
+    const shown = record(app, wallet);
+    const open = openOperations(app.ledger.read, wallet.id).map(operationRecord);
+    const steps: ReturnType<typeof timelineStep>[] = [];
+    for await (const step of timeline(app.ledger.read, wallet)) steps.push(timelineStep(step));
+    return { wallet: shown, steps, open };
   }),
 };

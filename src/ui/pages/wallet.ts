@@ -101,7 +101,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
   const { page: leases } = pageResources(read, { walletId: wallet.id }, { limit: LEASE_COUNT });
   const leaseCount = countResources(read, { walletId: wallet.id });
   const held = pagesOf(visit, 'held', openOperations(read, wallet.id), STEP_COUNT, ['Oldest', 'More']);
-  const steps = isWhole ? timeline(read, wallet) : [];
+  const steps = isWhole ? await Array.fromAsync(timeline(read, wallet)) : [];
   const isFull = visit.query.get('steps') === 'all';
   const moved = pagesOf(visit, 'movements', (isFull ? steps : outcomes(steps)).toReversed(), STEP_COUNT);
   const account = viewer.kind === 'operator' ? findAccount(read, wallet.accountId) : undefined;
