@@ -154,7 +154,10 @@ test('a claim that neither token has is asked for at the userinfo endpoint, also
     required_claim: { name: 'groups', value: 'agents' },
   });
   const both = ['purser-admins', 'agents'];
-  const signedIn = async (access: object, told: object): Promise<[number, Awaited<ReturnType<typeof whoIs>>]> => {
+  const signedIn = async (
+    access: Record<string, unknown>,
+    told: object,
+  ): Promise<[number, Awaited<ReturnType<typeof whoIs>>]> => {
     const browser = openBrowser(purser);
     issuer.answers['/userinfo'] = async () => told;
     const status = await signIn(issuer, browser, async (nonce) => ({
