@@ -107,9 +107,10 @@ class Context:
 
     def _run(self, code, starts, send=lambda _: None, has_left=lambda: False, silent=False):
         run = self.client.execute(code, silent=silent, store_history=not silent, allow_stdin=False)
-        is_interrupted = False
+        has_begun = is_interrupted = False
         while True:
-            if not is_interrupted and has_left():
+            # Before it has begun, the kernel takes no notice of an interrupt, and would run it to its end.
+            if has_begun and not is_interrupted and has_left():
                 is_interrupted = True
                 self.kernel.interrupt_kernel()
             try:
@@ -129,6 +130,7 @@ class Context:
             elif kind == "error":
                 send(_error(content["ename"], content["evalue"], "\n".join(content["traceback"])))
             elif kind == "execute_input":
+                has_begun = True
                 send({"type": "number_of_executions", "execution_count": content["execution_count"]})
             elif kind == "status" and content["execution_state"] == "idle":
                 break

@@ -66,7 +66,8 @@ await play({
   },
   async 'code that takes too long is interrupted'() {
     const sandbox = await Sandbox.create();
-    await assert.rejects(sandbox.runCode('x = 5\nwhile True: pass', { timeoutMs: 500 }), { name: 'TimeoutError' });
+    await sandbox.runCode('x = 5');
+    await assert.rejects(sandbox.runCode('while True: pass', { timeoutMs: 500 }), { name: 'TimeoutError' });
     assert.equal((await sandbox.runCode('x')).text, '5');
   },
   async 'a context that is restarted gives up what it runs'() {
