@@ -1,4 +1,4 @@
-import { and, count, eq, min, ne, sql } from 'drizzle-orm';
+import { and, count, eq, min, sql } from 'drizzle-orm';
 import { centsToNanos, Nanos, ZERO } from '../base/money.ts';
 import { prepare, type Reader } from '../db/handle.ts';
 import { accounts, balances, operations, resources, wallets } from '../db/schema.ts';
@@ -6,6 +6,8 @@ import { IS_OPEN } from './operation.ts';
 
 const sum = (column: unknown) => sql<bigint>`coalesce(sum(${column}), 0)`.mapWith(BigInt);
 
+/** Written out, as a partial index is not used for a value that is bound. */
+const IS_OPEN_WALLET = sql`${wallets.status} <> 'closed'`;
 const OF_WALLET = eq(balances.number, wallets.number);
 
 const reads = prepare((read: Reader) => ({
@@ -29,7 +31,7 @@ const reads = prepare((read: Reader) => ({
     })
     .from(wallets)
     .innerJoin(balances, OF_WALLET)
-    .where(ne(wallets.status, 'closed'))
+    .where(IS_OPEN_WALLET)
     .prepare(),
   open: read
     .select({
@@ -52,14 +54,14 @@ const reads = prepare((read: Reader) => ({
     .select({ accountId: wallets.accountId, spent: sum(balances.spent) })
     .from(wallets)
     .innerJoin(balances, OF_WALLET)
-    .where(ne(wallets.status, 'closed'))
+    .where(IS_OPEN_WALLET)
     .groupBy(wallets.accountId)
     .prepare(),
   spentOpenOf: read
     .select({ spent: sum(balances.spent) })
     .from(wallets)
     .innerJoin(balances, OF_WALLET)
-    .where(and(eq(wallets.accountId, sql.placeholder('accountId')), ne(wallets.status, 'closed')))
+    .where(and(eq(wallets.accountId, sql.placeholder('accountId')), IS_OPEN_WALLET))
     .prepare(),
 }));
 

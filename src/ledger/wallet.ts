@@ -182,6 +182,7 @@ function matching(
   return and(
     accountId === undefined ? undefined : eq(wallets.accountId, accountId),
     parentId === undefined ? undefined : and(sql`${wallets.parentId} is not null`, eq(wallets.parentId, parentId)),
+    status === undefined || status === 'closed' ? undefined : sql`${wallets.status} <> 'closed'`, // For the partial indexes.
     status === undefined ? undefined : sql`${effectiveStatus(now)} = ${status}`,
     since === undefined ? undefined : gte(wallets.createdAt, since),
     isFrozen ? isFrozenOnly(now) : undefined,

@@ -10,12 +10,20 @@ import {
   openCheckout,
   reportPayment,
 } from '../../src/ledger/checkout.ts';
+import { figures, moneyOf, moneyOfEach } from '../../src/ledger/figures.ts';
 import { openOperations, reservedOperations } from '../../src/ledger/operation.ts';
 import { nextDelivery, nextDeliveryAt, nextStaleEvent, waitingCount } from '../../src/ledger/outbox.ts';
 import { hasPaymentsSince } from '../../src/ledger/payment-events.ts';
 import { liveResourcesBelow, unmarkedResourcesBelow } from '../../src/ledger/resource.ts';
 import { liveSnapshotsBelow, unmarkedSnapshotsBelow } from '../../src/ledger/snapshot.ts';
-import { dueWallets, endingWallets, nextExpiry } from '../../src/ledger/wallet.ts';
+import {
+  countWallets,
+  dueWallets,
+  endingWallets,
+  nextExpiry,
+  openChildren,
+  openWalletsOf,
+} from '../../src/ledger/wallet.ts';
 import { openBooks } from './books.ts';
 
 /** The plan of the statement that was prepared. */
@@ -94,4 +102,33 @@ test('what the reaper and the budget ask walks what is due, never what exists', 
   for (const part of [/"delivery"."due_at" > \?/, /count\(\*\).* from "delivery"/])
     assert.match(planned(part), /^SEARCH delivery USING (COVERING )?INDEX delivery_(waiting|order)/);
   assert.match(planned(/"created_at" from "event"/), /event_created/);
+});
+
+test('what asks for open wallets walks none that are closed: they are kept for ever', async (t) => {
+  const books = await openBooks(t);
+  const { client } = books.ledger;
+  const asked: string[] = [];
+  const prepare = client.prepare.bind(client);
+  const { drizzle } = await import('drizzle-orm/better-sqlite3');
+  const read = drizzle(client);
+  client.prepare = ((sql: string) => {
+    asked.push(sql);
+    return prepare(sql);
+  }) as typeof client.prepare;
+  openChildren(read, 'wal_x');
+  openWalletsOf(read, 'acct_x');
+  moneyOf(read, { id: 'acct_x', availableCents: 0, reservedCents: 0, spentCents: 0 });
+  moneyOfEach(read);
+  figures(read);
+  for (const status of ['active', 'closing', 'expired'] as const)
+    for (const whose of [{ accountId: 'acct_x' }, { parentId: 'wal_x' }])
+      countWallets(read, { ...whose, status, now: 1 });
+  client.prepare = prepare as typeof client.prepare;
+  const ofOpen = asked.filter((it) => /status"? <> 'closed'/.test(it));
+  assert.equal(ofOpen.length, 5 + 3 * 2);
+  for (const statement of ofOpen) {
+    const plan = planOf(client, statement);
+    assert.match(plan, /USING (COVERING )?INDEX wallet_open/, statement);
+    assert.doesNotMatch(plan, /SCAN wallet(?! USING INDEX wallet_open)|INDEX wallet_(account|parent) /, statement);
+  }
 });
