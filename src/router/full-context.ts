@@ -4,12 +4,14 @@ const objectOf = (value: unknown): Json => (typeof value === 'object' && value !
 
 /** Codes and types of OpenAI and llama.cpp. */
 const NAMES = new Set(['context_length_exceeded', 'exceed_context_size_error']);
-/** Sentences of OpenAI, vLLM, llama.cpp, SGLang, Anthropic, LM Studio, xAI and Google. */
+/** Sentences of OpenAI, vLLM, llama.cpp, SGLang, Anthropic, LM Studio, xAI, Google, Moonshot, MiniMax, Qwen, Ollama and Bedrock. */
 const SENTENCES = [
   ...['maximum context length', 'maximum prompt length', "longer than the model's context length"],
   ...['longer than the maximum model length', 'too long to fit into the model', 'exceeds the context window'],
   ...['exceeds the available context size', 'prompt is too long', 'exceed context limit'],
-  ...['greater than the context length', 'exceeds the maximum number of tokens'],
+  ...['greater than the context length', 'exceeds the maximum number of tokens', 'exceeded model token limit'],
+  ...['context window exceeds limit', 'range of input length should be', 'exceeded max context length'],
+  'input is too long for requested model',
 ];
 
 /** Returns whether an error, in the shapes that model servers use, states that the prompt does not fit the model's context. */

@@ -111,6 +111,33 @@ const TOLD: Record<string, [status: number, body: object]> = {
       },
     },
   ],
+  Moonshot: [
+    400,
+    {
+      error: {
+        message: 'Invalid request: Your request exceeded model token limit: 262144 (requested: 270000)',
+        type: 'invalid_request_error',
+      },
+    },
+  ],
+  MiniMax: [
+    400,
+    { error: { message: 'invalid params, context window exceeds limit (2013)', type: 'bad_request_error' } },
+  ],
+  Qwen: [
+    400,
+    {
+      error: {
+        message: '<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]',
+        type: 'invalid_request_error',
+      },
+    },
+  ],
+  Ollama: [
+    400,
+    { error: { message: 'prompt too long; exceeded max context length by 918 tokens', type: 'invalid_request_error' } },
+  ],
+  Bedrock: [400, { error: { message: 'Input is too long for requested model.', type: 'invalid_request_error' } }],
   'as text alone': [422, { detail: `${LENGTH}no.` }],
 };
 
