@@ -37,12 +37,19 @@ test('a call for which the model server writes no arguments has an empty object 
   assert.deepEqual([told, final.output.map((it) => it.type === 'function_call' && it.arguments)], ['{}', ['{}']]);
 });
 
-test('an answer that was cut says so in each API', async (t) => {
+test('an answer that was cut says so in each API, in whatever words', async (t) => {
   const { purser, openai, anthropic } = await open(t);
-  purser.upstream.handle = answers({ content: 'half' }, 'length');
-  const response = await openai.responses.create({ model: 'chat', input: 'hi' });
-  assert.deepEqual([response.status, response.incomplete_details?.reason], ['incomplete', 'max_output_tokens']);
-  assert.equal((await anthropic.messages.create(ASKED)).stop_reason, 'max_tokens');
+  for (const [reason, inResponses, inMessages] of [
+    ['length', 'max_output_tokens', 'max_tokens'],
+    ['model_context_window_exceeded', 'max_output_tokens', 'max_tokens'],
+    ['content_filter', 'content_filter', 'refusal'],
+    ['sensitive', 'content_filter', 'refusal'],
+  ] as const) {
+    purser.upstream.handle = answers({ content: 'half' }, reason);
+    const response = await openai.responses.create({ model: 'chat', input: 'hi' });
+    assert.deepEqual([response.status, response.incomplete_details?.reason], ['incomplete', inResponses], reason);
+    assert.equal((await anthropic.messages.create(ASKED)).stop_reason, inMessages, reason);
+  }
   purser.upstream.handle = streaming(said('half'), delta({}, 'length'), counted(USAGE), DONE);
   const stream = openai.responses.stream({ model: 'chat', input: 'hi' });
   const types: string[] = [];

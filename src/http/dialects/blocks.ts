@@ -208,3 +208,12 @@ export function choiceOf(completion: unknown): Json {
   const { choices } = objectOf(completion);
   return Array.isArray(choices) ? objectOf(choices[0]) : {};
 }
+
+/** What z.ai says for reasons to end an answer that chat completions have other words for. */
+const REASONS = new Map<unknown, string>([
+  ['model_context_window_exceeded', 'length'],
+  ['sensitive', 'content_filter'],
+]);
+
+/** Returns the reason why a choice ended, in the words of chat completions. */
+export const reasonOf = ({ finish_reason: reason }: Json): unknown => REASONS.get(reason) ?? reason;

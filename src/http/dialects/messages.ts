@@ -2,7 +2,7 @@ import type { Json } from '../../base/parse-json.ts';
 import { REFUSALS, type Refusal } from '../../base/refusal.ts';
 import { readUsage, type TokenUsage } from '../../router/usage.ts';
 import { gatewayStatus } from '../openai-error.ts';
-import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader } from './blocks.ts';
+import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader, reasonOf } from './blocks.ts';
 import { type Answers, type Dialect, idFrom, type StreamTranslator } from './dialect.ts';
 import { type NamedEvent, textsOf } from './event-texts.ts';
 import { objectOf, parseObject } from './json.ts';
@@ -116,12 +116,10 @@ function eventsFor(event: BlockEvent, seed: string): NamedEvent[] {
   return [deltaOf(kind === 'reasoning' ? { type: 'thinking_delta', thinking: text } : { type: 'text_delta', text })];
 }
 
-function stopOf(
-  { finish_reason: reason, stop_reason: stop }: Json,
-  blocks: readonly Block[],
-  stops: readonly string[],
-) {
+function stopOf(choice: Json, blocks: readonly Block[], stops: readonly string[]) {
   const is = (name: string) => ({ stop_reason: name, stop_sequence: null });
+  const { stop_reason: stop } = choice;
+  const reason = reasonOf(choice);
   if (reason === 'length') return is('max_tokens');
   if (reason === 'content_filter' || blocks.some(({ kind }) => kind === 'refusal')) return is('refusal');
   // Some servers name "stop" as the reason for a call, too.
