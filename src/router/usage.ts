@@ -33,12 +33,14 @@ const NO_COUNT = -1;
 
 /**
  * Returns the usage of an answer or a chunk. Moonshot writes it into the last chunk's choice: of several choices, each then has its
- * own.
+ * own. Servers that rank as Cohere does write it into `meta`.
  */
 export function usageOf(answer: unknown): unknown {
-  const { usage, choices } = objectOf(answer);
-  if (usage || !Array.isArray(choices) || choices.length !== 1) return usage;
-  return objectOf(choices[0]).usage ?? usage;
+  const { usage, choices, meta } = objectOf(answer);
+  if (usage) return usage;
+  if (Array.isArray(choices)) return (choices.length === 1 ? objectOf(choices[0]).usage : undefined) ?? usage;
+  const { tokens, billed_units: billed } = objectOf(meta);
+  return tokens ?? billed ?? usage;
 }
 
 /** Returns the part of a usage that is read; `readUsage` gives the same result for it. Undefined if there is none. */
@@ -119,8 +121,10 @@ function usageOfChat(usage: Json, api: Api, promptBound: number): ReportedUsage 
   const kept = objectOf(prompt.cache_creation_token_details ?? prompt.cache_creation);
   return reportedUsage(
     {
-      // Where nothing is generated, servers count the prompt under either name: those that rank, and Voyage.
-      prompt: generates ? usage.prompt_tokens : largestOf([usage.prompt_tokens, usage.total_tokens]),
+      // Where nothing is generated, servers count the prompt under any of these names: those that rank, and Voyage.
+      prompt: generates
+        ? usage.prompt_tokens
+        : largestOf([usage.prompt_tokens, usage.total_tokens, usage.input_tokens]),
       completion: generates ? usage.completion_tokens : 0,
       total: generates ? usage.total_tokens : undefined,
       read: [prompt.cached_tokens, usage.prompt_cache_hit_tokens, usage.cached_tokens, usage.num_cached_tokens].find(

@@ -57,6 +57,19 @@ test('documents are ranked, and cost the tokens that the server counted, under e
   assert.equal(completion, 0);
 });
 
+test('a count beside the ranks is the usage, as Cohere’s API has it', async (t) => {
+  const { purser, ask } = await open(t);
+  const counts = { input_tokens: 56, output_tokens: 0 };
+  for (const [i, meta] of [
+    { tokens: counts, billed_units: { ...counts, search_units: 0 } }, // SiliconFlow, Xinference
+    { billed_units: { total_tokens: 56 } }, // Infinity
+  ].entries()) {
+    purser.upstream.handle = (_, response) => send(response, JSON.stringify({ id: 'rank-1', results, meta }));
+    const { headers, text } = await ask({ top_n: i + 1 });
+    assert.equal(headers['x-purser-cost-usd'], '0.000056', text);
+  }
+});
+
 test('a server that counts nothing is paid the bound, and its answer may be a list', async (t) => {
   const { purser, ask } = await open(t);
   for (const handle of [ranks(), ((_, response) => send(response, JSON.stringify(results))) as Handler]) {
