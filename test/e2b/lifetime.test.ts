@@ -21,7 +21,7 @@ async function openShort(...[t, options]: Parameters<typeof openE2b>) {
 }
 
 test('a sandbox whose time runs out while more of it is being paid for lives on', async (t) => {
-  const { purser, api, path, lengthen, left } = await openShort(t);
+  const { purser, api, made, path, lengthen, left } = await openShort(t);
   const held = hold();
   purser.memory.before.extend = held.wait;
   const lengthened = lengthen(600);
@@ -29,6 +29,8 @@ test('a sandbox whose time runs out while more of it is being paid for lives on'
   purser.clock.advance(15);
   await purser.app.reaper.runOnce();
   assert.equal((await api('GET', path)).status, 200, 'it is not over yet');
+  const listed = (await api('GET', '/v2/sandboxes')).body.map((it: { sandboxID: string }) => it.sandboxID);
+  assert.deepEqual(listed, [made.sandboxID], 'it is listed as it is read');
   held.go();
   assert.equal((await lengthened).status, 204);
   assert.equal(await left(), 585);

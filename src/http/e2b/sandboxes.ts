@@ -11,6 +11,7 @@ import type { Resource } from '../../ledger/resource.ts';
 import {
   deliverSandbox,
   endOfSandbox,
+  hasSandboxEnded,
   LENGTHEN_ROUTE,
   liveSandbox,
   liveSandboxes,
@@ -242,7 +243,7 @@ export const listSandboxes: ApiHandler = (call) => {
   const wanted = listingOf(readQuery(c.env.incoming));
   const now = app.clock.now();
   const rows = liveSandboxes(app.ledger.read, wallet.id)
-    .filter(({ sandbox, resource }) => (endOfSandbox(sandbox, resource) ?? 0) > now)
+    .filter(({ resource }) => resource.readyAt !== null && !hasSandboxEnded(app.ledger.read, resource, now))
     .filter(({ sandbox, resource }) => {
       const isAfter = (resource.readyAt as number) > wanted.startedAfter;
       return wanted.isRunningWanted && isAfter && [undefined, sandbox.template].includes(wanted.template);
