@@ -85,7 +85,8 @@ const NAMES_MILLISECONDS = 2000;
 
 /**
  * Asks the running server for the names of open wallets, accounts or models. None where no server answers: a shell must not wait
- * for a lock. A name that a shell would split, or that repeats, becomes its id.
+ * for a lock. A name that a shell would split, that repeats, or that a command would take for an option or for another's id, becomes
+ * its id: agents choose names.
  */
 async function namesOf(what: (typeof NAMED)[keyof typeof NAMED], words: readonly string[]): Promise<string[]> {
   const at = words.indexOf('--data');
@@ -104,7 +105,7 @@ async function namesOf(what: (typeof NAMED)[keyof typeof NAMED], words: readonly
   const rows = wallets ?? accounts ?? models ?? [];
   const counts = Map.groupBy(rows, (it) => it.name);
   return rows.map(({ id, name = id, status = '' }) => {
-    const isWord = /^[\w.@%+=-]+$/.test(name) && (name === id || counts.get(name)?.length === 1);
+    const isWord = /^(?!-|wal_|acct_)[\w.@%+=-]+$/.test(name) && (name === id || counts.get(name)?.length === 1);
     return isWord ? `${name}\t${status || id}` : `${id}\t${visible(name)}`;
   });
 }

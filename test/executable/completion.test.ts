@@ -33,6 +33,7 @@ test('names of wallets, accounts and models are offered while a server runs, and
   await make('agent-7');
   const twice = [await make('twice'), await make('twice')];
   const hostile = await make('a b; rm -rf / $(id)');
+  const posing = [await make('--account=default'), await make(hostile.id), await make('-y')];
   const closed = await make('closed');
   await purser.cli('wallet', 'close', closed.id);
   for (const asked of [
@@ -43,7 +44,7 @@ test('names of wallets, accounts and models are offered while a server runs, and
     assert.ok(offered.includes('agent-7\tactive'), offered.join());
     assert.deepEqual(
       offered.map((it) => it.split('\t')[0]).toSorted(),
-      ['agent-7', hostile.id, ...twice.map((it) => it.id)].toSorted(),
+      ['agent-7', hostile.id, ...[...twice, ...posing].map((it) => it.id)].toSorted(),
     );
   }
   assert.deepEqual(await candidates('wallet', 'raise', 'agent-7', ''), [], 'an amount is not a name');
