@@ -1,7 +1,8 @@
-import { existsSync, renameSync, rmSync, statSync } from 'node:fs';
+import { existsSync, renameSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type Client from 'better-sqlite3';
 import { drizzle } from 'drizzle-orm/better-sqlite3';
+import { removeDatabase } from '../files/database-files.ts';
 import { syncDirectory } from '../files/durable-file.ts';
 import { connect } from './addon.ts';
 import { isSmallDisk } from './disk-reserve.ts';
@@ -133,18 +134,24 @@ function assertDurable(client: Client.Database, readonly: boolean): void {
 
 /**
  * Saves a verified copy before a migration and returns its path: the way back if the migration turns out wrong. Replaces the
- * copy of an earlier attempt, because the database may have been used since.
+ * copy of an earlier attempt, because the database may have been used since. Leaves nothing where that fails: on a full disk the
+ * rest would take the space of the version that is started again.
  */
 function copyBefore(client: Client.Database, file: string, migration: string): string {
   const copy = `${file}.before-${migration.replace(/\.sql$/, '')}`;
   const part = `${copy}.part`;
-  rmSync(part, { force: true });
-  client.prepare('vacuum into ?').run(part);
-  const check = connect(part, { readonly: true });
+  removeDatabase(part);
   try {
-    if (check.pragma('integrity_check', { simple: true }) !== 'ok') throw new Error(`The copy ${part} is damaged.`);
-  } finally {
-    check.close();
+    client.prepare('vacuum into ?').run(part);
+    const check = connect(part, { readonly: true });
+    try {
+      if (check.pragma('integrity_check', { simple: true }) !== 'ok') throw new Error(`The copy ${part} is damaged.`);
+    } finally {
+      check.close();
+    }
+  } catch (error) {
+    removeDatabase(part);
+    throw error;
   }
   renameSync(part, copy);
   syncDirectory(dirname(copy));
