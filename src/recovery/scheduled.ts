@@ -123,7 +123,7 @@ function watchNewest(app: BackupsApp) {
 /**
  * Creates the server's own backups (`backup` in purser.yaml). One is due `every` after the newest in the directory, also across
  * restarts. A failure is logged once, until one succeeds. Only files with the name and the manifest of a backup of this
- * installation are removed, and only after a new one was made. A server that only reports removes none: another one of the same
+ * installation are removed, and only after a new one was made; what one that was killed has left goes before. A server that only reports removes none: another one of the same
  * installation may run, and write to the same directory.
  */
 export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
@@ -139,10 +139,15 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     });
     return running;
   }
+  /** Makes a backup, with the room that one which was killed has left filled. */
+  async function makeIn(directory: string, file: string): Promise<void> {
+    if (!reportOnlyOf(app.ledger.read)) removeUnfinished(directory, app.installationId);
+    await make(file, ending.signal);
+  }
   async function backUpByHand(directory: string, now: number): Promise<BackupOutcome> {
     try {
       const file = manualPath(directory, app.installationId, now);
-      await make(file, ending.signal);
+      await makeIn(directory, file);
       app.events.backupMade(file, []);
       return { file };
     } catch (error) {
@@ -152,7 +157,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   async function backUp({ directory, keep }: NonNullable<Config['backup']>, now: number): Promise<BackupOutcome> {
     try {
       const file = pathOf(directory, app.installationId, now);
-      await make(file, ending.signal);
+      await makeIn(directory, file);
       newest.note(directory, now);
       const removed = reportOnlyOf(app.ledger.read) ? [] : removeOutdated(directory, keep, app.installationId, now);
       app.events.backupMade(file, removed);
@@ -221,11 +226,17 @@ function isOurs(file: string, installationId: string): boolean {
   }
 }
 
-/** Removes the backups beyond the newest `keep`, and the remains of unfinished ones. Returns the removed backups. */
-function removeOutdated(directory: string, keep: number, installationId: string, now: number): string[] {
-  // Only one backup is made at a time, so an unfinished file was left by one that was killed.
+/** Removes the remains of unfinished backups: only one is made at a time, so each was left by one that was killed. */
+function removeUnfinished(directory: string, installationId: string): void {
   const name = nameOf(installationId);
-  for (const it of readdirSync(directory)) if (name.test(it) && it.includes('.db.part')) rmSync(join(directory, it));
+  try {
+    for (const it of readdirSync(directory))
+      if (name.test(it) && it.includes('.db.part')) rmSync(join(directory, it), { force: true });
+  } catch {} // The backup that is made now reports the fault of the directory.
+}
+
+/** Removes the backups beyond the newest `keep`. Returns the removed ones. */
+function removeOutdated(directory: string, keep: number, installationId: string, now: number): string[] {
   const outdated = backupsIn(directory, installationId, now)
     .slice(0, -keep)
     .map((it) => join(directory, it.file))

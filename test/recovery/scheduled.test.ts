@@ -93,6 +93,27 @@ test('a backup that is asked for is made apart from the planned ones: it postpon
   assert.equal(names().length, 6);
 });
 
+test('what a killed backup left does not keep the next from its room', async (t) => {
+  const directory = temporaryDirectory(t);
+  const purser = await openTestServer(t);
+  const events = { ...purser.app.events, gauge() {} };
+  /** A disk with room for one more file. */
+  const make = async (file: string) => {
+    if (readdirSync(directory).some((it) => it.endsWith('.part'))) throw new Error('there is no room for it');
+    writeFileSync(file, '');
+  };
+  const config = { backup: { every: DAY, keep: 1, directory } };
+  const backups = createBackups({ ...purser.app, config, events }, make);
+  const left = join(directory, `purser-${purser.app.installationId}-20020202T020202Z.db.part`);
+  for (const again of [() => backups.runOnce(), () => backups.makeNow()]) {
+    for (const ending of ['', '-journal']) writeFileSync(left + ending, '');
+    const before = readdirSync(directory).length;
+    await again();
+    assert.equal(readdirSync(directory).length, before - 2 + 1);
+  }
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a server that only reports removes no backup: another one of its installation may have made it', async (t) => {
   const directory = temporaryDirectory(t);
   const purser = await openTestServer(t);
