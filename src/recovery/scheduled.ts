@@ -123,8 +123,8 @@ function watchNewest(app: BackupsApp) {
 /**
  * Creates the server's own backups (`backup` in purser.yaml). One is due `every` after the newest in the directory, also across
  * restarts. A failure is logged once, until one succeeds. Only files with the name and the manifest of a backup of this
- * installation are removed, and only after a new one was made; what one that was killed has left goes before. A server that only reports removes none: another one of the same
- * installation may run, and write to the same directory.
+ * installation are removed, and only after a new one was made; what one that was killed has left goes before. A server that only
+ * reports removes none: another one of the same installation may run, and write to the same directory.
  */
 export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   const ending = new AbortController();
