@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
+import { formatUsd, Nanos, parseUsd } from '../../src/base/money.ts';
 import { handClock, openTestServer } from '../helper/server.ts';
 import { asAccount, asOperator, tableOf } from './sample.ts';
 
@@ -141,6 +142,26 @@ test('the file has every row that is seen, with ids beside names, and no cell th
       [row[7], 'Time before'],
     ] as const)
       assert.equal(Number(cell).toFixed(9), it[label], label);
+  }
+});
+
+test('the lines of the file add up to what was spent, with the rounding of closed wallets', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
+  assert.equal((await purser.chat(token)).status, 200);
+  await purser.run('wallet.close', { id });
+  const { spent_usd: spent } = await purser.run('account.show', { id: purser.accountId });
+  assert.equal(spent, '0.01');
+  const browser = await asOperator(purser);
+  for (const [path, at] of [
+    ['/spend?by=model&range=1d&as=csv', 4],
+    ['/spend?by=wallet&and=kind&range=1d&beside=before&as=csv', 6],
+  ] as const) {
+    const [heading, ...rows] = csvRows((await browser.get(path)).html);
+    assert.equal(heading?.[at], 'charged_usd');
+    const total = rows.reduce((sum, row) => sum + parseUsd(row[at] as string), 0n);
+    assert.equal(formatUsd(Nanos(total)), spent, rows.join());
+    assert.equal(rows.at(-1)?.[0], '(rounding)');
   }
 });
 

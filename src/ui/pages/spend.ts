@@ -8,6 +8,7 @@ import {
   SPEND_BY,
   type SpendBy,
   type Spending,
+  type SpendRest,
   type SpendRow,
   spendingByPeriod,
   sumSpending,
@@ -241,7 +242,10 @@ function fieldsOf(visit: Visit, view: SpendView): [Field[], { title: string; fie
   ];
 }
 
-/** Makes a file of the table, with all its rows: the figures to the nano, names beside ids. */
+/**
+ * Makes a file of the table, with all its rows: the figures to the nano, names beside ids. The rounding of closed wallets is one, so
+ * that the lines add up to what was spent.
+ */
 function csvOf(
   visit: Visit,
   { by, and, before }: SpendView,
@@ -269,11 +273,14 @@ function csvOf(
     ...(and ? keyCells(and, it.second ?? '') : []),
     ...cellsOf(it),
   ]);
-  if (sums.others || earlier?.others) {
-    const none = { operations: 0, promptTokens: 0, completionTokens: 0, charged: ZERO };
-    const rest = cellsOf({ ...(sums.others ?? none), before: earlier?.others?.charged ?? ZERO });
-    lines.push([OTHER_KEYS, ...Array<string>(heading.length - rest.length - 1).fill(''), ...rest]);
-  }
+  const none = { operations: 0, promptTokens: 0, completionTokens: 0, charged: ZERO };
+  const restLine = (key: string, now: SpendRest, before: Nanos = ZERO) => {
+    const rest = cellsOf({ ...now, before });
+    return [key, ...Array<string>(heading.length - rest.length - 1).fill(''), ...rest];
+  };
+  if (sums.others || earlier?.others) lines.push(restLine(OTHER_KEYS, sums.others ?? none, earlier?.others?.charged));
+  if (sums.rounding || earlier?.rounding)
+    lines.push(restLine('(rounding)', { ...none, charged: sums.rounding }, earlier?.rounding));
   return {
     name: 'spending.csv',
     csv: [heading, ...lines].map((line) => `${line.map(csvCell).join(',')}\r\n`).join(''),
