@@ -1,7 +1,6 @@
 // `npm run bench`: the numbers of design section 11, each as a ratio within one run on one machine. It asserts nothing,
 // prints a table, and leaves only bench/peers/node_modules behind.
 import { cpus, loadavg } from 'node:os';
-import { benchBackends } from './backends/main.ts';
 import { type Bench, openBench } from './bench.ts';
 import { readFlags } from './flags.ts';
 import { addedLatency } from './rows/added-latency.ts';
@@ -51,7 +50,11 @@ const ROWS: Record<string, (bench: Bench) => Promise<Line[]>> = {
 
 const [, , first, ...others] = process.argv;
 const isOfBackends = first === 'backends';
-if (isOfBackends) await benchBackends(others);
+if (isOfBackends) {
+  // It takes engines of the tests, and with them Node's runner, which prints a summary at the end of its process.
+  const { benchBackends } = await import('./backends/main.ts');
+  await benchBackends(others);
+}
 const flags = isOfBackends ? undefined : readFlags();
 // Ending the process runs the handlers of 'exit', which stop what was started and remove what was written.
 const table: Line[] = [];
