@@ -6,7 +6,7 @@ import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 import type { operations } from '../db/schema.ts';
 import { findWallet } from './wallet.ts';
-import { blockOf, spansOf } from './wallet-operations.ts';
+import { operationPages, PAGE_COUNT } from './wallet-operations.ts';
 import { walletsBelow, walletsOfAccount } from './wallet-tree.ts';
 
 export const SPEND_BY = ['model', 'wallet', 'account', 'day', 'tag', 'kind'] as const;
@@ -71,9 +71,6 @@ const chargedFrom = ([number, id, walletId, kind, subject, outcome, charge, usag
   const what = { number: Number(number), id, walletId, kind, subject, outcome };
   return { ...what, charge: charge as Nanos | null, usage, tags, settledAt };
 };
-
-/** The number of rows read at a time: a millisecond or two, in which nothing else is served. */
-const PAGE_COUNT = 500;
 
 /** The amount by which a closed wallet's spending is rounded up to a cent. */
 const ROUNDING = '(spent_nanos + 9999999) / 10000000 * 10000000 - spent_nanos';
@@ -312,15 +309,7 @@ async function* chargedIn(
   const walletIds = 'wallet' in scope ? walletsBelow(read, scope.wallet) : walletsOfAccount(read, scope.account);
   const counts = (it: Charged) =>
     it.outcome === 'charged' && (it.settledAt as number) >= since && (it.settledAt as number) < until;
-  let rows = 0;
-  for await (const ids of walletIds)
-    for (const { id: walletId, first, last } of spansOf(read, ids))
-      for (let block = blockOf(first); block <= blockOf(last); block++) {
-        const page = pages(read).ofWallet.all<ChargedRow>(block, walletId).map(chargedFrom);
-        yield* page.filter(counts);
-        rows += page.length + 1;
-        if (rows < PAGE_COUNT) continue;
-        rows = 0;
-        await nextTurn();
-      }
+  const readBlock = (block: number, walletId: string) =>
+    pages(read).ofWallet.all<ChargedRow>(block, walletId).map(chargedFrom);
+  for await (const page of operationPages(read, walletIds, readBlock)) yield* page.filter(counts);
 }

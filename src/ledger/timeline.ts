@@ -5,10 +5,7 @@ import { prepare, type Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 import { book } from './journal.ts';
 import type { Wallet } from './wallet.ts';
-import { blockOf, OPERATIONS_OF_WALLET, spansOf } from './wallet-operations.ts';
-
-/** The number of rows read at a time: a millisecond or two, in which nothing else is served. */
-const PAGE_COUNT = 500;
+import { OPERATIONS_OF_WALLET, operationPages, PAGE_COUNT } from './wallet-operations.ts';
 
 const reads = prepare((read: Reader) => ({
   /** Stops counting at `limit`: the rest is not read. */
@@ -87,18 +84,11 @@ export type TimelineStep = {
 /** Returns the numbers of the entries that may be of the operations of a wallet. Lets other work run between blocks of them. */
 async function entriesOfOperations(read: Reader, walletId: string): Promise<number[]> {
   const numbers: number[] = [];
-  let rows = 0;
-  for (const { first, last } of spansOf(read, [walletId]))
-    for (let block = blockOf(first); block <= blockOf(last); block++) {
-      const found = pages(read).ofOperations.all<[bigint | null, bigint | null]>(block, walletId);
-      for (const [hold, settled] of found) {
-        if (hold !== null) numbers.push(Number(hold));
-        if (settled !== null) numbers.push(Number(settled), Number(settled) + 1); // The second one may be another's.
-      }
-      rows += found.length + 1;
-      if (rows < PAGE_COUNT) continue;
-      rows = 0;
-      await nextTurn();
+  const readBlock = (block: number) => pages(read).ofOperations.all<[bigint | null, bigint | null]>(block, walletId);
+  for await (const page of operationPages(read, [[walletId]], readBlock))
+    for (const [hold, settled] of page) {
+      if (hold !== null) numbers.push(Number(hold));
+      if (settled !== null) numbers.push(Number(settled), Number(settled) + 1); // The second one may be another's.
     }
   return numbers;
 }

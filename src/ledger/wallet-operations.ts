@@ -1,4 +1,5 @@
 import { sql } from 'drizzle-orm';
+import { nextTurn } from '../base/turn.ts';
 import type { Reader } from '../db/handle.ts';
 import { plain } from '../db/plain.ts';
 
@@ -24,10 +25,35 @@ const reads = plain({
 type NumberRange = { first: number; last: number };
 
 /** Returns those among some hundred wallets that have operations, with the span of these. */
-export const spansOf = (read: Reader, walletIds: readonly string[]): (NumberRange & { id: string })[] =>
+const spansOf = (read: Reader, walletIds: readonly string[]): (NumberRange & { id: string })[] =>
   reads(read)
     .spans.all<[string, bigint, bigint]>(JSON.stringify(walletIds))
     .map(([id, first, last]) => ({ id, first: Number(first), last: Number(last) }));
+
+/** The number of rows read at a time: a millisecond or two, in which nothing else is served. */
+export const PAGE_COUNT = 500;
+
+/**
+ * Yields what `readBlock` reads of each block that may have operations of these wallets, wallet by wallet, the oldest first. Lets
+ * other work run between pages of rows.
+ */
+export async function* operationPages<Row>(
+  read: Reader,
+  walletIds: AsyncIterable<string[]> | Iterable<string[]>,
+  readBlock: (block: number, walletId: string) => Row[],
+): AsyncGenerator<Row[]> {
+  let rows = 0;
+  for await (const some of walletIds)
+    for (const { id, first, last } of spansOf(read, some))
+      for (let block = blockOf(first); block <= blockOf(last); block++) {
+        const page = readBlock(block, id);
+        yield page;
+        rows += page.length + 1;
+        if (rows < PAGE_COUNT) continue;
+        rows = 0;
+        await nextTurn();
+      }
+}
 
 /** Wallets that have operations, and the span of those. */
 type Spenders = NumberRange & { ids: ReadonlySet<string> };
