@@ -8,7 +8,7 @@ import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { routerKeys, wallets } from '../db/schema.ts';
 import { accountOf } from '../ledger/account.ts';
-import { findWallet, LIST_COUNT_MAX, refuseInactive, type Wallet } from '../ledger/wallet.ts';
+import { findWallet, IS_OPEN_WALLET, LIST_COUNT_MAX, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 
 export type RouterKey = typeof routerKeys.$inferSelect;
 /** The requested restrictions of a gateway key. They do not bind the wallet token, whose holder may create another key. */
@@ -49,7 +49,7 @@ const reads = prepare((read: Reader) => ({
     .select({ key: routerKeys })
     .from(routerKeys)
     .innerJoin(wallets, eq(wallets.id, routerKeys.walletId))
-    .where(and(isNull(routerKeys.revokedAt), sql`${wallets.status} <> 'closed'`))
+    .where(and(isNull(routerKeys.revokedAt), IS_OPEN_WALLET))
     .prepare(),
   ofWallet: read
     .select()

@@ -9,7 +9,7 @@ import { settleBudget } from './account.ts';
 import { book, post } from './journal.ts';
 import { tellClosed, tellThresholds } from './notices.ts';
 import { hasOpenOperations } from './operation.ts';
-import { available, endOf, findWallet, type Wallet } from './wallet.ts';
+import { available, endOf, findWallet, IS_OPEN_WALLET, type Wallet } from './wallet.ts';
 
 export type CloseReason = (typeof CLOSE_REASONS)[number];
 
@@ -89,6 +89,6 @@ function returnToParent(tx: Tx, wallet: Wallet, parentId: string, now: number): 
 export function noteCleanup(tx: Tx, id: string, error: string): void {
   tx.update(wallets)
     .set({ cleanupAttempts: sql`${wallets.cleanupAttempts} + 1`, cleanupError: error })
-    .where(and(eq(wallets.id, id), sql`${wallets.status} <> 'closed'`))
+    .where(and(eq(wallets.id, id), IS_OPEN_WALLET))
     .run();
 }

@@ -3,11 +3,10 @@ import { centsToNanos, Nanos, ZERO } from '../base/money.ts';
 import { prepare, type Reader } from '../db/handle.ts';
 import { accounts, balances, operations, resources, wallets } from '../db/schema.ts';
 import { IS_OPEN } from './operation.ts';
+import { IS_OPEN_WALLET } from './wallet.ts';
 
 const sum = (column: unknown) => sql<bigint>`coalesce(sum(${column}), 0)`.mapWith(BigInt);
 
-/** Written out, as a partial index is not used for a value that is bound. */
-const IS_OPEN_WALLET = sql`${wallets.status} <> 'closed'`;
 const OF_WALLET = eq(balances.number, wallets.number);
 
 const reads = prepare((read: Reader) => ({

@@ -5,7 +5,7 @@ import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { masterKeys, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
 import { setMasterKey } from './installation.ts';
-import { findWallet, selectWallets, type Wallet } from './wallet.ts';
+import { findWallet, IS_OPEN_WALLET, selectWallets, type Wallet } from './wallet.ts';
 
 /**
  * A master key, identified by its fingerprint. `wrapped` is the key itself, wrapped with the key that `wrappedBy` names:
@@ -32,7 +32,7 @@ const reads = prepare((read: Reader) => {
       .from(masterKeys)
       .where(eq(masterKeys.id, sql.placeholder('id')))
       .prepare(),
-    open: selectWallets(read).where(sql`${wallets.status} <> 'closed'`).orderBy(wallets.id).prepare(),
+    open: selectWallets(read).where(IS_OPEN_WALLET).orderBy(wallets.id).prepare(),
     needing: read
       .select({
         count: sql`count(*)`.mapWith(Number),

@@ -25,6 +25,9 @@ const { number: _, ...FIGURES } = getTableColumns(balances);
 const COLUMNS = { ...getTableColumns(wallets), ...FIGURES };
 export type Wallet = typeof wallets.$inferSelect & Omit<typeof balances.$inferSelect, 'number'>;
 
+/** The condition of an open wallet. Written out, as a partial index is not used for a value that is bound. */
+export const IS_OPEN_WALLET = sql`${wallets.status} <> 'closed'`;
+
 /** Begins a query of wallets: their records with their figures. */
 export const selectWallets = (read: Reader) =>
   read.select(COLUMNS).from(wallets).innerJoin(balances, eq(balances.number, wallets.number));
@@ -47,12 +50,7 @@ const reads = prepare((read: Reader) => ({
     .where(and(eq(wallets.accountId, sql.placeholder('accountId')), eq(wallets.idempotencyKey, sql.placeholder('key'))))
     .prepare(),
   openOfAccount: selectWallets(read)
-    .where(
-      and(
-        eq(wallets.accountId, sql.placeholder('accountId')),
-        sql`${wallets.parentId} is null and ${wallets.status} <> 'closed'`,
-      ),
-    )
+    .where(and(eq(wallets.accountId, sql.placeholder('accountId')), sql`${wallets.parentId} is null`, IS_OPEN_WALLET))
     .orderBy(asc(wallets.id))
     .prepare(),
   anyChild: read
@@ -64,13 +62,7 @@ const reads = prepare((read: Reader) => ({
   openChildren: read
     .select({ id: wallets.id })
     .from(wallets)
-    .where(
-      and(
-        sql`${wallets.parentId} is not null`,
-        eq(wallets.parentId, sql.placeholder('parentId')),
-        sql`${wallets.status} <> 'closed'`,
-      ),
-    )
+    .where(and(sql`${wallets.parentId} is not null`, eq(wallets.parentId, sql.placeholder('parentId')), IS_OPEN_WALLET))
     .orderBy(asc(wallets.id))
     .limit(sql.placeholder('max'))
     .prepare(),
@@ -182,7 +174,7 @@ function matching(
   return and(
     accountId === undefined ? undefined : eq(wallets.accountId, accountId),
     parentId === undefined ? undefined : and(sql`${wallets.parentId} is not null`, eq(wallets.parentId, parentId)),
-    status === undefined || status === 'closed' ? undefined : sql`${wallets.status} <> 'closed'`, // For the partial indexes.
+    status === undefined || status === 'closed' ? undefined : IS_OPEN_WALLET, // For the partial indexes.
     status === undefined ? undefined : sql`${effectiveStatus(now)} = ${status}`,
     since === undefined ? undefined : gte(wallets.createdAt, since),
     isFrozen ? isFrozenOnly(now) : undefined,
