@@ -1,16 +1,14 @@
 import type { Json } from '../base/parse-json.ts';
+import { invalid, unsupported, wholeNumber } from './field-refusals.ts';
 import { FREE_MEMBERS } from './free-members.ts';
 import {
   CHOICE_COUNT_MAX,
   DROPPED_MEMBERS,
   inputsOf,
-  invalid,
   type Measured,
   type MeasuredFor,
   namedBytes,
   refuseTooDeep,
-  unsupported,
-  wholeNumber,
   withoutNulls,
 } from './measure.ts';
 import { textBytes } from './rendered.ts';
