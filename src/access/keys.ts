@@ -62,12 +62,13 @@ export function listKeys(
   return reads(read).ofAccount.all({ accountId, kind: 'account', before, limit });
 }
 
-const ofAccount = (accountId: string, isValid: boolean) =>
+/** The condition of `countKeys`. */
+const isAccountKey = (accountId: string, isValid: boolean) =>
   and(eq(keys.accountId, accountId), eq(keys.kind, 'account'), isValid ? isNull(keys.revokedAt) : undefined);
 
 /** Counts the account keys of an account, those that were not revoked alone with `isValid`. */
 export function countKeys(read: Reader, accountId: string, isValid = false): number {
-  return Number(read.select({ count: count() }).from(keys).where(ofAccount(accountId, isValid)).get()?.count);
+  return Number(read.select({ count: count() }).from(keys).where(isAccountKey(accountId, isValid)).get()?.count);
 }
 
 /** Returns a part of the keys that `countKeys` counts, newest first. */
@@ -79,7 +80,7 @@ export function sliceKeys(
   return read
     .select()
     .from(keys)
-    .where(ofAccount(accountId, isValid))
+    .where(isAccountKey(accountId, isValid))
     .orderBy(desc(keys.id))
     .limit(limit)
     .offset(from)

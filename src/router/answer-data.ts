@@ -14,7 +14,7 @@ import {
   isPreamble,
 } from './native.ts';
 import { DONE, type SseEvent, type SseRun } from './sse.ts';
-import { type Counts, countsIn, readUsage, usageOf } from './usage.ts';
+import { type Counts, countsIn, findUsage, readUsage } from './usage.ts';
 
 /**
  * The data read from answers and events of model servers: plain, and small for any source, so that another thread can read
@@ -90,7 +90,7 @@ export function readAnswer(bytes: Buffer, api: Api): AnswerData | undefined {
     error: error && answerError(error, json),
     message: messageIn(json),
     isContextFull: tellsFullContext(json),
-    usage: countsIn(usageOf(json)),
+    usage: countsIn(findUsage(json)),
     generatedBytes: isWire(api) ? generatedInAnswer(json) : generatedBytes(json),
   };
 }
@@ -104,7 +104,7 @@ export function readEvent(event: Pick<SseEvent, 'data' | 'parsed'>, api: Api): E
   const { type, message, response, usage, choices, delta } = objectOf(json);
   const isNative = isWire(api);
   const holder = type === 'message_start' ? message : response;
-  const given = isNative ? usage || objectOf(holder).usage : usageOf(json);
+  const given = isNative ? usage || objectOf(holder).usage : findUsage(json);
   return {
     isBeforeAnswer: isNative ? !isNativeEvent(json) || isPreamble(json) : !holdsAnswer(api, json),
     error: error && answerError(error, json),

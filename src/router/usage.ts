@@ -35,7 +35,7 @@ const NO_COUNT = -1;
  * Returns the usage of an answer or a chunk. Moonshot writes it into the last chunk's choice: of several choices, each then has its
  * own. Servers that rank as Cohere does write it into `meta`.
  */
-export function usageOf(answer: unknown): unknown {
+export function findUsage(answer: unknown): unknown {
   const { usage, choices, meta } = objectOf(answer);
   if (usage) return usage;
   if (Array.isArray(choices)) return (choices.length === 1 ? objectOf(choices[0]).usage : undefined) ?? usage;
@@ -77,7 +77,7 @@ export function mergeCounts(earlier: Counts | undefined, later: Counts): Counts 
 }
 
 /**
- * Returns the same for two usages of Anthropic's Messages, where the plain tokens of a prompt are those that its cached and written
+ * Merges two usages of Anthropic's Messages as `mergeCounts` does, where the plain tokens of a prompt are those that its cached and written
  * ones leave. Kimi and QwenCloud count all tokens of a prompt as plain at first, and tell at the end which of them were cached.
  */
 export function mergeMessagesCounts(earlier: Counts | undefined, later: Counts): Counts {
@@ -221,7 +221,7 @@ function withBeside(count: number, beside: number): number {
 
 /** Reads the usage of an answer; undefined unless it reports both the prompt and the completion. */
 export function readUsage(answer: unknown, api: Api): TokenUsage | undefined {
-  const usage = usageIn(usageOf(answer), api);
+  const usage = usageIn(findUsage(answer), api);
   return usage.promptTokens === undefined || usage.completionTokens === undefined ? undefined : (usage as TokenUsage);
 }
 

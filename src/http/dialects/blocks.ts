@@ -209,11 +209,11 @@ export function choiceOf(completion: unknown): Json {
   return Array.isArray(choices) ? objectOf(choices[0]) : {};
 }
 
-/** What z.ai says for reasons to end an answer that chat completions have other words for. */
-const REASONS = new Map<unknown, string>([
+/** z.ai's own reasons to end an answer, and those of chat completions. */
+const FINISH_REASONS = new Map<unknown, string>([
   ['model_context_window_exceeded', 'length'],
   ['sensitive', 'content_filter'],
 ]);
 
 /** Returns the reason why a choice ended, in the words of chat completions. */
-export const reasonOf = ({ finish_reason: reason }: Json): unknown => REASONS.get(reason) ?? reason;
+export const finishReasonOf = ({ finish_reason: reason }: Json): unknown => FINISH_REASONS.get(reason) ?? reason;

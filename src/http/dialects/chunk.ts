@@ -1,5 +1,5 @@
 import type { Json } from '../../base/parse-json.ts';
-import { countsIn, usageOf } from '../../router/usage.ts';
+import { countsIn, findUsage } from '../../router/usage.ts';
 import { choiceOf, textIn } from './blocks.ts';
 import { isObject, objectOf, piecesOf } from './json.ts';
 
@@ -14,7 +14,7 @@ const PART_COUNT_MAX = 10_000;
  */
 export function plainChunks(json: unknown): Json[] {
   const { id, created } = objectOf(json);
-  const usage = usageOf(json);
+  const usage = findUsage(json);
   const { delta, finish_reason, stop_reason } = choiceOf(json);
   const deltas = plainDeltas(objectOf(delta));
   const head = { id: short(id), created: typeof created === 'number' ? created : undefined };

@@ -2,7 +2,7 @@ import type { Json } from '../../base/parse-json.ts';
 import { REFUSALS, type Refusal } from '../../base/refusal.ts';
 import { readUsage, type TokenUsage } from '../../router/usage.ts';
 import { gatewayStatus } from '../openai-error.ts';
-import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader, reasonOf } from './blocks.ts';
+import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader, finishReasonOf } from './blocks.ts';
 import { type Answers, type Dialect, idFrom, type StreamTranslator } from './dialect.ts';
 import { type NamedEvent, textsOf } from './event-texts.ts';
 import { objectOf, parseObject } from './json.ts';
@@ -119,7 +119,7 @@ function eventsFor(event: BlockEvent, seed: string): NamedEvent[] {
 function stopOf(choice: Json, blocks: readonly Block[], stops: readonly string[]) {
   const is = (name: string) => ({ stop_reason: name, stop_sequence: null });
   const { stop_reason: stop } = choice;
-  const reason = reasonOf(choice);
+  const reason = finishReasonOf(choice);
   if (reason === 'length') return is('max_tokens');
   if (reason === 'content_filter' || blocks.some(({ kind }) => kind === 'refusal')) return is('refusal');
   // Some servers name "stop" as the reason for a call, too.

@@ -9,7 +9,7 @@ import {
 } from '../../router/response-events.ts';
 import { readUsage, type TokenUsage } from '../../router/usage.ts';
 import { openAiBody } from '../openai-error.ts';
-import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader, reasonOf } from './blocks.ts';
+import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader, finishReasonOf } from './blocks.ts';
 import { type Answers, type Dialect, idFrom, type StreamTranslator } from './dialect.ts';
 import { type NamedEvent, textsOf } from './event-texts.ts';
 import { given, objectOf, parseObject } from './json.ts';
@@ -145,7 +145,7 @@ function createTranslator(build: ResponseBuilder, special: SpecialTools, seed: s
 }
 
 function stateOf(choice: Json): ResponseState {
-  const reason = reasonOf(choice);
+  const reason = finishReasonOf(choice);
   if (reason === 'length') return { status: 'incomplete', incomplete_details: { reason: 'max_output_tokens' } };
   if (reason === 'content_filter') return { status: 'incomplete', incomplete_details: { reason: 'content_filter' } };
   return { status: 'completed' };
