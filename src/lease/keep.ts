@@ -59,9 +59,9 @@ export async function keepLease(app: LeaseApp, resource: Resource, order: KeepOr
   const now = app.clock.now();
   const { keep, ended, isNew } = await app.ledger.write(changeKeep, { order, now });
   if (ended) app.events.keepEnded(ended);
-  if (keep && isNew && keep.endedAt === null) app.events.keepBegun(keep);
+  if (isNew && keep.endedAt === null) app.events.keepBegun(keep);
   app.wakeAt(now);
-  return { replayed: !isNew && keep !== undefined };
+  return { replayed: !isNew };
 }
 
 /** Returns whether the clock rules out steps: no new hold may be placed, or no expiry is certain. */

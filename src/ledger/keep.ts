@@ -37,7 +37,7 @@ const reads = prepare((read: Reader) => ({
   newest: read
     .select()
     .from(keeps)
-    .where(eq(keeps.resourceId, sql.placeholder('resourceId')))
+    .where(and(eq(keeps.resourceId, sql.placeholder('resourceId')), gt(keeps.extendSeconds, 0)))
     // Not by id: two ids of the same millisecond, or from a clock that was set back, do not sort in the order of creation.
     .orderBy(desc(isNull(keeps.endedAt)), sql`rowid desc`)
     .limit(1)
@@ -56,7 +56,7 @@ export function findKeep(read: Reader, id: string): Keep | undefined {
   return reads(read).byId.get({ id });
 }
 
-/** Returns the keep of a lease: the one that has not ended, else the newest. */
+/** Returns the keep of a lease: the one that has not ended, else the newest that began. */
 export function keepOf(read: Reader, resourceId: string): Keep | undefined {
   return reads(read).newest.get({ resourceId });
 }
@@ -70,13 +70,13 @@ export type KeepOrder = Pick<
   Keep,
   'walletId' | 'resourceId' | 'idempotencyKey' | 'fingerprint' | 'requestId' | 'tags' | 'extendSeconds' | 'maxSeconds'
 >;
-/** `ended` is the keep that this one replaced or ended. */
-type KeepChange = { keep: Keep | undefined; ended: Keep | undefined; isNew: boolean };
+/** `keep` is the row of the order; `ended` is the keep that it replaced or ended. */
+type KeepChange = { keep: Keep; ended: Keep | undefined; isNew: boolean };
 
 type ChangeKeep = { order: KeepOrder; now: number };
 /**
- * Begins to keep a lease and ends its earlier keep, if any; with `extendSeconds` 0 it only ends that one. A repetition with
- * the same key and body changes nothing. Throws `idempotency_conflict`, `wallet_closed`, `wallet_expired`,
+ * Begins to keep a lease and ends its earlier keep, if any; with `extendSeconds` 0 it only ends that one, and has a row for its
+ * key alone. A repetition with the same key and body changes nothing. Throws `idempotency_conflict`, `wallet_closed`, `wallet_expired`,
  * `resource_not_active` and `read_only`.
  */
 export const changeKeep = defineWrite('keep.change', (tx, { order, now }: ChangeKeep): KeepChange => {
@@ -92,7 +92,6 @@ export const changeKeep = defineWrite('keep.change', (tx, { order, now }: Change
     active?.endedAt === null
       ? endKeep.run(tx, { id: active.id, reason: isEnd ? 'requested' : 'replaced', message: null, now })
       : undefined;
-  if (isEnd) return { keep: ended, ended, isNew: ended !== undefined };
   const row = withChecksum(keeps, {
     ...order,
     id: newId('keep'),
@@ -101,8 +100,8 @@ export const changeKeep = defineWrite('keep.change', (tx, { order, now }: Change
     cpuSource: null,
     waiting: null,
     createdAt: now,
-    endedAt: null,
-    endReason: null,
+    endedAt: isEnd ? now : null,
+    endReason: isEnd ? 'requested' : null,
     endMessage: null,
   });
   tx.insert(keeps).values(row).run();

@@ -66,7 +66,7 @@ const REFUSED: [check: string, table: Table, row: Row][] = [
   ['reversal_kind', 'reversal', { ...REVERSAL, kind: 'gift' }],
   ['reversal_state', 'reversal', { ...REVERSAL, state: 'asleep' }],
   ['reversal_amount', 'reversal', { ...REVERSAL, amount_cents: -1 }],
-  ['keep_step', 'keep', { ...KEEP, extend_seconds: 0 }],
+  ['keep_step', 'keep', { ...KEEP, extend_seconds: -1 }],
   ['keep_bought', 'keep', { ...KEEP, bought_seconds: -1 }],
   ['keep_bought', 'keep', { ...KEEP, bought_seconds: 601 }],
   ['keep_ended', 'keep', { ...KEEP, ended_at: 2 }],

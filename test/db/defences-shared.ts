@@ -217,10 +217,17 @@ export const PLAIN = {
 };
 export type Table = keyof typeof PLAIN;
 
+type Insert = (table: string, row: Row) => void;
+
 /** Opens a database with the account alone, and returns a function that inserts a row. */
-export function openSchema(t: TestContext): { client: Client; insert: (table: string, row: Row) => void } {
+export function openSchema(t: TestContext): { client: Client; insert: Insert } {
   const { client } = openDatabase(join(temporaryDirectory(t), 'purser.db'), { migrate: true });
   t.after(() => client.close());
+  return { client, insert: insertInto(client) };
+}
+
+/** Adds the account to an empty database, and returns a function that inserts a row. */
+export function insertInto(client: Client): Insert {
   const insert = (table: string, plain: Row) => {
     const row = table === 'entry' ? plain : { ...plain, seal: 0 }; // Whether it fits is for `verify` to say.
     const names = Object.keys(row);
@@ -228,10 +235,11 @@ export function openSchema(t: TestContext): { client: Client; insert: (table: st
   };
   insert('master_key', { id: 'mk_1', created_at: 1 });
   insert('account', ACCOUNT);
-  return { client, insert };
+  return insert;
 }
+
 /** What a row needs beside the account. */
-export function prepareFor(table: Table, insert: (table: string, row: Row) => void): void {
+export function prepareFor(table: Table, insert: Insert): void {
   if (['operation', 'resource', 'learned_bound', 'wallet_change', 'keep', 'sandbox', 'snapshot'].includes(table))
     insert('wallet', WALLET);
   if (['resource', 'learned_bound', 'keep', 'sandbox', 'snapshot'].includes(table)) insert('operation', OPERATION);

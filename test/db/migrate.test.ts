@@ -21,6 +21,7 @@ import { knownMigrations, migrate, pendingMigrations } from '../../src/db/migrat
 import { openDatabase } from '../../src/db/open.ts';
 import * as schema from '../../src/db/schema.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
+import { insertInto, KEEP, prepareFor } from './defences-shared.ts';
 
 const ROOT = fileURLToPath(new URL('../../', import.meta.url));
 const ACCOUNT = `insert into account
@@ -198,6 +199,24 @@ test('what stood in a table that a migration makes anew stands there still, with
   );
   assert.throws(() => client.exec('delete from funding'), /fundings are kept/);
   assert.throws(() => client.exec('update funding set amount_cents = 6'), /fundings are final/);
+});
+
+test('keeps stand in their order, and are counted, after the migration that makes their table anew', (t) => {
+  const client = openRaw(t, newFile(t));
+  const all = knownMigrations();
+  const before = all.findIndex((it) => it.sql.includes('__new_keep'));
+  migrate(client, all.slice(0, before));
+  const insert = insertInto(client);
+  prepareFor('keep', insert);
+  const ended = { ended_at: 2, end_reason: 'requested' };
+  for (const [i, id] of ['keep_2', 'keep_1', 'keep_3'].entries())
+    insert('keep', { ...KEEP, ...(i < 2 ? ended : {}), id, idempotency_key: id });
+  const rows = () => client.prepare('select * from keep order by rowid').all();
+  const old = rows();
+  migrate(client, all.slice(before));
+  assert.deepEqual(rows(), old);
+  insert('keep', { ...KEEP, ...ended, id: 'keep_4', idempotency_key: 'end', extend_seconds: 0, max_seconds: 0 });
+  assert.equal(client.prepare("select row_count from tally where table_name = 'keep'").pluck().get(), 4);
 });
 
 test('a migration that fails half-way leaves no change', (t) => {

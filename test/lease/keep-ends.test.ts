@@ -124,3 +124,21 @@ test('an extension by hand while the machine is measured makes the step needless
   await purser.pass(60, 1);
   assert.equal((await purser.now()).keep.bought_seconds, STEP, 'it goes on at the new end');
 });
+
+test('an order to end a keep has one effect: its repetition ends no keep that began after it', async (t) => {
+  const purser = await openKept(t);
+  const end = (body = {}) => purser.keep({ extend_seconds: 0, max_seconds: undefined, ...body }, 'end');
+  const before = await end();
+  assert.deepEqual([before.status, before.body.keep], [200, undefined], 'there is none yet');
+  for (const key of ['first', 'second']) {
+    await purser.keep({}, key);
+    const again = await end();
+    assert.deepEqual([again.status, again.body.keep.state], [200, 'active'], again.text);
+    assert.equal(again.headers['idempotent-replayed'], 'true');
+    const ended = await purser.keep({ extend_seconds: 0, max_seconds: undefined }, `end of ${key}`);
+    assert.deepEqual([ended.body.keep.state, ended.body.keep.extend_seconds], ['ended', STEP], 'as it was');
+  }
+  const other = await end({ max_seconds: 60 });
+  assert.deepEqual([other.status, other.body.error.code], [409, 'idempotency_conflict']);
+  assert.deepEqual(purser.problems(), []);
+});

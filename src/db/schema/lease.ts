@@ -98,7 +98,7 @@ export const keeps = sqliteTable(
     requestId: text('request_id').notNull(),
     /** The tags of the request as JSON, for each of its operations. */
     tags: text(),
-    /** The length of a step, and the most that all steps may buy together. */
+    /** The length of a step, and the most that all steps may buy together; both 0 for an order that only ended the one before it. */
     extendSeconds: count('extend_seconds').notNull(),
     maxSeconds: count('max_seconds').notNull(),
     /** The seconds that its charged operations have bought. */
@@ -121,7 +121,7 @@ export const keeps = sqliteTable(
     uniqueIndex('keep_active').on(t.resourceId).where(sql`${t.endedAt} is null`),
     uniqueIndex('keep_operation').on(t.operationId).where(sql`${t.operationId} is not null`),
     index('keep_resource').on(t.resourceId, t.id),
-    check('keep_step', sql`${t.extendSeconds} > 0`),
+    check('keep_step', sql`${t.extendSeconds} >= 0`),
     check('keep_bought', sql`${t.boughtSeconds} >= 0 and ${t.boughtSeconds} <= ${t.maxSeconds}`),
     check('keep_ended', sql`(${t.endedAt} is not null) = (${t.endReason} is not null)`),
   ],
