@@ -3,7 +3,7 @@ import { decideOperation } from '../lease/extension.ts';
 import { countOperations, searchOperations } from '../ledger/operation-search.ts';
 import { OPERATION_FILTERS, operationFilter, operationRecord } from '../wire/operation.ts';
 import { command, Id, PAGE, Reason } from './command.ts';
-import { limitedTo, operationWith } from './find.ts';
+import { limitedTo, operationWith, periodOf } from './find.ts';
 
 export const operations = {
   /**
@@ -24,7 +24,7 @@ export const operations = {
         ...operationFilter(filters),
         ...limitedTo(read, { wallet, account }),
         ...(uncertain && { state: 'uncertain' as const }),
-        ...{ since, until },
+        ...periodOf({ since, until }),
       };
       const first = uncertain ? 'oldest' : 'newest';
       const after = before === undefined ? undefined : operationWith(read, before).id;

@@ -5,7 +5,7 @@ import { SPEND_BY, type SpendScope, sumSpending } from '../ledger/spending.ts';
 import { findWallet } from '../ledger/wallet.ts';
 import { spendBody } from '../wire/spend.ts';
 import { command, Id, type OperatorApp } from './command.ts';
-import { accountWith, walletWith } from './find.ts';
+import { accountWith, periodOf, walletWith } from './find.ts';
 
 const Time = v.optional(v.pipe(v.number(), v.safeInteger(), v.minValue(0)));
 
@@ -21,7 +21,7 @@ export const spend = {
     }),
     async (app, { wallet, account, ...order }) => {
       const scope = scopeOf(app, wallet, account);
-      const body = spendBody(await sumSpending(app.ledger.read, { ...order, scope }));
+      const body = spendBody(await sumSpending(app.ledger.read, { ...order, ...periodOf(order), scope }));
       const nameOf = (id: string) => {
         if (order.by === 'wallet') return findWallet(app.ledger.read, id)?.name;
         return order.by === 'account' ? findAccount(app.ledger.read, id)?.name : undefined;

@@ -36,6 +36,11 @@ test('spend, status, lists and the timeline as an operator types them', async (t
     await type('spend', '--by', 'tag', '--csv'),
     'key,operations,prompt_tokens,completion_tokens,charged_usd\n,1,10,5,0.01\n"team==1+1,""x""",1,10,5,0.00012\n',
   );
+  for (const sums of [['spend'], ['operation', 'list']])
+    await assert.rejects(type(...sums, '--since', '2026-03-02', '--until', '2026-03-01'), {
+      code: 2,
+      stderr: /since must be before until/,
+    });
   assert.match(
     await type('spend', '--by', 'wallet'),
     /^WALLET +NAME .*\n.*agent-7 +2 +20 +10 +0\.01012\ntotal .*0\.01012$/m,
