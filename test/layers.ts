@@ -35,8 +35,8 @@ function reaches(file: string, wanted: ReadonlySet<string>, seen = new Set<strin
   return imports(file).some((it) => it.startsWith('test/') && existsSync(it) && reaches(it, wanted, seen));
 }
 
-/** The helpers that start the executable, ask for components, and load the vocabularies of five real models. */
-const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.ts', 'test/helper/tokenizers.ts']);
+/** The helpers that start the executable and ask for components. */
+const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.ts']);
 
 /** Returns whether a file of the gate needs no build and starts at once: `npm run test:fast`. */
 export const isFast = (file: string): boolean => layerOf(file) === 'gate' && !reaches(file, NEEDS_MORE);
@@ -48,26 +48,31 @@ export const hasLength = (file: string): boolean =>
     (imports(file).includes('test/helper/random.ts') && /\blength\(\d/.test(readFileSync(file, 'utf8'))));
 
 /** More groups than concurrent processes, so that no group runs alone for long. */
-const GROUP_COUNTS = { fast: 14, other: 8 };
+const GROUP_COUNTS = { fast: 8, other: 5 };
 
 /** The slowest files: each begins one of the first groups, so that none is left to the end. */
 const FIRST = [
   'test/ledger/serving.test.ts',
   'test/recovery/restore.test.ts',
+  'test/lease/death.test.ts',
+  'test/wallet/children.test.ts',
   'test/chat/stream-faults.test.ts',
-  'test/tracing/tracing.test.ts',
-  'test/http/ports-deaf.test.ts',
-  'test/ui/live.test.ts',
-  'test/ui/older.test.ts',
+  'test/compute/local.test.ts',
   'test/billing/payment-poller.test.ts',
+  'test/lease/many.test.ts',
+  'test/tracing/tracing.test.ts',
+  'test/lease/snapshot.test.ts',
+  'test/http/ports-deaf.test.ts',
   'test/compute/kubernetes-faults.test.ts',
+  'test/compute/ssh-machine.test.ts',
+  'test/ledger/missing-rows.test.ts',
+  'test/db/lock.test.ts',
+  'test/ui/older.test.ts',
   'test/executable/wallet-env.test.ts',
-  'test/executable/terminal.test.ts',
   'test/executable/canary.test.ts',
-  'test/router/rendered.test.ts',
-  'test/executable/clients-page.test.ts',
+  'test/executable/data-directory.test.ts',
+  'test/executable/terminal.test.ts',
   'test/executable/kill.test.ts',
-  'test/executable/doctor.test.ts',
 ];
 
 const importOf = (file: string) => `import '${pathToFileURL(file)}';\n`;
