@@ -42,7 +42,7 @@ const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.
 export const isFast = (file: string): boolean => layerOf(file) === 'gate' && !reaches(file, NEEDS_MORE);
 
 /** Returns whether a file has walks, lists or properties that the soak makes longer. */
-export const hasLength = (file: string): boolean =>
+const hasLength = (file: string): boolean =>
   layerOf(file) !== 'soak' &&
   (imports(file).includes('test/helper/property.ts') ||
     (imports(file).includes('test/helper/random.ts') && /\blength\(\d/.test(readFileSync(file, 'utf8'))));
@@ -131,4 +131,26 @@ export function engineGroups(all: readonly string[], directory: string): string[
     return Array.from({ length: count }, (_, part) => files.filter((_, i) => i % count === part).map(importOf));
   });
   return writeGroups(parts, 'engines', directory);
+}
+
+/** The slowest files of the soak: they start first, so that none is left to the end. */
+const LONG = [
+  'test/executable/walk.soak.test.ts',
+  'test/agents/agents.soak.test.ts',
+  'test/executable/abuse.soak.test.ts',
+  'test/http/long-turns.soak.test.ts',
+  'test/http/long-answers.soak.test.ts',
+  'test/executable/image-fetched.soak.test.ts',
+  'test/torture/torture.soak.test.ts',
+  'test/power/power-cut.soak.test.ts',
+  'test/executable/kill-leases.soak.test.ts',
+  'test/executable/every-step.soak.test.ts',
+  'test/lease/death.soak.test.ts',
+];
+
+/** Returns the files of the soak: its own, and those of the other layers that it makes longer. */
+export function soakFiles(): string[] {
+  const all = allFiles();
+  for (const file of LONG) assert(all.includes(file), `${file} is missing`);
+  return [...new Set([...LONG, ...all.filter((it) => layerOf(it) === 'soak' || hasLength(it))])];
 }

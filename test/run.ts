@@ -7,7 +7,7 @@ import { inspect } from 'node:util';
 import { missingComponents, openTally, type TestEvent } from './helper/closing.ts';
 import { openRunDirectory, processorSeconds } from './helper/run-directory.ts';
 import { endStuck } from './helper/stuck.ts';
-import { allFiles, engineGroups, grouped, hasLength, isFast, layerOf } from './layers.ts';
+import { allFiles, engineGroups, grouped, isFast, layerOf, soakFiles } from './layers.ts';
 
 const filesOf = (layer: string) => allFiles().filter((it) => layerOf(it) === layer);
 
@@ -37,8 +37,8 @@ const LAYERS: Record<string, Layer> = {
     minutesMax: 40,
   },
   soak: {
-    files: () => [...filesOf('soak'), ...allFiles().filter(hasLength)],
-    concurrency: 4,
+    files: soakFiles,
+    concurrency: 5,
     minutesMax: 240,
     env: { PURSER_TEST_SOAK: '1' },
   },
