@@ -57,6 +57,11 @@ test('what squeue says is read to the letter or not at all', () => {
   assert.throws(() => parseJobs('MARK|12|RUNNING|7|1000|2000|N/A|NoneMARK|cut off', 'MARK'));
 });
 
+test('a job that may run is not gone: another cluster of a federation runs one that is revoked here', () => {
+  const [job] = parseJobs('MARK|12|REVOKED|7|1000|2000|N/A|NoneMARK|x\n', 'MARK');
+  assert.equal(job?.state, 'ended', 'it still has to be cancelled');
+});
+
 test('why a job waits is said in plain words that name nothing', () => {
   const node = 'Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions';
   for (const [reason, words] of [

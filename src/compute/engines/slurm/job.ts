@@ -115,6 +115,8 @@ const STATES: Record<string, Machine['state'] | 'gone'> = {
   SUSPENDED: 'running',
   COMPLETING: 'ended',
   STAGE_OUT: 'ended',
+  // Another cluster of the federation has started it, where Purser reaches nothing. This one passes a cancellation on.
+  REVOKED: 'ended',
   BOOT_FAIL: 'gone',
   CANCELLED: 'gone',
   COMPLETED: 'gone',
@@ -125,7 +127,6 @@ const STATES: Record<string, Machine['state'] | 'gone'> = {
   OUT_OF_MEMORY: 'gone',
   PREEMPTED: 'gone',
   RECONFIG_FAIL: 'gone',
-  REVOKED: 'gone',
   TIMEOUT: 'gone',
 };
 

@@ -62,8 +62,8 @@ export function openSlurmBackend(
   async function destroy(ref: string): Promise<void> {
     const job = await jobs.look(ref);
     free.forget();
-    if (!job || job.state === 'ended') return; // Slurm is ending it: processes that remain are killed after its KillWait.
-    await jobs.cancel(job.id);
+    // Where Slurm is ending it already, this changes nothing: processes that remain are killed after its KillWait.
+    if (job) await jobs.cancel(job.id);
   }
 
   return {
