@@ -110,6 +110,43 @@ test('a virtual machine that its guest has brought down is there until its end, 
   assert.deepEqual(await fake.backend.find(TAG), [{ ref: REF, state: 'running' }]);
 });
 
+/** A server that finds no instance: LXD says so as well where a certificate may not see the project (its docs, authorization). */
+const withoutInstances =
+  (project: Answer): Respond =>
+  (method, path) => {
+    if (path === '/1.0') return sync(SERVER);
+    if (path.startsWith('/1.0/projects/')) return project;
+    return path.startsWith('/1.0/instances?') && method === 'GET' ? sync([]) : refusal(404, 'Not Found');
+  };
+
+test('a machine is gone only where the server shows its project', async (t) => {
+  const { backend, asked } = await openFake(t, withoutInstances(sync({ config: {} })));
+  assert.equal(await backend.inspect(REF), undefined);
+  assert.deepEqual(await backend.find(TAG), []);
+  assert.equal(await snapshotsOf({ backend }).find(SNAPSHOT), undefined);
+  await backend.destroy(REF);
+  assert.ok(asked.some((it) => it === 'GET /1.0/projects/default'));
+  for (const hidden of [refusal(404, 'Not Found'), refusal(403, 'Forbidden'), refusal(500, 'no')]) {
+    const other = await openFake(t, withoutInstances(hidden));
+    await assert.rejects(other.backend.inspect(REF));
+    await assert.rejects(other.backend.find(TAG));
+    await assert.rejects(async () => snapshotsOf(other).find(SNAPSHOT));
+  }
+});
+
+test('a create whose rights are taken in the middle is unknown', async (t) => {
+  let isMade = false;
+  const fake = await openFake(t, (method, path) => {
+    if (path === '/1.0') return sync({ ...SERVER, environment: { ...SERVER.environment, server_clustered: false } });
+    if (path.startsWith('/1.0/resources')) return sync(RESOURCES);
+    if (path.startsWith('/1.0/instances?')) return sync([]);
+    if (method !== 'POST' || isMade) return refusal(404, 'Not Found');
+    isMade = true;
+    return sync(operation(200));
+  });
+  assert.equal((await fake.backend.create(await order(fake))).kind, 'unknown');
+});
+
 const SNAPSHOT = `${LXD_PREFIX}snap-fake`;
 const KEPT = nameOf(SNAPSHOT).replace('purser-', 'purser-snapshot-');
 const kept = (change: object = {}) => instance({ name: KEPT, status_code: 102, status: 'Stopped', ...change });
@@ -128,6 +165,7 @@ const keeping = (it: object): Respond => {
     if (path === '/1.0') return sync(SERVER);
     if (path.startsWith('/1.0/instances?')) return sync([it]);
     if (path === `/1.0/instances/${KEPT}`) return sync(it);
+    if (path.startsWith('/1.0/projects/')) return sync({});
     return path.startsWith('/1.0/resources')
       ? sync(RESOURCES)
       : path.startsWith('/1.0/cluster')
@@ -135,7 +173,8 @@ const keeping = (it: object): Respond => {
         : refusal(404, 'not found');
   };
 };
-const snapshotsOf = ({ backend }: Awaited<ReturnType<typeof openFake>>) => backend.guest.snapshots as Snapshots;
+const snapshotsOf = ({ backend }: Pick<Awaited<ReturnType<typeof openFake>>, 'backend'>) =>
+  backend.guest.snapshots as Snapshots;
 
 test('a snapshot whose member does not answer is neither there nor gone', async (t) => {
   const snapshots = snapshotsOf(await openFake(t, keeping(kept({ config: null, status_code: 112, status: 'Error' }))));

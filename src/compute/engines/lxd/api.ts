@@ -66,6 +66,7 @@ type CallOptions = { headers?: Record<string, string>; milliseconds?: number; by
 /** The HTTP API of LXD and Incus, in one project. A call that throws anything but a refusal may have been received. */
 export type LxdApi = {
   socket: string;
+  project: string;
   /** Makes one call. Throws LxdRefusal and LxdUnreachable. A Buffer is sent as it is, anything else as JSON. */
   ask<T>(method: LxdMethod, path: string, body?: object, options?: CallOptions): Promise<T>;
   /**
@@ -77,6 +78,11 @@ export type LxdApi = {
   readFile(path: string, bytesMax: number): Promise<Buffer | undefined>;
   /** Waits for the end of an operation, whatever its duration and its outcome. */
   wait(id: string, signal?: AbortSignal): Promise<LxdOperation>;
+  /**
+   * Throws unless the server shows the project. Of one that the certificate may not see, or that is not there, LXD answers that
+   * its instances are not found: that proves nothing.
+   */
+  confirmProject(): Promise<void>;
   /** Connects to one of the WebSockets of an operation. */
   connect(operation: string, secret: string): Promise<MessageStream>;
   /** Opens a connection that continues in another protocol. */
@@ -150,6 +156,7 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
 
   return {
     socket,
+    project,
     ask,
     close: () => pool.close(),
 
@@ -183,6 +190,11 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
         if (hasEnded(operation)) return operation;
         signal?.throwIfAborted();
       }
+    },
+
+    async confirmProject() {
+      if (await orAbsent(ask('GET', `/1.0/projects/${encodeURIComponent(project)}`))) return;
+      throw new Error(`${socket}: there is no project ${project}, or Purser's certificate may not see it`);
     },
 
     upgrade,

@@ -70,7 +70,7 @@ export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instance
   /** Puts the watchdog and the tenant's directory into an instance that has not started, and starts it. */
   async function start(ref: Ref, secrets: SecretsOrder | undefined, isFromSnapshot: boolean): Promise<Created> {
     try {
-      const instance = await instances.look(ref);
+      const instance = await instances.confirmed(ref);
       if (!instance) return refused('The machine was removed before it started', ref);
       if (!isMachine(instance)) {
         await prepare(instance);
@@ -127,7 +127,7 @@ export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instance
   /** Removes an instance and its keeper. Returns whether both are gone. */
   async function removed(ref: Ref): Promise<boolean> {
     await instances.remove(ref);
-    if (await instances.look(ref)) return false;
+    if (await instances.confirmed(ref)) return false;
     if (await keepers.look(ref)) await keepers.remove(ref);
     return !(await keepers.look(ref));
   }

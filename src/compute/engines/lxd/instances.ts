@@ -17,7 +17,10 @@ export function createInstances(lxd: LxdApi, restartMilliseconds = RESTART_MILLI
   /** Those that are virtual machines, and those that are not, as they were seen. */
   const machines = new Map<Ref, boolean>();
 
-  /** Returns the instance of a reference; undefined when the server confirms that there is none. */
+  /**
+   * Returns the instance of a reference; undefined when the server says that there is none, which proves that only in a project that
+   * can be seen (`confirmed`).
+   */
   async function look(ref: Ref): Promise<LxdInstance | undefined> {
     try {
       const instance = await lxd.ask<LxdInstance>('GET', `/1.0/instances/${ref}`);
@@ -32,11 +35,18 @@ export function createInstances(lxd: LxdApi, restartMilliseconds = RESTART_MILLI
     }
   }
 
-  /** Looks at an instance, as `look` does. A virtual machine counts as off only once it has not been started again for a while. */
+  /** Looks at an instance, as `look` does. Throws where an absence is not proven. */
+  async function confirmed(ref: Ref): Promise<LxdInstance | undefined> {
+    const instance = await look(ref);
+    if (!instance) await lxd.confirmProject();
+    return instance;
+  }
+
+  /** Looks at an instance, as `confirmed` does. A virtual machine counts as off only once it has not been started again for a while. */
   async function settled(ref: Ref): Promise<LxdInstance | undefined> {
     const until = performance.now() + restartMilliseconds;
     for (;;) {
-      const instance = await look(ref);
+      const instance = await confirmed(ref);
       const mayRestart = instance && isMachine(instance) && stateOf(instance) === 'ended';
       if (!mayRestart || performance.now() > until) return instance;
       await sleep(RESTART_POLL_MILLISECONDS);
@@ -79,6 +89,7 @@ export function createInstances(lxd: LxdApi, restartMilliseconds = RESTART_MILLI
 
   return {
     look,
+    confirmed,
     settled,
     list,
     remove,

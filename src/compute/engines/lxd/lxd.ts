@@ -131,7 +131,7 @@ export function openLxdBackend(
   }
 
   async function find(tag: string): Promise<Machine[]> {
-    const instance = await instances.look(nameOf(tag));
+    const instance = await instances.confirmed(nameOf(tag));
     if (!instance && (await keepers.look(nameOf(tag)))) return [{ ref: nameOf(tag), state: 'ended' }];
     return instance && claimIn(instance).tag === tag ? [{ ref: instance.name, state: stateOf(instance) }] : [];
   }

@@ -48,7 +48,7 @@ function snapshotTag({ name, config }: LxdInstance): string | undefined {
   return tag !== undefined && namesOf(tag).includes(name) ? tag : undefined;
 }
 
-/** Returns the instance of a snapshot that was taken whole; undefined when the server confirms that there is none. */
+/** Returns the instance of a snapshot that was taken whole; undefined when the server says that there is none. */
 export async function lookAtSnapshot(instances: LxdInstances, tag: string): Promise<LxdInstance | undefined> {
   const instance = await instances.look(snapshotName(tag));
   if (instance && !instance.config) throw new Error(`LXD does not say the configuration of ${instance.name}`);
@@ -193,6 +193,7 @@ export function createLxdSnapshots(
 
     async find(tag) {
       const instance = await lookAtSnapshot(instances, tag);
+      if (!instance) await lxd.confirmProject();
       return instance && sizeIn(instance.config?.[BYTES_KEY], instance.name);
     },
 
