@@ -379,6 +379,29 @@ test('kubernetes: reconcile only looks, and leaves a deadline that is to be set 
   assert.equal(rearmOf(fake)[0], false);
 });
 
+test('kubernetes: a lease whose namespace is not that of the settings is unreachable, never gone', async (t) => {
+  const { fake, settings } = await openBench(t);
+  const cluster: KubernetesFault = (response) => response.end(JSON.stringify({ metadata: { uid: 'cluster' } }));
+  fake.fault(isCall('GET', /namespaces\/kube-system$/), cluster, Number.POSITIVE_INFINITY);
+  const compute = { provider_one: settings };
+  const purser = await openWith(t, 'unix:///nowhere/docker.sock', 'busybox', { settings: { compute } });
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  const turnTo = async (namespace: string) => {
+    const file = join(purser.directory, 'purser.yaml');
+    writeFileSync(file, readFileSync(file, 'utf8').replace(/namespace: .*/, `namespace: ${namespace}`));
+    await purser.reopen();
+    purser.clock.advance(61);
+    await purser.app.reaper.runOnce();
+    return purser.run('resource.list', {});
+  };
+  assert.match((await turnTo('others')).resources[0]?.last_error ?? '', /unreachable: /);
+  assert.equal(jobsOf(fake), 1);
+  assert.equal((await turnTo(NAMESPACE)).resources[0]?.last_error, null);
+  assert.equal((await purser.stop(token, id)).body.status, 'stopped');
+  assert.equal(jobsOf(fake), 0);
+});
+
 test('kubernetes: a deadline that the watchdog does not take is not sold', async (t) => {
   const { fake, backend, tag } = await openMachine(t);
   const before = (await backend.inspect(tag))?.deadline as number;

@@ -103,7 +103,7 @@ export function openKubernetesBackend(
 
   return {
     name: 'kubernetes',
-    identity: () => clusterIdentity(api),
+    identity: () => clusterIdentity(api, settings.namespace),
     absence: { lists: 2, apartSeconds: 10 },
     create: maker.create,
     inspect,
