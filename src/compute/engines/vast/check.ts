@@ -1,6 +1,6 @@
 import type { CheckFinding, Offer } from '../../backend.ts';
 import { finding } from '../../finding.ts';
-import type { VastAnswer, VastApi } from './api.ts';
+import type { VastAnswer } from './api.ts';
 import { numberOf } from './offers.ts';
 
 /** A label that no instance of Purser has, so that the list is empty. */
@@ -8,13 +8,13 @@ const NO_LABEL = 'purser-doctor-looks';
 
 /** Checks what the account must be able to do before a machine can be rented. Rents nothing: that would cost money. */
 export async function checkVast(
-  api: VastApi,
+  readAccount: () => Promise<VastAnswer>,
   list: (label: { eq: string }) => Promise<unknown[]>,
   offers: () => Promise<Offer[]>,
 ): Promise<CheckFinding[]> {
   let account: VastAnswer | undefined;
   const key = await finding('key', async () => {
-    account = await explained(() => api.read('account', 'GET', '/api/v0/users/current'));
+    account = await explained(readAccount);
     if (account.status === 200) return 'Vast accepts it';
     if (account.status === 403) return 'Vast accepts it; it may not read the account (user_read)';
     throw new Error(complaint(account.words));

@@ -2,6 +2,7 @@ import type { Backend, Extended, Machine, Owned, SpecThree } from '../../backend
 import { separateChannels } from '../../kit/channel.ts';
 import { beginOnChannel, LOGIN_SHELL } from '../../kit/ssh-program.ts';
 import { createGuest } from '../../machine/guest.ts';
+import { createAccount } from './account.ts';
 import { openVastApi, type Spacing, VAST_SPACING, VAST_TIME_LIMITS, type VastTimeLimits } from './api.ts';
 import { checkVast } from './check.ts';
 import { createCreate } from './create.ts';
@@ -33,6 +34,7 @@ export function openVastBackend(
   { leases, now, spacing = VAST_SPACING, timeLimits = VAST_TIME_LIMITS }: VastOptions,
 ): Backend {
   const api = openVastApi(settings.base_url, settings.api_key.reveal(), { spacing, timeLimits });
+  const account = createAccount(api, settings.base_url);
   const catalogue = createVastOffers(settings, api, now);
   const instances = createInstances(api);
   const rentals = createRentals(leases);
@@ -94,7 +96,7 @@ export function openVastBackend(
 
   return {
     name: 'vast',
-    identity: async () => `account at ${settings.base_url}`, // There is one, wherever Purser runs.
+    identity: account.identity,
     absence: { lists: 2, apartSeconds: 60 },
     offers: catalogue.offers,
     quote: (spec) => catalogue.quote(spec as SpecThree),
@@ -126,7 +128,7 @@ export function openVastBackend(
         loginShell: LOGIN_SHELL,
       },
     ),
-    doctor: { check: () => checkVast(api, instances.list, catalogue.offers), trial: 'costs_money' },
+    doctor: { check: () => checkVast(account.read, instances.list, catalogue.offers), trial: 'costs_money' },
     close: () => api.close(),
   };
 }
