@@ -85,19 +85,26 @@ async function step(app: LeaseApp, row: Snapshot): Promise<Snapshot> {
     return row;
   }
   if (state === 'deleting' && leaseFrom(app.ledger.read, row.id) !== undefined) return note(app, row, WATCH_SECONDS);
-  const { finding, ...seen } = await observe(app, row);
+  const { finding, engine, ...seen } = await observe(app, row);
+  if (engine !== undefined) return note(app, row, 0, null, { engine });
   return SNAPSHOT_ACTIONS[state][finding]({ app, row, ...seen });
 }
+
+type SnapshotLook = {
+  bytes: number | undefined;
+  /** The engine that has it, if it is not the one in the row; null where it reports none. */
+  engine?: string | null;
+};
 
 /** Asks the engine that has the snapshot: only that one proves an absence. */
 async function observe(
   app: LeaseApp,
   row: Snapshot,
-): Promise<Pick<ObservedSnapshot, 'bytes' | 'error'> & { finding: SnapshotFinding }> {
+): Promise<Pick<ObservedSnapshot, 'bytes' | 'error'> & Pick<SnapshotLook, 'engine'> & { finding: SnapshotFinding }> {
   try {
     if (row.status === 'taking') await letRun(app, row);
-    const bytes = await look(app, row);
-    return { finding: bytes === undefined ? 'absent' : 'there', bytes: bytes ?? 0, error: undefined };
+    const { bytes, ...moved } = await look(app, row);
+    return { ...moved, finding: bytes === undefined ? 'absent' : 'there', bytes: bytes ?? 0, error: undefined };
   } catch (error) {
     return { finding: 'unreachable', bytes: 0, error: error as Error };
   }
@@ -121,22 +128,29 @@ export async function letRun(app: LeaseApp, row: Snapshot): Promise<void> {
   });
 }
 
-async function look(app: LeaseApp, row: Snapshot): Promise<number | undefined> {
+/** Looks for a snapshot. One that another engine has exists there, as one that was renamed; none is removed from another. */
+async function look(app: LeaseApp, row: Snapshot): Promise<SnapshotLook> {
   const { backend, snapshots } = engineOfSnapshot(app, row);
   const { tag } = row;
-  const { engine, seen } = await lookAt(backend, async (engine) => {
-    if ((engine ?? null) !== row.engine) return undefined;
-    if (row.status === 'deleting') await snapshots.remove(tag);
+  const isOwn = (engine: string | undefined) => (engine ?? null) === row.engine;
+  const { engine, seen: bytes } = await lookAt(backend, async (engine) => {
+    if (row.status === 'deleting' && isOwn(engine)) await snapshots.remove(tag);
     return snapshots.find(tag);
   });
-  if ((engine ?? null) !== row.engine)
+  if (isOwn(engine)) return { bytes };
+  if (bytes === undefined)
     throw new Error(`it is on another engine (${row.engine}) than the one that answers now (${engine})`);
-  return seen;
+  return { bytes, engine: engine ?? null };
 }
 
 /** Schedules the next step. */
-const note = ({ ledger, clock }: LeaseApp, { id }: Snapshot, seconds: number, lastError: string | null = null) =>
-  ledger.write(noteSnapshot, { id, change: { dueAt: clock.now() + seconds, attempts: 0, lastError } });
+const note = (
+  { ledger, clock }: LeaseApp,
+  { id }: Snapshot,
+  seconds: number,
+  lastError: string | null = null,
+  moved: Pick<SnapshotLook, 'engine'> = {},
+) => ledger.write(noteSnapshot, { id, change: { ...moved, dueAt: clock.now() + seconds, attempts: 0, lastError } });
 
 // The actions, in the order of the table.
 

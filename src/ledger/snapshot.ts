@@ -209,7 +209,7 @@ function update(tx: Tx, id: string, change: SnapshotChange): Snapshot {
   return tx.update(snapshots).set(after).where(eq(snapshots.id, id)).returning().get();
 }
 
-type ChangeSnapshot = { id: string; change: Pick<SnapshotChange, 'dueAt' | 'attempts' | 'lastError'> };
+type ChangeSnapshot = { id: string; change: Pick<SnapshotChange, 'engine' | 'dueAt' | 'attempts' | 'lastError'> };
 /** Notes how a step went, and when the next one is due. */
 export const noteSnapshot = defineWrite('snapshot.note', (tx, { id, change }: ChangeSnapshot) =>
   update(tx, id, change),

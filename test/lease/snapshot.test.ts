@@ -255,12 +255,29 @@ test('the money of a take that left nothing whole is given back after what it ma
 test('another engine proves nothing about a snapshot', async (t) => {
   const { purser, paid, row, token, snapshot } = await openSnapshot(t);
   purser.memory.identity = 'another';
+  purser.memory.snapshots = new Map();
   purser.clock.advance(DAY);
   await purser.app.reaper.runOnce();
   assert.equal(row().status, 'ready');
   assert.equal((await purser.forget(token, snapshot)).body.status, 'deleting');
-  assert.deepEqual([paid(), purser.memory.snapshots.size], [DAY_NANOS, 1]);
+  assert.equal(paid(), DAY_NANOS);
   assert.ok(!purser.memory.calls.includes('snapshots.remove'));
+});
+
+test('a snapshot that another engine shows is there, as where the engine was renamed: it is paid, and goes', async (t) => {
+  const { purser, paid, row, token, snapshot } = await openSnapshot(t);
+  for (const [at, identity] of ['renamed', 'once more', undefined].entries()) {
+    if (identity === undefined) delete purser.memory.identity;
+    else purser.memory.identity = identity;
+    purser.clock.advance(DAY);
+    for (let i = 0; i < 2; i++) await purser.app.reaper.runOnce();
+    assert.deepEqual([row().engine, row().lastError, paid()], [identity ?? null, null, (at + 2) * DAY_NANOS]);
+  }
+  purser.memory.identity = 'at last';
+  await purser.forget(token, snapshot);
+  await purser.app.reaper.runOnce();
+  assert.deepEqual([row().status, purser.memory.snapshots.size], ['deleted', 0]);
+  assert.deepEqual(purser.problems(), []);
 });
 
 /** What keeps a day from being paid, and the reason that its snapshot then ends for. */
@@ -416,6 +433,8 @@ test('the operator gives up a snapshot whose engine is gone for good, and its wa
     const snapshot = (await purser.snapshots(token))[0].snapshot_id;
     await purser.stop(token, id);
     purser.memory.identity = 'another';
+    const { snapshots } = purser.memory;
+    purser.memory.snapshots = new Map();
     assert.equal((await purser.closeWallet(wallet)).body.error.code, 'cleanup_pending');
     const order = { id: snapshot, reason: 'that box burned down' };
     assert.equal((await purser.run('resource.abandon', order)).end_reason, 'abandoned');
@@ -424,6 +443,7 @@ test('the operator gives up a snapshot whose engine is gone for good, and its wa
     const it = (await purser.ask('GET', `/v1/wallets/${wallet}`, { token: purser.accountKey })).body;
     assert.deepEqual([it.status, it.held_usd ?? '0.00'], ['closed', '0.00']);
     // It turns up after all.
+    purser.memory.snapshots = snapshots;
     purser.clock.advance(1000);
     await purser.app.reaper.runOnce();
     assert.equal(purser.memory.snapshots.size, 0);
