@@ -134,6 +134,19 @@ test('a machine is gone only where the server shows its project', async (t) => {
   }
 });
 
+test('another project is another engine: none of the first one’s machines are found in it', async (t) => {
+  const environment = { ...SERVER.environment, certificate_fingerprint: 'abc' };
+  const identities = await Promise.all(
+    [{}, {}, { project: 'other' }].map(async (change) => {
+      const { backend } = await openFake(t, () => sync({ ...SERVER, environment }), change);
+      return backend.identity?.();
+    }),
+  );
+  const [one, same, other] = identities;
+  assert.equal(one, same);
+  assert.notEqual(one, other);
+});
+
 test('a create whose rights are taken in the middle is unknown', async (t) => {
   let isMade = false;
   const fake = await openFake(t, (method, path) => {

@@ -68,7 +68,8 @@ export function createHost(lxd: LxdApi): LxdHost {
       // Asked each time: another server may have taken over the address. Members of a cluster have one certificate, and names of their own.
       const { environment } = await lxd.ask<Server>('GET', '/1.0');
       const fingerprint = environment?.certificate_fingerprint;
-      return fingerprint && `${environment.server} ${fingerprint}`;
+      // Nothing of another project is found in this one.
+      return fingerprint && `${environment.server} ${fingerprint} ${lxd.project}`;
     },
     async capacity() {
       const all = await askAll<Resources>('/1.0/resources');
