@@ -117,19 +117,29 @@ export function accountWith(read: Reader, text: string): Account {
 export function walletWith(read: Reader, text: string): Wallet {
   const whole = findWallet(read, text);
   if (whole) return whole;
+  const id = onlyOne('wallet', text, [...walletsNamed(read, text), ...beginningOf(read, wallets, 'wal', text)]);
+  const row = id === undefined ? undefined : findWallet(read, id);
+  if (!row) throw none('wallet', text, namesOf(read, wallets));
+  return row;
+}
+
+/** Returns some of the wallets with this name, of one account or of any: closed ones only where all are closed. */
+export function walletsNamed(read: Reader, name: string, accountId?: string): { id: string }[] {
   const named = (open: boolean) =>
     read
       .select({ id: wallets.id })
       .from(wallets)
-      .where(and(eq(wallets.name, text), open ? ne(wallets.status, 'closed') : undefined))
+      .where(
+        and(
+          eq(wallets.name, name),
+          open ? ne(wallets.status, 'closed') : undefined,
+          accountId === undefined ? undefined : eq(wallets.accountId, accountId),
+        ),
+      )
       .limit(CANDIDATE_COUNT)
       .all();
   const open = named(true);
-  const candidates = open.length ? open : named(false);
-  const id = onlyOne('wallet', text, [...candidates, ...beginningOf(read, wallets, 'wal', text)]);
-  const row = id === undefined ? undefined : findWallet(read, id);
-  if (!row) throw none('wallet', text, namesOf(read, wallets));
-  return row;
+  return open.length ? open : named(false);
 }
 
 /** Returns the resource with this id or unique beginning of an id. Throws `not_found` and `conflict`. */

@@ -1,14 +1,14 @@
 import type { Period } from '../base/calendar.ts';
 import { Refusal } from '../base/refusal.ts';
 import { SPEND_BY, type SpendBy, type SpendScope } from '../ledger/spending.ts';
-import { listWallets, type Wallet, walletOf } from '../ledger/wallet.ts';
-import { accountWith, walletWith } from '../operator/find.ts';
+import { type Wallet, walletOf } from '../ledger/wallet.ts';
+import { accountWith, walletsNamed, walletWith } from '../operator/find.ts';
 import { spanIn, spanNamed, type TimeSpan } from './span.ts';
 import type { Visit } from './visit.ts';
 
 const HOUR = 3600;
 const DAY = 86_400;
-const NAMED_COUNT_MAX = 1000;
+const NAME_LENGTH_MAX = 1000;
 const RANGE_DEFAULT = '7d';
 
 /** The query of the page of spending. */
@@ -72,7 +72,7 @@ function scopeOf(visit: Visit, account: string | undefined, wallet: string | und
       ? viewer.accountId
       : account === undefined
         ? undefined
-        : accountWith(read, account.slice(0, NAMED_COUNT_MAX));
+        : accountWith(read, account.slice(0, NAME_LENGTH_MAX));
   const accountId = typeof owner === 'string' ? owner : owner?.id;
   if (wallet !== undefined) {
     const it = viewer.kind === 'account' ? ownWallet(visit, viewer.accountId, wallet) : walletWith(read, wallet);
@@ -85,15 +85,11 @@ function scopeOf(visit: Visit, account: string | undefined, wallet: string | und
 }
 
 /** Returns the wallet of an account with this id or name; of several, the only open one. Throws `not_found` and `conflict`. */
-function ownWallet({ app, now }: Visit, accountId: string, text: string): Wallet {
+function ownWallet({ app }: Visit, accountId: string, text: string): Wallet {
   const { read } = app.ledger;
   if (/^wal_/.test(text)) return walletOf(read, accountId, text);
-  const named = listWallets(read, { accountId, named: text, now }, { limit: NAMED_COUNT_MAX }).filter(
-    ({ name }) => name === text,
-  );
-  const open = named.filter(({ status }) => status !== 'closed');
-  const [first, ...others] = open.length ? open : named;
+  const [first, ...others] = walletsNamed(read, text, accountId);
   if (!first) throw new Refusal('not_found', 'There is no such wallet.');
   if (others.length) throw new Refusal('conflict', 'Several wallets have this name. Give the id of one.');
-  return first;
+  return walletOf(read, accountId, first.id);
 }

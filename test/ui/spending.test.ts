@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { formatUsd, Nanos, parseUsd } from '../../src/base/money.ts';
 import { handClock, openTestServer } from '../helper/server.ts';
-import { asAccount, asOperator, tableOf } from './sample.ts';
+import { asAccount, asOperator, openMany, tableOf } from './sample.ts';
 
 const DAY = 86_400;
 
@@ -110,6 +110,21 @@ test('spending is narrowed to a wallet, a model, a tag, a kind, and summed by tw
   ]);
   assert.equal((await browser.get(`/spend?account=other&wallet=${red.id}`)).status, 404);
   assert.equal((await browser.get('/spend?account=other')).html.includes('Nothing was charged'), true);
+});
+
+test('the holder of an account finds a wallet by its whole name, however many newer names contain it', async (t) => {
+  const count = 1001;
+  const purser = await openTestServer(t, { creditCents: (count + 4) * 100 });
+  const of = { account: purser.accountId, budget_cents: 100, expires_in_seconds: 0 };
+  await purser.run('wallet.create', { ...of, name: 'agent' });
+  const twin = await purser.run('wallet.create', { ...of, name: 'twin' });
+  await purser.run('wallet.create', { ...of, name: 'twin' });
+  await openMany(purser, count, (at) => `agent ${at}`);
+  const holder = await asAccount(purser);
+  assert.match((await holder.get('/spend?wallet=agent')).html, /: agent</);
+  assert.equal((await holder.get('/spend?wallet=twin')).status, 409);
+  await purser.run('wallet.close', { id: twin.id });
+  assert.equal((await holder.get('/spend?wallet=twin')).status, 200, 'the only one that is open');
 });
 
 test('the file has every row that is seen, with ids beside names, and no cell that a spreadsheet runs', async (t) => {
