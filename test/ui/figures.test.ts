@@ -164,3 +164,22 @@ test('the first page begins with today, this month and how long budgets last, in
   const fresh = await asOperator(await openTestServer(t));
   assert.equal(figure((await fresh.get('/')).html, 'lasts'), 'nothing is spent');
 });
+
+test('the first page counts a budget that was passed on to children once, as the status does', async (t) => {
+  const purser = await openTestServer(t);
+  let { token } = await purser.openWallet({ budget_cents: 500 });
+  for (const budget_usd of ['4', '2.5']) {
+    const body = { name: 'child', budget_usd };
+    const { body: child } = await purser.ask('POST', '/v1/run/wallets', { token, key: budget_usd, body });
+    token = child.agent_token;
+    assert.equal((await purser.chat(token, { model: 'flat' })).status, 200);
+  }
+  const { wallets } = await purser.run('status', {});
+  assert.deepEqual([wallets.open, wallets.budget_usd], [3, '5.00']);
+  const { html } = await (await asOperator(purser)).get('/');
+  const figure = (name: string) => new RegExp(`data-live="${name}">([^<]+)<`).exec(html)?.[1];
+  assert.deepEqual(
+    [figure('wallets'), figure('budget'), figure('free')],
+    ['3', dollars(wallets.budget_usd), dollars(wallets.available_usd)],
+  );
+});

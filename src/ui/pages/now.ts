@@ -129,7 +129,8 @@ export async function nowFigures({ parts, now, zone }: Pick<Visit, 'parts' | 'no
     holds: plural(reserved.count + uncertain.count, 'hold'),
     leases: count(Object.values(leases).reduce((sum, it) => sum + it, 0)),
     wallets: count(wallets.count),
-    budget: brief(wallets.budget),
+    // The budgets of children are parts of their parents’.
+    budget: brief(Nanos(wallets.budget - wallets.delegated)),
     available: brief(accounts.available),
   };
 }
