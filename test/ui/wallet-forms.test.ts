@@ -42,6 +42,30 @@ for (const [who, signIn] of [
     assert.deepEqual(purser.problems(), []);
   });
 
+  test(`${who} changes the amount of a refill, and what is left over stays as it was set elsewhere`, async (t) => {
+    const purser = await openTestServer(t);
+    const { id } = await purser.openWallet({ budget_cents: 500 });
+    const browser = await signIn(purser);
+    const at = `/wallets/${id}`;
+    for (const [carry, sentence, kept] of [
+      ['none', 'up to $5.00', 'none'],
+      [0, 'up to $5.00', 'none'],
+      [250, 'with at most $2.50 left over, $5.00', 250],
+      ['all', 'plus $5.00', 'all'],
+    ] as const) {
+      await purser.run('wallet.refill', { id, refill: { cents: 500, every: 'day', carry } });
+      const { html } = await browser.get(at);
+      assert.ok(html.includes(`${sentence} every midnight`), `${carry}`);
+      const chosen = /<select[^>]* name="carry">.*?<option value="([^"]+)" selected>/.exec(html)?.[1];
+      await browser.post(`${at}/refill`, { amount: '6', every: 'day', zone: 'UTC', carry: `${chosen}` });
+      const { refill } = await purser.run('wallet.show', { id });
+      assert.deepEqual([refill?.cents, refill?.carry], [600, kept]);
+    }
+    const wrong = { amount: '6', every: 'day', zone: 'UTC', carry: '1000001' };
+    assert.equal((await browser.post(`${at}/refill`, wrong)).status, 400);
+    assert.deepEqual(purser.problems(), []);
+  });
+
   test(`${who} opens a child wallet once, whose budget comes out of its parent`, async (t) => {
     const purser = await openTestServer(t);
     const { id, token } = await purser.openWallet({ budget_cents: 500 });

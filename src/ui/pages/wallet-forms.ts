@@ -6,7 +6,7 @@ import { Refusal } from '../../base/refusal.ts';
 import { createRouterKey } from '../../http/routes/router.ts';
 import { createChild as createChildEndpoint } from '../../http/routes/run.ts';
 import { endRefill, setRefill } from '../../http/routes/wallets.ts';
-import { refillOf } from '../../ledger/refill.ts';
+import { type Refill, refillOf } from '../../ledger/refill.ts';
 import type { Wallet } from '../../ledger/wallet.ts';
 import { routerKeyRecord } from '../../wire/router.ts';
 import { type Html, html } from '../html.ts';
@@ -30,19 +30,17 @@ const EVERY: Record<Period, string> = {
 export function refillSentence(visit: Visit, wallet: Wallet): Html {
   const refill = refillOf(wallet);
   if (!refill) return html`none`;
-  const { carry } = refill;
-  const rest =
-    carry === 'none'
-      ? 'up to'
-      : typeof carry === 'number' && carry > 0
-        ? `with at most ${cents(carry)} left over, `
-        : 'plus';
+  const carry = refill.carry || 'none';
+  const rest = carry === 'none' ? 'up to' : carry === 'all' ? 'plus' : `with at most ${cents(carry)} left over,`;
   return html`${rest} ${cents(refill.cents)} ${EVERY[refill.every]} (${refill.zone}), next ${when(wallet.refillAt, visit)}`;
 }
 
 /** Renders the form that sets the refill of a wallet, and the one that ends it. */
 export function refillForms(wallet: Wallet): Html {
   const refill = refillOf(wallet);
+  const carry = refill?.carry || 'none';
+  // An amount that was set elsewhere can be kept: whoever changes another field does not mean to end it.
+  const asSet = typeof carry === 'number' ? [[String(carry), `with at most ${cents(carry)} left over`] as const] : [];
   const set = form({
     action: `/wallets/${wallet.id}/refill`,
     fields: [
@@ -65,14 +63,20 @@ export function refillForms(wallet: Wallet): Html {
       {
         name: 'carry',
         label: 'How much',
-        options: Object.entries(CARRIES),
-        value: refill?.carry === 'all' ? 'all' : 'none',
+        options: [...Object.entries(CARRIES), ...asSet],
+        value: String(carry),
       },
     ],
     submit: refill ? 'Change the refill' : 'Set the refill',
   });
   const end = refill && form({ action: `/wallets/${wallet.id}/refill/end`, submit: 'End the refills' });
   return html`<div class="stack">${set}${end}</div>`;
+}
+
+/** Returns what a form says of the rest of the last period: a number is of cents. */
+function carryIn(text: string | null): Refill['carry'] {
+  if (text !== null && /^\d+$/.test(text)) return Number(text);
+  return text === 'all' ? 'all' : 'none';
 }
 
 export async function setWalletRefill(visit: Visit): Promise<Go> {
@@ -82,7 +86,7 @@ export async function setWalletRefill(visit: Visit): Promise<Go> {
     cents: centsIn(sent.get('amount')),
     every: (sent.get('every') ?? '') as Period,
     zone: sent.get('zone')?.trim() || 'UTC',
-    carry: sent.get('carry') === 'all' ? ('all' as const) : ('none' as const),
+    carry: carryIn(sent.get('carry')),
   };
   if (viewer.kind === 'operator') await run(visit, 'wallet.refill', { id, refill });
   else await callEndpoint(visit, setRefill, { raw: refill, params: { id } });
