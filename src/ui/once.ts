@@ -14,7 +14,7 @@ export type Once = {
   /** Returns a key for the field `key` of a new form. */
   newKey(): string;
   /** Runs the action of a form, unless this session has sent the very same form before. Throws `conflict`. */
-  run<A>(visit: Pick<Visit, 'viewer' | 'form'>, make: () => Promise<A>): Promise<A>;
+  run<A>(visit: Pick<Visit, 'viewer' | 'path' | 'form'>, make: () => Promise<A>): Promise<A>;
 };
 
 /**
@@ -27,7 +27,10 @@ export function createOnce(): Once {
   const kept = createKept<string>(FORM_COUNT_MAX, (name) => sent.delete(name));
   const start = randomUUID();
   const newKey = () => `${start}.${randomUUID()}`;
-  const run = <A>({ viewer, form }: Pick<Visit, 'viewer' | 'form'>, make: () => Promise<A>): Promise<A> => {
+  const run = <A>(
+    { viewer, path, form }: Pick<Visit, 'viewer' | 'path' | 'form'>,
+    make: () => Promise<A>,
+  ): Promise<A> => {
     const key = form.get('key');
     if (!key) return make();
     if (OURS.test(key) && !key.startsWith(`${start}.`))
@@ -35,7 +38,7 @@ export function createOnce(): Once {
         'conflict',
         'The server was restarted since this form was shown, and may have done it before. Go back, reload the page, look whether it is done, and send it anew if it is not.',
       );
-    const name = `${viewer.sessionId} ${form}`;
+    const name = `${viewer.sessionId} ${path} ${form}`; // Scripts may send one key to several paths.
     const earlier = sent.get(name);
     if (earlier?.answer) return earlier.answer as Promise<A>;
     if (earlier)

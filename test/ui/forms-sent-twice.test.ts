@@ -61,6 +61,21 @@ test('a form that is sent twice makes one account and one key, and shows it both
   assert.notEqual(theirs, shown[0], 'another session does not see it');
 });
 
+test('a script that sends one key of its own to the forms of two accounts gets a key of each', async (t) => {
+  const purser = await openTestServer(t);
+  const browser = await asOperator(purser);
+  const other = await purser.run('account.create', { name: 'other', creditCents: 500 });
+  const shown: (string | undefined)[] = [];
+  for (const id of [purser.accountId, other.id, other.id]) {
+    const { html } = await browser.post(`/accounts/${id}/keys`, { name: 'ci', key: 'set-up' });
+    shown.push(/cnv_live_\w{49}/.exec(html)?.[0]);
+  }
+  assert.notEqual(shown[1], shown[0], 'the second account was handed a key to the money of the first');
+  assert.equal(shown[2], shown[1], 'the same form of the same account is done once');
+  assert.equal((await purser.run('key.list', { account: other.id })).total, 1);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a form that is sent again after a restart makes no second key, and a new one does', async (t) => {
   const purser = await openTestServer(t);
   const browser = await asOperator(purser);
@@ -84,7 +99,11 @@ test('a form that is sent again after a minute does nothing, and shows no secret
   t.mock.timers.enable({ apis: ['setTimeout'] });
   const once = createOnce();
   const form = new URLSearchParams({ key: once.newKey(), name: 'ci' });
-  const visit = { viewer: { kind: 'operator', sessionId: 's', passkeyId: null, subject: null }, form } as const;
+  const visit = {
+    viewer: { kind: 'operator', sessionId: 's', passkeyId: null, subject: null },
+    path: '/keys',
+    form,
+  } as const;
   const make = async () => 'secret';
   return once.run(visit, make).then(async (first) => {
     assert.equal(first, 'secret');
