@@ -28,6 +28,9 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
+/** The end of the year 9999, in Unix seconds: what shows a later time may fail. */
+const EXPIRY_MAX = Date.UTC(9999, 11, 31, 23, 59, 59) / 1000;
+
 /** The idempotency key of a change, and its author. */
 export type ChangeOrder = {
   walletId: string;
@@ -74,7 +77,7 @@ type ExtendWallet = { order: ChangeOrder & { seconds: number }; now: number };
 /**
  * Moves a wallet's expiry `seconds` further. Its keys are apart from those of budget changes (design 2.7), by a line feed, which a
  * header cannot hold. Throws `wallet_closed`, `wallet_expired`, `idempotency_conflict`, `invalid_request` for a wallet that never
- * expires, and `wallet_limit_exceeded` beyond the expiry of its parent.
+ * expires, and `wallet_limit_exceeded` beyond the expiry of its parent, or the year 9999.
  */
 export const extendWallet = defineWrite('wallet.extend', (tx, { order, now }: ExtendWallet): Changed => {
   const idempotencyKey = order.idempotencyKey === null ? null : `extend\n${order.idempotencyKey}`;
@@ -90,6 +93,11 @@ export const extendWallet = defineWrite('wallet.extend', (tx, { order, now }: Ex
     throw new Refusal(
       'wallet_limit_exceeded',
       `The wallet would expire at ${expiresAt}, after its parent ${wallet.parentId}, which expires at ${last}. Extend that first.`,
+    );
+  if (expiresAt > EXPIRY_MAX)
+    throw new Refusal(
+      'wallet_limit_exceeded',
+      'The wallet would expire after the year 9999. Open one that never expires.',
     );
   const change = insertChange(tx, { ...order, idempotencyKey, kind: 'extend', amount: ZERO, expiresAt }, now);
   const extended = withNewChecksum(wallets, wallet, { expiresAt });

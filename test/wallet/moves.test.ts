@@ -6,6 +6,7 @@ import { insertChange } from '../../src/ledger/move.ts';
 import { extend } from '../../src/wallet/change.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
+import { asOperator } from '../ui/sample.ts';
 import { post, recordOf } from './moves-shared.ts';
 
 const accountOf = async (purser: TestServer) =>
@@ -97,6 +98,34 @@ test('an extended wallet lives longer, with the same token', async (t) => {
   );
   const never = await purser.openWallet({ expires_in_seconds: 0 });
   assert.equal((await post(purser, `/v1/wallets/${never.id}/extend`, { seconds: 60 }, 'k')).status, 400);
+});
+
+test('no wallet is extended beyond the times that can be written, so that one account spoils no list', async (t) => {
+  const purser = await openTestServer(t);
+  const year = 31_536_000;
+  const { id, token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 3600 });
+  const never = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 0 });
+  const body = { name: 'child', budget_usd: '1', expires_in_seconds: 3600 };
+  const child = await purser.ask('POST', '/v1/run/wallets', { token: never.token, key: 'child', body });
+  const last = Date.UTC(9999, 11, 31, 23, 59, 59) / 1000;
+  for (const walletId of [id, child.body.id]) {
+    const { expires_at } = await recordOf(purser, walletId);
+    // As if by thousands of extensions.
+    const far = { walletId, idempotencyKey: 'far', fingerprint: Buffer.alloc(32), requestId: 'req_x' };
+    await extend(purser.app, { ...far, seconds: last - year - expires_at });
+    const final = await post(purser, `/v1/wallets/${walletId}/extend`, { seconds: year }, 'k1');
+    assert.equal(final.body.expires_at, last);
+    const beyond = await post(purser, `/v1/wallets/${walletId}/extend`, { seconds: 1 }, 'k2');
+    assert.equal(beyond.body.error?.code, 'wallet_limit_exceeded');
+    await assert.rejects(extend(purser.app, { ...far, idempotencyKey: 'farther', seconds: 300_000 * year }), {
+      code: 'wallet_limit_exceeded',
+    });
+  }
+  const operator = await asOperator(purser);
+  for (const path of ['/wallets', `/wallets/${id}`, `/accounts/${purser.accountId}`])
+    assert.equal((await operator.get(path)).status, 200, path);
+  assert.equal((await purser.chat(token)).status, 200);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a wallet that is extended in its last second is not ended by a pass that began before', async (t) => {
