@@ -4,7 +4,7 @@ import { SPEND_BY, type SpendBy, type SpendScope } from '../ledger/spending.ts';
 import { type Wallet, walletOf } from '../ledger/wallet.ts';
 import { accountWith, walletsNamed, walletWith } from '../operator/find.ts';
 import { spanIn, spanNamed, type TimeSpan } from './span.ts';
-import type { Visit } from './visit.ts';
+import { tagIn, type Visit } from './visit.ts';
 
 const HOUR = 3600;
 const DAY = 86_400;
@@ -39,7 +39,7 @@ export function spendView(visit: Visit): SpendView {
   const { since, until } = span;
   const only = Object.fromEntries(
     (['model', 'tag', 'kind'] as const).flatMap((it) => {
-      const value = given(it);
+      const value = it === 'tag' ? tagIn(visit) : given(it);
       return value === undefined ? [] : [[it, value]];
     }),
   );

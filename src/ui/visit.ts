@@ -140,6 +140,12 @@ export function walletIn(visit: Visit, name = 'wallet'): Wallet | undefined {
   return walletId ? walletSeen(visit, walletId) : undefined;
 }
 
+/** Returns the tag in the address as it stands there: one that begins or ends with a space is another tag. */
+export function tagIn({ query }: Pick<Visit, 'query'>): string | undefined {
+  const tag = query.get('tag');
+  return tag?.trim() ? tag : undefined;
+}
+
 /** Returns the choices of a field for a model or a slot: those there are, and the chosen one even if it is no longer. */
 export function subjectChoices({ app }: Visit, chosen: string): [value: string, text: string][] {
   const known = [...app.config.router.models.map(({ id }) => id), ...app.slots.list.map(({ slot }) => slot), chosen];

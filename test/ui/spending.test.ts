@@ -127,6 +127,31 @@ test('the holder of an account finds a wallet by its whole name, however many ne
   assert.equal((await holder.get('/spend?wallet=twin')).status, 200, 'the only one that is open');
 });
 
+test('a tag that begins or ends with a space is followed to what was charged for it, and not to another', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet({ budget_cents: 500 });
+  const values = ['red', 'red ', 'red\u00a0', ' '];
+  for (const [at, team] of values.entries())
+    for (let i = 0; i <= at; i++) await purser.chat(token, { model: 'flat', metadata: { team } });
+  const browser = await asOperator(purser);
+  const linkOf = (html: string, tag: string) =>
+    [...html.matchAll(/<a href="([^"]*tag=[^"]*)">([^<]*)</g)].find(([, , text]) => text === tag)?.[1] as string;
+  for (const [at, team] of values.entries()) {
+    const spent = (await browser.get('/spend?by=tag')).html;
+    const followed = await browser.get(linkOf(spent, `team=${team}`).replaceAll('&amp;', '&'));
+    assert.deepEqual(columns(followed.html, 'Requests'), [[String(at + 1)]], JSON.stringify(team));
+    assert.ok(followed.html.includes(`name="tag" type="text" value="team=${team}"`), 'the form keeps it');
+    const operations = (await browser.get('/operations')).html;
+    const found = await browser.get(linkOf(operations, `team=${team}`).replaceAll('&amp;', '&'));
+    assert.equal(tableOf(found.html, 'Operations').length, at + 1, JSON.stringify(team));
+    assert.ok(found.html.includes(`name="tag" type="text" value="team=${team}"`), 'the form keeps it');
+  }
+  for (const path of ['/spend?by=model&tag=', '/spend?by=model&tag=+'])
+    assert.deepEqual(columns((await browser.get(path)).html, 'Requests'), [['10']], path);
+  assert.equal(tableOf((await browser.get('/operations?tag=+')).html, 'Operations').length, 10);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('the file has every row that is seen, with ids beside names, and no cell that a spreadsheet runs', async (t) => {
   const { browser, red, blue } = await openPast(t);
   const path = '/spend?by=wallet&and=model&range=7d&beside=before';

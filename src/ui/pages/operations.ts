@@ -19,7 +19,7 @@ import { address, card, type Field, filters, link, money, named, outside, pager,
 import type { Go } from '../sign-in.ts';
 import { RANGES, spanIn } from '../span.ts';
 import { ago, when } from '../times.ts';
-import { subjectChoices, type Visit } from '../visit.ts';
+import { subjectChoices, tagIn, type Visit } from '../visit.ts';
 import { tokensOf } from './wallet.ts';
 import { PAGE_COUNT } from './wallets.ts';
 
@@ -69,7 +69,7 @@ function filterIn({ app, query, now, zone }: Visit): OperationFilter {
     ...limitedTo(app.ledger.read, { wallet, account }),
     state: LISTED_STATES.find((it) => it === query.get('state')),
     subject: textIn(query, 'model'),
-    tag: textIn(query, 'tag'),
+    tag: tagIn({ query }),
     since: span?.since,
     until: span?.until,
     costMin: amountIn(textIn(query, 'min')),
@@ -189,7 +189,7 @@ function fieldsOf(visit: Visit): [Field[], { more: { title: string; fields: Fiel
     { name: 'zone', label: 'Time zone', value: zone },
     { name: 'wallet', label: 'Wallet', value: text('wallet'), placeholder: 'name or id' },
     { name: 'account', label: 'Account', value: text('account'), placeholder: 'name or id' },
-    { name: 'tag', label: 'Tag', value: text('tag'), placeholder: 'team=red' },
+    { name: 'tag', label: 'Tag', value: tagIn(visit) ?? '', placeholder: 'team=red' },
     { name: 'min', label: 'Cost from, in dollars', value: text('min'), inputmode: 'decimal', placeholder: '0.05' },
     { name: 'max', label: 'Cost to, in dollars', value: text('max'), inputmode: 'decimal', placeholder: '5' },
   ];

@@ -33,7 +33,7 @@ import {
 import { spendingChart } from '../pictures.ts';
 import { RANGES } from '../span.ts';
 import { type SpendView, spendView } from '../spend-order.ts';
-import { type CsvFile, subjectChoices, type Visit } from '../visit.ts';
+import { type CsvFile, subjectChoices, tagIn, type Visit } from '../visit.ts';
 
 const NAMES: Record<SpendBy, string> = {
   model: 'Model or slot',
@@ -204,7 +204,7 @@ function fieldsOf(visit: Visit, view: SpendView): [Field[], { title: string; fie
       value: text('model'),
       options: subjectChoices(visit, text('model')),
     },
-    { name: 'tag', label: 'Tag', value: text('tag'), placeholder: 'team=red' },
+    { name: 'tag', label: 'Tag', value: tagIn(visit) ?? '', placeholder: 'team=red' },
     {
       name: 'kind',
       label: 'Kind',
