@@ -111,9 +111,9 @@ export function endBrowserSession(tx: Tx, id: string): void {
   tx.delete(browserSessions).where(eq(browserSessions.id, id)).run();
 }
 
-/** Ends the sessions that a passkey opened. */
-export function endBrowserSessionsBy(tx: Tx, passkeyId: string): void {
-  tx.delete(browserSessions).where(eq(browserSessions.passkeyId, passkeyId)).run();
+/** Ends the sessions that a passkey or a key opened. */
+export function endBrowserSessionsBy(tx: Tx, by: 'passkeyId' | 'keyId', id: string): void {
+  tx.delete(browserSessions).where(eq(browserSessions[by], id)).run();
 }
 
 /** Returns the sessions of operators that have not ended by `now` (Unix seconds), newest first. */

@@ -16,9 +16,12 @@ export const createKey = defineWrite('key.create', (tx, { order, now }: { order:
 );
 
 type RevokeKey = { id: string; kind: keys.Key['kind']; accountId?: string; now: number };
-export const revokeKey = defineWrite('key.revoke', (tx, { id, kind, accountId, now }: RevokeKey) =>
-  keys.revokeKey(tx, id, kind, now, accountId),
-);
+/** Revokes a key, and ends the sessions that it opened: they are neither counted nor ended once more. */
+export const revokeKey = defineWrite('key.revoke', (tx, { id, kind, accountId, now }: RevokeKey) => {
+  const key = keys.revokeKey(tx, id, kind, now, accountId);
+  sessions.endBrowserSessionsBy(tx, 'keyId', id);
+  return key;
+});
 
 /** Stores when keys were last used: pairs of a key's id and Unix seconds. */
 export const touchKeys = defineWrite('key.touch', (tx, { used }: { used: readonly (readonly [string, number])[] }) =>
@@ -115,7 +118,7 @@ export const addPasskey = defineWrite(
 
 /** Removes a passkey, and ends the sessions that it opened. */
 export const removePasskey = defineWrite('passkey.remove', (tx, { id, now }: { id: string; now: number }) => {
-  sessions.endBrowserSessionsBy(tx, id);
+  sessions.endBrowserSessionsBy(tx, 'passkeyId', id);
   return passkeys.removePasskey(tx, id, now);
 });
 

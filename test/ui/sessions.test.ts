@@ -107,6 +107,35 @@ test('an account key opens a session of its account, which ends with the key', a
   assert.equal(await isIn(browser), false);
 });
 
+test('the sessions that a revoked key opened are counted no more, whoever revoked it', async (t) => {
+  const purser = await openTestServer(t);
+  const operator = await asOperator(purser);
+  const at = `/accounts/${purser.accountId}`;
+  const signIn = async (key: string) => {
+    const browser = openBrowser(purser);
+    await browser.post('/sign-in/key', { key });
+    assert.equal(await isIn(browser), true);
+    return browser;
+  };
+  await signIn(purser.accountKey);
+  const made = await purser.run('key.create', { account: purser.accountId, name: 'lost' });
+  const acting = await purser.run('operator-key.mint', { account: purser.accountId, name: 'lost' });
+  for (const { id, key } of [made, acting]) {
+    const thief = await signIn(key);
+    assert.match((await operator.get(at)).html, /2 sessions of this account/);
+    if (id === made.id) await operator.post(`${at}/keys/${id}/revoke`);
+    else await purser.run('operator-key.revoke', { id });
+    assert.equal(await isIn(thief), false);
+    assert.match(
+      (await operator.get(at)).html,
+      /1 session of this account/,
+      'the page said that a thief was still signed in',
+    );
+  }
+  assert.equal((await purser.run('account.sign-out', { id: purser.accountId })).sessions_ended, 1);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('signing in begins a new session, and the one that the browser had is over', async (t) => {
   const purser = await openTestServer(t);
   const browser = await asAccount(purser);
