@@ -81,7 +81,7 @@ export const copyButton = (text: string, what: string): Html =>
 export const id = (text: string): Html => html`<code class="id">${text}</code> ${copyButton(text, text)}`;
 
 /** Returns the end of an id, the part that people can distinguish. */
-const endOf = (id: string): string => `…${id.slice(-6)}`;
+export const endOf = (id: string): string => `…${id.slice(-6)}`;
 export const shortId = (text: string): Html => html`<code class="id" title="${text}">${endOf(text)}</code>`;
 
 export type Column = {

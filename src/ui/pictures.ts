@@ -110,8 +110,12 @@ function timesBelow({ starts, every }: Bars, label: (at: number) => string): Htm
 /** The bars of a picture: where each begins, in order, and how long they are. */
 type Bars = { starts: readonly number[]; every: 'minute' | 'hour' | 'day' | 'week' | 'month'; zone: string };
 
+/** The keys of a picture: what they are, and how each is written; by default as it is. */
+type Keys = { what: string; write?: (key: string) => string };
+
 /** Draws spending over time as stacked bars, one colour for each of the largest keys. A cell begins where a bar does. */
-export function spendingChart(title: string, cells: readonly Cell[], { what, ...bars }: Bars & { what: string }): Html {
+export function spendingChart(title: string, cells: readonly Cell[], { what, write, ...bars }: Bars & Keys): Html {
+  const written = (key: string) => outside(key === OTHERS ? key : (write?.(key) ?? key));
   const { starts, every, zone } = bars;
   const totals = new Map<string, bigint>();
   for (const { key, amount } of cells) totals.set(key, (totals.get(key) ?? 0n) + amount);
@@ -145,18 +149,18 @@ export function spendingChart(title: string, cells: readonly Cell[], { what, ...
       const x = (positions.get(at) ?? 0) * width;
       const inner = Math.max(1, width - Math.min(2, width / 5));
       return [
-        html`<rect class="s${series}" x="${x.toFixed(1)}" y="${y.toFixed(1)}" width="${inner.toFixed(1)}" height="${height.toFixed(1)}"><title>${long(at)}: ${outside(name)} ${dollars(amount as Nanos)}</title></rect>`,
+        html`<rect class="s${series}" x="${x.toFixed(1)}" y="${y.toFixed(1)}" width="${inner.toFixed(1)}" height="${height.toFixed(1)}"><title>${long(at)}: ${written(name)} ${dollars(amount as Nanos)}</title></rect>`,
       ];
     });
   });
   const legend = names.map(
     (name, series) =>
-      html`<li><span class="swatch s${series}"></span>${outside(name)} <b>${brief((name === OTHERS ? ranked.slice(SERIES_COUNT_MAX).reduce((sum, key) => sum + (totals.get(key) ?? 0n), totals.get(OTHERS) ?? 0n) : (totals.get(name) ?? 0n)) as Nanos)}</b></li>`,
+      html`<li><span class="swatch s${series}"></span>${written(name)} <b>${brief((name === OTHERS ? ranked.slice(SERIES_COUNT_MAX).reduce((sum, key) => sum + (totals.get(key) ?? 0n), totals.get(OTHERS) ?? 0n) : (totals.get(name) ?? 0n)) as Nanos)}</b></li>`,
   );
   const rows = [...cells]
     .sort((a, b) => b.at - a.at || (a.key < b.key ? -1 : 1))
     .slice(0, ROW_COUNT_MAX)
-    .map((it) => [when(it.at, bars), outside(it.key), dollars(it.amount)]);
+    .map((it) => [when(it.at, bars), written(it.key), dollars(it.amount)]);
   const columns = [{ label: 'From' }, { label: what }, { label: 'Charged', kind: 'money' as const }];
   return html`<figure class="picture">${axis(maximum, timesBelow(bars, timesIn(zone, FORMATS[every].short)), html`${shapes}`, title)}<ul class="legend">${legend}</ul>${behind(html`${table(title, columns, rows)}${cells.length > rows.length && html`<p class="weak">The newest ${rows.length} of ${count(cells.length)}. A shorter time shows all of it.</p>`}`)}</figure>`;
 }

@@ -152,6 +152,25 @@ test('a tag that begins or ends with a space is followed to what was charged for
   assert.deepEqual(purser.problems(), []);
 });
 
+test('wallets of one name are apart in the picture as in the table, also one that is named as the rest', async (t) => {
+  const purser = await openTestServer(t);
+  const wanted: string[] = [];
+  for (const [name, chats] of [
+    ['agent', 1],
+    ['agent', 2],
+    ['(others)', 3],
+    ['alone', 4],
+  ] as const) {
+    const { id, token } = await purser.openWallet({ name, budget_cents: 200 });
+    for (let i = 0; i < chats; i++) assert.equal((await purser.chat(token, { model: 'flat' })).status, 200);
+    wanted.push(`${name === 'alone' ? name : `${name} …${id.slice(-6)}`} $0.0${chats}`);
+  }
+  const { html } = await (await asOperator(purser)).get('/spend?by=wallet');
+  const legend = /<ul class="legend">(.*?)<\/ul>/s.exec(html)?.[1] ?? '';
+  const shown = [...legend.matchAll(/<li>(.*?)<\/li>/g)].map(([, it = '']) => it.replace(/<[^>]+>/g, ''));
+  assert.deepEqual(shown, wanted.reverse());
+});
+
 test('the file has every row that is seen, with ids beside names, and no cell that a spreadsheet runs', async (t) => {
   const { browser, red, blue } = await openPast(t);
   const path = '/spend?by=wallet&and=model&range=7d&beside=before';

@@ -21,6 +21,7 @@ import {
   card,
   count,
   dollars,
+  endOf,
   type Field,
   filters,
   link,
@@ -50,6 +51,8 @@ const OFTEN = {
   'Yesterday by tag': 'by=tag&range=yesterday',
 };
 const ROW_COUNT = 200;
+/** The key of the picture by day, where all is one. */
+const CHARGED = 'charged';
 /** The keys that have cells of their own in the picture and its table. */
 const KEY_COUNT = 50;
 
@@ -72,11 +75,12 @@ export async function spendPage(visit: Visit): Promise<Page | CsvFile> {
 
   const starts = startsBetween(view.every, zone, since, until);
   const largest = [...sums.rows].sort((a, b) => (a.charged < b.charged ? 1 : -1)).map(({ key }) => key);
+  const own = new Set([...new Set(largest)].slice(0, KEY_COUNT));
   const cells = await spendingByPeriod(read, {
     ...{ zone, scope, only, since, until },
     by: by === 'day' ? [] : [by],
     cells: starts,
-    own: new Set([...new Set(largest)].slice(0, KEY_COUNT)),
+    own,
   });
   const part = pagesOf(visit, 'sums', rows, ROW_COUNT, ['First', 'More']);
   const [choices, more] = fieldsOf(visit, view);
@@ -90,8 +94,8 @@ export async function spendPage(visit: Visit): Promise<Page | CsvFile> {
         `Over time, by ${by}`,
         spendingChart(
           `Spending by ${by}`,
-          cells.map((it) => ({ at: it.at, key: pictured(visit, by, it.keys[0]), amount: it.charged })),
-          { starts, every: view.every, zone, what: by === 'day' ? 'All' : NAMES[by] },
+          cells.map((it) => ({ at: it.at, key: it.keys[0] ?? CHARGED, amount: it.charged })),
+          { starts, every: view.every, zone, what: by === 'day' ? 'All' : NAMES[by], write: keyWriter(visit, by, own) },
         ),
         `by the ${view.every}, ${zone}`,
       )
@@ -127,6 +131,9 @@ function sentence({ by, and }: SpendView, sums: Spending, earlier: Spending | un
   return html`${dollars(sums.total)} in all${earlier && html`, ${dollars(earlier.total)} in the same time before`}${sums.rounding > 0n && html`, and ${dollars(sums.rounding)} by rounding closed wallets up to a cent`}${isTagged && ', each once; an operation is in the row of each of its tags'}${sums.others && html`, ${dollars(sums.others.charged)} of it in smaller sums that are not shown`}.`;
 }
 
+/** Returns whether the keys are ids, of what has names. */
+const hasNames = (by: SpendBy): boolean => by === 'wallet' || by === 'account';
+
 /** Returns the name of a key as text. */
 function nameOf({ app }: Visit, by: SpendBy, key: string): string {
   const { read } = app.ledger;
@@ -135,8 +142,15 @@ function nameOf({ app }: Visit, by: SpendBy, key: string): string {
   return key || '(no tag)';
 }
 
-const pictured = (visit: Visit, by: SpendBy, key: string | undefined): string =>
-  key === undefined ? 'charged' : key === OTHER_KEYS ? OTHER_KEYS : nameOf(visit, by, key);
+/** Returns a function that writes a key of the picture: with the end of its id where others have its name, or the rest has. */
+function keyWriter(visit: Visit, by: SpendBy, keys: Iterable<string>): (key: string) => string {
+  if (!hasNames(by)) return (key) => nameOf(visit, by, key);
+  const keysOf = Map.groupBy(keys, (key) => nameOf(visit, by, key));
+  return (key) => {
+    const name = nameOf(visit, by, key);
+    return keysOf.get(name)?.length === 1 && name !== OTHER_KEYS ? name : `${name} ${endOf(key)}`;
+  };
+}
 
 /** Writes a key, as a link to what it is or to what it was charged for. */
 function shownKey(visit: Visit, by: SpendBy, key: string): HtmlValue {
@@ -254,9 +268,8 @@ function csvOf(
   earlier?: Spending,
 ): CsvFile {
   const keys = and ? [by, and] : [by];
-  const isNamed = (it: SpendBy) => it === 'wallet' || it === 'account';
   const heading = [
-    ...keys.flatMap((it) => (isNamed(it) ? [`${it}_id`, it] : [it])),
+    ...keys.flatMap((it) => (hasNames(it) ? [`${it}_id`, it] : [it])),
     ...['requests', 'prompt_tokens', 'completion_tokens', 'charged_usd'],
     ...(before ? ['charged_before_usd'] : []),
   ];
@@ -267,7 +280,7 @@ function csvOf(
     formatUsd(it.charged),
     ...(before ? [formatUsd(it.before)] : []),
   ];
-  const keyCells = (it: SpendBy, key: string) => (isNamed(it) ? [key, nameOf(visit, it, key)] : [key]);
+  const keyCells = (it: SpendBy, key: string) => (hasNames(it) ? [key, nameOf(visit, it, key)] : [key]);
   const lines = rows.map((it) => [
     ...keyCells(by, it.key),
     ...(and ? keyCells(and, it.second ?? '') : []),
