@@ -55,7 +55,7 @@ const reads = prepare((read: Reader) => ({
     .select()
     .from(routerKeys)
     .where(eq(routerKeys.walletId, sql.placeholder('walletId')))
-    .orderBy(desc(routerKeys.id))
+    .orderBy(sql`${routerKeys.revokedAt} is not null`, desc(routerKeys.id))
     .limit(LIST_COUNT_MAX)
     .prepare(),
 }));
@@ -77,7 +77,7 @@ export function refuseRevokedRouterKey(read: Reader, id: string): void {
   if (findRouterKey(read, id)?.revokedAt !== null) throw new Refusal('unauthenticated');
 }
 
-/** Returns the latest 100 gateway keys of a wallet, newest first. */
+/** Returns 100 gateway keys of a wallet: every valid one, as there are no more, then the latest revoked; each newest first. */
 export function listRouterKeys(read: Reader, walletId: string): RouterKey[] {
   return reads(read).ofWallet.all({ walletId });
 }

@@ -133,6 +133,31 @@ test('an operator revokes a gateway key of this wallet; its holder does not', as
   assert.equal((await purser.ask('GET', '/v1/router/models', { token })).status, 401);
 });
 
+test('a valid gateway key is listed and revoked, however many newer ones were revoked', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
+  const browser = await asOperator(purser);
+  const made = async (body: object) => {
+    assert.equal((await purser.ask('POST', '/v1/router/key', { token, body })).status, 200);
+  };
+  await made({});
+  const listed = async () => (await purser.run('wallet.gateway-keys', { id })).keys;
+  const oldest = (await listed())[0]?.id as string;
+  for (let round = 0; round < 2; round++) {
+    for (let i = 1; i < 100; i++) await made({ max_price_usd: `${round}.${100 + i}` });
+    if (round === 0)
+      for (const key of await listed()) if (key.id !== oldest) await purser.run('key.revoke', { id: key.id });
+  }
+  const valid = (await listed()).filter((it) => it.revoked_at === null).map((it) => it.id);
+  assert.deepEqual([valid.length, valid.at(-1)], [100, oldest], 'newest first');
+  const at = `/wallets/${id}/gateway-keys/${oldest}/revoke`;
+  assert.ok((await browser.get(`/wallets/${id}`)).html.includes(at));
+  assert.equal((await browser.post(at)).status, 303);
+  assert.equal((await browser.post(at)).status, 303, 'the second time changes nothing');
+  assert.ok(!(await browser.get(`/wallets/${id}`)).html.includes(at));
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('nobody does any of it to a wallet of another account, to a closed one, or without a session', async (t) => {
   const purser = await openTestServer(t);
   const { id } = await purser.openWallet();

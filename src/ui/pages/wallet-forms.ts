@@ -1,4 +1,4 @@
-import { listRouterKeys, type RouterKey } from '../../access/router-keys.ts';
+import { findRouterKey, listRouterKeys, type RouterKey } from '../../access/router-keys.ts';
 import { PERIODS, type Period } from '../../base/calendar.ts';
 import { newId } from '../../base/id.ts';
 import { centsToNanos, formatUsd } from '../../base/money.ts';
@@ -212,7 +212,7 @@ export async function createGatewayKey(visit: Visit): Promise<Page> {
 function gatewayKeyIn(visit: Visit): { wallet: Wallet; keyId: string } {
   const wallet = walletSeen(visit, visit.params.id as string);
   const keyId = visit.params.key as string;
-  if (listRouterKeys(visit.app.ledger.read, wallet.id).some(({ id }) => id === keyId)) return { wallet, keyId };
+  if (findRouterKey(visit.app.ledger.read, keyId)?.walletId === wallet.id) return { wallet, keyId };
   throw new Refusal('not_found', 'This wallet has no such key.');
 }
 
