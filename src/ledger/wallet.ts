@@ -422,6 +422,13 @@ export function endedSince(read: Reader, wallet: Wallet, now: number): number | 
   return closingSince ?? (status === 'expired' ? expiresAt : null);
 }
 
+/** Returns how many wallets have ended and could not be closed at their second attempt either, and the first of them, by id. */
+export function stuckWallets(read: Reader, limit: number): { total: number; first: Wallet[] } {
+  const isStuck = sql`${wallets.status} in ('closing', 'expired') and ${wallets.cleanupAttempts} > 1`;
+  const total = Number(read.select({ count: count() }).from(wallets).where(isStuck).get()?.count);
+  return { total, first: selectWallets(read).where(isStuck).orderBy(asc(wallets.id)).limit(limit).all() };
+}
+
 /** Returns wallets that are closing or expired and not yet closed, by id, at most 100, after `after`. */
 export function endingWallets(read: Reader, after = ''): Pick<Wallet, 'id' | 'parentId'>[] {
   return reads(read).ending.all({ after });

@@ -1,9 +1,12 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { beginNewEpoch } from '../../src/lease/report-only.ts';
+import { beginClosing, noteCleanup } from '../../src/ledger/closing.ts';
+import { writeWith } from '../helper/closures.ts';
+import { openTestServer } from '../helper/server.ts';
 import { completion, failure, reset } from '../helper/upstream.ts';
 import { openMemoryServer } from '../lease/leases.ts';
-import { asOperator } from './sample.ts';
+import { asOperator, openMany } from './sample.ts';
 
 /** What *Now* says needs a person, as text: one line each, and since when. */
 function attentionOn(html: string): string[] {
@@ -124,4 +127,22 @@ test('more wallets than are listed that do not close are counted, with the way t
   const { html } = await (await asOperator(purser)).get('/');
   assert.ok(attentionOn(html).includes('2 more wallets do not close Wallets'), attentionOn(html).join('\n'));
   assert.match(html, /href="\/wallets\?state=closing"/);
+});
+
+test('wallets that do not close are found and counted among any number that are just closing', async (t) => {
+  const [fresh, stuck] = [101, 103];
+  const purser = await openTestServer(t, { creditCents: (fresh + stuck) * 100 });
+  await openMany(purser, fresh + stuck, (at) => `w${at}`);
+  const { app } = purser;
+  const now = app.clock.now();
+  const ids = app.ledger.client.prepare('select id from wallet order by id').pluck().all() as string[];
+  await writeWith(app.ledger, (tx) => {
+    for (const [at, id] of ids.entries()) {
+      beginClosing(tx, id, 'account_request', now);
+      for (let attempt = 0; attempt < (at < fresh ? 1 : 2); attempt++) noteCleanup(tx, id, 'no answer');
+    }
+  });
+  const said = attentionOn((await (await asOperator(purser)).get('/')).html);
+  assert.equal(said.filter((it) => /does not close: no answer/.test(it)).length, 5);
+  assert.ok(said.includes(`${stuck - 5} more wallets do not close Wallets`), said.join('\n'));
 });

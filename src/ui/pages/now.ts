@@ -4,7 +4,7 @@ import { duration, type StateTone } from '../../base/shown.ts';
 import { describeReplicas, hasFullCopy } from '../../files/drbd.ts';
 import { describeReportOnly } from '../../lease/report-only.ts';
 import { countCheckouts, listCheckouts } from '../../ledger/checkout.ts';
-import { endedSince, endingWallets, findWallet, type Wallet } from '../../ledger/wallet.ts';
+import { endedSince, findWallet, stuckWallets } from '../../ledger/wallet.ts';
 import type { CommandOutput } from '../../operator/commands.ts';
 import { type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
@@ -192,10 +192,8 @@ function addService(add: Add, status: Status): void {
 /** Adds what the operator has to decide: wallets that do not close, and checkouts in trouble. */
 function addBusiness(add: Add, { app }: Visit): void {
   const { read } = app.ledger;
-  const stuck = endingWallets(read)
-    .map(({ id }) => findWallet(read, id) as Wallet)
-    .filter((it) => it.cleanupAttempts > 1);
-  for (const wallet of stuck.slice(0, STUCK_COUNT))
+  const { total, first } = stuckWallets(read, STUCK_COUNT + 1);
+  for (const wallet of first.slice(0, STUCK_COUNT))
     add(
       'warn',
       html`${named(wallet.id, wallet.name)} does not close: ${outside(wallet.cleanupError ?? 'requests are in flight')}`,
@@ -205,9 +203,9 @@ function addBusiness(add: Add, { app }: Visit): void {
         act: 'Look',
       },
     );
-  if (stuck.length > STUCK_COUNT)
-    add('warn', `${plural(stuck.length - STUCK_COUNT, 'more wallet')} do not close`, {
-      to: `/wallets?state=${stuck.at(-1)?.status}`,
+  if (total > STUCK_COUNT)
+    add('warn', `${plural(total - STUCK_COUNT, 'more wallet')} do not close`, {
+      to: `/wallets?state=${first.at(-1)?.status}`,
       act: 'Wallets',
     });
   const troubled = countCheckouts(read, { trouble: true });
