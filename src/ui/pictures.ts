@@ -168,10 +168,11 @@ export function spendingChart(title: string, cells: readonly Cell[], { what, wri
 export type Moment = { at: number; available: Nanos; held: Nanos };
 
 /** Draws a wallet's life: the available amount as a line, and the held amount above it as a band. */
-export function walletLife(moments: readonly Moment[], until: number, zone: string): Html {
+export function walletLife(moments: readonly Moment[], now: number, zone: string): Html {
   const [first] = moments;
   const last = moments.at(-1);
   if (!first || !last) return EMPTY;
+  const until = Math.max(now, last.at); // A clock in doubt may be behind the books.
   const length = Math.max(1, until - first.at);
   const maximum = niceMaximum(moments.map((it) => it.available + it.held).reduce((a, b) => (a > b ? a : b), 0n));
   const x = (at: number) => (((at - first.at) / length) * WIDTH).toFixed(1);

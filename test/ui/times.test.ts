@@ -150,3 +150,20 @@ test('a refill says its zone, a budget of whole cents has no digits below them, 
     ],
   );
 });
+
+test('the picture of a wallet stays in its frame while the clock is behind what the books have', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 0 });
+  for (let i = 0; i < 3; i++) {
+    purser.clock.advance(3600);
+    assert.equal((await purser.chat(token, { model: 'flat' })).status, 200);
+  }
+  purser.clock.leap(-86_400);
+  await purser.reopen();
+  assert.equal(purser.app.clock.doubt()?.direction, 'behind');
+  const { html } = await (await asOperator(purser)).get(`/wallets/${id}`);
+  const line = /class="line" d="([^"]+)"/.exec(html)?.[1] as string;
+  const places = [...line.matchAll(/[HM](-?[\d.]+)/g)].map(([, x]) => Number(x));
+  assert.ok(places.length > 3);
+  assert.deepEqual([Math.min(...places), Math.max(...places)], [0, 1000], line);
+});
