@@ -53,7 +53,8 @@ export function createPulse(read: Reader, milliseconds: () => number = () => per
       const begun = milliseconds();
       const oldest = Math.floor((now - length) / seconds) * seconds;
       const since = Math.max(oldest, Math.floor((readTo - LATE_SECONDS) / seconds) * seconds);
-      const fresh = await spendingByPeriod(read, { by, cells: seconds, since });
+      // A clock in doubt may be behind the books.
+      const fresh = await spendingByPeriod(read, { by, cells: seconds, since, until: now + 1 });
       cells = [...cells.filter(({ at }) => at >= oldest && at < since), ...fresh];
       readTo = now;
       restUntil = restAfter(begun);

@@ -183,3 +183,20 @@ test('the first page counts a budget that was passed on to children once, as the
     ['3', dollars(wallets.budget_usd), dollars(wallets.available_usd)],
   );
 });
+
+test('while the clock is behind the books, the first page counts what was charged until now, as Spending does', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 0 });
+  assert.equal((await purser.chat(token, { model: 'flat' })).status, 200);
+  purser.clock.advance(7 * 86_400);
+  for (let i = 0; i < 2; i++) assert.equal((await purser.chat(token, { model: 'flat' })).status, 200);
+  purser.clock.leap(-7 * 86_400 + 60);
+  await purser.reopen();
+  assert.equal(purser.app.clock.doubt()?.direction, 'behind');
+  const browser = await asOperator(purser);
+  const { html } = await browser.get('/');
+  const figure = (name: string) => new RegExp(`data-live="${name}">([^<]+)<`).exec(html)?.[1];
+  assert.deepEqual([figure('hour'), figure('daily')], ['$0.01', '$0.01']);
+  const spent = (await browser.get('/spend?range=today')).html;
+  assert.ok(spent.includes(`<span>${figure('today')} in all`), `${figure('today')}`);
+});
