@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { setDisputed } from '../../src/ledger/account.ts';
 import { openShop } from '../billing/paid.ts';
+import { writeWith } from '../helper/closures.ts';
 import { openTestServer } from '../helper/server.ts';
 import { reset } from '../helper/upstream.ts';
 import { asAccount, asOperator, openBrowser } from './sample.ts';
@@ -167,6 +169,30 @@ test('the page of a suspended account does what the API does for its key, and no
     assert.deepEqual([api, await post(`${at}/${act}`, fields)], [200, 303], act);
   }
   assert.match((await browser.get('/')).html, /This account is suspended/);
+});
+
+test('an account with a disputed payment says so, and may be suspended, as its open wallets go on spending', async (t) => {
+  const purser = await openTestServer(t);
+  const { accountId } = purser;
+  const { token } = await purser.openWallet({ budget_cents: 200 });
+  const [browser, holder] = [await asOperator(purser), await asAccount(purser)];
+  const at = `/accounts/${accountId}`;
+  await writeWith(purser.app.ledger, (tx) => setDisputed(tx, accountId, purser.app.clock.now()));
+  assert.equal((await purser.chat(token)).status, 200);
+  assert.match((await holder.get('/')).html, /A payment of this account is disputed/);
+  const disputed = (await browser.get(at)).html;
+  assert.match(disputed, /A payment is disputed since .*? Its open wallets go on spending/);
+  assert.ok(disputed.includes(`action="${at}/resume"`));
+  assert.ok(disputed.includes(`href="${at}/suspend"`));
+  assert.equal((await browser.post(`${at}/suspend`)).status, 303);
+  assert.equal((await purser.chat(token)).body.error.code, 'account_suspended');
+  const both = (await browser.get(at)).html;
+  assert.ok(!both.includes('go on spending') && !both.includes(`href="${at}/suspend"`));
+  await browser.post(`${at}/resume`);
+  const resumed = (await browser.get(at)).html;
+  assert.ok(!resumed.includes('disputed') && !resumed.includes(`action="${at}/resume"`));
+  assert.ok(!(await holder.get('/')).html.includes('disputed'));
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('resolving asks on a page of its own, for one decision and a reason, and preselects nothing', async (t) => {

@@ -136,10 +136,11 @@ export async function accountPage(visit: Visit): Promise<Page> {
     ]),
     'No money came in yet.',
   );
-  const isSuspended = account.suspendedAt !== null || account.disputedAt !== null;
+  const isSuspended = account.suspendedAt !== null;
   const body = html`
     ${account.owedCents > 0 && html`<p class="notice bad">It owes ${cents(account.owedCents)}: a payment was taken back after its credit was spent.</p>`}
-    ${account.suspendedAt !== null && html`<p class="notice warn">Suspended ${ago(account.suspendedAt, visit)}: no new wallets, holds or keys.</p>`}
+    ${isSuspended && html`<p class="notice warn">Suspended ${ago(account.suspendedAt, visit)}: no new wallets, holds or keys.</p>`}
+    ${account.disputedAt !== null && html`<p class="notice warn">A payment is disputed since ${when(account.disputedAt, visit)}: no new wallets or raised budgets until that is decided, or you resume the account.${!isSuspended && ' Its open wallets go on spending.'}</p>`}
     ${card(
       'Money',
       html`${moneyBar('Credit', partsOf(moneyOf(app.ledger.read, account)))}${facts([
@@ -187,9 +188,10 @@ export async function accountPage(visit: Visit): Promise<Page> {
   return {
     title: named(account.id, account.name),
     body,
-    aside: isSuspended
-      ? form({ action: `/accounts/${account.id}/resume`, submit: 'Resume', tone: 'primary', isInline: true })
-      : buttonLink(`/wallets/new?account=${account.id}`, 'New wallet', 'primary'),
+    aside:
+      isSuspended || account.disputedAt !== null
+        ? form({ action: `/accounts/${account.id}/resume`, submit: 'Resume', tone: 'primary', isInline: true })
+        : buttonLink(`/wallets/new?account=${account.id}`, 'New wallet', 'primary'),
     ...below('/accounts'),
     stream: `/live?account=${account.id}`,
   };

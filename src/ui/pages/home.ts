@@ -57,6 +57,7 @@ export async function homePage(visit: Visit): Promise<Page> {
   });
   const body = html`
     ${account.suspendedAt !== null && html`<p class="notice warn">This account is suspended: it spends nothing until the operator resumes it.</p>`}
+    ${account.disputedAt !== null && html`<p class="notice warn">A payment of this account is disputed: it opens no wallet and raises no budget until that is decided, or the operator resumes it.</p>`}
     ${account.owedCents > 0 && html`<p class="notice bad">This account owes ${cents(account.owedCents)} of a payment that was taken back. The next credit pays it first.</p>`}
     ${card('Balance', moneyBar('Credit', partsOf(moneyOf(read, account))))}
     ${card('Open wallets', walletTable(visit, wallets, 'Open wallets', html`No wallet is open. A wallet is a budget that an agent spends by its token. ${link('/wallets/new', 'Make one')}`), total > wallets.length ? link('/wallets', `All ${count(total)}`) : '')}
