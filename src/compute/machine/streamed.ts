@@ -51,20 +51,29 @@ function received() {
   };
 }
 
-/** Returns a function that writes to a program, as fast as it reads. It does nothing once `whenDone` has resolved. */
+/** Returns what writes to a program, as fast as it reads. It does nothing once `whenDone` has resolved. */
 function writerOf(run: Run, whenDone: Promise<unknown>) {
   let isDone = false;
-  const ended = whenDone.then(() => {
+  /** Ends the one wait that is under way. */
+  let release = () => {};
+  void whenDone.then(() => {
     isDone = true;
+    release();
   });
+  /** Waits for a promise, or until the program needs no more. Promise.race would keep each value until then: the whole upload. */
+  const orDone = <T>(wanted: Promise<T>): Promise<T | undefined> =>
+    new Promise((resolve, reject) => {
+      release = () => resolve(undefined);
+      wanted.then(resolve, reject);
+    });
   return {
     isDone: () => isDone,
-    ended,
+    orDone,
     async write(bytes: Buffer): Promise<void> {
       if (isDone || bytes.length === 0 || run.stdin.write(bytes)) return;
       const drained = Promise.withResolvers<void>();
       run.stdin.once('drain', drained.resolve);
-      await Promise.race([drained.promise, ended]);
+      await orDone(drained.promise);
       run.stdin.removeListener('drain', drained.resolve);
     },
   };
@@ -74,9 +83,7 @@ type ProgramInput = ReturnType<typeof writerOf>;
 /** Passes content to a program until its end, or until the program needs no more. */
 async function feed(content: Content, writer: ProgramInput, pass: (piece: Buffer) => Promise<void>): Promise<void> {
   while (!writer.isDone()) {
-    const next = content.next();
-    next.catch(() => {}); // The program may be over before.
-    const piece = await Promise.race([next, writer.ended]);
+    const piece = await writer.orDone(content.next());
     if (!piece) return;
     await pass(piece);
   }
