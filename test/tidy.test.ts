@@ -88,7 +88,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   [/\.(only|skip|todo)\(/, /^test\/helper\/component\.ts$/, 'no test is left out'],
   [
     /\.resetAndDestroy\(/,
-    /^test\/helper\/reset\.ts$/,
+    /^src\/net\/reset\.ts$/,
     'on a connection that was ended it leaves a process that never ends',
   ],
   [/@ts-ignore|@ts-nocheck/, /^$/, 'the compiler is not silenced'],

@@ -41,7 +41,7 @@ import { authenticateAndLimit, ownerOf, tenantFor } from './caller.ts';
 import type { Concurrency } from './concurrency.ts';
 import { messagesError } from './dialects/messages.ts';
 import { type EventStream, openEventStream, writePieces } from './event-stream.ts';
-import { type ContainedResponse, lastAnswer, onceClosed } from './exchange.ts';
+import { type ContainedResponse, cutOff, lastAnswer, onceClosed } from './exchange.ts';
 import type { Allowance, MemoryQuota } from './memory-quota.ts';
 import { type ModelRequest, type ModelRequestKind, type ValidModelRequest, validRequest } from './model-request.ts';
 import type { ModelRequests } from './model-requests.ts';
@@ -371,7 +371,7 @@ async function respondWithEvents(
     if (!events.hasBegun()) throw error;
     const { refusal, message } = describeError(app, requestId, c.req.path, error);
     if (breaksOff) {
-      c.env.incoming.socket.destroy();
+      cutOff(c.env.incoming);
       return RESPONSE_ALREADY_SENT;
     }
     const last = errorEvent?.(refusal, message, requestId) ?? [eventOf(openAiBody(refusal, message, requestId))];

@@ -4,6 +4,7 @@ import type { Context } from 'hono';
 import { reportFault } from '../base/fault.ts';
 import { newId } from '../base/id.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../base/refusal.ts';
+import { resetConnection } from '../net/reset.ts';
 import { joinCrumbs } from './crumbs.ts';
 import type { Env } from './endpoint.ts';
 
@@ -99,7 +100,7 @@ export class ContainedResponse extends ServerResponse<ContainedRequest> {
     this.requestId ??= newId('req');
     reportFault('request', error, { request_id: this.requestId });
     if (this.writableEnded) return; // Its client still gets it whole.
-    if (this.headersSent) return void this.req.socket.destroy();
+    if (this.headersSent) return void cutOff(this.req);
     try {
       const { code, message } = new Refusal('internal_error');
       const error = { error: { code, message }, request_id: this.requestId };
@@ -124,6 +125,16 @@ export function endFaulty(error: unknown, about: readonly unknown[]): void {
 function breakOff(socket: Socket | undefined, error: unknown): void {
   reportFault('connection', error);
   socket?.destroy();
+}
+
+/**
+ * Ends the connection of an answer that is not whole, and must not look so: in HTTP/1.0 the end of the connection may be that of the
+ * answer, and only a reset is none. The reset is that of the connection below TLS, for which Node has no public name.
+ */
+export function cutOff({ socket, httpVersion }: IncomingMessage): void {
+  const { _parent: below } = socket as Socket & { _parent?: Socket | null };
+  if (httpVersion === '1.0') resetConnection(below ?? socket);
+  else socket.destroy();
 }
 
 /** Calls `listener` when the response has been written or its client has disconnected; at once if that has happened. */

@@ -12,6 +12,7 @@ import { TOKEN_PREFIX } from '../access/token.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Ports } from '../lease/ports.ts';
 import { joinCrumbs } from './crumbs.ts';
+import { cutOff } from './exchange.ts';
 import { hasBody } from './head.ts';
 
 /** Time for which an idle connection is kept for the next request. Servers end idle ones after 5 s or more. */
@@ -285,7 +286,7 @@ function exchange(request: IncomingMessage, response: ServerResponse, target: Po
   outgoing.on('error', (error) => {
     request.unpipe(outgoing);
     if (response.headersSent || request.socket.destroyed) {
-      request.socket.destroy();
+      cutOff(request);
       return outcome.resolve(undefined);
     }
     if (error instanceof Refusal) return outcome.reject(error);
@@ -302,7 +303,7 @@ function exchange(request: IncomingMessage, response: ServerResponse, target: Po
     answer.on('error', () => {}); // The close event follows and is handled below.
     answer.push = joinCrumbs(answer.push.bind(answer));
     answer.once('close', () => {
-      if (!answer.complete) request.socket.destroy(); // An answer that was cut off must not look whole.
+      if (!answer.complete) cutOff(request);
     });
     answer.pipe(response);
   });

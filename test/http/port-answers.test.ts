@@ -5,7 +5,10 @@ import { connect } from 'node:net';
 import { PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import type { GuestSession } from '../../src/compute/backend.ts';
+import { makePair } from '../helper/certificate.ts';
+import { openLine } from '../helper/line.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
+import type { TestServerOptions } from '../helper/server.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
 import { hostileAnswer } from './hostile-http.ts';
 import { assertRefused } from './refused.ts';
@@ -14,8 +17,8 @@ import { assertRefused } from './refused.ts';
  * A lease, and what listens inside: it answers each connection with the bytes of the moment, whatever it is asked. The session
  * that connects to it says what the relay of a real one says; a process for each would take most of the time.
  */
-async function openHostile(t: TestContext) {
-  const purser = await openMemoryServer(t);
+async function openHostile(t: TestContext, options: TestServerOptions = {}) {
+  const purser = await openMemoryServer(t, options);
   const said: { bytes: Buffer } = { bytes: Buffer.alloc(0) };
   const session = async (): Promise<GuestSession> => {
     const [stdin, stdout, stderr] = [new PassThrough(), new PassThrough(), new PassThrough()];
@@ -113,6 +116,24 @@ test('orders to a proxy, or to a browser about the origin of Purser, do not leav
     'Purser asks its proxy itself to pass on events as they come',
   );
 });
+
+for (const [over, options] of [
+  ['TCP', {}],
+  ['TLS', { tls: makePair() }],
+] as const)
+  test(`an answer that is cut off does not look whole, also where its end is that of the connection, over ${over}`, async (t) => {
+    const { purser, token, base, said } = await openHostile(t, options);
+    const cut = 'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n';
+    for (const [text, end] of [
+      [`${cut}0\r\n\r\n`, undefined],
+      [cut, 'ECONNRESET'],
+    ] as const) {
+      said.bytes = Buffer.from(text, 'latin1');
+      const line = await openLine(purser.url);
+      line.write(`GET ${base} HTTP/1.0\r\nAuthorization: Bearer ${token}\r\n\r\n`);
+      assert.equal(await line.ended, end, JSON.stringify(line.text()));
+    }
+  });
 
 test(`hostile answers of a server inside harm nobody (seed ${SEED})`, async (t) => {
   const { purser, token, base, said } = await openHostile(t);

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import test from 'node:test';
+import { openLine } from '../helper/line.ts';
 import { until } from '../helper/waiting.ts';
 import { BYTES, openLocalLease, TAR, treeOf } from './trees-shared.ts';
 
@@ -85,6 +86,13 @@ test('a download of a tree ends at limits.download_bytes, before it begins or wi
   await sh('mkdir holes && dd of=holes/h bs=1 seek=2000000 count=0');
   const cut = purser.ask('POST', '/v1/compute/download', { token, body: { id, path: 'holes' }, headers });
   await assert.rejects(cut, /terminated|closed|socket/, 'what the disk does not tell is found on the way');
+  const line = await openLine(purser.url);
+  const asked = JSON.stringify({ id, path: 'holes' });
+  const lines = [`Authorization: Bearer ${token}`, `Accept: ${TAR}`, 'Content-Type: application/json'];
+  line.write(
+    `POST /v1/compute/download HTTP/1.0\r\n${lines.join('\r\n')}\r\nContent-Length: ${asked.length}\r\n\r\n${asked}`,
+  );
+  assert.equal(await line.ended, 'ECONNRESET', 'the end of its connection would be that of the archive');
   const none = await purser.ask('POST', '/v1/compute/download', { token, body: { id, path: 'none' }, headers });
   assert.equal(none.status, 404);
   await until('nothing runs', () => purser.app.activity.open(id) === 0);

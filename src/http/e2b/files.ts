@@ -13,7 +13,7 @@ import { mediaTypeOf, readQuery, streamBody } from '../body.ts';
 import { callerNetwork } from '../caller.ts';
 import type { Env, HttpApp } from '../endpoint.ts';
 import { openEventStream } from '../event-stream.ts';
-import { onceClosed } from '../exchange.ts';
+import { cutOff, onceClosed } from '../exchange.ts';
 import { admitTo, type Opened, openSandbox, type Running, refuseStranger, runningOf, sandboxWith } from './envd.ts';
 import { guestUncertain, headersFor } from './errors.ts';
 import { boundaryOf, partsOf } from './multipart.ts';
@@ -100,7 +100,7 @@ async function read(app: HttpApp, c: Context<Env>, running: Running): Promise<Re
     events.end();
   } catch (error) {
     if (!events.hasBegun()) throw error;
-    c.env.incoming.socket.destroy();
+    cutOff(c.env.incoming);
   } finally {
     share.close();
   }
