@@ -1,5 +1,4 @@
 import type { Duplex } from 'node:stream';
-import { setTimeout as sleep } from 'node:timers/promises';
 import { contained } from '../base/fault.ts';
 import { createLimit } from '../base/limits.ts';
 import { containConnection } from '../net/contain.ts';
@@ -32,6 +31,8 @@ type EgressNeeds = {
   secretsOf(id: string): Omit<Secrets, 'enter'>;
   /** Returns whether the lease's machine is still to have a way out. */
   isLive(id: string): boolean;
+  /** Returns whether the machine is paused: no program starts there, and none answers. */
+  isPaused(id: string): boolean;
   /** Starts the program inside. Throws if the machine cannot be asked. */
   begin(id: string): Promise<LineSession>;
   /** Counts one connection's memory; throws if its wallet uses too much. Returns what releases it. */
@@ -63,8 +64,9 @@ type Way = {
   line: Line | undefined;
   opening: Promise<void>;
   isWanted: boolean;
-  /** The pause before it is opened again. */
+  /** The pause before it is opened again, and what ends one that is under way. */
   retryMilliseconds: number;
+  endPause: () => void;
 };
 
 /** Creates what serves the connections of ways out, once their programs have started. */
@@ -115,6 +117,15 @@ function createServing(needs: EgressNeeds) {
   };
 }
 
+/** Waits before a way out is opened again, until somebody asks for it. */
+async function pauseOf(way: Way): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const timer = setTimeout(resolve, way.retryMilliseconds).unref();
+  way.endPause = resolve;
+  await promise;
+  clearTimeout(timer);
+}
+
 /** Creates what opens ways out, and opens those again that are lost while they are wanted. */
 function createOpener(needs: EgressNeeds) {
   const serving = createServing(needs);
@@ -143,7 +154,7 @@ function createOpener(needs: EgressNeeds) {
       if (way.line !== line || !way.isWanted) return;
       way.line = undefined;
       if (performance.now() - openedAt > LASTING_MILLISECONDS) way.retryMilliseconds = RETRY_MILLISECONDS.min;
-      needs.failed(id, reason);
+      if (!needs.isPaused(id)) needs.failed(id, reason);
       way.opening = keepOpening(way);
     });
   }
@@ -151,10 +162,12 @@ function createOpener(needs: EgressNeeds) {
   /** Opens a way out again, with longer and longer pauses. Never rejects. */
   async function keepOpening(way: Way): Promise<void> {
     while (way.isWanted) {
-      await sleep(way.retryMilliseconds, undefined, { ref: false });
+      await pauseOf(way);
       way.retryMilliseconds = Math.min(way.retryMilliseconds * 2, RETRY_MILLISECONDS.max);
       try {
-        if (way.isWanted && needs.isLive(way.id)) await openOnce(way);
+        if (!way.isWanted || !needs.isLive(way.id)) return;
+        if (needs.isPaused(way.id)) continue;
+        await openOnce(way);
         return;
       } catch (error) {
         needs.failed(way.id, error);
@@ -192,7 +205,11 @@ export function createEgress(needs: EgressNeeds): Egress {
     async open(id) {
       if (isClosed) throw new Error('the server is stopping');
       const known = ways.get(id);
-      if (known?.isWanted) return inTime(known.opening, OPEN_MILLISECONDS, 'the start of the way out');
+      if (known?.isWanted) {
+        known.retryMilliseconds = RETRY_MILLISECONDS.min;
+        known.endPause();
+        return inTime(known.opening, OPEN_MILLISECONDS, 'the start of the way out');
+      }
       const way: Way = {
         id,
         tally: known?.tally ?? createTally(),
@@ -201,6 +218,7 @@ export function createEgress(needs: EgressNeeds): Egress {
         opening: Promise.resolve(),
         isWanted: true,
         retryMilliseconds: RETRY_MILLISECONDS.min,
+        endPause() {},
       };
       ways.set(id, way);
       await openFirst(way);

@@ -8,6 +8,7 @@ import { covers, type List, parseList } from '../egress/list.ts';
 import type { Outside } from '../egress/outside.ts';
 import { allLiveResources, changeResource, findResource, type Resource } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
+import { isPaused } from './pausing.ts';
 import { accessible } from './ports.ts';
 import { createLeaseSecrets, type SecretsApp } from './secrets.ts';
 
@@ -98,6 +99,10 @@ export function createLeaseEgress(app: EgressApp, outside: Outside): LeaseEgress
     isLive(id) {
       const row = findResource(app.ledger.read, id);
       return row?.endedAt === null && row.endWanted === null && wayOf(row) !== undefined;
+    },
+    isPaused(id) {
+      const row = findResource(app.ledger.read, id);
+      return row !== undefined && isPaused(row);
     },
     async begin(id) {
       const way = wayOf(findResource(app.ledger.read, id));
