@@ -56,10 +56,7 @@ const OF_CONNECTION = [
   'transfer-encoding',
   'upgrade',
 ];
-/**
- * Request headers that are replaced: the server inside is asked as `localhost`, and headers of a proxy before Purser do not
- * concern it.
- */
+/** Request headers that are replaced: the server inside is asked as `localhost`. */
 const OF_REQUEST = new Set([
   ...OF_CONNECTION,
   'content-length', // The framing is rewritten: a header that Connection names is not passed on, and a body needs it.
@@ -67,12 +64,9 @@ const OF_REQUEST = new Set([
   'forwarded',
   'host',
   'via',
-  'x-forwarded-for',
-  'x-forwarded-host',
-  'x-forwarded-port',
-  'x-forwarded-proto',
-  'x-real-ip',
 ]);
+/** Request headers of a proxy before Purser do not concern the server inside: each has its own for the caller's address. */
+const OF_PROXY = /^(x-forwarded-|x-original-|x-envoy-|cf-|x-real-ip$)|client-?ip$/;
 /** Under Purser's origin these belong to Purser. */
 const OF_PURSER = new Set(['authorization', 'cookie', 'origin', 'referer', 'x-api-key']);
 /** Headers that act beyond the answer itself: on other host names of the site, or on where a browser connects. */
@@ -138,7 +132,8 @@ function requestHeaders(request: IncomingMessage, { port, origin, cookie, ofPurs
   const headers: HeaderPair[] = [['Host', `localhost:${port}`]];
   for (const [name, value] of without(request.rawHeaders, OF_REQUEST)) {
     const lower = name.toLowerCase();
-    if (hasOwnToken(value) || ofPurser?.has(lower) || (origin === undefined && OF_PURSER.has(lower))) continue;
+    const isOfPurser = ofPurser?.has(lower) || (origin === undefined && OF_PURSER.has(lower));
+    if (isOfPurser || OF_PROXY.test(lower) || hasOwnToken(value)) continue;
     if (origin !== undefined && lower === 'cookie') {
       const others = value.split(';').filter((it) => it.split('=', 1)[0]?.trim() !== cookie);
       if (others.length) headers.push([name, others.join(';').trim()]);
