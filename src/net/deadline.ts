@@ -29,3 +29,24 @@ export const inTime = <T>(promise: Promise<T>, milliseconds: number, what: strin
   deadline(promise, milliseconds, () => {
     throw new Error(`${what} took longer than ${milliseconds / 1000} s`);
   });
+
+/**
+ * Returns a function that waits for promises, for none longer than until `end` is settled: then it resolves to undefined. Promise.race
+ * would keep something of each wait until the end, its value as well: all of an upload.
+ */
+export function noLongerThan(end: Promise<unknown>): <T>(wanted: Promise<T>) => Promise<T | undefined> {
+  const waits = new Set<() => void>();
+  let hasEnded = false;
+  const release = () => {
+    hasEnded = true;
+    for (const leave of waits) leave();
+  };
+  end.then(release, release);
+  return <T>(wanted: Promise<T>) =>
+    new Promise<T | undefined>((resolve, reject) => {
+      const leave = () => resolve(undefined);
+      if (hasEnded) leave();
+      else waits.add(leave);
+      void wanted.then(resolve, reject).finally(() => waits.delete(leave));
+    });
+}

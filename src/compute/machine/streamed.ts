@@ -1,6 +1,6 @@
 import { createHash, randomBytes } from 'node:crypto';
 import { Refusal } from '../../base/refusal.ts';
-import { inTime } from '../../net/deadline.ts';
+import { inTime, noLongerThan } from '../../net/deadline.ts';
 import type { Backend, Ref } from '../backend.ts';
 import { ArchiveFault, emptyFile, endOfArchive, readArchive } from './archive.ts';
 import { collect } from './collect.ts';
@@ -54,18 +54,11 @@ function received() {
 /** Returns what writes to a program, as fast as it reads. It does nothing once `whenDone` has resolved. */
 function writerOf(run: Run, whenDone: Promise<unknown>) {
   let isDone = false;
-  /** Ends the one wait that is under way. */
-  let release = () => {};
-  void whenDone.then(() => {
-    isDone = true;
-    release();
-  });
-  /** Waits for a promise, or until the program needs no more. Promise.race would keep each value until then: the whole upload. */
-  const orDone = <T>(wanted: Promise<T>): Promise<T | undefined> =>
-    new Promise((resolve, reject) => {
-      release = () => resolve(undefined);
-      wanted.then(resolve, reject);
-    });
+  const orDone = noLongerThan(
+    whenDone.then(() => {
+      isDone = true;
+    }),
+  );
   return {
     isDone: () => isDone,
     orDone,

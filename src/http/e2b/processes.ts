@@ -3,7 +3,7 @@ import type { Backend } from '../../compute/backend.ts';
 import { type Attached, type AttachedOrder, attach } from '../../compute/machine/attached.ts';
 import { codeOfSignal } from '../../compute/machine/shell.ts';
 import type { Resource } from '../../ledger/resource.ts';
-import { inTime } from '../../net/deadline.ts';
+import { inTime, noLongerThan } from '../../net/deadline.ts';
 import { createConcurrency } from '../concurrency.ts';
 import type { HttpApp } from '../endpoint.ts';
 import type { Allowance } from '../memory-quota.ts';
@@ -249,16 +249,17 @@ function createInput(
   milliseconds: number,
 ): SandboxProcess['write'] {
   let hasEnded = false;
-  const whenEnded = ended
-    .catch(() => {})
-    .then(() => {
-      hasEnded = true;
-      return false;
-    });
+  const orEnd = noLongerThan(
+    ended
+      .catch(() => {})
+      .then(() => {
+        hasEnded = true;
+      }),
+  );
   /** Resolves with whether the program has read what was written last; undefined while nothing waits. */
   let reading: Promise<boolean> | undefined;
   const inputTime = (waiting: Promise<boolean>, refusal: () => Refusal) =>
-    inTime(Promise.race([waiting, whenEnded]), milliseconds, 'The input of a program').catch(() => {
+    inTime(orEnd(waiting), milliseconds, 'The input of a program').catch(() => {
       throw refusal();
     });
   function refuseClosed() {
