@@ -3,6 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type Docker from 'dockerode';
 import type { LineSession } from '../../../egress/line.ts';
 import { containConnection } from '../../../net/contain.ts';
+import { noLongerThan } from '../../../net/deadline.ts';
 import type { Ref } from '../../backend.ts';
 import { between, MARKED } from '../../kit/between.ts';
 import { egressCommand, egressSession } from '../../kit/egress.ts';
@@ -222,13 +223,15 @@ async function waitForEnd(
       .once('close', resolve)
       .once('error', () => resolve()),
   );
-  void closed.then(() => {
-    isClosed = true;
-  });
+  const orClosed = noLongerThan(
+    closed.then(() => {
+      isClosed = true;
+    }),
+  );
   // An idle session of an hour must not be asked about ten times a second.
   for (let wait = WAIT_MILLISECONDS_LEAST; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
     const wasClosed = isClosed;
-    await (isClosed ? sleep(wait) : Promise.race([closed, sleep(wait)]));
+    await (isClosed ? sleep(wait) : orClosed(sleep(wait)));
     await judge();
     // The command has mostly ended by now; but a tenant may close the streams of a program that continues.
     if (isClosed && !wasClosed) wait = WAIT_MILLISECONDS_LEAST / 2;
@@ -238,14 +241,14 @@ async function waitForEnd(
         throw error;
       }
       // An engine may forget the container before the end of the stream is here; with gVisor that never comes.
-      await Promise.race([closed, sleep(REMOVED_MILLISECONDS, undefined, { ref: false })]);
+      await orClosed(sleep(REMOVED_MILLISECONDS, undefined, { ref: false }));
       return { Running: false, ExitCode: KILLED };
     });
     if (typeof state?.Running !== 'boolean') throw new Error('the engine does not say whether a command runs');
     await judge(state);
     if (!state.Running && typeof state.ExitCode === 'number') {
       if (state.ExitCode < 0) throw new Error('the engine does not know how the command ended'); // Podman's -1.
-      if (!isClosed) await Promise.race([closed, rest(state.ExitCode)]);
+      if (!isClosed) await orClosed(rest(state.ExitCode));
       await judge(state);
       return state.ExitCode;
     }
