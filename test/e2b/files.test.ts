@@ -114,6 +114,15 @@ test('files and directories are described, listed, made, moved and removed', asy
   const moved = await fs('Move', { source: 'd/x', destination: 'p/q/y' });
   assert.equal(moved.body.entry.path, `${home}/p/q/y`);
   assert.equal((await fs('Stat', { path: 'd/x' })).body.code, 'not_found');
+  // A directory that was to be replaced is there as before where that fails.
+  await fs('MakeDir', { path: 'e/f' });
+  for (const [source, destination] of [
+    ['e/f', 'e/f'],
+    ['e', 'e/f'],
+  ]) {
+    assert.equal((await fs('Move', { source, destination })).body.code, 'invalid_argument');
+    assert.equal((await fs('Stat', { path: 'e/f' })).status, 200, `${source} to ${destination}`);
+  }
   assert.equal((await fs('Remove', { path: 'd' })).status, 200);
   assert.equal((await fs('Remove', { path: 'd' })).status, 200);
   assert.equal((await fs('Stat', { path: 'd' })).status, 404);

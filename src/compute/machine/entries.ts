@@ -200,8 +200,9 @@ exists "$from" || { say none; exit 0; }
 it=${fromHome(to)}
 absolute
 mkdir -p "\${it%/*}/" 2>/dev/null
-if [ -d "$it" ]; then words=$(rmdir "$it" 2>&1) || { say denied "$words"; exit 0; }; fi
-words=$(mv -f "$from" "$it" 2>&1) || { say denied "$words"; exit 0; }
+gone=
+if [ -d "$it" ]; then words=$(rmdir "$it" 2>&1) && gone=yes || { say denied "$words"; exit 0; }; fi
+words=$(mv -f "$from" "$it" 2>&1) || { [ -z "$gone" ] || mkdir "$it"; say denied "$words"; exit 0; }
 say ok
 shown "$it"`,
   );
