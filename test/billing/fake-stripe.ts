@@ -3,8 +3,8 @@ import http from 'node:http';
 import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 import Stripe from 'stripe';
+import { resetConnection } from '../../src/net/reset.ts';
 import { whenRead } from '../helper/listener.ts';
-import { resetConnection } from '../helper/reset.ts';
 import type { Answer, TestServer } from '../helper/server.ts';
 
 export const KEY = 'sk_test_51CanaryOfTheSecretKey0123456789';

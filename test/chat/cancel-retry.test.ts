@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { resetConnection } from '../helper/reset.ts';
+import { resetConnection } from '../../src/net/reset.ts';
 import { completionStream, counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { hang } from '../helper/upstream.ts';
 import { until } from '../helper/waiting.ts';

@@ -8,7 +8,7 @@ import { collectGarbage } from '../helper/garbage.ts';
 
 const LOOK_COUNT = 5000;
 /** Of anything that were kept for each look there is more than this. */
-const LOOK_BYTES_MAX = 32;
+const LOOK_BYTES_MAX = 100;
 
 test('a program that runs for weeks is looked at each second, and nothing is kept of that', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] });

@@ -5,7 +5,7 @@ import { type AddressInfo, createServer, type Socket } from 'node:net';
 import test from 'node:test';
 import type { Created } from '../../src/compute/backend.ts';
 import { openVastBackend } from '../../src/compute/engines/vast/vast.ts';
-import { resetConnection } from '../helper/reset.ts';
+import { resetConnection } from '../../src/net/reset.ts';
 import { freshTag, leases, now, openBench, QUICK, refOf, settingsOf } from './vast-shared.ts';
 
 test('only a clear no is a refusal; everything else is unknown', async (t) => {

@@ -9,7 +9,7 @@ import { collectGarbage } from '../helper/garbage.ts';
 
 const WRITE_COUNT = 20_000;
 /** Of anything that were kept for each write there is more than this. */
-const WRITE_BYTES_MAX = 32;
+const WRITE_BYTES_MAX = 100;
 
 /** A machine whose program reads each write a turn later. */
 async function session() {

@@ -14,8 +14,8 @@ import {
   STREAM_COUNT_MAX,
   WINDOW,
 } from '../../src/egress/line.ts';
+import { resetConnection } from '../../src/net/reset.ts';
 import { freePort } from '../helper/free-port.ts';
-import { resetConnection } from '../helper/reset.ts';
 import { until } from '../helper/waiting.ts';
 
 const ARCHITECTURE = process.arch === 'x64' ? 'amd64' : process.arch;

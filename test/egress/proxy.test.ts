@@ -6,8 +6,8 @@ import { createHelloReader } from '../../src/egress/client-hello.ts';
 import { covers, type ListEntry, parseList } from '../../src/egress/list.ts';
 import { createHeadReader } from '../../src/egress/request-head.ts';
 import { createTally } from '../../src/egress/tally.ts';
+import { resetConnection } from '../../src/net/reset.ts';
 import { assertLinear } from '../helper/cpu.ts';
-import { resetConnection } from '../helper/reset.ts';
 import { until } from '../helper/waiting.ts';
 import { clientHello, openProxy, openSite, PUBLIC } from './proxy-shared.ts';
 

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import type http from 'node:http';
 import { Agent, request as send } from 'undici';
-import { resetConnection } from './reset.ts';
+import { resetConnection } from '../../src/net/reset.ts';
 import type { UpstreamCall } from './upstream.ts';
 
 /** One step of a stream: text or bytes to write, or a function to run and wait for. */

@@ -1,8 +1,8 @@
 import http from 'node:http';
 import type { TestContext } from 'node:test';
+import { resetConnection } from '../../src/net/reset.ts';
 import { freePort } from './free-port.ts';
 import { whenRead } from './listener.ts';
-import { resetConnection } from './reset.ts';
 import { waitFor } from './waiting.ts';
 
 export type UpstreamCall = {

@@ -4,7 +4,7 @@ import { type IncomingMessage, request } from 'node:http';
 import { type AddressInfo, connect, createServer as createTcpServer } from 'node:net';
 import test from 'node:test';
 import { WebSocket } from 'undici';
-import { resetConnection } from '../helper/reset.ts';
+import { resetConnection } from '../../src/net/reset.ts';
 import { until } from '../helper/waiting.ts';
 import { begin, openPort } from './ports-shared.ts';
 

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { formatUsd, Nanos } from '../../src/base/money.ts';
+import { resetConnection } from '../../src/net/reset.ts';
 import { createRandom, length, SEED } from '../helper/random.ts';
-import { resetConnection } from '../helper/reset.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure, type hang } from '../helper/upstream.ts';
 

@@ -2,8 +2,8 @@ import assert from 'node:assert/strict';
 import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
 import test, { type TestContext } from 'node:test';
+import { resetConnection } from '../../src/net/reset.ts';
 import { openUpstream } from '../../src/router/upstream.ts';
-import { resetConnection } from '../helper/reset.ts';
 import { openUpstream as openFake } from '../helper/upstream.ts';
 
 const BODY = Buffer.from('{"model":"m"}');

@@ -4,9 +4,9 @@ import { createServer } from 'node:net';
 import test from 'node:test';
 import { followFaults } from '../../src/base/fault.ts';
 import { Secret } from '../../src/base/secret.ts';
+import { resetConnection } from '../../src/net/reset.ts';
 import { openUpstream } from '../../src/router/upstream.ts';
 import { createRandom, length, type Random, SEED } from '../helper/random.ts';
-import { resetConnection } from '../helper/reset.ts';
 import { framed, hostileAnswer, mutated } from '../http/hostile-http.ts';
 
 const usage = { prompt_tokens: 10, completion_tokens: 5, total_tokens: 15 };

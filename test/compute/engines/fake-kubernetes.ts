@@ -7,8 +7,8 @@ import { constants } from 'node:os';
 import { type Duplex, PassThrough, type Readable } from 'node:stream';
 import type { TestContext } from 'node:test';
 import { type WebSocket, WebSocketServer } from 'ws';
+import { resetConnection } from '../../../src/net/reset.ts';
 import { whenRead } from '../../helper/listener.ts';
-import { resetConnection } from '../../helper/reset.ts';
 import type { ApiObject } from './kubernetes.ts';
 
 /** A request as it arrived. */

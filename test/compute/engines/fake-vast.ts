@@ -7,9 +7,9 @@ import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 import ssh2 from 'ssh2';
 import { sshKeyFromSeed } from '../../../src/base/ssh-key.ts';
+import { resetConnection } from '../../../src/net/reset.ts';
 import { hasComponent } from '../../helper/component.ts';
 import { whenRead } from '../../helper/listener.ts';
-import { resetConnection } from '../../helper/reset.ts';
 import { until } from '../../helper/waiting.ts';
 
 const { Server, utils } = ssh2;

@@ -4,7 +4,7 @@ import { mkdirSync } from 'node:fs';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
-import { resetConnection } from '../../helper/reset.ts';
+import { resetConnection } from '../../../src/net/reset.ts';
 
 /** The files of one side of TLS: the authority it trusts, and what it shows itself. */
 export type Certificates = { ca: string; cert: string; key: string };

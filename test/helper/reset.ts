@@ -1,1 +1,0 @@
-export { resetConnection } from '../../src/net/reset.ts';
