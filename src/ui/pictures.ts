@@ -111,10 +111,10 @@ function timesBelow({ starts, every }: Bars, label: (at: number) => string): Htm
 type Bars = { starts: readonly number[]; every: 'minute' | 'hour' | 'day' | 'week' | 'month'; zone: string };
 
 /** The keys of a picture: what they are, and how each is written; by default as it is. */
-type Keys = { what: string; write?: (key: string) => string };
+type KeyLabels = { what: string; write?: (key: string) => string };
 
 /** Draws spending over time as stacked bars, one colour for each of the largest keys. A cell begins where a bar does. */
-export function spendingChart(title: string, cells: readonly Cell[], { what, write, ...bars }: Bars & Keys): Html {
+export function spendingChart(title: string, cells: readonly Cell[], { what, write, ...bars }: Bars & KeyLabels): Html {
   const written = (key: string) => outside(key === OTHERS ? key : (write?.(key) ?? key));
   const { starts, every, zone } = bars;
   const totals = new Map<string, bigint>();
