@@ -48,7 +48,7 @@ const hasLength = (file: string): boolean =>
     (imports(file).includes('test/helper/random.ts') && /\blength\(\d/.test(readFileSync(file, 'utf8'))));
 
 /** More groups than concurrent processes, so that no group runs alone for long. */
-const GROUP_COUNTS = { fast: 8, other: 5 };
+const GROUP_COUNTS = { fast: 10, other: 5 };
 
 /** The slowest files: each begins one of the first groups, so that none is left to the end. */
 const FIRST = [
