@@ -49,7 +49,10 @@ test('whose key it is, is asked until it is told, and then not again', async (t)
     await assert.rejects(async () => backend.identity?.(), /whose key/, `${status} ${body}`);
   }
   Object.assign(account, { status: 200, body: '{"id":7}' });
-  assert.equal(await backend.identity?.(), `account 7 at ${url}`);
+  const { calls: before } = account;
+  for (const id of await Promise.all([1, 2, 3].map(async () => backend.identity?.())))
+    assert.equal(id, `account 7 at ${url}`);
+  assert.equal(account.calls, before + 1, 'those who ask at the same time share the answer');
   const { calls } = account;
   assert.equal(await backend.identity?.(), `account 7 at ${url}`);
   assert.equal(account.calls, calls);

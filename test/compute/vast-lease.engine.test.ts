@@ -224,7 +224,8 @@ test('two creates race for one offer: one gets it, the other hears so and is cha
   const wallets = await Promise.all([purser.openWallet(LONG), purser.openWallet(LONG)]);
   const answers = await Promise.all(wallets.map(({ token }) => purser.lease(token)));
   assert.deepEqual(answers.map((it) => it.status).sort(), [200, 503], answers.map((it) => it.text).join('\n'));
-  assert.equal(answers.find((it) => it.status === 503)?.body.error.code, 'capacity_unavailable');
+  const refused = answers.find((it) => it.status === 503);
+  assert.equal(refused?.body.error.code, 'capacity_unavailable', refused?.text);
   assert.deepEqual([vast.count('create'), vast.instances.size], [1, 1]);
   const used = await Promise.all(wallets.map(async ({ token }) => (await purser.budget(token)).used_usd));
   assert.deepEqual(used.sort(), ['0.00', PRICE]);
