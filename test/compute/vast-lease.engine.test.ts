@@ -220,9 +220,13 @@ test('two creates race for one offer: one gets it, the other hears so and is cha
   const purser = await openVastServer(t);
   if (!purser) return;
   const { vast } = purser;
-  vast.faults.sellTwice = true;
+  const { promise: held, resolve: release } = Promise.withResolvers<void>();
+  Object.assign(vast.faults, { sellTwice: true, createHeld: held });
   const wallets = await Promise.all([purser.openWallet(LONG), purser.openWallet(LONG)]);
-  const answers = await Promise.all(wallets.map(({ token }) => purser.lease(token)));
+  const leases = wallets.map(({ token }) => purser.lease(token));
+  await Promise.race(leases); // The create of the first waits until the second is refused.
+  release();
+  const answers = await Promise.all(leases);
   assert.deepEqual(answers.map((it) => it.status).sort(), [200, 503], answers.map((it) => it.text).join('\n'));
   const refused = answers.find((it) => it.status === 503);
   assert.equal(refused?.body.error.code, 'capacity_unavailable', refused?.text);

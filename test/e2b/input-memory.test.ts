@@ -2,10 +2,8 @@ import assert from 'node:assert/strict';
 import { PassThrough, Writable } from 'node:stream';
 import test from 'node:test';
 import { setImmediate as turn } from 'node:timers/promises';
-import type { Ref } from '../../src/compute/backend.ts';
-import { createProcesses } from '../../src/http/e2b/processes.ts';
-import { createMemoryQuota } from '../../src/http/memory-quota.ts';
 import { collectGarbage } from '../helper/garbage.ts';
+import { startProcess } from './processes-shared.ts';
 
 const WRITE_COUNT = 20_000;
 /** Of anything that were kept for each write there is more than this. */
@@ -34,25 +32,7 @@ async function heapBytes(): Promise<number> {
 }
 
 test('input that was read leaves nothing behind while its program goes on', async () => {
-  const processes = createProcesses({
-    activity: { begin: () => () => {} },
-    memory: createMemoryQuota(),
-    tenantOf: () => ({ treeId: 'a' }),
-    stallMilliseconds: 60_000,
-  } as never);
-  const { process: program } = await processes.start(
-    {
-      resource: { id: 'r', walletId: 'w' } as never,
-      backend: { guest: { session, exec: async () => ({}) } } as never,
-      ref: 'machine' as Ref,
-    },
-    {
-      argv: ['cat'],
-      ...{ env: {}, cwd: undefined, hasInput: true, seconds: 60 },
-      ...{ terminal: undefined, tag: undefined, limit: undefined },
-    },
-    () => undefined,
-  );
+  const program = await startProcess({ session, exec: async () => ({}) as never }, ['cat']);
   const write = async (count: number) => {
     for (let at = 0; at < count; at++) await program.write(Buffer.of(at));
     return heapBytes();

@@ -5,17 +5,15 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Duplex } from 'node:stream';
 import test from 'node:test';
-import type { Ref } from '../../src/compute/backend.ts';
 import { beginIn as beginInContainer } from '../../src/compute/engines/container/program.ts';
 import { beginIn as beginInPod } from '../../src/compute/engines/kubernetes/program.ts';
 import { createStreams } from '../../src/compute/engines/kubernetes/stream.ts';
 import { createGuest } from '../../src/compute/machine/guest.ts';
 import type { Begin } from '../../src/compute/machine/program.ts';
-import { createProcesses } from '../../src/http/e2b/processes.ts';
-import { createMemoryQuota } from '../../src/http/memory-quota.ts';
 import { frame } from '../compute/engines/frame.ts';
 import { until } from '../helper/waiting.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
+import { startProcess } from './processes-shared.ts';
 
 // Input is answered by what became of it, on every engine. The machines are processes of this one, behind the protocols of engines.
 
@@ -96,29 +94,16 @@ for (const [engine, begin] of [
 ] as const)
   test(`${engine}: input that a program has not read when it ends is not said to be read`, async (t) => {
     const go = join(temporaryDirectory(t), 'go');
-    const processes = createProcesses({
-      activity: { begin: () => () => {} },
-      memory: createMemoryQuota(),
-      tenantOf: () => ({ treeId: 'a' }),
-      stallMilliseconds: 60_000,
-    } as never);
     let said = '';
-    const { process } = await processes.start(
-      {
-        resource: { id: 'r', walletId: 'w' } as never,
-        backend: { guest: createGuest(begin) } as never,
-        ref: 'machine' as Ref,
-      },
-      {
-        argv: ['/bin/sh', '-c', `echo begun; until [ -e '${go}' ]; do sleep 0.02; done; exit 3`],
-        ...{ env: {}, cwd: undefined, hasInput: true, seconds: 60 },
-        ...{ terminal: undefined, tag: undefined, limit: undefined },
-      },
-      (message) => {
-        said += JSON.parse(message.subarray(5).toString()).event.data.stdout ?? '';
-        return undefined;
-      },
-    );
+    const argv: [string, ...string[]] = [
+      '/bin/sh',
+      '-c',
+      `echo begun; until [ -e '${go}' ]; do sleep 0.02; done; exit 3`,
+    ];
+    const process = await startProcess(createGuest(begin), argv, (message) => {
+      said += JSON.parse(message.subarray(5).toString()).event.data.stdout ?? '';
+      return undefined;
+    });
     await until('it has begun', () => said.length > 0);
     const answerOf = (bytes: Buffer) =>
       process.write(bytes).then(

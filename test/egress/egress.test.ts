@@ -7,25 +7,33 @@ import { systemOutside } from '../../src/egress/outside.ts';
 import { hold } from '../lease/leases.ts';
 import { NO_SECRETS } from './proxy-shared.ts';
 
-test('a program that starts after the time for it is ended', async (t) => {
-  t.mock.timers.enable({ apis: ['setTimeout'] });
-  const held = hold();
-  const killed = Promise.withResolvers<void>();
-  const egress = createEgress({
+type Needs = Parameters<typeof createEgress>[0];
+
+/** Ways out of leases that live, and that connect to nothing. */
+const openWith = (needs: Pick<Needs, 'begin'> & Partial<Needs>) =>
+  createEgress({
     outside: { ...systemOutside, lookUp: async () => [], dial: () => assert.fail(), isOwn: () => false },
     listsOf: () => undefined,
     secretsOf: () => NO_SECRETS,
     isLive: () => true,
     isPaused: () => false,
+    enter: () => () => {},
+    passed() {},
+    refused() {},
+    failed() {},
+    ...needs,
+  });
+
+test('a program that starts after the time for it is ended', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  const held = hold();
+  const killed = Promise.withResolvers<void>();
+  const egress = openWith({
     async begin() {
       await held.wait();
       const [stdin, stdout] = [new PassThrough(), new PassThrough()];
       return { stdin, stdout, ended: killed.promise, kill: killed.resolve };
     },
-    enter: () => () => {},
-    passed() {},
-    refused() {},
-    failed() {},
   });
   const opening = egress.open('res_1');
   await held.arrived;
@@ -50,20 +58,13 @@ test('a way out that was lost while its machine was paused is opened as soon as 
   let begun = 0;
   const failures: unknown[] = [];
   let program = listening();
-  const egress = createEgress({
-    outside: { ...systemOutside, lookUp: async () => [], dial: () => assert.fail(), isOwn: () => false },
-    listsOf: () => undefined,
-    secretsOf: () => NO_SECRETS,
-    isLive: () => true,
+  const egress = openWith({
     isPaused: () => isPaused,
     async begin() {
       begun += 1;
       program = listening();
       return program.session;
     },
-    enter: () => () => {},
-    passed() {},
-    refused() {},
     failed: (_, error) => failures.push(error),
   });
   await egress.open('res_1');

@@ -36,6 +36,8 @@ export type VastFaults = {
   createSays: [status: number, body: string][];
   /** Number of instances per create, all with the same label. */
   copies: number;
+  /** What a create waits for. */
+  createHeld: Promise<void> | undefined;
   /** Whether one offer can be rented twice. The second instance never starts. */
   sellTwice: boolean;
   /** Milliseconds until a new instance appears in lists. */
@@ -94,6 +96,7 @@ export type FakeVast = {
 const noFaults = (): VastFaults => ({
   createThen: [],
   createSays: [],
+  createHeld: undefined,
   copies: 1,
   sellTwice: false,
   listLagMilliseconds: 0,
@@ -236,6 +239,7 @@ export async function openFakeVast(t: TestContext, { shared = false } = {}): Pro
     }
 
     if (endpoint === 'create') {
+      await faults.createHeld;
       const says = faults.createSays.shift();
       if (says) return say(...says);
       const offer = offers.get(id);
