@@ -1,5 +1,7 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import { assetBytes } from '../../files/asset.ts';
 import type { Extended, Ref } from '../backend.ts';
+import { onOneLine } from './one-line.ts';
 
 /**
  * The watchdog (watchdog/watchdog.c) is the first process of every container: a static program that is put into the
@@ -18,6 +20,9 @@ export const RUNNING_WATCHDOG = '/proc/1/exe';
  */
 export const COPIED_WATCHDOG = 'watchdog';
 export const MOVE_MILLISECONDS = 15_000;
+/** An engine may fail to start a program in a machine that runs, or only just does: gVisor's does now and then (126). */
+const START_TRIES = 10;
+const START_PAUSE_MILLISECONDS = 300;
 /** Returns whether a watchdog with this exit code ended its machine for what was written beside its disk (watchdog/mounts.h). */
 export const wroteBesideDisk = (exitCode: number | undefined) => exitCode === 153;
 /** Describes why such a machine ended. */
@@ -48,6 +53,15 @@ export function keepDeadlines(
 ): Deadlines {
   const known = new Map<Ref, number>();
 
+  /** Has the watchdog move the deadline. An error of its own, or of its start, comes before the move: it is tried again. */
+  async function tellOnceStarted(ref: Ref, deadline: number): Promise<{ exitCode: number; stdout: string }> {
+    for (let tries = 1; ; tries++) {
+      const told = await tell(ref, String(deadline));
+      if (told.exitCode === 0 || told.exitCode >= 128 || tries === START_TRIES) return told;
+      await sleep(START_PAUSE_MILLISECONDS);
+    }
+  }
+
   return {
     note: (ref, deadline) => void known.set(ref, deadline),
     forget: (ref) => void known.delete(ref),
@@ -64,10 +78,14 @@ export function keepDeadlines(
     async move(ref, deadline) {
       known.delete(ref); // The deadline is unknown until the watchdog has answered.
       try {
-        const { exitCode } = await tell(ref, String(deadline));
-        // If it was killed, it may have moved the deadline before; any other error comes before that.
+        const { exitCode, stdout } = await tellOnceStarted(ref, deadline);
+        // If it was killed, it may have moved the deadline before.
         if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
-        if (exitCode !== 0) return { kind: 'refused', reason: `the watchdog did not take the deadline (${exitCode})` };
+        if (exitCode !== 0)
+          return {
+            kind: 'refused',
+            reason: onOneLine(`the watchdog did not take the deadline (${exitCode}) ${stdout}`),
+          };
       } catch (error) {
         const reason = whyStopped(error);
         if (reason !== undefined) return { kind: 'refused', reason };
