@@ -3,7 +3,7 @@ import test from 'node:test';
 import type { Extended, Spec } from '../../src/compute/backend.ts';
 import { createReservations } from '../../src/compute/kit/capacity.ts';
 import { type Claim, sizeOf } from '../../src/compute/kit/claim.ts';
-import { createPausing } from '../../src/compute/kit/pausing.ts';
+import { continueProcesses, createPausing } from '../../src/compute/kit/pausing.ts';
 
 const ROOM = { takeRoom: async () => undefined, letGo() {} };
 const [ORIGINAL, TARGET] = [1000, 9000];
@@ -115,6 +115,12 @@ test('a machine whose processes do not all stop is not paused', async () => {
     assert.match(begun.kind === 'refused' ? begun.reason : begun.kind, words);
     assert.deepEqual(asked, []);
   }
+});
+
+test('processes whose continuation the engine did not start are continued', async () => {
+  const codes = [126, 127, 0];
+  const continued = await continueProcesses({ signal: async () => codes.shift() ?? 1 }, 'x');
+  assert.deepEqual([continued, codes], [{ kind: 'done' }, []]);
 });
 
 test('paused machines give their processors back, and no memory', async () => {

@@ -1,11 +1,9 @@
 import type { Extended, Pausing, Ref } from '../backend.ts';
 import type { Reservations } from './capacity.ts';
-import type { Deadlines } from './watchdog.ts';
+import { type Deadlines, UNKNOWN_ARGUMENT, untilStarted } from './watchdog.ts';
 
 /** Stopping the processes of a machine is repeated: a command that Purser itself has just begun there may have come in between. */
 const STOP_COUNT = 3;
-/** The exit code of a watchdog that does not know the argument. */
-const UNKNOWN_ARGUMENT = 64;
 /** The exit codes of a program that cannot be started. A tenant may have removed it; then it has stopped nothing either. */
 const UNSTARTED: readonly number[] = [126, 127];
 
@@ -46,7 +44,7 @@ export async function stopProcesses({ signal, look }: Signals, ref: Ref): Promis
 
 /** Continues what was stopped. */
 export async function continueProcesses({ signal }: Pick<Signals, 'signal'>, ref: Ref): Promise<Extended> {
-  const code = await signal(ref, 'continue');
+  const { exitCode: code } = await untilStarted(async () => ({ exitCode: await signal(ref, 'continue') }));
   if (code === 0 || code === UNKNOWN_ARGUMENT || UNSTARTED.includes(code)) return { kind: 'done' };
   return { kind: 'unknown', reason: `its processes were not continued (${code})` };
 }

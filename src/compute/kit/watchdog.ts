@@ -20,7 +20,8 @@ export const RUNNING_WATCHDOG = '/proc/1/exe';
  */
 export const COPIED_WATCHDOG = 'watchdog';
 export const MOVE_MILLISECONDS = 15_000;
-/** An engine may fail to start a program in a machine that runs, or only just does: gVisor's does now and then (126). */
+/** The exit code of a watchdog that does not know the argument. */
+export const UNKNOWN_ARGUMENT = 64;
 const START_TRIES = 10;
 const START_PAUSE_MILLISECONDS = 300;
 /** Returns whether a watchdog with this exit code ended its machine for what was written beside its disk (watchdog/mounts.h). */
@@ -31,6 +32,19 @@ export const WROTE_BESIDE_DISK = 'it wrote more than 16 MiB to files that the en
 const ARCHITECTURES = ['amd64', 'arm64'];
 export const hasWatchdog = (architecture: string) => ARCHITECTURES.includes(architecture);
 export const watchdogFor = (architecture: string) => assetBytes(`src/compute/kit/watchdog/watchdog-${architecture}`);
+
+/**
+ * Runs the watchdog's program beside process 1, and again where it was not started, or not yet. An engine may fail to start a program
+ * in a machine that runs: gVisor's does so once in some hundred times (126).
+ */
+export async function untilStarted<T extends { exitCode: number }>(run: () => Promise<T>): Promise<T> {
+  for (let tries = 1; ; tries++) {
+    const result = await run();
+    const { exitCode } = result;
+    if (exitCode === 0 || exitCode === UNKNOWN_ARGUMENT || exitCode >= 128 || tries === START_TRIES) return result;
+    await sleep(START_PAUSE_MILLISECONDS);
+  }
+}
 
 /** The deadlines of a backend's running containers. */
 export type Deadlines = {
@@ -53,15 +67,6 @@ export function keepDeadlines(
 ): Deadlines {
   const known = new Map<Ref, number>();
 
-  /** Has the watchdog move the deadline. An error of its own, or of its start, comes before the move: it is tried again. */
-  async function tellOnceStarted(ref: Ref, deadline: number): Promise<{ exitCode: number; stdout: string }> {
-    for (let tries = 1; ; tries++) {
-      const told = await tell(ref, String(deadline));
-      if (told.exitCode === 0 || told.exitCode >= 128 || tries === START_TRIES) return told;
-      await sleep(START_PAUSE_MILLISECONDS);
-    }
-  }
-
   return {
     note: (ref, deadline) => void known.set(ref, deadline),
     forget: (ref) => void known.delete(ref),
@@ -78,8 +83,8 @@ export function keepDeadlines(
     async move(ref, deadline) {
       known.delete(ref); // The deadline is unknown until the watchdog has answered.
       try {
-        const { exitCode, stdout } = await tellOnceStarted(ref, deadline);
-        // If it was killed, it may have moved the deadline before.
+        const { exitCode, stdout } = await untilStarted(() => tell(ref, String(deadline)));
+        // If it was killed, it may have moved the deadline before; any other error comes before that.
         if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
         if (exitCode !== 0)
           return {
