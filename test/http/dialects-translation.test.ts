@@ -400,3 +400,19 @@ test('a call whose pieces come under other ids than its beginning is one call', 
     ],
   );
 });
+
+test('ids that come from a key are as different as the keys, and as the calls of an answer', () => {
+  const tools = ['look', 'write'].map((name, index) => ({ index, id: '', function: { name, arguments: '{}' } }));
+  const choices = [{ index: 0, message: { content: null, tool_calls: tools }, finish_reason: 'tool_calls' }];
+  const long = 'k'.repeat(128);
+  const keys = [long, `${long.slice(1)}j`, `${long.slice(0, 100)}`, 'step-1.1', 'step-11', 'step 11', '/', '?'];
+  for (const [wire, order] of Object.values(ASKS)) {
+    const { kept } = wire.translate(order as any);
+    const ids = keys.flatMap((key) => {
+      const { id, content, output } = wire.answers(kept, key).whole({ choices, usage }) as any;
+      return [id, ...(content ?? output).map((it: any) => it.call_id ?? it.id)];
+    });
+    assert.equal(new Set(ids).size, 3 * keys.length, ids.join(' '));
+    for (const it of ids) assert.match(it, /^[a-z]+_[A-Za-z0-9_-]+$/);
+  }
+});

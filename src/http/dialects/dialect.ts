@@ -1,3 +1,4 @@
+import { hash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Json } from '../../base/parse-json.ts';
 import type { Refusal, RefusalData } from '../../base/refusal.ts';
@@ -76,8 +77,13 @@ export type StreamTranslator = {
   passed?(event: unknown): void;
 };
 
-/** Returns an id derived from the model server's, so that a replay gets the same. */
+/**
+ * Returns an id derived from the model server's, so that a replay gets the same; without one, from the seed. That is hashed: a seed may
+ * be long, and of any characters, and two of them never give one id.
+ */
 export function idFrom(prefix: string, upstreamId: unknown, seed: string): string {
-  const given = typeof upstreamId === 'string' && upstreamId ? upstreamId : seed;
-  return `${prefix}_${given.replace(/[^A-Za-z0-9_-]/g, '').slice(0, 100)}`;
+  const given = typeof upstreamId === 'string' ? upstreamId.replace(/[^A-Za-z0-9_-]/g, '').slice(0, 100) : '';
+  return `${prefix}_${given || hash('sha256', seed, 'hex').slice(0, SEED_DIGITS)}`;
 }
+
+const SEED_DIGITS = 32;
