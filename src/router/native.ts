@@ -39,8 +39,14 @@ export function isNativeEvent(json: unknown): boolean {
   return typeof type === 'string' && choices === undefined;
 }
 
-/** Events that come before any generated text: an error right after them is a definite refusal. */
-const PREAMBLE = new Set(['message_start', 'ping', 'response.created', 'response.in_progress', 'response.queued']);
+/**
+ * Events that come before any generated text: an error right after them is a definite refusal. OpenAI sends `keepalive` while nothing
+ * else is ready (openai/openai-node#1964).
+ */
+const PREAMBLE = new Set([
+  ...['message_start', 'ping'],
+  ...['response.created', 'response.in_progress', 'response.queued', 'keepalive'],
+]);
 export const isPreamble = (json: unknown): boolean => PREAMBLE.has(wordOf(objectOf(json).type));
 
 /** The events that end a stream. The client gets them once the charge is on disk. */

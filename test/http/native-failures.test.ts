@@ -170,3 +170,32 @@ test('a time-out that is told inside an answer goes to no other upstream: the fi
   }
   assert.equal(purser.wallet(gateway.walletId).held, 0n);
 });
+
+test('a sign of life is no answer: an error behind it costs nothing, and what breaks off behind it is unknown', async (t) => {
+  const { purser, other, gateway } = await open(t);
+  const [created, progress] = RESPONSE_EVENTS as [string, string];
+  const alive = named({ type: 'keepalive', sequence_number: 2 } as never);
+  const failed = { ...RESPONSE, status: 'failed', output: [], usage: null };
+  const error = { code: 'server_error', message: 'busy' };
+  const ended = named({ type: 'response.failed', sequence_number: 3, response: { ...failed, error } } as never);
+  const overloaded = named({ type: 'error', error: { type: 'overloaded_error', message: 'busy' } } as never);
+  for (const [path, body, events] of [
+    ['/responses', { input: 'hi' }, [created, progress, alive, ended]],
+    ['/responses', { input: 'hi' }, [alive, created, named({ type: 'error', ...error } as never)]],
+    ['/messages', ASKED, [PING, START, PING, PING, overloaded]],
+  ] as const) {
+    const asked = other.calls.length;
+    purser.upstream.handle = streaming(...events);
+    const ask = (model: string) => gateway.ask('POST', path, { body: { ...body, model, stream: true } });
+    const refused = await ask('own');
+    assert.equal(refused.status, 503, refused.text);
+    assert.match(refused.body.error.message, /Nothing was charged/);
+    await ask('both');
+    assert.equal(other.calls.length, asked + 1, 'another upstream is asked');
+  }
+  const { spent } = purser.wallet(gateway.walletId);
+  purser.upstream.handle = streaming(created, progress, alive, breakOff);
+  const answer = await gateway.ask('POST', '/responses', { body: { model: 'own', input: 'hi', stream: true } });
+  assert.equal(answer.body.error.code, 'operation_uncertain', answer.text);
+  assert.deepEqual([purser.wallet(gateway.walletId).spent, (await latest(purser)).state], [spent, 'uncertain']);
+});
