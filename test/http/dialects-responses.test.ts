@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { responsesDialect } from '../../src/http/dialects/responses.ts';
 import { codex } from '../fixtures/agents.ts';
 import { counted, DONE, streaming } from '../helper/sse.ts';
 import {
@@ -129,4 +130,14 @@ test('two rounds of Codex: namespaces and custom tools come back as they were se
     call('call_2', 'agents__spawn', '{"task":"x"}'),
   ]);
   assert.equal(last.messages[2].reasoning_content, 'First the patch.');
+});
+
+test('an image is asked for in a detail that chat completions have', () => {
+  const details = ['low', 'high', 'auto', 'original', null, undefined];
+  const content = details.map((detail) => ({ type: 'input_image', image_url: 'data:image/png;base64,', detail }));
+  const { messages } = responsesDialect.translate({ model: 'chat', input: [{ role: 'user', content }] }).chat;
+  assert.deepEqual(
+    messages.flatMap(({ content }) => (content as any[]).map((it) => it.image_url.detail)),
+    ['low', 'high', 'auto', 'high', undefined, undefined],
+  );
 });

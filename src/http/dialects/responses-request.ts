@@ -157,7 +157,7 @@ function contentOf(content: unknown, where: string): Piece[] {
         const { image_url: image, detail } = part;
         if (image === undefined || image === null)
           throw notOffered(at, `an image by its id is not offered here: ${FORGETS}`);
-        return imagePart(textOf(isObject(image) ? image.url : image, `${at}.image_url`), {}, detail);
+        return imagePart(textOf(isObject(image) ? image.url : image, `${at}.image_url`), {}, detailOf(detail));
       }
       case 'input_file':
         return textOfFile(part, at);
@@ -166,6 +166,9 @@ function contentOf(content: unknown, where: string): Piece[] {
     }
   });
 }
+
+/** Returns the detail of an image: the finest of chat completions in place of one that they do not have. */
+const detailOf = (detail: unknown) => (detail === 'original' ? 'high' : detail);
 
 const NAME_LENGTH_MAX = 64;
 const NAME = /^[A-Za-z0-9_-]{1,64}$/;
