@@ -114,9 +114,19 @@ class Client {
         headers: { authorization: `Bearer ${this.token}`, ...headers },
       });
       asked.setTimeout(timeout, () => asked.destroy(new Error(`nothing came for ${timeout / 1000} seconds`)));
+      let failed; // What cannot be read here: it is no lost answer, and would fail again.
+      const fail = (error) => reject(failed ?? lost(error.message, error));
+      const content = async function* () {
+        try {
+          yield* body;
+        } catch (error) {
+          failed = error;
+          throw error;
+        }
+      };
       asked.on('response', resolve);
-      asked.on('error', (error) => reject(lost(error.message, error)));
-      if (body instanceof Readable) pipeline(body, asked).catch((error) => reject(lost(error.message, error)));
+      asked.on('error', fail);
+      if (body instanceof Readable) pipeline(content, asked).catch(fail);
       else asked.end(body);
     });
   }
