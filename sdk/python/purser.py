@@ -695,12 +695,15 @@ def _unpack(content: Any, local: str) -> None:
     os.makedirs(local, exist_ok=True)
     root = os.path.realpath(local)
 
+    def leaves(path: str) -> bool:
+        return path == ".." or path.startswith(("/", "../"))
+
     def target(name: str) -> Optional[str]:
         path = posixpath.normpath(name)
         if path == ".":
             return None
         parent = os.path.realpath(os.path.join(root, posixpath.dirname(path)))
-        if path.startswith(("/", "..")) or os.path.commonpath([root, parent]) != root:
+        if leaves(path) or os.path.commonpath([root, parent]) != root:
             raise PurserError("unsafe_archive", f"The archive has an entry outside of its directory: {name!r}")
         os.makedirs(parent, exist_ok=True)
         return os.path.join(parent, posixpath.basename(path))
@@ -717,7 +720,7 @@ def _unpack(content: Any, local: str) -> None:
                     os.makedirs(path, exist_ok=True)
                 elif member.issym():
                     leads = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.linkname))
-                    if not leads.startswith(("/", "..")):
+                    if not leaves(leads):
                         os.symlink(member.linkname, path)
                 elif member.islnk():
                     linked = target(member.linkname)
