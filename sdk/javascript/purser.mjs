@@ -506,7 +506,7 @@ export class Machine {
         const more = { path: remote, offset, length: PART };
         const part = await this.#ask('/v1/compute/download', more, { accept: BYTES, use });
         if (part.content.length === 0) break;
-        await file.write(part.content);
+        await file.writeFile(part.content); // Behind the others. A single `write` may leave out what the disk has no room for.
         offset += part.content.length;
         size = part.size;
       }
@@ -727,7 +727,7 @@ async function unpack(archive, local) {
           try {
             for (let left = entry.size; left > 0; ) {
               const piece = await take(Math.min(left, 1024 * 1024));
-              await written.write(piece);
+              await written.writeFile(piece);
               left -= piece.length;
             }
           } finally {

@@ -8,7 +8,7 @@ import type { TestContext } from 'node:test';
 import { openLocalLease } from '../http/trees-shared.ts';
 import { ROOT, run } from './examples.ts';
 
-type Language = 'python' | 'js';
+export type Language = 'python' | 'js';
 
 /** Opens a machine, and a directory in which programs have the client as `purser` and the machine as `m`. */
 export async function openClient(t: TestContext, language: Language, program: string) {

@@ -15,3 +15,10 @@ for (const local of ['tree', 'file', 'none']) {
 }`);
   assert.equal(told, 'tree false ENOENT\nfile false EIO\nnone false ENOENT\n');
 });
+
+test('a file of several parts, and one of a tree, are whole', async (t) => {
+  const { there, here, runs } = await openClient(t, 'js', process.execPath);
+  await there('mkdir tree; seq 1400000 | tee tree/file > file');
+  await runs(`await m.fetch('file', 'file'); await m.fetch('tree', 'tree');`);
+  assert.equal(here('cksum < file; cksum < tree/file'), await there('cksum < file; cksum < tree/file'));
+});
