@@ -11,6 +11,7 @@ import {
   refuseTooDeep,
   withoutNulls,
 } from './measure.ts';
+import { refuseReasoning } from './refused-content.ts';
 import { textBytes } from './rendered.ts';
 
 // Requests whose prompts are texts without a conversation: legacy completions, and the ranking of documents.
@@ -60,6 +61,7 @@ export function measureCompletion(model: MeasuredFor, raw: Readonly<Json>, strea
   const request = withoutNulls(raw);
   const read = stream ? new Set([...READ, 'stream_options']) : READ;
   const { forwarded, byRoute } = sorted(model, request, COMPLETED, read);
+  refuseReasoning(request.reasoning);
   if (request.suffix !== undefined && typeof request.suffix !== 'string') throw invalid('suffix', 'must be a string');
   const returned = wholeNumber(request, 'n', CHOICE_COUNT_MAX) ?? 1;
   const generated = wholeNumber(request, 'best_of', CHOICE_COUNT_MAX) ?? returned;

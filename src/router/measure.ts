@@ -5,7 +5,14 @@ import { contextOf, type Model, type Route } from './catalogue.ts';
 import { invalid, notKnown, unsupported, wholeNumber } from './field-refusals.ts';
 import { FREE_MEMBERS } from './free-members.ts';
 import type { Api } from './native.ts';
-import { ANSWERED, REASONING, refuseContent, refuseRendering, refuseTools } from './refused-content.ts';
+import {
+  ANSWERED,
+  REASONING,
+  refuseContent,
+  refuseReasoning,
+  refuseRendering,
+  refuseTools,
+} from './refused-content.ts';
 import { quotedBytes, TooDeep, textBytes, valueBytes } from './rendered.ts';
 
 /** Tokens that a template writes around a part of a message's content. */
@@ -148,6 +155,7 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
       throw unsupported(name);
   }
   refuseRendering(request.chat_template_kwargs);
+  refuseReasoning(request.reasoning);
   const images = refuseContent(request.messages, model);
   if (request.functions !== undefined && !Array.isArray(request.functions))
     throw invalid('functions', 'must be an array');

@@ -19,6 +19,16 @@ export function refuseRendering(switches: unknown): void {
   if (name !== undefined) throw unsupported(`chat_template_kwargs.${name}`);
 }
 
+/**
+ * Refuses a mode of reasoning in which a model server works on a request more than once, as OpenAI's `pro`: the tokens of all its work
+ * are counted together, and are bounded neither by the bytes of the prompt nor by the output limit.
+ */
+export function refuseReasoning(reasoning: unknown): void {
+  if (typeof reasoning !== 'object' || reasoning === null) return;
+  const { mode } = reasoning as Readonly<Json>;
+  if (mode !== undefined && mode !== null && mode !== 'standard') throw unsupported('reasoning.mode');
+}
+
 /** Text fields in which reasoning models answer besides the content, and which clients send back in tool loops. */
 export const REASONING = ['reasoning_content', 'reasoning'];
 /**

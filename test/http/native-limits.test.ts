@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { ASKED, latest, message, open, sent } from './native-shared.ts';
+import { ASKED, latest, message, open, response, sent } from './native-shared.ts';
 
 test('a limit that is cut to the wallet takes the thinking budget along', async (t) => {
   const { purser, gateway } = await open(t, { budget_cents: 100 });
@@ -60,4 +60,31 @@ test('the bytes of an image are no tokens; what nobody translates is bounded by 
     { type: 'tool_use', id: 't', name: 'n', input: { type: 'image', source: { data: 'x'.repeat(5000) } } },
   ];
   assert.ok((await boundOf(hidden, 'assistant')) > 5000);
+});
+
+test('a mode of reasoning whose tokens nothing bounds is refused in each API, translated and passed on', async (t) => {
+  const { purser, gateway } = await open(t);
+  const messages = [{ role: 'user', content: 'hi' }];
+  for (const model of ['own', 'back'])
+    for (const [path, body] of [
+      ['/responses', { input: 'hi' }],
+      ['/messages', { messages, max_tokens: 100 }],
+      ['/chat/completions', { messages }],
+      ['/completions', { prompt: 'hi' }],
+    ] as const) {
+      const ask = (mode: unknown) => gateway.ask('POST', path, { body: { model, ...body, reasoning: { mode } } });
+      for (const mode of ['pro', 'parallel', 2]) {
+        const { status, text } = await ask(mode);
+        assert.equal(status, 400, `${path} ${mode}`);
+        assert.match(text, /reasoning\.mode/);
+      }
+      assert.deepEqual(purser.upstream.calls, []);
+    }
+  purser.upstream.handle = response;
+  for (const mode of ['standard', null]) {
+    const reasoning = { mode, effort: 'high' };
+    const { status } = await gateway.ask('POST', '/responses', { body: { model: 'own', input: 'hi', reasoning } });
+    assert.equal(status, 200);
+    assert.deepEqual(sent(purser).body.reasoning, reasoning);
+  }
 });

@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto';
 import { type Json, wordOf } from '../../base/parse-json.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
+import { refuseReasoning } from '../../router/refused-content.ts';
 import { type Conversation, createConversation, imagePart, type Piece } from './conversation.ts';
 import type { Translated } from './dialect.ts';
 import { filled, given, givenBut, invalid, isObject, notOffered, objectOf, objectsOf, pick, textOf } from './json.ts';
@@ -40,6 +41,7 @@ export function chatOfResponses(raw: Json): Translated & { special: SpecialTools
   if (raw.store === true) throw notOffered('store', `${FORGETS} Leave store out or send false.`);
   if (raw.background === true) throw notOffered('background', 'a response is not made in the background here.');
   if (raw.top_logprobs) throw notOffered('top_logprobs', 'probabilities are offered by /chat/completions only.');
+  refuseReasoning(raw.reasoning);
   const special = new Map<string, SpecialTool>();
   const tools = toolsOf(raw.tools, 'tools', special);
   const { verbosity, format } = objectOf(raw.text);
