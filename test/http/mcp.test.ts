@@ -131,6 +131,20 @@ test('a purchase that is repeated by its key is made once, also when it is repea
   assert.deepEqual([changed.isError, changed.structuredContent.error.code], [true, 'idempotency_conflict']);
 });
 
+test('a key with spaces around it is the same key over MCP and over HTTP, which takes them off', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  const client = await connectMcp(t, purser.url, token);
+  const key = ' one key ';
+  const { status, body } = await purser.ask('POST', '/v1/compute/create', { token, key, body: CREATE });
+  assert.equal(status, 200);
+  const again = await client.tool('compute_create', { ...CREATE, idempotency_key: key });
+  assert.deepEqual([again.structuredContent.id, again._meta?.['idempotent-replayed']], [body.id, true]);
+  const none = await client.tool('compute_create', { ...CREATE, idempotency_key: '  ' });
+  assert.equal(none.structuredContent.error.code, 'invalid_idempotency_key');
+  assert.equal((await purser.budget(token)).used_usd, PRICE);
+});
+
 test('two children have a token each, and what each spends is taken from the parent', async (t) => {
   const purser = await openMemoryServer(t);
   const wallet = await purser.openWallet(LONG);

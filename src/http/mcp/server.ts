@@ -91,7 +91,8 @@ function createServer(app: HttpApp, call: McpCall): Server & AsyncDisposable {
 /** Calls the endpoint of a tool with the arguments as its body and query. */
 async function callTool(app: HttpApp, call: McpCall, name: string, tool: Tool, args: Json): Promise<CallToolResult> {
   const endpoint = tool.withoutId && args.id === undefined ? tool.withoutId : tool.endpoint;
-  const { idempotency_key: key, ...others } = args;
+  const { idempotency_key: given, ...others } = args;
+  const key = typeof given === 'string' ? given.trim() : given; // As HTTP does, so that it is the same key there.
   const { query, raw } = partArguments(tool, endpoint.idempotent ? others : args);
   try {
     refuseUnknown(name, args);
