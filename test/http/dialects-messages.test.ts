@@ -2,8 +2,20 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import type Anthropic from '@anthropic-ai/sdk';
 import { claudeCode } from '../fixtures/agents.ts';
+import { DONE, streaming } from '../helper/sse.ts';
 import { failure, reset } from '../helper/upstream.ts';
-import { ASKED, answers, bodyOf, call, HI, MESSAGES_TOOL, open, twoCalls } from './dialects-shared.ts';
+import {
+  ASKED,
+  answers,
+  bodyOf,
+  call,
+  callDelta,
+  delta,
+  HI,
+  MESSAGES_TOOL,
+  open,
+  twoCalls,
+} from './dialects-shared.ts';
 
 test('a message is answered whole, priced as a chat is, and says what it cost', async (t) => {
   const { purser, gateway, anthropic } = await open(t);
@@ -192,4 +204,42 @@ test('two rounds of Claude Code: its requests are taken, and its calls keep thei
     last.messages[2].tool_calls.map((it: any) => it.id),
     [last.messages[3].tool_call_id, last.messages[4].tool_call_id],
   );
+});
+
+test('a tool with a longer name than chat completions have is called by its own', async (t) => {
+  const { purser, anthropic } = await open(t);
+  const long = (end: string) => `mcp__plugin_content-strategist_youtube-analytics__get_video_details_${end}`;
+  const [first, second] = [long('first'), long('second')] as const;
+  const tools = [first, second].map((name) => ({ ...MESSAGES_TOOL, name }));
+  const asked = { ...ASKED, tools, tool_choice: { type: 'tool' as const, name: second } };
+  purser.upstream.handle = ({ body }, response) => {
+    const { name } = (body as any).tool_choice.function;
+    const handle = (body as any).stream
+      ? streaming(callDelta(0, { id: 'call_1', name, arguments: '{}' }), delta({}, 'tool_calls'), DONE)
+      : answers({ content: null, tool_calls: [call('call_1', name, '{}')] }, 'tool_calls');
+    handle({ body } as never, response);
+  };
+  const whole = await anthropic.messages.create(asked);
+  const streamed = await anthropic.messages.stream(asked).finalMessage();
+  for (const { content } of [whole, streamed])
+    assert.deepEqual(
+      content.map((it) => it.type === 'tool_use' && it.name),
+      [second],
+    );
+  const result = { type: 'tool_result' as const, tool_use_id: 'call_1' };
+  const found = { type: 'tool_reference' as const, tool_name: first };
+  await anthropic.messages.create({
+    ...asked,
+    messages: [
+      ...HI,
+      { role: 'assistant', content: whole.content },
+      { role: 'user', content: [{ ...result, content: [found] }] },
+    ],
+  });
+  const sent = bodyOf(purser, -1);
+  const names = sent.tools.map((it: any) => it.function.name);
+  for (const name of names) assert.match(name, /^mcp__plugin_[a-z_-]{43}_[0-9a-f]{8}$/);
+  assert.notEqual(names[0], names[1]);
+  assert.equal(sent.messages[1].tool_calls[0].function.name, names[1]);
+  assert.equal(sent.messages[2].content, `The tool ${names[0]} is now available.`);
 });

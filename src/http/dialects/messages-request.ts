@@ -5,6 +5,7 @@ import { createConversation, imagePart, markedText, marksOf, type Piece } from '
 import type { Translated } from './dialect.ts';
 import { filled, given, givenBut, invalid, isObject, notOffered, objectOf, objectsOf, pick, textOf } from './json.ts';
 import { piecesOfDocument } from './messages-documents.ts';
+import { flatName } from './tool-name.ts';
 
 /** Members without effect here: hints for Anthropic's own context, and a thinking budget, which chat completions do not have. */
 const OMITTED = ['metadata', 'thinking', 'context_management', 'service_tier', 'betas', 'anthropic_version'];
@@ -142,7 +143,7 @@ function assistantBlock(block: Json, where: string): Parameters<ReturnType<typeo
       if (!isObject(block.input ?? {})) throw invalid(`${where}.input`, 'must be an object');
       const call = {
         id: textOf(block.id, `${where}.id`),
-        name: textOf(block.name, `${where}.name`),
+        name: flatName(textOf(block.name, `${where}.name`)),
         arguments: JSON.stringify(block.input ?? {}),
         marks: marksOf(block),
       };
@@ -165,7 +166,9 @@ function userPieces(block: Json, where: string): Piece[] {
       return [textOf(block.title, `${where}.title`), textOf(block.source, `${where}.source`), ...texts];
     }
     case 'tool_reference': // The client found the tool, and sends its definition with the others.
-      return [markedText(`The tool ${textOf(block.tool_name, `${where}.tool_name`)} is now available.`, block)];
+      return [
+        markedText(`The tool ${flatName(textOf(block.tool_name, `${where}.tool_name`))} is now available.`, block),
+      ];
     default:
       return partPieces(block, where);
   }
@@ -210,9 +213,21 @@ function toolsOf(value: unknown): Json[] {
     if (isClientTool(tool)) return { type: 'function', function: { name: textOf(name, `tools.${i}.name`) } };
     if (type !== undefined && type !== null && type !== 'custom')
       throw notOffered(`tools.${i}`, `${named(type)}: ${SERVER_SIDE}, or comes without a schema. Leave it out.`);
-    const called = { name: textOf(name, `tools.${i}.name`), ...given({ description, parameters: schema, strict }) };
+    const called = {
+      name: flatName(textOf(name, `tools.${i}.name`)),
+      ...given({ description, parameters: schema, strict }),
+    };
     return { type: 'function', function: called, ...marksOf(tool) };
   });
+}
+
+/** The request's names of its tools, by those that chat completions have instead: Anthropic's may be twice as long. */
+export type ToolNames = ReadonlyMap<string, string>;
+
+/** Returns the names of the tools for which chat completions need another one. */
+export function toolNamesOf({ tools }: Json): ToolNames {
+  const names = (Array.isArray(tools) ? tools : []).map((it) => wordOf(objectOf(it).name));
+  return new Map(names.map((name) => [flatName(name), name] as const).filter(([flat, name]) => flat !== name));
 }
 
 function choiceOfTools(choice: unknown): Json {
@@ -221,7 +236,7 @@ function choiceOfTools(choice: unknown): Json {
   const simple = SIMPLE_CHOICES.get(wordOf(type));
   if (!simple && type !== 'tool') throw invalid('tool_choice.type', 'must be auto, any, tool or none');
   return {
-    tool_choice: simple ?? { type: 'function', function: { name: textOf(name, 'tool_choice.name') } },
+    tool_choice: simple ?? { type: 'function', function: { name: flatName(textOf(name, 'tool_choice.name')) } },
     ...(isSingle === true ? { parallel_tool_calls: false } : {}),
   };
 }

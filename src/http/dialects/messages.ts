@@ -7,7 +7,7 @@ import { type Answers, type Dialect, idFrom, type StreamTranslator } from './dia
 import { type NamedEvent, textsOf } from './event-texts.ts';
 import { objectOf, parseObject } from './json.ts';
 import { messagesHeaders, nativeMessages, writtenMessages } from './messages-native.ts';
-import { chatOfMessages } from './messages-request.ts';
+import { chatOfMessages, type ToolNames, toolNamesOf } from './messages-request.ts';
 
 /** Anthropic's Messages API (docs.anthropic.com/en/api/messages), as of anthropic-version 2023-06-01. */
 export const messagesDialect: Dialect = {
@@ -19,14 +19,18 @@ export const messagesDialect: Dialect = {
   translate(raw) {
     const { chat, ...rest } = chatOfMessages(raw);
     const stops = Array.isArray(raw.stop_sequences) ? raw.stop_sequences.filter((it) => typeof it === 'string') : [];
-    return { chat, ...rest, kept: { model: chat.model, stops } };
+    return { chat, ...rest, kept: { model: chat.model, stops, names: toolNamesOf(raw) } };
   },
-  answers: ({ model, stops }, seed) => answersOf(model as string, stops as string[], seed),
+  answers: ({ model, stops, names }, seed) =>
+    answersOf(model as string, stops as string[], { seed, names: names as ToolNames }),
 };
 
-function answersOf(model: string, stops: readonly string[], seed: string): Answers {
+/** What a block of an answer needs of its request. */
+type ForBlocks = { seed: string; names: ToolNames };
+
+function answersOf(model: string, stops: readonly string[], about: ForBlocks): Answers {
   const message = (upstreamId: unknown, rest: Json) => ({
-    id: idFrom('msg', upstreamId, seed),
+    id: idFrom('msg', upstreamId, about.seed),
     type: 'message',
     role: 'assistant',
     model,
@@ -38,7 +42,7 @@ function answersOf(model: string, stops: readonly string[], seed: string): Answe
       const blocks = blocksOf(choice.message);
       const { id } = objectOf(completion);
       return message(id, {
-        content: blocks.map((block) => contentOf(block, seed)),
+        content: blocks.map((block) => contentOf(block, about)),
         ...stopOf(choice, blocks, stops),
         usage: usageOf(readUsage(completion, 'chat')),
       });
@@ -54,7 +58,7 @@ function answersOf(model: string, stops: readonly string[], seed: string): Answe
         const empty = { content: [], stop_reason: null, stop_sequence: null, usage: usageOf(undefined) };
         return [{ type: 'message_start', message: message(id, empty) }, { type: 'ping' }];
       };
-      const eventsOf = (events: readonly BlockEvent[]) => events.flatMap((it) => eventsFor(it, seed));
+      const eventsOf = (events: readonly BlockEvent[]) => events.flatMap((it) => eventsFor(it, about));
       return {
         chunk(chunk) {
           usage = readUsage(chunk, 'chat') ?? usage;
@@ -79,7 +83,7 @@ function answersOf(model: string, stops: readonly string[], seed: string): Answe
 }
 
 /** Returns the id of a call, which the next request sends back. */
-const callId = ({ id, index }: Block, seed: string) => id ?? idFrom('toolu', undefined, `${seed}_${index}`);
+const callId = ({ id, index }: Block, { seed }: ForBlocks) => id ?? idFrom('toolu', undefined, `${seed}_${index}`);
 
 /**
  * Returns the arguments for the client; if they are not a JSON object, in the form that Anthropic advises for unparsable
@@ -87,18 +91,23 @@ const callId = ({ id, index }: Block, seed: string) => id ?? idFrom('toolu', und
  */
 const inputOf = (text: string): Json => (text.trim() ? (parseObject(text) ?? { INVALID_JSON: text }) : {});
 
-function contentOf(block: Block, seed: string): Json {
+function contentOf(block: Block, about: ForBlocks): Json {
   switch (block.kind) {
     case 'reasoning':
       return { type: 'thinking', thinking: block.text, signature: '' };
     case 'call':
-      return { type: 'tool_use', id: callId(block, seed), name: block.name, input: inputOf(block.text) };
+      return {
+        type: 'tool_use',
+        id: callId(block, about),
+        name: about.names.get(block.name) ?? block.name,
+        input: inputOf(block.text),
+      };
     default:
       return { type: 'text', text: block.text };
   }
 }
 
-function eventsFor(event: BlockEvent, seed: string): NamedEvent[] {
+function eventsFor(event: BlockEvent, about: ForBlocks): NamedEvent[] {
   const { block } = event;
   const { kind, index } = block;
   const deltaOf = (delta: Json) => ({ type: 'content_block_delta', index, delta });
@@ -108,7 +117,7 @@ function eventsFor(event: BlockEvent, seed: string): NamedEvent[] {
     return [...signed, { type: 'content_block_stop', index }];
   }
   if (event.type === 'start') {
-    const empty = contentOf({ ...block, text: '' }, seed);
+    const empty = contentOf({ ...block, text: '' }, about);
     return [{ type: 'content_block_start', index, content_block: empty }];
   }
   const { text } = event;

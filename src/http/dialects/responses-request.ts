@@ -1,4 +1,3 @@
-import { createHash } from 'node:crypto';
 import { type Json, wordOf } from '../../base/parse-json.ts';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
 import { refuseReasoning } from '../../router/refused-content.ts';
@@ -6,6 +5,7 @@ import { type Conversation, createConversation, imagePart, type Piece } from './
 import type { Translated } from './dialect.ts';
 import { filled, given, givenBut, invalid, isObject, notOffered, objectOf, objectsOf, pick, textOf } from './json.ts';
 import { textOfFile } from './responses-files.ts';
+import { flatName } from './tool-name.ts';
 
 /** Members that make the server store something, or look it up. */
 const REMEMBERED = ['previous_response_id', 'conversation', 'prompt'];
@@ -171,17 +171,6 @@ function contentOf(content: unknown, where: string): Piece[] {
 
 /** Returns the detail of an image: the finest of chat completions in place of one that they do not have. */
 const detailOf = (detail: unknown) => (detail === 'original' ? 'high' : detail);
-
-const NAME_LENGTH_MAX = 64;
-const NAME = /^[A-Za-z0-9_-]{1,64}$/;
-
-/** Returns the name under which chat completions know a tool: one word of at most 64 characters. */
-function flatName(name: string, namespace?: string): string {
-  const whole = namespace === undefined ? name : `${namespace}__${name}`;
-  if (NAME.test(whole)) return whole;
-  const hash = createHash('sha256').update(whole).digest('hex').slice(0, 8);
-  return `${whole.replace(/[^A-Za-z0-9_-]/g, '_').slice(0, NAME_LENGTH_MAX - hash.length - 1)}_${hash}`;
-}
 
 function toolsOf(value: unknown, where: string, special: Map<string, SpecialTool>, namespace?: string): Json[] {
   if (value === undefined || value === null) return [];
