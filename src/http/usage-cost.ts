@@ -64,7 +64,10 @@ function chatUsage(usage: Json): Json {
     prompt_tokens: prompt,
     completion_tokens: completion,
     total_tokens: prompt + completion,
-    prompt_tokens_details: { cached_tokens: usage.cache_read_tokens ?? 0 },
+    prompt_tokens_details: {
+      cached_tokens: usage.cache_read_tokens ?? 0,
+      cache_write_tokens: usage.cache_write_tokens ?? 0,
+    },
     completion_tokens_details: { reasoning_tokens: usage.reasoning_tokens ?? 0 },
   };
 }

@@ -55,7 +55,7 @@ test('a response is answered whole', async (t) => {
   assert.deepEqual([data.id, data.status, (data as any).store], ['resp_chatcmpl-7', 'completed', false]);
   assert.deepEqual(data.usage, {
     input_tokens: 100,
-    input_tokens_details: { cached_tokens: 60 },
+    input_tokens_details: { cache_write_tokens: 10, cached_tokens: 60 },
     output_tokens: 20,
     output_tokens_details: { reasoning_tokens: 8 },
     total_tokens: 120,

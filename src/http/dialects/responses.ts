@@ -151,10 +151,11 @@ function stateOf(choice: Json): ResponseState {
   return { status: 'completed' };
 }
 
-function usageOf({ promptTokens, completionTokens, cacheReadTokens, reasoningTokens }: TokenUsage): Json {
+function usageOf({ promptTokens, completionTokens, ...usage }: TokenUsage): Json {
+  const { cacheReadTokens, cacheWriteTokens, reasoningTokens } = usage;
   return {
     input_tokens: promptTokens,
-    input_tokens_details: { cached_tokens: cacheReadTokens },
+    input_tokens_details: { cache_write_tokens: cacheWriteTokens, cached_tokens: cacheReadTokens },
     output_tokens: completionTokens,
     output_tokens_details: { reasoning_tokens: reasoningTokens },
     total_tokens: promptTokens + completionTokens,
