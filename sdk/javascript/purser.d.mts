@@ -16,12 +16,11 @@ export declare class PurserError extends Error {
   readonly status: number;
   readonly requestId: string | undefined;
   readonly retryAfter: number | undefined;
+  readonly key: string | undefined;
 }
 export declare class InsufficientFunds extends PurserError {}
 export declare class FundsHeld extends InsufficientFunds {}
-export declare class OperationUncertain extends PurserError {
-  readonly key: string | undefined;
-}
+export declare class OperationUncertain extends PurserError {}
 export declare class ConnectionLost extends PurserError {}
 
 export type Budget = {

@@ -52,8 +52,12 @@ const ELSEWHERE = new Set([
   'invalid_request',
 ]);
 
-/** A refusal of Purser. `code` is for programs, `status` the HTTP status, `requestId` is in the server's log. */
+/**
+ * A refusal of Purser. `code` is for programs, `status` the HTTP status, `requestId` is in the server's log. `key` is the
+ * Idempotency-Key of a call that costs money: where its outcome is not known, repeat it only with that.
+ */
 export class PurserError extends Error {
+  key = undefined;
   constructor(code, message, { status = 0, requestId, retryAfter, cause } = {}) {
     super(message, cause === undefined ? undefined : { cause });
     this.name = this.constructor.name;
@@ -67,10 +71,8 @@ export class PurserError extends Error {
 export class InsufficientFunds extends PurserError {}
 /** 402 `funds_held`: the wallet could cover it once what is in flight has settled. Try again later. */
 export class FundsHeld extends InsufficientFunds {}
-/** The outcome of a paid call is still not known. `key` is its Idempotency-Key: repeat it only with that. */
-export class OperationUncertain extends PurserError {
-  key = undefined;
-}
+/** The outcome of a paid call is still not known. */
+export class OperationUncertain extends PurserError {}
 /** No answer, or a part of one: what was asked may have been done. */
 export class ConnectionLost extends PurserError {}
 
@@ -183,7 +185,7 @@ class Client {
         }
       } catch (error) {
         if (!(error instanceof PurserError)) throw error;
-        if (error instanceof OperationUncertain) error.key = key;
+        error.key = key;
         const mayRepeat = repeats || !(error instanceof OperationUncertain);
         const again =
           (TEMPORARY.has(error.code) && mayRepeat) ||

@@ -60,7 +60,12 @@ _ELSEWHERE = {"capacity_unavailable", "provider_unavailable", "offer_not_found",
 
 
 class PurserError(Exception):
-    """A refusal of Purser. ``code`` is for programs, ``status`` the HTTP status, ``request_id`` is in the server's log."""
+    """A refusal of Purser. ``code`` is for programs, ``status`` the HTTP status, ``request_id`` is in the server's log.
+
+    ``key`` is the Idempotency-Key of a call that costs money: where its outcome is not known, repeat it only with that.
+    """
+
+    key: Optional[str] = None
 
     def __init__(self, code: str, message: str, status: int = 0, request_id: Optional[str] = None):
         super().__init__(message)
@@ -79,9 +84,7 @@ class FundsHeld(InsufficientFunds):
 
 
 class OperationUncertain(PurserError):
-    """The outcome of a paid call is still not known. ``key`` is its Idempotency-Key: repeat it only with that."""
-
-    key: Optional[str] = None
+    """The outcome of a paid call is still not known."""
 
 
 class ConnectionLost(PurserError):
@@ -202,8 +205,7 @@ class _Client:
                 finally:
                     response.close()
             except PurserError as error:
-                if isinstance(error, OperationUncertain):
-                    error.key = key
+                error.key = key
                 again = error.code in _TEMPORARY or error.code in until or (repeats and isinstance(error, ConnectionLost))
                 if isinstance(error, OperationUncertain) and not repeats:
                     again = False
