@@ -198,8 +198,9 @@ test('two rounds of Claude Code: its requests are taken, and its calls keep thei
   const last = bodyOf(purser, -1);
   assert.deepEqual(
     last.messages.map((it: any) => it.role),
-    ['system', 'user', 'assistant', 'tool', 'tool', 'user', 'system'],
+    ['system', 'user', 'assistant', 'tool', 'tool', 'user'],
   );
+  assert.match(JSON.stringify(last.messages[5].content), /Go on\..*<system-reminder>.*A file has changed\./);
   assert.deepEqual(
     last.messages[2].tool_calls.map((it: any) => it.id),
     [last.messages[3].tool_call_id, last.messages[4].tool_call_id],

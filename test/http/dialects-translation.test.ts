@@ -416,3 +416,44 @@ test('ids that come from a key are as different as the keys, and as the calls of
     for (const it of ids) assert.match(it, /^[a-z]+_[A-Za-z0-9_-]+$/);
   }
 });
+
+test('only the first message of a chat is a system message: many templates allow no other', () => {
+  const [system, user, assistant] = ['system', 'user', 'assistant'].map((role) => (content: unknown) => ({
+    role,
+    content,
+  }));
+  const result = [{ type: 'tool_result', tool_use_id: 'c', content: 'found' }];
+  const call = [{ type: 'tool_use', id: 'c', name: 'look', input: {} }];
+  const marked = { type: 'text', text: 'marked', cache_control: { type: 'ephemeral' } };
+  const cases: [messages: unknown[], roles: string[], texts: RegExp][] = [
+    [[user('ask'), system('told')], ['system', 'user'], /ask\n\n<system-reminder>\n\ntold\n\n<\/system-reminder>/],
+    [[system('also'), user('ask')], ['system', 'user'], /be brief\n\nalso/],
+    [[user('ask'), assistant('say'), system('told'), user('go')], ['system', 'user', 'assistant', 'user'], /told.*go/s],
+    [
+      [user('ask'), assistant(call), user(result), system('told'), system([marked])],
+      ['system', 'user', 'assistant', 'tool', 'user'],
+      /told.*cache_control/s,
+    ],
+    [[user('ask'), user('more')], ['system', 'user', 'user'], /ask.*more/s],
+  ];
+  for (const [messages, roles, texts] of cases) {
+    const { chat } = messagesDialect.translate({ model: 'm', system: 'be brief', messages });
+    assert.deepEqual(
+      chat.messages.map(({ role }) => role),
+      roles,
+    );
+    assert.match(
+      chat.messages.map(({ content }) => (typeof content === 'string' ? content : JSON.stringify(content))).join(),
+      texts,
+    );
+  }
+  const input = [
+    { role: 'user', content: 'ask' },
+    { role: 'developer', content: 'told' },
+  ];
+  const { chat } = responsesDialect.translate({ model: 'm', instructions: 'be brief', input });
+  assert.deepEqual(
+    chat.messages.map(({ role }) => role),
+    ['system', 'user'],
+  );
+});

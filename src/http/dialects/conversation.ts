@@ -5,7 +5,10 @@ export type Piece = string | Json;
 
 /** The messages of a chat completion, built in the order in which another API gives them. */
 export type Conversation = {
-  /** System messages before the first other message are merged into one: many templates allow no second one. */
+  /**
+   * System messages before the first other message are merged into one. Many templates allow no second one (Qwen's), so a later one is
+   * a marked part of the user's turn. It stays at its place: the prompt before it may be cached.
+   */
   system(pieces: readonly Piece[]): void;
   user(pieces: readonly Piece[]): void;
   /** The model's text, thoughts and calls, in one message until another role follows. */
@@ -22,10 +25,14 @@ export type Conversation = {
 type ToolCall = { id: string; name: string; arguments: string; marks?: Json };
 
 const SEPARATOR = '\n\n';
+/** The marks of a later system message. Agents have them from Claude Code, and their models know them. */
+const [REMINDER, REMINDER_END] = ['<system-reminder>', '</system-reminder>'];
 
 export function createConversation(): Conversation {
   const messages: { message: Json; pieces: Piece[] | undefined }[] = [];
   let images: Json[] = [];
+  /** The latest user's turn that has a system message. */
+  let reminded: (typeof messages)[number] | undefined;
   const add = (message: Json, pieces?: readonly Piece[]) => {
     const added = { message, pieces: pieces && [...pieces] };
     messages.push(added);
@@ -37,6 +44,11 @@ export function createConversation(): Conversation {
     add({ role: 'user' }, images);
     images = [];
   };
+  /** Returns the user's turn at the end; a new one if there is none. */
+  const userTurn = () => {
+    const last = messages.at(-1);
+    return last?.message.role === 'user' ? last : add({ role: 'user' }, []);
+  };
   const append = (message: Json, member: string, text: string) => {
     message[member] = typeof message[member] === 'string' ? `${message[member]}${SEPARATOR}${text}` : text;
   };
@@ -44,12 +56,18 @@ export function createConversation(): Conversation {
     system(pieces) {
       showImages();
       const [first] = messages;
-      if (first?.message.role === 'system' && messages.length === 1) first.pieces?.push(...pieces);
-      else add({ role: 'system' }, pieces);
+      if (!first) add({ role: 'system' }, pieces);
+      else if (first.message.role === 'system' && messages.length === 1) first.pieces?.push(...pieces);
+      else if (pieces.length) {
+        reminded = userTurn();
+        reminded.pieces?.push(REMINDER, ...pieces, REMINDER_END);
+      }
     },
     user(pieces) {
       showImages();
-      if (pieces.length) add({ role: 'user' }, pieces);
+      if (!pieces.length) return;
+      if (reminded && reminded === messages.at(-1)) reminded.pieces?.push(...pieces);
+      else add({ role: 'user' }, pieces);
     },
     assistant({ piece, refusal, reasoning, call }) {
       showImages();
