@@ -32,7 +32,13 @@ test('a message is answered whole, priced as a chat is, and says what it cost', 
     ],
     stop_reason: 'end_turn',
     stop_sequence: null,
-    usage: { input_tokens: 30, cache_creation_input_tokens: 10, cache_read_input_tokens: 60, output_tokens: 20 },
+    usage: {
+      input_tokens: 30,
+      cache_creation_input_tokens: 10,
+      cache_read_input_tokens: 60,
+      output_tokens: 20,
+      output_tokens_details: { thinking_tokens: 8 },
+    },
   });
   // 0.0001 a request, 100 tokens of prompt and 20 of the answer.
   assert.equal(response.headers.get('x-purser-cost-usd'), '0.00024');

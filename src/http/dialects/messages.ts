@@ -140,12 +140,19 @@ function stopOf(choice: Json, blocks: readonly Block[], stops: readonly string[]
 
 /** Returns the usage in Anthropic's form, which counts cached and written tokens apart from the others. */
 function usageOf(usage: TokenUsage | undefined): Json {
-  const { promptTokens = 0, completionTokens = 0, cacheReadTokens = 0, cacheWriteTokens = 0 } = usage ?? {};
+  const {
+    promptTokens = 0,
+    completionTokens = 0,
+    cacheReadTokens = 0,
+    cacheWriteTokens = 0,
+    reasoningTokens = 0,
+  } = usage ?? {};
   return {
     input_tokens: promptTokens - cacheReadTokens - cacheWriteTokens,
     cache_creation_input_tokens: cacheWriteTokens,
     cache_read_input_tokens: cacheReadTokens,
     output_tokens: completionTokens,
+    output_tokens_details: { thinking_tokens: reasoningTokens },
   };
 }
 
