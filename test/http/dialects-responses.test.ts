@@ -141,3 +141,26 @@ test('an image is asked for in a detail that chat completions have', () => {
     ['low', 'high', 'auto', 'high', undefined, undefined],
   );
 });
+
+test('tools that an item brings are tools as all others', async (t) => {
+  const { purser, gateway } = await open(t);
+  const custom = { type: 'custom', name: 'exec', description: 'Runs code.' };
+  const group = { type: 'namespace', name: 'functions', tools: [custom, { type: 'web_search' }] };
+  const brings = (tools: object[]) => ({ type: 'additional_tools', role: 'developer', tools });
+  const input = [brings([group]), { role: 'user', content: 'hi' }, brings([RESPONSES_TOOL])];
+  const asked = { model: 'chat', input, tools: [{ ...RESPONSES_TOOL, description: 'old' }], tool_choice: 'required' };
+  const called = call('call_1', 'functions__exec', '{"input":"1 + 1"}');
+  purser.upstream.handle = answers({ content: null, tool_calls: [called] }, 'tool_calls');
+  const { status, body, text } = await gateway.ask('POST', '/responses', { body: asked });
+  assert.equal(status, 200, text);
+  const { id: _, status: __, ...it } = body.output[0];
+  const item = { type: 'custom_tool_call', call_id: 'call_1', name: 'exec', namespace: 'functions', input: '1 + 1' };
+  assert.deepEqual(it, item);
+  const { tools, tool_choice: choice, messages } = bodyOf(purser, -1);
+  const { type, ...weather } = RESPONSES_TOOL;
+  assert.deepEqual([tools[0], tools[1].function.name], [{ type, function: weather }, 'functions__exec']);
+  assert.deepEqual([tools.length, choice, messages], [2, 'required', HI]);
+  const refused = { ...asked, input: [brings([{ type: 'code_interpreter' }]), ...input] };
+  const { body: refusal } = await gateway.ask('POST', '/responses', { body: refused });
+  assert.match(refusal.error.message, /^input\.0\.tools\.0: "code_interpreter"/);
+});

@@ -357,6 +357,27 @@ test('the requests of Claude Code and Codex pass, and what the server would run 
   ]);
 });
 
+test('tools that an item brings pass, without those that the server would run, and are bounded', async (t) => {
+  const { purser, gateway } = await open(t);
+  purser.upstream.handle = response;
+  const look = { type: 'function', name: 'look', parameters: null, strict: false };
+  const group = (...tools: object[]) => ({ type: 'namespace', name: 'functions', tools });
+  const brings = (...tools: object[]) => ({ type: 'additional_tools', role: 'developer', tools });
+  const ask = async (...items: object[]) => {
+    const input = [...items, { role: 'user', content: 'hi' }];
+    const body = { model: 'own', input, tools: [{ type: 'web_search' }], tool_choice: 'required' };
+    const { status, text } = await gateway.ask('POST', '/responses', { body });
+    assert.equal(status, 200, text);
+    return { sent: sent(purser).body, bound: (await latest(purser)).price.bound_prompt_tokens };
+  };
+  const { bound, sent: none } = await ask();
+  assert.deepEqual([none.tools, none.tool_choice], [undefined, undefined]);
+  const all = await ask(brings(group(look, { type: 'web_search' }), { type: 'image_generation' }));
+  assert.deepEqual(all.sent.input[0], brings(group(look)));
+  assert.deepEqual([all.sent.tools, all.sent.tool_choice], [undefined, 'required']);
+  assert(all.bound > bound + 600, 'as for other tools');
+});
+
 test('samplers of model servers pass in each API, translated or not', async (t) => {
   const { purser, other, gateway } = await open(t);
   const samplers = { top_k: 5, min_p: 0.1, chat_template_kwargs: { enable_thinking: false } };

@@ -2,7 +2,7 @@ import type { Json } from '../../base/parse-json.ts';
 import type { KeptState, NativeRequest } from './dialect.ts';
 import { namesGiven, objectOf } from './json.ts';
 import { hasFiles, PARTS, withoutFileAddresses } from './responses-files.ts';
-import { FREE, isOmitted } from './responses-request.ts';
+import { bringsTools, FREE, isOmitted } from './responses-request.ts';
 import { WHOLE_CONTEXT } from './unread.ts';
 
 /** Members that are passed on with any value. */
@@ -12,7 +12,7 @@ const PASSED = [
   ...['truncation', 'stream_options', 'max_tool_calls', ...FREE],
 ];
 /** Members that require at least one tool. */
-const OF_TOOLS = ['tools', 'tool_choice', 'parallel_tool_calls'];
+const OF_TOOLS = ['tool_choice', 'parallel_tool_calls'];
 
 /**
  * Describes how a request of OpenAI's Responses API is passed on to a server that speaks it. Nothing is stored there, and it
@@ -21,11 +21,13 @@ const OF_TOOLS = ['tools', 'tool_choice', 'parallel_tool_calls'];
 export function nativeResponses(given: Json, { imageUrls }: { imageUrls: boolean }): NativeRequest {
   const raw = imageUrls ? given : withoutFileAddresses(given);
   const { stream, service_tier: tier } = raw;
-  const input = without(raw.input, isReference);
+  const input = itemsGiven(raw.input);
   const tools = toolsGiven(raw.tools);
+  const isListed = Array.isArray(tools) && tools.length > 0;
+  const isBrought = Array.isArray(input) && input.some(bringsTools);
   return {
     value: input === raw.input && tools === raw.tools ? raw : { ...raw, input, tools },
-    names: namesGiven(raw, Array.isArray(tools) && tools.length ? [...PASSED, ...OF_TOOLS] : PASSED),
+    names: namesGiven(raw, [...PASSED, ...(isListed ? ['tools'] : []), ...(isListed || isBrought ? OF_TOOLS : [])]),
     parts: PARTS,
     addedTokens: hasFiles(raw) ? WHOLE_CONTEXT : 0,
     kept: { stream, tier },
@@ -40,16 +42,26 @@ export const writtenResponses = ({ stream, tier }: KeptState, outputTokens: numb
   ...(tier === 'default' ? { service_tier: tier } : {}),
 });
 
+/** Returns the items without references, and without the tools that are left out: the same list if there are none of them. */
+function itemsGiven(input: unknown): unknown {
+  const given = without(input, isReference);
+  return Array.isArray(given) && given.some(bringsTools) ? withToolsGiven(given) : given;
+}
+
 /** Returns the tools except those that are left out, in namespaces as well: the same list if there are none of them. */
 function toolsGiven(tools: unknown): unknown {
   const given = without(tools, isOmitted);
-  if (!Array.isArray(given)) return given;
-  const deep = given.map((tool) => {
-    const own = objectOf(tool).tools;
-    const kept = without(own, isOmitted);
-    return kept === own ? tool : { ...tool, tools: kept };
+  return Array.isArray(given) ? withToolsGiven(given) : given;
+}
+
+/** Returns a list whose entries have none of the tools that are left out: the same list if they have none. */
+function withToolsGiven(list: readonly unknown[]): readonly unknown[] {
+  const deep = list.map((it) => {
+    const { tools: own } = objectOf(it);
+    const kept = toolsGiven(own);
+    return kept === own ? it : { ...objectOf(it), tools: kept };
   });
-  return deep.some((tool, i) => tool !== given[i]) ? deep : given;
+  return deep.some((it, i) => it !== list[i]) ? deep : list;
 }
 
 /** Returns a list without the matching entries: the same list if there are none. */

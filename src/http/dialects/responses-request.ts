@@ -28,6 +28,9 @@ const FORGETS = 'nothing is stored here: send the whole conversation in input.';
 const TOOLS_OMITTED = /^(web_search|image_generation$)/;
 export const isOmitted = (tool: unknown) => TOOLS_OMITTED.test(wordOf(objectOf(tool).type));
 
+/** Returns whether an item makes more tools available: so Codex sends its own to models that it knows. */
+export const bringsTools = (item: unknown) => objectOf(item).type === 'additional_tools';
+
 /** The request's name of a tool for which chat completions need another name or form. */
 type SpecialTool = { name: string; namespace?: string; isCustom: boolean };
 export type SpecialTools = ReadonlyMap<string, SpecialTool>;
@@ -43,7 +46,7 @@ export function chatOfResponses(raw: Json): Translated & { special: SpecialTools
   if (raw.top_logprobs) throw notOffered('top_logprobs', 'probabilities are offered by /chat/completions only.');
   refuseReasoning(raw.reasoning);
   const special = new Map<string, SpecialTool>();
-  const tools = toolsOf(raw.tools, 'tools', special);
+  const tools = allTools(raw, special);
   const { verbosity, format } = objectOf(raw.text);
   const chat = {
     model: textOf(raw.model, 'model'),
@@ -118,6 +121,8 @@ function addItem(conversation: Conversation, item: Json, where: string): void {
     case 'custom_tool_call_output':
       conversation.result(callIdOf(item, where), contentOf(item.output, `${where}.output`));
       return;
+    case 'additional_tools':
+      return; // They are with the other tools.
     case 'item_reference':
       // The AI SDK refers to the reasoning of an earlier step this way; a model can do without it.
       if (textOf(item.id, `${where}.id`).startsWith('rs_')) return;
@@ -171,6 +176,16 @@ function contentOf(content: unknown, where: string): Piece[] {
 
 /** Returns the detail of an image: the finest of chat completions in place of one that they do not have. */
 const detailOf = (detail: unknown) => (detail === 'original' ? 'high' : detail);
+
+/** Returns the tools of a request and of its items. Of several with one name, the latest counts. */
+function allTools({ tools, input }: Json, special: Map<string, SpecialTool>): Json[] {
+  const listed = toolsOf(tools, 'tools', special);
+  const brought = (Array.isArray(input) ? input : []).flatMap((item, i) =>
+    bringsTools(item) ? toolsOf(objectOf(item).tools, `input.${i}.tools`, special) : [],
+  );
+  if (!brought.length) return listed;
+  return [...new Map([...listed, ...brought].map((it) => [objectOf(it.function).name, it])).values()];
+}
 
 function toolsOf(value: unknown, where: string, special: Map<string, SpecialTool>, namespace?: string): Json[] {
   if (value === undefined || value === null) return [];
