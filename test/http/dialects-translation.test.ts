@@ -418,10 +418,8 @@ test('ids that come from a key are as different as the keys, and as the calls of
 });
 
 test('only the first message of a chat is a system message: many templates allow no other', () => {
-  const [system, user, assistant] = ['system', 'user', 'assistant'].map((role) => (content: unknown) => ({
-    role,
-    content,
-  }));
+  const said = (role: string) => (content: unknown) => ({ role, content });
+  const [system, user, assistant] = [said('system'), said('user'), said('assistant')] as const;
   const result = [{ type: 'tool_result', tool_use_id: 'c', content: 'found' }];
   const call = [{ type: 'tool_use', id: 'c', name: 'look', input: {} }];
   const marked = { type: 'text', text: 'marked', cache_control: { type: 'ephemeral' } };
