@@ -164,3 +164,20 @@ test('tools that an item brings are tools as all others', async (t) => {
   const { body: refusal } = await gateway.ask('POST', '/responses', { body: refused });
   assert.match(refusal.error.message, /^input\.0\.tools\.0: "code_interpreter"/);
 });
+
+test('without a search for tools, those that it has found are tools as all others', async (t) => {
+  const { purser, gateway } = await open(t);
+  purser.upstream.handle = answers({ content: 'sunny' });
+  const found = { call_id: 'c', execution: 'client', status: 'completed' };
+  const input = [
+    { role: 'user', content: 'hi' },
+    { type: 'tool_search_call', ...found, arguments: { query: 'weather' } },
+    { type: 'tool_search_output', ...found, tools: [RESPONSES_TOOL] },
+  ];
+  const search = { type: 'tool_search', execution: 'client', description: 'Finds tools.', parameters: {} };
+  const ask = (tool: object) => gateway.ask('POST', '/responses', { body: { model: 'chat', input, tools: [tool] } });
+  assert.equal((await ask(search)).status, 200);
+  const { tools, messages } = bodyOf(purser, -1);
+  assert.deepEqual([tools.map((it: any) => it.function.name), messages], [[RESPONSES_TOOL.name], HI]);
+  for (const execution of ['server', undefined]) assert.equal((await ask({ ...search, execution })).status, 400);
+});

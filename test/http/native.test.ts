@@ -378,6 +378,25 @@ test('tools that an item brings pass, without those that the server would run, a
   assert(all.bound > bound + 600, 'as for other tools');
 });
 
+test('a search for tools that the client does passes, and what it found', async (t) => {
+  const { purser, gateway } = await open(t);
+  purser.upstream.handle = response;
+  const look = { type: 'function', name: 'look', parameters: null, strict: false };
+  const found = { call_id: 'c', execution: 'client', status: 'completed' };
+  const tools = [{ type: 'tool_search', execution: 'client', description: 'Finds tools.', parameters: {} }];
+  const output = (...found_: object[]) => ({ type: 'tool_search_output', ...found, tools: found_ });
+  const input = [
+    { role: 'user', content: 'hi' },
+    { type: 'tool_search_call', ...found, arguments: {} },
+  ];
+  const ask = (...items: object[]) =>
+    gateway.ask('POST', '/responses', { body: { model: 'own', input: [...input, ...items], tools } });
+  assert.equal((await ask(output(look, { type: 'web_search' }))).status, 200);
+  assert.deepEqual([sent(purser).body.input, sent(purser).body.tools], [[...input, output(look)], tools]);
+  assert((await latest(purser)).price.bound_prompt_tokens > 2048);
+  assert.equal((await ask(output({ type: 'mcp', server_label: 'x' }))).status, 400);
+});
+
 test('samplers of model servers pass in each API, translated or not', async (t) => {
   const { purser, other, gateway } = await open(t);
   const samplers = { top_k: 5, min_p: 0.1, chat_template_kwargs: { enable_thinking: false } };

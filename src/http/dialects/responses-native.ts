@@ -2,7 +2,7 @@ import type { Json } from '../../base/parse-json.ts';
 import type { KeptState, NativeRequest } from './dialect.ts';
 import { namesGiven, objectOf } from './json.ts';
 import { hasFiles, PARTS, withoutFileAddresses } from './responses-files.ts';
-import { bringsTools, FREE, isOmitted } from './responses-request.ts';
+import { bringsTools, FREE, isOmitted, isSearch } from './responses-request.ts';
 import { WHOLE_CONTEXT } from './unread.ts';
 
 /** Members that are passed on with any value. */
@@ -13,6 +13,8 @@ const PASSED = [
 ];
 /** Members that require at least one tool. */
 const OF_TOOLS = ['tool_choice', 'parallel_tool_calls'];
+/** A bound of the tokens that the server's own words about the search for tools add. */
+const TOKENS_FOR_SEARCH = 2048;
 
 /**
  * Describes how a request of OpenAI's Responses API is passed on to a server that speaks it. Nothing is stored there, and it
@@ -29,7 +31,7 @@ export function nativeResponses(given: Json, { imageUrls }: { imageUrls: boolean
     value: input === raw.input && tools === raw.tools ? raw : { ...raw, input, tools },
     names: namesGiven(raw, [...PASSED, ...(isListed ? ['tools'] : []), ...(isListed || isBrought ? OF_TOOLS : [])]),
     parts: PARTS,
-    addedTokens: hasFiles(raw) ? WHOLE_CONTEXT : 0,
+    addedTokens: hasFiles(raw) ? WHOLE_CONTEXT : isListed && tools.some(isSearch) ? TOKENS_FOR_SEARCH : 0,
     kept: { stream, tier },
   };
 }

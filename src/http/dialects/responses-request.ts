@@ -28,8 +28,12 @@ const FORGETS = 'nothing is stored here: send the whole conversation in input.';
 const TOOLS_OMITTED = /^(web_search|image_generation$)/;
 export const isOmitted = (tool: unknown) => TOOLS_OMITTED.test(wordOf(objectOf(tool).type));
 
-/** Returns whether an item makes more tools available: so Codex sends its own to models that it knows. */
-export const bringsTools = (item: unknown) => objectOf(item).type === 'additional_tools';
+/** Items that make more tools available: so Codex sends its own to models that it knows, and those that it has searched. */
+const BRINGING = new Set(['additional_tools', 'tool_search_output']);
+export const bringsTools = (item: unknown) => BRINGING.has(wordOf(objectOf(item).type));
+/** Returns whether a tool is the search for tools that the client does itself. Chat completions have none. */
+export const isSearch = (tool: unknown) =>
+  objectOf(tool).type === 'tool_search' && objectOf(tool).execution === 'client';
 
 /** The request's name of a tool for which chat completions need another name or form. */
 type SpecialTool = { name: string; namespace?: string; isCustom: boolean };
@@ -122,7 +126,9 @@ function addItem(conversation: Conversation, item: Json, where: string): void {
       conversation.result(callIdOf(item, where), contentOf(item.output, `${where}.output`));
       return;
     case 'additional_tools':
-      return; // They are with the other tools.
+    case 'tool_search_call':
+    case 'tool_search_output':
+      return; // What they bring is with the other tools.
     case 'item_reference':
       // The AI SDK refers to the reasoning of an earlier step this way; a model can do without it.
       if (textOf(item.id, `${where}.id`).startsWith('rs_')) return;
@@ -194,7 +200,7 @@ function toolsOf(value: unknown, where: string, special: Map<string, SpecialTool
     const { type, description } = tool;
     if (type === 'namespace' && namespace === undefined)
       return toolsOf(tool.tools, `${at}.tools`, special, textOf(tool.name, `${at}.name`));
-    if (isOmitted(tool)) return [];
+    if (isOmitted(tool) || isSearch(tool)) return [];
     if (type !== 'function' && type !== 'custom')
       throw notOffered(
         at,
