@@ -28,9 +28,13 @@ function bytesOfMessage(message: unknown): number {
 
 function bytesOfArguments(call: unknown): number {
   const { arguments: given, input } = (call ?? {}) as Json;
-  // Some servers give the arguments as an object instead of its JSON.
+  return bytesOfValue(given) + bytesOfText(input);
+}
+
+/** Counts what a call is given: a text, or an object in place of its JSON. */
+export function bytesOfValue(given: unknown): number {
   if (typeof given === 'object' && given !== null) return Buffer.byteLength(JSON.stringify(given));
-  return bytesOfText(given) + bytesOfText(input);
+  return bytesOfText(given);
 }
 
 /** Counts a text, or a list of parts with text (Mistral's thinking has parts of its own). */

@@ -1,7 +1,7 @@
 import { type Json, wordOf } from '../base/parse-json.ts';
 import { isWire, type NativeWire } from '../config/router.ts';
 import type { Model } from './catalogue.ts';
-import { bytesOfText } from './generated.ts';
+import { bytesOfText, bytesOfValue } from './generated.ts';
 import { eventsOfItem } from './response-events.ts';
 import { errorIn, eventOf, type SseEvent } from './sse.ts';
 
@@ -83,16 +83,7 @@ export function errorOf(api: Api, json: unknown): object | undefined {
 }
 
 /** Members of an answer that hold generated text. A signature holds thinking that is not shown. */
-const GENERATED = [
-  'text',
-  'refusal',
-  'thinking',
-  'partial_json',
-  'signature',
-  'data',
-  'arguments',
-  'encrypted_content',
-];
+const GENERATED = ['text', 'refusal', 'thinking', 'partial_json', 'signature', 'data', 'encrypted_content'];
 /** Members that hold lists of such parts. */
 const PARTS = ['content', 'summary', 'output'];
 
@@ -101,9 +92,7 @@ export function generatedInAnswer(json: unknown): number {
   const part = objectOf(json);
   let bytes = 0;
   for (const name of GENERATED) bytes += bytesOfText(part[name]);
-  const { input } = part;
-  if (input !== undefined)
-    bytes += typeof input === 'string' ? bytesOfText(input) : Buffer.byteLength(JSON.stringify(input));
+  bytes += bytesOfValue(part.input) + bytesOfValue(part.arguments);
   for (const name of PARTS) if (Array.isArray(part[name])) for (const it of part[name]) bytes += generatedInAnswer(it);
   return bytes;
 }
@@ -112,8 +101,13 @@ export function generatedInAnswer(json: unknown): number {
 export function generatedInEvent({ type, delta, content_block: block, item }: Json): number {
   if (type === 'content_block_delta') return generatedInAnswer(delta);
   if (type === 'content_block_start') return generatedInAnswer(block);
-  if (type === 'response.output_item.done') return bytesOfText(objectOf(item).encrypted_content);
+  if (type === 'response.output_item.done') return generatedUnshown(objectOf(item));
   return typeof delta === 'string' ? bytesOfText(delta) : 0;
+}
+
+/** Counts what only the end of an item tells: hidden reasoning, and the arguments of a search for tools, which are an object. */
+function generatedUnshown({ encrypted_content: hidden, arguments: given }: Json): number {
+  return bytesOfText(hidden) + (typeof given === 'object' ? bytesOfValue(given) : 0);
 }
 
 /** Converts a complete answer into events, for an upstream that does not stream. */

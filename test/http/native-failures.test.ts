@@ -199,3 +199,28 @@ test('a sign of life is no answer: an error behind it costs nothing, and what br
   assert.equal(answer.body.error.code, 'operation_uncertain', answer.text);
   assert.deepEqual([purser.wallet(gateway.walletId).spent, (await latest(purser)).state], [spent, 'uncertain']);
 });
+
+test('the arguments of a search for tools, which are an object, are a part of what was delivered', async (t) => {
+  const { purser, gateway } = await open(t);
+  const call = {
+    type: 'tool_search_call',
+    execution: 'client',
+    call_id: 'call_1',
+    arguments: { query: 'tools for files' },
+  };
+  const at = { output_index: 0, item: call };
+  const done = [
+    named({ type: 'response.output_item.added', sequence_number: 2, ...at } as never),
+    named({ type: 'response.output_item.done', sequence_number: 3, ...at } as never),
+  ];
+  const answers: [stream: boolean, handle: Handler][] = [
+    [true, streaming(...RESPONSE_EVENTS.slice(0, 2), ...done, breakOff)],
+    [false, (_, answer) => send(answer, JSON.stringify({ ...RESPONSE, output: [call], usage: undefined }))],
+  ];
+  for (const [stream, handle] of answers) {
+    purser.upstream.handle = handle;
+    await gateway.ask('POST', '/responses', { body: { model: 'own', input: 'hi', stream } });
+    const { usage } = await latest(purser);
+    assert.deepEqual([usage.estimated, usage.completion_tokens], [true, JSON.stringify(call.arguments).length]);
+  }
+});
