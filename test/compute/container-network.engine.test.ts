@@ -54,6 +54,8 @@ function open(engine: Engine, network: string) {
   return { backend, rent, lease };
 }
 
+type Leased = Awaited<ReturnType<ReturnType<typeof open>['lease']>>;
+
 /** A container of the operator's in his own network, which answers whoever connects. */
 async function startService({ docker }: Engine, network: string): Promise<void> {
   const service = await docker.createContainer({
@@ -148,6 +150,25 @@ for (const [name, openEngine] of ENGINES)
     assert.match((created as { words: string }).words, /nowhere/);
     assert.deepEqual(await engine.docker.listContainers({ all: true }), []);
     assert.equal((await rent('wal_a')).created.kind, 'created');
+  });
+
+for (const [name, openEngine] of ENGINES)
+  test(`${name}: two slots on one engine share the network of a wallet, also where both begin or end at once`, async (t) => {
+    const engine = await openEngine(t);
+    if (!engine) return;
+    t.after(() => engine.stop());
+    await engine.docker.createNetwork({ Name: 'agents' });
+    const slots = [open(engine, 'agents'), open(engine, 'agents')] as const;
+    for (const round of ['1', '2', '3']) {
+      const leases = await Promise.all(slots.map((it) => it.lease(`wal_${round}`)));
+      const [one, other] = leases as [Leased, Leased];
+      // The last lease of one slot ends while the other slot makes one.
+      await one.end();
+      const [next] = await Promise.all([slots[0].lease(`wal_${round}`), other.end()]);
+      assert.deepEqual(await networksOf(engine), [`${PREFIX}wal-${round}`]);
+      await next.end();
+      assert.deepEqual(await networksOf(engine), []);
+    }
   });
 
 test('Docker: where no subnet is left the lease is a clear no, and another one’s end makes room', async (t) => {

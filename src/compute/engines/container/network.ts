@@ -67,7 +67,7 @@ export type WalletNetworks = {
 export function createWalletNetworks(engine: Engine, template: string): WalletNetworks {
   const { docker, ask } = engine;
   const { look, listMade, make } = openNetworkApi(engine);
-  const serially = createQueues();
+  const serially = <T>(name: string, work: () => Promise<T>) => inQueue(`${engine.socket} ${name}`, work);
 
   /** Returns the ids of the running containers in a network. */
   const attachedTo = async (name: string) =>
@@ -187,17 +187,17 @@ function openNetworkApi(engine: Engine) {
   return { look, listMade, make };
 }
 
-/** Creates queues that run tasks of the same name one after another. */
-function createQueues() {
-  const last = new Map<string, Promise<unknown>>();
-  return <T>(name: string, work: () => Promise<T>): Promise<T> => {
-    const mine = (last.get(name) ?? Promise.resolve()).then(work);
-    const settled = mine
-      .catch(() => {})
-      .then(() => {
-        if (last.get(name) === settled) last.delete(name);
-      });
-    last.set(name, settled);
-    return mine;
-  };
+/** The last task of each queue, of all backends: two slots may share an engine, and there the network of a wallet. */
+const last = new Map<string, Promise<unknown>>();
+
+/** Runs tasks of the same name one after another. */
+function inQueue<T>(name: string, work: () => Promise<T>): Promise<T> {
+  const mine = (last.get(name) ?? Promise.resolve()).then(work);
+  const settled = mine
+    .catch(() => {})
+    .then(() => {
+      if (last.get(name) === settled) last.delete(name);
+    });
+  last.set(name, settled);
+  return mine;
 }
