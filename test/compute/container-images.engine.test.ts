@@ -1,9 +1,11 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
+import { imageDefaults } from '../../src/compute/engines/container/user.ts';
 import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 
+const PREFIX = 'purser-inst-images-';
 const MISSING = 'localhost/no-such-image:1';
 
 function openOffers(engine: Engine) {
@@ -25,7 +27,7 @@ function openOffers(engine: Engine) {
         { ...size, id: 'missing', image: MISSING },
       ],
     },
-    { prefix: 'purser-inst-images-', now: () => Math.floor(Date.now() / 1000) },
+    { prefix: PREFIX, now: () => Math.floor(Date.now() / 1000) },
   );
 }
 
@@ -43,7 +45,7 @@ for (const [name, open] of ENGINES)
       await engine.stop();
     });
     const rent = async (id: string) => {
-      const tag = `purser-inst-images-res-${id}`;
+      const tag = `${PREFIX}res-${id}`;
       const quote = await backend.quote({ offer_id: id, disk_gb: 1, max_seconds: 600 });
       return backend.create({ tag, quote, deadline: Math.floor(Date.now() / 1000) + 600 });
     };
@@ -81,3 +83,31 @@ for (const [name, open] of ENGINES)
       ],
     );
   });
+
+for (const [name, open] of ENGINES)
+  test(`${name}: a container that an image's user was looked up in is an orphan where it is left behind`, async (t) => {
+    const engine = await open(t);
+    if (!engine) return;
+    const { docker } = engine;
+    const backend = openOffers(engine);
+    t.after(async () => {
+      await backend.close();
+      await engine.stop();
+    });
+    const made = await docker.createContainer({ Image: IMAGE, Cmd: ['/bin/sh'] });
+    await made.commit({ repo: 'localhost/named', tag: '1', changes: 'USER root' });
+    await made.remove();
+
+    const ask: Calls['ask'] = async (what, call) => {
+      if (what === 'remove') throw new Error('the process died');
+      return call(new AbortController().signal);
+    };
+    await assert.rejects(imageDefaults({ ask, docker }, 'localhost/named:1', PREFIX), /died|not in its/);
+    const [left, ...more] = await backend.listOwned(PREFIX);
+    assert.deepEqual([left?.state, more], ['ended', []]);
+    assert.ok(Math.abs((left?.createdAt ?? 0) - Date.now() / 1000) < 120);
+    await backend.destroy(left?.ref as string);
+    assert.deepEqual(await docker.listContainers({ all: true }), []);
+  });
+
+type Calls = Parameters<typeof imageDefaults>[0];

@@ -50,7 +50,7 @@ export function openContainerBackend(
   settings: ContainerSettings,
   { prefix, isPaused, isWarm, books, measureMilliseconds, now }: ContainerSurroundings,
 ): Backend {
-  const engine = openEngine(settings);
+  const engine = openEngine(settings, prefix);
   const containers = createContainers(engine);
   const deadlines = createDeadlines(engine, containers);
   const disk = createDiskWatch(engine, measureMilliseconds);

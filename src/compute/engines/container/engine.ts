@@ -76,8 +76,8 @@ const NOT_FROM_ENVIRONMENT = {
   key: undefined,
 };
 
-/** Opens the engine that the settings name, without a call. */
-export function openEngine(settings: EngineSettings): Engine {
+/** Opens the engine that the settings name, without a call. `prefix` is that of the installation's tags, where there is one. */
+export function openEngine(settings: EngineSettings, prefix = 'purser-'): Engine {
   const { socket } = settings;
   const { agent, call: callModem, close } = openEngineConnections(settings);
   // The name stands in the Host header only: the agent alone knows where the engine is.
@@ -133,7 +133,7 @@ export function openEngine(settings: EngineSettings): Engine {
       const { Image } = await ask('inspect', (abortSignal) => docker.getContainer(container).inspect({ abortSignal }));
       const known = defaults.get(Image);
       if (known) return known;
-      const match = await imageDefaults({ ask, docker }, Image);
+      const match = await imageDefaults({ ask, docker }, Image, prefix);
       defaults.set(Image, match);
       return match;
     },
