@@ -36,6 +36,8 @@ export type Leap = { direction: 'ahead' | 'behind'; seconds: number };
 export type Clock = {
   /** Returns whole Unix seconds; never goes back. */
   now(): number;
+  /** Returns the part of the present second that is over, from 0 to 1. */
+  fraction(): number;
   /** Returns why new holds are blocked at the moment, or undefined. */
   holdsBlocked(): string | undefined;
   /** Returns whether expiry and destruction wait because the wall clock has just jumped forward, or is in doubt. */
@@ -177,6 +179,7 @@ export function createClock(time: TimeSource, known: KnownTime, log: Pick<Log, '
 
   return {
     now: () => Math.floor(read()),
+    fraction: () => read() % 1,
     holdsBlocked() {
       read();
       if (doubt) return describeLeap(doubt);

@@ -29,6 +29,8 @@ import { endReasonOf } from './why.ts';
 const CUT_MILLISECONDS = 3000;
 const LOOK_MILLISECONDS = 50;
 const RETRY_SECONDS = 10;
+/** Two times that are closer are the same: a clock adds up parts of seconds. */
+const SAME_SECONDS = 0.001;
 
 /** A step whose process may die: `dueAt` is when the next one looks at it. */
 type BeginStep = { id: string; now: number; dueAt: number };
@@ -74,12 +76,17 @@ const beginPause = defineWrite('lease.begin_pause', (tx, { id, now, dueAt }: Beg
   return updateIfLive(tx, id, { status: 'pausing', ...left, expiresAt, dueAt, attempts: 0, lastError: null });
 });
 
-/** Notes that nothing runs in a lease any more. The tenant may have made that last, so until now its paid time has passed. */
-const noteStopped = defineWrite('lease.note_stopped', (tx, { id, now, dueAt }: BeginStep): Resource => {
+/** `begun` is 1 if one more second has begun, beside the whole ones, since the lease was resumed. */
+type NoteStopped = BeginStep & { begun: 0 | 1 };
+/**
+ * Notes that nothing runs in a lease any more. The tenant may have made that last, so until now its paid time has passed. A second
+ * that has begun counts: else a lease that is resumed and paused within each second would run unpaid.
+ */
+const noteStopped = defineWrite('lease.note_stopped', (tx, { id, now, dueAt, begun }: NoteStopped): Resource => {
   const row = findResource(tx, id) as Resource;
   if (row.status !== 'pausing') return row; // It has to end.
   const end = endOf(row);
-  const secondsLeft = Math.min(row.secondsLeft as number, end - now);
+  const secondsLeft = Math.min(row.secondsLeft as number, end - now - begun);
   if (secondsLeft <= 0) throw new Refusal('resource_not_active', 'Its paid time was over before all had stopped.');
   return updateIfLive(tx, id, { pausedAt: end - secondsLeft, secondsLeft, dueAt });
 });
@@ -92,6 +99,12 @@ const beginResume = defineWrite('lease.begin_resume', (tx, { id, now, dueAt }: B
     throw new Refusal('resource_not_active', notRunning(row));
   return updateIfLive(tx, id, { status: 'resuming', pausedAt: now, dueAt, attempts: 0, lastError: null });
 });
+
+/** Returns `begun` of a lease that stops now. A lease that this process has not resumed has run for whole seconds. */
+function secondBegun({ clock, resumedAt }: LeaseApp, id: string): 0 | 1 {
+  const from = resumedAt.get(id);
+  return from !== undefined && clock.fraction() - from > SAME_SECONDS ? 1 : 0;
+}
 
 const rowOf = (app: LeaseApp, id: string) => findResource(app.ledger.read, id) as Resource;
 
@@ -166,7 +179,7 @@ export function pauseLease(app: LeaseApp, id: string): Promise<Resource> {
     const row = await app.ledger.write(beginPause, stepOf(app, before));
     await untilCut(app, id);
     const ref = row.ref as string;
-    const stopped = () => app.ledger.write(noteStopped, stepOf(app, row));
+    const stopped = () => app.ledger.write(noteStopped, { ...stepOf(app, row), begun: secondBegun(app, id) });
     const begun = await attempt(() => pausing.begin(ref, row.expiresAt, stopped));
     if (begun.kind !== 'done') return runOn(app, { row, pausing, begun });
     const paused = await finish(app, row, PAUSED);
@@ -215,6 +228,7 @@ export function resumeLease(app: LeaseApp, id: string): Promise<Resource> {
     const pausing = pausingOf(app, before);
     const row = await takeRoom(app, before, pausing);
     const now = app.clock.now();
+    app.resumedAt.set(id, app.clock.fraction());
     const until = resumedUntil(row, now);
     const ended = await attempt(() => pausing.end(row.ref as string, until));
     if (ended.kind === 'unknown') return leaveInDoubt(app, row, ended.reason);

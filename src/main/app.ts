@@ -333,6 +333,7 @@ function createParts(config: Config, connectionCountMax: number, time: TimeSourc
     outages: createOutages(),
     leaseChecks: new Map(),
     waitingFor: new Map(),
+    resumedAt: new Map(),
     activity: createActivity(),
     usages: new Map(),
     keeps: createKeepMemory(),

@@ -566,3 +566,31 @@ test('a lease that is resumed with little time left ends when that is over', asy
   await purser.app.reaper.runOnce();
   assert.equal((await purser.status(token, id)).end_reason, 'lease_expired');
 });
+
+test('what a lease runs between a resumption and a pause is paid for, also where both are within a second', async (t) => {
+  const { purser, token, id } = await openPaused(t);
+  const { clock } = purser;
+  clock.advance(1 - (clock.wall() % 1000) / 1000); // To the beginning of a second.
+  const left = async () => (await purser.status(token, id)).seconds_left as number;
+  const before = await left();
+  let ran = 0;
+  const run = async (seconds: number) => {
+    assert.equal((await purser.resume(token, id)).status, 200);
+    clock.advance(seconds);
+    ran += seconds;
+    assert.equal((await purser.pause(token, id)).status, 200);
+  };
+  for (let round = 0; round < 10; round++) {
+    await run(0.9);
+    clock.advance(0.1);
+  }
+  assert.ok(
+    before - (await left()) >= Math.floor(ran),
+    `it ran for ${ran} s, and ${before - (await left())} s were counted`,
+  );
+  const whole = await left();
+  clock.advance(0.5);
+  await run(7);
+  assert.equal(await left(), whole - 7, 'whole seconds count as such, wherever they begin');
+  assert.deepEqual(purser.problems(), []);
+});
