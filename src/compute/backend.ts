@@ -1,6 +1,7 @@
 import type { Duplex, Readable } from 'node:stream';
 import type { LineSession } from '../egress/line.ts';
 import type { List } from '../egress/list.ts';
+import type { EngineRoom } from './kit/capacity.ts';
 
 /** The three slots of the interface, each a shape of spec. */
 export const SLOTS = ['provider_one', 'provider_two', 'provider_three'] as const;
@@ -355,4 +356,6 @@ export type Surroundings = {
   isPaused?: ((tag: string) => boolean) | undefined;
   /** Returns whether the machine with this tag is a warm one: it takes room, and gives way to a lease. Without it, none is. */
   isWarm?: ((tag: string) => boolean) | undefined;
+  /** The reservations on engines, by their addresses, of all backends of a server. Without it, each backend has its own. */
+  rooms?: Map<string, EngineRoom> | undefined;
 };

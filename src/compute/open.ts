@@ -29,8 +29,9 @@ export async function openSlots(
   watched?: Watched,
 ): Promise<Slots> {
   const list: ConfiguredBackend[] = [];
+  const sharing = { ...around, rooms: new Map() };
   for (const it of listBackends(compute)) {
-    const opened = await openBackend(it, around);
+    const opened = await openBackend(it, sharing);
     const { slot, backend } = opened;
     if (watched) {
       const called: BackendCalled = (...call) => watched.called(slot, backend.name, ...call);

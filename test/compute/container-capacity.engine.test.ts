@@ -23,9 +23,10 @@ async function openCapacityServer(
   engine ??= await openDocker(t, { shared: true });
   if (!engine) return undefined;
   const { socket, docker } = engine;
+  const own = (it: object) => ({ backend: 'container', socket, image: IMAGE, ...it });
   const slots = Object.entries(compute).map(([slot, it]) => [
     slot,
-    { backend: 'container', socket, image: IMAGE, ...it },
+    'backends' in it ? { backends: (it.backends as object[]).map(own) } : own(it),
   ]);
   const purser = await openTestServer(t, { settings: { compute: Object.fromEntries(slots) } });
   await purser.app.reaper.stop();
@@ -122,6 +123,25 @@ test('capacity is the whole slot’s: leases fit beside each other, and the one 
   await purser.reopen();
   await purser.app.reaper.stop();
   assert.equal((await purser.lease('provider_one', one(0.01))).body.error.code, 'capacity_unavailable', 'still full');
+});
+
+test('two backends of a slot on one engine sell its room once', async (t) => {
+  const size = {
+    prices: { cpu_hourly_usd: '0.36', memory_gib_hourly_usd: '0' },
+    limits: { cpus: 0.2, memory_gib: 0.1, max_seconds: 3600 },
+    capacity: { cpus: 0.2, memory_gib: 0.1 },
+  };
+  const backends = [size, { ...size, name: 'other', pids: 128 }];
+  const purser = await openCapacityServer(t, { provider_one: { backends } });
+  if (!purser) return;
+  const spec = { cpus: 0.2, memory_gib: 0.1, max_seconds: 600 };
+  const racers = await Promise.all(Array.from({ length: 4 }, () => purser.lease('provider_one', spec)));
+  assert.deepEqual(
+    racers.map(({ status }) => status).sort(),
+    [200, 503, 503, 503],
+    racers.map(({ text }) => text).join('\n'),
+  );
+  assert.equal(await purser.machines(), 1);
 });
 
 test('what does not fit on the disk, or has no image, is not available, and is not sold', async (t) => {

@@ -30,13 +30,25 @@ type Engines = {
 /** A claim as it counts: that of a paused container has no processors, but those that were sold. */
 type Counted = Claim & { cpusSold?: number };
 
+/** What is reserved on an engine and may not be listed there yet, by tag, and the last reservation that was begun. */
+export type EngineRoom = { coming: Map<string, Counted>; last: Promise<unknown> };
+
+const newRoom = (): EngineRoom => ({ coming: new Map(), last: Promise.resolve() });
+
+/** Returns what is reserved on the engine at an address, which backends of one server share: they sell the same room. */
+export function roomAt(rooms: Surroundings['rooms'], address: string): EngineRoom {
+  const room = rooms?.get(address) ?? newRoom();
+  rooms?.set(address, room);
+  return room;
+}
+
 export function createReservations(
   settings: SoldSize,
   { prefix, isPaused = () => false, isWarm = () => false }: Pick<Surroundings, 'prefix' | 'isPaused' | 'isWarm'>,
   engine: Engines,
+  room: EngineRoom = newRoom(),
 ): Reservations {
-  const coming = new Map<string, Counted>();
-  let last: Promise<unknown> = Promise.resolve();
+  const { coming } = room;
 
   async function claims(): Promise<Counted[]> {
     // Read before the list, so that a container made in the meantime is in at least one of the two.
@@ -83,8 +95,8 @@ export function createReservations(
 
   /** Runs after what was begun before, so that two never share the last. */
   function inTurn<T>(run: () => Promise<T>): Promise<T> {
-    const mine = last.then(run);
-    last = mine.catch(() => {});
+    const mine = room.last.then(run);
+    room.last = mine.catch(() => {});
     return mine;
   }
 

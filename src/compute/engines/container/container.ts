@@ -1,6 +1,6 @@
 import { Refusal } from '../../../base/refusal.ts';
 import type { Backend, Created, Machine, Owned, Ref, Spec, Surroundings } from '../../backend.ts';
-import { createReservations } from '../../kit/capacity.ts';
+import { createReservations, roomAt } from '../../kit/capacity.ts';
 import { type Claim, claimOf, type LeaseSize, sizeOf, TAG_LABEL } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
 import { egressLists } from '../../kit/egress.ts';
@@ -34,6 +34,7 @@ type ContainerSurroundings = {
   prefix: string;
   isPaused?: Surroundings['isPaused'];
   isWarm?: Surroundings['isWarm'];
+  rooms?: Surroundings['rooms'];
   /** A directory on the file system of Purser's database, for `check`. */
   books?: string;
   /** The interval at which a container's disk is measured. */
@@ -48,7 +49,7 @@ type ContainerSurroundings = {
  */
 export function openContainerBackend(
   settings: ContainerSettings,
-  { prefix, isPaused, isWarm, books, measureMilliseconds, now }: ContainerSurroundings,
+  { prefix, isPaused, isWarm, rooms, books, measureMilliseconds, now }: ContainerSurroundings,
 ): Backend {
   const engine = openEngine(settings, prefix);
   const containers = createContainers(engine);
@@ -64,6 +65,7 @@ export function openContainerBackend(
       capacity: () => engine.capacity(),
       diskFree: () => engine.diskFree(),
     },
+    roomAt(rooms, settings.socket),
   );
   const free = createRecent(async () => {
     // Whether an image can be pulled is not known before that is tried.

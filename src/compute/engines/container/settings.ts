@@ -237,8 +237,8 @@ function notesOnGpus({ limits, prices }: SizedSettings): string[] {
 
 export async function open(
   settings: ContainerSettings,
-  { prefix, dataDirectory, now, isPaused, isWarm }: Surroundings,
+  { prefix, dataDirectory, now, isPaused, isWarm, rooms }: Surroundings,
 ): Promise<Backend> {
   const { openContainerBackend } = await import('./container.ts');
-  return openContainerBackend(settings, { prefix, isPaused, isWarm, books: dataDirectory, now });
+  return openContainerBackend(settings, { prefix, isPaused, isWarm, rooms, books: dataDirectory, now });
 }

@@ -1,6 +1,6 @@
 import { Refusal } from '../../../base/refusal.ts';
 import type { Backend, Created, Extended, Machine, Owned, Ref, Spec, Surroundings } from '../../backend.ts';
-import { createReservations } from '../../kit/capacity.ts';
+import { createReservations, roomAt } from '../../kit/capacity.ts';
 import { type LeaseSize, sizeOf } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
 import { egressLists } from '../../kit/egress.ts';
@@ -31,7 +31,7 @@ import { readUsage } from './usage.ts';
  */
 export function openLxdBackend(
   settings: LxdSettings,
-  { prefix, now, isPaused }: Pick<Surroundings, 'prefix' | 'now' | 'isPaused'>,
+  { prefix, now, isPaused, rooms }: Pick<Surroundings, 'prefix' | 'now' | 'isPaused' | 'rooms'>,
 ): Backend {
   const lxd = openLxdApi(settings, settings.project);
   const egress = egressLists(settings);
@@ -45,6 +45,7 @@ export function openLxdBackend(
       capacity: () => host.capacity(),
       diskFree: () => host.diskFree(settings.pool),
     },
+    roomAt(rooms, `${settings.socket} ${settings.project}`),
   );
   const contents = allContents(settings);
   const free = createRecent(async () => {
