@@ -90,7 +90,7 @@ for (const [name, openEngine] of ENGINES)
       await startService(engine, 'agents');
       const { backend, lease } = open(engine, 'agents');
       const [one, same, other] = [await lease('wal_one'), await lease('wal_one'), await lease('wal_other')];
-      assert.deepEqual((await networksOf(engine)).sort(), [`${PREFIX}wal-one`, `${PREFIX}wal-other`]);
+      assert.deepEqual((await networksOf(engine)).sort(), [`${PREFIX}wal-one-agents`, `${PREFIX}wal-other-agents`]);
       assert.deepEqual(await one.interfaces(), ['eth0', 'lo']);
 
       await one.listen('mine');
@@ -102,12 +102,16 @@ for (const [name, openEngine] of ENGINES)
         [one, 'one'],
         [other, 'other'],
       ] as const)
-        assert.equal(await it.hear(await addressOf(engine, 'service', `${PREFIX}wal-${wallet}`)), 'service');
+        assert.equal(await it.hear(await addressOf(engine, 'service', `${PREFIX}wal-${wallet}-agents`)), 'service');
 
       await one.end();
-      assert.deepEqual((await networksOf(engine)).sort(), [`${PREFIX}wal-one`, `${PREFIX}wal-other`], 'one is left');
+      assert.deepEqual(
+        (await networksOf(engine)).sort(),
+        [`${PREFIX}wal-one-agents`, `${PREFIX}wal-other-agents`],
+        'one is left',
+      );
       await same.end();
-      assert.deepEqual(await networksOf(engine), [`${PREFIX}wal-other`]);
+      assert.deepEqual(await networksOf(engine), [`${PREFIX}wal-other-agents`]);
       await other.end();
       assert.deepEqual(await networksOf(engine), []);
       const [left, ...more] = await engine.docker.listContainers({ all: true });
@@ -125,14 +129,14 @@ for (const [name, openEngine] of ENGINES)
     const leases = await Promise.all(['wal_a', 'wal_a', 'wal_b', 'wal_b'].map((it) => lease(it)));
     // A wallet's network is not removed under a lease that is being made.
     const [again] = await Promise.all([lease('wal_a'), ...leases.map((it) => it.end())]);
-    assert.deepEqual(await networksOf(engine), [`${PREFIX}wal-a`]);
+    assert.deepEqual(await networksOf(engine), [`${PREFIX}wal-a-agents`]);
 
     // As after a crash between the two removals.
     await engine.docker.getContainer(again.tag).remove({ force: true });
     const [orphan, ...more] = await backend.listOwned(PREFIX);
-    assert.deepEqual([orphan?.tag, orphan?.state, more], [`${PREFIX}wal-a`, 'ended', []]);
+    assert.deepEqual([orphan?.tag, orphan?.state, more], [`${PREFIX}wal-a-agents`, 'ended', []]);
     assert.ok(Math.abs((orphan?.createdAt ?? 0) - now()) < 120);
-    assert.deepEqual(await backend.find(`${PREFIX}wal-a`), []);
+    assert.deepEqual(await backend.find(`${PREFIX}wal-a-agents`), []);
     assert.deepEqual(await backend.listOwned('purser-inst-other-'), []);
     await backend.destroy(orphan?.ref as string);
     assert.deepEqual([await networksOf(engine), await backend.listOwned(PREFIX)], [[], []]);
@@ -165,8 +169,41 @@ for (const [name, openEngine] of ENGINES)
       // The last lease of one slot ends while the other slot makes one.
       await one.end();
       const [next] = await Promise.all([slots[0].lease(`wal_${round}`), other.end()]);
-      assert.deepEqual(await networksOf(engine), [`${PREFIX}wal-${round}`]);
+      assert.deepEqual(await networksOf(engine), [`${PREFIX}wal-${round}-agents`]);
       await next.end();
+      assert.deepEqual(await networksOf(engine), []);
+    }
+  });
+
+for (const [name, openEngine] of ENGINES)
+  test(`${name}: slots with different networks on one engine have their own network of a wallet each`, async (t) => {
+    const engine = await openEngine(t);
+    if (!engine) return;
+    t.after(() => engine.stop());
+    for (const [Name, Internal] of [
+      ['agents', false],
+      ['inside', true],
+    ] as const)
+      await engine.docker.createNetwork({ Name, Internal });
+    await startService(engine, 'agents');
+    for (const order of [
+      ['agents', 'inside'],
+      ['inside', 'agents'],
+    ]) {
+      const slots = order.map((it) => open(engine, it));
+      const leases: Leased[] = [];
+      for (const it of slots) leases.push(await it.lease('wal_a'));
+      const all: { Name: string; Internal: boolean }[] = await engine.docker.listNetworks();
+      const networks = all.filter((it) => it.Name.startsWith('purser-'));
+      assert.deepEqual(networks.map((it) => it.Internal).sort(), [false, true], 'each is like the one of its slot');
+      const inside = leases[order.indexOf('inside')] as Leased;
+      const container = await engine.docker.getContainer(inside.tag).inspect();
+      const own: string[] = Object.keys(container.NetworkSettings.Networks);
+      assert.deepEqual(
+        networks.filter((it) => it.Internal).map((it) => it.Name),
+        own,
+      );
+      for (const it of leases) await it.end();
       assert.deepEqual(await networksOf(engine), []);
     }
   });

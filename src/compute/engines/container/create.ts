@@ -34,7 +34,8 @@ export function createMaker(
   /** Makes a container, and the network of its wallet, and starts it. Throws when the outcome is unknown. */
   async function make(order: ContainerOrder, claim: Claim): Promise<Created | 'no_image'> {
     const { tag, walletId } = order;
-    const name = walletId === undefined ? tag : prefix + walletId.replace('_', '-');
+    // Another slot may have another network, which may reach more: a wallet has one like each.
+    const name = walletId === undefined ? tag : `${prefix}${walletId.replace('_', '-')}-${settings.network}`;
     try {
       return await networks.within(name, (network) => makeIn(network, order, claim));
     } catch (error) {
