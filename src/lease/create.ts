@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { newId } from '../base/id.ts';
+import type { KeyedMutex } from '../base/keyed-mutex.ts';
 import { Nanos, ZERO } from '../base/money.ts';
 import { Refusal } from '../base/refusal.ts';
 import type { Activity } from '../compute/activity.ts';
@@ -23,7 +24,6 @@ import {
 import { insertSandbox, type SandboxOrder } from '../ledger/sandbox.ts';
 import { findSnapshot, type Snapshot, snapshotOf } from '../ledger/snapshot.ts';
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
-import type { KeyedMutex } from '../spend/keyed-mutex.ts';
 import {
   type Answered,
   type Called,

@@ -179,10 +179,12 @@ test('lxd: two leases are different users outside, and see nothing of each other
   assert.equal(await two.sh('ping -c 1 -W 1 169.254.169.254 >/dev/null 2>&1; echo $?; ip route'), '1\n0');
 });
 
-test('lxd: leases that are made at once all start, each with users of its own', async (t) => {
+test('lxd: leases that are made at once all start, each with users of its own, also of two backends', async (t) => {
   const opened = await openSubject(t);
   if (!opened) return;
-  const leases = await Promise.all(Array.from({ length: 10 }, () => lease(t, opened)));
+  const other = { ...opened, ...lxdSubject(opened.lxd.socket) };
+  t.after(() => other.backend.close());
+  const leases = await Promise.all(Array.from({ length: 10 }, (_, at) => lease(t, at % 2 ? other : opened)));
   const maps = await Promise.all(leases.map(({ sh }) => sh('cat /proc/self/uid_map')));
   assert.equal(new Set(maps).size, leases.length, maps.join());
 });

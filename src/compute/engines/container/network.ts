@@ -1,3 +1,4 @@
+import { createKeyedMutex } from '../../../base/keyed-mutex.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
 
 /**
@@ -63,11 +64,14 @@ export type WalletNetworks = {
   listUnused(prefix: string): Promise<{ name: string; createdAt: number }[]>;
 };
 
+/** Of all backends: two slots may share an engine, and there the network of a wallet. */
+const inTurn = createKeyedMutex();
+
 /** Creates the networks of wallets. `template` is the network that the operator named, or `none`. */
 export function createWalletNetworks(engine: Engine, template: string): WalletNetworks {
   const { docker, ask } = engine;
   const { look, listMade, make } = openNetworkApi(engine);
-  const serially = <T>(name: string, work: () => Promise<T>) => inQueue(`${engine.socket} ${name}`, work);
+  const serially = <T>(name: string, work: () => Promise<T>) => inTurn(`${engine.socket} ${name}`, work);
 
   /** Returns the ids of the running containers in a network. */
   const attachedTo = async (name: string) =>
@@ -185,19 +189,4 @@ function openNetworkApi(engine: Engine) {
   }
 
   return { look, listMade, make };
-}
-
-/** The last task of each queue, of all backends: two slots may share an engine, and there the network of a wallet. */
-const last = new Map<string, Promise<unknown>>();
-
-/** Runs tasks of the same name one after another. */
-function inQueue<T>(name: string, work: () => Promise<T>): Promise<T> {
-  const mine = (last.get(name) ?? Promise.resolve()).then(work);
-  const settled = mine
-    .catch(() => {})
-    .then(() => {
-      if (last.get(name) === settled) last.delete(name);
-    });
-  last.set(name, settled);
-  return mine;
 }

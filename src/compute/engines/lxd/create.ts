@@ -1,4 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises';
+import { createKeyedMutex } from '../../../base/keyed-mutex.ts';
 import type { Backend, Created, Ref, SecretsOrder } from '../../backend.ts';
 import type { Claim } from '../../kit/claim.ts';
 import { refused } from '../../kit/created.ts';
@@ -26,10 +27,15 @@ const TOO_LARGE = ['What it is made from is larger than its disk', undefined, 'l
 
 type Needs = { host: LxdHost; instances: LxdInstances; keepers: Keepers; deadlines: Deadlines; now: () => number };
 
+/**
+ * Makes one instance after another, of all backends on a server: LXD 5.0 chooses the users of an instance by those of the others, but
+ * ignores an instance that is still being made. Of several made at once some could not start.
+ */
+const inTurn = createKeyedMutex();
+
 /** Creates the call that makes an instance for a claim and starts it. */
 export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instances, keepers, deadlines, now }: Needs) {
   const { user, directory } = settings;
-  const makeInTurn = createTurns();
 
   /** Makes an instance and starts it. Throws when the outcome is unknown. */
   async function make({ tag, deadline, secrets, snapshot }: LxdOrder, claim: Claim): Promise<Created> {
@@ -45,7 +51,7 @@ export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instance
       const wanted = describeInstance(settings, { claim, deadline, created: now(), isIncus, secrets, from });
       const beside = isContainer ? from : await keepers.begin(tag, deadline, now());
       const place = beside ? targetOf(beside) : '';
-      await makeInTurn(() => lxd.run('POST', `/1.0/instances${place}`, wanted, CREATE_MILLISECONDS));
+      await inTurn(settings.socket, () => lxd.run('POST', `/1.0/instances${place}`, wanted, CREATE_MILLISECONDS));
     } catch (error) {
       if (error instanceof LxdUnreachable && isContainer)
         return refused('The provider cannot be reached', textOf(error));
@@ -143,19 +149,6 @@ export function createMaker(lxd: LxdApi, settings: LxdSettings, { host, instance
   }
 
   return make;
-}
-
-/**
- * Creates a function that makes one instance after another: LXD 5.0 chooses the users of an instance by those of the others, but
- * ignores an instance that is still being made. Of several made at once some could not start.
- */
-function createTurns() {
-  let last: Promise<unknown> = Promise.resolve();
-  return <T>(make: () => Promise<T>): Promise<T> => {
-    const made = last.then(make);
-    last = made.catch(() => {});
-    return made;
-  };
 }
 
 /** Returns the refusal for an error of LXD that proves that nothing was made. */
