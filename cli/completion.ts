@@ -7,16 +7,23 @@ import type { CommandName } from '../src/operator/commands.ts';
 import { example, refuseJson } from './context.ts';
 import { print } from './report.ts';
 
-/** The scripts ask the program itself for the words that may stand at the cursor, so they always match its version. */
+/**
+ * The scripts ask the program itself for the words that may stand at the cursor, so they always match its version. A word may be the
+ * name that a model server gave its model: none is read as shell. `compgen -W` of bash would run a `$(…)` in it, and bash inserts
+ * words as they are.
+ */
 const SHELLS = {
   bash: `# bash completion of purser
 _purser() {
-  local IFS=$'\\n' cur="\${COMP_WORDS[COMP_CWORD]}" found
-  found=($(command purser candidates -- "\${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+  local IFS=$'\\n' cur="\${COMP_WORDS[COMP_CWORD]}" found word
+  mapfile -t found < <(command purser candidates -- "\${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+  COMPREPLY=()
   case "\${found[0]}" in
     :file) compopt -o filenames; COMPREPLY=($(compgen -f -- "$cur")) ;;
     :directory) compopt -o filenames; COMPREPLY=($(compgen -d -- "$cur")) ;;
-    *) COMPREPLY=($(compgen -W "\${found[*]%%$'\\t'*}" -- "$cur")) ;;
+    *) for word in "\${found[@]%%$'\\t'*}"; do
+        [[ $word != "$cur"* ]] || COMPREPLY+=("$(printf %q "$word")")
+      done ;;
   esac
 }
 complete -F _purser purser`,

@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict';
+import { existsSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import test from 'node:test';
 import { installation, run } from '../helper/executable.ts';
 import { ask, CASES, scriptOf } from './completion-shared.ts';
@@ -16,6 +18,35 @@ test('bash completes commands, options, choices and files', async (t) => {
     for (const word of not) assert.ok(!said.includes(word), `${line}: ${said}`);
     assert.ok(said.includes('complete -F _purser purser'));
   }
+});
+
+/** Names as a model server may give its models. */
+const HOSTILE = [
+  '$(touch ran)',
+  '`touch ran`',
+  '; touch ran',
+  'a b',
+  '*',
+  '~',
+  "it's",
+  'back\\slash',
+  '"$HOME"',
+  'qwen3:8b',
+];
+
+test('bash takes no name for its own language: none is run, and each is offered as one word', async (t) => {
+  const { directory, script } = await scriptOf(t, 'bash');
+  writeFileSync(join(directory, 'offered'), HOSTILE.map((it) => `${it}\ta description\n`).join(''));
+  writeFileSync(join(directory, 'purser'), '#!/bin/sh\ncat offered\n', { mode: 0o755 });
+  const code = `PATH=${directory}:$PATH; source ${script}
+    COMP_WORDS=(purser run --model ''); COMP_CWORD=3; _purser
+    for line in "\${COMPREPLY[@]}"; do eval "words=($line)"; printf '%s\\n' "\${#words[@]} $words"; done`;
+  const said = await ask('bash', ['--norc', '--noprofile', '-c', code], directory);
+  assert.deepEqual(
+    said.split('\n').filter(Boolean),
+    HOSTILE.map((it) => `1 ${it}`),
+  );
+  assert.ok(!existsSync(join(directory, 'ran')));
 });
 
 test('names of wallets, accounts and models are offered while a server runs, and nothing is waited for without one', async (t) => {
