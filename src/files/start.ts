@@ -13,7 +13,9 @@ const script = new Script(assetBytes(`${bundle}.cjs`).toString('latin1'), {
   filename: __filename,
   ...(isCompiled ? { cachedData: assetBytes(cache) } : {}),
 });
-if (script.cachedDataRejected)
+// A thread that begins late finds other flags (src/base/heap-flags.ts), with which V8 takes no compiled code: that is no fault of the
+// build, and the server that logs one event a line is ready.
+if (script.cachedDataRejected && isMainThread)
   process.emitWarning(
     `this start takes longer: V8 does not take what was compiled of the bundle ${bundle} when it was built`,
   );

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { execFileSync, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
 import {
   cpSync,
   existsSync,
@@ -14,6 +15,7 @@ import {
 import { constants, tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import test from 'node:test';
+import { Worker } from 'node:worker_threads';
 import { EXECUTABLE, installation } from '../helper/executable.ts';
 
 const { SIGUSR1 } = constants.signals;
@@ -116,4 +118,23 @@ test('SIGUSR1 neither ends the server nor opens an inspector', async (t) => {
   assert.deepEqual(listening(server.pid), before);
   assert.deepEqual(await server.stop(), { code: 0, signal: null });
   assert.doesNotMatch(server.output.stderr, /Debugger listening/);
+});
+
+test('a thread that begins after the flags of a server were set says nothing beside its log', async () => {
+  // As in the executable: with the name of a thread, its bundle, and compiled code that V8 does not take.
+  const start = new URL('../../src/files/start.ts', import.meta.url);
+  const code = `const sea = require('node:sea');
+    const { parentPort } = require('node:worker_threads');
+    const assets = { 'write.cjs': '(require, module) => module.exports()', 'write.cache': 'of other flags' };
+    sea.isSea = () => true;
+    sea.getAssetKeys = () => Object.keys(assets);
+    sea.getRawAsset = (name) => Uint8Array.from(Buffer.from(assets[name])).buffer;
+    const said = [];
+    process.on('warning', ({ message }) => said.push(message));
+    const exports = () => setImmediate(() => parentPort.postMessage(said));
+    Object.assign(globalThis, { require, module: { exports }, exports: {}, __filename: 'start', __dirname: '.' });
+    import(${JSON.stringify(start.href)});`;
+  const thread = new Worker(code, { eval: true, name: 'write' });
+  const [said] = await once(thread, 'message');
+  assert.deepEqual(said, []);
 });
