@@ -1,4 +1,7 @@
+import * as v from 'valibot';
 import { stringify } from 'yaml';
+import { Settings } from './schema.ts';
+import { showVariables } from './variables.ts';
 
 /** A model server and its models, for the file that `purser init` writes. */
 type OfferedServer = {
@@ -14,7 +17,10 @@ export const EXAMPLE_PRICES = { prompt: '0.10', completion: '0.40' };
 const CONTEXT_UNKNOWN = 4096;
 const OUTPUT_MAX = 8192;
 
-/** Returns the text of a commented purser.yaml that offers the models of these servers. */
+/**
+ * Returns the text of a commented purser.yaml that offers the models of these servers. A model whose name no settings can have is left
+ * out, and a length that they cannot have counts as unknown: a server says what it likes, and would keep Purser from starting.
+ */
 export function settingsText(servers: readonly OfferedServer[]): {
   text: string;
   upstreams: string[];
@@ -34,9 +40,11 @@ export function settingsText(servers: readonly OfferedServer[]): {
     );
     upstreams.push(name);
     entries.push(`    - { name: ${name}, base_url: ${quoted(server.baseUrl)} }   # ${server.software}`);
-    for (const { id: theirs, kind, contextLength } of server.models.filter(({ id }) => !id.includes('${'))) {
+    for (const { id: theirs, kind, contextLength } of server.models) {
       const id = models.some((it) => it.id === theirs) ? `${theirs}@${name}` : theirs;
-      const context = contextLength ?? CONTEXT_UNKNOWN;
+      if (models.some((it) => it.id === id)) continue;
+      const context = [contextLength ?? CONTEXT_UNKNOWN, CONTEXT_UNKNOWN].find((it) => isTaken(id, theirs, it));
+      if (context === undefined) continue;
       models.push({
         id,
         upstream: name,
@@ -51,7 +59,7 @@ export function settingsText(servers: readonly OfferedServer[]): {
           ...(isChat ? [] : ['      kind: embeddings']),
           `      upstream: ${name}`,
           ...(id === theirs ? [] : [`      upstream_model: ${quoted(theirs)}`]),
-          `      context_length: ${context}${contextLength === undefined ? '   # a guess: the server does not say what it takes' : ''}`,
+          `      context_length: ${context}${contextLength !== context ? '   # a guess: the server does not say what it takes' : ''}`,
           ...(isChat ? [`      max_output_tokens: ${Math.min(OUTPUT_MAX, Math.ceil(context / 2))}`] : []),
           `      pricing_per_million: { prompt: ${prompt}${isChat ? `, completion: ${completion}` : ''} }`,
         ].join('\n'),
@@ -59,6 +67,14 @@ export function settingsText(servers: readonly OfferedServer[]): {
     }
   }
   return { text: fileText(entries, offers), upstreams, models };
+}
+
+/** Returns whether settings can have a model by this name, by that of its server, and with this context length. */
+function isTaken(id: string, theirs: string, contextLength: number): boolean {
+  if (theirs.includes('${') || showVariables(theirs) !== theirs) return false;
+  const upstream = { name: 'any', base_url: 'http://127.0.0.1' };
+  const model = { id, upstream: 'any', upstream_model: theirs, context_length: contextLength, max_output_tokens: 1 };
+  return v.safeParse(Settings, { router: { upstreams: [upstream], models: [model] } }).success;
 }
 
 function unused(name: string, taken: readonly string[]): string {

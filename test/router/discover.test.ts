@@ -145,3 +145,31 @@ test('a file without a model server is all comments and defaults; a strange name
   );
   assert.equal(router.upstreams[0].name, 'a-server');
 });
+
+test('whatever servers say of their models, the file is one that Purser takes', () => {
+  const said: [id: string, contextLength: number | undefined, taken?: number][] = [
+    ['', 4096],
+    ['x'.repeat(201), 4096],
+    ['x'.repeat(200), 4096, 4096],
+    [`\${NAME:-x}`, 4096],
+    ['\ue000NAME\ue001', 4096],
+    ['two\nlines', 1, 1],
+    ['no limit', Number.MAX_SAFE_INTEGER, 4096],
+    ['unknown', undefined, 4096],
+    ['unknown@vllm-2', 8192, 8192],
+  ];
+  const server = {
+    software: 'vLLM',
+    baseUrl: 'http://127.0.0.1:1/v1',
+    models: said.map(([id, contextLength]) => ({ id, kind: 'chat' as const, contextLength })),
+  };
+  const { text, models } = settingsText([server, server]);
+  checkSettings('purser.yaml', text, {});
+  const taken = said.flatMap(([id, , length]) => (length === undefined ? [] : [[id, length]]));
+  const others = taken.filter(([id]) => id !== 'x'.repeat(200) && id !== 'unknown');
+  assert.deepEqual(
+    models.map((it) => [it.id, it.context_length]),
+    [...taken, ...others.map(([id, length]) => [`${id}@vllm-2`, length])],
+  );
+  assert.equal(text.match(/# a guess/g)?.length, 3);
+});
