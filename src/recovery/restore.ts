@@ -1,4 +1,4 @@
-import { chmodSync, copyFileSync, existsSync, linkSync, renameSync, rmSync, statSync } from 'node:fs';
+import { chmodSync, copyFileSync, existsSync, linkSync, realpathSync, renameSync, rmSync, statSync } from 'node:fs';
 import { basename, dirname } from 'node:path';
 import { NoMasterKeyError } from '../access/master-key.ts';
 import { systemTime } from '../base/clock.ts';
@@ -60,6 +60,11 @@ export async function restore(
     lock: { file: 'lock', who: 'purser restore' },
   });
   const fresh = `${at.database}.restored`;
+  if (existsSync(fresh) && realpathSync(file) === realpathSync(fresh))
+    throw refused(
+      file,
+      `a restore makes its own copy under that name, and would remove it. Give it another name first`,
+    );
   removeDatabase(fresh); // Remains of a restore that was killed.
   using leaving = new DisposableStack();
   leaving.defer(() => removeDatabase(fresh));

@@ -9,6 +9,7 @@ import {
   readFileSync,
   renameSync,
   rmSync,
+  symlinkSync,
   writeFileSync,
 } from 'node:fs';
 import { basename, join } from 'node:path';
@@ -433,6 +434,24 @@ test('while a server runs, or anybody has the database open, nothing is restored
   assert.deepEqual(readFileSync(database), before);
   idle.close();
   await restoreIn(purser.directory, file);
+});
+
+test('a backup under the name of a restore’s own copy is refused, and stays', async (t) => {
+  const { purser, file } = await openBackedUp(t);
+  await purser.close();
+  const { database } = files(purser.directory);
+  const taken = `${database}.restored`;
+  copyFileSync(file, taken);
+  const link = join(temporaryDirectory(t), 'link.db');
+  symlinkSync(taken, link);
+  const books = readFileSync(database);
+  for (const name of [taken, link]) {
+    await assert.rejects(restoreIn(purser.directory, name), { code: 'conflict', message: /under that name/ });
+    assert.deepEqual(readFileSync(taken), readFileSync(file));
+    assert.deepEqual(readFileSync(database), books);
+  }
+  renameSync(taken, `${taken}.kept`);
+  await restoreIn(purser.directory, `${taken}.kept`);
 });
 
 test('books of another installation are replaced only with --force', async (t) => {
