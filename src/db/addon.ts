@@ -1,8 +1,9 @@
 import { createHash } from 'node:crypto';
-import { mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, renameSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import sea from 'node:sea';
 import Client from 'better-sqlite3';
+import { writeFresh } from '../files/durable-file.ts';
 
 let loaded: object | undefined;
 
@@ -27,9 +28,8 @@ function sqliteAddon(directory: string): object | undefined {
   const file = join(folder, `sqlite-${hash}.node`);
   if (!isIntact(file, hash)) {
     mkdirSync(folder, { recursive: true, mode: 0o700 });
-    const fresh = `${file}.${process.pid}`;
-    writeFileSync(fresh, bytes, { mode: 0o500 });
-    renameSync(fresh, file);
+    // Each process writes its own. In a container all have one number: what an earlier one has left must not be in the way.
+    renameSync(writeFresh(`${file}.${process.pid}`, bytes, { mode: 0o500 }), file);
   }
   const module = { exports: {} };
   process.dlopen(module, file);

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { chownSync, mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
+import { chownSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
@@ -59,6 +59,33 @@ test('a copy of the SQLite addon that the owner cannot read is written anew', as
   chownSync(join(library, copy), 0, 0);
   assert.equal((await purser.json('account', 'list')).accounts.length, 1);
   assert.deepEqual([readdirSync(library), statSync(join(library, copy)).uid], [[copy], STRANGER]);
+});
+
+test('a start that ended while it unpacked the SQLite addon is in no later one’s way, also in a container, where all have one number', async (t) => {
+  if (!hasComponent(t, 'root')) return;
+  const asOwner = ['setpriv', `--reuid=${STRANGER}`, `--regid=${STRANGER}`, '--clear-groups'];
+  const asFirst = ['unshare', '--pid', '--fork', '--kill-child', '--mount-proc', ...asOwner];
+  const purser = installation(t, { command: [...asOwner, EXECUTABLE] });
+  chownSync(purser.directory, STRANGER, STRANGER);
+  await (await purser.serve()).stop();
+  const library = join(purser.directory, 'lib');
+  const [copy] = readdirSync(library) as [string];
+  const whole = readFileSync(join(library, copy));
+  rmSync(join(library, copy));
+
+  const list = ['--data', purser.directory, '--json', 'account', 'list'];
+  const full = await run(list, { command: [...asFirst, 'sh', '-c', 'ulimit -f 1000; exec "$0" "$@"', EXECUTABLE] });
+  assert.match(full.stdout, /EFBIG/);
+  assert.deepEqual(readdirSync(library), [], 'nothing takes the rest of the disk');
+
+  for (const ending of ['.1', '.1.new']) {
+    const killed = join(library, copy + ending);
+    writeFileSync(killed, whole.subarray(0, 1000), { mode: 0o500 });
+    chownSync(killed, STRANGER, STRANGER);
+  }
+  const { code, stdout } = await run(list, { command: [...asFirst, EXECUTABLE] });
+  assert.equal(code, 0, stdout);
+  assert.deepEqual(readFileSync(join(library, copy)), whole);
 });
 
 test('a second server behind a bind mount and in another namespace of processes is refused after a few seconds, with the first one’s process', async (t) => {
