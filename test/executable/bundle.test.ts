@@ -15,7 +15,8 @@ import {
 import { constants, tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import test from 'node:test';
-import { Worker } from 'node:worker_threads';
+import { cachedDataVersionTag } from 'node:v8';
+import { setEnvironmentData, Worker } from 'node:worker_threads';
 import { EXECUTABLE, installation } from '../helper/executable.ts';
 
 const { SIGUSR1 } = constants.signals;
@@ -120,7 +121,7 @@ test('SIGUSR1 neither ends the server nor opens an inspector', async (t) => {
   assert.doesNotMatch(server.output.stderr, /Debugger listening/);
 });
 
-test('a thread that begins after the flags of a server were set says nothing beside its log', async () => {
+test('a thread that begins after the flags of a server were set says nothing beside its log', async (t) => {
   // As in the executable: with the name of a thread, its bundle, and compiled code that V8 does not take.
   const start = new URL('../../src/files/start.ts', import.meta.url);
   const code = `const sea = require('node:sea');
@@ -134,7 +135,14 @@ test('a thread that begins after the flags of a server were set says nothing bes
     const exports = () => setImmediate(() => parentPort.postMessage(said));
     Object.assign(globalThis, { require, module: { exports }, exports: {}, __filename: 'start', __dirname: '.' });
     import(${JSON.stringify(start.href)});`;
-  const thread = new Worker(code, { eval: true, name: 'write' });
-  const [said] = await once(thread, 'message');
-  assert.deepEqual(said, []);
+  const said = async () => (await once(new Worker(code, { eval: true, name: 'write' }), 'message'))[0];
+  t.after(() => setEnvironmentData('purser.start-tag', undefined));
+  setEnvironmentData('purser.start-tag', cachedDataVersionTag() + 1);
+  assert.deepEqual(await said(), []);
+  setEnvironmentData('purser.start-tag', cachedDataVersionTag());
+  assert.match(
+    (await said()).join(),
+    /this start takes longer/,
+    'with the flags of the start it is a fault of the build',
+  );
 });
