@@ -44,7 +44,7 @@ export function keyCommands(program: Command): void {
     .action((options: KeyListOptions & ListView, command: Command) => {
       const { account, wallet, ...page } = withoutView<KeyListOptions>(options);
       if (wallet !== undefined && Object.keys(page).length)
-        command.error('error: --wallet shows every valid key of the wallet; leave out --since, --before and --limit');
+        command.error('error: --wallet shows every valid key of the wallet; leave out --before and --limit');
       if (wallet !== undefined)
         return askAndPrint(command, 'wallet.gateway-keys', { id: wallet }, ({ keys }, view) =>
           showTable(

@@ -43,7 +43,9 @@ export async function backUp(directory: string, file: string, version: string, n
     const { code, message } = error as NodeJS.ErrnoException;
     if (code === 'EEXIST') throw taken();
     if (code === 'ENOSPC' || code === 'EDQUOT' || code === 'SQLITE_FULL')
-      throw new Error(`Nothing was backed up: there is no room for it in ${dirname(file)}.`, { cause: error });
+      throw new Refusal('read_only', `Nothing was backed up: there is no room for it in ${dirname(file)}.`, {
+        cause: error,
+      });
     const isOfSystem = code !== undefined && !(error instanceof Refusal);
     throw isOfSystem ? new Error(`Nothing was backed up to ${file}: ${message}.`, { cause: error }) : error;
   }

@@ -100,7 +100,8 @@ function copyBeside(file: string, fresh: string): void {
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException;
     if (code !== 'ENOSPC' && code !== 'EDQUOT') throw error;
-    throw new Error(
+    throw new Refusal(
+      'read_only',
       `Nothing was restored: ${dirname(fresh)} has no room for a copy of ${file} (${statSync(file).size} bytes). The database is as it was.`,
       { cause: error },
     );
