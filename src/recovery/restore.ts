@@ -59,7 +59,9 @@ export async function restore(
     create: true,
     lock: { file: 'lock', who: 'purser restore' },
   });
-  const fresh = `${at.database}.restored`;
+  // A link leads to the disk where the operator wants the books.
+  const database = existsSync(at.database) ? realpathSync(at.database) : at.database;
+  const fresh = `${database}.restored`;
   if (existsSync(fresh) && realpathSync(file) === realpathSync(fresh))
     throw refused(
       file,
@@ -77,9 +79,9 @@ export async function restore(
     throw new Error(
       `Nothing was restored: the write-ahead log of ${fresh} could not be written back. Look for a full or failing disk.`,
     );
-  const kept = setAside(at.database);
-  renameSync(fresh, at.database);
-  syncDirectory(dirname(at.database));
+  const kept = setAside(database);
+  renameSync(fresh, database);
+  syncDirectory(dirname(database));
   await writeHeadFile(at.head, head);
 
   const { quietCommits: _, installationId, restrictions, ...rest } = head;

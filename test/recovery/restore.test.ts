@@ -7,12 +7,13 @@ import {
   mkdirSync,
   readdirSync,
   readFileSync,
+  readlinkSync,
   renameSync,
   rmSync,
   symlinkSync,
   writeFileSync,
 } from 'node:fs';
-import { basename, join } from 'node:path';
+import { basename, dirname, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
 import { getTableColumns, getTableName, is } from 'drizzle-orm';
@@ -452,6 +453,20 @@ test('a backup under the name of a restore’s own copy is refused, and stays', 
   }
   renameSync(taken, `${taken}.kept`);
   await restoreIn(purser.directory, `${taken}.kept`);
+});
+
+test('a database that lies on another disk, where a link leads, is restored there', async (t) => {
+  const { purser, file } = await openBackedUp(t);
+  await purser.close();
+  const { database } = files(purser.directory);
+  const there = join(temporaryDirectory(t), 'books.db');
+  renameSync(database, there);
+  symlinkSync(there, database);
+  const before = readFileSync(there);
+  const { kept } = await restoreIn(purser.directory, file);
+  assert.equal(readlinkSync(database), there);
+  assert.notDeepEqual(readFileSync(there), before);
+  assert.deepEqual([dirname(kept as string), readFileSync(kept as string)], [dirname(there), before]);
 });
 
 test('books of another installation are replaced only with --force', async (t) => {
