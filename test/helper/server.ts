@@ -326,8 +326,8 @@ export async function openTestServer(
       // The thread of the abandoned server may still be writing.
       const held = new Client(files(left).database);
       held.exec('begin immediate');
-      // The clock's file is replaced by another thread: its new file may disappear before it is copied.
-      const filter = (name: string) => !/purser\.(sock|lock)|\/leases|\/reserve|ledger\.clock\.new/.test(name);
+      // Files of the head and the clock are replaced by another thread: a new one may disappear before it is copied.
+      const filter = (name: string) => !/purser\.(sock|lock)|\/leases|\/reserve|\.new$/.test(name);
       cpSync(left, copy, { recursive: true, filter });
       held.close();
       makeReserve(copy);
