@@ -185,6 +185,13 @@ function prepareDatabase(directory: string, { masterKey }: Config): void {
 const SAID_LINES_MAX = 40;
 const isWarning = (line: string) => /^\{"level":[456]/.test(line);
 
+/** Copies the data directory of a server that runs or has died. */
+export function copyDirectory(from: string, to: string): void {
+  // Files of the head and the clock are replaced by another thread: a new one may disappear before it is copied.
+  const filter = (name: string) => !/purser\.(sock|lock)|\/leases|\/reserve|\.new$/.test(name);
+  cpSync(from, to, { recursive: true, filter });
+}
+
 export async function openTestServer(
   t: Pick<TestContext, 'after'> & { passed?: boolean },
   options: TestServerOptions = {},
@@ -326,9 +333,7 @@ export async function openTestServer(
       // The thread of the abandoned server may still be writing.
       const held = new Client(files(left).database);
       held.exec('begin immediate');
-      // Files of the head and the clock are replaced by another thread: a new one may disappear before it is copied.
-      const filter = (name: string) => !/purser\.(sock|lock)|\/leases|\/reserve|\.new$/.test(name);
-      cpSync(left, copy, { recursive: true, filter });
+      copyDirectory(left, copy);
       held.close();
       makeReserve(copy);
       symlinkSync(join(left, 'leases'), join(copy, 'leases')); // Running containers have it mounted.

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
-import { cpSync, mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
@@ -20,7 +20,7 @@ import { reversePayment } from '../../src/ledger/reversal.ts';
 import { insertSandbox } from '../../src/ledger/sandbox.ts';
 import { endSnapshot, insertSnapshot, paidDay, settleTake } from '../../src/ledger/snapshot.ts';
 import { writeWith } from '../helper/closures.ts';
-import { openTestServer } from '../helper/server.ts';
+import { copyDirectory, openTestServer } from '../helper/server.ts';
 import { failure } from '../helper/upstream.ts';
 
 /**
@@ -80,10 +80,7 @@ export async function openStory(t: TestContext): Promise<{ killed: string; close
   const copy = (name: string) => {
     const to = mkdtempSync(join(tmpdir(), `purser-${name}-`));
     t.after(() => rmSync(to, { recursive: true, force: true }));
-    cpSync(purser.directory, to, {
-      recursive: true,
-      filter: (file) => !/purser\.(sock|lock)|leases|\/reserve|ledger\.clock\.new/.test(file),
-    });
+    copyDirectory(purser.directory, to);
     return to;
   };
   const killed = copy('killed');
