@@ -11,6 +11,11 @@ import { usageIn } from './usage.ts';
 
 /** Limits on the wait, in milliseconds and bytes, after the end of a stream, so that its connection can be reused. */
 const REST = { bytesMax: 64 * 1024, milliseconds: 2000 };
+/**
+ * Limits on the events that are held back before an answer: beyond them it begins all the same. A response repeats its request in two
+ * of them, and a server that only says that it is alive does so every few seconds.
+ */
+const HELD = { bytesMax: 16 * 1024 * 1024, countMax: 1000 };
 
 type StreamParts = {
   api: Api;
@@ -23,11 +28,12 @@ type StreamParts = {
 
 /**
  * Waits for the first event with content: an error there is a definite refusal, before anything was forwarded. A stream that ends
- * before has begun if it has reported its prompt: that part of its cost is known.
+ * before has begun if it has reported its prompt: that part of its cost is known. So has one with too much before its answer.
  */
 export async function beginStream(body: AnswerBody, { api, apart, label, limits, onEnd }: StreamParts): Promise<Reply> {
   const next = eventsOf(body, limits, api, apart);
   const held: ReadRun[] = [];
+  let heldBytes = 0;
   const isPromptKnown = () =>
     held.some(({ content }) => typeof content === 'object' && usageIn(content.usage, api).promptTokens);
   const empty = { kind: 'unknown', reason: `${label.name} answered 200 with a stream that holds no answer` } as const;
@@ -54,6 +60,8 @@ export async function beginStream(body: AnswerBody, { api, apart, label, limits,
         }
         if (content === 'text' || !content.isBeforeAnswer) return streaming(events.slice(at));
         held.push({ raw: event.raw, data: undefined, content });
+        heldBytes += event.raw.length;
+        if (held.length === HELD.countMax || heldBytes > HELD.bytesMax) return streaming(events.slice(at + 1));
       }
     }
   } catch (error) {

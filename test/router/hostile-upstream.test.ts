@@ -7,6 +7,7 @@ import { Secret } from '../../src/base/secret.ts';
 import { resetConnection } from '../../src/net/reset.ts';
 import { openUpstream } from '../../src/router/upstream.ts';
 import { createRandom, length, type Random, SEED } from '../helper/random.ts';
+import { waitFor } from '../helper/waiting.ts';
 import { framed, hostileAnswer, mutated } from '../http/hostile-http.ts';
 
 const usage = { prompt_tokens: 10, completion_tokens: 5, total_tokens: 15 };
@@ -141,3 +142,41 @@ test(`hostile answers of a model server fail their calls only (seed ${SEED})`, a
   const ours = faults.filter((it) => /^[^\n]*\n\s+at [^\n]*\/src\//.test(it));
   assert.deepEqual([...new Set(ours)].slice(0, 5), []);
 });
+
+const KEPT_ALIVE = {
+  chat: 'data: {"choices":[]}\n\n',
+  messages: 'event: ping\ndata: {"type":"ping"}\n\n',
+  responses: 'data: {"type":"keepalive"}\n\n',
+} as const;
+
+for (const api of ['chat', 'messages', 'responses'] as const)
+  for (const [what, event, count] of [
+    ['many events', KEPT_ALIVE[api], 5000],
+    ['long events', KEPT_ALIVE[api].replace('{', `{"more":"${'x'.repeat(1024 * 1024)}",`), 40],
+  ] as const)
+    test(`a stream of ${what} without an answer is not collected for ever: ${api}`, async (t) => {
+      const server = createServer((socket) => {
+        socket.on('error', () => {});
+        socket.once('data', () => {
+          socket.write('HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n');
+          for (let i = 0; i < count; i++) socket.write(event); // And then nothing more: the call has all of its time left.
+        });
+      });
+      server.listen(0, '127.0.0.1');
+      await once(server, 'listening');
+      t.after(() => server.close());
+      const { port } = server.address() as { port: number };
+      const settings = { name: 'x', base_url: `http://127.0.0.1:${port}/v1`, timeout_seconds: 3600 };
+      const upstream = openUpstream({ ...settings, connect_timeout_seconds: 20 } as never);
+      const asking = upstream.ask({ api, body: Buffer.from('{}') }, 'op_x', true);
+      const reply = await waitFor('the stream has begun', asking);
+      assert.equal(reply.kind, 'streaming');
+      let bytes = 0;
+      if (reply.kind === 'streaming')
+        for await (const runs of reply.events) {
+          for (const { raw } of runs) bytes += raw.length;
+          if (bytes >= event.length * count) break;
+        }
+      assert.equal(bytes, event.length * count, 'nothing of it is lost, or comes twice');
+      await upstream.close();
+    });
