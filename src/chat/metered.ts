@@ -208,7 +208,9 @@ async function ask(
       app.events.upstreamSkipped(operation, upstream, reason);
     const called = (route: Route, reply: Reply, timing: Timing) => {
       app.events.upstreamCalled(operation, route, reply, stream, timing);
-      app.upstreamOutages.report(route.upstream, reply, accountId);
+      // The server may have been replaced or removed by a reload: its reply tells nothing about the one that has its name.
+      const isInForce = app.upstreams.get(route.upstream) === upstreams.get(route.upstream);
+      if (isInForce) app.upstreamOutages.report(route.upstream, reply, accountId);
       if (reply.kind === 'refused' && reply.fault) app.events.misconfigured(operation, route.upstream, reply.fault);
     };
     const { id } = operation;

@@ -402,3 +402,45 @@ test('a reload takes back what an account counts as low', async (t) => {
     ['wallet.closed'],
   );
 });
+
+test('a call of a server that a reload has replaced or removed tells nothing about the one of its name', async (t) => {
+  const receiver = await openReceiver(t);
+  const settings = { events: { receivers: [{ name: 'it', url: receiver.url, secret: SECRET }] } };
+  const purser = await openTestServer(t, { settings });
+  const [other, last] = [await openUpstream(t), await openUpstream(t)];
+  const wallet = await purser.openWallet();
+  const asked = (user: string) => purser.chat(wallet.token, { model: 'flat', user });
+  const health = async () => /^purser_upstream_up.*$/m.exec(await purser.app.events.registry.metrics())?.[0];
+  const events = () => receiver.accepted().map(({ type }) => type);
+  const end = gate(reset);
+  purser.upstream.handle = end.handler;
+  const inFlight = ['a', 'b', 'c'].map(asked);
+  await purser.upstream.arrived(3);
+
+  rewrite(purser, ({ router }) => {
+    router.upstreams[0].base_url = other.url;
+  });
+  await purser.run('reload', {});
+  assert.equal((await asked('d')).status, 200);
+  end.open();
+  for (const it of inFlight) assert.equal((await it).body.error.code, 'operation_uncertain');
+  assert.equal(await health(), 'purser_upstream_up{upstream="local"} 1');
+  assert(!purser.log.some((line) => line.includes('"upstream.down"')), 'the former server has died, not this one');
+
+  const late = gate();
+  other.handle = late.handler;
+  const answered = asked('e');
+  await other.arrived(2);
+  rewrite(purser, ({ router }) => {
+    router.upstreams[0] = { name: 'new', base_url: last.url };
+    router.models = [{ ...FLAT, id: 'flat', upstream: 'new' }];
+  });
+  await purser.run('reload', {});
+  assert.equal((await asked('f')).status, 200);
+  late.open();
+  assert.equal((await answered).status, 200);
+  assert.equal(await health(), 'purser_upstream_up{upstream="new"} 1');
+  await purser.run('wallet.close', { id: wallet.id });
+  await receiver.until(() => events().includes('wallet.closed'));
+  assert(!events().some((type) => type.startsWith('upstream.')), `${events()}`);
+});
