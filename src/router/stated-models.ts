@@ -1,8 +1,11 @@
 import { parseJson } from '../base/parse-json.ts';
 import type { UpstreamConfig } from '../config/router.ts';
+import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
 
 const LIST_MILLISECONDS = 10_000;
+/** OpenRouter's list of some 400 models has 500 KB. */
+const LIST_BYTES_MAX = 8 * 1024 * 1024;
 
 /** An entry of an upstream's model list. */
 export type StatedModel = { pricing: unknown; contextLength: number | undefined };
@@ -20,7 +23,7 @@ export async function statedModels(config: UpstreamConfig): Promise<Map<string, 
       headers: config.api_key ? { authorization: `Bearer ${config.api_key.reveal()}` } : {},
       signal: AbortSignal.timeout(LIST_MILLISECONDS),
     });
-    return readStatedModels(parseJson(await response.body.text()));
+    return readStatedModels(parseJson(await readAnswerText(response.body, LIST_BYTES_MAX)));
   } catch {
     return new Map(); // The one-token request reports the fault of the upstream.
   }

@@ -1,10 +1,12 @@
 import { randomBytes } from 'node:crypto';
 import type { TransferSettings } from '../config/services.ts';
+import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
 import type { ObjectMethod, Signer } from './object-url.ts';
 
 const CALL_MILLISECONDS = 10_000;
 const SECONDS = 60;
+const ANSWER_BYTES_MAX = 64 * 1024;
 const ERROR_CHARACTERS_MAX = 300;
 
 /**
@@ -18,7 +20,7 @@ export async function tryTransfer(settings: TransferSettings, signer: Signer, no
     try {
       const signal = AbortSignal.timeout(CALL_MILLISECONDS);
       const response = await request(url, { method, body: body ?? null, signal });
-      return { status: response.statusCode, text: await response.body.text() };
+      return { status: response.statusCode, text: await readAnswerText(response.body, ANSWER_BYTES_MAX) };
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
       throw new Error(`${settings.endpoint} cannot be reached (${code ?? message}). Check transfer.endpoint.`);

@@ -1,11 +1,16 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import http from 'node:http';
+import type { AddressInfo } from 'node:net';
 import test, { type TestContext } from 'node:test';
 import * as v from 'valibot';
 import { readConfig } from '../../src/config/config.ts';
 import { Router } from '../../src/config/router.ts';
 import { contextFault } from '../../src/doctor/models.ts';
 import { examineSettings } from '../../src/doctor/settings.ts';
-import { readStatedModels } from '../../src/router/stated-models.ts';
+import { readStatedModels, statedModels } from '../../src/router/stated-models.ts';
+import { tryTransfer } from '../../src/transfer/check.ts';
+import { whenRead } from '../helper/listener.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
 const PRICE = { prompt: '1', completion: '1' };
@@ -83,4 +88,35 @@ test('the context length is read as each server states it', () => {
   assert.match(contextFault(1, models.get('openrouter')) ?? '', /given away/);
   assert.match(contextFault(3, models.get('openrouter')) ?? '', /refused there/);
   assert.equal(readStatedModels('no list').size, 0);
+});
+
+const MIB = 1024 * 1024;
+const SENT_BYTES_MAX = 64 * MIB;
+
+test('an answer without an end is not read for as long as it comes: a model list, and an object store', async (t) => {
+  const { promise: left, resolve: leave } = Promise.withResolvers<void>();
+  t.after(() => leave());
+  let sent = 0;
+  const server = http.createServer(
+    whenRead(async (_, response) => {
+      response.on('error', () => {}).writeHead(200);
+      const closed = Promise.race([once(response, 'close'), left]);
+      let isClosed = false;
+      void closed.then(() => {
+        isClosed = true;
+      });
+      for (; !isClosed && sent < SENT_BYTES_MAX; sent += MIB)
+        if (!response.write(Buffer.alloc(MIB, ' '))) await Promise.race([once(response, 'drain'), closed]);
+      response.destroy();
+    }),
+  );
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  t.after(() => server.close());
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  assert.equal((await statedModels({ base_url: url } as never)).size, 0);
+  assert(sent < SENT_BYTES_MAX, `${sent} bytes of a model list were read`);
+  sent = 0;
+  const signer = { sign: async () => url };
+  await assert.rejects(tryTransfer({ endpoint: url } as never, signer as never, 0), /longer than/);
+  assert(sent < SENT_BYTES_MAX, `${sent} bytes of an object were read`);
 });
