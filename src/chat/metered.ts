@@ -261,7 +261,8 @@ function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): 
   return {
     kind: 'unknown',
     reason: reply.kind === 'unknown' ? reply.reason : 'the upstream streamed although no stream was requested',
-    route: routeNameOf(model, route),
+    // Also that of the only one: its policy decides, though a reload may have moved the model to another.
+    route: { upstream: route.upstream, ...routeNameOf(model, route) },
   };
 }
 

@@ -47,7 +47,7 @@ export type Outcome<A> =
       callerReason?: string;
       retryAfterSeconds?: number;
     } & Cancelled)
-  /** `route` is the one that was called, where there was a choice. */
+  /** `route` is the one that was called, if any was. */
   | { kind: 'unknown'; reason: string; route?: { upstream?: string; upstream_model?: string } };
 
 /** The state that follows each outcome. Nothing leads back, and a settled operation stays settled. */

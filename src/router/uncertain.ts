@@ -5,7 +5,7 @@ import type { Operation } from '../ledger/operation.ts';
 
 /**
  * Returns the policy for a chat with an unknown outcome, and the seconds after which it applies: that of the upstream that was
- * asked, else `router.uncertain`. If a process died during a call to one of several upstreams, the first decides.
+ * asked, else `router.uncertain`. If the process died during the call, that of the model's first upstream decides.
  */
 export function uncertainPolicyOf(
   { upstreams, models, uncertain }: Config['router'],

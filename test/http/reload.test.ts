@@ -444,3 +444,30 @@ test('a call of a server that a reload has replaced or removed tells nothing abo
   await receiver.until(() => events().includes('wallet.closed'));
   assert(!events().some((type) => type.startsWith('upstream.')), `${events()}`);
 });
+
+test('what nobody knows is decided by the policy of the upstream that was asked, though its model has moved to another', async (t) => {
+  const purser = await openTestServer(t, {
+    change(settings) {
+      settings.router.upstreams[0].uncertain = { policy: 'release', after_seconds: 60 };
+      return settings;
+    },
+  });
+  await purser.app.reaper.stop();
+  const other = await openUpstream(t);
+  const wallet = await purser.openWallet();
+  purser.upstream.handle = reset;
+  const told = await purser.chat(wallet.token, { model: 'flat' });
+  assert.match(told.body.error.message, /USD held for it are given back after 60 s/);
+  rewrite(purser, ({ router }) => {
+    router.upstreams.push({ name: 'other', base_url: other.url });
+    router.models[1].upstream = 'other';
+  });
+  await purser.run('reload', {});
+  purser.clock.advance(60);
+  assert.equal((await purser.app.reaper.runOnce()).resolved, 1);
+  const { operations } = await purser.run('operation.list', {});
+  assert.deepEqual(
+    operations.map((it) => it.outcome),
+    ['released'],
+  );
+});
