@@ -79,7 +79,7 @@ export function createStreamReader(choices: number): StreamReader {
       isCounted = false;
       bytes += content.generatedBytes;
       if (countsAnswer) countedBytes = bytes;
-      for (const it of content.finished) finished.add(it);
+      for (const it of content.finished) if (finished.size < choices) finished.add(it);
       return 'pass';
     },
     heard() {

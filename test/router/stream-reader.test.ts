@@ -3,6 +3,7 @@ import test from 'node:test';
 import { createPlainText } from '../../src/router/plain-text.ts';
 import { createEventSplitter } from '../../src/router/sse.ts';
 import { createStreamReader, type Heard, type Reading } from '../../src/router/stream-reader.ts';
+import { collectGarbage } from '../helper/garbage.ts';
 import fc from '../helper/property.ts';
 import { counted, DONE, event, FINISHED, said } from '../helper/sse.ts';
 
@@ -141,6 +142,24 @@ test('a usage of one of several choices is not that of the answer', () => {
     event({ choices: [{ index, delta: { content: 'a' }, finish_reason: 'stop', usage: counts }] });
   for (const it of splitter.push(Buffer.from(finished(0) + finished(1) + DONE))) reader.read(it);
   assert.deepEqual(reader.heard(), { ...UNTOLD, tokensDelivered: 2, isWhole: true });
+});
+
+test('a stream that ends ever more choices fills no memory', () => {
+  const reader = createStreamReader(1);
+  const heapUsed = () => {
+    collectGarbage();
+    return process.memoryUsage().heapUsed;
+  };
+  const read = (i: number) => {
+    const choices = Array.from({ length: 1000 }, (_, j) => ({ index: 1000 * i + j, finish_reason: 'stop' }));
+    reader.read({ raw: Buffer.alloc(0), data: JSON.stringify({ choices }) });
+  };
+  read(0);
+  const before = heapUsed();
+  for (let i = 1; i < 500; i++) read(i);
+  const grown = heapUsed() - before;
+  assert(grown < 4 * 1024 * 1024, `${grown} bytes are kept of a stream`);
+  assert(reader.heard().isWhole);
 });
 
 test('events of plain text with the same members are one piece, which is not looked into', () => {
