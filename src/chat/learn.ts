@@ -18,20 +18,28 @@ const CONTEXT_TOKENS_MAX = 1e8;
 /** Seconds after which a bound that is still seen is written again, so that it does not begin to fade. */
 const KEPT_SECONDS = 3600;
 
-export type LearnApp = { ledger: Ledger; clock: Clock; events: Events };
+export type LearnApp = { ledger: Ledger; clock: Clock; events: Events; catalogue: Catalogue };
 
 /** Returns the settings that a route's bound is computed from; when one of them changes, learning starts over. */
 const basisOf = ({ contextLength, tokensPerByte, promptOverheadTokens }: Route): string =>
   `context_length ${contextLength}, tokens_per_byte ${tokensPerByte}, prompt_overhead_tokens ${promptOverheadTokens}`;
 
 /**
- * Raises the bound of a route so that it covers `counted` prompt tokens, and renews the learned values as long as they are seen.
+ * Returns whether the same is learned of two routes: several models may have one upstream model, with context lengths of their own,
+ * and its row in the books is one.
+ */
+const areAlike = (a: Route, b: Route): boolean =>
+  isOf(a, b) && a.tokensPerByte === b.tokensPerByte && a.promptOverheadTokens === b.promptOverheadTokens;
+
+/**
+ * Raises the bound of a route so that it covers `counted` prompt tokens, and renews the learned values as long as they are seen; so
+ * does each other model that has the route. Does nothing where a reload has removed it, or changed what its bound is computed from.
  * The new bound applies at once, and is stored in the books: its write is queued before the settlement of the same request.
  * Requests with images, or with switches for the template, teach nothing about text: one image above `image_tokens`, or a template
  * that writes pages for a switch, would raise the bound of every caller's text, by as much as its sender likes.
  */
 export function learnBound(
-  { ledger, clock, events }: LearnApp,
+  { ledger, clock, events, catalogue }: LearnApp,
   operation: Operation,
   route: Route,
   bounded: Pick<Bounded, 'images' | 'isTemplated' | 'prompt'>,
@@ -41,8 +49,11 @@ export function learnBound(
   const { computed, added, count, isCut } = bounded.prompt(route);
   const excess = counted - added - computed;
   if (excess <= 0 && counted <= route.contextLength) return;
+  const inForce = routesOf(catalogue).filter((it) => areAlike(it, route));
+  const [first] = inForce;
+  if (!first) return;
   const now = clock.now();
-  const before = route.learned;
+  const before = inForce.map((it) => it.learned).reduce((a, b) => mostOf(a, b, now));
   const learned = { ...before };
   // A count of several prompts does not show the longest one.
   if (count === 1 && counted > route.contextLength)
@@ -60,12 +71,12 @@ export function learnBound(
     }
   }
   if (!isNews(before, learned)) return;
-  route.learned = learned;
+  for (const it of [route, ...inForce]) it.learned = fitting(learned, it);
   if (counted > bound) events.boundLearned(operation, route, counted, bound);
   const row = {
     upstream: route.upstream,
     upstreamModel: route.upstreamModel,
-    basis: basisOf(route),
+    basis: basisOf(first),
     ...learned,
     operationId: operation.id,
     learnedAt: now,
@@ -85,17 +96,26 @@ const isNews = (before: Learned, after: Learned): boolean =>
  */
 export function recallBounds(read: Reader, catalogue: Catalogue, now = 0): void {
   const rows = listLearnedBounds(read);
-  for (const route of routesOf(catalogue)) {
+  const routes = routesOf(catalogue);
+  for (const route of routes) {
     const row = rows.find((it) => isOf(route, it));
-    if (row?.basis !== basisOf(route)) continue;
-    const [here, kept] = [route.learned, learnedFrom(read, row, route)];
-    const [current, stored] = [fadedAt(here, now), fadedAt(kept, now)];
-    const { overheadTokens, overheadAt } = current.overheadTokens > stored.overheadTokens ? here : kept;
-    const { permille, factorAt } = current.permille > stored.permille ? here : kept;
-    const contextTokens = Math.max(here.contextTokens, kept.contextTokens);
-    route.learned = { overheadTokens, overheadAt, permille, factorAt, contextTokens };
+    if (!row || !routes.some((it) => areAlike(it, route) && basisOf(it) === row.basis)) continue;
+    route.learned = fitting(mostOf(route.learned, learnedFrom(read, row, route), now), route);
   }
 }
+
+/** Returns of two learned bounds each value of which more is left at `now`. */
+function mostOf(here: Learned, kept: Learned, now: number): Learned {
+  const [current, stored] = [fadedAt(here, now), fadedAt(kept, now)];
+  const { overheadTokens, overheadAt } = current.overheadTokens > stored.overheadTokens ? here : kept;
+  const { permille, factorAt } = current.permille > stored.permille ? here : kept;
+  const contextTokens = Math.max(here.contextTokens, kept.contextTokens);
+  return { overheadTokens, overheadAt, permille, factorAt, contextTokens };
+}
+
+/** Returns the part of a learned bound that tells a route something. */
+const fitting = (learned: Learned, { contextLength }: Route): Learned =>
+  learned.contextTokens > contextLength ? learned : { ...learned, contextTokens: 0 };
 
 /**
  * Returns the learned values of a row. A row of an earlier version has a factor, from a prompt of any length: it stays a
@@ -119,7 +139,7 @@ type Forgotten = { upstream: string; upstreamModel: string } & Learned;
 
 /** Forgets the learned bounds of a model's routes, in the books and in every model that has one of the routes. */
 export async function forgetBounds(
-  { ledger, clock, events }: LearnApp,
+  { ledger, clock, events }: Omit<LearnApp, 'catalogue'>,
   { routes }: Model,
   catalogue: () => Catalogue,
 ): Promise<Forgotten[]> {

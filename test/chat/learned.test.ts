@@ -226,6 +226,45 @@ test('a prompt above the context length teaches the context length; other routes
   assert.deepEqual(purser.problems(), []);
 });
 
+test('what is learned of an upstream model is that of all models that have it, over a reload and a restart as well', async (t) => {
+  const [chat] = MODELS;
+  const own = { id: 'short', context_length: 1000, max_output_tokens: 500 };
+  const purser = await openTestServer(t, {
+    change: (all) => ({
+      ...all,
+      router: { ...all.router, models: [chat, { ...chat, ...own }, { ...chat, id: 'other', upstream_model: 'other' }] },
+    }),
+  });
+  const gateway = await openGateway(purser);
+  const contextOf = (model: string) => purser.app.catalogue.find(model).routes[0].learned.contextTokens;
+  const learned = async () => [await learnedOf(purser), await learnedOf(purser, 'short'), contextOf('short')];
+  const count = (tokens: number) => {
+    purser.upstream.handle = completion({ prompt_tokens: tokens, completion_tokens: 1 });
+  };
+  count(900);
+  await gateway.chat();
+  const { overhead } = await learnedOf(purser);
+  assert((overhead as number) > 500);
+  assert.deepEqual(await learned(), [{ overhead, factor: 1 }, { overhead, factor: 1 }, 0]);
+  count(1500); // Above the context length of one of them.
+  await gateway.chat({ model: 'short' });
+  const all = await learned();
+  assert.deepEqual(all, [all[0], all[0], 1500]);
+  assert.equal(contextOf('chat'), 0);
+  count(((all[0] as { overhead: number }).overhead ?? 0) + 1000);
+  await gateway.chat();
+  const most = await learned();
+  assert.deepEqual(most, [most[0], most[0], 1500], 'what another one taught of its context stays');
+  await purser.run('reload', {});
+  assert.deepEqual(await learned(), most);
+  await purser.reopen();
+  assert.deepEqual(await learned(), most);
+  assert.deepEqual(await learnedOf(purser, 'other'), NOTHING);
+  await purser.run('models.forget', { id: 'short' });
+  assert.deepEqual(await learned(), [NOTHING, NOTHING, 0]);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('what was learned has a checksum, and starts anew when the settings are changed', async (t) => {
   const purser = await openTestServer(t);
   const gateway = await openGateway(purser);
