@@ -209,8 +209,8 @@ async function ask(
     const called = (route: Route, reply: Reply, timing: Timing) => {
       app.events.upstreamCalled(operation, route, reply, stream, timing);
       // The server may have been replaced or removed by a reload: its reply tells nothing about the one that has its name.
-      const isInForce = app.upstreams.get(route.upstream) === upstreams.get(route.upstream);
-      if (isInForce) app.upstreamOutages.report(route.upstream, reply, accountId);
+      if (app.upstreams.get(route.upstream) !== upstreams.get(route.upstream)) return;
+      app.upstreamOutages.report(route.upstream, reply, accountId);
       if (reply.kind === 'refused' && reply.fault) app.events.misconfigured(operation, route.upstream, reply.fault);
     };
     const { id } = operation;

@@ -87,6 +87,7 @@ export function createReload(app: App, read: () => Config): Reload {
     Object.assign(app.outbox, outboxSettings(config.events));
     receivers();
     for (const name of change.upstreams.removed) app.upstreamOutages.forget(name);
+    for (const name of [...change.upstreams.changed, ...change.upstreams.removed]) app.events.upstreamChanged(name);
     if (change.settings.includes('log_level')) app.log.level = config.log_level;
     app.wakeAt(app.clock.now()); // The policy for uncertain operations may decide earlier.
     void close(retired).catch((error) => app.events.failed('reload', error));

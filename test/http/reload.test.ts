@@ -471,3 +471,29 @@ test('what nobody knows is decided by the policy of the upstream that was asked,
     ['released'],
   );
 });
+
+test('a fault of the configuration is logged again where a reload has changed the upstream and it remains', async (t) => {
+  const purser = await openTestServer(t);
+  const wallet = await purser.openWallet();
+  const logged = () => purser.log.filter((line) => line.includes('"upstream.misconfigured"')).length;
+  const ask = async () => assert.equal((await purser.chat(wallet.token, { model: 'flat' })).status, 503);
+  const late = gate(failure(401));
+  purser.upstream.handle = failure(401);
+  await ask();
+  await ask();
+  assert.equal(logged(), 1, 'once until it answers');
+  purser.upstream.handle = late.handler;
+  const inFlight = ask();
+  await purser.upstream.arrived(3);
+  rewrite(purser, ({ router }) => {
+    router.upstreams[0].api_key = 'sk-another-wrong-key-0123456789';
+  });
+  await purser.run('reload', {});
+  late.open();
+  await inFlight;
+  assert.equal(logged(), 1, 'that was the former key');
+  purser.upstream.handle = failure(401);
+  await ask();
+  await ask();
+  assert.equal(logged(), 2);
+});

@@ -56,10 +56,13 @@ export function upstreamEvents(sinks: Sinks) {
       metrics.upstreamUp.set({ upstream }, 1);
       log.warn({ event: 'upstream.back', upstream }, 'a model server answers again');
     },
+    /** The settings of a model server have changed, or it is no longer configured: what was wrong with it is logged anew. */
+    upstreamChanged(upstream: string) {
+      faults.delete(upstream);
+    },
     /** A model server is no longer configured. */
     upstreamRemoved(upstream: string) {
       metrics.upstreamUp.remove({ upstream });
-      faults.delete(upstream);
     },
     charged(model: string, upstream: string, { promptTokens, completionTokens }: TokenUsage) {
       metrics.tokens.add(promptTokens, model, upstream, 'prompt');
