@@ -17,7 +17,6 @@ import {
 import { type Account, findAccount } from '../ledger/account.ts';
 import { type Checkout, findCheckout } from '../ledger/checkout.ts';
 import { findOperation, type Operation } from '../ledger/operation.ts';
-import type { OperationFilter } from '../ledger/operation-search.ts';
 import { eventOf, type OutboxEvent } from '../ledger/outbox.ts';
 import { findResource, type Resource } from '../ledger/resource.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
@@ -212,14 +211,4 @@ function ofRequest(read: Reader, requestId: string): { id: string }[] {
     )
     .limit(CANDIDATE_COUNT)
     .all();
-}
-
-/**
- * Returns the bounds of a period, for the filter of a list or a sum. Throws `invalid_request` where it ends before it begins: nothing is in
- * that, which looks like an answer.
- */
-export function periodOf({ since, until }: OperationFilter): Pick<OperationFilter, 'since' | 'until'> {
-  if (since !== undefined && until !== undefined && since >= until)
-    throw new Refusal('invalid_request', 'since must be before until');
-  return { since, until };
 }

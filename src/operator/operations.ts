@@ -2,8 +2,9 @@ import * as v from 'valibot';
 import { decideOperation } from '../lease/extension.ts';
 import { countOperations, searchOperations } from '../ledger/operation-search.ts';
 import { OPERATION_FILTERS, operationFilter, operationRecord } from '../wire/operation.ts';
+import { periodOf } from '../wire/period.ts';
 import { command, Id, PAGE, Reason } from './command.ts';
-import { limitedTo, operationWith, periodOf } from './find.ts';
+import { limitedTo, operationWith } from './find.ts';
 
 export const operations = {
   /**

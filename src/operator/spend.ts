@@ -3,9 +3,10 @@ import { Refusal } from '../base/refusal.ts';
 import { findAccount } from '../ledger/account.ts';
 import { SPEND_BY, type SpendScope, sumSpending } from '../ledger/spending.ts';
 import { findWallet } from '../ledger/wallet.ts';
+import { periodOf } from '../wire/period.ts';
 import { spendBody } from '../wire/spend.ts';
 import { command, Id, type OperatorApp } from './command.ts';
-import { accountWith, periodOf, walletWith } from './find.ts';
+import { accountWith, walletWith } from './find.ts';
 
 const Time = v.optional(v.pipe(v.number(), v.safeInteger(), v.minValue(0)));
 

@@ -25,6 +25,25 @@ test('a query parameter that an endpoint does not know, or that comes twice, is 
   });
 });
 
+test('a period that ends before it begins is refused by each list and sum that takes one: an empty one looks like an answer', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  let count = 0;
+  for (const [method, path, { scope, query }] of [...ROUTES, ...EXTRAS]) {
+    const { since, until } = (query as { entries?: Record<string, unknown> } | undefined)?.entries ?? {};
+    if (!since || !until) continue;
+    count++;
+    const caller = { token: { account: purser.accountKey, wallet: token }[scope as string] };
+    for (const period of ['since=1795000001&until=1795000000', 'since=1795000000&until=1795000000']) {
+      const answer = await purser.ask(method, `${path}?${period}`, caller);
+      assertRefused(answer, 400, 'invalid_request', path);
+      assert.match(answer.body.error.message, /since must be before until/, path);
+    }
+    assert.equal((await purser.ask(method, `${path}?since=1795000000&until=1795000001`, caller)).status, 200, path);
+  }
+  assert.equal(count, 3);
+});
+
 test('the gateway ignores the query parameters of other servers’ clients, and what is no endpoint any', async (t) => {
   const purser = await openTestServer(t);
   const { token } = await purser.openWallet();

@@ -8,6 +8,7 @@ import { close } from '../../wallet/close.ts';
 import { open } from '../../wallet/open.ts';
 import { OPERATION_FILTERS, operationFilter, RunOperations, runOperation } from '../../wire/operation.ts';
 import { numberInQuery } from '../../wire/parts.ts';
+import { periodOf } from '../../wire/period.ts';
 import {
   Allocation,
   allocation,
@@ -125,9 +126,9 @@ export const listRunOperations = endpoint({
     },
   },
   async run(app, { principal, query, whenGone }) {
-    const { since, until } = query as { since?: number; until?: number };
+    const period = periodOf(query as { since?: number; until?: number });
     const { before: after, limit } = pageOf(query, 'op');
-    const filter = { ...operationFilter(query), rootId: principal.wallet.id, since, until };
+    const filter = { ...operationFilter(query), rootId: principal.wallet.id, ...period };
     const gone = new AbortController();
     whenGone(() => gone.abort());
     const order = { after, limit, examinedMax: EXAMINED_COUNT, signal: gone.signal };

@@ -3,22 +3,24 @@ import { Refusal } from '../../base/refusal.ts';
 import { type SpendOrder, type SpendScope, sumSpending } from '../../ledger/spending.ts';
 import { walletOf } from '../../ledger/wallet.ts';
 import { text } from '../../wire/parts.ts';
+import { periodOf } from '../../wire/period.ts';
 import { SPEND_ROW_COUNT_MAX, Spend, SpendQuery, spendBody } from '../../wire/spend.ts';
 import { endpoint, type HttpApp } from '../endpoint.ts';
 
 const RETRY_SECONDS = 2;
 
 /**
- * Sums the charges for an owner. Throws `rate_limited` when several of its sums are running: each keeps a row for every key
- * that it meets until it is answered.
+ * Sums the charges for an owner. Throws what `periodOf` throws, and `rate_limited` when several of its sums are running: each keeps a
+ * row for every key that it meets until it is answered.
  */
 async function sumFor({ sums, ledger }: Pick<HttpApp, 'sums' | 'ledger'>, owner: string, order: SpendOrder) {
+  const summed = { ...order, ...periodOf(order) };
   if (!sums.tryTake(owner, 1))
     throw new Refusal('rate_limited', 'Too many sums of what was spent are running. Retry when they are done.', {
       retryAfterSeconds: RETRY_SECONDS,
     });
   try {
-    return { body: spendBody(await sumSpending(ledger.read, order, SPEND_ROW_COUNT_MAX)) };
+    return { body: spendBody(await sumSpending(ledger.read, summed, SPEND_ROW_COUNT_MAX)) };
   } finally {
     sums.release(owner, 1);
   }
