@@ -58,6 +58,7 @@ const reads = plain({
   begun: 'select created_at from operation where number = ?',
   wentBack: 'select 1 from epoch join entry on entry.seq = epoch.after_seq where entry.at > epoch.started_at limit 1',
   numberUpTo: 'select number from operation where id <= ? order by id desc limit 1',
+  numberFrom: 'select number from operation where id >= ? order by id limit 1',
   idOf: 'select id from operation where number = ?',
 });
 
@@ -124,7 +125,7 @@ export async function searchOperations(
   filter: OperationFilter,
   { after, limit = LIST_COUNT_MAX, first = 'newest', examinedMax = Number.POSITIVE_INFINITY, signal }: SearchPage = {},
 ): Promise<OperationPage> {
-  const before = after === undefined ? undefined : numberUpTo(read, after);
+  const before = after === undefined ? undefined : (first === 'newest' ? numberFrom : numberUpTo)(read, after);
   if (filter.state === 'reserved' || filter.state === 'uncertain')
     return cut(openMatching(read, filter, before, limit + 1, first), limit);
   const { lowest, end } = boundsOf(read, filter);
@@ -207,6 +208,13 @@ function openMatching(
 
 const newestNumber = (read: Reader): number => Number(reads(read).newest.get<[bigint | null]>()?.[0] ?? 0n);
 const idOf = (read: Reader, number: number): string | undefined => reads(read).idOf.get<[string]>(number)?.[0];
+
+/**
+ * Returns the number of the operation with this id, or of the one with the id after it; the next number where there is none. A page that
+ * begins behind an operation that is gone, as after a restore, begins with the one before it.
+ */
+const numberFrom = (read: Reader, id: string): number =>
+  Number(reads(read).numberFrom.get<[bigint]>(id)?.[0] ?? newestNumber(read) + 1);
 
 /** Returns the number of the operation with this id, or of the one with the id before it; 0 where there is none. */
 const numberUpTo = (read: Reader, id: string): number => Number(reads(read).numberUpTo.get<[bigint]>(id)?.[0] ?? 0n);

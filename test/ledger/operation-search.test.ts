@@ -149,6 +149,26 @@ test('a search by time finds what began after the books went back to an earlier 
   }
 });
 
+test('a page behind an operation that is not in the books, as after a restore, lacks none of those before it', async (t) => {
+  const books = await openBooks(t);
+  const { id: walletId } = await books.wallet(await books.account());
+  const idOf = (at: number) => idsFrom('op', at * 1000).padEnd(29, '0');
+  for (const at of [10, 20, 30, 40]) await books.hold(walletId, 1n, { id: idOf(at) });
+  const first = 'oldest' as const;
+  for (const filter of [{}, { walletId }, { rootId: walletId }, { state: 'reserved' as const }])
+    for (const at of [5, 10, 25, 30, 50]) {
+      const before = [40, 30, 20, 10].filter((it) => it < at).map(idOf);
+      const page = await searchOperations(books.ledger.read, filter, { after: idOf(at) });
+      assert.deepEqual([page.operations.map(({ id }) => id), page.goesOnAfter], [before, undefined], `${at}`);
+      if (!('state' in filter)) continue;
+      const later = await searchOperations(books.ledger.read, filter, { after: idOf(at), first });
+      assert.deepEqual(
+        later.operations.map(({ id }) => id),
+        [10, 20, 30, 40].filter((it) => it > at).map(idOf),
+      );
+    }
+});
+
 const text = (_: string, value: unknown) => (typeof value === 'bigint' ? String(value) : value);
 
 /** Runs a search on a fresh handle. Returns its statements, how often each was run, and their plans. */
