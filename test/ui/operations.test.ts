@@ -121,6 +121,18 @@ test('operations are filtered by wallet, account, model, state, tag, time and co
     );
 });
 
+test('where a filter leaves nothing, a page does not say that there is nothing', async (t) => {
+  const { purser, browser } = await openLived(t);
+  const emptied = async (path: string) =>
+    [...(await browser.get(path)).html.matchAll(/<div class="empty">([^<]*)/g)].at(-1)?.[1];
+  assert.equal(await emptied('/operations?state=uncertain&wallet=red+agent'), 'No operation is like that.');
+  assert.equal(await emptied('/operations?state=uncertain&min=100'), 'No operation is like that.');
+  assert.equal(await emptied('/events?type=wallet.closed'), 'No event is of this type.');
+  const { operations } = await purser.run('operation.list', { uncertain: true });
+  for (const { id } of operations) await purser.run('operation.resolve', { id, decision: 'release', reason: 'seen' });
+  assert.match((await emptied('/operations?state=uncertain')) ?? '', /^No outcome is unknown/);
+});
+
 test('a row has the tokens, the time it took, the route and the tags of its operation', async (t) => {
   const member = { id: 'pool', context_length: 32768, max_output_tokens: 1000, pricing: { request: '0.01' } };
   const purser = await openMemoryServer(t, {

@@ -56,7 +56,7 @@ export async function eventsPage(visit: Visit): Promise<Page> {
       { label: '', kind: 'actions' },
     ],
     rows,
-    'Nothing happened yet that receivers are told of.',
+    type === undefined ? 'Nothing happened yet that receivers are told of.' : 'No event is of this type.',
   );
   const options = [['', 'every type'], ...EVENT_TYPES.map((it) => [it, it])] as [string, string][];
   const body = html`

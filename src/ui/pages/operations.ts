@@ -113,6 +113,8 @@ async function list(visit: Visit, filter: OperationFilter): Promise<Html> {
 /** Renders operations. One of unknown outcome has neither an end nor tokens, but a reason, which needs room. */
 function rowsOf(visit: Visit, operations: readonly Operation[], isUncertain: boolean): Html {
   const { app, query } = visit;
+  // A filter may leave out some whose outcome is unknown.
+  const areNone = isUncertain && countOperations(app.ledger.read, { state: 'uncertain' }) === 0;
   const rows = operations.map((it) => {
     const { reason } = it;
     const subject = link(`/operations/${it.id}`, outside(it.subject));
@@ -152,7 +154,7 @@ function rowsOf(visit: Visit, operations: readonly Operation[], isUncertain: boo
       ...(isUncertain ? [{ label: 'Reason' }] : []),
     ],
     rows,
-    isUncertain ? 'No outcome is unknown. Nothing has to be resolved.' : 'No operation is like that.',
+    areNone ? 'No outcome is unknown. Nothing has to be resolved.' : 'No operation is like that.',
   );
 }
 
