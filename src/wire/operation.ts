@@ -1,6 +1,7 @@
 import * as v from 'valibot';
 import { formatUsd, type Nanos, parseUsd } from '../base/money.ts';
 import { parseJson } from '../base/parse-json.ts';
+import { Refusal } from '../base/refusal.ts';
 import { OPERATION_KINDS, OPERATION_OUTCOMES, OPERATION_STATES, SETTLED_BY } from '../db/enums.ts';
 import type { Operation } from '../ledger/operation.ts';
 import type { OperationFilter } from '../ledger/operation-search.ts';
@@ -46,9 +47,22 @@ export const OPERATION_FILTERS = {
 };
 type Filters = v.InferOutput<ReturnType<typeof v.object<typeof OPERATION_FILTERS, undefined>>>;
 
-/** Returns the filter of a request for a list of operations. */
+/** Returns the filter of a request for a list of operations. Throws what `costsOf` throws. */
 export function operationFilter({ state, model, tag, cost_min_usd: min, cost_max_usd: max }: Filters): OperationFilter {
-  return { state, subject: model, tag, costMin: usdIn(min), costMax: usdIn(max) };
+  return { state, subject: model, tag, ...costsOf(usdIn(min), usdIn(max)) };
+}
+
+/**
+ * Returns the bounds of a cost, for the filter of a list. Throws `invalid_request` where the least is above the most: nothing is in
+ * between, which looks like an answer.
+ */
+export function costsOf(
+  costMin: Nanos | undefined,
+  costMax: Nanos | undefined,
+): Pick<OperationFilter, 'costMin' | 'costMax'> {
+  if (costMin !== undefined && costMax !== undefined && costMin > costMax)
+    throw new Refusal('invalid_request', 'The least cost is above the most.');
+  return { costMin, costMax };
 }
 
 const usdIn = (text: string | undefined): Nanos | undefined => (text === undefined ? undefined : parseUsd(text));

@@ -44,6 +44,19 @@ test('a period that ends before it begins is refused by each list and sum that t
   assert.equal(count, 3);
 });
 
+test('a cost of which the least is above the most is refused by each list that takes one', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  for (const [method, path, { query }] of [...ROUTES, ...EXTRAS]) {
+    if (!(query as { entries?: Record<string, unknown> } | undefined)?.entries?.cost_min_usd) continue;
+    const asked = (costs: string) => purser.ask(method, `${path}?${costs}`, { token });
+    assertRefused(await asked('cost_min_usd=0.2&cost_max_usd=0.1'), 400, 'invalid_request', path);
+    assert.equal((await asked('cost_min_usd=0.2&cost_max_usd=0.2')).status, 200, path);
+  }
+  const reversed = purser.run('operation.list', { cost_min_usd: '0.2', cost_max_usd: '0.1' });
+  await assert.rejects(reversed, { code: 'invalid_request' });
+});
+
 test('the gateway ignores the query parameters of other servers’ clients, and what is no endpoint any', async (t) => {
   const purser = await openTestServer(t);
   const { token } = await purser.openWallet();

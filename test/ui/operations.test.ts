@@ -110,7 +110,14 @@ test('operations are filtered by wallet, account, model, state, tag, time and co
   assert.ok(rowsOf((await browser.get('/operations')).html)[0]?.For?.endsWith(unknown?.Reason as string));
   browser.cookies.set('purser-zone', 'Pacific/Kiritimati');
   assert.equal(rowsOf((await browser.get('/operations?from=2026-03-31&to=2026-03-31')).html).length, 2, 'their day');
-  for (const query of ['min=1e3', 'max=five', 'from=2026-02-30', 'wallet=nobody', 'account=nobody'])
+  for (const query of [
+    'min=1e3',
+    'max=five',
+    'min=0.02&max=0.01',
+    'from=2026-02-30',
+    'wallet=nobody',
+    'account=nobody',
+  ])
     assert.match((await browser.get(`/operations?${query}`)).html, /role="alert"/, query);
   const { html } = await browser.get('/operations?tag=team%3Dred&min=0.001&wallet=red+agent');
   for (const field of ['tag', 'min', 'wallet'])

@@ -12,7 +12,7 @@ import {
 import { findResource } from '../../ledger/resource.ts';
 import { findWallet } from '../../ledger/wallet.ts';
 import { limitedTo, operationWith } from '../../operator/find.ts';
-import { LISTED_STATES } from '../../wire/operation.ts';
+import { costsOf, LISTED_STATES } from '../../wire/operation.ts';
 import { EMPTY, type Html, type HtmlValue, html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import { address, card, type Field, filters, link, money, named, outside, pager, state, table } from '../parts.ts';
@@ -72,8 +72,7 @@ function filterIn({ app, query, now, zone }: Visit): OperationFilter {
     tag: tagIn({ query }),
     since: span?.since,
     until: span?.until,
-    costMin: amountIn(textIn(query, 'min')),
-    costMax: amountIn(textIn(query, 'max')),
+    ...costsOf(amountIn(textIn(query, 'min')), amountIn(textIn(query, 'max'))),
   };
 }
 
