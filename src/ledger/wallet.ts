@@ -167,6 +167,21 @@ const effectiveStatus = (now: number | Placeholder): SQL => {
 export const isFrozenOnly = (now: number | Placeholder): SQL =>
   sql`${wallets.frozenAt} is not null and ${wallets.status} = 'active' and ${effectiveStatus(now)} = 'active'`;
 
+/**
+ * Holds for wallets that would be active, and spend nothing as they or one above them is frozen. It looks upwards only while anything is
+ * frozen.
+ */
+const spendsNothing = (now: number): SQL => {
+  const isAnyFrozen = sql`exists (select 1 from wallet as it where it.frozen_at is not null and it.status = 'active')`;
+  const isFrozenAbove = sql`exists (
+    with recursive above(parent_id, frozen_at) as (
+      select parent_id, frozen_at from wallet as it where it.id = wallet.parent_id
+      union all select it.parent_id, it.frozen_at from above join wallet as it on it.id = above.parent_id
+    ) select 1 from above where frozen_at is not null)`;
+  return sql`${effectiveStatus(now)} = 'active' and (wallet.frozen_at is not null
+    or (wallet.parent_id is not null and ${isAnyFrozen} and ${isFrozenAbove}))`;
+};
+
 function matching(
   { accountId, parentId, status, since, isFrozen, named, now }: WalletFilter,
   before?: string,
@@ -217,7 +232,7 @@ const IN_USE = '(balance.spent_nanos + balance.held_nanos + wallet.delegated_nan
 /** Returns what each order compares; null comes last in either direction. */
 const sortKeys = (now: number): Record<WalletColumn, SQL> => ({
   name: sql`lower(wallet.name)`,
-  state: sql`iif(${isFrozenOnly(now)}, 'frozen', ${effectiveStatus(now)})`,
+  state: sql`iif(${spendsNothing(now)}, 'frozen', ${effectiveStatus(now)})`,
   used: sql.raw(`case wallet.budget_nanos when 0 then null else ${IN_USE} * 1.0 / wallet.budget_nanos end`),
   spent: sql`balance.spent_nanos`,
   available: sql.raw(`case wallet.status when 'closed' then 0 else wallet.budget_nanos - ${IN_USE} end`),

@@ -52,6 +52,7 @@ const ACCOUNT_MENU: typeof OPERATOR_MENU = [
 const DONE: Record<string, string> = {
   frozen: 'The wallet is frozen. It spends nothing until you unfreeze it; what is running goes on.',
   unfrozen: 'The wallet is unfrozen and may spend again.',
+  'unfrozen-itself': 'The wallet itself is unfrozen. It spends nothing until those above it are, too.',
   raised: 'The budget was changed.',
   extended: 'The expiry was moved.',
   'refill-set': 'The refill is set.',

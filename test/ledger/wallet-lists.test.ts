@@ -101,7 +101,7 @@ test(`lists, counts and the order by state agree with the status of each wallet 
     assert.equal(countFrozen(read, now).wallet, frozen.length);
     const since = frozen.length ? Math.min(...frozen.map((it) => it.frozenAt as number)) : null;
     assert.equal(frozenSince(read, now).wallets, since);
-    const stateOf = (it: Wallet) => (frozen.includes(it) ? 'frozen' : statusOf(it));
+    const stateOf = (it: Wallet) => (statusOf(it) === 'active' && frozenAncestor(read, it) ? 'frozen' : statusOf(it));
     const sorted = sortWallets(read, { now }, { by: 'state', isDescending: false, from: 0, limit: 3000 });
     const states = sorted.map((row) => stateOf(all.find(({ id }) => id === row.id) as Wallet));
     assert.deepEqual(states, states.toSorted());

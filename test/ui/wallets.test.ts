@@ -180,6 +180,38 @@ test('a wallet that has ended with the one above it says so, and is offered noth
   assert.deepEqual(await shown(), { active: 0, closing: 3, frozen: 0, sorted, home: 0, now: [false, false] });
 });
 
+test('a wallet below a frozen one is shown as frozen, and unfreezing it alone says that it spends nothing', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ name: 'root' });
+  const child = await childOf(purser, token, '1');
+  const grandchild = await childOf(purser, child.token, '0.5');
+  const other = await purser.openWallet({ name: 'apart' });
+  const below = await childOf(purser, other.token, '1');
+  for (const it of [id, grandchild.id]) await purser.run('wallet.freeze', { id: it });
+  const browser = await asOperator(purser);
+  const stateOf = async (it: string) =>
+    /<span class="row">.*?<span[^>]*>(\w+)/s.exec((await browser.get(`/wallets/${it}`)).html)?.[1];
+  const sorted = async () => tableOf((await browser.get('/wallets?sort=state')).html, 'Wallets').map((it) => it.State);
+  const refused = async (it: string) => (await purser.chat(it)).body.error?.code;
+  const unfreeze = async (it: string) => (await browser.post(`/wallets/${it}/unfreeze`)).headers.location as string;
+
+  for (const [it, credential] of [
+    [id, token],
+    [child.id, child.token],
+    [grandchild.id, grandchild.token],
+  ] as const)
+    assert.deepEqual([await stateOf(it), await refused(credential)], ['frozen', 'wallet_frozen']);
+  for (const it of [other.id, below.id]) assert.equal(await stateOf(it), 'active');
+  assert.deepEqual(await sorted(), ['active', 'active', 'frozen', 'frozen', 'frozen']);
+
+  const { html } = await browser.get(await unfreeze(grandchild.id));
+  assert.match(html, /The wallet itself is unfrozen\. It spends nothing until/);
+  assert.equal(await refused(grandchild.token), 'wallet_frozen');
+  assert.match((await browser.get(await unfreeze(id))).html, /may spend again/);
+  for (const it of [id, child.id, grandchild.id]) assert.equal(await stateOf(it), 'active');
+  assert.deepEqual(await sorted(), Array(5).fill('active'));
+});
+
 test('the question before a close tells the number of all leases that end, those of the wallets below too', async (t) => {
   const purser = await openMemoryServer(t);
   const { id, token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });

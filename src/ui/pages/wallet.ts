@@ -420,10 +420,11 @@ export async function freeze(visit: Visit): Promise<Go> {
 }
 
 export async function unfreeze(visit: Visit): Promise<Go> {
+  const { read } = visit.app.ledger;
   const { id: walletId } = walletIn(visit);
   if (visit.viewer.kind === 'operator') await run(visit, 'wallet.unfreeze', { id: walletId });
   else await callEndpoint(visit, unfreezeWallet, { params: { id: walletId } });
-  return { to: `/wallets/${walletId}?done=unfrozen` };
+  return { to: `/wallets/${walletId}?done=${frozenAncestor(read, walletIn(visit)) ? 'unfrozen-itself' : 'unfrozen'}` };
 }
 
 export async function changeBudget(visit: Visit): Promise<Go> {

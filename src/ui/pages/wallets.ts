@@ -6,6 +6,7 @@ import { findAccount, listAccounts } from '../../ledger/account.ts';
 import { lastUsed } from '../../ledger/operation.ts';
 import {
   countWallets,
+  frozenAncestor,
   listWallets,
   SORTED_COUNT_MAX,
   shownAvailable,
@@ -52,10 +53,10 @@ export const LIVES: readonly (readonly [string, string])[] = [
   ['0', 'until it is closed'],
 ];
 
-/** Returns the displayed state of a wallet: its status, or that it is frozen. */
+/** Returns the displayed state of a wallet: its status, or that it, or one above it, is frozen. */
 export const stateOf = ({ app, now }: Visit, wallet: Wallet): string => {
   const status = statusAt(app.ledger.read, wallet, now);
-  return status === 'active' && wallet.frozenAt !== null ? 'frozen' : status;
+  return status === 'active' && frozenAncestor(app.ledger.read, wallet) ? 'frozen' : status;
 };
 
 /** Parses an amount in a form, as "5" or "5.50", into whole cents. Throws `invalid_request`. */
