@@ -385,16 +385,19 @@ export function createLimits({ limits }: Pick<Config, 'limits'>, time: TimeSourc
 }
 
 /**
- * Opens the pools to the model servers, except those in `kept`, which stay. Their client is loaded only when there are any:
- * commands and idle starts stay quick.
+ * Opens the pools to the model servers, except those in `kept`, which stay; `former` has those of the same servers with other
+ * settings. Their client is loaded only when there are any: commands and idle starts stay quick.
  */
 export async function openUpstreams(
   config: Pick<Config, 'router'>,
   kept: ReadonlyMap<string, Upstream> = new Map(),
+  former: ReadonlyMap<string, Upstream> = new Map(),
 ): Promise<ReadonlyMap<string, Upstream>> {
   if (!config.router.upstreams.length) return new Map();
   const { openUpstream } = await import('../router/upstream.ts');
-  return new Map(config.router.upstreams.map((it) => [it.name, kept.get(it.name) ?? openUpstream(it)]));
+  return new Map(
+    config.router.upstreams.map((it) => [it.name, kept.get(it.name) ?? openUpstream(it, former.get(it.name))]),
+  );
 }
 
 /** Opens the backends of the slots, to be closed with the rest. */

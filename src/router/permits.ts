@@ -10,6 +10,8 @@ export type Permits = {
    * tenant.
    */
   take(tenant: Tenant, now: number): (() => void) | undefined;
+  /** Changes their number. Those that are taken stay so, even if they are more. */
+  limitTo(countMax: number): void;
 };
 
 /** A tree of wallets, or an account with its trees below it. */
@@ -31,11 +33,12 @@ type Group = { members: Map<string, Member>; waiting: Set<Member> };
 const createGroup = (): Group => ({ members: new Map(), waiting: new Set() });
 
 /**
- * Creates `countMax` permits, none of them taken. A single tenant may take all. A permit that becomes free is kept for tenants that
+ * Creates `count` permits, none of them taken. A single tenant may take all. A permit that becomes free is kept for tenants that
  * were refused a moment ago: first for the account with the fewest permits, in it for the tree with the fewest, among equals for
  * the longest wait. So no tenant with more than its share gets another permit while others wait.
  */
-export function createPermits(countMax: number): Permits {
+export function createPermits(count: number): Permits {
+  let countMax = count;
   const accounts = createGroup();
   let takenCount = 0;
   let turnCount = 0;
@@ -73,6 +76,9 @@ export function createPermits(countMax: number): Permits {
   }
 
   return {
+    limitTo(more) {
+      countMax = more;
+    },
     take({ accountId, treeId }, now) {
       const account = memberOf(accounts, accountId);
       const tree = memberOf(account.below, treeId);

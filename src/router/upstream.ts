@@ -9,7 +9,7 @@ import { type AnswerReader, LARGE_BYTES, READ_HERE } from './apart.ts';
 import { beginStream } from './begun-stream.ts';
 import { type CallLimits, startLimits } from './call-limits.ts';
 import { type Api, PATHS } from './native.ts';
-import { createPermits } from './permits.ts';
+import { createPermits, type Permits } from './permits.ts';
 import { answerBytesMax, type Reply, replyOf } from './reply.ts';
 
 /** The largest request body kept in memory while its answer is streamed. */
@@ -37,6 +37,8 @@ export type Upstream = {
   enter(tenant: () => Tenant, now: number): (() => void) | undefined;
   /** Returns the number of callers that have entered. */
   callCount(): number;
+  /** The places of its calls, for the upstream that takes over its server. */
+  places: Places;
   /**
    * Posts one request, with `operationId` as the Idempotency-Key. Never throws. Calls `onByte` when the answer begins, and
    * perhaps again; `onEnd` when the call has ended, which for a stream is when its events have been read or returned.
@@ -53,6 +55,9 @@ export type Upstream = {
   ): Promise<Reply>;
   close(): Promise<void>;
 };
+
+/** The places of the calls to one model server, however often its settings change while some of them last. */
+type Places = { permits: Permits | undefined; callCount: number };
 
 /** The connections to one model server. */
 type ModelServer = {
@@ -74,25 +79,36 @@ type UpstreamCall = {
   cancelled: AbortSignal | undefined;
 };
 
-/** Opens the connections to one model server. Its key is sent as a bearer token; to Messages in Anthropic's header. */
-export function openUpstream(config: UpstreamConfig): Upstream {
+/**
+ * Opens the connections to one model server. Its key is sent as a bearer token; to Messages in Anthropic's header. `before` has the
+ * connections of its former settings.
+ */
+export function openUpstream(config: UpstreamConfig, before?: Upstream): Upstream {
   const server = connectTo(config);
-  const permits = config.max_concurrent === undefined ? undefined : createPermits(config.max_concurrent);
-  let callCount = 0;
+  const { max_concurrent: countMax } = config;
+  const places: Places = before?.places ?? { permits: undefined, callCount: 0 };
+  function permitsNow(): Permits | undefined {
+    if (countMax === undefined) return undefined;
+    places.permits ??= createPermits(countMax);
+    places.permits.limitTo(countMax);
+    return places.permits;
+  }
   return {
     enter(tenant, now) {
+      const permits = permitsNow();
       const release = permits?.take(tenant(), now);
       if (permits && !release) return undefined;
-      callCount++;
+      places.callCount++;
       let isOver = false;
       return () => {
         if (isOver) return;
         isOver = true;
-        callCount--;
+        places.callCount--;
         release?.();
       };
     },
-    callCount: () => callCount,
+    callCount: () => places.callCount,
+    places,
     async ask(asked, operationId, stream = false, onByte = () => {}, onEnd = () => {}, cancelled) {
       const { api, reader = READ_HERE } = asked;
       const call = { request: requestOf(server, asked, operationId, stream), api, reader, onByte, onEnd, cancelled };

@@ -497,3 +497,39 @@ test('a fault of the configuration is logged again where a reload has changed th
   await ask();
   assert.equal(logged(), 2);
 });
+
+test('a reload that changes an upstream keeps its calls in flight within its limit, which may be another; another server starts anew', async (t) => {
+  const purser = await openTestServer(t, {
+    change(settings) {
+      settings.router.upstreams[0].max_concurrent = 2;
+      return settings;
+    },
+  });
+  const other = await openUpstream(t);
+  const wallet = await purser.openWallet();
+  const ask = () => purser.chat(wallet.token, { model: 'flat' });
+  const reload = async (change: object) => {
+    rewrite(purser, ({ router }) => void Object.assign(router.upstreams[0], change));
+    assert.deepEqual((await purser.run('reload', {})).upstreams.changed, ['local']);
+    // Whoever was refused a moment ago would come first.
+    purser.clock.advance(5);
+  };
+  const late = gate();
+  purser.upstream.handle = late.handler;
+  const inFlight = [ask(), ask()];
+  await purser.upstream.arrived(2);
+  await reload({ timeout_seconds: 99 });
+  assert.equal((await ask()).status, 429);
+  await reload({ max_concurrent: 1 });
+  assert.equal((await ask()).status, 429);
+  await reload({ max_concurrent: 3 });
+  inFlight.push(ask());
+  await purser.upstream.arrived(3);
+  assert.equal((await ask()).status, 429);
+  await reload({ base_url: other.url, max_concurrent: 1 });
+  assert.equal((await ask()).status, 200);
+  await reload({ base_url: purser.upstream.url });
+  late.open();
+  for (const it of inFlight) assert.equal((await it).status, 200);
+  assert.equal((await ask()).status, 200, 'all places are free again');
+});
