@@ -134,7 +134,11 @@ function addressIn(location: string | string[] | undefined, clean: Label['clean'
   return clean(origin + pathname);
 }
 
+/** Nobody is told to wait longer. */
+const RETRY_SECONDS_MAX = 86_400;
+
 function retryAfter(header: string | string[] | undefined): number | undefined {
-  const seconds = Number(Array.isArray(header) ? header[0] : header);
-  return Number.isFinite(seconds) && seconds >= 0 ? Math.ceil(seconds) : undefined;
+  const text = Array.isArray(header) ? header[0] : header;
+  const seconds = text ? Number(text) : Number.NaN; // An empty one would be a 0.
+  return Number.isFinite(seconds) && seconds >= 0 ? Math.min(Math.ceil(seconds), RETRY_SECONDS_MAX) : undefined;
 }

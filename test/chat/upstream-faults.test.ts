@@ -80,6 +80,26 @@ suite('an upstream that refuses', () => {
   }
 });
 
+test('the time to wait that an upstream names is told as a number of seconds, or as ours', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  for (const [named, told] of [
+    ['7', '7'],
+    ['1.5', '2'],
+    ['0', '0'],
+    ['90000', '86400'],
+    ['1e300', '86400'],
+    ['99999999999999999999999', '86400'],
+    ['', '5'],
+    ['-1', '5'],
+    ['Infinity', '5'],
+    ['Wed, 21 Oct 2026 07:28:00 GMT', '5'],
+  ] as const) {
+    purser.upstream.handle = failure(429, {}, { 'retry-after': named });
+    assert.equal((await purser.chat(token)).headers['retry-after'], told, named);
+  }
+});
+
 /** Nobody knows: the hold stays, the same key is never sent twice, and the reaper decides by the stated policy. */
 const UNKNOWN: [what: string, handler: Handler][] = [
   ['resets the connection after the request was sent', reset],
