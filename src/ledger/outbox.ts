@@ -17,8 +17,8 @@ import { LIST_COUNT_MAX, type ListPage, type Wallet } from './wallet.ts';
 export type OutboxEvent = typeof events.$inferSelect;
 export type Delivery = typeof deliveries.$inferSelect;
 
-/** Seconds for which events are kept. */
-export const EVENT_KEPT_SECONDS = 30 * 86_400;
+/** Seconds for which events are kept. Longer than a month: what is told once in a period is looked up among them. */
+export const EVENT_KEPT_SECONDS = 32 * 86_400;
 
 /** The settings of events that the ledger needs. */
 export type OutboxSettings = {
@@ -155,7 +155,7 @@ function enqueue(tx: Tx, { seq, subject }: Pick<OutboxEvent, 'seq' | 'subject'>,
 /** Returns the event with this id. Throws `not_found`. */
 export function eventOf(read: Reader, id: string): OutboxEvent {
   const event = reads(read).byId.get({ id });
-  if (!event) throw new Refusal('not_found', `There is no event ${id}. Events are kept for 30 days.`);
+  if (!event) throw new Refusal('not_found', `There is no event ${id}. Events are kept for 32 days.`);
   return event;
 }
 
@@ -291,7 +291,7 @@ function hurry(tx: Tx, receiver: string, now: number): void {
     .run();
 }
 
-/** Deletes events older than 30 days, at most 100. Returns how many were deleted. */
+/** Deletes events older than 32 days, at most 100. Returns how many were deleted. */
 export const pruneEvents = defineWrite('event.prune', (tx, { now }: { now: number }): number => {
   const stale = reads(tx).stale.all({ until: now - EVENT_KEPT_SECONDS });
   const numbers = stale.map(({ seq }) => seq);

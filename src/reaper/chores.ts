@@ -275,7 +275,7 @@ export async function pruneReplays(app: ReaperApp, reaped: Reaped): Promise<void
   }
 }
 
-/** Deletes events for receivers after their 30 days. */
+/** Deletes events for receivers after their 32 days. */
 export async function pruneOutbox(app: ReaperApp, reaped: Reaped): Promise<void> {
   if (app.clock.expiryBlocked()) return;
   const now = app.clock.now();

@@ -155,6 +155,21 @@ test('a refill that its account cannot pay is told once in its period', async (t
   assert.equal((await told(purser, 'account.low')).length, 2);
 });
 
+test('a refill that its account cannot pay for a month of 31 days is told once in that time', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 1000 });
+  const { id } = await purser.openWallet({ budget_cents: 1000, expires_in_seconds: 0 });
+  await purser.run('wallet.refill', { id, refill: { cents: 5000, every: 'month' } });
+  const now = () => purser.clock.wall() / 1000;
+  const january = Date.UTC(new Date(purser.clock.wall()).getUTCFullYear() + 1, 0) / 1000;
+  purser.clock.advance(january + 60 - now());
+  const ids = new Set<string>();
+  for (; now() < january + 31 * 86_400; purser.clock.advance(6 * 3600)) {
+    await purser.app.reaper.runOnce();
+    for (const event of (await purser.run('events.list', { type: 'account.low' })).events) ids.add(event.id);
+  }
+  assert.equal(ids.size, 1);
+});
+
 test('an operation whose outcome is not known is told', async (t) => {
   const purser = await openTestServer(t);
   const { id, token } = await purser.openWallet();

@@ -3,7 +3,7 @@ import { check, index, primaryKey, sqliteTable, text, uniqueIndex } from 'drizzl
 import { EVENT_TYPES } from '../enums.ts';
 import { count, seal } from './columns.ts';
 
-/** Events for receivers, each written in the transaction that caused it (docs/decisions/0037). Kept for 30 days. */
+/** Events for receivers, each written in the transaction that caused it (docs/decisions/0037). Kept for 32 days. */
 export const events = sqliteTable(
   'event',
   {

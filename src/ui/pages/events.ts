@@ -62,7 +62,7 @@ export async function eventsPage(visit: Visit): Promise<Page> {
   const body = html`
     ${card('Receivers', receiverTable, receivers.length > 0 ? form({ action: '/events/test', submit: 'Send a test', isInline: true }) : '')}
     ${filters('/events', [{ name: 'type', label: 'Type', value: type ?? '', options }])}
-    ${card('Events', html`${list}${total > 0 && pages}`, 'newest first; they are kept for 30 days')}`;
+    ${card('Events', html`${list}${total > 0 && pages}`, 'newest first; they are kept for 32 days')}`;
   return { title: 'Events', body, section: '/events' };
 }
 
