@@ -121,6 +121,25 @@ test('the page of a child below a frozen wallet names what freezes it', async (t
   assert.match((await notice()) ?? '', /ago<\/time>: its own/);
 });
 
+test('the question before a close tells what will go back: whole cents to an account, every nano to a parent', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  const order = { token, key: 'c', body: { name: 'child', budget_usd: '1.5' } };
+  const child = (await purser.ask('POST', '/v1/run/wallets', order)).body;
+  const browser = await asAccount(purser);
+  for (const [it, credential] of [
+    [child.id, child.agent_token],
+    [id, token],
+  ]) {
+    assert.equal((await purser.chat(credential)).status, 200);
+    const { html } = await browser.get(`/wallets/${it}/close`);
+    const [, said] = /\$([\d.]+) goes back/.exec(html) ?? [];
+    await purser.run('wallet.close', { id: it });
+    const [event] = (await purser.run('events.list', { type: 'wallet.closed', wallet: it })).events;
+    assert.equal(said, event?.data.returned_usd);
+  }
+});
+
 test('closing and freezing are offered only while they do something, and what goes back is said whole', async (t) => {
   const purser = await openTestServer(t);
   const { id, token } = await purser.openWallet({ budget_cents: 500 });

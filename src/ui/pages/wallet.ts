@@ -36,6 +36,7 @@ import {
   address,
   buttonLink,
   card,
+  cents,
   count,
   dollars,
   facts,
@@ -462,9 +463,11 @@ export function confirmClose(visit: Visit): Page {
   const wallet = walletIn(visit);
   if (wallet.status === 'closed') throw new Refusal('conflict', 'This wallet is closed. That is final.');
   const { length } = liveResourcesBelow(visit.app.ledger.read, wallet.id);
+  const unspent = available(wallet);
+  const back = wallet.parentId === null ? cents(nanosToCentsDown(unspent)) : dollars(unspent); // An account gets whole cents.
   const body = card(
     'Close it for good?',
-    html`<p>${length > 0 && html`${plural(length, 'running lease')} ${length === 1 ? 'ends' : 'end'}. `}What is in flight is settled, its children close first, and ${dollars(available(wallet))}${wallet.delegated > 0n && ', with what the children return,'} goes back to where it came from. This cannot be undone.</p>${form({ action: `/wallets/${wallet.id}/close`, submit: 'Close the wallet', tone: 'danger' })}<p class="actions">${buttonLink(`/wallets/${wallet.id}`, 'Leave it open')}</p>`,
+    html`<p>${length > 0 && html`${plural(length, 'running lease')} ${length === 1 ? 'ends' : 'end'}. `}What is in flight is settled, its children close first, and ${back}${wallet.delegated > 0n && ', with what the children return,'} goes back to where it came from. This cannot be undone.</p>${form({ action: `/wallets/${wallet.id}/close`, submit: 'Close the wallet', tone: 'danger' })}<p class="actions">${buttonLink(`/wallets/${wallet.id}`, 'Leave it open')}</p>`,
   );
   return sub(wallet, `Close ${named(wallet.id, wallet.name)}`, body);
 }
