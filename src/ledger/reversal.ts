@@ -1,4 +1,4 @@
-import { and, eq, gte, sql } from 'drizzle-orm';
+import { and, eq, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import type { REVERSAL_STATES } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
@@ -50,7 +50,6 @@ const reads = prepare((read: Reader) => ({
       and(
         eq(checkouts.accountId, sql.placeholder('accountId')),
         sql`${reversals.kind} = 'dispute' and ${reversals.state} in ('inquiry', 'taken')`,
-        gte(reversals.createdAt, sql.placeholder('since')),
       ),
     )
     .limit(1)
@@ -110,8 +109,7 @@ function changeReversal(tx: Tx, reversal: Reversal, change: Partial<Reversal>): 
 
 /**
  * Takes from the account the amount that the refunds and disputes of a paid checkout claim, at most its credit, or gives back what
- * they no longer claim. During an undecided dispute the account gets no new wallets, unless the dispute was known when the account was
- * last resumed: then it is older than what blocks the account now.
+ * they no longer claim. During an undecided dispute the account gets no new wallets.
  */
 export function settleReversals(
   tx: Tx,
@@ -122,7 +120,7 @@ export function settleReversals(
   const { id, accountId, amountCents, takenCents: before, paymentIntent, sessionId } = checkout;
   if (paymentIntent === null || sessionId === null) return { checkout, movedCents: 0 };
   const all = reads(tx).ofPayment.all({ paymentIntent });
-  const newDisputes = all.filter((it) => it.checkoutId === null && isUndecided(it));
+  const isNewDispute = all.some((it) => it.checkoutId === null && isUndecided(it));
   for (const it of all) if (it.checkoutId === null) changeReversal(tx, it, { checkoutId: id });
 
   const takenBack = all.filter(({ state }) => state === 'taken' || state === 'lost');
@@ -140,10 +138,8 @@ export function settleReversals(
   if (movedCents !== 0) tx.update(checkouts).set(settled).where(eq(checkouts.id, id)).run();
 
   const { disputedAt } = accountOf(tx, accountId);
-  const known = newDisputes.map(({ createdAt }) => createdAt);
-  const since = known.length ? Math.min(disputedAt ?? now, ...known) : disputedAt;
-  const isBlocked = since !== null && reads(tx).undecided.get({ accountId, since }) !== undefined;
-  const blockedSince = isBlocked ? since : null;
-  if (blockedSince !== disputedAt) setDisputed(tx, accountId, blockedSince);
+  const isDisputed = reads(tx).undecided.get({ accountId }) !== undefined;
+  if (!isDisputed && disputedAt !== null) setDisputed(tx, accountId, null);
+  if (isDisputed && isNewDispute && disputedAt === null) setDisputed(tx, accountId, now);
   return { checkout: { ...checkout, ...settled }, movedCents };
 }

@@ -119,38 +119,6 @@ test('account resume lifts what a dispute blocks', async (t) => {
   assert.deepEqual(await figures(purser), [5000 - 200, 0]);
 });
 
-test('a dispute that was known when the account was resumed does not block it again with a later one', async (t) => {
-  const { purser, stripe, id } = await openPaid(t);
-  await purser.run('account.credit', { id: purser.accountId, cents: 5000 });
-  const disputedAt = async () => (await purser.run('account.show', { id: purser.accountId })).disputed_at;
-  const first = stripe.dispute(id);
-  await deliver(purser, first);
-  purser.clock.advance(5);
-  await purser.run('account.resume', { id: purser.accountId });
-  const others = [await begin(purser), await begin(purser)];
-  for (const it of others) await deliver(purser, stripe.pay(it));
-  const later: ReturnType<typeof stripe.dispute>[] = [];
-  for (const it of others) {
-    purser.clock.advance(5);
-    later.push(stripe.dispute(it));
-    await deliver(purser, later.at(-1) as (typeof later)[number]);
-    assert.equal((await wallet(purser)).status, 403);
-  }
-  const blockedSince = await disputedAt();
-  for (const [it, left] of [
-    [later[0], blockedSince],
-    [later[1], null],
-  ] as const) {
-    purser.clock.advance(5);
-    await deliver(purser, stripe.tell('charge.dispute.closed', it?.data.object, { status: 'won' }));
-    assert.equal(await disputedAt(), left, 'until the last that it was not resumed for is decided');
-  }
-  assert.equal((await wallet(purser)).status, 201);
-  await deliver(purser, stripe.tell('charge.dispute.updated', first.data.object, { status: 'under_review' }));
-  assert.equal(await disputedAt(), null);
-  assert.deepEqual(purser.problems(), []);
-});
-
 test(`a hundred words of refunds and disputes in a random order leave the books right, twice told (PURSER_TEST_SEED=${SEED})`, async (t) => {
   const { purser, stripe } = await openShop(t);
   const ids = [];

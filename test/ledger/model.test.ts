@@ -58,7 +58,7 @@ function balances({ client }: OpenLedger) {
     accounts: new Map(
       rows(`select ${columns} from account`).map((it) => {
         const figures = { available: whole(it.a), reserved: whole(it.r), spent: whole(it.s), owed: whole(it.o) };
-        return [it.id, { ...figures, suspended: it.suspended_at !== null, disputed: whole(it.disputed_at) }];
+        return [it.id, { ...figures, suspended: it.suspended_at !== null, disputed: it.disputed_at !== null }];
       }),
     ),
     wallets: new Map(

@@ -12,8 +12,7 @@ type Account = {
   spent: number;
   owed: number;
   suspended: boolean;
-  /** Since when a payment is disputed; null where none is, or where all that are were known when the account was resumed. */
-  disputed: number | null;
+  disputed: boolean;
 };
 export const NEW_ACCOUNT: Account = {
   available: 0,
@@ -21,16 +20,10 @@ export const NEW_ACCOUNT: Account = {
   spent: 0,
   owed: 0,
   suspended: false,
-  disputed: null,
+  disputed: false,
 };
 type Reversal = { kind: 'refund' | 'dispute'; cents: number; state: 'inquiry' | 'taken' | 'lost' | 'returned' };
-type Payment = {
-  account: string;
-  cents: number;
-  taken: number;
-  /** The refunds and disputes, and when each was first told of. */
-  reversals: Map<string, Reversal & { since: number }>;
-};
+type Payment = { account: string; cents: number; taken: number; reversals: Map<string, Reversal> };
 type Wallet = {
   account: string;
   status: string;
@@ -107,8 +100,8 @@ export class Model {
   reverse(paymentId: string, id: string, told: Reversal): string {
     const payment = this.payments.get(paymentId) as Payment;
     if (payment.reversals.get(id)?.state === 'returned') return 'ok';
-    const known = payment.reversals.get(id);
-    payment.reversals.set(id, { ...told, since: known?.since ?? this.now });
+    const isNew = !payment.reversals.has(id);
+    payment.reversals.set(id, told);
     const asked = [...payment.reversals.values()].filter(({ state }) => state === 'taken' || state === 'lost');
     const taken = Math.min(
       payment.cents,
@@ -123,20 +116,17 @@ export class Model {
       account.available -= now;
       account.owed += more - now;
     }
-    if (!known && isUndecided(told)) account.disputed ??= this.now;
-    const { disputed } = account;
-    const isBlocked = [...this.payments.values()].some(
-      (it) =>
-        it.account === payment.account &&
-        [...it.reversals.values()].some((dispute) => isUndecided(dispute) && dispute.since >= (disputed ?? 0)),
+    const undecided = [...this.payments.values()].some(
+      (it) => it.account === payment.account && [...it.reversals.values()].some(isUndecided),
     );
-    if (!isBlocked) account.disputed = null;
+    if (!undecided) account.disputed = false;
+    else if (isNew && isUndecided(told)) account.disputed = true;
     return 'ok';
   }
 
   suspend(id: string, suspended: boolean): string {
     this.account(id).suspended = suspended;
-    if (!suspended) this.account(id).disputed = null;
+    if (!suspended) this.account(id).disputed = false;
     return 'ok';
   }
 
@@ -148,7 +138,7 @@ export class Model {
   /** Why an account gives no budget, whatever it has. */
   #refusesBudget(owner: string): string | undefined {
     const account = this.account(owner);
-    if (account.suspended || account.disputed !== null) return 'account_suspended';
+    if (account.suspended || account.disputed) return 'account_suspended';
     if (this.frozen) return 'read_only';
     return account.owed > 0 ? 'insufficient_funds' : undefined;
   }
