@@ -102,10 +102,11 @@ for (const [name, open] of ENGINES)
       if (what === 'remove') throw new Error('the process died');
       return call(new AbortController().signal);
     };
+    const begun = Math.floor(Date.now() / 1000);
     await assert.rejects(imageDefaults({ ask, docker }, 'localhost/named:1', PREFIX), /died|not in its/);
     const [left, ...more] = await backend.listOwned(PREFIX);
     assert.deepEqual([left?.state, more], ['ended', []]);
-    assert.ok(Math.abs((left?.createdAt ?? 0) - Date.now() / 1000) < 120);
+    assert.ok((left?.createdAt ?? 0) >= begun);
     await backend.destroy(left?.ref as string);
     assert.deepEqual(await docker.listContainers({ all: true }), []);
   });
