@@ -205,9 +205,14 @@ test('what still runs at the end is told so: a plain answer, a stream that has b
   assert.deepEqual(await server.ended, CLEAN);
   assert.equal((await purser.json('operation', 'list', '--uncertain')).operations.length, 2);
   const { operations } = await purser.json('operation', 'list');
-  const usages = operations.map((it: { usage: object | null }) => it.usage).filter(Boolean);
-  assert.equal(usages.length, 1, 'what came of the stream that had begun is charged');
-  assert.equal(usages[0].completion_tokens, Buffer.byteLength('first'));
+  // Of an unknown outcome the upstream that was asked is known, at most.
+  const usages = operations.map((it: { usage: { completion_tokens?: number } | null }) => it.usage?.completion_tokens);
+  const delivered = Buffer.byteLength('first');
+  assert.deepEqual(
+    usages.sort(),
+    [delivered, undefined, undefined],
+    'what came of the stream that had begun is charged',
+  );
 });
 
 test(`${STOPS} stops under load reset nothing on any open connection, plain or streaming`, async (t) => {
