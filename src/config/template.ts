@@ -43,7 +43,7 @@ export function settingsText(servers: readonly OfferedServer[]): {
     for (const { id: theirs, kind, contextLength } of server.models) {
       const id = models.some((it) => it.id === theirs) ? `${theirs}@${name}` : theirs;
       if (models.some((it) => it.id === id)) continue;
-      const context = [contextLength ?? CONTEXT_UNKNOWN, CONTEXT_UNKNOWN].find((it) => isTaken(id, theirs, it));
+      const context = [contextLength ?? CONTEXT_UNKNOWN, CONTEXT_UNKNOWN].find((it) => fitsSettings(id, theirs, it));
       if (context === undefined) continue;
       models.push({
         id,
@@ -70,7 +70,7 @@ export function settingsText(servers: readonly OfferedServer[]): {
 }
 
 /** Returns whether settings can have a model by this name, by that of its server, and with this context length. */
-function isTaken(id: string, theirs: string, contextLength: number): boolean {
+function fitsSettings(id: string, theirs: string, contextLength: number): boolean {
   if (theirs.includes('${') || showVariables(theirs) !== theirs) return false;
   const upstream = { name: 'any', base_url: 'http://127.0.0.1' };
   const model = { id, upstream: 'any', upstream_model: theirs, context_length: contextLength, max_output_tokens: 1 };

@@ -56,7 +56,7 @@ export type LeaseApp = PaidApp & {
   /** The reason why a machine is not ready, in its backend's words for tenants, by lease that is provisioning. */
   waitingFor: Map<string, string | undefined>;
   /** The part of its second that was over when a lease was resumed by this process (`Clock.fraction`). */
-  resumedAt: Map<string, number>;
+  resumeFractions: Map<string, number>;
   /** The ways out of machines. */
   egress: LeaseEgress;
   /** The open commands, uploads, sessions and ports of machines. */

@@ -101,8 +101,8 @@ const beginResume = defineWrite('lease.begin_resume', (tx, { id, now, dueAt }: B
 });
 
 /** Returns `begun` of a lease that stops now. A lease that this process has not resumed has run for whole seconds. */
-function secondBegun({ clock, resumedAt }: LeaseApp, id: string): 0 | 1 {
-  const from = resumedAt.get(id);
+function secondBegun({ clock, resumeFractions }: LeaseApp, id: string): 0 | 1 {
+  const from = resumeFractions.get(id);
   return from !== undefined && clock.fraction() - from > SAME_SECONDS ? 1 : 0;
 }
 
@@ -228,7 +228,7 @@ export function resumeLease(app: LeaseApp, id: string): Promise<Resource> {
     const pausing = pausingOf(app, before);
     const row = await takeRoom(app, before, pausing);
     const now = app.clock.now();
-    app.resumedAt.set(id, app.clock.fraction());
+    app.resumeFractions.set(id, app.clock.fraction());
     const until = resumedUntil(row, now);
     const ended = await attempt(() => pausing.end(row.ref as string, until));
     if (ended.kind === 'unknown') return leaveInDoubt(app, row, ended.reason);

@@ -141,7 +141,7 @@ async function commit(app: LeaseApp, transition: Transition): Promise<{ row: Res
   if (row.endedAt !== null) {
     app.activity.forget(row.id);
     app.usages.delete(row.id);
-    app.resumedAt.delete(row.id);
+    app.resumeFractions.delete(row.id);
     app.warm.takeProof(row.id); // A lease that ended before it was ready has not used it.
     app.roomQueue.wake(row.slot as Slot);
   }

@@ -333,7 +333,7 @@ function createParts(config: Config, connectionCountMax: number, time: TimeSourc
     outages: createOutages(),
     leaseChecks: new Map(),
     waitingFor: new Map(),
-    resumedAt: new Map(),
+    resumeFractions: new Map(),
     activity: createActivity(),
     usages: new Map(),
     keeps: createKeepMemory(),
@@ -385,8 +385,8 @@ export function createLimits({ limits }: Pick<Config, 'limits'>, time: TimeSourc
 }
 
 /**
- * Opens the pools to the model servers, except those in `kept`, which stay; `former` has those of the same servers with other
- * settings. Their client is loaded only when there are any: commands and idle starts stay quick.
+ * Opens the pools to the model servers, except those in `kept`, which stay; `former` has those of before a reload. Their client is
+ * loaded only when there are any: commands and idle starts stay quick.
  */
 export async function openUpstreams(
   config: Pick<Config, 'router'>,

@@ -52,11 +52,7 @@ export function createReload(app: App, read: () => Config): Reload {
       recallBounds(app.ledger.read, catalogue, app.clock.now());
       const outdated = new Set([...change.upstreams.changed, ...change.upstreams.removed]);
       const kept = new Map([...app.upstreams].filter(([name]) => !outdated.has(name)));
-      const addressIn = ({ router }: Config, name: string) => router.upstreams.find((it) => it.name === name)?.base_url;
-      const former = new Map(
-        [...app.upstreams].filter(([name]) => addressIn(next, name) === addressIn(app.config, name)),
-      );
-      const upstreams = await openUpstreams(next, kept, former);
+      const upstreams = await openUpstreams(next, kept, app.upstreams);
       const receivers = await app.notifier.prepare(next.events);
       refuseStopping();
       const isOther = certificate && next.tls && app.certificateWatch?.use(certificate, next.tls);

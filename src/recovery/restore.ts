@@ -100,8 +100,7 @@ function copyBeside(file: string, fresh: string): void {
   try {
     copyFileSync(file, fresh);
   } catch (error) {
-    const { code } = error as NodeJS.ErrnoException;
-    if (code !== 'ENOSPC' && code !== 'EDQUOT') throw error;
+    if (!fullDisk(error, dirname(fresh))) throw error;
     throw new Refusal(
       'read_only',
       `Nothing was restored: ${dirname(fresh)} has no room for a copy of ${file} (${statSync(file).size} bytes). The database is as it was.`,

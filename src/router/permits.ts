@@ -6,12 +6,10 @@ const TURN_SECONDS = 3;
 /** The permits of an upstream: the calls that it may have at a time. */
 export type Permits = {
   /**
-   * Takes a permit at a moment (Unix seconds). Returns a function that gives it back; undefined if none is free for this
-   * tenant.
+   * Takes one of `countMax` permits at a moment (Unix seconds). Returns a function that gives it back; undefined if none is free
+   * for this tenant. Those that are taken stay so, even if they are more: a reload may lower their number.
    */
-  take(tenant: Tenant, now: number): (() => void) | undefined;
-  /** Changes their number. Those that are taken stay so, even if they are more. */
-  limitTo(countMax: number): void;
+  take(tenant: Tenant, now: number, countMax: number): (() => void) | undefined;
 };
 
 /** A tree of wallets, or an account with its trees below it. */
@@ -33,24 +31,31 @@ type Group = { members: Map<string, Member>; waiting: Set<Member> };
 const createGroup = (): Group => ({ members: new Map(), waiting: new Set() });
 
 /**
- * Creates `count` permits, none of them taken. A single tenant may take all. A permit that becomes free is kept for tenants that
+ * Creates permits, none of them taken. A single tenant may take all. A permit that becomes free is kept for tenants that
  * were refused a moment ago: first for the account with the fewest permits, in it for the tree with the fewest, among equals for
  * the longest wait. So no tenant with more than its share gets another permit while others wait.
  */
-export function createPermits(count: number): Permits {
-  let countMax = count;
+export function createPermits(): Permits {
   const accounts = createGroup();
   let takenCount = 0;
   let turnCount = 0;
 
-  /** Returns the number of permits that go to the others of a group before a member with `taken` permits gets one more. */
-  function countBefore(group: Group, own: Member, taken: number, now: number): number {
+  /**
+   * Returns the number of permits that go to the others of a group before a member with `taken` permits gets one more. Where one
+   * `isFree`, it is kept for them.
+   */
+  function countBefore(
+    group: Group,
+    own: Member,
+    taken: number,
+    { now, isFree }: { now: number; isFree: boolean },
+  ): number {
     let count = 0;
     for (const it of group.waiting) {
       if (it.until <= now) stopWaiting(group, it);
       if (it === own) continue;
       const before = Math.min(it.wanted, Math.max(0, taken - it.taken + (it.turn < own.turn ? 1 : 0)));
-      if (before && takenCount < countMax) it.isKept = true;
+      if (before && isFree) it.isKept = true;
       count += before;
     }
     return count;
@@ -76,10 +81,7 @@ export function createPermits(count: number): Permits {
   }
 
   return {
-    limitTo(more) {
-      countMax = more;
-    },
-    take({ accountId, treeId }, now) {
+    take({ accountId, treeId }, now, countMax) {
       const account = memberOf(accounts, accountId);
       const tree = memberOf(account.below, treeId);
       const path = [
@@ -87,7 +89,8 @@ export function createPermits(count: number): Permits {
         { group: accounts, it: account },
       ];
       let before = 0;
-      for (const { group, it } of path) before += countBefore(group, it, it.taken + before, now);
+      const moment = { now, isFree: takenCount < countMax };
+      for (const { group, it } of path) before += countBefore(group, it, it.taken + before, moment);
       if (countMax - takenCount <= before) {
         for (const { group, it } of path) wait(group, it, now);
         return undefined;

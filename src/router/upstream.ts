@@ -56,8 +56,8 @@ export type Upstream = {
   close(): Promise<void>;
 };
 
-/** The places of the calls to one model server, however often its settings change while some of them last. */
-type Places = { permits: Permits | undefined; callCount: number };
+/** The places of the calls to the model server at an address, however often its other settings change while some of them last. */
+type Places = { address: string; permits: Permits; callCount: number };
 
 /** The connections to one model server. */
 type ModelServer = {
@@ -80,31 +80,25 @@ type UpstreamCall = {
 };
 
 /**
- * Opens the connections to one model server. Its key is sent as a bearer token; to Messages in Anthropic's header. `before` has the
- * connections of its former settings.
+ * Opens the connections to one model server. Its key is sent as a bearer token; to Messages in Anthropic's header. `before` has those
+ * of its former settings.
  */
 export function openUpstream(config: UpstreamConfig, before?: Upstream): Upstream {
   const server = connectTo(config);
-  const { max_concurrent: countMax } = config;
-  const places: Places = before?.places ?? { permits: undefined, callCount: 0 };
-  function permitsNow(): Permits | undefined {
-    if (countMax === undefined) return undefined;
-    places.permits ??= createPermits(countMax);
-    places.permits.limitTo(countMax);
-    return places.permits;
-  }
+  const { max_concurrent: countMax, base_url: address } = config;
+  const places =
+    before?.places.address === address ? before.places : { address, permits: createPermits(), callCount: 0 };
   return {
     enter(tenant, now) {
-      const permits = permitsNow();
-      const release = permits?.take(tenant(), now);
-      if (permits && !release) return undefined;
+      const release = countMax === undefined ? () => {} : places.permits.take(tenant(), now, countMax);
+      if (!release) return undefined;
       places.callCount++;
       let isOver = false;
       return () => {
         if (isOver) return;
         isOver = true;
         places.callCount--;
-        release?.();
+        release();
       };
     },
     callCount: () => places.callCount,

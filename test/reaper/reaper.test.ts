@@ -86,7 +86,7 @@ async function openReaper(t: TestContext) {
     outages: createOutages(),
     leaseChecks: new Map(),
     waitingFor: new Map(),
-    resumedAt: new Map(),
+    resumeFractions: new Map(),
     usages: new Map(),
     activity: createActivity(),
     keeps: createKeepMemory(),

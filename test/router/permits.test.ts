@@ -114,13 +114,13 @@ test('who finds no permit at the first upstream of a model is served by the next
 });
 
 /** Takes and gives back permits for trees, written `account/tree`. */
-function takers(permits: Permits) {
+function takers(permits: Permits, countMax: number) {
   const all: { name: string; give: () => void }[] = [];
   return {
     all,
     take(name: string, now = 0): boolean {
       const [accountId = '', treeId = ''] = name.split('/');
-      const give = permits.take({ accountId, treeId }, now);
+      const give = permits.take({ accountId, treeId }, now, countMax);
       if (give) all.push({ name, give });
       return give !== undefined;
     },
@@ -136,7 +136,7 @@ function takers(permits: Permits) {
 }
 
 test('those who always want more have even shares: each account, and in it each tree', () => {
-  const { all, take, give, countOf } = takers(createPermits(12));
+  const { all, take, give, countOf } = takers(createPermits(), 12);
   const random = createRandom(SEED);
   for (let i = 0; i < 12; i++) assert(take('one/greedy'), 'alone it may have all');
   const names = ['one/greedy', 'one/greedy', 'one/greedy', 'one/modest', 'two/a', 'three/b'];
@@ -157,7 +157,7 @@ test('those who always want more have even shares: each account, and in it each 
 });
 
 test('one permit goes from each to the next who waits', () => {
-  const { take, give } = takers(createPermits(1));
+  const { take, give } = takers(createPermits(), 1);
   const names = ['one/a', 'two/b', 'three/c'];
   assert(take('one/a'));
   assert(!take('two/b') && !take('three/c'));
@@ -170,7 +170,7 @@ test('one permit goes from each to the next who waits', () => {
 });
 
 test('trees that are refused and never come keep a permit for a moment only, however many they are', () => {
-  const { take, give } = takers(createPermits(1));
+  const { take, give } = takers(createPermits(), 1);
   assert(take('one/a'));
   let tree = 0;
   for (let now = 0; now < 60; now += 20) {
@@ -190,8 +190,8 @@ test(`whatever is asked for, a permit is refused only where none is free or othe
   const random = createRandom(SEED);
   for (let round = 0; round < length(500, 20_000); round++) {
     const countMax = random.whole(1, 5);
-    const permits = createPermits(countMax);
-    const { all, take, give } = takers(permits);
+    const permits = createPermits();
+    const { all, take, give } = takers(permits, countMax);
     const names = Array.from({ length: random.whole(1, 6) }, () => `${random.whole(1, 3)}/${random.whole(1, 3)}`);
     const asked = new Map<string, number>();
     let now = 0;

@@ -30,12 +30,12 @@ type Engines = {
 /** A claim as it counts: that of a paused container has no processors, but those that were sold. */
 type Counted = Claim & { cpusSold?: number };
 
-/** What is reserved on an engine and may not be listed there yet, by tag, and the last reservation that was begun. */
+/** The reservations on an engine that its list may not show yet, by tag, and the end of the last that was begun. */
 export type EngineRoom = { coming: Map<string, Counted>; last: Promise<unknown> };
 
 const newRoom = (): EngineRoom => ({ coming: new Map(), last: Promise.resolve() });
 
-/** Returns what is reserved on the engine at an address, which backends of one server share: they sell the same room. */
+/** Returns the reservations on the engine at an address, which backends of one server share: they sell the same room. */
 export function roomAt(rooms: Surroundings['rooms'], address: string): EngineRoom {
   const room = rooms?.get(address) ?? newRoom();
   rooms?.set(address, room);

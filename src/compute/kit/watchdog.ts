@@ -46,6 +46,16 @@ export async function untilStarted<T extends { exitCode: number }>(run: () => Pr
   }
 }
 
+/** Has a watchdog told its deadline. If it was killed, it may have moved the deadline before; any other error comes before that. */
+export async function tellDeadline(
+  tell: () => Promise<{ exitCode: number; stdout: string | Buffer }>,
+): Promise<Extended> {
+  const { exitCode, stdout } = await untilStarted(tell);
+  if (exitCode === 0) return { kind: 'done' };
+  if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
+  return { kind: 'refused', reason: onOneLine(`the watchdog did not take the deadline (${exitCode}) ${stdout}`) };
+}
+
 /** The deadlines of a backend's running containers. */
 export type Deadlines = {
   /** Notes the deadline that a container was started with. */
@@ -83,21 +93,14 @@ export function keepDeadlines(
     async move(ref, deadline) {
       known.delete(ref); // The deadline is unknown until the watchdog has answered.
       try {
-        const { exitCode, stdout } = await untilStarted(() => tell(ref, String(deadline)));
-        // If it was killed, it may have moved the deadline before; any other error comes before that.
-        if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
-        if (exitCode !== 0)
-          return {
-            kind: 'refused',
-            reason: onOneLine(`the watchdog did not take the deadline (${exitCode}) ${stdout}`),
-          };
+        const moved = await tellDeadline(() => tell(ref, String(deadline)));
+        if (moved.kind === 'done') known.set(ref, deadline);
+        return moved;
       } catch (error) {
         const reason = whyStopped(error);
         if (reason !== undefined) return { kind: 'refused', reason };
         throw error;
       }
-      known.set(ref, deadline);
-      return { kind: 'done' };
     },
   };
 }

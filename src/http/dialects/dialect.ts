@@ -77,6 +77,8 @@ export type StreamTranslator = {
   passed?(event: unknown): void;
 };
 
+const SEED_DIGITS = 32;
+
 /**
  * Returns an id derived from the model server's, so that a replay gets the same; without one, from the seed. That is hashed: a seed may
  * be long, and of any characters, and two of them never give one id.
@@ -85,5 +87,3 @@ export function idFrom(prefix: string, upstreamId: unknown, seed: string): strin
   const given = typeof upstreamId === 'string' ? upstreamId.replace(/[^A-Za-z0-9_-]/g, '').slice(0, 100) : '';
   return `${prefix}_${given || hash('sha256', seed, 'hex').slice(0, SEED_DIGITS)}`;
 }
-
-const SEED_DIGITS = 32;

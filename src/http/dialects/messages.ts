@@ -25,7 +25,7 @@ export const messagesDialect: Dialect = {
     answersOf(model as string, stops as string[], { seed, names: names as ToolNames }),
 };
 
-/** What a block of an answer needs of its request. */
+/** The parts of a request that its answer's blocks are made with. */
 type ForBlocks = { seed: string; names: ToolNames };
 
 function answersOf(model: string, stops: readonly string[], about: ForBlocks): Answers {

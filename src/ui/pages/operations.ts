@@ -113,7 +113,8 @@ async function list(visit: Visit, filter: OperationFilter): Promise<Html> {
 function rowsOf(visit: Visit, operations: readonly Operation[], isUncertain: boolean): Html {
   const { app, query } = visit;
   // A filter may leave out some whose outcome is unknown.
-  const areNone = isUncertain && countOperations(app.ledger.read, { state: 'uncertain' }) === 0;
+  const areNone =
+    isUncertain && operations.length === 0 && countOperations(app.ledger.read, { state: 'uncertain' }) === 0;
   const rows = operations.map((it) => {
     const { reason } = it;
     const subject = link(`/operations/${it.id}`, outside(it.subject));

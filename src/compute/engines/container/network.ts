@@ -64,7 +64,7 @@ export type WalletNetworks = {
   listUnused(prefix: string): Promise<{ name: string; createdAt: number }[]>;
 };
 
-/** Of all backends: two slots may share an engine, and there the network of a wallet. */
+/** Queues of the networks of all backends: two slots may share an engine, and there the network of a wallet. */
 const inTurn = createKeyedMutex();
 
 /** Creates the networks of wallets. `template` is the network that the operator named, or `none`. */

@@ -1,5 +1,5 @@
 import type { Extended, Ref } from '../../backend.ts';
-import { MOVE_MILLISECONDS, untilStarted } from '../../kit/watchdog.ts';
+import { MOVE_MILLISECONDS, tellDeadline } from '../../kit/watchdog.ts';
 import { finish } from '../../machine/program.ts';
 import type { KubernetesApi } from './api.ts';
 import { isConflict, isNotFound, isRefusal } from './api-error.ts';
@@ -47,13 +47,11 @@ export function createDeadlines(
     if (!pod || !job.status?.startTime) return { kind: 'refused', reason: 'the pod does not run' };
     const [program, ...directory] = watchdogOf(pod);
     const limits = { streamBytesMax: OWN_OUTPUT_BYTES, milliseconds: MOVE_MILLISECONDS };
-    const { exitCode } = await untilStarted(async () => {
+    const moved = await tellDeadline(async () => {
       const watchdog = await streams.begin(pod.metadata.name, [program, String(deadline), ...directory]);
       return finish(watchdog, undefined, limits);
     });
-    // If it was killed, it may have moved the deadline before; any other error comes before that.
-    if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
-    if (exitCode !== 0) return { kind: 'refused', reason: `the watchdog did not take the deadline (${exitCode})` };
+    if (moved.kind !== 'done') return moved;
     const before = deadlineOf(job) ?? 0;
     const pending = job.metadata.annotations?.[REARM_ANNOTATION];
     const isPending = pending !== undefined && Number(pending) >= now();
