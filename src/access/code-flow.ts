@@ -38,39 +38,11 @@ export type CodeFlow = {
 /** A person who signed in at the identity provider: the holder of an account, or an operator, by the subject of the tokens. */
 export type SignedIn = { accountId: string } | { operator: string };
 
-/** Creates the sign-in of the client `clientId`; without a secret it is a public client. */
-export function createCodeFlow(
-  settings: IdentitySettings & { client_id: string },
-  issuer: Issuer,
-  sessions: Sessions,
-): CodeFlow {
-  const { client_id: clientId } = settings;
-  const clientSecret = settings.client_secret?.reveal();
+type CodeFlowSettings = IdentitySettings & { client_id: string };
 
-  async function exchange(code: string, verifier: string, redirectUri: string): Promise<Record<string, unknown>> {
-    const document = await issuer.discover();
-    const form = new URLSearchParams({
-      grant_type: 'authorization_code',
-      code,
-      code_verifier: verifier,
-      redirect_uri: redirectUri,
-      client_id: clientId,
-    });
-    const headers: Record<string, string> = { 'content-type': 'application/x-www-form-urlencoded' };
-    const methods = document.token_endpoint_auth_methods_supported;
-    const isBasic = !Array.isArray(methods) || methods.includes('client_secret_basic');
-    if (clientSecret !== undefined && isBasic) headers.authorization = basic(clientId, clientSecret);
-    else if (clientSecret !== undefined) form.set('client_secret', clientSecret);
-    const { status, body } = await call(
-      endpointOf(document, settings.issuer, 'token_endpoint'),
-      headers,
-      form.toString(),
-    );
-    if (status === 200) return body;
-    const why = typeof body.error === 'string' ? ` (${body.error.slice(0, 100)})` : '';
-    if (status < 500) throw new Refusal('unauthenticated', `The identity provider refused this sign-in${why}.`);
-    throw new Refusal('provider_unavailable', `The identity provider answered ${status}.`);
-  }
+/** Creates the sign-in of the client `client_id`; without a secret it is a public client. */
+export function createCodeFlow(settings: CodeFlowSettings, issuer: Issuer, sessions: Sessions): CodeFlow {
+  const { client_id: clientId } = settings;
 
   /**
    * Returns the claims of an ID token, with those that it lacks: from the access token, if it is one for us, and where a claim that
@@ -112,7 +84,11 @@ export function createCodeFlow(
     async finish({ state, code, issuer: from, redirectUri }, attempt, now) {
       if (state !== attempt.state || code === null || (from !== null && from !== settings.issuer))
         throw new Refusal('unauthenticated', 'This is not the answer to the sign-in that this browser began.');
-      const tokens = await exchange(code, attempt.verifier, redirectUri);
+      const tokens = await exchange(await issuer.discover(), settings, {
+        code,
+        verifier: attempt.verifier,
+        redirectUri,
+      });
       if (typeof tokens.id_token !== 'string')
         throw new Refusal('unauthenticated', 'The identity provider sent no ID token.');
       const own = await issuer.verifyIdToken(tokens.id_token, clientId, attempt.nonce, now);
@@ -120,6 +96,36 @@ export function createCodeFlow(
       return sessions.isOperator(claims) ? { operator: own.sub } : sessions.admit(claims);
     },
   };
+}
+
+/** Exchanges a code for the tokens of its sign-in. Throws `unauthenticated` if the issuer refuses it, `provider_unavailable`. */
+async function exchange(
+  document: Discovery,
+  settings: CodeFlowSettings,
+  { code, verifier, redirectUri }: { code: string; verifier: string; redirectUri: string },
+): Promise<Record<string, unknown>> {
+  const clientSecret = settings.client_secret?.reveal();
+  const form = new URLSearchParams({
+    grant_type: 'authorization_code',
+    code,
+    code_verifier: verifier,
+    redirect_uri: redirectUri,
+    client_id: settings.client_id,
+  });
+  const headers: Record<string, string> = { 'content-type': 'application/x-www-form-urlencoded' };
+  const methods = document.token_endpoint_auth_methods_supported;
+  const isBasic = !Array.isArray(methods) || methods.includes('client_secret_basic');
+  if (clientSecret !== undefined && isBasic) headers.authorization = basic(settings.client_id, clientSecret);
+  else if (clientSecret !== undefined) form.set('client_secret', clientSecret);
+  const { status, body } = await call(
+    endpointOf(document, settings.issuer, 'token_endpoint'),
+    headers,
+    form.toString(),
+  );
+  if (status === 200) return body;
+  const why = typeof body.error === 'string' ? ` (${body.error.slice(0, 100)})` : '';
+  if (status < 500) throw new Refusal('unauthenticated', `The identity provider refused this sign-in${why}.`);
+  throw new Refusal('provider_unavailable', `The identity provider answered ${status}.`);
 }
 
 /** Returns the names of the claims that say who may sign in, and who is an operator. */

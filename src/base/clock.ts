@@ -104,6 +104,10 @@ export function describeLeap({ direction, seconds }: Leap): string {
   return `the clock of this machine is ${leap}, and no time service vouches for it: nothing expires and nothing new is held until it is synchronized, set right, or accepted with \`purser serve --accept-clock\``;
 }
 
+const JUMPED_FORWARD = 'the clock of this machine has just jumped forward by more than five minutes';
+const BEHIND =
+  'the clock of this machine is more than a minute behind the time that these books expect: set it right, or wait until it has caught up';
+
 /** Returns the time at which the clock starts, in Unix seconds. */
 function startingTime(time: TimeSource, known: KnownTime, doubt: Leap | undefined): number {
   const wall = time.wall() / 1000;
@@ -183,10 +187,8 @@ export function createClock(time: TimeSource, known: KnownTime, log: Pick<Log, '
     holdsBlocked() {
       read();
       if (doubt) return describeLeap(doubt);
-      if (jumpedAt !== undefined) return 'the clock of this machine has just jumped forward by more than five minutes';
-      if (behindUntil !== undefined)
-        return 'the clock of this machine is more than a minute behind the time that these books expect: set it right, or wait until it has caught up';
-      return undefined;
+      if (jumpedAt !== undefined) return JUMPED_FORWARD;
+      return behindUntil === undefined ? undefined : BEHIND;
     },
     expiryBlocked() {
       read();

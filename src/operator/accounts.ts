@@ -49,6 +49,8 @@ const fundingLine = (it: Funding) => ({
   key: it.key,
   session_id: it.sessionId,
 });
+/** A line of an account's statement. */
+export type StatementLine = ReturnType<typeof fundingLine>;
 
 async function fund(app: OperatorApp, order: FundingOrder): Promise<Account> {
   const now = app.clock.now();

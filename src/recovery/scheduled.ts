@@ -176,11 +176,8 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     if (running) return void (await running);
     if (!backup || ending.signal.aborted) return;
     const now = app.clock.now();
-    const madeAt = newest.find(backup.directory, now);
-    const isDue = madeAt === undefined || now >= madeAt + backup.every;
-    const isTried = failedAt !== undefined && now < failedAt + Math.min(RETRY_SECONDS, backup.every);
-    if (!isDue || isTried) return;
-    await begin(backUp(backup, now));
+    if (isDue(backup.every, { madeAt: newest.find(backup.directory, now), failedAt, now }))
+      await begin(backUp(backup, now));
   }
 
   return {
@@ -188,11 +185,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
       while (running) await running;
       const { backup } = app.config;
       if (ending.signal.aborted) throw new Refusal('conflict', 'No backup was made: the server is stopping.');
-      if (!backup)
-        throw new Refusal(
-          'conflict',
-          'No directory for backups is set: set `backup` in purser.yaml, or run `purser backup FILE`.',
-        );
+      if (!backup) throw new Refusal('conflict', NO_DIRECTORY);
       const made = await begin(backUpByHand(backup.directory, app.clock.now()));
       if ('file' in made) return made.file;
       throw new Refusal('conflict', `No backup was made: ${made.error.message}`, { cause: made.error });
@@ -210,6 +203,17 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
       await running;
     },
   };
+}
+
+const NO_DIRECTORY = 'No directory for backups is set: set `backup` in purser.yaml, or run `purser backup FILE`.';
+
+/** Returns whether a planned backup is to be made now: the newest is old enough, and none failed a short while ago. */
+function isDue(
+  every: number,
+  { madeAt, failedAt, now }: { madeAt: number | undefined; failedAt: number | undefined; now: number },
+): boolean {
+  if (failedAt !== undefined && now < failedAt + Math.min(RETRY_SECONDS, every)) return false;
+  return madeAt === undefined || now >= madeAt + every;
 }
 
 /** Returns whether a file is a backup of this installation. False if it cannot be read: it is then not removed. */

@@ -76,8 +76,7 @@ export function createFundsQueue(
   let count = 0;
   let seen: number | undefined;
   let isStopped = false;
-  /** The wallets still to be checked, the longest waiting first. */
-  const unseen = new Set<string>();
+  const lookAtAll = inTurns(look);
   const short = new Set<string>();
 
   function look(walletId: string): void {
@@ -85,14 +84,6 @@ export function createFundsQueue(
     if (!first) return;
     first.isStale = true;
     consider(first);
-  }
-
-  function lookAtSome(): void {
-    for (const walletId of [...unseen].slice(0, LOOKED_AT_COUNT)) {
-      unseen.delete(walletId);
-      look(walletId);
-    }
-    if (unseen.size) setImmediate(lookAtSome);
   }
 
   return {
@@ -135,8 +126,7 @@ export function createFundsQueue(
     changed(now) {
       if (now === seen) return;
       seen = now;
-      if (!unseen.size && lines.size) setImmediate(lookAtSome);
-      for (const walletId of lines.keys()) unseen.add(walletId);
+      lookAtAll(lines.keys());
     },
 
     isShort: (walletId) => short.has(walletId),
@@ -150,6 +140,24 @@ export function createFundsQueue(
       isStopped = true;
       for (const line of lines.values()) for (const it of line) it.waiting?.end('stopped');
     },
+  };
+}
+
+/** Spreads the checks of many wallets over turns of the event loop. Those that are waiting for one are not added again. */
+function inTurns(look: (walletId: string) => void): (walletIds: Iterable<string>) => void {
+  /** The wallets still to be checked, the longest waiting first. */
+  const unseen = new Set<string>();
+  function lookAtSome(): void {
+    for (const walletId of [...unseen].slice(0, LOOKED_AT_COUNT)) {
+      unseen.delete(walletId);
+      look(walletId);
+    }
+    if (unseen.size) setImmediate(lookAtSome);
+  }
+  return (walletIds) => {
+    const isIdle = unseen.size === 0;
+    for (const it of walletIds) unseen.add(it);
+    if (isIdle && unseen.size) setImmediate(lookAtSome);
   };
 }
 

@@ -3,6 +3,7 @@ import { Refusal } from '../../base/refusal.ts';
 import { type Account, accountOf, findAccount } from '../../ledger/account.ts';
 import { type AccountMoney, moneyOf } from '../../ledger/figures.ts';
 import { countWallets, listWallets } from '../../ledger/wallet.ts';
+import type { StatementLine } from '../../operator/accounts.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
 import type { Figures } from '../live.ts';
@@ -124,18 +125,6 @@ export async function accountPage(visit: Visit): Promise<Page> {
   const total = countWallets(read, { accountId: account.id, now });
   const keys = keysOf(visit, account.id, { isValid: true });
   const sessions = countBrowserSessionsOf(read, account.id, now);
-  const { shown, pages } = pagesOf(visit, 'statement', lines.toReversed(), LINE_COUNT);
-  const statement = table(
-    'Statement',
-    [{ label: 'Time', kind: 'time' }, { label: 'What' }, { label: 'Reason' }, { label: 'Amount', kind: 'money' }],
-    shown.map((it) => [
-      when(it.at, visit),
-      it.kind,
-      outside(it.reason ?? ''),
-      `${it.amount_cents > 0 ? '+' : ''}${cents(it.amount_cents)}`,
-    ]),
-    'No money came in yet.',
-  );
   const isSuspended = account.suspendedAt !== null;
   const body = html`
     ${account.owedCents > 0 && html`<p class="notice bad">It owes ${cents(account.owedCents)}: a payment was taken back after its credit was spent.</p>`}
@@ -150,25 +139,7 @@ export async function accountPage(visit: Visit): Promise<Page> {
       link(`/spend?account=${account.id}&by=model`, 'Spending'),
     )}
     <div class="two">
-      ${card(
-        'Credit or debit',
-        form({
-          action: `/accounts/${account.id}/credit`,
-          hidden: { key: visit.requestId },
-          fields: [
-            {
-              name: 'amount',
-              label: 'Dollars',
-              required: true,
-              inputmode: 'decimal',
-              placeholder: '20.00',
-              hint: 'A minus takes credit back.',
-            },
-            { name: 'reason', label: 'Reason', required: true, placeholder: 'invoice 17' },
-          ],
-          submit: 'Book it',
-        }),
-      )}
+      ${card('Credit or debit', creditForm(visit, account.id))}
       ${card(
         'Keys',
         html`${keyTable(visit, keys, `/accounts/${account.id}/keys`)}${newKeyForm(visit, `/accounts/${account.id}/keys`)}`,
@@ -177,7 +148,7 @@ export async function accountPage(visit: Visit): Promise<Page> {
       )}
     </div>
     ${card('Wallets', walletTable(visit, wallets, 'Wallets', html`It has no wallet yet. ${link(`/wallets/new?account=${account.id}`, 'Make one')}`), total > wallets.length ? link(`/wallets?account=${account.id}`, `All ${count(total)}`) : plural(total, 'wallet'))}
-    ${card('Statement', html`${statement}${pages}`, '', 'statement')}
+    ${card('Statement', statementTable(visit, lines), '', 'statement')}
     ${card(
       'Signed in on the page',
       sessions
@@ -195,6 +166,42 @@ export async function accountPage(visit: Visit): Promise<Page> {
     ...below('/accounts'),
     stream: `/live?account=${account.id}`,
   };
+}
+
+function creditForm(visit: Visit, accountId: string): Html {
+  return form({
+    action: `/accounts/${accountId}/credit`,
+    hidden: { key: visit.requestId },
+    fields: [
+      {
+        name: 'amount',
+        label: 'Dollars',
+        required: true,
+        inputmode: 'decimal',
+        placeholder: '20.00',
+        hint: 'A minus takes credit back.',
+      },
+      { name: 'reason', label: 'Reason', required: true, placeholder: 'invoice 17' },
+    ],
+    submit: 'Book it',
+  });
+}
+
+/** Shows the lines of a statement, the newest first. */
+function statementTable(visit: Visit, lines: readonly StatementLine[]): Html {
+  const { shown, pages } = pagesOf(visit, 'statement', lines.toReversed(), LINE_COUNT);
+  const list = table(
+    'Statement',
+    [{ label: 'Time', kind: 'time' }, { label: 'What' }, { label: 'Reason' }, { label: 'Amount', kind: 'money' }],
+    shown.map((it) => [
+      when(it.at, visit),
+      it.kind,
+      outside(it.reason ?? ''),
+      `${it.amount_cents > 0 ? '+' : ''}${cents(it.amount_cents)}`,
+    ]),
+    'No money came in yet.',
+  );
+  return html`${list}${pages}`;
 }
 
 /** Returns the figures that the stream keeps up to date. */

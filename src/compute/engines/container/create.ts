@@ -4,7 +4,7 @@ import { refused } from '../../kit/created.ts';
 import { SECRETS_LABEL, trustVariables } from '../../kit/trust.ts';
 import type { Deadlines } from '../../kit/watchdog.ts';
 import type { Containers } from './containers.ts';
-import { lacksRuntime, makeContainer, ONE_RUNTIME } from './describe.ts';
+import { type ContainerSpec, lacksRuntime, makeContainer, ONE_RUNTIME } from './describe.ts';
 import { type Engine, statusOf, textOf, wasNeverSent } from './engine.ts';
 import { lacksImage } from './image.ts';
 import { NETWORK_LABEL, NoSubnet, type WalletNetworks } from './network.ts';
@@ -44,38 +44,14 @@ export function createMaker(
     }
   }
 
-  async function makeIn(
-    network: string,
-    { tag, deadline, isTrial = false, secrets, snapshot }: ContainerOrder,
-    claim: Claim,
-  ): Promise<Created | 'no_image'> {
-    const contents = contentsOf(settings, claim.offer);
-    const { runtime } = contents;
+  async function makeIn(network: string, order: ContainerOrder, claim: Claim): Promise<Created | 'no_image'> {
+    const { tag, deadline, secrets } = order;
+    const { runtime } = contentsOf(settings, claim.offer);
     let isFresh = true;
     try {
       if (runtime !== undefined && (await engine.isPodman()))
         return refused(`There is no runtime ${runtime}`, ONE_RUNTIME);
-      await makeContainer(engine, {
-        name: tag,
-        ...contents,
-        ...(snapshot === undefined ? {} : { image: imageOfSnapshot(snapshot) }),
-        env: { ...contents.env, ...trustVariables(secrets) },
-        labels: {
-          ...labelsOf(claim),
-          [CREATED_LABEL]: String(now()),
-          ...(secrets ? { [SECRETS_LABEL]: tag } : {}),
-          ...(network === 'none' ? {} : { [NETWORK_LABEL]: network }),
-        },
-        cpus: claim.cpus,
-        memoryGib: claim.memoryGib,
-        pids: settings.pids,
-        network,
-        deadline,
-        devices: claim.devices,
-        gpuMode: 'offers' in settings ? 'nvidia' : settings.gpu_mode,
-        diskGb: claim.diskGb,
-        keepsLog: isTrial,
-      });
+      await makeContainer(engine, specOf(order, claim, { settings, network, now: now() }));
     } catch (error) {
       if (wasNeverSent(error)) return refused('The provider cannot be reached', textOf(error));
       if (statusOf(error) === undefined) throw error;
@@ -111,4 +87,34 @@ export function createMaker(
   }
 
   return make;
+}
+
+/** Describes the container of an order: what its settings put in it, within the claim of its offer. */
+function specOf(
+  { tag, deadline, isTrial = false, secrets, snapshot }: ContainerOrder,
+  claim: Claim,
+  { settings, network, now }: { settings: ContainerSettings; network: string; now: number },
+): ContainerSpec {
+  const contents = contentsOf(settings, claim.offer);
+  return {
+    name: tag,
+    ...contents,
+    ...(snapshot === undefined ? {} : { image: imageOfSnapshot(snapshot) }),
+    env: { ...contents.env, ...trustVariables(secrets) },
+    labels: {
+      ...labelsOf(claim),
+      [CREATED_LABEL]: String(now),
+      ...(secrets ? { [SECRETS_LABEL]: tag } : {}),
+      ...(network === 'none' ? {} : { [NETWORK_LABEL]: network }),
+    },
+    cpus: claim.cpus,
+    memoryGib: claim.memoryGib,
+    pids: settings.pids,
+    network,
+    deadline,
+    devices: claim.devices,
+    gpuMode: 'offers' in settings ? 'nvidia' : settings.gpu_mode,
+    diskGb: claim.diskGb,
+    keepsLog: isTrial,
+  };
 }

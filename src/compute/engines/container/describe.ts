@@ -11,7 +11,7 @@ import { WATCHDOG_DIRECTORY } from './watchdog.ts';
 export const CPU_PERIOD_MICROSECONDS = 100_000;
 
 /** A container as Purser orders it, for either engine: limited, unprivileged, with its watchdog as PID 1. */
-type ContainerSpec = OfferContents & {
+export type ContainerSpec = OfferContents & {
   name: string;
   labels: Record<string, string>;
   cpus: number;

@@ -107,25 +107,11 @@ function follow(
   let quiet: NodeJS.Timeout | undefined;
   if (seen.hasBegun) begun.resolve();
 
-  const stderr =
-    mark === undefined
-      ? rawStderr
-      : rawStderr.pipe(
-          between(mark, {
-            begun() {
-              seen.hasBegun = true;
-              begun.resolve();
-            },
-            exitCode(code) {
-              seen.exitCode ??= code;
-              input.endUnread();
-              quiet ??= setTimeout(finish, QUIET_MILLISECONDS);
-            },
-            noise(text) {
-              seen.noise = text;
-            },
-          }),
-        );
+  const facts = noteIn(seen, begun.resolve, () => {
+    input.endUnread();
+    quiet ??= setTimeout(finish, QUIET_MILLISECONDS);
+  });
+  const stderr = mark === undefined ? rawStderr : rawStderr.pipe(between(mark, facts));
 
   const input = createInput(socket, isFramed);
   const output = passOn(socket, () => quiet?.refresh());
@@ -193,6 +179,21 @@ type SeenCommand = {
   /** The server's own status. */
   status: string;
 };
+
+/** Notes in `seen` what is found between the marks; calls `begun` and `exited` as it comes. */
+const noteIn = (seen: SeenCommand, begun: () => void, exited: () => void): Parameters<typeof between>[1] => ({
+  begun() {
+    seen.hasBegun = true;
+    begun();
+  },
+  exitCode(code) {
+    seen.exitCode ??= code;
+    exited();
+  },
+  noise(text) {
+    seen.noise = text;
+  },
+});
 
 /** Returns the exit code of a command whose socket is closed, if it is known, else the reason. */
 function outcomeOf({ hasMark, hasBegun, exitCode, noise, status }: SeenCommand): {

@@ -12,10 +12,7 @@ const RESTART_POLL_MILLISECONDS = 500;
 
 /** Finds and removes the instances of leases. */
 export function createInstances(lxd: LxdApi, restartMilliseconds = RESTART_MILLISECONDS) {
-  /** The member of the cluster that each was last seen on. */
-  const locations = new Map<Ref, string>();
-  /** Those that are virtual machines, and those that are not, as they were seen. */
-  const machines = new Map<Ref, boolean>();
+  const sightings = createSightings();
 
   /**
    * Returns the instance of a reference; undefined when the server says that there is none, which proves that only in a project that
@@ -27,7 +24,7 @@ export function createInstances(lxd: LxdApi, restartMilliseconds = RESTART_MILLI
       // Only the server's own message proves that there is no such instance; an answer about another proves nothing about this one.
       if (typeof instance?.status_code !== 'number' || instance.name !== ref)
         throw new Error(`LXD does not say the state of ${ref}`);
-      note(instance);
+      sightings.note(instance);
       return instance;
     } catch (error) {
       if (isAbsent(error)) return undefined;
@@ -53,24 +50,16 @@ export function createInstances(lxd: LxdApi, restartMilliseconds = RESTART_MILLI
     }
   }
 
-  /** Notes what an instance is, and the member that it is on. Outside a cluster there is only one place. */
-  function note(instance: LxdInstance): void {
-    const { name, location } = instance;
-    if (!isLeaseName(name)) return;
-    if (location && location !== 'none') locations.set(name, location);
-    machines.set(name, isMachine(instance));
-  }
-
   /** Returns whether an instance is a virtual machine, which never changes. Throws when the server cannot be asked. */
   async function isMachineAt(ref: Ref): Promise<boolean> {
-    if (!machines.has(ref)) await look(ref);
-    return machines.get(ref) ?? false;
+    if (sightings.isMachine(ref) === undefined) await look(ref);
+    return sightings.isMachine(ref) ?? false;
   }
 
   /** Lists every instance of the project. Throws when a member of the cluster does not answer for one that may belong to a lease. */
   async function list(): Promise<LxdInstance[]> {
     const all = await lxd.ask<LxdInstance[]>('GET', '/1.0/instances?recursion=1');
-    all.forEach(note);
+    all.forEach(sightings.note);
     const silent = all.find((it) => it.status_code === STATUS.error && isOwnName(it.name) && !hasFailed(it));
     if (silent) throw new Error(`${lxd.socket}: the member ${silent.location} does not answer for ${silent.name}`);
     return all;
@@ -93,15 +82,33 @@ export function createInstances(lxd: LxdApi, restartMilliseconds = RESTART_MILLI
     settled,
     list,
     remove,
-    locationOf: (ref: Ref) => locations.get(ref),
+    locationOf: sightings.locationOf,
     isMachine: isMachineAt,
-    forget(ref: Ref) {
+    forget: sightings.forget,
+  };
+}
+export type LxdInstances = ReturnType<typeof createInstances>;
+
+/** Remembers what was last seen of the instances of leases: the member of the cluster, and whether it is a virtual machine. */
+function createSightings() {
+  const locations = new Map<Ref, string>();
+  const machines = new Map<Ref, boolean>();
+  return {
+    note(instance: LxdInstance): void {
+      const { name, location } = instance;
+      if (!isLeaseName(name)) return;
+      if (location && location !== 'none') locations.set(name, location); // Outside a cluster there is only one place.
+      machines.set(name, isMachine(instance));
+    },
+    locationOf: (ref: Ref) => locations.get(ref),
+    /** Returns undefined for an instance that was not seen yet. */
+    isMachine: (ref: Ref) => machines.get(ref),
+    forget(ref: Ref): void {
       locations.delete(ref);
       machines.delete(ref);
     },
   };
 }
-export type LxdInstances = ReturnType<typeof createInstances>;
 
 /** Repeats work on an instance while LXD is busy with it: one whose deadline has just passed is being stopped. */
 async function whenIdle<T>(work: () => Promise<T>): Promise<T> {
