@@ -275,6 +275,22 @@ test('a create that no client got is adopted after a restart', async (t) => {
   assert.equal((await purser.machines()).length, 1);
 });
 
+test('a sandbox that a client found by its id, as no answer of its create came, is that client’s alone', async (t) => {
+  const { purser, api, create } = await openE2b(t);
+  purser.memory.after.create = () => {
+    throw new Error('the connection was reset');
+  };
+  assert.equal((await create()).status, 504);
+  purser.memory.after = {};
+  await purser.app.reaper.runOnce();
+  const [found] = (await api('GET', '/v2/sandboxes')).body;
+  assert.equal((await api('POST', `/v2/sandboxes/${found.sandboxID}/connect`, { body: {} })).status, 200);
+  const separate = await create();
+  assert.equal(separate.status, 201);
+  assert.notEqual(separate.body.sandboxID, found.sandboxID);
+  assert.equal((await purser.machines()).length, 2);
+});
+
 test('an Idempotency-Key gives the same sandbox to the same request, and is refused for another', async (t) => {
   const { purser, create } = await openE2b(t);
   const [first, second] = [await create({}, { key: 'k' }), await create({}, { key: 'k' })];

@@ -206,14 +206,17 @@ export const createSandbox = (attempts: Attempts): ApiHandler =>
         await prolong(app, leased.id, { seconds, requestId, tags: operation.tags }).catch(tellPaid);
       // Before the answer: a crash between the two must not give one machine to two clients.
       answered = leased.id;
-      if (attempt && !isGone)
-        await app.ledger.write(deliverSandbox, { id: leased.id, deliveredAt: app.clock.now() }).catch(tellPaid);
+      if (attempt && !isGone) await deliver(app, leased.id);
       app.wakeAt(endOfSandbox(created.sandbox, created.resource) as number);
       return answer(call, 201, connected(call, created), paidHeaders(app, operation, paid));
     } finally {
       attempt?.end();
     }
   };
+
+/** Notes that a client has a sandbox: no later create takes it over. */
+const deliver = (app: HttpApp, id: string): Promise<void> =>
+  app.ledger.write(deliverSandbox, { id, deliveredAt: app.clock.now() }).catch(tellPaid);
 
 /** Throws the error of a write after a sandbox was paid for: a refusal's 503 would mean that nothing has happened. */
 function tellPaid(cause: unknown): never {
@@ -278,6 +281,8 @@ export const connectSandbox: ApiHandler = async (call) => {
   const { timeout } = validate(ConnectSandbox, await bodyOf(call));
   const found = await readySandbox(call.app, call.wallet, sandboxOf(call).resource);
   const prolonged = await prolong(call.app, found.resource.id, lengtheningOf(call, timeout));
+  // Its client found it in a list, where the answer of its create was lost.
+  if (prolonged.sandbox.deliveredAt === null) await deliver(call.app, found.resource.id);
   return answer(call, 200, connected(call, prolonged), boughtHeaders(call));
 };
 
