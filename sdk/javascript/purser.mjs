@@ -473,7 +473,9 @@ export class Machine {
     await this.#client.ask('POST', target, undefined, { send, timeout: 600_000 });
   }
 
-  /** Copies a file, or a tree, from a path of the machine. Links that lead out of the tree are left out. */
+  /**
+   * Copies a file, or a tree, from a path of the machine. Links that lead out of the tree, or go up again after a name, are left out.
+   */
   async fetch(remote, local) {
     const facts = await this.#ask('/v1/compute/files', { path: remote });
     const isTree = facts.type === 'directory' || facts.entries !== undefined;
@@ -674,6 +676,11 @@ async function unpack(archive, local) {
   const unsafe = (name) =>
     new PurserError('unsafe_archive', `The archive has an entry outside of its directory: ${JSON.stringify(name)}`);
   const leaves = (name) => name.startsWith('/') || name === '..' || name.startsWith('../');
+  // A name may be a link: the way up after it begins wherever that leads.
+  const climbs = (link) => {
+    const parts = link.split('/').filter((it) => it !== '' && it !== '.');
+    return parts.some((it, at) => it === '..' && at > 0 && parts[at - 1] !== '..');
+  };
   const targetOf = async (name) => {
     const plain = path.posix.normalize(name).replace(/\/+$/, '');
     if (leaves(plain)) throw unsafe(name);
@@ -719,7 +726,8 @@ async function unpack(archive, local) {
         if (entry.type === '5') await fs.mkdir(target, { recursive: true });
         else if (entry.type === '2') {
           const leads = path.posix.normalize(path.posix.join(path.posix.dirname(entry.name), entry.linkName));
-          if (!entry.linkName.startsWith('/') && !leaves(leads)) await fs.symlink(entry.linkName, target);
+          if (!entry.linkName.startsWith('/') && !leaves(leads) && !climbs(entry.linkName))
+            await fs.symlink(entry.linkName, target);
         } else if (entry.type === '1') {
           const linked = await targetOf(entry.linkName);
           const isThere = linked && (await fs.lstat(linked).catch(() => undefined))?.isFile();

@@ -544,7 +544,10 @@ class Machine:
             self._client.ask("POST", f"/v1/compute/upload?{query}", send=lambda: content, kind=kind, timeout=600)
 
     def fetch(self, remote: str, local: Union[str, os.PathLike]) -> None:
-        """Copies a file, or a tree, from a path of the machine. Links that lead out of the tree are left out."""
+        """Copies a file, or a tree, from a path of the machine.
+
+        Links that lead out of the tree, or go up again after a name, are left out.
+        """
         local = os.fspath(local)
         facts = self._client.ask("POST", "/v1/compute/files", {"id": self.id, "path": remote})
         if facts["type"] == "directory" or "entries" in facts:
@@ -700,6 +703,11 @@ def _unpack(content: Any, local: str) -> None:
     def leaves(path: str) -> bool:
         return path == ".." or path.startswith(("/", "../"))
 
+    def climbs(link: str) -> bool:
+        # A name may be a link: the way up after it begins wherever that leads.
+        parts = [it for it in link.split("/") if it not in ("", ".")]
+        return any(it == ".." != before for before, it in zip(parts, parts[1:]))
+
     def target(name: str) -> Optional[str]:
         path = posixpath.normpath(name)
         if path == ".":
@@ -721,8 +729,9 @@ def _unpack(content: Any, local: str) -> None:
                 if member.isdir():
                     os.makedirs(path, exist_ok=True)
                 elif member.issym():
-                    leads = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.linkname))
-                    if not leaves(leads):
+                    here = os.path.relpath(os.path.dirname(path), root)  # By way of other links, it may be elsewhere.
+                    leads = posixpath.normpath(posixpath.join(here, member.linkname))
+                    if not leaves(leads) and not climbs(member.linkname):
                         os.symlink(member.linkname, path)
                 elif member.islnk():
                     linked = target(member.linkname)

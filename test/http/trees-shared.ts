@@ -50,7 +50,7 @@ export function treeOf(t: Pick<TestContext, 'after'>, files: Record<string, stri
   return { root, pack };
 }
 
-type Member = {
+export type Member = {
   name: string;
   type?: string;
   content?: Buffer | string;
