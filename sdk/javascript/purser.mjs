@@ -708,6 +708,7 @@ async function unpack(archive, local) {
       const block = await take(BLOCK);
       if (block.every((byte) => byte === 0)) return;
       const entry = { ...parseHeader(block), ...more };
+      if (!(entry.size >= 0)) throw lost('the archive cannot be read');
       const end = at + entry.size + padding(entry.size).length;
       if ('xLK'.includes(entry.type)) {
         const content = await take(entry.size);

@@ -721,6 +721,8 @@ def _unpack(content: Any, local: str) -> None:
     try:
         with tarfile.open(fileobj=content, mode="r:") as archive:
             for member in archive:
+                if member.size < 0:
+                    raise _lost("the archive cannot be read")
                 path = target(member.name)
                 if path is None:
                     continue

@@ -6,7 +6,7 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
-import { archive, type Member, TAR } from '../http/trees-shared.ts';
+import { archive, extended, type Member, member, TAR } from '../http/trees-shared.ts';
 import { ROOT, run } from './examples.ts';
 import type { Language } from './trees-shared.ts';
 
@@ -74,4 +74,13 @@ export async function assertLinksStay(t: TestContext, language: Language, progra
   const via = { name: 'a/b/top/via', linkName: '../secret', type: '2' };
   const { fetched } = await fetchFrom(t, language, program, archive(top as Member, via));
   assert.equal(lstatSync(join(fetched, 'via'), { throwIfNoEntry: false }), undefined, 'by a name through a link');
+}
+
+/** Checks that an entry whose size leads back to itself ends the fetch: it was unpacked for ever. */
+export async function assertSizesForward(t: TestContext, language: Language, program: string) {
+  for (const type of ['0', 'Q']) {
+    const back = [extended({ size: '-1536' }), member({ name: 'file', type })];
+    const { told } = await fetchFrom(t, language, program, archive(...back));
+    assert.equal(told, 'connection_lost', type);
+  }
 }
