@@ -92,6 +92,13 @@ const processesOf = (uid: number) =>
       return false;
     }
   });
+/** The processor time that the processes of a user id have used, in ticks. */
+const cpuTicksOf = (uid: number) =>
+  processesOf(uid).reduce((sum, pid) => {
+    const [, stat = ''] = readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ');
+    const [, , , , , , , , , , , user, kernel] = stat.split(' ');
+    return sum + Number(user) + Number(kernel);
+  }, 0);
 
 test('of two creates that race for the last host one gets it, and the other hears that there is no room', async (t) => {
   const host = await openSshd(t);
@@ -235,6 +242,20 @@ test('what a tenant left running and lying about is gone after its end, and its 
   await backend.destroy(again);
   await backend.destroy(again);
 });
+
+for (const name of ['STOP', 'KILL'])
+  test(`a tenant that signals whatever comes to end it (${name}) is ended all the same`, async (t) => {
+    const host = await openSshd(t);
+    if (!host) return;
+    const backend = open([host]);
+    const ref = await make(backend);
+    await sh(backend, ref, `nohup perl -e 'sleep 1; for (;;) { kill ${name} => -1 }' >/dev/null 2>&1 &`);
+    await until('it signals', async () => cpuTicksOf(host.firstUid) > 50);
+    await backend.destroy(ref);
+    assert.deepEqual(processesOf(host.firstUid), []);
+    assert.equal(hasUser(userOf(ref)), false);
+    assert.equal(await backend.inspect(ref), undefined);
+  });
 
 test('what has ended and is only reaped while the host looks is not taken for a new process', async (t) => {
   const host = await openSshd(t);
