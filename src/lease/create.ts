@@ -167,7 +167,8 @@ export async function createLease(
   let quoted: LeaseQuote | undefined;
   let [isBehind, isAnswered] = [false, false];
   let leaveLine = () => {};
-  const order = { slot, spec, walletId: request.walletId, answerAt };
+  const backend = snapshotId === undefined ? undefined : findSnapshot(app.ledger.read, snapshotId)?.backend;
+  const order = { slot, spec, backend, walletId: request.walletId, answerAt };
   const isFull = (error: unknown) => error instanceof Refusal && error.code === 'capacity_unavailable' && !isAnswered;
   const isRefused = () => quoted !== undefined && standingOf(app, request, quoted) === 'refused';
   const created = await spend<Resource, LeaseTerms>(

@@ -18,6 +18,8 @@ const LOOK_MILLISECONDS = 250;
 type RoomOrder = {
   slot: Slot;
   spec: Spec;
+  /** The name of the only backend that can make it, as it has its snapshot; undefined if any of the slot can. */
+  backend?: string | undefined;
   walletId: string;
   /** The time by which it is answered, in milliseconds of the monotonic clock. */
   answerAt: number;
@@ -54,12 +56,12 @@ export type RoomQueue = {
 };
 
 type RoomWaiter = RoomOrder & {
-  /** The machine that it wants, whatever for how long, as JSON. */
+  /** The machine that it wants, and where, whatever for how long, as JSON. */
   machine: string;
   /** Ends the wait; undefined while the create is being tried. */
   end: ((how: RoomWaitEnd) => void) | undefined;
 };
-type HasRoom = (slot: Slot, spec: Spec) => Promise<boolean>;
+type HasRoom = (order: Pick<RoomOrder, 'slot' | 'spec' | 'backend'>) => Promise<boolean>;
 type RoomLine = ReturnType<typeof createLine>;
 
 /** Creates the line of one slot, which is empty. */
@@ -99,7 +101,7 @@ function createLine(hasRoom: HasRoom, treeOf: (waiter: RoomOrder) => string) {
   function askForRoom(some: readonly RoomWaiter[]): { it: RoomWaiter; room: Promise<boolean> }[] {
     const known = new Map<string, Promise<boolean>>();
     return some.map((it) => {
-      const room = known.get(it.machine) ?? hasRoom(it.slot, it.spec).catch(() => false);
+      const room = known.get(it.machine) ?? hasRoom(it).catch(() => false);
       known.set(it.machine, room);
       return { it, room };
     });
@@ -120,7 +122,7 @@ function createLine(hasRoom: HasRoom, treeOf: (waiter: RoomOrder) => string) {
     enter(order: RoomOrder): RoomWaiter | undefined {
       if (!shares.tryTake(treeOf(order), 1)) return undefined;
       const { max_seconds: _, ...machine } = order.spec;
-      const waiter: RoomWaiter = { ...order, machine: JSON.stringify(machine), end: undefined };
+      const waiter: RoomWaiter = { ...order, machine: JSON.stringify([machine, order.backend]), end: undefined };
       waiters.push(waiter);
       return waiter;
     },
@@ -138,7 +140,7 @@ function createLine(hasRoom: HasRoom, treeOf: (waiter: RoomOrder) => string) {
   };
 }
 
-/** Creates the lines, all empty. `hasRoom` returns whether one more machine of a spec fits, as far as is known. */
+/** Creates the lines, all empty. `hasRoom` returns whether one more machine fits, as far as is known. */
 export function createRoomQueue(
   hasRoom: HasRoom,
   tenantOf: (walletId: string) => Tenant,

@@ -196,8 +196,9 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const surroundings = { installationId, clock, events, storage: books.storage, ledger, warmTags };
   const slots = await openBackends(config, options, surroundings, opening);
   const payments = opening.adopt(await openPayments(config, installationId), async (it) => it?.close());
-  roomQueue = createRoomQueue(async (slot, spec) => {
-    const free = await Promise.all(slots.find(slot).backends.map(({ backend }) => freeFor(backend, spec)));
+  roomQueue = createRoomQueue(async ({ slot, spec, backend: only }) => {
+    const some = slots.find(slot).backends.filter(({ backend }) => only === undefined || backend.name === only);
+    const free = await Promise.all(some.map(({ backend }) => freeFor(backend, spec)));
     return free.some((it) => it > 0);
   }, tenantOf);
   opening.defer(async () => {

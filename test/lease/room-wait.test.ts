@@ -9,8 +9,9 @@ import { createAudience } from '../../src/spend/audience.ts';
 import { holdTimeouts } from '../helper/held-timeouts.ts';
 import type { Answer } from '../helper/server.ts';
 import { UNHURRIED_MILLISECONDS, until } from '../helper/waiting.ts';
-import { hold, type LeaseServer, LONG, openMemoryServer, SPEC } from './leases.ts';
+import { hold, type LeaseServer, LONG, openMemoryPool, openMemoryServer, SPEC } from './leases.ts';
 import { pauses } from './pause-shared.ts';
+import { MONTH, snapshotting } from './snapshot-shared.ts';
 
 /** A create with `wait_seconds` waits for room where its slot is full (design 2.18). */
 
@@ -135,6 +136,31 @@ test('a machine that does not fit keeps nobody from one that does', async (t) =>
   memory.room = 2;
   assert.equal((await create(purser)).body.status, 'running');
   assert.deepEqual(codeOf(await large), FULL);
+});
+
+test('a create from a snapshot waits for room where that is, and keeps no equal create of its wallet from room elsewhere', async (t) => {
+  const purser = snapshotting(await openMemoryPool(t, ['a', 'b']));
+  const { token } = await purser.openWallet(MONTH);
+  purser.memories.a.room = 1;
+  const first = (await purser.lease(token)).body.id;
+  const snapshot = (await purser.snapshot(token, first)).body.snapshot_id;
+  const wait = (query = '') =>
+    purser.ask('POST', `/v1/compute/create?wait_seconds=600${query}`, {
+      token,
+      key: randomUUID(),
+      body: { provider: 'provider_one', spec: SPEC },
+    });
+  const fromSnapshot = wait(`&snapshot=${snapshot}`);
+  await waiting(purser, 1);
+  const plain = await wait();
+  assert.deepEqual([plain.body.status, await purser.machines()], ['running', ['a m1', 'b m1']]);
+  purser.app.roomQueue.wake('provider_one');
+  await purser.stop(token, first);
+  assert.equal((await fromSnapshot).body.snapshot_id, snapshot);
+  assert.deepEqual(await purser.machines(), ['a m2', 'b m1']);
+  const refused = purser.app.ledger.client.prepare("select count(*) from resource where status = 'failed'").pluck();
+  assert.equal(Number(refused.get()), 1, 'where there is no room it is not asked again');
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a backend that refuses although it seems to have room is asked once for equal creates of a wallet until a machine is given back', async (t) => {
