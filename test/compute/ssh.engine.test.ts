@@ -257,6 +257,29 @@ for (const name of ['STOP', 'KILL'])
     assert.equal(await backend.inspect(ref), undefined);
   });
 
+/** Gives a host a disk of its own with few inodes, for its pool and its tenants. */
+const SMALL_DISK = `mkdir disk && mount -t tmpfs -o size=2g,nr_inodes=200,mode=755 none disk
+mkdir -m 700 disk/pool && mkdir disk/home && cp pool/next_uid disk/pool
+mount --bind disk/home /home && mount --bind disk/pool pool`;
+
+test('a tenant that has filled the disk of its host is ended all the same, at once and at its deadline', async (t) => {
+  const host = await openSshd(t, { prepare: SMALL_DISK });
+  if (!host) return;
+  const fill = 'nohup sleep 3006 >/dev/null 2>&1 & i=0; while : >$i; do i=$((i + 1)); done';
+  const backend = open([host]);
+  const ref = await make(backend);
+  assert.match(await sh(backend, ref, fill), /No space left/);
+  await backend.close();
+  const next = open([host]); // A server that was started anew has no connection yet.
+  await next.destroy(ref);
+  assert.equal(await next.inspect(ref), undefined);
+  assert.deepEqual(processesOf(host.firstUid), []);
+  const late = await make(next, 20);
+  assert.match(await sh(next, late, fill), /No space left/);
+  await until('the host has ended it', async () => (await next.inspect(late)) === undefined);
+  assert.deepEqual(processesOf(host.firstUid + 1), []);
+});
+
 test('what has ended and is only reaped while the host looks is not taken for a new process', async (t) => {
   const host = await openSshd(t);
   if (!host) return;

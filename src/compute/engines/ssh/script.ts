@@ -43,6 +43,8 @@ boot=$value
 
 field() { read_line "$tenant/$1" && echo "$value"; }
 put() { printf '%s\\n' "$2" > "$1.new" && sync "$1.new" && mv -f "$1.new" "$1"; }
+# From now on nobody becomes the tenant's user. On a disk that the tenant has filled, a file can be renamed, and none made.
+shut() { [ -e "$tenant/ending" ] || mv "$tenant/ready" "$tenant/ending" 2>/dev/null || true > "$tenant/ending"; }
 is_number() { case $1 in ''|*[!0-9]*) return 1 ;; esac; }
 is_tenants_uid() { is_number "$1" && [ "$1" -ge 1000 ]; } # Never root's, whatever a file says.
 lives() { is_open && getent passwd "$(field user)" >/dev/null; }
@@ -172,7 +174,7 @@ case $verb in
     while getent passwd "$uid" >/dev/null || getent group "$uid" >/dev/null; do uid=$((uid + 1)); done
     # Spent before it is used: an id is never given twice.
     put "$pool/next_uid" $((uid + 1)) || exit ${POOL_EXIT.unfit}
-    : >> "$pool/gate"
+    : >> "$pool/gate" >> "$pool/end.lock" # A tenant may leave no room to make them later.
     rm -rf "$pool/fresh"
     mkdir "$pool/fresh" && cd "$pool/fresh" || exit ${POOL_EXIT.unfit}
     for it in "tag:$tag" "user:$user" "uid:$uid" "created:$(date +%s)" "boot:$boot" "deadline:$deadline"; do
@@ -245,7 +247,7 @@ $line"
     is_here "$user" || exit 0
     uid=$(field uid)
     is_tenants_uid "$uid" || { say "the tenant's user id is not one"; exit 1; }
-    : > "$tenant/ending" || exit 1
+    shut || exit 1
     # Whoever is about to become the user holds the gate; once it is free, nobody begins any more.
     exec 9>>"$pool/gate"
     round=0
@@ -292,7 +294,7 @@ $line"
         exec 9>>"$pool/lock"
         flock 9
         deadline=$(field deadline)
-        if is_here "$1" && { ! is_number "$deadline" || [ "$(date +%s)" -ge "$deadline" ]; }; then : > "$tenant/ending"; fi
+        if is_here "$1" && { ! is_number "$deadline" || [ "$(date +%s)" -ge "$deadline" ]; }; then shut; fi
         exec 9>&-
         if is_here "$1" && [ -e "$tenant/ending" ]; then /bin/sh "$0" "$pool" end "$1" >/dev/null 2>&1 7>&- || sleep 5; fi
       fi

@@ -24,13 +24,17 @@ const SETTINGS = [
 
 /**
  * Returns a line that writes the pool script, which comes on standard input, whole or not at all. It runs on every new connection:
- * the host may have been reinstalled in the meantime.
+ * the host may have been reinstalled in the meantime. A host that has it already needs no room for it, which a tenant may have used up.
  */
 export function installLine(pool: string): string {
   const [directory, file, size] = [quoted(pool), quoted(`${pool}/${POOL_SCRIPT_NAME}`), Buffer.byteLength(POOL_SCRIPT)];
+  const take = `dd bs=${size} count=1 iflag=fullblock 2>/dev/null`;
   return `set -e; umask 077; mkdir -p ${directory}
-    dd bs=${size} count=1 iflag=fullblock 2>/dev/null > ${file}.$$
-    test "$(wc -c < ${file}.$$)" -eq ${size} && mv -f ${file}.$$ ${file}`;
+    if echo ${quoted(`${hash('sha256', POOL_SCRIPT)}  ${pool}/${POOL_SCRIPT_NAME}`)} | sha256sum -c >/dev/null 2>&1; then ${take} > /dev/null
+    else
+      ${take} > ${file}.$$
+      test "$(wc -c < ${file}.$$)" -eq ${size} && mv -f ${file}.$$ ${file}
+    fi`;
 }
 
 /**
