@@ -352,6 +352,22 @@ test('the host ends its tenant at the deadline while nobody asks', async (t) => 
   assert.equal(hasUser(userOf(ref)), false);
 });
 
+test('a tenant has the whole of its time on a host whose clock is ahead', async (t) => {
+  const host = await openSshd(t);
+  if (!host) return;
+  const clock = () => now() - 100;
+  const backend = open([host], {}, clock);
+  const deadline = clock() + 40;
+  const created = await backend.create({ tag: freshTag(), quote: await backend.quote(SPEC), deadline });
+  assert.equal(created.kind, 'created', JSON.stringify(created));
+  const { ref } = created as { ref: string };
+  const later = clock() + 20;
+  assert.deepEqual(await backend.extend(ref, later), { kind: 'done' });
+  assert.equal((await backend.inspect(ref))?.deadline, later);
+  await until('the host has ended it', async () => (await backend.inspect(ref))?.state !== 'running');
+  assert.ok(clock() >= later, `it was ended at ${clock()}, and its time was over at ${later}`);
+});
+
 test('after a reboot of the host its tenant has ended, cannot be used or extended, and is cleaned', async (t) => {
   const host = await openSshd(t);
   if (!host) return;

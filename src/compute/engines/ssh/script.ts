@@ -17,7 +17,8 @@ const END_ROUNDS = 75;
  * Purser's side of a pool host: `sh FILE POOL VERB …`, run as root. It needs Debian's essential packages, `passwd` and util-linux.
  * POOL is a directory of root's own with
  * - `tenant/`: the one tenant, made by a rename, so that it exists with all its fields or not at all: `tag`, `user`, `uid`, `created`,
- *   `boot`, `deadline`; `ready` when its user is, `ending` from when it has to go;
+ *   `boot`, `deadline` by Purser's clock, `skew`, the seconds that the host's own is ahead of that; `ready` when its user is,
+ *   `ending` from when it has to go;
  * - `quarantine`: why the host may not be used; only the operator removes it;
  * - `next_uid`, and `last`: how the last tenant's end went;
  * - `lock`, over every change of `tenant`;
@@ -47,6 +48,11 @@ put() { printf '%s\\n' "$2" > "$1.new" && sync "$1.new" && mv -f "$1.new" "$1"; 
 shut() { [ -e "$tenant/ending" ] || mv "$tenant/ready" "$tenant/ending" 2>/dev/null || true > "$tenant/ending"; }
 is_number() { case $1 in ''|*[!0-9]*) return 1 ;; esac; }
 is_tenants_uid() { is_number "$1" && [ "$1" -ge 1000 ]; } # Never root's, whatever a file says.
+# Whether the deadline has come, by the clock of Purser, which sold the time. A tenant of an earlier version has no skew.
+is_over() {
+  deadline=$(field deadline) skew=$(field skew)
+  ! is_number "$deadline" || [ "$(date +%s)" -ge $((deadline + \${skew:-0})) ]
+}
 lives() { is_open && getent passwd "$(field user)" >/dev/null; }
 
 # Files that name processes of user id $1, zombies left out. Each is read once: state and user are of the same moment,
@@ -162,7 +168,7 @@ case $verb in
 
   # TAG USER DEADLINE GPUS NOW: makes the tenant, or says why not.
   claim)
-    tag=$1 user=$2 deadline=$3 gpus=$4 now=$5
+    tag=$1 user=$2 deadline=$3 gpus=$4 now=$5 ahead=$(($(date +%s) - $5))
     exec 9>>"$pool/lock"
     flock -w 20 9 || exit ${POOL_EXIT.busy}
     if [ -e "$pool/quarantine" ]; then exit ${POOL_EXIT.quarantined}; fi
@@ -177,7 +183,8 @@ case $verb in
     : >> "$pool/gate" >> "$pool/end.lock" # A tenant may leave no room to make them later.
     rm -rf "$pool/fresh"
     mkdir "$pool/fresh" && cd "$pool/fresh" || exit ${POOL_EXIT.unfit}
-    for it in "tag:$tag" "user:$user" "uid:$uid" "created:$(date +%s)" "boot:$boot" "deadline:$deadline"; do
+    for it in "tag:$tag" "user:$user" "uid:$uid" "created:$(date +%s)" "boot:$boot" "deadline:$deadline" \\
+      "skew:$ahead"; do
       put "\${it%%:*}" "\${it#*:}" || exit ${POOL_EXIT.unfit}
     done
     : > watch
@@ -202,12 +209,13 @@ case $verb in
     arm "$(field user)" # For a host that was started anew, or a watch that died.
     ;;
 
-  # USER DEADLINE
+  # USER DEADLINE NOW
   extend)
+    ahead=$(($(date +%s) - $3))
     exec 9>>"$pool/lock"
     flock -w 20 9 || exit ${POOL_EXIT.busy}
     is_here "$1" && lives || exit ${POOL_EXIT.gone}
-    put "$tenant/deadline" "$2" || exit 1
+    put "$tenant/skew" "$ahead" && put "$tenant/deadline" "$2" || exit 1
     arm "$1"
     is_armed
     ;;
@@ -288,13 +296,11 @@ $line"
     flock -w 1 7 || exit 0
     echo -1000 2>/dev/null > "/proc/$$/oom_score_adj"
     while is_here "$1"; do
-      deadline=$(field deadline)
-      if [ -e "$tenant/ending" ] || ! is_number "$deadline" || [ "$(date +%s)" -ge "$deadline" ]; then
+      if [ -e "$tenant/ending" ] || is_over; then
         # Decided under the lock: a deadline that was moved in this moment is kept.
         exec 9>>"$pool/lock"
         flock 9
-        deadline=$(field deadline)
-        if is_here "$1" && { ! is_number "$deadline" || [ "$(date +%s)" -ge "$deadline" ]; }; then shut; fi
+        if is_here "$1" && is_over; then shut; fi
         exec 9>&-
         if is_here "$1" && [ -e "$tenant/ending" ]; then /bin/sh "$0" "$pool" end "$1" >/dev/null 2>&1 7>&- || sleep 5; fi
       fi

@@ -39,7 +39,7 @@ export function openSshBackend(
     health,
     ...createPoolOffers(settings, pool),
     create: createClaimer(pool, now),
-    extend: (ref, deadline) => extend(pool, ref, deadline),
+    extend: (ref, deadline) => extend(pool, ref, deadline, now()),
     find: pool.find,
     listOwned: async (prefix) => (await pool.listAll(hosts)).filter((it) => it.tag.startsWith(prefix)),
     async close() {
@@ -84,10 +84,10 @@ async function beginIn(pool: Pool, ref: Ref, order: ProgramOrder): Promise<Progr
   return { ...program, judge };
 }
 
-async function extend(pool: Pool, ref: Ref, deadline: number): Promise<Extended> {
+async function extend(pool: Pool, ref: Ref, deadline: number, now: number): Promise<Extended> {
   const { host, user } = pool.partsOf(ref);
   try {
-    const { code, fault } = await host.ask('extend', [user, String(deadline)]);
+    const { code, fault } = await host.ask('extend', [user, String(deadline), String(now)]);
     if (code === 0) return { kind: 'done' };
     if (code === POOL_EXIT.gone) return { kind: 'refused', reason: 'the lease has ended' };
     if (code === POOL_EXIT.busy) return { kind: 'refused', reason: 'the host is busy' };
