@@ -67,6 +67,9 @@ function planned({ lost_master_key_id: lost, wallets, gateway_keys, leases, ...p
     '',
     `Gateway keys of theirs, which get a new secret: ${gateway_keys}`,
     `Live leases, which get a new SSH key: ${leases}`,
+    ...(leases
+      ? ['Secrets of their account (accounts in purser.yaml) and variables of sandboxes work in new leases only.']
+      : []),
     '',
     'The books, budgets, holds, leases and histories stay as they are.',
     'Account keys, operator keys and sign-ins go on working, and what purser.yaml holds (model servers, payments, object store, receivers) was never under this key: nothing of it has to be set again.',

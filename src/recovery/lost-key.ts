@@ -38,9 +38,10 @@ export type LostKeyReport = {
 
 /**
  * Opens an installation whose master key is lost to a new one (docs/decisions/0014): every open wallet and its gateway keys get new
- * tokens, derived under the new key, and the old tokens end. Nothing else was made with the lost key. Without `apply` only reports
- * what would happen. Throws `conflict` where the key is not lost, where the configuration gives a key that was used here before, or
- * none, outside the data directory, and for books with lost commits; LockedError while a server runs.
+ * tokens, derived under the new key, and the old tokens end. Live leases lose what only the lost key could make again: what stands in
+ * them for their account's secrets, and the variables of sandboxes. Without `apply` only reports what would happen. Throws `conflict`
+ * where the key is not lost, where the configuration gives a key that was used here before, or none, outside the data directory, and
+ * for books with lost commits; LockedError while a server runs.
  */
 export async function replaceLostKey(config: Config, { apply }: { apply: boolean }): Promise<LostKeyReport> {
   const source = config.masterKey;

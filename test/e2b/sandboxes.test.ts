@@ -1,12 +1,15 @@
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
+import { readFileSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
 import test from 'node:test';
 import { Refusal } from '../../src/base/refusal.ts';
+import { readConfig } from '../../src/config/config.ts';
 import { files } from '../../src/files/data-directory.ts';
 import { deliverSandbox } from '../../src/ledger/sandbox.ts';
+import { replaceLostKey } from '../../src/recovery/lost-key.ts';
 import { until, waitFor } from '../helper/waiting.ts';
 import { hold, LONG } from '../lease/leases.ts';
-import { openE2b, PRICE } from './shared.ts';
+import { inside, openE2b, PRICE } from './shared.ts';
 
 /** Seconds of a sandbox that cost 2 USD. */
 const DEAR = 20_000;
@@ -312,4 +315,21 @@ test('the tokens are those of one sandbox, survive a restart, and are stored now
   const stored = readFileSync(files(purser.directory).database).toString('latin1') + purser.log.join('\n');
   for (const secret of [one.envdAccessToken, one.trafficAccessToken, 'canary-4711'])
     assert.ok(!stored.includes(secret), 'no secret is in the database or the log');
+});
+
+test('a command of a sandbox whose variables went with a lost master key is refused with that reason', async (t) => {
+  const { purser, wallet, api, create } = await openE2b(t);
+  const { sandboxID } = (await create({ envVars: { KEY: 'value' } })).body;
+  await purser.close();
+  rmSync(join(purser.directory, 'master.key'));
+  await replaceLostKey(readConfig({ data: purser.directory }, {}), { apply: true });
+  await purser.reopen();
+  const { agent_token: as } = await purser.run('wallet.token', { id: wallet.id });
+  const connected = await api('POST', `/sandboxes/${sandboxID}/connect`, { body: {}, as });
+  assert.equal(connected.status, 200, connected.text);
+  const it = await inside(purser, connected.body).run('true');
+  const { error } = await it.end();
+  assert.equal(error.code, 'invalid_argument', error.message);
+  assert.match(error.message, /master key/);
+  assert.ok(!purser.log.some((line) => line.includes('request.failed')), 'it is no fault of the server');
 });

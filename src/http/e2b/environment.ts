@@ -1,6 +1,7 @@
-import { createCipheriv, createDecipheriv, createHmac, randomBytes } from 'node:crypto';
+import { createCipheriv, createDecipheriv, createHmac, type DecipherGCM, randomBytes } from 'node:crypto';
 import type { Keyring } from '../../access/keyring.ts';
 import { parseJson } from '../../base/parse-json.ts';
+import { Refusal } from '../../base/refusal.ts';
 import type { Wallet } from '../../ledger/wallet.ts';
 
 /** The variables of a sandbox, which often contain its user's keys: stored encrypted, for all commands of its life. */
@@ -28,13 +29,23 @@ export function sealVariables(keys: KeyFinder, owner: VariablesOwner, variables:
   return Buffer.concat([nonce, text, cipher.getAuthTag()]);
 }
 
-/** Decrypts what `sealVariables` returned. Throws when it is damaged or belongs to another wallet. */
+/** Decrypts what `sealVariables` returned. Throws `invalid_request` when that was under a master key that was lost since. */
 export function openVariables(keys: KeyFinder, owner: VariablesOwner, sealed: Buffer | null): SandboxVariables {
   if (!sealed) return {};
   const decipher = createDecipheriv(CIPHER, keyOf(keys, owner), sealed.subarray(0, NONCE_BYTES), {
     authTagLength: TAG_BYTES,
   });
   decipher.setAuthTag(sealed.subarray(-TAG_BYTES));
-  const text = Buffer.concat([decipher.update(sealed.subarray(NONCE_BYTES, -TAG_BYTES)), decipher.final()]);
-  return parseJson(text.toString()) as SandboxVariables;
+  return parseJson(finished(decipher, sealed.subarray(NONCE_BYTES, -TAG_BYTES)).toString()) as SandboxVariables;
+}
+
+/** Returns the whole text. The checksum of its row tells damage, so what does not fit is the key: `master-key replace --lost`. */
+function finished(decipher: DecipherGCM, text: Buffer): Buffer {
+  try {
+    return Buffer.concat([decipher.update(text), decipher.final()]);
+  } catch (cause) {
+    const message =
+      'The variables of this sandbox were encrypted under a master key that was lost. Create another sandbox with them.';
+    throw new Refusal('invalid_request', message, { cause });
+  }
 }
