@@ -7,6 +7,7 @@ import { findPasskey, handleOf, isCopy, isUsable, type Passkey, passkeysAt } fro
 import { hashToken, kindOfToken } from '../access/token.ts';
 import * as writes from '../access/writes.ts';
 import { Refusal } from '../base/refusal.ts';
+import { createShares } from '../base/shares.ts';
 import { callerNetwork } from '../http/caller.ts';
 import { installationOf } from '../ledger/installation.ts';
 import { ATTEMPT, cookie, cookieOf, type PageAddress, SESSION } from './guard.ts';
@@ -35,6 +36,11 @@ export type ScriptData = { data: object; cookies: string[] };
 const COOKIE_SECONDS = 7 * 86_400;
 const ATTEMPT_SECONDS = 600;
 const CALLBACK = '/sign-in/callback';
+
+/** Maximum number of sign-ins that are asked of the identity provider at once, of one network and of all. Each has a connection. */
+const EXCHANGE_COUNT_MAX = { each: 16, all: 64 };
+const EXCHANGE_RETRY_SECONDS = 5;
+const exchanges = createShares(EXCHANGE_COUNT_MAX);
 
 /** Returns a path of this server; any other becomes the first page. */
 export const ownPath = (path: string | null): string => (path && /^\/(?![/\\])[\x21-\x7e]*$/.test(path) ? path : '/');
@@ -187,7 +193,7 @@ export async function beginSignIn({ app, address }: Arrival): Promise<Go> {
   return { to: url, cookies: [cookie(address, ATTEMPT, kept, ATTEMPT_SECONDS)] };
 }
 
-/** Completes the sign-in when the browser returns from the identity provider. */
+/** Completes the sign-in when the browser returns from the identity provider. Throws `rate_limited` and `unauthenticated`. */
 export async function finishSignIn(arrival: Arrival): Promise<Go> {
   const { app, incoming, address, query } = arrival;
   if (!app.codeFlow) throw new Refusal('not_found', 'No sign-in is configured (identity.client_id).');
@@ -208,11 +214,19 @@ export async function finishSignIn(arrival: Arrival): Promise<Go> {
   };
   const network = callerNetwork(app, incoming);
   app.limits.failedAuth.check(network); // Each attempt calls the identity provider.
-  const signedIn = await app.codeFlow.finish(back, attempt, app.clock.now()).catch((error) => {
-    const isFailed = error instanceof Refusal && ['unauthenticated', 'provider_unavailable'].includes(error.code);
-    if (isFailed) app.limits.failedAuth.count(network);
-    throw error;
-  });
+  // An attempt counts once it has failed: those that are on their way are limited by their number.
+  if (!exchanges.tryTake(network, 1))
+    throw new Refusal('rate_limited', 'Too many people are signing in at the moment. Reload this page in a moment.', {
+      retryAfterSeconds: EXCHANGE_RETRY_SECONDS,
+    });
+  const signedIn = await app.codeFlow
+    .finish(back, attempt, app.clock.now())
+    .catch((error) => {
+      const isFailed = error instanceof Refusal && ['unauthenticated', 'provider_unavailable'].includes(error.code);
+      if (isFailed) app.limits.failedAuth.count(network);
+      throw error;
+    })
+    .finally(() => exchanges.release(network, 1));
   const order = orderOf(arrival, signedIn);
   return { to: '/', cookies: [await open(arrival, order), cookie(address, ATTEMPT, '', 0)] };
 }

@@ -1,7 +1,12 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { createServer, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import test from 'node:test';
+import { PAGE_CLIENT } from '../access/oidc-issuer.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { addTenant } from '../helper/tenants.ts';
+import { until } from '../helper/waiting.ts';
 import { asAccount, asOperator, type Browser, openBrowser } from './sample.ts';
 import { isIn, rows } from './sessions-shared.ts';
 
@@ -66,4 +71,44 @@ test('a page that is refused for a while says for how long', async (t) => {
   assert.deepEqual([viewed.status, viewed.headers['retry-after']], [429, '20']);
   const guessed = await guesser.post('/sign-in/key', { key: 'cnv_live_x' });
   assert.deepEqual([guessed.status, guessed.headers['retry-after']], [429, '30']);
+});
+
+test('however many visitors come back from the identity provider at once, few of a network are asked of it at a time', async (t) => {
+  const held = new Set<ServerResponse>();
+  let [most, asked] = [0, 0];
+  const server = createServer((request, response) => {
+    if (request.url !== '/token') {
+      const endpoints = { authorization_endpoint: `${issuer}/authorize`, token_endpoint: `${issuer}/token` };
+      return response.end(JSON.stringify({ issuer, jwks_uri: `${issuer}/jwks`, ...endpoints }));
+    }
+    asked += 1;
+    held.add(response);
+    most = Math.max(most, held.size);
+    response.once('close', () => held.delete(response));
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => server.close());
+  t.after(() => server.closeAllConnections());
+  const issuer = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const purser = await openTestServer(t, { settings: { identity: { issuer, audience: 'purser', ...PAGE_CLIENT } } });
+  const begun = openBrowser(purser);
+  const { headers } = await begun.get('/sign-in/issuer');
+  const state = new URL(headers.location as string).searchParams.get('state');
+  const comeBack = () => begun.get(`/sign-in/callback?code=guess&state=${state}`);
+  let refused = 0;
+  const visits = Array.from({ length: 60 }, async () => {
+    const { status } = await comeBack();
+    if (status === 429) refused += 1;
+    return status;
+  });
+  await until('all that may ask have asked', () => asked + refused >= 60);
+  assert.ok(most <= 16, `${most} at a time`);
+  for (const it of held) it.writeHead(400).end('{"error":"invalid_grant"}');
+  await Promise.all(visits);
+  assert.equal(refused, 60 - asked);
+  const again = comeBack();
+  const [next] = await until('the next is asked of it', () => held.size === 1 && [...held]);
+  next?.writeHead(400).end('{"error":"invalid_grant"}');
+  assert.equal((await again).status, 401, 'there is room again');
 });
