@@ -118,6 +118,12 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
+/**
+ * A text from outside may have half of a surrogate pair. The rows have it as U+FFFD, as SQLite writes it; JSON would pass it on, to
+ * receivers that cannot encode it.
+ */
+const wellFormed = (_: string, value: unknown) => (typeof value === 'string' ? value.toWellFormed() : value);
+
 /** Writes an event and a delivery of it for each receiver that wants its type. `data` holds no secret and no prompt. */
 export function record(tx: Tx, type: EventType, subject: string, data: Record<string, unknown>, now: number): void {
   const outbox = outboxes.get(tx);
@@ -126,7 +132,7 @@ export function record(tx: Tx, type: EventType, subject: string, data: Record<st
     id: newId('msg'),
     type,
     subject,
-    data: JSON.stringify(data),
+    data: JSON.stringify(data, wellFormed),
     createdAt: now,
   });
   tx.insert(events).values(row).run();

@@ -295,6 +295,19 @@ test('what an agent or a tenant wrote mentions nobody in a chat, hides no addres
   assert.equal(sentence.replaceAll('\u200b', ''), text.got[0]?.text);
 });
 
+test('an event is text that every receiver can encode, whatever a tenant wrote', async (t) => {
+  const receiver = await openReceiver(t);
+  const purser = await openWith(t, [{ url: receiver.url }]);
+  const { id } = await purser.openWallet();
+  const body = { reason: 'half of a pair: \ud83d' };
+  const answer = await purser.ask('POST', `/v1/wallets/${id}/freeze`, { token: purser.accountKey, body });
+  assert.equal(answer.status, 200, answer.text);
+  await receiver.until(() => receiver.got.length === 1);
+  const { data } = JSON.parse(receiver.got[0]?.text as string);
+  assert.equal(data.reason, 'half of a pair: \ufffd');
+  assert.equal(data.reason, purser.wallet(id).freezeReason);
+});
+
 test('addresses, secrets and tokens of receivers are in no log, list or metric', async (t) => {
   const receiver = await openReceiver(t);
   const secret = 'plain-signing-secret-canary';
