@@ -210,7 +210,8 @@ export function abandonSnapshot(app: LeaseApp, id: string, reason: string): Prom
         letRun(app, row).catch(() => {}),
         app.config.close_wait_seconds,
       );
-    const ended = await app.ledger.write(endAbandoned, { id, reason, now: app.clock.now() });
+    const { row: ended, released } = await app.ledger.write(endAbandoned, { id, reason, now: app.clock.now() });
+    if (released) app.events.settled(released.operation, released.outcome, true);
     app.events.snapshotEnded(ended);
     app.wakeAt(app.clock.now());
     return ended;

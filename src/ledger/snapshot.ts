@@ -11,7 +11,7 @@ import { resources, snapshots } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
 import { placeHold } from './hold.ts';
 import { reportOnlyOf } from './installation.ts';
-import { type Operation, type Outcome, settle } from './operation.ts';
+import { type Operation, type Outcome, operationOf, settle } from './operation.ts';
 import { END_COUNT_MAX, PAGE_COUNT } from './resource.ts';
 import { hasChildren, type ListPage, liveBelow } from './wallet.ts';
 import { newestBelow } from './wallet-tree.ts';
@@ -275,12 +275,16 @@ export const endSnapshot = defineWrite('snapshot.end', (tx, { id, now }: { id: s
 });
 
 type AbandonSnapshot = { id: string; reason: string; now: number };
-/** Ends the row of a snapshot on the operator's word alone, and gives back what was held for it and never charged. */
+/**
+ * Ends the row of a snapshot on the operator's word alone, and gives back what was held for it and never charged. Returns the
+ * operation that held it, with its outcome, if one did.
+ */
 export const endAbandoned = defineWrite('snapshot.abandon', (tx, { id, reason, now }: AbandonSnapshot) => {
-  const row = findSnapshot(tx, id) as Snapshot;
+  const { operationId } = findSnapshot(tx, id) as Snapshot;
   const outcome: Outcome<null> = { kind: 'refused', code: 'provider_unavailable', reason };
-  settle(tx, row.operationId, outcome, 'operator', now); // Does nothing to one that is settled.
-  return update(tx, id, { status: 'deleted', endReason: 'abandoned', endedAt: now, lastError: reason });
+  const { moved } = settle(tx, operationId, outcome, 'operator', now);
+  const row = update(tx, id, { status: 'deleted', endReason: 'abandoned', endedAt: now, lastError: reason });
+  return { row, released: moved ? { operation: operationOf(tx, operationId), outcome } : undefined };
 });
 
 /** Makes the snapshot due at once that an operation was taking when its process ended. */

@@ -9,6 +9,7 @@ import { openTestServer, type TestServer } from '../helper/server.ts';
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { failure, reset } from '../helper/upstream.ts';
 import { LONG, openMemoryServer, PRICE } from '../lease/leases.ts';
+import { snapshotting } from '../lease/snapshot-shared.ts';
 import { decode, spansOf, spansUntil } from './otlp.ts';
 
 // Spans of operations and leases, as a collector gets them (docs/decisions/0050).
@@ -187,6 +188,40 @@ test('a lease is a span below that of its operation', async (t) => {
   const seconds = (BigInt(lease.endTimeUnixNano) - BigInt(lease.startTimeUnixNano)) / 1_000_000_000n;
   assert(seconds === 90n || seconds === 91n, String(seconds));
   assert.equal(lease.attributes['purser.cost_usd'], undefined, 'the sum of all costs is what was charged');
+});
+
+test('what a lease or a snapshot held that the operator gives up ends as any operation does: by him', async (t) => {
+  const collector = await openReceiver(t);
+  const purser = snapshotting(
+    await openMemoryServer(t, { settings: { opentelemetry: { endpoint: collector.url }, close_wait_seconds: 1 } }),
+  );
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  const cut = () => {
+    throw new Error('the connection was reset');
+  };
+  purser.memory.after['snapshots.take'] = cut;
+  purser.memory.after.create = cut;
+  await purser.snapshot(token, id);
+  await purser.lease(token);
+  const uncertain = (await purser.run('operation.list', { uncertain: true })).operations;
+  assert.deepEqual(uncertain.map(({ kind }) => kind).sort(), ['compute_create', 'snapshot']);
+  const [{ snapshot_id: snapshot }] = await purser.snapshots(token);
+  const [newest] = (await purser.run('resource.list', {})).resources;
+  for (const given of [snapshot, newest?.id as string])
+    await purser.run('resource.abandon', { id: given, reason: 'that box burned down' });
+  for (const it of uncertain) {
+    assert.equal(await metric(purser, `operations_total{kind="${it.kind}",outcome="released"}`), 1);
+    const lines = purser.log.filter((line) => line.includes('"event":"operation.released"') && line.includes(it.id));
+    assert.equal(lines.length, 1);
+  }
+  const isOf = (it: { id: string }, { name, attributes }: ReturnType<typeof spansOf>[0]) =>
+    !name.startsWith('lease') && attributes['purser.operation.id'] === it.id;
+  await collector.until(() => uncertain.every((it) => spansOf(collector).some((span) => isOf(it, span))));
+  for (const it of uncertain) {
+    const { attributes = {} } = spansOf(collector).find((span) => isOf(it, span)) ?? {};
+    assert.deepEqual([attributes['purser.outcome'], attributes['purser.settled_by']], ['released', 'operator']);
+  }
 });
 
 test('an invalid traceparent is ignored, and the operation is in a trace of its own', async (t) => {

@@ -102,7 +102,7 @@ export function createOperationSpans(
       if (attempt) attempt.call = { route, isStream, firstByteSeconds };
     },
     settled(operation, outcome) {
-      if (outcome.kind !== 'unknown') return emit(operation, endOf(outcome));
+      if (outcome.kind !== 'unknown') return emit(operation, endOf(operation, outcome));
       const attempt = attempts.get(operation.id);
       // The backend is asked for the outcome of a lease; nothing more is learned of a model call.
       if (attempt && operation.kind === 'chat') attempt.endedAt = now();
@@ -124,9 +124,9 @@ export function createOperationSpans(
   };
 }
 
-/** Returns what an answer or a refusal states about the end of an operation. */
-function endOf(outcome: Exclude<Outcome<unknown>, { kind: 'unknown' }>): OperationEnd {
-  const settledBy = outcome.isCancelled ? 'cancelled' : 'answer';
+/** Returns what an answer or a refusal states about the end of an operation, whose row may be from before it. */
+function endOf(operation: Operation, outcome: Exclude<Outcome<unknown>, { kind: 'unknown' }>): OperationEnd {
+  const settledBy = operation.settledBy ?? (outcome.isCancelled ? 'cancelled' : 'answer');
   if (outcome.kind === 'refused')
     return { outcome: 'released', charge: 0n, usage: null, error: outcome.code, settledBy };
   const { charge, usage, reason } = outcome;
