@@ -3,6 +3,7 @@ import { getTableColumns, getTableName, is } from 'drizzle-orm';
 import { SQLiteTable } from 'drizzle-orm/sqlite-core';
 import { type KnownSchema, knownSchema, migratedSchema, schemaOf } from './known-schema.ts';
 import { knownMigrations, type Migration } from './migrate.ts';
+import { brokenReferences } from './references.ts';
 import * as schema from './schema.ts';
 
 /** Limit of the faults that SQLite reports for one file. */
@@ -19,13 +20,11 @@ export function findDamage(client: Client, fault: (text: string) => void): void 
   findChangedSchema(client, fault);
 }
 
-type Broken = { table: string; rowid: bigint; parent: string; fkid: bigint };
-
 /** Reports each missing row that others refer to, once. */
 function findMissingParents(client: Client, fault: (text: string) => void): void {
   const column = client.prepare('select "from" from pragma_foreign_key_list(?) where id = ?').pluck();
   const missing = new Map<string, { by: string; rows: number }>();
-  for (const { table, rowid, parent, fkid } of client.pragma('foreign_key_check') as Broken[]) {
+  for (const { table, rowid, parent, fkid } of brokenReferences(client)) {
     const id = client
       .prepare(`select "${column.get(table, fkid)}" from "${table}" where rowid = ?`)
       .pluck()
@@ -39,12 +38,15 @@ function findMissingParents(client: Client, fault: (text: string) => void): void
     fault(`${name} is missing: ${rows} ${rows === 1 ? 'row refers' : 'rows refer'} to it, the first of ${by}`);
 }
 
-type SchemaObject = { type: string; name: string; table: string };
+type SchemaObject = { type: string; name: string; table: string; isVirtual: bigint };
 
 /** Returns the objects of a schema that are not in `known`, without those that SQLite makes by itself. */
 function foreignObjects(client: Client, known: KnownSchema): SchemaObject[] {
   const rows = client
-    .prepare('select type, name, tbl_name as "table" from sqlite_schema where sql is not null')
+    .prepare(
+      `select type, name, tbl_name as "table", sql like 'create virtual table%' as isVirtual
+        from sqlite_schema where sql is not null`,
+    )
     .all() as SchemaObject[];
   return rows.filter(({ type, name }) => !known.has(`${type} ${name}`) && !(type === 'table' && OF_SQLITE.test(name)));
 }
@@ -73,11 +75,14 @@ export function findForeignObject(client: Client, pending: readonly Migration[])
   return first && `the ${first.type} ${first.name}`;
 }
 
-/** Deletes the tables and views that are not ours, with their indexes and triggers. */
+/**
+ * Deletes the tables and views that are not ours, with their indexes and triggers. Virtual tables come first, and take the tables
+ * with them that hold their rows. The tables may refer to each other, so the connection must not check references.
+ */
 export function dropForeignTables(client: Client): void {
-  const known = knownSchema();
-  for (const { type, name } of foreignObjects(client, known))
-    if (type === 'table' || type === 'view') client.exec(`drop ${type} "${name.replaceAll('"', '""')}"`);
+  const foreign = foreignObjects(client, knownSchema()).filter(({ type }) => type === 'table' || type === 'view');
+  for (const { type, name } of foreign.sort((a, b) => Number(b.isVirtual) - Number(a.isVirtual)))
+    client.exec(`drop ${type} if exists "${name.replaceAll('"', '""')}"`);
 }
 
 /**

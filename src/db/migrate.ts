@@ -4,6 +4,7 @@ import type { Database as Client } from 'better-sqlite3';
 import { assetText, sourceNames } from '../files/asset.ts';
 import { addEveryChecksum } from './checksum.ts';
 import { keyDigest } from './key-digest.ts';
+import { brokenReferences } from './references.ts';
 
 export type Migration = { name: string; sql: string };
 /** Steps that SQL cannot express: run after the migration of that name, in the same transaction. */
@@ -59,6 +60,23 @@ export function createSchema(client: Client, schema: Iterable<string>, all: read
 }
 
 /**
+ * Drops the views, with their triggers, and returns a function that makes them again. None is ours: SQLite renames no table while a
+ * view refers to one that is missing, as a table is while it is made anew.
+ */
+function setViewsAside(client: Client): () => void {
+  const views = client
+    .prepare(
+      `select view.name, it.sql from sqlite_schema as view join sqlite_schema as it on it.tbl_name = view.name
+        where view.type = 'view' order by it.type = 'trigger'`,
+    )
+    .all() as { name: string; sql: string }[];
+  for (const { name } of views) client.exec(`drop view if exists "${name.replaceAll('"', '""')}"`);
+  return () => {
+    for (const { sql } of views) client.exec(sql);
+  };
+}
+
+/**
  * Runs `pending` in order, each in its own transaction, so that an interruption leaves the state before or after one,
  * never between.
  */
@@ -73,9 +91,11 @@ export function migrate(client: Client, pending: readonly Migration[]): void {
       const { name, sql } = migration;
       client
         .transaction(() => {
+          const putBack = setViewsAside(client);
           client.exec(sql);
+          putBack();
           for (const [ran, then] of THEN) if (ran.test(name)) then(client);
-          if ((client.pragma('foreign_key_check') as unknown[]).length) throw new Error(`${name}: a broken reference`);
+          if (brokenReferences(client).length) throw new Error(`${name}: a broken reference`);
           note(client, migration);
         })
         .exclusive();

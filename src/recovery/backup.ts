@@ -81,6 +81,7 @@ function refuseWithoutRoom(database: string, { client }: ReadableBooks, director
 function finish(part: string, version: string, now: number): Manifest {
   const { client, read } = openDatabase(part, { migrate: false });
   try {
+    client.pragma('foreign_keys = OFF'); // Inside the transaction SQLite would ignore it.
     const write = client.transaction(() => {
       dropForeignTables(client);
       const manifest = manifestOf(client, read, version, now);

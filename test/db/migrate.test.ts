@@ -258,6 +258,28 @@ test('a migration that breaks a reference is undone', (t) => {
   assert.equal(client.prepare('select count(*) from funding').pluck().get(), 0);
 });
 
+for (const [from, { name, sql }] of knownMigrations().entries())
+  if (/rename to/i.test(sql))
+    test(`views and tables of an operator’s own stay as they are where tables are made anew (${name})`, (t) => {
+      const client = openRaw(t, newFile(t));
+      migrate(client, knownMigrations().slice(0, from));
+      client.pragma('foreign_keys = OFF');
+      const own = [
+        'CREATE VIEW seen AS SELECT account.id FROM account, wallet, operation, entry',
+        'CREATE VIEW "seen ""again""" AS SELECT * FROM seen',
+        'CREATE TRIGGER written INSTEAD OF INSERT ON seen BEGIN SELECT 1; END',
+        'CREATE TABLE noted (id REFERENCES wallet(id), name REFERENCES account(welcome_credit_cents))',
+      ];
+      client.exec([...own, "INSERT INTO noted VALUES ('wal_gone', 1)"].join(';\n'));
+      migrate(client, knownMigrations().slice(from));
+      const there = new Set(schemaOf(client).values());
+      assert.deepEqual(
+        own.filter((it) => !there.has(it)),
+        [],
+      );
+      assert.deepEqual(client.prepare('select id from noted').pluck().all(), ['wal_gone']);
+    });
+
 test('tables that Litestream keeps in the file are no reason to refuse it', (t) => {
   const file = newFile(t);
   const { client } = openDatabase(file, { migrate: true });

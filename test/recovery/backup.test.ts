@@ -13,6 +13,7 @@ import {
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
+import { auditFiles } from '../../src/books/examine.ts';
 import { files } from '../../src/files/data-directory.ts';
 import { exportEntries } from '../../src/ledger/export.ts';
 import { headOf } from '../../src/ledger/head.ts';
@@ -180,6 +181,33 @@ test('books that are behind what was acknowledged are not backed up', async (t) 
   const file = newFile(t);
   await assert.rejects(backUpServer(purser, file), /Nothing was backed up: the journal ends at entry \d+, but entry/);
   assert.equal(existsSync(file), false);
+});
+
+for (const [what, sql] of Object.entries({
+  'that refer to each other':
+    'create table one (id integer primary key); create table two (id references one); insert into one values (1); insert into two values (1)',
+  'that refer to ours': 'create table one (id references wallet(id)); insert into one select id from wallet',
+  'for a search':
+    "create virtual table one using fts5(text); insert into one values ('a'); create view two as select * from one",
+}))
+  test(`tables of an operator’s own ${what} are no damage, and stay out of the backup`, async (t) => {
+    const purser = await openTestServer(t);
+    await purser.openWallet();
+    purser.tamper(sql);
+    assert.deepEqual((await auditFiles(files(purser.directory))).problems, []);
+    const file = newFile(t);
+    await backUpServer(purser, file);
+    const names = (client: Client.Database) =>
+      client.prepare("select name from sqlite_schema where name like 'one%' or name like 'two%'").pluck().all();
+    assert.deepEqual(read(file, names), []);
+    assert.notDeepEqual(names(purser.app.ledger.client), []);
+  });
+
+test('what tables of an operator’s own refer to is no damage', async (t) => {
+  const purser = await openTestServer(t);
+  purser.tamper(`create table one (id references wallet(id)); create table two (name references account(welcome_credit_cents));
+    pragma foreign_keys = off; insert into one values ('wal_gone'); insert into two values ('gone')`);
+  assert.deepEqual((await auditFiles(files(purser.directory))).problems, []);
 });
 
 test('the tables of Litestream stay in the database and are not in its backup', async (t) => {
