@@ -19,13 +19,20 @@ const TRY_MILLISECONDS = 1000;
 const NO_ANSWER = 'it does not answer';
 
 /**
- * The database first, whose log then fits it. A kill leaves the rest to the next run: files move, so what was written after the move is
- * never replaced.
+ * Moves the books back: the database first, whose log then fits it. A kill leaves the rest to the next run: files move, so what was
+ * written after the move is never replaced.
  */
 const MOVE_BACK = `[ -d ${WORK}/return ] || exit 0
 if [ -e ${WORK}/return/purser.db ]; then rm -f purser.db-wal purser.db-shm; fi
 for it; do if [ -e "${WORK}/return/$it" ]; then mv -f "${WORK}/return/$it" .; fi; done
 sync; rmdir ${WORK}/return`;
+
+/**
+ * Ends a move back that a kill has interrupted. One that has not moved the database is undone, as the present one may have been served
+ * since: whether it has changed is asked again.
+ */
+const FINISH_MOVE = `if [ -e ${WORK}/return/purser.db ]; then mv ${WORK}/return ${WORK}/books; fi
+${MOVE_BACK}`;
 
 /** The service before an upgrade: whether it was active, and why it was not ready. */
 type EarlierService = { wasActive: boolean; fault?: string | undefined };
@@ -129,7 +136,7 @@ function tryBooks({ data, run, runAsService }: Runner, staged: string, to: strin
 }
 
 /** Returns what keeps the books of the stopped service as they were, and puts them back. */
-function keptBooks(runner: Runner) {
+export function keptBooks(runner: Runner) {
   const { data, run, runAsService, shell } = runner;
   return {
     /** Copies the books of the stopped service, to the byte. */
@@ -139,8 +146,8 @@ function keptBooks(runner: Runner) {
       sync; mv ${WORK}/books.part ${WORK}/books`),
     /** Puts them back, which needs no room on the disk. Without a copy the books were not touched. */
     putBooksBack: () => void shell(`if [ -d ${WORK}/books ]; then mv ${WORK}/books ${WORK}/return; fi; ${MOVE_BACK}`),
-    /** Ends a return of the books that has begun. */
-    finishReturn: () => void shell(MOVE_BACK),
+    /** Ends a return of the books that was interrupted, or undoes it. */
+    finishReturn: () => void shell(FINISH_MOVE),
     /** Removes them after an upgrade. */
     dropBooks: () => void shell(`rm -rf ${WORK}/books`),
     /** Returns what the books have that the kept ones lack: entries, commits that moved no money (as revoked keys), or nothing. */
