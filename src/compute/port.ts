@@ -159,7 +159,9 @@ function streamOfSession({ stdin, stdout, ended, kill }: GuestSession, first: Bu
   const stream = new Duplex({
     highWaterMark: WAITING_BYTES,
     allowHalfOpen: false, // The relay ends when its server has closed the connection.
-    write: (piece: Buffer, _, done) => void stdin.write(piece, (error) => done(error)),
+    // A relay whose server has closed the connection takes no more, but what that server said may still have to be read.
+    write: (piece: Buffer, _, done) =>
+      void stdin.write(piece, (error) => (error ? void ended.then(() => done(), done) : done())),
     final(done) {
       stdin.end();
       done();

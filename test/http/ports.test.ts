@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { type IncomingMessage, request, type ServerResponse } from 'node:http';
 import { type AddressInfo, connect, createServer as createTcpServer } from 'node:net';
-import { PassThrough } from 'node:stream';
+import { PassThrough, Writable } from 'node:stream';
 import test from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
 import { hostSession } from '../compute/engines/host-session.ts';
@@ -344,5 +344,26 @@ test('a server that says something and closes before it is asked leaves nobody w
   };
   Object.assign(purser.backend.guest, { session });
   assertRefused(await purser.ask('GET', `${base}/`, { token }), 502, 'port_unreachable');
+  await until('nothing of it is left', async () => purser.app.ports.count() === 0);
+});
+
+test('a server that answers and closes before it has read the body is heard, though its relay takes no more', async (t) => {
+  const { purser, token, base } = await openPort(t);
+  const session = async () => {
+    const stdout = new PassThrough();
+    stdout.write('connected\n');
+    const ended = Promise.withResolvers<{ code: number }>();
+    const stdin = new Writable({
+      write(_piece, _, done) {
+        done(Object.assign(new Error('write EPIPE'), { code: 'EPIPE' }));
+        ended.resolve({ code: 0 });
+        setImmediate(() => stdout.end('HTTP/1.1 401 Unauthorized\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno'));
+      },
+    });
+    return { stdin, stdout, stderr: undefined, ended: ended.promise, resize() {}, kill() {} };
+  };
+  Object.assign(purser.backend.guest, { session });
+  const answer = await purser.ask('POST', `${base}/`, { token, body: { large: 'x'.repeat(100_000) } });
+  assert.deepEqual([answer.status, answer.text], [401, 'no']);
   await until('nothing of it is left', async () => purser.app.ports.count() === 0);
 });
