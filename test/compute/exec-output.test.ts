@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import { EventEmitter } from 'node:events';
-import { PassThrough } from 'node:stream';
+import { PassThrough, Readable, Writable } from 'node:stream';
 import test from 'node:test';
+import { setTimeout as pause } from 'node:timers/promises';
 import type { GuestSession } from '../../src/compute/backend.ts';
 import { partOutput } from '../../src/compute/engines/container/exec-output.ts';
 import { createStreams } from '../../src/compute/engines/kubernetes/stream.ts';
@@ -138,6 +139,52 @@ test('a session that is lost before its first word was lost: what it ran is not 
   await assert.rejects(runCommand(backendOf(0), 'ref', { command: 'true', cwd: '/', ...limits }), lost);
   await assert.rejects(attach(backendOf(0), 'ref', { ...order, terminal: undefined }), lost);
   await assert.rejects(attach(backendOf(1), 'ref', { ...order, terminal }), lost);
+});
+
+/** Begins a program on a terminal whose session is these streams, which is over at once. */
+async function attachTo({ stdin, stdout }: { stdin: Writable; stdout: Readable }) {
+  let count = 0;
+  const session = async (_: string, { command }: { command: string }): Promise<GuestSession> => {
+    const source = { stdin: new PassThrough(), stdout: new PassThrough(), stderr: new PassThrough() };
+    source.stderr.end();
+    const rest = { ended: Promise.resolve({ code: 0 }), resize() {}, kill() {} };
+    if (count++ === 0) {
+      source.stdin.once('data', (text) => source.stdout.end(`${String(text).split(' ')[0]} at /tmp/text\n`));
+      return { ...source, ...rest };
+    }
+    const [, token] = /printf '%s %s\\n' (\w+)/.exec(command) ?? [];
+    stdout.unshift(`${token} pid 7\n`);
+    return { stdin, stdout, stderr: undefined, ...rest };
+  };
+  const terminal = { term: 'xterm', columns: 80, rows: 24 };
+  const order = { argv: ['true'] as [string], env: {}, cwd: undefined, hasInput: true, seconds: 60, terminal };
+  return attach({ guest: { session, exec: async () => {} } } as never, 'ref', order);
+}
+
+test('what a terminal has said is passed on whole after its end, however slowly it is read', async () => {
+  const source = new PassThrough();
+  const pieces = Array.from({ length: 300 }, (_, i) => `${i} ${'x'.repeat(1000)}\n`);
+  Readable.from(pieces).pipe(source);
+  const { stdout, ended } = await attachTo({ stdin: new PassThrough(), stdout: source });
+  let text = '';
+  for await (const piece of stdout) {
+    if (!text) await pause(2500); // Longer than an end without output is awaited.
+    text += piece;
+  }
+  assert.equal(text, pieces.join(''));
+  assert.equal(await ended, 0);
+});
+
+test('input that a terminal takes no more cuts nothing of its output', async () => {
+  const source = new PassThrough();
+  const broken = () => Object.assign(new Error('write EPIPE'), { code: 'EPIPE' });
+  const stdin = new Writable({ write: (_piece, _, done) => done(broken()) });
+  const { stdout, ended, stdin: input } = await attachTo({ stdin, stdout: source });
+  input.write('too late');
+  await new Promise((resolve) => stdin.once('close', resolve));
+  source.end('last words');
+  assert.equal(String(Buffer.concat(await stdout.toArray())), 'last words');
+  assert.equal(await ended, 0);
 });
 
 test('what comes from a pod in messages of one byte waits in few pieces', async () => {

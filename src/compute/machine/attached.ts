@@ -1,18 +1,16 @@
 import { randomBytes } from 'node:crypto';
-import { PassThrough, type Readable } from 'node:stream';
+import type { Readable } from 'node:stream';
 import { Refusal } from '../../base/refusal.ts';
 import { inTime } from '../../net/deadline.ts';
 import type { Backend, GuestSession, Ref, SessionOrder } from '../backend.ts';
 import { NO_DIRECTORY } from './command.ts';
-import { afterToken, firstWord, rejectAtEnd, runText, startRun } from './run.ts';
+import { afterToken, firstWord, passOutput, rejectAtEnd, runText, startRun } from './run.ts';
 import { codeOfSignal, quoted } from './shell.ts';
 
 /** Programs in a machine to whose streams Purser stays attached, with arguments of their own instead of a command line. */
 
 /** The time for a program to begin. */
 const BEGIN_MILLISECONDS = 60_000;
-/** The time in which the last output of a terminal may come after its program has ended. */
-const LAST_OUTPUT_MILLISECONDS = 1000;
 /** One argument of a program has at most 128 KiB (Linux, MAX_ARG_STRLEN). */
 const ARGUMENT_BYTES_MAX = 128 * 1024 - 1;
 
@@ -140,26 +138,26 @@ async function attachTerminal({ guest }: Pick<Backend, 'guest'>, ref: Ref, order
     throw error;
   });
   const word = Promise.withResolvers<string>();
-  const stdout = session.stdout.pipe(afterToken(token, word.resolve)).pipe(new PassThrough());
-  for (const it of [session.stdin, session.stdout]) it.on('error', () => stdout.end());
-  session.stdout.once('close', () => stdout.end());
-  const finished = new Promise<void>((resolve) => void session.stdout.once('end', resolve).once('close', resolve));
+  const stdout = afterToken(token, word.resolve);
+  for (const it of [session.stdin, session.stdout]) it.on('error', () => {}); // `ended` reports it.
+  const output = passOutput([[session.stdout, stdout]]);
   const ended = session.ended
     .then(async (end) => {
-      let late: NodeJS.Timeout | undefined;
-      // A process in the background may keep the terminal open.
-      await Promise.race([finished, new Promise((resolve) => (late = setTimeout(resolve, LAST_OUTPUT_MILLISECONDS)))]);
-      clearTimeout(late);
+      await output.quiet();
       return 'code' in end ? end.code : codeOfSignal(end.signal);
     })
-    .finally(() => stdout.end());
+    .finally(output.end);
   rejectAtEnd(word, ended);
+  function kill(): void {
+    session.kill();
+    output.dropUnread();
+  }
   try {
     const pid = pidOf((await inTime(word.promise, BEGIN_MILLISECONDS, 'The start of a terminal')).trim(), order);
-    const { stdin, resize, kill } = session;
+    const { stdin, resize } = session;
     return { pid, stdin, stdout, stderr: undefined, ended, resize, kill };
   } catch (error) {
-    session.kill();
+    kill();
     throw error;
   }
 }

@@ -74,22 +74,10 @@ export async function startRun(
   for (const stream of [session.stdin, from.stdout, from.stderr]) stream.on('error', () => {}); // `ended` reports it.
   const word = Promise.withResolvers<string>();
   const [stdout, stderr] = [afterToken(token, word.resolve), new PassThrough(WAITING)];
-  let heardAt = performance.now();
-  let open = 2;
-  for (const [source, to] of [
+  const output = passOutput([
     [from.stdout, stdout],
     [from.stderr, stderr],
-  ] as const) {
-    source.on('data', () => {
-      heardAt = performance.now();
-    });
-    let isOpen = true;
-    const closed = () => {
-      if (isOpen) open -= 1;
-      isOpen = false;
-    };
-    source.once('end', closed).once('close', closed).pipe(to, { end: false });
-  }
+  ]);
   session.stdin.write(Buffer.concat([Buffer.from(`${token} ${bytes.length}\n`), bytes]));
   if (input === undefined) session.stdin.end();
   else if (input !== 'fed')
@@ -97,36 +85,20 @@ export async function startRun(
       .then(() => session.stdin.end(input)) // Not earlier: the `head` of busybox reads ahead.
       .catch(() => {}); // It ended without a first word.
 
-  /** Waits until no more output comes. Output that waits for a slow reader is no silence. */
-  async function quiet(): Promise<void> {
-    heardAt = performance.now();
-    while (open > 0) {
-      const isRead = !stdout.writableNeedDrain && !stderr.writableNeedDrain;
-      if (isRead && performance.now() - heardAt >= QUIET_MILLISECONDS) return;
-      await sleep(QUIET_MILLISECONDS / 20);
-    }
-  }
   const ended = session.ended
     .then(async (end) => {
-      await quiet();
+      await output.quiet();
       return 'code' in end ? end.code : codeOfSignal(end.signal);
     })
     .finally(() => {
-      for (const [source, to] of [
-        [from.stdout, stdout],
-        [from.stderr, stderr],
-      ] as const) {
-        source.unpipe(to);
-        to.end();
-      }
+      output.end();
       // A connection of its own is closed with it; background processes continue.
       if ('destroy' in session.stdin) session.stdin.destroy();
     });
   rejectAtEnd(word, ended);
   function kill(): void {
     session.kill();
-    // Unread output is discarded: `ended` would wait for a reader for ever.
-    for (const it of [stdout, stderr]) if (!it.listenerCount('data') && !it.listenerCount('readable')) it.resume();
+    output.dropUnread();
     // The text has a mark of its own: that of the session also marks the guard, which must not end itself.
     const command = `set -- ${marker}\n${KILL_MARKED}`;
     guest.exec(ref, { command, timeoutSeconds: KILL_SECONDS, streamBytesMax: 0 }).catch(() => {}); // The lease may be gone.
@@ -163,6 +135,48 @@ export function afterToken(token: string, say: (word: string) => void): Transfor
       return rest.length ? done(null, rest) : done();
     },
   });
+}
+
+/**
+ * Passes the output of a session on, each stream to another that outlives it. Output that waits for a slow reader is no silence; a
+ * background process that keeps the streams open is not awaited.
+ */
+export function passOutput(streams: readonly (readonly [from: Readable, to: Transform])[]) {
+  let heardAt = performance.now();
+  let open = streams.length;
+  for (const [from, to] of streams) {
+    from.on('data', () => {
+      heardAt = performance.now();
+    });
+    let isOpen = true;
+    const closed = () => {
+      if (isOpen) open -= 1;
+      isOpen = false;
+    };
+    from.once('end', closed).once('close', closed).pipe(to, { end: false });
+  }
+  return {
+    /** Waits until no more output comes. */
+    async quiet(): Promise<void> {
+      heardAt = performance.now();
+      while (open > 0) {
+        const isRead = streams.every(([, to]) => !to.writableNeedDrain);
+        if (isRead && performance.now() - heardAt >= QUIET_MILLISECONDS) return;
+        await sleep(QUIET_MILLISECONDS / 20);
+      }
+    },
+    /** Passes on nothing more. */
+    end(): void {
+      for (const [from, to] of streams) {
+        from.unpipe(to);
+        to.end();
+      }
+    },
+    /** Discards what nobody reads: `quiet` would wait for a reader for ever. */
+    dropUnread(): void {
+      for (const [, to] of streams) if (!to.listenerCount('data') && !to.listenerCount('readable')) to.resume();
+    },
+  };
 }
 
 /** Waits for the first word of a text. Refuses errors that lie in the machine's image; throws when the text was lost on its way. */
