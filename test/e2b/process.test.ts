@@ -63,6 +63,16 @@ test('what cannot be started is an invalid argument, and injects nothing', async
   assert.equal(inner.printed('stdout'), `${hostile}\n`);
 });
 
+test('a variable that the shell of the machine refuses is an invalid argument, and no lost connection', async (t) => {
+  const { stream } = await openInside(t, { envVars: { HOUSE: 'here' } });
+  const process = { cmd: 'true', envs: { OPTIND: 'no number' } };
+  for (const more of [{ stdin: false }, { pty: { size: { cols: 80, rows: 24 } } }])
+    assert.equal(
+      (await (await stream('process.Process/Start', { process, ...more })).end()).error.code,
+      'invalid_argument',
+    );
+});
+
 test('a command survives its client; others find it, hear it and kill it', async (t) => {
   const { run, rpc, stream } = await openInside(t);
   const first = await run('echo one; read go; echo two; sleep 1000', { stdin: true, tag: 'server' });

@@ -57,8 +57,12 @@ export function fromHome(path: string): string {
 /** Returns the text that becomes the program; `say` prints its first word. Bash is replaced by sh where the image has none. */
 function textOf({ argv, env, cwd, hasInput, terminal }: AttachedOrder): string {
   const variables = Object.entries(env).map(([name, value]) => ` ${name}=${quoted(value)}`);
+  // A variable that the shell refuses, such as UID in bash, would end it: so it is tried in a shell of its own.
+  const setAll = `variables() { export${variables.join('')}; }
+(variables) 2>/dev/null || { say variables; exit 0; }
+variables`;
   return `${enterFrom(cwd)} || { say cwd; exit 0; }
-${variables.length ? `export${variables.join('')}` : ':'}
+${variables.length ? setAll : ':'}
 set -- ${argv.map(quoted).join(' ')}
 case $1 in /bin/bash) [ -x /bin/bash ] || { shift; set -- /bin/sh "$@"; } ;; esac
 command -v "$1" >/dev/null 2>&1 || { say missing; exit 0; }
@@ -66,9 +70,14 @@ say "pid $$"
 exec "$@"${hasInput || terminal ? '' : ' </dev/null'}`;
 }
 
-/** Returns the process id in a first word. Throws refusals for a directory or a program that is not there. */
+/** Returns the process id in a first word. Throws refusals for a directory or a program that is not there, and for variables. */
 function pidOf(word: string, { argv }: AttachedOrder): number {
   if (word === 'cwd') throw NO_DIRECTORY();
+  if (word === 'variables')
+    throw new Refusal(
+      'invalid_request',
+      'envs: the shell of the resource does not let one of these variables be set so.',
+    );
   if (word === 'missing') throw new Refusal('invalid_request', `cmd: the resource has no ${JSON.stringify(argv[0])}.`);
   const [, pid] = /^pid (\d{1,9})$/.exec(word) ?? [];
   if (pid === undefined) throw new Error('the machine says what cannot be understood');
