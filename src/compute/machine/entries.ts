@@ -5,7 +5,7 @@ import { inTime } from '../../net/deadline.ts';
 import { collectPieces } from '../../net/pieces.ts';
 import type { Backend, OutputBudget, Ref } from '../backend.ts';
 import { fromHome } from './attached.ts';
-import { beginRun, firstWord, runText, startRun } from './run.ts';
+import { beginRun, firstWord, runText, startRun, TooLong } from './run.ts';
 
 /** Files and directories of a machine by their paths, each call by one script. Paths are absolute or from the home. */
 
@@ -61,6 +61,13 @@ const REFUSALS: Record<string, (words: string) => Refusal> = {
   denied: (words) =>
     new Refusal('invalid_request', `path: ${words.slice(0, WORDS_LENGTH_MAX) || 'cannot be changed.'}`),
 };
+
+const tooLong = (cause: TooLong) =>
+  new Refusal(
+    'operation_uncertain',
+    `path: this took more than ${SECONDS} s in the sandbox and was stopped; what it was to change may be changed in part.`,
+    { cause },
+  );
 
 /** Returns the first word of a script that is one of `accepted`. Throws the refusal that another one stands for. */
 function acceptedWord(word: string, accepted: readonly string[] = ['ok']): string {
@@ -123,7 +130,10 @@ async function ask(
   refuseOddPath(path);
   const token = randomBytes(16).toString('hex');
   const order = { text: `${opening(token, path)}${script}\nexit 0`, timeoutSeconds: SECONDS };
-  const { word, stdout } = await runText(backend, ref, { ...order, streamBytesMax: OUTPUT_BYTES_MAX, budget });
+  const running = runText(backend, ref, { ...order, streamBytesMax: OUTPUT_BYTES_MAX, budget });
+  const { word, stdout } = await running.catch((error) => {
+    throw error instanceof TooLong ? tooLong(error) : error;
+  });
   const first = acceptedWord(word, accepted);
   const targets = first === 'ok' ? await targetsIn(stdout, token) : new Map();
   return { word: first, entries: entriesIn(stdout, token, targets) };

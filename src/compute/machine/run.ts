@@ -5,6 +5,7 @@ import { Refusal } from '../../base/refusal.ts';
 import { inTime } from '../../net/deadline.ts';
 import type { Backend, GuestSession, OutputBudget, Ref } from '../backend.ts';
 import { collectBoth } from './collect.ts';
+import { hasTimedOut } from './program.ts';
 import { codeOfSignal, KILL_MARKED, LIMITED, quoted } from './shell.ts';
 import { WAITING } from './waiting.ts';
 
@@ -212,18 +213,30 @@ export async function beginRun(
   });
 }
 
-/** Runs a text to its end and keeps its output. Throws unless it exits with 0. */
+/** Says that a text took longer than its limit, and was killed. */
+export class TooLong extends Error {}
+
+/** Runs a text to its end and keeps its output. Throws unless it exits with 0, and `TooLong` where its limit ended it. */
 export async function runText(
   backend: Pick<Backend, 'guest'>,
   ref: Ref,
   order: RunOrder & { streamBytesMax: number; budget?: OutputBudget | undefined },
 ): Promise<{ word: string; stdout: Buffer; stderr: Buffer }> {
+  const started = performance.now();
   const run = await startRun(backend, ref, order);
   const output = collectBoth(run.stdout, run.stderr, order);
   output.catch(() => {}); // `ended` rejects as well.
-  const word = await firstWord(run);
-  const code = await run.ended;
+  const code = run.ended.then((it) => {
+    if (hasTimedOut(it, order.timeoutSeconds, started))
+      throw new TooLong(`it took more than ${order.timeoutSeconds} s`);
+    return it;
+  });
+  code.catch(() => {}); // Its first word may be refused.
+  const word = await firstWord(run).catch(async (error) => {
+    if (!(error instanceof Refusal)) await code; // It may have been killed before it had said one.
+    throw error;
+  });
+  if ((await code) !== 0) throw new Error(`the machine ended with ${await code}`); // A shell's own words may quote the text.
   const { stdout, stderr } = await output;
-  if (code !== 0) throw new Error(`the machine ended with ${code}`); // A shell's own words may quote the text.
   return { word, stdout, stderr };
 }
