@@ -192,6 +192,22 @@ test('two clients that lengthen at once pay for the time once', async (t) => {
   assert.equal(row.purchased_seconds, 600);
 });
 
+test('however many clients lengthen at once, none is refused because others came first', async (t) => {
+  const { purser, wallet, api, create } = await openE2b(t);
+  const { sandboxID } = (await create()).body;
+  const ends = Array.from({ length: 12 }, (_, at) => 600 + at);
+  const answers = await Promise.all(
+    ends.map((timeout) => api('POST', `/sandboxes/${sandboxID}/timeout`, { body: { timeout } })),
+  );
+  assert.deepEqual(
+    answers.map((it) => it.status),
+    ends.map(() => 204),
+  );
+  const row = await purser.status(wallet.token, `res_${sandboxID}`);
+  assert.equal(row.purchased_seconds, 611);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a lease that cannot be extended refuses a longer timeout, and a client connects to it all the same', async (t) => {
   const { purser, api, create } = await openE2b(t);
   const { sandboxID } = (await create({ templateID: 'fixed' })).body;

@@ -7,9 +7,6 @@ import type { HttpApp } from '../endpoint.ts';
 
 /** The end of a sandbox. Its lease is paid for up to its own end, which may be later. */
 
-/** The number of times that an extension is computed again because another one came first. */
-const TRY_COUNT_MAX = 5;
-
 type Lengthening = {
   /** Seconds from now. */
   seconds: number;
@@ -22,7 +19,7 @@ type Lengthening = {
  * Throws the refusals of an extension; nothing is charged then.
  */
 async function buyUntil(app: HttpApp, id: string, end: number, { requestId, tags }: Lengthening): Promise<boolean> {
-  for (let count = 1; ; count++) {
+  for (;;) {
     const resource = findResource(app.ledger.read, id) as Resource;
     const additionalSeconds = end - resource.expiresAt;
     if (additionalSeconds <= 0) return false;
@@ -41,9 +38,8 @@ async function buyUntil(app: HttpApp, id: string, end: number, { requestId, tags
       });
       return true;
     } catch (error) {
-      // Nothing is held by then, so the key is free.
-      const isMoved = error instanceof Refusal && error.code === 'conflict';
-      if (!isMoved || count >= TRY_COUNT_MAX) throw error;
+      // Another one came first, and has brought the lease nearer to `end`. Nothing is held by then, so the key is free.
+      if (!(error instanceof Refusal) || error.code !== 'conflict') throw error;
     }
   }
 }
