@@ -52,10 +52,11 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
     return await call();
   } catch (cause) {
     if (cause instanceof Refusal) throw cause;
-    throw new Refusal('provider_unavailable', 'The provider of this resource cannot be reached. Retry later.', {
-      retryAfterSeconds: 5,
-      cause,
-    });
+    throw new Refusal(
+      'provider_unavailable',
+      'The provider of this resource cannot be reached, or was lost on the way: what was asked may have been done all the same.',
+      { retryAfterSeconds: 5, cause },
+    );
   }
 }
 
