@@ -23,14 +23,15 @@ const QUOTE_SECONDS = 20;
 
 /**
  * Asks all backends of a slot for a price. Leaves out those without the requested machine, or with another price than the first one
- * that has it. Returns the others in the order in which they are asked for the machine, with what all of them sell. Throws the most
- * telling refusal, and `lease_limit_exceeded`.
+ * that has it. Returns the others in the order in which they are asked for the machine, with what all of them sell; `places` are the
+ * names of those that may make it now or later, in the order of the alphabet. Throws the most telling refusal, and
+ * `lease_limit_exceeded`.
  */
 export async function candidatesOf(
   app: LeaseApp,
   { fill, backends }: ReturnType<Slots['find']>,
   requested: Spec,
-): Promise<{ candidates: Candidates; spec: Spec; priceHourly: bigint }> {
+): Promise<{ candidates: Candidates; places: string[]; spec: Spec; priceHourly: bigint }> {
   const seconds = requested.max_seconds;
   const results = await Promise.allSettled(backends.map((it) => askForQuote(app, it, requested)));
   const quoted = results.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
@@ -45,10 +46,15 @@ export async function candidatesOf(
       'lease_limit_exceeded',
       `max_seconds is ${seconds}; this offer allows at most ${Math.max(...quoted.map(({ quote }) => quote.maxSeconds))}.`,
     );
+  const mayMake = (it: ConfiguredBackend, result: PromiseSettledResult<Candidate> | undefined) =>
+    result?.status === 'rejected'
+      ? result.reason.code === 'provider_unavailable'
+      : [one, ...others].some(({ backend }) => backend === it.backend);
+  const places = backends.filter((it, at) => mayMake(it, results[at])).map(({ backend }) => backend.name);
   // If only a part of a backend fails, the backend itself is not in this list: another part may have room.
   const failing = app.outages.list().map(({ unit }) => unit);
   const candidates = await ordered([one, ...others], fill, requested, ({ slotPath }) => failing.includes(slotPath));
-  return { candidates, spec, priceHourly };
+  return { candidates, places: places.sort(), spec, priceHourly };
 }
 
 /** Returns a candidate. Throws a refusal: the backend's own, or `provider_unavailable` when it cannot be asked. */

@@ -101,7 +101,8 @@ type LeaseTerms = {
   snapshotId: string | undefined;
 };
 
-type LeaseQuote = PaidQuote<Resource, LeaseTerms>;
+/** `places` are the names of the backends that may make it. */
+type LeaseQuote = PaidQuote<Resource, LeaseTerms> & { places: string[] };
 
 const createWrites = definePaidWrites<LeaseTerms>('compute_create', {
   limits(read, wallet, _, { seconds, provisionSeconds, endsBy, snapshotId }, now) {
@@ -167,8 +168,7 @@ export async function createLease(
   let quoted: LeaseQuote | undefined;
   let [isBehind, isAnswered] = [false, false];
   let leaveLine = () => {};
-  const backend = snapshotId === undefined ? undefined : findSnapshot(app.ledger.read, snapshotId)?.backend;
-  const order = { slot, spec, backend, walletId: request.walletId, answerAt };
+  const order = { slot, spec, places: () => quoted?.places, walletId: request.walletId, answerAt };
   const isFull = (error: unknown) => error instanceof Refusal && error.code === 'capacity_unavailable' && !isAnswered;
   const isRefused = () => quoted !== undefined && standingOf(app, request, quoted) === 'refused';
   const created = await spend<Resource, LeaseTerms>(
@@ -247,7 +247,7 @@ async function quoteLease(
 ): Promise<LeaseQuote> {
   const snapshot = snapshotId === undefined ? undefined : snapshotOf(app.ledger.read, walletId, snapshotId);
   const having = snapshot ? backendWith(slot, snapshot) : slot;
-  const { candidates, spec, priceHourly } = await candidatesOf(app, having, requested);
+  const { candidates, places, spec, priceHourly } = await candidatesOf(app, having, requested);
   const [first] = candidates;
   if (snapshot) refuseSmall(snapshot, first);
   const { backend } = first;
@@ -259,6 +259,7 @@ async function quoteLease(
   const warmId = mayBeWarm ? app.warm.take(backend, spec, identity) : undefined;
   const resourceId = warmId ?? newId('res');
   return {
+    places,
     leave: () => app.warm.giveBack(resourceId),
     order: {
       hold: priceOfSeconds(priceHourly, requested.max_seconds),

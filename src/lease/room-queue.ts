@@ -18,8 +18,8 @@ const LOOK_MILLISECONDS = 250;
 type RoomOrder = {
   slot: Slot;
   spec: Spec;
-  /** The name of the only backend that can make it, as it has its snapshot; undefined if any of the slot can. */
-  backend?: string | undefined;
+  /** Returns the names of the backends that may make it, in the order of the alphabet; undefined if that is not known. */
+  places(): readonly string[] | undefined;
   walletId: string;
   /** The time by which it is answered, in milliseconds of the monotonic clock. */
   answerAt: number;
@@ -55,17 +55,18 @@ export type RoomQueue = {
   count(): number;
 };
 
-type RoomWaiter = RoomOrder & {
+type RoomWaiter = Omit<RoomOrder, 'places'> & {
+  places: readonly string[] | undefined;
   /** The machine that it wants, and where, whatever for how long, as JSON. */
   machine: string;
   /** Ends the wait; undefined while the create is being tried. */
   end: ((how: RoomWaitEnd) => void) | undefined;
 };
-type HasRoom = (order: Pick<RoomOrder, 'slot' | 'spec' | 'backend'>) => Promise<boolean>;
+type HasRoom = (waiter: Pick<RoomWaiter, 'slot' | 'spec' | 'places'>) => Promise<boolean>;
 type RoomLine = ReturnType<typeof createLine>;
 
 /** Creates the line of one slot, which is empty. */
-function createLine(hasRoom: HasRoom, treeOf: (waiter: RoomOrder) => string) {
+function createLine(hasRoom: HasRoom, treeOf: (waiter: Pick<RoomOrder, 'walletId'>) => string) {
   const waiters: RoomWaiter[] = [];
   const shares = createShares(WAITING_COUNT_MAX);
   /**
@@ -122,7 +123,8 @@ function createLine(hasRoom: HasRoom, treeOf: (waiter: RoomOrder) => string) {
     enter(order: RoomOrder): RoomWaiter | undefined {
       if (!shares.tryTake(treeOf(order), 1)) return undefined;
       const { max_seconds: _, ...machine } = order.spec;
-      const waiter: RoomWaiter = { ...order, machine: JSON.stringify([machine, order.backend]), end: undefined };
+      const places = order.places();
+      const waiter: RoomWaiter = { ...order, places, machine: JSON.stringify([machine, places]), end: undefined };
       waiters.push(waiter);
       return waiter;
     },

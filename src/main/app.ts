@@ -196,8 +196,8 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const surroundings = { installationId, clock, events, storage: books.storage, ledger, warmTags };
   const slots = await openBackends(config, options, surroundings, opening);
   const payments = opening.adopt(await openPayments(config, installationId), async (it) => it?.close());
-  roomQueue = createRoomQueue(async ({ slot, spec, backend: only }) => {
-    const some = slots.find(slot).backends.filter(({ backend }) => only === undefined || backend.name === only);
+  roomQueue = createRoomQueue(async ({ slot, spec, places }) => {
+    const some = slots.find(slot).backends.filter(({ backend }) => !places || places.includes(backend.name));
     const free = await Promise.all(some.map(({ backend }) => freeFor(backend, spec)));
     return free.some((it) => it > 0);
   }, tenantOf);

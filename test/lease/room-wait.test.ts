@@ -138,30 +138,33 @@ test('a machine that does not fit keeps nobody from one that does', async (t) =>
   assert.deepEqual(codeOf(await large), FULL);
 });
 
-test('a create from a snapshot waits for room where that is, and keeps no equal create of its wallet from room elsewhere', async (t) => {
-  const purser = snapshotting(await openMemoryPool(t, ['a', 'b']));
-  const { token } = await purser.openWallet(MONTH);
-  purser.memories.a.room = 1;
-  const first = (await purser.lease(token)).body.id;
-  const snapshot = (await purser.snapshot(token, first)).body.snapshot_id;
-  const wait = (query = '') =>
-    purser.ask('POST', `/v1/compute/create?wait_seconds=600${query}`, {
-      token,
-      key: randomUUID(),
-      body: { provider: 'provider_one', spec: SPEC },
-    });
-  const fromSnapshot = wait(`&snapshot=${snapshot}`);
-  await waiting(purser, 1);
-  const plain = await wait();
-  assert.deepEqual([plain.body.status, await purser.machines()], ['running', ['a m1', 'b m1']]);
-  purser.app.roomQueue.wake('provider_one');
-  await purser.stop(token, first);
-  assert.equal((await fromSnapshot).body.snapshot_id, snapshot);
-  assert.deepEqual(await purser.machines(), ['a m2', 'b m1']);
-  const refused = purser.app.ledger.client.prepare("select count(*) from resource where status = 'failed'").pluck();
-  assert.equal(Number(refused.get()), 1, 'where there is no room it is not asked again');
-  assert.deepEqual(purser.problems(), []);
-});
+for (const what of ['from a snapshot', 'for longer than another backend sells'])
+  test(`a create ${what} waits for room where that is, and keeps no create of its wallet from room elsewhere`, async (t) => {
+    const purser = snapshotting(await openMemoryPool(t, ['a', 'b']));
+    const { token } = await purser.openWallet(MONTH);
+    purser.memories.a.room = 1;
+    const { quote } = purser.of('b');
+    Object.assign(purser.of('b'), { quote: async (spec: Spec) => ({ ...(await quote(spec)), maxSeconds: 900 }) });
+    const first = (await purser.lease(token)).body.id;
+    const snapshot = (await purser.snapshot(token, first)).body.snapshot_id;
+    const wait = (query = '', seconds = 600) =>
+      purser.ask('POST', `/v1/compute/create?wait_seconds=600${query}`, {
+        token,
+        key: randomUUID(),
+        body: { provider: 'provider_one', spec: { ...SPEC, max_seconds: seconds } },
+      });
+    const bound = what === 'from a snapshot' ? wait(`&snapshot=${snapshot}`) : wait('', 1200);
+    await waiting(purser, 1);
+    const plain = await wait();
+    assert.deepEqual([plain.body.status, await purser.machines()], ['running', ['a m1', 'b m1']]);
+    purser.app.roomQueue.wake('provider_one');
+    await purser.stop(token, first);
+    assert.equal((await bound).body.status, 'running');
+    assert.deepEqual(await purser.machines(), ['a m2', 'b m1']);
+    const refused = purser.app.ledger.client.prepare("select count(*) from resource where status = 'failed'").pluck();
+    assert.equal(Number(refused.get()), 1, 'where there is no room it is not asked again');
+    assert.deepEqual(purser.problems(), []);
+  });
 
 test('a backend that refuses although it seems to have room is asked once for equal creates of a wallet until a machine is given back', async (t) => {
   const purser = await open(t);
@@ -299,7 +302,12 @@ test('room that nobody told of is found by looking', async () => {
     () => tenant as never,
     1,
   );
-  const order = { slot: 'provider_one', spec: { ...SPEC, gpu: null, gpus: 0 }, walletId: 'wal_a' } as const;
+  const order = {
+    slot: 'provider_one',
+    spec: { ...SPEC, gpu: null, gpus: 0 },
+    walletId: 'wal_a',
+    places: () => undefined,
+  } as const;
   const turn = queue.join({ ...order, answerAt: performance.now() + 600_000, isRefused: () => false });
   const come = turn?.come(createAudience());
   assert.equal(queue.hasLine('provider_one', { ...order.spec, cpus: 9 }), true);
@@ -331,7 +339,12 @@ test('however often the books change, waits in vain are looked for once in a whi
     if (count === 3) throw new Error('the books cannot be read');
     return isFrozen;
   };
-  const order = { slot: 'provider_one', spec: { ...SPEC, gpu: null, gpus: 0 }, walletId: 'wal_a' } as const;
+  const order = {
+    slot: 'provider_one',
+    spec: { ...SPEC, gpu: null, gpus: 0 },
+    walletId: 'wal_a',
+    places: () => undefined,
+  } as const;
   const turn = queue.join({ ...order, answerAt: performance.now() + 600_000, isRefused });
   const come = turn?.come(createAudience());
   const change = async (from: number) => {
