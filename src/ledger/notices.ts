@@ -25,9 +25,8 @@ const reads = prepare((read: Reader) => ({
     .from(events)
     .where(
       and(
-        eq(events.subject, sql.placeholder('accountId')),
+        eq(events.subject, sql.placeholder('walletId')),
         sql`${events.type} = 'account.low'`,
-        sql`${events.data} ->> '$.wallet_id' = ${sql.placeholder('walletId')}`,
         sql`${events.data} ->> '$.period' = ${sql.placeholder('period')}`,
       ),
     )
@@ -169,11 +168,14 @@ export function tellIfLow(tx: Tx, account: AccountFields, changeCents: number, n
   record(tx, 'account.low', id, { account_id: id, account_name: name, cause: 'credit', available_usd, low_usd }, now);
 }
 
-/** Writes an event that an account cannot pay a refill: once in its period, however often the refill is tried. */
+/**
+ * Writes an event that an account cannot pay a refill: once in its period, however often the refill is tried. Its subject is the
+ * wallet: it comes before the refill that is paid later, and a try looks at no events of the account's other wallets.
+ */
 export function tellRefillShort(tx: Tx, wallet: Wallet, period: string, now: number): void {
-  if (reads(tx).refillShort.get({ accountId: wallet.accountId, walletId: wallet.id, period })) return;
+  if (reads(tx).refillShort.get({ walletId: wallet.id, period })) return;
   const { parent_id: _, ...facts } = factsOf(tx, wallet);
-  record(tx, 'account.low', wallet.accountId, { ...facts, cause: 'refill', period }, now);
+  record(tx, 'account.low', wallet.id, { ...facts, cause: 'refill', period }, now);
 }
 
 export function tellUncertain(tx: Tx, operation: typeof operations.$inferSelect, now: number): void {

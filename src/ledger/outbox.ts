@@ -1,4 +1,4 @@
-import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, sql } from 'drizzle-orm';
+import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, sql } from 'drizzle-orm';
 import { newId } from '../base/id.ts';
 import { Refusal } from '../base/refusal.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
@@ -172,24 +172,14 @@ export const latestEventOf = (read: Reader, subject: string): OutboxEvent | unde
 /** `since` is in Unix seconds. */
 type EventFilter = {
   type?: EventType | undefined;
-  wallet?: Pick<Wallet, 'id' | 'accountId'> | undefined;
+  wallet?: Pick<Wallet, 'id'> | undefined;
   since?: number | undefined;
 };
-
-/**
- * Matches the events about a wallet. The subject of a failed refill is the account, so of the account's few events those match
- * whose data name the wallet.
- */
-const aboutWallet = ({ id, accountId }: Pick<Wallet, 'id' | 'accountId'>) =>
-  and(
-    inArray(events.subject, [id, accountId]),
-    or(eq(events.subject, id), and(sql`${events.type} = 'account.low'`, sql`${events.data} ->> '$.wallet_id' = ${id}`)),
-  );
 
 const matching = ({ type, wallet, since }: EventFilter) =>
   and(
     type === undefined ? undefined : eq(events.type, type),
-    wallet === undefined ? undefined : aboutWallet(wallet),
+    wallet === undefined ? undefined : eq(events.subject, wallet.id),
     since === undefined ? undefined : gte(events.createdAt, since),
   );
 

@@ -3,7 +3,7 @@ import test from 'node:test';
 import { touchKeys } from '../../src/access/writes.ts';
 import { freeze } from '../../src/ledger/installation.ts';
 import { writeWith } from '../helper/closures.ts';
-import { openReceiver } from '../helper/receiver.ts';
+import { openReceiver, status } from '../helper/receiver.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure, reset } from '../helper/upstream.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
@@ -153,6 +153,37 @@ test('a refill that its account cannot pay is told once in its period', async (t
   purser.clock.advance(86_400);
   await purser.app.reaper.runOnce();
   assert.equal((await told(purser, 'account.low')).length, 2);
+});
+
+test('a refill that its account could not pay is told before the one that it pays, whatever a receiver refuses', async (t) => {
+  const receiver = await openReceiver(t);
+  const receivers = [{ url: receiver.url, secret: SECRET, types: ['account.low', 'wallet.refilled'] }];
+  const purser = await openTestServer(t, withEvents({ receivers }, { creditCents: 1000 }));
+  const { id } = await purser.openWallet({ budget_cents: 1000, expires_in_seconds: 0 });
+  await purser.run('wallet.refill', { id, refill: { cents: 5000, every: 'day' } });
+  receiver.reply = (got, response) => status(got.text.includes('account.low') ? 400 : 204)(got, response);
+  /** Lets time pass until a refill is due, and waits until its receiver has refused the event for the n-th time. */
+  const refuse = async (seconds: number, times: number) => {
+    purser.clock.advance(seconds);
+    await purser.app.reaper.runOnce();
+    purser.app.notifier.wake();
+    const isOnRecord = async () => {
+      const { events } = await purser.run('events.list', { type: 'account.low' });
+      return events[0]?.deliveries[0]?.failed_attempts === times;
+    };
+    while (!(await isOnRecord())) await purser.app.ledger.write(touchKeys, { used: [] });
+  };
+  await refuse(86_400, 1);
+  await purser.run('account.credit', { id: purser.accountId, cents: 5000 });
+  await refuse(61, 2);
+  receiver.reply = status(204);
+  purser.clock.advance(61);
+  purser.app.notifier.wake();
+  await receiver.until(() => receiver.accepted().length === 2);
+  assert.deepEqual(
+    receiver.accepted().map(({ type }) => type),
+    ['account.low', 'wallet.refilled'],
+  );
 });
 
 test('a refill that its account cannot pay for a month of 31 days is told once in that time', async (t) => {
