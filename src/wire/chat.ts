@@ -60,5 +60,5 @@ export const ChatCompletion = v.looseObject({
   object: v.optional(v.string()),
   model: v.optional(v.string()),
   choices: v.optional(v.array(Choice)),
-  usage: v.optional(v.looseObject({ prompt_tokens: v.number(), completion_tokens: v.number() })),
+  usage: v.nullish(v.looseObject({ prompt_tokens: v.number(), completion_tokens: v.number() })),
 });
