@@ -33,15 +33,19 @@ def is_signed(headers, body):
     return any(hmac.compare_digest(expected, it) for it in headers.get("webhook-signature", "").split())
 
 
+def line(value):
+    """A value as one visible line: a tenant wrote some of them, and a line of theirs would look like another value."""
+    return " ".join("".join(it if it.isprintable() else " " for it in str(value)).split())
+
+
 def send(event):
     data = event["data"]
-    about = data.get("wallet_name") or data.get("account_name") or data.get("upstream") or ""
-    about = " ".join(about.split())  # A subject is one line.
+    about = line(data.get("wallet_name") or data.get("account_name") or data.get("upstream") or "")
     mail = EmailMessage()
     mail["From"], mail["To"] = os.environ["MAIL_FROM"], os.environ["MAIL_TO"]
     mail["Subject"] = f"[purser] {event['type']} {about}".strip()
     mail["Message-ID"] = f"<{event['id']}@purser>"  # An event that is sent again is the same mail.
-    mail.set_content("\n".join(f"{name}: {value}" for name, value in data.items()) + "\n")
+    mail.set_content("\n".join(f"{name}: {line(value)}" for name, value in data.items()) + "\n")
     with smtplib.SMTP(smtp_host, int(smtp_port), timeout=8) as server:
         server.send_message(mail)
 

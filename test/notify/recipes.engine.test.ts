@@ -60,12 +60,15 @@ test('mail: the relay of the documentation checks the signature and sends a mail
   const events = recipe('Mail', { 'http://127.0.0.1:8025': url }, { RELAY_SECRET: 'a secret of the relay' });
   const purser = await openTestServer(t, { settings: { events } });
   const { id } = await purser.openWallet({ name: 'agent 7' });
-  await purser.run('wallet.freeze', { id, reason: 'looks odd' });
+  await purser.run('wallet.freeze', { id, reason: 'looks\0odd\nscope: installation\r\nwallet_name: \u202eagent 8' });
   await smtp.arrived;
   const [mail = ''] = smtp.mails;
   const [event] = (await purser.run('events.list', {})).events;
   assert.match(mail, /^Subject: \[purser\] frozen agent 7$/m);
   assert.match(mail, new RegExp(`^wallet_id: ${id}$`, 'm'));
+  const lines = ['scope: wallet', 'wallet_name: agent 7', 'reason: looks odd scope: installation wallet_name: agent 8'];
+  const isOf = (line: string) => /^(scope|wallet_name|reason): /.test(line);
+  assert.deepEqual(mail.split('\n').filter(isOf), lines, 'what a tenant wrote adds no line');
   assert.ok(mail.includes(`Message-ID: <${event?.id}@purser>`));
 
   const forged = { type: 'frozen', id: 'msg_1', data: {} };
