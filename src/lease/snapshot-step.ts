@@ -206,7 +206,8 @@ async function settleThere(observed: ObservedSnapshot): Promise<Snapshot> {
     } catch (error) {
       return backOff({ ...observed, error: error as Error });
     }
-    const reason = isTooLarge ? `it takes more than ${row.limitGib} GiB` : 'the operator released it';
+    if (operation.state === 'settled') return tryAgain(observed); // The operator has decided it: it ends once it is absent.
+    const reason = `it takes more than ${row.limitGib} GiB`;
     return settle(app, row, { kind: 'refused', code: 'lease_limit_exceeded', reason });
   }
   if (operation.outcome === 'charged') return app.ledger.write(acceptTake, { id, size, now: app.clock.now() });
@@ -259,7 +260,7 @@ async function end({ app, row }: ObservedSnapshot): Promise<Snapshot> {
   return app.ledger.write(endSnapshot, { id: row.id, now: app.clock.now() });
 }
 
-/** The engine has not removed it yet. */
+/** The engine may not have removed it yet. */
 async function tryAgain({ app, row }: ObservedSnapshot): Promise<Snapshot> {
   return note(app, row, SOON_SECONDS);
 }

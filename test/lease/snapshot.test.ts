@@ -567,6 +567,11 @@ test('the operator decides a snapshot whose engine does not answer', async (t) =
     const [it] = await purser.snapshots(token);
     assert.equal(it.status, decision === 'charge' ? 'ready' : 'deleted');
     assert.equal(purser.memory.snapshots.size, decision === 'charge' ? 1 : 0);
+    assert.deepEqual(
+      purser.log.filter((line) => line.includes('"event":"operation.late"')),
+      [],
+      'no answer came late',
+    );
     assert.deepEqual(purser.problems(), []);
   }
 });
