@@ -95,7 +95,7 @@ function creditCommands(group: Command): void {
             view,
           ),
           fitted(
-            `${account.name}: ${formatCents(account.available_cents)} USD available, ${account.in_wallets_usd} in wallets, ${account.spent_usd} spent`,
+            `${account.name}: ${formatCents(account.available_cents)} USD available, ${account.in_wallets_usd} in wallets, ${account.spent_usd} spent${account.owed_cents > 0 ? `, ${formatCents(account.owed_cents)} owed` : ''}`,
           ),
         ].join('\n'),
       ),

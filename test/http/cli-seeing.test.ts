@@ -3,6 +3,8 @@ import { execFile } from 'node:child_process';
 import test from 'node:test';
 import { promisify } from 'node:util';
 import { formatUsd, Nanos, parseUsd } from '../../src/base/money.ts';
+import { clawBack } from '../../src/ledger/account.ts';
+import { writeWith } from '../helper/closures.ts';
 import { EXECUTABLE } from '../helper/executable.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { reset } from '../helper/upstream.ts';
@@ -66,6 +68,18 @@ test('spend, status, lists and the timeline as an operator types them', async (t
   const alone = JSON.parse(await type('status', '--json'));
   assert.deepEqual([alone.uptime_seconds, alone.ready, alone.wallets.open], [null, false, 1]);
   assert.match(alone.reason, /no server is running/);
+});
+
+test('the figures below a statement are the sum of its lines, of an account that owes money, too', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 2000 });
+  const { token } = await purser.openWallet({ budget_cents: 1500 });
+  await purser.chat(token, { model: 'flat' });
+  const order = { accountId: purser.accountId, cents: 1200, sessionId: 'cs_1', reason: 'refund re_1' };
+  await writeWith(purser.app.ledger, (tx) => clawBack(tx, order, purser.app.clock.now()));
+  const shown = await typing(purser)('account', 'statement', purser.accountId);
+  const lines = [...shown.matchAll(/ (?:credit|clawback) +(-?[\d.]+) /g)].map(([, it]) => it);
+  assert.deepEqual(lines, ['20.00', '-12.00'], shown);
+  assert.match(shown, /: 0\.00 USD available, 14\.99 in wallets, 0\.01 spent, 7\.00 owed\n$/);
 });
 
 test('operations of unknown outcome are listed oldest first, of one wallet, too', async (t) => {
