@@ -62,8 +62,11 @@ async function fund(app: OperatorApp, order: FundingOrder): Promise<Account> {
 export const accounts = {
   'account.create': command(
     v.strictObject({ name: v.string(), creditCents: v.optional(cents) }),
-    async (app, { name, creditCents = 0 }) =>
-      recordOf(app, await app.ledger.write(openAccount, { name, creditCents, now: app.clock.now() })),
+    async (app, { name, creditCents = 0 }) => {
+      const account = await app.ledger.write(openAccount, { name, creditCents, now: app.clock.now() });
+      if (creditCents > 0) app.events.funded(account, 'credit', creditCents);
+      return recordOf(app, account);
+    },
   ),
   'account.list': command(NOTHING, (app) => {
     const moneyOfAccount = moneyOfEach(app.ledger.read);

@@ -108,6 +108,20 @@ test('lists of the operator count what they do not show, and a statement has eve
   );
 });
 
+test('every credit is in the log, that of a new account, too', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 300 });
+  const { id } = await purser.run('account.create', { name: 'research', creditCents: 700 });
+  await purser.run('account.create', { name: 'without' });
+  const told = purser.log.map((it) => JSON.parse(it)).filter((it) => it.event === 'account.funded');
+  assert.deepEqual(
+    told.map((it) => [it.account, it.kind, it.cents, it.available_cents]),
+    [
+      [purser.accountId, 'credit', 300, 300],
+      [id, 'credit', 700, 700],
+    ],
+  );
+});
+
 test('a credit or a debit that is repeated with its key moves money once, and the log has it once', async (t) => {
   const purser = await openTestServer(t, { creditCents: 0 });
   for (const [command, cents] of [
