@@ -174,8 +174,7 @@ export function tellIfLow(tx: Tx, account: AccountFields, changeCents: number, n
  */
 export function tellRefillShort(tx: Tx, wallet: Wallet, period: string, now: number): void {
   if (reads(tx).refillShort.get({ walletId: wallet.id, period })) return;
-  const { parent_id: _, ...facts } = factsOf(tx, wallet);
-  record(tx, 'account.low', wallet.id, { ...facts, cause: 'refill', period }, now);
+  record(tx, 'account.low', wallet.id, { ...factsOf(tx, wallet), cause: 'refill', period }, now);
 }
 
 export function tellUncertain(tx: Tx, operation: typeof operations.$inferSelect, now: number): void {
