@@ -35,6 +35,8 @@ export function createPaymentPoller(app: FeedApp): PaymentPoller {
   let running: Promise<Polled> | undefined;
   let stopped = false;
   const outage = createOutage(app);
+  /** The ids of events that were not as documented and are logged: the list has the newest one again at every read. */
+  const faulty = new Set<string>();
 
   /** Polls one checkout. An error postpones this checkout; an outage of the provider postpones all. */
   async function pollCheckout(it: Checkout, polled: Polled): Promise<void> {
@@ -69,7 +71,7 @@ export function createPaymentPoller(app: FeedApp): PaymentPoller {
   async function readFeed(polled: Polled): Promise<void> {
     const now = app.clock.now();
     if (stopped || outage.pausedUntil() > now || feedDue(app) > now) return;
-    const { error, ...next } = await readEvents(app, now);
+    const { error, ...next } = await readEvents(app, now, faulty);
     if (error !== undefined) {
       if (stopped) return;
       polled.failed++;
@@ -132,8 +134,15 @@ function feedDue({ clock, ledger }: FeedApp): number {
   return findFeed(ledger.read)?.dueAt ?? now;
 }
 
-/** Takes in the refunds and disputes since the last read. Returns how far it came, when to read again, and the error if any. */
-async function readEvents(app: FeedApp, now: number): Promise<{ readTo: number; dueAt: number; error?: unknown }> {
+/**
+ * Takes in the refunds and disputes since the last read, and logs those that are `faulty` and were not before. Returns how far it
+ * came, when to read again, and the error if any.
+ */
+async function readEvents(
+  app: FeedApp,
+  now: number,
+  faulty: Set<string>,
+): Promise<{ readTo: number; dueAt: number; error?: unknown }> {
   const { read } = app.ledger;
   // The first time a day back: a payment may have been refunded before it was known here as paid.
   const from = findFeed(read)?.readTo ?? Math.min(firstCheckoutAt(read) ?? now, now - DAY_SECONDS);
@@ -142,7 +151,10 @@ async function readEvents(app: FeedApp, now: number): Promise<{ readTo: number; 
     const { events, until } = await app.payments.readEvents(from, now);
     for (const event of events) {
       if (event.fault === undefined) await receive(app, event);
-      else app.events.failed('payments', new Error(`event ${event.id}: ${event.fault}`));
+      else if (!faulty.has(event.id)) {
+        faulty.add(event.id);
+        app.events.failed('payments', new Error(`event ${event.id}: ${event.fault}`));
+      }
       readTo = Math.max(readTo, event.at);
     }
     if (until === undefined) return { readTo, dueAt: now + FEED_SECONDS };

@@ -217,19 +217,18 @@ test('thousands of foreign refunds within a few minutes do not keep ours from be
   assert.deepEqual(events(purser, 'payments.failed'), []);
 });
 
-test('an event of the list that is not as documented is an error, and the others are taken', async (t) => {
+test('an event of the list that is not as documented is an error, once, and the others are taken', async (t) => {
   const { purser, stripe } = await openShop(t, NAT);
   const id = await begin(purser);
   stripe.pay(id);
   await pass(purser, 60);
   stripe.tell('refund.created', { id: 're_odd', amount: 'much' });
   stripe.refund(id);
-  await pass(purser, 400);
+  for (let i = 0; i < 3; i++) await pass(purser, 400); // The list has it again each time.
   assert.deepEqual(await figures(purser), [0, 0]);
-  assert.match(
-    events(purser, 'payments.failed')[0]?.err.message,
-    /refund\.created is not as it is documented \(amount/,
-  );
+  const [failed, ...others] = events(purser, 'payments.failed');
+  assert.match(failed?.err.message, /refund\.created is not as it is documented \(amount/);
+  assert.deepEqual(others, []);
 });
 
 test('what a webhook told of and the list tells again is taken once', async (t) => {
