@@ -8,7 +8,7 @@ import type { MasterKeySource } from '../config/config.ts';
 import type { Reader } from '../db/handle.ts';
 import { type LockPatience, refuseOtherName, takeLock } from '../db/lock.ts';
 import { openDatabase } from '../db/open.ts';
-import { type Files, files, prepareDirectory } from '../files/data-directory.ts';
+import { type Files, files, prepareDirectory, readOnlyDisk } from '../files/data-directory.ts';
 import { fullDisk } from '../files/full-disk.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
 import { type Ledger, type LedgerOptions, openLedger } from '../ledger/ledger.ts';
@@ -59,7 +59,7 @@ export type WritableBooks = Ledger & AsyncDisposable;
  * Opens a database file as books. `read` may run beside a server and needs no lock: it writes nothing and migrates nothing. `write`
  * opens the ledger with its writer, and needs the lock of the directory. Throws when the file is missing, older (without `migrate`)
  * or newer than this program, or too damaged for SQLite to open it, and `read_only` where the disk has no room for SQLite's files
- * beside it.
+ * beside it, or has become read-only.
  */
 export function openBooks(file: string, needs: { access: 'read' }): ReadableBooks;
 export function openBooks(file: string, needs: { access: 'write' } & LedgerOptions): WritableBooks;
@@ -75,9 +75,15 @@ export function openBooks(
     const { client, read } = openDatabase(file, { migrate: false, readonly: true });
     return { client, read, [Symbol.dispose]: () => void client.close() };
   } catch (error) {
-    throw fullDisk(error, dirname(file)) ?? error;
+    throw fullDisk(error, dirname(file)) ?? unopened(error, dirname(file)) ?? error;
   }
 }
+
+/** Returns the refusal for an error of SQLite that cannot make its files beside the database, as the disk is read-only. */
+const unopened = (error: unknown, directory: string) =>
+  /^SQLITE_(CANTOPEN|READONLY)/.test((error as { code?: string }).code ?? '')
+    ? readOnlyDisk(directory, { cause: error })
+    : undefined;
 
 /**
  * Opens the keyring of these books with the configured master key. Creates no key. Throws when the key is missing or malformed, or

@@ -2,8 +2,7 @@ import { readdirSync, readFileSync, readlinkSync, type Stats, statSync, writeFil
 import { hostname } from 'node:os';
 import { dirname, join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { Refusal } from '../base/refusal.ts';
-import { isReadOnly, LockedError } from '../files/data-directory.ts';
+import { LockedError, readOnlyDisk } from '../files/data-directory.ts';
 import { connect } from './addon.ts';
 
 /** Milliseconds that a command waits for another that holds the lock briefly. */
@@ -29,11 +28,8 @@ export type LockPatience = {
  */
 export async function takeLock(file: string, who: string, patience?: LockPatience): Promise<{ release(): void }> {
   const directory = dirname(file);
-  if (isReadOnly(directory))
-    throw new Refusal(
-      'read_only',
-      `The file system of ${directory} is read-only: nothing can be written there. The system's log says why (dmesg). Check and mount it again.`,
-    );
+  const refused = readOnlyDisk(directory);
+  if (refused) throw refused;
   const usual = performance.now() + WAIT_MILLISECONDS;
   const deadline = patience ? performance.now() + patience.milliseconds : usual;
   let isPatient = false;

@@ -13,7 +13,7 @@ import { secretsIn } from '../base/secret.ts';
 import { warning } from '../compute/finding.ts';
 import { listBackends } from '../compute/settings.ts';
 import type { Config } from '../config/config.ts';
-import { files } from '../files/data-directory.ts';
+import { files, readOnlyDisk } from '../files/data-directory.ts';
 
 /** The doctor's checks of file owners and modes. A check returns its finding, and throws an Error for a fault. */
 
@@ -70,7 +70,8 @@ export function judgeFiles(directory: string): string {
     );
   const at = files(directory);
   for (const file of [at.database, `${at.database}-wal`, `${at.database}-shm`, at.head, at.tip])
-    if (existsSync(file) && !canWrite(file)) throw new Error(`${file} cannot be written. Run: chmod u+rw ${file}`);
+    if (existsSync(file) && !canWrite(file))
+      throw readOnlyDisk(directory) ?? new Error(`${file} cannot be written. Run: chmod u+rw ${file}`);
   const { nlink } = statSync(at.database);
   if (nlink > 1)
     return warning(

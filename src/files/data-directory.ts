@@ -1,5 +1,6 @@
 import { closeSync, existsSync, mkdirSync, openSync, statSync } from 'node:fs';
 import { dirname, join } from 'node:path';
+import { Refusal } from '../base/refusal.ts';
 import { fullDisk } from './full-disk.ts';
 
 /** Thrown when there is no database. Only `serve`, `demo` and `restore` create one (design, section 4). */
@@ -73,12 +74,19 @@ function makeDirectories(directory: string): void {
   }
 }
 
+/** Returns the refusal, with its remedy, where the file system has become read-only; undefined where it has not. */
+export function readOnlyDisk(directory: string, options?: ErrorOptions): Refusal | undefined {
+  if (!isReadOnly(directory)) return undefined;
+  const message = `The file system of ${directory} is read-only: nothing can be written there. The system's log says why (dmesg). Check and mount it again.`;
+  return new Refusal('read_only', message, options);
+}
+
 /**
  * Returns whether the file system has become read-only. One that was remounted after an I/O error still looks writable to access(2)
  * and statfs(2), so a file is opened for writing: the one that names the lock's holder, because it always exists and closing it
  * releases nothing (closing the database or the lock would release SQLite's locks).
  */
-export function isReadOnly(directory: string): boolean {
+function isReadOnly(directory: string): boolean {
   try {
     closeSync(openSync(files(directory).lockHolder, 'a', 0o600));
     return false;

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import { chownSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -7,6 +8,7 @@ import { hasComponent } from '../helper/component.ts';
 import { EXECUTABLE, installation, run } from '../helper/executable.ts';
 import { openSmallDisk } from '../helper/small-disk.ts';
 import { STRANGER } from './data-directory-shared.ts';
+import type { Check } from './doctor-shared.ts';
 
 test('another user than the owner of the directory is refused with exit 4, before anything is written', async (t) => {
   if (!hasComponent(t, 'root')) return;
@@ -108,4 +110,29 @@ test('on a memory disk the log of a start warns that the books do not outlive th
   if (!disk) return;
   const server = await installation(t, { directory: join(disk.directory, 'data') }).serve();
   assert.match(String((await server.logged('storage.unsafe')).msg), /is on tmpfs \(tmpfs\), which is memory/);
+});
+
+test('on a disk that has become read-only each command says so, however the server has ended', async (t) => {
+  const disk = openSmallDisk(t, 64);
+  if (!disk) return;
+  const purser = installation(t, { directory: join(disk.directory, 'data') });
+  await (await purser.serve()).stop();
+  const mounted = (how: string) => execFileSync('mount', ['-o', `remount,${how}`, disk.directory]);
+  mounted('ro');
+  for (const args of [['status'], ['ledger', 'verify'], ['ledger', 'export'], ['backup', '/tmp/never.db'], ['serve']]) {
+    const { code, stdout, stderr } = await purser.cli(...args);
+    assert.deepEqual([code, stdout], [5, ''], stderr);
+    assert.match(
+      stderr,
+      /^The file system of \S+ is read-only: nothing can be written there\..*Check and mount it again\.\n$/,
+    );
+  }
+  const { checks } = JSON.parse((await purser.cli('--json', 'doctor')).stdout) as { checks: Check[] };
+  for (const name of ['files', 'database'])
+    assert.match(checks.find((it) => it.name === name)?.detail ?? '', /is read-only: nothing can be written there/);
+  mounted('rw');
+  await (await purser.serve()).stop('SIGKILL');
+  mounted('ro');
+  const { code, stdout } = await purser.cli('ledger', 'verify'); // SQLite's files are there.
+  assert.deepEqual([code, /every balance agrees/.test(stdout)], [0, true]);
 });
