@@ -246,8 +246,10 @@ export function remove(): string[] {
       `${UNIT} is not what \`purser install\` wrote. Remove it by hand, then run this again.`,
     );
   if (existsSync(UNIT)) {
-    mustRunWithin(STOP_MILLISECONDS, 'systemctl', 'disable', '--now', SERVICE.unit);
-    done.push('Stopped the service.');
+    if (runsSystemd()) {
+      mustRunWithin(STOP_MILLISECONDS, 'systemctl', 'disable', '--now', SERVICE.unit);
+      done.push('Stopped the service.');
+    } else mustRun('systemctl', 'disable', SERVICE.unit);
   }
   for (const file of [DROP_IN, UNIT, ...Object.values(COMPLETIONS), SERVICE.executable])
     if (lstatSync(file, { throwIfNoEntry: false })) {

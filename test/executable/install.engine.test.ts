@@ -138,4 +138,14 @@ test('install is refused where others could change what root writes, is the same
   assert.equal(await sh('sha256sum /var/lib/purser/master.key /etc/purser/purser.yaml'), key);
   await sh(install);
   assert.match(await sh('purser wallet list'), /^wal_\w+ +b +active/m);
+
+  // Where systemd lies and does not run, as in a machine that is being built, --remove undoes what an install did.
+  await sh('purser install --remove');
+  const built = (line: string) => tried(`unshare --mount sh -c 'mount -t tmpfs none /run/systemd && ${line}'`);
+  assert.match(await built(install), /^Enabled the service\. It starts with the machine\.\nexit 0$/m);
+  await sh('test -L /etc/systemd/system/multi-user.target.wants/purser.service');
+  const undone = await built('purser install --remove');
+  assert.match(undone, /^Removed \/usr\/local\/bin\/purser\.$/m);
+  assert.doesNotMatch(undone, /Stopped the service/);
+  await sh('test ! -L /etc/systemd/system/multi-user.target.wants/purser.service');
 });
