@@ -246,7 +246,8 @@ function peopleOf(record: Row): Row {
 
 function cell(name: string, value: unknown): string {
   if (value === null || value === undefined) return '-';
-  if (/(^|_)cents$/.test(name) && typeof value === 'number') return formatCents(value);
+  // What a refill carries over is cents, too, or a word.
+  if (/(^|_)cents$|^carry$/.test(name) && typeof value === 'number') return formatCents(value);
   if (/_nanos($|_per_million$)/.test(name)) return formatUsd(Nanos(BigInt(value as string)));
   if (Array.isArray(value)) return value.length ? plain(visible(JSON.stringify(value))) : '-';
   // Escapes keep a cell on one line and its width as printed.
