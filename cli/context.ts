@@ -238,7 +238,7 @@ type PageOptions = { since?: number; before?: string; limit?: number; all?: bool
 /** Adds the options of a list that has pages: --since, --before and --limit, and those of every list. */
 export function pageOptions(command: Command): Command {
   return listOptions(command)
-    .option('--since <time>', 'made at or after: 7d ago, 2026-11-22, or Unix seconds', parseTime)
+    .option('--since <time>', 'made at or after: 7d (ago), 2026-11-22, or Unix seconds', parseTime)
     .option('--before <id>', 'the next page: what is older than this one')
     .option('--limit <n>', 'at most so many, 1 to 1000 (default 100)', parseWholeNumber);
 }

@@ -23,7 +23,7 @@ const ENDING = ['SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'] as const;
 /** Passed on to the program; the terminal sends SIGINT and SIGQUIT to it as well. */
 const SIGNALS = [...ENDING, 'SIGUSR1', 'SIGUSR2'] as const;
 
-type RunOptions = { budget: number; account?: string; name?: string; expires: number; model?: string };
+type RunOptions = { budget: number; account?: string; name?: string; expires?: number; model?: string };
 
 /** Registers `purser run`: a program with a wallet of its own. */
 export function runCommand(program: Command): void {
@@ -33,13 +33,12 @@ export function runCommand(program: Command): void {
     .argument('<program>')
     .argument('[arguments...]')
     .requiredOption('--budget <amount>', 'what it may spend, as 5.00', parseBudget)
-    .option('--account <id>', 'the account that pays (default: the first one)')
+    .option('--account <account>', 'the account that pays: its id or name (default: the oldest)')
     .option('--name <name>', 'name of the wallet (default: the program)')
     .option(
       '--expires <duration>',
-      'when the wallet expires in any case, as 30m, 12h or 7d, or never',
+      'when the wallet expires in any case, as 30m, 12h or 7d, or never (default 1d)',
       parseExpiry,
-      86_400,
     )
     .option('--model <id>', 'the model that its clients are set to (default: the first one for chats)')
     .addHelpText('after', example('purser run --budget 5.00 -- python agent.py', 'purser run --budget 5.00 -- claude'))
@@ -49,7 +48,7 @@ export function runCommand(program: Command): void {
 async function run(program: string, args: string[], options: RunOptions, command: Command): Promise<void> {
   refuseJson(command, 'what the program does; options of the program stand after --');
   const socket = socketOf(command);
-  const { budget: budget_cents, expires: expires_in_seconds, name = program.slice(-80) } = options;
+  const { budget: budget_cents, expires: expires_in_seconds = 86_400, name = program.slice(-80) } = options;
   const account = options.account ?? (await ask(socket, 'account.list', {})).accounts[0]?.id;
   if (account === undefined) throw new Refusal('not_found', 'There is no account yet: purser account create');
   using interrupted = catchInterrupts();

@@ -31,7 +31,7 @@ export function spendCommand(program: Command): void {
         .choices(['model', 'wallet', 'account', 'day', 'tag', 'kind'])
         .default('model'),
     )
-    .option('--since <time>', 'charged at or after: 7d ago, 2026-11-22, or Unix seconds', parseTime)
+    .option('--since <time>', 'charged at or after: 7d (ago), 2026-11-22, or Unix seconds', parseTime)
     .option('--until <time>', 'charged before', parseTime)
     .option('--wallet <wallet>', 'of this wallet and all below it: its id or name')
     .option('--account <account>', 'of this account: its id or name')
