@@ -200,8 +200,8 @@ export function contextFault(contextLength: number, stated: StatedModel | undefi
   const theirs = stated?.contextLength;
   if (theirs === undefined || theirs === contextLength) return undefined;
   if (contextLength < theirs)
-    return `context_length is ${contextLength}, and it takes ${theirs} tokens: prompt tokens above ${contextLength} are given away. To limit prompts, limit them there.`;
-  return `context_length is ${contextLength}, and it takes ${theirs} tokens: longer prompts are held for, and then refused there.`;
+    return `context_length is ${contextLength}, and it takes ${theirs} tokens: prompt tokens above ${contextLength} are given away. Set context_length to ${theirs}, or limit prompts there.`;
+  return `context_length is ${contextLength}, and it takes ${theirs} tokens: longer prompts are held for, and then refused there. Set context_length to ${theirs}.`;
 }
 
 /**
