@@ -201,17 +201,31 @@ export function parseCents(value: string): number {
 }
 
 const DURATION = /^(\d{1,9})([smhdw]?)$/;
-const UNIT_SECONDS: Record<string, number> = { '': 1, s: 1, m: 60, h: 3600, d: 86_400, w: 604_800 };
+const DAY_SECONDS = 86_400;
+const UNIT_SECONDS: Record<string, number> = { '': 1, s: 1, m: 60, h: 3600, d: DAY_SECONDS, w: 7 * DAY_SECONDS };
 
 /** Parses a duration, such as "90", "30m", "12h" or "7d", into seconds. Throws a usage error otherwise. */
-export function parseDuration(value: string): number {
+function parseDuration(value: string): number {
   const [, count, unit] = DURATION.exec(value) ?? [];
   if (count === undefined) throw new InvalidArgumentError('It must be a duration, as "90", "30m", "12h" or "7d".');
   return Number(count) * (UNIT_SECONDS[unit as string] as number);
 }
 
-/** Parses when a wallet expires: a duration, or "never", which is 0. Throws a usage error otherwise. */
-export const parseExpiry = (value: string): number => (value === 'never' ? 0 : parseDuration(value));
+/** Parses when a wallet expires: a duration of at most 30 days, or "never", which is 0. Throws a usage error otherwise. */
+export function parseExpiry(value: string): number {
+  if (value === 'never') return 0;
+  const seconds = parseDuration(value);
+  if (seconds < 60 || seconds > 30 * DAY_SECONDS)
+    throw new InvalidArgumentError('It must be from 1m to 30d, or "never".');
+  return seconds;
+}
+
+/** Parses by how much an expiry moves: a duration of at most 365 days. Throws a usage error otherwise. */
+export function parseExtension(value: string): number {
+  const seconds = parseDuration(value);
+  if (seconds < 1 || seconds > 365 * DAY_SECONDS) throw new InvalidArgumentError('It must be from 1s to 365d.');
+  return seconds;
+}
 
 /**
  * Parses a time into Unix seconds: Unix seconds, how long ago ("30m", "12h", "7d"), or a date or time of ISO 8601, in UTC

@@ -18,8 +18,8 @@ import {
   parseAmount,
   parseBudget,
   parseCents,
-  parseDuration,
   parseExpiry,
+  parseExtension,
   parsePositiveAmount,
   showCommand,
   showRecord,
@@ -93,7 +93,7 @@ export function walletCommands(program: Command): void {
   group
     .command('extend')
     .argument('<id>')
-    .argument('<duration>', 'as 90s, 30m, 12h or 7d', parseDuration)
+    .argument('<duration>', 'as 90s, 30m, 12h or 7d, up to 365d', parseExtension)
     .option('--key <key>', KEY_HELP)
     .description('move a wallet’s expiry further')
     .addHelpText('after', example('purser wallet extend wal_01k9… 7d'))
