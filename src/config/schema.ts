@@ -44,10 +44,11 @@ const releaseKey = v.pipe(
 const absolutePath = v.pipe(v.string(), v.check(isAbsolute, 'not an absolute path'));
 
 const UNIT_SECONDS: Record<string, number> = { s: 1, m: 60, h: 3600, d: 86_400, w: 604_800 };
+const DURATION_RULE = 'not a duration, as 30m, 6h or 1d';
 /** A duration, as "90s", "30m", "6h", "1d" or "2w", in seconds. */
 const duration = v.pipe(
-  v.string(),
-  v.regex(/^[1-9]\d{0,8}[smhdw]$/, 'not a duration, as 30m, 6h or 1d'),
+  v.string(DURATION_RULE),
+  v.regex(/^[1-9]\d{0,8}[smhdw]$/, DURATION_RULE),
   v.transform((text) => Number(text.slice(0, -1)) * (UNIT_SECONDS[text.slice(-1)] as number)),
   writtenAs(formatDuration),
 );

@@ -274,3 +274,12 @@ test('a number has its bounds: the least and the most are taken, and what is bey
       assert.ok(fault?.includes(`${path}: `) && !more.length, `${path}: ${refused}: ${fault}`);
     }
 });
+
+test('a duration that is not one is told with examples, a bare number too', (t) => {
+  for (const every of ['6', '6x', 'true', '"6"'])
+    assert.deepEqual(
+      write(t, `backup: { every: ${every}, directory: /mnt }\n`).faults(),
+      ['yaml:1: backup.every: not a duration, as 30m, 6h or 1d'],
+      every,
+    );
+});
