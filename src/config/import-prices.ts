@@ -92,6 +92,7 @@ export function importPrices(file: string, source: string, { list, names, add }:
     const listed = list.get(name);
     if (!listed) throw new ConfigurationFault([`the list has no ${JSON.stringify(name)} with a price of a token`]);
     const { upstream } = add;
+    if (upstream === undefined) throw fault(`name the upstream to add ${name} at with --upstream`);
     if (!isMap(router) || !itemsOf(router, 'upstreams').some((it) => it.get('name') === upstream))
       throw fault(`there is no upstream ${JSON.stringify(upstream)} to add ${name} at: name one with --upstream`);
     const { contextLength, maxOutputTokens, kind, upstreamModel: id } = listed;
@@ -101,7 +102,7 @@ export function importPrices(file: string, source: string, { list, names, add }:
     if (models.some((it) => String(it.get('id')) === id)) throw fault(`it has a model ${id} already`);
     const prices = pricesOf(listed);
     for (const [price, { usd }] of prices)
-      result.changes.push({ model: id, upstream: upstream as string, price, before_usd: null, after_usd: usd });
+      result.changes.push({ model: id, upstream, price, before_usd: null, after_usd: usd });
     if (listed.hasTiers) result.tiered.push(id);
     return {
       id,

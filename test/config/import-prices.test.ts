@@ -200,7 +200,7 @@ test('a model of the list is added at an upstream, with its limits; what is miss
   }
   for (const [more, what] of [
     [{ add: ['nothing'], upstream: 'hosted' }, /the list has no "nothing"/],
-    [{ add: ['vectors'] }, /no upstream undefined to add vectors at/],
+    [{ add: ['vectors'] }, /name the upstream to add vectors at with --upstream/],
     [{ add: ['vectors'], upstream: 'other' }, /no upstream "other"/],
     [{ add: ['long'], upstream: 'hosted' }, /does not say the context length/],
   ] as const)
