@@ -12,7 +12,7 @@ export function resourceCommands(program: Command): void {
     .option('--all', 'ended ones too')
     .option('--wallet <wallet>', 'of this wallet: its id or name')
     .option('--account <account>', 'of this account: its id or name')
-    .option('--status <status>', 'provisioning, running, stopping, stopped, failed or unknown')
+    .option('--status <status>', 'provisioning, running, paused, stopping, stopped, failed or unknown')
     .addHelpText('after', example('purser resource list --all'))
     .action((options: CommandInput<'resource.list'>, command: Command) =>
       askAndPrint(
