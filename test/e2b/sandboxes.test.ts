@@ -9,7 +9,7 @@ import { deliverSandbox } from '../../src/ledger/sandbox.ts';
 import { replaceLostKey } from '../../src/recovery/lost-key.ts';
 import { until, waitFor } from '../helper/waiting.ts';
 import { hold, LONG } from '../lease/leases.ts';
-import { inside, openE2b, PRICE } from './shared.ts';
+import { inside, openE2b, PRICE, TEMPLATES } from './shared.ts';
 
 /** Seconds of a sandbox that cost 2 USD. */
 const DEAR = 20_000;
@@ -308,6 +308,28 @@ test('a sandbox that a client found by its id, as no answer of its create came, 
   assert.equal(separate.status, 201);
   assert.notEqual(separate.body.sandboxID, found.sandboxID);
   assert.equal((await purser.machines()).length, 2);
+});
+
+test('a sandbox that a client found by its id while its create went on without its client is not taken over', async (t) => {
+  const base = { ...TEMPLATES.base, start: 'true' };
+  const { purser, api, create } = await openE2b(t, { templates: { base } });
+  const held = hold();
+  const session = async () => {
+    await held.wait();
+    throw new Error('the connection was reset');
+  };
+  for (const { backend } of purser.app.slots.list) Object.assign(backend.guest, { session });
+  const leaving = new AbortController();
+  const left = create({}, { signal: leaving.signal }).catch(() => undefined);
+  await waitFor('the template is being started', held.arrived);
+  leaving.abort();
+  await left;
+  const [found] = (await api('GET', '/v2/sandboxes')).body;
+  assert.equal((await api('POST', `/v2/sandboxes/${found.sandboxID}/connect`, { body: {} })).status, 200);
+  const separate = create();
+  await until('it has a machine of its own', async () => (await purser.machines()).length === 2);
+  held.go();
+  assert.equal((await separate).status, 504, 'its start fails as well');
 });
 
 test('an Idempotency-Key gives the same sandbox to the same request, and is refused for another', async (t) => {

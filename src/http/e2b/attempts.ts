@@ -1,5 +1,5 @@
-import { operationOf } from '../../ledger/operation.ts';
-import { type SandboxLease, undeliveredSandboxes } from '../../ledger/sandbox.ts';
+import { findOperationByKey, operationOf } from '../../ledger/operation.ts';
+import { findSandbox, SANDBOX_ROUTE, type SandboxLease, undeliveredSandboxes } from '../../ledger/sandbox.ts';
 import type { HttpApp } from '../endpoint.ts';
 
 /** A create without a key of its caller. */
@@ -31,9 +31,14 @@ export function createAttempts({ ledger, clock }: Pick<HttpApp, 'ledger' | 'cloc
   const attempts = new Set<CreateAttempt>();
 
   const keyOf = ({ resource }: SandboxLease) => operationOf(ledger.read, resource.operationId).idempotencyKey;
+  /** Returns whether a client has the sandbox of an attempt, though it may not be over. */
+  function isDelivered({ walletId, key }: CreateAttempt): boolean {
+    const resourceId = findOperationByKey(ledger.read, walletId, SANDBOX_ROUTE, key)?.resourceId;
+    return resourceId != null && findSandbox(ledger.read, resourceId)?.deliveredAt != null;
+  }
   function abandoned(walletId: string, fingerprint: Buffer): CreateAttempt | undefined {
     const same = [...attempts].filter((it) => it.walletId === walletId && it.fingerprint.equals(fingerprint));
-    const running = same.find((it) => it.waiting === 0);
+    const running = same.find((it) => it.waiting === 0 && !isDelivered(it));
     if (running) return running;
     const taken = new Set(same.map((it) => it.key));
     const key = undeliveredSandboxes(ledger.read, walletId, fingerprint, clock.now())
