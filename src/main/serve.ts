@@ -236,7 +236,8 @@ function openServer(app: App, certificate: Certificate | undefined): { listener:
     keepAlive: true, // Detects a client that has vanished, even on a connection that is not written to.
     keepAliveInitialDelay: GONE_MILLISECONDS,
     requireHostHeader: false, // Node's own answer has no body and no id.
-    shouldUpgradeCallback: (request) => mayUpgrade(app, request), // Elsewhere it is an ordinary request.
+    // Elsewhere it is an ordinary request, as where it has to wait: its connection still writes another answer.
+    shouldUpgradeCallback: (request) => !unanswered(request.socket) && mayUpgrade(app, request),
   });
   contain(server, endFaulty);
   server.on('connection', (socket) => containConnection(socket, 'connection'));
@@ -247,6 +248,10 @@ function openServer(app: App, certificate: Certificate | undefined): { listener:
   const listener = door?.listener ?? server;
   server.maxHeadersCount = 0; // Beyond a maximum Node drops headers silently; `faultOfHead` refuses them instead.
   const connections = followConnections(server, listener);
+  const unanswered = (socket: Socket) => {
+    const it = connections.latest(socket);
+    return it && !it.closed ? it : undefined;
+  };
   const isUnreadable = answerUnreadable(app, server, connections);
   limit.watch(server, listener);
   events.gauge('connections', 'Connections of clients.', limit.count);
@@ -261,6 +266,9 @@ function openServer(app: App, certificate: Certificate | undefined): { listener:
   const handleDetached = (request: ContainedRequest, socket: Socket, head: Buffer) => {
     socket.on('error', () => {}); // Users of the socket see its close.
     limit.follow(socket);
+    // Only a CONNECT, which nothing here takes: the answer before it ends the connection.
+    const earlier = unanswered(socket);
+    if (earlier) return void earlier.once('close', () => socket.destroySoon());
     if (head.length) socket.unshift(head);
     const response = new ContainedResponse(request);
     response.shouldKeepAlive = false;

@@ -7,6 +7,7 @@ import { WebSocket } from 'undici';
 import { resetConnection } from '../../src/net/reset.ts';
 import { until } from '../helper/waiting.ts';
 import { begin, openPort } from './ports-shared.ts';
+import { sendText } from './raw.ts';
 
 test('a WebSocket echoes, an upgrade that is refused is answered, and elsewhere there is none', async (t) => {
   const { purser, token, base, tenant, session, port } = await openPort(t);
@@ -68,6 +69,24 @@ test('no client that breaks the protocol of an upgrade harms the server', async 
   }
   await until('nothing of it is left', async () => session.running() === 0 && purser.app.ports.count() === 0);
   assert.equal((await purser.ask('GET', `${base}/`, { token })).status, 200);
+});
+
+test('what would change the protocol behind a request that is being answered waits for its turn, and is no fault', async (t) => {
+  const { purser, token, base } = await openPort(t);
+  const host = new URL(purser.url).host;
+  const authorization = `Authorization: Bearer ${token}`;
+  const first = `GET ${base}/ HTTP/1.1\r\nHost: ${host}\r\n${authorization}\r\n\r\n`;
+  const upgrade = `GET ${base}/no HTTP/1.1\r\nHost: ${host}\r\n${authorization}\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n`;
+  assert.deepEqual(
+    (await sendText(purser, first + upgrade)).map(({ status }) => status),
+    [200, 200],
+  );
+  const [answer, ...more] = await sendText(purser, `${first}CONNECT ${host} HTTP/1.1\r\nHost: ${host}\r\n\r\n`);
+  assert.deepEqual([answer?.status, more], [200, []]);
+  assert.deepEqual(
+    purser.log.filter((it) => it.includes('request.failed')),
+    [],
+  );
 });
 
 test('a server that changes the protocol without being asked to is refused', async (t) => {
