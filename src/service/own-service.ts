@@ -148,8 +148,8 @@ export function keptBooks(runner: Runner) {
     putBooksBack: () => void shell(`if [ -d ${WORK}/books ]; then mv ${WORK}/books ${WORK}/return; fi; ${MOVE_BACK}`),
     /** Ends a return of the books that was interrupted, or undoes it. */
     finishReturn: () => void shell(FINISH_MOVE),
-    /** Removes them after an upgrade. */
-    dropBooks: () => void shell(`rm -rf ${WORK}/books`),
+    /** Removes them after an upgrade, also where their copying was interrupted. */
+    dropBooks: () => void shell(`rm -rf ${WORK}/books ${WORK}/books.part`),
     /** Returns what the books have that the kept ones lack: entries, commits that moved no money (as revoked keys), or nothing. */
     changeSince(): 'entries' | 'quiet' | 'none' {
       if (run(CHECK_MILLISECONDS, 'test', '-d', `${WORK}/books`).status !== 0) return 'none'; // They were not touched.

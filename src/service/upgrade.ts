@@ -146,6 +146,7 @@ async function endEarlier(service: Service, state: UpgradeState, done: string[])
     done.push(`${ended} near its end. ${to} ${wasActive ? 'serves' : 'is installed'}.`);
   } else if (step === 'back') await goBack(service, state, `${ended} on its way back`);
   else throw refused(`${ended}, and ${SERVICE.executable} is neither. If it is the right one: rm ${UPGRADE_STATE}`);
+  service.dropBooks(); // This run may find nothing else to do, and then removes none.
   rmSync(UPGRADE_STATE);
 }
 

@@ -113,7 +113,7 @@ test('what is wrong with a host of the pool is said, with what to do about it', 
   assert.deepEqual(
     [...found.values()].map((it) => it.ok),
     [true, false, false, true],
-    'the others are looked at, and one is tried',
+    `the others are looked at, and one is tried: ${JSON.stringify([...found])}`,
   );
   assert.match(
     found.get(name(two))?.detail ?? '',
