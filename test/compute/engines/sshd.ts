@@ -7,7 +7,7 @@ import type { TestContext } from 'node:test';
 import type { SshSettings } from '../../../src/compute/engines/ssh/settings.ts';
 import { hasComponent } from '../../helper/component.ts';
 import { freePort } from '../../helper/free-port.ts';
-import { hasEnded, untilServes } from '../../helper/waiting.ts';
+import { hasEnded, until, untilServes } from '../../helper/waiting.ts';
 
 /** User ids for tests: a new range for every host, so that even two runs do not assign the same id. */
 const UIDS = { from: 1_900_000_000, below: 2_100_000_000 };
@@ -106,9 +106,10 @@ export async function openSshd(
 
   async function halt(): Promise<void> {
     if (hasEnded(child)) return;
-    signal('SIGKILL');
-    child.kill('SIGTERM');
-    signal('SIGCONT', 'daemon');
+    // It takes no connection between the look at its children and its end: that one would live on.
+    child.kill('SIGSTOP');
+    await until('sshd stands still', async () => /\) [TZ] /.test(readFileSync(`/proc/${child.pid}/stat`, 'utf8')));
+    signal('SIGKILL', 'daemon');
     await ended;
   }
   /** Ends what tests left behind: the tenant of this pool, by the same script that ends every tenant. */
