@@ -85,7 +85,10 @@ test('the context length is read as each server states it', () => {
   );
   assert.equal(contextFault(2, models.get('openrouter')), undefined);
   assert.equal(contextFault(2, models.get('openai')), undefined);
-  assert.match(contextFault(1, models.get('openrouter')) ?? '', /given away\. Set context_length to 2, or limit prompts there\.$/);
+  assert.match(
+    contextFault(1, models.get('openrouter')) ?? '',
+    /given away\. Set context_length to 2, or limit prompts there\.$/,
+  );
   assert.match(contextFault(3, models.get('openrouter')) ?? '', /refused there\. Set context_length to 2\.$/);
   assert.equal(readStatedModels('no list').size, 0);
 });
