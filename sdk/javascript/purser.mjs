@@ -16,6 +16,7 @@ import { createReadStream, createWriteStream } from 'node:fs';
 import * as fs from 'node:fs/promises';
 import http from 'node:http';
 import https from 'node:https';
+import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
@@ -479,7 +480,8 @@ export class Machine {
   async fetch(remote, local) {
     const facts = await this.#ask('/v1/compute/files', { path: remote });
     const isTree = facts.type === 'directory' || facts.entries !== undefined;
-    const fresh = `${local}.purser-${randomUUID()}`;
+    const folder = await fs.mkdtemp(path.join(isTree ? tmpdir() : path.dirname(local), '.purser-'));
+    const fresh = path.join(folder, 'fetched');
     try {
       if (isTree) {
         const use = async (answer) => {
@@ -494,7 +496,7 @@ export class Machine {
         await fs.rename(fresh, local);
       }
     } finally {
-      await fs.rm(fresh, { force: true });
+      await fs.rm(folder, { recursive: true, force: true });
     }
   }
 

@@ -48,3 +48,15 @@ export async function assertDottedNames(t: TestContext, language: Language, prog
   await runs(`${wait}m.fetch('tree', 'fetched'); ${wait}m.copy('fetched', 'copied')`);
   assert.deepEqual([here(`cd fetched; ${SHOW}`), await there(`cd copied; ${SHOW}`)], [SHOWN, SHOWN]);
 }
+
+/** Checks that a tree is fetched into directories that are not there yet, however their path ends. */
+export async function assertNewDirectories(t: TestContext, language: Language, program: string) {
+  const { there, here, runs } = await openClient(t, language, program);
+  await there('mkdir tree; echo a > tree/a');
+  const wait = language === 'js' ? 'await ' : '';
+  await runs(['new/', 'one/two', 'three/four/'].map((it) => `${wait}m.fetch('tree', '${it}')`).join('; '));
+  assert.equal(
+    here('cat new/a one/two/a three/four/a; ls -A . new one three'),
+    'a\na\na\n.:\nnew\none\nthree\n\nnew:\na\n\none:\ntwo\n\nthree:\nfour\n',
+  );
+}

@@ -4,23 +4,24 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { hasComponent } from '../helper/component.ts';
 import { openSmallDisk } from '../helper/small-disk.ts';
-import { assertDottedNames, type Language, openClient } from './trees-shared.ts';
+import { assertDottedNames, assertNewDirectories, type Language, openClient } from './trees-shared.ts';
 
 test('names that begin with two dots stay in their tree, in Python', async (t) => {
   if (hasComponent(t, 'python3')) await assertDottedNames(t, 'python', 'python3');
 });
 
-/** Fetches what the disk has no room for: a tree, of which the archive fits (Python keeps it elsewhere), and a file. */
+test('a tree is fetched into directories that are not there yet, in Python', async (t) => {
+  if (hasComponent(t, 'python3')) await assertNewDirectories(t, 'python', 'python3');
+});
+
+/** Fetches what the disk has no room for: a tree, whose archive is kept elsewhere, and a file. */
 async function assertNoRoom(t: TestContext, language: Language, program: string) {
   const disk = openSmallDisk(t, 2);
   if (!disk) return;
   const { there, runs } = await openClient(t, language, program);
   await there('mkdir tree; head -c 300000 /dev/zero | tee tree/file > file');
-  for (const [name, leaveBytes] of [
-    ['tree', language === 'js' ? 450_000 : 100_000],
-    ['file', 100_000],
-  ] as const) {
-    disk.fill(leaveBytes);
+  disk.fill(100_000);
+  for (const name of ['tree', 'file']) {
     const [remote, local] = [name, join(disk.directory, name)].map((it) => JSON.stringify(it));
     const told = await runs(
       language === 'js'

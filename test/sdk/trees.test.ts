@@ -1,8 +1,11 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { assertDottedNames, openClient } from './trees-shared.ts';
+import { assertDottedNames, assertNewDirectories, openClient } from './trees-shared.ts';
 
 test('names that begin with two dots stay in their tree', (t) => assertDottedNames(t, 'js', process.execPath));
+
+test('a tree is fetched into directories that are not there yet', (t) =>
+  assertNewDirectories(t, 'js', process.execPath));
 
 test('what cannot be read here is told as it is, and is no lost answer', async (t) => {
   const { here, runs } = await openClient(t, 'js', process.execPath);
