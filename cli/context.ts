@@ -211,10 +211,10 @@ function parseDuration(value: string): number {
   return Number(count) * (UNIT_SECONDS[unit as string] as number);
 }
 
-/** Parses when a wallet expires: a duration of at most 30 days, or "never", which is 0. Throws a usage error otherwise. */
+/** Parses when a wallet expires: a duration of at most 30 days, or "never", which is 0 as in the API. Throws a usage error otherwise. */
 export function parseExpiry(value: string): number {
-  if (value === 'never') return 0;
-  const seconds = parseDuration(value);
+  const seconds = value === 'never' ? 0 : parseDuration(value);
+  if (seconds === 0) return 0;
   if (seconds < 60 || seconds > 30 * DAY_SECONDS)
     throw new InvalidArgumentError('It must be from 1m to 30d, or "never".');
   return seconds;

@@ -15,8 +15,8 @@ test('a time is read in every form, and a day that no calendar has is refused in
 });
 
 test('a duration out of its bounds is refused in the units in which it was typed', () => {
-  assert.deepEqual(['1m', '60', '30d', 'never'].map(parseExpiry), [60, 60, 2_592_000, 0]);
-  for (const value of ['0', '59s', '31d', '0d'])
+  assert.deepEqual(['1m', '60', '30d', 'never', '0'].map(parseExpiry), [60, 60, 2_592_000, 0, 0]);
+  for (const value of ['59', '59s', '31d'])
     assert.throws(() => parseExpiry(value), { message: 'It must be from 1m to 30d, or "never".' }, value);
   assert.deepEqual(['1', '365d'].map(parseExtension), [1, 31_536_000]);
   for (const value of ['0', '366d'])

@@ -34,7 +34,7 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
 
     const cases: [number, string, string[]][] = [
       [2, 'invalid_request', [...wallet, '99']],
-      [2, 'invalid_request', [...wallet, '500', '--expires', '59']],
+      [2, 'invalid_request', ['wallet', 'create', '--account', id, '--name', 'x'.repeat(81), '--budget-cents', '500']],
       [2, 'invalid_request', ['account', 'credit', id, '0c']],
       [2, 'invalid_request', ['account', 'create', 'x'.repeat(81)]],
       [2, 'invalid_request', ['operation', 'resolve', 'op_x', '--charge', '--reason', '']],
